@@ -1,10 +1,11 @@
-//! What was written where, and what was found there before: the durable half of enforcement.
+//! Durable state of enforcement: the settings of each cgroup, the values that were written for them, and the original
+//! values.
 //!
-//! [`AppliedSettings`] are part of the ledger's payload, and a value: a [`EnforcementPlan`](super::EnforcementPlan) carries those to store
-//! before the first knob is written and those that are true after the last.
+//! [`AppliedSettings`] are a value and part of the ledger's payload. An [`EnforcementPlan`](super::EnforcementPlan) has
+//! the state to store before the first knob is written and the state after the last write.
 //!
-//! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
-//! found. So a crash at any moment loses no value that a release has to bring back.
+//! Invariant: for every knob that the daemon may have changed, a stored record has the original value. A crash at any
+//! moment therefore loses no value that a release has to restore.
 
 use std::{collections::BTreeSet, ops::Bound, path::Path, sync::Arc};
 
@@ -14,24 +15,24 @@ use serde::{Deserialize, Serialize};
 
 use super::thread_masks::ThreadMasks;
 
-/// Who writes the knobs of a cgroup.
+/// The program that writes the knobs of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, derive_more::Display)]
 #[serde(rename_all = "lowercase")]
 #[display(rename_all = "lowercase")]
 pub enum Owner {
-    /// We do, directly.
+    /// The daemon, directly.
     Cgroupfs,
-    /// systemd does, for this unit; what it has no property for is written directly.
+    /// systemd, for this unit. A knob without a property of the unit is written directly.
     #[display("systemd ({_0})")]
     Systemd(String),
 }
 
 impl Owner {
-    /// The owner of a cgroup on a host whose init is systemd.
+    /// Returns the owner of a cgroup on a host with systemd as init.
     ///
-    /// systemd owns the cgroups of its units: slices, nested in each other, and the services, scopes,
-    /// sockets, mounts and swaps in them. What is below one of those is delegated (the container in a scope,
-    /// the units of a user's manager), and what does not look like a unit was made by somebody else.
+    /// systemd owns the cgroups of its units: nested slices, and the services, scopes, sockets, mounts and swaps in
+    /// them. Everything below one of those is delegated (the container in a scope, the units of a user's manager). A
+    /// cgroup with another kind of name was created by another program.
     ///
     /// Source: systemd's `CGROUP_DELEGATION.md`; `cg_escape` for the leading underscore.
     pub fn under_systemd(path: &CgroupPath) -> Self {
@@ -50,7 +51,7 @@ impl Owner {
         Self::Cgroupfs
     }
 
-    /// The word for the label `backend`.
+    /// Returns the value of the metric label `backend`.
     pub fn backend(&self) -> &'static str {
         match self {
             Self::Cgroupfs => "cgroupfs",
@@ -59,21 +60,21 @@ impl Owner {
     }
 }
 
-/// What is known of one cgroup: held itself, an ancestor of one that is held, or both.
+/// State of one cgroup that has settings, is an ancestor of one with settings, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Which cgroup had the path: a new one of the same name has another id and none of our values.
+    /// Identity of the cgroup. A new cgroup at the same path has another id and none of the written values.
     pub id: CgroupId,
-    /// Who writes its knobs.
     pub owner: Owner,
-    /// What was asked for; empty for a mere ancestor.
+    /// Settings of the cgroup itself; empty if it is only an ancestor.
     #[serde(default, skip_serializing_if = "Settings::is_empty")]
     pub settings: Settings,
-    /// What it is to hold: the settings, and what descendants need here.
+    /// Values to hold: the settings, and the values that descendants need here.
     pub written: Values,
-    /// What each of these knobs held before.
+    /// Original value of each of these knobs.
     pub found: Values,
-    /// Those of these knobs whose property had no runtime drop-in before: the one that is there now is ours.
+    /// Knobs in `written` with a property that had no runtime drop-in before: the present one belongs to the
+    /// daemon.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub own_drop_ins: BTreeSet<Knob>,
     /// The state of its threads while its CPUs are narrowed; absent if it is not known which threads had affinities of their own.
@@ -82,24 +83,25 @@ pub struct Record {
 }
 
 impl Record {
-    /// Of a cgroup in which nothing was written yet.
+    /// Creates the record of a cgroup in which nothing was written yet.
     pub fn new(id: CgroupId, owner: Owner) -> Self {
         let (settings, written, found, own_drop_ins, thread_masks) = Default::default();
         Self { id, owner, settings, written, found, own_drop_ins, thread_masks }
     }
 
-    /// Whether it has yet to get back CPUs, because a partition of another cgroup has them or a write failed.
+    /// Returns whether CPUs of the cgroup are still to be restored: a partition of another cgroup has them, or a write
+    /// failed.
     pub fn has_pending_cpus(&self) -> bool {
         self.settings.cpus.is_none() && self.written.0.contains_key(&Knob::CpusetCpus)
     }
 
-    /// Whether it is a partition, or may be one.
+    /// Returns whether the cgroup is a partition, or may be one.
     fn has_partition(&self) -> bool {
         self.written.0.contains_key(&Knob::CpusetPartition)
     }
 }
 
-/// All that enforcement has to remember. Cheap to copy.
+/// The records of all cgroups. Cheap to copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AppliedSettings {
@@ -107,41 +109,40 @@ pub struct AppliedSettings {
 }
 
 impl AppliedSettings {
-    /// The record of a cgroup.
     pub fn get(&self, path: &CgroupPath) -> Option<&Arc<Record>> {
         self.records.get(path)
     }
 
-    /// Enters what was learnt elsewhere.
+    /// Inserts a record that was read elsewhere, such as in a backup.
     pub fn insert(&mut self, path: CgroupPath, record: Arc<Record>) {
         self.records.insert(path, record);
     }
 
-    /// Enters a record, unless it is there already.
-    pub(super) fn put(&mut self, path: &CgroupPath, record: Record) {
+    /// Inserts a record if it differs from the present one.
+    pub(super) fn update(&mut self, path: &CgroupPath, record: Record) {
         if self.get(path).is_none_or(|known| **known != record) {
             self.records.insert(path.clone(), record);
         }
     }
 
-    /// All records, parents before children.
+    /// Iterates over the records, parents before children.
     pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &Arc<Record>)> {
         self.records.iter()
     }
 
-    /// Whether there are records of cgroups below this one.
+    /// Returns whether there are records of cgroups below this one.
     pub fn is_above(&self, path: &CgroupPath) -> bool {
         let mut from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
         from.next().is_some_and(|(below, _)| path.contains(below))
     }
 
-    /// The knobs of which what was found is yet to be given back, by cgroup: nothing asks any more for what was written.
+    /// Returns the knobs with a pending restore, by cgroup: they were written, and no settings ask for them any more.
     pub fn pending_restores(&self) -> impl Iterator<Item = (&CgroupPath, &Arc<Record>, Vec<Knob>)> {
         let pending = self.iter().map(|(path, record)| (path, record, self.pending_knobs(path)));
         pending.filter(|(.., knobs)| !knobs.is_empty())
     }
 
-    /// Likewise, of one cgroup. What a cgroup below it may need does not count.
+    /// Returns the knobs of one cgroup with a pending restore. Knobs that a descendant may need are not among them.
     pub fn pending_knobs(&self, path: &CgroupPath) -> Vec<Knob> {
         let Some(record) = self.get(path) else { return Vec::new() };
         let asked = record.settings.values();
@@ -156,7 +157,7 @@ impl AppliedSettings {
         pending
     }
 
-    /// What is known of threads in narrowed cgroups above and below this one.
+    /// Returns the affinities that were recorded for narrowed cgroups above and below this one.
     pub(super) fn thread_masks_around(&self, path: &CgroupPath) -> impl Iterator<Item = Option<ThreadMasks>> {
         let above = path.ancestors().skip(1).filter_map(|above| self.get(&above));
         let from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
@@ -165,7 +166,7 @@ impl AppliedSettings {
         narrowed.map(|record| record.thread_masks.as_deref().cloned())
     }
 
-    /// The cgroups that have got other CPUs since, with their id and what was noted of their threads.
+    /// Returns the cgroups with other CPUs than before, with their ids and the recorded affinities of their threads.
     pub fn thread_masks_since(&self, before: &Self) -> Vec<(CgroupPath, CgroupId, Arc<ThreadMasks>)> {
         let changed = self.records.changed_since(&before.records).into_iter();
         let other_cpus = |path: CgroupPath| {
@@ -177,19 +178,18 @@ impl AppliedSettings {
         changed.filter_map(other_cpus).collect()
     }
 
-    /// Whether a cgroup below this one holds settings.
+    /// Returns whether a cgroup below this one has settings.
     fn is_held_below(&self, path: &CgroupPath) -> bool {
         let from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
         let mut below = from.take_while(|(below, _)| path.contains(below));
         below.any(|(_, record)| !record.settings.is_empty())
     }
 
-    /// The records themselves.
     pub fn records(&self) -> &SharedMap<CgroupPath, Record> {
         &self.records
     }
 
-    /// The cgroups that hold settings.
+    /// Returns the cgroups with settings.
     pub fn held(&self) -> impl Iterator<Item = (&CgroupPath, &Settings)> {
         self.records
             .iter()
@@ -197,9 +197,9 @@ impl AppliedSettings {
             .map(|(path, record)| (path, &record.settings))
     }
 
-    /// Those that may get back CPUs when these are no partitions any more: the children of each cgroup above one, as one of
-    /// them has the partition's CPUs as well.
-    pub(super) fn owed_beside(&self, ended: &[&CgroupPath]) -> BTreeSet<CgroupPath> {
+    /// Returns the cgroups with pending CPUs that can be restored when the partitions among `ended` end: the children
+    /// of all ancestors of each partition, because one of these has the partition's CPUs as well.
+    pub(super) fn pending_cpus_beside(&self, ended: &[&CgroupPath]) -> BTreeSet<CgroupPath> {
         let is_partition = |path: &&CgroupPath| self.get(path).is_some_and(|record| record.has_partition());
         let partitions = ended.iter().copied().filter(is_partition);
         let above: BTreeSet<_> = partitions.flat_map(|path| path.ancestors().skip(1)).collect();
@@ -213,7 +213,8 @@ impl AppliedSettings {
         owed.map(|(path, _)| path.clone()).collect()
     }
 
-    /// Somebody has set these knobs of a cgroup to other values, over which ours are written: these are what it gets back.
+    /// Replaces original values by those that another program wrote. To be called before these are overwritten, so that
+    /// the release restores them.
     pub fn note_found(&mut self, path: &CgroupPath, values: &Values) {
         let Some(record) = self.records.get_mut(path) else { return };
         for (knob, found) in &mut record.found.0 {
@@ -224,8 +225,8 @@ impl AppliedSettings {
         }
     }
 
-    /// The host was started anew: none of the cgroups is there any more, whatever has their paths and ids. systemd's runtime
-    /// properties have ended too: what was written and found there is over, and units may have been edited since.
+    /// Forgets values after the host restarted: no cgroup has the same identity any more, and systemd's runtime
+    /// properties have ended, so that units may have other properties now.
     pub fn forget_boot(&mut self) {
         for record in self.records.values_mut() {
             record.id = CgroupId::NONE;
@@ -233,36 +234,36 @@ impl AppliedSettings {
         }
     }
 
-    /// The cgroups that are to hold settings of which nothing was written since the host was started.
+    /// Returns the cgroups with settings of which nothing was written since the host started.
     pub fn unwritten(&self) -> impl Iterator<Item = &CgroupPath> {
         let is_unwritten = |record: &Record| !record.settings.is_empty() && record.written.0.is_empty();
         self.records.iter().filter(move |(_, record)| is_unwritten(record)).map(|(path, _)| path)
     }
 
-    /// The cgroup is to get back what was found.
+    /// Removes the settings of a cgroup, so that its original values become pending restores.
     pub(super) fn release(&mut self, path: &CgroupPath) {
         if let Some(record) = self.records.get_mut(path) {
             record.settings = Settings::default();
         }
     }
 
-    /// Applies the difference between two others to this one, which may differ elsewhere.
+    /// Applies the difference between `from` and `to` to these records, which may differ elsewhere.
     pub fn patch(&mut self, from: &Self, to: &Self) {
         self.records.patch(&from.records, &to.records);
     }
 
-    /// Whether nothing was written that a release would have to bring back.
+    /// Returns whether there is nothing that a release would have to restore.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 }
 
-/// Whether a cgroup may hold this knob for cgroups below it.
+/// Returns whether a cgroup may hold this knob for its descendants.
 fn serves_descendants(knob: &Knob) -> bool {
     matches!(knob, Knob::MemoryMin | Knob::MemoryLow | Knob::CpusetCpusExclusive | Knob::CpuMax)
 }
 
-/// The id of the cgroup that has this directory now.
+/// Returns the id of the cgroup that has this directory now.
 pub(super) fn id_of(dir: &Path) -> Option<CgroupId> {
     use std::os::unix::fs::MetadataExt;
     std::fs::symlink_metadata(dir).ok().filter(std::fs::Metadata::is_dir).map(|dir| CgroupId(dir.ino()))
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_systemds_and_what_is_below_is_ours() {
+    fn systemd_owns_units_only() {
         for (path, unit) in [
             ("/system.slice/nginx.service", Some("nginx.service")),
             ("/system.slice", Some("system.slice")),

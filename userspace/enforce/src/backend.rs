@@ -1,4 +1,4 @@
-//! Who writes knobs, and how it is seen that they hold.
+//! Writing of knobs, directly or through systemd, and the check that the kernel took them.
 
 use std::{
     collections::BTreeSet,
@@ -15,42 +15,39 @@ use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
     EnforceError, Systemd, WriteStep,
-    batch::{self, Write},
+    batch::{self, KnobWrite},
     migration::{MemoryByNode, Migration, MigrationState, left_on, migrate, resident, stayed},
     pages,
     turns::{Turn, Turns},
     writers::Writers,
 };
 
-/// systemd writes the knobs of a unit soon after it took the properties; not within this, it did not.
-const SYSTEMD_SETTLES: Duration = Duration::from_secs(3);
-/// How often to look meanwhile.
-const SETTLE_PACE: Duration = Duration::from_millis(5);
+/// The amount of time within which systemd writes the knobs of a unit after it took the properties.
+const SYSTEMD_WRITE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The interval of checks while systemd writes.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How the enforcer works.
+/// Settings of the enforcer.
 #[derive(Clone, Debug)]
 pub struct EnforcerOptions {
-    /// The CPUs that may ever be there: what a running cgroup gets back that had no `cpuset.cpus`.
+    /// All CPUs that the machine can ever have: the value that restores an empty `cpuset.cpus` while processes run.
     pub possible_cpus: CpuSet,
-    /// The nodes that may ever be there, likewise.
+    /// All nodes that the machine can ever have, for `cpuset.mems`.
     pub possible_nodes: NodeSet,
-    /// How long a write to `cpuset.mems` is waited for.
+    /// The amount of time that a caller waits for the pages to follow a write to `cpuset.mems`.
     pub migration_wait: Duration,
 }
 
 impl EnforcerOptions {
-    /// The usual waits, for a machine with these CPUs and nodes.
+    /// Returns the options with the default wait.
     pub fn new(possible_cpus: CpuSet, possible_nodes: NodeSet) -> Self {
         Self { possible_cpus, possible_nodes, migration_wait: Duration::from_secs(2) }
     }
 }
 
-/// A step that failed.
 #[derive(Debug)]
 pub struct StepError {
-    /// Why.
     pub error: EnforceError,
-    /// Which.
     pub step: WriteStep,
 }
 
@@ -60,15 +57,15 @@ impl StepError {
     }
 }
 
-/// The knobs themselves.
+/// Access to the files of the cgroup v2 hierarchy.
 #[derive(Clone, Debug)]
 pub struct Cgroupfs {
     root: PathBuf,
     options: EnforcerOptions,
     page_size: Bytes,
-    /// They write `cpuset.cpus` and `cpuset.mems`.
+    /// Threads that write `cpuset.cpus` and `cpuset.mems`.
     writers: Writers,
-    /// Of writes to `cpuset.mems`.
+    /// Order of the writes to `cpuset.mems`.
     turns: Turns,
 }
 
@@ -95,10 +92,10 @@ impl Cgroupfs {
         knob.holds(wanted, found, self.page_size)
     }
 
-    /// Whether a knob is back to what was found, in the words of `put`.
-    pub(super) fn is_back(&self, knob: Knob, found: &KnobValue, held: &KnobValue) -> bool {
+    /// Returns whether a knob holds its original value, or the value that stands for the empty set (see `write_step`).
+    pub(super) fn is_restored(&self, knob: Knob, found: &KnobValue, held: &KnobValue) -> bool {
         self.holds(knob, found, held)
-            || is_everything(found)
+            || is_empty_set(found)
                 && match held {
                     KnobValue::Cpus(cpus) => *cpus == self.options.possible_cpus,
                     KnobValue::Nodes(nodes) => *nodes == self.options.possible_nodes,
@@ -106,14 +103,15 @@ impl Cgroupfs {
                 }
     }
 
-    /// Writes one step, and gives what was written: what is not available any more is omitted.
+    /// Writes one step and returns the value that was written, which lacks CPUs that are not available any more.
     ///
-    /// The kernel refuses to empty the set of a cgroup with tasks (`ENOSPC`), although the empty set, all that
-    /// the parent has, was there before. All that the machine may ever have means the same.
+    /// The kernel refuses to empty the set of a cgroup with processes (`ENOSPC`), although the set was empty before,
+    /// which means all of the parent's. The set of everything that the machine can ever have is written instead; it
+    /// means the same.
     ///
-    /// CPUs that a sibling's partition has taken since must not be named: some kernels refuse, others end the
-    /// partition.
-    fn put(&self, step: &WriteStep) -> Result<KnobValue, KnobError> {
+    /// CPUs that the partition of a sibling has taken since must not be named: some kernels refuse the write, and some
+    /// end the partition.
+    fn write_step(&self, step: &WriteStep) -> Result<KnobValue, KnobError> {
         let dir = step.cgroup.dir(&self.root);
         let write = |value: KnobValue| self.write_knob(&dir, step.knob, &value).map(|()| value);
         let written = match (step.knob, &step.to) {
@@ -121,7 +119,7 @@ impl Cgroupfs {
                 write(KnobValue::Cpus(self.without_partitions(&step.cgroup, cpus.clone())?))
             }
             _ => match write(step.to.clone()) {
-                Err(KnobError::Refused { .. }) if is_everything(&step.to) => {
+                Err(KnobError::Refused { .. }) if is_empty_set(&step.to) => {
                     write(if step.knob == Knob::CpusetMems {
                         KnobValue::Nodes(self.options.possible_nodes.clone())
                     } else {
@@ -134,14 +132,15 @@ impl Cgroupfs {
             },
         };
         match written {
-            // Without the knob, the cgroup has all that the parent has. systemd takes it away when no unit beside it
-            // needs it any more, also between two writes.
-            Err(KnobError::Missing { .. }) if is_everything(&step.to) => Ok(step.to.clone()),
+            // Without the knob, the cgroup has all that its parent has. systemd disables the controller when no
+            // sibling unit needs it
+            // any more, also between two writes.
+            Err(KnobError::Missing { .. }) if is_empty_set(&step.to) => Ok(step.to.clone()),
             written => written,
         }
     }
 
-    /// Writes a knob, and returns when the kernel has taken it.
+    /// Writes a knob, and returns when the kernel has taken the value.
     fn write_knob(&self, dir: &Path, knob: Knob, value: &KnobValue) -> Result<(), KnobError> {
         if knob != Knob::CpusetCpus {
             return knob.write(dir, &value.to_string());
@@ -149,21 +148,22 @@ impl Cgroupfs {
         if knob.read(dir).is_ok_and(|found| self.holds(knob, value, &found)) {
             return Ok(());
         }
-        let write = Write { dir: dir.to_owned(), knob, value: value.clone() };
+        let write = KnobWrite { dir: dir.to_owned(), knob, value: value.clone() };
         self.write_knobs(vec![write]).pop().unwrap_or(Ok(()))
     }
 
-    /// Likewise, several that do not hold what is to be written.
-    fn write_knobs(&self, writes: Vec<Write>) -> Vec<Result<(), KnobError>> {
-        let holds = |write: &Write| {
+    /// Writes several knobs that do not hold their values yet.
+    fn write_knobs(&self, writes: Vec<KnobWrite>) -> Vec<Result<(), KnobError>> {
+        let holds = |write: &KnobWrite| {
             let found = write.knob.read(&write.dir);
             found.is_ok_and(|found| self.holds(write.knob, &write.value, &found))
         };
         batch::write(&self.writers, writes, holds)
     }
 
-    /// Writes steps of `cpuset.cpus` that each name CPUs, of different cgroups, one beside the other: what came of each.
-    pub(super) fn put_cpus(&self, steps: &[WriteStep]) -> Vec<Result<(), EnforceError>> {
+    /// Writes steps of `cpuset.cpus` to different cgroups in parallel. Each step must name CPUs. Returns the result of
+    /// each.
+    pub(super) fn write_cpus(&self, steps: &[WriteStep]) -> Vec<Result<(), EnforceError>> {
         let value = |step: &WriteStep| match &step.to {
             KnobValue::Cpus(cpus) => self.without_partitions(&step.cgroup, cpus.clone()).map(KnobValue::Cpus),
             other => Ok(other.clone()),
@@ -171,7 +171,7 @@ impl Cgroupfs {
         let values: Vec<_> = steps.iter().map(value).collect();
         let write = |(step, value): (&WriteStep, &Result<KnobValue, KnobError>)| {
             let dir = step.cgroup.dir(&self.root);
-            value.as_ref().ok().map(|value| Write { dir, knob: step.knob, value: value.clone() })
+            value.as_ref().ok().map(|value| KnobWrite { dir, knob: step.knob, value: value.clone() })
         };
         let mut written = self.write_knobs(steps.iter().zip(&values).filter_map(write).collect()).into_iter();
         let done = |(step, value): (&WriteStep, Result<KnobValue, KnobError>)| {
@@ -182,7 +182,7 @@ impl Cgroupfs {
         steps.iter().zip(values).map(done).collect()
     }
 
-    /// These CPUs without those of the siblings' partitions; what the parent has if none are left.
+    /// Returns these CPUs without those of siblings' partitions, or the CPUs of the parent if none remain.
     fn without_partitions(&self, cgroup: &CgroupPath, cpus: CpuSet) -> Result<CpuSet, KnobError> {
         let Some(parent) = cgroup.parent() else { return Ok(cpus) };
         let available = self.cpus(&parent, Knob::CpusetCpusEffective)?;
@@ -213,15 +213,15 @@ impl Cgroupfs {
         Ok(if left.is_empty() { available } else { left })
     }
 
-    /// Whether a cgroup has those of the CPUs that were found that partitions leave it.
+    /// Returns whether a cgroup holds its original CPUs except for those that partitions of siblings have.
     pub(super) fn is_reduced(&self, cgroup: &CgroupPath, found: &KnobValue, held: &KnobValue) -> bool {
         let (KnobValue::Cpus(found), KnobValue::Cpus(held)) = (found, held) else { return false };
         let whole = if found.is_empty() { &self.options.possible_cpus } else { found };
         held != whole && self.without_partitions(cgroup, whole.clone()).is_ok_and(|left| left == *held)
     }
 
-    /// The siblings that name CPUs of this cgroup, which keeps it from being a partition.
-    pub(super) fn beside(&self, cgroup: &CgroupPath) -> Result<Vec<CgroupPath>, KnobError> {
+    /// Returns the siblings with a `cpuset.cpus` that overlaps that of this cgroup, which keeps it from being a partition.
+    pub(super) fn overlapping_siblings(&self, cgroup: &CgroupPath) -> Result<Vec<CgroupPath>, KnobError> {
         let own = self.cpus(cgroup, Knob::CpusetCpus)?;
         let Some(parent) = cgroup.parent() else { return Ok(Vec::new()) };
         let siblings = parent.children(&self.root);
@@ -233,7 +233,7 @@ impl Cgroupfs {
         Ok(beside)
     }
 
-    /// The CPUs that a knob names; none where it is not there.
+    /// Returns the CPUs that a knob names; none if the knob does not exist.
     fn cpus(&self, cgroup: &CgroupPath, knob: Knob) -> Result<CpuSet, KnobError> {
         match self.read(cgroup, knob) {
             Ok(KnobValue::Cpus(cpus)) => Ok(cpus),
@@ -242,7 +242,7 @@ impl Cgroupfs {
         }
     }
 
-    /// Whether the step's knob holds what was written.
+    /// Checks that the step's knob holds the written value.
     fn check(&self, step: &WriteStep, written: &KnobValue) -> Result<(), EnforceError> {
         let found = match self.read(&step.cgroup, step.knob) {
             Err(KnobError::Missing { .. }) if *written == unset(step.knob) => return Ok(()),
@@ -252,7 +252,7 @@ impl Cgroupfs {
         match &found {
             _ if self.holds(knob, written, &found) => Ok(()),
             KnobValue::Partition(PartitionState { invalid: Some(reason), .. }) => {
-                let beside = self.beside(&cgroup)?;
+                let beside = self.overlapping_siblings(&cgroup)?;
                 Err(EnforceError::InvalidPartition { cgroup, reason: reason.clone(), beside })
             }
             _ => Err(EnforceError::NotTaken {
@@ -264,7 +264,7 @@ impl Cgroupfs {
         }
     }
 
-    /// The nodes that a step leaves the cgroup.
+    /// Returns the nodes that the cgroup may use after a step.
     fn nodes(&self, step: &WriteStep) -> NodeSet {
         match &step.to {
             KnobValue::Nodes(nodes) if !nodes.is_empty() => nodes.clone(),
@@ -279,24 +279,25 @@ impl Cgroupfs {
         let moving =
             migrate(&self.writers, &dir, self.nodes(step), None, self.options.migration_wait, move || {
                 let dir = own.cgroup.dir(&this.root);
-                let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_everything(&found));
+                let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_empty_set(&found));
                 let before = resident(&dir);
-                this.put_in_turn(&turn, &own)?;
+                this.write_in_turn(&turn, &own)?;
                 let nodes = this.nodes(&own);
                 if is_first && stayed(&before, &resident(&dir), &nodes) {
-                    this.put_again(&turn, &own)?;
+                    this.write_twice(&turn, &own)?;
                 }
-                this.move_what_stayed(&turn, &own, &before, &nodes);
+                this.migrate_remaining_pages(&turn, &own, &before, &nodes);
                 Ok(())
             })?;
-        if !is_everything(&step.to) {
+        if !is_empty_set(&step.to) {
             self.check(step, &step.to)?;
         }
         Ok(moving)
     }
 
-    /// Moves pages that a first write to `cpuset.mems` has not moved, see [`migration`](super::migration).
-    fn put_again(&self, turn: &Turn, step: &WriteStep) -> Result<(), KnobError> {
+    /// Writes `cpuset.mems` twice, first with the nodes of the parent, to move pages that the first write has not
+    /// moved; see [`migration`](super::migration).
+    fn write_twice(&self, turn: &Turn, step: &WriteStep) -> Result<(), KnobError> {
         let parent = step.cgroup.parent().map(|parent| self.read(&parent, Knob::CpusetMemsEffective));
         let Some(Ok(to @ KnobValue::Nodes(_))) = parent else { return Ok(()) };
         let wide = WriteStep { to, ..step.clone() };
@@ -304,30 +305,31 @@ impl Cgroupfs {
             if !self.still_holds(held) {
                 break;
             }
-            self.put_in_turn(turn, next)?;
+            self.write_in_turn(turn, next)?;
         }
         Ok(())
     }
 
-    /// Writes a step of `cpuset.mems` unless a later write has begun; that one counts if it begins meanwhile.
-    fn put_in_turn(&self, turn: &Turn, step: &WriteStep) -> Result<(), KnobError> {
+    /// Writes a step of `cpuset.mems` unless a later write has begun. If one begins meanwhile, writes the later value
+    /// afterwards.
+    fn write_in_turn(&self, turn: &Turn, step: &WriteStep) -> Result<(), KnobError> {
         if turn.is_last() {
-            self.put(step)?;
+            self.write_step(step)?;
         }
         match turn.later() {
-            Some(later) if self.still_holds(step) => self.put(&later).map(drop),
+            Some(later) if self.still_holds(step) => self.write_step(&later).map(drop),
             _ => Ok(()),
         }
     }
 
-    /// Whether a knob holds what this step wrote.
+    /// Returns whether a knob still holds the value of this step.
     fn still_holds(&self, step: &WriteStep) -> bool {
         let found = self.read(&step.cgroup, step.knob);
-        found.is_ok_and(|found| self.is_back(step.knob, &step.to, &found))
+        found.is_ok_and(|found| self.is_restored(step.knob, &step.to, &found))
     }
 
-    /// Moves the pages itself where the kernel has not, see [`migration`](super::migration).
-    fn move_what_stayed(&self, turn: &Turn, step: &WriteStep, before: &MemoryByNode, nodes: &NodeSet) {
+    /// Moves the pages of each process if the kernel has not moved them, see [`migration`](super::migration).
+    fn migrate_remaining_pages(&self, turn: &Turn, step: &WriteStep, before: &MemoryByNode, nodes: &NodeSet) {
         let dir = step.cgroup.dir(&self.root);
         let after = resident(&dir);
         if stayed(before, &after, nodes) && self.still_holds(step) {
@@ -335,9 +337,9 @@ impl Cgroupfs {
         }
     }
 
-    /// Makes the pages follow where another has written `cpuset.mems`, for the first time since the cgroup had user memory
-    /// like this.
-    fn follow(
+    /// Moves the pages after systemd was the first to write `cpuset.mems` since the cgroup has had memory, in which
+    /// case the kernel may not move them.
+    fn migrate_after_first_write(
         &self,
         step: &WriteStep,
         before: MemoryByNode,
@@ -352,8 +354,8 @@ impl Cgroupfs {
         let (found, to) = (before.clone(), nodes.clone());
         let moving =
             migrate(&self.writers, &dir, nodes, Some(before), self.options.migration_wait, move || {
-                this.put_again(&turn, &own)?;
-                this.move_what_stayed(&turn, &own, &found, &to);
+                this.write_twice(&turn, &own)?;
+                this.migrate_remaining_pages(&turn, &own, &found, &to);
                 Ok(())
             })?;
         self.check(step, &step.to)?;
@@ -361,7 +363,7 @@ impl Cgroupfs {
     }
 }
 
-/// What a knob holds in a new cgroup.
+/// Returns the value of a knob in a new cgroup.
 pub(super) fn unset(knob: Knob) -> KnobValue {
     match knob {
         Knob::CpusetCpus | Knob::CpusetCpusEffective | Knob::CpusetCpusExclusive => {
@@ -377,7 +379,7 @@ pub(super) fn unset(knob: Knob) -> KnobValue {
     }
 }
 
-/// Whether an ancestor that holds `found` has all that is wanted of it.
+/// Returns whether the value of an ancestor is sufficient for the wanted value.
 pub(super) fn covers(found: &KnobValue, wanted: &KnobValue) -> bool {
     match (found, wanted) {
         (KnobValue::Limit(found), KnobValue::Limit(wanted)) => found >= wanted,
@@ -386,8 +388,8 @@ pub(super) fn covers(found: &KnobValue, wanted: &KnobValue) -> bool {
     }
 }
 
-/// Whether this is the empty set, which means all that the parent has.
-fn is_everything(value: &KnobValue) -> bool {
+/// Returns whether this is the empty set, which means all that the parent has.
+fn is_empty_set(value: &KnobValue) -> bool {
     match value {
         KnobValue::Cpus(cpus) => cpus.is_empty(),
         KnobValue::Nodes(nodes) => nodes.is_empty(),
@@ -396,7 +398,7 @@ fn is_everything(value: &KnobValue) -> bool {
 }
 
 impl Cgroupfs {
-    /// What a knob is set to.
+    /// Returns the value of a knob, or that of a new cgroup if the knob does not exist.
     pub(super) fn found(&self, cgroup: &CgroupPath, knob: Knob) -> Result<KnobValue, EnforceError> {
         match self.read(cgroup, knob) {
             Err(KnobError::Missing { .. }) => Ok(unset(knob)),
@@ -404,7 +406,7 @@ impl Cgroupfs {
         }
     }
 
-    /// Makes the knobs of one cgroup hold what the steps say, and returns when they do.
+    /// Writes steps to the knobs of one cgroup, and returns when the knobs hold the values.
     pub(super) fn write(&self, steps: &[WriteStep]) -> Result<Option<MigrationState>, Box<StepError>> {
         let mut moving = None;
         for step in steps {
@@ -412,7 +414,7 @@ impl Cgroupfs {
             if step.knob == Knob::CpusetMems {
                 moving = Some(self.move_pages(step).map_err(fail)?);
             } else {
-                let written = self.put(step).map_err(|error| fail(error.into()))?;
+                let written = self.write_step(step).map_err(|error| fail(error.into()))?;
                 self.check(step, &written).map_err(fail)?;
             }
         }
@@ -421,8 +423,8 @@ impl Cgroupfs {
 }
 
 impl Systemd {
-    /// Makes the knobs of a unit's cgroup hold what the steps say, and returns when the kernel's files, read through
-    /// `cgroupfs`, say so.
+    /// Writes steps to the properties of a unit, and returns when the kernel's files, read through `cgroupfs`, hold the
+    /// values.
     pub(super) fn write_steps(
         &self,
         unit: &str,
@@ -432,11 +434,11 @@ impl Systemd {
         let Some(first) = steps.first() else { return Ok(None) };
         let mut moving = None;
         let mut first_time = None;
-        // Pages move while the writer waits, and that should not be the init of the host.
+        // The writer waits while pages move; this should not be the init of the host.
         for step in steps.iter().filter(|step| step.knob == Knob::CpusetMems) {
             match cgroupfs.move_pages(step) {
                 Ok(moved) => moving = Some(moved),
-                // systemd enables the controller when it has the property.
+                // systemd enables the controller when the property is set.
                 Err(EnforceError::Knob(KnobError::Missing { .. })) => {
                     first_time = Some((step, resident(&step.cgroup.dir(cgroupfs.root())), Instant::now()));
                 }
@@ -445,10 +447,12 @@ impl Systemd {
                 Err(error) => return Err(StepError::new(error, step)),
             }
         }
-        // systemd may turn the controller off once no unit needs it. A write to the knob at that moment gets lost, and
-        // the processes keep their CPUs: the kernel finds them neither here any more nor changed there.
-        for step in steps.iter().filter(|step| step.knob == Knob::CpusetCpus && is_everything(&step.to)) {
-            if let Err(error) = cgroupfs.put(step)
+        // systemd may disable the controller once no unit needs it. A write to the knob at that moment is lost, and
+        // the processes
+        // keep their CPUs: the kernel does not find them in this cgroup any more, and does not change them in the
+        // parent.
+        for step in steps.iter().filter(|step| step.knob == Knob::CpusetCpus && is_empty_set(&step.to)) {
+            if let Err(error) = cgroupfs.write_step(step)
                 && !error.is_gone()
             {
                 return Err(StepError::new(error.into(), step));
@@ -457,14 +461,14 @@ impl Systemd {
         let values: Vec<_> = steps.iter().map(|step| (step.knob, &step.to)).collect();
         self.write(unit, &values).map_err(|error| StepError::new(error, first))?;
 
-        let deadline = Instant::now() + SYSTEMD_SETTLES;
+        let deadline = Instant::now() + SYSTEMD_WRITE_TIMEOUT;
         for step in steps {
-            if is_everything(&step.to) {
-                // systemd writes the empty set too, and does not mind that the kernel refuses it.
+            if is_empty_set(&step.to) {
+                // systemd writes the empty set too, and ignores that the kernel refuses it.
                 let held = cgroupfs.read(&step.cgroup, step.knob);
-                let is_set = held.is_ok_and(|held| !cgroupfs.is_back(step.knob, &step.to, &held));
+                let is_set = held.is_ok_and(|held| !cgroupfs.is_restored(step.knob, &step.to, &held));
                 if is_set
-                    && let Err(error) = cgroupfs.put(step)
+                    && let Err(error) = cgroupfs.write_step(step)
                     && !error.is_gone()
                 {
                     return Err(StepError::new(error.into(), step));
@@ -474,17 +478,17 @@ impl Systemd {
             loop {
                 match cgroupfs.check(step, &step.to) {
                     Ok(()) => break,
-                    // A unit that does not run has its properties for the next start.
+                    // A unit that is not running keeps its properties for the next start.
                     Err(error) if error.is_gone() => break,
                     Err(error) if Instant::now() >= deadline => return Err(StepError::new(error, step)),
-                    Err(_) => thread::sleep(SETTLE_PACE),
+                    Err(_) => thread::sleep(POLL_INTERVAL),
                 }
             }
         }
         if let Some((step, before, began)) = first_time
-            && !is_everything(&step.to)
+            && !is_empty_set(&step.to)
         {
-            match cgroupfs.follow(step, before, began) {
+            match cgroupfs.migrate_after_first_write(step, before, began) {
                 Ok(moved) => moving = Some(moved),
                 Err(error) if error.is_gone() => {}
                 Err(error) => return Err(StepError::new(error, step)),
@@ -502,7 +506,7 @@ mod tests {
     use crate::Owner;
 
     #[test]
-    fn a_set_that_holds_already_is_not_written_again() {
+    fn does_not_write_held_value_again() {
         let dir = tempfile::tempdir().unwrap();
         let knob = dir.path().join("cpuset.cpus");
         fs::write(&knob, "0,1\n").unwrap();
@@ -520,8 +524,8 @@ mod tests {
         assert!(write("2").starts_with("2\n"));
     }
 
-    /// A cgroup whose first write to `cpuset.mems` moves nothing, so that node 1 is written once more when the returned pipe, the
-    /// nodes of its parent, is written.
+    /// Begins a write of node 1 to the `cpuset.mems` of a cgroup with pages that do not move, so that the write is
+    /// repeated. The nodes of the parent are a pipe, which holds up the repetition until the test writes it.
     fn slow_move(dir: &Path) -> (Cgroupfs, WriteStep, Receiver<Result<Migration, KnobError>>) {
         use rustix::fs::{CWD, Mode, mkfifoat};
         fs::create_dir(dir.join("a")).unwrap();
@@ -545,12 +549,12 @@ mod tests {
     }
 
     #[test]
-    fn slow_migration_does_not_narrow_what_was_written_since() {
+    fn slow_migration_keeps_later_value() {
         let dir = tempfile::tempdir().unwrap();
         let (knob, parent) = (dir.path().join("a/cpuset.mems"), dir.path().join("cpuset.mems.effective"));
         let (_cgroupfs, _, result) = slow_move(dir.path());
         assert_eq!(fs::read_to_string(&knob).unwrap().trim(), "1");
-        // By an administrator.
+        // The administrator writes.
         fs::write(&knob, "0-1\n").unwrap();
         fs::write(&parent, "0-3\n").unwrap();
         result.recv().unwrap().unwrap();
@@ -558,11 +562,11 @@ mod tests {
     }
 
     #[test]
-    fn step_of_a_slow_write_is_left_out_once_a_later_write_began() {
+    fn slow_write_yields_to_later_write() {
         let dir = tempfile::tempdir().unwrap();
         let (knob, parent) = (dir.path().join("a/cpuset.mems"), dir.path().join("cpuset.mems.effective"));
         let (cgroupfs, step, result) = slow_move(dir.path());
-        // It holds the same, but by a write of its own.
+        // The new write holds the same value.
         let later = cgroupfs.turns.begin(&step);
         fs::write(&parent, "0-3\n").unwrap();
         result.recv().unwrap().unwrap();
@@ -571,16 +575,16 @@ mod tests {
         // A write that was about to be made when a later one began.
         let wide = WriteStep { to: KnobValue::Nodes("0-1".parse().unwrap()), ..step.clone() };
         let last = cgroupfs.turns.begin(&wide);
-        cgroupfs.put_in_turn(&last, &wide).unwrap();
+        cgroupfs.write_in_turn(&last, &wide).unwrap();
         fs::write(&knob, "1\n").unwrap();
-        cgroupfs.put_in_turn(&later, &step).unwrap();
+        cgroupfs.write_in_turn(&later, &step).unwrap();
         assert_eq!(fs::read_to_string(&knob).unwrap().lines().next(), Some("0-1"));
         drop((later, last));
         assert!(cgroupfs.turns.begin(&step).is_last());
     }
 
     #[test]
-    fn who_is_in_the_way_of_a_partition_is_named() {
+    fn invalid_partition_names_siblings() {
         let dir = tempfile::tempdir().unwrap();
         let file = |path: &str, text: &str| {
             let path = dir.path().join(path);

@@ -1,16 +1,19 @@
-//! Writes that hold at once, and that the kernel may end much later.
+//! Parallel writes to `cpuset.cpus`, for which the caller does not wait longer than necessary.
 //!
-//! Problem: while pages of any cgroup are being moved, the kernel ends no write to a `cpuset.cpus` before all have moved,
-//! although what was written holds already. And where CPUs become exclusive, as many of them are written as there are
-//! containers, while a container runtime waits.
+//! # Problem
+//! While pages of any cgroup are being moved, no write to a `cpuset.cpus` returns, although the written value is in
+//! effect. When CPUs become exclusive, every container's knob is written while a container runtime waits.
 //!
-//! Algorithm: a thread takes one write after the other. Where it gets no further and what it writes holds, it is left
-//! behind, and another goes on with the rest.
+//! # Algorithm
+//! A thread makes one write after the other. If a write does not return but its value is in effect, the thread is
+//! abandoned to wait by itself, and another thread makes the remaining writes.
 //!
-//! The kernel changes the knob first, then the processes of the cgroup, and waits for the pages last. A thread that is not asleep
-//! is therefore not left behind, whatever the knob holds: on a busy host it may have been interrupted before the processes.
+//! The kernel first changes the knob, then the processes of the cgroup, and waits for the pages last. A thread that is
+//! not asleep is therefore never abandoned: on a busy host it may have been preempted before the processes were
+//! changed.
 //!
-//! Invariants: each write is taken once, so that none comes after a later one to the same knob.
+//! # Invariants
+//! Each write is made by one thread only, so none comes after a later write to the same knob.
 
 use std::{collections::BTreeMap, fs, mem, path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,68 +24,67 @@ use rustix::thread::{Pid, gettid};
 
 use super::writers::Writers;
 
-/// How long a thread may take for one write until it is looked whether that holds: at first, and later.
-const PACE: Duration = Duration::from_micros(200);
-const SLOWEST_PACE: Duration = Duration::from_millis(5);
-/// Threads that may wait for pages at once; with more, the caller waits itself.
+/// The shortest and the longest interval of checks whether a pending write is in effect.
+const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Threads that may wait for pages at the same time; with more, the caller waits itself.
 const MAX_WRITERS: usize = 256;
 
-/// A value for a knob.
 #[derive(Debug)]
-pub(crate) struct Write {
-    /// The cgroup's directory.
+pub(crate) struct KnobWrite {
+    /// Directory of the cgroup.
     pub(crate) dir: PathBuf,
     pub(crate) knob: Knob,
     pub(crate) value: KnobValue,
 }
 
-impl Write {
+impl KnobWrite {
     fn write(&self) -> Result<(), KnobError> {
         self.knob.write(&self.dir, &self.value.to_string())
     }
 }
 
-/// Writes values that do not hold yet, and returns when the kernel has taken all: what came of each.
+/// Writes values that are not in effect yet, and returns when all are. Returns the result of each write.
 pub(crate) fn write(
     threads: &Writers,
-    writes: Vec<Write>,
-    holds: impl Fn(&Write) -> bool,
+    writes: Vec<KnobWrite>,
+    holds: impl Fn(&KnobWrite) -> bool,
 ) -> Vec<Result<(), KnobError>> {
     let results = writes.iter().map(|_| None).collect();
-    let state = Mutex::new(State { results, ..State::default() });
-    Arc::new(Batch { writes, state, news: Condvar::new() }).finish(threads, holds)
+    let state = Mutex::new(BatchState { results, ..BatchState::default() });
+    Arc::new(Batch { writes, state, changed: Condvar::new() }).finish(threads, holds)
 }
 
-/// Whether a thread of this process waits for something other than a CPU.
+/// Returns whether a thread of this process waits for something other than a CPU.
 fn is_asleep(thread: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
-    // proc(5): its id, its name in parentheses, its state.
+    // proc(5): thread id, name in parentheses, state.
     let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
     state.is_some_and(|state| state != 'R')
 }
 
 #[derive(Debug)]
 struct Batch {
-    writes: Vec<Write>,
-    state: Mutex<State>,
-    /// All are done, or one has to be written anew.
-    news: Condvar,
+    writes: Vec<KnobWrite>,
+    state: Mutex<BatchState>,
+    /// Signals that all writes are done, or that a thread panicked.
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// The first that no thread has taken.
+struct BatchState {
+    /// Index of the first write that no thread has taken.
     next: usize,
-    /// Those that a thread writes, with its id.
+    /// Writes that a thread is making, with its id.
     taken: BTreeMap<usize, Pid>,
-    /// Those whose thread has panicked.
+    /// Writes of threads that panicked.
     dropped: Vec<usize>,
     results: Vec<Option<Result<(), KnobError>>>,
     done: usize,
 }
 
-impl State {
-    /// Whether it was not done before.
+impl BatchState {
+    /// Sets the result of a write. Returns whether it had none before.
     fn finish(&mut self, index: usize, result: Result<(), KnobError>) -> bool {
         let is_first = self.taken.remove(&index).is_some();
         if is_first {
@@ -94,7 +96,7 @@ impl State {
 }
 
 impl Batch {
-    /// Takes and does writes until none is left.
+    /// Makes writes until none is left.
     fn work(&self) {
         while let Some(taken) = self.take() {
             let result = self.writes[taken.index].write();
@@ -102,18 +104,18 @@ impl Batch {
         }
     }
 
-    fn take(&self) -> Option<Taken<'_>> {
+    fn take(&self) -> Option<TakenWrite<'_>> {
         let mut state = self.state.lock();
         let index = state.next;
         (index < self.writes.len()).then(|| {
             state.next += 1;
             state.taken.insert(index, gettid());
-            Taken { batch: self, index }
+            TakenWrite { batch: self, index }
         })
     }
 
-    /// Another thread does what is left, or this one.
-    fn go_on(self: &Arc<Self>, threads: &Writers) {
+    /// Continues with the remaining writes on another thread, or on this one.
+    fn continue_work(self: &Arc<Self>, threads: &Writers) {
         if self.state.lock().next == self.writes.len() {
             return;
         }
@@ -126,15 +128,15 @@ impl Batch {
     fn finish(
         self: &Arc<Self>,
         threads: &Writers,
-        holds: impl Fn(&Write) -> bool,
+        holds: impl Fn(&KnobWrite) -> bool,
     ) -> Vec<Result<(), KnobError>> {
-        let (mut pace, mut seen) = (PACE, 0);
-        self.go_on(threads);
+        let (mut pace, mut seen) = (MIN_POLL_INTERVAL, 0);
+        self.continue_work(threads);
         loop {
             health::beat();
             let mut state = self.state.lock();
             if state.done < self.writes.len() && state.dropped.is_empty() {
-                self.news.wait_for(&mut state, pace);
+                self.changed.wait_for(&mut state, pace);
             }
             if state.done == self.writes.len() {
                 return mem::take(&mut state.results).into_iter().flatten().collect();
@@ -150,41 +152,41 @@ impl Batch {
                 let result = self.writes[index].write();
                 self.state.lock().finish(index, result);
             }
-            pace = if is_stuck { (pace * 2).min(SLOWEST_PACE) } else { PACE };
+            pace = if is_stuck { (pace * 2).min(MAX_POLL_INTERVAL) } else { MIN_POLL_INTERVAL };
             let held = taken
                 .into_iter()
                 .filter(|(index, thread)| is_stuck && is_asleep(*thread) && holds(&self.writes[*index]));
-            let left_behind = held.filter(|(index, _)| self.state.lock().finish(*index, Ok(()))).count();
-            if is_dropped || left_behind > 0 {
-                self.go_on(threads);
+            let abandoned = held.filter(|(index, _)| self.state.lock().finish(*index, Ok(()))).count();
+            if is_dropped || abandoned > 0 {
+                self.continue_work(threads);
             }
         }
     }
 }
 
-/// A write that this thread has taken.
-struct Taken<'a> {
+/// A write that the current thread makes.
+struct TakenWrite<'a> {
     batch: &'a Batch,
     index: usize,
 }
 
-impl Taken<'_> {
+impl TakenWrite<'_> {
     fn finish(self, result: Result<(), KnobError>) {
         let mut state = self.batch.state.lock();
         state.finish(self.index, result);
         if state.done == self.batch.writes.len() {
-            self.batch.news.notify_one();
+            self.batch.changed.notify_one();
         }
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenWrite<'_> {
     fn drop(&mut self) {
         let mut state = self.batch.state.lock();
-        // It panicked.
+        // The thread panicked.
         if state.taken.contains_key(&self.index) {
             state.dropped.push(self.index);
-            self.batch.news.notify_one();
+            self.batch.changed.notify_one();
         }
     }
 }
@@ -195,8 +197,8 @@ mod tests {
 
     use super::*;
 
-    /// Directories with a `cpuset.cpus` each, a pipe where the kernel would not end the write.
-    fn cgroups(count: usize, stuck: &[usize]) -> (tempfile::TempDir, Vec<Write>) {
+    /// Creates directories with a `cpuset.cpus` each; a pipe stands for a write that does not return.
+    fn cgroups(count: usize, stuck: &[usize]) -> (tempfile::TempDir, Vec<KnobWrite>) {
         let dir = tempfile::tempdir().unwrap();
         let writes = (0..count).map(|index| {
             let cgroup = dir.path().join(index.to_string());
@@ -208,7 +210,7 @@ mod tests {
             } else {
                 fs::write(&file, "").unwrap();
             }
-            Write { dir: cgroup, knob: Knob::CpusetCpus, value: KnobValue::Cpus("1".parse().unwrap()) }
+            KnobWrite { dir: cgroup, knob: Knob::CpusetCpus, value: KnobValue::Cpus("1".parse().unwrap()) }
         });
         let writes = writes.collect();
         (dir, writes)
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_written_once() {
+    fn writes_each_value_once() {
         let (dir, writes) = cgroups(300, &[]);
         let results = write(&Writers::default(), writes, |_| false);
         assert_eq!(results.len(), 300);
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_of_their_writes() {
+    fn returns_each_error() {
         let (dir, writes) = cgroups(5, &[]);
         fs::remove_dir_all(dir.path().join("3")).unwrap();
         let results = write(&Writers::default(), writes, |_| false);
@@ -238,14 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_and_does_not_end_holds_up_no_other() {
+    fn slow_write_delays_no_other() {
         let stuck = [0, 7, 8, 19];
         let (dir, writes) = cgroups(20, &stuck);
         let pipes: Vec<_> = stuck.map(|index| dir.path().join(index.to_string()).join("cpuset.cpus")).into();
         let threads = Writers::default();
         let held_already = dir.path().join("8");
         let started = Instant::now();
-        // That of the cgroup 8 does not hold until its write ends.
+        // The write to cgroup 8 is not in effect before it returns.
         let end = thread::spawn({
             let pipe = pipes[2].clone();
             move || {
@@ -258,7 +260,7 @@ mod tests {
         assert!(started.elapsed() >= Duration::from_millis(200));
         assert_eq!(end.join().unwrap().trim(), "1");
         assert!((0..20).filter(|index| !stuck.contains(index)).all(|index| held(&dir, index).trim() == "1"));
-        // Their threads wait still.
+        // The other threads still wait.
         assert_eq!(threads.busy(), 3);
         for index in [0, 1, 3] {
             assert_eq!(fs::read_to_string(&pipes[index]).unwrap().trim(), "1");
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_runs_is_not_asleep() {
+    fn running_thread_is_not_asleep() {
         let (sender, ids) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -296,19 +298,22 @@ mod tests {
         spins.join().unwrap();
         drop(end);
         assert!(sleeps.join().unwrap());
-        // The kernel may list it for a moment after its end.
+        // The kernel may list the thread for a moment after its end.
         while is_asleep(spinning) {
             thread::yield_now();
         }
     }
 
     #[test]
-    fn one_whose_thread_panicked_is_written_anew() {
+    fn repeats_write_after_panic() {
         let (dir, writes) = cgroups(3, &[]);
         let batch = Arc::new(Batch {
-            state: Mutex::new(State { results: writes.iter().map(|_| None).collect(), ..State::default() }),
+            state: Mutex::new(BatchState {
+                results: writes.iter().map(|_| None).collect(),
+                ..BatchState::default()
+            }),
             writes,
-            news: Condvar::new(),
+            changed: Condvar::new(),
         });
         let panicked = Arc::clone(&batch);
         let thread = thread::spawn(move || {

@@ -1,14 +1,17 @@
-//! Controllers that we enabled for the children of a cgroup, and how they are disabled again.
+//! Controllers that the daemon enables for the children of a cgroup, and disables again.
 //!
-//! Problem: a knob exists where its controller is enabled in `cgroup.subtree_control` of the parent. Where it is not, we
-//! enable it, and a host from which we go is to be as it was. The kernel disables a controller whatever the children
-//! have set by it, and their settings are gone then.
+//! # Problem
+//! A knob exists only if its controller is enabled in `cgroup.subtree_control` of the parent. The daemon enables a
+//! missing controller, and an uninstallation has to leave the host as it was. The kernel disables a controller even if
+//! children have set its knobs; their settings are lost then.
 //!
-//! Algorithm: which controllers are to be enabled is stored before they are. In the end each is disabled, from the
-//! leaves up, unless a child uses it: enables it for its own children, or holds something else than a new cgroup does.
+//! # Algorithm
+//! The ledger stores the controllers before they are enabled. To restore the host, each is disabled, from the leaves
+//! up, unless a child uses it: has it enabled for its own children, or holds a value other than that of a new cgroup.
 //!
-//! Invariants: what somebody else enabled is left alone. That includes what was disabled since and enabled again, as far
-//! as it was looked at in between ([`Enforcer::still_enabled`](crate::Enforcer::still_enabled)).
+//! # Invariants
+//! Controllers that another program enabled are not disabled. These include controllers that were disabled and enabled
+//! again, if [`Enforcer::still_enabled`](crate::Enforcer::still_enabled) was called in between.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -21,16 +24,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{applied::id_of, error::EnforceError};
 
-/// What was enabled in one cgroup.
+/// Controllers that were enabled in one cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupControllers {
-    /// Which cgroup had the path.
+    /// Identity of the cgroup, because a new one can have the same path.
     pub id: CgroupId,
-    /// The controllers.
     pub controllers: BTreeSet<String>,
 }
 
-/// Controllers that we enabled, by the cgroup for whose children. Cheap to copy.
+/// Controllers that the daemon enabled for the children of cgroups. Cheap to copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EnabledControllers {
@@ -38,17 +40,16 @@ pub struct EnabledControllers {
 }
 
 impl EnabledControllers {
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.cgroups.is_empty()
     }
 
-    /// What was enabled where, parents before children.
+    /// Iterates over the cgroups, parents before children.
     pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &CgroupControllers)> {
         self.cgroups.iter().map(|(path, enabled)| (path, &**enabled))
     }
 
-    /// Adds what others hold.
+    /// Adds the controllers of another record.
     pub fn note(&mut self, others: &Self) {
         for (path, new) in others.iter() {
             match self.cgroups.get_mut(path) {
@@ -60,7 +61,7 @@ impl EnabledControllers {
         }
     }
 
-    /// Enters what of these controllers is not enabled for the children of a cgroup.
+    /// Adds those of the needed controllers that are not enabled for the children of a cgroup.
     pub(super) fn add_missing(
         &mut self,
         root: &Path,
@@ -80,7 +81,7 @@ impl EnabledControllers {
         Ok(())
     }
 
-    /// Forgets those for which this does not hold.
+    /// Removes the controllers for which `is_kept` returns false.
     pub(super) fn retain(&mut self, mut is_kept: impl FnMut(&CgroupPath, CgroupId, &str) -> bool) {
         let kept = |(path, enabled): (&CgroupPath, &CgroupControllers)| {
             let mut enabled = enabled.clone();
@@ -91,18 +92,16 @@ impl EnabledControllers {
     }
 }
 
-/// A controller that stays enabled.
+/// A controller that could not be disabled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StillEnabled {
-    /// For the children of this cgroup.
+    /// Cgroup with the children for which it is enabled.
     pub cgroup: CgroupPath,
-    /// Its name.
     pub controller: String,
-    /// Why.
     pub reason: String,
 }
 
-/// Whether the cgroup that has this directory is this one, and has a controller enabled for its children.
+/// Returns whether the directory belongs to this cgroup, and the cgroup has a controller enabled for its children.
 pub(super) fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<bool, KnobError> {
     if id_of(dir) != Some(id) {
         return Ok(false);
@@ -115,8 +114,8 @@ pub(super) fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<b
     }
 }
 
-/// Disables controllers in the hierarchy mounted at `root`, and forgets those that are disabled. What is left, a child
-/// uses, or the kernel does not disable it.
+/// Disables controllers in the hierarchy mounted at `root`, and removes the disabled ones from `controllers`. Returns
+/// those that a child uses or that the kernel does not disable.
 pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEnabled> {
     let mut left = Vec::new();
     let deepest_first: Vec<_> = {
@@ -138,7 +137,7 @@ pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEn
     left
 }
 
-/// Disables one controller, or says why not.
+/// Disables one controller; the error is the reason why it stays enabled.
 fn disable_one(root: &Path, cgroup: &CgroupPath, id: CgroupId, controller: &str) -> Result<(), String> {
     let dir = cgroup.dir(root);
     if !is_enabled(&dir, id, controller).map_err(|error| error.to_string())? {
@@ -153,7 +152,7 @@ fn disable_one(root: &Path, cgroup: &CgroupPath, id: CgroupId, controller: &str)
     }
 }
 
-/// Which child of a cgroup uses a controller, in words, if one does.
+/// Describes the first child of a cgroup that uses a controller.
 fn used_below(dir: &Path, cgroup: &CgroupPath, controller: &str) -> io::Result<Option<String>> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -174,7 +173,7 @@ fn used_below(dir: &Path, cgroup: &CgroupPath, controller: &str) -> io::Result<O
                 continue;
             };
             let Some(is_unset) = unset(knob) else { continue };
-            // One that cannot be read is not there any more.
+            // A knob that cannot be read has gone.
             let Ok(text) = fs::read_to_string(file.path()) else { continue };
             let value = text.lines().next().unwrap_or_default().trim();
             if !is_unset(value) && !has_all(dir, knob, value) {
@@ -185,7 +184,8 @@ fn used_below(dir: &Path, cgroup: &CgroupPath, controller: &str) -> io::Result<O
     Ok(None)
 }
 
-/// What says whether a knob holds what a new cgroup does; none for those that cannot be set, or mean nothing by themselves.
+/// Returns the check whether a knob holds the value of a new cgroup; `None` for knobs that cannot be set or have no
+/// effect by themselves.
 ///
 /// Source: `Documentation/admin-guide/cgroup-v2.rst`.
 fn unset(knob: &str) -> Option<fn(&str) -> bool> {
@@ -207,7 +207,8 @@ fn unset(knob: &str) -> Option<fn(&str) -> bool> {
     })
 }
 
-/// Whether the set of a child does not limit it: that is how the kernel lets us give back the empty one while tasks run.
+/// Returns whether the set of a child does not limit it. The kernel does not let a set with running processes become
+/// empty, so a restored set may name everything that the parent has.
 fn has_all(dir: &Path, knob: &str, value: &str) -> bool {
     let read = |knob: Knob| knob.read(dir).ok();
     match knob {

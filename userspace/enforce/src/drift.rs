@@ -1,12 +1,14 @@
-//! Drift: a knob that no longer holds what was written, and when to write it again.
+//! Drift: detection of knobs that no longer hold the written value, and the decision when to write them again.
 //!
-//! A knob that drifts is repaired at once. If it drifts again soon, somebody else writes it too: a conflict, in which
-//! each repair waits twice as long as the last. After `repairs` in a row it is given up: the knob is left to the other
-//! and flagged. A conflict ends when it was quiet for as long as `quiet`, also one that was given up: the knob holds what
-//! it should, or nobody writes it any more. The service manager is no rival where it only sets a knob back to what a new cgroup
-//! has: that is always repaired.
+//! A knob that drifts is repaired at once. If it drifts again soon, another program writes it too: a *conflict*, in
+//! which each repair waits twice as long as the last. After `repairs` repairs in a row the daemon gives the knob up:
+//! the other program's value stays and is reported. A conflict ends after the time `quiet` without drift. For a knob
+//! that was given up, this means that it holds its value or that no program has written it.
 //!
-//! Time is a parameter: a duration since any fixed moment, which never goes back.
+//! If the service manager resets a knob to the value of a new cgroup, this counts for no conflict and is always
+//! repaired.
+//!
+//! Time is a parameter: a duration since any fixed moment, which never decreases.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -17,18 +19,15 @@ use numaward_cgroup::{
 
 use super::backend::unset;
 
-/// A knob that does not hold what it should.
+/// A knob that does not hold its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
-    /// The cgroup.
     pub cgroup: CgroupPath,
-    /// The knob.
     pub knob: Knob,
-    /// What it should hold.
+    /// The value to hold.
     pub wanted: KnobValue,
-    /// What it holds; `None` if the knob is not there any more (its controller was disabled).
+    /// The value that the knob holds; `None` if the knob does not exist any more (its controller was disabled).
     pub found: Option<KnobValue>,
-    /// What kind of drift.
     pub kind: DriftKind,
 }
 
@@ -37,13 +36,14 @@ pub struct Drift {
 pub enum DriftKind {
     /// The knob holds another value: writing it again helps.
     Rewritten,
-    /// The knob holds the value, and the kernel gives less (`*.effective`): an ancestor was narrowed, or a CPU
-    /// or node went offline. Writing it again does not help.
+    /// The knob holds the value, but the effective set (`*.effective`) is smaller: an ancestor was narrowed, or a CPU
+    /// or node went offline. Writing the knob again does not help.
     Ineffective,
 }
 
 impl Drift {
-    /// Whether the knob holds what it does in a new cgroup, or is not there: no other value is asked for.
+    /// Returns whether the knob holds the value of a new cgroup or does not exist, so that no other program asks for a
+    /// value of its own.
     pub fn is_reset(&self) -> bool {
         self.found.as_ref().is_none_or(|found| *found == unset(self.knob))
     }
@@ -69,23 +69,23 @@ impl fmt::Display for Drift {
     }
 }
 
-/// How a conflict over a knob is carried on, and for how long.
+/// Limits of the repairs in a conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConflictPolicy {
-    /// Repairs in a row after which a knob is left to the other.
+    /// Number of repairs in a row after which a knob is given up.
     pub repairs: u32,
-    /// The wait before the second repair; it doubles with each.
+    /// The delay before the second repair; it doubles with each repair.
     pub first_wait: Duration,
-    /// The longest wait.
+    /// The longest delay.
     pub longest_wait: Duration,
-    /// Without drift for so long, a conflict is over.
+    /// The amount of time without drift after which a conflict ends.
     pub quiet: Duration,
-    /// The wait before the next repair of what the service manager resets.
+    /// The delay between repairs of a knob that the service manager resets.
     pub reset_wait: Duration,
 }
 
 impl Default for ConflictPolicy {
-    /// Ten repairs within some 50 seconds.
+    /// Returns the limits for ten repairs within about 50 seconds.
     fn default() -> Self {
         Self {
             repairs: 10,
@@ -97,41 +97,41 @@ impl Default for ConflictPolicy {
     }
 }
 
-/// What is known of how a knob came to drift.
+/// Observed cause of a drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriftCause {
-    /// No write was seen since the last look.
+    /// No write was seen since the last check.
     Unseen,
-    /// Another program may have written it since then.
+    /// Another program may have written the knob since the last check.
     Written,
-    /// The service manager set it back to what a new cgroup has, as `daemon-reload` does: no other value is asked for.
+    /// The service manager reset the knob to the value of a new cgroup, as `daemon-reload` does.
     Reset,
 }
 
-/// What to do about a knob that drifted.
+/// Decision about a knob that drifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriftVerdict {
-    /// Write it again now.
+    /// Write the knob again now.
     Repair,
-    /// Look again at this time.
+    /// Check again at this time.
     Wait(Duration),
-    /// This was once too often: leave it, and say so.
+    /// Give the knob up and report it: the last permitted repair has failed.
     GiveUp,
-    /// It was given up before.
+    /// The knob was given up before.
     GivenUp,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Conflict {
     repairs: u32,
-    /// No repair before.
+    /// Time of the next permitted repair.
     not_before: Duration,
-    /// When it last drifted.
+    /// Time of the last drift.
     last: Duration,
     given_up: bool,
 }
 
-/// The conflicts over all knobs.
+/// Conflicts over all knobs.
 #[derive(Debug)]
 pub struct ConflictBackoff {
     policy: ConflictPolicy,
@@ -139,12 +139,11 @@ pub struct ConflictBackoff {
 }
 
 impl ConflictBackoff {
-    /// No conflict yet.
     pub fn new(policy: ConflictPolicy) -> Self {
         Self { policy, conflicts: HashMap::new() }
     }
 
-    /// The knob was seen to have drifted.
+    /// Records a drift at the time `now`, and decides what to do about it.
     pub fn drifted(
         &mut self,
         cgroup: &CgroupPath,
@@ -189,7 +188,7 @@ impl ConflictBackoff {
         DriftVerdict::Repair
     }
 
-    /// The knob was seen to hold what it should; `true` if this ends a conflict.
+    /// Records that a knob holds its value. Returns whether this ends a conflict.
     pub fn holds(&mut self, cgroup: &CgroupPath, knob: Knob, now: Duration) -> bool {
         let key = (cgroup.clone(), knob);
         let over = self
@@ -199,7 +198,7 @@ impl ConflictBackoff {
         over && self.conflicts.remove(&key).is_some()
     }
 
-    /// The knobs that were given up.
+    /// Returns the knobs that were given up.
     pub fn given_up(&self) -> impl Iterator<Item = (&CgroupPath, Knob)> {
         self.conflicts
             .iter()
@@ -207,17 +206,17 @@ impl ConflictBackoff {
             .map(|((cgroup, knob), _)| (cgroup, *knob))
     }
 
-    /// Whether there is a conflict over a knob of this cgroup.
+    /// Returns whether there is a conflict over a knob of this cgroup.
     pub fn is_contested(&self, cgroup: &CgroupPath) -> bool {
         self.conflicts.keys().any(|(other, _)| other == cgroup)
     }
 
-    /// Nothing is left of conflicts over other knobs than these.
+    /// Removes conflicts over knobs for which `is_kept` returns false.
     pub fn retain(&mut self, is_kept: impl Fn(&CgroupPath, Knob) -> bool) {
         self.conflicts.retain(|(cgroup, knob), _| is_kept(cgroup, *knob));
     }
 
-    /// The cgroup is gone or released, or its settings are new: nothing is left of a conflict.
+    /// Removes the conflicts of a cgroup that is gone, was released or has new settings.
     pub fn forget(&mut self, cgroup: &CgroupPath) {
         self.conflicts.retain(|(other, _), _| other != cgroup);
     }
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drift_now_and_then_is_always_repaired() {
+    fn rare_drift_is_always_repaired() {
         let mut conflicts = ConflictBackoff::new(POLICY);
         let path: CgroupPath = "/a".parse().unwrap();
         for round in 0..20 {
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn resets_by_the_service_manager_are_always_repaired_and_count_for_no_rival() {
+    fn service_manager_resets_are_repaired() {
         let mut conflicts = ConflictBackoff::new(ConflictPolicy::default());
         let path: CgroupPath = "/a".parse().unwrap();
         let mut drifted = |cause, millis| conflicts.drifted(&path, Knob::CpusetCpus, cause, at(millis));
@@ -294,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_is_repaired_when_nobody_writes_it_any_more() {
+    fn given_up_knob_recovers_when_quiet() {
         let mut conflicts = ConflictBackoff::new(ConflictPolicy { repairs: 0, ..POLICY });
         let path: CgroupPath = "/a".parse().unwrap();
         let mut drifted = |cause, millis| conflicts.drifted(&path, Knob::CpusetCpus, cause, at(millis));

@@ -1,4 +1,4 @@
-//! Carries plans out, and sees what no longer holds.
+//! Execution of plans, and detection of drift.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -32,41 +32,41 @@ use super::{
 pub struct Enforcer {
     pub(super) cgroupfs: Cgroupfs,
     pub(super) systemd: Option<Systemd>,
-    /// Protection claimed by the children of a cgroup, as last read. Forgotten by [`Enforcer::refresh`].
+    /// Protection claimed by the children of a cgroup, as last read. Cleared by [`Enforcer::refresh`].
     pub(super) claims: Mutex<HashMap<(CgroupPath, Knob), BTreeMap<CgroupPath, Limit>>>,
 }
 
-/// A plan could not be carried out in full.
+/// Error of a plan that was not executed in full.
 #[derive(Debug, thiserror::Error)]
-#[error("{error}{}", further(.others, .undo))]
+#[error("{error}{}", further_errors(.others, .undo))]
 pub struct EnforcementFailure {
     /// The first error.
     #[source]
     pub error: EnforceError,
-    /// The write that failed; `None` if it did not come to that.
+    /// The write that failed; `None` if the error came before the first write.
     pub step: Option<WriteStep>,
     /// The other writes that failed.
     pub others: Vec<StepError>,
-    /// What failed of undoing what was written before, with the writes that were to undo it.
+    /// Writes that were to undo earlier ones, and failed.
     pub undo: Vec<StepError>,
-    /// What was done before (and undone, if settings were to be given).
+    /// The writes before the failure, which have been undone if the plan is one that is undone.
     pub report: EnforcementReport,
 }
 
-fn further(others: &[StepError], undo: &[StepError]) -> String {
+fn further_errors(others: &[StepError], undo: &[StepError]) -> String {
     let failed = others.iter().chain(undo);
     failed.fold(String::new(), |text, failed| text + "; then " + &failed.error.to_string())
 }
 
 impl EnforcementFailure {
-    /// A failure before the first write.
+    /// Creates a failure before the first write.
     pub fn before_writes(error: EnforceError) -> Box<Self> {
         let (others, undo, report) = (Vec::new(), Vec::new(), EnforcementReport::default());
         Box::new(Self { error, step: None, others, undo, report })
     }
 
-    /// The part of it that each of these cgroups has: what failed first there, or in a cgroup above it. What failed before
-    /// the first write is everybody's.
+    /// Splits the failure by cgroup: each gets the first error in itself or in one of its ancestors. An error before
+    /// the first write applies to all.
     pub fn split(self, cgroups: &[&CgroupPath]) -> Vec<Option<Box<Self>>> {
         let mut parts: Vec<Option<Box<Self>>> = cgroups.iter().map(|_| None).collect();
         let others = self.others.into_iter().map(|failed| (failed.error, Some(failed.step)));
@@ -84,7 +84,7 @@ impl EnforcementFailure {
     }
 }
 
-/// The limit to which a write lowers a knob.
+/// Returns the new limit if a write lowers it.
 fn lowered(step: &WriteStep) -> Option<Bytes> {
     match (&step.from, &step.to) {
         (KnobValue::Limit(from), KnobValue::Limit(to @ Limit::Bytes(bytes))) if to < from => Some(*bytes),
@@ -93,18 +93,18 @@ fn lowered(step: &WriteStep) -> Option<Bytes> {
 }
 
 impl Enforcer {
-    /// An enforcer for the cgroup v2 hierarchy mounted at `root`; with `systemd` for its units' cgroups, without
-    /// it for all.
+    /// Creates an enforcer for the cgroup v2 hierarchy mounted at `root`. With `systemd`, cgroups of units are written
+    /// through it; without, all are written directly.
     pub fn new(root: PathBuf, systemd: Option<Systemd>, options: EnforcerOptions) -> Self {
         Self { cgroupfs: Cgroupfs::new(root, options), systemd, claims: Mutex::default() }
     }
 
-    /// Where the hierarchy is mounted.
+    /// Returns the mount point of the hierarchy.
     pub fn root(&self) -> &Path {
         self.cgroupfs.root()
     }
 
-    /// Who writes the knobs of a cgroup.
+    /// Returns the program that writes the knobs of a cgroup.
     pub fn owner(&self, path: &CgroupPath) -> Owner {
         match self.systemd {
             Some(_) => Owner::under_systemd(path),
@@ -112,17 +112,17 @@ impl Enforcer {
         }
     }
 
-    /// Forgets what other cgroups were seen to claim: the next plan reads it anew. For the slow tick.
+    /// Clears the cached claims of other cgroups, so that the next plan reads them again.
     pub fn refresh(&self) {
         self.claims.lock().clear();
     }
 
-    /// Whether systemd is there to be asked.
+    /// Returns whether systemd is available.
     pub fn has_systemd(&self) -> bool {
         self.systemd.is_some()
     }
 
-    /// The cgroup of a unit that runs, by systemd; none where it does not run, or systemd is not there.
+    /// Returns the cgroup of a running unit; `None` if the unit is not running or systemd is not available.
     pub fn unit_cgroup(&self, unit: &str) -> Result<Option<CgroupPath>, EnforceError> {
         let Some(systemd) = &self.systemd else { return Ok(None) };
         match systemd.cgroup_of(unit) {
@@ -132,7 +132,7 @@ impl Enforcer {
         }
     }
 
-    /// Whether a unit may be started again, by systemd; not where systemd is not there.
+    /// Returns whether systemd could start a unit; false if systemd is not available.
     pub fn is_unit_loaded(&self, unit: &str) -> Result<bool, EnforceError> {
         let Some(systemd) = &self.systemd else { return Ok(false) };
         match systemd.is_loaded(unit) {
@@ -141,13 +141,13 @@ impl Enforcer {
         }
     }
 
-    /// Whether systemd is asked when something is planned for these cgroups.
+    /// Returns whether a plan for these cgroups requires calls to systemd.
     pub fn asks_systemd(&self, cgroups: &BTreeSet<CgroupPath>) -> bool {
         let is_systemds = |path: CgroupPath| matches!(self.owner(&path), Owner::Systemd(_));
         self.systemd.is_some() && cgroups.iter().flat_map(CgroupPath::ancestors).any(is_systemds)
     }
 
-    /// Whether these writes may take long: pages may have to be moved or reclaimed, or systemd is asked.
+    /// Returns whether these writes may take long: pages may have to be moved or reclaimed, or systemd is called.
     pub fn may_wait(&self, steps: &[WriteStep]) -> bool {
         let may_wait = |step: &WriteStep| {
             step.knob == Knob::CpusetMems
@@ -157,7 +157,7 @@ impl Enforcer {
         steps.iter().any(may_wait)
     }
 
-    /// Whether the kernel reclaims memory in this write: a limit falls below what is charged.
+    /// Returns whether the kernel reclaims memory during this write, because a limit falls below the charged memory.
     fn has_to_reclaim(&self, step: &WriteStep) -> bool {
         let Some(limit) = lowered(step).filter(|_| matches!(step.knob, Knob::MemoryHigh | Knob::MemoryMax))
         else {
@@ -166,7 +166,7 @@ impl Enforcer {
         read::memory_current(&step.cgroup.dir(self.root())).is_ok_and(|charged| charged > limit)
     }
 
-    /// Writes a plan's knobs. The plan's `intent` and what it enables must be stored before.
+    /// Writes the knobs of a plan. The caller must have stored the plan's `intent` and `enable` before.
     pub fn execute(&self, plan: &EnforcementPlan) -> Result<EnforcementReport, Box<EnforcementFailure>> {
         let mut report = EnforcementReport { kept: plan.kept.clone(), ..EnforcementReport::default() };
         let mut failures = match self.prepare(plan) {
@@ -179,7 +179,7 @@ impl Enforcer {
             }
         };
         let mut half_written: &[WriteStep] = &[];
-        // Consecutive writes to one unit go out together, but for a limit, which may have to stay.
+        // Consecutive writes to one unit are sent together, except for `memory.max`, which may have to keep its value.
         let go_together = |a: &WriteStep, b: &WriteStep| {
             [a, b].iter().all(|step| step.knob != Knob::MemoryMax)
                 && a.cgroup == b.cgroup
@@ -197,10 +197,10 @@ impl Enforcer {
             numaward_store::fault::point("enforce.write");
             match self.write(&plan.intent, batch, &mut report.moving) {
                 Ok(()) => {
-                    report.owed.extend(self.owed(plan, batch));
+                    report.owed.extend(self.cpus_not_restored(plan, batch));
                     report.written.extend_from_slice(batch);
                 }
-                // What is gone needs nothing brought back.
+                // A cgroup that is gone has nothing to restore.
                 Err(failed) if failed.error.is_gone() && !plan.is_undone && !is_held(&failed.step) => {
                     report.gone.extend_from_slice(batch);
                 }
@@ -235,39 +235,44 @@ impl Enforcer {
                     return None;
                 }
                 let written = self.write(&plan.intent, std::slice::from_ref(step), &mut report.moving);
-                if written.is_ok() && plan.made_drop_in(step) {
+                if written.is_ok() && plan.creates_drop_in(step) {
                     self.remove_drop_in(&step.cgroup, step.knob);
                 }
                 written.err().map(|failed| *failed)
             }));
         }
         undo.retain(|failed: &StepError| !failed.error.is_gone());
-        // Of several that are to hold something, who is gone is to know.
+        // If several cgroups get settings, the caller has to learn which of them are gone.
         let others = failures.filter(|failed| !failed.error.is_gone() || plan.holds_several()).collect();
         Err(Box::new(EnforcementFailure { error, step: Some(step), others, undo, report }))
     }
 
-    /// Removes the drop-in of a knob that is set as it was before.
+    /// Removes the drop-in of a knob that was restored.
     fn remove_drop_in(&self, path: &CgroupPath, knob: Knob) {
         if let (Some(systemd), Owner::Systemd(unit)) = (&self.systemd, self.owner(path)) {
             systemd.remove_drop_in(&unit, knob);
         }
     }
 
-    /// Who has not got back all CPUs by these writes.
-    fn owed(&self, plan: &EnforcementPlan, written: &[WriteStep]) -> Vec<(CgroupPath, KnobValue)> {
-        let is_given_back = |step: &&WriteStep| step.knob == Knob::CpusetCpus && plan.gives_back(step);
+    /// Returns the cgroups that did not get back all CPUs by these writes, with the CPUs that they hold.
+    fn cpus_not_restored(
+        &self,
+        plan: &EnforcementPlan,
+        written: &[WriteStep],
+    ) -> Vec<(CgroupPath, KnobValue)> {
+        let is_given_back = |step: &&WriteStep| step.knob == Knob::CpusetCpus && plan.restores_original(step);
         let held = |step: &WriteStep| {
             let held = self.cgroupfs.read(&step.cgroup, step.knob).ok()?;
-            (!self.cgroupfs.is_back(step.knob, &step.to, &held)).then(|| (step.cgroup.clone(), held))
+            (!self.cgroupfs.is_restored(step.knob, &step.to, &held)).then(|| (step.cgroup.clone(), held))
         };
         written.iter().filter(is_given_back).filter_map(held).collect()
     }
 
-    /// What comes before the first write. Of several cgroups that are to hold something, says which cannot any more.
+    /// Does everything that precedes the first write. If several cgroups get settings, returns those that cannot hold
+    /// them any more.
     fn prepare(&self, plan: &EnforcementPlan) -> Result<Vec<StepError>, EnforceError> {
         let mut excluded = Vec::new();
-        // Others may have taken CPUs since the plan was made, and a partition of theirs must not suffer.
+        // Another program may have taken CPUs since the plan was made, and its partition must not end.
         for (path, settings) in &plan.holds {
             let Err(error) = self.check_available(path, settings) else { continue };
             match plan.steps.iter().find(|step| step.cgroup == *path) {
@@ -279,8 +284,8 @@ impl Enforcer {
         Ok(excluded)
     }
 
-    /// Takes note of a cgroup that was made with our values: what these knobs would hold without us, as nobody can read
-    /// that any more. What they hold now is ours.
+    /// Records a cgroup that was created with the daemon's values. The original values cannot be read any more, so they
+    /// are those that the cgroup would have without the daemon (`without_us`).
     pub fn record_created(
         &self,
         applied: &mut AppliedSettings,
@@ -301,18 +306,19 @@ impl Enforcer {
             }
         }
         if !record.written.0.is_empty() {
-            applied.put(path, record);
+            applied.update(path, record);
         }
     }
 
-    /// The write that repairs a drift.
+    /// Returns the write that repairs a drift.
     pub fn repair_step(&self, applied: &AppliedSettings, drift: &Drift) -> WriteStep {
         let owner = applied.get(&drift.cgroup).map_or(Owner::Cgroupfs, |record| record.owner.clone());
         let from = drift.found.clone().unwrap_or_else(|| unset(drift.knob));
         WriteStep { cgroup: drift.cgroup.clone(), owner, knob: drift.knob, from, to: drift.wanted.clone() }
     }
 
-    /// Writes one knob again that drifted. One that is not there must be [enabled](Enforcer::enable) before.
+    /// Repairs a knob that drifted. The controller of a knob that does not exist must be [enabled](Enforcer::enable)
+    /// before.
     pub fn repair(
         &self,
         applied: &AppliedSettings,
@@ -326,13 +332,13 @@ impl Enforcer {
         Ok(report)
     }
 
-    /// Has cgroups run on these CPUs at once, of which each has some, without taking note of those that they had: nothing
-    /// will be given back, and systemd is not informed. Reports no write where they have them already. Fails where the
-    /// knob is not there: its controller must be [enabled](Enforcer::enable) before.
+    /// Writes `cpuset.cpus` of several cgroups directly, without recording original values and without systemd: nothing
+    /// will be restored. Each set must name CPUs. A report has no write if the cgroup holds the CPUs already. Fails if
+    /// the knob does not exist: its controller must be [enabled](Enforcer::enable) before.
     pub fn set_cpus(&self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<EnforcementReport, EnforceError>> {
         let steps: Vec<_> = wanted.iter().map(|(cgroup, cpus)| self.cpus_step(cgroup, cpus)).collect();
         let given: Vec<_> = steps.iter().flatten().flatten().cloned().collect();
-        let mut written = self.cgroupfs.put_cpus(&given).into_iter();
+        let mut written = self.cgroupfs.write_cpus(&given).into_iter();
         let done = |step| {
             let mut report = EnforcementReport::default();
             if let Some(step) = step? {
@@ -344,7 +350,7 @@ impl Enforcer {
         steps.into_iter().map(done).collect()
     }
 
-    /// What has a cgroup run on these CPUs; none if it does.
+    /// Returns the write that sets these CPUs; `None` if the cgroup holds them already.
     fn cpus_step(&self, cgroup: &CgroupPath, cpus: &CpuSet) -> Result<Option<WriteStep>, EnforceError> {
         health::beat();
         let (knob, to) = (Knob::CpusetCpus, KnobValue::Cpus(cpus.clone()));
@@ -355,8 +361,8 @@ impl Enforcer {
         Ok(Some(WriteStep { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to }))
     }
 
-    /// The knobs of one cgroup that do not hold what was written. An error that
-    /// [is gone](EnforceError::is_gone) says that the cgroup is.
+    /// Returns the knobs of one cgroup that drifted. If the cgroup is gone, [`EnforceError::is_gone`] is true of the
+    /// error.
     pub fn drift(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<Vec<Drift>, EnforceError> {
         let Some(record) = applied.get(path) else { return Ok(Vec::new()) };
         let dir = path.dir(self.root());
@@ -379,7 +385,7 @@ impl Enforcer {
             }
             match knob.read(&dir) {
                 Ok(found) if self.cgroupfs.holds(knob, wanted, &found) => {}
-                // Of an ancestor, more is enough.
+                // More than necessary is enough for an ancestor.
                 Ok(found) if !asked.0.contains_key(&knob) && covers(&found, wanted) => {}
                 Ok(found) => drifts.push(drift(knob, wanted, Some(found), DriftKind::Rewritten)),
                 Err(KnobError::Missing { .. }) => {
@@ -442,17 +448,17 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Whether this knob of a cgroup is written by systemd.
+    /// Returns whether systemd writes this knob of a cgroup.
     pub(super) fn is_systemds(&self, owner: &Owner, knob: Knob) -> bool {
         self.systemd.is_some() && matches!(owner, Owner::Systemd(_)) && systemd::property(knob).is_some()
     }
 
-    /// Which cgroup has the path.
+    /// Returns the identity of the cgroup at this path.
     pub(super) fn id_of(&self, path: &CgroupPath) -> Result<CgroupId, EnforceError> {
         id_of(&path.dir(self.root())).ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })
     }
 
-    /// What a knob of a cgroup is set to in the books of who writes it: what a release has to write back.
+    /// Returns the configured value of a knob: the unit's property, or the kernel's value. A release has to restore it.
     pub(super) fn found_by(
         &self,
         owner: &Owner,
@@ -465,11 +471,11 @@ impl Enforcer {
         }
     }
 
-    /// Refuses to lower `memory.max` below what is in use: the kernel would kill for it.
+    /// Refuses to lower `memory.max` below the memory in use, for which the kernel would kill processes.
     fn check_in_use(&self, step: &WriteStep) -> Result<(), EnforceError> {
         let Some(limit) = lowered(step).filter(|_| step.knob == Knob::MemoryMax) else { return Ok(()) };
         let dir = step.cgroup.dir(self.root());
-        // What can be dropped takes the kernel longer to say.
+        // The kernel takes longer to count the page cache that can be dropped.
         if read::memory_current(&dir).is_ok_and(|charged| charged <= limit) {
             return Ok(());
         }
@@ -485,12 +491,12 @@ impl Enforcer {
         }
     }
 
-    /// Whether another cgroup has the path now than the one of this record. A unit keeps its properties in a new cgroup.
+    /// Returns whether the cgroup at this path is not the recorded one. A unit keeps its properties in a new cgroup.
     fn is_replaced(&self, path: &CgroupPath, record: &Record) -> bool {
         record.owner == Owner::Cgroupfs && id_of(&path.dir(self.root())) != Some(record.id)
     }
 
-    /// The record of the cgroup that has this path now.
+    /// Returns the record of the cgroup that has this path now.
     pub(super) fn record_now<'a>(
         &self,
         applied: &'a AppliedSettings,
@@ -499,8 +505,8 @@ impl Enforcer {
         applied.get(path).filter(|record| !self.is_replaced(path, record))
     }
 
-    /// Writes steps of one cgroup that the same writes. One that was replaced since it was recorded is not written: what it had would
-    /// not be known.
+    /// Writes steps of one cgroup with the same owner. Fails if the cgroup was replaced since it was recorded, because
+    /// its original values would not be known.
     fn write(
         &self,
         applied: &AppliedSettings,
@@ -525,7 +531,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Adds the controllers that are missing above a cgroup whose knobs need them.
+    /// Adds the controllers that are missing above a cgroup with knobs that need them.
     pub(super) fn add_missing_above(
         &self,
         missing: &mut EnabledControllers,
@@ -538,7 +544,7 @@ impl Enforcer {
         path.ancestors().skip(1).try_for_each(|above| missing.add_missing(self.root(), &above, needed))
     }
 
-    /// What is to be enabled so that a cgroup has this knob. Store it, and [`Enforcer::enable`] it then.
+    /// Returns the controllers to enable so that a cgroup has this knob. Store them, then call [`Enforcer::enable`].
     pub fn missing_above(&self, path: &CgroupPath, knob: Knob) -> Result<EnabledControllers, EnforceError> {
         let mut missing = EnabledControllers::default();
         self.add_missing_above(&mut missing, path, &knob.controller().into_iter().collect())?;
@@ -555,7 +561,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// What of this is still enabled, in cgroups that are still there: the rest is not ours any more.
+    /// Returns those of the controllers that are still enabled in the same cgroups.
     pub fn still_enabled(&self, controllers: &EnabledControllers) -> EnabledControllers {
         let mut still = controllers.clone();
         still.retain(|path, id, controller| {

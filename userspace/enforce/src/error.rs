@@ -1,4 +1,4 @@
-//! What can go wrong between settings and the kernel.
+//! Errors of enforcement.
 
 use numaward_cgroup::{
     CgroupPath, ReadError,
@@ -10,41 +10,32 @@ use numaward_topology::Bytes;
 /// Settings could not be enforced.
 #[derive(Debug, thiserror::Error)]
 pub enum EnforceError {
-    /// The settings cannot mean what they say.
+    /// The settings contradict themselves.
     #[error(transparent)]
     Settings(#[from] SettingsError),
     /// The root of the hierarchy is the whole host.
     #[error("/: the root of the hierarchy takes no settings; name a cgroup below it")]
     Root,
-    /// The cgroup is not there.
+    /// The cgroup does not exist.
     #[error("{cgroup}: no such cgroup")]
-    Gone {
-        /// The cgroup.
-        cgroup: CgroupPath,
-    },
+    Gone { cgroup: CgroupPath },
     /// The children of a cgroup could not be listed.
     #[error("{cgroup}: cannot list its children: {source}")]
-    List {
-        /// The cgroup.
-        cgroup: CgroupPath,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// An ancestor does not have what is wanted.
+    List { cgroup: CgroupPath, source: std::io::Error },
+    /// An ancestor does not have the wanted CPUs or nodes.
     #[error(
         "{cgroup}: {knob} is to be {wanted}, but only {allowed} is available to it (see {knob}.effective of {by}): \
          widen its ancestors, or choose others"
     )]
     Excluded {
-        /// The cgroup.
         cgroup: CgroupPath,
         /// `cpuset.cpus` or `cpuset.mems`.
         knob: Knob,
-        /// What it was to hold.
+        /// The value to write.
         wanted: Box<KnobValue>,
-        /// What is available.
+        /// The available CPUs or nodes.
         allowed: Box<KnobValue>,
-        /// The ancestor that limits it.
+        /// The ancestor that limits them.
         by: CgroupPath,
     },
     /// A partition deeper than the first level needs `cpuset.cpus.exclusive`.
@@ -52,92 +43,76 @@ pub enum EnforceError {
         "{cgroup}: this kernel makes partitions only of children of a partition (the root is one); nested \
          ones need Linux 6.7"
     )]
-    NestedPartition {
-        /// The cgroup.
-        cgroup: CgroupPath,
-    },
-    /// The kernel took the write and made no valid partition.
+    NestedPartition { cgroup: CgroupPath },
+    /// The kernel took the write, but the partition is invalid.
     #[error("{cgroup}: the kernel does not make it a partition: {reason}{}", in_the_way(beside))]
     InvalidPartition {
-        /// The cgroup.
         cgroup: CgroupPath,
-        /// The kernel's words.
+        /// The kernel's message.
         reason: String,
-        /// The siblings that name CPUs of it in `cpuset.cpus`.
+        /// Siblings with a `cpuset.cpus` that overlaps that of the cgroup.
         beside: Vec<CgroupPath>,
     },
-    /// The write succeeded, and the knob holds something else.
+    /// The write succeeded, but the knob holds another value.
     #[error("{cgroup}: {knob} was written {wanted} and holds {found}")]
     NotTaken {
-        /// The cgroup.
         cgroup: CgroupPath,
-        /// The knob.
         knob: Knob,
-        /// What was written.
+        /// The written value.
         wanted: Box<KnobValue>,
-        /// What was read back.
+        /// The value that was read back.
         found: Box<KnobValue>,
     },
-    /// A limit is lower than what is in use: the kernel would kill processes of the cgroup.
+    /// A limit would fall below the memory in use: the kernel would kill processes of the cgroup.
     #[error("{cgroup}: {knob} stays {held}: {used} are in use, more than {limit}")]
     InUse {
-        /// The cgroup.
         cgroup: CgroupPath,
-        /// The knob.
         knob: Knob,
-        /// What it holds.
+        /// The present value.
         held: Box<KnobValue>,
-        /// What it was to hold.
+        /// The limit to write.
         limit: Bytes,
-        /// What is in use, without page cache that can be dropped.
+        /// Memory in use, without page cache that can be dropped.
         used: Bytes,
     },
-    /// It is not known how much memory is in use.
+    /// The memory in use could not be read.
     #[error(transparent)]
     Use(#[from] ReadError),
     /// A knob could not be read or written.
     #[error(transparent)]
     Knob(#[from] KnobError),
-    /// systemd cannot be asked.
+    /// systemd cannot be reached.
     #[error("the system bus is not reachable, and this host's units are systemd's: {message}")]
     NoBus {
-        /// What the bus said.
+        /// The error of the bus.
         message: String,
     },
     /// systemd has no such unit.
     #[error("{unit}: systemd has no such unit")]
-    UnknownUnit {
-        /// The unit.
-        unit: String,
-    },
-    /// We may not change the unit.
+    UnknownUnit { unit: String },
+    /// The daemon may not change the unit.
     #[error("{unit}: systemd does not let this process change the unit ({message}); run as root")]
     AccessDenied {
-        /// The unit.
         unit: String,
-        /// systemd's words.
+        /// systemd's message.
         message: String,
     },
     /// systemd refused for another reason.
     #[error("{unit}: systemd refused: {message}")]
     Systemd {
-        /// The unit.
         unit: String,
-        /// systemd's words, with the name of the error.
+        /// The name of systemd's error, and its message.
         message: String,
     },
-    /// It failed for several cgroups at once.
+    /// Copy of an error that concerns several cgroups.
     #[error("{message}")]
-    Shared {
-        /// Why, in words.
-        message: String,
-    },
+    Shared { message: String },
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
 }
 
-/// Who keeps a cgroup from being a partition, in words.
+/// Describes the siblings that keep a cgroup from being a partition.
 fn in_the_way(beside: &[CgroupPath]) -> String {
     if beside.is_empty() {
         return String::new();
@@ -147,7 +122,7 @@ fn in_the_way(beside: &[CgroupPath]) -> String {
 }
 
 impl EnforceError {
-    /// Whether the cgroup is gone, so that nothing is left to do for it.
+    /// Returns whether the cgroup is gone, so that nothing remains to be done for it.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::Gone { .. } => true,
@@ -157,7 +132,7 @@ impl EnforceError {
         }
     }
 
-    /// Whether the knob is not there, as its controller is not enabled.
+    /// Returns whether the knob does not exist because its controller is not enabled.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Knob(KnobError::Missing { .. }))
     }

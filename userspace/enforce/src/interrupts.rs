@@ -1,19 +1,25 @@
-//! Work of the kernel that is kept off exclusive CPUs: interrupts, packets, unbound workqueues.
+//! Affinities: keeps the kernel's own work (interrupts, packets, unbound workqueues) off exclusive CPUs.
 //!
-//! Problem: a CPU of which no other process may have a part still handles the interrupts that are routed to it, the packets
-//! that the kernel distributes to it (RPS), and what drivers put into workqueues.
+//! # Problem
+//! A CPU that no other process may use still handles the interrupts that are routed to it, the packets that the kernel
+//! distributes to it (RPS), and the work items that drivers queue.
 //!
-//! Terms: an *affinity* is a file with the CPUs on which the kernel does such work. It is *fixed* if the kernel lets nobody
-//! change it: interrupts of timers, and *managed* ones, which the kernel spreads over all CPUs by itself, as it does with
-//! the queues of `NVMe` and virtio-blk. [`MovedAffinity`] is what was found in one and what was written instead.
+//! # Terms
+//! An *affinity* is a file with the CPUs on which the kernel does such work. It is *fixed* if the kernel does not let
+//! it be changed: interrupts of timers, and *managed* interrupts, which the kernel spreads over all CPUs by itself,
+//! such as those of the queues of `NVMe` and virtio-blk. [`MovedAffinity`] has the original and the written CPUs.
 //!
-//! Algorithm: [`Affinities::read_all`] reads them, [`plan`] decides, and [`Affinities::write`] writes. An affinity becomes what was
-//! found without the CPUs to be avoided; of that, as far as possible, the CPUs of the node that its device is on. If
-//! nothing is left of what was found, it becomes the node's other CPUs, else any other.
+//! # Algorithm
+//! [`Affinities::read_all`] reads the affinities, [`plan`] decides, and [`Affinities::write`] writes. An affinity
+//! becomes its original set without the CPUs to avoid, limited to the CPUs of the device's node if possible. If no CPU
+//! of the original set remains, it becomes the other CPUs of the node, or else all other CPUs.
 //!
-//! Invariants: what holds something else than was written is somebody else's: it counts as found, and is never overwritten by
-//! what was found before. No affinity becomes empty but those of packets (RPS, XPS), where that is a word of the kernel's for
-//! no CPU in particular. A file that is missing is no error: kernels and devices differ.
+//! # Invariants
+//! - A value other than the written one belongs to another program: it becomes the original value, and is never
+//!   overwritten by an earlier one.
+//! - No affinity becomes empty, except those of packets (RPS, XPS), for which the kernel takes the empty set as no CPU
+//!   in particular.
+//! - A missing file is no error: kernels and devices differ.
 //!
 //! Sources: Documentation/core-api/irq/irq-affinity.rst, Documentation/core-api/workqueue.rst,
 //! Documentation/networking/scaling.rst, Documentation/ABI/testing/sysfs-kernel-irq, `kernel/irq/proc.c`.
@@ -33,37 +39,35 @@ use serde::{Deserialize, Serialize};
 const INTERRUPTS: &str = "proc/irq";
 const NEW_INTERRUPTS: &str = "proc/irq/default_smp_affinity";
 const WORKQUEUES: &str = "sys/devices/virtual/workqueue/cpumask";
-/// What was written there, where the kernel keeps it apart from what isolated partitions leave of it (since Linux 6.8).
+/// The CPUs that were written to `cpumask`, which since Linux 6.8 lacks those of isolated partitions.
 const WORKQUEUES_REQUESTED: &str = "sys/devices/virtual/workqueue/cpumask_requested";
 const NETWORK: &str = "sys/class/net";
 
 /// A file with the CPUs on which the kernel does some work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelAffinity {
-    /// The file, from the host's root.
+    /// Path of the file from the host's root.
     pub path: String,
-    /// What it is of, for people: `interrupt 24 (virtio0-input.0)`.
+    /// Description for messages: `interrupt 24 (virtio0-input.0)`.
     pub name: String,
-    /// What it holds.
+    /// CPUs in the file.
     pub cpus: CpuSet,
-    /// The node of the device, if the kernel knows it.
+    /// Node of the device, if the kernel knows it.
     node: Option<NodeId>,
-    /// Whether it may be empty.
+    /// True if the file may be empty.
     may_be_empty: bool,
-    /// Whether the kernel lets nobody write it, as far as the file says so.
+    /// True if the mode of the file forbids writes.
     pub is_fixed: bool,
 }
 
-/// What was found in an affinity, and what was written instead.
+/// Original and written value of an affinity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovedAffinity {
-    /// What it is of: numbers of interrupts recur.
+    /// Description of the affinity, because numbers of interrupts are reused.
     pub name: String,
-    /// What was found.
     pub found: CpuSet,
-    /// What was written.
     pub written: CpuSet,
-    /// What was written before that, which it still holds if the daemon died in between.
+    /// Value that was written before, which the file still holds if the daemon died before the last write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<CpuSet>,
 }
@@ -74,99 +78,84 @@ impl MovedAffinity {
     }
 }
 
-/// All that was moved on a host.
+/// All affinities that were moved on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovedAffinities {
-    /// What was written, by file.
+    /// Moved affinities by file.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub affinities: BTreeMap<String, MovedAffinity>,
-    /// The CPUs that irqbalance was configured to keep interrupts off, if it was asked to keep them off others as well.
+    /// CPUs that irqbalance's configuration bans, if the daemon has asked it to ban further ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub banned: Option<CpuSet>,
 }
 
 impl MovedAffinities {
-    /// Whether all is as it was found.
+    /// Returns whether everything has its original value.
     pub fn is_empty(&self) -> bool {
         self.affinities.is_empty() && self.banned.is_none()
     }
 }
 
-/// What is to be written.
+/// A write to an affinity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffinityWrite {
-    /// The file, from the host's root.
+    /// Path of the file from the host's root.
     pub path: String,
-    /// What it is of.
     pub name: String,
-    /// What it is to hold.
     pub cpus: CpuSet,
-    /// Why.
+    /// Reason of the write.
     pub way: AffinityChange,
 }
 
-/// Why an affinity is written.
+/// Reasons why an affinity is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AffinityChange {
-    /// It is to leave the CPUs that are avoided.
+    /// The affinity has to leave the CPUs to avoid.
     Away,
-    /// Somebody brought it back to them.
+    /// Another program moved the affinity back to the CPUs to avoid.
     AwayAgain,
-    /// It is to have what was found.
+    /// The original value is restored.
     Back,
 }
 
-/// What is to be done to keep off some CPUs.
+/// Writes that keep the kernel off some CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AffinityPlan {
-    /// What is to be written.
     pub writes: Vec<AffinityWrite>,
-    /// What is to be known of it before.
+    /// Records to store before the writes.
     pub moved: BTreeMap<String, MovedAffinity>,
-    /// What has to stay on the CPUs, and is there: the file, and what it is of.
+    /// Affinities that stay on the CPUs to avoid: description by file.
     pub stay: BTreeMap<String, String>,
 }
 
-/// An affinity was not written.
+/// Error of a write to an affinity.
 #[derive(Debug, thiserror::Error)]
 pub enum AffinityError {
-    /// The kernel lets nobody change it.
+    /// The affinity is fixed.
     #[error("the kernel lets nobody move it")]
     Fixed,
-    /// The kernel refuses, or the daemon may not.
+    /// The kernel refuses, or the daemon has no permission.
     #[error("{path}: {source}")]
-    Refused {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel took something else.
+    Refused { path: PathBuf, source: io::Error },
+    /// The kernel took another value.
     #[error("{path}: it holds {found} after {wanted} was written")]
-    Different {
-        /// The file.
-        path: PathBuf,
-        /// What was written.
-        wanted: CpuSet,
-        /// What it holds.
-        found: CpuSet,
-    },
+    Different { path: PathBuf, wanted: CpuSet, found: CpuSet },
 }
 
-/// The affinities of a host.
+/// Access to the affinities of a host.
 #[derive(Clone, Debug)]
 pub struct Affinities {
     root: PathBuf,
 }
 
 impl Affinities {
-    /// Those of the host with this root directory.
+    /// Creates the access to the host with this root directory.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Reads those of interrupts that a driver uses, of interrupts to come, of unbound workqueues, and of the queues of
-    /// network interfaces; and of all that was moved and is still there.
+    /// Reads the affinities of interrupts that a driver uses, of future interrupts, of unbound workqueues, and of the
+    /// queues of network interfaces; and those in `moved` that still exist.
     pub fn read_all(&self, moved: &BTreeMap<String, MovedAffinity>) -> Vec<KernelAffinity> {
         let mut found = Vec::new();
         found.extend(self.read(NEW_INTERRUPTS.to_owned(), "new interrupts".to_owned()));
@@ -198,7 +187,7 @@ impl Affinities {
         Some(KernelAffinity { node, ..self.read(path, name)? })
     }
 
-    /// None where there is no such file. Queues that stand alone have one that cannot be read.
+    /// Reads an affinity; `None` if the file does not exist or cannot be read, as that of a single queue.
     fn read(&self, path: String, name: String) -> Option<KernelAffinity> {
         let cpus = self.held(&path)?;
         let mode = fs::metadata(self.root.join(&path)).ok()?.permissions().mode();
@@ -212,7 +201,7 @@ impl Affinities {
         })
     }
 
-    /// What an affinity was last set to.
+    /// Returns the CPUs that were last written to an affinity.
     fn held(&self, path: &str) -> Option<CpuSet> {
         let requested = if path == WORKQUEUES { self.text(WORKQUEUES_REQUESTED) } else { None };
         parse(path, &requested.or_else(|| self.text(path))?)
@@ -222,11 +211,11 @@ impl Affinities {
         fs::read_to_string(self.root.join(path)).ok()
     }
 
-    /// The CPUs that an interrupt goes to, of those that it may go to; these for all else.
+    /// Returns the CPUs to which the kernel routes an interrupt. For other affinities, returns their CPUs.
     pub fn effective(&self, affinity: &KernelAffinity) -> CpuSet {
         let path = affinity.path.replace("/smp_affinity_list", "/effective_affinity_list");
         let cpus = self.text(&path).and_then(|text| parse(&path, &text));
-        // It is empty until the interrupt is used, and not every architecture has it.
+        // The file is empty until the interrupt is used, and does not exist on every architecture.
         cpus.filter(|cpus| !cpus.is_empty()).unwrap_or_else(|| affinity.cpus.clone())
     }
 
@@ -237,7 +226,7 @@ impl Affinities {
         let file = OpenOptions::new().write(true).truncate(true).open(&path);
         if let Err(source) = file.and_then(|mut file| file.write_all(text.as_bytes())) {
             return Err(match Errno::from_io_error(&source) {
-                // Newer kernels say the latter.
+                // Newer kernels return `EPERM`.
                 Some(Errno::IO | Errno::PERM) if write.path.starts_with(INTERRUPTS) => AffinityError::Fixed,
                 _ => AffinityError::Refused { path, source },
             });
@@ -258,8 +247,8 @@ impl Affinities {
     }
 }
 
-/// Plans what is to be written so that none of what was seen is on the CPUs to be avoided, and all that need not be moved is
-/// where it was found. `moved` is what was written before.
+/// Plans the writes after which no affinity is on the CPUs to avoid, and every other one has its original value.
+/// `moved` has the earlier writes.
 pub fn plan(
     seen: &[KernelAffinity],
     moved: &BTreeMap<String, MovedAffinity>,
@@ -299,7 +288,7 @@ pub fn plan(
     plan
 }
 
-/// What an affinity is to be; none if it has to stay.
+/// Returns the CPUs that an affinity should have; `None` if it has to stay.
 fn target(affinity: &KernelAffinity, found: &CpuSet, avoid: &CpuSet, machine: &Machine) -> Option<CpuSet> {
     let online = machine.cpu_ids();
     if !(found & &online).intersects(avoid) {
@@ -318,17 +307,17 @@ fn target(affinity: &KernelAffinity, found: &CpuSet, avoid: &CpuSet, machine: &M
     choices.into_iter().find(|cpus| cpus.intersects(&online))
 }
 
-/// Reads what a file of this name holds: a list of CPUs, or a mask.
+/// Parses the content of a file with this name: a list of CPUs, or a mask.
 fn parse(path: &str, text: &str) -> Option<CpuSet> {
     if path.ends_with("_list") { text.parse().ok() } else { parse_mask(text) }
 }
 
-/// What to write into a file of this name.
+/// Formats CPUs for a file with this name.
 fn text(path: &str, cpus: &CpuSet) -> String {
     if path.ends_with("_list") { cpus.to_string() } else { mask(cpus) }
 }
 
-/// Reads a mask of CPUs as the kernel writes one: 32 bits a part, the highest part first.
+/// Parses a mask of CPUs in the kernel's format: 32 bits per part, the highest part first.
 pub(crate) fn parse_mask(text: &str) -> Option<CpuSet> {
     let parts = text.trim().rsplit(',').map(|part| u32::from_str_radix(part, 16).map(u64::from));
     let parts = parts.collect::<Result<Vec<u64>, _>>().ok()?;
@@ -336,7 +325,7 @@ pub(crate) fn parse_mask(text: &str) -> Option<CpuSet> {
     Some(CpuSet::from_words(words.collect::<Vec<_>>()))
 }
 
-/// Without parts of zeros in front: the kernel takes no more parts than its CPUs have.
+/// Formats a mask without leading parts of zeros, because the kernel refuses more parts than it has CPUs.
 fn mask(cpus: &CpuSet) -> String {
     let parts = cpus.words().iter().rev().flat_map(|word| [word >> 32, word & u64::from(u32::MAX)]);
     let parts: Vec<String> = parts.skip_while(|part| *part == 0).map(|part| format!("{part:08x}")).collect();
@@ -351,37 +340,37 @@ mod tests {
 
     use super::*;
 
-    /// A host of files, with four CPUs on each of two nodes.
-    struct Host {
+    /// A host made of files, with four CPUs on each of two nodes.
+    struct FakeHost {
         dir: tempfile::TempDir,
         machine: Machine,
         moved: BTreeMap<String, MovedAffinity>,
     }
 
-    impl Host {
+    impl FakeHost {
         fn new() -> Self {
             let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
             let (dir, moved) = (tempfile::tempdir().unwrap(), BTreeMap::new());
             let host = Self { dir, machine: machine.build().unwrap(), moved };
-            host.put(NEW_INTERRUPTS, "ff");
-            host.put(WORKQUEUES, "00000000,000000ff");
+            host.write_file(NEW_INTERRUPTS, "ff");
+            host.write_file(WORKQUEUES, "00000000,000000ff");
             host
         }
 
-        fn put(&self, path: &str, text: &str) {
+        fn write_file(&self, path: &str, text: &str) {
             let path = self.dir.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, format!("{text}\n")).unwrap();
         }
 
         fn interrupt(&self, number: u32, actions: &str, cpus: &str, node: &str) {
-            self.put(&format!("proc/irq/{number}/smp_affinity_list"), cpus);
-            self.put(&format!("proc/irq/{number}/effective_affinity_list"), cpus);
-            self.put(&format!("proc/irq/{number}/node"), node);
-            self.put(&format!("sys/kernel/irq/{number}/actions"), actions);
+            self.write_file(&format!("proc/irq/{number}/smp_affinity_list"), cpus);
+            self.write_file(&format!("proc/irq/{number}/effective_affinity_list"), cpus);
+            self.write_file(&format!("proc/irq/{number}/node"), node);
+            self.write_file(&format!("sys/kernel/irq/{number}/actions"), actions);
         }
 
-        fn of(&self, number: u32) -> String {
+        fn affinity_of(&self, number: u32) -> String {
             self.read(&format!("proc/irq/{number}/smp_affinity_list"))
         }
 
@@ -389,7 +378,7 @@ mod tests {
             fs::read_to_string(self.dir.path().join(path)).unwrap().trim().to_owned()
         }
 
-        /// Keeps the kernel off these CPUs, as the controller does; what has to stay.
+        /// Keeps the kernel off these CPUs, as the controller does. Returns the affinities that stay.
         fn avoid(&mut self, cpus: &str) -> Vec<String> {
             let affinities = Affinities::new(self.dir.path());
             let seen = affinities.read_all(&self.moved);
@@ -406,8 +395,8 @@ mod tests {
     }
 
     #[test]
-    fn all_leave_and_come_back() {
-        let mut host = Host::new();
+    fn moves_and_restores_affinities() {
+        let mut host = FakeHost::new();
         host.interrupt(24, "nvme0q0", "0-7", "1");
         host.interrupt(25, "eth0-rx-0", "6", "1");
         host.interrupt(26, "near", "4-7", "-1");
@@ -415,58 +404,59 @@ mod tests {
         host.interrupt(3, "", "0-7", "0");
         let (rps, xps) =
             ("sys/class/net/eth0/queues/rx-0/rps_cpus", "sys/class/net/eth0/queues/tx-0/xps_cpus");
-        host.put(rps, "f0");
-        host.put(xps, "40");
+        host.write_file(rps, "f0");
+        host.write_file(xps, "40");
         assert!(host.avoid("6-7").is_empty());
-        let cpus = [24, 25, 26, 27, 3].map(|number| host.of(number));
+        let cpus = [24, 25, 26, 27, 3].map(|number| host.affinity_of(number));
         assert_eq!(cpus, ["4-5", "4-5", "4-5", "0-3", "0-7"], "near their devices; an unused one stays");
         assert_eq!(
             [NEW_INTERRUPTS, WORKQUEUES, rps, xps].map(|path| host.read(path)),
             ["0000003f", "0000003f", "00000030", "0"]
         );
-        // All of a node.
+        // All CPUs of a node.
         assert!(host.avoid("4-7").is_empty());
-        assert_eq!([24, 25, 26].map(|number| host.of(number)), ["0-3", "0-3", "0-3"]);
+        assert_eq!([24, 25, 26].map(|number| host.affinity_of(number)), ["0-3", "0-3", "0-3"]);
         assert!(host.avoid("").is_empty());
-        assert_eq!([24, 25, 26, 27].map(|number| host.of(number)), ["0-7", "6", "4-7", "0-3"]);
+        assert_eq!([24, 25, 26, 27].map(|number| host.affinity_of(number)), ["0-7", "6", "4-7", "0-3"]);
         assert_eq!([rps, xps].map(|path| host.read(path)), ["000000f0", "00000040"]);
         assert!(host.moved.is_empty());
     }
 
     #[test]
-    fn what_others_write_is_theirs() {
-        let mut host = Host::new();
+    fn keeps_values_of_other_programs() {
+        let mut host = FakeHost::new();
         for number in 24..28 {
             host.interrupt(number, "eth0", "0-7", "0");
         }
         host.avoid("2");
-        // An administrator, elsewhere; somebody, back; a device that came, with the number of one that went.
-        host.put("proc/irq/24/smp_affinity_list", "5");
-        host.put("proc/irq/25/smp_affinity_list", "2-3");
+        // The administrator moves one elsewhere, another program moves one back, and a new device gets the number of
+        // an old one.
+        host.write_file("proc/irq/24/smp_affinity_list", "5");
+        host.write_file("proc/irq/25/smp_affinity_list", "2-3");
         host.interrupt(26, "nvme0q1", "0-1,3", "0");
-        host.put("sys/kernel/irq/27/actions", "");
+        host.write_file("sys/kernel/irq/27/actions", "");
         host.avoid("2-3");
-        assert_eq!([24, 25, 26, 27].map(|number| host.of(number)), ["5", "0-1", "0-1", "0-1"]);
+        assert_eq!([24, 25, 26, 27].map(|number| host.affinity_of(number)), ["5", "0-1", "0-1", "0-1"]);
         host.avoid("");
-        assert_eq!([24, 25, 26, 27].map(|number| host.of(number)), ["5", "2-3", "0-1,3", "0-7"]);
+        assert_eq!([24, 25, 26, 27].map(|number| host.affinity_of(number)), ["5", "2-3", "0-1,3", "0-7"]);
         assert!(host.moved.is_empty());
     }
 
     #[test]
-    fn a_daemon_that_died_between_the_record_and_the_file_forgets_nothing() {
-        let mut host = Host::new();
+    fn crash_before_write_keeps_original() {
+        let mut host = FakeHost::new();
         host.interrupt(24, "eth0", "0-7", "0");
         host.avoid("2");
         let affinities = Affinities::new(host.dir.path());
         let seen = affinities.read_all(&host.moved);
         host.moved = plan(&seen, &host.moved, &"2-3".parse().unwrap(), &host.machine).moved;
         host.avoid("");
-        assert_eq!((host.of(24).as_str(), host.moved.len()), ("0-7", 0));
+        assert_eq!((host.affinity_of(24).as_str(), host.moved.len()), ("0-7", 0));
     }
 
     #[test]
-    fn what_cannot_go_elsewhere_stays_and_is_named() {
-        let mut host = Host::new();
+    fn reports_affinities_that_stay() {
+        let mut host = FakeHost::new();
         host.interrupt(24, "virtio1-req.3", "3", "0");
         let file = host.dir.path().join("proc/irq/24/smp_affinity_list");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
@@ -475,11 +465,11 @@ mod tests {
         host.interrupt(25, "eth0", "0-7", "0");
         let all = host.avoid("0-7");
         assert!(all.contains(&"interrupt 25 (eth0)".to_owned()), "no CPU is left: {all:?}");
-        assert_eq!(host.of(25), "0-7");
+        assert_eq!(host.affinity_of(25), "0-7");
     }
 
     #[test]
-    fn a_write_that_the_kernel_does_not_take_is_an_error() {
+    fn untaken_write_is_error() {
         let dir = tempfile::tempdir().unwrap();
         let affinities = Affinities::new(dir.path());
         let path = "proc/irq/24/smp_affinity_list".to_owned();
@@ -494,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_read_and_written_as_the_kernel_does() {
+    fn masks_round_trip() {
         for (text, list, again) in [
             ("ff\n", "0-7", "000000ff"),
             ("00000001,00000000,80000001", "0,31,64", "00000001,00000000,80000001"),

@@ -1,12 +1,15 @@
-//! irqbalance: which CPUs it keeps interrupts off.
+//! Client of irqbalance, which is asked to keep interrupts off CPUs.
 //!
-//! Problem: it spreads interrupts over all CPUs every ten seconds, and so brings back what was moved off some.
+//! # Problem
+//! irqbalance spreads interrupts over all CPUs every ten seconds, and so undoes the moves that the daemon makes.
 //!
-//! Terms: CPUs are *banned* if it moves no interrupts there: as its configuration says (`IRQBALANCE_BANNED_CPULIST`), or as it
-//! was last asked to on its socket.
+//! # Terms
+//! A CPU is *banned* if irqbalance moves no interrupts to it, by its configuration (`IRQBALANCE_BANNED_CPULIST`) or by
+//! a request on its socket.
 //!
-//! Algorithm: each process of it listens on a socket of its own, takes one request on a connection, and heeds it in its next
-//! round. What is banned by request replaces what the configuration says, so both are asked for together.
+//! # Algorithm
+//! Each irqbalance process listens on a socket of its own, takes one request per connection, and applies it in its next
+//! round. Banned CPUs of a request replace those of the configuration, so a request names both.
 //!
 //! Source: `sock_handle` and `setup_banned_cpus` in irqbalance 1.9.
 
@@ -27,17 +30,17 @@ use rustix::net::{
 use crate::interrupts::parse_mask;
 
 const SOCKETS: &str = "run/irqbalance";
-/// It answers between two rounds, which take a few milliseconds.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// The time limit of a request. irqbalance answers between two rounds, which take a few milliseconds.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// One that runs.
+/// A running irqbalance process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Irqbalance {
     socket: PathBuf,
 }
 
 impl Irqbalance {
-    /// Those that have a socket below this root directory.
+    /// Returns the processes with a socket below this root directory.
     pub fn all(root: &Path) -> Vec<Self> {
         let entries = fs::read_dir(root.join(SOCKETS)).into_iter().flatten().flatten();
         let sockets = entries.map(|entry| entry.path());
@@ -47,28 +50,28 @@ impl Irqbalance {
             .collect()
     }
 
-    /// The CPUs that are banned.
+    /// Returns the banned CPUs.
     pub fn banned(&self) -> io::Result<CpuSet> {
         let answer = self.ask("setup")?;
         let mask = answer.rsplit_once("BANNED ").and_then(|(_, mask)| parse_mask(mask));
         mask.ok_or_else(|| io::Error::other(format!("{}: it answers {answer:?}", self.socket.display())))
     }
 
-    /// Bans these CPUs and no others; with none, those of its configuration.
+    /// Bans exactly these CPUs; with an empty set, those of the configuration.
     pub fn ban(&self, cpus: &CpuSet) -> io::Result<()> {
         let cpus = if cpus.is_empty() { "NULL".to_owned() } else { cpus.to_string() };
         self.ask(&format!("settings cpus {cpus}")).map(drop)
     }
 
-    /// Sends one request, and reads until it closes the connection.
+    /// Sends one request, and reads the answer until the connection is closed.
     fn ask(&self, request: &str) -> io::Result<String> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // For the connection too: it has room for one that waits.
-        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        // The timeout also applies to the connection: the backlog is one.
+        set_socket_timeout(&socket, Timeout::Send, Some(REQUEST_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(REQUEST_TIMEOUT))?;
         connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
         let mut stream = UnixStream::from(socket);
-        // It takes the end of the text from the length, but reads further where that is not 0.
+        // irqbalance finds the end of the text by its length, but reads on if the last byte is not 0.
         stream.write_all(format!("{request}\0").as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
@@ -83,13 +86,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_asked_and_banned_on_its_socket() {
+    fn bans_cpus_over_socket() {
         let root = tempfile::tempdir().unwrap();
         assert!(Irqbalance::all(root.path()).is_empty());
         let folder = root.path().join(SOCKETS);
         fs::create_dir_all(&folder).unwrap();
         let listener = UnixListener::bind(folder.join("irqbalance7.sock")).unwrap();
-        // It reads once, as the real one does.
+        // The fake reads once, as irqbalance does.
         let answers = thread::spawn(move || {
             let answer = |text: &str| {
                 let (mut stream, _) = listener.accept().unwrap();

@@ -1,29 +1,33 @@
-//! Enforcement: from settings to what the kernel does, and back.
+//! Enforcement: writes the settings of guarantees to the kernel, and restores the original values.
 //!
-//! Problem: a promise is a handful of knobs in one cgroup and, because protection is hierarchical, some in
-//! each of its ancestors. Others own some of these cgroups, others write them, and the daemon may die between
-//! any two writes. What was there before has to come back when the promise ends.
+//! # Problem
+//! A guarantee consists of several knobs in one cgroup and, because protection is hierarchical, in each of its
+//! ancestors. Other programs own some of these cgroups or write their knobs, and the daemon may die between any two
+//! writes. When the guarantee ends, the original values have to be restored.
 //!
-//! Terms: [`Settings`](numaward_model::Settings) are what a cgroup is to hold. [`AppliedSettings`] are what was written
-//! where and what was found there; they are stored with the ledger. A [`EnforcementPlan`] is the way from what is to what is
-//! wanted. [`Cgroupfs`] writes knobs directly, [`Systemd`] as properties of its units. [`Drift`] is a knob that holds
-//! something else.
+//! # Terms
+//! - [`Settings`](numaward_model::Settings) are the values that a cgroup should hold.
+//! - [`AppliedSettings`] have the written and the original values. They are stored with the ledger.
+//! - An [`EnforcementPlan`] has the writes of a change.
+//! - [`Cgroupfs`] writes knobs directly, [`Systemd`] as properties of its units.
+//! - [`Drift`] is a knob that does not hold its value.
 //!
-//! Algorithm: [`Enforcer::plan`] reads the kernel and decides, [`EnforcementPlan::intent`] is stored, then
-//! [`Enforcer::execute`] writes, in the order of [`order`], reads each knob back, and [`EnforcementPlan::outcome`] is
-//! stored at leisure. A plan that gives settings is undone if any write fails; one that takes them back goes on
-//! with the rest. After a crash, [`SettingsChange::Upkeep`] plans what is left to do; where nothing is, nothing is written.
+//! # Algorithm
+//! [`Enforcer::plan`] reads the kernel and decides. The caller stores [`EnforcementPlan::intent`].
+//! [`Enforcer::execute`] then writes the knobs in the order of [`order`] and reads each back, and the caller stores
+//! [`EnforcementPlan::outcome`] later. If a write fails, a plan that applies settings is undone, and one that restores
+//! values continues. After a crash, [`SettingsChange::Upkeep`] plans the remaining writes, if there are any.
 //!
-//! `memory.min` and `memory.low` of an ancestor are raised to the sum of what its children claim, as the kernel
-//! scales claims down when they sum up to more than the parent has, and never below what was found. An ancestor
-//! that holds more than needed is no drift.
+//! `memory.min` and `memory.low` of an ancestor are raised to the sum of its children's claims, because the kernel
+//! scales claims down if their sum exceeds the parent's value. They never become lower than the original values. An
+//! ancestor that holds more than it needs has not drifted.
 //!
-//! Controllers that the knobs need are enabled above, and noted as well: see [`controllers`].
+//! The controllers of the knobs are enabled in the ancestors, which is recorded too: see [`controllers`].
 //!
-//! Everything here blocks: file I/O, page migration, the bus. It runs on a thread that may block, one plan at a
-//! time.
+//! All calls block: for file I/O, migration of pages, or the system bus. They must run on a thread that may block, one
+//! plan at a time.
 
-// But for one system call, see `pages/sys.rs`.
+// Except for system calls, see `pages/sys.rs`.
 #![deny(unsafe_code)]
 
 mod applied;

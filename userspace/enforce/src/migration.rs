@@ -1,16 +1,16 @@
-//! Moving pages: what a write to `cpuset.mems` does besides setting the knob.
+//! Migration of pages by a write to `cpuset.mems`.
 //!
-//! cgroup v2 moves the pages of a cgroup's processes to the new nodes before the write returns, however long
-//! that takes. The knob holds from the start of the write, so the caller waits for the pages only so long,
-//! and a thread goes on waiting. What moved is read from `memory.numa_stat` before and after; the kernel's
-//! counters lag by up to some 64 pages a CPU.
+//! cgroup v2 moves the pages of a cgroup's processes to the new nodes before the write returns, however long this
+//! takes. The new set is in effect from the start of the write, so the caller waits for a limited time and a thread
+//! continues to wait. The amount of moved memory is read from `memory.numa_stat` before and after; the kernel's
+//! counters lag by up to about 64 pages per CPU.
 //!
-//! The kernel moves pages from the nodes that it has noted for a cpuset. Where it makes the cpusets of several cgroups at
-//! once, as it does when the controller is turned on for what is in a slice, it notes them for one of these cgroups only
-//! (`cpuset_attach`): the first write to `cpuset.mems` of another moves nothing. Each write that changes
-//! something notes them, so [`stayed`] says when to widen the set and write it once more.
+//! The kernel moves pages from the nodes that it has noted for a cpuset. If it creates the cpusets of several cgroups
+//! at once, as when the controller is enabled in a slice, it notes them for one of these cgroups only
+//! (`cpuset_attach`): the first write to `cpuset.mems` of another one moves nothing. Each write that changes the set
+//! notes the nodes. If memory [`stayed`], the set is therefore widened and written once more.
 //!
-//! Before Linux 5.15 a write to `cpuset.mems` moves nothing in cgroup v2. There nearly everything stays, and
+//! Before Linux 5.15, a write to `cpuset.mems` moves nothing in cgroup v2. Almost all memory stays then, and
 //! `migrate_pages(2)` moves it, process by process.
 
 use std::{
@@ -28,38 +28,38 @@ use super::{EnforceError, writers::Writers};
 /// User memory by node.
 pub type MemoryByNode = BTreeMap<NodeId, Bytes>;
 
-/// What a write to `cpuset.mems` moved.
+/// Result of a write to `cpuset.mems`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// The nodes that the cgroup may use now.
+    /// Nodes that the cgroup may use now.
     pub nodes: NodeSet,
     /// User memory (`anon` and `file`) by node before the write.
     pub before: MemoryByNode,
-    /// The same afterwards.
+    /// User memory by node after the write.
     pub after: MemoryByNode,
-    /// How long the write took.
+    /// Duration of the write.
     pub took: Duration,
 }
 
 impl Migration {
-    /// User memory that was outside the nodes and is no longer: moved, or freed meanwhile.
+    /// Returns the user memory that was outside the nodes and is no longer: moved, or freed meanwhile.
     pub fn moved(&self) -> Bytes {
         Bytes(outside(&self.before, &self.nodes).0.saturating_sub(self.left().0))
     }
 
-    /// User memory that is still outside the nodes: the kernel could not move it.
+    /// Returns the user memory that is still outside the nodes because the kernel could not move it.
     pub fn left(&self) -> Bytes {
         outside(&self.after, &self.nodes)
     }
 }
 
-/// Nodes outside of `nodes` that hold memory.
+/// Returns the nodes outside `nodes` that hold memory.
 pub(super) fn left_on(resident: &MemoryByNode, nodes: &NodeSet) -> NodeSet {
     let holds = |(node, bytes): (&NodeId, &Bytes)| (bytes.0 > 0 && !nodes.contains(*node)).then_some(*node);
     resident.iter().filter_map(holds).collect()
 }
 
-/// Whether a write has moved next to nothing of what was outside the nodes.
+/// Returns whether almost all memory outside the nodes is still there after a write.
 pub(super) fn stayed(before: &MemoryByNode, after: &MemoryByNode, nodes: &NodeSet) -> bool {
     let (before, after) = (outside(before, nodes).0, outside(after, nodes).0);
     before > 0 && after >= before - before / 8
@@ -69,18 +69,18 @@ fn outside(resident: &MemoryByNode, nodes: &NodeSet) -> Bytes {
     Bytes(resident.iter().filter(|(node, _)| !nodes.contains(**node)).map(|(_, bytes)| bytes.0).sum())
 }
 
-/// A migration that was begun.
+/// State of a migration.
 #[derive(Debug)]
 pub enum MigrationState {
-    /// All is said.
+    /// The migration has ended.
     Done(Migration),
-    /// The knob holds, the pages are still being moved. The result comes here.
+    /// The new set is in effect, and pages are still being moved. The channel delivers the result.
     Running(Receiver<Result<Migration, KnobError>>),
 }
 
-/// Runs `write`, which makes `cpuset.mems` of the cgroup with this directory hold `nodes`, and waits at most
-/// `wait` for the pages to follow. What was moved is what was outside `before`, where an earlier write may have moved
-/// some, or else now.
+/// Runs `write`, which writes `nodes` to `cpuset.mems` of the cgroup with this directory, and waits at most `wait` for
+/// the pages to follow. `before` is the memory before an earlier write that may have moved some; by default, it is read
+/// now.
 pub(super) fn migrate(
     writers: &Writers,
     dir: &Path,
@@ -93,12 +93,12 @@ pub(super) fn migrate(
     let dir: PathBuf = dir.to_owned();
     writers
         .run(move || {
-            // A cgroup without the memory controller moves pages all the same, uncounted.
+            // A cgroup without the memory controller has no counters, but its pages move too.
             let before = before.unwrap_or_else(|| resident(&dir));
             let started = Instant::now();
             let written = write();
             let took = started.elapsed();
-            // Nobody waits any more where the daemon is ending.
+            // The receiver is gone while the daemon is ending.
             let _ = sender.send(written.map(|()| Migration { nodes, before, after: resident(&dir), took }));
         })
         .map_err(EnforceError::Thread)?;
@@ -111,7 +111,7 @@ pub(super) fn migrate(
     }
 }
 
-/// User memory of a cgroup and its descendants by node; empty where it cannot be known.
+/// Returns the user memory of a cgroup and its descendants by node; empty if it cannot be read.
 pub(super) fn resident(dir: &Path) -> MemoryByNode {
     let nodes = read::memory_numa_stat(dir).unwrap_or_default();
     nodes.into_iter().map(|(node, memory)| (node, Bytes(memory.anon.0 + memory.file.0))).collect()
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stays_is_nearly_all_of_what_is_outside() {
+    fn detects_memory_that_stayed() {
         let resident =
             |outside: u64| MemoryByNode::from([(NodeId(0), Bytes(outside)), (NodeId(1), Bytes(99))]);
         let stayed = |before, after| stayed(&resident(before), &resident(after), &"1".parse().unwrap());
@@ -131,16 +131,16 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_left_on_nodes_that_hold_some() {
+    fn finds_nodes_with_remaining_memory() {
         let resident =
             MemoryByNode::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(9)), (NodeId(2), Bytes(9))]);
         assert_eq!(left_on(&resident, &"2-3".parse().unwrap()).to_string(), "1");
     }
 
     #[test]
-    fn what_an_earlier_write_has_moved_counts() {
+    fn counts_pages_of_earlier_write() {
         let dir = tempfile::tempdir().unwrap();
-        // It followed before anybody looked.
+        // The pages moved before the memory was read.
         std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=8192 N1=0\nfile N0=0 N1=4096\n")
             .unwrap();
         let before = MemoryByNode::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(12288))]);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_the_nodes_counts() {
+    fn moved_counts_memory_outside_nodes() {
         let resident = |n0, n1| [(NodeId(0), Bytes(n0)), (NodeId(1), Bytes(n1))].into();
         let migration = Migration {
             nodes: "0".parse().unwrap(),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_write_is_not_waited_for() {
+    fn slow_write_returns_running() {
         let dir = tempfile::tempdir().unwrap();
         let (go, wait_for_go) = mpsc::channel::<()>();
         let (writers, nodes) = (Writers::default(), "1".parse().unwrap());

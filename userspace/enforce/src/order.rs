@@ -1,25 +1,27 @@
 //! The order in which knobs are written.
 //!
-//! Problem: a change touches several knobs, each of which the kernel changes at once, but not together.
-//! Between two writes a cgroup must never have an empty set or one that is wider than both the old and the
-//! new, be out of memory because its nodes narrowed before its limit rose, or stand unprotected.
+//! # Problem
+//! A change concerns several knobs, which the kernel changes one by one. Between two writes a cgroup must never have an
+//! empty set, a set wider than both the old and the new one, too little memory because its nodes narrowed before its
+//! limit rose, or no protection.
 //!
-//! Answer: one write a knob, straight from old to new, in these phases:
+//! # Algorithm
+//! Each knob is written once, from the old to the new value, in these phases:
 //!
-//! 1. a partition that ends becomes a member, while its CPUs are still its own;
-//! 2. limits rise (`memory.max` before `memory.high`: above the maximum, a high limit does nothing), and quotas of CPU
-//!    time are lifted;
-//! 3. protection rises, ancestors first, as it counts only as far as theirs reaches;
-//! 4. `cpuset.cpus.exclusive`, ancestors first, as a child may only take what they have;
-//! 5. `cpuset.cpus`, before `cpuset.mems`: it is quick, and others may be waiting for these CPUs, while the
-//!    write of the nodes moves pages and can take seconds. What is allocated on the old nodes in between is
-//!    moved as well. Sets that only grow come last: what they grow by was another's;
+//! 1. a partition that ends becomes a member while it still has its CPUs;
+//! 2. limits rise (`memory.max` before `memory.high`, because a `memory.high` above the maximum has no effect), and
+//!    quotas of CPU time are lifted;
+//! 3. protection rises, ancestors first, because it is effective only up to the ancestors' protection;
+//! 4. `cpuset.cpus.exclusive`, ancestors first, because a child may only take CPUs of its parent;
+//! 5. `cpuset.cpus`, before `cpuset.mems`: it is quick, and other cgroups may wait for these CPUs, while the write of
+//!    the nodes moves pages and can take seconds. Pages that are allocated on the old nodes in between move too. Sets
+//!    that only grow come last, because they grow by CPUs that another cgroup had;
 //! 6. `cpuset.mems`;
-//! 7. a partition begins, as its CPUs are in place;
-//! 8. limits fall (`memory.high` before `memory.max`: reclaim before out of memory), after the pages moved, and quotas of
-//!    CPU time come back;
-//! 9. protection falls, the deepest first;
-//! 10. exclusive CPUs are given back, the deepest first.
+//! 7. a partition begins, because it has its CPUs now;
+//! 8. limits fall (`memory.high` before `memory.max`, so that memory is reclaimed before processes are killed), after
+//!    the pages moved, and quotas of CPU time are restored;
+//! 9. protection falls, the deepest cgroup first;
+//! 10. exclusive CPUs are returned, the deepest cgroup first.
 
 use std::cmp::Reverse;
 
@@ -30,29 +32,26 @@ use numaward_cgroup::{
 
 use super::applied::Owner;
 
-/// One write.
+/// One write to a knob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteStep {
-    /// The cgroup.
     pub cgroup: CgroupPath,
-    /// Who writes it.
     pub owner: Owner,
-    /// The knob.
     pub knob: Knob,
-    /// What it holds now.
+    /// The present value.
     pub from: KnobValue,
-    /// What it is to hold.
+    /// The new value.
     pub to: KnobValue,
 }
 
 impl WriteStep {
-    /// The way back.
+    /// Returns the write that undoes this one.
     pub(super) fn reversed(&self) -> Self {
         Self { from: self.to.clone(), to: self.from.clone(), ..self.clone() }
     }
 }
 
-/// Puts the writes in order. An ancestor's exclusive CPUs that change both ways change in two steps.
+/// Sorts the writes. If exclusive CPUs of an ancestor both gain and lose CPUs, they are written in two steps.
 pub(super) fn ordered(steps: Vec<WriteStep>, is_ancestor: impl Fn(&CgroupPath) -> bool) -> Vec<WriteStep> {
     let mut steps: Vec<_> = steps
         .into_iter()
@@ -73,8 +72,7 @@ pub(super) fn ordered(steps: Vec<WriteStep>, is_ancestor: impl Fn(&CgroupPath) -
     steps
 }
 
-/// Phase, then depth (down where it must not run ahead of the parent, up where the parent must not run
-/// ahead of it), then knob.
+/// Returns the sort key: phase, then depth (parents first or children first), then knob.
 fn key(step: &WriteStep, is_ancestor: bool) -> ((u8, bool), usize, Reverse<usize>, u8) {
     let depth = step.cgroup.components().count();
     let down = |phase, rank| ((phase, false), depth, Reverse(0), rank);
@@ -108,7 +106,7 @@ fn key(step: &WriteStep, is_ancestor: bool) -> ((u8, bool), usize, Reverse<usize
     }
 }
 
-/// Whether a set of CPUs only grows. The empty one is all that the parent has.
+/// Returns whether a set of CPUs only grows. The empty set means all that the parent has.
 fn grows(from: &KnobValue, to: &KnobValue) -> bool {
     match (from, to) {
         (KnobValue::Cpus(from), _) if from.is_empty() => false,
@@ -132,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Puts the steps in order, last one first, and prints what is written.
+    /// Sorts the steps, after their order was reversed, and formats the writes.
     fn written(steps: &[(&str, &str, &str, &str)]) -> Vec<String> {
         let steps =
             steps.iter().rev().map(|&(cgroup, knob, from, to)| step(cgroup, knob, from, to)).collect();
@@ -142,7 +140,7 @@ mod tests {
             .collect()
     }
 
-    /// Steps that are written just as they are given here.
+    /// Asserts that the steps are already in the order of their writes.
     fn stays(steps: &[(&str, &str, &str, &str)]) {
         let expected: Vec<_> =
             steps.iter().map(|(cgroup, knob, _, to)| format!("{cgroup} {knob} {to}")).collect();
@@ -150,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guarantee_is_given_from_the_outside_in() {
+    fn grants_guarantee_from_ancestors_down() {
         stays(&[
             ("/a/b", "memory.max", "1048576", "max"),
             ("/a/b", "memory.high", "1048576", "2097152"),
@@ -165,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guarantee_is_taken_back_from_the_inside_out() {
+    fn releases_guarantee_from_leaves_up() {
         stays(&[
             ("/a/b", "cpuset.cpus.partition", "root", "member"),
             ("/a/b", "cpuset.cpus.exclusive", "2-3", ""),
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_leaves_another_gets_then() {
+    fn shrinks_sets_before_growing_others() {
         assert_eq!(
             written(&[
                 ("/a", "cpuset.cpus", "0-3", ""),
@@ -193,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_that_moves_has_its_cpus_from_every_ancestor_at_every_moment() {
+    fn moved_partition_keeps_ancestor_cpus() {
         assert_eq!(
             written(&[
                 ("/a", "cpuset.cpus.exclusive", "0-1", "1-2"),

@@ -1,4 +1,4 @@
-//! What is to change, and the writes that make it so.
+//! Changes of settings, and the plans that make them.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,25 +18,25 @@ use super::{
     order::WriteStep,
 };
 
-/// What is to change.
+/// A change of the settings of cgroups.
 #[derive(Clone, Debug)]
 pub enum SettingsChange {
-    /// The cgroup is to hold these settings, instead of those it held.
+    /// Replaces the settings of a cgroup.
     Hold(CgroupPath, Settings),
-    /// Each of these cgroups is to hold these settings, instead of those it held. What fails in one ends the writes to it,
-    /// and undoes nothing.
+    /// Replaces the settings of each of these cgroups. An error ends the writes to its cgroup and undoes nothing.
     HoldAll(Vec<(CgroupPath, Settings)>),
-    /// The cgroup gets back what was found.
+    /// Removes the settings of a cgroup and restores the original values.
     Release(CgroupPath),
-    /// Each of these cgroups is to hold these settings, or gets back what was found. What fails does not undo the
-    /// rest.
+    /// Replaces the settings of each of these cgroups, or restores its original values. An error does not undo the
+    /// other writes.
     Each(Vec<(CgroupPath, Option<Settings>)>),
-    /// Nothing new: finish what a crash left, forget cgroups that are gone, write what does not hold.
+    /// Changes no settings: finishes the work that a crash interrupted, removes records of cgroups that are gone, and
+    /// writes values that drifted.
     Upkeep,
 }
 
 impl SettingsChange {
-    /// The cgroups that it is about, where these are held, and those that may get back CPUs by it.
+    /// Returns the cgroups of the change and those with pending CPUs that it may restore.
     pub fn cgroups(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
         let mut cgroups: BTreeSet<_> = match self {
             Self::Hold(path, _) | Self::Release(path) => [path.clone()].into(),
@@ -44,20 +44,20 @@ impl SettingsChange {
             Self::Each(changes) => changes.iter().map(|(path, _)| path.clone()).collect(),
             Self::Upkeep => applied.iter().map(|(path, _)| path.clone()).collect(),
         };
-        cgroups.extend(self.owed_beside(applied));
+        cgroups.extend(self.pending_cpus_beside(applied));
         cgroups
     }
 
-    /// Those that may get back CPUs, beside these cgroups, as partitions end.
-    pub(super) fn owed_beside(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
+    /// Returns the siblings with pending CPUs that may be restored because partitions end.
+    pub(super) fn pending_cpus_beside(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
         match self {
-            Self::Release(path) => applied.owed_beside(&[path]),
+            Self::Release(path) => applied.pending_cpus_beside(&[path]),
             Self::Each(changes) => {
                 let ends = |settings: &Option<Settings>| {
                     settings.as_ref().is_none_or(|settings| !settings.has_partition())
                 };
                 let ended = changes.iter().filter(|(_, settings)| ends(settings));
-                let mut owed = applied.owed_beside(&ended.map(|(path, _)| path).collect::<Vec<_>>());
+                let mut owed = applied.pending_cpus_beside(&ended.map(|(path, _)| path).collect::<Vec<_>>());
                 owed.retain(|path| changes.iter().all(|(other, _)| other != path));
                 owed
             }
@@ -66,46 +66,45 @@ impl SettingsChange {
     }
 }
 
-/// The way from what is to what is wanted.
+/// The writes that make a change, and the state to store before and after them.
 #[derive(Clone, Debug)]
 pub struct EnforcementPlan {
-    /// What was true when it was planned.
+    /// State at the time of planning.
     pub base: AppliedSettings,
-    /// What to store before the plan is executed.
+    /// State to store before the plan is executed.
     pub intent: AppliedSettings,
-    /// What is true afterwards.
+    /// State after all writes succeeded.
     pub outcome: AppliedSettings,
     /// Controllers to enable. To be stored before, as `intent` is.
     pub enable: EnabledControllers,
     /// The writes, in their order.
     pub(super) steps: Vec<WriteStep>,
-    /// What somebody else has changed and is left as it is.
+    /// Knobs that another program has changed and that keep its values.
     pub(super) kept: Vec<Drift>,
-    /// Drop-ins of ours that are of no use once the knobs have got back what was found: the unit and the knob.
+    /// Drop-ins of the daemon to remove once the original values are restored.
     pub(super) drop_ins: Vec<(CgroupPath, Knob)>,
-    /// Those that may get back CPUs by it: where they do not, nothing has failed.
+    /// Cgroups with pending CPUs that the plan tries to restore; a failure to do so is no error.
     pub(super) owed: BTreeSet<CgroupPath>,
-    /// What is to be held from now on, if anything.
+    /// Settings that the plan applies.
     pub(super) holds: Vec<(CgroupPath, Settings)>,
-    /// Whether a write that fails undoes those before it.
+    /// If true, an error undoes the writes before it.
     pub(super) is_undone: bool,
     /// The time that is left to read affinities of threads for it.
     pub(super) thread_time: Duration,
 }
 
 impl EnforcementPlan {
-    /// The writes, in their order.
     pub fn steps(&self) -> &[WriteStep] {
         &self.steps
     }
 
-    /// The cgroups that are written.
+    /// Returns the cgroups with writes.
     pub fn cgroups(&self) -> BTreeSet<CgroupPath> {
         self.steps.iter().map(|step| step.cgroup.clone()).collect()
     }
 
-    /// What is true after what was done: a knob of which a write was not done stays as intended, and of a cgroup that has
-    /// not got back all CPUs it is still known which those are.
+    /// Returns the state after execution. A knob that was not written keeps its intended value, and CPUs that were
+    /// not restored in full stay pending.
     pub fn outcome_of(&self, report: &EnforcementReport) -> AppliedSettings {
         let mut outcome = self.outcome.clone();
         let is_all_done = report.written.len() + report.gone.len() == self.steps.len();
@@ -114,31 +113,37 @@ impl EnforcementPlan {
         for step in self.steps.iter().filter(|step| !is_done(step)) {
             let intended = self.intent.get(&step.cgroup).and_then(|record| record.written.0.get(&step.knob));
             if let Some(intended) = intended {
-                self.note_left(&mut outcome, &step.cgroup, step.knob, intended);
+                self.note_unwritten(&mut outcome, &step.cgroup, step.knob, intended);
             }
         }
         for (path, held) in &report.owed {
-            self.note_left(&mut outcome, path, Knob::CpusetCpus, held);
+            self.note_unwritten(&mut outcome, path, Knob::CpusetCpus, held);
         }
         outcome
     }
 
-    /// What is true after this plan failed and was undone: what was true before. The writes that `failed` to undo it are yet to be given
-    /// back.
+    /// Returns the state after the plan failed and its writes were undone: the original state, with a pending restore
+    /// for each write that could not be undone.
     pub fn undone(&self, failed: &[StepError]) -> AppliedSettings {
         let mut outcome = self.base.clone();
         for StepError { step, .. } in failed {
             let known = outcome.get(&step.cgroup).and_then(|record| record.written.0.get(&step.knob));
-            // What was held before has drifted now.
+            // The value that was held before has drifted now.
             if known.is_none() {
-                self.note_left(&mut outcome, &step.cgroup, step.knob, &step.from);
+                self.note_unwritten(&mut outcome, &step.cgroup, step.knob, &step.from);
             }
         }
         outcome
     }
 
-    /// Takes note of what was written to a knob that is not as it is to be.
-    fn note_left(&self, outcome: &mut AppliedSettings, path: &CgroupPath, knob: Knob, written: &KnobValue) {
+    /// Records the value of a knob that was not written.
+    fn note_unwritten(
+        &self,
+        outcome: &mut AppliedSettings,
+        path: &CgroupPath,
+        knob: Knob,
+        written: &KnobValue,
+    ) {
         let Some(intent) = self.intent.get(path) else { return };
         let Some(found) = intent.found.0.get(&knob) else { return };
         let mut record = match outcome.get(path) {
@@ -151,53 +156,53 @@ impl EnforcementPlan {
         if knob == Knob::CpusetCpus {
             record.thread_masks.clone_from(&intent.thread_masks);
         }
-        outcome.put(path, record);
+        outcome.update(path, record);
     }
 
-    /// Whether a write gives back what was found.
-    pub(super) fn gives_back(&self, step: &WriteStep) -> bool {
+    /// Returns whether a write restores the original value.
+    pub(super) fn restores_original(&self, step: &WriteStep) -> bool {
         let after = self.outcome.get(&step.cgroup);
         after.is_none_or(|record| !record.written.0.contains_key(&step.knob))
     }
 
-    /// Whether a knob's property had no drop-in before this plan.
-    pub(super) fn made_drop_in(&self, step: &WriteStep) -> bool {
+    /// Returns whether a knob's property had no drop-in before this plan.
+    pub(super) fn creates_drop_in(&self, step: &WriteStep) -> bool {
         let owns = |applied: &AppliedSettings| {
             applied.get(&step.cgroup).is_some_and(|record| record.own_drop_ins.contains(&step.knob))
         };
         owns(&self.intent) && !owns(&self.base)
     }
 
-    /// Whether nothing has failed although this write was not done: it gives something back, and is tried again.
+    /// Returns whether a failed write is no error, because it restores a value and will be repeated.
     pub(super) fn may_be_late(&self, failed: &StepError) -> bool {
         self.owed.contains(&failed.step.cgroup)
-            || matches!(failed.error, EnforceError::InUse { .. }) && self.gives_back(&failed.step)
+            || matches!(failed.error, EnforceError::InUse { .. }) && self.restores_original(&failed.step)
     }
 
-    /// Whether several cgroups are to hold something from now on.
+    /// Returns whether the plan applies settings to several cgroups.
     pub fn holds_several(&self) -> bool {
         self.holds.len() > 1
     }
 
-    /// Whether a write that fails undoes those before it.
+    /// Returns whether an error undoes the writes before it.
     pub fn is_undone(&self) -> bool {
         self.is_undone
     }
 }
 
-/// What a plan has done.
+/// The writes that an executed plan has made.
 #[derive(Debug, Default)]
 pub struct EnforcementReport {
     /// The writes, in their order.
     pub written: Vec<WriteStep>,
-    /// Pages that were moved, by cgroup.
+    /// Migrations of pages, by cgroup.
     pub moving: Vec<(CgroupPath, MigrationState)>,
-    /// Knobs that somebody else changed since we wrote them: a release leaves them as they are.
+    /// Knobs that another program changed since the daemon wrote them; a release keeps their values.
     pub kept: Vec<Drift>,
-    /// Writes that were not needed, as their cgroups are gone.
+    /// Writes that were not necessary because their cgroups are gone.
     pub gone: Vec<WriteStep>,
-    /// Cgroups that have got back these CPUs alone so far, as partitions have the others.
+    /// Cgroups that got back only a part of their CPUs, because partitions have the rest, with the CPUs that they hold.
     pub owed: Vec<(CgroupPath, KnobValue)>,
-    /// Writes that were not done, of cgroups that are yet to get back what was found.
+    /// Failed writes that restore a value and will be repeated.
     pub late: Vec<StepError>,
 }

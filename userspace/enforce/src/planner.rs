@@ -1,4 +1,4 @@
-//! How a plan is made: from a change, what was applied before and what the kernel has.
+//! Planning: from a change, the applied settings and the state of the kernel to the writes.
 
 use std::{
     cmp::Reverse,
@@ -32,7 +32,7 @@ use super::{
 const THREAD_TIME: Duration = Duration::from_millis(10);
 
 const PROTECTIONS: [Knob; 2] = [Knob::MemoryMin, Knob::MemoryLow];
-const NOTHING: Limit = Limit::Bytes(Bytes(0));
+const NO_PROTECTION: Limit = Limit::Bytes(Bytes(0));
 
 fn limit(values: &Values, knob: Knob) -> Option<Limit> {
     match values.0.get(&knob) {
@@ -88,7 +88,7 @@ impl Enforcer {
             steps: Vec::new(),
             kept: Vec::new(),
             drop_ins: Vec::new(),
-            owed: change.owed_beside(applied),
+            owed: change.pending_cpus_beside(applied),
             holds: match change {
                 SettingsChange::Hold(path, settings) => vec![(path.clone(), settings.clone())],
                 SettingsChange::HoldAll(holds) => holds.clone(),
@@ -99,16 +99,16 @@ impl Enforcer {
         };
         for (path, values) in wanted {
             match self.enter(&mut plan, path, values) {
-                // What is owed stays so.
+                // The CPUs stay pending.
                 Err(_) if plan.owed.contains(path) => {}
-                // It vanished since it was looked for.
+                // The cgroup vanished since it was found.
                 Err(error) if error.is_gone() && plan.holds.iter().all(|(held, _)| held != path) => {}
                 entered => entered?,
             }
         }
         let held = &plan.outcome;
         let is_ancestor = |path: &CgroupPath| held.get(path).is_none_or(|record| record.settings.is_empty());
-        // Not before the partitions beside them have ended.
+        // Not before the partitions of siblings have ended.
         let is_owed = |step: &WriteStep| {
             let asks = held.get(&step.cgroup).is_some_and(|record| record.settings.cpus.is_some());
             let is_owed = || applied.get(&step.cgroup).is_some_and(|record| record.has_pending_cpus());
@@ -120,8 +120,8 @@ impl Enforcer {
         Ok(plan)
     }
 
-    /// A cgroup that is gone took its values along; a new one of the same name has none of them. The properties
-    /// of a unit outlive its cgroup.
+    /// Removes the values of a cgroup that is gone: a new one at the same path has none of them. The properties of a
+    /// unit outlive its cgroup.
     fn forget_if_gone(&self, applied: &mut AppliedSettings, path: &CgroupPath) {
         let id = id_of(&path.dir(self.root()));
         let known = applied.records.get(path).map(|record| record.id);
@@ -142,7 +142,7 @@ impl Enforcer {
         }
     }
 
-    /// What a cgroup claimed that is gone, nobody claims.
+    /// Removes the cached claims of a cgroup that is gone.
     fn forget_claims(&self, path: &CgroupPath) {
         let Some(parent) = path.parent() else { return };
         let mut claims = self.claims.lock();
@@ -176,11 +176,11 @@ impl Enforcer {
             record.written.0.remove(&Knob::CpusetCpus);
             record.found.0.remove(&Knob::CpusetCpus);
         }
-        applied.put(path, Record { settings: settings.clone(), ..record });
+        applied.update(path, Record { settings: settings.clone(), ..record });
         Ok(())
     }
 
-    /// What each of these cgroups is to hold.
+    /// Returns the values that each of these cgroups is to hold.
     fn wanted<'a>(
         &self,
         applied: &AppliedSettings,
@@ -206,9 +206,9 @@ impl Enforcer {
                 values.0.insert(Knob::CpuMax, KnobValue::Quota(Quota::Max));
             }
             for knob in PROTECTIONS {
-                if !below()
-                    .any(|(_, record)| record.settings.protection(knob).is_some_and(|claim| claim > NOTHING))
-                {
+                if !below().any(|(_, record)| {
+                    record.settings.protection(knob).is_some_and(|claim| claim > NO_PROTECTION)
+                }) {
                     continue;
                 }
                 let KnobValue::Limit(found) = self.found(applied, path, knob)? else { continue };
@@ -216,7 +216,8 @@ impl Enforcer {
                 let children = below().filter(|(other, _)| other.parent().as_ref() == Some(path));
                 let beside = children.filter_map(|(_, record)| record.settings.sibling_claim(knob)).max();
                 let claimed = self.claimed(applied, &wanted, path, knob)?;
-                let needed = claimed.saturating_add(beside.unwrap_or(NOTHING)).max(floor.unwrap_or(found));
+                let needed =
+                    claimed.saturating_add(beside.unwrap_or(NO_PROTECTION)).max(floor.unwrap_or(found));
                 if floor.is_some() || needed > found {
                     values.0.insert(knob, KnobValue::Limit(needed));
                 }
@@ -241,7 +242,7 @@ impl Enforcer {
         Ok(wanted)
     }
 
-    /// What the children of a cgroup claim together.
+    /// Returns the sum of the claims of a cgroup's children.
     fn claimed(
         &self,
         applied: &AppliedSettings,
@@ -261,23 +262,24 @@ impl Enforcer {
             if !parent.is_parent_of(child) {
                 continue;
             }
-            // A claim that is no longer wanted goes back to what was found.
+            // A claim without settings is restored to its original value.
             let found = || limit(&applied.get(child)?.found, knob);
             if let Some(claim) = limit(values, knob).or_else(found) {
                 ours.insert(child, claim);
             }
         }
         let others = seen.iter().filter(|(child, _)| !ours.contains_key(child));
-        // The kernel counts of a claim what is in use. One of all memory must not protect all of the parent's.
+        // The kernel counts a claim only up to the memory in use. A claim of all memory must not protect all of the
+        // parent's.
         let counted = |(child, claim): (&CgroupPath, &Limit)| match *claim {
             Limit::Max => Limit::Bytes(read::memory_current(&child.dir(self.root())).unwrap_or_default()),
             claim @ Limit::Bytes(_) => claim,
         };
         let claims = others.chain(ours.iter().map(|(child, claim)| (*child, claim)));
-        Ok(claims.map(counted).fold(NOTHING, Limit::saturating_add))
+        Ok(claims.map(counted).fold(NO_PROTECTION, Limit::saturating_add))
     }
 
-    /// What the children of a cgroup claim by their knobs.
+    /// Reads the claims of a cgroup's children from their knobs.
     fn read_claims(
         &self,
         parent: &CgroupPath,
@@ -303,7 +305,7 @@ impl Enforcer {
         Ok(claims)
     }
 
-    /// Keeps what was seen of claims up to date with what is about to be written.
+    /// Updates the cached claims with the values about to be written.
     fn note_claims(&self, applied: &AppliedSettings, wanted: &BTreeMap<&CgroupPath, Values>) {
         let mut claims = self.claims.lock();
         for (path, values) in wanted {
@@ -319,7 +321,7 @@ impl Enforcer {
         }
     }
 
-    /// The CPUs that a cgroup was set to before us; none if it had all that its parent has.
+    /// Returns the original CPUs of a cgroup; empty if it had all that its parent has.
     pub fn cpus_found(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
         match self.found(applied, path, Knob::CpusetCpus)? {
             KnobValue::Cpus(cpus) => Ok(cpus),
@@ -327,7 +329,7 @@ impl Enforcer {
         }
     }
 
-    /// The nodes that a cgroup was set to before us; none where it had those of its parent.
+    /// Returns the original nodes of a cgroup; empty if it had those of its parent.
     pub fn nodes_found(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<NodeSet, EnforceError> {
         match self.found(applied, path, Knob::CpusetMems)? {
             KnobValue::Nodes(nodes) => Ok(nodes),
@@ -335,7 +337,7 @@ impl Enforcer {
         }
     }
 
-    /// What a knob held before us.
+    /// Returns the original value of a knob.
     fn found(
         &self,
         applied: &AppliedSettings,
@@ -350,7 +352,8 @@ impl Enforcer {
         }
     }
 
-    /// Whether somebody else has set CPUs of which some were owed: nothing is, then.
+    /// Returns whether another program has set the CPUs of a cgroup with pending CPUs, so that these are not restored
+    /// any more.
     fn is_given_up(&self, record: &Record, path: &CgroupPath, knob: Knob) -> bool {
         let ours =
             record.written.0.get(&knob).filter(|_| knob == Knob::CpusetCpus && record.has_pending_cpus());
@@ -362,8 +365,8 @@ impl Enforcer {
         })
     }
 
-    /// What a knob holds, as far as the kernel and the unit's property agree: `Err` says what the kernel has
-    /// where they do not.
+    /// Returns the value of a knob. If the unit's property differs from the kernel's value, the inner `Err` has the
+    /// kernel's value.
     fn current(
         &self,
         path: &CgroupPath,
@@ -382,7 +385,7 @@ impl Enforcer {
         Ok(if agree { Ok(held) } else { Err(held) })
     }
 
-    /// Enters what a cgroup is to hold into the plan: what to store, controllers and steps.
+    /// Adds the values of a cgroup to the plan: the records to store, controllers and steps.
     fn enter(
         &self,
         plan: &mut EnforcementPlan,
@@ -411,14 +414,16 @@ impl Enforcer {
             };
             match current {
                 Ok(held) if self.cgroupfs.holds(knob, to, &held) => {}
-                // Somebody else gave an ancestor more than it needs.
+                // Another program gave an ancestor more than it needs.
                 Ok(held) if !asked.0.contains_key(&knob) && covers(&held, to) && !is_ours(&held) => {}
                 Ok(held) | Err(held) => plan.steps.push(step(knob, held, to.clone())),
             }
         }
         record.thread_masks = self.thread_masks(plan, path, &old, &record);
         let mut intent = record.clone();
-        // Until it is lowered, an ancestor has what we gave it before: after a crash that is still known to be ours.
+        // An ancestor holds its former value until it is lowered. The intent keeps that value, so that it is known as
+        // the
+        // daemon's after a crash.
         for (knob, to) in &record.written.0 {
             if let Some(ours) = old.written.0.get(knob)
                 && !asked.0.contains_key(knob)
@@ -441,10 +446,10 @@ impl Enforcer {
             }
             let (mut is_back, steps) = (false, plan.steps.len());
             match current {
-                // It was so before us: whatever it is now, we have nothing to give back.
+                // The original value equals the written one: there is nothing to restore, whatever the knob holds now.
                 _ if found == ours => {}
-                Ok(held) if self.cgroupfs.is_back(knob, found, &held) => is_back = true,
-                // Where a crash kept it from being noted that some are owed, partitions have the others.
+                Ok(held) if self.cgroupfs.is_restored(knob, found, &held) => is_back = true,
+                // A crash may have kept the pending CPUs from being stored; partitions have the missing ones.
                 Ok(held) if knob == Knob::CpusetCpus && self.cgroupfs.is_reduced(path, found, &held) => {
                     plan.steps.push(step(knob, held, found.clone()));
                 }
@@ -466,13 +471,13 @@ impl Enforcer {
             if record.written.0.is_empty() && record.settings.is_empty() {
                 applied.records.remove(path);
             } else {
-                applied.put(path, record);
+                applied.update(path, record);
             }
         }
         Ok(())
     }
 
-    /// What is noted of the threads of a cgroup that is to hold CPUs.
+    /// Returns the record of thread affinities for a cgroup that is to hold CPUs.
     fn thread_masks(
         &self,
         plan: &mut EnforcementPlan,
@@ -496,7 +501,7 @@ impl Enforcer {
         Some(Arc::new(masks))
     }
 
-    /// Whether the drop-in that a knob's property has while it is set is ours.
+    /// Returns whether the drop-in of a knob's property belongs to the daemon.
     fn owns_drop_in(&self, old: &Record, knob: Knob) -> bool {
         if old.found.0.contains_key(&knob) {
             return old.own_drop_ins.contains(&knob);
@@ -509,7 +514,7 @@ impl Enforcer {
         }
     }
 
-    /// Enters the controllers that the knobs need which we write ourselves.
+    /// Adds the controllers for the knobs that the daemon writes directly.
     fn note_controllers(
         &self,
         plan: &mut EnforcementPlan,
@@ -521,7 +526,7 @@ impl Enforcer {
         self.add_missing_above(&mut plan.enable, path, &needed)
     }
 
-    /// Whether a partition of this cgroup needs `cpuset.cpus.exclusive` in it and its ancestors.
+    /// Returns whether a partition of this cgroup requires `cpuset.cpus.exclusive` in it and its ancestors.
     fn needs_exclusive(&self, path: &CgroupPath) -> Result<bool, EnforceError> {
         let Some(parent) = path.parent().filter(|parent| !parent.is_root()) else { return Ok(false) };
         match self.cgroupfs.read(&parent, Knob::CpusetPartition) {
@@ -533,7 +538,8 @@ impl Enforcer {
             Ok(_) | Err(KnobError::Missing { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        // Came with the same release as `cpuset.cpus.exclusive`, and is there before the controller is enabled.
+        // This file came with the same release as `cpuset.cpus.exclusive`, and exists before the controller is
+        // enabled.
         if self.root().join("cpuset.cpus.isolated").exists() {
             return Ok(true);
         }

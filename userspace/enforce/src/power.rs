@@ -1,23 +1,30 @@
 //! Power settings of exclusive CPUs: the frequency governor, the energy preference, the wake-up latency.
 //!
-//! Problem: a CPU that sleeps deeply or runs slowly to save energy answers late. A workload that has it alone may prefer
-//! speed, and only there.
+//! # Problem
+//! A CPU that sleeps deeply or runs slowly to save energy responds late. A workload with exclusive CPUs may prefer
+//! speed on these.
 //!
-//! Terms: a *setting* is a file with one of the three, and what it is to hold. Governor and preference are those of a
-//! *policy* of cpufreq, which may be that of several CPUs. [`PowerRecord`] is what was found in one and what was written instead.
-//! A setting is *given up* where somebody else wrote it since.
+//! # Terms
+//! - A *setting* is a file with one of the three and its value. Governor and preference belong to a *policy* of
+//!   cpufreq, which may cover several CPUs.
+//! - [`PowerRecord`] has the original and the written value of a setting.
+//! - A setting is *given up* if another program wrote it since.
 //!
-//! Algorithm: [`Power::read_settings`] reads the files, [`plan`] decides, and [`Power::write`] writes and reads back. The preference
-//! is written before the governor and given back after it: some drivers take no preference while the governor is
-//! `performance`, which implies one.
+//! # Algorithm
+//! [`Power::read_settings`] reads the files, [`plan`] decides, and [`Power::write`] writes and reads back. The
+//! preference is written before the governor and restored after it: some drivers refuse a preference while the governor
+//! is `performance`, which implies one.
 //!
-//! A CPU that was offline has other settings when it is back: the kernel makes some of them anew. [`expect_reset`] takes note
-//! of that while the CPU is offline, so that what was found before is written over, and is nobody's.
+//! A CPU that was offline may have other settings when it comes back, because the kernel initializes some of them
+//! again. [`expect_reset`] records this while the CPU is offline, so that the original value counts as the kernel's and
+//! is overwritten.
 //!
-//! Invariants: what holds neither what was written nor what was found before the write is somebody else's, and is not
-//! written any more: neither anew nor back. If a CPU was never seen offline, what was found first counts as somebody else's, too.
-//! A policy that also serves a CPU which is not exclusive is left alone. A file that is missing is no error of this host:
-//! drivers differ.
+//! # Invariants
+//! - A value that is neither the written one nor the one before the write belongs to another program, and is not
+//!   written any more, neither set nor restored. If the daemon did not see that a CPU was offline, even the original
+//!   value counts as another program's.
+//! - A policy that also covers a CPU which is not exclusive is not changed.
+//! - A missing file is no error: drivers differ.
 //!
 //! Sources: Documentation/admin-guide/pm/cpufreq.rst, Documentation/admin-guide/pm/intel_pstate.rst,
 //! Documentation/admin-guide/pm/amd-pstate.rst, Documentation/ABI/testing/sysfs-devices-power,
@@ -36,7 +43,7 @@ use serde::{Deserialize, Serialize};
 
 const CPUS: &str = "sys/devices/system/cpu";
 
-/// What can be set. In the order in which they are set.
+/// Kinds of settings, in the order of their writes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, derive_more::Display,
 )]
@@ -48,14 +55,14 @@ pub enum PowerKnob {
     /// `scaling_governor` of cpufreq.
     #[display("governor")]
     Governor,
-    /// `pm_qos_resume_latency_us` of the CPU: how long it may take to wake up, in µs. `0` is any time, and `n/a` no time at
-    /// all.
+    /// `pm_qos_resume_latency_us` of the CPU: the maximum time to wake up, in µs. `0` sets no maximum, `n/a` forbids
+    /// any latency.
     #[display("wake-up latency")]
     WakeUpLatency,
 }
 
 impl PowerKnob {
-    /// Its file, from the directory of a CPU.
+    /// Returns the path of the file from the directory of a CPU.
     fn file(self) -> &'static str {
         match self {
             Self::EnergyPreference => "cpufreq/energy_performance_preference",
@@ -64,7 +71,8 @@ impl PowerKnob {
         }
     }
 
-    /// The file with the values that it takes, if there is one: beside its own, which is this.
+    /// Returns the path of the file with the accepted values, which is beside the setting's own file at `path`; `None`
+    /// if there is none.
     pub fn choices(self, path: &str) -> Option<String> {
         let name = match self {
             Self::EnergyPreference => "energy_performance_available_preferences",
@@ -74,120 +82,100 @@ impl PowerKnob {
         Some(format!("{}/{name}", path.rsplit_once('/')?.0))
     }
 
-    /// The file of a CPU, from the host's root.
+    /// Returns the path of a CPU's file from the host's root.
     pub fn path(self, cpu: CpuId) -> String {
         format!("{CPUS}/cpu{cpu}/{}", self.file())
     }
 }
 
-/// What is to be set, as the kernel shows it.
+/// Values to set, in the kernel's notation.
 pub type PowerTargets = BTreeMap<PowerKnob, String>;
 
-/// A file that holds a setting.
+/// A file with a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// The file, from the host's root, without symbolic links.
+    /// Path of the file from the host's root, without symbolic links.
     pub path: String,
-    /// What it is.
     pub knob: PowerKnob,
-    /// The CPUs that it is of.
+    /// CPUs that the setting applies to.
     pub cpus: CpuSet,
-    /// What it holds.
+    /// Present value.
     pub value: String,
 }
 
 /// A setting that cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedSetting {
-    /// What it is.
     pub knob: PowerKnob,
-    /// The CPUs that it is of.
+    /// CPUs that the setting would apply to.
     pub cpus: CpuSet,
-    /// Why.
     pub reason: String,
 }
 
-/// What was found in a file, and what was written instead.
+/// Original and written value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PowerRecord {
-    /// What it is.
     pub knob: PowerKnob,
-    /// The CPUs that it is of.
+    /// CPUs that the setting applies to.
     pub cpus: CpuSet,
-    /// What was found.
+    /// Original value.
     pub found: String,
-    /// What was written.
     pub written: String,
-    /// What it may hold besides, without anybody having written it: what it held before the write, if the daemon died before
-    /// that, or what was found, if its CPUs were offline.
+    /// Another value that the file may hold although no other program wrote it: the value before the write, if the
+    /// daemon died before it, or the original value, if the CPUs were offline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// Whether somebody else wrote it since.
+    /// True if another program wrote the setting since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_given_up: bool,
 }
 
-/// What was written, by file.
+/// Records by file.
 pub type PowerRecords = BTreeMap<String, PowerRecord>;
 
-/// What is to be written.
+/// A write of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PowerWrite {
-    /// The file, from the host's root.
+    /// Path of the file from the host's root.
     pub path: String,
-    /// What it is.
     pub knob: PowerKnob,
-    /// The CPUs that it is of.
+    /// CPUs that the setting applies to.
     pub cpus: CpuSet,
-    /// What it is to hold.
     pub value: String,
-    /// Whether that is what was found.
+    /// True if this is the original value.
     pub is_back: bool,
 }
 
-/// What is to be done.
+/// Writes that make and restore settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PowerPlan {
-    /// What is to be written, in this order.
+    /// Writes, in this order.
     pub writes: Vec<PowerWrite>,
-    /// What is to be known of it before.
+    /// Records to store before the writes.
     pub held: PowerRecords,
-    /// What somebody else wrote: it holds this now.
+    /// Settings that another program wrote, with its values.
     pub foreign: Vec<Setting>,
 }
 
-/// A setting was not written.
+/// Error of a write of a setting.
 #[derive(Debug, thiserror::Error)]
 pub enum PowerError {
     /// The kernel does not know the value.
     #[error("{path}: the kernel takes no {value:?} there{}", choices(.known.as_deref()))]
     Unknown {
-        /// The file.
         path: PathBuf,
-        /// What was to be written.
+        /// Value to write.
         value: String,
-        /// What it takes, as far as it says so.
+        /// Accepted values, if the kernel lists them.
         known: Option<String>,
     },
-    /// The kernel refuses, or the daemon may not.
+    /// The kernel refuses, or the daemon has no permission.
     #[error("{path}: {source}")]
-    Refused {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel took something else.
+    Refused { path: PathBuf, source: io::Error },
+    /// The kernel took another value.
     #[error("{path}: it holds {found:?} after {wanted:?} was written")]
-    Different {
-        /// The file.
-        path: PathBuf,
-        /// What was written.
-        wanted: String,
-        /// What it holds.
-        found: String,
-    },
+    Different { path: PathBuf, wanted: String, found: String },
 }
 
 fn choices(known: Option<&str>) -> String {
@@ -195,25 +183,25 @@ fn choices(known: Option<&str>) -> String {
 }
 
 impl PowerError {
-    /// Whether it may go once the other settings are written.
+    /// Returns whether the write may succeed after the other settings are written.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Refused { source, .. } if Errno::from_io_error(source) == Some(Errno::BUSY))
     }
 }
 
-/// The power settings of a host.
+/// Access to the power settings of a host.
 #[derive(Clone, Debug)]
 pub struct Power {
     root: PathBuf,
 }
 
 impl Power {
-    /// Those of the host with this root directory.
+    /// Creates the access to the host with this root directory.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Reads what is wanted of these CPUs, and what of it is not possible.
+    /// Reads the wanted settings of these CPUs. Returns those that exist, and those that cannot be made.
     pub fn read_settings(&self, wanted: &PowerTargets, cpus: &CpuSet) -> (Vec<Setting>, Vec<RefusedSetting>) {
         let (mut found, mut refused) = (BTreeMap::new(), BTreeMap::<(PowerKnob, String), CpuSet>::new());
         for knob in wanted.keys() {
@@ -228,13 +216,13 @@ impl Power {
         (found.into_values().collect(), refused.collect())
     }
 
-    /// The setting of one of the CPUs that are exclusive; why it is not possible.
+    /// Reads the setting of one of the exclusive CPUs. The error is the reason why the setting cannot be made.
     fn setting(&self, knob: PowerKnob, cpu: CpuId, exclusive: &CpuSet) -> Result<Setting, String> {
         let missing = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => format!("there is no {} for them", knob.file()),
             _ => format!("{} cannot be read: {error}", knob.file()),
         };
-        // The directory of a policy has a link for each of its CPUs.
+        // Each CPU of a policy has a link to the policy's directory.
         let path = self.root.join(knob.path(cpu));
         let (dir, name) = (path.parent().unwrap_or(&path), path.file_name().unwrap_or_default());
         let path = dir.canonicalize().map_err(missing)?.join(name);
@@ -243,7 +231,7 @@ impl Power {
         if knob != PowerKnob::WakeUpLatency
             && let Ok(text) = fs::read_to_string(path.with_file_name("affected_cpus"))
         {
-            // With spaces in between.
+            // The numbers are separated by spaces.
             cpus.extend(text.split_whitespace().filter_map(|number| number.parse().ok()).map(CpuId));
         }
         let others = &cpus - exclusive;
@@ -256,7 +244,7 @@ impl Power {
         Ok(Setting { path, knob, cpus, value })
     }
 
-    /// What a file holds; none where there is none any more.
+    /// Reads a file; `None` if it does not exist any more.
     pub fn read(&self, path: &str) -> io::Result<Option<String>> {
         match fs::read_to_string(self.root.join(path)) {
             Ok(text) => Ok(Some(text.trim().to_owned())),
@@ -288,8 +276,8 @@ impl Power {
     }
 }
 
-/// Plans what is to be written so that all that was seen holds what is wanted, and all else what was found there. `held` is
-/// what was written before, `now` what a file holds: none where there is none any more.
+/// Plans the writes after which all settings in `seen` have their wanted values, and all other settings their original values.
+/// `held` has the records of earlier writes; `now` reads a file and returns `None` if it does not exist any more.
 pub fn plan(
     seen: &[Setting],
     wanted: &PowerTargets,
@@ -349,7 +337,7 @@ pub fn plan(
                 }
             }
             Ok(_) => {}
-            // It may be readable again.
+            // The file may become readable again.
             Err(_) => drop(plan.held.insert(path.clone(), known.clone())),
         }
     }
@@ -365,7 +353,7 @@ pub fn plan(
     plan
 }
 
-/// Takes note of settings whose CPUs are all offline: when they are back, they may hold what was found.
+/// Records that the settings of CPUs which are all offline may have their original values when the CPUs come back.
 pub fn expect_reset(held: &mut PowerRecords, online: &CpuSet) {
     for of in held.values_mut().filter(|of| (&of.cpus & online).is_empty()) {
         of.before.get_or_insert_with(|| of.found.clone());
@@ -373,7 +361,7 @@ pub fn expect_reset(held: &mut PowerRecords, online: &CpuSet) {
 }
 
 impl PowerRecord {
-    /// Whether this is what we left there.
+    /// Returns whether the daemon left this value.
     fn is(&self, value: &str) -> bool {
         self.written == value || self.before.as_deref() == Some(value)
     }
@@ -383,31 +371,31 @@ impl PowerRecord {
 mod tests {
     use super::*;
 
-    /// A host of files with four CPUs, of which 2 and 3 have one policy of cpufreq.
-    struct Host {
+    /// A host made of files with four CPUs, of which 2 and 3 share one policy of cpufreq.
+    struct FakeHost {
         dir: tempfile::TempDir,
         held: PowerRecords,
     }
 
-    impl Host {
+    impl FakeHost {
         fn new() -> Self {
             let host = Self { dir: tempfile::tempdir().unwrap(), held: PowerRecords::new() };
             for (policy, cpus) in [(0, "0"), (1, "1"), (2, "2 3")] {
                 let at = |file: &str| format!("cpufreq/policy{policy}/{file}");
-                host.put(&at("affected_cpus"), cpus);
-                host.put(&at("scaling_governor"), "schedutil");
-                host.put(&at("scaling_available_governors"), "performance schedutil ");
-                host.put(&at("energy_performance_preference"), "balance_performance");
+                host.write_file(&at("affected_cpus"), cpus);
+                host.write_file(&at("scaling_governor"), "schedutil");
+                host.write_file(&at("scaling_available_governors"), "performance schedutil ");
+                host.write_file(&at("energy_performance_preference"), "balance_performance");
             }
             for (cpu, policy) in [(0, 0), (1, 1), (2, 2), (3, 2)] {
-                host.put(&format!("cpu{cpu}/power/pm_qos_resume_latency_us"), "0");
+                host.write_file(&format!("cpu{cpu}/power/pm_qos_resume_latency_us"), "0");
                 let link = host.dir.path().join(format!("{CPUS}/cpu{cpu}/cpufreq"));
                 std::os::unix::fs::symlink(format!("../cpufreq/policy{policy}"), link).unwrap();
             }
             host
         }
 
-        fn put(&self, path: &str, text: &str) {
+        fn write_file(&self, path: &str, text: &str) {
             let path = self.dir.path().join(CPUS).join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, format!("{text}\n")).unwrap();
@@ -426,7 +414,7 @@ mod tests {
             (plan(&seen, wanted, &self.held, |path| self.power().read(path)), refused)
         }
 
-        /// Does what is planned; what was written, and what others wrote.
+        /// Makes the planned writes. Returns them and the values that other programs wrote.
         fn follow(&mut self, wanted: &PowerTargets, cpus: &str) -> (Vec<String>, Vec<String>) {
             let (plan, _) = self.plan(wanted, cpus);
             self.held = plan.held;
@@ -459,9 +447,9 @@ mod tests {
     const LATENCY: &str = "cpu1/power/pm_qos_resume_latency_us";
 
     #[test]
-    fn what_was_found_comes_back_the_governor_before_the_preference() {
-        let mut host = Host::new();
-        host.put(LATENCY, "150");
+    fn restores_governor_before_preference() {
+        let mut host = FakeHost::new();
+        host.write_file(LATENCY, "150");
         let all = wanted(&ALL);
         let (written, foreign) = host.follow(&all, "1");
         let expected = [
@@ -491,12 +479,12 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_stays() {
-        let mut host = Host::new();
+    fn keeps_values_of_other_programs() {
+        let mut host = FakeHost::new();
         let all = wanted(&ALL);
         host.follow(&all, "1");
-        host.put(GOVERNOR, "powersave");
-        host.put(LATENCY, "0");
+        host.write_file(GOVERNOR, "powersave");
+        host.write_file(LATENCY, "0");
         let given_up = ["wake-up latency of 1: 0", "governor of 1: powersave"];
         assert_eq!(
             host.follow(&all, "1"),
@@ -504,40 +492,40 @@ mod tests {
             "also as it was found"
         );
         assert_eq!(host.follow(&all, "1"), (Vec::new(), Vec::new()), "it is said once");
-        // Even where it holds by now what was written.
-        host.put(GOVERNOR, "performance");
+        // Even if it equals the written value by now.
+        host.write_file(GOVERNOR, "performance");
         assert_eq!(host.follow(&all, "").0, ["energy preference of 1: balance_performance"]);
         assert_eq!((host.read(GOVERNOR), host.read(LATENCY)), ("performance".to_owned(), "0".to_owned()));
         assert!(host.held.is_empty());
 
         // Noticed at the end only.
-        host.put(GOVERNOR, "schedutil");
+        host.write_file(GOVERNOR, "schedutil");
         host.follow(&all, "1");
-        host.put(GOVERNOR, "powersave");
+        host.write_file(GOVERNOR, "powersave");
         let (written, foreign) = host.follow(&all, "");
         assert_eq!(foreign, ["governor of 1: powersave"]);
         assert!(!written.iter().any(|written| written.contains("governor")), "{written:?}");
     }
 
     #[test]
-    fn what_was_found_is_written_over_once_all_cpus_of_a_setting_were_offline() {
+    fn overwrites_value_reset_while_offline() {
         let governor = wanted(&ALL[1..2]);
         for (online, is_reset) in [("0-1", true), ("0-2", false)] {
-            let mut host = Host::new();
+            let mut host = FakeHost::new();
             host.follow(&governor, "2-3");
             let at = "cpufreq/policy2/scaling_governor";
             expect_reset(&mut host.held, &online.parse().unwrap());
-            host.put(at, "schedutil");
+            host.write_file(at, "schedutil");
             let (written, foreign) = host.follow(&governor, "2-3");
             assert_eq!((written.len(), foreign.len()), if is_reset { (1, 0) } else { (0, 1) }, "{online}");
         }
-        // What another one writes stays; what was to be written already is no other's.
-        let mut host = Host::new();
+        // A value of another program stays; one that equals the wanted value is not taken for another program's.
+        let mut host = FakeHost::new();
         host.follow(&governor, "1");
         expect_reset(&mut host.held, &CpuSet::new());
-        host.put(GOVERNOR, "powersave");
+        host.write_file(GOVERNOR, "powersave");
         assert_eq!(host.follow(&governor, "1").1, ["governor of 1: powersave"]);
-        let mut host = Host::new();
+        let mut host = FakeHost::new();
         host.follow(&governor, "1");
         host.held = host.plan(&wanted(&[(PowerKnob::Governor, "powersave")]), "1").0.held;
         expect_reset(&mut host.held, &CpuSet::new());
@@ -545,11 +533,11 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_before_or_after_the_write_changes_nothing() {
+    fn survives_crash_around_write() {
         for is_written in [false, true] {
-            let mut host = Host::new();
+            let mut host = FakeHost::new();
             let all = wanted(&ALL);
-            // What was to be done is stored, and no more.
+            // The plan is stored, but nothing is written.
             let (plan, _) = host.plan(&all, "1");
             host.held = plan.held;
             if is_written {
@@ -564,8 +552,8 @@ mod tests {
     }
 
     #[test]
-    fn another_configuration_is_followed_and_the_first_value_comes_back() {
-        let mut host = Host::new();
+    fn new_configuration_keeps_original() {
+        let mut host = FakeHost::new();
         host.follow(&wanted(&[(PowerKnob::WakeUpLatency, "n/a"), (PowerKnob::Governor, "performance")]), "1");
         let (written, foreign) = host.follow(&wanted(&[(PowerKnob::WakeUpLatency, "30")]), "1");
         assert_eq!(written, ["governor of 1: schedutil", "wake-up latency of 1: 30"]);
@@ -575,8 +563,8 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_of_other_cpus_too_is_left_alone() {
-        let mut host = Host::new();
+    fn refuses_policy_with_shared_cpus() {
+        let mut host = FakeHost::new();
         let governor = wanted(&ALL[1..2]);
         let (plan, refused) = host.plan(&governor, "1-2");
         assert_eq!(plan.writes.len(), 1);
@@ -584,13 +572,13 @@ mod tests {
         let cpus = CpuSet::single(CpuId(2));
         assert_eq!(refused, [RefusedSetting { knob: PowerKnob::Governor, cpus, reason }]);
         assert_eq!(host.follow(&governor, "2-3").0, ["governor of 2-3: performance"]);
-        // One of them is free again.
+        // One of the CPUs is not exclusive any more.
         assert_eq!(host.follow(&governor, "2").0, ["governor of 2-3: schedutil"]);
     }
 
     #[test]
-    fn what_is_not_there_is_said_and_what_went_is_forgotten() {
-        let mut host = Host::new();
+    fn reports_missing_settings() {
+        let mut host = FakeHost::new();
         let all = wanted(&ALL);
         host.follow(&all, "1");
         fs::remove_dir_all(host.dir.path().join(CPUS).join("cpufreq/policy1")).unwrap();
@@ -607,8 +595,8 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_is_an_error_with_what_it_takes() {
-        let host = Host::new();
+    fn refusal_lists_accepted_values() {
+        let host = FakeHost::new();
         let path = format!("{CPUS}/{GOVERNOR}");
         let write = |value: &str| {
             let (path, value) = (path.clone(), value.to_owned());
@@ -627,7 +615,7 @@ mod tests {
             error.to_string(),
             "/f: the kernel takes no \"turbo\" there; it takes performance schedutil"
         );
-        // A file that keeps what it holds.
+        // A file that refuses all writes.
         let full = Path::new("/dev/full");
         if full.exists() {
             fs::remove_file(host.dir.path().join(&path)).unwrap();

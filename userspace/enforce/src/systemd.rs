@@ -1,16 +1,16 @@
-//! Units' knobs through systemd's manager on the system bus.
+//! Knobs of units, written through systemd's manager on the system bus.
 //!
-//! systemd writes the knobs of its units itself, and again at its own times: a value that is to last through
-//! `daemon-reload` and restarts of the unit has to be a property of the unit. They are set with
+//! systemd writes the knobs of its units itself, and repeats this at its own times. A value that has to survive
+//! `daemon-reload` and restarts of the unit must therefore be a property of the unit. The properties are set with
 //! `SetUnitProperties(runtime = true)`, so they end with the next boot, as a guarantee does.
 //!
-//! systemd answers before it has written the knob, and only logs when the kernel refuses it: a caller that sets a
-//! property looks at the knob afterwards.
+//! systemd answers before it has written the knob, and only logs a refusal by the kernel: a caller that sets a property
+//! has to check the knob afterwards.
 //!
-//! For each property that is set, systemd keeps a drop-in file, which hides what the unit's own file says until the next boot:
-//! also when the old value was given back, and somebody edits that file. So the drop-in is removed with the guarantee, if
-//! there was none before. systemd keeps the value that was given back until its next `daemon-reload`; it is not asked for one,
-//! as that would put into force whatever else was edited.
+//! For each property that is set, systemd keeps a drop-in file, which overrides the unit's own file until the next
+//! boot, even after the old value was restored and the administrator edited that file. The drop-in is therefore removed
+//! with the guarantee, if there was none before. systemd keeps the restored value until its next `daemon-reload`. The
+//! daemon does not request a reload, because this would also apply all other edits.
 //!
 //! Source: org.freedesktop.systemd1(5), systemd.resource-control(5).
 
@@ -41,31 +41,31 @@ const MANAGER: &str = "org.freedesktop.systemd1";
 const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
 const MANAGER_INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 const PROPERTIES_INTERFACE: &str = "org.freedesktop.DBus.Properties";
-/// Where systemd keeps properties that were set until the next boot.
+/// Directory of properties that last until the next boot, from the host's root.
 const RUNTIME_CONTROL: &str = "run/systemd/system.control";
-/// An answer takes milliseconds, unless systemd is busy with a `daemon-reload`.
+/// The time limit of a call. An answer takes milliseconds unless systemd is busy with a `daemon-reload`.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The manager of the host's units.
+/// Client of the manager of the host's units.
 ///
-/// Calls block: they belong on a thread that may, never into a task of the runtime.
+/// Calls block, so they must not run in a task of the async runtime.
 #[derive(Debug)]
 pub struct Systemd {
     runtime: Handle,
-    /// Where the bus is; `None` = the system bus of this host.
+    /// Address of the bus; `None` for the system bus of this host.
     address: Option<String>,
-    /// Made at the first call, and again after it broke.
+    /// Created at the first call, and again after it broke.
     connection: Mutex<Option<Connection>>,
-    /// The directory of the drop-ins of all units.
+    /// Directory of the drop-ins of all units.
     drop_ins: PathBuf,
 }
 
-/// Whether systemd is the init of the host with this root (`sd_booted(3)`).
+/// Returns whether systemd is the init of the host with this root (`sd_booted(3)`).
 pub fn is_init(root: &Path) -> bool {
     root.join("run/systemd/system").is_dir()
 }
 
-/// The property of a unit that sets this knob, if there is one.
+/// Returns the property of a unit that sets this knob; `None` if there is none.
 pub(super) fn property(knob: Knob) -> Option<&'static str> {
     match knob {
         Knob::CpusetCpus => Some("AllowedCPUs"),
@@ -79,17 +79,17 @@ pub(super) fn property(knob: Knob) -> Option<&'static str> {
 }
 
 impl Systemd {
-    /// The manager of the host with this root, asked on the system bus; the runtime drives the connection.
+    /// Creates a client for the host with this root on the system bus; the runtime drives the connection.
     pub fn new(runtime: Handle, root: &Path) -> Self {
         Self { runtime, address: None, connection: Mutex::new(None), drop_ins: root.join(RUNTIME_CONTROL) }
     }
 
-    /// Likewise, asked on the bus with this address, such as `unix:path=/host/run/dbus/system_bus_socket`.
+    /// Creates a client for the bus with this address, such as `unix:path=/host/run/dbus/system_bus_socket`.
     pub fn at(runtime: Handle, root: &Path, address: String) -> Self {
         Self { address: Some(address), ..Self::new(runtime, root) }
     }
 
-    /// Where the manager has the cgroup of a unit, which is the system's own and no user's; empty if it does not run.
+    /// Returns the path of a system unit's cgroup; empty if the unit is not running.
     pub(super) fn cgroup_of(&self, unit: &str) -> Result<String, EnforceError> {
         let text = |interface: &str, property: &str| {
             String::try_from(self.property(unit, interface, property)?).map_err(|error| refused(unit, error))
@@ -100,13 +100,13 @@ impl Systemd {
         text(interface_of(unit), "ControlGroup")
     }
 
-    /// Whether a unit has a file, whether it runs or not.
+    /// Returns whether a unit has a file, even if it is not running.
     pub(super) fn is_loaded(&self, unit: &str) -> Result<bool, EnforceError> {
         let state = self.property(unit, "Unit", "LoadState")?;
         String::try_from(state).map(|state| state == "loaded").map_err(|error| refused(unit, error))
     }
 
-    /// Refuses what looks like a unit's cgroup and is not.
+    /// Refuses a cgroup that has the name of a unit but is not the unit's.
     pub(super) fn check_owns(&self, unit: &str, cgroup: &CgroupPath) -> Result<(), EnforceError> {
         let own = self.cgroup_of(unit)?;
         if own != cgroup.as_str() {
@@ -116,7 +116,7 @@ impl Systemd {
         Ok(())
     }
 
-    /// What the unit's property says that sets this knob.
+    /// Returns the value of the unit's property that sets this knob.
     pub(super) fn read(&self, unit: &str, knob: Knob, property: &str) -> Result<KnobValue, EnforceError> {
         from_bus(knob, self.property(unit, interface_of(unit), property)?).ok_or_else(|| {
             let message = format!("{property} has a type that is not known here");
@@ -138,7 +138,7 @@ impl Systemd {
             .map_err(|error| refused(unit, error))
     }
 
-    /// Sets properties of a unit, until the next boot. Knobs that have no property are skipped.
+    /// Sets properties of a unit until the next boot. Knobs without a property are skipped.
     pub(super) fn write(&self, unit: &str, values: &[(Knob, &KnobValue)]) -> Result<(), EnforceError> {
         let properties: Vec<(&str, Variant<'_>)> =
             values.iter().filter_map(|(knob, value)| Some((property(*knob)?, to_bus(value)?))).collect();
@@ -153,28 +153,29 @@ impl Systemd {
         .map(drop)
     }
 
-    /// Whether a knob's property of a unit has a drop-in, as far as it can be seen from here.
+    /// Returns whether a knob's property of a unit has a drop-in that is visible to the daemon.
     pub(super) fn has_drop_in(&self, unit: &str, knob: Knob) -> bool {
         self.drop_in(unit, knob).is_some_and(|path| path.symlink_metadata().is_ok())
     }
 
-    /// Removes the drop-in of a knob's property, if there is one. What was set with it holds until systemd reads its files again.
+    /// Removes the drop-in of a knob's property, if there is one. Its value stays in effect until systemd reads its
+    /// files again.
     pub(super) fn remove_drop_in(&self, unit: &str, knob: Knob) {
         let Some(path) = self.drop_in(unit, knob) else { return };
         match fs::remove_file(&path) {
             Ok(()) => {
-                // Others may be in it.
+                // Fails if the folder has other drop-ins.
                 let _ = path.parent().map(fs::remove_dir);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let path = path.display();
-                tracing::warn!(%path, %error, "a drop-in hides what the unit's own file says, until it is removed or the host restarts");
+                tracing::warn!(%path, %error, "cannot remove a drop-in: it overrides the unit's own file until it is removed or the host restarts");
             }
         }
     }
 
-    /// Where systemd keeps a knob's property of a unit.
+    /// Returns the path of the drop-in of a knob's property.
     fn drop_in(&self, unit: &str, knob: Knob) -> Option<PathBuf> {
         Some(self.drop_ins.join(format!("{unit}.d/50-{}.conf", property(knob)?)))
     }
@@ -199,9 +200,10 @@ impl Systemd {
                     Some(address) => connection::Builder::address(address.as_str()),
                     None => connection::Builder::system(),
                 };
-                // The time limit of methods is not that of the greeting.
+                // The time limit of method calls does not cover the handshake.
                 let new = tokio::time::timeout(TIMEOUT, bus.method_timeout(TIMEOUT).build()).await;
-                let silent = |_| format!("it accepts connections but does not answer within {TIMEOUT:?}");
+                let silent =
+                    |_| format!("the bus accepts connections but does not answer within {TIMEOUT:?}");
                 let new = new.map_err(silent).and_then(|new| new.map_err(|error| error.to_string()));
                 new.map_err(|message| EnforceError::NoBus { message })?
             };
@@ -218,7 +220,7 @@ impl Systemd {
     }
 }
 
-/// The last part of the name of the D-Bus interface that has a unit's resource properties.
+/// Returns the last part of the name of the D-Bus interface with a unit's resource properties.
 fn interface_of(unit: &str) -> &'static str {
     match unit.rsplit_once('.') {
         Some((_, "slice")) => "Slice",
@@ -246,7 +248,7 @@ fn refused(unit: &str, error: zbus::Error) -> EnforceError {
             | zbus::fdo::Error::InteractiveAuthorizationRequired(message) => {
                 EnforceError::AccessDenied { unit, message }
             }
-            // How a unit of another kind than its name says answers for its properties.
+            // systemd's answer if the unit's type does not match its name.
             zbus::fdo::Error::UnknownObject(_) | zbus::fdo::Error::UnknownInterface(_) => {
                 EnforceError::UnknownUnit { unit }
             }
@@ -261,7 +263,7 @@ fn refused(unit: &str, error: zbus::Error) -> EnforceError {
     }
 }
 
-/// A set as systemd has it on the bus: one bit an id, least significant byte first, no zeros at the end.
+/// Encodes a set as systemd does on the bus: one bit per id, least significant byte first, no trailing zeros.
 fn mask<T: Id>(set: &IdSet<T>) -> Vec<u8> {
     let mut bytes: Vec<u8> = set.words().iter().flat_map(|word| word.to_le_bytes()).collect();
     bytes.truncate(bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
@@ -306,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_are_masks_with_the_least_significant_byte_first() {
+    fn encodes_sets_as_little_endian_masks() {
         for (list, bytes) in
             [("", &[][..]), ("2-3", &[12]), ("0,9", &[1, 2]), ("64", &[0, 0, 0, 0, 0, 0, 0, 0, 1])]
         {
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn values_go_over_the_bus_and_back() {
+    fn bus_values_round_trip() {
         for (knob, text) in [
             (Knob::CpusetCpus, "0-3,70"),
             (Knob::CpusetMems, "1"),
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_the_bus_says_so() {
+    fn reports_missing_bus() {
         let root = tempfile::tempdir().unwrap();
         assert!(!is_init(root.path()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,4 +1,4 @@
-//! Against trees of plain files: what is read, decided and written. What the kernel makes of it is tested in
+//! Tests against trees of plain files: which values are read, planned and written. The kernel's reaction is tested in
 //! virtual machines (tests/vm).
 
 mod drop_ins;
@@ -16,20 +16,20 @@ use tempfile::TempDir;
 
 use super::{backend::unset, *};
 
-/// A tree in which every cgroup has every knob, unset, on a machine with CPUs 0-7 and nodes 0-1.
-struct Tree {
+/// A hierarchy in which every cgroup has every knob, unset, on a machine with CPUs 0-7 and nodes 0-1.
+struct FakeHierarchy {
     root: TempDir,
     enforcer: Enforcer,
 }
 
-impl Tree {
+impl FakeHierarchy {
     fn new(cgroups: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let options = EnforcerOptions::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
         let tree = Self { enforcer: Enforcer::new(root.path().to_owned(), None, options), root };
-        tree.put("/", "cgroup.subtree_control", "cpuset memory hugetlb");
-        tree.put("/", "cpuset.cpus.effective", "0-7");
-        tree.put("/", "cpuset.mems.effective", "0-1");
+        tree.write_file("/", "cgroup.subtree_control", "cpuset memory hugetlb");
+        tree.write_file("/", "cpuset.cpus.effective", "0-7");
+        tree.write_file("/", "cpuset.mems.effective", "0-1");
         for cgroup in cgroups {
             tree.make(cgroup);
         }
@@ -53,12 +53,12 @@ impl Tree {
             ("memory.max", "max"),
             ("hugetlb.2MB.max", "max"),
         ] {
-            self.put(cgroup, file, value);
+            self.write_file(cgroup, file, value);
         }
         fs::write(path(cgroup).dir(self.root.path()).join("cgroup.procs"), "").unwrap();
     }
 
-    fn put(&self, cgroup: &str, file: &str, value: &str) {
+    fn write_file(&self, cgroup: &str, file: &str, value: &str) {
         fs::write(path(cgroup).dir(self.root.path()).join(file), format!("{value}\n")).unwrap();
     }
 
@@ -67,7 +67,7 @@ impl Tree {
         text.lines().next().unwrap_or_default().to_owned()
     }
 
-    /// All knobs, to compare.
+    /// Returns the content of all knobs.
     fn all(&self, cgroup: &str) -> Vec<String> {
         [
             "cpuset.cpus",
@@ -83,7 +83,7 @@ impl Tree {
         .collect()
     }
 
-    /// Plans and executes, and gives what is true then.
+    /// Plans and executes a change. Returns the resulting state.
     fn apply(
         &self,
         applied: &AppliedSettings,
@@ -130,10 +130,10 @@ fn bytes(mib: u64) -> String {
 }
 
 #[test]
-fn what_is_held_is_written_and_what_was_found_comes_back() {
-    let tree = Tree::new(&["/a"]);
-    tree.put("/a", "cpuset.cpus", "0-3");
-    tree.put("/a", "memory.max", &bytes(512));
+fn writes_settings_and_restores_values() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    tree.write_file("/a", "cpuset.cpus", "0-3");
+    tree.write_file("/a", "memory.max", &bytes(512));
     let found = tree.all("/a");
     let settings = Settings {
         memory_min: Some(mib(64)),
@@ -158,9 +158,9 @@ fn what_is_held_is_written_and_what_was_found_comes_back() {
 }
 
 #[test]
-fn nothing_is_written_twice_and_what_is_no_longer_asked_for_comes_back() {
-    let tree = Tree::new(&["/a"]);
-    tree.put("/a", "memory.high", &bytes(100));
+fn replaced_settings_restore_knobs() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    tree.write_file("/a", "memory.high", &bytes(100));
     let applied = tree.hold(
         &AppliedSettings::default(),
         "/a",
@@ -181,10 +181,10 @@ fn nothing_is_written_twice_and_what_is_no_longer_asked_for_comes_back() {
 }
 
 #[test]
-fn ancestors_protect_the_sum_of_what_their_children_claim() {
-    let tree = Tree::new(&["/a", "/a/b", "/a/b/c", "/a/b/d", "/a/other"]);
-    tree.put("/a", "memory.min", &bytes(10));
-    tree.put("/a/other", "memory.min", &bytes(7));
+fn ancestors_protect_sum_of_claims() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/b/c", "/a/b/d", "/a/other"]);
+    tree.write_file("/a", "memory.min", &bytes(10));
+    tree.write_file("/a/other", "memory.min", &bytes(7));
     let mins = || ["/a", "/a/b", "/a/b/c", "/a/b/d"].map(|cgroup| tree.get(cgroup, "memory.min"));
 
     let applied = tree.hold(&AppliedSettings::default(), "/a/b/c", protected(20));
@@ -202,17 +202,17 @@ fn ancestors_protect_the_sum_of_what_their_children_claim() {
 }
 
 #[test]
-fn a_sibling_that_claims_all_memory_raises_the_parent_by_what_it_uses() {
-    let tree = Tree::new(&["/a", "/a/b", "/a/other"]);
+fn unlimited_claim_counts_by_usage() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/other"]);
     for knob in ["memory.min", "memory.low"] {
-        tree.put("/a/other", knob, "max");
+        tree.write_file("/a/other", knob, "max");
     }
     let settings = Settings { memory_low: Some(mib(30)), ..protected(20) };
     let protection = || ["memory.min", "memory.low"].map(|knob| tree.get("/a", knob));
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", settings.clone());
     assert_eq!(protection(), [20, 30].map(bytes), "what it uses is not known");
     assert!(tree.release(&applied, "/a/b").is_empty());
-    tree.put("/a/other", "memory.current", &bytes(7));
+    tree.write_file("/a/other", "memory.current", &bytes(7));
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", settings);
     assert_eq!(protection(), [27, 37].map(bytes));
     assert!(tree.release(&applied, "/a/b").is_empty());
@@ -221,8 +221,8 @@ fn a_sibling_that_claims_all_memory_raises_the_parent_by_what_it_uses() {
 }
 
 #[test]
-fn what_a_cgroup_claimed_that_is_gone_nobody_claims() {
-    let tree = Tree::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
+fn forgets_claims_of_gone_cgroup() {
+    let tree = FakeHierarchy::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
     let applied = tree.hold(&AppliedSettings::default(), "/a/pod/c", protected(20));
     let applied = tree.hold(&applied, "/a/pod/d", protected(30));
     fs::remove_dir_all(path("/a/pod/c").dir(tree.root.path())).unwrap();
@@ -232,8 +232,8 @@ fn what_a_cgroup_claimed_that_is_gone_nobody_claims() {
 }
 
 #[test]
-fn what_runs_beside_is_protected_in_the_parent_once() {
-    let tree = Tree::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
+fn protects_sidecars_once() {
+    let tree = FakeHierarchy::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
     let beside = |min| Settings { beside: Some(Bytes::mib(5)), ..protected(min) };
     let mins = || ["/a", "/a/pod"].map(|cgroup| tree.get(cgroup, "memory.min"));
     let applied = tree.hold(&AppliedSettings::default(), "/a/pod/c", beside(20));
@@ -250,9 +250,9 @@ fn what_runs_beside_is_protected_in_the_parent_once() {
 }
 
 #[test]
-fn an_ancestor_that_is_held_itself_has_its_own_floor() {
-    let tree = Tree::new(&["/a", "/a/b"]);
-    tree.put("/a", "memory.min", &bytes(3));
+fn ancestor_keeps_own_protection() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
+    tree.write_file("/a", "memory.min", &bytes(3));
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     assert_eq!(tree.get("/a", "memory.min"), bytes(20));
     let applied = tree.hold(&applied, "/a", protected(40));
@@ -267,10 +267,10 @@ fn an_ancestor_that_is_held_itself_has_its_own_floor() {
 }
 
 #[test]
-fn what_others_give_an_ancestor_is_theirs() {
-    let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
+fn keeps_values_of_ancestors() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/c"]);
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
-    tree.put("/a", "memory.min", &bytes(99));
+    tree.write_file("/a", "memory.min", &bytes(99));
     assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap(), [], "more is no drift");
     let applied = tree.hold(&applied, "/a/c", protected(20));
     assert_eq!(tree.get("/a", "memory.min"), bytes(99), "and is not lowered");
@@ -282,12 +282,12 @@ fn what_others_give_an_ancestor_is_theirs() {
 }
 
 #[test]
-fn what_was_so_before_us_is_not_given_back() {
-    let tree = Tree::new(&["/a", "/a/b"]);
-    // As a runtime writes what it was asked to, and takes back when the container ends.
-    tree.put("/a/b", "memory.min", &bytes(20));
+fn equal_original_is_not_restored() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
+    // A container runtime writes requested values by itself, and removes them when the container ends.
+    tree.write_file("/a/b", "memory.min", &bytes(20));
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
-    tree.put("/a/b", "memory.min", &bytes(0));
+    tree.write_file("/a/b", "memory.min", &bytes(0));
     let (applied, report) = tree.apply(&applied, &SettingsChange::Release(path("/a/b")));
     assert_eq!(tree.get("/a/b", "memory.min"), bytes(0));
     assert_eq!(report.kept, []);
@@ -295,17 +295,17 @@ fn what_was_so_before_us_is_not_given_back() {
 }
 
 #[test]
-fn claims_of_others_are_seen_after_a_refresh() {
-    let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
+fn refresh_reads_claims_again() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/c"]);
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
-    tree.put("/a/c", "memory.min", &bytes(5));
+    tree.write_file("/a/c", "memory.min", &bytes(5));
     tree.enforcer.refresh();
     tree.apply(&applied, &SettingsChange::Upkeep);
     assert_eq!(tree.get("/a", "memory.min"), bytes(25));
 }
 
 #[test]
-fn a_crash_after_any_write_is_made_good() {
+fn recovers_from_crash_at_any_write() {
     let changes: [(&str, SettingsChange); 3] = [
         (
             "hold",
@@ -319,8 +319,8 @@ fn a_crash_after_any_write_is_made_good() {
     ];
     for upto in 0..changes.len() {
         for written in 0.. {
-            let tree = Tree::new(&["/a", "/a/b"]);
-            tree.put("/a/b", "cpuset.cpus", "0-6");
+            let tree = FakeHierarchy::new(&["/a", "/a/b"]);
+            tree.write_file("/a/b", "cpuset.cpus", "0-6");
             let before = [tree.all("/a"), tree.all("/a/b")];
             let mut applied = AppliedSettings::default();
             for (_, change) in &changes[..upto] {
@@ -353,10 +353,10 @@ fn a_crash_after_any_write_is_made_good() {
 }
 
 #[test]
-fn a_crash_while_one_of_two_children_is_released_leaves_the_others_protection() {
+fn crash_in_release_keeps_protection() {
     let protected = |min| Settings { memory_min: Some(mib(min)), ..Settings::default() };
     for written in 0.. {
-        let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
+        let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/c"]);
         let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(8));
         let applied = tree.hold(&applied, "/a/c", protected(4));
         assert_eq!(tree.get("/a", "memory.min"), bytes(12));
@@ -365,7 +365,7 @@ fn a_crash_while_one_of_two_children_is_released_leaves_the_others_protection() 
         plan.steps.truncate(written);
         tree.enforcer.execute(&plan).unwrap();
 
-        // The daemon starts again with the intent, and may die again before it comes to write.
+        // The daemon starts again with the intent, and may die again before it writes.
         tree.enforcer.refresh();
         let again = tree.enforcer.plan(&plan.intent, &SettingsChange::Upkeep).unwrap().intent;
         let (applied, _) = tree.apply(&again, &SettingsChange::Upkeep);
@@ -380,8 +380,8 @@ fn a_crash_while_one_of_two_children_is_released_leaves_the_others_protection() 
 }
 
 #[test]
-fn a_failed_write_undoes_the_others() {
-    let tree = Tree::new(&["/a", "/a/b"]);
+fn failed_write_undoes_plan() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
     let before = [tree.all("/a"), tree.all("/a/b")];
     let settings = Settings { memory_min: Some(mib(8)), memory_max: Some(mib(64)), ..pinned("1", "1") };
     let plan = tree
@@ -393,13 +393,13 @@ fn a_failed_write_undoes_the_others() {
     assert_eq!(failure.step.as_ref().map(|step| step.knob), Some(Knob::CpusetMems));
     assert!(failure.to_string().contains("a/b/cpuset.mems: no such knob (writing \"1\")"), "{failure}");
     assert!(failure.undo.is_empty(), "{failure}");
-    tree.put("/a/b", "cpuset.mems", "");
+    tree.write_file("/a/b", "cpuset.mems", "");
     assert_eq!([tree.all("/a"), tree.all("/a/b")], before);
 }
 
 #[test]
-fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
-    let tree = Tree::new(&["/a", "/a/b", "/a/c", "/a/d", "/e"]);
+fn hold_all_skips_failed_cgroups() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/c", "/a/d", "/e"]);
     let settings =
         |cpus| Settings { memory_min: Some(mib(8)), memory_max: Some(mib(64)), ..pinned(cpus, "1") };
     let paths = ["/a/b", "/a/c", "/a/d", "/e"].map(path);
@@ -408,7 +408,7 @@ fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
         tree.enforcer.plan(&AppliedSettings::default(), &SettingsChange::HoldAll(holds.collect())).unwrap();
     assert!(plan.holds_several() && !plan.is_undone());
     fs::remove_file(path("/a/c").dir(tree.root.path()).join("cpuset.mems")).unwrap();
-    // One that goes has nothing either, and its workload is to know.
+    // A cgroup that disappears gets no settings either, and its workload has to learn this.
     fs::remove_dir_all(path("/e").dir(tree.root.path())).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     let outcome = plan.outcome_of(&failure.report);
@@ -422,15 +422,15 @@ fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
     assert_eq!((held("/a/b"), held("/a/d")), (("0".to_owned(), bytes(8)), ("2".to_owned(), bytes(8))));
     assert_eq!(tree.get("/a/c", "memory.max"), "max", "what follows is not written");
     assert_eq!(tree.get("/a", "memory.min"), bytes(24));
-    // It goes back, and what is above has no more than the others need.
-    tree.put("/a/c", "cpuset.mems", "");
+    // It is undone, and the ancestors hold no more than the other cgroups need.
+    tree.write_file("/a/c", "cpuset.mems", "");
     tree.apply(&outcome, &SettingsChange::Each(vec![(path("/a/c"), None), (path("/e"), None)]));
     assert_eq!((tree.get("/a", "memory.min"), tree.get("/a/c", "memory.min")), (bytes(16), "0".to_owned()));
 }
 
 #[test]
-fn what_fails_above_several_fails_for_each() {
-    let tree = Tree::new(&["/a", "/a/b", "/a/c", "/d"]);
+fn ancestor_error_fails_all_children() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/c", "/d"]);
     let paths = ["/a/b", "/a/c", "/d"].map(path);
     let holds = paths.iter().map(|path| (path.clone(), protected(8)));
     let plan =
@@ -444,16 +444,16 @@ fn what_fails_above_several_fails_for_each() {
 }
 
 #[test]
-fn a_limit_is_not_given_back_below_what_is_in_use() {
-    let tree = Tree::new(&["/a"]);
-    tree.put("/a", "memory.max", &bytes(64));
+fn restores_no_limit_below_usage() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    tree.write_file("/a", "memory.max", &bytes(64));
     let settings = Settings { memory_max: Some(mib(128)), ..pinned("1", "1") };
     let applied = tree.hold(&AppliedSettings::default(), "/a", settings);
     let uses = |current: u64, cache: u64, dirty: u64| {
-        tree.put("/a", "memory.current", &bytes(current));
+        tree.write_file("/a", "memory.current", &bytes(current));
         let stat = [("active_file", cache / 2), ("inactive_file", cache / 2), ("file_dirty", dirty)];
         let stat = stat.map(|(key, mib)| format!("{key} {}", bytes(mib)));
-        tree.put("/a", "memory.stat", &stat.join("\n"));
+        tree.write_file("/a", "memory.stat", &stat.join("\n"));
     };
     let give_back = |applied: &AppliedSettings| {
         let plan = tree.enforcer.plan(applied, &SettingsChange::Each(vec![(path("/a"), None)])).unwrap();
@@ -481,9 +481,9 @@ fn a_limit_is_not_given_back_below_what_is_in_use() {
 }
 
 #[test]
-fn a_limit_that_falls_below_what_is_charged_may_wait_for_reclaim() {
-    let tree = Tree::new(&["/a"]);
-    tree.put("/a", "memory.current", &bytes(100));
+fn lowered_limit_may_wait_for_reclaim() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    tree.write_file("/a", "memory.current", &bytes(100));
     let may_wait = |settings| {
         let plan = tree
             .enforcer
@@ -495,30 +495,30 @@ fn a_limit_that_falls_below_what_is_charged_may_wait_for_reclaim() {
     let max = |limit| Settings { memory_max: Some(mib(limit)), ..Settings::default() };
     assert!(may_wait(high(99)) && may_wait(max(99)));
     assert!(!may_wait(high(100)) && !may_wait(max(100)) && !may_wait(protected(1)));
-    tree.put("/a", "memory.high", &bytes(10));
+    tree.write_file("/a", "memory.high", &bytes(10));
     assert!(!may_wait(high(20)), "it rises");
 }
 
 #[test]
-fn a_limit_that_another_program_raised_is_not_repaired_below_what_is_in_use() {
-    let tree = Tree::new(&["/a"]);
+fn repairs_no_limit_below_usage() {
+    let tree = FakeHierarchy::new(&["/a"]);
     let settings = Settings { memory_max: Some(mib(128)), ..Settings::default() };
     let applied = tree.hold(&AppliedSettings::default(), "/a", settings);
-    tree.put("/a", "memory.max", &bytes(512));
-    tree.put("/a", "memory.current", &bytes(200));
+    tree.write_file("/a", "memory.max", &bytes(512));
+    tree.write_file("/a", "memory.current", &bytes(200));
     let drift = tree.enforcer.drift(&applied, &path("/a")).unwrap();
     assert!(tree.enforcer.repair(&applied, &drift[0]).is_err());
     assert_eq!(tree.get("/a", "memory.max"), bytes(512));
-    tree.put("/a", "memory.current", &bytes(100));
+    tree.write_file("/a", "memory.current", &bytes(100));
     tree.enforcer.repair(&applied, &drift[0]).unwrap();
     assert_eq!(tree.get("/a", "memory.max"), bytes(128));
 }
 
 #[test]
-fn what_cannot_be_undone_is_given_back_later() {
-    let tree = Tree::new(&["/a"]);
-    tree.put("/a", "memory.max", &bytes(64));
-    tree.put("/a", "memory.current", &bytes(100));
+fn failed_undo_stays_pending() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    tree.write_file("/a", "memory.max", &bytes(64));
+    tree.write_file("/a", "memory.current", &bytes(100));
     let settings = Settings { memory_max: Some(mib(128)), ..pinned("1", "1") };
     let plan =
         tree.enforcer.plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a"), settings)).unwrap();
@@ -530,18 +530,18 @@ fn what_cannot_be_undone_is_given_back_later() {
     assert_eq!(record.written.0, [(Knob::MemoryMax, KnobValue::Limit(mib(128)))].into());
     assert_eq!(record.found.0, [(Knob::MemoryMax, KnobValue::Limit(mib(64)))].into());
     assert!(record.settings.is_empty());
-    tree.put("/a", "memory.current", &bytes(10));
+    tree.write_file("/a", "memory.current", &bytes(10));
     assert!(tree.release(&applied, "/a").is_empty());
     assert_eq!(tree.get("/a", "memory.max"), bytes(64));
 }
 
 #[test]
-fn a_cgroup_that_vanishes_does_not_end_the_upkeep_of_others() {
-    let tree = Tree::new(&["/a", "/b"]);
+fn upkeep_survives_gone_cgroup() {
+    let tree = FakeHierarchy::new(&["/a", "/b"]);
     let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
     let applied = tree.hold(&applied, "/b", pinned("2", "0"));
-    tree.put("/b", "cpuset.cpus", "0-7");
-    // As a knob of a cgroup that is gone: nothing can be opened.
+    tree.write_file("/b", "cpuset.cpus", "0-7");
+    // A path below a file cannot be opened, as a knob of a cgroup that is gone.
     let knob = path("/a").dir(tree.root.path()).join("cpuset.cpus");
     fs::remove_file(&knob).unwrap();
     std::os::unix::fs::symlink("/dev/null/gone", &knob).unwrap();
@@ -553,12 +553,12 @@ fn a_cgroup_that_vanishes_does_not_end_the_upkeep_of_others() {
 }
 
 #[test]
-fn a_cgroup_that_is_replaced_after_it_was_planned_for_is_not_written() {
-    let tree = Tree::new(&["/a", "/b"]);
+fn replaced_cgroup_is_not_written() {
+    let tree = FakeHierarchy::new(&["/a", "/b"]);
     let applied = tree.hold(&AppliedSettings::default(), "/b", pinned("2", "0"));
     let replace = |cgroup: &str| {
         let dir = path(cgroup).dir(tree.root.path());
-        // The old one is kept, so that its inode is not used again.
+        // The old directory is kept, so that its inode is not reused.
         fs::rename(&dir, tree.root.path().join(format!("old-{}", &cgroup[1..]))).unwrap();
         tree.make(cgroup);
     };
@@ -570,18 +570,18 @@ fn a_cgroup_that_is_replaced_after_it_was_planned_for_is_not_written() {
 
     let plan = tree.enforcer.plan(&applied, &SettingsChange::Each(vec![(path("/b"), None)])).unwrap();
     replace("/b");
-    tree.put("/b", "cpuset.cpus", "7");
+    tree.write_file("/b", "cpuset.cpus", "7");
     let report = tree.enforcer.execute(&plan).unwrap();
     assert_eq!((report.written.len(), report.gone.len()), (0, 2));
     assert_eq!(tree.get("/b", "cpuset.cpus"), "7");
-    // What it was set to is read anew.
+    // The original value is read again.
     assert_eq!(tree.enforcer.cpus_found(&applied, &path("/b")).unwrap().to_string(), "7");
 }
 
 #[test]
-fn unit_does_not_get_back_after_a_reboot_what_was_found_before_it() {
-    let tree = Tree::new(&["/a"]);
-    tree.put("/a", "memory.max", &bytes(512));
+fn reboot_forgets_originals_of_units() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    tree.write_file("/a", "memory.max", &bytes(512));
     let settings = Settings { memory_max: Some(mib(1024)), ..protected(8) };
     let mut applied = tree.hold(&AppliedSettings::default(), "/a", settings);
     let record = Record::clone(applied.get(&path("/a")).unwrap());
@@ -591,8 +591,8 @@ fn unit_does_not_get_back_after_a_reboot_what_was_found_before_it() {
 
     // The runtime properties ended with the boot, and the administrator has edited the unit.
     applied.forget_boot();
-    tree.put("/a", "memory.min", "0");
-    tree.put("/a", "memory.max", &bytes(700));
+    tree.write_file("/a", "memory.min", "0");
+    tree.write_file("/a", "memory.max", &bytes(700));
     assert_eq!(applied.unwritten().collect::<Vec<_>>(), [&path("/a")]);
     let (applied, _) = tree.apply(&applied, &SettingsChange::Upkeep);
     assert_eq!(applied.unwritten().count(), 0);
@@ -603,8 +603,8 @@ fn unit_does_not_get_back_after_a_reboot_what_was_found_before_it() {
 }
 
 #[test]
-fn a_release_goes_on_after_a_failed_write() {
-    let tree = Tree::new(&["/a"]);
+fn release_continues_after_error() {
+    let tree = FakeHierarchy::new(&["/a"]);
     let applied = tree.hold(
         &AppliedSettings::default(),
         "/a",
@@ -621,8 +621,8 @@ fn a_release_goes_on_after_a_failed_write() {
 }
 
 #[test]
-fn a_cgroup_that_is_gone_or_another_one_is_forgotten() {
-    let tree = Tree::new(&["/a", "/a/b"]);
+fn forgets_gone_and_replaced_cgroups() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(8));
     fs::remove_dir_all(path("/a/b").dir(tree.root.path())).unwrap();
     assert!(tree.enforcer.drift(&applied, &path("/a/b")).unwrap_err().is_gone());
@@ -630,21 +630,21 @@ fn a_cgroup_that_is_gone_or_another_one_is_forgotten() {
     assert!(after.is_empty());
     assert_eq!(tree.get("/a", "memory.min"), "0");
 
-    // Plain files reuse inode numbers; another directory keeps this one's from being free.
+    // Plain files reuse inode numbers; another directory keeps the inode of this one in use.
     let applied = tree.hold(&AppliedSettings::default(), "/a", protected(8));
     fs::rename(path("/a").dir(tree.root.path()), tree.root.path().join("old")).unwrap();
     tree.make("/a");
-    tree.put("/a", "memory.min", &bytes(8));
+    tree.write_file("/a", "memory.min", &bytes(8));
     assert!(tree.enforcer.drift(&applied, &path("/a")).unwrap_err().is_gone());
     assert!(tree.release(&applied, "/a").is_empty());
     assert_eq!(tree.get("/a", "memory.min"), bytes(8), "not ours");
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_written() {
-    let tree = Tree::new(&["/a", "/a/b"]);
-    tree.put("/a", "cpuset.cpus.effective", "0-3");
-    tree.put("/a/b", "cpuset.cpus.effective", "0-3");
+fn refuses_impossible_settings() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
+    tree.write_file("/a", "cpuset.cpus.effective", "0-3");
+    tree.write_file("/a/b", "cpuset.cpus.effective", "0-3");
     for (cgroup, settings, words) in [
         ("/", pinned("0", "0"), "/: the root of the hierarchy takes no settings"),
         ("/none", pinned("0", "0"), "/none: no such cgroup"),
@@ -674,10 +674,10 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn controllers_are_enabled_from_the_root_down() {
-    let tree = Tree::new(&["/a", "/a/b"]);
-    tree.put("/", "cgroup.subtree_control", "memory");
-    tree.put("/a", "cgroup.subtree_control", "");
+fn enables_controllers_from_root() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
+    tree.write_file("/", "cgroup.subtree_control", "memory");
+    tree.write_file("/a", "cgroup.subtree_control", "");
     let plan = tree
         .enforcer
         .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a/b"), pinned("1", "1")))
@@ -686,13 +686,13 @@ fn controllers_are_enabled_from_the_root_down() {
     assert_eq!(tree.get("/", "cgroup.subtree_control"), "+cpuset");
     assert_eq!(tree.get("/a", "cgroup.subtree_control"), "+cpuset");
 
-    tree.put("/a", "cgroup.subtree_control", "");
-    tree.put("/a", "cgroup.procs", "12");
+    tree.write_file("/a", "cgroup.subtree_control", "");
+    tree.write_file("/a", "cgroup.procs", "12");
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert!(failure.to_string().contains("the cgroup holds processes itself"), "{failure}");
 }
 
-/// What is enabled where, in words.
+/// Describes which controllers are enabled in which cgroup.
 fn enabled(controllers: &EnabledControllers) -> Vec<String> {
     let words = controllers.iter().flat_map(|(path, enabled)| {
         enabled.controllers.iter().map(move |controller| format!("{path} {controller}"))
@@ -701,19 +701,19 @@ fn enabled(controllers: &EnabledControllers) -> Vec<String> {
 }
 
 #[test]
-fn controllers_that_a_plan_enables_are_disabled_from_the_leaves_up() {
-    let tree = Tree::new(&["/a", "/a/b", "/a/b/c"]);
+fn disables_controllers_from_leaves() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b", "/a/b/c"]);
     for (cgroup, before) in [("/", "memory"), ("/a", ""), ("/a/b", "cpuset memory"), ("/a/b/c", "")] {
-        tree.put(cgroup, "cgroup.subtree_control", before);
+        tree.write_file(cgroup, "cgroup.subtree_control", before);
     }
     let hold = SettingsChange::Hold(path("/a/b/c"), pinned("1", "1"));
     let mut ours = tree.enforcer.plan(&AppliedSettings::default(), &hold).unwrap().enable;
     assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
-    tree.put("/", "cgroup.subtree_control", "memory cpuset");
-    tree.put("/a", "cgroup.subtree_control", "cpuset");
+    tree.write_file("/", "cgroup.subtree_control", "memory cpuset");
+    tree.write_file("/a", "cgroup.subtree_control", "cpuset");
     assert_eq!(tree.enforcer.still_enabled(&ours), ours);
 
-    // What /a/b had enabled before us stays, and needs /a, which needs the root.
+    // Controllers that /a/b had enabled before stay, and need /a, which needs the root.
     let left = controllers::disable(tree.root.path(), &mut ours);
     let words: Vec<_> =
         left.iter().map(|left| format!("{} {}: {}", left.cgroup, left.controller, left.reason)).collect();
@@ -725,7 +725,7 @@ fn controllers_that_a_plan_enables_are_disabled_from_the_leaves_up() {
     assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
     assert_eq!(tree.get("/a", "cgroup.subtree_control"), "cpuset", "it is not written");
 
-    tree.put("/a/b", "cgroup.subtree_control", "");
+    tree.write_file("/a/b", "cgroup.subtree_control", "");
     assert_eq!(controllers::disable(tree.root.path(), &mut ours), []);
     assert!(ours.is_empty());
     assert_eq!(tree.get("/a", "cgroup.subtree_control"), "-cpuset");
@@ -733,11 +733,11 @@ fn controllers_that_a_plan_enables_are_disabled_from_the_leaves_up() {
 }
 
 #[test]
-fn a_controller_stays_where_a_child_uses_it_and_what_is_not_ours_is_forgotten() {
-    let tree = Tree::new(&["/a", "/a/b"]);
-    tree.put("/", "cgroup.subtree_control", "");
-    tree.put("/a", "cgroup.subtree_control", "");
-    tree.put("/a/b", "cgroup.subtree_control", "");
+fn keeps_controllers_in_use() {
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
+    tree.write_file("/", "cgroup.subtree_control", "");
+    tree.write_file("/a", "cgroup.subtree_control", "");
+    tree.write_file("/a/b", "cgroup.subtree_control", "");
     let hold = SettingsChange::Hold(path("/a/b"), pinned("1", "1"));
     let ours = tree.enforcer.plan(&AppliedSettings::default(), &hold).unwrap().enable;
     assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
@@ -745,28 +745,28 @@ fn a_controller_stays_where_a_child_uses_it_and_what_is_not_ours_is_forgotten() 
         let left = controllers::disable(tree.root.path(), &mut ours.clone());
         left.into_iter().map(|left| left.reason).collect()
     };
-    // Somebody disabled that of the root, whether or not it was enabled again.
-    tree.put("/a", "cgroup.subtree_control", "cpuset");
+    // Another program disabled the controller of the root, and may have enabled it again.
+    tree.write_file("/a", "cgroup.subtree_control", "cpuset");
     let ours = tree.enforcer.still_enabled(&ours);
     assert_eq!(enabled(&ours), ["/a cpuset"]);
 
     for (knob, value) in [("cpuset.cpus", "0-3"), ("cpuset.mems", "1"), ("cpuset.cpus.partition", "root")] {
         let before = tree.get("/a/b", knob);
-        tree.put("/a/b", knob, value);
+        tree.write_file("/a/b", knob, value);
         assert_eq!(reasons(&ours), [format!("/a/b has {knob} {value}")]);
         assert_eq!(tree.get("/a", "cgroup.subtree_control"), "cpuset", "it is not written");
-        tree.put("/a/b", knob, &before);
+        tree.write_file("/a/b", knob, &before);
     }
-    // Another controller's is no use of this one.
-    tree.put("/a/b", "memory.low", "4096");
-    // All that there is stands for the empty set.
-    tree.put("/a/b", "cpuset.cpus", "0-7");
-    tree.put("/a/b", "cpuset.mems", "0-1");
+    // A knob of another controller is no use of this one.
+    tree.write_file("/a/b", "memory.low", "4096");
+    // A set of everything stands for the empty set.
+    tree.write_file("/a/b", "cpuset.cpus", "0-7");
+    tree.write_file("/a/b", "cpuset.mems", "0-1");
     assert_eq!(reasons(&ours), [""; 0]);
     assert_eq!(tree.get("/a", "cgroup.subtree_control"), "-cpuset");
 
-    // Another cgroup of this name.
-    tree.put("/a", "cgroup.subtree_control", "cpuset");
+    // A new cgroup at the same path.
+    tree.write_file("/a", "cgroup.subtree_control", "cpuset");
     fs::rename(tree.root.path().join("a"), tree.root.path().join("old")).unwrap();
     tree.make("/a");
     assert!(tree.enforcer.still_enabled(&ours).is_empty());
@@ -775,21 +775,21 @@ fn a_controller_stays_where_a_child_uses_it_and_what_is_not_ours_is_forgotten() 
 }
 
 #[test]
-fn drift_is_told_by_meaning_and_repaired() {
-    let tree = Tree::new(&["/a"]);
+fn detects_and_repairs_drift() {
+    let tree = FakeHierarchy::new(&["/a"]);
     let applied = tree.hold(
         &AppliedSettings::default(),
         "/a",
         Settings { memory_min: Some(Limit::Bytes(Bytes(5000))), ..pinned("1-3", "1") },
     );
-    tree.put("/a", "cpuset.cpus", "1,2,3");
-    tree.put("/a", "memory.min", "4096");
-    tree.put("/a", "cpuset.cpus.effective", "1-3");
-    tree.put("/a", "cpuset.mems.effective", "1");
+    tree.write_file("/a", "cpuset.cpus", "1,2,3");
+    tree.write_file("/a", "memory.min", "4096");
+    tree.write_file("/a", "cpuset.cpus.effective", "1-3");
+    tree.write_file("/a", "cpuset.mems.effective", "1");
     assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap(), [], "the same in other words");
 
-    tree.put("/a", "cpuset.cpus", "0-7");
-    tree.put("/a", "cpuset.mems.effective", "0");
+    tree.write_file("/a", "cpuset.cpus", "0-7");
+    tree.write_file("/a", "cpuset.mems.effective", "0");
     let drifts = tree.enforcer.drift(&applied, &path("/a")).unwrap();
     let told: Vec<_> = drifts.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["/a: cpuset.cpus is 0-7, should be 1-3", "/a: of cpuset.mems 1 only 0 is effective"]);
@@ -801,20 +801,20 @@ fn drift_is_told_by_meaning_and_repaired() {
 }
 
 #[test]
-fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
+fn restores_cpus_after_partition() {
     for (found, taken, back) in [("0-3", "3", "0-2"), ("3", "3", "0-2,4-7"), ("", "3", "")] {
-        let tree = Tree::new(&["/a", "/b"]);
-        tree.put("/a", "cpuset.cpus", found);
+        let tree = FakeHierarchy::new(&["/a", "/b"]);
+        tree.write_file("/a", "cpuset.cpus", found);
         let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
-        tree.put("/b", "cpuset.cpus", taken);
-        tree.put("/b", "cpuset.cpus.partition", "isolated");
-        tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
-        tree.put("/a", "cpuset.cpus.effective", "1");
+        tree.write_file("/b", "cpuset.cpus", taken);
+        tree.write_file("/b", "cpuset.cpus.partition", "isolated");
+        tree.write_file("/", "cpuset.cpus.effective", "0-2,4-7");
+        tree.write_file("/a", "cpuset.cpus.effective", "1");
         let release = SettingsChange::Release(path("/a"));
         let plan = tree.enforcer.plan(&applied, &release).unwrap();
         let report = tree.enforcer.execute(&plan).unwrap();
         assert_eq!(tree.get("/a", "cpuset.cpus"), back, "{found}");
-        // What it is owed is known, and tried again, until it has it; also where a crash has kept that from being stored.
+        // The missing CPUs are known and restored later, even if a crash has kept this from being stored.
         let applied = plan.outcome_of(&report);
         let crashed = tree.enforcer.plan(&plan.intent, &SettingsChange::Upkeep).unwrap();
         let report_after = tree.enforcer.execute(&crashed).unwrap();
@@ -831,31 +831,31 @@ fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
             (again.outcome_of(&report), tree.get("/a", "cpuset.cpus")),
             (applied.clone(), back.to_owned())
         );
-        tree.put("/b", "cpuset.cpus.partition", "member");
-        tree.put("/", "cpuset.cpus.effective", "0-7");
+        tree.write_file("/b", "cpuset.cpus.partition", "member");
+        tree.write_file("/", "cpuset.cpus.effective", "0-7");
         let applied = tree.apply(&applied, &SettingsChange::Upkeep).0;
         assert_eq!((applied.is_empty(), tree.get("/a", "cpuset.cpus")), (true, found.to_owned()));
     }
 }
 
 #[test]
-fn what_is_owed_beside_a_nested_partition_comes_back_and_what_others_set_meanwhile_stays() {
+fn restores_cpus_beside_nested_partition() {
     for set in [None, Some("0-1")] {
-        let tree = Tree::new(&["/a", "/b", "/b/c"]);
-        tree.put("/", "cpuset.cpus.isolated", "");
-        tree.put("/a", "cpuset.cpus", "0-3");
+        let tree = FakeHierarchy::new(&["/a", "/b", "/b/c"]);
+        tree.write_file("/", "cpuset.cpus.isolated", "");
+        tree.write_file("/a", "cpuset.cpus", "0-3");
         let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
         let partition = Settings { partition: Some(Partition::Root), ..pinned("3", "0") };
         let applied = tree.hold(&applied, "/b/c", partition);
         assert_eq!(tree.get("/b", "cpuset.cpus.exclusive"), "3");
-        tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
-        tree.put("/a", "cpuset.cpus.effective", "1");
+        tree.write_file("/", "cpuset.cpus.effective", "0-2,4-7");
+        tree.write_file("/a", "cpuset.cpus.effective", "1");
         let plan = tree.enforcer.plan(&applied, &SettingsChange::Release(path("/a"))).unwrap();
         let applied = plan.outcome_of(&tree.enforcer.execute(&plan).unwrap());
         assert_eq!(tree.get("/a", "cpuset.cpus"), "0-2");
         if let Some(set) = set {
-            tree.put("/a", "cpuset.cpus", set);
-            // A guarantee that comes now gives that back.
+            tree.write_file("/a", "cpuset.cpus", set);
+            // A guarantee that is made now restores them.
             let held = tree.hold(&applied, "/a", pinned("2", "0"));
             let released = tree.release(&held, "/a");
             assert!(released.get(&path("/a")).is_none());
@@ -870,18 +870,18 @@ fn what_is_owed_beside_a_nested_partition_comes_back_and_what_others_set_meanwhi
 }
 
 #[test]
-fn a_partition_that_ends_gives_back_what_those_beside_it_are_owed() {
-    let tree = Tree::new(&["/a", "/b", "/c"]);
-    tree.put("/a", "cpuset.cpus", "0-3");
+fn ended_partition_restores_siblings() {
+    let tree = FakeHierarchy::new(&["/a", "/b", "/c"]);
+    tree.write_file("/a", "cpuset.cpus", "0-3");
     let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
     let partition = Settings { partition: Some(Partition::Root), ..pinned("3", "0") };
     let applied = tree.hold(&applied, "/b", partition);
-    tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
-    tree.put("/a", "cpuset.cpus.effective", "1");
+    tree.write_file("/", "cpuset.cpus.effective", "0-2,4-7");
+    tree.write_file("/a", "cpuset.cpus.effective", "1");
     let plan = tree.enforcer.plan(&applied, &SettingsChange::Release(path("/a"))).unwrap();
     let applied = plan.outcome_of(&tree.enforcer.execute(&plan).unwrap());
     assert_eq!(tree.get("/a", "cpuset.cpus"), "0-2");
-    // Nobody else's change tries.
+    // A change of an unrelated cgroup does not restore the CPUs.
     let plan = tree.enforcer.plan(&applied, &SettingsChange::Hold(path("/c"), protected(1))).unwrap();
     assert_eq!(plan.cgroups(), [path("/c")].into());
     let applied = tree.release(&applied, "/b");
@@ -889,20 +889,20 @@ fn a_partition_that_ends_gives_back_what_those_beside_it_are_owed() {
 }
 
 #[test]
-fn a_knob_that_holds_something_else_than_was_written_is_an_error() {
-    let tree = Tree::new(&["/a"]);
+fn untaken_write_is_error() {
+    let tree = FakeHierarchy::new(&["/a"]);
     let settings = Settings { partition: Some(Partition::Root), ..pinned("1", "1") };
     let plan =
         tree.enforcer.plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a"), settings)).unwrap();
     tree.enforcer.execute(&plan).unwrap();
     assert_eq!(tree.get("/a", "cpuset.cpus.partition"), "root");
-    tree.put("/a", "cpuset.cpus.partition", "root invalid (Cpu list in cpuset.cpus not exclusive)");
+    tree.write_file("/a", "cpuset.cpus.partition", "root invalid (Cpu list in cpuset.cpus not exclusive)");
     let drifts = tree.enforcer.drift(&plan.outcome, &path("/a")).unwrap();
     assert!(drifts[0].to_string().contains("is root invalid (Cpu list"), "{drifts:?}");
 }
 
 mod order_never_widens {
-    //! Whatever changes to whatever: replaying a plan, no set is ever empty or anything but old or new.
+    //! Replays plans between random settings: no set is ever empty, and each holds the old or the new value.
 
     use proptest::prelude::*;
 
@@ -927,8 +927,8 @@ mod order_never_widens {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn at_any_moment(old in settings(), new in settings()) {
-            let tree = Tree::new(&["/a", "/a/b"]);
+        fn sets_are_never_widened_or_empty(old in settings(), new in settings()) {
+            let tree = FakeHierarchy::new(&["/a", "/a/b"]);
             let applied = tree.hold(&AppliedSettings::default(), "/a/b", old);
             let plan = tree.enforcer.plan(&applied, &SettingsChange::Hold(path("/a/b"), new.clone())).unwrap();
             let start = |knob| knob_in(&tree, knob);
@@ -941,7 +941,7 @@ mod order_never_widens {
                     let back = unset(*knob);
                     prop_assert!(now == *from || now == to.clone().unwrap_or(back), "{knob} {now}");
                 }
-                // Protection is never claimed that the parent does not have, as it rises and as it falls.
+                // The parent always has the protection that the child claims, as it rises and as it falls.
                 prop_assert!(limit_in(&tree, "/a", Knob::MemoryMin) >= limit_in(&tree, "/a/b", Knob::MemoryMin));
                 prop_assert!(limit_in(&tree, "/a", Knob::MemoryLow) >= limit_in(&tree, "/a/b", Knob::MemoryLow));
             }
@@ -950,11 +950,11 @@ mod order_never_widens {
         }
     }
 
-    fn knob_in(tree: &Tree, knob: Knob) -> KnobValue {
+    fn knob_in(tree: &FakeHierarchy, knob: Knob) -> KnobValue {
         knob.read(&path("/a/b").dir(tree.root.path())).unwrap()
     }
 
-    fn limit_in(tree: &Tree, cgroup: &str, knob: Knob) -> Limit {
+    fn limit_in(tree: &FakeHierarchy, cgroup: &str, knob: Knob) -> Limit {
         match knob.read(&path(cgroup).dir(tree.root.path())).unwrap() {
             KnobValue::Limit(limit) => limit,
             value => panic!("{value}"),

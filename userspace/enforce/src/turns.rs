@@ -1,10 +1,12 @@
 //! The order of writes to `cpuset.mems` of a cgroup.
 //!
-//! Problem: a write returns when the kernel has moved the pages, so the caller goes on before, and may write the knob again. What
-//! the first write is followed by (see [`migration`](super::migration)) must not undo the second one.
+//! # Problem
+//! A write returns when the kernel has moved the pages, so the caller continues before and may write the knob again.
+//! The steps that follow the first write (see [`migration`](super::migration)) must not undo the second write.
 //!
-//! Algorithm: each write takes the next turn of its cgroup. A step of an earlier turn is not written, and one that was written while a
-//! later turn began is followed by the value of the later one.
+//! # Algorithm
+//! Each write takes the next turn of its cgroup. A step of an earlier turn is not written. If a later turn begins while
+//! a step is being written, the value of the later turn is written afterwards.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,15 +15,15 @@ use parking_lot::Mutex;
 
 use super::WriteStep;
 
-/// The last turn of each cgroup that is being written.
+/// The last turn of each cgroup with a pending write.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Turns(Arc<Mutex<BTreeMap<CgroupPath, Last>>>);
+pub(super) struct Turns(Arc<Mutex<BTreeMap<CgroupPath, LastTurn>>>);
 
 #[derive(Debug)]
-struct Last {
+struct LastTurn {
     generation: u64,
     step: WriteStep,
-    /// Turns that have not ended.
+    /// Number of turns that have not ended.
     running: usize,
 }
 
@@ -29,7 +31,7 @@ impl Turns {
     /// Takes the next turn of a cgroup, for this step.
     pub(super) fn begin(&self, step: &WriteStep) -> Turn {
         let mut turns = self.0.lock();
-        let last = turns.entry(step.cgroup.clone()).or_insert_with(|| Last {
+        let last = turns.entry(step.cgroup.clone()).or_insert_with(|| LastTurn {
             generation: 0,
             step: step.clone(),
             running: 0,
@@ -41,7 +43,7 @@ impl Turns {
     }
 }
 
-/// One write, with all its steps. It ends when this is dropped.
+/// One write with all its steps. The turn ends on drop.
 #[derive(Debug)]
 pub(super) struct Turn {
     turns: Turns,
@@ -50,14 +52,14 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// The step of a later turn; `None` if this is the last one.
+    /// Returns the step of the last turn; `None` if this is the last one.
     pub(super) fn later(&self) -> Option<WriteStep> {
         let turns = self.turns.0.lock();
         let last = turns.get(&self.cgroup)?;
         (last.generation != self.generation).then(|| last.step.clone())
     }
 
-    /// Whether there is no later turn.
+    /// Returns whether there is no later turn.
     pub(super) fn is_last(&self) -> bool {
         self.later().is_none()
     }

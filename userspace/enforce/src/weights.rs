@@ -1,26 +1,33 @@
 //! Weights of nodes for the memory policy weighted-interleave.
 //!
-//! Problem: on a machine whose nodes have memory of different bandwidth, pages that are spread evenly are as slow as the
-//! slowest node. The kernel spreads them by weights, which are those of the host and 1 each unless somebody sets them.
+//! # Problem
+//! If the nodes of a machine have memory of different bandwidth, pages that are spread evenly are as slow as the slowest
+//! node. The kernel spreads them by weights. These apply to the whole host, and are 1 by default.
 //!
-//! Terms: the *weight* of a node is how many pages in turn are put there, 1 to 255. `auto` is the kernel's own choice of all
-//! weights (since Linux 6.16), which ends as soon as somebody writes one. [`WeightRecord`] is what was found of a node and what was
-//! written instead. A node is *given up* where somebody else wrote its weight since, and *absent* where its file is gone.
+//! # Terms
+//! - The *weight* of a node is the number of pages in turn that are allocated there, 1 to 255.
+//! - `auto` is the kernel's own choice of all weights (since Linux 6.16), which ends as soon as a weight is written.
+//! - [`WeightRecord`] has the original and the written weight of a node.
+//! - A node is *given up* if another program wrote its weight since, and *absent* if its file is gone.
 //!
-//! Algorithm: [`Weights::read_weights`] reads the files, [`by_bandwidth`] computes weights, [`plan`] decides, and
-//! [`Weights::write`] writes and reads back, and [`WeightRecords::record_result`] takes note of what came of it.
+//! # Algorithm
+//! [`Weights::read_weights`] reads the files, [`by_bandwidth`] computes weights, [`plan`] decides, [`Weights::write`]
+//! writes and reads back, and [`WeightRecords::record_result`] records the result.
 //!
-//! Invariants: what holds neither what was written nor what was found before the write is somebody else's, and is not written
-//! any more: neither anew nor back. Where somebody else switched `auto` on, all weights are theirs. The kernel keeps the weight
-//! of a node that is absent, so its record stays until the next boot, or until `auto` is on again.
+//! # Invariants
+//! - A weight that is neither the written one nor the one before the write belongs to another program, and is not
+//!   written any more, neither set nor restored. If another program enables `auto`, all weights belong to it.
+//! - The kernel keeps the weight of an absent node, so its record stays until the next boot, or until `auto` is enabled
+//!   again.
+//! - `auto` is enabled again only if it was enabled, no node was given up, and every node has the weight that it had
+//!   when the daemon's first write ended `auto`: the kernel would overwrite other weights. A node that appeared since
+//!   has the weight 1 unless another program wrote it. If the write of `auto` fails, it stays pending under the same
+//!   condition, even after all weights are restored.
+//! - A kernel that knows no bandwidths shows `auto` as enabled until a weight is written, and refuses to enable it
+//!   again (`ENODEV`): nothing is pending then.
 //!
-//! `auto` is switched on again only where it was on, nothing was given up, and every node has what it had when our first write
-//! ended it: the kernel would overwrite the others. A node that came since has the weight 1 unless somebody wrote it. If that
-//! write fails, it stays to be done, under the same condition, also after all weights are back. A kernel without any bandwidth
-//! to choose from shows `auto` as on until somebody writes a weight, and never takes it (`ENODEV`): nothing is to be done then.
-//!
-//! Sources: Documentation/ABI/testing/sysfs-kernel-mm-mempolicy-weighted-interleave, Documentation/admin-guide/mm/numaperf.rst,
-//! `mm/mempolicy.c`.
+//! Sources: Documentation/ABI/testing/sysfs-kernel-mm-mempolicy-weighted-interleave,
+//! Documentation/admin-guide/mm/numaperf.rst, `mm/mempolicy.c`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -32,63 +39,61 @@ use std::{
 use numaward_topology::{NodeId, NodeSet};
 use serde::{Deserialize, Serialize};
 
-/// Where the weights are, from the host's root.
+/// Directory of the weights, from the host's root.
 pub const WEIGHTS: &str = "sys/kernel/mm/mempolicy/weighted_interleave";
-/// Where nodes are, from the host's root.
+/// Directory of the nodes, from the host's root.
 const NODES: &str = "sys/devices/system/node";
-/// About what weights by bandwidth sum up to before they are made smaller: what the kernel takes for its own, too.
-const SUM: u64 = 32;
+/// Approximate sum of weights by bandwidth before they are reduced, which is also the kernel's choice.
+const WEIGHT_SUM: u64 = 32;
 
-/// The weights that nodes are to have.
+/// Weights by node.
 pub type NodeWeights = BTreeMap<NodeId, u8>;
 
-/// What was found of a node's weight, and what was written instead.
+/// Original and written weight of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WeightRecord {
-    /// What was found.
+    /// Original weight.
     pub found: u8,
-    /// What was written.
     pub written: u8,
-    /// What it was before the write, which it still is if the daemon died before it.
+    /// Weight before the write, which is still in effect if the daemon died before the write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<u8>,
-    /// Whether somebody else wrote it since.
+    /// True if another program wrote the weight since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_given_up: bool,
 }
 
 impl WeightRecord {
-    /// Whether this is what we left there.
+    /// Returns whether the daemon left this weight.
     fn is(self, weight: u8) -> bool {
         self.written == weight || self.before == Some(weight)
     }
 
-    /// Whether it holds what was found, if nobody else wrote it.
+    /// Returns whether the node has its original weight, unless another program wrote it.
     fn is_as_found(self) -> bool {
         self.written == self.found && self.before.is_none_or(|before| before == self.found)
     }
 }
 
-/// What was written.
+/// Weights that the daemon has written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WeightRecords {
-    /// By node.
     #[serde(default)]
     pub nodes: BTreeMap<NodeId, WeightRecord>,
-    /// Where the kernel chose all weights by itself before, and is to do so again: those of all nodes then.
+    /// Weights of all nodes at the time when the first write ended `auto`, if `auto` is to be enabled again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<NodeWeights>,
 }
 
 impl WeightRecords {
-    /// Whether nothing was written that is still to be known.
+    /// Returns whether there is nothing to restore or to remember.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The weights that were written and are known to be there, by node.
+    /// Returns the weights that were written and are in effect, by node.
     pub fn current(&self, seen: &WeightSnapshot) -> NodeWeights {
         let is_there = |node, of: &WeightRecord| {
             !of.is_given_up && of.before.is_none() && seen.weights.contains_key(node)
@@ -97,31 +102,31 @@ impl WeightRecords {
         held.map(|(node, of)| (*node, of.written)).collect()
     }
 
-    /// What was written, by node, also where somebody else wrote it since.
+    /// Returns the written weights by node, including those of given up nodes.
     pub fn written(&self) -> NodeWeights {
         self.nodes.iter().map(|(node, of)| (*node, of.written)).collect()
     }
 
-    /// Takes note of what came of a write; `before` is what was held before all of them.
+    /// Records the result of a write; `before` has the records before all writes.
     pub fn record_result(&mut self, write: WeightWrite, result: &Result<(), WeightError>, before: &Self) {
         match (write, result) {
             (WeightWrite::Weight { node, is_back: true, .. }, Ok(())) => drop(self.nodes.remove(&node)),
             (WeightWrite::Weight { node, .. }, Ok(())) => {
                 self.nodes.entry(node).and_modify(|of| of.before = None);
             }
-            // Nothing was written: what was known before is true.
+            // Nothing was written, so the earlier record is still right.
             (WeightWrite::Weight { node, is_back: false, .. }, Err(WeightError::Refused { .. })) => {
                 self.revert_node(node, before);
             }
-            // Absent nodes have what the kernel chooses, too.
+            // The kernel chooses the weights of absent nodes too.
             (WeightWrite::Auto, Ok(())) => *self = Self::default(),
             (WeightWrite::Auto, Err(WeightError::NoChoice)) => self.auto = None,
-            // Something may have been written: the next look says which.
+            // Something may have been written; the next read shows it.
             (_, Err(_)) => {}
         }
     }
 
-    /// What was known of a node before is true.
+    /// Restores the earlier record of a node.
     pub fn revert_node(&mut self, node: NodeId, before: &Self) {
         match before.nodes.get(&node) {
             Some(of) => drop(self.nodes.insert(node, *of)),
@@ -130,111 +135,89 @@ impl WeightRecords {
     }
 }
 
-/// What the files hold.
+/// Content of the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightSnapshot {
-    /// The weights, by node: of all nodes that have any.
     pub weights: NodeWeights,
-    /// Those that cannot be read, and why.
+    /// Nodes with an unreadable weight, and the reason.
     pub unreadable: BTreeMap<NodeId, String>,
-    /// Whether the kernel chooses them by itself. No kernel before Linux 6.16 does.
+    /// State of `auto`. Always false before Linux 6.16.
     pub is_auto: bool,
 }
 
-/// What is to be written.
+/// A write to a file of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightWrite {
-    /// The weight of a node.
+    /// Sets the weight of a node.
     Weight {
-        /// The node.
         node: NodeId,
-        /// Its weight.
         weight: u8,
-        /// Whether that is what was found.
+        /// True if this is the original weight.
         is_back: bool,
     },
-    /// The kernel is to choose all weights by itself again.
+    /// Lets the kernel choose all weights again.
     Auto,
 }
 
-/// What is to be done.
+/// Writes that set and restore weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightPlan {
-    /// What is to be written, in this order.
+    /// Writes, in this order.
     pub writes: Vec<WeightWrite>,
-    /// What is to be known of it before.
+    /// Records to store before the writes.
     pub held: WeightRecords,
-    /// What somebody else wrote: the weights that these nodes have now.
+    /// Present weights of nodes that another program wrote.
     pub foreign: NodeWeights,
 }
 
-/// A weight was not written.
+/// Error of a write of a weight.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightError {
-    /// The kernel refuses, or the daemon may not: nothing was written.
+    /// The kernel refuses, or the daemon has no permission; nothing was written.
     #[error("{path} cannot be written: {source}")]
-    Refused {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel has no bandwidths from which it could choose weights by itself.
+    Refused { path: PathBuf, source: io::Error },
+    /// The kernel knows no bandwidths by which it could choose weights.
     #[error("the kernel has no bandwidths to choose weights from")]
     NoChoice,
-    /// What was written cannot be read back.
+    /// The written value cannot be read back.
     #[error("{path} cannot be read after {wanted:?} was written: {source}")]
-    Unread {
-        /// The file.
-        path: PathBuf,
-        /// What was written.
-        wanted: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel took something else.
+    Unread { path: PathBuf, wanted: String, source: io::Error },
+    /// The kernel took another value.
     #[error("{path}: it holds {found:?} after {wanted:?} was written")]
-    Different {
-        /// The file.
-        path: PathBuf,
-        /// What was written.
-        wanted: String,
-        /// What it holds.
-        found: String,
-    },
+    Different { path: PathBuf, wanted: String, found: String },
 }
 
 impl WeightError {
-    /// A write was refused.
+    /// Converts the error of a refused write.
     fn refused(write: WeightWrite, path: PathBuf, source: io::Error) -> Self {
         let is_no_choice = write == WeightWrite::Auto && source.raw_os_error() == Some(libc::ENODEV);
         if is_no_choice { Self::NoChoice } else { Self::Refused { path, source } }
     }
 }
 
-/// The weights of a host.
+/// Access to the weights of a host.
 #[derive(Clone, Debug)]
 pub struct Weights {
     root: PathBuf,
 }
 
 impl Weights {
-    /// Those of the host with this root directory.
+    /// Creates the access to the host with this root directory.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Whether this kernel has such weights.
+    /// Returns whether the kernel supports weights.
     pub fn is_here(&self) -> bool {
         self.root.join(WEIGHTS).is_dir()
     }
 
-    /// The file with the weight of a node, from the host's root.
+    /// Returns the path of the file with a node's weight, from the host's root.
     pub fn file(node: NodeId) -> String {
         format!("{WEIGHTS}/node{node}")
     }
 
-    /// The nodes that have memory; else why it is not known.
+    /// Returns the nodes with memory.
     pub fn nodes(&self) -> Result<NodeSet, String> {
         let path = self.root.join(NODES).join("has_memory");
         let text = fs::read_to_string(&path)
@@ -242,7 +225,7 @@ impl Weights {
         text.trim().parse().map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Reads the weights of these nodes, and of all others that have one.
+    /// Reads the weights of these nodes and of all other nodes that have one.
     pub fn read_weights(&self, nodes: impl Iterator<Item = NodeId>) -> WeightSnapshot {
         let mut seen = WeightSnapshot::default();
         let files = fs::read_dir(self.root.join(WEIGHTS)).into_iter().flatten().flatten();
@@ -267,8 +250,8 @@ impl Weights {
         seen
     }
 
-    /// The bandwidth of each of these nodes' memory in MB/s: the lesser of reading and writing, from the CPUs that are nearest.
-    /// Else the nodes of which the firmware reports none.
+    /// Returns the bandwidth of each node's memory in MB/s: the lesser of reading and writing, from the nearest CPUs.
+    /// The error has the nodes of which the firmware reports none.
     pub fn bandwidths(&self, nodes: &NodeSet) -> Result<BTreeMap<NodeId, u64>, NodeSet> {
         let (mut known, mut unknown) = (BTreeMap::new(), NodeSet::new());
         for node in nodes.iter() {
@@ -285,7 +268,7 @@ impl Weights {
         if unknown.is_empty() { Ok(known) } else { Err(unknown) }
     }
 
-    /// Writes, and reads back.
+    /// Writes a weight, and reads it back.
     pub fn write(&self, write: WeightWrite) -> Result<(), WeightError> {
         let (path, wanted) = match write {
             WeightWrite::Weight { node, weight, .. } => (Self::file(node), weight.to_string()),
@@ -303,7 +286,7 @@ impl Weights {
         }
     }
 
-    /// What was not given back, and why where that is known.
+    /// Describes the weights that were not restored, with the reason if it is known.
     pub fn unrestored(&self, held: &WeightRecords) -> Vec<(String, Option<String>)> {
         let nodes = held.nodes.iter().filter(|(_, of)| !of.is_given_up).map(|(node, of)| {
             let file = Self::file(*node);
@@ -320,11 +303,13 @@ impl Weights {
     }
 }
 
-/// Weights in the ratio of bandwidths (in MB/s), as small as possible: they sum up to about 32 before, and each is 1 at least.
+/// Computes weights in the ratio of bandwidths (in MB/s), as small as possible: each is at least 1, and their sum is
+/// about 32 before they are divided by their greatest common divisor.
 pub fn by_bandwidth(bandwidths: &BTreeMap<NodeId, u64>) -> NodeWeights {
     let sum: u128 = bandwidths.values().map(|of| u128::from(*of)).sum();
-    // Rounded: no share is above 32.
-    let share = |of: u64| (u128::from(SUM) * u128::from(of) * 2 + sum).checked_div(sum * 2).unwrap_or(1);
+    // Rounded, and never above 32.
+    let share =
+        |of: u64| (u128::from(WEIGHT_SUM) * u128::from(of) * 2 + sum).checked_div(sum * 2).unwrap_or(1);
     let share = |of: u64| u8::try_from(share(of)).unwrap_or(u8::MAX).max(1);
     let weights: NodeWeights = bandwidths.iter().map(|(node, of)| (*node, share(*of))).collect();
     let divisor = weights.values().copied().fold(0, gcd).max(1);
@@ -335,22 +320,22 @@ fn gcd(a: u8, b: u8) -> u8 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Plans what is to be written so that nodes have the weights that are wanted, and all others what was found there; without
-/// any that could be wanted, all is given back. `held` is what was written before.
+/// Plans the writes after which nodes have the wanted weights, and all others their original ones. Without wanted
+/// weights (`None`), everything is restored. `held` has the records of earlier writes.
 pub fn plan(seen: &WeightSnapshot, wanted: Option<&NodeWeights>, held: &WeightRecords) -> WeightPlan {
     let (mut plan, is_end, nothing) = (WeightPlan::default(), wanted.is_none(), NodeWeights::new());
-    // Whatever was written, the kernel chooses by itself as it did.
+    // The kernel chooses by itself, as it did originally.
     if is_end && seen.is_auto && held.auto.is_some() {
         return plan;
     }
     plan.held.auto.clone_from(&held.auto);
-    // Our first write switched it off.
+    // The daemon's first write ended `auto`.
     let is_ours = |of: &WeightRecord| of.before.is_some() && !of.is_given_up;
     let is_auto_theirs = seen.is_auto && held.nodes.values().any(|of| !is_ours(of));
     for (node, target) in wanted.unwrap_or(&nothing) {
         let known = held.nodes.get(node);
         let Some(weight) = seen.weights.get(node).copied() else {
-            // It may be readable again, or come back.
+            // The file may become readable again, or the node may come back.
             plan.held.nodes.extend(known.map(|known| (*node, *known)));
             continue;
         };
@@ -394,19 +379,19 @@ pub fn plan(seen: &WeightSnapshot, wanted: Option<&NodeWeights>, held: &WeightRe
                 entry.insert(*known);
                 plan.writes.push(WeightWrite::Weight { node: *node, weight: known.found, is_back: true });
             }
-            // It is as it was found.
+            // The node has its original weight.
             _ => {}
         }
     }
-    // What cannot be read may still be ours to give back, or somebody else's.
+    // An unreadable weight may be one to restore, or that of another program.
     if is_end && seen.unreadable.is_empty() {
-        choose_again(&mut plan, seen);
+        enable_auto_again(&mut plan, seen);
     }
     plan
 }
 
-/// Lets the kernel choose again where it did, if that takes nothing from anybody.
-fn choose_again(plan: &mut WeightPlan, seen: &WeightSnapshot) {
+/// Enables `auto` again if it was enabled and this overwrites no other program's weight.
+fn enable_auto_again(plan: &mut WeightPlan, seen: &WeightSnapshot) {
     let Some(were) = &plan.held.auto else { return };
     let mut others = seen.weights.clone();
     for write in &plan.writes {

@@ -1,6 +1,6 @@
-//! Threads for writes that the kernel may not end for a long time.
+//! ThreadPool for writes that may take the kernel a long time.
 //!
-//! Most end at once, and an admission takes several: a thread that is done stays for the next write.
+//! Most writes are quick, and an admission makes several, so a few idle threads are kept for the next write.
 
 use std::{
     io,
@@ -13,33 +13,32 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Threads that stay although there is nothing to write.
-const IDLE: usize = 4;
-/// What the deepest of them takes: it moves pages, process by process.
-const STACK: usize = 256 << 10;
+/// Maximum number of idle threads.
+const MAX_IDLE_THREADS: usize = 4;
+/// Stack size of a thread, in bytes. The deepest call moves pages, process by process.
+const STACK_SIZE: usize = 256 << 10;
 
-type Write = Box<dyn FnOnce() + Send>;
+type WriteJob = Box<dyn FnOnce() + Send>;
 
-/// The threads. When it is dropped, those without work end.
+/// Pool of threads. When it is dropped, idle threads end.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Writers(Arc<Mutex<Threads>>);
+pub(crate) struct Writers(Arc<Mutex<ThreadPool>>);
 
 #[derive(Debug, Default)]
-struct Threads {
-    /// Those without work.
-    idle: Vec<Sender<Write>>,
+struct ThreadPool {
+    idle: Vec<Sender<WriteJob>>,
     busy: usize,
 }
 
 impl Writers {
-    /// How many are writing.
+    /// Returns the number of threads that are writing.
     pub(crate) fn busy(&self) -> usize {
         self.0.lock().busy
     }
 
-    /// Lets a thread write. The error is that none could be started.
+    /// Runs a write on an idle or a new thread. Fails if no thread could be started.
     pub(crate) fn run(&self, write: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let mut write: Write = Box::new(write);
+        let mut write: WriteJob = Box::new(write);
         let idle = {
             let mut threads = self.0.lock();
             threads.busy += 1;
@@ -48,14 +47,14 @@ impl Writers {
         if let Some(thread) = idle {
             match thread.send(write) {
                 Ok(()) => return Ok(()),
-                // It panicked at its last write.
+                // The thread panicked at its last write.
                 Err(unsent) => write = unsent.0,
             }
         }
         let threads = Arc::downgrade(&self.0);
         let started = thread::Builder::new()
             .name("writer".to_owned())
-            .stack_size(STACK)
+            .stack_size(STACK_SIZE)
             .spawn(move || work(write, &threads));
         if started.is_err() {
             self.0.lock().busy -= 1;
@@ -64,19 +63,19 @@ impl Writers {
     }
 }
 
-/// Writes, and goes on while there is more to write, or few others wait for that.
-fn work(first: Write, threads: &Weak<Mutex<Threads>>) {
+/// Makes writes until the pool is gone or has enough idle threads.
+fn work(first: WriteJob, threads: &Weak<Mutex<ThreadPool>>) {
     let mut write = first;
     loop {
-        // Also if it panics.
-        let done = Done(threads);
+        // Decrements the counter also if the write panics.
+        let done = BusyGuard(threads);
         write();
         drop(done);
         let (sender, more) = mpsc::channel();
         {
             let Some(threads) = threads.upgrade() else { return };
             let mut threads = threads.lock();
-            if threads.idle.len() >= IDLE {
+            if threads.idle.len() >= MAX_IDLE_THREADS {
                 return;
             }
             threads.idle.push(sender);
@@ -86,9 +85,9 @@ fn work(first: Write, threads: &Weak<Mutex<Threads>>) {
     }
 }
 
-struct Done<'a>(&'a Weak<Mutex<Threads>>);
+struct BusyGuard<'a>(&'a Weak<Mutex<ThreadPool>>);
 
-impl Drop for Done<'_> {
+impl Drop for BusyGuard<'_> {
     fn drop(&mut self) {
         if let Some(threads) = self.0.upgrade() {
             threads.lock().busy -= 1;
@@ -103,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_is_done_writes_again() {
+    fn reuses_idle_thread() {
         let writers = Writers::default();
         let (sender, ids) = channel();
         let mut seen = Vec::new();
@@ -111,7 +110,7 @@ mod tests {
             let sender = sender.clone();
             writers.run(move || sender.send(thread::current().id()).unwrap()).unwrap();
             seen.push(ids.recv_timeout(Duration::from_secs(10)).unwrap());
-            // It is among the idle ones soon after.
+            // The thread becomes idle soon after the write.
             while writers.0.lock().idle.is_empty() {
                 thread::yield_now();
             }
@@ -121,10 +120,10 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waits_holds_up_no_other() {
+    fn slow_write_delays_no_other() {
         let writers = Writers::default();
         let (sender, done) = channel();
-        let go: Vec<_> = (0..2 * IDLE)
+        let go: Vec<_> = (0..2 * MAX_IDLE_THREADS)
             .map(|number| {
                 let (go, wait) = channel::<()>();
                 let sender = sender.clone();
@@ -137,7 +136,7 @@ mod tests {
                 go
             })
             .collect();
-        assert_eq!(writers.busy(), 2 * IDLE);
+        assert_eq!(writers.busy(), 2 * MAX_IDLE_THREADS);
         for (number, go) in go.iter().enumerate().rev() {
             go.send(()).unwrap();
             assert_eq!(done.recv_timeout(Duration::from_secs(10)).unwrap(), number);
@@ -145,11 +144,11 @@ mod tests {
         while writers.busy() > 0 {
             thread::yield_now();
         }
-        assert!(writers.0.lock().idle.len() <= IDLE);
+        assert!(writers.0.lock().idle.len() <= MAX_IDLE_THREADS);
     }
 
     #[test]
-    fn one_that_panics_is_replaced() {
+    fn replaces_panicked_thread() {
         let writers = Writers::default();
         writers.run(|| panic!("a write that panics")).unwrap();
         while writers.busy() > 0 {

@@ -1,10 +1,13 @@
 //! Huge pages that the processes of a cgroup have mapped and not touched yet.
 //!
-//! Problem: a mapping of huge pages reserves pages of all nodes together. If its process may use only nodes that have none free,
-//! the next touch ends it (`SIGBUS`).
+//! # Problem
+//! A mapping of huge pages reserves pages of all nodes together. If its process may use only nodes without free ones,
+//! the kernel ends the process at the next touch (`SIGBUS`).
 //!
-//! Algorithm: `maps` has the sizes of mappings, `status` (`HugetlbPages`) what of them a process has touched; neither walks page
-//! tables. Processes that map the same file count together, by the largest of them. The size of the pages is not known.
+//! # Algorithm
+//! `maps` has the sizes of mappings, and `status` (`HugetlbPages`) the amount that a process has touched; the kernel
+//! walks no page tables for either. Of processes that map the same file, only the largest amounts count. The size of
+//! the pages is not known.
 //!
 //! Source: `Documentation/mm/hugetlbfs_reserv.rst`, `proc_pid_maps(5)`, `proc_pid_status(5)`.
 
@@ -24,13 +27,13 @@ use super::{has_ended, policies::visible_processes};
 /// The device and inode of a file.
 type FileId = (String, String);
 
-/// What the processes of a cgroup, and of those below it, have mapped of huge pages and not touched. Where processes end meanwhile,
-/// they have none.
+/// Returns the huge pages that the processes of a cgroup and of its descendants have mapped and not touched. Processes
+/// that end meanwhile do not count.
 ///
 /// # Errors
 ///
-/// One of them cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), it is of another PID namespace, or all together have more
-/// mappings than are read until the deadline.
+/// A process cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), it belongs to another PID namespace, or
+/// the processes have more mappings than can be read until the deadline.
 pub fn untouched_huge_pages(proc: &Path, dir: &Path, deadline: Instant) -> io::Result<Bytes> {
     let mut files: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
     for process in visible_processes(dir)? {
@@ -48,9 +51,9 @@ pub fn untouched_huge_pages(proc: &Path, dir: &Path, deadline: Instant) -> io::R
     ))
 }
 
-/// The first file of huge pages that a process has mapped, and the bytes of all, mapped and touched.
+/// Returns the first file of huge pages that a process has mapped, and the mapped and touched bytes of all.
 fn mapped(process: &Path, deadline: Instant) -> io::Result<Option<(FileId, u64, u64)>> {
-    // A process can make `maps` and `mountinfo` as long as it likes: one line at a time.
+    // A process can make `maps` and `mountinfo` arbitrarily long, so they are read line by line.
     let lines = |file: &str| File::open(process.join(file)).map(BufReader::new).map(TruncatedLines::new);
     let mut maps = lines("maps")?;
     let status = String::from_utf8_lossy(&fs::read(process.join("status"))?).into_owned();
@@ -79,7 +82,7 @@ fn mapped(process: &Path, deadline: Instant) -> io::Result<Option<(FileId, u64, 
     Ok(first.map(|file| (file, bytes, touched.saturating_mul(1024))))
 }
 
-/// The devices of mounted hugetlbfs, as `maps` has them, from the lines of `mountinfo`.
+/// Returns the devices of mounted hugetlbfs in the notation of `maps`, from the lines of `mountinfo`.
 fn hugetlbfs(mut mountinfo: TruncatedLines<impl BufRead>) -> io::Result<BTreeSet<String>> {
     let of_line = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
@@ -111,7 +114,7 @@ mod tests {
 ";
 
     #[test]
-    fn what_is_mapped_and_not_touched_is_counted_once() {
+    fn counts_untouched_pages_once() {
         let (dir, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let process = |pid: u32, maps: &str, touched: u64| {
             let of = proc.path().join(pid.to_string());
@@ -125,11 +128,11 @@ mod tests {
         let untouched = || until(Instant::now() + Duration::from_mins(1)).map(|bytes| bytes.0 >> 20);
         fs::write(dir.path().join("cgroup.procs"), "7\n8\n9\n10\n").unwrap();
         assert_eq!(untouched().unwrap(), 0, "they have ended");
-        // 64 MiB of shared buffers, of which the first process has touched the most.
+        // 64 MiB of shared buffers; the first process has touched the most.
         let shared = "7f0000000000-7f0004000000 rw-s 00000000 00:0f 77 /anon_hugepage (deleted)\n";
         process(7, &format!("55d0-55d1 r-xp 00000000 08:01 1 /bin/db\n{shared}"), 40);
         process(8, shared, 2);
-        // 4 MiB of a file of its own.
+        // 4 MiB of a file that only one process maps.
         process(9, "7f0000000000-7f0000400000 rw-s 00000000 00:1e 5 /dev/hugepages/rte map\n", 0);
         process(10, "7f0000000000-7f0000400000 rw-p 00000000 00:00 0\nnonsense\n", 0);
         assert_eq!(untouched().unwrap(), 64 - 40 + 4);

@@ -1,11 +1,13 @@
 //! The mappings of a process that have pages on a node, coldest first: `/proc/PID/maps` and `numa_maps`.
 //!
-//! The kernels that are supported (6.1, 6.12) have no idle page tracking built in, and `clear_refs` would take from the
-//! kernel's own reclaim what it knows. So a mapping is as cold as the kernel's LRU lists say: by the share of its pages
-//! that are on the active list (`active=` of `numa_maps`). That is coarse: within a mapping nothing is known.
+//! The supported kernels (6.1, 6.12) have no idle page tracking built in, and `clear_refs` would take information from
+//! the kernel's own reclaim. The temperature of a mapping is therefore that of the kernel's LRU lists: the share of its
+//! pages on the active list (`active=` of `numa_maps`). This is coarse, because pages within a mapping are not
+//! distinguished.
 //!
-//! A process chooses how long both files are, and what names of files are in them. So they are read line by line, each line
-//! [cut](TruncatedLines), and at most [`MAX_MAPPINGS`] mappings are kept. A line that cannot be read, or that there is no room for, is counted.
+//! A process controls the length of both files and the names of files in them. They are therefore read line by line,
+//! each line is [cut](TruncatedLines), and at most [`MAX_MAPPINGS`] mappings are kept. Lines that cannot be read and surplus
+//! mappings are counted.
 //!
 //! Source: `proc_pid_numa_maps(5)`, `proc_pid_maps(5)`, `fs/proc/task_mmu.c`.
 
@@ -19,48 +21,47 @@ use std::{
 use numaward_cgroup::TruncatedLines;
 use numaward_topology::{NodeId, NodeSet};
 
-/// Mappings that are kept of a process: as many as the kernel allows by default (`vm.max_map_count`), and some more.
+/// Maximum number of mappings of a process: the kernel's default limit (`vm.max_map_count`), and some more.
 const MAX_MAPPINGS: usize = 1 << 16;
 
-/// A mapping with pages on the node that was asked for.
+/// A mapping with pages on the requested node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
-    /// Its addresses.
+pub(super) struct NodeMapping {
     pub(super) addresses: Range<usize>,
-    /// How many of its pages are on the node.
+    /// Number of its pages on the node.
     pub(super) pages: u64,
-    /// Of its pages, the share that the kernel has on the active list: 0 to 1000.
+    /// Share of its pages that are on the active list: 0 to 1000.
     pub(super) active: u32,
-    /// Whether its policy names nodes.
+    /// True if its memory policy names nodes.
     pub(super) is_bound: bool,
 }
 
-/// The nodes that a policy names: `default`, `local`, `bind:0-1`, `prefer (many):1`, `interleave=static:0,2`.
+/// Returns the nodes that a policy names: `default`, `local`, `bind:0-1`, `prefer (many):1`, `interleave=static:0,2`.
 pub(super) fn nodes_of(policy: &str) -> Option<NodeSet> {
     policy.rsplit_once(':')?.1.parse().ok()
 }
 
-/// What of a process is on a node.
+/// Mappings of a process with pages on a node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct OnNode {
-    /// The mappings with pages there, coldest first.
-    pub(super) mappings: Vec<Mapping>,
-    /// Lines that are no mapping, and mappings beyond [`MAX_MAPPINGS`].
+pub(super) struct NodeMappings {
+    /// The mappings, coldest first.
+    pub(super) mappings: Vec<NodeMapping>,
+    /// Number of lines that could not be read, and of mappings beyond [`MAX_MAPPINGS`].
     pub(super) skipped: u64,
 }
 
-/// The mappings of the process in the directory `process` that have pages on `node`. Pools of huge pages are not among them: they are
-/// preallocated, and never move. `is_over` is asked for each line.
+/// Returns the mappings of the process in the directory `process` that have pages on `node`. Pools of huge pages are
+/// not among them: they are preallocated and never move. `is_over` is called for each line.
 ///
 /// # Errors
 ///
-/// The process has ended, or the daemon may not trace it; [`io::ErrorKind::Interrupted`] where it is over.
-pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool) -> io::Result<OnNode> {
-    let mut found = OnNode::default();
+/// The process has ended, or the daemon may not trace it; [`io::ErrorKind::Interrupted`] if `is_over` returns true.
+pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool) -> io::Result<NodeMappings> {
+    let mut found = NodeMappings::default();
     for_lines(&process.join("numa_maps"), is_over, |line| match mapping(line, node) {
         Ok(Some(mapping)) if found.mappings.len() < MAX_MAPPINGS => found.mappings.push(mapping),
         Ok(None) => {}
-        Ok(Some(_)) | Err(NoMapping) => found.skipped += 1,
+        Ok(Some(_)) | Err(MalformedLine) => found.skipped += 1,
     })?;
     let mappings = &mut found.mappings;
     mappings.sort_by_key(|mapping| mapping.addresses.start);
@@ -72,7 +73,7 @@ pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool)
             mapping.addresses.end = end;
         }
     })?;
-    // Those without an end are gone meanwhile.
+    // Mappings without an end have gone meanwhile.
     mappings.retain(|mapping| !mapping.addresses.is_empty());
     mappings.sort_by_key(|mapping| (mapping.active, mapping.addresses.start));
     Ok(found)
@@ -90,22 +91,22 @@ fn for_lines(path: &Path, is_over: &impl Fn() -> bool, mut each: impl FnMut(&str
     Ok(())
 }
 
-/// The addresses of a line of `maps`.
+/// Parses the addresses of a line of `maps`.
 fn range(line: &str) -> Option<(usize, usize)> {
     let (start, end) = line.split(' ').next()?.split_once('-')?;
     Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
 }
 
-/// A line of `numa_maps` that is not as the kernel writes it.
+/// Error for a line of `numa_maps` that is not in the kernel's format.
 #[derive(Debug, PartialEq, Eq)]
-struct NoMapping;
+struct MalformedLine;
 
-/// The mapping of a line of `numa_maps`, without its end; none where it has no page on `node`.
-fn mapping(line: &str, node: NodeId) -> Result<Option<Mapping>, NoMapping> {
+/// Parses a line of `numa_maps` into a mapping without an end; `None` if it has no page on `node`.
+fn mapping(line: &str, node: NodeId) -> Result<Option<NodeMapping>, MalformedLine> {
     let mut words = line.split_ascii_whitespace();
-    let start = words.next().and_then(|start| usize::from_str_radix(start, 16).ok()).ok_or(NoMapping)?;
+    let start = words.next().and_then(|start| usize::from_str_radix(start, 16).ok()).ok_or(MalformedLine)?;
     let (mut here, mut active, mut pages) = (0_u64, None, 0_u64);
-    // The policy comes first. That of several preferred nodes has a space in it.
+    // The policy comes first. That of several preferred nodes contains a space.
     let mut is_bound = false;
     for word in words {
         is_bound |= !word.contains("file=") && nodes_of(word).is_some();
@@ -114,7 +115,7 @@ fn mapping(line: &str, node: NodeId) -> Result<Option<Mapping>, NoMapping> {
             Some(("active", count)) => active = count.parse().ok(),
             Some((key, count)) => {
                 let Some(of) = key.strip_prefix('N').and_then(|of| of.parse().ok()) else { continue };
-                let count: u64 = count.parse().map_err(|_| NoMapping)?;
+                let count: u64 = count.parse().map_err(|_| MalformedLine)?;
                 pages = pages.saturating_add(count);
                 if NodeId(of) == node {
                     here = count;
@@ -126,11 +127,11 @@ fn mapping(line: &str, node: NodeId) -> Result<Option<Mapping>, NoMapping> {
     if here == 0 {
         return Ok(None);
     }
-    // Where all pages are active, the kernel does not say how many.
+    // If all pages are active, the kernel omits their number.
     let active: u64 = active.unwrap_or(pages);
     let share = active.saturating_mul(1000).checked_div(pages).unwrap_or(0).min(1000);
     let active = u32::try_from(share).unwrap_or(1000);
-    Ok(Some(Mapping { addresses: start..start, pages: here, active, is_bound }))
+    Ok(Some(NodeMapping { addresses: start..start, pages: here, active, is_bound }))
 }
 
 #[cfg(test)]
@@ -158,7 +159,7 @@ zzz default N0=1
 ";
 
     #[test]
-    fn mappings_with_pages_on_the_node_come_coldest_first() {
+    fn lists_coldest_mappings_first() {
         let process = tempfile::tempdir().unwrap();
         let write = |maps: &str| {
             fs::write(process.path().join("maps"), maps).unwrap();
@@ -166,7 +167,7 @@ zzz default N0=1
         };
         let read = |node| on_node(process.path(), NodeId(node), &|| false).unwrap();
         write(MAPS);
-        let OnNode { mappings: found, skipped } = read(0);
+        let NodeMappings { mappings: found, skipped } = read(0);
         let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
         assert_eq!(starts, [(0x7f00_0100_0000, 250), (0x40_0000, 781), (0x7f00_0000_0000, 1000)]);
         assert_eq!((found[0].addresses.end, found[0].pages), (0x7f00_0180_0000, 2048));
@@ -183,7 +184,7 @@ zzz default N0=1
     }
 
     #[test]
-    fn mappings_beyond_the_limit_are_counted() {
+    fn counts_mappings_beyond_limit() {
         let process = tempfile::tempdir().unwrap();
         let lines = |line: fn(usize) -> String| (1..=MAX_MAPPINGS + 3).map(line).collect::<String>();
         fs::write(process.path().join("maps"), lines(|at| format!("{at:x}000-{at:x}800 r--p 0 0:0 0\n")))

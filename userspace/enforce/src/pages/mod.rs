@@ -1,19 +1,24 @@
-//! Moving pages of a cgroup from one node to another, a few at a time.
+//! Migration of some pages of a cgroup from one node to another.
 //!
-//! Problem: a workload that may use several nodes has more on one of them than it is to have there. `cpuset.mems` moves
-//! all pages or none; here some are to be moved while it runs.
+//! # Problem
+//! A workload that may use several nodes has more memory on one of them than it should have there. `cpuset.mems` moves
+//! all pages or none; here some pages are moved while the workload is running.
 //!
-//! Terms: a *window* is a range of addresses of 2 MiB at a multiple of that, so that a transparent huge page is in one
-//! window; it is moved as a whole.
+//! # Terms
+//! A *window* is an aligned range of addresses of 2 MiB, so that a transparent huge page is in one window; it is moved
+//! as a whole.
 //!
-//! Algorithm: for each process of the cgroup and of those below it, the mappings with pages on the node, coldest first
-//! (`mappings.rs`), window by window: ask which pages are on the node, move those, ask again. What is no longer on the
-//! node has moved; of the others the kernel's answer says why not. Between windows the thread sleeps as long as the rate
-//! asks for.
+//! # Algorithm
+//! For each process of the cgroup and of its descendants, the mappings with pages on the node are processed, coldest
+//! first (`mappings.rs`), window by window: query which pages are on the node, move those, query again. A page that has
+//! left the node was moved; for the other pages, the kernel's answer is the reason. Between windows the thread sleeps
+//! as the rate requires.
 //!
-//! Invariants: pages that other processes map as well are left where they are (`MPOL_MF_MOVE`): they may be another
-//! cgroup's. Pools of huge pages are left alone. A process that ends, or a mapping that goes, is no error. Nothing is
-//! held up longer than one window takes.
+//! # Invariants
+//! - Pages that other processes map as well are not moved (`MPOL_MF_MOVE`), because they may belong to another cgroup.
+//! - Pools of huge pages are not moved.
+//! - A process that ends, or a mapping that disappears, is no error.
+//! - A move ends at the latest after one window.
 //!
 //! Source: `move_pages(2)`, `mm/migrate.c`.
 
@@ -39,100 +44,101 @@ use std::{
 use numaward_cgroup::read;
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
-/// Bytes of a window.
-const WINDOW: usize = 2 << 20;
-/// As long as it sleeps without a look at whether it is over.
-const NAP: Duration = Duration::from_millis(250);
+/// Size of a window, in bytes.
+const WINDOW_SIZE: usize = 2 << 20;
+/// The longest sleep between two checks whether the move is over.
+const MAX_SLEEP: Duration = Duration::from_millis(250);
 
-/// What became of pages that were to be moved.
+/// Result of the attempt to move a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum PageOutcome {
-    /// They lie on the node they were to go to.
+    /// The page is on the destination node.
     Moved,
-    /// Several processes map them.
+    /// Several processes map the page.
     Shared,
-    /// The kernel had them in use at the moment, or they belong to it.
+    /// The kernel was using the page, or it belongs to the kernel.
     Busy,
-    /// The other node had no room.
+    /// The destination node has no free memory.
     NoRoom,
-    /// The kernel does not let us: `CAP_SYS_PTRACE` is missing, or the cgroup may not use the other node.
+    /// The daemon may not move the page: `CAP_SYS_PTRACE` is missing, or the cgroup may not use the destination node.
     Refused,
-    /// Where they lie could not be read, or their process has more mappings than are read.
+    /// The location of the page could not be read, or its process has more mappings than are read.
     Skipped,
     /// The kernel gave another reason.
     Other,
-    /// Page cache that nobody maps: it cannot be moved, and was dropped.
+    /// The page belonged to unmapped page cache, which cannot be moved, and was dropped.
     Reclaimed,
 }
 
 impl PageOutcome {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
-    /// The word for the label `outcome`.
+    /// Returns the value of the metric label `outcome`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// That of a page that is still where it was, by the kernel's answer.
-    fn of(answer: i32) -> Self {
+    /// Returns the outcome of a page that has not moved, by the kernel's answer.
+    fn from_answer(answer: i32) -> Self {
         match -answer {
             libc::EACCES => Self::Shared,
             libc::EBUSY | libc::EAGAIN => Self::Busy,
             libc::ENOMEM => Self::NoRoom,
             libc::EPERM | libc::ENODEV => Self::Refused,
-            // It says the node, or nothing: the kernel tried, and the page stayed.
+            // The answer is the node or 0: the kernel tried, and the page stayed.
             _ if answer >= 0 => Self::Busy,
             _ => Self::Other,
         }
     }
 }
 
-/// What is to be moved.
+/// Order to move pages.
 #[derive(Clone, Debug)]
 pub struct PageMove {
-    /// The directories of the cgroups.
+    /// Directories of the cgroups.
     pub dirs: Vec<PathBuf>,
-    /// Where the pages lie.
+    /// Node that the pages should leave.
     pub from: NodeId,
-    /// Where they are to go.
+    /// Destination node.
     pub to: NodeId,
-    /// How much of them, at most; up to one window more where the last page is part of a huge page.
+    /// Maximum amount to move; up to one window more if the last page is part of a huge page.
     pub bytes: Bytes,
-    /// How much in a second, at most.
+    /// Maximum amount per second.
     pub rate: Bytes,
-    /// Whether pages stay whose memory policy names nodes: their process has chosen where they are.
+    /// If true, pages with a memory policy that names nodes are not moved, because their process has chosen the node.
     pub heeds_policy: bool,
 }
 
-/// What was moved, and what was not, in bytes.
+/// Amount of memory by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PagesMoved(pub BTreeMap<PageOutcome, Bytes>);
 
 impl PagesMoved {
-    /// How much had this outcome.
+    /// Returns the amount with this outcome.
     pub fn bytes(&self, outcome: PageOutcome) -> Bytes {
         self.0.get(&outcome).copied().unwrap_or_default()
     }
 
-    /// What kept most of those that were not moved.
+    /// Returns the most frequent outcome of pages that were not moved.
     pub fn obstacle(&self) -> Option<PageOutcome> {
         let is_done = |outcome| matches!(outcome, PageOutcome::Moved | PageOutcome::Reclaimed);
         let others = self.0.iter().filter(|(outcome, bytes)| !is_done(**outcome) && bytes.0 > 0);
         others.max_by_key(|(_, bytes)| bytes.0).map(|(outcome, _)| *outcome)
     }
 
-    /// Adds to what had this outcome.
+    /// Adds to the amount with this outcome.
     pub fn add(&mut self, outcome: PageOutcome, bytes: u64) {
         let sum = self.0.entry(outcome).or_default();
         sum.0 = sum.0.saturating_add(bytes);
     }
 }
 
-/// Moves pages. Blocks for as long as that takes; `is_over` is asked before each window, and in longer pauses.
+/// Moves pages. Blocks until they are moved; `is_over` is called before each window, and during longer pauses.
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
-    let mut run = Run { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
+    let mut run =
+        MoveProgress { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
     'processes: for process in processes(&order.dirs) {
         if run.is_done() || is_over() {
             break;
@@ -140,7 +146,7 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
         let found = match mappings::on_node(&proc.join(process.to_string()), order.from, &is_over) {
             Ok(found) => found,
             Err(error) => {
-                // How much that would have been is not known: one page stands for it.
+                // The amount is not known, so one page stands for it.
                 match error.kind() {
                     io::ErrorKind::PermissionDenied => run.moved.add(PageOutcome::Refused, page_size()),
                     io::ErrorKind::Interrupted => return run.moved,
@@ -175,24 +181,25 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
     run.moved
 }
 
-/// Moves all pages of a cgroup's processes, and of those below it, off some nodes: what a write to `cpuset.mems` does from
-/// Linux 5.15 on. Blocks for as long as that takes; `is_over` is asked before each process. What stays is seen where the memory lies.
+/// Moves all pages of the processes of a cgroup and of its descendants off some nodes, as a write to `cpuset.mems` does
+/// since Linux 5.15. Blocks until they are moved; `is_over` is called before each process. The caller has to read how
+/// much memory stayed.
 pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet, is_over: impl Fn() -> bool) {
     for process in processes(&[dir.to_owned()]) {
         if is_over() {
             return;
         }
-        // One that has ended, or that is not ours to trace, keeps no other from being moved.
+        // A process that has ended, or that the daemon may not trace, must not keep the other ones from being moved.
         let _best_effort = sys::migrate_pages(process, from, to);
     }
 }
 
-/// Whether an error means that a process, or a thread, is no more.
+/// Returns whether an error means that a process or a thread has ended.
 fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// The processes of cgroups and of those below them, without this one.
+/// Returns the processes of cgroups and of their descendants, except the calling one.
 fn processes(dirs: &[PathBuf]) -> Vec<u32> {
     let mut found: Vec<_> = dirs.iter().flat_map(|dir| read::processes_below(dir, usize::MAX)).collect();
     found.retain(|&process| process != std::process::id());
@@ -201,14 +208,14 @@ fn processes(dirs: &[PathBuf]) -> Vec<u32> {
     found
 }
 
-/// A range of addresses, cut at multiples of [`WINDOW`].
+/// Cuts a range of addresses at multiples of [`WINDOW_SIZE`].
 fn windows(addresses: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let Range { mut start, end } = addresses.clone();
     std::iter::from_fn(move || {
         if start >= end {
             return None;
         }
-        let next = (start - start % WINDOW).saturating_add(WINDOW).min(end);
+        let next = (start - start % WINDOW_SIZE).saturating_add(WINDOW_SIZE).min(end);
         Some(std::mem::replace(&mut start, next)..next)
     })
 }
@@ -217,23 +224,23 @@ fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// A move on its way.
-struct Run<'a> {
+/// Progress of a move.
+struct MoveProgress<'a> {
     order: &'a PageMove,
     moved: PagesMoved,
     answers: Vec<i32>,
     started: Instant,
 }
 
-impl Run<'_> {
-    /// Whether enough was moved, or the other node is full.
+impl MoveProgress<'_> {
+    /// Returns whether enough was moved, or the destination node is full.
     fn is_done(&self) -> bool {
         self.moved.bytes(PageOutcome::Moved) >= self.order.bytes
             || self.moved.bytes(PageOutcome::NoRoom).0 > 0
     }
 
-    /// Moves the pages of a window, and says how many were there. An error says that the process is gone, or not ours
-    /// to ask.
+    /// Moves the pages of a window, and returns the number of pages found there. An error means that the process has
+    /// ended, or that the daemon may not trace it.
     fn window(&mut self, process: u32, window: &Range<usize>) -> io::Result<u64> {
         let addresses: Vec<usize> = window.clone().step_by(rustix::param::page_size()).collect();
         let mut here = self.on_node(process, &addresses)?;
@@ -246,10 +253,10 @@ impl Run<'_> {
         let tried = sys::move_pages(process, &here, Some(self.order.to), &mut self.answers);
         let answers = std::mem::take(&mut self.answers);
         let stayed = match (tried, self.on_node(process, &here)) {
-            // Ended meanwhile: its pages are nowhere.
+            // The process has ended meanwhile.
             (_, Err(_)) => return Err(io::ErrorKind::NotFound.into()),
             (Err(error), Ok(stayed)) => {
-                let outcome = PageOutcome::of(-error.raw_os_error().unwrap_or(0));
+                let outcome = PageOutcome::from_answer(-error.raw_os_error().unwrap_or(0));
                 self.moved.add(outcome, stayed.len() as u64 * page_size());
                 self.moved.add(PageOutcome::Moved, (here.len() - stayed.len()) as u64 * page_size());
                 return Err(error);
@@ -259,13 +266,13 @@ impl Run<'_> {
         let mut kept = stayed.iter().peekable();
         for (address, answer) in here.iter().zip(answers) {
             let has_stayed = kept.next_if_eq(&address).is_some();
-            let outcome = if has_stayed { PageOutcome::of(answer) } else { PageOutcome::Moved };
+            let outcome = if has_stayed { PageOutcome::from_answer(answer) } else { PageOutcome::Moved };
             self.moved.add(outcome, page_size());
         }
         Ok(found)
     }
 
-    /// Those of these pages that lie on the node they are to leave.
+    /// Returns those of these pages that are on the source node.
     fn on_node(&mut self, process: u32, addresses: &[usize]) -> io::Result<Vec<usize>> {
         if let Err(error) = sys::move_pages(process, addresses, None, &mut self.answers) {
             if error.kind() == io::ErrorKind::PermissionDenied {
@@ -278,7 +285,7 @@ impl Run<'_> {
         Ok(found.map(|(address, _)| *address).collect())
     }
 
-    /// Sleeps until what was moved is no more than the rate allows, or it is over.
+    /// Sleeps until the moved amount is within the rate, or the move is over.
     fn keep_to_rate(&self, is_over: &impl Fn() -> bool) {
         let moved = self.moved.bytes(PageOutcome::Moved).0;
         #[expect(clippy::cast_precision_loss, reason = "a time to sleep")]
@@ -286,7 +293,7 @@ impl Run<'_> {
         let due = due.unwrap_or_default().saturating_sub(self.started.elapsed());
         let mut left = due.min(Duration::from_secs(10));
         while !left.is_zero() && !is_over() {
-            let nap = left.min(NAP);
+            let nap = left.min(MAX_SLEEP);
             thread::sleep(nap);
             left -= nap;
         }
@@ -308,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_end_at_multiples_of_their_size() {
+    fn windows_are_aligned() {
         let cut = |range: Range<usize>| windows(&range).collect::<Vec<_>>();
         assert_eq!(
             cut(0x10_0000..0x50_1000),
@@ -321,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_nested_cgroups_are_found_and_those_elsewhere_are_not() {
+    fn finds_processes_of_descendants() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("a/b")).unwrap();
         for (path, text) in
@@ -334,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_answers_has_a_word() {
+    fn maps_answers_to_outcomes() {
         for (answer, outcome) in [
             (-libc::EACCES, PageOutcome::Shared),
             (-libc::EBUSY, PageOutcome::Busy),
@@ -343,7 +350,7 @@ mod tests {
             (-libc::EPERM, PageOutcome::Refused),
             (-libc::EFAULT, PageOutcome::Other),
         ] {
-            assert_eq!(PageOutcome::of(answer), outcome, "{answer}");
+            assert_eq!(PageOutcome::from_answer(answer), outcome, "{answer}");
         }
         let moved = PagesMoved(BTreeMap::from([
             (PageOutcome::Moved, Bytes(9)),
@@ -355,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_ends_when_it_is_over() {
+    fn pause_ends_when_move_is_over() {
         let order = PageMove {
             dirs: Vec::new(),
             from: NodeId(0),
@@ -365,16 +372,16 @@ mod tests {
             heeds_policy: false,
         };
         let moved = PagesMoved(BTreeMap::from([(PageOutcome::Moved, Bytes::mib(1))]));
-        let run = Run { order: &order, moved, answers: Vec::new(), started: Instant::now() };
+        let run = MoveProgress { order: &order, moved, answers: Vec::new(), started: Instant::now() };
         let asked = std::cell::Cell::new(0);
         run.keep_to_rate(&|| asked.replace(asked.get() + 1) > 0);
         assert_eq!(asked.get(), 2);
         assert!(run.started.elapsed() < Duration::from_secs(5));
     }
 
-    /// On any machine: a child's pages are on some node, and to move them to a node that is not there is refused.
+    /// Tries to move a child's pages to a node that does not exist, which is refused on any machine.
     #[test]
-    fn a_node_that_is_not_there_takes_no_page() {
+    fn moves_no_page_to_missing_node() {
         let dir = tempfile::tempdir().unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         fs::write(dir.path().join("cgroup.procs"), format!("{}\n", child.id())).unwrap();
@@ -394,9 +401,9 @@ mod tests {
         assert_eq!(gone, PagesMoved::default(), "it has ended");
     }
 
-    /// A program under a name that is not UTF-8 is held to its budget like any other.
+    /// A program with a name that is not UTF-8 is subject to its budget too.
     #[test]
-    fn names_that_are_not_utf8_keep_no_process_from_being_read() {
+    fn reads_process_with_non_utf8_name() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(OsStr::from_bytes(b"sl\xffeep"));
         fs::copy("/bin/sleep", &program).unwrap();
@@ -413,16 +420,16 @@ mod tests {
         assert!(is_read);
     }
 
-    /// `maps` and `numa_maps` as any local user can make them: more than 100 MB of names each.
+    /// Reads `maps` and `numa_maps` as any local user can make them, with more than 100 MB of names each.
     #[test]
-    fn memory_is_bounded_whatever_a_process_maps() {
+    fn bounds_memory_for_long_maps() {
         const NAMES: usize = 30_000;
         const CEILING: u64 = 16 << 20;
         if !is_alone() {
             return;
         }
         let (host, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // None has this id.
+        // No process has this id.
         let process = proc.path().join("2147483000");
         fs::write(host.path().join("cgroup.procs"), "2147483000\n").unwrap();
         fs::create_dir(&process).unwrap();

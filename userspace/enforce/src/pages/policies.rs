@@ -1,11 +1,14 @@
 //! The memory policies of a cgroup's processes that name nodes.
 //!
-//! Problem: when `cpuset.mems` changes, the kernel remaps the nodes of each policy (`mpol_rebind_task`, `mpol_rebind_mm`), and what
-//! a narrow set made of them is not undone by a wider one: `interleave:0-1` in `cpuset.mems=1` is `interleave:1` for good.
+//! # Problem
+//! When `cpuset.mems` changes, the kernel remaps the nodes of each policy (`mpol_rebind_task`, `mpol_rebind_mm`), and a
+//! wider set does not undo the effect of a narrow one: `interleave:0-1` becomes `interleave:1` in `cpuset.mems=1`, and
+//! stays so.
 //!
-//! Algorithm: the policy of a thread is that of its first mapping without one of its own, so one line of its `numa_maps` has it.
-//! Those of mappings take the whole `numa_maps` of the process, which the kernel makes from its page tables: 10 to 23 ms for each
-//! GiB of small pages. Not for threads that others wait for.
+//! # Algorithm
+//! A mapping without a policy of its own has that of the thread, so one line of the thread's `numa_maps` is enough to
+//! find it. The policies of mappings require the whole `numa_maps` of the process, which the kernel generates from its
+//! page tables: 10 to 23 ms for each GiB of small pages. Latency-critical threads should not read it.
 //!
 //! Source: `numa(7)`, `mm/mempolicy.c` (`mpol_to_str`).
 
@@ -19,25 +22,26 @@ use numaward_cgroup::{TruncatedLines, read};
 
 use super::{has_ended, mappings::nodes_of};
 
-/// Enough of a line for what comes before the name of a file. The kernel makes no more lines than are read.
-const LINE: usize = 128;
+/// Bytes that are read of a line: enough for the text before the name of a file. The kernel generates no more lines
+/// than are read.
+const LINE_LENGTH: usize = 128;
 
 /// A memory policy that names nodes.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("process {process} has the memory policy {policy}")]
 pub struct NamedNodes {
-    /// The process that has it, or a mapping with it.
+    /// Process with this policy, or with a mapping that has it.
     pub process: u32,
-    /// It, as the kernel shows it: `interleave:0-1`.
+    /// The policy in the kernel's notation: `interleave:0-1`.
     pub policy: String,
 }
 
-/// The first memory policy that names nodes, of the processes of a cgroup and of those below it. Blocks for as long as the kernel
-/// takes; `is_over` is asked before each process, and for each line.
+/// Returns the first memory policy that names nodes, among the processes of a cgroup and of its descendants. Blocks
+/// while the kernel reads page tables; `is_over` is called before each process, and for each line.
 ///
 /// # Errors
 ///
-/// One of them cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), or it is of another PID namespace.
+/// A process cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), or it belongs to another PID namespace.
 pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::Result<Option<NamedNodes>> {
     for process in visible_processes(dir)? {
         if is_over() {
@@ -46,18 +50,18 @@ pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::R
         match policy_in(&proc.join(process.to_string()), &is_over) {
             Ok(Some(policy)) => return Ok(Some(NamedNodes { process, policy })),
             Err(error) if !has_ended(&error) => return Err(error),
-            // It has ended, or has no policy of its own.
+            // The process has ended, or has no policy that names nodes.
             Ok(None) | Err(_) => {}
         }
     }
     Ok(None)
 }
 
-/// The processes of a cgroup and of those below it.
+/// Returns the processes of a cgroup and of its descendants.
 ///
 /// # Errors
 ///
-/// One of them is of another PID namespace.
+/// A process belongs to another PID namespace.
 pub(super) fn visible_processes(dir: &Path) -> io::Result<Vec<u32>> {
     let (mut found, mut open) = (Vec::new(), vec![dir.to_owned()]);
     while let Some(dir) = open.pop() {
@@ -76,12 +80,12 @@ pub(super) fn visible_processes(dir: &Path) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// The first policy of a process, of one of its threads or of one of its mappings that names nodes.
+/// Returns the first policy that names nodes of a process, of its threads or of its mappings.
 fn policy_in(process: &Path, is_over: &impl Fn() -> bool) -> io::Result<Option<String>> {
     for thread in fs::read_dir(process.join("task"))? {
         match policy_of_thread(&thread?.path()) {
             Ok(None) => {}
-            // That a thread ends says nothing about the others.
+            // The other threads may be running.
             Err(error) if has_ended(&error) => {}
             found => return found,
         }
@@ -99,11 +103,12 @@ fn policy_in(process: &Path, is_over: &impl Fn() -> bool) -> io::Result<Option<S
 }
 
 fn policy_of_thread(thread: &Path) -> io::Result<Option<String>> {
-    let mut lines = BufReader::with_capacity(LINE, File::open(thread.join("numa_maps"))?);
+    let mut lines = BufReader::with_capacity(LINE_LENGTH, File::open(thread.join("numa_maps"))?);
     Ok(policy_of(&String::from_utf8_lossy(lines.fill_buf()?)))
 }
 
-/// The policy in a line of `numa_maps`, if it names nodes. It comes after the address and has a space at most.
+/// Returns the policy in a line of `numa_maps` if it names nodes. The policy follows the address and contains at most
+/// one space.
 fn policy_of(line: &str) -> Option<String> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let first = words.next()?;
@@ -119,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_that_name_nodes_are_told_from_others() {
+    fn recognizes_policies_with_nodes() {
         for (line, expected) in [
             ("55d0 default file=/bin/a:0 mapped=1 N0=1", None),
             ("55d0 local anon=1 N0=1", None),
@@ -136,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_of_processes_threads_and_mappings_are_found() {
+    fn finds_policies_of_threads_and_mappings() {
         let (dir, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir(dir.path().join("below")).unwrap();
         let maps = |file: &str, text: &str| {
@@ -164,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_has_a_policy_as_the_kernel_shows_it() {
+    fn reads_policy_of_own_process() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
         assert_eq!(named_nodes(Path::new("/proc"), dir.path(), || false).unwrap(), None);

@@ -1,7 +1,7 @@
-//! Dropping page cache of a cgroup: `memory.reclaim`.
+//! Dropping of a cgroup's page cache by `memory.reclaim`.
 //!
-//! Pages of files that nobody maps cannot be moved from outside. Clean ones can be dropped, and come back, when they are
-//! read again, on a node that has room. The kernel takes no node for this: it reclaims from all nodes of the cgroup alike.
+//! Unmapped pages of files cannot be moved from outside. Clean ones can be dropped; when they are read again, they are
+//! allocated on a node with free memory. The kernel takes no node for this: it reclaims from all nodes of the cgroup.
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst.
 
@@ -14,11 +14,11 @@ use std::{
 use numaward_topology::Bytes;
 use rustix::io::Errno;
 
-/// Drops page cache of a cgroup, also mapped files that were not used lately; no anonymous memory goes to swap. `proc` is where
-/// procfs is. That the kernel finds less than that is no error.
+/// Drops page cache of a cgroup, including mapped files that were not used lately; no anonymous memory goes to swap.
+/// `proc` is the mount point of procfs. It is no error if the kernel reclaims less.
 ///
-/// On kernels before 6.13 `memory.reclaim` cannot leave anonymous memory alone; there it is only used where
-/// there is no swap.
+/// On kernels before 6.13 `memory.reclaim` cannot exclude anonymous memory; there it is used only if the host has no
+/// swap.
 pub fn reclaim(proc: &Path, dir: &Path, bytes: Bytes) -> io::Result<()> {
     match write(dir, &format!("{} swappiness=0", bytes.0)) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) && !has_swap(proc)? => {
@@ -31,13 +31,13 @@ pub fn reclaim(proc: &Path, dir: &Path, bytes: Bytes) -> io::Result<()> {
 fn write(dir: &Path, text: &str) -> io::Result<()> {
     let written = OpenOptions::new().write(true).open(dir.join("memory.reclaim"))?.write_all(text.as_bytes());
     match written {
-        // Less than that could be reclaimed.
+        // The kernel reclaimed less than was requested.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => Ok(()),
         written => written,
     }
 }
 
-/// Whether there is swap: a line below the heading.
+/// Returns whether there is swap: a line below the heading.
 fn has_swap(proc: &Path) -> io::Result<bool> {
     Ok(fs::read_to_string(proc.join("swaps"))?.lines().count() > 1)
 }
@@ -47,14 +47,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cgroup_that_is_gone_or_has_no_such_file_is_an_error() {
+    fn missing_file_is_error() {
         let dir = tempfile::tempdir().unwrap();
         let error = reclaim(dir.path(), dir.path(), Bytes::mib(1)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn swap_is_what_is_below_the_heading() {
+    fn swap_needs_a_line_below_heading() {
         let dir = tempfile::tempdir().unwrap();
         for (text, expected) in [
             ("Filename\tType\tSize\tUsed\tPriority\n", false),

@@ -6,10 +6,10 @@ use std::{io, ptr};
 
 use numaward_topology::{NodeId, NodeSet};
 
-/// Of each page of a process: the node it lies on, or the kernel's error number (negative).
+/// Queries the node of each page of a process: the answer is the node, or the kernel's error number (negative).
 ///
-/// With a node in `to`, pages that no other process maps are moved there first (`MPOL_MF_MOVE`), and the answer says
-/// what came of each. An address without a page is `-ENOENT`.
+/// With a node in `to`, first moves pages there that no other process maps (`MPOL_MF_MOVE`); the answer is the result
+/// of each. The answer for an address without a page is `-ENOENT`.
 pub(super) fn move_pages(
     process: u32,
     addresses: &[usize],
@@ -20,7 +20,7 @@ pub(super) fn move_pages(
     const MOVE: i32 = 2;
     let process = i32::try_from(process).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     answers.clear();
-    // What the kernel does not answer, because it gave up before, was not moved.
+    // Pages without an answer, because the kernel gave up before, were not moved.
     answers.resize(addresses.len(), -libc::EAGAIN);
     let nodes: Vec<i32> = match to {
         None => Vec::new(),
@@ -43,13 +43,13 @@ pub(super) fn move_pages(
             MOVE,
         )
     };
-    // A positive number is that of pages that were not moved: the answers say which.
+    // A positive number is that of pages that were not moved; the answers have the details.
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Moves all pages of a process from some nodes to others. Returns how many could not be moved.
+/// Moves all pages of a process between nodes. Returns the number of pages that could not be moved.
 ///
-/// With `CAP_SYS_NICE`, pages that other processes map as well are among them.
+/// With `CAP_SYS_NICE`, this includes pages that other processes map as well.
 pub(super) fn migrate_pages(process: u32, from: &NodeSet, to: &NodeSet) -> io::Result<u64> {
     let process = i32::try_from(process).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let highest = from.iter().chain(to.iter()).map(|node| node.0 as usize).max().unwrap_or(0);
@@ -63,9 +63,9 @@ pub(super) fn migrate_pages(process: u32, from: &NodeSet, to: &NodeSet) -> io::R
         words
     };
     let (from, to) = (mask(from), mask(to));
-    // The kernel reads one bit less than it is given as their number.
+    // The kernel reads one bit less than this number.
     let bits = from.len() * 64 + 1;
-    // SAFETY: the kernel reads so many bits of both masks, which have as many, rounded up to words.
+    // SAFETY: the kernel reads this number of bits, rounded up to words, of both masks, which have as many words.
     let result = unsafe { libc::syscall(libc::SYS_migrate_pages, process, bits, from.as_ptr(), to.as_ptr()) };
     u64::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_where_our_own_pages_lie() {
+    fn finds_nodes_of_own_pages() {
         let memory = vec![1_u8; 64 << 10];
         let page = rustix::param::page_size();
         let first = memory.as_ptr().addr().next_multiple_of(page);
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn where_no_node_is_to_be_left_no_page_moves() {
+    fn moves_nothing_without_source_node() {
         let there = NodeSet::single(NodeId(0));
         assert_eq!(migrate_pages(std::process::id(), &NodeSet::new(), &there).unwrap(), 0);
     }
 
     #[test]
-    fn a_process_that_is_gone_is_an_error() {
+    fn missing_process_is_error() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let process = child.id();
         child.wait().unwrap();

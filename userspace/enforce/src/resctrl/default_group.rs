@@ -1,64 +1,71 @@
-//! Ways that the default group gives up for exclusive classes, and what it had before.
+//! Cache ways that the default group loses to exclusive classes, and its original masks.
 //!
-//! Problem: who has no class is in the default group, which has all ways. While workloads have an exclusive class, its ways are
-//! taken from that group, and come back afterwards. Others may have given the group another share before, or do so meanwhile.
+//! # Problem
+//! Threads without a class are in the default group, which has all ways. While workloads have an exclusive class, its
+//! ways are removed from that group, and are restored afterwards. Another program may have given the group another mask
+//! before, or may do so meanwhile.
 //!
-//! Algorithm: [`obstacle`] says why a class cannot be held. [`plan`] compares what each cache shows with what was found there and
-//! what was written since. What is to be written is stored first, beside what was found.
+//! # Algorithm
+//! [`obstacle`] returns the reason why a class cannot be held. [`plan`] compares the present masks with the original
+//! and the written ones. The masks to write are stored first, with the original ones.
 //!
-//! Invariants: only a mask that was found, or that is stored as written, is replaced. Another one is somebody else's, and stays.
+//! # Invariants
+//! Only a mask that is the original one, or that is stored as written, is replaced. Any other mask belongs to another
+//! program, and stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::schemata::{Shown, up_to};
+use super::schemata::{WayMasks, up_to};
 
-/// What was taken from the default group, by resource (`L3`, or `L3CODE` and `L3DATA`) and the id of the cache.
+/// Masks of the default group before and after its reduction, by resource (`L3`, or `L3CODE` and `L3DATA`) and id of
+/// the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ReducedWays(BTreeMap<String, BTreeMap<u32, Masks>>);
 
 impl ReducedWays {
-    /// Whether nothing is.
+    /// Returns whether the default group is not reduced.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    fn of(&self, resource: &str, cache: u32) -> Option<&Masks> {
+    fn masks(&self, resource: &str, cache: u32) -> Option<&Masks> {
         self.0.get(resource)?.get(&cache)
     }
 }
 
-/// The share of the default group on one cache, a bit for each way.
+/// Masks of the default group on one cache, one bit per way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Masks {
     found: u64,
-    /// What it may hold by our hand: more than one while one is written over the other.
+    /// Masks that the daemon may have written: more than one while one replaces the other.
     written: BTreeSet<u64>,
 }
 
 impl Masks {
-    /// Whether this was found or written.
+    /// Returns whether this is the original or a written mask.
     fn is(&self, shown: u64) -> bool {
         self.found == shown || self.written.contains(&shown)
     }
 }
 
-/// What is to be done.
+/// Writes to the default group.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// What is to be stored before anything is written.
+pub(super) struct WayPlan {
+    /// State to store before the writes.
     pub(super) reduced: ReducedWays,
     /// Masks to write, by resource and cache.
     pub(super) writes: BTreeMap<String, BTreeMap<u32, u64>>,
 }
 
-/// Why the default group, which shows these masks and has to keep so many ways, cannot do without these.
-pub(super) fn obstacle(shown: &Shown, ways: u64, before: &ReducedWays, least: u32) -> Option<String> {
+/// Returns the reason why the default group, which has the masks `shown` and must keep at least `least` ways, cannot
+/// lose the ways in `ways`.
+pub(super) fn obstacle(shown: &WayMasks, ways: u64, before: &ReducedWays, least: u32) -> Option<String> {
     let masks = shown.iter().flat_map(|(resource, caches)| caches.iter().map(move |of| (*resource, of)));
     masks.into_iter().find_map(|(resource, (cache, shown))| {
-        let known = before.of(resource, *cache);
+        let known = before.masks(resource, *cache);
         if known.is_some_and(|of| !of.is(*shown)) {
             return (shown & ways != 0).then(|| {
                 format!(
@@ -74,13 +81,13 @@ pub(super) fn obstacle(shown: &Shown, ways: u64, before: &ReducedWays, least: u3
     })
 }
 
-/// What is to be done so that the default group, which shows these masks, has none of the ways in `taken`. While any exclusive
-/// class is in use, what was found is known also where somebody else has written since.
-pub(super) fn plan(shown: &Shown, taken: u64, before: &ReducedWays, is_any_in_use: bool) -> Plan {
-    let mut plan = Plan::default();
+/// Plans the writes after which the default group, which has the masks `shown`, has none of the ways in `taken`. While
+/// an exclusive class is in use, the original masks are kept even if another program has written since.
+pub(super) fn plan(shown: &WayMasks, taken: u64, before: &ReducedWays, is_any_in_use: bool) -> WayPlan {
+    let mut plan = WayPlan::default();
     for (resource, caches) in shown {
         for (&cache, &shown) in caches {
-            let known = before.of(resource, cache);
+            let known = before.masks(resource, cache);
             let is_ours = known.is_none_or(|of| of.is(shown));
             let found = known.map_or(shown, |of| of.found);
             let wanted = found & !taken;
@@ -106,62 +113,64 @@ pub(super) fn plan(shown: &Shown, taken: u64, before: &ReducedWays, is_any_in_us
 mod tests {
     use super::*;
 
-    fn shown(shown: [u64; 2]) -> Shown {
+    fn shown(shown: [u64; 2]) -> WayMasks {
         vec![("L3", [(0, shown[0]), (3, shown[1])].into())]
     }
 
-    fn look(of: [u64; 2], taken: u64, before: &ReducedWays) -> Plan {
+    fn plan_masks(of: [u64; 2], taken: u64, before: &ReducedWays) -> WayPlan {
         plan(&shown(of), taken, before, taken != 0)
     }
 
-    fn writes(plan: &Plan) -> Vec<(u32, u64)> {
+    fn writes(plan: &WayPlan) -> Vec<(u32, u64)> {
         plan.writes.values().flatten().map(|(cache, mask)| (*cache, *mask)).collect()
     }
 
     #[test]
-    fn ways_are_taken_and_come_back_as_they_were_found() {
-        assert_eq!(look([0xfff, 0xfff], 0, &ReducedWays::default()), Plan::default());
-        let first = look([0xfff, 0xf0f], 0x3f, &ReducedWays::default());
+    fn takes_and_restores_ways() {
+        assert_eq!(plan_masks([0xfff, 0xfff], 0, &ReducedWays::default()), WayPlan::default());
+        let first = plan_masks([0xfff, 0xf0f], 0x3f, &ReducedWays::default());
         assert_eq!(writes(&first), [(0, 0xfc0), (3, 0xf00)]);
-        // What is stored says what to do after a crash, before or after the write.
+        // The stored state is sufficient after a crash, before or after the write.
         for shown in [[0xfff, 0xf0f], [0xfc0, 0xf0f]] {
-            let again = look(shown, 0x3f, &first.reduced);
+            let again = plan_masks(shown, 0x3f, &first.reduced);
             assert!(again.writes.contains_key("L3"));
             assert_eq!(again.reduced, first.reduced, "nothing new is to be stored");
         }
-        let kept = look([0xfc0, 0xf00], 0x3f, &first.reduced);
+        let kept = plan_masks([0xfc0, 0xf00], 0x3f, &first.reduced);
         assert_eq!((writes(&kept), &kept.reduced), (Vec::new(), &first.reduced));
-        // Another class comes.
-        let more = look([0xfc0, 0xf00], 0xff, &first.reduced);
+        // A second class is added.
+        let more = plan_masks([0xfc0, 0xf00], 0xff, &first.reduced);
         assert_eq!(writes(&more), [(0, 0xf00)], "the other has none of them");
-        let halfway = look([0xfc0, 0xf00], 0xff, &more.reduced);
+        let halfway = plan_masks([0xfc0, 0xf00], 0xff, &more.reduced);
         assert_eq!((writes(&halfway), &halfway.reduced), (vec![(0, 0xf00)], &more.reduced));
-        let back = look([0xf00, 0xf00], 0, &more.reduced);
+        let back = plan_masks([0xf00, 0xf00], 0, &more.reduced);
         assert_eq!(writes(&back), [(0, 0xfff), (3, 0xf0f)]);
-        assert_eq!(look([0xfff, 0xf0f], 0, &back.reduced), Plan::default());
+        assert_eq!(plan_masks([0xfff, 0xf0f], 0, &back.reduced), WayPlan::default());
         let text = serde_json::to_string(&first.reduced).unwrap();
         assert_eq!(serde_json::from_str::<ReducedWays>(&text).unwrap(), first.reduced, "{text}");
     }
 
     #[test]
-    fn what_somebody_else_wrote_stays() {
-        let first = look([0xfff, 0xfff], 0x3f, &ReducedWays::default());
+    fn keeps_masks_of_other_programs() {
+        let first = plan_masks([0xfff, 0xfff], 0x3f, &ReducedWays::default());
         let why = |of, ways| obstacle(&shown(of), ways, &first.reduced, 2);
-        let other = look([0x00f, 0xfc0], 0x3f, &first.reduced);
+        let other = plan_masks([0x00f, 0xfc0], 0x3f, &first.reduced);
         assert_eq!((writes(&other), &other.reduced), (Vec::new(), &first.reduced));
         assert!(
             why([0x00f, 0xfc0], 0x3f).unwrap().contains("L3:0=f, which has some of the ways of the class")
         );
         assert_eq!(why([0x00f, 0xfc0], 0x30), None, "it has none of these");
         assert_eq!(why([0xfc0, 0xfff], 0x3f), None, "both are known");
-        assert_eq!(writes(&look([0x00f, 0xfc0], 0, &first.reduced)), [(3, 0xfff)]);
+        assert_eq!(writes(&plan_masks([0x00f, 0xfc0], 0, &first.reduced)), [(3, 0xfff)]);
         let refused = plan(&shown([0x00f, 0xfff]), 0, &first.reduced, true);
-        assert!(refused.writes.is_empty() && refused.reduced.of("L3", 0).is_some_and(|of| of.found == 0xfff));
-        assert!(refused.reduced.of("L3", 3).is_none());
+        assert!(
+            refused.writes.is_empty() && refused.reduced.masks("L3", 0).is_some_and(|of| of.found == 0xfff)
+        );
+        assert!(refused.reduced.masks("L3", 3).is_none());
     }
 
     #[test]
-    fn something_is_left_for_those_without_a_class() {
+    fn default_group_keeps_least_ways() {
         let none = ReducedWays::default();
         let left = |of, ways, least| obstacle(&shown(of), ways, &none, least);
         let why = left([0xfff, 0xfff], 0x7ff, 2).unwrap();
@@ -176,10 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn ways_that_the_administrator_has_taken_already_are_not_given_back() {
-        let first = look([0xfc0, 0xfc0], 0x3f, &ReducedWays::default());
+    fn restores_no_way_removed_before() {
+        let first = plan_masks([0xfc0, 0xfc0], 0x3f, &ReducedWays::default());
         assert!(first.writes.is_empty() && !first.reduced.is_empty());
-        assert_eq!(look([0xfc0, 0xfc0], 0, &first.reduced), Plan::default());
-        assert_eq!(writes(&look([0xfff, 0xfc0], 0x3f, &first.reduced)), [], "somebody else's by now");
+        assert_eq!(plan_masks([0xfc0, 0xfc0], 0, &first.reduced), WayPlan::default());
+        assert_eq!(writes(&plan_masks([0xfff, 0xfc0], 0x3f, &first.reduced)), [], "somebody else's by now");
     }
 }

@@ -1,4 +1,4 @@
-//! Exclusive classes: who stands in their way, and what the default group gives up for them.
+//! Exclusive classes: obstacles to them, and the reduction of the default group.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,43 +7,44 @@ use std::{
 };
 
 use super::{
-    ResctrlOutcome, Run,
+    ResctrlOutcome, TreeUpdate,
     default_group::{obstacle, plan},
     name_of,
-    schemata::{Caches, Shown, Target, up_to},
+    schemata::{Caches, GroupTarget, WayMasks, up_to},
     tree::ResctrlError,
 };
 
-/// What the kernel refused, by class. The same is not tried again.
-pub(super) type Refusals = BTreeMap<String, Refusal>;
+/// Refusals by the kernel, by class. The same attempt is not repeated.
+pub(super) type Refusals = BTreeMap<String, ClassRefusal>;
 
-/// What the default group had, the ways that it should do without, and why it does not.
+/// The masks of the default group, the ways to remove from it, and the kernel's refusal.
 #[derive(Debug)]
-pub(super) struct Refusal {
-    shown: Shown,
+pub(super) struct ClassRefusal {
+    shown: WayMasks,
     ways: u64,
     problem: String,
 }
 
-fn has_some(shown: &Shown, ways: u64) -> bool {
+fn has_some(shown: &WayMasks, ways: u64) -> bool {
     shown.iter().flat_map(|(_, masks)| masks.values()).any(|mask| mask & ways != 0)
 }
 
-impl Run<'_> {
+impl TreeUpdate<'_> {
     pub(super) fn is_exclusive(&self, class: &str) -> bool {
         self.wanted.classes.get(class).is_some_and(|share| share.is_exclusive)
     }
 
-    /// Refuses exclusive classes whose ways somebody else has and keeps, or that would leave too little to others.
+    /// Refuses exclusive classes if another program's group has their ways, or that would leave too few ways to the
+    /// default group.
     pub(super) fn refuse_exclusive(
         &self,
-        targets: &mut BTreeMap<&str, Result<Target, String>>,
+        targets: &mut BTreeMap<&str, Result<GroupTarget, String>>,
         others: &[PathBuf],
         refusals: &Refusals,
     ) {
         let Some(caches) = &self.info.caches else { return };
         for (name, target) in targets.iter_mut().filter(|(name, _)| self.is_exclusive(name)) {
-            let Ok(Target { mask: Some(ways), .. }) = *target else { continue };
+            let Ok(GroupTarget { mask: Some(ways), .. }) = *target else { continue };
             if let Err(problem) = self.vet(name, ways, caches, others, refusals) {
                 *target = Err(problem);
             }
@@ -61,7 +62,7 @@ impl Run<'_> {
         for group in others {
             let has_some = match self.tree.masks(group, caches) {
                 Ok(masks) => has_some(&masks, ways),
-                // One that is being locked has none yet.
+                // A group that is being locked has no mask yet.
                 Err(ResctrlError::Malformed { .. }) => false,
                 Err(ResctrlError::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                     false
@@ -80,8 +81,8 @@ impl Run<'_> {
         }
     }
 
-    /// Takes from the default group the ways of these exclusive classes, and gives back others. Classes for which the kernel
-    /// refuses that are ready no more. Neither are those that wait until something is stored, which are returned.
+    /// Removes the ways of these exclusive classes from the default group, and restores the other ways. Removes classes from
+    /// `ready` if the kernel refuses, or if they have to wait until state is stored; returns the waiting ones.
     pub(super) fn reduce<'a>(
         &self,
         exclusive: &BTreeMap<&'a str, u64>,
@@ -127,7 +128,7 @@ impl Run<'_> {
             }
             let shown = shown().unwrap_or_default();
             for (class, ways) in refused {
-                let refusal = Refusal { shown: shown.clone(), ways, problem: problem.clone() };
+                let refusal = ClassRefusal { shown: shown.clone(), ways, problem: problem.clone() };
                 refusals.insert(class.to_owned(), refusal);
             }
         }
@@ -140,7 +141,7 @@ impl Run<'_> {
         waiting
     }
 
-    /// Has the default group do without these ways, once what was found is stored.
+    /// Writes the masks of the default group without these ways, once the original ones are stored.
     fn write_default(
         &self,
         taken: u64,

@@ -1,9 +1,10 @@
-//! A made-up tree, for tests: a plain folder, and what the kernel does when somebody makes, removes or writes something in it.
+//! A fake of resctrl for tests: a plain directory, with the kernel's reaction to the creation, removal and writing of
+//! its files.
 //!
-//! It is no processor, and shows nothing about one. It imitates the rules of Documentation/filesystems/resctrl.rst that the
-//! code relies on: which files a new group has, how many groups there can be, which masks and shares are taken and how they
-//! are rounded, in which groups a thread is, and what the kernel says in `info/last_cmd_status`. Figures are those that a test
-//! puts there. A file [`FAKE_MARKER`] says all that to who finds such a folder, and to the daemon.
+//! It imitates the rules of Documentation/filesystems/resctrl.rst on which the code relies: the files of a new group,
+//! the maximum number of groups, the accepted masks and shares and their rounding, the group of a thread, and the
+//! messages in `info/last_cmd_status`. Counters have the values that a test writes. The fake shows nothing about a real
+//! processor. A file [`FAKE_MARKER`] marks the directory as a fake, for people and for the daemon.
 
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "this is part of tests")]
 
@@ -18,25 +19,25 @@ use rustix::io::Errno;
 
 use super::{FAKE_MARKER, ResctrlKernel};
 
-/// The caches of the made-up host.
+/// Ids of the L3 caches.
 const CACHES: [u32; 2] = [0, 1];
-/// Their ways.
+/// Mask of their ways.
 const MASK: u64 = 0xfff;
-/// The fewest ways that a group can have.
-const LEAST: u32 = 2;
+/// Minimum number of ways of a group.
+const MIN_WAYS: u32 = 2;
 
-/// A made-up tree.
+/// A fake of the file system and of the kernel.
 #[derive(Debug)]
 pub struct FakeResctrl {
     root: PathBuf,
     commands: Mutex<Vec<String>>,
-    /// A mask that is not taken.
+    /// A mask that the fake refuses.
     refused: Mutex<Option<u64>>,
 }
 
 impl FakeResctrl {
-    /// A tree with two caches of 12 ways, bandwidth in steps of 10 %, monitoring, four groups of classes with the default one, and
-    /// six that are counted.
+    /// Creates a fake with two caches of 12 ways, bandwidth in steps of 10 %, monitoring, four groups of classes and
+    /// six monitoring groups, each including the default one.
     pub fn new(root: &Path) -> Arc<Self> {
         let fake = Self { root: root.to_owned(), commands: Mutex::default(), refused: Mutex::default() };
         for (file, text) in [
@@ -60,51 +61,51 @@ impl FakeResctrl {
         Arc::new(fake)
     }
 
-    /// Writes a file, past all rules.
+    /// Writes a file regardless of the kernel's rules.
     pub fn write_file(&self, path: &str, text: &str) {
         let path = self.root.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, format!("{text}\n")).unwrap();
     }
 
-    /// What a file holds.
+    /// Reads a file.
     pub fn text(&self, path: &str) -> String {
         fs::read_to_string(self.root.join(path)).unwrap()
     }
 
-    /// From now on, this mask is not taken.
+    /// Refuses this mask from now on.
     pub fn refuse(&self, mask: u64) {
         *self.refused.lock().unwrap() = Some(mask);
     }
 
-    /// The threads of a group, from the root.
+    /// Returns the threads of a group, which is named from the root.
     pub fn tasks(&self, group: &str) -> BTreeSet<u32> {
         tasks(&self.root.join(group))
     }
 
-    /// A thread begins in the default group.
+    /// Adds a thread to the default group.
     pub fn begin(&self, thread: u32) {
         enter(&self.root, thread);
     }
 
-    /// A thread begins where another is.
+    /// Adds a thread to the group of another one.
     pub fn fork(&self, parent: u32, thread: u32) {
         for group in self.all().into_iter().filter(|group| tasks(group).contains(&parent)) {
             enter(&group, thread);
         }
     }
 
-    /// A thread ends.
+    /// Removes a thread.
     pub fn end(&self, thread: u32) {
         self.all().iter().for_each(|group| leave(group, thread));
     }
 
-    /// What was done to the tree since this was asked last: `mkdir`, `rmdir`, or the file and what was written to it.
+    /// Returns the operations since the last call: `mkdir`, `rmdir`, or the file and the text that was written to it.
     pub fn commands(&self) -> Vec<String> {
         std::mem::take(&mut *self.commands.lock().unwrap())
     }
 
-    /// What there is below the root, groups only.
+    /// Returns the groups below the root.
     pub fn groups(&self) -> Vec<String> {
         let all = self.all();
         let below = all.iter().map(|group| group.strip_prefix(&self.root).unwrap().display().to_string());
@@ -120,7 +121,7 @@ impl FakeResctrl {
         all
     }
 
-    /// The files of a new group.
+    /// Creates the files of a new group.
     fn fill(&self, group: &Path, is_class: bool) {
         fs::create_dir_all(group).unwrap();
         fs::write(group.join("tasks"), "").unwrap();
@@ -155,13 +156,13 @@ impl FakeResctrl {
         path.strip_prefix(&self.root).unwrap().display().to_string()
     }
 
-    /// How many groups there can be, in the first of these files.
+    /// Returns the maximum number of groups, from the first of these files that exists.
     fn limit(&self, files: &[&str]) -> usize {
         let file = files.iter().find(|file| self.root.join(file).exists()).unwrap();
         self.text(file).trim().parse().unwrap()
     }
 
-    /// Puts a thread into a group.
+    /// Moves a thread to a group.
     fn add(&self, group: &Path, thread: u32) -> io::Result<()> {
         let all = self.all();
         if !all.iter().any(|group| tasks(group).contains(&thread)) {
@@ -180,7 +181,7 @@ impl FakeResctrl {
         Ok(())
     }
 
-    /// Takes a line of `schemata`.
+    /// Applies a line of `schemata`.
     fn share(&self, group: &Path, text: &str) -> io::Result<()> {
         let Some(line) = text.strip_suffix('\n') else { return Err(self.fails(Errno::INVAL, "ok")) };
         let (name, values) = line.split_once(':').unwrap();
@@ -195,7 +196,7 @@ impl FakeResctrl {
         let Some(mut taken) = before.lines().find_map(values_of) else {
             return Err(self.fails(Errno::INVAL, &format!("Unknown or unsupported resource name '{name}'")));
         };
-        // Caches that are not named keep theirs.
+        // Caches that are not named keep their values.
         for value in values.split(';') {
             let (cache, value) = value.split_once('=').unwrap();
             let value = if name == "MB" {
@@ -211,8 +212,10 @@ impl FakeResctrl {
                     return Err(self.fails(Errno::INVAL, "Refused by the test"));
                 }
                 let low = mask >> mask.trailing_zeros().min(63);
-                if mask & !MASK != 0 || low & (low + 1) != 0 || mask.count_ones() < LEAST {
-                    return Err(self.fails(Errno::INVAL, &format!("Need at least {LEAST} bits in the mask")));
+                if mask & !MASK != 0 || low & (low + 1) != 0 || mask.count_ones() < MIN_WAYS {
+                    return Err(
+                        self.fails(Errno::INVAL, &format!("Need at least {MIN_WAYS} bits in the mask"))
+                    );
                 }
                 format!("{mask:03x}")
             };
@@ -250,7 +253,7 @@ impl ResctrlKernel for FakeResctrl {
         self.note(format!("rmdir {}", self.name(dir)));
         let threads = tasks(dir);
         fs::remove_dir_all(dir)?;
-        // In a monitoring group of the default one, they are there already.
+        // Threads of a monitoring group of the default group are there already.
         if dir.parent() == Some(&self.root) {
             for thread in threads {
                 enter(&self.root, thread);
@@ -273,7 +276,7 @@ impl ResctrlKernel for FakeResctrl {
     }
 }
 
-/// The groups in a folder.
+/// Returns the groups in a directory.
 fn below(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().path());
     let mut groups: Vec<PathBuf> = entries.filter(|path| path.join("tasks").exists()).collect();
@@ -286,7 +289,7 @@ fn tasks(group: &Path) -> BTreeSet<u32> {
     text.lines().map(|line| line.parse().unwrap()).collect()
 }
 
-/// Threads as the kernel lists them.
+/// Formats threads as the kernel lists them.
 pub(super) fn list<'a>(threads: impl IntoIterator<Item = &'a u32>) -> String {
     threads.into_iter().fold(String::new(), |text, thread| text + &thread.to_string() + "\n")
 }

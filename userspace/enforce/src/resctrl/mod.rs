@@ -1,22 +1,27 @@
-//! Shares of L3 caches and memory bandwidth, and what workloads have of both: the kernel's file tree resctrl.
+//! Shares of L3 caches and memory bandwidth, and monitoring of both: the kernel's file system resctrl.
 //!
-//! Problem: a workload that streams through memory pushes what others use out of the shared cache, and takes the bandwidth,
-//! whatever its CPUs and nodes are. Some processors (Intel: RDT) share both out, and count who has what.
+//! # Problem
+//! A workload that streams through memory evicts the data of other workloads from the shared cache and uses their
+//! bandwidth, regardless of its CPUs and nodes. Some processors (Intel: RDT) divide both and count the use.
 //!
-//! Terms: a *class* is a share with a name. Its *group* is the directory `numaward-CLASS` of the tree: its threads have what
-//! the file `schemata` there says. A *monitoring group* `mon_groups/numaward-WORKLOAD` counts the threads in it. Threads that
-//! are in no group are in the default one, the root. A new thread is where its parent is.
+//! # Terms
+//! - A *class* is a named share.
+//! - Its *group* is the directory `numaward-CLASS` with a file `schemata` for the share of its threads.
+//! - A *monitoring group* `mon_groups/numaward-WORKLOAD` counts the use by its threads.
+//! - Threads without a group are in the *default group*, the root. A new thread begins in the group of its parent.
 //!
-//! Algorithm: [`Resctrl::reconcile`] compares the tree with what is [`ResctrlSpec`] and changes it accordingly: groups that nobody wants
-//! are removed, those that are missing are made, and what a group holds is written where it differs. Then the threads of the
-//! workloads' cgroups are put into their groups, and those that are no longer in these cgroups back into the default one, again
-//! and again until none is left to move. Nothing of the tree is kept between two calls, so that it does not matter who made a
-//! group.
+//! # Algorithm
+//! [`Resctrl::reconcile`] compares the file system with the [`ResctrlSpec`]: it removes groups that are not specified,
+//! creates missing ones, and writes shares that differ. Then it moves the threads of the workloads' cgroups to their
+//! groups, and threads that have left these cgroups to the default group, until no thread remains to be moved. No state
+//! is kept between two calls, except refusals by the kernel.
 //!
-//! Invariants: of groups, only those whose names begin with `numaward-` are changed or removed, and no thread is taken out of
-//! another. Of the default group, only the ways of exclusive classes and those below them are taken, see [`default_group`], and
-//! none is taken before the caller has stored what was found. A class is held as a whole or not at all. A workload whose class
-//! cannot be held is in the default group.
+//! # Invariants
+//! - Only groups with names that begin with `numaward-` are changed or removed, and no thread is moved out of another
+//!   program's group.
+//! - The default group loses only the ways of exclusive classes and the ways below them (see [`default_group`]), and
+//!   only after the caller has stored the original masks.
+//! - A class is held completely or not at all. A workload without its class is in the default group.
 //!
 //! Sources: Documentation/filesystems/resctrl.rst (before Linux 6.17 Documentation/arch/x86/resctrl.rst), `fs/resctrl`.
 
@@ -42,39 +47,38 @@ pub use self::{
 };
 use self::{
     exclusive::Refusals,
-    schemata::{Target, targets},
-    tree::{PREFIX, Tree, threads},
+    schemata::{GroupTarget, targets},
+    tree::{PREFIX, ResctrlTree, threads},
 };
 
-/// How often threads are looked for that came while others were moved. The next call goes on.
-const ROUNDS: usize = 8;
-/// The longest part of a workload's name in that of its group.
-const LONGEST_NAME: usize = 100;
+/// Maximum number of attempts to find threads that began during a move. The next call continues.
+const MAX_ROUNDS: usize = 8;
+/// Maximum length of a workload's name in that of its monitoring group.
+const MAX_NAME_LENGTH: usize = 100;
 
-/// A workload as the tree is to know it.
+/// A workload in a [`ResctrlSpec`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResctrlWorkload {
-    /// Its class, if it has one.
     pub class: Option<String>,
-    /// The directory of its cgroup.
+    /// Directory of its cgroup.
     pub cgroup: PathBuf,
 }
 
-/// What the tree is to hold.
+/// Desired state of the file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResctrlSpec {
-    /// All classes that there are, in use or not, by name.
+    /// All configured classes by name, in use or not.
     pub classes: BTreeMap<String, ClassShare>,
     /// Workloads by name.
     pub workloads: BTreeMap<String, ResctrlWorkload>,
-    /// Whether each of them is counted.
+    /// If true, all workloads are monitored.
     pub monitors: bool,
-    /// What is stored of the default group.
+    /// Stored state of the default group.
     pub reduced: ReducedWays,
 }
 
 impl ResctrlSpec {
-    /// Whether anything is, or is to be given back.
+    /// Returns whether anything is specified or has to be restored.
     pub fn is_needed(&self) -> bool {
         self.monitors && !self.workloads.is_empty()
             || self.workloads.values().any(|of| of.class.is_some())
@@ -82,58 +86,56 @@ impl ResctrlSpec {
     }
 }
 
-/// What a workload has on one cache.
+/// Counters of a workload on one cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheReading {
-    /// The name of the workload.
     pub workload: String,
-    /// The id of the cache.
+    /// Id of the cache.
     pub cache: u32,
-    /// What is counted.
     pub counted: CacheCounters,
 }
 
-/// What was done.
+/// Result of a reconciliation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResctrlOutcome {
-    /// Whether the tree is made up, and not the kernel's.
+    /// True if the file system is a fake for tests.
     pub is_made_up: bool,
-    /// Classes that were given something, with the lines of `schemata` that were written.
+    /// Classes with a written share, and the lines of `schemata`.
     pub set: Vec<String>,
-    /// Classes whose group was removed.
+    /// Classes without workloads, of which the group was removed.
     pub removed: Vec<String>,
-    /// What is not as it is wanted, and why.
+    /// Differences from the specification, with their reasons.
     pub problems: BTreeSet<String>,
     /// Workloads that have their class.
     pub held: BTreeSet<String>,
-    /// Workloads that do not have theirs.
+    /// Workloads that do not have their class.
     pub refused: BTreeSet<String>,
-    /// Groups that there are now, of classes and for counting.
+    /// Number of groups of classes, and of monitoring groups.
     pub groups: [usize; 2],
-    /// Threads that were put into a group or back into the default one.
+    /// Number of threads that were moved to a group or to the default group.
     pub moved: u64,
-    /// What is counted.
+    /// Counters of all monitored workloads.
     pub readings: Vec<CacheReading>,
-    /// What is to be stored of the default group.
+    /// State of the default group to store.
     pub reduced: ReducedWays,
-    /// Whether that has to be stored before the default group is changed.
+    /// If true, `reduced` has to be stored before the next call changes the default group.
     pub waits: bool,
 }
 
-/// The tree of a host.
+/// The resctrl file system of a host.
 #[derive(Debug)]
 pub struct Resctrl {
     root: PathBuf,
     kernel: Arc<dyn ResctrlKernel>,
-    /// Whether all groups that are there are as this configuration makes them.
+    /// False until the first reconciliation, which may find groups of another configuration.
     has_followed: bool,
     refusals: Refusals,
-    /// What looks that waited have set, removed and moved.
+    /// Changes of reconciliations that had to wait: set and removed classes, moved threads.
     unreported: (Vec<String>, Vec<String>, u64),
 }
 
 impl Resctrl {
-    /// The tree mounted at this directory.
+    /// Creates the access to the file system mounted at this directory.
     pub fn new(root: &Path, kernel: Arc<dyn ResctrlKernel>) -> Self {
         Self {
             root: root.to_owned(),
@@ -144,25 +146,25 @@ impl Resctrl {
         }
     }
 
-    /// What the host can do, and whether the tree is made up.
+    /// Returns the capabilities of the host, and whether the file system is a fake for tests.
     pub fn read_info(&self) -> Result<(Info, bool), ResctrlError> {
-        let tree = Tree::open(&self.root, self.kernel.clone())?;
+        let tree = ResctrlTree::open(&self.root, self.kernel.clone())?;
         Ok((tree.info()?, tree.is_made_up))
     }
 
-    /// Which groups are ours. None where there is no tree.
+    /// Returns the daemon's groups; none if the file system is not mounted.
     pub fn own_groups(&self) -> Vec<PathBuf> {
-        let Ok(tree) = Tree::open(&self.root, self.kernel.clone()) else { return Vec::new() };
+        let Ok(tree) = ResctrlTree::open(&self.root, self.kernel.clone()) else { return Vec::new() };
         let in_root = tree.groups(&tree.root).map(|(ours, _)| ours).unwrap_or_default();
         let counting = tree.groups(&tree.root.join("mon_groups")).map(|(ours, _)| ours);
         in_root.into_iter().chain(counting.unwrap_or_default()).collect()
     }
 
-    /// Makes the tree hold what is wanted, as far as it can, and reads what is counted. Takes as long as the kernel does: for
-    /// each group whose threads are listed, it goes through all threads of the host.
+    /// Changes the file system to the specification as far as possible, and reads the counters. May take long: for each
+    /// list of a group's threads, the kernel iterates over all threads of the host.
     pub fn reconcile(&mut self, wanted: &ResctrlSpec) -> ResctrlOutcome {
         let mut done = ResctrlOutcome { reduced: wanted.reduced.clone(), ..ResctrlOutcome::default() };
-        let run = Tree::open(&self.root, self.kernel.clone()).and_then(|tree| {
+        let run = ResctrlTree::open(&self.root, self.kernel.clone()).and_then(|tree| {
             let info = tree.info()?;
             Ok((tree, info))
         });
@@ -170,7 +172,7 @@ impl Resctrl {
             Ok((tree, info)) => {
                 done.is_made_up = tree.is_made_up;
                 let adopts = !std::mem::replace(&mut self.has_followed, true);
-                let run = Run { tree: &tree, info: &info, wanted, adopts };
+                let run = TreeUpdate { tree: &tree, info: &info, wanted, adopts };
                 if let Err(error) = run.run(&mut done, &mut self.refusals) {
                     done.problems.insert(error.to_string());
                 }
@@ -189,7 +191,7 @@ impl Resctrl {
         } else {
             (done.set, done.removed, done.moved) = std::mem::take(&mut self.unreported);
         }
-        // Such a class was made, and is gone again.
+        // The group of a refused class was created and removed again.
         let is_of = |line: &str, class: &str| {
             line.strip_prefix(class).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
         };
@@ -198,31 +200,31 @@ impl Resctrl {
     }
 }
 
-/// The name of the monitoring group of a workload. What the name of a directory should not have is replaced, and a checksum
-/// of the whole keeps such names different.
+/// Returns the name of a workload's monitoring group. Characters that a directory should not have are replaced, and a
+/// checksum of the original name keeps such names distinct.
 fn group_of(workload: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@' | ':');
-    if workload.len() <= LONGEST_NAME && workload.chars().all(is_plain) {
+    if workload.len() <= MAX_NAME_LENGTH && workload.chars().all(is_plain) {
         return format!("{PREFIX}{workload}");
     }
     let name: String =
-        workload.chars().take(LONGEST_NAME).map(|c| if is_plain(c) { c } else { '_' }).collect();
+        workload.chars().take(MAX_NAME_LENGTH).map(|c| if is_plain(c) { c } else { '_' }).collect();
     format!("{PREFIX}{name}+{:016x}", fnv1a(workload.bytes()))
 }
 
-/// Threads in groups of others, by thread.
-type Foreign = BTreeMap<u32, String>;
+/// Threads in groups of other programs, with the name of the group.
+type ForeignThreads = BTreeMap<u32, String>;
 
-/// One way through the tree.
-struct Run<'a> {
-    tree: &'a Tree,
+/// One reconciliation.
+struct TreeUpdate<'a> {
+    tree: &'a ResctrlTree,
     info: &'a Info,
     wanted: &'a ResctrlSpec,
-    /// Whether an earlier run may have made groups.
+    /// True if groups may have been made for another configuration.
     adopts: bool,
 }
 
-impl Run<'_> {
+impl TreeUpdate<'_> {
     fn run(&self, done: &mut ResctrlOutcome, refusals: &mut Refusals) -> Result<(), ResctrlError> {
         let in_use = self.in_use(done);
         let mut targets =
@@ -268,7 +270,7 @@ impl Run<'_> {
         self.count(&ready, &waiting, &foreign, done)
     }
 
-    /// The classes that workloads have, with the workloads: their names and cgroups.
+    /// Returns the classes in use, each with the names and cgroups of its workloads.
     fn in_use(&self, done: &mut ResctrlOutcome) -> BTreeMap<&str, Vec<(&str, &Path)>> {
         let mut in_use: BTreeMap<&str, Vec<(&str, &Path)>> = BTreeMap::new();
         for (name, of) in &self.wanted.workloads {
@@ -284,16 +286,16 @@ impl Run<'_> {
         in_use
     }
 
-    /// What the groups of classes are to hold, where that is known. Others are not there afterwards.
+    /// Returns the values of the groups of classes that can be held. Removes the other groups.
     fn known<'a>(
         &self,
-        targets: BTreeMap<&'a str, Result<Target, String>>,
+        targets: BTreeMap<&'a str, Result<GroupTarget, String>>,
         done: &mut ResctrlOutcome,
-    ) -> Vec<(&'a str, Target)> {
+    ) -> Vec<(&'a str, GroupTarget)> {
         let known = targets.into_iter().filter_map(|(name, target)| match target {
             Ok(target) => Some((name, target)),
             Err(problem) => {
-                // One that was made before holds something else.
+                // A group that was made before has another share.
                 if let Err(error) = self.tree.remove(&self.tree.class(name)) {
                     done.problems.insert(error.to_string());
                 }
@@ -304,8 +306,8 @@ impl Run<'_> {
         known.collect()
     }
 
-    /// Makes the group of a class hold its share. One that cannot is not there afterwards.
-    fn class(&self, name: &str, target: Target, done: &mut ResctrlOutcome) -> Result<(), ResctrlError> {
+    /// Creates the group of a class and writes its share. Removes the group if the share cannot be held.
+    fn class(&self, name: &str, target: GroupTarget, done: &mut ResctrlOutcome) -> Result<(), ResctrlError> {
         let (tree, group) = (self.tree, self.tree.class(name));
         let mut is_new = !group.is_dir();
         if !is_new && self.adopts && tree.is_reduced(&group, target, self.info)? {
@@ -328,38 +330,39 @@ impl Run<'_> {
                 Ok(())
             }
             Err(error) => {
-                // The tasks are in the default group then.
+                // The threads are in the default group then.
                 tree.remove(&group)?;
                 Err(error)
             }
         }
     }
 
-    /// Threads that somebody else has put into a group.
-    fn foreign(&self, others: &[PathBuf]) -> Result<Foreign, ResctrlError> {
-        let mut foreign = Foreign::new();
+    /// Returns the threads that another program has put into a group.
+    fn foreign(&self, others: &[PathBuf]) -> Result<ForeignThreads, ResctrlError> {
+        let mut foreign = ForeignThreads::new();
         let (_, counting) = self.tree.groups(&self.tree.root.join("mon_groups"))?;
         for group in others.iter().chain(&counting) {
-            // It may be gone by now; a locked one has no list.
+            // The group may be gone by now, and a locked one has no list.
             let tasks = self.tree.tasks(group).unwrap_or_default();
             foreign.extend(tasks.into_iter().map(|thread| (thread, name_of(group).to_owned())));
         }
         Ok(foreign)
     }
 
-    /// Puts all threads of these cgroups into a group, and others that are in it into the default one, if `is_alone`. Gives the
-    /// workloads of which threads stay elsewhere.
+    /// Moves all threads of these cgroups to a group. If `is_alone`, moves other threads of the group to the default
+    /// group. Returns the workloads with threads in other programs' groups.
     fn gather(
         &self,
         group: &Path,
         cgroups: &[(&str, &Path)],
-        foreign: &Foreign,
+        foreign: &ForeignThreads,
         is_alone: bool,
         done: &mut ResctrlOutcome,
     ) -> Result<BTreeSet<String>, ResctrlError> {
         let mut left = BTreeSet::new();
-        for _ in 0..ROUNDS {
-            // First who is there: who comes meanwhile is in a cgroup as well, and is no stray.
+        for _ in 0..MAX_ROUNDS {
+            // The group is listed first: a thread that is added meanwhile is in a cgroup as well, and is not moved
+            // away.
             let there = self.tree.tasks(group)?;
             let mut all = BTreeSet::new();
             let mut has_moved = false;
@@ -393,12 +396,12 @@ impl Run<'_> {
         Ok(left)
     }
 
-    /// Makes the groups in which workloads are counted, removes others of ours, and reads what is counted.
+    /// Creates the monitoring groups of workloads, removes the daemon's other ones, and reads the counters.
     fn count(
         &self,
         ready: &BTreeSet<&str>,
         waiting: &BTreeSet<&str>,
-        foreign: &Foreign,
+        foreign: &ForeignThreads,
         done: &mut ResctrlOutcome,
     ) -> Result<(), ResctrlError> {
         let is_known = self.info.monitoring.is_some();
@@ -426,7 +429,7 @@ impl Run<'_> {
                 }
             }
         }
-        // Only now, as what was removed gives its numbers back.
+        // After the removals, because these free monitoring ids.
         for (parent, wanted) in &by_parent {
             let is_root = parent.parent() == Some(self.tree.root.as_path());
             for (group, (name, cgroup)) in wanted {
@@ -444,7 +447,7 @@ impl Run<'_> {
         &self,
         group: &Path,
         workload: (&str, &Path),
-        foreign: &Foreign,
+        foreign: &ForeignThreads,
         is_root: bool,
         done: &mut ResctrlOutcome,
     ) -> Result<(), ResctrlError> {

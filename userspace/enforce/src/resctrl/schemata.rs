@@ -1,15 +1,15 @@
-//! What the processor can share out, and what a group of the kernel's tree holds of it.
+//! Capabilities of the processor, and the shares of groups in the kernel's notation (`schemata`).
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-/// The value of each cache (by its id, which need not be without gaps), by resource.
+/// Values by resource and cache. Ids of caches may have gaps.
 ///
 /// The kernel pads names and values with spaces, and the order of the lines differs by kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Schemata(BTreeMap<String, BTreeMap<u32, String>>);
 
 impl Schemata {
-    /// Reads the text of a file `schemata`; a line that is none is an error with that line.
+    /// Parses the content of a file `schemata`. The error is the malformed line.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let line = |line: &str| {
             let (name, values) = line.split_once(':')?;
@@ -24,31 +24,31 @@ impl Schemata {
         lines.map(|text| line(text).ok_or_else(|| text.trim().to_owned())).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The masks of a resource by cache; none if it is not there, or holds something else.
+    /// Returns the masks of a resource by cache; `None` if the resource is missing or has other values.
     pub(super) fn masks(&self, resource: &str) -> Option<BTreeMap<u32, u64>> {
         let of = self.0.get(resource)?;
         of.iter().map(|(cache, mask)| Some((*cache, u64::from_str_radix(mask, 16).ok()?))).collect()
     }
 
-    /// The shares of memory bandwidth by cache, in whatever unit this host has; none if there are none.
+    /// Returns the shares of memory bandwidth by cache, in the unit of this host; `None` if there are none.
     pub(super) fn bandwidth(&self) -> Option<BTreeMap<u32, u64>> {
         let of = self.0.get(BANDWIDTH)?;
         of.iter().map(|(cache, value)| Some((*cache, value.parse().ok()?))).collect()
     }
 }
 
-/// The ways that a group has, by resource and cache.
-pub(super) type Shown = Vec<(&'static str, BTreeMap<u32, u64>)>;
+/// Ways of a group, by resource and cache.
+pub(super) type WayMasks = Vec<(&'static str, BTreeMap<u32, u64>)>;
 
-/// The ways up to the highest one of these: what a group is left with has no gaps then.
+/// Returns all ways up to the highest one of these, so that the remaining ways are contiguous.
 pub(super) fn up_to(ways: u64) -> u64 {
     u64::MAX.checked_shr(ways.leading_zeros()).unwrap_or(0)
 }
 
-/// Memory bandwidth, in `schemata` and below `info`.
+/// Name of the memory bandwidth in `schemata` and below `info`.
 pub(super) const BANDWIDTH: &str = "MB";
 
-/// The line that gives caches these values.
+/// Formats the line that gives caches these values.
 pub(super) fn line(resource: &str, values: impl Iterator<Item = (u32, String)>) -> String {
     let mut text = format!("{resource}:");
     for (number, (cache, value)) in values.enumerate() {
@@ -56,64 +56,64 @@ pub(super) fn line(resource: &str, values: impl Iterator<Item = (u32, String)>) 
         // Writing to a String cannot fail.
         let _ = write!(text, "{comma}{cache}={value}");
     }
-    // Without it, the kernel takes nothing.
+    // The kernel refuses a line without a newline.
     text.push('\n');
     text
 }
 
-/// The L3 caches as far as they can be shared out.
+/// Capabilities to divide L3 caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caches {
-    /// What they are called in `schemata`: `L3`, or one for code and one for data.
+    /// Names in `schemata`: `L3`, or one for code and one for data.
     pub resources: Vec<&'static str>,
-    /// All ways, a bit each.
+    /// Mask of all ways, one bit each.
     pub mask: u64,
-    /// The fewest ways that a group can have.
+    /// Minimum number of ways of a group.
     pub least: u32,
-    /// How many groups there can be, with the default one.
+    /// Maximum number of groups, including the default one.
     pub groups: u32,
 }
 
-/// Memory bandwidth as far as it can be shared out.
+/// Capabilities to divide memory bandwidth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bandwidth {
-    /// The smallest share, in percent where this host has percent.
+    /// Minimum share, in percent if this host uses percent.
     pub least: u64,
-    /// Shares are rounded up to the next multiple of this.
+    /// Shares are rounded up to a multiple of this.
     pub step: u64,
-    /// How many groups there can be, with the default one.
+    /// Maximum number of groups, including the default one.
     pub groups: u32,
 }
 
 impl Bandwidth {
-    /// Whether a share is held by what the kernel shows, which it has rounded up.
+    /// Returns whether the kernel's value, which it has rounded up, is that of a share.
     pub(super) fn holds(&self, percent: u64, shown: u64) -> bool {
         shown >= percent && shown < percent.saturating_add(self.step.max(1))
     }
 }
 
-/// What can be counted.
+/// Capabilities to monitor groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Monitoring {
-    /// Its events: `llc_occupancy`, `mbm_total_bytes`, `mbm_local_bytes`.
+    /// Supported events: `llc_occupancy`, `mbm_total_bytes`, `mbm_local_bytes`.
     pub events: Vec<String>,
-    /// How many groups can be counted, with the default one.
+    /// Maximum number of monitored groups, including the default one.
     pub groups: u32,
 }
 
-/// What the processor and the kernel of this host can do.
+/// Capabilities of the processor and the kernel of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Info {
-    /// Sharing out of L3 caches.
+    /// Division of L3 caches.
     pub caches: Option<Caches>,
-    /// Sharing out of memory bandwidth.
+    /// Division of memory bandwidth.
     pub bandwidth: Option<Bandwidth>,
-    /// Counting.
+    /// Monitoring.
     pub monitoring: Option<Monitoring>,
 }
 
 impl Info {
-    /// What of these classes cannot be held on this host, whatever else there is in its tree.
+    /// Returns the reasons why classes cannot be held on this host, regardless of other groups.
     pub fn refused(&self, classes: &BTreeMap<String, ClassShare>) -> Vec<String> {
         let targets = targets(classes.iter().map(|(name, share)| (name.as_str(), *share)), self);
         let refused = targets.iter().filter_map(|(name, target)| {
@@ -137,40 +137,41 @@ impl Info {
     }
 }
 
-/// How much of the L3 caches a class has.
+/// Amount of the L3 caches that a class has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ways {
-    /// So many ways.
+    /// Number of ways.
     Count(u32),
-    /// This part of all ways, rounded down, but no fewer than the kernel takes.
+    /// Percentage of all ways, rounded down, but at least the kernel's minimum.
     Percent(u32),
 }
 
-/// What a class has.
+/// Share of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassShare {
-    /// Of the L3 caches; none: all of them, as the kernel gives it.
+    /// Share of the L3 caches; `None` for the kernel's default, which is all ways.
     pub ways: Option<Ways>,
-    /// Of the memory bandwidth, in percent; none: all of it.
+    /// Share of the memory bandwidth in percent; `None` for all.
     pub bandwidth_percent: Option<u32>,
-    /// Whether nobody else is to have its ways.
+    /// If true, no other group gets its ways.
     pub is_exclusive: bool,
 }
 
-/// What the group of a class is to hold.
+/// Values that the group of a class should hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct GroupTarget {
     pub(super) mask: Option<u64>,
     pub(super) bandwidth: Option<u64>,
 }
 
-/// What the groups of all classes are to hold, or why that cannot be: each class that names ways has its own, the lowest that
-/// are left, in the order of names, exclusive ones first, so that what is left for others has no gaps. So where a class lies
-/// does not depend on which of them are in use. A class that names none has all but those of exclusive ones.
+/// Returns the values of the groups of all classes, or the reason why a class cannot be held. Classes with ways get the
+/// lowest free ones in the order of names, exclusive classes first, so that the remaining ways are contiguous. The
+/// position of a class therefore does not depend on which classes are in use. A class without ways has all except those
+/// of exclusive ones.
 pub(super) fn targets<'a>(
     classes: impl Iterator<Item = (&'a str, ClassShare)>,
     info: &Info,
-) -> BTreeMap<&'a str, Result<Target, String>> {
+) -> BTreeMap<&'a str, Result<GroupTarget, String>> {
     let (mut taken, mut exclusive) = (0, 0);
     let mut target = |share: ClassShare| {
         let own = share.ways.map(|ways| mask(ways, info.caches.as_ref(), &mut taken)).transpose()?;
@@ -183,7 +184,7 @@ pub(super) fn targets<'a>(
             let is_enough = left.count_ones() >= of.least.max(1);
             is_enough.then_some(left).ok_or_else(|| "exclusive classes leave it no ways".to_owned())
         });
-        Ok(Target {
+        Ok(GroupTarget {
             mask: own.or(others.transpose()?),
             bandwidth: share
                 .bandwidth_percent
@@ -199,7 +200,7 @@ fn mask(ways: Ways, caches: Option<&Caches>, taken: &mut u32) -> Result<u64, Str
     let Some(caches) = caches else {
         return Err("the L3 cache cannot be shared out on this host (there is no info/L3)".to_owned());
     };
-    // AMD's processors take none at all.
+    // AMD's processors accept an empty mask.
     let (all, least) = (caches.mask.count_ones(), caches.least.max(1));
     let count = match ways {
         Ways::Count(count) => count,
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schemata_are_read_however_the_kernel_pads_them() {
+    fn parses_padded_schemata() {
         let text = "    MB:0=2048;1=  16\n    L3:0=ffff;3=00f0\n  SMBA:0=2048\n";
         let read = Schemata::parse(text).unwrap();
         assert_eq!(read.masks("L3"), Some([(0, 0xffff), (3, 0xf0)].into()));
@@ -244,7 +245,7 @@ mod tests {
         for wrong in ["L3", "L3:0", "L3:x=f", "L3:0=f\nMB=1"] {
             assert!(Schemata::parse(wrong).is_err(), "{wrong}");
         }
-        // A word that is no number is no value, and no panic.
+        // A value that is no number is `None`, and causes no panic.
         assert_eq!(Schemata::parse("L3:0=zz\nMB:0=\n").unwrap().masks("L3"), None);
         let values = [(0, "f0".to_owned()), (3, "f".to_owned())];
         assert_eq!(line("L3", values.into_iter()), "L3:0=f0;3=f\n");
@@ -258,17 +259,17 @@ mod tests {
         }
     }
 
-    fn of(ways: Option<Ways>, bandwidth_percent: Option<u32>) -> ClassShare {
+    fn share(ways: Option<Ways>, bandwidth_percent: Option<u32>) -> ClassShare {
         ClassShare { ways, bandwidth_percent, is_exclusive: false }
     }
 
     #[test]
-    fn exclusive_ways_are_the_lowest_and_no_other_class_has_them() {
-        let exclusive = |ways| ClassShare { is_exclusive: true, ..of(Some(Ways::Count(ways)), None) };
+    fn exclusive_class_gets_lowest_ways() {
+        let exclusive = |ways| ClassShare { is_exclusive: true, ..share(Some(Ways::Count(ways)), None) };
         let classes = [
-            ("a", of(Some(Ways::Count(4)), None)),
+            ("a", share(Some(Ways::Count(4)), None)),
             ("b", exclusive(2)),
-            ("c", of(None, Some(50))),
+            ("c", share(None, Some(50))),
             ("d", exclusive(40)),
             ("e", exclusive(3)),
         ];
@@ -286,28 +287,28 @@ mod tests {
             refused(&most),
             ["all exclusive classes leave 1 of the ways to those without a class, which need 2"]
         );
-        assert!(refused(&[("a", exclusive(10)), ("b", of(Some(Ways::Count(10)), None))]).is_empty());
+        assert!(refused(&[("a", exclusive(10)), ("b", share(Some(Ways::Count(10)), None))]).is_empty());
     }
 
     #[test]
-    fn each_class_has_ways_of_its_own_from_the_lowest() {
+    fn classes_get_separate_ways() {
         let classes = [
-            ("a", of(Some(Ways::Count(4)), None)),
-            ("b", of(None, Some(25))),
-            ("c", of(Some(Ways::Percent(50)), Some(100))),
-            ("d", of(Some(Ways::Percent(1)), None)),
-            ("e", of(Some(Ways::Count(5)), None)),
-            ("f", of(Some(Ways::Count(4)), None)),
-            ("g", of(Some(Ways::Count(1)), None)),
+            ("a", share(Some(Ways::Count(4)), None)),
+            ("b", share(None, Some(25))),
+            ("c", share(Some(Ways::Percent(50)), Some(100))),
+            ("d", share(Some(Ways::Percent(1)), None)),
+            ("e", share(Some(Ways::Count(5)), None)),
+            ("f", share(Some(Ways::Count(4)), None)),
+            ("g", share(Some(Ways::Count(1)), None)),
         ];
         let found = targets(classes.into_iter(), &info());
         let of = |name: &str| found[name].clone();
-        assert_eq!(of("a"), Ok(Target { mask: Some(0xf), bandwidth: None }));
-        assert_eq!(of("b"), Ok(Target { mask: None, bandwidth: Some(25) }));
-        assert_eq!(of("c"), Ok(Target { mask: Some(0x3ff0), bandwidth: Some(100) }));
+        assert_eq!(of("a"), Ok(GroupTarget { mask: Some(0xf), bandwidth: None }));
+        assert_eq!(of("b"), Ok(GroupTarget { mask: None, bandwidth: Some(25) }));
+        assert_eq!(of("c"), Ok(GroupTarget { mask: Some(0x3ff0), bandwidth: Some(100) }));
         assert_eq!(
             of("d"),
-            Ok(Target { mask: Some(0xc000), bandwidth: None }),
+            Ok(GroupTarget { mask: Some(0xc000), bandwidth: None }),
             "no fewer than the kernel takes"
         );
         assert!(
@@ -315,37 +316,40 @@ mod tests {
             "{:?}",
             of("e")
         );
-        assert_eq!(of("f"), Ok(Target { mask: Some(0xf_0000), bandwidth: None }));
+        assert_eq!(of("f"), Ok(GroupTarget { mask: Some(0xf_0000), bandwidth: None }));
         assert!(of("g").unwrap_err().contains("fewer than the kernel takes: 2"));
     }
 
     #[test]
-    fn what_the_host_does_not_have_is_said() {
+    fn reports_missing_capabilities() {
         let info = Info { bandwidth: Some(Bandwidth { least: 10, step: 10, groups: 8 }), ..Info::default() };
-        let classes =
-            [("a", of(Some(Ways::Count(4)), None)), ("b", of(None, Some(5))), ("c", of(None, Some(10)))];
+        let classes = [
+            ("a", share(Some(Ways::Count(4)), None)),
+            ("b", share(None, Some(5))),
+            ("c", share(None, Some(10))),
+        ];
         let found = targets(classes.into_iter(), &info);
         assert!(found["a"].as_ref().unwrap_err().contains("info/L3"));
         assert!(found["b"].as_ref().unwrap_err().contains("less than the kernel takes: 10 %"));
         assert!(found["c"].is_ok());
-        let found = targets([("b", of(None, Some(50)))].into_iter(), &Info::default());
+        let found = targets([("b", share(None, Some(50)))].into_iter(), &Info::default());
         assert!(found["b"].as_ref().unwrap_err().contains("info/MB"));
-        // Where the kernel takes an empty mask, a class has one way at least.
+        // If the kernel accepts an empty mask, a class has at least one way.
         let caches = Caches { resources: vec!["L3"], mask: 0xffff, least: 0, groups: 16 };
         let info = Info { caches: Some(caches), ..Info::default() };
-        let classes = [("a", of(Some(Ways::Percent(5)), None)), ("b", of(Some(Ways::Count(0)), None))];
+        let classes = [("a", share(Some(Ways::Percent(5)), None)), ("b", share(Some(Ways::Count(0)), None))];
         let found = targets(classes.into_iter(), &info);
-        assert_eq!(found["a"], Ok(Target { mask: Some(1), bandwidth: None }));
+        assert_eq!(found["a"], Ok(GroupTarget { mask: Some(1), bandwidth: None }));
         assert!(found["b"].is_err());
         // All 64 bits do not overflow.
         let caches = Caches { resources: vec!["L3"], mask: u64::MAX, least: 1, groups: 2 };
         let info = Info { caches: Some(caches), ..Info::default() };
-        let found = targets([("a", of(Some(Ways::Percent(100)), None))].into_iter(), &info);
-        assert_eq!(found["a"], Ok(Target { mask: Some(u64::MAX), bandwidth: None }));
+        let found = targets([("a", share(Some(Ways::Percent(100)), None))].into_iter(), &info);
+        assert_eq!(found["a"], Ok(GroupTarget { mask: Some(u64::MAX), bandwidth: None }));
     }
 
     #[test]
-    fn a_share_that_was_rounded_up_is_held() {
+    fn accepts_rounded_share() {
         let of = Bandwidth { least: 10, step: 10, groups: 8 };
         for (percent, shown, holds) in
             [(25, 30, true), (25, 25, true), (25, 40, false), (25, 20, false), (100, 100, true)]

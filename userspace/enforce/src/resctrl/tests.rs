@@ -1,4 +1,4 @@
-//! All of this is against a made-up tree, see [`fake`](super::fake).
+//! Tests against a fake of resctrl, see [`fake`](super::fake).
 
 use std::fs;
 
@@ -7,15 +7,15 @@ use super::{
     *,
 };
 
-/// A made-up tree, and cgroups of plain files.
-struct Bench {
+/// A fake of resctrl, and cgroups made of plain files.
+struct ResctrlFixture {
     dir: tempfile::TempDir,
     fake: Arc<FakeResctrl>,
     resctrl: Resctrl,
     wanted: ResctrlSpec,
 }
 
-impl Bench {
+impl ResctrlFixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("resctrl");
@@ -30,7 +30,7 @@ impl Bench {
         Self { dir, fake, resctrl, wanted: ResctrlSpec { classes, ..ResctrlSpec::default() } }
     }
 
-    /// A cgroup with these threads, which have begun in the default group.
+    /// Creates a cgroup with these threads, which begin in the default group.
     fn cgroup(&self, path: &str, threads: &[u32]) -> PathBuf {
         let dir = self.dir.path().join("cgroup").join(path);
         fs::create_dir_all(&dir).unwrap();
@@ -57,7 +57,7 @@ impl Bench {
         self.resctrl.reconcile(&self.wanted)
     }
 
-    /// As a daemon that was started anew.
+    /// Recreates the state of a daemon that has restarted.
     fn restart(&mut self) {
         self.resctrl = Resctrl::new(&self.dir.path().join("resctrl"), self.fake.clone());
     }
@@ -72,8 +72,8 @@ fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_class_is_made_with_its_first_workload_and_goes_with_its_last() {
-    let mut bench = Bench::new();
+fn class_group_exists_while_used() {
+    let mut bench = ResctrlFixture::new();
     bench.cgroup("other", &[9]);
     assert_eq!(bench.follow(), ResctrlOutcome { is_made_up: true, ..ResctrlOutcome::default() });
     assert_eq!(bench.fake.commands(), [""; 0], "nothing is wanted");
@@ -87,15 +87,15 @@ fn a_class_is_made_with_its_first_workload_and_goes_with_its_last() {
     assert!(bench.fake.text("numaward-db/schemata").contains("L3:0=3f0;1=3f0\n     MB:0=100"));
     assert_eq!(bench.fake.tasks(""), set([9]));
     bench.fake.commands();
-    // Nothing is written where all is as it is to be.
+    // Nothing is written if nothing differs.
     let again = bench.follow();
     assert!(again.set.is_empty() && again.moved == 0 && bench.fake.commands().is_empty(), "{again:?}");
-    // Children are where their parents are; who was put into the cgroup is put into the group.
+    // A child begins in the group of its parent; a thread that was moved to the cgroup is moved to the group.
     bench.fake.fork(10, 13);
     bench.want("web", Some("db"), &[10, 11, 13, 14]);
     assert_eq!(bench.follow().moved, 1);
     assert_eq!(bench.fake.tasks("numaward-db"), set([10, 11, 12, 13, 14]));
-    // One that ended meanwhile is no problem.
+    // A thread that ended meanwhile is no problem.
     bench.fake.end(14);
     fs::write(bench.dir.path().join("cgroup/web/cgroup.threads"), "10\n11\n13\n14\n").unwrap();
     assert_eq!(bench.follow().problems, BTreeSet::new());
@@ -106,8 +106,8 @@ fn a_class_is_made_with_its_first_workload_and_goes_with_its_last() {
 }
 
 #[test]
-fn two_workloads_share_a_class_and_the_one_that_is_released_leaves_it() {
-    let mut bench = Bench::new();
+fn released_workload_leaves_class() {
+    let mut bench = ResctrlFixture::new();
     bench.wanted.monitors = true;
     bench.want("a", Some("batch"), &[1, 2]);
     bench.want("b", Some("batch"), &[3]);
@@ -117,7 +117,7 @@ fn two_workloads_share_a_class_and_the_one_that_is_released_leaves_it() {
     assert!(bench.fake.text("numaward-batch/schemata").contains("MB:0= 30;1= 30"), "the kernel rounds it up");
     assert_eq!(bench.fake.tasks("numaward-batch/mon_groups/numaward-a"), set([1, 2]));
     assert_eq!(bench.follow().set, [""; 0], "what was rounded is held");
-    // It is released, and runs on.
+    // The workload is released, and continues to run.
     bench.wanted.workloads.remove("a");
     assert_eq!(bench.follow().moved, 2);
     assert_eq!((bench.fake.tasks("numaward-batch"), bench.fake.tasks("")), (set([3]), set([1, 2])));
@@ -125,8 +125,8 @@ fn two_workloads_share_a_class_and_the_one_that_is_released_leaves_it() {
 }
 
 #[test]
-fn what_is_counted_is_read_and_what_is_no_figure_is_none() {
-    let mut bench = Bench::new();
+fn reads_counters() {
+    let mut bench = ResctrlFixture::new();
     bench.wanted.monitors = true;
     bench.want("a", None, &[1]);
     bench.want("shop/web-0/main", Some("db"), &[2]);
@@ -151,15 +151,15 @@ fn what_is_counted_is_read_and_what_is_no_figure_is_none() {
     let counted = CacheCounters { occupancy: Some(4096), total: Some(70_000), local: None };
     assert_eq!(done.readings[..2], [of(0, counted), of(1, CacheCounters::default())]);
     assert_eq!(done.readings.len(), 4);
-    // No longer wanted.
+    // Monitoring is switched off.
     bench.wanted.monitors = false;
     assert!(bench.follow().readings.is_empty());
     assert_eq!(bench.fake.groups(), ["numaward-db"]);
 }
 
 #[test]
-fn groups_of_others_and_their_threads_are_left_alone() {
-    let mut bench = Bench::new();
+fn keeps_groups_of_other_programs() {
+    let mut bench = ResctrlFixture::new();
     bench.wanted.monitors = true;
     bench.cgroup("others", &[5, 6, 7]);
     for (group, thread) in [("pqos", "5"), ("mon_groups/theirs", "6")] {
@@ -186,8 +186,8 @@ fn groups_of_others_and_their_threads_are_left_alone() {
 }
 
 #[test]
-fn after_a_crash_groups_are_taken_over_or_removed() {
-    let mut bench = Bench::new();
+fn adopts_groups_after_crash() {
+    let mut bench = ResctrlFixture::new();
     bench.wanted.monitors = true;
     bench.want("a", Some("batch"), &[1]);
     bench.want("b", Some("db"), &[2]);
@@ -197,7 +197,7 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
     bench.restart();
     let done = bench.follow();
     assert_eq!((bench.fake.commands(), done.held), (Vec::new(), names(["a", "b"])), "nothing is made anew");
-    // Meanwhile two have gone, and what is configured is something else.
+    // Meanwhile two threads have ended, and the configuration has changed.
     bench.restart();
     bench.wanted.workloads.remove("b");
     bench.wanted.workloads.remove("c");
@@ -210,7 +210,7 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
     assert_eq!(bench.fake.groups(), ["numaward-batch", "numaward-batch/mon_groups/numaward-a"]);
     assert!(bench.fake.text("numaward-batch/schemata").contains("MB:0=100"), "it is no longer slowed down");
     assert_eq!(bench.fake.tasks("numaward-batch"), set([1]));
-    // A daemon that is to do nothing of the kind removes all.
+    // A daemon without classes and monitoring removes all groups.
     bench.restart();
     assert_eq!(bench.resctrl.own_groups().len(), 1);
     let done = bench.resctrl.reconcile(&ResctrlSpec::default());
@@ -219,8 +219,8 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
-    let mut bench = Bench::new();
+fn reports_refusal_and_retries() {
+    let mut bench = ResctrlFixture::new();
     bench.fake.make(&bench.dir.path().join("resctrl/pqos")).unwrap();
     bench.fake.write_file("info/L3/num_closids", "3");
     bench.want("a", Some("batch"), &[1]);
@@ -233,7 +233,7 @@ fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
     assert_eq!(bench.fake.tasks(""), set([2]), "it runs in the default group");
     bench.wanted.workloads.remove("a");
     assert_eq!(bench.follow().held, names(["b"]), "its number is given to the other");
-    // A share that is not taken leaves no group behind.
+    // A class has no group if its share is refused.
     bench.wanted.classes.insert(
         "db".to_owned(),
         ClassShare { ways: None, bandwidth_percent: Some(40), ..ClassShare::default() },
@@ -255,8 +255,8 @@ fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
 }
 
 #[test]
-fn code_and_data_have_the_same_ways_where_they_are_shared_out_apart() {
-    let mut bench = Bench::new();
+fn code_and_data_get_same_ways() {
+    let mut bench = ResctrlFixture::new();
     let info = bench.dir.path().join("resctrl/info");
     fs::rename(info.join("L3"), info.join("L3CODE")).unwrap();
     fs::create_dir(info.join("L3DATA")).unwrap();
@@ -272,8 +272,8 @@ fn code_and_data_have_the_same_ways_where_they_are_shared_out_apart() {
 }
 
 #[test]
-fn bandwidth_that_is_not_in_percent_is_refused() {
-    let mut bench = Bench::new();
+fn refuses_bandwidth_in_other_units() {
+    let mut bench = ResctrlFixture::new();
     bench.want("a", Some("batch"), &[1]);
     // As on processors of AMD.
     bench.follow();
@@ -285,12 +285,12 @@ fn bandwidth_that_is_not_in_percent_is_refused() {
 }
 
 #[test]
-fn without_a_tree_it_is_a_problem_only_for_those_who_want_one() {
+fn missing_mount_is_problem_if_needed() {
     let dir = tempfile::tempdir().unwrap();
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     bench.want("a", Some("db"), &[1]);
     for root in [dir.path().to_owned(), dir.path().join("none")] {
-        // A folder that is neither the kernel's nor says that it is made up.
+        // A directory that is neither the kernel's nor marked as a fake.
         let mut resctrl = Resctrl::new(&root, Arc::new(HostKernel));
         assert_eq!(resctrl.reconcile(&ResctrlSpec::default()), ResctrlOutcome::default());
         let done = resctrl.reconcile(&bench.wanted);
@@ -298,11 +298,11 @@ fn without_a_tree_it_is_a_problem_only_for_those_who_want_one() {
         assert!(problem.starts_with("resctrl is not mounted at ") && done.refused.len() == 1, "{problem}");
         assert!(matches!(resctrl.read_info(), Err(ResctrlError::NotMounted(_))));
     }
-    // Files that hold what no kernel writes.
+    // Files with contents that no kernel writes.
     for (file, text) in
         [("info/L3/cbm_mask", "0"), ("info/MB/min_bandwidth", "ten"), ("numaward-db/tasks", "x")]
     {
-        let mut bench = Bench::new();
+        let mut bench = ResctrlFixture::new();
         bench.want("a", Some("db"), &[1]);
         bench.follow();
         bench.fake.write_file(file, text);
@@ -313,7 +313,7 @@ fn without_a_tree_it_is_a_problem_only_for_those_who_want_one() {
 }
 
 #[test]
-fn names_of_groups_are_those_of_directories() {
+fn group_names_are_valid_and_distinct() {
     assert_eq!(group_of("db@1.service"), "numaward-db@1.service");
     let (a, b) = (group_of("a/b"), group_of("a_b"));
     assert!(a.starts_with("numaward-a_b+") && a != b, "{a} {b}");
@@ -321,8 +321,8 @@ fn names_of_groups_are_those_of_directories() {
     assert!(group_of(&"é\n/".repeat(200)).len() < 255 && !group_of("a\nb").contains('\n'));
 }
 
-/// A look as the daemon has it: what is to be stored is stored, and the next look goes on.
-fn store(bench: &mut Bench) -> ResctrlOutcome {
+/// Reconciles as the daemon does: stores the state of the default group, and reconciles again.
+fn store(bench: &mut ResctrlFixture) -> ResctrlOutcome {
     bench.fake.commands();
     let mut done = bench.follow();
     bench.wanted.reduced = done.reduced.clone();
@@ -340,19 +340,19 @@ fn store(bench: &mut Bench) -> ResctrlOutcome {
     done
 }
 
-fn exclusive(bench: &mut Bench, class: &str, ways: u32) {
+fn exclusive(bench: &mut ResctrlFixture, class: &str, ways: u32) {
     let share = bench.wanted.classes.get_mut(class).unwrap();
     (share.is_exclusive, share.ways) = (true, Some(Ways::Count(ways)));
 }
 
-fn default_has(bench: &Bench, masks: &str) {
+fn default_has(bench: &ResctrlFixture, masks: &str) {
     let text = bench.fake.text("schemata");
     assert!(text.lines().any(|line| line.trim() == format!("L3:{masks}")), "{text}");
 }
 
 #[test]
-fn an_exclusive_class_has_its_ways_alone_and_they_come_back() {
-    let mut bench = Bench::new();
+fn exclusive_ways_are_restored() {
+    let mut bench = ResctrlFixture::new();
     exclusive(&mut bench, "db", 6);
     bench
         .wanted
@@ -384,27 +384,27 @@ fn an_exclusive_class_has_its_ways_alone_and_they_come_back() {
 }
 
 #[test]
-fn ways_come_back_as_they_were_found_and_those_that_somebody_else_wrote_stay() {
-    let mut bench = Bench::new();
+fn keeps_masks_of_other_programs() {
+    let mut bench = ResctrlFixture::new();
     exclusive(&mut bench, "db", 6);
     bench.fake.write_file("schemata", "     L3:0=3ff;1=fff\n     MB:0=100;1=100");
     bench.want("web", Some("db"), &[2]);
     store(&mut bench);
     default_has(&bench, "0=3c0;1=fc0");
-    // Somebody else gives the default group some of them.
+    // Another program gives the default group some of the ways.
     bench.fake.write_file("schemata", "     L3:0=3c0;1=00f\n     MB:0=100;1=100");
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
     assert!(problem.contains("class db: somebody else has given the default group L3:1=f"), "{problem}");
     assert_eq!((done.refused, bench.fake.groups().len()), (names(["web"]), 0), "as a whole or not at all");
     default_has(&bench, "0=3ff;1=00f");
-    // Also one that leaves enough stays, however often it is looked at.
+    // A mask that leaves enough ways stays too, however often it is read.
     bench.fake.write_file("schemata", "     L3:0=3ff;1=7ff\n     MB:0=100;1=100");
     for _ in 0..3 {
         assert_eq!(store(&mut bench).refused, names(["web"]));
         default_has(&bench, "0=3ff;1=7ff");
     }
-    // And takes them away again.
+    // The other program removes them again.
     bench.fake.write_file("schemata", "     L3:0=3ff;1=fc0\n     MB:0=100;1=100");
     assert_eq!(store(&mut bench).held, names(["web"]));
     bench.fake.write_file("schemata", "     L3:0=3c0;1=fff\n     MB:0=100;1=100");
@@ -415,8 +415,8 @@ fn ways_come_back_as_they_were_found_and_those_that_somebody_else_wrote_stay() {
 }
 
 #[test]
-fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
-    let mut bench = Bench::new();
+fn refused_class_takes_no_ways() {
+    let mut bench = ResctrlFixture::new();
     exclusive(&mut bench, "batch", 4);
     exclusive(&mut bench, "db", 7);
     bench.want("a", Some("batch"), &[1]);
@@ -442,7 +442,7 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
     bench.fake.write_file("pqos/schemata", "     L3:0=c00;1=c00\n     MB:0=100;1=100");
     assert_eq!(store(&mut bench).held, names(["a", "web"]));
     default_has(&bench, "0=c00;1=c00");
-    // There is no room for its group.
+    // There is no free group for the class.
     bench
         .wanted
         .classes
@@ -458,10 +458,10 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
 }
 
 #[test]
-fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_change() {
-    let mut bench = Bench::new();
+fn refused_reduction_changes_nothing() {
+    let mut bench = ResctrlFixture::new();
     exclusive(&mut bench, "db", 4);
-    // What is left of this has gaps, which processors of this kind do not take.
+    // The remaining ways have gaps, which processors of this kind refuse.
     bench.fake.write_file("schemata", "     L3:0=fff;1=fbf\n     MB:0=100;1=100");
     bench.want("web", Some("db"), &[2]);
     let done = store(&mut bench);
@@ -471,7 +471,7 @@ fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_ch
     assert!(!done.set.iter().any(|set| set.starts_with("db")), "{:?}", done.set);
     default_has(&bench, "0=fff;1=fbf");
     assert!(bench.wanted.reduced.is_empty());
-    // It is not tried again, unless it may be taken by now.
+    // The write is repeated only if it may succeed by now.
     bench.fake.commands();
     let again = bench.follow();
     assert_eq!((again.waits, again.refused), (false, names(["web"])));
@@ -483,8 +483,8 @@ fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_ch
 }
 
 #[test]
-fn a_class_that_is_held_stays_so_beside_one_that_the_kernel_refuses() {
-    let mut bench = Bench::new();
+fn refusal_keeps_other_classes() {
+    let mut bench = ResctrlFixture::new();
     exclusive(&mut bench, "batch", 2);
     exclusive(&mut bench, "db", 2);
     bench.want("a", Some("batch"), &[1]);
@@ -500,8 +500,8 @@ fn a_class_that_is_held_stays_so_beside_one_that_the_kernel_refuses() {
 }
 
 #[test]
-fn what_an_earlier_configuration_limited_is_limited_no_more() {
-    let mut bench = Bench::new();
+fn lifts_limits_of_old_configuration() {
+    let mut bench = ResctrlFixture::new();
     bench.want("a", Some("batch"), &[1]);
     store(&mut bench);
     bench.restart();

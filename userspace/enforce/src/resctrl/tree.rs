@@ -1,4 +1,4 @@
-//! The kernel's tree: what is read of it, and what is done to it.
+//! Access to the files of resctrl.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,26 +13,28 @@ use std::{
 use numaward_cgroup::read;
 use rustix::io::Errno;
 
-use super::schemata::{BANDWIDTH, Bandwidth, Caches, Info, Monitoring, Schemata, Shown, Target, line};
+use super::schemata::{
+    BANDWIDTH, Bandwidth, Caches, GroupTarget, Info, Monitoring, Schemata, WayMasks, line,
+};
 
 /// `RDTGROUP_SUPER_MAGIC` of linux/magic.h.
 const MAGIC: u64 = 0x0765_5821;
-/// A folder with this file is a tree that a test has made up. The kernel's has none.
+/// File that marks a fake for tests. The kernel's file system does not have it.
 pub const FAKE_MARKER: &str = "MADE-UP";
-/// How the names of our groups begin.
+/// Prefix of the names of the daemon's groups.
 pub(super) const PREFIX: &str = "numaward-";
-/// What is in the root beside groups.
+/// Directories in the root that are not groups.
 const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
-/// Directories of a cgroup are looked into down to this depth.
-const DEPTH: usize = 64;
+/// Maximum depth of descendants of a cgroup for reading threads.
+const MAX_DEPTH: usize = 64;
 
-/// What is done to a tree. A made-up one does itself what the kernel does.
+/// Operations on the file system. The fake for tests imitates the kernel's reaction to them.
 pub trait ResctrlKernel: fmt::Debug + Send + Sync {
-    /// Makes a group.
+    /// Creates a group.
     fn make(&self, dir: &Path) -> io::Result<()>;
     /// Removes a group.
     fn remove(&self, dir: &Path) -> io::Result<()>;
-    /// Writes a file that is there, in one call.
+    /// Writes an existing file in one call.
     fn write(&self, file: &Path, text: &str) -> io::Result<()>;
 }
 
@@ -54,58 +56,48 @@ impl ResctrlKernel for HostKernel {
     }
 }
 
-/// The tree cannot be read, or does not take something.
+/// Error of an access to resctrl.
 #[derive(Debug, thiserror::Error)]
 pub enum ResctrlError {
-    /// There is no such tree.
+    /// The file system is not mounted.
     #[error(
         "resctrl is not mounted at {path} (where processor and kernel have it: mount -t resctrl resctrl {path})",
         path = .0.display()
     )]
     NotMounted(PathBuf),
-    /// The kernel refuses, or the daemon may not.
+    /// The kernel refuses, or the daemon has no permission.
     #[error("{}: {source}{}", .path.display(), status(.said.as_deref()))]
     Refused {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
         source: io::Error,
-        /// What the kernel says about it in `info/last_cmd_status`.
+        /// The kernel's message in `info/last_cmd_status`.
         said: Option<String>,
     },
-    /// A file holds what the kernel does not document.
+    /// A file is not in the documented format.
     #[error("{path}: {text:?} is not {expected}", path = .path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
-        /// What it holds, shortened.
+        /// Content of the file, shortened.
         text: String,
-        /// What was expected.
+        /// Expected format.
         expected: &'static str,
     },
     /// The threads of a cgroup cannot be read.
     #[error(transparent)]
     Cgroup(#[from] read::ReadError),
-    /// The kernel holds something other than what it was given.
+    /// The kernel holds another value than the written one.
     #[error("{path}: it holds {found:?} after {wanted:?} was written", path = .path.display())]
-    Different {
-        /// The file.
-        path: PathBuf,
-        /// What was written.
-        wanted: String,
-        /// What it holds.
-        found: String,
-    },
-    /// Shares of memory bandwidth are no percentages here.
+    Different { path: PathBuf, wanted: String, found: String },
+    /// Memory bandwidth is not in percent on this host.
     #[error(
         "{path}: memory bandwidth is not in percent on this host (it shows {shown}: AMD's unit, or mounted with mba_MBps), \
          so memoryBandwidthPercent cannot be given",
         path = .path.display()
     )]
     NoPercent {
-        /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// Value in the file.
         shown: u64,
     },
 }
@@ -118,21 +110,21 @@ fn shortened(text: &str) -> String {
     text.trim().chars().take(80).collect()
 }
 
-/// Whether a thread has ended.
+/// Returns whether a thread has ended.
 fn has_ended(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
-/// A tree.
+/// The resctrl file system of a host, or a fake for tests.
 #[derive(Clone, Debug)]
-pub(super) struct Tree {
+pub(super) struct ResctrlTree {
     pub(super) root: PathBuf,
     kernel: Arc<dyn ResctrlKernel>,
     pub(super) is_made_up: bool,
 }
 
-impl Tree {
-    /// The tree at `root`: the kernel's, or one that says that it is made up.
+impl ResctrlTree {
+    /// Opens the file system at `root`: the kernel's, or a directory with [`FAKE_MARKER`].
     pub(super) fn open(root: &Path, kernel: Arc<dyn ResctrlKernel>) -> Result<Self, ResctrlError> {
         let not_mounted = || ResctrlError::NotMounted(root.to_owned());
         let status = rustix::fs::statfs(root).map_err(|errno| match errno {
@@ -148,12 +140,12 @@ impl Tree {
         Ok(Self { root: root.to_owned(), kernel, is_made_up })
     }
 
-    /// The directory of a class.
+    /// Returns the directory of a class.
     pub(super) fn class(&self, name: &str) -> PathBuf {
         self.root.join(format!("{PREFIX}{name}"))
     }
 
-    /// What can be shared out and counted.
+    /// Reads the capabilities of the host.
     pub(super) fn info(&self) -> Result<Info, ResctrlError> {
         let info = self.root.join("info");
         let is_there = |name: &str| info.join(name).is_dir();
@@ -200,11 +192,12 @@ impl Tree {
         })
     }
 
-    /// The groups directly below the root, or in a folder `mon_groups`: ours, and those of others.
+    /// Returns the groups directly below the root, or in a directory `mon_groups`: the daemon's, and those of other
+    /// programs.
     pub(super) fn groups(&self, dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), ResctrlError> {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
-            // Without monitoring, there is no such folder.
+            // Without monitoring, the directory does not exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
             Err(error) => return Err(self.refused(dir, error)),
         };
@@ -228,7 +221,7 @@ impl Tree {
         self.kernel.make(dir).map_err(|error| self.refused(dir, error))
     }
 
-    /// Removes a group. Its tasks go to the one above.
+    /// Removes a group. Its threads move to the parent group.
     pub(super) fn remove(&self, dir: &Path) -> Result<(), ResctrlError> {
         match self.kernel.remove(dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.refused(dir, error)),
@@ -236,7 +229,7 @@ impl Tree {
         }
     }
 
-    /// What a group holds.
+    /// Reads the shares of a group.
     fn schemata(&self, group: &Path) -> Result<Schemata, ResctrlError> {
         let path = group.join("schemata");
         let text = self.text(&path)?;
@@ -247,8 +240,13 @@ impl Tree {
         })
     }
 
-    /// Whether a group has less of something than the kernel gives, although its class does not name it any more.
-    pub(super) fn is_reduced(&self, group: &Path, target: Target, info: &Info) -> Result<bool, ResctrlError> {
+    /// Returns whether a group has less than the kernel's default of a resource that its class does not name any more.
+    pub(super) fn is_reduced(
+        &self,
+        group: &Path,
+        target: GroupTarget,
+        info: &Info,
+    ) -> Result<bool, ResctrlError> {
         let now = self.schemata(group)?;
         let is_cut = |caches: &Caches| {
             let masks = caches.resources.iter().filter_map(|of| now.masks(of));
@@ -259,11 +257,11 @@ impl Tree {
         Ok(is_cut || (target.bandwidth.is_none() && is_slowed))
     }
 
-    /// Gives a group what it is to hold; says what was written.
+    /// Writes the shares of a group. Returns the written lines.
     pub(super) fn apply(
         &self,
         group: &Path,
-        target: Target,
+        target: GroupTarget,
         info: &Info,
     ) -> Result<Vec<String>, ResctrlError> {
         let now = self.schemata(group)?;
@@ -297,8 +295,8 @@ impl Tree {
         Ok(written)
     }
 
-    /// The ways that a group has, by resource and cache.
-    pub(super) fn masks(&self, group: &Path, caches: &Caches) -> Result<Shown, ResctrlError> {
+    /// Reads the ways of a group, by resource and cache.
+    pub(super) fn masks(&self, group: &Path, caches: &Caches) -> Result<WayMasks, ResctrlError> {
         let now = self.schemata(group)?;
         let masks = caches.resources.iter().map(|resource| Some((*resource, now.masks(resource)?)));
         masks.collect::<Option<_>>().ok_or_else(|| ResctrlError::Malformed {
@@ -308,7 +306,7 @@ impl Tree {
         })
     }
 
-    /// Gives a group these ways on these caches; says what was written.
+    /// Writes the ways of a group on these caches. Returns the written line.
     pub(super) fn set_masks(
         &self,
         group: &Path,
@@ -338,7 +336,7 @@ impl Tree {
         Ok(text.trim().to_owned())
     }
 
-    /// The threads of a group.
+    /// Reads the threads of a group.
     pub(super) fn tasks(&self, group: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
         let path = group.join("tasks");
         let text = self.text(&path)?;
@@ -350,7 +348,7 @@ impl Tree {
         })
     }
 
-    /// Puts a thread into a group; whether it was still there.
+    /// Moves a thread to a group. Returns false if the thread has ended.
     pub(super) fn add(&self, group: &Path, thread: u32) -> Result<bool, ResctrlError> {
         let path = group.join("tasks");
         match self.kernel.write(&path, &format!("{thread}\n")) {
@@ -360,7 +358,7 @@ impl Tree {
         }
     }
 
-    /// What is counted of a group, by the id of the cache. What the kernel has no figure for is none.
+    /// Reads the counters of a group by cache. A value that the kernel does not know is `None`.
     pub(super) fn counted(&self, group: &Path) -> Result<Vec<(u32, CacheCounters)>, ResctrlError> {
         let dir = group.join("mon_data");
         let entries = fs::read_dir(&dir).map_err(|error| self.refused(&dir, error))?;
@@ -369,7 +367,7 @@ impl Tree {
             let name = entry.file_name();
             let cache = name.to_str().and_then(|name| name.strip_prefix("mon_L3_"));
             let Some(cache) = cache.and_then(|cache| cache.parse().ok()) else { continue };
-            // "Unavailable", "Unassigned" and "Error" are no figures.
+            // "Unavailable", "Unassigned" and "Error" are no numbers.
             let figure = |file: &str| fs::read_to_string(entry.path().join(file)).ok()?.trim().parse().ok();
             let of = CacheCounters {
                 occupancy: figure("llc_occupancy"),
@@ -403,24 +401,24 @@ impl Tree {
     }
 }
 
-/// What is counted of a group on one cache. None: the kernel has no figure.
+/// Counters of a group on one cache; `None` if the kernel does not know the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// How much of the cache it has, in bytes.
+    /// Used bytes of the cache.
     pub occupancy: Option<u64>,
-    /// What went between this cache and memory for it since the group was made, in bytes.
+    /// Bytes transferred between this cache and memory since the group was created.
     pub total: Option<u64>,
-    /// The part of that which went to memory of the same node.
+    /// The part of `total` that was transferred to or from memory of the same node.
     pub local: Option<u64>,
 }
 
-/// The threads of a cgroup and of all below it. One that is gone has none.
+/// Returns the threads of a cgroup and of its descendants; none if it is gone.
 pub(super) fn threads(dir: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
     let mut found = BTreeSet::new();
     let mut to_read = vec![(dir.to_owned(), 0)];
     while let Some((dir, depth)) = to_read.pop() {
         match read::threads(&dir) {
-            // 0 is one that cannot be seen from here.
+            // 0 is a thread that is not visible in this PID namespace.
             Ok(threads) => found.extend(threads.into_iter().filter(|thread| *thread != 0)),
             Err(error) if error.is_gone() => continue,
             Err(error) => return Err(error.into()),
@@ -428,7 +426,7 @@ pub(super) fn threads(dir: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
         let Ok(entries) = fs::read_dir(&dir) else { continue };
         let dirs =
             entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir()));
-        to_read.extend(dirs.map(|entry| (entry.path(), depth + 1)).filter(|(_, depth)| *depth < DEPTH));
+        to_read.extend(dirs.map(|entry| (entry.path(), depth + 1)).filter(|(_, depth)| *depth < MAX_DEPTH));
     }
     Ok(found)
 }

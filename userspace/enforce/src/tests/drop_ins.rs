@@ -1,4 +1,4 @@
-//! Drop-ins of units, with a fake of systemd on a bus of its own.
+//! Tests of drop-ins of units, with a fake of systemd on a bus of its own.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
@@ -12,22 +12,22 @@ use super::*;
 const UNIT: &str = "a.service";
 
 /// A host with one unit.
-struct Fake {
-    tree: Tree,
+struct FakeSystemd {
+    tree: FakeHierarchy,
     enforcer: Enforcer,
-    unit: Arc<Unit>,
+    unit: Arc<FakeUnit>,
     _runtime: Runtime,
 }
 
-struct Unit {
+struct FakeUnit {
     root: PathBuf,
-    /// What the file of the unit says.
+    /// Properties in the unit's own file.
     file: Mutex<BTreeMap<String, u64>>,
-    /// What systemd has read, or was given.
+    /// Properties that systemd has read, or that were set.
     properties: Mutex<BTreeMap<String, u64>>,
 }
 
-impl Unit {
+impl FakeUnit {
     fn drop_in(&self, property: &str) -> PathBuf {
         self.root.join(format!("run/systemd/system.control/{UNIT}.d/50-{property}.conf"))
     }
@@ -104,13 +104,13 @@ impl Unit {
     }
 }
 
-impl Fake {
+impl FakeSystemd {
     fn new() -> Self {
-        let tree = Tree::new(&["/a.service"]);
+        let tree = FakeHierarchy::new(&["/a.service"]);
         let root = tree.root.path().to_owned();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let unit = Unit { root: root.clone(), file: Mutex::default(), properties: Mutex::default() };
+        let unit = FakeUnit { root: root.clone(), file: Mutex::default(), properties: Mutex::default() };
         let unit = Arc::new(unit);
         let (bus, serving) = (root.join("bus"), unit.clone());
         let _entered = runtime.enter();
@@ -151,8 +151,8 @@ impl Fake {
 }
 
 #[test]
-fn drop_in_goes_with_the_guarantee_so_that_an_edited_unit_takes_effect() {
-    let fake = Fake::new();
+fn release_removes_drop_in() {
+    let fake = FakeSystemd::new();
     fake.unit.file.lock().insert("MemoryMax".to_owned(), 512 << 20);
     fake.unit.daemon_reload();
     let applied = fake.hold();
@@ -167,8 +167,8 @@ fn drop_in_goes_with_the_guarantee_so_that_an_edited_unit_takes_effect() {
 }
 
 #[test]
-fn drop_in_of_the_administrator_stays() {
-    let fake = Fake::new();
+fn keeps_drop_in_of_administrator() {
+    let fake = FakeSystemd::new();
     fake.unit.set("MemoryMax", 256 << 20);
     let applied = fake.hold();
     let applied = fake.apply(&applied, &SettingsChange::Release(path("/a.service")));
@@ -176,7 +176,7 @@ fn drop_in_of_the_administrator_stays() {
     fake.unit.daemon_reload();
     assert_eq!((fake.max(), fake.has_drop_ins()), (bytes(256), [false, true]));
 
-    // One that was set during the guarantee.
+    // A drop-in that was created during the guarantee.
     let applied = fake.hold();
     fake.unit.set("MemoryMin", 5 << 20);
     fake.apply(&applied, &SettingsChange::Release(path("/a.service")));
@@ -185,8 +185,8 @@ fn drop_in_of_the_administrator_stays() {
 }
 
 #[test]
-fn drop_in_of_a_change_that_fails_is_removed() {
-    let fake = Fake::new();
+fn failed_change_removes_drop_in() {
+    let fake = FakeSystemd::new();
     let huge = [(HugepageSize(Bytes::mib(2)), mib(4))];
     let settings = Settings { memory_max: Some(mib(64)), hugetlb: huge.into(), ..protected(8) };
     let plan = fake
@@ -200,11 +200,11 @@ fn drop_in_of_a_change_that_fails_is_removed() {
 }
 
 #[test]
-fn drop_in_goes_after_a_crash_between_the_last_write_and_its_removal() {
-    let fake = Fake::new();
+fn removes_drop_in_after_crash() {
+    let fake = FakeSystemd::new();
     let applied = fake.hold();
     let plan = fake.enforcer.plan(&applied, &SettingsChange::Release(path("/a.service"))).unwrap();
-    // As systemd does it for the writes of the plan.
+    // systemd creates the drop-in when the plan's property is written.
     fake.unit.set("MemoryMin", 0);
     fake.unit.set("MemoryMax", u64::MAX);
     fake.apply(&plan.intent, &SettingsChange::Release(path("/a.service")));

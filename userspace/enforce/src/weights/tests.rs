@@ -1,42 +1,42 @@
-//! Tests of what is written to the files of weights, and when.
+//! Tests of the writes to files of weights.
 
 use super::*;
 
-/// A host of files.
-struct Host {
+/// A host made of files.
+struct FakeHost {
     dir: tempfile::TempDir,
     held: WeightRecords,
 }
 
-impl Host {
-    /// Two nodes with memory, 0 and 2, and one without.
+impl FakeHost {
+    /// Creates two nodes with memory, 0 and 2, and one without.
     fn new() -> Self {
         let host = Self { dir: tempfile::tempdir().unwrap(), held: WeightRecords::default() };
-        host.put(&format!("{NODES}/has_memory"), "0,2");
+        host.write_file(&format!("{NODES}/has_memory"), "0,2");
         for node in 0..3 {
             host.set(node, 1);
         }
         host
     }
 
-    fn put(&self, path: &str, text: &str) {
+    fn write_file(&self, path: &str, text: &str) {
         let path = self.dir.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, format!("{text}\n")).unwrap();
     }
 
     fn set(&self, node: u32, weight: u8) {
-        self.put(&format!("{WEIGHTS}/node{node}"), &weight.to_string());
+        self.write_file(&format!("{WEIGHTS}/node{node}"), &weight.to_string());
     }
 
     fn auto(&self, is_on: bool) {
-        self.put(&format!("{WEIGHTS}/auto"), &is_on.to_string());
+        self.write_file(&format!("{WEIGHTS}/auto"), &is_on.to_string());
     }
 
     fn bandwidth(&self, node: u32, read: u64, write: u64) {
         let at = format!("{NODES}/node{node}/access0/initiators");
-        self.put(&format!("{at}/read_bandwidth"), &read.to_string());
-        self.put(&format!("{at}/write_bandwidth"), &write.to_string());
+        self.write_file(&format!("{at}/read_bandwidth"), &read.to_string());
+        self.write_file(&format!("{at}/write_bandwidth"), &write.to_string());
     }
 
     fn weights(&self) -> Weights {
@@ -53,10 +53,10 @@ impl Host {
     }
 
     fn plan(&self, wanted: &[(u32, u8)]) -> WeightPlan {
-        plan(&self.all(), Some(&of(wanted)), &self.held)
+        plan(&self.all(), Some(&node_weights(wanted)), &self.held)
     }
 
-    /// What is planned where all is to be as it was.
+    /// Plans to restore everything.
     fn plan_back(&self) -> WeightPlan {
         plan(&self.all(), None, &self.held)
     }
@@ -65,12 +65,12 @@ impl Host {
         fs::remove_file(self.dir.path().join(Weights::file(NodeId(node)))).unwrap();
     }
 
-    /// Does what is planned, as the kernel would; what others wrote.
+    /// Makes the planned writes, as the kernel would. Returns the weights that other programs wrote.
     fn follow(&mut self, wanted: &[(u32, u8)]) -> Vec<(u32, u8)> {
         self.perform(self.plan(wanted))
     }
 
-    /// Gives all back; what others wrote.
+    /// Restores everything. Returns the weights that other programs wrote.
     fn back(&mut self) -> Vec<(u32, u8)> {
         self.perform(self.plan_back())
     }
@@ -89,7 +89,7 @@ impl Host {
     }
 }
 
-fn of(weights: &[(u32, u8)]) -> NodeWeights {
+fn node_weights(weights: &[(u32, u8)]) -> NodeWeights {
     weights.iter().map(|(node, weight)| (NodeId(*node), *weight)).collect()
 }
 
@@ -98,7 +98,7 @@ fn weight(node: u32, weight: u8) -> WeightWrite {
 }
 
 #[test]
-fn weights_are_in_the_ratio_of_bandwidths_and_small() {
+fn weights_follow_bandwidths() {
     for (bandwidths, expected) in [
         (&[100_000, 30_000][..], &[25, 7][..]),
         (&[300, 100], &[3, 1]),
@@ -116,8 +116,8 @@ fn weights_are_in_the_ratio_of_bandwidths_and_small() {
 }
 
 #[test]
-fn a_bandwidth_is_the_lesser_of_both_and_all_or_none_are_known() {
-    let host = Host::new();
+fn reads_lesser_bandwidth_of_all_nodes() {
+    let host = FakeHost::new();
     let nodes = host.weights().nodes().unwrap();
     assert_eq!(nodes.to_string(), "0,2");
     host.bandwidth(0, 100_000, 90_000);
@@ -130,8 +130,8 @@ fn a_bandwidth_is_the_lesser_of_both_and_all_or_none_are_known() {
 }
 
 #[test]
-fn what_was_found_comes_back_and_others_are_never_touched() {
-    let mut host = Host::new();
+fn restores_original_weights() {
+    let mut host = FakeHost::new();
     host.set(1, 9);
     assert!(host.follow(&[(0, 3), (2, 1)]).is_empty());
     assert_eq!(host.now(), [3, 9, 1]);
@@ -140,7 +140,7 @@ fn what_was_found_comes_back_and_others_are_never_touched() {
     let expected = r#"{"nodes":{"0":{"found":1,"written":3},"2":{"found":1,"written":1}}}"#;
     assert_eq!(text, expected);
     assert_eq!(serde_json::from_str::<WeightRecords>(&text).unwrap(), host.held);
-    // Another configuration: the first value comes back in the end.
+    // After a change of the configuration, the first value is restored in the end.
     host.follow(&[(0, 5), (2, 2)]);
     assert_eq!(host.now(), [5, 9, 2]);
     host.follow(&[(0, 5)]);
@@ -150,15 +150,15 @@ fn what_was_found_comes_back_and_others_are_never_touched() {
 }
 
 #[test]
-fn what_somebody_else_wrote_stays() {
-    let mut host = Host::new();
+fn keeps_weights_of_other_programs() {
+    let mut host = FakeHost::new();
     let wanted = [(0, 3), (2, 2)];
     host.follow(&wanted);
     host.set(2, 7);
     assert_eq!(host.follow(&wanted), [(2, 7)]);
     assert!(host.follow(&wanted).is_empty(), "it is said once");
-    assert_eq!(host.held.current(&host.all()), of(&[(0, 3)]));
-    // Even where it is by now what was written.
+    assert_eq!(host.held.current(&host.all()), node_weights(&[(0, 3)]));
+    // Even if it equals the written value by now.
     host.set(2, 2);
     host.back();
     assert_eq!((host.now(), host.held.is_empty()), ([1, 1, 2], true));
@@ -170,10 +170,10 @@ fn what_somebody_else_wrote_stays() {
 }
 
 #[test]
-fn a_crash_before_or_after_any_write_changes_nothing() {
+fn survives_crash_at_any_write() {
     for written in 0..=2 {
         for is_auto in [false, true] {
-            let mut host = Host::new();
+            let mut host = FakeHost::new();
             let wanted = [(0, 3), (2, 2)];
             host.auto(is_auto);
             let plan = host.plan(&wanted);
@@ -184,7 +184,7 @@ fn a_crash_before_or_after_any_write_changes_nothing() {
             }
             assert!(host.follow(&wanted).is_empty());
             assert_eq!((host.now(), host.held.auto.is_some()), ([3, 1, 2], is_auto));
-            // And while it is given back.
+            // The same while everything is restored.
             let plan = host.plan_back();
             host.held = plan.held;
             for write in &plan.writes[..written] {
@@ -198,15 +198,15 @@ fn a_crash_before_or_after_any_write_changes_nothing() {
 }
 
 #[test]
-fn the_kernel_chooses_again_where_it_did_and_nothing_was_given_up() {
-    let mut host = Host::new();
+fn enables_auto_again() {
+    let mut host = FakeHost::new();
     host.auto(true);
-    // Also where it has chosen the same: it may choose another one.
+    // Also if the kernel has chosen the same weight, because it may choose another one later.
     host.follow(&[(0, 1), (2, 1)]);
     assert!(host.held.auto.is_some() && !host.all().is_auto);
     host.back();
     assert!(host.all().is_auto && host.held.is_empty());
-    // A weight is somebody else's.
+    // Another program writes a weight.
     host.follow(&[(0, 3), (2, 1)]);
     host.set(2, 5);
     host.follow(&[(0, 3), (2, 1)]);
@@ -216,8 +216,8 @@ fn the_kernel_chooses_again_where_it_did_and_nothing_was_given_up() {
 }
 
 #[test]
-fn where_somebody_switches_auto_on_all_weights_are_theirs() {
-    let mut host = Host::new();
+fn auto_by_other_program_ends_all_weights() {
+    let mut host = FakeHost::new();
     host.auto(false);
     host.follow(&[(0, 3)]);
     host.auto(true);
@@ -235,11 +235,11 @@ fn where_somebody_switches_auto_on_all_weights_are_theirs() {
 }
 
 #[test]
-fn what_cannot_be_read_is_kept() {
-    let mut host = Host::new();
+fn keeps_records_of_unreadable_weights() {
+    let mut host = FakeHost::new();
     host.auto(true);
     host.follow(&[(0, 3), (2, 2)]);
-    host.put(&format!("{WEIGHTS}/node0"), "?");
+    host.write_file(&format!("{WEIGHTS}/node0"), "?");
     let plan = host.plan_back();
     assert_eq!(plan.writes.len(), 1, "{plan:?}");
     assert!(plan.held.nodes.contains_key(&NodeId(0)) && plan.held.auto.is_some());
@@ -250,8 +250,8 @@ fn what_cannot_be_read_is_kept() {
 }
 
 #[test]
-fn a_file_that_keeps_what_it_holds_is_an_error() {
-    let host = Host::new();
+fn untaken_write_is_error() {
+    let host = FakeHost::new();
     let file = host.dir.path().join(Weights::file(NodeId(0)));
     fs::remove_file(&file).unwrap();
     std::os::unix::fs::symlink("/dev/null", &file).unwrap();
@@ -260,33 +260,33 @@ fn a_file_that_keeps_what_it_holds_is_an_error() {
 }
 
 #[test]
-fn a_node_that_comes_back_gets_what_was_found() {
-    let mut host = Host::new();
+fn restores_weight_of_returned_node() {
+    let mut host = FakeHost::new();
     host.set(2, 4);
     host.follow(&[(0, 3), (2, 2)]);
     host.remove(2);
-    // It has no memory now, so no weight is wanted for it.
+    // The node has no memory now, so it gets no weight.
     host.follow(&[(0, 3)]);
-    assert_eq!(host.held.current(&host.all()), of(&[(0, 3)]), "what is absent is not there now");
+    assert_eq!(host.held.current(&host.all()), node_weights(&[(0, 3)]), "what is absent is not there now");
     assert!(host.back().is_empty());
     let left = host.weights().unrestored(&host.held);
     let [(name, Some(reason))] = &left[..] else { panic!("{left:?}") };
     assert!(name.starts_with("weight of node 2 ") && reason.ends_with("it has 2, not 4"), "{left:?}");
-    // The kernel has kept it.
+    // The kernel has kept the weight.
     host.set(2, 2);
     host.follow(&[(0, 3), (2, 5)]);
     assert_eq!(host.now(), [3, 1, 5]);
     assert!(host.back().is_empty());
     assert_eq!((host.now(), host.held.is_empty()), ([1, 1, 4], true));
-    // What it holds is what was found.
+    // Its present weight is the original one.
     host.follow(&[(2, 4)]);
     host.remove(2);
     assert!(host.back().is_empty() && host.held.is_empty());
 }
 
 #[test]
-fn an_absent_node_stays_given_up_while_weights_are_set() {
-    let mut host = Host::new();
+fn absent_node_stays_given_up() {
+    let mut host = FakeHost::new();
     let wanted = [(0, 3), (2, 2)];
     host.follow(&wanted);
     host.set(2, 7);
@@ -304,8 +304,8 @@ fn an_absent_node_stays_given_up_while_weights_are_set() {
 }
 
 #[test]
-fn the_kernel_chooses_for_absent_nodes_too() {
-    let mut host = Host::new();
+fn auto_covers_absent_nodes() {
+    let mut host = FakeHost::new();
     host.auto(true);
     host.follow(&[(0, 3), (2, 2)]);
     host.remove(2);
@@ -314,8 +314,8 @@ fn the_kernel_chooses_for_absent_nodes_too() {
 }
 
 #[test]
-fn the_kernel_does_not_choose_again_over_what_others_wrote_elsewhere() {
-    let mut host = Host::new();
+fn auto_overwrites_no_other_program() {
+    let mut host = FakeHost::new();
     host.auto(true);
     host.set(1, 4);
     host.follow(&[(0, 3)]);
@@ -325,7 +325,7 @@ fn the_kernel_does_not_choose_again_over_what_others_wrote_elsewhere() {
     host.set(2, 9);
     assert_eq!(host.back(), [(2, 9)]);
     assert_eq!((host.now(), host.all().is_auto, host.held.is_empty()), ([1, 4, 9], false, true));
-    // A node that came since has what the kernel gives it.
+    // A node that appeared since has the kernel's weight.
     host.auto(true);
     host.follow(&[(0, 3)]);
     host.set(3, 1);
@@ -338,12 +338,12 @@ fn the_kernel_does_not_choose_again_over_what_others_wrote_elsewhere() {
 }
 
 #[test]
-fn a_kernel_that_has_nothing_to_choose_from_is_not_asked_again() {
+fn gives_up_auto_without_bandwidths() {
     let refuse = |number| {
         WeightError::refused(WeightWrite::Auto, WEIGHTS.into(), io::Error::from_raw_os_error(number))
     };
     for (number, is_pending) in [(libc::ENODEV, false), (libc::ENOMEM, true)] {
-        let mut host = Host::new();
+        let mut host = FakeHost::new();
         host.auto(true);
         host.follow(&[(0, 3)]);
         let WeightPlan { writes, held, .. } = host.plan_back();
@@ -354,7 +354,7 @@ fn a_kernel_that_has_nothing_to_choose_from_is_not_asked_again() {
         host.held.record_result(WeightWrite::Auto, &Err(refuse(number)), &before);
         assert_eq!(host.held.is_empty(), !is_pending);
         assert_eq!(host.weights().unrestored(&host.held).len(), usize::from(is_pending));
-        // What is still to be done is tried only while all weights are as they were.
+        // The pending write is tried only while all weights are the original ones.
         assert_eq!(host.plan_back().writes.contains(&WeightWrite::Auto), is_pending);
         host.set(2, 9);
         assert_eq!(host.back().is_empty(), !is_pending);
@@ -366,8 +366,8 @@ fn a_kernel_that_has_nothing_to_choose_from_is_not_asked_again() {
 }
 
 #[test]
-fn a_death_after_the_kernel_chooses_again_is_nobody_elses_write() {
-    let mut host = Host::new();
+fn crash_after_auto_keeps_state() {
+    let mut host = FakeHost::new();
     host.auto(true);
     host.follow(&[(0, 3)]);
     let plan = host.plan_back();
@@ -378,8 +378,8 @@ fn a_death_after_the_kernel_chooses_again_is_nobody_elses_write() {
 }
 
 #[test]
-fn what_was_written_and_cannot_be_read_back_is_ours() {
-    let mut host = Host::new();
+fn unread_write_is_recorded() {
+    let mut host = FakeHost::new();
     let WeightPlan { writes, held, .. } = host.plan(&[(0, 3)]);
     let before = std::mem::replace(&mut host.held, held);
     let unread = || WeightError::Unread {
@@ -392,7 +392,7 @@ fn what_was_written_and_cannot_be_read_back_is_ours() {
     host.set(0, 3);
     assert!(host.back().is_empty());
     assert_eq!((host.now(), host.held.is_empty()), ([1, 1, 1], true));
-    // A refused one was not written.
+    // A refused weight was not written.
     let WeightPlan { writes, held, .. } = host.plan(&[(0, 3)]);
     let before = std::mem::replace(&mut host.held, held);
     let refused = WeightError::refused(writes[0], WEIGHTS.into(), io::Error::from_raw_os_error(libc::EPERM));
@@ -401,11 +401,11 @@ fn what_was_written_and_cannot_be_read_back_is_ours() {
 }
 
 #[test]
-fn what_cannot_be_read_back_says_so() {
-    let host = Host::new();
+fn reports_unreadable_weight() {
+    let host = FakeHost::new();
     let file = host.dir.path().join(Weights::file(NodeId(0)));
     fs::remove_file(&file).unwrap();
-    // A file that takes what is written, and is no text.
+    // A file that accepts writes, but is not text.
     std::os::unix::fs::symlink("/proc/self/clear_refs", &file).unwrap();
     let error = host.weights().write(weight(0, 1)).unwrap_err();
     assert!(error.to_string().contains("node0 cannot be read after \"1\" was written: "), "{error}");
