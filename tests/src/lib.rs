@@ -1,21 +1,23 @@
-//! What the end-to-end tests share: a bench that boots machines, and the report that a script inside gives.
+//! Support for the end-to-end tests: boots virtual machines, and parses the report of the script that runs inside.
 //!
-//! The problem: a boot takes seconds, so one boot should serve many checks; and a check should be made where its
-//! failure can be explained, which is here and not in a shell script.
+//! # Problem
+//! A boot takes seconds, so one boot should serve many checks. A check should be made in Rust, where its failure can be
+//! explained, and not in the shell script.
 //!
-//! Algorithm: the script measures and prints, in sections (`section NAME` of `guest.sh`, which every script is
-//! preceded by); the test reads the sections as text or JSON and asserts.
+//! # Algorithm
+//! The script measures and prints in sections (`section NAME` of `guest.sh`, which precedes every script). The test
+//! reads the sections as text or JSON and makes assertions.
 //!
-//! To add a test: a script `e2e/NAME.sh` that prints sections, and a function in `e2e/` that boots with it. Several
-//! functions may share the report of one boot.
+//! To add a test, write a script `e2e/NAME.sh` that prints sections, and a function in `e2e/` that boots with it.
+//! Several functions may use the report of one boot.
 //!
 //! # Invariants
-//! - A test that cannot run fails in continuous integration; elsewhere it prints that it was skipped, and why.
+//! - A test that cannot run fails in continuous integration; elsewhere it prints that it was skipped, with the reason.
 //! - A script begins with `set -eu`: the first command that fails ends it, unless the script handles the failure (`with_code`,
 //!   `must_fail`, `|| true`).
 //! - A test fails if a program panics, or if the daemon logs an error that the script does not declare with `expect_error`.
-//! - What a script leaves on the machine is in the section `left over`. Of a script that begins with `leaves_nothing`, it must be
-//!   nothing.
+//! - The section `left over` lists everything that a script leaves on the machine. If the script begins with
+//!   `leaves_nothing`, this must be nothing.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::panic, reason = "a library of tests")]
@@ -29,21 +31,21 @@ use std::{
 
 use numaward_vm::{Arch, Cache, Debian, Error, GuestTopology, Kernel, Monitor, TOOLS, Vm, find_tool};
 
-/// The variable that names the kernel.
+/// Name of the variable with the name of the kernel.
 pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
-/// The variable that names the processor of machines.
+/// Name of the variable with the processor of machines.
 pub const ARCH: &str = "NUMAWARD_VM_ARCH";
-/// The variable that names the folder of the static programs.
+/// Name of the variable with the folder of the static programs.
 pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
-/// The variable that is `true` where slow tests are to run in full.
+/// Name of the variable that is `true` if slow tests run in full.
 pub const SLOW: &str = "NUMAWARD_VM_SLOW";
 
-/// The variable with the seed of tests that make random requests.
+/// Name of the variable with the seed of tests that make random requests.
 pub const SEED: &str = "NUMAWARD_SEED";
 
-/// The programs that are copied into each machine.
+/// Programs that are copied into each machine.
 const NAMES: [&str; 2] = ["numaward", "numaward-load"];
-/// Those that are copied if the script names them.
+/// Programs that are copied if the script names them.
 const HELPERS: [&str; 6] = [
     "numaward-answers-check",
     "numaward-capabilities",
@@ -52,7 +54,7 @@ const HELPERS: [&str; 6] = [
     "numaward-enforce-check",
     "numaward-harm-check",
 ];
-/// What every script is preceded by.
+/// Shell functions that precede every script.
 const PRELUDE: &str = include_str!("guest.sh");
 
 /// A kernel and the programs under test.
@@ -63,11 +65,12 @@ pub struct TestEnvironment {
 }
 
 impl TestEnvironment {
-    /// The bench that `cargo xtask vm test` has prepared; none, after saying why, where there is none.
+    /// Returns the environment that `cargo xtask vm test` has prepared. If there is none, prints the reason and returns
+    /// `None`.
     ///
     /// # Panics
     ///
-    /// Where `CI=true`, instead of returning none.
+    /// If there is none and `CI=true`.
     pub fn open() -> Option<Self> {
         match Self::find() {
             Ok(bench) => Some(bench),
@@ -92,27 +95,27 @@ impl TestEnvironment {
         Ok(Self { kernel: kernel.map_err(|error| error.to_string())?, programs })
     }
 
-    /// Whether what takes minutes is to run in full.
+    /// Returns whether slow tests run in full.
     pub fn is_slow(&self) -> bool {
         env::var(SLOW).as_deref() == Ok("true")
     }
 
-    /// The kernel that machines boot.
+    /// Returns the kernel that machines boot.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }
 
-    /// A program that only some tests need, by its name.
+    /// Returns the path of a program that only some tests need.
     pub fn program(&self, name: &str) -> PathBuf {
         self.programs.join(name)
     }
 
-    /// A file of those that `cargo xtask dist` makes, here of the programs under test.
+    /// Returns the path of a file that `cargo xtask dist` makes, here of the programs under test.
     pub fn made(&self, name: &str) -> PathBuf {
         self.programs.join("dist").join(name)
     }
 
-    /// A machine with the programs on its PATH, to be changed as needed and then booted.
+    /// Creates a machine with the programs on its PATH, which can be changed before it is booted.
     pub fn vm(&self, machine: GuestTopology) -> Vm {
         let program = |name: &str| (self.programs.join(name), format!("/bin/{name}"));
         let vm = Vm::new(self.kernel.clone(), machine);
@@ -121,11 +124,11 @@ impl TestEnvironment {
         helpers.fold(vm, |vm, (path, guest)| vm.offer(path, guest))
     }
 
-    /// The same with systemd as its first process.
+    /// Like [`TestEnvironment::vm`], with systemd as the first process.
     ///
     /// # Panics
     ///
-    /// If setup has not made the root file system for it, as `cargo xtask vm test` sees to.
+    /// If the root file system for it is not in the cache; `cargo xtask vm test` creates it.
     pub fn vm_with_systemd(&self, machine: GuestTopology) -> Vm {
         match Cache::locate().and_then(|cache| Debian::find(&cache, self.kernel.arch())) {
             Ok(debian) => self.vm(machine).systemd(debian),
@@ -134,11 +137,11 @@ impl TestEnvironment {
     }
 }
 
-/// The seed of random requests: 1, or the number that the environment sets.
+/// Returns the seed of random requests: that of the environment, or 1.
 ///
 /// # Panics
 ///
-/// If the variable is no number.
+/// If the variable is not a number.
 pub fn seed() -> u64 {
     env::var(SEED).map_or(1, |text| text.parse().unwrap_or_else(|error| panic!("{SEED}={text}: {error}")))
 }
@@ -154,17 +157,17 @@ pub fn boot(vm: &Vm, script: &str) -> ScriptReport {
     report(result, &output)
 }
 
-/// A script after what every script is preceded by.
+/// Returns a script with the shell functions that precede every script.
 pub fn with_prelude(script: &str) -> String {
     format!("{PRELUDE}\n{script}")
 }
 
-/// As [`boot`], for a machine with room for more memory: when the script begins the section `at`, `change` is called with
-/// the machine's monitor.
+/// Like [`boot`], for a machine with room for more memory: when the script begins the section `at`, `change` is called
+/// with the machine's monitor.
 ///
 /// # Panics
 ///
-/// As [`boot`], and if the monitor refuses or the script never comes to `at`.
+/// Like [`boot`], and if the monitor refuses or the script never begins `at`.
 pub fn boot_and_change(
     vm: &Vm,
     script: &str,
@@ -181,7 +184,7 @@ pub fn boot_and_change(
     report
 }
 
-/// Keeps what is written, and makes a change once `at` was.
+/// Keeps the output, and makes a change once the output contains `at`.
 struct Changer<F> {
     output: Vec<u8>,
     at: String,
@@ -216,7 +219,7 @@ fn report(result: Result<u8, Error>, output: &[u8]) -> ScriptReport {
     }
 }
 
-/// What a script printed.
+/// Output of a script.
 #[derive(Debug)]
 pub struct ScriptReport {
     text: String,
@@ -229,8 +232,8 @@ impl fmt::Display for ScriptReport {
 }
 
 impl ScriptReport {
-    /// Asserts that no program panicked, that the daemon logged the errors that the script declares with `expect_error` and no
-    /// others, and that nothing is left of a script that declares so with `leaves_nothing`.
+    /// Asserts that no program panicked, that the daemon logged exactly the errors that the script declares with
+    /// `expect_error`, and that nothing is left over if the script declares this with `leaves_nothing`.
     fn assert_sound(&self) {
         for text in ["panicked at", "are not written to the kernel"] {
             assert!(!self.text.contains(text), "{text:?} in:\n{self}");
@@ -248,7 +251,7 @@ impl ScriptReport {
         }
     }
 
-    /// The text of a section, without the end of its last line.
+    /// Returns the text of a section, without the last line feed.
     ///
     /// # Panics
     ///
@@ -257,7 +260,7 @@ impl ScriptReport {
         self.find(name).unwrap_or_else(|| panic!("no section {name:?} in:\n{self}"))
     }
 
-    /// The section read as JSON.
+    /// Parses the section as JSON.
     ///
     /// # Panics
     ///
@@ -267,11 +270,11 @@ impl ScriptReport {
         serde_json::from_str(text).unwrap_or_else(|error| panic!("section {name:?}: {error}:\n{text}"))
     }
 
-    /// The samples of a metric family in the section, by their labels without braces.
+    /// Returns the samples of a metric family in the section, by their labels without braces.
     ///
     /// # Panics
     ///
-    /// If there are none, as where the metric has another name.
+    /// If there are none, for example because the metric has another name.
     pub fn samples<'a>(&'a self, section: &str, family: &str) -> BTreeMap<&'a str, f64> {
         let sample = |line: &'a str| {
             let (labels, value) = line.strip_prefix(family)?.rsplit_once(' ')?;
@@ -287,11 +290,11 @@ impl ScriptReport {
         samples
     }
 
-    /// Asserts that the enforcement of the daemon that the section's metrics are of has written no knob.
+    /// Asserts that the daemon has written no knob, by its metrics in the section.
     ///
     /// # Panics
     ///
-    /// If it has, or if the section does not say so.
+    /// If it has, or if the section does not have these metrics.
     pub fn assert_no_writes(&self, section: &str) {
         let writes = self.samples(section, "numaward_enforcement_writes_total");
         let ok: Vec<_> = writes.iter().filter(|(labels, _)| labels.contains("result=\"ok\"")).collect();
@@ -301,11 +304,11 @@ impl ScriptReport {
         );
     }
 
-    /// The section read as a file of cgroup v2 with a number per node, such as `memory.numa_stat`: `anon N0=1 N1=2`.
+    /// Parses the section as a file of cgroup v2 with a number per node, such as `memory.numa_stat`: `anon N0=1 N1=2`.
     ///
     /// # Panics
     ///
-    /// If it is missing or looks otherwise.
+    /// If it is missing or has another format.
     pub fn numa_stat(&self, name: &str) -> BTreeMap<String, BTreeMap<u32, u64>> {
         let line = |line: &str| {
             let (key, values) = line.split_once(' ')?;
@@ -332,7 +335,7 @@ impl ScriptReport {
     }
 }
 
-/// Whether two numbers of pages or bytes agree within `percent` of `scale`.
+/// Asserts that two numbers of pages or bytes agree within `percent` of `scale`.
 ///
 /// # Panics
 ///
@@ -350,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sections_are_told_apart() {
+    fn finds_sections() {
         let text =
             "noise\n=== a\n1\n\n=== empty\n=== a b\n{\"x\": [1]}\n=== stat\nanon N0=1 N1=20\nfile N0=3\n";
         let report = ScriptReport { text: text.to_owned() };
@@ -365,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_those_of_the_family() {
+    fn returns_samples_of_family() {
         let text = "=== m\na_total{knob=\"x\",result=\"ok\"} 0\na_total_more{knob=\"x\"} 2\nb 1.5\n";
         let report = ScriptReport { text: text.to_owned() };
         assert_eq!(report.samples("m", "a_total"), BTreeMap::from([("knob=\"x\",result=\"ok\"", 0.0)]));
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn panics_and_errors_of_the_daemon_are_found() {
+    fn finds_panics_and_errors() {
         let sound = |text: &str| {
             let report = ScriptReport { text: format!("=== a\n1\n{text}") };
             std::panic::catch_unwind(|| report.assert_sound()).is_ok()
@@ -392,8 +395,8 @@ mod tests {
         }
     }
 
-    /// Scripts without `set -eu`: parts of scripts that have it, scripts of software that is not at hand in most places, and those
-    /// that only start another program.
+    /// Scripts without `set -eu`: parts of scripts that have it, scripts that need software which most hosts do not
+    /// have, and scripts that only start another program.
     const NOT_STRICT: [&str; 13] = [
         "calls.sh",
         "cluster/disk.sh",
@@ -433,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn nearness_is_relative_to_the_scale() {
+    fn near_is_relative_to_scale() {
         assert_near("x", 101, 100, 100, 1);
         assert_near("x", 0, 1, 100, 1);
         let far = std::panic::catch_unwind(|| assert_near("x", 102, 100, 100, 1));

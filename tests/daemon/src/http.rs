@@ -1,4 +1,4 @@
-//! As much of an HTTP client as the daemon takes.
+//! Minimal HTTP client for the daemon.
 
 use std::{
     io::{Read, Write},
@@ -11,14 +11,14 @@ use anyhow::{Context as _, Result};
 
 use crate::TIMEOUT;
 
-/// Status and body of an answer on a control socket; none if there was no whole answer.
+/// Sends a request to a control socket. Returns status and body; `None` if the answer is incomplete.
 pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> Result<Option<(u16, String)>> {
     let Ok(stream) = UnixStream::connect(socket) else { return Ok(None) };
     stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(exchange(stream, method, path, body)?.whole())
 }
 
-/// Likewise over TCP.
+/// Sends a `GET` request over TCP. Returns status and body; `None` if the answer is incomplete.
 pub fn get(address: &str, path: &str) -> Result<Option<(u16, String)>> {
     Ok(reply(address, path)?.whole())
 }
@@ -28,9 +28,9 @@ pub fn get(address: &str, path: &str) -> Result<Option<(u16, String)>> {
 pub enum Reply {
     /// Status and body.
     Whole(u16, String),
-    /// The connection was not accepted, or closed before the first byte.
+    /// The connection was refused, or closed before the first byte.
     Closed,
-    /// An answer that ends early, with its length in bytes.
+    /// The answer is incomplete; its length in bytes.
     CutOff(usize),
 }
 
@@ -43,7 +43,7 @@ impl Reply {
     }
 }
 
-/// The outcome of `GET` over TCP.
+/// Returns the outcome of `GET` over TCP.
 pub fn reply(address: &str, path: &str) -> Result<Reply> {
     let Ok(stream) = TcpStream::connect(address) else { return Ok(Reply::Closed) };
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -66,7 +66,7 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &str)
     Ok(whole.map_or(Reply::CutOff(length), |(status, body)| Reply::Whole(status, body)))
 }
 
-/// Takes an answer apart; none if it is cut off.
+/// Parses an answer into status and body; `None` if it is incomplete.
 fn whole(answer: &str) -> Result<Option<(u16, String)>> {
     let Some((head, body)) = answer.split_once("\r\n\r\n") else { return Ok(None) };
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no HTTP status")?;
@@ -100,24 +100,24 @@ mod tests {
 
     use super::*;
 
-    /// A stream that takes any request, and answers so before it fails or ends.
-    struct Stream(io::Chain<&'static [u8], Failing>);
+    /// A stream that accepts any request, and gives this answer before it fails or ends.
+    struct FakeStream(io::Chain<&'static [u8], FailingReader>);
 
-    struct Failing(bool);
+    struct FailingReader(bool);
 
-    impl Read for Failing {
+    impl Read for FailingReader {
         fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
             if self.0 { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(0) }
         }
     }
 
-    impl Read for Stream {
+    impl Read for FakeStream {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             self.0.read(buffer)
         }
     }
 
-    impl Write for Stream {
+    impl Write for FakeStream {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             Ok(bytes.len())
         }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_from_an_answer_that_is_cut_off() {
+    fn distinguishes_refusal_from_cut_off() {
         let whole = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
         for (answer, fails, expected) in [
             (whole, false, Reply::Whole(200, "hi".to_owned())),
@@ -137,13 +137,13 @@ mod tests {
             ("", false, Reply::Closed),
             ("", true, Reply::Closed),
         ] {
-            let stream = Stream(answer.as_bytes().chain(Failing(fails)));
+            let stream = FakeStream(answer.as_bytes().chain(FailingReader(fails)));
             assert_eq!(exchange(stream, "GET", "/", "").unwrap(), expected, "{answer:?}");
         }
     }
 
     #[test]
-    fn only_whole_answers_count() {
+    fn ignores_incomplete_answers() {
         for (answer, expected) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", Some((200, "hi"))),
             ("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", None),

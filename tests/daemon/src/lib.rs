@@ -1,4 +1,4 @@
-//! The daemon in tests that run inside a machine: a child that they start, ask over HTTP, and end.
+//! The daemon as a child process of tests, which start it, send it HTTP requests, and stop it.
 
 #![forbid(unsafe_code)]
 
@@ -17,39 +17,39 @@ use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::http::{Reply, ask, get, reply};
 
-/// What a start, an answer or an end may take on a busy host.
+/// The time limit of a start, an answer or an end, on a busy host.
 pub const TIMEOUT: Duration = Duration::from_mins(2);
-/// Time between two looks at what is waited for.
+/// The interval of checks in a wait.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A daemon that runs. It is killed when this is dropped.
+/// A running daemon. It is killed on drop.
 #[derive(Debug)]
 pub struct DaemonProcess(Child);
 
 impl DaemonProcess {
-    /// Starts it. What it logs goes to this file.
+    /// Starts the daemon, with its log in this file.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(log)?);
         Ok(Self(command.spawn()?))
     }
 
-    /// Its id, which is its own until it was waited for.
+    /// Returns the id of the process, which is not reused before [`DaemonProcess::wait`].
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.0)
     }
 
-    /// Whether it has ended.
+    /// Returns whether the daemon has ended.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.0.try_wait()?.is_some())
     }
 
-    /// Waits for its end.
+    /// Waits until the daemon has ended.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         wait("the daemon's end", || self.has_ended())?;
         Ok(self.0.wait()?)
     }
 
-    /// Ends it as a service manager does.
+    /// Stops the daemon as a service manager does.
     pub fn stop(mut self) -> Result<()> {
         kill_process(self.pid(), Signal::TERM)?;
         let status = self.wait()?;
@@ -60,20 +60,20 @@ impl DaemonProcess {
 
 impl Drop for DaemonProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The daemon may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The end of a log.
+/// Returns the last lines of a log.
 pub fn log_tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
-/// Waits, on this thread, until something holds.
+/// Blocks until the condition holds.
 pub fn wait(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !holds()? {

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{CI, is_ci, is_on, report};
 
-/// The variable that makes [`assert_golden`] write files instead of comparing them.
+/// Name of the variable that makes [`assert_golden`] write files instead of comparing them.
 pub const UPDATE: &str = "UPDATE";
 
 /// Compares `text` with the checked-in file.
@@ -68,7 +68,7 @@ fn first_difference(old: &str, new: &str) -> String {
     "only the ends of lines differ".to_owned()
 }
 
-/// Starts the line that names a section.
+/// Prefix of a line with the name of a section.
 const HEADING: &str = "== ";
 
 /// A checked-in file with several named texts of one test, each of which ends with a line feed.
@@ -94,7 +94,7 @@ impl Sections {
         is_on(env::var_os(UPDATE).as_deref())
     }
 
-    /// The checked-in text with this name; empty if there is none.
+    /// Returns the checked-in text with this name; empty if there is none.
     pub fn checked_in(&self, name: &str) -> &str {
         let start = format!("{HEADING}{name}\n");
         let is_first = self.checked_in.starts_with(&start);
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_fails_or_is_written_and_reported() {
+    fn difference_fails_or_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("page.md");
         let missing = compare(&path, "a\nb\n", false, false).unwrap_err();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn update_is_refused_in_ci_even_if_nothing_differs() {
+    fn refuses_update_in_ci() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("page.md");
         fs::write(&path, "a\n").unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_difference_names_its_section() {
+    fn difference_names_its_section() {
         let old = "== a\n1\n== b\n2\n";
         for (new, expected) in [
             ("== a\n1\n== b\n3\n", "line 4 (below \"== b\") is \"2\", generated is \"3\""),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_are_compared_one_by_one_and_as_a_whole() {
+    fn compares_each_section_and_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("printed.txt");
         fs::write(&path, "== a\n1\n== b a\n2\n").unwrap();

@@ -20,7 +20,7 @@ pub use self::{
     memory::{is_alone, peak, reset_peak, resident},
 };
 
-/// The variable that is set where no test may be skipped.
+/// Name of the variable that is set if no test may be skipped.
 pub const CI: &str = "CI";
 
 /// Returns true if this is a run in which no test may be skipped: the variable `CI` is set, and is not empty, `0` or `false`.
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ci_is_off_only_if_unset_empty_zero_or_false() {
+    fn recognizes_ci() {
         for off in [None, Some(""), Some("0"), Some("false"), Some("False"), Some("FALSE")] {
             assert!(!is_on(off.map(OsStr::new)), "{off:?}");
         }

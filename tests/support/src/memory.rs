@@ -1,24 +1,26 @@
-//! The memory of the process of a test.
+//! Memory measurements of a test's process.
 
 use std::{env, fs, process::Command, thread};
 
-/// Runs the calling test in a process of its own, where no other test uses memory meanwhile; returns true in that process, and false
-/// when it has passed there.
+/// Runs the calling test in a separate process, in which no other test uses memory. Returns true in that process, and
+/// false after the test has passed there.
 ///
 /// # Panics
 ///
-/// If it fails there, or cannot be started.
+/// If the test fails there, or the process cannot be started.
 #[must_use]
 pub fn is_alone() -> bool {
-    /// Set in that process.
-    const ALONE: &str = "NUMAWARD_TEST_ALONE";
+    /// Variable that is set in the separate process.
+    const SEPARATE_PROCESS: &str = "NUMAWARD_TEST_ALONE";
     let thread = thread::current();
-    // Without threads for tests, all run on the first one, one after the other.
-    let Some(name) = thread.name().filter(|name| *name != "main" && env::var_os(ALONE).is_none()) else {
+    // Without threads for tests, all tests run on the first thread, one after the other.
+    let Some(name) = thread.name().filter(|name| *name != "main" && env::var_os(SEPARATE_PROCESS).is_none())
+    else {
         return true;
     };
     let program = env::current_exe().unwrap_or_else(|error| panic!("{error}"));
-    let run = Command::new(program).args([name, "--exact", "--nocapture"]).env(ALONE, "1").output();
+    let run =
+        Command::new(program).args([name, "--exact", "--nocapture"]).env(SEPARATE_PROCESS, "1").output();
     let run = run.unwrap_or_else(|error| panic!("{error}"));
     let text = String::from_utf8_lossy(&run.stdout);
     assert!(
@@ -29,25 +31,25 @@ pub fn is_alone() -> bool {
     false
 }
 
-/// Returns the bytes that this process has in memory now.
+/// Returns the resident memory of this process in bytes.
 ///
 /// # Panics
 ///
 /// If procfs cannot be read.
 pub fn resident() -> u64 {
-    of_status("VmRSS:")
+    status_bytes("VmRSS:")
 }
 
-/// Returns the most bytes that this process had in memory since [`reset_peak`].
+/// Returns the largest resident memory of this process since [`reset_peak`], in bytes.
 ///
 /// # Panics
 ///
 /// If procfs cannot be read.
 pub fn peak() -> u64 {
-    of_status("VmHWM:")
+    status_bytes("VmHWM:")
 }
 
-/// Lets [`peak`] begin with what this process has now. (proc(5), `clear_refs`.)
+/// Resets the value of [`peak`] to the present one. (proc(5), `clear_refs`.)
 ///
 /// # Panics
 ///
@@ -56,7 +58,7 @@ pub fn reset_peak() {
     fs::write("/proc/self/clear_refs", "5").unwrap_or_else(|error| panic!("/proc/self/clear_refs: {error}"));
 }
 
-fn of_status(name: &str) -> u64 {
+fn status_bytes(name: &str) -> u64 {
     let text =
         fs::read_to_string("/proc/self/status").unwrap_or_else(|error| panic!("/proc/self/status: {error}"));
     let kib = text
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peak_counts_what_was_freed_since() {
+    fn peak_counts_freed_memory() {
         if !is_alone() {
             return;
         }

@@ -1,5 +1,5 @@
-//! A terminal for tests: a command runs in a pseudo-terminal of its own, keys are pressed, the screen is read as a
-//! person would see it, and drawn as a picture for the book.
+//! A pseudo-terminal for tests: runs a command in it, presses keys, reads the screen as a person sees it, and draws the
+//! screen as an SVG image for the documentation.
 //!
 //! ```text
 //! command ── pseudo-terminal ── reader (a thread) ── vt100: what each cell shows
@@ -27,27 +27,27 @@ use rustix::{
 use vt100::Parser;
 pub use vt100::{Color, Screen};
 
-/// Time between two looks at a screen that is waited for.
-const LOOK: Duration = Duration::from_millis(20);
+/// The interval of checks in a wait.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A command that runs in a terminal. It is killed when this is dropped.
+/// A command in a terminal. The command is killed on drop.
 #[derive(Debug)]
 pub struct Terminal {
     child: Child,
-    /// Our side.
+    /// The test's side of the pseudo-terminal.
     master: File,
-    /// The command's side, so that its attributes can be read when the command has ended.
+    /// The command's side, from which the attributes can be read after the command has ended.
     slave: OwnedFd,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<ScreenState>>,
 }
 
-struct Shown {
+struct ScreenState {
     parser: Parser,
-    /// All that the command wrote.
+    /// Output of the command.
     raw: Vec<u8>,
 }
 
-impl std::fmt::Debug for Shown {
+impl std::fmt::Debug for ScreenState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.parser.screen().contents())
     }
@@ -58,7 +58,8 @@ fn size(rows: u16, columns: u16) -> Winsize {
 }
 
 impl Terminal {
-    /// Starts a command in a terminal of this size. Needs `setsid` of util-linux, which makes it the controlling one.
+    /// Starts a command in a terminal of this size. Requires `setsid` of util-linux, which makes it the controlling
+    /// terminal.
     ///
     /// # Errors
     ///
@@ -81,12 +82,13 @@ impl Terminal {
         in_session.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave.try_clone()?);
         let child = in_session.spawn()?;
         let master = File::from(master);
-        let shown = Arc::new(Mutex::new(Shown { parser: Parser::new(rows, columns, 0), raw: Vec::new() }));
+        let shown =
+            Arc::new(Mutex::new(ScreenState { parser: Parser::new(rows, columns, 0), raw: Vec::new() }));
         let mut reader = master.try_clone()?;
         let seen = shown.clone();
         thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Ends with an error when nobody has the other side any more.
+            // Fails when no process has the other side open any more.
             while let Ok(count @ 1..) = reader.read(&mut bytes) {
                 let mut shown = seen.lock().unwrap_or_else(PoisonError::into_inner);
                 shown.parser.process(&bytes[..count]);
@@ -96,11 +98,11 @@ impl Terminal {
         Ok(Self { child, master, slave: slave.into(), shown })
     }
 
-    fn shown(&self) -> MutexGuard<'_, Shown> {
+    fn shown(&self) -> MutexGuard<'_, ScreenState> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Presses keys: their bytes.
+    /// Presses keys, which are given as their bytes.
     ///
     /// # Errors
     ///
@@ -109,7 +111,7 @@ impl Terminal {
         self.master.write_all(keys.as_bytes())
     }
 
-    /// Gives it another size.
+    /// Changes the size of the terminal.
     ///
     /// # Errors
     ///
@@ -119,58 +121,58 @@ impl Terminal {
         Ok(tcsetwinsize(&self.master, size(rows, columns))?)
     }
 
-    /// What is on the screen.
+    /// Returns the text on the screen.
     pub fn text(&self) -> String {
         self.shown().parser.screen().contents()
     }
 
-    /// All that the command wrote, as it came.
+    /// Returns the output of the command.
     pub fn raw(&self) -> Vec<u8> {
         self.shown().raw.clone()
     }
 
-    /// Looks at the screen.
+    /// Calls `read` with the screen.
     pub fn with_screen<T>(&self, read: impl FnOnce(&Screen) -> T) -> T {
         read(self.shown().parser.screen())
     }
 
-    /// Waits until the screen is as it should be; the last screen, if it does not become so in this time.
+    /// Waits until the screen satisfies the condition.
     ///
     /// # Errors
     ///
-    /// The last screen.
+    /// It does not within the limit. The error is the text on the screen.
     pub fn wait_for(&self, limit: Duration, is_so: impl Fn(&Screen) -> bool) -> Result<(), String> {
         let start = Instant::now();
         while !self.with_screen(&is_so) {
             if start.elapsed() > limit {
                 return Err(self.text());
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// Waits until the command has ended; nothing, if it does not in this time.
+    /// Waits until the command has ended; returns `None` if it does not within the limit.
     ///
     /// # Errors
     ///
-    /// It cannot be waited for.
+    /// The process cannot be waited for.
     pub fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
             match self.child.try_wait()? {
-                None if start.elapsed() <= limit => thread::sleep(LOOK),
+                None if start.elapsed() <= limit => thread::sleep(POLL_INTERVAL),
                 ended => return Ok(ended),
             }
         }
     }
 
-    /// The id of the command's process.
+    /// Returns the id of the command's process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How the terminal is set: whether it echoes, and so on.
+    /// Returns the attributes of the terminal, such as echo.
     ///
     /// # Errors
     ///
@@ -179,7 +181,7 @@ impl Terminal {
         Ok(tcgetattr(&self.slave)?)
     }
 
-    /// The screen as a picture.
+    /// Draws the screen as an SVG image.
     pub fn svg(&self, title: &str) -> String {
         self.with_screen(|screen| svg::draw(screen, title))
     }
@@ -187,7 +189,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The command may have ended before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -200,7 +202,7 @@ mod tests {
     const LONG: Duration = Duration::from_mins(1);
 
     #[test]
-    fn a_command_is_seen_and_gets_keys() {
+    fn shows_output_and_sends_keys() {
         let script =
             "stty size; printf 'name? '; read name; printf '\\033[31mhello %s\\033[0m\\n' \"$name\"; exit 3";
         let mut terminal = Terminal::start(Command::new("sh").args(["-c", script]), 5, 40).unwrap();

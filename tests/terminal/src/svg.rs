@@ -1,4 +1,4 @@
-//! A screen as a picture: a few kilobytes of text that is sharp at every size.
+//! Screens as SVG images: a few kilobytes of text, sharp at every size.
 
 use std::fmt::Write as _;
 
@@ -10,37 +10,37 @@ const MARGIN: usize = 12;
 const PAPER: &str = "#16181d";
 const INK: &str = "#d8dbe0";
 const QUIET: &str = "#8b919c";
-/// The sixteen colours of a terminal.
-const COLOURS: [&str; 16] = [
+/// The sixteen colors of a terminal.
+const COLORS: [&str; 16] = [
     "#30343c", "#ef6b6b", "#7ecb7b", "#e8c260", "#6aa7f0", "#c792ea", "#5fc9c9", "#d8dbe0", "#7a808c",
     "#ff8f8f", "#a0e29c", "#ffdd88", "#93c4ff", "#dfb4ff", "#8be5e5", "#ffffff",
 ];
 
-/// How a run of cells looks.
+/// Style of a run of cells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Look {
+struct CellStyle {
     ink: String,
     paper: Option<String>,
     bold: bool,
     underlined: bool,
 }
 
-fn colour(colour: Color) -> Option<String> {
-    match colour {
+fn color(color: Color) -> Option<String> {
+    match color {
         Color::Default => None,
-        Color::Idx(index) => COLOURS.get(usize::from(index)).map(|colour| (*colour).to_owned()),
+        Color::Idx(index) => COLORS.get(usize::from(index)).map(|color| (*color).to_owned()),
         Color::Rgb(red, green, blue) => Some(format!("#{red:02x}{green:02x}{blue:02x}")),
     }
 }
 
-fn look(cell: &Cell) -> Look {
-    let ink = colour(cell.fgcolor()).unwrap_or_else(|| if cell.dim() { QUIET } else { INK }.to_owned());
-    let paper = colour(cell.bgcolor());
+fn style(cell: &Cell) -> CellStyle {
+    let ink = color(cell.fgcolor()).unwrap_or_else(|| if cell.dim() { QUIET } else { INK }.to_owned());
+    let paper = color(cell.bgcolor());
     let (bold, underlined) = (cell.bold(), cell.underline());
     if cell.inverse() {
-        Look { ink: paper.unwrap_or_else(|| PAPER.to_owned()), paper: Some(ink), bold, underlined }
+        CellStyle { ink: paper.unwrap_or_else(|| PAPER.to_owned()), paper: Some(ink), bold, underlined }
     } else {
-        Look { ink, paper, bold, underlined }
+        CellStyle { ink, paper, bold, underlined }
     }
 }
 
@@ -48,7 +48,6 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Draws a screen.
 pub(crate) fn draw(screen: &Screen, title: &str) -> String {
     let (rows, columns) = screen.size();
     let (width, height) =
@@ -63,10 +62,10 @@ pub(crate) fn draw(screen: &Screen, title: &str) -> String {
         let mut column = 0;
         while column < columns {
             let Some(first) = screen.cell(row, column) else { break };
-            let (start, same) = (column, look(first));
+            let (start, same) = (column, style(first));
             let mut text = String::new();
             while let Some(cell) =
-                screen.cell(row, column).filter(|cell| column < columns && look(cell) == same)
+                screen.cell(row, column).filter(|cell| column < columns && style(cell) == same)
             {
                 if !cell.is_wide_continuation() {
                     text.push_str(if cell.has_contents() { cell.contents() } else { " " });
@@ -80,30 +79,30 @@ pub(crate) fn draw(screen: &Screen, title: &str) -> String {
     svg
 }
 
-/// Cells of one look.
-fn run(svg: &mut String, row: usize, column: usize, cells: usize, look: &Look, text: &str) {
+/// Draws cells of one style.
+fn run(svg: &mut String, row: usize, column: usize, cells: usize, style: &CellStyle, text: &str) {
     let (x, y) = (MARGIN + column * CELL_WIDTH, MARGIN + row * CELL_HEIGHT);
-    if let Some(paper) = &look.paper {
+    if let Some(paper) = &style.paper {
         let width = cells * CELL_WIDTH;
         let _ = writeln!(
             svg,
             "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{CELL_HEIGHT}\" fill=\"{paper}\"/>"
         );
     }
-    // Words apart, so that what is blank needs no text and every word stands where it should.
+    // Each word is a separate element, so that blanks need no text and every word has its exact position.
     let mut at = 0;
     for word in text.split_inclusive(' ').collect::<Vec<_>>() {
         let length = word.chars().count();
         let word = word.trim_end();
         if !word.is_empty() {
             let (x, y) = (x + at * CELL_WIDTH, y + CELL_HEIGHT - 4);
-            let weight = if look.bold { " font-weight=\"bold\"" } else { "" };
-            let line = if look.underlined { " text-decoration=\"underline\"" } else { "" };
+            let weight = if style.bold { " font-weight=\"bold\"" } else { "" };
+            let line = if style.underlined { " text-decoration=\"underline\"" } else { "" };
             let width = word.chars().count() * CELL_WIDTH;
             let _ = writeln!(
                 svg,
                 "<text x=\"{x}\" y=\"{y}\" fill=\"{}\"{weight}{line} textLength=\"{width}\">{}</text>",
-                look.ink,
+                style.ink,
                 escaped(word)
             );
         }

@@ -1,8 +1,8 @@
-//! What differs between the processors that guests have.
+//! The processors of guests, and their differences.
 
 use std::{fmt, str::FromStr};
 
-/// A guest's processor, by the name that Debian and container images have for it.
+/// Processor of a guest, by the name that Debian and container images use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arch {
     /// x86-64.
@@ -12,23 +12,23 @@ pub enum Arch {
     Arm64,
 }
 
-/// The serial ports of a guest, as its kernel calls them.
-pub(crate) struct Ports {
+/// Names of a guest's serial ports in its kernel.
+pub(crate) struct SerialPorts {
     pub(crate) console: &'static str,
     pub(crate) output: &'static str,
     pub(crate) status: &'static str,
 }
 
 impl Arch {
-    /// All of them.
+    /// All processors.
     pub const ALL: [Self; 2] = [Self::Amd64, Self::Arm64];
 
-    /// That of this host; none where guests cannot have it.
+    /// Returns the processor of this host; `None` if guests cannot have it.
     pub fn of_host() -> Option<Self> {
         Self::ALL.into_iter().find(|arch| arch.kernel_name() == std::env::consts::ARCH)
     }
 
-    /// Debian's name, and that of container images.
+    /// Returns the name in Debian and in container images.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -36,7 +36,7 @@ impl Arch {
         }
     }
 
-    /// The name that the kernel and compilers have for it.
+    /// Returns the name in the kernel and in compilers.
     pub const fn kernel_name(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -44,7 +44,7 @@ impl Arch {
         }
     }
 
-    /// What Rust calls it with this system.
+    /// Returns Rust's name of the target with this system.
     pub const fn rust_target(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64-unknown-linux-gnu",
@@ -52,7 +52,7 @@ impl Arch {
         }
     }
 
-    /// What emulates it, with its Debian package.
+    /// Returns the program that emulates the processor, and its Debian package.
     pub const fn emulator(self) -> (&'static str, &'static str) {
         match self {
             Self::Amd64 => ("qemu-system-x86_64", "qemu-system-x86"),
@@ -60,15 +60,15 @@ impl Arch {
         }
     }
 
-    pub(crate) const fn ports(self) -> Ports {
+    pub(crate) const fn ports(self) -> SerialPorts {
         match self {
-            Self::Amd64 => Ports { console: "ttyS0", output: "ttyS1", status: "ttyS2" },
-            // Its board has one port, and the others are a card's.
-            Self::Arm64 => Ports { console: "ttyAMA0", output: "ttyS0", status: "ttyS1" },
+            Self::Amd64 => SerialPorts { console: "ttyS0", output: "ttyS1", status: "ttyS2" },
+            // The board has one port; the other ones are on a card.
+            Self::Arm64 => SerialPorts { console: "ttyAMA0", output: "ttyS0", status: "ttyS1" },
         }
     }
 
-    /// QEMU's arguments for three character devices as serial ports.
+    /// Returns QEMU's arguments for three character devices as serial ports.
     pub(crate) fn port_args(self, console: &str, output: &str, status: &str) -> Vec<String> {
         let port = |chardev: &str| ["-serial".to_owned(), format!("chardev:{chardev}")];
         match self {
@@ -80,7 +80,7 @@ impl Arch {
         }
     }
 
-    /// QEMU's arguments for the board and the processor.
+    /// Returns QEMU's arguments for the board and the processor.
     pub(crate) const fn board_args(self) -> &'static [&'static str] {
         match self {
             // Without `-cx16`, kernel 6.12 panics at boot under the emulation of QEMU 7.2.
@@ -89,11 +89,12 @@ impl Arch {
         }
     }
 
-    /// Arguments of the kernel.
+    /// Returns arguments of the kernel.
     pub(crate) const fn kernel_arguments(self) -> &'static str {
         match self {
-            // The emulation keeps the counters of all CPUs alike; the kernel's check of that fails when instructions are counted,
-            // and the clock that it takes instead is slow.
+            // The emulation keeps the counters of all CPUs in step. The kernel's check of this fails if instructions
+            // are counted, and the
+            // clock that it would use instead is slow.
             Self::Amd64 => "no_timer_check tsc=reliable",
             Self::Arm64 => "",
         }
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn names_round_trip() {
         for arch in Arch::ALL {
             assert_eq!(arch.to_string().parse(), Ok(arch));
         }
@@ -134,7 +135,7 @@ mod tests {
             for chardev in ["chardev:a", "b", "c"] {
                 assert!(args.contains(chardev), "{args}");
             }
-            let Ports { console, output, status } = arch.ports();
+            let SerialPorts { console, output, status } = arch.ports();
             assert!(console != output && output != status && console != status);
         }
     }

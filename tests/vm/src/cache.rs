@@ -1,6 +1,6 @@
-//! What `cargo xtask setup` has left for us: `CACHE/kernels/NAME/{vmlinuz,modules/*.ko,version}`, `CACHE/debian/NAME/root.cpio`.
-//! Kernels for another processor than x86-64 are in `CACHE/kernels/ARCH-NAME`, and what their guests need besides in
-//! `CACHE/guests/ARCH`.
+//! Cache of the files that `cargo xtask setup` fetches: `CACHE/kernels/NAME/{vmlinuz,modules/*.ko,version}`,
+//! `CACHE/debian/NAME/root.cpio`. Kernels for another processor than x86-64 are in `CACHE/kernels/ARCH-NAME`, and
+//! further files for their guests in `CACHE/guests/ARCH`.
 
 use std::{
     env, fs,
@@ -16,8 +16,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// From the environment; relative values of `XDG_CACHE_HOME` are ignored, as the XDG base directory
-    /// specification demands.
+    /// Finds the folder by environment variables; relative values of `XDG_CACHE_HOME` are ignored, as the XDG base
+    /// directory specification requires.
     pub fn locate() -> Result<Self, Error> {
         let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let base = absolute("XDG_CACHE_HOME")
@@ -26,63 +26,63 @@ impl Cache {
         Ok(Self { root: base.join("numaward") })
     }
 
-    /// A cache at `root`.
+    /// Uses the folder `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The folder itself.
+    /// Returns the folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folder of the kernel called `name`, which may not be there.
+    /// Returns the folder of the kernel `name`, which may not exist.
     pub fn kernel_dir(&self, arch: Arch, name: &str) -> PathBuf {
-        self.root.join("kernels").join(of_arch(arch, name))
+        self.root.join("kernels").join(folder_name(arch, name))
     }
 
-    /// The folder of the packages of containerd of this Debian release, which may not be there.
+    /// Returns the folder with containerd's packages of this Debian release, which may not exist.
     pub fn containerd_dir(&self, arch: Arch, release: &str) -> PathBuf {
-        self.root.join("containerd").join(of_arch(arch, release))
+        self.root.join("containerd").join(folder_name(arch, release))
     }
 
-    /// The folder of the root file system with systemd of this Debian release, which may not be there.
+    /// Returns the folder of the root file system with systemd of this Debian release, which may not exist.
     pub fn debian_dir(&self, arch: Arch, release: &str) -> PathBuf {
-        self.root.join("debian").join(of_arch(arch, release))
+        self.root.join("debian").join(folder_name(arch, release))
     }
 
-    /// The folder of the files that a guest with another processor than this host needs: [`GUEST_BUSYBOX`] and
+    /// Returns the folder of files for guests with another processor than this host: [`GUEST_BUSYBOX`] and
     /// [`GUEST_FIRMWARE`].
     pub fn guest_dir(&self, arch: Arch) -> PathBuf {
         self.root.join("guests").join(arch.name())
     }
 }
 
-/// The folder of what is kept for several processors.
-fn of_arch(arch: Arch, name: &str) -> String {
+/// Returns the name of a folder that exists for several processors.
+fn folder_name(arch: Arch, name: &str) -> String {
     match arch {
         Arch::Amd64 => name.to_owned(),
         Arch::Arm64 => format!("{arch}-{name}"),
     }
 }
 
-/// The Debian release of the root file system with systemd.
+/// Debian release of the root file system with systemd.
 pub const DEBIAN: &str = "bookworm";
-/// The archive in its folder.
+/// Name of the archive with the root file system.
 pub const DEBIAN_ARCHIVE: &str = "root.cpio";
 
-/// The folder of the image with the software of the guides, in the cache; its last part is the Debian release.
+/// Folder in the cache of the image with the guides' software; its last part is the Debian release.
 pub const SOFTWARE: &str = "software/trixie";
-/// The same for what no released Debian has.
+/// Folder in the cache of the image with software that no stable Debian release has.
 pub const NEW_SOFTWARE: &str = "software/sid";
-/// The folder of the image with package managers, in the cache; its last part is the Debian release.
+/// Folder in the cache of the image with package managers; its last part is the Debian release.
 pub const PACKAGE_MANAGERS: &str = "package-managers/trixie";
-/// The image in each of them, for [`Vm::systemd_on_disk`](crate::Vm::systemd_on_disk).
+/// Name of the image in each of these folders, for [`Vm::systemd_on_disk`](crate::Vm::systemd_on_disk).
 pub const SOFTWARE_IMAGE: &str = "root.img";
 
-/// The shell and tools of a guest.
+/// Shell and tools of a guest.
 pub const GUEST_BUSYBOX: &str = "busybox";
-/// What starts its kernel and describes the machine to it by ACPI.
+/// Firmware that starts the guest's kernel and describes the machine by ACPI.
 pub const GUEST_FIRMWARE: &str = "QEMU_EFI.fd";
 
 /// A Debian root file system with systemd, for [`Vm::systemd`](crate::Vm::systemd).
@@ -93,7 +93,7 @@ pub struct Debian {
 }
 
 impl Debian {
-    /// The one in the cache.
+    /// Finds the root file system in the cache.
     pub fn find(cache: &Cache, arch: Arch) -> Result<Self, Error> {
         let archive = cache.debian_dir(arch, DEBIAN).join(DEBIAN_ARCHIVE);
         if archive.is_file() { Ok(Self { arch, archive }) } else { Err(Error::NoDebian(archive)) }
@@ -108,7 +108,7 @@ impl Debian {
     }
 }
 
-/// A kernel with the few modules that a guest may need.
+/// A kernel with the modules for guests.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     arch: Arch,
@@ -121,7 +121,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel called `name` (`6.1`, `6.12`, `latest`).
+    /// Finds the kernel `name` (`6.1`, `6.12`, `latest`) in the cache.
     pub fn find(cache: &Cache, arch: Arch, name: &str) -> Result<Self, Error> {
         let folder = cache.kernel_dir(arch, name);
         let missing = |path: &Path| Error::NoKernel { name: name.to_owned(), path: path.to_owned() };
@@ -136,22 +136,22 @@ impl Kernel {
         Ok(Self { arch, name: name.to_owned(), version, image, modules, guest, page_size })
     }
 
-    /// The processor that it is for.
+    /// Returns the processor of the kernel.
     pub fn arch(&self) -> Arch {
         self.arch
     }
 
-    /// Bytes of its base pages.
+    /// Returns the size of its base pages, in bytes.
     pub fn page_size(&self) -> u64 {
         self.page_size
     }
 
-    /// What it is called here.
+    /// Returns its name in the cache.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The package it came from, for messages.
+    /// Returns its Debian package and version, for messages.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -160,20 +160,20 @@ impl Kernel {
         &self.image
     }
 
-    /// A file that a guest with another processor than x86-64 needs.
+    /// Returns the path of a file that a guest with another processor than x86-64 needs.
     pub(crate) fn guest_file(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.guest.join(name);
         if path.is_file() { Ok(path) } else { Err(Error::NoGuestFile { arch: self.arch, path }) }
     }
 
-    /// The module's file, if this kernel has it as a module (it may be built in).
+    /// Returns the module's file; `None` if the kernel does not have it as a module (it may be built in).
     pub(crate) fn module(&self, name: &str) -> Option<PathBuf> {
         let path = self.modules.join(format!("{name}.ko"));
         path.is_file().then_some(path)
     }
 }
 
-/// By a kernel's configuration; only those for Arm have a choice.
+/// Reads the page size from a kernel's configuration; only those for Arm have a choice.
 fn page_size(config: &str) -> u64 {
     let has = |size: u64| config.lines().any(|line| line == format!("CONFIG_ARM64_{size}K_PAGES=y"));
     [64, 16].into_iter().find(|&size| has(size)).unwrap_or(4) << 10
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_pages_are_read() {
+    fn reads_page_sizes() {
         let config = "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_16K_PAGES=y\n# CONFIG_ARM64_64K_PAGES is not set\n";
         assert_eq!(page_size(config), 16 << 10);
         assert_eq!(page_size(&config.replace("16K", "64K")), 64 << 10);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_setup_left_and_names_what_is_missing() {
+    fn finds_kernels_and_names_missing_files() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         let find = |arch| Kernel::find(&cache, arch, "6.1");

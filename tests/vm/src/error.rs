@@ -2,103 +2,83 @@ use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 
 use crate::{Arch, SpecError};
 
-/// Why a script's exit code is not known. Where the guest went wrong, the message ends with its console's tail.
+/// Reasons why a script has no exit code. If the guest failed, the message ends with the last lines of its console.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The machine asked for cannot be.
+    /// The description of the machine is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// Nowhere to look for kernels.
+    /// No folder is known for the cache.
     #[error("neither XDG_CACHE_HOME nor HOME holds an absolute path: set one, numaward's cache lives there")]
     NoCacheHome,
-    /// Setup has not put this kernel there.
+    /// The kernel is not in the cache.
     #[error("kernel {name} is not in the cache ({} is missing): run `cargo xtask setup`", path.display())]
     NoKernel {
-        /// As in `--kernel`.
+        /// Name as in `--kernel`.
         name: String,
-        /// The file looked for.
+        /// The missing file.
         path: PathBuf,
     },
-    /// Setup has not fetched what guests with this processor need.
+    /// A file for guests with this processor is not in the cache.
     #[error("guests with the processor {arch} need {}, which is missing: run `cargo xtask setup --arch {arch}`", path.display())]
     NoGuestFile {
-        /// The processor.
         arch: Arch,
-        /// The file looked for.
+        /// The missing file.
         path: PathBuf,
     },
-    /// The root file system is one for another processor.
+    /// The root file system is for another processor.
     #[error("the root file system is for another processor than {0}; images are only made for amd64")]
     NoDebianFor(Arch),
-    /// Setup has not made the root file system with systemd.
+    /// The root file system with systemd is not in the cache.
     #[error("Debian with systemd is not in the cache ({} is missing): run `cargo xtask setup`", .0.display())]
     NoDebian(PathBuf),
-    /// Setup has not installed a program.
+    /// A program is not installed.
     #[error(
         "a program needed to boot virtual machines is missing: {tool} (Debian package {package}); run `cargo xtask setup`"
     )]
     NoTool {
-        /// The program.
         tool: &'static str,
-        /// Its Debian package.
+        /// Debian package of the program.
         package: &'static str,
     },
-    /// A file to be copied into the guest.
+    /// A file cannot be copied into the guest.
     #[error("cannot copy {} into the machine: {reason}", path.display())]
     Copy {
-        /// On the host.
+        /// Path on the host.
         path: PathBuf,
-        /// What is wrong with it.
         reason: String,
     },
-    /// The host failed us.
+    /// An operation on the host failed.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// Description of the operation.
         what: &'static str,
-        /// To which file.
+        /// Path that it concerned.
         path: PathBuf,
-        /// The error.
         source: io::Error,
     },
-    /// What is written of a disk cannot be read.
+    /// The log of writes to a disk cannot be read.
     #[error("{} is not the log of a disk: {reason}", path.display())]
     WriteLog {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
-        /// What is wrong with it.
         reason: String,
     },
     /// cpio failed.
     #[error("cpio could not pack the machine's initramfs ({status}): {stderr}")]
-    Pack {
-        /// How it ended.
-        status: ExitStatus,
-        /// What it said.
-        stderr: String,
-    },
-    /// QEMU itself failed.
+    Pack { status: ExitStatus, stderr: String },
+    /// QEMU failed.
     #[error("QEMU failed ({status}): {stderr}")]
-    Qemu {
-        /// How it ended.
-        status: ExitStatus,
-        /// What it said.
-        stderr: String,
-    },
-    /// QEMU's monitor refused.
+    Qemu { status: ExitStatus, stderr: String },
+    /// QEMU's monitor refused a command.
     #[error("QEMU's monitor: {command}: {reason}")]
-    Monitor {
-        /// What was asked for.
-        command: &'static str,
-        /// What it said.
-        reason: String,
-    },
+    Monitor { command: &'static str, reason: String },
     /// The guest's kernel panicked.
     #[error("the machine's kernel panicked: {reason}\n{console}")]
     Panic {
-        /// The line of the console.
+        /// The line of the console with the panic.
         reason: String,
-        /// The console's tail.
+        /// Last lines of the console.
         console: String,
     },
     /// The guest was stopped at its time limit.
@@ -107,15 +87,14 @@ pub enum Error {
         limit.as_secs()
     )]
     Timeout {
-        /// The limit.
         limit: Duration,
-        /// The console's tail.
+        /// Last lines of the console.
         console: String,
     },
-    /// The guest ended and no exit code came.
+    /// The guest ended without an exit code.
     #[error("the machine ended without reporting the script's exit code\n{console}")]
     NoExitCode {
-        /// The console's tail.
+        /// Last lines of the console.
         console: String,
     },
 }

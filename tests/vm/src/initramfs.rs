@@ -1,4 +1,4 @@
-//! A guest's root file system: a folder of links to files of the host, packed by cpio.
+//! Root file system of a guest: a folder of links to files of the host, packed by cpio.
 
 use std::{
     fs::{self, File},
@@ -12,19 +12,19 @@ use crate::Error;
 
 pub(crate) struct Initramfs {
     staging: PathBuf,
-    /// What comes before our files.
+    /// Archive that precedes the packed files.
     base: Option<PathBuf>,
 }
 
 impl Initramfs {
-    /// An empty tree below `staging`, which must not exist; what it will hold is laid over the archive `base`, a root
-    /// file system whose `/bin` is a link to `/usr/bin`.
+    /// Creates an empty tree in the folder `staging`, which must not exist. Its files override those of the archive
+    /// `base`, a root file system with a link to `/usr/bin` at `/bin`.
     pub(crate) fn new(staging: PathBuf, base: Option<&Path>) -> Result<Self, Error> {
         fs::create_dir(&staging).map_err(Error::io("creating", &staging))?;
         Ok(Self { staging, base: base.map(Path::to_owned) })
     }
 
-    /// The file `host` of the host at `guest` in the guest.
+    /// Adds the file `host` of the host at the path `guest`.
     pub(crate) fn file(&self, host: &Path, guest: &str) -> Result<(), Error> {
         let refuse = |reason: String| Error::Copy { path: host.to_owned(), reason };
         let path = fs::canonicalize(host).map_err(|error| refuse(error.to_string()))?;
@@ -41,7 +41,7 @@ impl Initramfs {
         }
     }
 
-    /// A file with these contents, executable, at `guest` in the guest.
+    /// Adds an executable file with this content at the path `guest`.
     pub(crate) fn text(&self, contents: &str, guest: &str) -> Result<(), Error> {
         let target = self.target(Path::new(guest.trim_start_matches('/')));
         self.parent(&target)?;
@@ -50,8 +50,8 @@ impl Initramfs {
             .map_err(Error::io("changing the mode of", target))
     }
 
-    /// Packs everything into `archive`, as root's. Uncompressed: to decompress takes an emulated CPU longer than the
-    /// host to copy.
+    /// Packs all files into `archive`, owned by root. The archive is not compressed, because an emulated CPU takes
+    /// longer to decompress it than the host to copy it.
     pub(crate) fn pack(&self, archive: &Path) -> Result<(), Error> {
         let mut out = File::create(archive).map_err(Error::io("creating", archive))?;
         if let Some(base) = &self.base {
@@ -89,7 +89,7 @@ impl Initramfs {
         Ok(self.target(path))
     }
 
-    /// Where a file goes: a folder would replace the link of the same name.
+    /// Returns the path of a file in the tree. A folder would replace the link of the same name.
     fn target(&self, path: &Path) -> PathBuf {
         if self.base.is_some() && path.starts_with("bin") {
             self.staging.join("usr").join(path)
@@ -104,7 +104,7 @@ impl Initramfs {
     }
 }
 
-/// Folders before what is in them, relative to `root`.
+/// Returns all paths relative to `root`, folders before their content.
 fn list(root: &Path, below: &Path, names: &mut Vec<String>) -> io::Result<()> {
     let mut entries = fs::read_dir(root.join(below))?.collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_cannot_be_copied() {
+    fn refuses_files_that_cannot_be_copied() {
         let folder = tempfile::tempdir().unwrap();
         let tree = Initramfs::new(folder.path().join("tree"), None).unwrap();
         let file = folder.path().join("file");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_comes_first_and_keeps_its_links() {
+    fn base_archive_keeps_its_links() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::write(path("base"), [7; 512]).unwrap();

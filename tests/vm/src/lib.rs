@@ -1,23 +1,30 @@
 //! Virtual machines with several NUMA nodes.
 //!
-//! The problem: what numaward promises can only be proven on machines with several nodes, on several kernels, as
-//! root, and without leaving a trace on the host. So each proof boots a machine under QEMU (software emulation: no
-//! `/dev/kvm` is needed), runs one shell script in it as root and takes the exit code home.
+//! # Problem
+//! The effect of a guarantee can only be proven on machines with several nodes, on several kernels, as root, and
+//! without a change to the host. Each test therefore boots a machine under QEMU (software emulation, without
+//! `/dev/kvm`), runs one shell script in it as root, and returns its exit code.
 //!
-//! Terms: the *host* runs QEMU, the *guest* is inside. A [`GuestTopology`] says which nodes the guest has, a [`Kernel`] is
-//! one unpacked by `cargo xtask setup`, a [`Vm`] is both with what is copied in.
+//! # Terms
+//! - The *host* runs QEMU; the *guest* is the system in the virtual machine.
+//! - A [`GuestTopology`] describes the nodes of the guest.
+//! - A [`Kernel`] was unpacked by `cargo xtask setup`.
+//! - A [`Vm`] has both, and the files to copy into the guest.
 //!
-//! The guest has three serial ports, so that nothing a script prints can be taken for something else: one is the kernel's
-//! console (kept, its tail is shown in errors), one carries the script's output, and one the lines `begun` before the
-//! script and `exit CODE` after it.
+//! # Algorithm
+//! The guest has three serial ports, so that output of a script cannot be mistaken for anything else: the first is the
+//! kernel's console (its last lines are part of errors), the second carries the script's output, and the third the line
+//! `begun` before the script and the line `exit CODE` after it.
 //!
-//! A guest has the processor that its kernel is for ([`Arch`]). Nodes come from ACPI's tables or, on Arm, from a device tree
-//! where that is wanted ([`Vm::device_tree`]).
+//! A guest has the processor of its kernel ([`Arch`]). The kernel learns the nodes from ACPI's tables or, on Arm, from
+//! a device tree ([`Vm::device_tree`]).
 //!
-//! The first process is a script of ours, or systemd: then the root file system is Debian's, with our files laid over it.
+//! The first process is a script of this crate, or systemd. With systemd, the root file system is Debian's, and the
+//! copied files override it.
 //!
-//! Invariants: a guest never outlives the process that started it nor its time limit; the only ways out are the
-//! script's exit code and an [`Error`].
+//! # Invariants
+//! - A guest outlives neither the process that started it nor its time limit.
+//! - A run ends with the script's exit code or with an [`Error`].
 
 #![forbid(unsafe_code)]
 
@@ -41,8 +48,8 @@ pub use monitor::Monitor;
 pub use vm::{Forward, HOST_ADDRESS, RESTARTED, RunningVm, Stopper, Vm, find_tool};
 pub use write_log::{LogEntry, SECTOR, WriteLog};
 
-/// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each, and
-/// what [`Arch::emulator`] names.
+/// Programs on the host's PATH (or in `/usr/sbin`, `/sbin`) that are necessary to boot a guest, with their Debian
+/// packages. [`Arch::emulator`] is necessary too.
 pub const TOOLS: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),

@@ -1,75 +1,72 @@
-//! Which nodes a guest has, from the command line's notation to QEMU's.
+//! The nodes of a guest: parsing of their description, and QEMU's arguments for them.
 
 use std::fmt::Write as _;
 
-/// One NUMA node of a guest.
+/// A NUMA node of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestNode {
-    /// CPUs; 0 makes a memory-only node.
+    /// Number of CPUs; 0 makes a node with memory only.
     pub cpus: u32,
     /// Memory in MiB; 0 makes a node without memory.
     pub memory_mib: u64,
 }
 
-/// The nodes of a guest and, if given, their distances (`distances[from][to]`, as in the ACPI SLIT).
+/// The nodes of a guest, and their distances if given (`distances[from][to]`, as in the ACPI SLIT).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestTopology {
     nodes: Vec<GuestNode>,
     distances: Option<Vec<Vec<u8>>>,
-    /// Memory that can be plugged in while the guest runs, in MiB.
+    /// Memory that can be plugged in while the guest is running, in MiB.
     room_mib: u64,
-    /// CPUs of a core.
+    /// CPUs per core.
     threads: u32,
-    /// Nodes whose memory is slow, as the firmware says in the HMAT.
+    /// Nodes with slow memory, as the firmware reports in the HMAT.
     slow: Vec<usize>,
 }
 
-/// The description of a machine is wrong.
+/// Error in the description of a machine.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SpecError {
     /// A list does not have one entry per node.
     #[error("{option} has {given} entries, but there are {nodes} nodes: give one per node")]
     Count {
-        /// The option.
         option: &'static str,
-        /// Entries in it.
+        /// Number of entries in the list.
         given: usize,
-        /// Nodes.
+        /// Number of nodes.
         nodes: usize,
     },
-    /// An entry cannot be read.
+    /// An entry cannot be parsed.
     #[error("{option}: `{value}` is not {expected}")]
     Value {
-        /// The option.
         option: &'static str,
-        /// The entry.
         value: String,
-        /// What it should be.
+        /// Description of valid entries.
         expected: &'static str,
     },
-    /// More than QEMU or a guest can do.
+    /// The machine exceeds the limits of QEMU or of a guest.
     #[error("{0}")]
     Impossible(String),
 }
 
-/// What a node gets when nothing is said.
+/// Node without a description.
 const DEFAULT_NODE: GuestNode = GuestNode { cpus: 2, memory_mib: 512 };
 const DEFAULT_NODES: usize = 2;
 /// Limits of QEMU's q35 machine.
 const MAX_NODES: usize = 128;
 const MAX_CPUS: u32 = 255;
-/// Below this in all, a kernel with an initramfs does not come up.
+/// Minimum memory in total: with less, a kernel with an initramfs does not boot.
 const MIN_TOTAL_MIB: u64 = 192;
 const LOCAL_DISTANCE: u8 = 10;
-/// Nanoseconds and bytes a second of ordinary memory, and of memory behind CXL.
-const FAST: (u32, &str) = (100, "20G");
-const SLOW: (u32, &str) = (400, "5G");
-/// Pieces of memory that can be plugged into a machine with room for them.
+/// Latency in nanoseconds and bandwidth in bytes per second of ordinary memory, and of memory behind CXL.
+const FAST_MEMORY: (u32, &str) = (100, "20G");
+const SLOW_MEMORY: (u32, &str) = (400, "5G");
+/// Maximum number of memory modules that can be plugged into a running machine.
 pub const MEMORY_SLOTS: u32 = 4;
 
 impl GuestTopology {
-    /// From the options of `cargo xtask vm run`: the number of nodes (else the length of the longest list, else 2),
-    /// CPUs per node (`2,2,0`), memory per node (`512M,1G,256M`) and distances row by row (`10,21;21,10`).
+    /// Parses the options of `cargo xtask vm run`: the number of nodes (by default, the length of the longest list, or
+    /// 2), CPUs per node (`2,2,0`), memory per node (`512M,1G,256M`) and distances row by row (`10,21;21,10`).
     pub fn parse(
         nodes: Option<usize>,
         cpus: Option<&str>,
@@ -78,7 +75,7 @@ impl GuestTopology {
     ) -> Result<Self, SpecError> {
         let cpus =
             cpus.map(|text| list(text, "--cpus", "a number of CPUs", |v| v.parse().ok())).transpose()?;
-        let memory = memory.map(|text| list(text, "--memory", SIZE, mebibytes)).transpose()?;
+        let memory = memory.map(|text| list(text, "--memory", SIZE_FORMAT, mebibytes)).transpose()?;
         let distances = distances
             .map(|text| {
                 text.split(';')
@@ -103,13 +100,13 @@ impl GuestTopology {
         Self::new(nodes, distances)
     }
 
-    /// From values; the same checks as [`GuestTopology::parse`].
+    /// Creates a topology from values, with the same checks as [`GuestTopology::parse`].
     pub fn new(nodes: Vec<GuestNode>, distances: Option<Vec<Vec<u8>>>) -> Result<Self, SpecError> {
         Self::with_room(nodes, distances, 0)
     }
 
-    /// A machine into which up to `room_mib` of memory can be plugged while it runs, in up to
-    /// [`MEMORY_SLOTS`] pieces. Its last node may have neither CPUs nor memory at first.
+    /// Creates a topology into which up to `room_mib` of memory can be plugged at run time, in up to [`MEMORY_SLOTS`]
+    /// modules. Its last node may have neither CPUs nor memory at first.
     pub fn with_room(
         nodes: Vec<GuestNode>,
         distances: Option<Vec<Vec<u8>>>,
@@ -119,7 +116,7 @@ impl GuestTopology {
         if nodes.is_empty() || nodes.len() > MAX_NODES {
             return impossible(format!("{} nodes: a machine has 1 to {MAX_NODES}", nodes.len()));
         }
-        // QEMU reports to the kernel that what is plugged in belongs to the last node.
+        // QEMU reports to the kernel that memory to plug in belongs to the last node.
         let complete = if room_mib > 0 { nodes.len() - 1 } else { nodes.len() };
         let is_empty = |node: &GuestNode| node.cpus == 0 && node.memory_mib == 0;
         if let Some(empty) = nodes[..complete].iter().position(is_empty) {
@@ -163,7 +160,7 @@ impl GuestTopology {
         Ok(Self { nodes, distances, room_mib, threads: 1, slow: Vec::new() })
     }
 
-    /// The same machine, with cores of so many CPUs each: CPUs that follow one another are siblings.
+    /// Groups consecutive CPUs into cores of this number of threads.
     pub fn with_threads(mut self, threads: u32) -> Result<Self, SpecError> {
         if let Some(node) = self.nodes.iter().position(|node| !node.cpus.is_multiple_of(threads.max(1))) {
             return Err(SpecError::Impossible(format!(
@@ -175,8 +172,8 @@ impl GuestTopology {
         Ok(self)
     }
 
-    /// The same machine, whose firmware reports the memory of these nodes as slow, as memory behind CXL is. They
-    /// must have no CPUs: what CPUs have beside them is ordinary memory to the kernel.
+    /// Makes the firmware report the memory of these nodes as slow, like memory behind CXL. They must have no CPUs: the
+    /// kernel takes memory of a node with CPUs for ordinary memory.
     pub fn with_slow(mut self, slow: &[usize]) -> Result<Self, SpecError> {
         let is_only_memory = |&id: &usize| self.nodes.get(id).is_some_and(|node| node.cpus == 0);
         if let Some(id) = slow.iter().find(|id| !is_only_memory(id)) {
@@ -188,25 +185,26 @@ impl GuestTopology {
         Ok(self)
     }
 
-    /// The nodes; the index is the node's id.
+    /// Returns the nodes, indexed by their id.
     pub fn nodes(&self) -> &[GuestNode] {
         &self.nodes
     }
 
-    /// Whether memory can be plugged in.
+    /// Returns whether memory can be plugged in.
     pub(crate) fn has_room(&self) -> bool {
         self.room_mib > 0
     }
 
-    /// QEMU's arguments for CPUs, memory and nodes.
+    /// Returns QEMU's arguments for CPUs, memory and nodes.
     pub(crate) fn qemu_args(&self) -> Vec<String> {
         let total_cpus: u32 = self.nodes.iter().map(|node| node.cpus).sum();
         let total_memory: u64 = self.nodes.iter().map(|node| node.memory_mib).sum();
         let mut args = Vec::new();
         let mut push = |name: &str, value: String| args.extend([name.to_owned(), value]);
 
-        // A socket must not span nodes (the kernel would complain about its caches), so each node with CPUs is a
-        // socket where they are all of one size, and each CPU is one where they are not.
+        // A socket must not span nodes (the kernel would complain about its caches). Each node with CPUs is therefore
+        // a socket if
+        // all have the same number of CPUs, and otherwise each core is one.
         let sizes: Vec<u32> = self.nodes.iter().map(|node| node.cpus).filter(|&cpus| cpus > 0).collect();
         let per_socket =
             if sizes.windows(2).all(|pair| pair[0] == pair[1]) { sizes[0] } else { self.threads };
@@ -250,7 +248,7 @@ impl GuestTopology {
         args
     }
 
-    /// The node whose CPUs are nearest to a node's memory.
+    /// Returns the node with the CPUs nearest to a node's memory.
     fn initiator(&self, id: usize) -> usize {
         let has_cpus = |id: &usize| self.nodes[*id].cpus > 0;
         let distance = |from: &usize| self.distances.as_ref().map_or(0, |rows| rows[*from][id]);
@@ -261,13 +259,13 @@ impl GuestTopology {
         }
     }
 
-    /// What the HMAT has for each pair of CPUs and memory.
+    /// Returns the entries of the HMAT for each pair of CPUs and memory.
     fn performance(&self) -> Vec<String> {
         let ids = || self.nodes.iter().enumerate();
         let mut all = Vec::new();
         for (from, _) in ids().filter(|(_, node)| node.cpus > 0) {
             for (to, _) in ids().filter(|(_, node)| node.memory_mib > 0) {
-                let (latency, bandwidth) = if self.slow.contains(&to) { SLOW } else { FAST };
+                let (latency, bandwidth) = if self.slow.contains(&to) { SLOW_MEMORY } else { FAST_MEMORY };
                 let pair = format!("hmat-lb,initiator={from},target={to},hierarchy=memory");
                 all.push(format!("{pair},data-type=access-latency,latency={latency}"));
                 all.push(format!("{pair},data-type=access-bandwidth,bandwidth={bandwidth}"));
@@ -291,7 +289,7 @@ fn list<T>(
         .collect()
 }
 
-const SIZE: &str = "a size such as 512M or 2G";
+const SIZE_FORMAT: &str = "a size such as 512M or 2G";
 
 fn mebibytes(text: &str) -> Option<u64> {
     if text == "0" {
@@ -317,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_memory_is_said_by_the_firmware() {
+    fn firmware_reports_slow_memory() {
         let machine = |slow: &[usize]| {
             GuestTopology::parse(None, Some("2,0"), Some("512M,1G"), None).unwrap().with_slow(slow)
         };
@@ -337,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_two_nodes() {
+    fn default_has_two_nodes() {
         let machine = GuestTopology::parse(None, None, None, None).unwrap();
         assert_eq!(machine.nodes(), [DEFAULT_NODE; 2]);
         assert_eq!(
@@ -349,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_may_be_uneven_and_lack_cpus_or_memory() {
+    fn nodes_may_lack_cpus_or_memory() {
         let machine = GuestTopology::parse(Some(3), Some("2,1,0"), Some("512M,0,1G"), None).unwrap();
         assert_eq!(
             args(&machine),
@@ -373,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_can_be_plugged_in_where_there_is_room() {
+    fn topology_with_room_has_slots() {
         let node = |cpus, memory_mib| GuestNode { cpus, memory_mib };
         let machine = GuestTopology::with_room(vec![node(1, 512), node(0, 0)], None, 256).unwrap();
         assert!(machine.has_room());
@@ -388,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_give_the_number_of_nodes_and_every_pair() {
+    fn distances_set_every_pair() {
         let machine = GuestTopology::parse(None, None, None, Some("10,21;31,10")).unwrap();
         assert!(args(&machine).ends_with(
             "-numa dist,src=0,dst=0,val=10 -numa dist,src=0,dst=1,val=21 \
@@ -397,9 +395,9 @@ mod tests {
     }
 
     #[test]
-    fn wrong_descriptions_are_named() {
-        type Options = (Option<usize>, Option<&'static str>, Option<&'static str>, Option<&'static str>);
-        let table: &[(Options, &str)] = &[
+    fn refuses_invalid_descriptions() {
+        type ListOptions = (Option<usize>, Option<&'static str>, Option<&'static str>, Option<&'static str>);
+        let table: &[(ListOptions, &str)] = &[
             ((Some(0), None, None, None), "0 nodes: a machine has 1 to 128"),
             ((Some(2), Some("2,2,0"), None, None), "--cpus has 3 entries, but there are 2 nodes"),
             ((None, Some("2,2"), Some("1G"), None), "--memory has 1 entries, but there are 2 nodes"),

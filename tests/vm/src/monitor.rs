@@ -1,7 +1,7 @@
-//! Changes a machine while it runs, through QEMU's monitor.
+//! Client of QEMU's monitor, which changes a running machine.
 //!
-//! QMP: a line of JSON each way. QEMU greets, expects `qmp_capabilities`, and then answers each command with `return` or
-//! `error`; events may come between. (QEMU, docs/interop/qmp-spec.)
+//! The protocol QMP consists of lines of JSON. QEMU sends a greeting, expects `qmp_capabilities`, and then answers each
+//! command with `return` or `error`; events may come in between. (QEMU, docs/interop/qmp-spec.)
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -14,29 +14,29 @@ use serde_json::{Value, json};
 
 use crate::Error;
 
-/// An emulator that does not answer for so long will not.
-const PATIENCE: Duration = Duration::from_mins(1);
+/// The time limit of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A connection to the monitor of one machine.
 #[derive(Debug)]
 pub struct Monitor {
     replies: BufReader<UnixStream>,
-    /// Pieces of memory plugged in so far.
+    /// Number of memory modules plugged in so far.
     plugged: u32,
 }
 
 impl Monitor {
     pub(crate) fn connect(socket: &Path) -> Result<Self, Error> {
         let stream = UnixStream::connect(socket)
-            .and_then(|stream| stream.set_read_timeout(Some(PATIENCE)).map(|()| stream))
+            .and_then(|stream| stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map(|()| stream))
             .map_err(Error::io("connecting to", socket))?;
         let mut monitor = Self { replies: BufReader::new(stream), plugged: 0 };
         monitor.ask("qmp_capabilities", &json!({}))?;
         Ok(monitor)
     }
 
-    /// Plugs memory into a node. The guest's kernel then has it; whether it puts it online by itself is up to
-    /// `/sys/devices/system/memory/auto_online_blocks`.
+    /// Plugs memory into a node. `/sys/devices/system/memory/auto_online_blocks` of the guest decides whether its
+    /// kernel uses the memory automatically.
     pub fn plug_memory(&mut self, node: u32, mib: u64) -> Result<(), Error> {
         let (backend, module) = (format!("plugged{}", self.plugged), format!("module{}", self.plugged));
         self.plugged += 1;
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// A monitor that gives these replies, a group for each line that it is sent.
+    /// Starts a fake monitor that sends a group of these replies for each line that it receives.
     fn monitor(
         replies: &'static [&'static str],
     ) -> (Result<Monitor, Error>, thread::JoinHandle<Vec<String>>) {
@@ -92,7 +92,7 @@ mod tests {
                 asked.push(line);
                 writeln!(stream.get_mut(), "{reply}").unwrap();
             }
-            // Hangs up once the next line is there.
+            // The fake closes the connection after the next line.
             let _ended = stream.read_line(&mut String::new());
             asked
         });
@@ -102,7 +102,7 @@ mod tests {
     const DONE: &str = r#"{"return": {}}"#;
 
     #[test]
-    fn memory_is_plugged_in() {
+    fn plugs_memory_into_node() {
         const EVENT_FIRST: &str = "{\"event\": \"ACPI_DEVICE_OST\"}\n{\"return\": {}}";
         let (monitor, server) = monitor(&[DONE, DONE, EVENT_FIRST]);
         monitor.unwrap().plug_memory(2, 128).unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_was_asked_and_why_not() {
+    fn error_names_command_and_reason() {
         let (monitor, _server) =
             monitor(&[DONE, DONE, r#"{"error": {"class": "GenericError", "desc": "no slots"}}"#]);
         let error = monitor.unwrap().plug_memory(0, 128).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Booting a guest and taking its exit code home.
+//! Boots a guest, runs a script in it, and returns the exit code.
 
 use std::{
     env,
@@ -16,53 +16,56 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    Arch, Debian, Error, GUEST_BUSYBOX, GUEST_FIRMWARE, GuestTopology, Kernel, Monitor, TOOLS, arch::Ports,
-    initramfs::Initramfs,
+    Arch, Debian, Error, GUEST_BUSYBOX, GUEST_FIRMWARE, GuestTopology, Kernel, Monitor, TOOLS,
+    arch::SerialPorts, initramfs::Initramfs,
 };
 
-/// Skips the tests of the kernel's own ciphers and of its noise from the CPU's jitter: almost half of an emulated boot.
+/// Skips the self-tests of the kernel's ciphers and the initialization of its entropy from CPU jitter, which take
+/// almost half of an emulated boot.
 const FASTER_BOOT: &str = "cryptomgr.notests initcall_blacklist=jent_mod_init";
 
-/// For the network and the disk. The order matters, here and below: each needs those before it.
+/// Modules for the network and the disk, each after those that it needs.
 const VIRTIO_MODULES: &[&str] =
     &["virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci"];
 const NETWORK_MODULES: &[&str] = &["failover", "net_failover", "virtio_net"];
 const DISK_MODULES: &[&str] = &["virtio_blk"];
-/// Lines of the console shown in an error.
+/// Number of console lines in an error.
 const TAIL_LINES: usize = 40;
-/// A guest comes up in 4 to 8 seconds, one with firmware in 15; on a host with far more to do than CPUs, in three times that.
+/// The time limit of a boot. A guest boots in 4 to 8 seconds, one with firmware in 15, and in three times that on an
+/// overloaded host.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
 const FIRMWARE_BOOT_LIMIT: Duration = Duration::from_mins(3);
-/// systemd takes 15 seconds, and on a busy host minutes.
+/// The time limit of a boot with systemd, which takes 15 seconds, and minutes on a busy host.
 const SYSTEMD_BOOT_LIMIT: Duration = Duration::from_mins(5);
-/// Only the script, and nobody at a terminal.
+/// Arguments that make systemd run the script, and start no login prompt.
 const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=getty@tty1.service";
-/// What `disk.sh` lays over the root file system.
-const ONTO_DISK: &str = "/numaward-vm/files";
+/// Folder of files that `disk.sh` copies over the root file system.
+const DISK_OVERLAY: &str = "/numaward-vm/files";
 const BOOT_ATTEMPTS: u32 = 3;
-/// A guest in virtual time whose emulator uses no CPU time, or gets little, is stopped after so many times its limit.
+/// Multiple of its limit after which a guest in virtual time is stopped if its emulator gets little CPU time.
 const IDLE_FACTOR: u32 = 10;
-/// Kernels that hang in virtual time while they start the second CPU (seen with QEMU 7.2). Those for Arm were not tried.
+/// Kernels that hang in virtual time while they start the second CPU (seen with QEMU 7.2). Kernels for Arm were not
+/// tried.
 const REAL_TIME_KERNELS: [&str; 2] = ["5.10", "6.1"];
-/// An instruction takes 2 to the power of this nanoseconds of the guest's time.
+/// Binary logarithm of the nanoseconds of the guest's time that an instruction takes.
 const INSTRUCTION_SHIFT: u32 = 2;
-/// The beginning of the line that [`Vm::start`] prints when it starts a machine again.
+/// Beginning of the line that [`Vm::start`] prints when it starts a machine again.
 pub const RESTARTED: &str = "the machine did not come up";
-const BOOT_PACE: Duration = Duration::from_millis(50);
-/// The address at which a guest reaches what [`Vm::reach`] lets it reach.
+const BOOT_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Address at which a guest reaches the ports of [`Vm::reach`].
 pub const HOST_ADDRESS: &str = "10.0.2.100";
 const DEFAULT_LIMIT: Duration = Duration::from_mins(3);
-/// Exit codes of `timeout` that had to stop its command: politely, and by SIGKILL.
-const TIMED_OUT: [i32; 2] = [124, 137];
-/// The signal at the limit of CPU time (setrlimit(2)).
+/// Exit codes of `timeout` after it stopped its command by SIGTERM or by SIGKILL.
+const TIMEOUT_EXIT_CODES: [i32; 2] = [124, 137];
+/// Signal at the limit of CPU time (setrlimit(2)).
 const SIGXCPU: i32 = 24;
 
-/// A TCP port of the host's loopback interface that leads to one of the guest.
+/// A TCP port of the host's loopback interface that leads to a port of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forward {
-    /// On 127.0.0.1 of the host.
+    /// Port on 127.0.0.1 of the host.
     pub host: u16,
-    /// In the guest.
+    /// Port in the guest.
     pub guest: u16,
 }
 
@@ -77,12 +80,11 @@ impl str::FromStr for Forward {
     }
 }
 
-/// A disk of a guest.
 #[derive(Debug, Clone)]
 struct Disk {
     file: PathBuf,
     log: Option<PathBuf>,
-    /// The node of its bus.
+    /// Node of its PCI bus.
     node: Option<u32>,
 }
 
@@ -92,19 +94,19 @@ impl Disk {
             node["node-name"] = format!("{name}{number}").into();
             node
         };
-        // This host writes the files: what they hold need not reach its own disk.
+        // The file belongs to this host, so its content need not be flushed to the host's disk.
         let cache = json!({ "no-flush": true });
         let file = |path: &Path| json!({ "driver": "file", "filename": path, "cache": cache.clone() });
         let disk = json!({ "driver": "raw", "cache": cache, "file": file(&self.file) });
         let disk = match &self.log {
             None => disk,
-            // The flushes of the guest have to come as far as the log.
+            // Flushes of the guest must be written to the log.
             Some(log) => json!({ "driver": "blklogwrites", "file": disk, "log": file(log) }),
         };
         let mut args = vec!["-blockdev".to_owned(), node(disk, "disk").to_string()];
         let device = format!("virtio-blk-pci,drive=disk{number}");
         match self.node {
-            // Buses from 160 on, of which each has a port with a bus of its own.
+            // Numbers of buses begin at 160; each bus has a port with a bus of its own.
             Some(node) => args.extend(behind_port(&format!("disk{number}"), 160 + 4 * number, node, &device)),
             None => args.extend(["-device".to_owned(), device]),
         }
@@ -112,7 +114,8 @@ impl Disk {
     }
 }
 
-/// A device on a PCI bus of a node, as the firmware says: QEMU's arguments for the bus with this number, a port, and the device.
+/// Returns QEMU's arguments for a device on a PCI bus of a node: the bus with this number, a port, and the device. The
+/// firmware reports the node.
 fn behind_port(name: &str, bus: usize, node: u32, device: &str) -> Vec<String> {
     [
         format!("pxb-pcie,id=bus-{name},bus_nr={bus},bus=pcie.0,numa_node={node}"),
@@ -124,37 +127,37 @@ fn behind_port(name: &str, bus: usize, node: u32, device: &str) -> Vec<String> {
     .collect()
 }
 
-/// A guest to be booted.
+/// A guest to boot.
 #[derive(Debug, Clone)]
 pub struct Vm {
     kernel: Kernel,
     machine: GuestTopology,
-    options: Options,
+    options: GuestOptions,
 }
 
-/// What a guest has beside its kernel and its machine.
+/// Options of a guest besides its kernel and its topology.
 #[derive(Debug, Clone)]
-struct Options {
+struct GuestOptions {
     append: Vec<String>,
     files: Vec<(PathBuf, String)>,
     /// Files that are copied only if the script names them.
     offered: Vec<(PathBuf, String)>,
     forwards: Vec<Forward>,
-    /// By the address in the guest's network.
+    /// Host ports that the guest reaches, with the address in the guest's network.
     reached: Vec<(String, Forward)>,
     modules: Vec<String>,
     disks: Vec<Disk>,
     limit: Duration,
     debian: Option<Debian>,
-    /// A file system with systemd.
+    /// Image of a root file system with systemd.
     system: Option<PathBuf>,
     has_device_tree: bool,
-    /// The node of the network card.
+    /// Node of the network card's PCI bus.
     network_node: Option<u32>,
     clock: Clock,
 }
 
-impl Default for Options {
+impl Default for GuestOptions {
     fn default() -> Self {
         Self {
             append: Vec::new(),
@@ -174,14 +177,14 @@ impl Default for Options {
     }
 }
 
-/// The clock of a guest.
+/// Clock of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Clock {
-    /// Advances with executed instructions and skips idle time, so that a busy host cannot make the guest miss a deadline and
+    /// Advances with executed instructions and skips idle time: a busy host cannot make the guest miss a deadline, and
     /// a `sleep` takes no time. (QEMU, docs/devel/tcg-icount.)
     #[default]
     Instructions,
-    /// The host's. A guest that talks to the host needs it: the other side does not skip time.
+    /// The host's clock. A guest that communicates with the host needs it, because the host does not skip time.
     RealTime,
 }
 
@@ -196,8 +199,8 @@ impl Clock {
         }
     }
 
-    /// The arguments of `timeout` that stop the emulator at this limit. Without a clock of the host, CPU time counts: it is the same
-    /// on a busy host.
+    /// Returns the arguments of `timeout` that stop the emulator at this limit. In virtual time, CPU time counts,
+    /// because it does not depend on the load of the host.
     fn limit_args(self, limit: Duration) -> Vec<String> {
         let seconds = limit.as_secs().max(1);
         match self {
@@ -214,108 +217,108 @@ impl Clock {
 }
 
 impl Vm {
-    /// Such a machine with this kernel; it may run for three minutes.
+    /// Creates a guest with this kernel and topology, and a time limit of three minutes.
     pub fn new(kernel: Kernel, machine: GuestTopology) -> Self {
-        Self { kernel, machine, options: Options::default() }
+        Self { kernel, machine, options: GuestOptions::default() }
     }
 
-    /// Describes the machine by a device tree, without firmware and ACPI. Only Arm has that.
+    /// Describes the machine by a device tree, without firmware and ACPI. Only Arm supports this.
     #[must_use]
     pub fn device_tree(mut self) -> Self {
         self.options.has_device_tree = true;
         self
     }
 
-    /// Makes systemd the first process. The script is then a service, and finds busybox's programs and Debian's on its
-    /// PATH. The root file system takes some 100 MiB of memory.
+    /// Makes systemd the first process. The script is then a service, with busybox's and Debian's programs on its PATH.
+    /// The root file system takes about 100 MiB of memory.
     #[must_use]
     pub fn systemd(mut self, debian: Debian) -> Self {
         self.options.debian = Some(debian);
         self
     }
 
-    /// As [`Vm::systemd`], with the root file system in this image of ext4, which then takes no memory. It becomes the last
-    /// disk. What the guest writes to it is lost with the guest.
+    /// Like [`Vm::systemd`], with the root file system in this ext4 image, which takes no memory. The image becomes the
+    /// last disk. Writes of the guest to it are discarded.
     #[must_use]
     pub fn systemd_on_disk(mut self, image: impl Into<PathBuf>) -> Self {
         self.options.system = Some(image.into());
         self
     }
 
-    /// More arguments for the kernel.
+    /// Adds arguments of the kernel.
     #[must_use]
     pub fn append(mut self, arguments: impl Into<String>) -> Self {
         self.options.append.push(arguments.into());
         self
     }
 
-    /// Copies a file of the host into the guest, mode included.
+    /// Copies a file of the host into the guest, with its mode.
     #[must_use]
     pub fn file(mut self, host: impl Into<PathBuf>, guest: impl Into<String>) -> Self {
         self.options.files.push((host.into(), guest.into()));
         self
     }
 
-    /// As [`Vm::file`], if the script that the guest boots with has the file's name in it.
+    /// Like [`Vm::file`], but only if the script contains the file's name.
     #[must_use]
     pub fn offer(mut self, host: impl Into<PathBuf>, guest: impl Into<String>) -> Self {
         self.options.offered.push((host.into(), guest.into()));
         self
     }
 
-    /// Lets the host's loopback interface reach a port of the guest. Nothing else gets in.
+    /// Lets the host's loopback interface reach a port of the guest. No other connection to the guest is possible.
     #[must_use]
     pub fn forward(mut self, forward: Forward) -> Self {
         self.options.forwards.push(forward);
         self
     }
 
-    /// Lets the guest reach a port of the host's loopback interface, at the guest's port of [`HOST_ADDRESS`]. Nothing else
-    /// gets out.
+    /// Lets the guest reach a port of the host's loopback interface, at the guest's port of [`HOST_ADDRESS`]. No other
+    /// connection from the guest is possible.
     #[must_use]
     pub fn reach(self, forward: Forward) -> Self {
         self.reach_at(HOST_ADDRESS, forward)
     }
 
-    /// As [`Vm::reach`], at another address of 10.0.2.0/24. Not at those that QEMU itself answers: 10.0.2.2 and 10.0.2.3.
+    /// Like [`Vm::reach`], at another address of 10.0.2.0/24, except for QEMU's own: 10.0.2.2 and 10.0.2.3.
     #[must_use]
     pub fn reach_at(mut self, address: impl Into<String>, forward: Forward) -> Self {
         self.options.reached.push((address.into(), forward));
         self
     }
 
-    /// Loads a module of the kernel before the script begins, after those given before and those of the network. What a
-    /// kernel has built in, or setup has not kept, is passed over.
+    /// Loads a module of the kernel before the script begins, after the modules of earlier calls and those of the
+    /// network. A module that is built in or not in the cache is skipped.
     #[must_use]
     pub fn module(mut self, name: impl Into<String>) -> Self {
         self.options.modules.push(name.into());
         self
     }
 
-    /// Makes a file of the host the next disk: `/dev/vda`, then `/dev/vdb`, as it is. What the guest writes there outlives
-    /// the guest.
+    /// Makes a file of the host the next disk: `/dev/vda`, then `/dev/vdb`. Writes of the guest change the file.
     #[must_use]
     pub fn disk(mut self, file: impl Into<PathBuf>) -> Self {
         self.options.disks.push(Disk { file: file.into(), log: None, node: None });
         self
     }
 
-    /// As [`Vm::disk`], on a PCI bus of this node, as the firmware says.
+    /// Like [`Vm::disk`], on a PCI bus of this node, as the firmware reports.
     #[must_use]
     pub fn disk_on(mut self, file: impl Into<PathBuf>, node: u32) -> Self {
         self.options.disks.push(Disk { file: file.into(), log: None, node: Some(node) });
         self
     }
 
-    /// As [`Vm::disk`], and every write and flush is noted in the file `log`, which must exist: a [`WriteLog`](crate::WriteLog).
+    /// Like [`Vm::disk`], with a log of every write and flush in the file `log`, which must exist: a
+    /// [`WriteLog`](crate::WriteLog).
     #[must_use]
     pub fn disk_with_log(mut self, file: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         self.options.disks.push(Disk { file: file.into(), log: Some(log.into()), node: None });
         self
     }
 
-    /// Puts the network card on a PCI bus of this node, as the firmware says; a machine without a network gets one that leads
-    /// nowhere.
+    /// Puts the network card on a PCI bus of this node, as the firmware reports. A machine without a network gets a
+    /// card without connection.
     #[must_use]
     pub fn network_on(mut self, node: u32) -> Self {
         self.options.network_node = Some(node);
@@ -329,7 +332,8 @@ impl Vm {
         self
     }
 
-    /// The clock of the guest: the host's if it talks to the host, or if its kernel does not come up in virtual time.
+    /// Returns the clock of the guest: the host's if the guest communicates with the host, or if its kernel does not
+    /// boot in virtual time.
     fn clock(&self) -> Clock {
         let talks = !self.options.forwards.is_empty() || !self.options.reached.is_empty();
         let comes_up = self.kernel.arch() == Arch::Amd64 && !REAL_TIME_KERNELS.contains(&self.kernel.name());
@@ -346,15 +350,14 @@ impl Vm {
             || self.options.network_node.is_some()
     }
 
-    /// The time after which the guest is stopped, booting included: CPU time of the emulator if the guest runs in virtual time.
+    /// Sets the time limit of the guest, including its boot. In virtual time, the CPU time of the emulator counts.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.options.limit = limit;
         self
     }
 
-    /// Boots, runs `script` (busybox sh) as root with its output going to `output` as it comes, and returns its
-    /// exit code.
+    /// Boots, runs `script` (busybox sh) as root, writes its output to `output` as it comes, and returns its exit code.
     pub fn run(&self, script: &str, output: &mut dyn Write) -> Result<u8, Error> {
         self.start(script)?.finish(output)
     }
@@ -362,8 +365,9 @@ impl Vm {
     /// Boots, and returns when the script begins or the guest has ended. The guest is stopped when the returned value
     /// is dropped.
     ///
-    /// A guest that does not come up is started again: nothing of the script has run. In real time, the emulation now and then loses
-    /// a timer's interrupt on a busy host (the kernel then reports stalls on its console, or panics early).
+    /// A guest that does not boot is started again, because nothing of the script has run. In real time, the emulation
+    /// sometimes loses a timer interrupt on a busy host (the kernel then reports stalls on its console, or panics
+    /// early).
     pub fn start(&self, script: &str) -> Result<RunningVm, Error> {
         let mut attempt = 1;
         loop {
@@ -425,13 +429,14 @@ impl Vm {
         ]
         .join(" ");
         let child = Command::new("setpriv")
-            // When this process dies, however it dies, so does the guest.
+            // When this process dies for any reason, the guest dies too.
             .args(["--pdeathsig", "TERM", "timeout", "--foreground", "--kill-after=5"])
             .args(self.clock().limit_args(self.options.limit))
             .args([emulator.0, "-nodefaults", "-no-user-config"])
             .args(arch.board_args())
-            // One thread emulates all CPUs: with several, a CPU runs stale code now and then while the kernel
-            // rewrites it (tracepoints, static branches), and the guest dies of an int3 that nobody set.
+            // One thread emulates all CPUs. With several, a CPU sometimes runs stale code while the kernel rewrites it
+            // (tracepoints,
+            // static branches), and the guest dies of an unexpected int3.
             .args(["-accel", "tcg,thread=single"])
             .args(self.clock().args())
             .args(self.firmware_args()?)
@@ -446,7 +451,7 @@ impl Vm {
             .args(["-chardev", "stdio,id=output,signal=off"])
             .args(["-chardev", &chardev("status", &status)])
             .args(arch.port_args("console", "output", "status"))
-            // Before the network: without a bus of their own, devices go to the bus that was named last.
+            // Before the network: devices without a bus of their own are attached to the bus that was named last.
             .args(self.disk_args())
             .args(self.network_args(&busybox))
             .args(self.monitor_args(&monitor))
@@ -470,7 +475,7 @@ impl Vm {
                 "/init",
             )?;
         }
-        let Ports { output, status, .. } = self.kernel.arch().ports();
+        let SerialPorts { output, status, .. } = self.kernel.arch().ports();
         tree.text(&format!("{output} {status}\n"), "/numaward-vm/ports")?;
         tree.text(include_str!("run.sh"), "/numaward-vm/run")?;
         tree.text(script, "/numaward-vm/script")?;
@@ -497,16 +502,16 @@ impl Vm {
             if self.options.system.is_none() {
                 tree.file(host, guest)?;
             } else if let Some(program) = guest.strip_prefix("/bin/") {
-                // A link on the disk.
-                tree.file(host, &format!("{ONTO_DISK}/usr/bin/{program}"))?;
+                // `/bin` is a link on the disk.
+                tree.file(host, &format!("{DISK_OVERLAY}/usr/bin/{program}"))?;
             } else {
-                tree.file(host, &format!("{ONTO_DISK}{guest}"))?;
+                tree.file(host, &format!("{DISK_OVERLAY}{guest}"))?;
             }
         }
         Ok(tree)
     }
 
-    /// What describes the machine to the kernel.
+    /// Returns QEMU's arguments for the firmware.
     fn firmware_args(&self) -> Result<Vec<String>, Error> {
         Ok(match self.kernel.arch() {
             Arch::Amd64 => Vec::new(),
@@ -547,7 +552,7 @@ impl Vm {
             let _ = write!(netdev, ",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
         }
         for (address, Forward { host, guest }) in &self.options.reached {
-            // QEMU itself would pass on one connection and no more; of a command it starts one for each.
+            // QEMU itself would forward only one connection, but starts a command for each.
             let relay = format!("{} nc 127.0.0.1 {host}", busybox.display());
             let _ = write!(netdev, ",guestfwd=tcp:{address}:{guest}-cmd:{relay}");
         }
@@ -561,11 +566,11 @@ impl Vm {
     }
 }
 
-/// A guest that has been started.
+/// A guest that was started.
 #[derive(Debug)]
 pub struct RunningVm {
     child: Child,
-    /// Removed with everything in it on drop.
+    /// Temporary folder, which is removed on drop.
     _folder: TempDir,
     console: PathBuf,
     status: PathBuf,
@@ -575,22 +580,23 @@ pub struct RunningVm {
 }
 
 impl RunningVm {
-    /// What changes the machine while it runs; only for a machine with room, and once.
+    /// Connects to the monitor, which changes the running machine. Possible once, and only for a topology with room for
+    /// memory.
     pub fn monitor(&self) -> Result<Monitor, Error> {
         Monitor::connect(&self.monitor)
     }
 
-    /// What stops the guest while [`RunningVm::finish`] waits for its end.
+    /// Returns a handle that stops the guest while [`RunningVm::finish`] waits for its end.
     pub fn stopper(&self) -> Stopper {
         Stopper { pid: self.child.id() }
     }
 
-    /// Whether the script has begun in time. A guest that QEMU could not even start counts as well: trying again
-    /// would not help.
+    /// Returns whether the script began in time. True also for a guest that QEMU could not start, because another
+    /// attempt would not help.
     fn comes_up(&mut self, limit: Duration) -> Result<bool, Error> {
         let started = Instant::now();
         while started.elapsed() < limit {
-            // In this order: a script may begin, and end, between the two.
+            // In this order, because a script may begin and end between the two.
             let ended = self.ended().map_err(Error::io("waiting for", "QEMU"))?;
             if fs::read_to_string(&self.status).unwrap_or_default().starts_with(BEGUN) {
                 return Ok(true);
@@ -598,17 +604,17 @@ impl RunningVm {
             if ended {
                 return Ok(panic_line(&self.read_console()).is_none());
             }
-            thread::sleep(BOOT_PACE);
+            thread::sleep(BOOT_POLL_INTERVAL);
         }
         Ok(false)
     }
 
-    /// Whether the guest has ended.
+    /// Returns whether the guest has ended.
     pub fn ended(&mut self) -> io::Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Passes the script's output on until the guest ends, and returns the script's exit code.
+    /// Writes the script's output to `output` until the guest ends, and returns the script's exit code.
     pub fn finish(mut self, output: &mut dyn Write) -> Result<u8, Error> {
         if let Some(mut stdout) = self.child.stdout.take() {
             let mut buffer = [0; 8192];
@@ -638,7 +644,7 @@ impl RunningVm {
         }
         match status.code() {
             Some(0) => Err(Error::NoExitCode { console: tail(&console) }),
-            Some(code) if TIMED_OUT.contains(&code) => {
+            Some(code) if TIMEOUT_EXIT_CODES.contains(&code) => {
                 Err(Error::Timeout { limit: self.limit, console: tail(&console) })
             }
             None if status.signal() == Some(SIGXCPU) => {
@@ -648,7 +654,7 @@ impl RunningVm {
         }
     }
 
-    /// The last lines of the guest's console so far.
+    /// Returns the last lines of the guest's console so far.
     pub fn console_tail(&self) -> String {
         tail(&self.read_console())
     }
@@ -658,19 +664,19 @@ impl RunningVm {
     }
 }
 
-/// Stops a guest.
+/// Handle that stops a guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopper {
     pid: u32,
 }
 
 impl Stopper {
-    /// Asks the guest's process to end; nothing happens if it has ended.
+    /// Asks the guest's process to end; does nothing if it has ended.
     pub fn stop(self) {
         let _ = Command::new("kill").arg(self.pid.to_string()).stderr(Stdio::null()).status();
     }
 
-    /// The process that watches over QEMU.
+    /// Returns the id of the process that supervises QEMU.
     pub fn pid(self) -> u32 {
         self.pid
     }
@@ -678,7 +684,7 @@ impl Stopper {
 
 impl Drop for RunningVm {
     fn drop(&mut self) {
-        // Already waited for in the ordinary case. SIGKILL to `timeout` would orphan QEMU; it passes SIGTERM on.
+        // Normally the process has ended by now. SIGKILL to `timeout` would orphan QEMU; SIGTERM is forwarded.
         if matches!(self.child.try_wait(), Ok(None)) {
             self.stopper().stop();
             let _ = self.child.wait();
@@ -686,15 +692,15 @@ impl Drop for RunningVm {
     }
 }
 
-/// What the guest's init writes before the script begins.
+/// Line that the guest's init writes before the script begins.
 const BEGUN: &str = "begun\n";
 
-/// The one line that the guest's init writes after the script has ended, and nothing else.
+/// Parses the line that the guest's init writes after the script has ended.
 fn exit_code(status: &str) -> Option<u8> {
     status.strip_prefix(BEGUN)?.strip_prefix("exit ")?.strip_suffix('\n')?.parse().ok()
 }
 
-/// What a kernel says that gives up.
+/// Returns the line with the kernel's panic.
 fn panic_line(console: &str) -> Option<&str> {
     console.lines().map(str::trim).find(|line| line.contains("Kernel panic"))
 }
@@ -708,7 +714,7 @@ fn tail(console: &str) -> String {
     format!("The console's last lines:\n    {}", shown.join("\n    "))
 }
 
-/// The path of one of [`TOOLS`], from PATH or the folders of the administrator's tools, which may be missing from an
+/// Returns the path of one of [`TOOLS`], from PATH or the folders of the administrator's tools, which may not be in an
 /// ordinary user's PATH.
 pub fn find_tool(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -723,7 +729,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_marker_is_an_exit_code() {
+    fn parses_exit_code_line_only() {
         assert_eq!(exit_code("exit 0\n"), None);
         assert_eq!(exit_code("begun\nexit 0\n"), Some(0));
         assert_eq!(exit_code("begun\nexit 255\n"), Some(255));
@@ -733,7 +739,7 @@ mod tests {
     }
 
     #[test]
-    fn forwards_are_read() {
+    fn parses_forwards() {
         assert_eq!("19560:9560".parse(), Ok(Forward { host: 19560, guest: 9560 }));
         for wrong in ["", "1", "1:", ":1", "0:1", "1:70000", "a:b", "1:2:3"] {
             assert!(wrong.parse::<Forward>().is_err(), "{wrong:?}");
@@ -741,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_the_end() {
+    fn tail_has_last_lines() {
         let console = (0..100).fold(String::new(), |console, line| format!("{console}line {line}\r\n\r\n"));
         let tail = tail(&console);
         assert!(

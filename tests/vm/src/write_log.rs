@@ -1,17 +1,17 @@
-//! What a guest wrote to a disk, in order, and what the disk may hold if power is lost at some moment.
+//! Log of a guest's writes to a disk, and the possible content of the disk after a loss of power.
 //!
-//! QEMU's `blklogwrites` notes each request when the disk has answered it, in the format of the kernel's dm-log-writes
-//! (Documentation/admin-guide/device-mapper/log-writes.rst, linux/drivers/md/dm-log-writes.c): a sector that says how many
-//! entries there are, then for each entry a sector that describes it, and the data.
+//! QEMU's `blklogwrites` logs each request when the disk has answered it, in the format of the kernel's dm-log-writes
+//! (Documentation/admin-guide/device-mapper/log-writes.rst, linux/drivers/md/dm-log-writes.c): a sector with the number
+//! of entries, then for each entry a sector that describes it, and the data.
 //!
-//! The model of a disk: what was answered before a flush began is durable once that was answered. Of what was written
-//! since then, each sector is there or not, whatever became of the others.
+//! Model of a disk: writes that were answered before a flush began are durable once the flush was answered. Each sector
+//! that was written since then may or may not be on the disk, independently of the other sectors.
 
 use std::{fs, ops::Range, path::Path};
 
 use crate::Error;
 
-/// Bytes of a sector.
+/// Size of a sector, in bytes.
 pub const SECTOR: usize = 512;
 
 const MAGIC: u64 = 0x006a_7366_7773_6872;
@@ -19,18 +19,18 @@ const FLUSH: u64 = 1;
 const FORCED: u64 = 2;
 const DISCARD: u64 = 4;
 
-const CUT_OFF: &str = "it ends within an entry";
+const TRUNCATED: &str = "it ends within an entry";
 
 /// A request that the disk has answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogEntry {
-    /// All that was written before is durable.
+    /// All earlier writes are durable.
     Flush,
     /// Bytes were written.
     Write {
-        /// Where on the disk, in bytes.
+        /// Offset on the disk, in bytes.
         offset: usize,
-        /// Where the data is in the log.
+        /// Range of the data in the log.
         data: Range<usize>,
     },
 }
@@ -51,22 +51,22 @@ impl WriteLog {
         Ok(Self { bytes, entries })
     }
 
-    /// The requests, in the order of their answers.
+    /// Returns the requests in the order of their answers.
     pub fn entries(&self) -> &[LogEntry] {
         &self.entries
     }
 
-    /// The data of a write.
+    /// Returns the data of a write.
     pub fn data(&self, data: &Range<usize>) -> &[u8] {
         &self.bytes[data.clone()]
     }
 
-    /// Where the last flush before this entry is; 0 if there is none.
+    /// Returns the index of the last flush before this entry; 0 if there is none.
     pub fn last_flush(&self, before: usize) -> usize {
         self.entries[..before].iter().rposition(|entry| *entry == LogEntry::Flush).unwrap_or(0)
     }
 
-    /// Does to the disk what these entries did, for each sector if it is kept.
+    /// Applies these entries to the disk; `keeps` decides for each sector if it is written.
     pub fn replay(&self, disk: &mut [u8], entries: Range<usize>, mut keeps: impl FnMut() -> bool) {
         for entry in &self.entries[entries] {
             let LogEntry::Write { offset, data } = entry else { continue };
@@ -92,8 +92,8 @@ fn entries(bytes: &[u8]) -> Result<Vec<LogEntry>, &'static str> {
     if number(0) != Some(MAGIC) || number(8) != Some(1) {
         return Err("it does not begin as a log");
     }
-    let count = number(16).ok_or(CUT_OFF)?;
-    // The first sector has 4 bytes for the size of a sector, behind them nothing that counts.
+    let count = number(16).ok_or(TRUNCATED)?;
+    // The size of a sector has 4 bytes, which are followed by unused bytes.
     if number(24).map(|size| size & 0xffff_ffff) != Some(SECTOR as u64) {
         return Err("its sectors do not have 512 bytes");
     }
@@ -101,10 +101,10 @@ fn entries(bytes: &[u8]) -> Result<Vec<LogEntry>, &'static str> {
     let mut at = SECTOR;
     for _ in 0..count {
         let (Some(sector), Some(sectors), Some(flags)) = (size(at), size(at + 8), number(at + 16)) else {
-            return Err(CUT_OFF);
+            return Err(TRUNCATED);
         };
         at += SECTOR;
-        // Discarded data may be anything, so also what it was.
+        // Discarded data may have any value, including the present one.
         if flags & DISCARD != 0 {
             continue;
         }
@@ -113,7 +113,7 @@ fn entries(bytes: &[u8]) -> Result<Vec<LogEntry>, &'static str> {
         }
         let data = at..at + sectors * SECTOR;
         if data.end > bytes.len() {
-            return Err(CUT_OFF);
+            return Err(TRUNCATED);
         }
         at = data.end;
         if !data.is_empty() {
@@ -130,7 +130,7 @@ fn entries(bytes: &[u8]) -> Result<Vec<LogEntry>, &'static str> {
 mod tests {
     use super::*;
 
-    /// A log of these requests: sector, flags, data.
+    /// Creates a log of these requests: sector, flags, data.
     fn log(requests: &[(u64, u64, &[u8])]) -> Vec<u8> {
         let sector = |numbers: &[u64]| {
             let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_holds_what_was_flushed_and_any_of_the_rest() {
+    fn flushed_writes_are_durable() {
         let [one, two, three] = [1, 2, 3].map(|byte| [byte; 2 * SECTOR]);
         let bytes =
             log(&[(1, 0, &one), (0, FLUSH, &[]), (2, 0, &two), (7, DISCARD, &[]), (3, FLUSH, &three)]);
@@ -164,12 +164,12 @@ mod tests {
         assert_eq!(disk(0..1, || true), [0, 1, 1, 0]);
         assert_eq!(disk(0..3, || true), [0, 1, 2, 2]);
         assert_eq!(disk(0..3, || false), [0; 4]);
-        // What lies behind the end of the disk is no place of it.
+        // Data behind the end of the disk is ignored.
         assert_eq!(disk(0..5, || true), [0, 1, 2, 3]);
     }
 
     #[test]
-    fn what_is_no_log_is_refused() {
+    fn refuses_malformed_logs() {
         let good = log(&[(1, 0, &[1; SECTOR])]);
         assert!(entries(&good).is_ok());
         assert!(entries(&[]).is_err());

@@ -1,4 +1,4 @@
-//! ThreadPool for writes that may take the kernel a long time.
+//! Threads for writes that may take the kernel a long time.
 //!
 //! Most writes are quick, and an admission makes several, so a few idle threads are kept for the next write.
 
