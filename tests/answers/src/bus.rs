@@ -1,7 +1,8 @@
-//! A system bus on which nobody answers.
+//! A system bus without answers.
 //!
-//! Two kinds of silence: that of systemd, where the bus itself talks (it authenticates and gives a name, then nothing
-//! comes), and that of the bus (connections are accepted, as the kernel does it for a bus that hangs, then nothing).
+//! The bus can be silent in two ways. Either systemd does not answer: the bus authenticates the client and gives it a
+//! name, but no message follows. Or the bus does not answer: connections are accepted, as the kernel does for a bus
+//! that hangs, but nothing follows.
 //!
 //! Source: the D-Bus specification, "Authentication Protocol" and "Message Protocol".
 
@@ -19,40 +20,40 @@ use std::{
 use anyhow::Result;
 
 #[derive(Default)]
-struct State {
+struct BusState {
     talks: AtomicBool,
     waiting: AtomicUsize,
 }
 
-pub(crate) struct Bus(Arc<State>);
+pub(crate) struct Bus(Arc<BusState>);
 
 impl Bus {
     pub(crate) fn start(socket: impl AsRef<Path>) -> Result<Self> {
         let listener = UnixListener::bind(socket)?;
-        let state = Arc::<State>::default();
+        let state = Arc::<BusState>::default();
         let bus = Self(state.clone());
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = state.clone();
-                // It ends when the other side hangs up.
+                // The thread ends when the client closes the connection.
                 thread::spawn(move || drop(serve(stream, &state)));
             }
         });
         Ok(bus)
     }
 
-    /// From the next connection on, whether the bus itself answers.
+    /// Sets whether the bus itself answers, from the next connection on.
     pub(crate) fn talks(&self, talks: bool) {
         self.0.talks.store(talks, Ordering::Relaxed);
     }
 
-    /// How often something was asked to which no answer comes.
+    /// Returns the number of calls without an answer.
     pub(crate) fn waiting(&self) -> usize {
         self.0.waiting.load(Ordering::Relaxed)
     }
 }
 
-fn serve(mut stream: UnixStream, state: &State) -> Result<()> {
+fn serve(mut stream: UnixStream, state: &BusState) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     if state.talks.load(Ordering::Relaxed) {
         reader.read_exact(&mut [0])?;
@@ -77,7 +78,7 @@ fn serve(mut stream: UnixStream, state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Reads a message, and gives its serial number.
+/// Reads a message, and returns its serial number.
 fn message(reader: &mut impl Read) -> Result<u32> {
     let mut head = [0; 16];
     reader.read_exact(&mut head)?;
@@ -91,14 +92,14 @@ fn message(reader: &mut impl Read) -> Result<u32> {
     Ok(serial)
 }
 
-/// The answer to `Hello`: a unique name.
+/// Formats the answer to `Hello`: a unique name.
 fn name(serial: u32) -> Vec<u8> {
     let body = b"\x04\0\0\0:1.1\0";
     // REPLY_SERIAL, then SIGNATURE.
     let mut fields = b"\x05\x01u\0".to_vec();
     fields.extend(serial.to_le_bytes());
     fields.extend(b"\x08\x01g\0\x01s\0");
-    // Little-endian, an answer, none expected, version 1.
+    // Little-endian, a method return, no reply expected, version 1.
     let mut message = b"l\x02\x01\x01".to_vec();
     for number in [body.len(), 1, fields.len()] {
         message.extend(u32::try_from(number).unwrap_or_default().to_le_bytes());

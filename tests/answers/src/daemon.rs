@@ -1,19 +1,19 @@
-//! The daemon, as users run it.
+//! The daemon, started as users start it.
 
 use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 use numaward_tests_daemon::{self as daemon, DaemonProcess, wait};
 
-/// Where the container runtime listens.
+/// Socket of the container runtime.
 pub(crate) const NRI: &str = "/tmp/answers/nri.sock";
-/// Where the system bus does.
+/// Socket of the system bus.
 pub(crate) const BUS: &str = "/tmp/answers/bus";
 const SOCKET: &str = "/tmp/answers/control.sock";
 const CONFIG: &str = "/tmp/answers/config.yaml";
 const LOG: &str = "/tmp/answers/daemon.log";
 
-/// Starts it, and waits until it is ready.
+/// Starts the daemon, and waits until it is ready.
 pub(crate) fn start() -> Result<DaemonProcess> {
     let config = format!(
         "controlSocket: {SOCKET}\nstateDirectory: /tmp/answers/state\n\
@@ -27,14 +27,14 @@ pub(crate) fn start() -> Result<DaemonProcess> {
     Ok(process)
 }
 
-/// What it logged last.
+/// Returns the last lines of the daemon's log.
 pub(crate) fn log_tail() -> String {
     daemon::log_tail(LOG.as_ref())
 }
 
-/// Asks on the control socket.
+/// Sends a request to the control socket.
 pub(crate) fn ask(method: &str, path: &str, body: &str) -> Result<(u16, String)> {
-    daemon::ask(SOCKET.as_ref(), method, path, body)?.context("no whole answer")
+    daemon::ask(SOCKET.as_ref(), method, path, body)?.context("incomplete answer")
 }
 
 pub(crate) fn release(name: &str) -> Result<()> {

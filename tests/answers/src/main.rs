@@ -1,28 +1,30 @@
-//! `numaward-answers-check` measures how soon the daemon answers `CreateContainer`, and whether the container is
-//! pinned, while the daemon waits for something else or many others ask it something.
+//! `numaward-answers-check` measures how fast the daemon answers `CreateContainer`, and checks that the container is
+//! pinned, while the daemon waits for something else or has many clients.
 //!
-//! Problem: a container runtime holds up every creation until its plugins have answered, and goes on without a plugin
-//! that is late: the container then runs unpinned. What the daemon waits for itself must not be waited for by those
-//! who ask.
+//! # Problem
+//! A container runtime delays every creation until its plugins have answered, and continues without a plugin that is
+//! late: the container then runs unpinned. While the daemon waits for something, its clients must not have to wait.
 //!
-//! Terms: in a *phase*, [`CALLS`] containers are created while one thing is in progress. A call counts only if that
-//! was so from its beginning to its end. The phase `idle` has nothing in progress: it says what the machine itself
-//! takes.
+//! # Terms
+//! In a *phase*, [`CALLS`] containers are created during one other operation. A call counts only if the operation
+//! lasted from its beginning to its end. The phase `idle` has no other operation, and shows the speed of the machine.
 //!
-//! Algorithm: each phase prints one line, `NAME: {"calls": …, "medianMs": …, "maxMs": …, …}`. Whether that is soon
-//! enough is for the test outside to say. Whether containers are pinned, to CPUs that no other has, is checked
-//! here, for each of them.
+//! # Algorithm
+//! Each phase prints one line, `NAME: {"calls": …, "medianMs": …, "maxMs": …, …}`, for the calling test to check. This
+//! program checks that each container is pinned, to CPUs that no other container has.
 //!
-//! What is real: the kernel, its cgroups, the pages that move, the daemon (`numaward run`, as users run it) and its
-//! sockets. What is not: the container runtime is the one of the project's tests, which speaks NRI as containerd does
-//! and writes cgroups as runc does, but runs no process; the bus ([`bus`]) only accepts calls. So this proves the
-//! protocol and the times of the daemon's answers, not that a product works with it. The ledger is on the machine's
-//! root, which is memory: what a disk adds, `cargo xtask bench enforce` measures.
+//! # Limits
+//! The kernel, its cgroups, the pages that move, the daemon (`numaward run`) and its sockets are real. The container
+//! runtime is a fake that speaks NRI as containerd does and writes cgroups as runc does, but runs no process; the bus
+//! ([`bus`]) only accepts calls. The test therefore proves the protocol and the latency of the daemon, but not that a
+//! product works with it. The ledger is on the machine's root, which is in memory; `cargo xtask bench enforce` measures
+//! the effect of a disk.
 //!
-//! All of it runs on CPU 0, and so does the kernel's worker that moves pages: the machine's own scheduler decides which
-//! runs, as on a host that is fully loaded. The clients that read run on a CPU of the other node: elsewhere they are on other hosts.
+//! The daemon, this program and the kernel's worker that moves pages run on CPU 0, so that the scheduler decides as on
+//! a fully loaded host. The reading clients run on a CPU of the other node, because in production they are on other
+//! hosts.
 //!
-//! To be run as root on a machine that nobody needs, with cgroup v2 at /sys/fs/cgroup.
+//! Run it as root on a machine that can be discarded, with cgroup v2 at /sys/fs/cgroup.
 
 #![forbid(unsafe_code)]
 
@@ -52,16 +54,16 @@ use self::{
     scrapers::Scrapers,
 };
 
-/// Workloads, where there are many.
+/// Number of workloads in the phase with many workloads.
 const WORKLOADS: usize = 1000;
-/// Clients that read them all the time.
+/// Number of clients that read these workloads.
 const CLIENTS: usize = 50;
-/// Time between bursts of creations while clients read.
+/// Interval between bursts of creations while clients read.
 const BURST_INTERVAL: Duration = Duration::from_secs(1);
-/// What lies on the node that it is to leave: base pages, one by one.
+/// Memory on the node that it has to leave, in base pages.
 const LOAD: &str = "400M";
-/// What is promised to it: more than node 0 has, so that it is on node 1.
-const PROMISED: &str = "1200M";
+/// Memory that its guarantee asks for: more than node 0 has, so that it gets node 1.
+const GUARANTEED: &str = "1200M";
 
 fn main() -> ExitCode {
     if let Err(error) = stay_on_cpu_0() {
@@ -79,7 +81,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// For this process, all that it starts, and the kernel's unbound workers.
+/// Restricts this process, its children and the kernel's unbound workers to CPU 0.
 fn stay_on_cpu_0() -> Result<()> {
     let mut cpus = rustix::thread::CpuSet::new();
     cpus.set(0);
@@ -89,7 +91,7 @@ fn stay_on_cpu_0() -> Result<()> {
 }
 
 async fn run() -> Result<()> {
-    // systemd is the first process, as far as the daemon can see.
+    // Makes the daemon believe that systemd is the first process.
     fs::create_dir_all("/run/systemd/system")?;
     fs::create_dir_all("/tmp/answers")?;
     let bus = Bus::start(daemon::BUS)?;
@@ -108,14 +110,14 @@ async fn run() -> Result<()> {
     daemon.stop()
 }
 
-/// A guarantee that is being asked for on another thread.
-struct Asking {
+/// A request for a guarantee, which another thread makes.
+struct PendingRequest {
     answered: Arc<AtomicBool>,
     thread: thread::JoinHandle<Result<(u16, String)>>,
     start: Instant,
 }
 
-impl Asking {
+impl PendingRequest {
     fn start(name: &str, cgroup: &str, memory: &str) -> Self {
         let asked = serde_json::json!({
             "name": name, "target": {"cgroup": cgroup}, "cpus": 1, "memory": memory,
@@ -130,17 +132,18 @@ impl Asking {
         Self { answered, thread, start: Instant::now() }
     }
 
-    fn goes_on(&self) -> bool {
+    fn is_pending(&self) -> bool {
         !self.answered.load(Ordering::Relaxed)
     }
 
-    /// What came of it.
+    /// Waits for the answer.
     fn end(self) -> Result<(u16, String)> {
         self.thread.join().ok().context("the thread that asks has panicked")?
     }
 }
 
-/// Pages move from node to node, base page by base page: the write to `cpuset.mems` returns when all have moved.
+/// Measures while pages move between nodes, base page by base page: the write to `cpuset.mems` returns when all have
+/// moved.
 async fn page_move(runtime: &mut Runtime) -> Result<()> {
     let dir = Path::new(CGROUPS).join("mover");
     fs::create_dir(&dir)?;
@@ -149,18 +152,18 @@ async fn page_move(runtime: &mut Runtime) -> Result<()> {
     while done < CALLS {
         rounds += 1;
         ensure!(rounds <= 10, "pages move too soon: {done} calls in {rounds} moves");
-        let asking = Asking::start("mover", "/mover", PROMISED);
-        wait("the pages to move", || Ok(holds(&dir, "cpuset.mems", "1") || !asking.goes_on()))?;
+        let asking = PendingRequest::start("mover", "/mover", GUARANTEED);
+        wait("the pages to move", || Ok(holds(&dir, "cpuset.mems", "1") || !asking.is_pending()))?;
         let begun = Instant::now();
-        done += runtime.calls(CALLS - done, false, || asking.goes_on()).await?;
-        while asking.goes_on() {
-            // What the daemon asks of the runtime is still answered.
+        done += runtime.calls(CALLS - done, false, || asking.is_pending()).await?;
+        while asking.is_pending() {
+            // The fake runtime still has to answer the daemon's requests.
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         shortest = shortest.min(begun.elapsed());
         let (status, answer) = asking.end()?;
         ensure!(status == 201, "asked for the mover's guarantee: {status} {answer}");
-        // The daemon waits no longer than two seconds, the kernel until all have moved.
+        // The daemon waits for two seconds at most, the kernel until all pages have moved.
         wait("the pages to have moved", || Ok(on_node_0(&dir)? < 4 << 20))?;
         daemon::release("mover")?;
         if done < CALLS {
@@ -174,7 +177,7 @@ async fn page_move(runtime: &mut Runtime) -> Result<()> {
     runtime.print("page move", &[("moves", rounds.into()), ("shortestMoveMs", millis(shortest))])
 }
 
-/// Anonymous memory on node 0, in base pages, of a process in this cgroup.
+/// Starts a process in this cgroup with anonymous memory on node 0, in base pages.
 fn load(dir: &Path) -> Result<Child> {
     let report = "/tmp/answers/load";
     let child = Command::new("numaward-load")
@@ -188,28 +191,28 @@ fn load(dir: &Path) -> Result<Child> {
     Ok(child)
 }
 
-/// Bytes of anonymous memory on node 0.
+/// Returns the bytes of anonymous memory on node 0.
 fn on_node_0(dir: &Path) -> Result<u64> {
     let text = fs::read_to_string(dir.join("memory.numa_stat"))?;
     let anon = text.lines().find_map(|line| line.strip_prefix("anon N0=")).context("no anon on node 0")?;
     Ok(anon.split(' ').next().unwrap_or_default().parse()?)
 }
 
-/// systemd is asked for a unit, and says nothing.
+/// Measures while the daemon waits for an answer of systemd.
 async fn hanging_call(runtime: &mut Runtime, bus: &Bus, name: &str, unit: &str) -> Result<()> {
     let cgroup = format!("/system.slice/{unit}.service");
     fs::create_dir_all(format!("{CGROUPS}{cgroup}"))?;
-    // The daemon gives a call up after ten seconds, in which a slow machine does not create all containers.
+    // The daemon cancels a call after ten seconds, in which a slow machine does not create all containers.
     let (mut done, mut rounds, mut longest) = (0, 0, Duration::ZERO);
     while done < CALLS {
         rounds += 1;
         ensure!(rounds <= 10, "calls are given up too soon: {done} creations in {rounds} of them");
         let calls = bus.waiting();
-        let asking = Asking::start(unit, &cgroup, "16Mi");
-        wait("a call to wait", || Ok(bus.waiting() > calls || !asking.goes_on()))?;
-        ensure!(asking.goes_on(), "nobody asked systemd: {:?}", asking.end()?);
-        done += runtime.calls(CALLS - done, true, || asking.goes_on()).await?;
-        while asking.goes_on() {
+        let asking = PendingRequest::start(unit, &cgroup, "16Mi");
+        wait("a call to wait", || Ok(bus.waiting() > calls || !asking.is_pending()))?;
+        ensure!(asking.is_pending(), "the daemon made no call to systemd: {:?}", asking.end()?);
+        done += runtime.calls(CALLS - done, true, || asking.is_pending()).await?;
+        while asking.is_pending() {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         longest = longest.max(asking.start.elapsed());
@@ -217,12 +220,12 @@ async fn hanging_call(runtime: &mut Runtime, bus: &Bus, name: &str, unit: &str) 
         ensure!(status >= 400, "systemd said nothing, and the daemon: {status} {answer}");
     }
     runtime.print(name, &[("systemdAsked", rounds.into()), ("waitedMs", millis(longest))])?;
-    // What others ask for is served again.
+    // Other requests are served again.
     let other = Path::new(CGROUPS).join("other");
     fs::create_dir_all(&other)?;
-    let asking = Asking::start("other", "/other", "16Mi");
-    while asking.goes_on() {
-        ensure!(asking.start.elapsed() < TIMEOUT, "{name}: nothing is promised to others any more");
+    let asking = PendingRequest::start("other", "/other", "16Mi");
+    while asking.is_pending() {
+        ensure!(asking.start.elapsed() < TIMEOUT, "{name}: no other request is admitted any more");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     let (status, answer) = asking.end()?;
@@ -230,7 +233,7 @@ async fn hanging_call(runtime: &mut Runtime, bus: &Bus, name: &str, unit: &str) 
     daemon::release("other")
 }
 
-/// Many clients read what the daemon says about many workloads.
+/// Measures while many clients read the state of many workloads.
 async fn scraped(runtime: &mut Runtime) -> Result<()> {
     for number in 0..WORKLOADS {
         fs::create_dir(format!("{CGROUPS}/load{number}"))?;
@@ -242,7 +245,8 @@ async fn scraped(runtime: &mut Runtime) -> Result<()> {
     let scrapers = Scrapers::start(CLIENTS);
     wait("clients to be answered", || Ok(scrapers.answers() > 4))?;
     let (before, start) = (scrapers.answers(), Instant::now());
-    // Containers are created until each client has an answer. Without a pause, creations would leave the readers little of the CPU.
+    // Containers are created until each client has an answer. Without a pause, creations would leave the readers
+    // little CPU time.
     while start.elapsed() < TIMEOUT && (scrapers.clients_answered() < CLIENTS || runtime.is_short_of_calls())
     {
         runtime.calls(CALLS / 5, true, || true).await?;

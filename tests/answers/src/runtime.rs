@@ -1,4 +1,4 @@
-//! The container runtime, and what the kubelet asks of it.
+//! The fake container runtime, and the daemon's answers to it.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -10,14 +10,14 @@ use numaward_kube::nri::{
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 use serde_json::{Value, json};
 
-/// Containers that are created in each phase.
+/// Number of containers that are created in each phase.
 pub(crate) const CALLS: usize = 50;
-/// Where cgroups are.
+/// Mount point of cgroups.
 pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
 const PLUGIN: &str = "90-numaward";
 const CALL: &str = "CreateContainer";
-/// Containers that exist at once, of one CPU each.
-const AT_ONCE: usize = 3;
+/// Number of containers that exist at the same time, with one CPU each.
+const MAX_CONTAINERS: usize = 3;
 
 pub(crate) struct Runtime {
     fake: FakeRuntime,
@@ -57,7 +57,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Runs a container without CPUs of its own: whenever some are given to another, it has to leave them.
+    /// Runs a container without exclusive CPUs: whenever another container gets some, it has to leave them.
     pub(crate) async fn run_shared(&mut self) -> Result<()> {
         for pod in [&self.pod, &self.shared] {
             self.fake.run_pod(pod).await.map_err(|error| anyhow!(error))?;
@@ -68,15 +68,16 @@ impl Runtime {
         self.begin(&spec).await
     }
 
-    /// A phase with nothing in progress.
+    /// Runs a phase without another operation.
     pub(crate) async fn idle(&mut self, name: &str) -> Result<()> {
         self.calls(CALLS, true, || true).await?;
         self.print(name, &[])
     }
 
-    /// Creates up to this many containers as long as it goes on, and removes them. How many calls count.
+    /// Creates up to this many containers while the operation lasts, and removes them. Returns the number of calls that
+    /// count.
     ///
-    /// Those that are `whole` are started in between, with cgroups as runc makes them.
+    /// The `whole` containers are started in between, with cgroups as runc makes them.
     pub(crate) async fn calls(
         &mut self,
         calls: usize,
@@ -86,7 +87,7 @@ impl Runtime {
         let before = self.times.len();
         while self.times.len() < before + calls && goes_on() {
             let mut batch: Vec<(ContainerSpec, CpuSet)> = Vec::new();
-            while batch.len() < AT_ONCE && self.times.len() < before + calls && goes_on() {
+            while batch.len() < MAX_CONTAINERS && self.times.len() < before + calls && goes_on() {
                 self.created += 1;
                 let spec = Self::spec(&self.pod, &format!("c{}", self.created));
                 let asked = self.fake.reply_times(CALL).len();
@@ -122,7 +123,7 @@ impl Runtime {
         self.times.len() < CALLS
     }
 
-    /// Prints what the calls since the last time took, and other figures of the phase.
+    /// Prints the durations of the calls since the last line, and other values of the phase.
     pub(crate) fn print(&mut self, name: &str, figures: &[(&str, Value)]) -> Result<()> {
         let mut times = std::mem::take(&mut self.times);
         times.sort();
@@ -153,7 +154,7 @@ impl Runtime {
         }
     }
 
-    /// Makes the container's cgroup, with what the daemon answered, and starts it.
+    /// Creates the container's cgroup with the daemon's answer, and starts the container.
     async fn begin(&self, spec: &ContainerSpec) -> Result<()> {
         let made = self.fake.container(&spec.id).context("was made")?.resources;
         let dir = format!("{CGROUPS}{}", spec.cgroups_path);
@@ -181,12 +182,12 @@ impl Runtime {
     }
 }
 
-/// With one decimal place.
+/// Formats milliseconds with one decimal place.
 pub(crate) fn millis(time: Duration) -> Value {
     json!((time.as_secs_f64() * 10_000.0).round() / 10.0)
 }
 
-/// The CPU of a container, which must be one, with nodes beside.
+/// Returns the CPU of a container, which must have exactly one, and nodes.
 fn pinned(made: &Container, runtime: &FakeRuntime) -> Result<CpuSet> {
     let log = || format!("{:?}", runtime.log());
     let cpus = made.resources.cpus.clone().with_context(log).context("is not pinned to CPUs")?;

@@ -1,4 +1,4 @@
-//! Clients that read all the time.
+//! Clients that read continuously.
 
 use std::{
     sync::{
@@ -15,22 +15,22 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 const ADDRESS: &str = "127.0.0.1:9560";
 const PATHS: [&str; 2] = ["/api/v1/workloads", "/metrics"];
-/// The clients run on this CPU: elsewhere they are on other hosts.
+/// CPU of the clients, because in production they are on other hosts.
 const CPU: usize = 3;
-/// Time until a client that was refused asks again.
+/// The interval between a refusal and the next request of a client.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Asks where everybody may.
+/// Reads from the public address.
 pub(crate) fn get(path: &str) -> Result<String> {
-    let (status, body) = ask(ADDRESS, path)?.context("no whole answer")?;
+    let (status, body) = ask(ADDRESS, path)?.context("incomplete answer")?;
     ensure!(status == 200, "{path}: {status} {body}");
     Ok(body)
 }
 
 #[derive(Default)]
-struct State {
+struct ScraperState {
     stop: AtomicBool,
-    /// Whole answers of each client.
+    /// Number of complete answers of each client.
     answers: Vec<AtomicU64>,
     bytes: AtomicU64,
     refusals: AtomicU64,
@@ -38,14 +38,14 @@ struct State {
     first_failure: OnceLock<String>,
 }
 
-impl State {
+impl ScraperState {
     fn request(&self, client: usize, path: &str) -> Result<()> {
         match reply(ADDRESS, path)? {
             Reply::Whole(200, body) => {
                 self.answers[client].fetch_add(1, Ordering::Relaxed);
                 self.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
             }
-            // The connections of one address are limited, and so are its answers that wait to be read.
+            // The daemon limits the connections of one address, and the answers that wait to be read.
             Reply::Closed | Reply::Whole(503, _) => {
                 self.refusals.fetch_add(1, Ordering::Relaxed);
                 thread::sleep(RETRY_INTERVAL);
@@ -61,14 +61,14 @@ impl State {
 }
 
 pub(crate) struct Scrapers {
-    state: Arc<State>,
+    state: Arc<ScraperState>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
 impl Scrapers {
     pub(crate) fn start(clients: usize) -> Self {
         let answers = (0..clients).map(|_| AtomicU64::new(0)).collect();
-        let state = Arc::new(State { answers, ..State::default() });
+        let state = Arc::new(ScraperState { answers, ..ScraperState::default() });
         let client = |number: usize| {
             let state = state.clone();
             thread::spawn(move || {
@@ -87,27 +87,28 @@ impl Scrapers {
         Self { threads: (0..clients).map(client).collect(), state }
     }
 
-    /// How many whole answers came.
+    /// Returns the number of complete answers.
     pub(crate) fn answers(&self) -> u64 {
         self.state.answers.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// How many clients got a whole answer.
+    /// Returns the number of clients with a complete answer.
     pub(crate) fn clients_answered(&self) -> usize {
         self.state.answers.iter().filter(|count| count.load(Ordering::Relaxed) > 0).count()
     }
 
-    /// The length of the longest.
+    /// Returns the length of the longest answer, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.state.bytes.load(Ordering::Relaxed)
     }
 
-    /// Connections that were closed before an answer began, and answers that ask the client to come again.
+    /// Returns the number of connections that were closed before an answer began, and of answers that ask the client to
+    /// retry.
     pub(crate) fn refusals(&self) -> u64 {
         self.state.refusals.load(Ordering::Relaxed)
     }
 
-    /// Answers that were cut off, and errors.
+    /// Returns the number of incomplete answers and errors.
     pub(crate) fn failures(&self) -> u64 {
         self.state.failures.load(Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
-//! `numaward-capabilities BPF,PERFMON COMMAND…` starts a command as root with these capabilities and no others;
-//! `numaward-capabilities nobody COMMAND…` as a user who has none.
+//! `numaward-capabilities BPF,PERFMON COMMAND…` starts a command as root with exactly these capabilities.
+//! `numaward-capabilities nobody COMMAND…` starts it as a user without any.
 //!
-//! For tests in virtual machines, whose busybox cannot do it: a program of root's gets whatever is in the bounding
-//! set (capabilities(7)), so all else is taken out of it first.
+//! For tests in virtual machines with a busybox that cannot do this. A program of root gets all capabilities of the
+//! bounding set (capabilities(7)), so the other ones are removed from the set first.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ use std::{env, os::unix::process::CommandExt as _, process::Command};
 use anyhow::{Context as _, Result};
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set, remove_capability_from_bounding_set};
 
-/// The user and group `nobody`, by custom.
+/// Conventional id of the unprivileged user and group.
 const NOBODY: u32 = 65534;
 
 fn main() -> Result<()> {
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     Err(command.exec()).with_context(|| format!("cannot run {name}"))
 }
 
-/// Keeps these capabilities in the bounding set.
+/// Removes all other capabilities from the bounding set.
 fn keep(names: &str) -> Result<()> {
     let one = |name: &str| {
         let known = CapabilitySet::from_name(name);
@@ -36,7 +36,7 @@ fn keep(names: &str) -> Result<()> {
     };
     let kept = names.split(',').map(one).collect::<Result<CapabilitySet>>()?;
     for capability in (CapabilitySet::all() - kept).iter() {
-        // A kernel does not know those that are newer.
+        // A kernel does not know newer capabilities.
         if capability_is_in_bounding_set(capability).unwrap_or(false) {
             remove_capability_from_bounding_set(capability)
                 .with_context(|| format!("cannot give up {capability:?}"))?;

@@ -1,4 +1,4 @@
-//! Whether the daemon's answer, its ledger, its metrics and the kernel say the same.
+//! Checks that the daemon's answer, its ledger, its metrics and the kernel agree.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,16 +12,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 use numaward_api as api;
 use numaward_topology::{CpuSet, NodeSet};
 
-use crate::daemon::{Home, metrics};
+use crate::daemon::{DaemonFolder, metrics};
 
-/// Where cgroups of commands are made.
+/// Parent of the cgroups that the daemon makes for commands.
 const EXEC_PARENT: &str = "/sys/fs/cgroup/numaward";
 
-/// How long the ledger file may take to follow, in a machine that is emulated.
-const FOLLOWS: Duration = Duration::from_secs(20);
+/// The time limit for the ledger file to be stored, in an emulated machine.
+const STORE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits until all that a daemon says holds. Returns how long that took.
-pub(crate) fn wait(home: &Home, limit: Duration) -> Result<Duration> {
+/// Waits until the daemon, its ledger, its metrics and the kernel agree. Returns the duration.
+pub(crate) fn wait(home: &DaemonFolder, limit: Duration) -> Result<Duration> {
     let start = Instant::now();
     loop {
         let held = home.client().allocations().and_then(|held| held.context("the daemon does not answer"));
@@ -36,8 +36,8 @@ pub(crate) fn wait(home: &Home, limit: Duration) -> Result<Duration> {
     }
 }
 
-/// Everything that is promised, and that it holds. False if the daemon died before it served its metrics.
-pub(crate) fn check(home: &Home, held: &api::Allocations) -> Result<bool> {
+/// Checks all guarantees. Returns false if the daemon died before it served its metrics.
+pub(crate) fn check(home: &DaemonFolder, held: &api::Allocations) -> Result<bool> {
     if let Some(path) = home.damaged()? {
         anyhow::bail!("{}: a ledger was damaged", path.display());
     }
@@ -59,21 +59,21 @@ fn no_cpu_twice(held: &api::Allocations) -> Result<()> {
     for allocation in &held.allocations {
         let cpus: CpuSet = allocation.cpus.parse()?;
         let twice = &taken & &cpus;
-        ensure!(twice.is_empty(), "{}: CPUs {twice} are promised twice or shared", allocation.name);
+        ensure!(twice.is_empty(), "{}: CPUs {twice} are guaranteed twice or shared", allocation.name);
         taken = &taken | &cpus;
     }
     let online: CpuSet = fs::read_to_string("/sys/devices/system/cpu/online")?.trim().parse()?;
-    ensure!(taken == online, "CPUs {taken} are shared or promised, {online} are online");
+    ensure!(taken == online, "CPUs {taken} are shared or exclusive, {online} are online");
     Ok(())
 }
 
-/// The knobs of an allocation hold what the daemon says.
+/// Checks that the knobs of a guarantee hold the values of the daemon's answer.
 fn knobs(allocation: &api::Allocation) -> Result<()> {
     ensure!(allocation.drift.is_empty(), "{}: drift {:?}", allocation.name, allocation.drift);
     let dir = Path::new(&allocation.directory);
     let wanted = |knob: &str| allocation.settings.get(knob).map(String::as_str);
     let mut effective = vec![("mems", &allocation.nodes)];
-    // Without exclusive ones, it may use those that are exclusive to nobody.
+    // Without exclusive CPUs, a workload may use the shared pool.
     if !allocation.cpus.is_empty() {
         effective.push(("cpus", &allocation.cpus));
     }
@@ -87,19 +87,20 @@ fn knobs(allocation: &api::Allocation) -> Result<()> {
     for (what, promised) in effective {
         let knob = format!("cpuset.{what}.effective");
         let found = knob_of(dir, &knob)?;
-        ensure!(found == *promised, "{}: {knob} is {found}, promised is {promised}", allocation.name);
+        ensure!(found == *promised, "{}: {knob} is {found}, the guarantee is {promised}", allocation.name);
     }
     Ok(())
 }
 
-/// The text of a knob.
+/// Reads a knob.
 pub(crate) fn knob_of(dir: &Path, knob: &str) -> Result<String> {
     let path = dir.join(knob);
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     Ok(text.trim().to_owned())
 }
 
-/// Nothing is left of commands that hold nothing, and ancestors claim what their children hold.
+/// Checks that nothing is left of commands without a guarantee, and that ancestors protect the memory of their
+/// children.
 fn strays(held: &api::Allocations) -> Result<()> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(EXEC_PARENT)? {
@@ -117,13 +118,13 @@ fn strays(held: &api::Allocations) -> Result<()> {
     Ok(())
 }
 
-/// `memory.min` of an allocation's own cgroup.
+/// Returns `memory.min` of a guarantee's own cgroup.
 fn claim(held: &api::Allocation) -> Result<u64> {
     Ok(knob_of(Path::new(&held.directory), "memory.min")?.parse()?)
 }
 
-/// The ledger file names the same workloads; it follows as soon as nothing is being stored. False if the daemon died before.
-fn ledger(home: &Home, held: &api::Allocations) -> Result<bool> {
+/// Checks that the ledger file names the same workloads, after pending stores. Returns false if the daemon died before.
+fn ledger(home: &DaemonFolder, held: &api::Allocations) -> Result<bool> {
     let said: BTreeSet<_> = held.allocations.iter().map(|held| held.name.as_str()).collect();
     let start = Instant::now();
     loop {
@@ -140,12 +141,12 @@ fn ledger(home: &Home, held: &api::Allocations) -> Result<bool> {
         if metrics()?.is_none() {
             return Ok(false);
         }
-        ensure!(start.elapsed() < FOLLOWS, "the ledger file holds {found:?}, the daemon says {said:?}");
+        ensure!(start.elapsed() < STORE_TIMEOUT, "the ledger file holds {found:?}, the daemon says {said:?}");
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// The metrics say the same as the answer.
+/// Checks that the metrics agree with the answer.
 fn figures(metrics: &str, held: &api::Allocations) -> Result<()> {
     let value = |series: &str| -> Result<u64> {
         let found = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));

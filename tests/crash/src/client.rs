@@ -1,31 +1,31 @@
-//! What is asked on the control socket.
+//! Client of the control socket.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use numaward_api as api;
 
-pub(crate) struct Client {
+pub(crate) struct ControlClient {
     socket: PathBuf,
 }
 
-/// What came of a request. An error is something else: the daemon did not answer, or not as it should.
-pub(crate) enum Answer<T> {
+/// Outcome of a request. Any other outcome, such as an unexpected status, is an error.
+pub(crate) enum RequestOutcome<T> {
     Done(T),
-    /// The engine says no.
+    /// The daemon refused the request.
     Refused,
-    /// There is no such allocation.
+    /// The guarantee does not exist.
     Unknown,
-    /// It died on the way, or was dead before.
+    /// The daemon died before it answered.
     None,
 }
 
-impl Client {
+impl ControlClient {
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket }
     }
 
-    /// What is held; none if nobody answers.
+    /// Returns all guarantees; `None` if the daemon does not answer.
     pub(crate) fn allocations(&self) -> Result<Option<api::Allocations>> {
         match self.ask("GET", "/api/v1/allocations", "")? {
             Some((200, body)) => Ok(Some(serde_json::from_str(&body)?)),
@@ -34,20 +34,23 @@ impl Client {
         }
     }
 
-    pub(crate) fn admit(&self, asked: &api::AllocationRequest) -> Result<Answer<Box<api::Allocation>>> {
+    pub(crate) fn admit(
+        &self,
+        asked: &api::AllocationRequest,
+    ) -> Result<RequestOutcome<Box<api::Allocation>>> {
         match self.ask("POST", "/api/v1/allocations", &serde_json::to_string(asked)?)? {
-            Some((201, body)) => Ok(Answer::Done(serde_json::from_str(&body)?)),
-            Some((409, body)) if body.contains("\"rejection\"") => Ok(Answer::Refused),
-            None => Ok(Answer::None),
+            Some((201, body)) => Ok(RequestOutcome::Done(serde_json::from_str(&body)?)),
+            Some((409, body)) if body.contains("\"rejection\"") => Ok(RequestOutcome::Refused),
+            None => Ok(RequestOutcome::None),
             other => bail!("asked for {asked:?}: {other:?}"),
         }
     }
 
-    pub(crate) fn release(&self, name: &str) -> Result<Answer<()>> {
+    pub(crate) fn release(&self, name: &str) -> Result<RequestOutcome<()>> {
         match self.ask("DELETE", &format!("/api/v1/allocations/{name}"), "")? {
-            Some((204, _)) => Ok(Answer::Done(())),
-            Some((404, _)) => Ok(Answer::Unknown),
-            None => Ok(Answer::None),
+            Some((204, _)) => Ok(RequestOutcome::Done(())),
+            Some((404, _)) => Ok(RequestOutcome::Unknown),
+            None => Ok(RequestOutcome::None),
             other => bail!("released {name}: {other:?}"),
         }
     }

@@ -1,4 +1,4 @@
-//! The daemon as a child that is to die.
+//! The daemon as a child process that dies during its work.
 
 use std::{
     fs, io, os::unix::process::ExitStatusExt as _, path::PathBuf, process::Command, thread, time::Duration,
@@ -9,7 +9,7 @@ use numaward_config::{self as config, Sources};
 use numaward_control::Control;
 use numaward_tests_daemon::{DaemonProcess, get, log_tail, wait};
 
-use crate::client::Client;
+use crate::client::ControlClient;
 
 const SIGKILL: i32 = 9;
 const SIGABRT: i32 = 6;
@@ -20,12 +20,12 @@ pub(crate) fn main(config: PathBuf) -> Result<()> {
     Ok(numaward_daemon::run(&loaded.config, Box::<Control>::default())?)
 }
 
-/// Where the daemon has its files.
-pub(crate) struct Home {
+/// Folder with the daemon's files.
+pub(crate) struct DaemonFolder {
     dir: PathBuf,
 }
 
-impl Home {
+impl DaemonFolder {
     pub(crate) fn new(dir: &str) -> Result<Self> {
         let dir = PathBuf::from(dir);
         fs::create_dir_all(&dir)?;
@@ -39,16 +39,16 @@ impl Home {
         Ok(Self { dir })
     }
 
-    /// That of a daemon which somebody else starts.
+    /// Returns the folder of a daemon that another program starts.
     pub(crate) fn at(dir: PathBuf) -> Self {
         Self { dir }
     }
 
-    pub(crate) fn client(&self) -> Client {
-        Client::new(self.dir.join("control.sock"))
+    pub(crate) fn client(&self) -> ControlClient {
+        ControlClient::new(self.dir.join("control.sock"))
     }
 
-    /// The text of the ledger file, once one was written.
+    /// Reads the ledger file; `None` if it does not exist yet.
     pub(crate) fn ledger(&self) -> Result<Option<String>> {
         let path = self.dir.join("state/ledger.json");
         match fs::read_to_string(&path) {
@@ -58,7 +58,7 @@ impl Home {
         }
     }
 
-    /// A ledger that was set aside, if there is one.
+    /// Returns the path of a damaged ledger that was set aside, if there is one.
     pub(crate) fn damaged(&self) -> Result<Option<PathBuf>> {
         for entry in fs::read_dir(self.dir.join("state"))? {
             let path = entry?.path();
@@ -73,32 +73,32 @@ impl Home {
         self.dir.join("daemon.log")
     }
 
-    /// What the daemon logged last in this or its last life.
+    /// Returns the last log lines of the present or the last daemon.
     pub(crate) fn log_tail(&self) -> String {
         log_tail(&self.log())
     }
 }
 
-/// How a life ends.
+/// Kinds of a daemon's end.
 #[derive(Clone, Debug)]
 pub(crate) enum Death {
     /// At a fault point: `NAME@COUNT`.
     At(String),
-    /// Killed so long after it answers for the first time.
+    /// By SIGKILL, this long after its first answer.
     After(Duration),
-    /// Not at all.
+    /// By a stop only.
     Never,
 }
 
-/// A life of the daemon.
-pub(crate) struct Daemon {
+/// A running daemon.
+pub(crate) struct RunningDaemon {
     process: DaemonProcess,
     death: Death,
     log: PathBuf,
 }
 
-impl Daemon {
-    pub(crate) fn start(home: &Home, death: &Death) -> Result<Self> {
+impl RunningDaemon {
+    pub(crate) fn start(home: &DaemonFolder, death: &Death) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("daemon").arg(home.dir.join("config.yaml"));
         if let Death::At(point) = death {
@@ -108,8 +108,8 @@ impl Daemon {
         Ok(Self { process: DaemonProcess::start(&mut command, &log)?, death: death.clone(), log })
     }
 
-    /// Whether it came to answer; if not, it died as it was to.
-    pub(crate) fn comes_up(&mut self, client: &Client) -> Result<bool> {
+    /// Waits for the first answer. Returns false if the daemon died as intended before it.
+    pub(crate) fn comes_up(&mut self, client: &ControlClient) -> Result<bool> {
         let mut answers = false;
         wait("an answer of the daemon", || {
             answers = client.allocations()?.is_some();
@@ -122,14 +122,14 @@ impl Daemon {
             let pid = self.process.pid();
             thread::spawn(move || {
                 thread::sleep(time);
-                // Nobody waits for it before it is dead, so the id is its own.
+                // The process has not been waited for, so its id is not reused.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             });
         }
         Ok(true)
     }
 
-    /// Waits for its death, and says where it died. Another end than the one intended is an error.
+    /// Waits for the daemon's death, and returns the fault point. Fails if the daemon ended in another way.
     pub(crate) fn dies(mut self) -> Result<String> {
         let status = self.process.wait()?;
         let log = self.log_without_errors()?;
@@ -141,13 +141,13 @@ impl Daemon {
         }
     }
 
-    /// Ends it as a service manager does.
+    /// Stops the daemon as a service manager does.
     pub(crate) fn stop(self) -> Result<()> {
         self.log_without_errors()?;
         self.process.stop()
     }
 
-    /// The log of this life so far, which must have neither an error nor a panic.
+    /// Returns the log of this daemon so far; fails if it has an error or a panic.
     fn log_without_errors(&self) -> Result<String> {
         let log = fs::read_to_string(&self.log).with_context(|| self.log.display().to_string())?;
         let is_error = |line: &&str| line.contains(" ERROR ") || line.contains("panicked at");
@@ -157,7 +157,7 @@ impl Daemon {
     }
 }
 
-/// The metrics, from where the daemon serves them by default; none if nobody does.
+/// Reads the metrics from their default address; `None` if the daemon does not serve them.
 pub(crate) fn metrics() -> Result<Option<String>> {
     let Some((status, body)) = get("127.0.0.1:9560", "/metrics")? else { return Ok(None) };
     ensure!(status == 200, "/metrics answers {status}");

@@ -1,21 +1,28 @@
-//! `numaward-crash-check` kills the daemon again and again while it admits and releases, and checks what each restart
-//! makes of it.
+//! `numaward-crash-check` kills the daemon again and again while it admits and releases guarantees, and checks the
+//! state after each restart.
 //!
-//! The problem: a crash may come between any two steps, and whether the next start makes it good can only be shown by
-//! one that really came there, against a real kernel, with workloads that run.
+//! # Problem
+//! A crash may come between any two steps. Only a real crash, on a real kernel, with running workloads, can show that
+//! the next start recovers.
 //!
-//! Terms: a *round* is one life of the daemon, from its start to its death. A *fault point* is where the daemon, built
-//! with them for this program, kills itself when asked to (`NUMAWARD_FAULT`); in other rounds it is killed from
-//! outside at a random moment.
+//! # Terms
+//! A *round* lasts from a start of the daemon to its death. At a *fault point*, the daemon kills itself if
+//! `NUMAWARD_FAULT` names the point; a daemon for this test is built with fault points. In other rounds it is killed
+//! from outside at a random moment.
 //!
-//! Algorithm: in each round, start the daemon; compare what it says with what was promised before, with cgroupfs, with
-//! its ledger file and its metrics ([`agreement`]); then admit and release at random until it dies. Meanwhile a thread
-//! looks at every workload that holds a promise ([`workload::Watch`]): what it may use must never change.
+//! # Algorithm
+//! Each round starts the daemon and compares its answer with the earlier guarantees, with cgroupfs, with its ledger
+//! file and its metrics ([`agreement`]). Then it makes random admissions and releases until the daemon dies. Meanwhile
+//! a thread watches every workload with a guarantee ([`workload::Watch`]): its allowed CPUs and nodes must never
+//! change.
 //!
-//! Invariants checked: what was answered stands, what was not answered is there in whole or not at all, no CPU is
-//! promised twice, nothing is left behind.
+//! # Checked invariants
+//! - Every answered request has taken effect.
+//! - An unanswered request has taken effect completely or not at all.
+//! - No CPU is guaranteed twice.
+//! - Nothing is left behind.
 //!
-//! To be run as root on a machine that nobody needs, with cgroup v2 at /sys/fs/cgroup.
+//! Run it as root on a machine that can be discarded, with cgroup v2 at /sys/fs/cgroup.
 
 #![forbid(unsafe_code)]
 
@@ -32,77 +39,79 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use crate::daemon::Home;
+use crate::daemon::DaemonFolder;
 
 #[derive(Parser)]
-#[command(name = "numaward-crash-check", about = "Kills the daemon and checks what a restart makes of it")]
-struct Arguments {
+#[command(name = "numaward-crash-check", about = "Kills the daemon and checks each restart")]
+struct CheckArguments {
     #[command(subcommand)]
-    task: Task,
+    task: CheckCommand,
 }
 
 #[derive(Subcommand)]
-enum Task {
-    /// Kills the daemon so often, and checks
+enum CheckCommand {
+    /// Kills the daemon and checks each restart
     Check {
-        /// How often
+        /// Number of kills
         #[arg(long, default_value_t = 30)]
         kills: u32,
-        /// What the script and the moments of death follow from
+        /// Seed of the random requests and moments of death
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Asks a daemon for something again and again, and notes on the disk when that was answered
+    /// Sends requests to a daemon, and notes on the disk when each was answered
     Write {
-        /// Where the daemon has its files, on that disk
+        /// Folder of the daemon's files, on that disk
         dir: PathBuf,
         /// The disk
         disk: PathBuf,
-        /// The first byte of the disk that is behind its file system
+        /// Offset of the first byte behind the disk's file system
         offset: u64,
-        /// How often
+        /// Number of requests
         #[arg(long, default_value_t = 40)]
         steps: u32,
-        /// What is asked for follows from it
+        /// Seed of the random requests
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Prints what is promised by the ledger of such a daemon, which does not run
+    /// Prints the guarantees in the ledger of a daemon that is not running
     Ledger { dir: PathBuf },
-    /// Waits until a daemon, its ledger, its metrics and the kernel say the same, and prints after how long
+    /// Waits until a daemon, its ledger, its metrics and the kernel agree, and prints the duration
     Agree {
-        /// Where the daemon has its control socket, and below it its state
+        /// Folder of the daemon's control socket, with its state in a subfolder
         dir: PathBuf,
-        /// How long to wait, in seconds
+        /// Maximum time to wait, in seconds
         #[arg(long)]
         within: u64,
     },
     /// Limits the file descriptors of a process
     Files {
         pid: i32,
-        /// The limit
+        /// Maximum number of file descriptors
         count: u64,
     },
-    /// Is the daemon
+    /// Runs the daemon
     #[command(hide = true)]
     Daemon { config: PathBuf },
-    /// Is a workload: enters a cgroup and waits
+    /// Runs a workload, which enters a cgroup and waits
     #[command(hide = true)]
     Workload { cgroup: PathBuf },
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().task {
-        Task::Check { kills, seed } => script::run(kills, seed).map(|said| format!("ok: {said}")),
-        Task::Write { dir, disk, offset, steps, seed } => {
+    let result = match CheckArguments::parse().task {
+        CheckCommand::Check { kills, seed } => script::run(kills, seed).map(|said| format!("ok: {said}")),
+        CheckCommand::Write { dir, disk, offset, steps, seed } => {
             power::write(&dir, &disk, offset, steps, seed).map(|said| format!("ok: {said}"))
         }
-        Task::Ledger { dir } => power::read(&dir),
-        Task::Agree { dir, within } => agreement::wait(&Home::at(dir), Duration::from_secs(within))
-            .map(|took| format!("after {:.1} s", took.as_secs_f64())),
-        Task::Files { pid, count } => limit_files(pid, count).map(|()| String::new()),
-        Task::Daemon { config } => daemon::main(config).map(|()| String::new()),
-        Task::Workload { cgroup } => workload::main(&cgroup).map(|()| String::new()),
+        CheckCommand::Ledger { dir } => power::read(&dir),
+        CheckCommand::Agree { dir, within } => {
+            agreement::wait(&DaemonFolder::at(dir), Duration::from_secs(within))
+                .map(|took| format!("after {:.1} s", took.as_secs_f64()))
+        }
+        CheckCommand::Files { pid, count } => limit_files(pid, count).map(|()| String::new()),
+        CheckCommand::Daemon { config } => daemon::main(config).map(|()| String::new()),
+        CheckCommand::Workload { cgroup } => workload::main(&cgroup).map(|()| String::new()),
     };
     match result {
         Ok(said) => {

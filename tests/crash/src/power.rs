@@ -1,11 +1,14 @@
-//! What a ledger holds after a loss of power, against what was answered before.
+//! Checks the ledger after a loss of power against the answers before it.
 //!
-//! The problem: power is lost at some moment between two writes to the disk, and what was answered until then has to be
-//! durable. The log of the disk (`numaward_vm::WriteLog`) has the order of the writes; when an answer came has to be in the
-//! same order. So the script notes that on the disk too, behind the file system: *marks*. They are written past all caches,
-//! and are no flush: what the daemon has not made durable is not made so by them.
+//! # Problem
+//! Power can be lost between any two writes to the disk, and every request that was answered before must be durable.
+//! The log of the disk (`numaward_vm::WriteLog`) has the order of the writes, and the order of the answers relative to
+//! them has to be known too.
 //!
-//! A mark is a line of JSON, `{"begun": null}` before a request and `{"done": PROMISES}` after its answer, with all that is
+//! # Algorithm
+//! The script writes *marks* to the disk, behind the file system. They bypass all caches and are no flush, so they make
+//! no write of the daemon durable. A mark is a line of JSON: `{"begun": null}` before a request, and `{"done":
+//! GUARANTEES}` after its answer, with a text for the guarantee of each workload.
 //! promised then: a text for each workload.
 
 use std::{
@@ -24,19 +27,19 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    client::{Answer, Client},
-    daemon::{Daemon, Death, Home},
-    workload::Workload,
+    client::{ControlClient, RequestOutcome},
+    daemon::{DaemonFolder, Death, RunningDaemon},
+    workload::WorkloadProcess,
 };
 
-/// As large as the blocks of any disk.
-const BLOCK: usize = 4096;
-/// Names that are in use or not.
-const NAMES: usize = 5;
+/// Alignment of marks, in bytes: as large as the blocks of any disk.
+const BLOCK_SIZE: usize = 4096;
+/// Number of workload names, with or without a guarantee.
+const MAX_NAMES: usize = 5;
 
-type Promises = BTreeMap<String, String>;
+type GuaranteeTexts = BTreeMap<String, String>;
 
-/// Writes marks to a disk from this byte on.
+/// Writer of marks to a disk.
 struct Marks {
     disk: std::fs::File,
     offset: u64,
@@ -48,14 +51,14 @@ impl Marks {
         let flags = rustix::fs::OFlags::DIRECT.bits().try_into()?;
         let file = OpenOptions::new().write(true).custom_flags(flags).open(disk);
         let disk = file.with_context(|| disk.display().to_string())?;
-        Ok(Self { disk, offset, buffer: vec![0; 2 * BLOCK] })
+        Ok(Self { disk, offset, buffer: vec![0; 2 * BLOCK_SIZE] })
     }
 
-    fn put(&mut self, mark: &Value) -> Result<()> {
+    fn write(&mut self, mark: &Value) -> Result<()> {
         let text = mark.to_string();
-        // The kernel takes only buffers at such addresses past its cache.
-        let start = self.buffer.as_ptr().align_offset(BLOCK);
-        let block = self.buffer.get_mut(start..start + BLOCK).context("no block in the buffer")?;
+        // Direct I/O requires an aligned buffer.
+        let start = self.buffer.as_ptr().align_offset(BLOCK_SIZE);
+        let block = self.buffer.get_mut(start..start + BLOCK_SIZE).context("no block in the buffer")?;
         block.fill(0);
         block
             .get_mut(..text.len())
@@ -65,37 +68,42 @@ impl Marks {
     }
 }
 
-/// Runs a daemon that has its files in this folder, and asks so often for something. Marks go to the disk from this byte on.
+/// Runs a daemon with its files in this folder, and sends it `steps` requests. Marks are written to the disk from this
+/// offset on.
 pub(crate) fn write(dir: &Path, disk: &Path, offset: u64, steps: u32, seed: u64) -> Result<String> {
-    let home = Home::new(dir.to_str().context("the folder's name is no text")?)?;
+    let home = DaemonFolder::new(dir.to_str().context("the folder's name is no text")?)?;
     let client = home.client();
     let mut marks = Marks::open(disk, offset)?;
     let mut random = Rng::with_seed(seed);
     let mut workloads = BTreeMap::new();
     let mut refused = 0;
-    marks.put(&json!({ "done": Promises::new() }))?;
-    let mut daemon = Daemon::start(&home, &Death::Never)?;
+    marks.write(&json!({ "done": GuaranteeTexts::new() }))?;
+    let mut daemon = RunningDaemon::start(&home, &Death::Never)?;
     ensure!(daemon.comes_up(&client)?, "the daemon did not come up: {}", home.log_tail());
     for step in 0..steps {
-        let name = format!("command{}", random.usize(0..NAMES));
-        marks.put(&json!({ "begun": null }))?;
+        let name = format!("command{}", random.usize(0..MAX_NAMES));
+        marks.write(&json!({ "begun": null }))?;
         if let Some(mut workload) = workloads.remove(&name) {
-            Workload::end(&mut workload)?;
+            WorkloadProcess::end(&mut workload)?;
             match client.release(&name)? {
-                // The daemon saw its end before it was asked.
-                Answer::Done(()) | Answer::Unknown => {}
-                Answer::Refused | Answer::None => bail!("step {step}: no release: {}", home.log_tail()),
+                // The daemon may have noticed the end of the workload before the release.
+                RequestOutcome::Done(()) | RequestOutcome::Unknown => {}
+                RequestOutcome::Refused | RequestOutcome::None => {
+                    bail!("step {step}: no release: {}", home.log_tail())
+                }
             }
         } else {
             match client.admit(&request(&name, &mut random)?)? {
-                Answer::Done(held) => {
-                    workloads.insert(name, Workload::start(held.directory.as_ref())?);
+                RequestOutcome::Done(held) => {
+                    workloads.insert(name, WorkloadProcess::start(held.directory.as_ref())?);
                 }
-                Answer::Refused => refused += 1,
-                Answer::Unknown | Answer::None => bail!("step {step}: no admission: {}", home.log_tail()),
+                RequestOutcome::Refused => refused += 1,
+                RequestOutcome::Unknown | RequestOutcome::None => {
+                    bail!("step {step}: no admission: {}", home.log_tail())
+                }
             }
         }
-        marks.put(&json!({ "done": promises(&client)? }))?;
+        marks.write(&json!({ "done": guarantee_texts(&client)? }))?;
     }
     daemon.stop()?;
     Ok(format!("{steps} requests, {refused} of them refused"))
@@ -111,8 +119,8 @@ fn request(name: &str, random: &mut Rng) -> Result<api::AllocationRequest> {
     Ok(serde_json::from_value(asked)?)
 }
 
-/// What the daemon says is promised.
-fn promises(client: &Client) -> Result<Promises> {
+/// Returns the guarantees in the daemon's answer.
+fn guarantee_texts(client: &ControlClient) -> Result<GuaranteeTexts> {
     let held = client.allocations()?.context("the daemon does not answer")?;
     let promise = |held: &api::Allocation| {
         let memory =
@@ -122,22 +130,23 @@ fn promises(client: &Client) -> Result<Promises> {
     Ok(held.allocations.iter().map(|held| (held.name.clone(), promise(held))).collect())
 }
 
-/// The part of a stored ledger that says what is promised.
+/// The guarantees in a stored ledger.
 #[derive(Deserialize)]
-struct Stored {
+struct StoredLedger {
     ledger: Ledger,
-    /// As a start of the daemon takes them: what was not finished is undone, what was begun to be released is released.
+    /// Pending changes, which the next start of the daemon undoes or finishes.
     #[serde(default)]
     admitting: Vec<String>,
     #[serde(default)]
     releasing: Vec<String>,
 }
 
-/// What a start of the daemon would find in this folder: `{"done": PROMISES}`, or `{"lost": WHY}`.
+/// Reads the ledger in this folder as the next start of the daemon would. Returns `{"done": GUARANTEES}`, or `{"lost":
+/// REASON}`.
 pub(crate) fn read(dir: &Path) -> Result<String> {
     let found = match Store::<Value>::open(&dir.join("state"))?.1 {
-        LoadedLedger::Fresh => json!({ "done": Promises::new() }),
-        // What is set aside is then of an older save, into which the next one was being written.
+        LoadedLedger::Fresh => json!({ "done": GuaranteeTexts::new() }),
+        // The file that was set aside is an older version, which the next store was overwriting.
         LoadedLedger::Current { ledger, set_aside: _ } => {
             json!({ "done": stored(serde_json::from_value(ledger)?) })
         }
@@ -146,9 +155,9 @@ pub(crate) fn read(dir: &Path) -> Result<String> {
     Ok(found.to_string())
 }
 
-fn stored(stored: Stored) -> Promises {
-    let Stored { ledger, admitting, releasing } = stored;
-    let mut promises = Promises::new();
+fn stored(stored: StoredLedger) -> GuaranteeTexts {
+    let StoredLedger { ledger, admitting, releasing } = stored;
+    let mut promises = GuaranteeTexts::new();
     for (owner, _, held) in ledger.allocations() {
         let name = owner.to_string();
         if admitting.contains(&name) || releasing.contains(&name) {

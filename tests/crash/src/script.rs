@@ -1,4 +1,4 @@
-//! Admits and releases at random, from one death of the daemon to the next.
+//! Random admissions and releases, from one death of the daemon to the next.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,14 +13,14 @@ use numaward_api as api;
 
 use crate::{
     agreement::{self, knob_of},
-    client::{Answer, Client},
-    daemon::{Daemon, Death, Home},
-    workload::{Watch, Workload},
+    client::{ControlClient, RequestOutcome},
+    daemon::{DaemonFolder, Death, RunningDaemon},
+    workload::{Watch, WorkloadProcess},
 };
 
-/// The fault points that a life passes. Every one is tried where there are kills enough. Those of a journal that is
-/// made are passed once for all, and are a matter of the store's own tests.
-const POINTS: [&str; 14] = [
+/// Fault points that a round can reach; with enough kills, each is tried. Those of the creation of a journal are
+/// reached only once, and are covered by the store's own tests.
+const FAULT_POINTS: [&str; 14] = [
     "enforce.enable",
     "enforce.write",
     "enforce.written",
@@ -36,43 +36,43 @@ const POINTS: [&str; 14] = [
     "ledger.saved",
     "ledger.written",
 ];
-/// An admission and a release pass some 50 points.
-const FARTHEST: u32 = 150;
-/// Far more than it takes to come to any point.
-const MOST_STEPS: u32 = 500;
-/// Names that are in use or not, so many of each kind of target.
-const NAMES: usize = 4;
-/// Where cgroups are that exist before their guarantee.
-const GROUND: &str = "/sys/fs/cgroup/crash";
+/// Maximum number of fault points until a kill. An admission and a release reach about 50.
+const MAX_POINTS_TO_KILL: u32 = 150;
+/// Maximum number of requests in a round, which is far more than necessary to reach any fault point.
+const MAX_STEPS: u32 = 500;
+/// Number of workload names for each kind of target, with or without a guarantee.
+const MAX_NAMES: usize = 4;
+/// Parent of cgroups that exist before their guarantee.
+const CGROUP_PARENT: &str = "/sys/fs/cgroup/crash";
 
 /// A workload with a guarantee.
-struct Held {
+struct GuaranteedWorkload {
     allocation: api::Allocation,
-    workload: Workload,
+    workload: WorkloadProcess,
 }
 
-/// What was asked for last, and not answered.
+/// The last request, which was not answered.
 enum Pending {
-    Admission { name: String, workload: Option<Workload> },
-    Release { name: String, held: Box<Held> },
+    Admission { name: String, workload: Option<WorkloadProcess> },
+    Release { name: String, held: Box<GuaranteedWorkload> },
 }
 
 struct Script {
-    home: Home,
-    client: Client,
+    home: DaemonFolder,
+    client: ControlClient,
     random: Rng,
     watch: Watch,
-    held: BTreeMap<String, Held>,
+    held: BTreeMap<String, GuaranteedWorkload>,
     pending: Option<Pending>,
     admitted: u32,
     released: u32,
     refused: u32,
 }
 
-/// Kills the daemon so often; the script follows from `seed`. Returns what was seen.
+/// Kills the daemon `kills` times, with random requests by `seed`. Returns a summary.
 pub(crate) fn run(kills: u32, seed: u64) -> Result<String> {
-    let home = Home::new("/run/crash-check")?;
-    fs::create_dir(GROUND).with_context(|| GROUND.to_owned())?;
+    let home = DaemonFolder::new("/run/crash-check")?;
+    fs::create_dir(CGROUP_PARENT).with_context(|| CGROUP_PARENT.to_owned())?;
     let mut script = Script {
         client: home.client(),
         home,
@@ -96,8 +96,8 @@ pub(crate) fn run(kills: u32, seed: u64) -> Result<String> {
     script.end().with_context(|| format!("seed {seed}, after all kills"))?;
     let looks = script.watch.end()?;
     ensure!(looks > u64::from(kills), "workloads were looked at only {looks} times");
-    if kills >= 4 * u32::try_from(POINTS.len())? {
-        let missing: Vec<_> = POINTS.iter().filter(|point| !deaths.contains_key(**point)).collect();
+    if kills >= 4 * u32::try_from(FAULT_POINTS.len())? {
+        let missing: Vec<_> = FAULT_POINTS.iter().filter(|point| !deaths.contains_key(**point)).collect();
         ensure!(missing.is_empty(), "no death at {missing:?}");
     }
     let points: Vec<_> = deaths.iter().map(|(point, count)| format!("{point} {count}")).collect();
@@ -109,34 +109,34 @@ pub(crate) fn run(kills: u32, seed: u64) -> Result<String> {
 }
 
 impl Script {
-    /// Every fault point in turn first; then any, and from outside.
+    /// Chooses each fault point in turn, then random ones and kills from outside.
     fn choose(&mut self, kill: u32, kills: u32) -> Death {
         let random = &mut self.random;
-        let in_turn = usize::try_from(kill).ok().and_then(|kill| POINTS.get(kill / 2));
+        let in_turn = usize::try_from(kill).ok().and_then(|kill| FAULT_POINTS.get(kill / 2));
         match in_turn {
-            Some(point) if kills as usize >= 4 * POINTS.len() => {
-                // After a start the file is waited for, and then may not be written for long.
+            Some(point) if kills as usize >= 4 * FAULT_POINTS.len() => {
+                // After a start, the script waits for the file, which may not be written again for a long time.
                 let times = if point.starts_with("file.") { 1 } else { random.u32(1..=6) };
                 Death::At(format!("{point}@{times}"))
             }
             _ if kill % 4 == 3 => Death::After(Duration::from_millis(random.u64(0..=1000))),
-            _ => Death::At(format!("any@{}", random.u32(1..=FARTHEST))),
+            _ => Death::At(format!("any@{}", random.u32(1..=MAX_POINTS_TO_KILL))),
         }
     }
 
-    /// A life of the daemon. Returns where it died.
+    /// Runs a round. Returns the fault point at which the daemon died.
     fn life(&mut self, death: &Death) -> Result<String> {
-        let mut daemon = Daemon::start(&self.home, death)?;
+        let mut daemon = RunningDaemon::start(&self.home, death)?;
         if daemon.comes_up(&self.client)? {
-            // It may die meanwhile: then the next life is looked at instead.
+            // If the daemon dies meanwhile, the next round checks its state instead.
             if let Some(held) = self.ask()?
-                && self.settle(&held)?
+                && self.check_guarantees(&held)?
             {
                 let mut steps = 0;
                 while self.step()? {
                     self.watch.check()?;
                     steps += 1;
-                    ensure!(steps < MOST_STEPS, "{steps} steps, and the daemon still lives");
+                    ensure!(steps < MAX_STEPS, "{steps} steps, and the daemon still lives");
                 }
             }
         }
@@ -145,36 +145,38 @@ impl Script {
         Ok(point)
     }
 
-    /// A life without a death: all is released, and nothing is left.
+    /// Runs a round without a death: releases everything, and checks that nothing is left.
     fn end(&mut self) -> Result<()> {
-        let mut daemon = Daemon::start(&self.home, &Death::Never)?;
+        let mut daemon = RunningDaemon::start(&self.home, &Death::Never)?;
         ensure!(daemon.comes_up(&self.client)?, "the daemon did not come up: {}", self.home.log_tail());
         let held = self.ask()?.context("the daemon does not answer")?;
-        ensure!(self.settle(&held)?, "the daemon died");
+        ensure!(self.check_guarantees(&held)?, "the daemon died");
         self.watch.check()?;
         for name in self.held.keys().cloned().collect::<Vec<_>>() {
             ensure!(self.release(&name)?, "the daemon died");
         }
         let held = self.ask()?.context("the daemon does not answer")?;
-        ensure!(self.settle(&held)?, "the daemon died");
+        ensure!(self.check_guarantees(&held)?, "the daemon died");
         ensure!(held.allocations.is_empty(), "{held:?}");
         daemon.stop()
     }
 
-    /// What the daemon says; none if it is dead.
+    /// Returns the guarantees; `None` if the daemon is dead.
     fn ask(&self) -> Result<Option<api::Allocations>> {
         self.client.allocations()
     }
 
-    /// After a start: what was answered stands, what was not is there in whole or not at all. False if the daemon died.
-    fn settle(&mut self, now: &api::Allocations) -> Result<bool> {
+    /// Checks after a start that answered requests have taken effect, and an unanswered one completely or not at all.
+    /// Returns false if the daemon died.
+    fn check_guarantees(&mut self, now: &api::Allocations) -> Result<bool> {
         let find = |name: &str| now.allocations.iter().find(|held| held.name == name);
         match self.pending.take() {
             None => {}
             Some(Pending::Admission { name, workload }) => match (find(&name), workload) {
                 (Some(held), workload) => {
                     self.admitted += 1;
-                    let workload = workload.map_or_else(|| Workload::start(held.directory.as_ref()), Ok)?;
+                    let workload =
+                        workload.map_or_else(|| WorkloadProcess::start(held.directory.as_ref()), Ok)?;
                     self.hold(api::Allocation::clone(held), workload);
                 }
                 (None, Some(workload)) => is_untouched(&name, workload)?,
@@ -182,9 +184,9 @@ impl Script {
             },
             Some(Pending::Release { name, held: before }) => match find(&name) {
                 Some(held) => {
-                    // A command has ended; as nobody knows, another takes its place.
+                    // A command has ended, but the daemon does not know it, so another process takes its place.
                     let workload = match held.target {
-                        api::Target::Exec => Workload::start(held.directory.as_ref())?,
+                        api::Target::Exec => WorkloadProcess::start(held.directory.as_ref())?,
                         _ => before.workload,
                     };
                     is_same(&before.allocation, held)?;
@@ -204,23 +206,23 @@ impl Script {
         for held in now.allocations.iter().filter(|held| held.target != api::Target::Exec) {
             claimed += knob_of(held.directory.as_ref(), "memory.min")?.parse::<u64>()?;
         }
-        let found: u64 = knob_of(GROUND.as_ref(), "memory.min")?.parse()?;
-        ensure!(found == claimed, "{GROUND} has memory.min {found}, its descendants claim {claimed}");
+        let found: u64 = knob_of(CGROUP_PARENT.as_ref(), "memory.min")?.parse()?;
+        ensure!(found == claimed, "{CGROUP_PARENT} has memory.min {found}, its descendants claim {claimed}");
         Ok(lives)
     }
 
-    /// Admits or releases something. False if the daemon is dead.
+    /// Makes a random admission or release. Returns false if the daemon is dead.
     fn step(&mut self) -> Result<bool> {
-        let number = self.random.usize(0..NAMES);
+        let number = self.random.usize(0..MAX_NAMES);
         let name = if self.random.bool() { format!("command{number}") } else { format!("batch{number}") };
         if self.held.contains_key(&name) { self.release(&name) } else { self.admit(&name) }
     }
 
     fn admit(&mut self, name: &str) -> Result<bool> {
         let (target, workload) = if name.starts_with("batch") {
-            let dir = ground(name);
+            let dir = existing_cgroup(name);
             fs::create_dir_all(&dir)?;
-            let workload = Workload::start(&dir)?;
+            let workload = WorkloadProcess::start(&dir)?;
             (api::Target::Cgroup(format!("/crash/{name}/work")), Some(workload))
         } else {
             (api::Target::Exec, None)
@@ -232,28 +234,29 @@ impl Script {
             "memory": format!("{}Mi", self.random.u32(16..=48)),
         }))?;
         match self.client.admit(&asked)? {
-            Answer::Done(held) => {
-                let workload = workload.map_or_else(|| Workload::start(held.directory.as_ref()), Ok)?;
+            RequestOutcome::Done(held) => {
+                let workload =
+                    workload.map_or_else(|| WorkloadProcess::start(held.directory.as_ref()), Ok)?;
                 self.hold(*held, workload);
                 self.admitted += 1;
                 Ok(true)
             }
-            Answer::Refused => {
+            RequestOutcome::Refused => {
                 self.refused += 1;
                 workload.map_or(Ok(()), |workload| is_untouched(name, workload))?;
                 Ok(true)
             }
-            Answer::None => {
+            RequestOutcome::None => {
                 self.pending = Some(Pending::Admission { name: name.to_owned(), workload });
                 Ok(false)
             }
-            Answer::Unknown => bail!("{name}: an admission of something unknown"),
+            RequestOutcome::Unknown => bail!("{name}: an admission of something unknown"),
         }
     }
 
-    fn hold(&mut self, allocation: api::Allocation, workload: Workload) {
+    fn hold(&mut self, allocation: api::Allocation, workload: WorkloadProcess) {
         self.watch.add(&allocation, &workload);
-        self.held.insert(allocation.name.clone(), Held { allocation, workload });
+        self.held.insert(allocation.name.clone(), GuaranteedWorkload { allocation, workload });
     }
 
     fn release(&mut self, name: &str) -> Result<bool> {
@@ -263,20 +266,20 @@ impl Script {
             held.workload.end()?;
         }
         match self.client.release(name)? {
-            // The daemon saw the command's end before it was asked.
-            Answer::Unknown if held.allocation.target == api::Target::Exec => {}
-            Answer::Done(()) => {}
-            Answer::None => {
+            // The daemon noticed the end of the command before the release.
+            RequestOutcome::Unknown if held.allocation.target == api::Target::Exec => {}
+            RequestOutcome::Done(()) => {}
+            RequestOutcome::None => {
                 self.pending = Some(Pending::Release { name: name.to_owned(), held: Box::new(held) });
                 return Ok(false);
             }
-            Answer::Refused | Answer::Unknown => bail!("{name}: the daemon does not know it"),
+            RequestOutcome::Refused | RequestOutcome::Unknown => bail!("{name}: the daemon does not know it"),
         }
         self.note_released(name, held)?;
         Ok(true)
     }
 
-    fn note_released(&mut self, name: &str, held: Held) -> Result<()> {
+    fn note_released(&mut self, name: &str, held: GuaranteedWorkload) -> Result<()> {
         self.released += 1;
         match held.allocation.target {
             api::Target::Exec => {
@@ -289,12 +292,12 @@ impl Script {
     }
 }
 
-/// The cgroup of a workload that runs before it has a guarantee.
-fn ground(name: &str) -> PathBuf {
-    Path::new(GROUND).join(name).join("work")
+/// Returns the cgroup of a workload that runs before it has a guarantee.
+fn existing_cgroup(name: &str) -> PathBuf {
+    Path::new(CGROUP_PARENT).join(name).join("work")
 }
 
-/// Nothing is different after a restart or an answer.
+/// Checks that a restart or an answer has changed nothing.
 fn is_same(before: &api::Allocation, now: &api::Allocation) -> Result<()> {
     let what = |held: &api::Allocation| {
         (
@@ -309,9 +312,9 @@ fn is_same(before: &api::Allocation, now: &api::Allocation) -> Result<()> {
     Ok(())
 }
 
-/// A workload without a guarantee has what it had before, and ends.
-fn is_untouched(name: &str, workload: Workload) -> Result<()> {
-    let dir = ground(name);
+/// Checks that a workload without a guarantee has its original values, and ends it.
+fn is_untouched(name: &str, workload: WorkloadProcess) -> Result<()> {
+    let dir = existing_cgroup(name);
     let parent = dir.parent().context("it has a parent")?;
     let all = |what: &str| fs::read_to_string(format!("/sys/devices/system/{what}/online"));
     let expected = [
@@ -322,7 +325,7 @@ fn is_untouched(name: &str, workload: Workload) -> Result<()> {
         (parent, "memory.min", "0".to_owned()),
     ];
     for (dir, knob, wanted) in expected {
-        // Its parent has not handed the controller down: there was no guarantee at all.
+        // The parent has not enabled the controller, so there was no guarantee.
         if !dir.join(knob).exists() {
             continue;
         }
@@ -336,7 +339,7 @@ fn is_untouched(name: &str, workload: Workload) -> Result<()> {
     remove(parent)
 }
 
-/// Removes a cgroup whose last process has just ended.
+/// Removes a cgroup after its last process has ended.
 fn remove(dir: &Path) -> Result<()> {
     let mut tries = 0;
     while let Err(error) = fs::remove_dir(dir) {

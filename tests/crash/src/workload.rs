@@ -1,4 +1,4 @@
-//! Workloads that hold promises, and the thread that checks that they are not disturbed.
+//! Workloads with guarantees, and the thread that checks that they are not disturbed.
 
 use std::{
     fs,
@@ -16,13 +16,13 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, ensure};
 use numaward_api as api;
 
-/// How often the workloads are looked at.
-const PACE: Duration = Duration::from_millis(2);
+/// The interval of checks of the workloads.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Enters a cgroup, says so, and waits for its standard input to end.
+/// Enters a cgroup, prints that it did, and waits until its standard input ends.
 pub(crate) fn main(cgroup: &Path) -> Result<()> {
     let procs = cgroup.join("cgroup.procs");
-    // Opened without `create`: a cgroup that is gone must not become a file.
+    // Opened without `create`, so that a cgroup that is gone does not become a file.
     fs::OpenOptions::new()
         .write(true)
         .open(&procs)
@@ -34,12 +34,12 @@ pub(crate) fn main(cgroup: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A process in a cgroup. It ends with its owner.
-pub(crate) struct Workload {
+/// A process in a cgroup. The process ends on drop.
+pub(crate) struct WorkloadProcess {
     child: Child,
 }
 
-impl Workload {
+impl WorkloadProcess {
     pub(crate) fn start(cgroup: &Path) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("workload")
@@ -54,12 +54,12 @@ impl Workload {
         Ok(workload)
     }
 
-    /// The CPUs and nodes that it may use, as the kernel says.
+    /// Returns the CPUs and nodes that the process may use, as the kernel reports them.
     pub(crate) fn allowed(&self) -> Result<[String; 2]> {
         allowed(self.child.id())
     }
 
-    /// Ends it, and waits for that.
+    /// Ends the process, and waits for its end.
     pub(crate) fn end(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -67,15 +67,15 @@ impl Workload {
     }
 }
 
-impl Drop for Workload {
+impl Drop for WorkloadProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The CPUs and nodes that a process may use.
+/// Returns the CPUs and nodes that a process may use.
 fn allowed(pid: u32) -> Result<[String; 2]> {
     let path = format!("/proc/{pid}/status");
     let status = fs::read_to_string(&path).with_context(|| path.clone())?;
@@ -86,8 +86,8 @@ fn allowed(pid: u32) -> Result<[String; 2]> {
     Ok([find("Cpus_allowed_list")?, find("Mems_allowed_list")?])
 }
 
-/// What a workload may use, as promised.
-struct Promised {
+/// The CPUs and nodes that a workload must be able to use.
+struct ExpectedSets {
     name: String,
     pid: u32,
     dir: PathBuf,
@@ -95,19 +95,19 @@ struct Promised {
     nodes: String,
 }
 
-impl Promised {
+impl ExpectedSets {
     fn holds(&self) -> Result<()> {
         let knob = |file: &str| {
             let path = self.dir.join(file);
             fs::read_to_string(&path).with_context(|| path.display().to_string())
         };
         let (found, wanted) = (allowed(self.pid)?, [&self.cpus, &self.nodes]);
-        ensure!(found.each_ref() == wanted, "{} may use {found:?}, promised is {wanted:?}", self.name);
+        ensure!(found.each_ref() == wanted, "{} may use {found:?}, the guarantee is {wanted:?}", self.name);
         for (what, wanted) in [("cpuset.cpus", &self.cpus), ("cpuset.mems", &self.nodes)] {
             let found = knob(what)?;
             ensure!(
                 found.trim() == wanted,
-                "{}: {what} is {}, promised is {wanted}",
+                "{}: {what} is {}, the guarantee is {wanted}",
                 self.name,
                 found.trim()
             );
@@ -116,20 +116,20 @@ impl Promised {
     }
 }
 
-/// Looks at all workloads that hold a promise, also while there is no daemon.
+/// Thread that checks all workloads with a guarantee, including when there is no daemon.
 pub(crate) struct Watch {
-    promised: Arc<Mutex<Vec<Promised>>>,
+    promised: Arc<Mutex<Vec<ExpectedSets>>>,
     stop: Arc<AtomicBool>,
     looking: Option<JoinHandle<Result<u64>>>,
 }
 
-fn lock(promised: &Mutex<Vec<Promised>>) -> MutexGuard<'_, Vec<Promised>> {
+fn lock(promised: &Mutex<Vec<ExpectedSets>>) -> MutexGuard<'_, Vec<ExpectedSets>> {
     promised.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watch {
     pub(crate) fn start() -> Self {
-        let promised: Arc<Mutex<Vec<Promised>>> = Arc::default();
+        let promised: Arc<Mutex<Vec<ExpectedSets>>> = Arc::default();
         let stop = Arc::new(AtomicBool::new(false));
         let looking = {
             let (promised, stop) = (Arc::clone(&promised), Arc::clone(&stop));
@@ -140,7 +140,7 @@ impl Watch {
                         promised.holds().context("a running workload was disturbed")?;
                         looks += 1;
                     }
-                    thread::sleep(PACE);
+                    thread::sleep(CHECK_INTERVAL);
                 }
                 Ok(looks)
             })
@@ -148,9 +148,9 @@ impl Watch {
         Self { promised, stop, looking: Some(looking) }
     }
 
-    /// From here on this workload must not be disturbed.
-    pub(crate) fn add(&self, held: &api::Allocation, workload: &Workload) {
-        lock(&self.promised).push(Promised {
+    /// Checks a workload from now on.
+    pub(crate) fn add(&self, held: &api::Allocation, workload: &WorkloadProcess) {
+        lock(&self.promised).push(ExpectedSets {
             name: held.name.clone(),
             pid: workload.child.id(),
             dir: PathBuf::from(&held.directory),
@@ -159,20 +159,20 @@ impl Watch {
         });
     }
 
-    /// From here on what it may use is about to change.
+    /// Stops the checks of a workload, before its guarantee changes.
     pub(crate) fn remove(&self, name: &str) {
         lock(&self.promised).retain(|promised| promised.name != name);
     }
 
-    /// An error if a workload has been disturbed.
+    /// Returns an error if a workload was disturbed.
     pub(crate) fn check(&mut self) -> Result<()> {
         if self.looking.as_ref().is_some_and(JoinHandle::is_finished) { self.end().map(drop) } else { Ok(()) }
     }
 
-    /// Ends, and says how often a workload was looked at.
+    /// Stops the thread, and returns the number of checks.
     pub(crate) fn end(&mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        let looking = self.looking.take().context("nobody looks any more")?;
+        let looking = self.looking.take().context("the thread has ended")?;
         looking.join().map_err(|_| anyhow!("the looking thread panicked"))?
     }
 }
