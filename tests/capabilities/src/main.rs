@@ -1,5 +1,5 @@
-//! `numaward-capabilities BPF,PERFMON COMMAND…` starts a command as root with exactly these capabilities.
-//! `numaward-capabilities nobody COMMAND…` starts it as a user without any.
+//! `numaward-capabilities BPF,PERFMON COMMAND…` starts a command as root with exactly these capabilities. It can also
+//! start a command as the unprivileged user, see the usage message.
 //!
 //! For tests in virtual machines with a busybox that cannot do this. A program of root gets all capabilities of the
 //! bounding set (capabilities(7)), so the other ones are removed from the set first.

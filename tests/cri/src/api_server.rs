@@ -1,4 +1,4 @@
-//! Plays the API server, with the pods of a file.
+//! A fake API server with the pods of a file.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -8,20 +8,20 @@ use serde_json::Value;
 
 use crate::grpc::CallError;
 
-/// Between two looks for new events.
-const PACE: Duration = Duration::from_millis(100);
+/// The interval of checks for new events.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Args)]
-pub(crate) struct Server {
+pub(crate) struct ApiServer {
     /// File with a list of pods as JSON
     pods: PathBuf,
-    /// Where to write a kubeconfig that leads to it
+    /// Path at which a kubeconfig for the server is written
     #[arg(long)]
     kubeconfig: PathBuf,
 }
 
-/// Serves until it is killed, and prints the events that it is given, a line of JSON each.
-pub(crate) async fn run(Server { pods, kubeconfig }: &Server) -> Result<(), CallError> {
+/// Serves until it is killed, and prints each received event as a line of JSON.
+pub(crate) async fn run(ApiServer { pods, kubeconfig }: &ApiServer) -> Result<(), CallError> {
     let unread = |error: &dyn std::fmt::Display| CallError::Manifest(format!("{}: {error}", pods.display()));
     let text = fs::read_to_string(pods).map_err(|error| unread(&error))?;
     let pods: Vec<Value> = serde_json::from_str(&text).map_err(|error| unread(&error))?;
@@ -37,6 +37,6 @@ pub(crate) async fn run(Server { pods, kubeconfig }: &Server) -> Result<(), Call
             println!("{event}");
             shown += 1;
         }
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

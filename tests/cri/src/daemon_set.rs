@@ -1,7 +1,7 @@
-//! A pod of a `DaemonSet`, from its manifest to what the kubelet asks the runtime for.
+//! A pod of a `DaemonSet`: from its manifest to the kubelet's requests to the runtime.
 //!
-//! Only what the project's own manifests say is understood; anything else that a container says is an error, so that nothing is
-//! tested with less than the manifest has.
+//! Only the fields in the project's own manifests are supported. Any other field is an error, so that no test runs with
+//! less than the manifest contains.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -14,8 +14,8 @@ use crate::messages::{
     SandboxMetadata, SandboxSecurity, SecurityProfile,
 };
 
-/// What the kubelet has the runtime hide, and protect, in every container that is not privileged.
-const MASKED: [&str; 8] = [
+/// Paths that the kubelet hides or protects in every unprivileged container.
+const MASKED_PATHS: [&str; 8] = [
     "/proc/asound",
     "/proc/acpi",
     "/proc/kcore",
@@ -25,21 +25,21 @@ const MASKED: [&str; 8] = [
     "/proc/scsi",
     "/sys/firmware",
 ];
-const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const READ_ONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const HOST_TO_CONTAINER: i32 = 1;
-/// A seccomp profile that is a file of the node.
+/// Type of a seccomp profile that is a file of the node.
 const LOCALHOST_PROFILE: i32 = 2;
-/// Where volumes are made that begin empty.
+/// Parent folder of empty volumes.
 const EMPTY_DIRS: &str = "/var/lib/empty-dirs";
 
 #[derive(Args)]
-pub(crate) struct Run {
+pub(crate) struct RunDaemonSet {
     /// The `DaemonSet` as JSON
     manifest: PathBuf,
-    /// The name of this Kubernetes node
+    /// Name of this Kubernetes node
     #[arg(long)]
     node: String,
-    /// A folder with what its `ConfigMap` holds
+    /// Folder with the content of the `ConfigMap`
     #[arg(long)]
     config: String,
 }
@@ -69,7 +69,7 @@ struct Template {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodSpec {
-    containers: Vec<Container>,
+    containers: Vec<ManifestContainer>,
     #[serde(default)]
     host_network: bool,
     #[serde(default, rename = "hostPID")]
@@ -96,7 +96,7 @@ struct HostPath {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Container {
+struct ManifestContainer {
     name: String,
     image: String,
     #[serde(default)]
@@ -106,7 +106,7 @@ struct Container {
     security_context: SecurityContext,
     #[serde(default)]
     volume_mounts: Vec<VolumeMount>,
-    // The kubelet's own business.
+    // Only the kubelet uses it.
     #[serde(rename = "imagePullPolicy")]
     _image_pull_policy: serde::de::IgnoredAny,
     #[serde(rename = "ports")]
@@ -175,15 +175,15 @@ struct VolumeMount {
     mount_propagation: Option<String>,
 }
 
-impl Run {
-    /// What to ask for: the pod, and its container.
+impl RunDaemonSet {
+    /// Returns the requests for the pod and for its container.
     pub(crate) fn configs(&self) -> Result<(SandboxConfig, ContainerConfig), String> {
         let place = self.manifest.display();
         let text = fs::read_to_string(&self.manifest).map_err(|error| format!("{place}: {error}"))?;
         let set: DaemonSet = serde_json::from_str(&text).map_err(|error| format!("{place}: {error}"))?;
         let pod = set.spec.template.spec;
         let namespaces = NamespaceOptions {
-            // There is no network plugin: the host's network stands for the pod's own.
+            // There is no network plugin, so the pod uses the host's network.
             network: NODE,
             pid: if pod.host_pid { NODE } else { CONTAINER },
             ipc: POD,
@@ -191,7 +191,7 @@ impl Run {
         if pod.host_network {
             return Err(format!("{place}: hostNetwork is not expected"));
         }
-        let [container] = <[Container; 1]>::try_from(pod.containers)
+        let [container] = <[ManifestContainer; 1]>::try_from(pod.containers)
             .map_err(|all| format!("{place}: {} containers, not one", all.len()))?;
         let sandbox = SandboxConfig {
             metadata: Some(SandboxMetadata {
@@ -261,7 +261,7 @@ impl Run {
     }
 }
 
-/// As the kubelet does, which knows where the profiles of the node are.
+/// Converts a profile as the kubelet does, which knows the node's folder of profiles.
 fn seccomp(profile: Profile) -> SecurityProfile {
     match profile.localhost_profile {
         Some(name) => SecurityProfile {
@@ -282,8 +282,8 @@ fn security(context: SecurityContext, namespaces: NamespaceOptions) -> Container
         namespace_options: Some(namespaces),
         run_as_user: Some(Int64Value { value: context.run_as_user }),
         readonly_rootfs: context.read_only_root_filesystem,
-        masked_paths: strings(&MASKED),
-        readonly_paths: strings(&READ_ONLY),
+        masked_paths: strings(&MASKED_PATHS),
+        readonly_paths: strings(&READ_ONLY_PATHS),
         seccomp: Some(seccomp(context.seccomp_profile)),
     }
 }

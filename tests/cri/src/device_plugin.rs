@@ -1,4 +1,4 @@
-//! A device plugin of the kubelet, whose devices have nodes and are nothing but names.
+//! A fake device plugin of the kubelet: its devices have names and nodes, but do not exist.
 //!
 //! Source: k8s.io/kubelet, `pkg/apis/deviceplugin/v1beta1`: the fields' numbers.
 
@@ -26,20 +26,20 @@ use tonic_prost::ProstCodec;
 use tower::Service;
 
 use crate::{
-    grpc::{CallError, Client},
+    grpc::{CallError, GrpcClient},
     messages::Empty,
 };
 
 const VERSION: &str = "v1beta1";
 const REGISTRATION: &str = "v1beta1.Registration";
-/// Of its socket, beside the kubelet's.
+/// Name of the plugin's socket, which is beside the kubelet's.
 const ENDPOINT: &str = "numaward-test.sock";
 
 #[derive(Args)]
 pub(crate) struct Plugin {
-    /// The resource that pods ask for
+    /// Resource that pods request
     resource: String,
-    /// A device and its node, `ID=NODE`; what is named first is given first
+    /// A device and its node, `ID=NODE`; the first named are allocated first
     #[arg(required = true, value_parser = device)]
     devices: Vec<(String, i64)>,
     /// The kubelet's folder of device plugins
@@ -62,11 +62,11 @@ struct Register {
     #[prost(string, tag = "3")]
     resource_name: String,
     #[prost(message, optional, tag = "4")]
-    options: Option<Options>,
+    options: Option<PluginOptions>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-struct Options {
+struct PluginOptions {
     #[prost(bool, tag = "2")]
     prefers: bool,
 }
@@ -89,12 +89,12 @@ struct Device {
 
 #[derive(Clone, PartialEq, Message)]
 struct Topology {
-    /// Each is a message whose field 1 is the id, which is how a number alone is encoded.
+    /// Each node is a message with the id as field 1, which has the same encoding as a number.
     #[prost(message, repeated, tag = "1")]
     nodes: Vec<i64>,
 }
 
-/// Requests and responses of both calls are lists of lists of ids, or of nothing.
+/// Lists of lists of ids, or of empty messages: the requests and responses of both calls.
 #[derive(Clone, PartialEq, Message)]
 struct Containers {
     #[prost(message, repeated, tag = "1")]
@@ -129,15 +129,15 @@ pub(crate) async fn run(plugin: &Plugin) -> Result<(), CallError> {
         _ => UnixListener::bind(&socket),
     };
     let listener = listener.map_err(|source| CallError::Socket { socket, source })?;
-    let devices = Plugged(plugin.devices.clone());
+    let devices = FakeDevices(plugin.devices.clone());
     let incoming = UnixListenerStream::new(listener);
     let serving = tokio::spawn(Server::builder().add_service(devices).serve_with_incoming(incoming));
-    let mut kubelet = Client::connect(&plugin.folder.join("kubelet.sock")).await?;
+    let mut kubelet = GrpcClient::connect(&plugin.folder.join("kubelet.sock")).await?;
     let register = Register {
         version: VERSION.to_owned(),
         endpoint: ENDPOINT.to_owned(),
         resource_name: plugin.resource.clone(),
-        options: Some(Options { prefers: true }),
+        options: Some(PluginOptions { prefers: true }),
     };
     let _: Empty = kubelet.call_of(REGISTRATION, "Register", register).await?;
     match serving.await {
@@ -148,25 +148,25 @@ pub(crate) async fn run(plugin: &Plugin) -> Result<(), CallError> {
 
 /// The devices with their nodes.
 #[derive(Clone)]
-struct Plugged(Vec<(String, i64)>);
+struct FakeDevices(Vec<(String, i64)>);
 
-impl NamedService for Plugged {
+impl NamedService for FakeDevices {
     const NAME: &'static str = "v1beta1.DevicePlugin";
 }
 
-type Answer<A> = Ready<Result<Response<A>, Status>>;
+type MethodFuture<A> = Ready<Result<Response<A>, Status>>;
 
-/// A method: makes a response of a request, at once.
+/// Creates a method that computes its response immediately.
 fn method<Q, A>(
     mut answer: impl FnMut(Q) -> A,
-) -> impl Service<Request<Q>, Response = Response<A>, Error = Status, Future = Answer<A>> {
+) -> impl Service<Request<Q>, Response = Response<A>, Error = Status, Future = MethodFuture<A>> {
     tower::service_fn(move |request: Request<Q>| ready(Ok(Response::new(answer(request.into_inner())))))
 }
 
-impl ServerStreamingService<Empty> for Plugged {
+impl ServerStreamingService<Empty> for FakeDevices {
     type Response = Devices;
     type ResponseStream = Pin<Box<dyn Stream<Item = Result<Devices, Status>> + Send>>;
-    type Future = Answer<Self::ResponseStream>;
+    type Future = MethodFuture<Self::ResponseStream>;
 
     fn call(&mut self, _: Request<Empty>) -> Self::Future {
         let devices = self.0.iter().map(|(id, node)| Device {
@@ -175,13 +175,13 @@ impl ServerStreamingService<Empty> for Plugged {
             topology: Some(Topology { nodes: vec![*node] }),
         });
         let all = tokio_stream::once(Ok(Devices { devices: devices.collect() }));
-        // They stay as they are. A stream that ends would mean that the plugin has.
+        // The devices never change. The end of the stream would mean that the plugin has ended.
         ready(Ok(Response::new(Box::pin(all.chain(tokio_stream::pending())))))
     }
 }
 
-impl Plugged {
-    /// Of those that are available, the first.
+impl FakeDevices {
+    /// Returns the first of the available devices.
     fn prefer(&self, preferences: Preferences) -> Containers {
         let containers = preferences.containers.into_iter().map(|of| {
             let known = self.0.iter().map(|(id, _)| id).filter(|id| of.available.contains(id));
@@ -191,7 +191,7 @@ impl Plugged {
     }
 }
 
-impl Service<http::Request<Body>> for Plugged {
+impl Service<http::Request<Body>> for FakeDevices {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -205,7 +205,7 @@ impl Service<http::Request<Body>> for Plugged {
         Box::pin(async move {
             Ok(match request.uri().path() {
                 "/v1beta1.DevicePlugin/GetDevicePluginOptions" => {
-                    let options = method(|_: Empty| Options { prefers: true });
+                    let options = method(|_: Empty| PluginOptions { prefers: true });
                     Grpc::new(ProstCodec::default()).unary(options, request).await
                 }
                 "/v1beta1.DevicePlugin/ListAndWatch" => {
@@ -232,17 +232,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_named_first_is_given_first() {
-        let plugged = Plugged(["b", "a", "c"].map(|id| (id.to_owned(), 0)).into());
+    fn prefers_first_named_devices() {
+        let plugged = FakeDevices(["b", "a", "c"].map(|id| (id.to_owned(), 0)).into());
         let asked = |size| Preference { available: vec!["a".to_owned(), "c".to_owned()], size };
         let given = plugged.prefer(Preferences { containers: vec![asked(1), asked(2), asked(-1)] });
         let given: Vec<_> = given.containers.into_iter().map(|of| of.ids).collect();
         assert_eq!(given, [vec!["a"], vec!["a", "c"], vec![]]);
     }
 
-    /// A node is a message with its id as field 1.
+    /// Encodes a node as a message with its id as field 1.
     #[test]
-    fn a_device_has_the_published_field_numbers() {
+    fn device_has_published_field_numbers() {
         let topology = Some(Topology { nodes: vec![1] });
         let device = Device { id: "d".to_owned(), health: "h".to_owned(), topology };
         assert_eq!(device.encode_to_vec(), b"\x0a\x01d\x12\x01h\x1a\x04\x0a\x02\x08\x01");

@@ -1,4 +1,4 @@
-//! Calls of gRPC over a unix socket, one at a time.
+//! gRPC client over a unix socket, with one call at a time.
 
 use std::{
     error::Error,
@@ -15,48 +15,38 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 const RUNTIME: &str = "runtime.v1.RuntimeService";
-/// The kubelet's own limit.
+/// Maximum size of a response, as in the kubelet.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
-/// A call failed.
+/// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    /// There is nobody at the socket.
+    /// The connection to the socket was refused.
     #[error("cannot connect to {}: {}", socket.display(), root_cause(source))]
-    Connect {
-        /// The socket.
-        socket: PathBuf,
-        /// Why not.
-        source: transport::Error,
-    },
-    /// Nobody can be served at the socket.
+    Connect { socket: PathBuf, source: transport::Error },
+    /// The socket cannot be created.
     #[error("cannot serve at {}: {source}", socket.display())]
-    Socket {
-        /// The socket.
-        socket: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// What is to be asked for cannot be read.
+    Socket { socket: PathBuf, source: std::io::Error },
+    /// The request cannot be read.
     #[error("{0}")]
     Manifest(String),
     /// The connection failed.
     #[error("the connection failed: {}", root_cause(.0))]
     Connection(#[from] transport::Error),
-    /// The call cannot be made.
+    /// The request cannot be sent.
     #[error("the call cannot be made: {0}")]
     Request(#[from] InvalidUri),
     /// The runtime refuses.
     #[error("{method}: {message} (code {code})", code = i32::from(status.code()), message = status.message())]
     Status {
-        /// What was called.
+        /// Name of the method.
         method: &'static str,
-        /// What the runtime says.
+        /// The runtime's error.
         status: Box<Status>,
     },
 }
 
-/// What an error comes from: tonic's own errors only say in which layer they arose.
+/// Returns the root cause of an error: tonic's own errors only name the layer.
 fn root_cause(error: &transport::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(source) = cause.source() {
@@ -65,12 +55,12 @@ fn root_cause(error: &transport::Error) -> String {
     cause.to_string()
 }
 
-/// A connection.
-pub(crate) struct Client {
+/// A connection to a server.
+pub(crate) struct GrpcClient {
     grpc: Grpc<Channel>,
 }
 
-impl Client {
+impl GrpcClient {
     /// Connects to a socket.
     pub(crate) async fn connect(socket: &Path) -> Result<Self, CallError> {
         let connected = match Endpoint::from_shared(format!("unix://{}", socket.display())) {
@@ -131,11 +121,11 @@ mod tests {
     use super::*;
     use crate::messages::{ContainerId, Empty, Sandbox, SandboxConfig, SandboxId, SandboxMetadata};
 
-    /// A runtime that runs every sandbox, by its name, and starts no container.
+    /// A runtime that runs every sandbox, and refuses to start a container.
     #[derive(Clone)]
-    struct Runtime;
+    struct FakeRuntime;
 
-    impl NamedService for Runtime {
+    impl NamedService for FakeRuntime {
         const NAME: &'static str = RUNTIME;
     }
 
@@ -163,7 +153,7 @@ mod tests {
         }
     }
 
-    impl Service<http::Request<Body>> for Runtime {
+    impl Service<http::Request<Body>> for FakeRuntime {
         type Response = http::Response<Body>;
         type Error = Infallible;
         type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -188,18 +178,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_runtime_answers_and_refuses() {
+    async fn returns_answers_and_refusals() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
-        let away = Client::connect(&socket).await.err().unwrap().to_string();
+        let away = GrpcClient::connect(&socket).await.err().unwrap().to_string();
         assert_eq!(
             away,
             format!("cannot connect to {}: No such file or directory (os error 2)", socket.display())
         );
 
         let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
-        let server = tokio::spawn(Server::builder().add_service(Runtime).serve_with_incoming(incoming));
-        let mut client = Client::connect(&socket).await.unwrap();
+        let server = tokio::spawn(Server::builder().add_service(FakeRuntime).serve_with_incoming(incoming));
+        let mut client = GrpcClient::connect(&socket).await.unwrap();
         let metadata = Some(SandboxMetadata { name: "web".to_owned(), ..SandboxMetadata::default() });
         let sandbox = Sandbox { config: Some(SandboxConfig { metadata, ..SandboxConfig::default() }) };
         let made: SandboxId = client.call("RunPodSandbox", sandbox).await.unwrap();

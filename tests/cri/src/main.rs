@@ -1,10 +1,11 @@
-//! numaward-cri: asks a container runtime for pods and containers as the kubelet does.
+//! `numaward-cri` requests pods and containers from a container runtime as the kubelet does.
 //!
-//! Whether containers are placed can only be seen with a real runtime, and only the kubelet and the like speak CRI.
-//! This speaks the little of it that the end-to-end tests need: it runs, changes, stops and removes pods and
-//! containers with the resources that the kubelet would make of their requests and limits. What it made it prints:
-//! ids. What the runtime says to a request that it refuses goes to standard error. It also reads the PodResources API, gives
-//! the kubelet devices, plays the API server, and lets clients outside the machine reach unix sockets in it.
+//! The placement of containers can only be tested with a real runtime, and CRI is spoken only by the kubelet and
+//! similar programs. This program implements the part of CRI that the end-to-end tests need: it runs, changes, stops
+//! and removes pods and containers with the resources that the kubelet would compute from requests and limits. It
+//! prints the ids of created objects, and writes the runtime's refusals to standard error. It also reads the
+//! PodResources API, offers fake devices to the kubelet, serves as a fake API server, and forwards TCP connections to
+//! unix sockets.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +22,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::{
-    grpc::{CallError, Client},
+    grpc::{CallError, GrpcClient},
     messages::{
         ContainerConfig, ContainerCreated, ContainerId, ContainerMetadata, ContainerResources,
         CreateContainer, Empty, ImageSpec, LinuxContainer, LinuxSandbox, NamespaceOptions, Sandbox,
@@ -29,34 +30,34 @@ use self::{
     },
 };
 
-/// The period in which CPU quotas count, in microseconds.
+/// Period of CPU quotas, in microseconds.
 const PERIOD: i64 = 100_000;
-/// CPU shares that stand for one CPU.
+/// CPU shares of one CPU.
 const SHARES_PER_CPU: i64 = 1024;
-/// The least shares there are.
-const LEAST_SHARES: i64 = 2;
+/// Minimum of CPU shares.
+const MIN_SHARES: i64 = 2;
 
 #[derive(Parser)]
 #[command(
     name = "numaward-cri",
     about = "Asks a container runtime for pods and containers as the kubelet does"
 )]
-struct Arguments {
+struct CriArguments {
     /// The runtime's socket
     #[arg(long, default_value = "/run/containerd/containerd.sock")]
     socket: PathBuf,
     #[command(subcommand)]
-    task: Task,
+    task: CriCommand,
 }
 
 #[derive(Subcommand)]
-enum Task {
+enum CriCommand {
     /// Runs a pod's sandbox; prints its id
     Pod(Pod),
     /// Creates a container in a pod; prints its id
     Create(Create),
-    /// Runs a pod of a `DaemonSet`, as its manifest demands; prints the ids of sandbox and container
-    RunDaemonSet(daemon_set::Run),
+    /// Runs a pod of a `DaemonSet` by its manifest; prints the ids of sandbox and container
+    RunDaemonSet(daemon_set::RunDaemonSet),
     /// Starts a container
     Start {
         /// The container's id
@@ -72,24 +73,24 @@ enum Task {
         /// The sandbox's id
         id: String,
     },
-    /// Lists, as JSON, what containers are assigned: asks the PodResources API at the socket
+    /// Lists the resources of containers as JSON, from the PodResources API at the socket
     Assigned,
-    /// Plays the API server
-    ApiServer(api_server::Server),
-    /// Gives the kubelet devices
+    /// Serves as a fake API server
+    ApiServer(api_server::ApiServer),
+    /// Offers fake devices to the kubelet
     DevicePlugin(device_plugin::Plugin),
-    /// Leads a TCP port to a unix socket
+    /// Forwards a TCP port to a unix socket
     Relay(relay::Relay),
     /// Changes a container's resources
     Resize {
         /// The container's id
         id: String,
         #[command(flatten)]
-        resources: Resources,
+        resources: ResourceArguments,
     },
 }
 
-/// A pod's class of service, which decides where its cgroup is.
+/// A pod's class of service, which determines the parent of its cgroup.
 #[derive(Clone, Copy, ValueEnum)]
 enum Class {
     Guaranteed,
@@ -97,7 +98,7 @@ enum Class {
     Besteffort,
 }
 
-/// Who makes cgroups, which decides how they are named.
+/// Cgroup driver, which determines the names of cgroups.
 #[derive(Clone, Copy, ValueEnum)]
 enum Driver {
     Cgroupfs,
@@ -106,50 +107,50 @@ enum Driver {
 
 #[derive(Args)]
 struct Pod {
-    /// Its name, which is its UID too
+    /// Name and UID
     name: String,
-    /// Its namespace
+    /// Namespace
     #[arg(long, default_value = "default")]
     namespace: String,
-    /// Its class of service
+    /// Class of service
     #[arg(long, value_enum, default_value = "guaranteed")]
     class: Class,
-    /// The cgroup driver
+    /// Cgroup driver
     #[arg(long, value_enum, default_value = "cgroupfs")]
     driver: Driver,
-    /// An annotation, `KEY=VALUE`
+    /// Annotation, `KEY=VALUE`
     #[arg(long, value_parser = annotation)]
     annotation: Vec<(String, String)>,
 }
 
 #[derive(Args)]
 struct Create {
-    /// Its pod's sandbox
+    /// Sandbox of its pod
     sandbox: String,
     #[command(flatten)]
     pod: Pod,
-    /// The container's name
+    /// Name of the container
     #[arg(long, default_value = "main")]
     container: String,
     #[command(flatten)]
-    resources: Resources,
-    /// The image
+    resources: ResourceArguments,
+    /// Image
     #[arg(long, default_value = "localhost/test:1")]
     image: String,
-    /// What it runs
+    /// Command to run
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
 
 #[derive(Args)]
-struct Resources {
+struct ResourceArguments {
     /// CPUs, in thousandths
     #[arg(long, default_value_t = 0)]
     millicpus: i64,
-    /// Whether the CPUs are only requested, not a limit
+    /// Only requests the CPUs, without a limit
     #[arg(long)]
     unlimited: bool,
-    /// The memory limit in MiB; 0: none
+    /// Memory limit in MiB; 0 for none
     #[arg(long, default_value_t = 0)]
     mebibytes: i64,
 }
@@ -186,7 +187,7 @@ impl Pod {
             annotations: self.annotation.iter().cloned().collect(),
             linux: Some(LinuxSandbox {
                 cgroup_parent,
-                // With the host's network no network plugin is needed.
+                // With the host's network, no network plugin is needed.
                 security_context: Some(SandboxSecurity {
                     namespace_options: Some(NamespaceOptions {
                         network: messages::NODE,
@@ -199,12 +200,12 @@ impl Pod {
     }
 }
 
-impl Resources {
+impl ResourceArguments {
     fn message(&self) -> ContainerResources {
         ContainerResources {
             cpu_period: if self.unlimited { 0 } else { PERIOD },
             cpu_quota: if self.unlimited { 0 } else { self.millicpus * PERIOD / 1000 },
-            cpu_shares: (self.millicpus * SHARES_PER_CPU / 1000).max(LEAST_SHARES),
+            cpu_shares: (self.millicpus * SHARES_PER_CPU / 1000).max(MIN_SHARES),
             memory_limit_in_bytes: self.mebibytes << 20,
             oom_score_adj: 0,
         }
@@ -233,27 +234,27 @@ impl Create {
     }
 }
 
-async fn run(arguments: Arguments) -> Result<(), CallError> {
+async fn run(arguments: CriArguments) -> Result<(), CallError> {
     match &arguments.task {
-        Task::ApiServer(server) => return api_server::run(server).await,
-        Task::DevicePlugin(plugin) => return device_plugin::run(plugin).await,
-        Task::Relay(relay) => return relay::run(relay).await,
+        CriCommand::ApiServer(server) => return api_server::run(server).await,
+        CriCommand::DevicePlugin(plugin) => return device_plugin::run(plugin).await,
+        CriCommand::Relay(relay) => return relay::run(relay).await,
         _ => {}
     }
-    let mut client = Client::connect(&arguments.socket).await?;
+    let mut client = GrpcClient::connect(&arguments.socket).await?;
     match arguments.task {
-        // None of them asks the runtime.
-        Task::ApiServer(_) | Task::DevicePlugin(_) | Task::Relay(_) => {}
-        Task::Pod(pod) => {
+        // These commands make no call to the runtime.
+        CriCommand::ApiServer(_) | CriCommand::DevicePlugin(_) | CriCommand::Relay(_) => {}
+        CriCommand::Pod(pod) => {
             let request = Sandbox { config: Some(pod.config()) };
             let made: SandboxId = client.call("RunPodSandbox", request).await?;
             println!("{}", made.pod_sandbox_id);
         }
-        Task::Create(create) => {
+        CriCommand::Create(create) => {
             let made: ContainerCreated = client.call("CreateContainer", create.request()).await?;
             println!("{}", made.container_id);
         }
-        Task::RunDaemonSet(run) => {
+        CriCommand::RunDaemonSet(run) => {
             let (pod, container) = run.configs().map_err(CallError::Manifest)?;
             let request = Sandbox { config: Some(pod.clone()) };
             let made: SandboxId = client.call("RunPodSandbox", request).await?;
@@ -268,21 +269,21 @@ async fn run(arguments: Arguments) -> Result<(), CallError> {
             let _: Empty = client.call("StartContainer", ContainerId { container_id: id.clone() }).await?;
             println!("{sandbox} {id}");
         }
-        Task::Start { id } => {
+        CriCommand::Start { id } => {
             let _: Empty = client.call("StartContainer", ContainerId { container_id: id }).await?;
         }
-        Task::Remove { id } => {
+        CriCommand::Remove { id } => {
             let stop = StopContainer { container_id: id.clone(), timeout: 0 };
             let _: Empty = client.call("StopContainer", stop).await?;
             let _: Empty = client.call("RemoveContainer", ContainerId { container_id: id }).await?;
         }
-        Task::RemovePod { id } => {
+        CriCommand::RemovePod { id } => {
             let sandbox = SandboxId { pod_sandbox_id: id };
             let _: Empty = client.call("StopPodSandbox", sandbox.clone()).await?;
             let _: Empty = client.call("RemovePodSandbox", sandbox).await?;
         }
-        Task::Assigned => println!("{}", pod_resources::list(&mut client).await?),
-        Task::Resize { id, resources } => {
+        CriCommand::Assigned => println!("{}", pod_resources::list(&mut client).await?),
+        CriCommand::Resize { id, resources } => {
             let request = UpdateResources { container_id: id, linux: Some(resources.message()) };
             let _: Empty = client.call("UpdateContainerResources", request).await?;
         }
@@ -292,7 +293,7 @@ async fn run(arguments: Arguments) -> Result<(), CallError> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    match run(Arguments::parse()).await {
+    match run(CriArguments::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -306,9 +307,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resources_are_those_of_the_kubelet() {
-        let resources = |line: &str| match Arguments::parse_from(line.split(' ')).task {
-            Task::Resize { resources, .. } => resources.message(),
+    fn computes_kubelet_resources() {
+        let resources = |line: &str| match CriArguments::parse_from(line.split(' ')).task {
+            CriCommand::Resize { resources, .. } => resources.message(),
             _ => panic!("{line}"),
         };
         let guaranteed = resources("cri resize id --millicpus 1500 --mebibytes 64");
@@ -323,9 +324,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_cgroup_tells_its_class() {
+    fn cgroup_depends_on_class() {
         let line = "cri create sandbox web --class burstable --annotation a/b=c --container x -- sleep 1";
-        let Task::Create(create) = Arguments::parse_from(line.split(' ')).task else { panic!("{line}") };
+        let CriCommand::Create(create) = CriArguments::parse_from(line.split(' ')).task else {
+            panic!("{line}")
+        };
         assert_eq!(create.request().config.unwrap().command, ["sleep", "1"]);
         let sandbox = create.pod.config();
         assert_eq!(sandbox.linux.unwrap().cgroup_parent, "/kubepods/burstable/podweb");
@@ -338,9 +341,11 @@ mod tests {
             ),
             ("cri pod web", "/kubepods/podweb"),
         ] {
-            let Task::Pod(pod) = Arguments::parse_from(line.split(' ')).task else { panic!("{line}") };
+            let CriCommand::Pod(pod) = CriArguments::parse_from(line.split(' ')).task else {
+                panic!("{line}")
+            };
             assert_eq!(pod.config().linux.unwrap().cgroup_parent, parent);
         }
-        assert!(Arguments::try_parse_from(["cri", "pod", "web", "--annotation", "x"]).is_err());
+        assert!(CriArguments::try_parse_from(["cri", "pod", "web", "--annotation", "x"]).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! The messages of CRI `runtime.v1` that are needed, with the fields that are. What is not here has its default.
+//! Messages of CRI `runtime.v1`: only those that are needed, with the needed fields. Missing fields have their
+//! defaults.
 //!
 //! Source: k8s.io/cri-api, `pkg/apis/runtime/v1`.
 
@@ -182,7 +183,7 @@ pub(crate) struct Int64Value {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct SecurityProfile {
-    /// 0: the runtime's own; 1: none; 2: a file of the node.
+    /// 0: the runtime's default profile; 1: none; 2: a file of the node.
     #[prost(int32, tag = "1")]
     pub(crate) profile_type: i32,
     #[prost(string, tag = "2")]

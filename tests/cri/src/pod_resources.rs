@@ -1,4 +1,4 @@
-//! Who is assigned what, as a client of the kubelet's PodResources API reads it.
+//! Resources of containers, as a client of the kubelet's PodResources API reads them.
 //!
 //! Source: k8s.io/kubelet, `pkg/apis/podresources/v1`: the fields' numbers.
 
@@ -6,30 +6,30 @@ use prost::Message;
 use serde_json::{Value, json};
 
 use crate::{
-    grpc::{CallError, Client},
+    grpc::{CallError, GrpcClient},
     messages::Empty,
 };
 
 const LISTER: &str = "v1.PodResourcesLister";
 
 #[derive(Clone, PartialEq, Message)]
-struct Listed {
+struct ListResponse {
     #[prost(message, repeated, tag = "1")]
-    pod_resources: Vec<Pod>,
+    pod_resources: Vec<AssignedPod>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Pod {
+struct AssignedPod {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "2")]
     namespace: String,
     #[prost(message, repeated, tag = "3")]
-    containers: Vec<Container>,
+    containers: Vec<AssignedContainer>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Container {
+struct AssignedContainer {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(int64, repeated, tag = "3")]
@@ -51,11 +51,11 @@ struct Memory {
 #[derive(Clone, PartialEq, Message)]
 struct Topology {
     #[prost(message, repeated, tag = "1")]
-    nodes: Vec<Node>,
+    nodes: Vec<TopologyNode>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-struct Node {
+struct TopologyNode {
     #[prost(int64, tag = "1")]
     id: i64,
 }
@@ -66,9 +66,9 @@ fn memory(of: &Memory) -> Value {
     json!({"type": of.kind, "size": of.size, "nodes": nodes})
 }
 
-/// All containers that hold something.
-pub(crate) async fn list(client: &mut Client) -> Result<Value, CallError> {
-    let listed: Listed = client.call_of(LISTER, "List", Empty {}).await?;
+/// Lists all containers with resources.
+pub(crate) async fn list(client: &mut GrpcClient) -> Result<Value, CallError> {
+    let listed: ListResponse = client.call_of(LISTER, "List", Empty {}).await?;
     let mut containers = Vec::new();
     for pod in &listed.pod_resources {
         let of_pod = pod.containers.iter().filter(|of| !of.cpu_ids.is_empty() || !of.memory.is_empty());

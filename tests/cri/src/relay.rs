@@ -1,4 +1,4 @@
-//! Leads a TCP port to a unix socket, so that a client outside the machine reaches who serves there.
+//! Forwards a TCP port to a unix socket, so that a client outside the machine can reach its server.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -15,9 +15,9 @@ use crate::grpc::CallError;
 
 #[derive(Args)]
 pub(crate) struct Relay {
-    /// The port
+    /// TCP port
     port: u16,
-    /// The socket
+    /// Unix socket
     to: PathBuf,
 }
 
@@ -30,7 +30,7 @@ pub(crate) async fn run(Relay { port, to }: &Relay) -> Result<(), CallError> {
         let (mut from, _) = listener.accept().await.map_err(failed)?;
         let to = to.clone();
         tokio::spawn(async move {
-            // Who is connected sees how it ends.
+            // Both clients see the end of the connection.
             if let Ok(mut to) = UnixStream::connect(to).await {
                 let _ = io::copy_bidirectional(&mut from, &mut to).await;
             }

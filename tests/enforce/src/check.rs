@@ -1,6 +1,6 @@
-//! What a check is.
+//! Definition of a check.
 
 use anyhow::Result;
 
-/// Its name, and what it saw, or what was wrong.
+/// Name of a check, and its function, which returns its observations.
 pub(crate) type Check = (&'static str, fn() -> Result<String>);

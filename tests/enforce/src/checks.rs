@@ -1,4 +1,4 @@
-//! Checks of the cgroupfs backend, the watch and drift.
+//! Checks of the cgroupfs backend, of the knob watch, and of drift.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize, NodeId};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::{check::Check, child::Running};
+use crate::{check::Check, child::ChildProcess};
 
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
@@ -46,13 +46,13 @@ pub(crate) const ALL: &[Check] = &[
     ("many", many),
 ];
 
-/// A subtree of its own, removed at the end.
-pub(crate) struct Ground {
+/// A subtree for a check, which is removed on drop.
+pub(crate) struct TestSubtree {
     pub(crate) enforcer: Enforcer,
     top: PathBuf,
 }
 
-impl Ground {
+impl TestSubtree {
     pub(crate) fn new(top: &str) -> Result<Self> {
         let top = Path::new(ROOT).join(top);
         fs::create_dir(&top)?;
@@ -81,9 +81,9 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for TestSubtree {
     fn drop(&mut self) {
-        // A process that was killed leaves its cgroup a moment later.
+        // A killed process leaves its cgroup with a short delay.
         for _ in 0..50 {
             if remove(&self.top).is_ok() {
                 return;
@@ -109,7 +109,7 @@ pub(crate) fn options() -> Result<EnforcerOptions> {
     Ok(EnforcerOptions::new(possible("cpu")?.parse()?, possible("node")?.parse()?))
 }
 
-/// Plans, executes, and sees that nothing is left to do.
+/// Plans and executes a change, and checks that no writes remain.
 pub(crate) fn apply(
     enforcer: &Enforcer,
     applied: &AppliedSettings,
@@ -142,7 +142,7 @@ pub(crate) fn get(cgroup: &str, file: &str) -> Result<String> {
     Ok(fs::read_to_string(&path).with_context(|| path.display().to_string())?.trim().to_owned())
 }
 
-fn put(cgroup: &str, file: &str, value: &str) -> Result<()> {
+fn write_file(cgroup: &str, file: &str, value: &str) -> Result<()> {
     let path = dir(cgroup)?.join(file);
     fs::write(&path, value).with_context(|| format!("{} = {value}", path.display()))
 }
@@ -164,11 +164,11 @@ pub(crate) fn bytes(mib: u64) -> String {
     (mib << 20).to_string()
 }
 
-/// Every knob in a nested cgroup, and back, with a process inside.
+/// Writes and restores every knob of a nested cgroup with a process.
 fn knobs() -> Result<String> {
-    let ground = Ground::new("check-knobs")?;
+    let ground = TestSubtree::new("check-knobs")?;
     let leaf = make("/check-knobs/a/b")?;
-    let process = Running::holding(4, &leaf)?;
+    let process = ChildProcess::holding(4, &leaf)?;
     let settings = Settings {
         memory_min: Some(Limit::Bytes(Bytes(10_000_000))),
         memory_low: Some(mib(16)),
@@ -209,7 +209,7 @@ fn knobs() -> Result<String> {
     }
     let left = (get("/check-knobs/a/b", "cpuset.cpus")?, get("/check-knobs/a/b", "cpuset.mems")?);
 
-    // Without tasks the empty set comes back.
+    // Without processes, the empty set is restored.
     drop(process);
     make("/check-knobs/empty")?;
     let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-knobs/empty", pinned("1", "0")?)?;
@@ -219,7 +219,7 @@ fn knobs() -> Result<String> {
 }
 
 fn ancestors() -> Result<String> {
-    let ground = Ground::new("check-ancestors")?;
+    let ground = TestSubtree::new("check-ancestors")?;
     make("/check-ancestors/a/b")?;
     make("/check-ancestors/a/c")?;
     make("/check-ancestors/other")?;
@@ -230,7 +230,7 @@ fn ancestors() -> Result<String> {
         Ok(cgroups.iter().map(|cgroup| get(cgroup, file)).collect::<Result<Vec<_>>>()?.join(" "))
     };
     let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-ancestors/a/b", protected(8))?;
-    put("/check-ancestors/other", "memory.min", &bytes(3))?;
+    write_file("/check-ancestors/other", "memory.min", &bytes(3))?;
     ground.enforcer.refresh();
     let (applied, _) = ground.hold(&applied, "/check-ancestors/a/c", protected(4))?;
     expect("memory.min", &all("memory.min")?, &[15, 12, 8].map(bytes).join(" "))?;
@@ -244,17 +244,17 @@ fn ancestors() -> Result<String> {
     Ok("15, 12 and 8 MiB, and back".to_owned())
 }
 
-/// 128 MiB that are on node 1 go to node 0.
+/// Migrates 128 MiB from node 1 to node 0.
 fn migration() -> Result<String> {
     const MIB: u64 = 128;
-    let ground = Ground::new("check-migration")?;
+    let ground = TestSubtree::new("check-migration")?;
     let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-migration", pinned("2-3", "1")?)?;
-    let process = Running::holding(MIB, &dir("/check-migration")?)?;
+    let process = ChildProcess::holding(MIB, &dir("/check-migration")?)?;
     let (_, report) = ground.hold(&applied, "/check-migration", pinned("0-1", "0")?)?;
     let migration = moved(&report)?;
     let stat = get("/check-migration", "memory.numa_stat")?;
     let anon = stat.lines().find(|line| line.starts_with("anon")).unwrap_or_default().to_owned();
-    // What was there before is off by up to 64 pages a CPU on older kernels.
+    // On older kernels, the earlier amount is inexact by up to 64 pages per CPU.
     ensure!(migration.moved() >= Bytes::mib(MIB - 1), "{migration:?}");
     ensure!(migration.left() <= Bytes::mib(1), "{migration:?}");
     ensure!(process.status("Mems_allowed_list")? == "0", "still elsewhere");
@@ -266,7 +266,7 @@ fn migration() -> Result<String> {
     ))
 }
 
-/// What became of the only migration.
+/// Returns the result of the only migration.
 fn moved(report: &EnforcementReport) -> Result<Migration> {
     let [(_, moving)] = &report.moving[..] else { bail!("{:?}", report.moving) };
     Ok(match moving {
@@ -275,13 +275,13 @@ fn moved(report: &EnforcementReport) -> Result<Migration> {
     })
 }
 
-/// Pages follow the first write as well, in cgroups whose cpusets the kernel makes together.
+/// Checks that pages follow the first write too, in cgroups with cpusets that the kernel creates together.
 fn first_migration() -> Result<String> {
     const MIB: u64 = 32;
-    let ground = Ground::new("check-first")?;
-    put("/check-first", "cgroup.subtree_control", "+memory")?;
+    let ground = TestSubtree::new("check-first")?;
+    write_file("/check-first", "cgroup.subtree_control", "+memory")?;
     let cgroups = ["/check-first/a", "/check-first/b", "/check-first/c"];
-    let hold = |cgroup: &&str| Running::holding(MIB, &make(cgroup)?);
+    let hold = |cgroup: &&str| ChildProcess::holding(MIB, &make(cgroup)?);
     let processes = cgroups.iter().map(hold).collect::<Result<Vec<_>>>()?;
     ensure!(get(cgroups[0], "cpuset.mems").is_err(), "there are cpusets already");
     let mut applied = AppliedSettings::default();
@@ -302,16 +302,17 @@ fn first_migration() -> Result<String> {
     Ok(format!("moved {}", said.join(", ")))
 }
 
-/// A reader sees the old settings or the new while they change back and forth.
+/// Checks that a reader sees either the old or the new settings while they change back and forth.
 ///
-/// Writer and reader run on one CPU: while the kernel changes the nodes of a process, its mask is the union of both sets
-/// (`cpuset_change_task_nodemask` in kernel/cgroup/cpuset.c), with interrupts off, so that only another CPU can see it.
+/// Writer and reader run on one CPU: while the kernel changes the nodes of a process, its mask is the union of both
+/// sets (`cpuset_change_task_nodemask` in kernel/cgroup/cpuset.c), with interrupts disabled, so that only another CPU
+/// can see it.
 fn never_wider() -> Result<String> {
     const ROUNDS: usize = 30;
-    let ground = Ground::new("check-order")?;
+    let ground = TestSubtree::new("check-order")?;
     let leaf = make("/check-order/a")?;
-    let process = Running::holding(1, &leaf)?;
-    // The process has its CPUs already; threads that write and read inherit this one.
+    let process = ChildProcess::holding(1, &leaf)?;
+    // The process has its CPUs already; the threads that write and read inherit this one.
     let everywhere = sched_getaffinity(None)?;
     run_on(0)?;
     let changed = change_beside_reader(&ground, &leaf, &process, ROUNDS);
@@ -321,15 +322,20 @@ fn never_wider() -> Result<String> {
     Ok(format!("{ROUNDS} changes, {looks} looks"))
 }
 
-/// Has the calling thread run on this CPU only.
+/// Restricts the calling thread to this CPU.
 fn run_on(cpu: usize) -> Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(cpu);
     Ok(sched_setaffinity(None, &cpus)?)
 }
 
-/// Changes the settings of the cgroup so often, and returns how often the reader looked.
-fn change_beside_reader(ground: &Ground, leaf: &Path, process: &Running, rounds: usize) -> Result<usize> {
+/// Changes the settings of the cgroup `rounds` times, and returns the number of reads.
+fn change_beside_reader(
+    ground: &TestSubtree,
+    leaf: &Path,
+    process: &ChildProcess,
+    rounds: usize,
+) -> Result<usize> {
     let (mut applied, _) = ground.hold(&AppliedSettings::default(), "/check-order/a", pinned("0", "0")?)?;
     let stop = Arc::new(AtomicBool::new(false));
     let looking = {
@@ -347,7 +353,7 @@ fn change_beside_reader(ground: &Ground, leaf: &Path, process: &Running, rounds:
                     let found = fs::read_to_string(leaf.join(file))?;
                     ensure!(allowed.contains(&found.trim()), "{file} was {found:?}");
                 }
-                // The masks, not the lists: those are printed while the kernel walks the live mask.
+                // The masks, not the lists, because the kernel prints a list while it walks the live mask.
                 let text = fs::read_to_string(&status)?;
                 for (key, allowed) in [("Cpus_allowed:\t", ["1", "c"]), ("Mems_allowed:\t", ["1", "2"])] {
                     let found = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
@@ -368,17 +374,17 @@ fn change_beside_reader(ground: &Ground, leaf: &Path, process: &Running, rounds:
     looking.join().map_err(|_| anyhow!("the looking thread panicked"))?
 }
 
-/// Whether the kernel makes partitions that are isolated (Linux 6.1).
+/// Returns whether the kernel supports isolated partitions (Linux 6.1).
 fn knows_isolated() -> Result<bool> {
-    let _ground = Ground::new("check-kind")?;
-    put("/check-kind", "cpuset.cpus", "1")?;
-    Ok(put("/check-kind", "cpuset.cpus.partition", "isolated").is_ok())
+    let _ground = TestSubtree::new("check-kind")?;
+    write_file("/check-kind", "cpuset.cpus", "1")?;
+    Ok(write_file("/check-kind", "cpuset.cpus.partition", "isolated").is_ok())
 }
 
 fn partition() -> Result<String> {
-    let ground = Ground::new("check-partition")?;
+    let ground = TestSubtree::new("check-partition")?;
     let leaf = dir("/check-partition")?;
-    let process = Running::holding(1, &leaf)?;
+    let process = ChildProcess::holding(1, &leaf)?;
     let mut applied = AppliedSettings::default();
     let knows_isolated = knows_isolated()?;
     for (kind, cpus, rest) in [
@@ -414,7 +420,7 @@ fn partition() -> Result<String> {
 }
 
 fn nested_partition() -> Result<String> {
-    let ground = Ground::new("check-nested")?;
+    let ground = TestSubtree::new("check-nested")?;
     make("/check-nested/a/b")?;
     make("/check-nested/a/c")?;
     let root = |cpus| -> Result<Settings> {
@@ -443,12 +449,12 @@ fn nested_partition() -> Result<String> {
     Ok("two beside each other, one moved, and back".to_owned())
 }
 
-/// A partition that the kernel does not make undoes the rest; CPUs of another's are not touched.
+/// Checks that an invalid partition undoes the other writes, and that CPUs of another partition are not changed.
 fn refused_partition() -> Result<String> {
     let root = |cpus| -> Result<Settings> {
         Ok(Settings { partition: Some(Partition::Root), memory_max: Some(mib(64)), ..pinned(cpus, "1")? })
     };
-    let ground = Ground::new("check-refused")?;
+    let ground = TestSubtree::new("check-refused")?;
     let plan = ground
         .enforcer
         .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/check-refused")?, root("0-3")?))?;
@@ -468,11 +474,11 @@ fn refused_partition() -> Result<String> {
     };
     is_as_before()?;
 
-    // The plan is made while the CPU is free, and carried out when it is not.
+    // The plan is made while the CPU is free, and executed when it is not.
     let plan = ground
         .enforcer
         .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/check-refused")?, root("2-3")?))?;
-    let other = Ground::new("check-refused-other")?;
+    let other = TestSubtree::new("check-refused-other")?;
     let (applied, _) = other.hold(&AppliedSettings::default(), "/check-refused-other", root("2")?)?;
     let Err(late) = ground.enforcer.execute(&plan) else { bail!("two partitions have CPU 2") };
     ensure!(matches!(late.error, EnforceError::Excluded { .. }), "{late}");
@@ -482,18 +488,18 @@ fn refused_partition() -> Result<String> {
     Ok(failure.to_string())
 }
 
-/// What a running cgroup gets back while a sibling's partition has some CPUs, and when that ends.
+/// Restores the CPUs of a running cgroup while a sibling's partition has some of them, and after it ended.
 fn sibling_partition() -> Result<String> {
     const THIS: &str = "/check-sibling";
     const OTHER: &str = "/check-sibling-other";
-    let ground = Ground::new("check-sibling")?;
-    let _other = Ground::new("check-sibling-other")?;
-    let process = Running::holding(1, &dir(THIS)?)?;
+    let ground = TestSubtree::new("check-sibling")?;
+    let _other = TestSubtree::new("check-sibling-other")?;
+    let process = ChildProcess::holding(1, &dir(THIS)?)?;
     let mut applied = AppliedSettings::default();
     let mut said = Vec::new();
     for (found, partition, reduced) in [("", "3", "0-2"), ("0-2", "2-3", "0-1")] {
         if !found.is_empty() {
-            put(THIS, "cpuset.cpus", found)?;
+            write_file(THIS, "cpuset.cpus", found)?;
         }
         applied = ground.hold(&applied, THIS, pinned("1", "0")?)?.0;
         let settings = Settings { partition: Some(Partition::Root), ..pinned(partition, "1")? };
@@ -511,7 +517,7 @@ fn sibling_partition() -> Result<String> {
     Ok(format!("cpuset.cpus beside it and after it: {}", said.join(", ")))
 }
 
-/// A write of another program is reported within this time from the start of that program.
+/// The time limit for the report of another program's write, from the start of that program.
 const MAX_REPORT_LATENCY: Duration = Duration::from_millis(100);
 
 fn wait_for(watch: &KnobWatch, what: impl Fn(&KnobEvent) -> bool) -> Result<KnobEvent> {
@@ -531,9 +537,9 @@ fn events_are_read(watch: &KnobWatch) -> Result<bool> {
     Ok(rustix::event::poll(&mut files, Some(&rustix::time::Timespec::default()))? == 0)
 }
 
-/// Writes of others are reported, with who it was; marks go with their cgroup.
+/// Checks that writes of other programs are reported with their process, and that marks end with their cgroup.
 fn watch() -> Result<String> {
-    let ground = Ground::new("check-watch")?;
+    let ground = TestSubtree::new("check-watch")?;
     make("/check-watch/a")?;
     let settings = Settings { memory_min: Some(mib(8)), memory_high: Some(mib(64)), ..pinned("1", "1")? };
     let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-watch/a", settings)?;
@@ -549,7 +555,7 @@ fn watch() -> Result<String> {
     for (knob, value) in knobs.into_iter().zip(["0-2", "0", "0", "max"]) {
         let file = knob.path(&dir("/check-watch/a")?);
         let started = Instant::now();
-        let other = Running::start(&["write", &file.display().to_string(), value])?;
+        let other = ChildProcess::start(&["write", &file.display().to_string(), value])?;
         let touched = wait_for(
             &watch,
             |touched| matches!(touched, KnobEvent::Write { knob: found, .. } if *found == knob),
@@ -571,12 +577,13 @@ fn watch() -> Result<String> {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
         Ok(info.lines().filter(|line| line.starts_with("fanotify ino")).count())
     };
-    // An event that was not read keeps its file.
+    // An unread event keeps its file open.
     while !events_are_read(&watch)? {}
     let before = marks()?;
     fs::remove_dir(dir("/check-watch/a")?)?;
     let after = marks()?;
-    // Older kernels keep the inodes of a cgroup that went until they need the memory, and must not be kept from it.
+    // Older kernels keep the inodes of removed cgroups until memory is needed, and the watch must not prevent their
+    // removal.
     fs::write("/proc/sys/vm/drop_caches", "2")?;
     let dropped = marks()?;
     ensure!(slowest < MAX_REPORT_LATENCY, "reported after {slowest:?}");
@@ -590,13 +597,13 @@ fn watch() -> Result<String> {
     ))
 }
 
-/// Somebody rewrites a knob every 100 ms: repaired, ever more slowly, and then left and flagged.
+/// Rewrites a knob every 100 ms as another program: it is repaired with growing delays, and then given up.
 fn fight() -> Result<String> {
-    let ground = Ground::new("check-fight")?;
+    let ground = TestSubtree::new("check-fight")?;
     let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-fight", pinned("1", "1")?)?;
     let cgroup = path("/check-fight")?;
     let file = Knob::CpusetCpus.path(&dir("/check-fight")?);
-    let other = Running::start(&["write", &file.display().to_string(), "0-2", "100"])?;
+    let other = ChildProcess::start(&["write", &file.display().to_string(), "0-2", "100"])?;
     let policy = ConflictPolicy { repairs: 5, ..ConflictPolicy::default() };
     let mut conflicts = ConflictBackoff::new(policy);
     let started = Instant::now();
@@ -608,7 +615,8 @@ fn fight() -> Result<String> {
             match conflicts.drifted(&cgroup, drift.knob, DriftCause::Written, now) {
                 DriftVerdict::Repair => match ground.enforcer.repair(&applied, &drift) {
                     Ok(_) => repairs.push(now.as_millis()),
-                    // The other wrote between the write and the look at it, hardly ever twice: the next look finds that drift.
+                    // The other program wrote between the write and the check, which rarely happens twice: the next
+                    // check finds the drift.
                     Err(EnforceError::NotTaken { .. }) if overtaken == 0 => overtaken += 1,
                     Err(error) => return Err(error.into()),
                 },
@@ -624,9 +632,9 @@ fn fight() -> Result<String> {
     }
 }
 
-/// A cgroup that goes away under our feet.
+/// Removes a cgroup during the work on it.
 fn gone() -> Result<String> {
-    let ground = Ground::new("check-gone")?;
+    let ground = TestSubtree::new("check-gone")?;
     make("/check-gone/a")?;
     let settings = Settings { memory_min: Some(mib(8)), ..pinned("1", "1")? };
     let plan = ground
@@ -652,12 +660,12 @@ fn gone() -> Result<String> {
     Ok(failure.to_string())
 }
 
-/// What the kernel or the tree forbids is refused with a reason, and nothing is half done.
+/// Checks that impossible settings are refused with a reason, and nothing is written.
 fn refused() -> Result<String> {
-    let ground = Ground::new("check-no")?;
+    let ground = TestSubtree::new("check-no")?;
     let inner = make("/check-no/a")?;
-    put("/check-no", "cgroup.subtree_control", "+cpuset +memory")?;
-    put("/check-no/a", "cpuset.cpus", "0-1")?;
+    write_file("/check-no", "cgroup.subtree_control", "+cpuset +memory")?;
+    write_file("/check-no/a", "cpuset.cpus", "0-1")?;
     make("/check-no/a/b")?;
     let refused = ground.enforcer.plan(
         &AppliedSettings::default(),
@@ -665,8 +673,8 @@ fn refused() -> Result<String> {
     );
     ensure!(matches!(refused, Err(EnforceError::Excluded { .. })), "{refused:?}");
 
-    // A parent with processes of its own can have no controllers for its children.
-    let process = Running::holding(1, &inner)?;
+    // A parent with processes of its own cannot enable controllers for its children.
+    let process = ChildProcess::holding(1, &inner)?;
     let plan = ground.enforcer.plan(
         &AppliedSettings::default(),
         &SettingsChange::Hold(path("/check-no/a/b")?, pinned("1", "0")?),
@@ -688,10 +696,10 @@ fn refused() -> Result<String> {
     Ok(said.join("; "))
 }
 
-/// How long one more takes beside many.
+/// Measures the time for one more cgroup besides many.
 fn many() -> Result<String> {
     const COUNT: usize = 200;
-    let ground = Ground::new("check-many")?;
+    let ground = TestSubtree::new("check-many")?;
     let mut applied = AppliedSettings::default();
     let mut times = Vec::new();
     for number in 0..COUNT {

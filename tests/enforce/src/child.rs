@@ -1,4 +1,4 @@
-//! This program as the process that is promised something, or that fights.
+//! This program as a workload with settings, or as another program that writes knobs.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -10,28 +10,28 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-const PAGE: usize = 4096;
+const PAGE_SIZE: usize = 4096;
 
 pub(crate) fn main(words: &[&str]) -> Result<()> {
     match words {
-        // Memory, touched after the cgroup was entered, held until standard input ends.
+        // Touches memory after it entered the cgroup, and holds it until standard input ends.
         ["hold", mib] => {
             say("started")?;
             io::stdin().lock().read_line(&mut String::new())?;
             let mut memory = vec![0u8; mib.parse::<usize>()? << 20];
-            memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
+            memory.iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte = 1);
             say("touched")?;
             io::stdin().lock().read_line(&mut String::new())?;
             std::hint::black_box(&memory);
             Ok(())
         }
-        // Writes once, and stays until standard input ends.
+        // Writes once, and continues until standard input ends.
         ["write", file, value] => {
             std::fs::write(file, value)?;
             io::stdin().lock().read_line(&mut String::new())?;
             Ok(())
         }
-        // Writes again and again.
+        // Writes repeatedly.
         ["write", file, value, pause] => loop {
             std::fs::write(file, value)?;
             thread::sleep(Duration::from_millis(pause.parse()?));
@@ -45,13 +45,13 @@ fn say(word: &str) -> Result<()> {
     Ok(io::stdout().flush()?)
 }
 
-/// A child that ends with its owner.
-pub(crate) struct Running {
+/// A child process, which is killed on drop.
+pub(crate) struct ChildProcess {
     pub(crate) child: Child,
     said: BufReader<ChildStdout>,
 }
 
-impl Running {
+impl ChildProcess {
     pub(crate) fn start(words: &[&str]) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("child")
@@ -63,7 +63,7 @@ impl Running {
         Ok(Self { child, said })
     }
 
-    /// A process in a cgroup that holds so much memory, all touched.
+    /// Starts a process in a cgroup with this amount of touched memory.
     pub(crate) fn holding(mib: u64, dir: &Path) -> Result<Self> {
         let mut this = Self::start(&["hold", &mib.to_string()])?;
         this.expect("started")?;
@@ -82,7 +82,7 @@ impl Running {
         Ok(())
     }
 
-    /// A line of its `/proc/PID/status`.
+    /// Returns a line of the child's `/proc/PID/status`.
     pub(crate) fn status(&self, key: &str) -> Result<String> {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(&path)?;
@@ -91,9 +91,9 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The child may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

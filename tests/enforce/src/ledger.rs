@@ -1,4 +1,4 @@
-//! Checks of the ledger store on file systems that refuse.
+//! Checks of the ledger store on file systems that refuse writes.
 
 use std::{fs, io, path::Path};
 
@@ -10,10 +10,10 @@ use crate::check::Check;
 
 pub(crate) const ALL: &[Check] = &[("ledger-full-disk", full), ("ledger-read-only", read_only)];
 
-/// A small file system, unmounted at the end.
-struct Disk(&'static str);
+/// A small file system, which is unmounted on drop.
+struct SmallFileSystem(&'static str);
 
-impl Disk {
+impl SmallFileSystem {
     fn new(path: &'static str, size: &std::ffi::CStr) -> Result<Self> {
         fs::create_dir_all(path)?;
         mount("tmpfs", path, "tmpfs", MountFlags::empty(), Some(size))?;
@@ -25,7 +25,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for SmallFileSystem {
     fn drop(&mut self) {
         if let Err(error) = unmount(self.0, UnmountFlags::DETACH) {
             println!("note: {} stays mounted: {error}", self.0);
@@ -33,8 +33,8 @@ impl Drop for Disk {
     }
 }
 
-/// What a start finds.
-fn find(disk: &Disk, expected: &str) -> Result<Store<String>> {
+/// Opens the store, and checks the ledger that is loaded.
+fn find(disk: &SmallFileSystem, expected: &str) -> Result<Store<String>> {
     let (store, loaded) = Store::open(disk.dir())?;
     let expected = LoadedLedger::Current { ledger: expected.to_owned(), set_aside: Vec::new() };
     ensure!(loaded == expected, "{loaded:?}");
@@ -51,16 +51,16 @@ fn no_space(result: Result<(), StoreError>) -> Result<String> {
 }
 
 fn full() -> Result<String> {
-    let disk = Disk::new("/run/check-full", c"size=3m")?;
+    let disk = SmallFileSystem::new("/run/check-full", c"size=3m")?;
     let (mut store, _) = Store::<String>::open(disk.dir())?;
     store.save(&"old".to_owned())?;
     store.write_out()?;
-    // More than the journal has room for, and than there is room for another.
+    // More than fits into the journal, and than the file system has space for.
     let said = no_space(store.save(&"x".repeat(2_000_000)))?;
     drop(store);
     find(&disk, "old")?.save(&"new".to_owned())?;
 
-    // Nothing left at all: what the journal has room for is saved still, though nothing can be written out.
+    // No space is left: changes that fit into the journal are still saved, but the file cannot be rewritten.
     let mut filler = fs::File::create(disk.dir().join("filler"))?;
     while io::Write::write_all(&mut filler, &[1; 512]).is_ok() {}
     let long = "x".repeat(9000);
@@ -73,7 +73,7 @@ fn full() -> Result<String> {
 }
 
 fn read_only() -> Result<String> {
-    let disk = Disk::new("/run/check-read-only", c"size=3m")?;
+    let disk = SmallFileSystem::new("/run/check-read-only", c"size=3m")?;
     let (mut store, _) = Store::<String>::open(disk.dir())?;
     store.save(&"old".to_owned())?;
     drop(store);

@@ -1,13 +1,15 @@
-//! `numaward-enforce-check` checks enforcement and the ledger store against the kernel it runs on.
+//! `numaward-enforce-check` checks enforcement and the ledger store against the running kernel.
 //!
-//! The problem: what the kernel makes of a knob is not in any document; only a kernel shows it. Trees of plain files
-//! stand for cgroups in the unit tests, and believe everything.
+//! # Problem
+//! The effect of a knob is not fully documented; only a kernel shows it. The trees of plain files in the unit tests
+//! accept every write.
 //!
-//! Algorithm: each check makes cgroups of its own below the root, gives and takes settings through the library, and
-//! looks with its own eyes: at cgroupfs, at `/proc/PID/status`. It prints `ok NAME` or `FAILED NAME: why`.
+//! # Algorithm
+//! Each check creates cgroups below the root, applies and releases settings through the library, and reads the effect
+//! by itself: from cgroupfs and `/proc/PID/status`. It prints `ok NAME` or `FAILED NAME: REASON`.
 //!
-//! To be run as root on a machine that nobody needs, with CPUs 0-3, nodes 0-1 and cgroup v2 at /sys/fs/cgroup. The
-//! checks of systemd run where it is the init.
+//! Run it as root on a machine that can be discarded, with CPUs 0-3, nodes 0-1 and cgroup v2 at /sys/fs/cgroup. The
+//! checks of systemd run if it is the init.
 
 #![forbid(unsafe_code)]
 

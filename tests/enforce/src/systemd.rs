@@ -1,4 +1,4 @@
-//! Checks of the systemd backend, where systemd is the init.
+//! Checks of the systemd backend, on hosts with systemd as init.
 
 use std::{
     path::Path,
@@ -61,7 +61,7 @@ fn allowed(key: &str) -> Result<String> {
     Ok(line.trim_start_matches(':').trim().to_owned())
 }
 
-/// The kernel says what was promised; systemd takes its time.
+/// Checks that the kernel's values are those of the settings, which systemd writes with a delay.
 fn is_pinned(when: &str) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(5);
     loop {
@@ -102,18 +102,18 @@ fn unit() -> Result<String> {
     is_pinned("after daemon-reload")?;
     systemctl(&["restart", UNIT])?;
     is_pinned("after a restart")?;
-    // Another cgroup, the same promise.
+    // A new cgroup gets the same settings.
     let (applied, _) = apply(&enforcer, &applied, &SettingsChange::Upkeep)?;
     ensure!(enforcer.drift(&applied, &path(CGROUP)?)?.is_empty(), "drift");
 
-    // Somebody writes past systemd: repaired through systemd.
+    // Another program writes the knob without systemd: it is repaired through systemd.
     std::fs::write(format!("{ROOT}{CGROUP}/cpuset.cpus"), "0")?;
     let drifts = enforcer.drift(&applied, &path(CGROUP)?)?;
     let [drift] = &drifts[..] else { bail!("{drifts:?}") };
     enforcer.repair(&applied, drift)?;
     is_pinned("repaired")?;
 
-    // Hugepages have no property: written directly.
+    // Hugepages have no property, so they are written directly.
     let huge = [(HugepageSize(Bytes::mib(2)), mib(2))];
     let (applied, report) = apply(
         &enforcer,
@@ -140,7 +140,7 @@ fn unit() -> Result<String> {
     systemctl(&["restart", UNIT])?;
     expect("memory.high after it was edited", &get(CGROUP, "memory.high")?, &bytes(410))?;
 
-    // A unit that is stopped is released all the same.
+    // A stopped unit can be released.
     let (applied, _) = apply(&enforcer, &applied, &SettingsChange::Hold(path(CGROUP)?, pinned("1", "0")?))?;
     systemctl(&["stop", UNIT])?;
     let plan = enforcer.plan(&applied, &SettingsChange::Release(path(CGROUP)?))?;
@@ -154,7 +154,7 @@ fn unit() -> Result<String> {
 
 fn refuses() -> Result<String> {
     let runtime = tokio::runtime::Runtime::new()?;
-    // A cgroup that looks like a unit and is none.
+    // A cgroup with the name of a unit that does not exist.
     let dir = Path::new(ROOT).join("check-none.service");
     std::fs::create_dir(&dir)?;
     let none = enforcer(&runtime)?.plan(
@@ -171,7 +171,7 @@ fn refuses() -> Result<String> {
         &SettingsChange::Hold(path("/check-none.service")?, pinned("1", "0")?),
     );
     std::fs::remove_dir(&dir)?;
-    // One that has the name of a unit whose cgroup is elsewhere.
+    // A cgroup with the name of a unit that has another cgroup.
     let dir = Path::new(ROOT).join("dbus.service");
     std::fs::create_dir(&dir)?;
     let other = enforcer(&runtime)?

@@ -18,14 +18,14 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
 /// The unit among the bystanders.
 pub(crate) const UNIT: &str = "db.service";
-/// A disk that is read, and one for swap. Each has 32 MiB.
+/// Disks for reads and for swap, of 32 MiB each.
 const READ_DISK: &str = "/dev/vda";
 const SWAP_DISK: &str = "/dev/vdb";
 const MIB: usize = 1 << 20;
-const PAGE: usize = 4096;
-const HUGE_PAGE: usize = 2 * MIB;
+const PAGE_SIZE: usize = 4096;
+const HUGE_PAGE_SIZE: usize = 2 * MIB;
 /// The pause of a bystander between two uses of its memory.
-const PACE: Duration = Duration::from_millis(200);
+const USE_INTERVAL: Duration = Duration::from_millis(200);
 /// The CPU of the bystander with a cpuset partition.
 const PARTITION_CPU: &str = "5";
 
@@ -40,7 +40,7 @@ pub(crate) enum Behavior {
     Growth,
     /// Uses 24 MiB of anonymous memory.
     Anonymous,
-    /// Keeps itself to CPU 1.
+    /// Restricts itself to CPU 1.
     Affinity,
     /// Reserves huge pages, and touches one more now and then.
     HugePages,
@@ -59,7 +59,7 @@ pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
         Behavior::Idle => {
             ready();
             loop {
-                thread::sleep(PACE);
+                thread::sleep(USE_INTERVAL);
             }
         }
         Behavior::PageCache => {
@@ -67,7 +67,7 @@ pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
             let mut piece = vec![0; MIB];
             ready();
             loop {
-                thread::sleep(PACE);
+                thread::sleep(USE_INTERVAL);
                 if disk.read(&mut piece)? == 0 {
                     disk.rewind()?;
                 }
@@ -78,7 +78,7 @@ pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
             write_to_all(&mut pages);
             ready();
             loop {
-                thread::sleep(PACE);
+                thread::sleep(USE_INTERVAL);
                 if behavior == Behavior::Growth && pages.len() < 40 * MIB {
                     pages.resize(pages.len() + MIB / 4, 1);
                 }
@@ -91,15 +91,15 @@ pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
             sched_setaffinity(None, &mask)?;
             ready();
             loop {
-                thread::sleep(PACE);
+                thread::sleep(USE_INTERVAL);
             }
         }
         Behavior::HugePages => {
             ready();
             loop {
-                let mut pages = MmapOptions::new().len(8 * HUGE_PAGE).huge(Some(21)).map_anon()?;
-                for page in pages.chunks_mut(HUGE_PAGE) {
-                    thread::sleep(PACE * 20);
+                let mut pages = MmapOptions::new().len(8 * HUGE_PAGE_SIZE).huge(Some(21)).map_anon()?;
+                for page in pages.chunks_mut(HUGE_PAGE_SIZE) {
+                    thread::sleep(USE_INTERVAL * 20);
                     page[0] = 1;
                 }
             }
@@ -108,20 +108,20 @@ pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
 }
 
 fn write_to_all(pages: &mut [u8]) {
-    for page in pages.chunks_mut(PAGE) {
+    for page in pages.chunks_mut(PAGE_SIZE) {
         page[0] = page[0].wrapping_add(1);
     }
 }
 
 /// A process that must live.
-struct Process {
+struct BystanderProcess {
     name: &'static str,
     child: Child,
 }
 
 /// All bystanders. They end with this value.
 pub(crate) struct Bystanders {
-    processes: Vec<Process>,
+    processes: Vec<BystanderProcess>,
 }
 
 impl Bystanders {
@@ -182,7 +182,7 @@ impl Bystanders {
     /// Returns the process ids by name; an error names a bystander that has ended.
     pub(crate) fn processes(&mut self) -> Result<Vec<(&'static str, u32)>> {
         let mut found = Vec::new();
-        for Process { name, child } in &mut self.processes {
+        for BystanderProcess { name, child } in &mut self.processes {
             if let Some(status) = child.try_wait()? {
                 anyhow::bail!("the bystander {name} has ended: {status}");
             }
@@ -219,14 +219,14 @@ impl Bystanders {
         self.add(name, command)
     }
 
-    /// Starts it, and waits until it says something.
+    /// Starts a process, and waits for its first output.
     fn add(&mut self, name: &'static str, mut command: Command) -> Result<()> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context(name)?;
         let mut said = BufReader::new(child.stdout.take().context("no output")?);
         let mut line = String::new();
         said.read_line(&mut line)?;
         ensure!(!line.is_empty(), "the bystander {name} does not start");
-        self.processes.push(Process { name, child });
+        self.processes.push(BystanderProcess { name, child });
         // The rest of its output is read, so that the pipe is never full.
         thread::spawn(move || said.read_to_end(&mut Vec::new()));
         Ok(())
@@ -235,8 +235,8 @@ impl Bystanders {
 
 impl Drop for Bystanders {
     fn drop(&mut self) {
-        for Process { child, .. } in &mut self.processes {
-            // It may have ended by itself.
+        for BystanderProcess { child, .. } in &mut self.processes {
+            // The process may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -269,7 +269,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
-/// The output of a command that must succeed.
+/// Returns the output of a command that must succeed.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let done = command.stdin(Stdio::null()).output().with_context(|| format!("{command:?}"))?;
     let (said, failed) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));

@@ -2,7 +2,7 @@
 //! gets back the settings that it had.
 //!
 //! The problem: guarantees, releases, CPU isolation, automatic placement, the guard, modes, kills of the daemon and its removal each
-//! change cgroups without a guarantee. A test with one order of these steps shows nothing about the others.
+//! change cgroups without a guarantee. A test with one order of these steps shows nothing about other orders.
 //!
 //! Terms: a *bystander* is a workload without a guarantee ([`bystander`]). A *sequence* is a number of random steps, after which the
 //! daemon is removed.
@@ -28,7 +28,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     bystander::{Behavior, Bystanders},
-    snapshot::Snapshot,
+    snapshot::HostSnapshot,
 };
 
 #[derive(Parser)]
@@ -36,39 +36,39 @@ use crate::{
     name = "numaward-harm-check",
     about = "Checks that no workload is harmed by what the daemon does around it"
 )]
-struct Arguments {
+struct HarmArguments {
     #[command(subcommand)]
-    task: Task,
+    task: HarmCommand,
 }
 
 #[derive(Subcommand)]
-enum Task {
-    /// Does random sequences of steps, and checks
+enum HarmCommand {
+    /// Runs random sequences of steps, and checks the bystanders
     Check {
-        /// How many sequences
+        /// Number of sequences
         #[arg(long, default_value_t = 3)]
         sequences: u32,
-        /// How many steps each has
+        /// Number of steps of each sequence
         #[arg(long, default_value_t = 12)]
         steps: u32,
         /// The seed of the random steps
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Is a bystander: enters a cgroup and behaves so until it is killed
+    /// Runs a bystander, which enters a cgroup and behaves as given until it is killed
     #[command(hide = true)]
     Bystander {
         behavior: Behavior,
-        /// The cgroup; it stays in its own without
+        /// Cgroup to enter
         #[arg(long)]
         cgroup: Option<PathBuf>,
     },
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().task {
-        Task::Check { sequences, steps, seed } => check(sequences, steps, seed),
-        Task::Bystander { behavior, cgroup } => bystander::main(behavior, cgroup.as_deref()),
+    let result = match HarmArguments::parse().task {
+        HarmCommand::Check { sequences, steps, seed } => check(sequences, steps, seed),
+        HarmCommand::Bystander { behavior, cgroup } => bystander::main(behavior, cgroup.as_deref()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
 
 fn check(sequences: u32, steps: u32, seed: u64) -> Result<()> {
     let mut bystanders = Bystanders::start()?;
-    let before = Snapshot::take(&mut bystanders)?;
+    let before = HostSnapshot::take(&mut bystanders)?;
     println!("{} bystanders", bystanders.count());
     for number in 0..sequences {
         let seed = seed.wrapping_add(u64::from(number));

@@ -1,4 +1,4 @@
-//! Random sequences of what the daemon may be asked for.
+//! Random sequences of requests to the daemon.
 
 use std::{
     fs,
@@ -14,24 +14,24 @@ use serde_json::Value;
 
 use crate::{
     bystander::{self, Bystanders, CGROUPS, UNIT},
-    snapshot::Snapshot,
+    snapshot::HostSnapshot,
 };
 
 const CONFIG: &str = "/tmp/harm.yaml";
 const LOG: &str = "/tmp/daemon.log";
-/// How long the daemon may take to start.
-const START: Duration = Duration::from_mins(1);
-/// How long a command may take.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// The time limit of a start of the daemon.
+const START_TIMEOUT: Duration = Duration::from_mins(1);
+/// The time limit of a command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(90);
 /// The bystanders that get guarantees, with the MiB that each needs at least. The memory policy of `/interleave` and the huge pages of
-/// `/huge_pages` would not survive one, as the documents say.
+/// `/huge_pages` would not survive a guarantee, as documented.
 const TARGETS: &[(&str, u64)] =
     &[("/growth", 64), ("/tight", 48), ("/delegated/a", 32), ("/tmpfs", 48), ("/page_cache", 64), (UNIT, 64)];
 
-/// A sequence under way.
+/// A running sequence.
 struct Sequence<'a> {
     bystanders: &'a mut Bystanders,
-    before: Snapshot,
+    before: HostSnapshot,
     random: Rng,
     daemon: Option<Child>,
     /// Processes of `numaward exec`, with the names of their guarantees.
@@ -41,8 +41,8 @@ struct Sequence<'a> {
     number: u32,
 }
 
-/// Does so many steps, removes the daemon, and compares.
-pub(crate) fn run(bystanders: &mut Bystanders, before: &Snapshot, seed: u64, steps: u32) -> Result<()> {
+/// Makes this number of steps, removes the daemon, and compares.
+pub(crate) fn run(bystanders: &mut Bystanders, before: &HostSnapshot, seed: u64, steps: u32) -> Result<()> {
     let mut sequence = Sequence {
         bystanders,
         before: before.clone(),
@@ -56,7 +56,7 @@ pub(crate) fn run(bystanders: &mut Bystanders, before: &Snapshot, seed: u64, ste
     sequence.start_daemon()?;
     for _ in 0..steps {
         sequence.step()?;
-        // Each must live after each step.
+        // Each bystander must be alive after each step.
         sequence.bystanders.processes()?;
     }
     sequence.remove()
@@ -93,7 +93,7 @@ impl Sequence<'_> {
         Ok(())
     }
 
-    /// Another configuration, for the next start.
+    /// Writes another configuration for the next start.
     fn configure(&mut self) -> Result<()> {
         let mode = ["on", "on", "on", "dry-run", "off"][self.random.usize(0..5)];
         let isolation = ["on", "off"][self.random.usize(0..2)];
@@ -120,7 +120,7 @@ impl Sequence<'_> {
             .stderr(log)
             .spawn()?;
         self.daemon = Some(daemon);
-        let until = Instant::now() + START;
+        let until = Instant::now() + START_TIMEOUT;
         while !Self::ask(&["status"]) {
             let ended = self.daemon.as_mut().map(Child::try_wait).transpose()?.flatten();
             ensure!(ended.is_none(), "the daemon ended: {ended:?}; its log ends so:\n{}", end_of_log());
@@ -221,7 +221,7 @@ impl Sequence<'_> {
         Ok(())
     }
 
-    /// Ends what was started, removes the daemon, and compares.
+    /// Ends all started processes, removes the daemon, and compares.
     fn remove(&mut self) -> Result<()> {
         println!("  remove");
         for (_, child) in self.commands.drain(..) {
@@ -231,7 +231,7 @@ impl Sequence<'_> {
         let is_killed = self.random.bool();
         self.stop_daemon(is_killed)?;
         restore()?;
-        let after = Snapshot::take(self.bystanders)?;
+        let after = HostSnapshot::take(self.bystanders)?;
         let differences = self.before.differences(&after);
         if !differences.is_empty() {
             bail!("not as it was:\n  {}", differences.join("\n  "));
@@ -239,7 +239,7 @@ impl Sequence<'_> {
         Ok(())
     }
 
-    /// Whether a command of the client succeeds within a while.
+    /// Returns whether a command of the client succeeds within the time limit.
     fn ask(arguments: &[&str]) -> bool {
         let child = Command::new("numaward")
             .args(arguments)
@@ -248,7 +248,7 @@ impl Sequence<'_> {
             .stderr(Stdio::null())
             .spawn();
         let Ok(mut child) = child else { return false };
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + COMMAND_TIMEOUT;
         while Instant::now() < until {
             if let Ok(Some(status)) = child.try_wait() {
                 return status.success();
@@ -261,7 +261,7 @@ impl Sequence<'_> {
     }
 }
 
-/// Ends a command as a terminal does: `numaward exec` passes the signal on. It may have ended by itself.
+/// Ends a command as a terminal does: `numaward exec` forwards the signal. The command may have ended by itself.
 fn end(mut child: Child) -> Result<()> {
     if child.try_wait()?.is_none() {
         bystander::run(Command::new("kill").arg(child.id().to_string()))?;
@@ -270,7 +270,7 @@ fn end(mut child: Child) -> Result<()> {
     Ok(())
 }
 
-/// Gives back all that was written. What the kernel does not take while another program's partition has the CPUs is named.
+/// Restores everything that was written. Names the knobs that the kernel refuses while a partition of another program has the CPUs.
 fn restore() -> Result<()> {
     let done = Command::new("numaward")
         .args(["uninstall", "--restore", "--config", CONFIG, "-o", "json"])
@@ -280,7 +280,7 @@ fn restore() -> Result<()> {
     let restored: Value = serde_json::from_slice(&done.stdout).with_context(|| said.to_string())?;
     for left in restored["left"].as_array().context("no list of what is left")? {
         let is_partition = left["reason"].as_str().is_some_and(|reason| reason.contains("cpuset partitions"));
-        ensure!(is_partition, "not given back: {left}\n{said}");
+        ensure!(is_partition, "not restored: {left}\n{said}");
     }
     Ok(())
 }

@@ -32,10 +32,10 @@ const PROPERTIES: &str = "AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryLow,Mem
 
 /// The values of all settings, by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Snapshot(BTreeMap<String, String>);
+pub(crate) struct HostSnapshot(BTreeMap<String, String>);
 
-impl Snapshot {
-    /// Takes it. Fails if a bystander has ended.
+impl HostSnapshot {
+    /// Takes a snapshot. Fails if a bystander has ended.
     pub(crate) fn take(bystanders: &mut Bystanders) -> Result<Self> {
         let mut found = BTreeMap::new();
         let cpus = [
@@ -48,7 +48,7 @@ impl Snapshot {
             for knob in KNOBS {
                 let Ok(text) = fs::read_to_string(cgroup.join(knob)) else { continue };
                 let mut text = text.trim().to_owned();
-                // The kernel does not take an empty set back while tasks run there: all of them stand for it, or all that is not in a
+                // The kernel does not accept an empty set while processes run there. All CPUs stand for it, or all that are not in a
                 // partition of the bystanders.
                 let is_all = match *knob {
                     "cpuset.cpus" => cpus.contains(&text),
@@ -83,7 +83,7 @@ impl Snapshot {
         Ok(Self(found))
     }
 
-    /// Returns the differences between this and a later one, a line each. A cgroup that is gone is no difference.
+    /// Returns the differences between this and a later snapshot, one line each. A cgroup that is gone is no difference.
     pub(crate) fn differences(&self, later: &Self) -> Vec<String> {
         let cgroup_is_gone = |name: &str| {
             let cgroup = name.split(' ').next().and_then(|path| path.strip_prefix('/'));

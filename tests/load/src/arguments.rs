@@ -6,56 +6,57 @@ use clap::{Parser, ValueEnum, builder::TypedValueParser as _};
 use numaward_topology::CpuSet;
 use serde::Serialize;
 
-use crate::policy::Policy;
+use crate::policy::MemoryPolicy;
 
-/// Touches memory from given CPUs under a given memory policy, says where it went, and holds it
+/// Touches memory from given CPUs under a given memory policy, reports its nodes, and holds it
 #[derive(Parser)]
 #[command(name = "numaward-load", version)]
 pub(crate) struct Arguments {
-    /// CPUs to touch from, such as 0-1,4: thread after thread is bound to one of them
+    /// CPUs to touch from, such as 0-1,4: each thread is bound to one of them in turn
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<CpuSet>,
     /// Threads, each with an equal share of the memory [default: one per CPU, else 1]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024).map(usize::from))]
     pub(crate) threads: Option<usize>,
-    /// default (that of the process), bind:NODES, sampled:NODES (bind, and NUMA balancing samples it), preferred:NODE or interleave:NODES
+    /// default (that of the process), bind:NODES, sampled:NODES (bind, and NUMA balancing samples it), preferred:NODE
+    /// or interleave:NODES
     #[arg(long, default_value = "default")]
-    pub(crate) policy: Policy,
+    pub(crate) policy: MemoryPolicy,
     /// Bytes to touch, such as 64M
     #[arg(long, default_value = "64M", value_parser = size)]
     pub(crate) size: u64,
-    /// What the memory is
-    #[arg(long, value_enum, default_value_t = Kind::Anon)]
-    pub(crate) kind: Kind,
+    /// Kind of memory
+    #[arg(long, value_enum, default_value_t = MemoryKind::Anon)]
+    pub(crate) kind: MemoryKind,
     /// With --kind hugetlb, the size of a page: 2M or 1G
     #[arg(long, value_name = "SIZE", default_value = "2M", value_parser = huge_page)]
     pub(crate) huge_page: u64,
-    /// The file that --kind file makes, and removes at its end; its file system must support mmap
+    /// The file that --kind file creates, and removes at its end; its file system must support mmap
     #[arg(long, required_if_eq("kind", "file"))]
     pub(crate) path: Option<PathBuf>,
     /// Keeps writing to every page in turn while holding
     #[arg(long)]
     pub(crate) walk: bool,
-    /// With --walk, only to the first so many bytes [default: all]
+    /// With --walk, only to the first bytes [default: all]
     #[arg(long, requires = "walk", value_name = "BYTES", value_parser = size)]
     pub(crate) walk_size: Option<u64>,
     /// With --walk, each thread writes to all pages, not only to its own share
     #[arg(long, requires = "walk")]
     pub(crate) shared: bool,
-    /// Ends after so many seconds [default: at SIGTERM or SIGINT]
+    /// Ends after this number of seconds [default: at SIGTERM or SIGINT]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) hold: Option<f64>,
-    /// The folder of a cgroup to enter before anything is touched
+    /// The folder of a cgroup to enter before memory is touched
     #[arg(long, value_name = "PATH")]
     pub(crate) cgroup: Option<PathBuf>,
-    /// How to say where the pages are
-    #[arg(long, value_enum, default_value_t = Report::Text)]
-    pub(crate) report: Report,
+    /// Format of the report about the pages' nodes
+    #[arg(long, value_enum, default_value_t = ReportFormat::Text)]
+    pub(crate) report: ReportFormat,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum MemoryKind {
     /// Private anonymous base pages
     Anon,
     /// Private anonymous memory in transparent huge pages
@@ -68,7 +69,7 @@ pub(crate) enum Kind {
     File,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for MemoryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Anon => "anon",
@@ -81,12 +82,12 @@ impl fmt::Display for Kind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Report {
+pub(crate) enum ReportFormat {
     Text,
     Json,
 }
 
-/// `4096`, `64K`, `64M`, `2G`, not zero.
+/// Parses a size other than zero: `4096`, `64K`, `64M`, `2G`.
 fn size(text: &str) -> Result<u64, String> {
     let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_is_valid() {
         Arguments::command().debug_assert();
     }
 
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_needs_its_path() {
+    fn file_requires_path() {
         let error = Arguments::try_parse_from(["numaward-load", "--kind", "file"]).err().unwrap().to_string();
         assert!(error.contains("--path"), "{error}");
     }

@@ -3,7 +3,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why the load could not be made as asked.
+/// Reasons why the memory could not be touched as requested.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot register for signals: {0}")]
@@ -17,7 +17,7 @@ pub(crate) enum Error {
     #[error("there is no node {node} with memory: this machine has {there}")]
     NoNode { node: u32, there: String },
     #[error("cannot set the memory policy {policy}: {source} (are its nodes in this process's cpuset.mems?)")]
-    Policy { policy: String, source: io::Error },
+    MemoryPolicy { policy: String, source: io::Error },
     #[error("--size {size} is not a multiple of the page size {page}")]
     Unaligned { size: u64, page: u64 },
     #[error("cannot map {size} bytes: {source}{hint}")]

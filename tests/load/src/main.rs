@@ -1,17 +1,22 @@
-//! `numaward-load` makes memory load whose truth is known: so many pages, touched from these CPUs, under that memory
+//! `numaward-load` creates a known memory load: a number of pages, touched from given CPUs, under a given memory
 //! policy.
 //!
-//! The problem: to test what counts pages one needs a program whose own pages are few and known, and that says where
-//! each of its pages is.
+//! # Problem
+//! A test of page counters needs a program with few and known pages of its own that reports the node of each of its
+//! pages.
 //!
-//! Algorithm: map the memory, move into the cgroup, start one thread per CPU; each takes an equal share of the pages,
-//! sets its memory policy and touches page by page. Then ask the kernel for the node of each page (`move_pages(2)`
-//! without a destination), report, and hold (or keep walking) until asked to end, under the same policy: whether NUMA
-//! balancing may move a page of a mapping without a policy of its own depends on that of the thread that runs.
+//! # Algorithm
+//! Map the memory, enter the cgroup, and start one thread per CPU. Each thread takes an equal share of the pages, sets
+//! its memory policy and touches page by page. Then query the node of each page (`move_pages(2)` without a
+//! destination), print a report, and hold the memory (or keep walking) under the same policy until the end is
+//! requested. The policy matters during the hold too: NUMA balancing may move a page of a mapping without a policy of
+//! its own depending on the policy of the running thread.
 //!
-//! Invariants: nothing is touched before the cgroup is entered; the report is printed after the last first touch and
-//! before the hold, so its reader knows that the memory is there. What the program needs besides is about one
-//! page in a thousand of a 64 MiB load.
+//! # Invariants
+//! - No memory is touched before the cgroup is entered.
+//! - The report is printed after the last first touch and before the hold, so the memory is there when the report is
+//!   read.
+//! - The program itself needs about one page per thousand pages of a 64 MiB load.
 
 mod arguments;
 mod error;
@@ -32,7 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arguments::{Arguments, Kind, Report};
+use arguments::{Arguments, MemoryKind, ReportFormat};
 use clap::Parser as _;
 use error::Error;
 use memory::Memory;
@@ -40,10 +45,10 @@ use numaward_topology::{CpuId, CpuSet, NodeSet};
 use rustix::thread::{CpuSet as AffinityMask, sched_setaffinity};
 use serde::Serialize;
 
-/// How often a holding process looks whether it should end.
-const POLL: Duration = Duration::from_millis(50);
-/// Bytes of a thread's stack. The default of 2 MiB is at times a whole transparent huge page, which would be counted.
-const STACK: usize = 128 << 10;
+/// The interval at which a holding process checks whether it should end.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Stack size of a thread, in bytes. The default of 2 MiB may be a whole transparent huge page, which would be counted.
+const STACK_SIZE: usize = 128 << 10;
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -64,7 +69,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     let memory = Memory::map(arguments)?;
     if let Some(cgroup) = &arguments.cgroup {
         let path = cgroup.join("cgroup.procs");
-        // Opened without `create`: on another file system than cgroupfs it must not come into being.
+        // Opened without `create`, so that no file is created on another file system than cgroupfs.
         let mut procs = fs::OpenOptions::new().write(true).open(&path).map_err(Error::cgroup(&path))?;
         procs.write_all(b"0").map_err(Error::cgroup(&path))?;
     }
@@ -80,7 +85,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
                 let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
                 let memory = &memory;
                 let work = move || touch(arguments, memory, cpu, index, threads);
-                thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work).map_err(Error::Spawn)
+                thread::Builder::new().stack_size(STACK_SIZE).spawn_scoped(scope, work).map_err(Error::Spawn)
             })
             .collect();
         for worker in workers {
@@ -89,7 +94,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         report(arguments, &memory, threads, started.elapsed())
     })?;
 
-    // Those that walk inherit it.
+    // The walking threads inherit it.
     arguments.policy.apply()?;
     let end = arguments.hold.map(deadline);
     let is_over =
@@ -100,7 +105,8 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
                 let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
                 let (memory, is_over) = (&memory, &is_over);
                 scope.spawn(move || {
-                    // It could be pinned to this CPU before; should that have changed, walking goes on elsewhere.
+                    // The thread was pinned to this CPU before. If that is not possible any more, it walks on another
+                    // CPU.
                     let _ = pin(cpu);
                     let (index, threads) = if arguments.shared { (0, 1) } else { (index, threads) };
                     memory.walk(arguments.walk_size, index, threads, is_over);
@@ -108,7 +114,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             }
         }
         while !is_over() {
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
         }
     });
     Ok(())
@@ -139,7 +145,7 @@ fn pin(cpu: Option<CpuId>) -> Result<(), Error> {
     sched_setaffinity(None, &mask).map_err(|errno| refused(errno.into()))
 }
 
-/// The kernel's own error for a node that is not there would name no node.
+/// Checks that the nodes exist, because the kernel's own error would not name the missing node.
 fn check_nodes(arguments: &Arguments, path: &Path) -> Result<(), Error> {
     let text = fs::read_to_string(path).map_err(|source| Error::Nodes { path: path.to_owned(), source })?;
     let there: NodeSet = text
@@ -152,20 +158,20 @@ fn check_nodes(arguments: &Arguments, path: &Path) -> Result<(), Error> {
     }
 }
 
-/// What was done, and where the kernel put it.
+/// Report of the touched memory and of the nodes that the kernel has put it on.
 #[derive(Serialize)]
-struct Placement {
+struct PlacementReport {
     pid: u32,
-    kind: Kind,
+    kind: MemoryKind,
     policy: String,
     threads: usize,
     bytes: u64,
-    /// Of 4 KiB, whatever their folio's size.
+    /// Number of 4 KiB pages, regardless of their folio's size.
     pages: usize,
     pages_by_node: BTreeMap<u32, usize>,
-    /// Touched, and gone since (swapped out or reclaimed).
+    /// Pages that were touched and are gone since (swapped out or reclaimed).
     absent_pages: usize,
-    /// Of `bytes`, those in transparent huge pages.
+    /// The part of `bytes` in transparent huge pages.
     transparent_huge_bytes: u64,
     touch_seconds: f64,
 }
@@ -176,7 +182,7 @@ fn report(arguments: &Arguments, memory: &Memory, threads: usize, took: Duration
     for node in nodes.iter().flatten() {
         *pages_by_node.entry(*node).or_default() += 1;
     }
-    let placement = Placement {
+    let placement = PlacementReport {
         pid: std::process::id(),
         kind: arguments.kind,
         policy: arguments.policy.to_string(),
@@ -190,12 +196,12 @@ fn report(arguments: &Arguments, memory: &Memory, threads: usize, took: Duration
     };
     let mut out = io::stdout().lock();
     match arguments.report {
-        Report::Json => {
+        ReportFormat::Json => {
             serde_json::to_writer(&mut out, &placement).map_err(|error| Error::Print(error.into()))?;
             writeln!(out)
         }
-        Report::Text => {
-            let Placement { pages, kind, policy, absent_pages, touch_seconds, .. } = &placement;
+        ReportFormat::Text => {
+            let PlacementReport { pages, kind, policy, absent_pages, touch_seconds, .. } = &placement;
             let nodes: Vec<_> =
                 placement.pages_by_node.iter().map(|(node, pages)| format!("node {node}: {pages}")).collect();
             writeln!(

@@ -1,4 +1,4 @@
-//! The memory itself: mapping, touching, walking, and asking for its nodes.
+//! The memory: mapping, touching, walking, and queries of its nodes.
 
 use std::{
     ffi::c_void,
@@ -17,40 +17,42 @@ use rustix::{
 };
 
 use crate::{
-    arguments::{Arguments, Kind},
+    arguments::{Arguments, MemoryKind},
     error::Error,
 };
 
 const TRANSPARENT_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-/// Bytes of a transparent huge page: 2 MiB with base pages of 4 KiB.
+/// File with the size of a transparent huge page in bytes: 2 MiB with base pages of 4 KiB.
 const TRANSPARENT_SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-/// Pages per question to the kernel: enough to be quick, few enough for small buffers.
-const QUESTION: usize = 512;
-/// Pages between two looks at whether a walk is over.
+/// Number of pages in a query: enough to be fast, few enough for small buffers.
+const QUERY_PAGES: usize = 512;
+/// Number of pages between two checks whether a walk is over.
 const WALK_CHUNK: usize = 256;
 
-/// A mapping of at least the size asked for, none of it touched.
+/// A mapping of at least the requested size.
 pub(crate) struct Memory {
     mapping: *mut c_void,
     mapped: usize,
-    /// The aligned part that is used.
+    /// Start of the aligned part that is used.
     start: *mut u8,
     size: usize,
-    /// What one touch brings in.
+    /// Size of the pages that a touch allocates.
     step: usize,
-    /// Whether a touch may fail by a signal (hugepages or file space run out), so that it is to be asked for.
-    ask: bool,
-    /// To be removed at the end.
+    /// True if a touch may fail by a signal (hugepages or file space run out), so that the kernel has to be asked to
+    /// allocate.
+    must_populate: bool,
+    /// File to remove at the end.
     path: Option<PathBuf>,
 }
 
-// SAFETY: the pointers are the mapping's, which lives as long as this value; its bytes are only accessed as atomics.
+// SAFETY: the pointers are those of the mapping, which lives as long as this value; its bytes are only accessed as
+// atomics.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(crate) fn map(arguments: &Arguments) -> Result<Self, Error> {
         let step = match arguments.kind {
-            Kind::Hugetlb => usize::try_from(arguments.huge_page).unwrap_or(usize::MAX),
+            MemoryKind::Hugetlb => usize::try_from(arguments.huge_page).unwrap_or(usize::MAX),
             _ => page(),
         };
         let unaligned = || Error::Unaligned { size: arguments.size, page: step as u64 };
@@ -58,22 +60,22 @@ impl Memory {
         if !size.is_multiple_of(step) {
             return Err(unaligned());
         }
-        let alignment = if arguments.kind == Kind::Thp { transparent_huge_page()? } else { step };
-        // Room to align within.
+        let alignment = if arguments.kind == MemoryKind::Thp { transparent_huge_page()? } else { step };
+        // Includes space for the alignment.
         let mapped = size.checked_add(alignment - step).ok_or_else(unaligned)?;
         let (file, path) = match arguments.kind {
-            Kind::Anon | Kind::Thp | Kind::Hugetlb => (None, None),
-            Kind::Tmpfs => (Some(memfd(arguments.size)?), None),
-            Kind::File => {
+            MemoryKind::Anon | MemoryKind::Thp | MemoryKind::Hugetlb => (None, None),
+            MemoryKind::Tmpfs => (Some(memfd(arguments.size)?), None),
+            MemoryKind::File => {
                 let path = arguments.path.clone().unwrap_or_default();
                 (Some(create(&path, arguments.size)?), Some(path))
             }
         };
         let flags = match (arguments.kind, arguments.huge_page) {
-            (Kind::Hugetlb, 0x4000_0000) => MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_1GB,
-            (Kind::Hugetlb, _) => MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
-            (Kind::Anon | Kind::Thp, _) => MapFlags::PRIVATE | MapFlags::NORESERVE,
-            (Kind::Tmpfs | Kind::File, _) => MapFlags::SHARED,
+            (MemoryKind::Hugetlb, 0x4000_0000) => MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_1GB,
+            (MemoryKind::Hugetlb, _) => MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
+            (MemoryKind::Anon | MemoryKind::Thp, _) => MapFlags::PRIVATE | MapFlags::NORESERVE,
+            (MemoryKind::Tmpfs | MemoryKind::File, _) => MapFlags::SHARED,
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let result = match &file {
@@ -82,7 +84,7 @@ impl Memory {
             // SAFETY: as above.
             None => unsafe { mmap_anonymous(ptr::null_mut(), mapped, protection, flags) },
         };
-        let hint = if arguments.kind == Kind::Hugetlb {
+        let hint = if arguments.kind == MemoryKind::Hugetlb {
             " (not enough free hugepages of this size: see /sys/kernel/mm/hugepages)"
         } else {
             ""
@@ -95,7 +97,7 @@ impl Memory {
             start: mapping.cast(),
             size,
             step,
-            ask: !matches!(arguments.kind, Kind::Anon | Kind::Thp),
+            must_populate: !matches!(arguments.kind, MemoryKind::Anon | MemoryKind::Thp),
             path,
         };
         let skip = memory.start.align_offset(alignment);
@@ -104,10 +106,10 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Says whether huge pages are wanted, so that the system's default does not matter.
-    fn advise(&self, kind: Kind) -> Result<(), Error> {
+    /// Requests or forbids huge pages, so that the system's default does not matter.
+    fn advise(&self, kind: MemoryKind) -> Result<(), Error> {
         let advice = match kind {
-            Kind::Thp => {
+            MemoryKind::Thp => {
                 let path = Path::new(TRANSPARENT_ENABLED);
                 let value = fs::read_to_string(path).map_err(Error::file(path))?;
                 if value.contains("[never]") {
@@ -118,13 +120,13 @@ impl Memory {
                 }
                 Advice::LinuxHugepage
             }
-            Kind::Anon => Advice::LinuxNoHugepage,
-            Kind::Hugetlb | Kind::Tmpfs | Kind::File => return Ok(()),
+            MemoryKind::Anon => Advice::LinuxNoHugepage,
+            MemoryKind::Hugetlb | MemoryKind::Tmpfs | MemoryKind::File => return Ok(()),
         };
         // SAFETY: the range is within the mapping, and the advice does not change its contents.
         match unsafe { madvise(self.start.cast(), self.size, advice) } {
-            // A kernel without transparent huge pages need not be asked to use none.
-            Err(Errno::INVAL) if kind == Kind::Anon => Ok(()),
+            // A kernel without transparent huge pages uses none anyway.
+            Err(Errno::INVAL) if kind == MemoryKind::Anon => Ok(()),
             result => result.map_err(|errno| Error::Map {
                 size: self.size as u64,
                 source: errno.into(),
@@ -136,11 +138,11 @@ impl Memory {
     /// Touches the share of thread `index` of `threads`, page by page.
     pub(crate) fn touch(&self, index: usize, threads: usize) -> Result<(), Error> {
         for step in self.share(index, threads) {
-            if self.ask {
+            if self.must_populate {
                 let address = self.start.wrapping_add(step * self.step).cast();
                 // SAFETY: the range is within the mapping; populating leaves its contents as they are.
                 match unsafe { madvise(address, self.step, Advice::LinuxPopulateWrite) } {
-                    // Before Linux 5.14 the kernel cannot be asked: where it has no page, this process is killed.
+                    // Before Linux 5.14, the kernel cannot be asked: without a free page, it kills this process.
                     Err(Errno::INVAL) => Ok(()),
                     asked => asked.map_err(|errno| Error::Touch {
                         page: step,
@@ -154,7 +156,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes to each page of the share, over and over; of all memory, or of its first bytes.
+    /// Writes to each page of the share repeatedly; of all memory, or of its first bytes.
     pub(crate) fn walk(&self, bytes: Option<u64>, index: usize, threads: usize, is_over: impl Fn() -> bool) {
         let size = page();
         let pages = bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX) / size);
@@ -171,17 +173,17 @@ impl Memory {
         self.size / page()
     }
 
-    /// The node of each base page; none for a page that is not in memory.
+    /// Returns the node of each base page; `None` for a page that is not in memory.
     pub(crate) fn nodes_of_pages(&self) -> Result<Vec<Option<u32>>, Error> {
         let mut nodes = Vec::with_capacity(self.pages());
         let mut first = 0;
         while first < self.pages() {
-            let count = QUESTION.min(self.pages() - first);
-            let mut addresses = [ptr::null_mut::<u8>(); QUESTION];
+            let count = QUERY_PAGES.min(self.pages() - first);
+            let mut addresses = [ptr::null_mut::<u8>(); QUERY_PAGES];
             for (index, address) in addresses.iter_mut().enumerate().take(count) {
                 *address = self.start.wrapping_add((first + index) * page());
             }
-            let mut answers = [0_i32; QUESTION];
+            let mut answers = [0_i32; QUERY_PAGES];
             // SAFETY: the kernel reads `count` addresses and writes `count` answers; both arrays have as many. Without
             // a list of nodes nothing moves.
             let result = unsafe {
@@ -204,7 +206,7 @@ impl Memory {
         Ok(nodes)
     }
 
-    /// How much of the mapping is in transparent huge pages, by `smaps` (`proc_pid_smaps(5)`).
+    /// Returns the amount of the mapping in transparent huge pages, by `smaps` (`proc_pid_smaps(5)`).
     pub(crate) fn transparent_huge_bytes(&self, smaps: &Path) -> Result<u64, Error> {
         let text = fs::read_to_string(smaps).map_err(Error::file(smaps))?;
         Ok(huge_bytes(&text, self.start.addr(), self.start.addr() + self.size))
@@ -233,7 +235,7 @@ impl Drop for Memory {
     }
 }
 
-/// Bytes of a base page.
+/// Returns the size of a base page in bytes.
 pub(crate) fn page() -> usize {
     rustix::param::page_size()
 }
@@ -244,7 +246,7 @@ fn transparent_huge_page() -> Result<usize, Error> {
     text.trim().parse().map_err(|_| Error::file(path)(io::ErrorKind::InvalidData.into()))
 }
 
-/// The part `index` of `0..count` in `parts` parts whose sizes differ by one at most.
+/// Divides `0..count` into `parts` parts, with sizes that differ by one at most, and returns the part `index`.
 fn share(count: usize, index: usize, parts: usize) -> std::ops::Range<usize> {
     let bound = |index: usize| count / parts * index + (count % parts).min(index);
     bound(index)..bound(index + 1)
@@ -258,7 +260,8 @@ fn memfd(size: u64) -> Result<OwnedFd, Error> {
     Ok(file)
 }
 
-/// Never one that exists: its pages may be in memory already, and it will be removed.
+/// Creates a file, which must not exist: the pages of an existing file may be in memory already, and the file will be
+/// removed.
 fn create(path: &Path, size: u64) -> Result<OwnedFd, Error> {
     let file =
         OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(Error::file(path))?;
@@ -266,7 +269,7 @@ fn create(path: &Path, size: u64) -> Result<OwnedFd, Error> {
     Ok(file.into())
 }
 
-/// The sum of `AnonHugePages` and `ShmemPmdMapped` of the mappings that overlap with `start..end`.
+/// Returns the sum of `AnonHugePages` and `ShmemPmdMapped` of the mappings that overlap with `start..end`.
 fn huge_bytes(smaps: &str, start: usize, end: usize) -> u64 {
     let mut inside = false;
     let mut sum = 0;
@@ -295,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_even_and_whole() {
+    fn shares_are_even_and_complete() {
         for (count, parts) in [(10, 3), (2, 4), (0, 2), (16384, 7)] {
             let shares: Vec<_> = (0..parts).map(|index| share(count, index, parts)).collect();
             assert_eq!(shares.iter().map(ExactSizeIterator::len).sum::<usize>(), count);
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_there_after_the_touch_and_not_before() {
+    fn touch_allocates_pages() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let file = format!("--size 1M --kind file --path {}", path.display());
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_touches_its_share_until_told() {
+    fn walk_touches_share_until_over() {
         let memory = map("--size 4M").unwrap();
         let looks = std::cell::Cell::new(0);
         memory.walk(None, 1, 2, || looks.replace(looks.get() + 1) >= 4);
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_requests_are_named() {
+    fn refuses_invalid_requests() {
         let folder = tempfile::tempdir().unwrap();
         let taken = folder.path().join("taken");
         fs::write(&taken, "precious").unwrap();
@@ -357,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_those_of_the_mapping() {
+    fn counts_huge_pages_of_mapping() {
         let smaps = "1000-3000 rw-p 0 00:00 0\nSize: 8 kB\nAnonHugePages: 4 kB\nShmemPmdMapped: 2 kB\n\
                      3000-5000 rw-p 0 00:00 0\nAnonHugePages: 16 kB\n";
         assert_eq!(huge_bytes(smaps, 0x2000, 0x3000), 6 * 1024);

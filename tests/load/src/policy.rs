@@ -8,22 +8,22 @@ use crate::error::Error;
 
 /// The kernel's limit is 1024 nodes (`NODES_SHIFT` 10).
 const MAX_NODES: usize = 1024;
-/// Of linux/mempolicy.h.
+/// Flag of linux/mempolicy.h.
 const MPOL_F_NUMA_BALANCING: i32 = 1 << 13;
 
-/// Where a thread's new pages are to go.
+/// Memory policy of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Policy {
+pub(crate) enum MemoryPolicy {
     Default,
     Bind(NodeSet),
-    /// As `Bind`, and NUMA balancing samples accesses (from Linux 5.12 on).
+    /// Like `Bind`, and NUMA balancing samples accesses (since Linux 5.12).
     Sampled(NodeSet),
     Preferred(NodeId),
     Interleave(NodeSet),
 }
 
-impl Policy {
-    /// The nodes named in it.
+impl MemoryPolicy {
+    /// Returns the nodes that the policy names.
     pub(crate) fn nodes(&self) -> NodeSet {
         match self {
             Self::Default => NodeSet::default(),
@@ -32,7 +32,7 @@ impl Policy {
         }
     }
 
-    /// Makes it the policy of the calling thread, which keeps its own by default.
+    /// Sets the policy of the calling thread. `Default` keeps its present policy.
     pub(crate) fn apply(&self) -> Result<(), Error> {
         let mode = match self {
             Self::Default => return Ok(()),
@@ -44,23 +44,23 @@ impl Policy {
         let mut mask = [0_u64; MAX_NODES / 64];
         for node in self.nodes().iter() {
             let node = usize::try_from(node.0).unwrap_or(usize::MAX);
-            // A node beyond the mask is not there; `check_nodes` has said so before.
+            // A node beyond the mask does not exist; `check_nodes` has returned an error before.
             if let Some(word) = mask.get_mut(node / 64) {
                 *word |= 1 << (node % 64);
             }
         }
-        // The kernel reads one bit less than it is given.
+        // The kernel reads one bit less than this number.
         let bits = MAX_NODES + 1;
         // SAFETY: `mask` has the `bits - 1` bits that the kernel reads; it keeps no pointer to it.
         let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.as_ptr(), bits) };
         if result == 0 {
             return Ok(());
         }
-        Err(Error::Policy { policy: self.to_string(), source: io::Error::last_os_error() })
+        Err(Error::MemoryPolicy { policy: self.to_string(), source: io::Error::last_os_error() })
     }
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for MemoryPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -72,7 +72,7 @@ impl fmt::Display for Policy {
     }
 }
 
-impl FromStr for Policy {
+impl FromStr for MemoryPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -101,21 +101,21 @@ mod tests {
     #[test]
     fn reads_and_prints_policies() {
         for text in ["default", "bind:0-1,3", "sampled:1", "preferred:2", "interleave:0,2"] {
-            assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<MemoryPolicy>().unwrap().to_string(), text);
         }
         for wrong in ["", "bind", "bind:", "bind:x", "preferred:0-1", "default:0", "local:0"] {
-            assert!(wrong.parse::<Policy>().is_err(), "{wrong}");
+            assert!(wrong.parse::<MemoryPolicy>().is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn the_kernel_takes_them() {
-        // Every machine has a node 0 with memory but for rare ones; a thread of its own, as the policy is the thread's.
+    fn kernel_accepts_policies() {
+        // Except for rare ones, every machine has a node 0 with memory. The test sets the policy of a separate thread.
         std::thread::spawn(|| {
             for policy in ["bind:0", "sampled:0", "preferred:0", "interleave:0", "default"] {
-                policy.parse::<Policy>().unwrap().apply().unwrap();
+                policy.parse::<MemoryPolicy>().unwrap().apply().unwrap();
             }
-            let error = "bind:1023".parse::<Policy>().unwrap().apply().unwrap_err().to_string();
+            let error = "bind:1023".parse::<MemoryPolicy>().unwrap().apply().unwrap_err().to_string();
             assert!(error.contains("bind:1023") && error.contains("cpuset.mems"), "{error}");
         })
         .join()
