@@ -1,8 +1,8 @@
-//! `cargo xtask test api`: requests made up from the daemon's own OpenAPI document, good and bad ones, by schemathesis.
-//! None may make it fail, and every answer must be one that the document knows.
+//! `cargo xtask test api`: schemathesis makes valid and invalid requests from the daemon's OpenAPI document. No request
+//! may make the daemon fail, and every answer must be in the document.
 //!
-//! The daemon runs on a host that is a directory and writes nothing to the kernel. It is asked on its read-only address,
-//! and on its control address for what is served only there.
+//! The daemon runs on a fake host in a directory and writes nothing to the kernel. Requests go to its read-only
+//! address, and to its control address for the routes that exist only there.
 
 use std::{
     fs,
@@ -23,33 +23,33 @@ use serde_json::Value;
 use crate::setup::PythonTool;
 use crate::{build, command};
 
-/// For starting on a busy host.
-const START: Duration = Duration::from_mins(2);
-/// It has no end, which schemathesis would wait for; the daemon's own tests read it.
-const ENDLESS: &str = "/api/v1/stream";
+/// The time limit of a start on a busy host.
+const START_TIMEOUT: Duration = Duration::from_mins(2);
+/// Path of an endless stream, for which schemathesis would wait; the daemon's own tests read it.
+const STREAM_PATH: &str = "/api/v1/stream";
 const TOKEN: &str = "a-token-for-one-test";
 
-/// Runs schemathesis with this seed, which it prints: the same seed makes the same requests.
+/// Runs schemathesis with this seed, which is printed: the same seed makes the same requests.
 pub(crate) fn test(thorough: bool, seed: u32) -> Result<()> {
     println!("seed {seed}");
     let seed = seed.to_string();
-    let daemon = Daemon::start(&build::tested_program("numaward")?)?;
+    let daemon = TestDaemon::start(&build::tested_program("numaward")?)?;
     let examples = if thorough { "1000" } else { "40" };
     let run = |address: SocketAddr, more: &[&str]| {
         let mut command = PythonTool::SCHEMATHESIS.command(&Cache::locate()?);
         command
-            .args(["run", &format!("http://{address}/openapi.json"), "--exclude-path", ENDLESS])
+            .args(["run", &format!("http://{address}/openapi.json"), "--exclude-path", STREAM_PATH])
             .args(["--checks", "all", "--max-examples", examples, "--request-timeout", "60"])
             .args(["--seed", &seed])
             .args(more)
             .current_dir(daemon.directory.path());
         command::run(&mut command)
     };
-    // The document describes changes too, which this address does not take.
+    // The document describes changes too, which this address refuses.
     let reading = ["--include-method", "GET", "--exclude-checks", "allow_header_conformance"];
     run(daemon.listen, &reading).with_context(|| format!("on the read-only address, with seed {seed}"))?;
     let authorization = format!("Authorization: Bearer {TOKEN}");
-    // What is asked for may be well written and still be refused: there is no such cgroup, no room.
+    // A valid request may still be refused: the cgroup does not exist, or there is no capacity.
     let changing = [
         "--include-tag",
         "control",
@@ -63,14 +63,14 @@ pub(crate) fn test(thorough: bool, seed: u32) -> Result<()> {
 }
 
 /// A daemon on free ports.
-struct Daemon {
+struct TestDaemon {
     child: Child,
     listen: SocketAddr,
     control: SocketAddr,
     directory: tempfile::TempDir,
 }
 
-impl Daemon {
+impl TestDaemon {
     fn start(program: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("numaward-api-").tempdir()?;
         let root = directory.path();
@@ -98,14 +98,14 @@ impl Daemon {
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(log).lines().map_while(Result::ok) {
-                // Read to the end, whether or not anybody listens: the daemon would wait on a full pipe.
+                // The pipe is read to its end even without a receiver, because the daemon would wait on a full pipe.
                 let _ = sender.send(line);
             }
         });
         let mut said = String::new();
         let (mut listen, mut control) = (None, None);
         while listen.is_none() || control.is_none() {
-            let Ok(line) = lines.recv_timeout(START) else {
+            let Ok(line) = lines.recv_timeout(START_TIMEOUT) else {
                 let _ = child.kill();
                 let _ = child.wait();
                 bail!("the daemon does not serve; it said:\n{said}");
@@ -124,7 +124,7 @@ impl Daemon {
         Ok(Self { child, listen, control, directory })
     }
 
-    /// Whatever it was asked, it still runs, and stops when it is asked to.
+    /// Checks that the daemon is still running, and that it stops when asked to.
     fn stop(mut self) -> Result<()> {
         ensure!(self.child.try_wait()?.is_none(), "the daemon has ended by itself");
         command::run(Command::new("kill").arg(self.child.id().to_string()))?;
@@ -134,15 +134,15 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The daemon may have ended before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A host with two nodes of four CPUs.
+/// Creates a host with two nodes of four CPUs.
 fn host(root: &Path) -> Result<()> {
     let write = |path: String, text: &str| {
         let path = root.join(path);

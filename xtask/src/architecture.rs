@@ -1,7 +1,8 @@
 //! Checks `docs/architecture.md` against the code: every name and every path between backquotes must exist.
 //!
 //! A *name* is an identifier, or several joined by `::` or `.`. Each identifier must occur in the code of the checkout, or be
-//! a literal; words of comments and in literals do not count. An identifier after that of a type must be a field, variant, method or associated item of a type of this name. A
+//! a literal; words of comments and in literals do not count. An identifier after that of a type must be a field, variant,
+//! method or associated item of a type of this name. A
 //! *path* ends with `.rs` or `.sh`; the folder `userspace` of a crate is omitted.
 
 use std::{

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`, `cargo xtask conformance` and `cargo xtask simulate`: names for what cargo runs.
+//! `cargo xtask bench`, `cargo xtask conformance` and `cargo xtask simulate`: short names of cargo commands.
 
 use std::path::{self, Path, PathBuf};
 use std::process::ExitCode;
@@ -12,36 +12,36 @@ use crate::setup::{self, Part, kernels};
 use crate::{budgets, build, command, idle, vm};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Name {
-    /// Nanoseconds per event of each probe, beside a program that does nothing (needs root and BPF)
+enum BenchName {
+    /// Nanoseconds per event of each probe, compared with a program that does nothing (needs root and BPF)
     Probes,
     /// A scrape of 10,000 workloads on 8 nodes
     Scrape,
     /// A decision of each strategy, on growing machines
     Engine,
-    /// From a request to the last knob written, with up to 1,000 workloads
+    /// From a request to the last written knob, with up to 1,000 workloads
     Enforce,
-    /// What the daemon takes of a CPU and of memory while nothing happens
+    /// CPU and memory that the daemon uses while nothing happens
     Idle,
-    /// Each of the above, or those that are named: fails if a budget is exceeded
+    /// Each of the above, or the named ones: fails if a budget is exceeded
     Budgets,
-    /// Containers that are created while 50 clients read all there is to read of 1,000 workloads
+    /// Creation of containers while 50 clients read the state of 1,000 workloads
     Answers,
     /// 1,000 admissions a second, 50 scrapers and 1,000 clients that read a byte a second, for a minute
     Load,
-    /// 10,000 pods that come and go, with a container runtime that is a fake: what the daemon holds meanwhile
+    /// Memory of the daemon during the creation and removal of 10,000 pods by a fake container runtime
     Soak,
 }
 
 #[derive(Args)]
-pub(crate) struct Bench {
+pub(crate) struct BenchArguments {
     #[arg(value_enum)]
-    name: Name,
-    /// enforce, probes: in a machine with two nodes under emulation, where the kernel has what may be missing on this
-    /// host; the times are then no figures
+    name: BenchName,
+    /// enforce, probes: run in an emulated machine with two nodes, with a kernel that has all features; the times then
+    /// mean nothing
     #[arg(long)]
     vm: bool,
-    /// idle: for so many seconds
+    /// idle: duration in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// Arguments for the benchmark
@@ -49,19 +49,19 @@ pub(crate) struct Bench {
     arguments: Vec<String>,
 }
 
-pub(crate) fn bench(arguments: &Bench) -> Result<ExitCode> {
+pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     let (package, bench) = match arguments.name {
-        Name::Probes if arguments.vm => return in_vm("numaward-probes", "probes", "probes"),
-        Name::Probes => ("numaward-probes", "probes"),
-        Name::Scrape => ("numaward-daemon", "scrape"),
-        Name::Enforce if arguments.vm => return in_vm("numaward-daemon", "enforce", "enforce --real"),
-        Name::Enforce => ("numaward-daemon", "enforce"),
-        Name::Answers => ("numaward-daemon", "answers"),
-        Name::Load => ("numaward-daemon", "load"),
-        Name::Soak => ("numaward-daemon", "soak"),
-        Name::Budgets => return budgets::run(&arguments.arguments),
-        Name::Idle => return idle::measure(Duration::from_secs(arguments.seconds)),
-        Name::Engine => {
+        BenchName::Probes if arguments.vm => return in_vm("numaward-probes", "probes", "probes"),
+        BenchName::Probes => ("numaward-probes", "probes"),
+        BenchName::Scrape => ("numaward-daemon", "scrape"),
+        BenchName::Enforce if arguments.vm => return in_vm("numaward-daemon", "enforce", "enforce --real"),
+        BenchName::Enforce => ("numaward-daemon", "enforce"),
+        BenchName::Answers => ("numaward-daemon", "answers"),
+        BenchName::Load => ("numaward-daemon", "load"),
+        BenchName::Soak => ("numaward-daemon", "soak"),
+        BenchName::Budgets => return budgets::run(&arguments.arguments),
+        BenchName::Idle => return idle::measure(Duration::from_secs(arguments.seconds)),
+        BenchName::Engine => {
             for bench in ["native", "admission"] {
                 run("numaward-engine", bench, &arguments.arguments)?;
             }
@@ -74,22 +74,22 @@ pub(crate) fn bench(arguments: &Bench) -> Result<ExitCode> {
 
 fn run(package: &str, bench: &str, arguments: &[String]) -> Result<()> {
     let mut cargo = command::cargo();
-    // As users get it, and in the same folder, so that no crate is built twice.
+    // With the profile of released programs, and in the same folder, so that no crate is built twice.
     cargo.args(["bench", "--profile", build::DIST, "--package", package, "--bench", bench, "--"]);
     cargo.args(arguments);
     command::run(&mut cargo)
 }
 
-/// A benchmark in a machine with two nodes.
+/// Runs a benchmark in a machine with two nodes.
 fn in_vm(package: &str, bench: &str, command: &str) -> Result<ExitCode> {
     let (arch, kernel) = (Arch::Amd64, kernels::DEFAULT);
     setup::ensure(&[Part::Ebpf, Part::Qemu(arch), Part::Kernel(arch, kernels::find(arch, kernel)?)])?;
     let program = build::static_bench(package, bench, "release")?;
     let machine = GuestTopology::parse(Some(2), None, None, None)?;
     let vm = Vm::new(Kernel::find(&Cache::locate()?, arch, kernel)?, machine).limit(Duration::from_mins(15));
-    println!("Linux {kernel} under emulation: these times are no figures, whatever the budget says");
+    println!("Linux {kernel} under emulation: these times mean nothing, regardless of the budget");
     match vm::attend(vm.file(program, format!("/bin/{bench}")).start(command)?, || {})?.1 {
-        // 1: over the budget, which does not count here. What could not be measured has said so.
+        // 1: over the budget, which is ignored here. A benchmark that could not run has printed the reason.
         Ok(0 | 1) => Ok(ExitCode::SUCCESS),
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => Err(error.into()),
@@ -100,7 +100,7 @@ fn in_vm(package: &str, bench: &str, command: &str) -> Result<ExitCode> {
 pub(crate) struct Conformance {
     /// The folder of vectors [default: the repository's own]
     folder: Option<PathBuf>,
-    /// A folder of fault scenarios: `kubelet` against the record, `native` against what is desired
+    /// A folder of fault scenarios: `kubelet` is compared with the record, `native` with the desired results
     #[arg(long, value_name = "DIR", conflicts_with = "folder")]
     faults: Option<PathBuf>,
 }
@@ -122,7 +122,7 @@ pub(crate) fn simulate(arguments: &Simulate) -> Result<ExitCode> {
     engine("simulate", arguments.folder.as_deref())
 }
 
-/// Runs a program of the engine on a folder.
+/// Runs an example program of the engine on a folder.
 fn engine(example: &str, folder: Option<&Path>) -> Result<ExitCode> {
     let mut cargo = command::cargo();
     cargo.args(["run", "--quiet", "--profile=dist", "--package=numaward-engine", "--example", example, "--"]);

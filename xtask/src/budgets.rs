@@ -1,8 +1,8 @@
-//! `cargo xtask bench budgets`: runs every benchmark that has a budget, and fails if one is exceeded.
+//! `cargo xtask bench budgets`: runs every benchmark with a budget, and fails if one is exceeded.
 //!
-//! A benchmark prints a line for each figure that has a budget: `budget: NAME FIGURE UNIT LIMIT`. The lines of each
-//! benchmark are known ([`BENCHES`]): a missing, unknown or malformed line is an error. The last figures of all
-//! benchmarks are in `target/budgets.json`; the table shows those of the previous run beside the new ones.
+//! A benchmark prints a line for each figure with a budget: `budget: NAME FIGURE UNIT LIMIT`. [`BENCHES`] lists the
+//! expected lines: a missing, unknown or malformed line is an error. The last figures of all benchmarks are stored in
+//! `target/budgets.json`; the table shows the previous figures beside the new ones.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::build;
 
-/// The benchmarks with a budget, and the figures that each prints.
+/// Benchmarks with a budget, and the figures of each.
 const BENCHES: [(&str, &[&str]); 5] = [
     ("probes", &["probes/tp_btf", "probes/tracepoint", "probes/chains"]),
     ("scrape", &["scrape/time", "scrape/memory", "scrape/start"]),
@@ -43,21 +43,21 @@ const PREFIX: &str = "budget: ";
 
 /// A measured figure with its budget.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Figure {
+struct BudgetFigure {
     value: f64,
     unit: String,
     limit: f64,
 }
 
-impl Figure {
+impl BudgetFigure {
     fn is_kept(&self) -> bool {
         self.value <= self.limit
     }
 }
 
-type Figures = BTreeMap<String, Figure>;
+type Figures = BTreeMap<String, BudgetFigure>;
 
-/// Prints the line of a figure that has a budget.
+/// Prints the line of a figure with a budget.
 pub(crate) fn print(name: &str, figure: f64, unit: &str, limit: f64) {
     println!("{PREFIX}{name} {figure:.4} {unit} {limit}");
 }
@@ -81,7 +81,7 @@ pub(crate) fn run(names: &[String]) -> Result<ExitCode> {
         let (output, succeeded) = execute(bench)?;
         match figures(&output, expected) {
             Ok(found) => {
-                if !succeeded && found.values().all(Figure::is_kept) {
+                if !succeeded && found.values().all(BudgetFigure::is_kept) {
                     failures.push(format!("bench {bench} failed, but not for one of its figures: see above"));
                 }
                 measured.extend(found);
@@ -97,11 +97,12 @@ pub(crate) fn run(names: &[String]) -> Result<ExitCode> {
     for failure in &failures {
         eprintln!("error: {failure}");
     }
-    let kept = failures.is_empty() && measured.values().all(Figure::is_kept);
+    let kept = failures.is_empty() && measured.values().all(BudgetFigure::is_kept);
     Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs a benchmark as a program of its own and shows its output; returns that, and whether it succeeded.
+/// Runs a benchmark as a separate program and prints its output. Returns the output, and whether the benchmark
+/// succeeded.
 fn execute(bench: &str) -> Result<(String, bool)> {
     let program = env::current_exe().context("the path of this program is unknown")?;
     let mut child = Command::new(program)
@@ -121,7 +122,7 @@ fn execute(bench: &str) -> Result<(String, bool)> {
     Ok((output, status.success()))
 }
 
-/// The figures in the output of a benchmark.
+/// Parses the figures in the output of a benchmark.
 fn figures(output: &str, expected: &[&str]) -> Result<Figures> {
     let mut found = Figures::new();
     for line in output.lines().filter_map(|line| line.strip_prefix(PREFIX)) {
@@ -134,7 +135,7 @@ fn figures(output: &str, expected: &[&str]) -> Result<Figures> {
     Ok(found)
 }
 
-fn parse(line: &str) -> Result<(&str, Figure)> {
+fn parse(line: &str) -> Result<(&str, BudgetFigure)> {
     let [name, figure, unit, limit] = line.split(' ').collect::<Vec<_>>()[..] else {
         bail!("expected NAME FIGURE UNIT LIMIT");
     };
@@ -143,10 +144,10 @@ fn parse(line: &str) -> Result<(&str, Figure)> {
         ensure!(number.is_finite(), "{text} is no figure");
         Ok(number)
     };
-    Ok((name, Figure { value: number(figure)?, unit: unit.to_owned(), limit: number(limit)? }))
+    Ok((name, BudgetFigure { value: number(figure)?, unit: unit.to_owned(), limit: number(limit)? }))
 }
 
-/// The figures of the runs before; none before the first.
+/// Reads the figures of the previous runs; none before the first.
 fn read(path: &Path) -> Result<Figures> {
     match fs::read_to_string(path) {
         Ok(text) => {
@@ -162,7 +163,7 @@ fn table(measured: &Figures, previous: &Figures) -> String {
         "{:<20} {:>12} {:>12} {:>10} {:<6} result\n",
         "figure", "measured", "previous", "budget", "unit"
     );
-    for (name, Figure { value: figure, unit, limit }) in measured {
+    for (name, BudgetFigure { value: figure, unit, limit }) in measured {
         let before =
             previous.get(name).map_or_else(|| "-".to_owned(), |before| format!("{:.3}", before.value));
         let result = if figure <= limit { "kept" } else { "EXCEEDED" };
@@ -176,12 +177,12 @@ fn table(measured: &Figures, previous: &Figures) -> String {
 mod tests {
     use super::*;
 
-    fn figure(value: f64, limit: f64) -> Figure {
-        Figure { value, unit: "ms".to_owned(), limit }
+    fn figure(value: f64, limit: f64) -> BudgetFigure {
+        BudgetFigure { value, unit: "ms".to_owned(), limit }
     }
 
     #[test]
-    fn figures_are_found_among_other_lines() {
+    fn finds_figures_among_other_lines() {
         let output = "p99 3 ms\nbudget: a/time 3.25 ms 10\n  budget: b 1\nbudget: a/size 7 MiB 5\n";
         let found = figures(output, &["a/size", "a/time"]).unwrap();
         assert_eq!(found["a/time"], figure(3.25, 10.0));
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_unknown_repeated_and_malformed_figures_are_errors() {
+    fn refuses_unexpected_figures() {
         let fails = |output: &str| format!("{:#}", figures(output, &["a"]).unwrap_err());
         assert_eq!(fails("all is well\n"), "no figure of a");
         assert_eq!(fails("budget: b 1 ms 2\n"), "unexpected figure b");
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn table_shows_previous_figures_and_results() {
+    fn table_shows_previous_figures() {
         let measured =
             Figures::from([("a".to_owned(), figure(3.0, 4.0)), ("b".to_owned(), figure(5.0, 4.0))]);
         let previous =
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_another_run_are_kept_and_damaged_ones_are_an_error() {
+    fn keeps_figures_of_other_runs() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("budgets.json");
         assert_eq!(read(&path).unwrap(), Figures::new());

@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Execution of other programs.
 
 use std::collections::VecDeque;
 use std::env;
@@ -14,59 +14,60 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::de::DeserializeOwned;
 
-/// A long command says that it lives at this pace.
+/// The interval at which a long command prints a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Beginnings of the variables that cargo sets for a program that it runs.
-const OF_PACKAGE: [&str; 2] = ["CARGO_MANIFEST_", "CARGO_PKG_"];
-/// Lines of a failed command's output that are kept.
+/// Prefixes of the variables that cargo sets for a program that it runs.
+const PACKAGE_VARIABLES: [&str; 2] = ["CARGO_MANIFEST_", "CARGO_PKG_"];
+/// Number of last lines of a failed command's output in its error.
 const TAIL_LINES: usize = 25;
 
-/// The checkout.
+/// Returns the root of the checkout.
 pub(crate) fn root() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here)
 }
 
-/// Cargo itself, in the checkout.
+/// Returns cargo, to be run in the checkout.
 pub(crate) fn cargo() -> Command {
     in_checkout(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The cargo `program`, in the checkout.
+/// Returns a program to be run in the checkout.
 pub(crate) fn in_checkout(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root());
-    // Variables of this package, which `cargo run` sets. A build script that depends on one would run again after each call of cargo
-    // without them.
+    // `cargo run` sets variables of this package. A build script that depends on one of them would run again after
+    // each call of
+    // cargo without them.
     for (name, _) in env::vars_os() {
-        if name.to_str().is_some_and(|name| OF_PACKAGE.iter().any(|prefix| name.starts_with(prefix))) {
+        if name.to_str().is_some_and(|name| PACKAGE_VARIABLES.iter().any(|prefix| name.starts_with(prefix))) {
             command.env_remove(name);
         }
     }
     command
 }
 
-/// What cargo says about this workspace, as far as the caller has fields for it.
+/// Returns cargo's metadata of this workspace, limited to the caller's fields.
 pub(crate) fn metadata<T: DeserializeOwned>() -> Result<T> {
     let text = read(cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
     serde_json::from_str(&text).context("cannot read cargo's metadata")
 }
 
-/// Installs what `folder/package-lock.json` names, beside it.
+/// Returns the installation of the packages in `folder/package-lock.json`, in the same folder.
 pub(crate) fn npm_ci(folder: &Path) -> Command {
     let mut command = Command::new("npm");
     command.args(["ci", "--no-audit", "--no-fund"]).current_dir(folder);
     command
 }
 
-/// A number that differs from run to run, for tests that make up their inputs. Not 0.
+/// Returns a nonzero number that differs from run to run, for tests with random inputs.
 pub(crate) fn new_seed() -> u32 {
-    // Its keys are random.
+    // The keys of the hasher are random.
     let random = RandomState::new().hash_one(());
     u32::try_from(random >> 32).unwrap_or_default().max(1)
 }
 
-/// Runs a command that talks to the user itself.
+/// Runs a command with its output on the terminal.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let name = display(command);
     let status = command.status().with_context(|| format!("cannot run `{name}`"))?;
@@ -76,7 +77,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A command's standard output; its errors are part of ours.
+/// Returns the standard output of a command, with its errors on the terminal.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
     let name = display(command);
     let Output { status, stdout, stderr } =
@@ -87,14 +88,13 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
     String::from_utf8(stdout).with_context(|| format!("`{name}` printed something that is not UTF-8"))
 }
 
-/// Runs a command that takes long: its output is shown only as a sign of life now and then, and its last lines in
-/// the error.
+/// Runs a command that takes long: its output is shown only as a sign of life, and its last lines in the error.
 pub(crate) fn run_slowly(what: &str, command: &mut Command) -> Result<()> {
     let name = display(command);
     let (reader, writer) = io::pipe()?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot run `{name}`"))?;
-    // Our ends of the pipe would keep the reader waiting.
+    // The ends of the pipe in this process would keep the reader waiting.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
     let (sender, lines) = mpsc::channel();
@@ -133,7 +133,7 @@ pub(crate) fn run_slowly(what: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The path of a program, as the shell would find it.
+/// Returns the path of a program as the shell would find it.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     numaward_vm::find_tool(program)
 }

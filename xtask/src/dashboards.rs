@@ -1,7 +1,7 @@
-//! `cargo xtask dashboards`: makes Grafana's JSON from the tables in `dashboards/grafana/*.yaml`.
+//! `cargo xtask dashboards`: generates Grafana's JSON from the tables in `dashboards/grafana/*.yaml`.
 //!
-//! Grafana's own format repeats the same forty lines for each panel; the tables hold only what differs. A test holds
-//! the JSON, which is what people import, against the tables.
+//! Grafana's own format repeats the same forty lines for each panel; the tables contain only the differences. A test
+//! compares the JSON, which people import, with the tables.
 
 mod live;
 mod otlp;
@@ -15,14 +15,14 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What `$host` and `$workload` in an expression stand for.
+/// Selectors that replace `$host` and `$workload` in an expression.
 const HOST: &str = r#"cluster=~"$cluster", instance=~"$instance""#;
 const WORKLOAD: &str = r#"cluster=~"$cluster", instance=~"$instance", workload=~"$workload", namespace=~"$namespace", pod=~"$pod", container=~"$container""#;
-/// In an expression, what a regular expression has found.
-const FOUND: &str = "$1";
-/// Where the tables are, and the JSON.
+/// Reference to the first match of a regular expression.
+const FIRST_MATCH: &str = "$1";
+/// Folder of the tables and of the JSON.
 const FOLDER: &str = "dashboards/grafana";
-/// Grafana's grid is so many columns wide.
+/// Number of columns of Grafana's grid.
 const COLUMNS: u32 = 24;
 const PANEL_HEIGHT: u32 = 8;
 
@@ -35,7 +35,7 @@ struct Dashboard {
     variables: Vec<Variable>,
     #[serde(default)]
     annotations: Vec<Annotation>,
-    rows: Vec<Row>,
+    rows: Vec<DashboardRow>,
 }
 
 /// Marks in all panels.
@@ -44,10 +44,10 @@ struct Dashboard {
 struct Annotation {
     title: String,
     expr: String,
-    /// With labels in braces.
+    /// Text with labels in braces.
     text: String,
     color: String,
-    /// Whether the value is the time of the mark, in milliseconds since 1970.
+    /// If true, the value is the time of the mark, in milliseconds since 1970.
     #[serde(default)]
     value_is_time: bool,
 }
@@ -56,9 +56,7 @@ struct Annotation {
 #[serde(rename_all = "lowercase")]
 enum Variable {
     Cluster,
-    /// One host.
     Instance,
-    /// Any number of hosts.
     Instances,
     Namespace,
     Pod,
@@ -68,7 +66,7 @@ enum Variable {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct DashboardRow {
     title: String,
     panels: Vec<Panel>,
 }
@@ -79,44 +77,44 @@ struct Panel {
     title: String,
     description: String,
     #[serde(default, rename = "type")]
-    kind: Kind,
+    kind: PanelKind,
     #[serde(default = "no_unit")]
     unit: String,
     width: u32,
-    /// Areas on top of each other.
+    /// If true, areas are stacked.
     #[serde(default)]
     stack: bool,
     /// A value above this is shown in red.
     bad_above: Option<f64>,
-    /// One above this in orange.
+    /// A value above this is shown in orange.
     warn_above: Option<f64>,
     /// A value below this is shown in red.
     bad_below: Option<f64>,
-    /// Where names in the table lead.
+    /// Target of the names in the table.
     link: Option<Link>,
-    targets: Vec<Target>,
+    targets: Vec<QueryTarget>,
 }
 
-/// A dashboard that a name leads to.
+/// Text of a link to a dashboard.
 const OPEN: &str = "Open";
-/// The daemon's own page.
+/// Text of a link to the daemon's own page.
 const PAGE: &str = "The host's page";
-/// Where a daemon is reached whose `instance` is no address, but the name of a node: by a forwarded port, as in the alerts.
+/// Address of a daemon with an `instance` that is the name of a node: a forwarded port, as in the alerts.
 const FORWARDED: &str = "localhost:9560";
 
-/// Where a row of a table leads: to a dashboard, and by its column `page` to the daemon's page.
+/// Target of a table's rows: a dashboard, and in the column `page` the daemon's page.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Link {
-    /// From the label `instance`.
+    /// The dashboard of the label `instance`.
     Host,
-    /// From the pod or the name of the workload.
+    /// The dashboard of the pod or of the workload.
     Workload,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum PanelKind {
     #[default]
     Timeseries,
     Stat,
@@ -125,25 +123,25 @@ enum Kind {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Target {
+struct QueryTarget {
     expr: String,
     #[serde(default)]
     legend: String,
-    /// Adds the label `name`: that of the workload, or NAMESPACE/POD/CONTAINER.
+    /// If true, adds the label `name`: the name of the workload, or NAMESPACE/POD/CONTAINER.
     #[serde(default)]
     named: bool,
-    /// In a table: a value above this is shown in red.
+    /// In a table, a value above this is shown in red.
     bad_above: Option<f64>,
-    /// In a table: a value below this is shown in red.
+    /// In a table, a value below this is shown in red.
     bad_below: Option<f64>,
 }
 
-impl Target {
+impl QueryTarget {
     fn expression(&self, link: Option<Link>) -> String {
         let expr = &link.map_or_else(|| self.expr.clone(), |link| link.with_page(&self.expr));
         let named = if self.named {
             format!(
-                r#"label_replace(label_join({expr}, "name", "/", "namespace", "pod", "container"), "name", "{FOUND}", "workload", "(.+)")"#
+                r#"label_replace(label_join({expr}, "name", "/", "namespace", "pod", "container"), "name", "{FIRST_MATCH}", "workload", "(.+)")"#
             )
         } else {
             expr.clone()
@@ -151,8 +149,8 @@ impl Target {
         selected(&named)
     }
 
-    /// Its column of a table, where values have colours.
-    fn coloured(&self) -> Option<Value> {
+    /// Returns the settings of a table's column with colors.
+    fn colored_column(&self) -> Option<Value> {
         let steps = steps(self.bad_below, None, self.bad_above);
         (steps.len() > 1).then(|| {
             json!({
@@ -166,11 +164,11 @@ impl Target {
     }
 }
 
-/// From which value on which colour is shown.
+/// Returns the values at which the color changes.
 fn steps(bad_below: Option<f64>, warn_above: Option<f64>, bad_above: Option<f64>) -> Vec<Value> {
     let first = if bad_below.is_some() { "red" } else { "green" };
     let mut steps = vec![json!({ "color": first, "value": null })];
-    // A step is from its value on; the next number above that is what is bad.
+    // A step begins at its value; bad values begin at the next number above the bound.
     let above = |bound: f64| if bound == 0.0 { f64::EPSILON } else { bound };
     steps.extend(bad_below.map(|bound| json!({ "color": "green", "value": bound })));
     steps.extend(warn_above.map(|bound| json!({ "color": "orange", "value": above(bound) })));
@@ -178,13 +176,13 @@ fn steps(bad_below: Option<f64>, warn_above: Option<f64>, bad_above: Option<f64>
     steps
 }
 
-/// An expression with its selectors.
+/// Replaces the selectors in an expression.
 fn selected(expr: &str) -> String {
     expr.replace("$workload", WORKLOAD).replace("$host", HOST)
 }
 
 impl Link {
-    /// The columns that have links to a dashboard.
+    /// Returns the columns with links to a dashboard.
     const fn targets(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Host => &[(
@@ -219,7 +217,7 @@ impl Link {
             }
             Self::Workload => {
                 let name = format!(
-                    r#"label_replace(label_join({expr}, "page", "%2F", "namespace", "pod", "container"), "page", "{FOUND}", "workload", "(.+)")"#
+                    r#"label_replace(label_join({expr}, "page", "%2F", "namespace", "pod", "container"), "page", "{FIRST_MATCH}", "workload", "(.+)")"#
                 );
                 let by_address = format!(
                     r#"label_replace({name}, "page", "http://$instance/#/workloads/$1", "page", "(.*)")"#
@@ -265,7 +263,7 @@ fn no_unit() -> String {
     "short".to_owned()
 }
 
-/// Makes all dashboards of a folder.
+/// Generates all dashboards of a folder.
 pub(crate) fn run(root: &Path) -> Result<()> {
     for (path, json) in rendered(&root.join(FOLDER))? {
         fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
@@ -274,17 +272,17 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files that Grafana imports.
+/// Returns the files that Grafana imports.
 pub(crate) fn files(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(rendered(&root.join(FOLDER))?.into_iter().map(|(path, _)| path).collect())
 }
 
-/// Shows dashboards and rules to a real Prometheus.
+/// Tests dashboards and rules with a real Prometheus.
 pub(crate) fn test(root: &Path) -> Result<()> {
     live::test(&root.join("dashboards"))
 }
 
-/// Each JSON file with its content.
+/// Returns each JSON file with its content.
 fn rendered(folder: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut files = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
@@ -353,7 +351,7 @@ impl Dashboard {
     }
 }
 
-/// The data source that a panel or a variable asks.
+/// Returns the data source of panels and variables.
 fn prometheus() -> Value {
     json!({ "type": "prometheus", "uid": "${datasource}" })
 }
@@ -363,7 +361,7 @@ fn datasource() -> Value {
 }
 
 impl Variable {
-    /// The label that it stands for, and the metric whose values are offered.
+    /// Returns the label of the variable, and the metric that has the offered values.
     const fn source(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Cluster => ("cluster", "Cluster", "numaward_build_info"),
@@ -375,7 +373,8 @@ impl Variable {
         }
     }
 
-    /// The values offered are those that the variables before it leave. "All" also takes series without the label.
+    /// Returns the variable. It offers the values that match the variables before it. "All" includes series without the
+    /// label.
     fn render(self, all: &[Self]) -> Value {
         let (label, title, metric) = self.source();
         let before: Vec<String> = all
@@ -408,7 +407,7 @@ impl Variable {
 }
 
 impl Panel {
-    /// One table of all targets, whose values are columns by the names of the legends.
+    /// Returns a table with a column for each target, named by the legends.
     fn table(&self) -> Value {
         if let [_] = self.targets[..] {
             return json!([{ "id": "organize", "options": { "excludeByName": { "Time": true } } }]);
@@ -423,7 +422,7 @@ impl Panel {
     }
 
     fn render(&self, id: u32, grid: &Value) -> Value {
-        let table = self.kind == Kind::Table;
+        let table = self.kind == PanelKind::Table;
         let targets: Vec<Value> = self
             .targets
             .iter()
@@ -435,8 +434,8 @@ impl Panel {
                     "editorMode": "code",
                     "expr": target.expression(self.link),
                     "legendFormat": if target.legend.is_empty() { "__auto" } else { &target.legend },
-                    "range": self.kind == Kind::Timeseries,
-                    "instant": self.kind != Kind::Timeseries,
+                    "range": self.kind == PanelKind::Timeseries,
+                    "instant": self.kind != PanelKind::Timeseries,
                     "format": if table { "table" } else { "time_series" },
                 })
             })
@@ -444,34 +443,34 @@ impl Panel {
         let steps = steps(self.bad_below, self.warn_above, self.bad_above);
         let has_thresholds = steps.len() > 1;
         let links = self.link.map(Link::render).unwrap_or_default();
-        let coloured = self.targets.iter().filter_map(Target::coloured).filter(|_| table);
-        let overrides: Vec<Value> = links.into_iter().chain(coloured).collect();
+        let colored_column = self.targets.iter().filter_map(QueryTarget::colored_column).filter(|_| table);
+        let overrides: Vec<Value> = links.into_iter().chain(colored_column).collect();
         let custom = match self.kind {
-            Kind::Timeseries => json!({
+            PanelKind::Timeseries => json!({
                 "drawStyle": "line", "lineWidth": 1, "fillOpacity": if self.stack { 40 } else { 5 }, "showPoints": "never",
                 "stacking": { "mode": if self.stack { "normal" } else { "none" }, "group": "A" },
                 "thresholdsStyle": { "mode": if has_thresholds { "dashed" } else { "off" } },
             }),
-            Kind::Stat | Kind::Table => json!({}),
+            PanelKind::Stat | PanelKind::Table => json!({}),
         };
         let options = match self.kind {
-            Kind::Timeseries => json!({
+            PanelKind::Timeseries => json!({
                 "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": [] },
                 "tooltip": { "mode": "multi", "sort": "desc" },
             }),
-            Kind::Stat => json!({
+            PanelKind::Stat => json!({
                 "reduceOptions": { "calcs": ["lastNotNull"], "fields": "", "values": false },
                 "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "textMode": "auto",
             }),
-            Kind::Table => json!({ "showHeader": true, "cellHeight": "sm" }),
+            PanelKind::Table => json!({ "showHeader": true, "cellHeight": "sm" }),
         };
         let transformations = match self.kind {
-            Kind::Table => self.table(),
-            Kind::Timeseries | Kind::Stat => json!([]),
+            PanelKind::Table => self.table(),
+            PanelKind::Timeseries | PanelKind::Stat => json!([]),
         };
         json!({
             "id": id,
-            "type": match self.kind { Kind::Timeseries => "timeseries", Kind::Stat => "stat", Kind::Table => "table" },
+            "type": match self.kind { PanelKind::Timeseries => "timeseries", PanelKind::Stat => "stat", PanelKind::Table => "table" },
             "title": self.title,
             "description": self.description,
             "datasource": prometheus(),
@@ -496,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_is_what_the_tables_say() {
+    fn json_matches_tables() {
         for (path, json) in rendered(&folder()).unwrap() {
             let kept = fs::read_to_string(&path).unwrap_or_default();
             assert!(kept == json, "{} is old: run `cargo xtask dashboards`", path.display());
@@ -504,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn every_panel_is_described_and_has_a_place_of_its_own() {
+    fn panels_have_description_and_place() {
         for (path, json) in rendered(&folder()).unwrap() {
             let dashboard: Value = serde_json::from_str(&json).unwrap();
             let mut places = Vec::new();
@@ -526,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_dashboards_with_the_variables_that_these_have() {
+    fn links_match_variables() {
         let all: Vec<Value> = rendered(&folder())
             .unwrap()
             .iter()
@@ -572,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_steps_that_grow() {
+    fn thresholds_increase() {
         let of = |text: &str| {
             let panel: Panel = serde_norway::from_str(&format!(
                 "{{title: t, description: d, width: 4, targets: [], {text}}}"
@@ -595,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_has_colours_is_one_of_the_table() {
+    fn colored_columns_exist() {
         let mut count = 0;
         for (_, json) in rendered(&folder()).unwrap() {
             let dashboard: Value = serde_json::from_str(&json).unwrap();
@@ -613,15 +612,15 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_named_as_its_labels_say() {
+    fn containers_are_named_by_labels() {
         let target =
-            serde_norway::from_str::<Target>("{expr: 'sum by (pod) (a{$host})', named: true}").unwrap();
+            serde_norway::from_str::<QueryTarget>("{expr: 'sum by (pod) (a{$host})', named: true}").unwrap();
         let expected = r#"label_replace(label_join(sum by (pod) (a{cluster=~"$cluster", instance=~"$instance"}), "name", "/", "namespace", "pod", "container"), "name", "$1", "workload", "(.+)")"#;
         assert_eq!(target.expression(None), expected);
     }
 
     #[test]
-    fn a_page_is_where_the_daemon_is_scraped_or_at_a_forwarded_port() {
+    fn page_links_have_address() {
         let host = Link::Host.with_page("up");
         let expected = r#"label_replace(label_replace(up, "page", "http://$1/", "instance", "(.*)"), "page", "http://localhost:9560/", "instance", "[^:]*")"#;
         assert_eq!(host, expected);
@@ -632,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_table_says_where() {
+    fn error_names_place_in_table() {
         let dir = tempfile::tempdir().unwrap();
         for (text, words) in [("uid: a\n", "no dashboard"), ("uid: [", "no dashboard")] {
             fs::write(dir.path().join("a.yaml"), text).unwrap();

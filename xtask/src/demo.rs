@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: numaward at work, for those whose machine has one node.
+//! `cargo xtask demo`: shows numaward on machines with a single node.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -17,10 +17,10 @@ use crate::{command, vm};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Ends after so many seconds [default: at Ctrl-C]
-    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=LONGEST))]
+    /// Ends after this number of seconds [default: at Ctrl-C]
+    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     seconds: Option<u64>,
-    /// Port of 127.0.0.1 that the daemon answers on; changes are asked for on the next one
+    /// Port of 127.0.0.1 on which the daemon answers; the next port takes changes
     #[arg(long, default_value_t = DAEMON_PORT, value_parser = clap::value_parser!(u16).range(1..u16::MAX.into()))]
     port: u16,
     /// Kernel to boot
@@ -29,21 +29,21 @@ pub(crate) struct Arguments {
 }
 
 const ARCH: Arch = Arch::Amd64;
-/// Where the daemon listens inside; for changes on the next port.
+/// Port of the daemon inside the machine; the next port takes changes.
 const DAEMON_PORT: u16 = 9560;
-/// Who has what is in this file of the checkout may change what is promised in the machine.
+/// File in the checkout with the token for changes in the machine.
 const TOKEN: &str = "target/demo.token";
-/// What puts the demo's workload right.
+/// Command that fixes the demo's workload.
 pub(crate) const FIX: [&str; 8] =
     ["guarantee", "/database", "--cpus", "1", "--memory", "160Mi", "--node", "0"];
-/// A week, in seconds.
-const LONGEST: u64 = 7 * 24 * 3600;
-/// For booting and starting the daemon, on a busy host.
-const BOOT: u64 = 180;
+/// Maximum duration: a week, in seconds.
+const MAX_SECONDS: u64 = 7 * 24 * 3600;
+/// The time limit of the boot and of the daemon's start in seconds, on a busy host.
+const BOOT_TIMEOUT: u64 = 180;
 
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, arguments.port));
-    // QEMU would say so only after all has been built.
+    // QEMU would report a used port only after everything was built.
     for address in [address, changes(address)] {
         if let Err(error) = TcpListener::bind(address) {
             bail!("cannot listen on {address}: {error}; choose another port with --port");
@@ -70,14 +70,14 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// Installs what the demo's machine takes, and builds its programs.
+/// Installs the packages for the demo's machine, and builds its programs.
 pub(crate) fn programs(arguments: &Arguments) -> Result<Vec<(String, PathBuf)>> {
     let kernel = kernels::find(ARCH, &arguments.kernel)?;
     setup::ensure(&[Part::Ebpf, Part::Qemu(ARCH), Part::Kernel(ARCH, kernel)])?;
     vm::few_programs(ARCH)
 }
 
-/// Boots the demo's machine, whose daemon answers on this address.
+/// Boots the demo's machine, with the daemon on this address.
 pub(crate) fn boot(
     arguments: &Arguments,
     programs: &[(String, PathBuf)],
@@ -90,11 +90,11 @@ pub(crate) fn boot(
         Some("1G,512M,512M,512M"),
         Some("10,12,32,32;12,10,32,32;32,32,10,12;32,32,12,10"),
     )?;
-    let seconds = arguments.seconds.unwrap_or(LONGEST);
+    let seconds = arguments.seconds.unwrap_or(MAX_SECONDS);
     let mut vm = Vm::new(Kernel::find(&Cache::locate()?, ARCH, &arguments.kernel)?, machine)
         .forward(Forward { host: address.port(), guest: DAEMON_PORT })
         .forward(Forward { host: changes(address).port(), guest: DAEMON_PORT + 1 })
-        .limit(Duration::from_secs(seconds + BOOT));
+        .limit(Duration::from_secs(seconds + BOOT_TIMEOUT));
     for (name, path) in programs {
         vm = vm.file(path, format!("/bin/{name}"));
     }
@@ -107,18 +107,18 @@ pub(crate) fn boot(
     Ok(vm.start(&script)?)
 }
 
-/// Where changes are asked for.
+/// Returns the address for changes.
 fn changes(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip(), address.port() + 1)
 }
 
-/// The options of a command that changes something in the machine.
+/// Returns the options of a command that makes changes in the machine.
 pub(crate) fn changing(address: SocketAddr) -> [String; 4] {
     let server = format!("http://{}", changes(address));
     ["--server".to_owned(), server, "--token-file".to_owned(), TOKEN.to_owned()]
 }
 
-/// A new token, in its file.
+/// Creates a new token, and stores it in its file.
 fn token() -> Result<String> {
     let mut random = [0; 16];
     File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random)).context("/dev/urandom")?;
@@ -130,7 +130,7 @@ fn token() -> Result<String> {
     Ok(token)
 }
 
-/// Whether the daemon says so.
+/// Returns whether the daemon is ready.
 pub(crate) fn is_ready(address: SocketAddr) -> bool {
     let ask = || {
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;

@@ -1,4 +1,4 @@
-//! Holds the crates' dependencies on each other against the one table of what is allowed.
+//! Checks the dependencies between crates against a table of the allowed ones.
 //!
 //! The direction is the architecture: `numaward → {cli, control, daemon}`, `daemon → {http, guarantee, observe, telemetry, kube}`,
 //! `http → {observe, telemetry}`, `control → guarantee`,
@@ -7,9 +7,9 @@
 //! `config → {api, engine, cgroup}`, `model → {api, engine, cgroup}`, `api → {engine, topology}`,
 //! `kube → {config, engine, topology}`, `probes → {abi, topology}`,
 //! `cgroup → topology`, `engine → topology`, `ebpf → abi`.
-//! A crate may use what is below it, not only the next layer; an arrow back up is a fault. The engine decides and
-//! does nothing else, so it and what it is made of may use only crates that do no input or output either; of
-//! `topology` it gets the plain types, not the readers of sysfs.
+//! A crate may use all crates below it, not only the next layer; a dependency upwards is an error. The engine decides
+//! and has no other effect, so it may only use crates without input and output; of `topology` it gets the plain types,
+//! not the readers of sysfs.
 
 use std::collections::BTreeSet;
 
@@ -18,14 +18,14 @@ use serde::Deserialize;
 
 use crate::command;
 
-/// What a crate may use.
+/// Dependencies that a crate may have.
 struct Rule {
     package: &'static str,
-    /// Of this workspace.
+    /// Allowed crates of this workspace.
     own: &'static [&'static str],
-    /// Of this workspace, for its tests alone.
+    /// Crates of this workspace that only its tests may use.
     for_tests: &'static [&'static str],
-    /// Of others; none for any.
+    /// Allowed external crates; `None` for any.
     others: Option<&'static [&'static str]>,
     /// Features of own crates that must stay off, as `package/feature`.
     without: &'static [&'static str],
@@ -41,7 +41,7 @@ impl Rule {
     }
 }
 
-/// The tests of each crate may use it. It uses none itself, so that this makes no circle.
+/// Crate that the tests of each crate may use. It uses no crate itself, so there is no cycle.
 const TEST_SUPPORT: &str = "numaward-tests-support";
 
 const TABLE: &[Rule] = &[
@@ -121,7 +121,7 @@ const TABLE: &[Rule] = &[
         &["numaward-api", "numaward-config", "numaward-model", "numaward-observe", "numaward-telemetry"],
     ),
     rule("numaward-telemetry", &["numaward-api", "numaward-config", "numaward-model", "numaward-topology"]),
-    // The store for its fault points, nothing else.
+    // Uses the store only for its fault points.
     rule("numaward-enforce", &["numaward-cgroup", "numaward-model", "numaward-store", "numaward-topology"]),
     rule("numaward-config", &["numaward-api", "numaward-cgroup", "numaward-engine", "numaward-topology"]),
     rule("numaward-model", &["numaward-api", "numaward-cgroup", "numaward-engine", "numaward-topology"]),
@@ -134,8 +134,9 @@ const TABLE: &[Rule] = &[
         package: "numaward-engine",
         own: &["numaward-topology"],
         for_tests: &[],
-        // schemars and utoipa only behind the feature `schema`, which `api` turns on: they describe what is in the
-        // configuration and the API.
+        // schemars and utoipa only with the feature `schema`, which `api` enables: they describe the types of the
+        // configuration and of
+        // the API.
         others: Some(&["derive_more", "schemars", "serde", "serde_json", "thiserror", "utoipa"]),
         without: &["numaward-topology/sysfs"],
     },
@@ -147,10 +148,10 @@ const TABLE: &[Rule] = &[
         others: Some(&["derive_more", "libc", "serde", "thiserror"]),
         without: &[],
     },
-    // aya only behind a feature of userspace's: it marks the types that may be read from maps.
+    // aya only with a feature of userspace's: it marks the types that may be read from maps.
     Rule { package: "numaward-abi", own: &[], for_tests: &[], others: Some(&["aya"]), without: &[] },
     rule("numaward-ebpf", &["numaward-abi"]),
-    // All that reads what others write.
+    // Readers of files and messages from other programs.
     rule(
         "numaward-fuzz",
         &[
@@ -171,9 +172,10 @@ const TABLE: &[Rule] = &[
             "numaward-topology",
         ],
     ),
-    // The tools: none depends on what it builds and tests, the load maker but for the notation of CPUs and nodes.
+    // The tools: none depends on the crates that it builds and tests, and the load generator only for the notation of
+    // CPUs and nodes.
     rule("xtask", &["numaward-terminal", TEST_SUPPORT, "numaward-vm"]),
-    // The rule of the scheduler's plugin, for what is published.
+    // The engine's rule about published nodes, which the scheduler's plugin uses.
     rule("numaward-tests", &["numaward-engine", TEST_SUPPORT, "numaward-topology", "numaward-vm"]),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
@@ -181,10 +183,10 @@ const TABLE: &[Rule] = &[
     rule(TEST_SUPPORT, &[]),
     rule("numaward-capabilities", &[]),
     rule("numaward-harm-check", &[]),
-    // What the kubelet would do: of the project it knows the API server of kube's tests.
+    // The fake kubelet uses the fake API server of kube's tests.
     rule("numaward-cri", &["numaward-kube"]),
-    // Part of what they test: they run inside the machine, against the kernel.
-    // The container runtime that it plays is that of kube's tests.
+    // Part of the tested system: they run inside the machine, on its kernel.
+    // The fake container runtime is that of kube's tests.
     rule("numaward-answers-check", &["numaward-kube", "numaward-tests-daemon", "numaward-topology"]),
     rule(
         "numaward-crash-check",
@@ -213,7 +215,7 @@ const TABLE: &[Rule] = &[
 ];
 
 #[derive(Deserialize)]
-struct Metadata {
+struct WorkspaceMetadata {
     packages: Vec<Package>,
 }
 
@@ -226,14 +228,14 @@ struct Package {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
-    /// `null` for an ordinary one.
+    /// `null` for an ordinary dependency.
     kind: Option<String>,
     features: Vec<String>,
 }
 
 /// Checks this workspace.
 pub(crate) fn check() -> Result<()> {
-    let metadata: Metadata = command::metadata()?;
+    let metadata: WorkspaceMetadata = command::metadata()?;
     let faults = faults(&metadata.packages, TABLE);
     if !faults.is_empty() {
         bail!("dependencies against the table in xtask/src/dependencies.rs:\n  {}", faults.join("\n  "));
@@ -254,7 +256,7 @@ fn faults(packages: &[Package], table: &[Rule]) -> Vec<String> {
             continue;
         };
         for Dependency { name: used, kind, features } in dependencies {
-            // What a crate's own tests need is not its architecture, but they too must not look up.
+            // The tests of a crate are no part of its architecture, but they must not depend on upper layers either.
             let is_for_tests = kind.as_deref() == Some("dev");
             let is_own = members.contains(used.as_str());
             let may_test_with = is_for_tests
@@ -283,12 +285,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_workspace_keeps_to_the_table() {
+    fn workspace_matches_table() {
         check().unwrap();
     }
 
     #[test]
-    fn each_fault_is_found() {
+    fn finds_forbidden_dependencies() {
         let table = &[
             Rule { package: "top", own: &["low"], for_tests: &[], others: None, without: &["low/extra"] },
             Rule {

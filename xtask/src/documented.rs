@@ -1,5 +1,5 @@
-//! Commands in the documents: the real parser takes each chore, and each test that is named exists. Of what is only a pattern
-//! (`[--for 10m]`, `NAME…`), each option is looked up.
+//! Checks the commands in the documents: the parser must accept each `cargo xtask` command, and each named test must
+//! exist. In a pattern (`[--for 10m]`, `NAME…`), each option must exist.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use crate::{Arguments, command, test};
 const CALL: &str = "cargo xtask ";
 const UNIT_TEST: &str = "cargo test -p ";
 
-/// The documents: in the root, in the book, and beside what is deployed and tested.
+/// Returns the documents: those in the root, in the book, and beside the files for deployment and tests.
 fn documents() -> Vec<PathBuf> {
     let root = command::root();
     let mut found: Vec<PathBuf> = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -35,7 +35,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The arguments of each such call in a text, with their lines: between backquotes, and in lines of blocks.
+/// Returns the arguments of each such call in a text, with their lines: between backquotes, and in lines of blocks.
 fn calls(text: &str, call: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut is_block = false;
@@ -55,15 +55,15 @@ fn calls(text: &str, call: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// What is wrong with a chore.
-fn problem(chore: &str) -> Option<String> {
-    if chore.contains(['[', '|', '…']) {
-        return unknown(chore);
+/// Returns the error in a command of this program.
+fn problem(command: &str) -> Option<String> {
+    if command.contains(['[', '|', '…']) {
+        return unknown(command);
     }
-    match Arguments::try_parse_from(["cargo xtask"].into_iter().chain(chore.split_whitespace())) {
+    match Arguments::try_parse_from(["cargo xtask"].into_iter().chain(command.split_whitespace())) {
         Ok(_) => None,
         Err(error) => match error.kind() {
-            // What is spoken of may go without what a call needs.
+            // A mentioned command may omit required arguments.
             ErrorKind::DisplayHelp
             | ErrorKind::MissingSubcommand
             | ErrorKind::MissingRequiredArgument
@@ -73,7 +73,7 @@ fn problem(chore: &str) -> Option<String> {
     }
 }
 
-/// The subcommand or the option of a pattern that there is not.
+/// Returns the subcommand or the option of a pattern that does not exist.
 fn unknown(pattern: &str) -> Option<String> {
     let mut at: Command = Arguments::command();
     for word in pattern.split([' ', '[', ']']).filter(|word| !word.is_empty()) {
@@ -83,7 +83,7 @@ fn unknown(pattern: &str) -> Option<String> {
             }
             continue;
         }
-        // What may stand here: subcommands, or the values of an argument without a name.
+        // Allowed here are subcommands, or the values of an argument without a name.
         let values = at.get_positionals().flat_map(clap::Arg::get_possible_values);
         let mut known: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
         known.extend(at.get_subcommands().map(|command| command.get_name().to_owned()));
@@ -100,9 +100,9 @@ fn unknown(pattern: &str) -> Option<String> {
     None
 }
 
-/// The names of end-to-end tests: of `vm test NAME…`, and of `test NAME…` those that are no stage.
-fn tests_of(chore: &str) -> Vec<&str> {
-    let (names, has_stages) = match (chore.strip_prefix("vm test "), chore.strip_prefix("test ")) {
+/// Returns the names of end-to-end tests: those of `vm test NAME…`, and of `test NAME…` those that are no stage.
+fn tests_of(command: &str) -> Vec<&str> {
+    let (names, has_stages) = match (command.strip_prefix("vm test "), command.strip_prefix("test ")) {
         (Some(names), _) => (names, false),
         (None, Some(names)) => (names, true),
         (None, None) => return Vec::new(),
@@ -111,7 +111,7 @@ fn tests_of(chore: &str) -> Vec<&str> {
     names.filter(|name| !has_stages || !test::is_stage(name)).collect()
 }
 
-/// The folders of the packages, by name.
+/// Returns the folders of the packages, by name.
 fn packages() -> BTreeMap<String, PathBuf> {
     let manifests = command::read(
         std::process::Command::new("git")
@@ -142,7 +142,7 @@ fn add_tests(folder: &Path, name: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The functions with an attribute of tests.
+/// Returns the functions with an attribute of tests.
 fn tests_in(text: &str) -> Vec<&str> {
     let (mut tests, mut is_test) = (Vec::new(), false);
     for line in text.lines().map(str::trim_start) {
@@ -157,7 +157,8 @@ fn tests_in(text: &str) -> Vec<&str> {
     tests
 }
 
-/// The fault of `cargo test -p` with these arguments: a package, `--test` with a target, and a part of the names of tests.
+/// Returns the error in the arguments of `cargo test -p`: a package, `--test` with a target, and a part of the names of
+/// tests.
 fn problem_of_unit_test(arguments: &str, packages: &BTreeMap<String, PathBuf>) -> Option<String> {
     let mut words = arguments.split_whitespace();
     let package = words.next()?;
@@ -191,13 +192,13 @@ fn problem_of_unit_test(arguments: &str, packages: &BTreeMap<String, PathBuf>) -
 }
 
 #[test]
-fn every_chore_of_the_documents_is_one() {
+fn documented_commands_are_valid() {
     let end_to_end = command::root().join("tests/e2e");
     let (mut wrong, mut count) = (Vec::new(), 0);
     for path in documents() {
-        for (line, chore) in calls(&fs::read_to_string(&path).unwrap(), CALL) {
+        for (line, command) in calls(&fs::read_to_string(&path).unwrap(), CALL) {
             count += 1;
-            let absent = tests_of(&chore).into_iter().find_map(|name| {
+            let absent = tests_of(&command).into_iter().find_map(|name| {
                 let (file, function) = name.split_once("::").unwrap_or((name, ""));
                 let Ok(text) = fs::read_to_string(end_to_end.join(format!("{file}.rs"))) else {
                     return Some(format!("there is no end-to-end test {file}"));
@@ -206,8 +207,8 @@ fn every_chore_of_the_documents_is_one() {
                     text.contains(&format!("fn {function}")) || text.contains(&format!("mod {function}"));
                 (!has).then(|| format!("{file}.rs has no test {function}"))
             });
-            if let Some(problem) = problem(&chore).or(absent) {
-                wrong.push(format!("{}:{line}: {CALL}{chore}\n{problem}", path.display()));
+            if let Some(problem) = problem(&command).or(absent) {
+                wrong.push(format!("{}:{line}: {CALL}{command}\n{problem}", path.display()));
             }
         }
     }
@@ -216,12 +217,12 @@ fn every_chore_of_the_documents_is_one() {
 }
 
 #[test]
-fn a_wrong_chore_is_found() {
+fn finds_invalid_commands() {
     let text = "Say `cargo xtask tset` or `cargo xtask vm test probes`.\n```\n  cargo xtask dist --uot dist   # all\n\
                 git checkout X && cargo xtask dist --out again && diff a b\n```\n| `cargo xtask fuzz [TARGET…] [--fro 10m]` |\n\
                 `cargo xtask bench probes\\|scarpe`, `cargo xtask bench probes\\|scrape`\n";
     let found: Vec<_> =
-        calls(text, CALL).iter().map(|(line, chore)| (*line, problem(chore).is_some())).collect();
+        calls(text, CALL).iter().map(|(line, command)| (*line, problem(command).is_some())).collect();
     let expected = [(1, true), (1, false), (3, true), (4, false), (6, true), (7, true), (7, false)];
     assert_eq!(found, expected);
     assert_eq!(tests_of("vm test cluster::life soak --kubernetes DIR"), ["cluster::life", "soak"]);
@@ -230,7 +231,7 @@ fn a_wrong_chore_is_found() {
 }
 
 #[test]
-fn unit_tests_of_the_documents_exist() {
+fn documented_unit_tests_exist() {
     let (packages, mut wrong, mut count) = (packages(), Vec::new(), 0);
     for path in documents() {
         for (line, arguments) in calls(&fs::read_to_string(&path).unwrap(), UNIT_TEST) {
@@ -245,7 +246,7 @@ fn unit_tests_of_the_documents_exist() {
 }
 
 #[test]
-fn unit_tests_that_do_not_exist_are_found() {
+fn finds_missing_unit_tests() {
     let packages = packages();
     let problem = |arguments| problem_of_unit_test(arguments, &packages);
     for right in ["numaward-http", "numaward-daemon --test http a_body", "numaward-store power_loss"] {

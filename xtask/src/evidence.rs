@@ -1,12 +1,17 @@
-//! Kernels in `docs/evidence.md`, written from the table of end-to-end tests.
+//! Kernels in `docs/evidence.md`, generated from the table of end-to-end tests.
 //!
-//! Problem: the page says for each feature which tests carry it, and on which kernels these run. A list of kernels that a person keeps is
-//! wrong as soon as the table of lanes changes.
+//! # Problem
+//! The page names the tests of each feature, and the kernels on which they run. A list of kernels that is edited by
+//! hand is wrong as soon as the table of lanes changes.
 //!
-//! Algorithm: a name in backquotes with `::` stands for end-to-end tests: the one with this name or, if there is none, all whose names
-//! begin with it. The kernels on which all of them run are written behind it, in parentheses; parentheses that are there are replaced.
+//! # Algorithm
+//! A name in backquotes with `::` stands for the end-to-end test with this name or, if there is none, for all tests
+//! with this prefix. The kernels on which all of them run are written behind it, in parentheses, and replace existing
+//! ones.
 //!
-//! Invariant: the page names each end-to-end test, and each row of its table names a test of some sort or says that there is none.
+//! # Invariant
+//! The page names each end-to-end test, and each row of its table names a test of some kind or declares that there is
+//! none.
 
 use std::fmt::Write as _;
 use std::{collections::BTreeSet, fs, path::Path};
@@ -15,9 +20,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use regex::Regex;
 
 use crate::setup::kernels;
-use crate::vm::{Lane, Programs, ROWS, Row};
+use crate::vm::{Lane, Programs, ROWS, TestRow};
 
-/// From the root of the checkout.
+/// Path of the page from the root of the checkout.
 pub(crate) const PAGE: &str = "docs/evidence.md";
 /// The cell of a row without a test.
 const NO_TEST: &str = "no test";
@@ -33,8 +38,8 @@ pub(crate) fn write(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The page with the kernels of this table.
-fn with_kernels(page: &str, rows: &[Row]) -> Result<String> {
+/// Returns the page with the kernels of this table.
+fn with_kernels(page: &str, rows: &[TestRow]) -> Result<String> {
     check_cells(page)?;
     let name = Regex::new(r"`([a-z0-9_]+::[a-z0-9_:]*)`(?: \([^()]*\))?")?;
     let (mut new, mut end, mut named) = (String::new(), 0, BTreeSet::new());
@@ -54,7 +59,7 @@ fn with_kernels(page: &str, rows: &[Row]) -> Result<String> {
     Ok(new)
 }
 
-/// Each row of the table has all columns, and a test in the last one.
+/// Checks that each row of the table has all columns, and a test in the last one.
 fn check_cells(page: &str) -> Result<()> {
     for line in page.lines().filter(|line| line.starts_with('|') && !line.starts_with("|-")) {
         // A vertical bar within a cell has a backslash before it.
@@ -72,17 +77,18 @@ fn check_cells(page: &str) -> Result<()> {
     Ok(())
 }
 
-/// The tests for which a name stands.
-fn selected<'a>(name: &str, rows: &'a [Row]) -> Vec<&'a Row> {
+/// Returns the tests for which a name stands.
+fn selected<'a>(name: &str, rows: &'a [TestRow]) -> Vec<&'a TestRow> {
     if let Some(row) = rows.iter().find(|row| row.test == name) {
         return vec![row];
     }
     rows.iter().filter(|row| row.test.starts_with(name)).collect()
 }
 
-/// The kernels on which all of these tests run: those of each change first, then those that other runs add.
-fn kernels_of(name: &str, tests: &[&Row]) -> Result<String> {
-    let common = |of: &dyn Fn(&Row) -> Vec<&'static str>| {
+/// Returns the kernels on which all of these tests run: first those of each change, then the additional ones of other
+/// runs.
+fn kernels_of(name: &str, tests: &[&TestRow]) -> Result<String> {
+    let common = |of: &dyn Fn(&TestRow) -> Vec<&'static str>| {
         let names = kernels::all_names().into_iter();
         names.filter(|kernel| tests.iter().all(|row| of(row).contains(kernel))).collect::<Vec<_>>()
     };
@@ -110,19 +116,19 @@ mod tests {
 
     const HEAD: &str = "| what | state | tested by |\n|---|---|---|\n";
 
-    fn rows(names: &[&str]) -> Vec<Row> {
+    fn rows(names: &[&str]) -> Vec<TestRow> {
         ROWS.iter().filter(|row| names.iter().any(|name| row.test.starts_with(name))).copied().collect()
     }
 
     #[test]
-    fn the_page_has_the_kernels_of_the_table() {
+    fn page_matches_table() {
         let path = command::root().join(PAGE);
         let expected = with_kernels(&fs::read_to_string(&path).unwrap(), ROWS).unwrap();
         assert_golden(&path, &expected);
     }
 
     #[test]
-    fn kernels_are_written_behind_names_once() {
+    fn writes_kernels_once() {
         let rows = rows(&["crash::", "daemon::", "cluster::whole"]);
         let page = format!(
             "{HEAD}| a | works on `x` | `daemon::`, stage `page`, `crash::a_crash_at_any_point_is_made_good` (9.9; rest: none) |\n\
@@ -138,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_of_the_page_are_named() {
+    fn reports_errors_of_page() {
         let rows = rows(&["crash::", "cgroup_v1::", "containerd::"]);
         let fault =
             |cells: &str| with_kernels(&format!("{HEAD}| {cells} |\n"), &rows).unwrap_err().to_string();
@@ -151,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_without_a_common_kernel_are_named_apart() {
+    fn refuses_tests_without_common_kernel() {
         let rows = rows(&["cgroup_v1::", "crash::"]);
         let error = kernels_of("c", &rows.iter().collect::<Vec<_>>()).unwrap_err().to_string();
         assert!(error.contains("no kernel in common"), "{error}");

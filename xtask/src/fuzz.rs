@@ -1,12 +1,12 @@
-//! `cargo xtask fuzz`: the targets of `fuzz/`, on inputs that libFuzzer makes up.
+//! `cargo xtask fuzz`: runs the targets of `fuzz/` on inputs from libFuzzer.
 //!
-//! It looks for inputs that take branches which no input took before, so all crates of this workspace are built to count
-//! theirs (`fuzz/rustc.sh`). What they depend on is that of an ordinary build. It starts from the inputs in
-//! `fuzz/corpus/TARGET`, which are kept small, and keeps what it finds in `target/fuzz`.
+//! libFuzzer searches for inputs that take branches which no input has taken before, so all crates of this workspace
+//! are built with counters of branches (`fuzz/rustc.sh`). Their dependencies are built as usual. It starts from the
+//! inputs in `fuzz/corpus/TARGET`, which are kept small, and stores new ones in `target/fuzz`.
 //!
-//! The inputs in `fuzz/corpus` alone are run by the unit tests of `fuzz`. Each run here has a seed, which it prints. `--seed`
-//! repeats a run of the stage `fuzz`: it starts from the same inputs, and makes the same ones of them, unless the time limit
-//! of a target ends it earlier.
+//! The unit tests of `fuzz` run the inputs in `fuzz/corpus` only. Each run here prints its seed. `--seed` repeats a run
+//! of the stage `fuzz`: it starts from the same inputs and derives the same ones, unless the time limit of a target
+//! ends it earlier.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -20,26 +20,26 @@ use crate::setup::{self, Part};
 use crate::{build, command};
 
 const PACKAGE: &str = "numaward-fuzz";
-/// In the test, each target gets as many runs, or as much time where these take longer.
+/// Limits of each target in the stage: a number of runs, and an amount of time.
 const RUNS_OF_TEST: u64 = 100_000;
 const TIME_OF_TEST: Duration = Duration::from_secs(6);
-/// How long one input may take, and how much memory the process.
-const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=1024"];
-/// Lines of a failed target's output that are shown.
-const TAIL: usize = 60;
+/// Limits of the time for one input, and of the memory of the process.
+const INPUT_LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=1024"];
+/// Number of last lines of a failed target's output that are printed.
+const TAIL_LINES: usize = 60;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Only these targets [default: all, one after the other]
     targets: Vec<String>,
-    /// How long each target runs: 30s, 10m, 8h [default: 1m, without --runs]
+    /// Duration of each target: 30s, 10m, 8h [default: 1m, without --runs]
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     time: Option<Duration>,
-    /// How many inputs each target gets
+    /// Number of inputs of each target
     #[arg(long)]
     runs: Option<u64>,
-    /// Repeats a run of the stage `fuzz` with this seed: starts from the inputs in the checkout alone [default: a new seed,
-    /// and also the inputs that earlier runs have kept]
+    /// Repeats a run of the stage `fuzz` with this seed: starts from the inputs in the checkout only [default: a new
+    /// seed, and also the inputs that earlier runs have stored]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     seed: Option<u32>,
     /// Runs one target on the input in this file alone, such as a finding
@@ -60,13 +60,13 @@ fn time(text: &str) -> Result<Duration> {
     Ok(Duration::from_secs(u64::from(count) * seconds))
 }
 
-/// How many inputs are tried.
+/// Amount of fuzzing.
 struct Effort {
     runs: Option<u64>,
     time: Option<Duration>,
-    /// Not 0, which libFuzzer takes for none.
+    /// Seed, which is not 0: libFuzzer takes 0 for no seed.
     seed: u32,
-    /// Starts also from the inputs that earlier runs have kept, and keeps its own.
+    /// If true, starts also from the inputs of earlier runs, and stores new ones.
     uses_kept: bool,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The stage of `cargo xtask test`.
+/// Runs the stage of `cargo xtask test`.
 pub(crate) fn test(seed: u32) -> Result<()> {
     fuzz(&built()?, &targets()?, &Effort::of_stage(seed))
 }
@@ -106,7 +106,7 @@ impl Effort {
     }
 }
 
-/// The names of the folders with inputs. A test of the targets holds that each has one.
+/// Returns the names of the folders with inputs. A test of the targets checks that each has one.
 fn targets() -> Result<Vec<String>> {
     let corpus = corpus();
     let entries = fs::read_dir(&corpus).with_context(|| format!("cannot read {}", corpus.display()))?;
@@ -128,15 +128,15 @@ fn built() -> Result<PathBuf> {
     cargo
         .args(["build", "--package", PACKAGE, "--features", "libfuzzer", "--bin", PACKAGE])
         .env("RUSTC_WORKSPACE_WRAPPER", command::root().join("fuzz/rustc.sh"))
-        // Nothing is attached.
+        // No probe is attached.
         .env("NUMAWARD_EBPF", "skip")
-        // What was built in parts cannot be compared with what the next build counts.
+        // The counters of an incremental build cannot be compared with those of the next build.
         .env("CARGO_INCREMENTAL", "0");
     command::run(&mut cargo)?;
     Ok(build::target_directory()?.join("debug").join(PACKAGE))
 }
 
-/// The files that targets write go to memory where there is such a place.
+/// Creates a folder for the files that targets write, in memory if possible.
 fn scratch() -> Result<tempfile::TempDir> {
     let memory = Path::new("/dev/shm");
     Ok(if memory.is_dir() { tempfile::tempdir_in(memory)? } else { tempfile::tempdir()? })
@@ -144,11 +144,11 @@ fn scratch() -> Result<tempfile::TempDir> {
 
 fn run(program: &Path, target: &str, scratch: &Path) -> Command {
     let mut command = Command::new(program);
-    command.args(LIMITS).env("NUMAWARD_FUZZ", target).env("TMPDIR", scratch);
+    command.args(INPUT_LIMITS).env("NUMAWARD_FUZZ", target).env("TMPDIR", scratch);
     command
 }
 
-/// Runs all of these targets, also after one has failed.
+/// Runs all of these targets, even after one has failed.
 fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
     let kept = build::target_directory()?.join("fuzz");
     fs::create_dir_all(&kept)?;
@@ -177,7 +177,7 @@ fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
             println!("{target:<12} {runs:>10} runs, {rate:>6} a second, {} MiB at most", stat("peak_rss_mb"));
         } else {
             let lines: Vec<_> = text.lines().collect();
-            eprintln!("{}", lines[lines.len().saturating_sub(TAIL)..].join("\n"));
+            eprintln!("{}", lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n"));
             failed.push(target.as_str());
         }
     }

@@ -1,13 +1,13 @@
-//! `cargo xtask generate`: makes all files anew that are generated and checked in.
+//! `cargo xtask generate`: regenerates all generated files that are checked in.
 //!
-//! Some generators are tests: they compare the file with the text that the code gives, and write it instead if `UPDATE` is set
+//! Some generators are tests: they compare the file with the generated text, and write it instead if `UPDATE` is set
 //! (`assert_golden` of `tests/support`). The others are tasks of this program.
 //!
-//! With `--check`, the generators run and the checkout must be the same afterwards; if it is not, the differences are shown and
-//! taken back. A test in an ordinary run finds an outdated file as well. This check also finds a generator that writes
-//! something else than the test compares, and a test that compares nothing.
+//! With `--check`, the generators run and must change no file; otherwise the differences are printed and undone. A test
+//! in an ordinary run finds an outdated file as well. This check also finds a generator that writes another text than
+//! the test compares, and a test that compares nothing.
 //!
-//! Files that need virtual machines are not part of it: `tests/kernels/seen.json`, and the pictures of the book.
+//! Files that need virtual machines are not included: `tests/kernels/seen.json`, and the pictures of the book.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ use numaward_tests_support::{CI, UPDATE, is_ci};
 
 use crate::{build, command, dashboards, evidence, manifests, units};
 
-/// Lines of the differences that are shown.
+/// Maximum number of printed lines of the differences.
 const MAX_SHOWN_LINES: usize = 60;
 
 #[derive(Args)]
@@ -36,9 +36,9 @@ pub(crate) struct Arguments {
 struct Generator {
     /// `--lib`, or the name of an integration test.
     target: &'static str,
-    /// The name of the test function, with its modules.
+    /// Name of the test function, with its modules.
     test: &'static str,
-    /// The files, from the root of the checkout.
+    /// Paths of the files from the root of the checkout.
     files: &'static [&'static str],
 }
 
@@ -84,10 +84,10 @@ const GENERATORS: &[Generator] = &[
         files: &["userspace/numaward/tests/printed.txt"],
     },
 ];
-/// The unit tests in the libraries.
+/// Option that selects the unit tests in the libraries.
 const LIBRARIES: &str = "--lib";
-/// The files that tasks of this program write, as patterns of git.
-const OF_TASKS: &[&str] = &["dashboards/grafana/*.json", manifests::OPERATOR_RULES, evidence::PAGE];
+/// Files that tasks of this program write, as patterns of git.
+const TASK_FILES: &[&str] = &["dashboards/grafana/*.json", manifests::OPERATOR_RULES, evidence::PAGE];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     if arguments.check {
@@ -97,7 +97,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     generate()
 }
 
-/// Fails if a generator changes a file. Then the files are as they were.
+/// Fails if a generator changes a file, and restores the file.
 pub(crate) fn check() -> Result<()> {
     check_in(command::root(), &patterns(), generate)?;
     println!("all generated files are up to date");
@@ -141,7 +141,7 @@ fn generate() -> Result<()> {
     for test in build::tests(&targets.collect::<Vec<_>>())? {
         let mut program = units::command(&test);
         program.arg("--exact").args(GENERATORS.iter().map(|generator| generator.test));
-        // In CI, a test refuses to write: here the files are compared afterwards.
+        // In CI, a test refuses to write; here the files are compared afterwards.
         program.env(UPDATE, "1").env_remove(CI).stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = program.output().with_context(|| format!("cannot run {}", test.path.display()))?;
         let printed = String::from_utf8_lossy(&output.stdout);
@@ -156,7 +156,7 @@ fn generate() -> Result<()> {
     Ok(())
 }
 
-/// The generators that are not reported as passed, by the names of their tests.
+/// Returns the generators that are not reported as passed, by the names of their tests.
 fn not_run(output: &str) -> Vec<&'static str> {
     let passed: BTreeSet<_> =
         output.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... ok")).collect();
@@ -164,10 +164,10 @@ fn not_run(output: &str) -> Vec<&'static str> {
     tests.filter(|test| !passed.contains(test)).collect()
 }
 
-/// All generated files, as patterns of git.
+/// Returns all generated files, as patterns of git.
 fn patterns() -> Vec<&'static str> {
     let files = GENERATORS.iter().flat_map(|generator| generator.files);
-    files.chain(OF_TASKS).copied().collect()
+    files.chain(TASK_FILES).copied().collect()
 }
 
 fn git(root: &Path, arguments: &[&str]) -> Command {
@@ -176,16 +176,16 @@ fn git(root: &Path, arguments: &[&str]) -> Command {
     git
 }
 
-/// The files among these that differ from the last commit, with new ones.
+/// Returns the files among these that differ from the last commit, including new ones.
 fn changes(root: &Path, patterns: &[&str]) -> Result<Vec<String>> {
     let mut status =
         git(root, &["status", "--porcelain", "--no-renames", "-z", "--untracked-files=all", "--"]);
     let text = command::read(status.args(patterns))?;
-    // Two letters and a space come before each name.
+    // Two letters and a space precede each name.
     Ok(text.split_terminator('\0').filter_map(|entry| entry.get(3..)).map(str::to_owned).collect())
 }
 
-/// Takes back changes of files that were as committed.
+/// Restores files that were as committed.
 fn restore(root: &Path, files: &[String]) -> Result<()> {
     let tracked = command::read(git(root, &["ls-files", "-z", "--"]).args(files))?;
     let tracked: BTreeSet<_> = tracked.split_terminator('\0').collect();
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_generated_file_is_in_the_checkout_and_in_the_table_for_contributors() {
+    fn generated_files_are_documented() {
         let table = fs::read_to_string(command::root().join("CONTRIBUTING.md")).unwrap();
         for pattern in patterns() {
             let files = command::read(git(command::root(), &["ls-files", "--"]).arg(pattern)).unwrap();
@@ -213,18 +213,18 @@ mod tests {
     }
 
     #[test]
-    fn each_test_that_writes_a_file_is_a_generator() {
+    fn golden_tests_are_generators() {
         let mut grep =
             git(command::root(), &["grep", "--count", "-e", "assert_golden(", "-e", "Sections::read("]);
         let written = command::read(grep.args(["--", "userspace"])).unwrap();
         let count = |line: &str| line.rsplit_once(':').unwrap().1.parse::<usize>().unwrap();
         let calls: usize = written.lines().map(count).sum();
-        // Both files of `top` are read in one place.
+        // One call reads both files of `top`.
         assert_eq!(calls, GENERATORS.len() - 1, "{written}");
     }
 
     #[test]
-    fn a_generator_that_did_not_run_is_found() {
+    fn finds_generators_without_run() {
         let all = |verdict: &str| {
             let lines = GENERATORS.iter().map(|generator| format!("test {} ... {verdict}", generator.test));
             lines.collect::<Vec<_>>().join("\n")
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(not_run(&all("ok").replace(first, "renamed")), [first]);
     }
 
-    /// A checkout with two generated files and another one.
+    /// Creates a checkout with two generated files and another one.
     fn checkout() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for file in ["a.json", "b.json", "own.txt"] {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generator_that_changes_a_file_fails_and_leaves_no_change() {
+    fn check_undoes_changes() {
         let dir = checkout();
         let root = dir.path();
         let check = |generate: &dyn Fn() -> Result<()>| {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_the_user_are_not_overwritten() {
+    fn keeps_changes_of_user() {
         let dir = checkout();
         fs::write(dir.path().join("a.json"), "edited").unwrap();
         let refused =

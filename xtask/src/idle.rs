@@ -1,8 +1,8 @@
-//! `cargo xtask bench idle`: what the daemon takes while nothing happens.
+//! `cargo xtask bench idle`: measures the CPU time and memory of an idle daemon.
 //!
-//! The program that users get runs on this host with its defaults, but on a free port and with its state in a folder of its own.
-//! After a while to settle, its CPU time and memory are read from /proc as often as it takes. On a busy host
-//! workloads come and go, and the daemon follows them: the least busy host gives the truest figure.
+//! The released program runs on this host with its defaults, except for a free port and a separate folder for its
+//! state. After a warm-up, its CPU time and memory are read from /proc repeatedly. On a busy host workloads begin and
+//! end, and the daemon follows them: the result is most accurate on an idle host.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,16 +17,16 @@ use numaward_vm::Arch;
 use crate::setup::{self, Part};
 use crate::{budgets, build};
 
-/// Of one CPU.
+/// Budget in percent of one CPU.
 const CPU_BUDGET_PERCENT: f64 = 0.1;
 const MEMORY_BUDGET_MIB: f64 = 24.0;
-/// Until the first reading of all workloads is over.
-const SETTLE: Duration = Duration::from_secs(5);
+/// The duration of the warm-up, in which the daemon reads all workloads for the first time.
+const WARM_UP: Duration = Duration::from_secs(5);
 
-/// Ends with it, however this ends.
-struct Daemon(Child);
+/// The daemon's process, which is killed on drop.
+struct IdleDaemon(Child);
 
-impl Drop for Daemon {
+impl Drop for IdleDaemon {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -45,16 +45,16 @@ pub(crate) fn measure(span: Duration) -> Result<ExitCode> {
         .spawn()
         .with_context(|| format!("cannot run {}", path.display()))?;
     let log = child.stderr.take().context("the daemon has no log")?;
-    let mut daemon = Daemon(child);
+    let mut daemon = IdleDaemon(child);
     let mut lines = BufReader::new(log).lines();
     let is_ready = lines.by_ref().map_while(Result::ok).any(|line| {
         println!("{line}");
         line.contains("\"message\":\"ready\"")
     });
     ensure!(is_ready, "the daemon ended before it was ready; its log is above");
-    // It would wait for a reader of its log.
+    // The daemon would wait for a reader of its log.
     thread::spawn(move || lines.for_each(drop));
-    thread::sleep(SETTLE);
+    thread::sleep(WARM_UP);
 
     let (start, before) = (Instant::now(), Usage::read(daemon.0.id())?);
     thread::sleep(span);
@@ -82,14 +82,14 @@ struct Usage {
     /// CPU time by the names of the threads.
     threads: BTreeMap<String, Duration>,
     resident_mib: f64,
-    /// Not shared with files, as the program itself is.
+    /// Memory that is not shared with files, such as the program itself.
     own_mib: f64,
 }
 
 impl Usage {
     fn read(process: u32) -> Result<Self> {
         let read = |file: String| fs::read_to_string(&file).with_context(|| format!("cannot read {file}"));
-        // Documentation/scheduler/sched-stats.rst: nanoseconds on a CPU, first; of each thread.
+        // Documentation/scheduler/sched-stats.rst: the first number is the nanoseconds of a thread on a CPU.
         let mut threads = BTreeMap::<String, Duration>::new();
         for thread in fs::read_dir(format!("/proc/{process}/task")).context("the daemon is gone")? {
             let thread = thread?.path();

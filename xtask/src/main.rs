@@ -48,7 +48,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Installs what is missing to build and test: eBPF toolchain, QEMU, kernels
+    /// Installs the missing tools to build and test: eBPF toolchain, QEMU, kernels
     Setup(setup::Arguments),
     /// Builds the programs
     Build(build::Arguments),
@@ -59,24 +59,24 @@ enum Task {
     /// Shows numaward at work in a machine with four nodes
     Demo(demo::Arguments),
     /// Runs a benchmark
-    Bench(bench::Bench),
+    Bench(bench::BenchArguments),
     /// Replays the kubelet's recorded decisions, or runs fault scenarios
     Conformance(bench::Conformance),
-    /// Has libFuzzer make inputs up for what reads them: files, pods, NRI, requests
+    /// Fuzzes the parsers of files, pods, NRI and requests with libFuzzer
     Fuzz(fuzz::Arguments),
     /// Replays traces of pods with both strategies
     Simulate(bench::Simulate),
-    /// Makes Grafana's dashboards from their tables, and the rules for the Prometheus operator
+    /// Generates Grafana's dashboards from their tables, and the rules for the Prometheus operator
     Dashboards,
-    /// Makes all files anew that are generated and checked in
+    /// Regenerates all generated files that are checked in
     Generate(generate::Arguments),
     /// Measures the language of code and pages, and lowers its limits
     Language(language::Arguments),
-    /// Makes what is given to users: static program, packages for Debian and Fedora, apt repository, container image
-    Dist(dist::Alone),
+    /// Makes the released files: static program, packages for Debian and Fedora, apt repository, container image
+    Dist(dist::DistArguments),
     /// Checks, makes, signs and tags a release; publishes nothing
-    Release(release::Release),
-    /// Makes the pictures of the book, of the demo's machine
+    Release(release::ReleaseArguments),
+    /// Makes the pictures of the documentation in the demo's machine
     Screenshots(screenshots::Arguments),
     /// Virtual machines with several NUMA nodes
     #[command(subcommand)]

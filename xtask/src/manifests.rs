@@ -1,14 +1,14 @@
-//! `cargo xtask test manifests`: what is in `deploy/` is what Kubernetes and the Prometheus operator take.
+//! `cargo xtask test manifests`: checks that Kubernetes and the Prometheus operator accept the files in `deploy/`.
 //!
-//! Each overlay is rendered by kustomize, then held against the schemas of the oldest and the newest supported
-//! Kubernetes, unknown fields included, and against what no schema knows: that all that is referred to is there. What
-//! the configurations in them say is tested where they are read, by the daemon.
+//! kustomize renders each overlay. The result is validated against the schemas of the oldest and the newest supported
+//! Kubernetes, which must know all fields, and every reference must have a target. The configurations in them are
+//! tested by the daemon.
 //!
-//! The chart for Helm is held against the overlays ([`chart`]); the list of system calls against the unit for systemd, and the
-//! unit against the exposure that systemd finds ([`hardening`]).
+//! The chart for Helm is compared with the overlays ([`chart`]), the list of system calls with the unit for systemd,
+//! and the unit with the exposure that systemd computes ([`hardening`]).
 //!
-//! The rules for the Prometheus operator are those of `dashboards/prometheus`, in its envelope; `cargo xtask dashboards`
-//! makes it.
+//! The rules for the Prometheus operator are those of `dashboards/prometheus` in an envelope; `cargo xtask dashboards`
+//! generates it.
 
 mod chart;
 mod hardening;
@@ -28,7 +28,7 @@ use serde_json::Value;
 use crate::setup::{DebianTool, PythonTool};
 use crate::{command, dashboards};
 
-/// What is rendered. The last two are there for this test: all components.
+/// Rendered overlays. The last two, with all components, exist for this test only.
 const OVERLAYS: [&str; 7] = [
     "deploy/overlays/observe",
     "deploy/overlays/enforce",
@@ -38,15 +38,15 @@ const OVERLAYS: [&str; 7] = [
     "tests/deploy/everything",
     "tests/deploy/k0s-observe",
 ];
-/// The oldest and the newest Kubernetes that is supported.
+/// The oldest and the newest supported version of Kubernetes.
 const KUBERNETES: [&str; 2] = ["1.26", "1.37"];
 /// The API group of the Prometheus operator.
 const MONITORING: &str = "monitoring.coreos.com/";
-/// That of `OpenShift`, of which there are no schemas here.
+/// The API group of `OpenShift`, for which there are no schemas here.
 const OPENSHIFT: &str = "security.openshift.io/";
 const RULES: &str = "dashboards/prometheus/rules.yaml";
-/// Where the runbooks are in Kubernetes, where an instance is the name of a node: at any daemon, once
-/// `kubectl port-forward` leads there. The chart has the same.
+/// Address of the runbooks in Kubernetes, where an instance is the name of a node: any daemon after `kubectl
+/// port-forward`. The chart has the same.
 const RUNBOOKS: &str = "http://localhost:9560/runbooks";
 pub(crate) const OPERATOR_RULES: &str = "deploy/overlays/prometheus-operator/prometheusrule.yaml";
 
@@ -80,7 +80,7 @@ pub(crate) fn check() -> Result<()> {
     command::run(&mut node).context("Grafana would not take a dashboard as it is meant: see above")
 }
 
-/// The resources of an overlay, a folder of the checkout.
+/// Returns the resources of an overlay, a folder of the checkout.
 pub(crate) fn render(cache: &Cache, overlay: &str) -> Result<Vec<Value>> {
     let mut build = DebianTool::KUSTOMIZE.command(cache, "kustomize");
     let text = command::read(build.arg("build").arg(overlay).current_dir(command::root()))?;
@@ -132,7 +132,7 @@ fn validate_monitoring(tests: &Path, resources: &[&Value]) -> Result<()> {
     Ok(())
 }
 
-/// What is referred to and is not there, or is not this version; and what is asked for and not needed.
+/// Returns references without a target or with another version, and unnecessary requests.
 fn dangling(resources: &[Value]) -> Vec<String> {
     let mut faults = Vec::new();
     let named = |kind: &str| -> BTreeSet<&str> {
@@ -161,7 +161,7 @@ fn dangling(resources: &[Value]) -> Vec<String> {
                 refer("port", &container[probe]["httpGet"]["port"], &ports);
             }
             let image = BTreeSet::from([concat!("numaward:", env!("CARGO_PKG_VERSION"))]);
-            // Of whatever registry.
+            // From any registry.
             let name = container["image"].as_str().and_then(|image| image.rsplit('/').next());
             refer("this version's image", &name.into(), &image);
         }
@@ -181,7 +181,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Writes the rules as the Prometheus operator takes them.
+/// Writes the rules in the format of the Prometheus operator.
 pub(crate) fn write_rules(root: &Path) -> Result<()> {
     let path = root.join(OPERATOR_RULES);
     fs::write(&path, operator_rules(root)?).with_context(|| format!("cannot write {}", path.display()))?;
@@ -206,7 +206,7 @@ fn operator_rules(root: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// A line of the rules whose link to a runbook, if it has one, leads to [`RUNBOOKS`].
+/// Returns a line of the rules with its link to a runbook, if there is one, replaced by one to [`RUNBOOKS`].
 fn with_runbooks(line: &str) -> Cow<'_, str> {
     match (line.split_once("http://"), line.rsplit_once("/runbooks/")) {
         (Some((before, _)), Some((_, alert))) => format!("{before}{RUNBOOKS}/{alert}").into(),
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_operators_rules_are_those_of_prometheus() {
+    fn operator_rules_match_prometheus() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let made = operator_rules(&root).unwrap();
         let kept = fs::read_to_string(root.join(OPERATOR_RULES)).unwrap_or_default();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn every_dashboard_is_in_the_config_map() {
+    fn config_map_has_every_dashboard() {
         let dashboards = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dashboards");
         let text = fs::read_to_string(dashboards.join("kustomization.yaml")).unwrap();
         let kustomization: Value = serde_norway::from_str(&text).unwrap();
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(listed, there.filter(is_json).collect());
     }
 
-    /// The faults of a `DaemonSet` that refers to what is there, changed by `change`.
+    /// Returns the errors of a `DaemonSet` with valid references after `change`.
     fn faults(change: impl FnOnce(&mut Value)) -> Vec<String> {
         let text = format!(
             "kind: ServiceAccount\nmetadata: {{name: a}}\n---\nkind: ConfigMap\nmetadata: {{name: c}}\n---\n\
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_referred_to_must_be_there() {
+    fn finds_dangling_references() {
         assert_eq!(faults(|_| {}), [""; 0]);
         let pod = |path: &str, value: &str| {
             faults(|spec| *spec.pointer_mut(&format!("/template/spec/{path}")).unwrap() = value.into())
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_not_rendered() {
+    fn refuses_empty_overlay() {
         assert!(parse("").is_err());
         assert!(parse("a: [").is_err());
     }

@@ -1,11 +1,10 @@
-//! `cargo xtask release VERSION`: what has to hold before a version is released, the files that it is released with, and
-//! its tag.
+//! `cargo xtask release VERSION`: checks that a version can be released, and makes the released files and the tag.
 //!
-//! All checks are made and shown, also after one has failed. Only then are the files built, signed and put beside notes
-//! from the changelog, and the commit is tagged. With `--dry-run`, nobody is to believe what is made: it is signed with a
-//! key that is gone afterwards, there is no tag, and failed checks stop nothing until the end.
+//! All checks are made and their results printed, even after one has failed. Only then are the files built, signed and
+//! put beside notes from the changelog, and the commit is tagged. With `--dry-run`, the files are signed with a
+//! temporary key, there is no tag, and failed checks stop the release only at its end.
 //!
-//! Invariant: nothing is pushed or uploaded. The last lines say what is left to do.
+//! Invariant: nothing is pushed or uploaded. The last lines list the remaining steps.
 
 use std::fs;
 use std::path::Path;
@@ -20,25 +19,25 @@ use crate::command;
 use crate::dist::{self, Signer, changelog};
 use crate::setup::{self, Part};
 
-/// What a release has to pass, which takes hours and so is not done here.
+/// Tests that a release has to pass. They take hours, so they are not run here.
 const TESTS: &str = ".ci/run && .ci/rest";
 const NOTES: &str = "release-notes.md";
 
 #[derive(Args)]
-pub(crate) struct Release {
+pub(crate) struct ReleaseArguments {
     /// The version, as Cargo.toml has it
     version: String,
-    /// Makes all files, but no tag, and signs them with a key that is gone afterwards
+    /// Makes all files, but no tag, and signs them with a temporary key
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    what: dist::What,
+    what: dist::DistOptions,
     #[command(flatten)]
-    key: dist::Key,
+    key: dist::KeyArguments,
 }
 
-pub(crate) fn main(arguments: &Release) -> Result<()> {
-    let Release { version, dry_run, what, key } = arguments;
+pub(crate) fn main(arguments: &ReleaseArguments) -> Result<()> {
+    let ReleaseArguments { version, dry_run, what, key } = arguments;
     ensure!(
         *dry_run || !what.has_programs(),
         "a release is built from its commit: --program is only for --dry-run"
@@ -53,7 +52,7 @@ pub(crate) fn main(arguments: &Release) -> Result<()> {
         ensure!(problems.is_empty(), "{} failed: nothing was made", count(problems.len()));
         Signer::of_keyring(key.get().context("a release is signed: give --key KEY")?)?
     };
-    // The manifests let pods run on both.
+    // The manifests let pods run on both processors.
     let (out, made) = what.make(Some(&signer), &Arch::ALL)?;
     let notes = out.join(NOTES);
     fs::write(&notes, checkout.notes(signer.fingerprint())?)?;
@@ -89,14 +88,14 @@ fn count(problems: usize) -> String {
     if problems == 1 { "1 check".to_owned() } else { format!("{problems} checks") }
 }
 
-/// What is to be released.
+/// The checkout to release.
 struct Checkout<'a> {
     root: &'a Path,
     version: &'a str,
 }
 
 impl Checkout<'_> {
-    /// Makes and shows all checks; returns what is wrong.
+    /// Makes all checks and prints their results; returns the problems.
     fn check(&self, built: &str) -> Vec<String> {
         let mut problems = Vec::new();
         for (what, result) in [
@@ -126,7 +125,7 @@ impl Checkout<'_> {
         Ok(())
     }
 
-    /// Names of files, tags of images, the chart, and the API's document.
+    /// Checks the versions in names of files, tags of images, the chart, and the API's document.
     fn versions(&self) -> Result<()> {
         let in_text = Regex::new(r"numaward[-_:]([0-9]+\.[0-9]+\.[0-9]+)")?;
         let in_manifests = Regex::new(r"(?m)^ *(?:version|appVersion|newTag): ([0-9]+\.[0-9]+\.[0-9]+)$")?;
@@ -159,7 +158,8 @@ impl Checkout<'_> {
     }
 
     fn changelog(&self) -> Result<()> {
-        let newest = changelog::of(self.root)?.into_iter().next().context("CHANGELOG.md has no version")?;
+        let newest =
+            changelog::read_from(self.root)?.into_iter().next().context("CHANGELOG.md has no version")?;
         ensure!(newest.version == self.version, "the newest version in CHANGELOG.md is {}", newest.version);
         ensure!(
             newest.date.is_some(),
@@ -188,10 +188,10 @@ impl Checkout<'_> {
         Ok(self.git(&["rev-parse", "--short", "HEAD"])?.trim().to_owned())
     }
 
-    /// The text of the release: what is new, and how to verify a download.
+    /// Returns the text of the release: the changes, and how to verify a download.
     fn notes(&self, fingerprint: &str) -> Result<String> {
         let version = self.version;
-        let release = changelog::of(self.root)?.into_iter().find(|release| release.version == version);
+        let release = changelog::read_from(self.root)?.into_iter().find(|release| release.version == version);
         let body = release.with_context(|| format!("CHANGELOG.md has no version {version}"))?.body;
         Ok(format!(
             "# numaward {version}\n\n{body}\n\n## Verify a download\n\nThe key is `{fingerprint}`.\n\n```\n\
@@ -227,7 +227,7 @@ mod tests {
         ("tests/old/README.md", "numaward-0.1.0 wrote this\n"),
     ];
 
-    /// A repository with these files, committed.
+    /// Creates a repository with these files, committed.
     fn repository() -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (path, text) in FILES {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_that_is_ready_has_no_problem() {
+    fn ready_commit_has_no_problem() {
         let folder = repository();
         let checkout = Checkout { root: folder.path(), version: "0.2.0" };
         assert_eq!(checkout.check("0.2.0"), <Vec<String>>::new());
@@ -262,9 +262,9 @@ mod tests {
     }
 
     #[test]
-    fn each_check_fails_by_itself() {
-        type Change = fn(&TempDir, &Checkout<'_>);
-        let cases: [(&str, Change); 7] = [
+    fn each_check_can_fail() {
+        type CheckoutChange = fn(&TempDir, &Checkout<'_>);
+        let cases: [(&str, CheckoutChange); 7] = [
             ("README.md:1 has 0.1.0", |folder, checkout| {
                 write(folder, "README.md", "numaward_0.1.0_amd64.deb\n");
                 commit(checkout);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn this_checkout_names_one_version() {
+    fn checkout_names_one_version() {
         Checkout { root: command::root(), version: dist::VERSION }.versions().unwrap();
     }
 }

@@ -1,4 +1,5 @@
-//! Progress and results of tests: times of the last run, the time left by them, and the few lines of a log that explain a failure.
+//! Progress and results of tests: the times of the last run, the remaining time, and excerpts of logs that explain a
+//! failure.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,18 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-/// Lines of an excerpt, in each of its parts.
+/// Maximum number of lines in each part of an excerpt.
 const MAX_LINES: usize = 8;
 const MAX_LINE_LENGTH: usize = 240;
 
-/// Seconds that stages and tests took when they last passed, in the target folder.
+/// Seconds that stages and tests took when they last passed, stored in the target folder.
 pub(crate) struct Times {
     file: PathBuf,
     seconds: BTreeMap<String, f64>,
 }
 
 impl Times {
-    /// Those of the last run; none if the file is missing or damaged.
+    /// Reads the times of the last run; none if the file is missing or damaged.
     pub(crate) fn read(target: &Path) -> Self {
         let file = target.join("test-times.json");
         let text = fs::read_to_string(&file).unwrap_or_default();
@@ -39,8 +40,8 @@ impl Times {
     }
 }
 
-/// A remark such as `, about 4 min left by the last run`, or nothing if no time is known. Unknown times count as the mean of
-/// those that are known.
+/// Returns a remark such as `, about 4 min left by the last run`, or nothing if no time is known. Unknown times count
+/// as the mean of the known ones.
 pub(crate) fn time_left(times: impl Iterator<Item = Option<Duration>>, at_once: usize) -> String {
     let times: Vec<_> = times.collect();
     let known: Vec<_> = times.iter().flatten().copied().collect();
@@ -53,7 +54,7 @@ pub(crate) fn time_left(times: impl Iterator<Item = Option<Duration>>, at_once: 
     format!(", about {} left by the last run", spell(left))
 }
 
-/// A time in seconds or minutes.
+/// Formats a time in seconds or minutes.
 pub(crate) fn spell(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),
@@ -61,7 +62,7 @@ pub(crate) fn spell(time: Duration) -> String {
     }
 }
 
-/// The lines of a log that say why it ends with a failure: the first panic, complaints, and the last lines.
+/// Returns the lines of a log that explain a failure: the first panic, error messages, and the last lines.
 pub(crate) fn excerpt(log: &str) -> String {
     let lines: Vec<_> = log.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     let is_frame = |line: &&str| {
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn time_left_counts_unknown_times_as_the_mean() {
+    fn estimates_unknown_times_by_mean() {
         let seconds = |number| Some(Duration::from_secs(number));
         assert_eq!(time_left([].into_iter(), 2), "");
         assert_eq!(time_left([None].into_iter(), 2), "");

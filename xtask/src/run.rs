@@ -1,4 +1,4 @@
-//! `cargo xtask run`: the daemon on this host.
+//! `cargo xtask run`: runs the daemon on this host.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
@@ -11,7 +11,7 @@ use crate::setup::{self, Part};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Builds with optimisations
+    /// Builds with optimizations
     #[arg(long)]
     release: bool,
     /// Arguments for `numaward run`
@@ -25,7 +25,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     let programs = build::programs(&["numaward"], profile)?;
     let (_, path) = programs.into_iter().next().context("cargo has built no program `numaward`")?;
     eprintln!("running {} run {}", path.display(), arguments.arguments.join(" "));
-    // In our place, so that signals and the exit code are its own.
+    // Replaces this process, so that the daemon gets all signals, and its exit code is returned.
     let error = Command::new(&path).arg("run").args(&arguments.arguments).exec();
     Err(error).with_context(|| format!("cannot run {}", path.display()))
 }

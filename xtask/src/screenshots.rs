@@ -1,9 +1,9 @@
-//! `cargo xtask screenshots`: the pictures of the book, of the demo's machine: the page in a browser, `numaward top` in
-//! a terminal. On the way, what the page shows is held against `/metrics`, and the demo is gone through as
-//! its user does: the page is red, one command is run, the page is green. How long that takes is printed.
+//! `cargo xtask screenshots`: makes the pictures of the documentation in the demo's machine: the page in a browser, and
+//! `numaward top` in a terminal. It also compares the page with `/metrics`, and follows the demo like a user: the page
+//! is red, one command is run, the page is green. The duration is printed.
 //!
-//! With `--newcomer`, this is done in a fresh clone and ends with the green page. Nothing is built in a clone; what cargo and
-//! the virtual machines have fetched is there already.
+//! With `--newcomer`, this is done in a fresh clone and ends with the green page. The clone has no builds, but packages
+//! of cargo and files of the virtual machines are cached.
 
 use std::{
     fs,
@@ -22,23 +22,23 @@ use numaward_terminal::{Screen, Terminal};
 use crate::setup::{self, Part};
 use crate::{command, demo, test, vm};
 
-/// Where the pictures are.
+/// Folder of the pictures.
 const FOLDER: &str = "docs/images";
-/// For booting, and for a terminal to show something, on a busy host.
-const PATIENCE: Duration = Duration::from_mins(5);
-/// The machine ends by itself if we do not end it.
-const LONGEST: u64 = 1200;
+/// The time limit of a boot, and of an update of a terminal, on a busy host.
+const BOOT_TIMEOUT: Duration = Duration::from_mins(5);
+/// The maximum duration in seconds, after which the machine ends by itself.
+const MAX_SECONDS: u64 = 1200;
 
-/// What a line begins with that says that a step is over.
-const STEP: &str = "step: ";
+/// Beginning of the line that reports the end of a step.
+const STEP_PREFIX: &str = "step: ";
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Makes no pictures: clones this checkout, as somebody new does, goes through the demo there, and prints how long each
-    /// step took. What is not committed is not part of it
+    /// Makes no pictures: clones this checkout like a new user, follows the demo there, and prints the duration of each
+    /// step. Uncommitted changes are not included
     #[arg(long)]
     newcomer: bool,
-    /// Only goes through the demo; its pictures go to this folder
+    /// Only follows the demo; its pictures go to this folder
     #[arg(long, value_name = "FOLDER", hide = true, conflicts_with = "newcomer")]
     only_demo: Option<PathBuf>,
 }
@@ -54,12 +54,12 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         return newcomer();
     }
     let begun = Instant::now();
-    let over = |step: &str| println!("{STEP}{step} ({} s)", begun.elapsed().as_secs());
+    let over = |step: &str| println!("{STEP_PREFIX}{step} ({} s)", begun.elapsed().as_secs());
     setup::ensure(&[Part::Browser])?;
-    // A port that is free now, and most likely still is when the machine has booted.
+    // A port that is free now, and most likely still is after the boot.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port().min(u16::MAX - 1);
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let words = ["demo".to_owned(), format!("--port={port}"), format!("--for={LONGEST}")];
+    let words = ["demo".to_owned(), format!("--port={port}"), format!("--for={MAX_SECONDS}")];
     let demo = Demo::try_parse_from(words)?.arguments;
     let programs = demo::programs(&demo)?;
     let program = vm::daemon(&programs)?;
@@ -67,7 +67,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let mut machine = demo::boot(&demo, &programs, address)?;
     let start = Instant::now();
     while !demo::is_ready(address) {
-        if machine.ended()? || start.elapsed() > PATIENCE {
+        if machine.ended()? || start.elapsed() > BOOT_TIMEOUT {
             bail!("the demo's machine does not come up:\n{}", machine.console_tail());
         }
         sleep(Duration::from_millis(500));
@@ -82,7 +82,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         shots.current_dir(&tests);
         shots
     };
-    // One page, which somebody has open all the time.
+    // A page that stays open all the time.
     let mut open =
         shoot("fix").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot run node")?;
     let said = BufReader::new(open.stdout.take().context("node says nothing")?);
@@ -104,7 +104,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     command::run(&mut shoot("book"))
 }
 
-/// The way of somebody new, from the clone to the green page.
+/// Follows the demo like a new user, from the clone to the green page.
 fn newcomer() -> Result<()> {
     let begun = Instant::now();
     let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
@@ -113,13 +113,13 @@ fn newcomer() -> Result<()> {
     let mut steps = vec![("the checkout is cloned".to_owned(), begun.elapsed())];
     let mut demo = Command::new(command::cargo().get_program());
     demo.args(["xtask", "screenshots", "--only-demo"]).arg(&pictures).current_dir(&clone);
-    // What was built here is not there for somebody new.
+    // A new user has no earlier builds.
     demo.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_BUILD_TARGET_DIR");
     let mut demo = demo.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
     let said = BufReader::new(demo.stdout.take().context("cargo says nothing")?);
     for line in said.lines().map_while(Result::ok) {
         println!("{line}");
-        if let Some(step) = line.strip_prefix(STEP) {
+        if let Some(step) = line.strip_prefix(STEP_PREFIX) {
             let step = step.rsplit_once(" (").map_or(step, |(step, _)| step);
             steps.push((step.to_owned(), begun.elapsed()));
         }
@@ -134,7 +134,7 @@ fn newcomer() -> Result<()> {
     Ok(())
 }
 
-/// The lists of `numaward top`, while one is wrong.
+/// Draws the lists of `numaward top` while a workload has misses.
 fn lists(program: &Path, address: SocketAddr, folder: &Path) -> Result<Terminal> {
     let mut top = Command::new(program);
     top.args(["top", "--server", &format!("http://{address}")])
@@ -142,7 +142,7 @@ fn lists(program: &Path, address: SocketAddr, folder: &Path) -> Result<Terminal>
         .env("LC_ALL", "C.UTF-8")
         .env_remove("NO_COLOR");
     let terminal = Terminal::start(&top, 24, 100)?;
-    // What is at work, and where its memory lies.
+    // Workloads with activity, and their memory.
     let busy = |text: &str| {
         let shows = |name: &str| {
             text.lines().any(|line| line.contains(name) && line.contains("/s") && line.contains(" %"))
@@ -153,7 +153,7 @@ fn lists(program: &Path, address: SocketAddr, folder: &Path) -> Result<Terminal>
     Ok(terminal)
 }
 
-/// The workload with a guarantee, once there is as much history of its rates as there is room for.
+/// Draws the workload with a guarantee, once the history of its rates is complete.
 fn workload(mut terminal: Terminal, folder: &Path) -> Result<()> {
     terminal.resize(48, 100)?;
     terminal.press("/guarded\r\r")?;
@@ -168,9 +168,9 @@ fn workload(mut terminal: Terminal, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Waits until there is something to be seen, and draws it.
+/// Waits until the terminal satisfies the condition, and draws it.
 fn picture(terminal: &Terminal, path: &Path, title: &str, is_so: impl Fn(&str) -> bool) -> Result<()> {
-    if let Err(last) = terminal.wait_for(PATIENCE, |screen: &Screen| is_so(&screen.contents())) {
+    if let Err(last) = terminal.wait_for(BOOT_TIMEOUT, |screen: &Screen| is_so(&screen.contents())) {
         bail!("{title}: that does not come; the last was:\n{last}");
     }
     fs::write(path, terminal.svg(title)).with_context(|| format!("cannot write {}", path.display()))

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: the tests of a lane, in stages. All stages run, also after one has failed.
+//! `cargo xtask test`: the tests of a lane, in stages. All stages run, even after one has failed.
 //!
-//! Each stage but the machines is a process of its own, whose output goes to a file: the terminal shows progress, and of a failure
-//! the lines that explain it. A stage that is named alone shows all of its output.
+//! Each stage except for the machines is a separate process with its output in a file: the terminal shows progress, and
+//! after a failure an excerpt that explains it. A single stage shows all of its output.
 
 use std::env;
 use std::fs::{self, File};
@@ -27,20 +27,20 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these stages, or end-to-end tests whose names contain one of these [default: those of the lane]
+    /// Only these stages, or end-to-end tests with a name that contains one of these [default: those of the lane]
     #[arg(value_name = "STAGE|TEST")]
     names: Vec<String>,
-    /// Which tests: `quick` takes minutes, `ci` is what each change must pass, `rest` is all else
+    /// Lane of tests: `quick` takes minutes, `ci` is required for each change, `rest` is everything else
     #[arg(long, value_enum, default_value_t = Lane::Quick)]
     lane: Lane,
-    /// Runs the end-to-end tests, by default all of the lane `ci`, so many times, while as many other processes as there are CPUs
-    /// keep this host busy
+    /// Runs the end-to-end tests, by default all of the lane `ci`, this number of times, while as many other processes
+    /// as there are CPUs keep this host busy
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: Option<u32>,
     /// Kernel of the end-to-end tests; may be repeated [default: those of the lane]
     #[arg(long = "kernel", value_parser = kernels::all_names())]
     kernels: Vec<String>,
-    /// Seed of made-up inputs [default: 1 in the lanes `quick` and `ci`, else another in each run]
+    /// Seed of random inputs [default: 1 in the lanes `quick` and `ci`, else another in each run]
     #[arg(long)]
     seed: Option<u32>,
 }
@@ -57,12 +57,12 @@ enum Stage {
     Host,
     /// The kubelet's recorded decisions
     Conformance,
-    /// Parsers of files, pods, NRI and requests, with inputs that libFuzzer makes up
+    /// Parsers of files, pods, NRI and requests, with inputs from libFuzzer
     Fuzz,
-    /// The crates' dependencies against the table of allowed ones, circles of modules, input and output of large types, and the
-    /// names on the page about the architecture
+    /// The crates' dependencies against the table of allowed ones, cycles of modules, input and output of large types,
+    /// and the names on the page about the architecture
     Deps,
-    /// Licences, sources, duplicates and advisories of all dependencies
+    /// Licenses, sources, duplicates and advisories of all dependencies
     Deny,
     /// Alerts and recording rules: firing and quiet cases; and the book's settings for Alertmanager
     Rules,
@@ -73,17 +73,17 @@ enum Stage {
     Book,
     /// The page in a headless browser, and that of a daemon on this host
     Page,
-    /// The API of a daemon: made-up requests
+    /// The API of a daemon: random requests
     Api,
-    /// Generated files: their generators make them as they are
+    /// Generated files: the generators do not change them
     Generated,
-    /// Benchmarks that have a budget
+    /// Benchmarks with a budget
     Budgets,
-    /// The program that users get: built twice, in different folders, it has the same bytes
+    /// The released program: built twice, in different folders, it has the same bytes
     Reproducible,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine
     Dashboards,
-    /// The way of a new user: clone, demo, red page, fix, green page, and how long that takes
+    /// The way of a new user: clone, demo, red page, fix, green page, and its duration
     Newcomer,
     /// End-to-end tests in virtual machines
     Vm,
@@ -98,8 +98,8 @@ impl Stage {
         Self::from_str(name, false).ok()
     }
 
-    /// The stages of a lane.
-    const fn of(lane: Lane) -> &'static [Self] {
+    /// Returns the stages of a lane.
+    const fn in_lane(lane: Lane) -> &'static [Self] {
         match lane {
             Lane::Quick => &[Self::Fmt, Self::Unit, Self::Vm],
             Lane::Ci => &[
@@ -130,19 +130,19 @@ impl Stage {
     }
 }
 
-/// Whether a stage has this name.
+/// Returns whether a stage has this name.
 #[cfg(test)]
 pub(crate) fn is_stage(name: &str) -> bool {
     Stage::parse(name).is_some()
 }
 
-/// Names a copy of the database of advisories, a git repository.
+/// Variable with the path of a copy of the database of advisories, a git repository.
 const ADVISORIES: &str = "NUMAWARD_ADVISORIES";
-/// Where cargo-deny has it from.
+/// Address of the database for cargo-deny.
 const DATABASE: &str = "https://github.com/RustSec/advisory-db";
-/// What is not built for this host.
+/// Package that is not built for this host.
 const EBPF: &str = "numaward-ebpf";
-/// A stage says at this pace that it goes on.
+/// The interval at which a stage reports that it is still running.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {
@@ -168,7 +168,7 @@ fn run_lane(arguments: &Arguments) -> Result<ExitCode> {
     let stages: Vec<_> = if is_of_machines {
         vec![Stage::Vm]
     } else if stages.is_empty() {
-        Stage::of(arguments.lane).to_vec()
+        Stage::in_lane(arguments.lane).to_vec()
     } else {
         stages.iter().filter_map(|name| Stage::parse(name)).collect()
     };
@@ -176,7 +176,7 @@ fn run_lane(arguments: &Arguments) -> Result<ExitCode> {
         Lane::Quick | Lane::Ci => 1,
         Lane::Rest | Lane::Cluster => command::new_seed(),
     });
-    // One stage alone shows all that it says.
+    // A single stage shows all of its output.
     if let [stage] = stages[..]
         && stage != Stage::Vm
     {
@@ -201,7 +201,7 @@ fn run_lane(arguments: &Arguments) -> Result<ExitCode> {
         let took = started.elapsed();
         match &result {
             Ok(()) => {
-                // Machines have written times meanwhile.
+                // The machines' tests have written times meanwhile.
                 times = Times::read(&target);
                 times.set(key(stage), took);
                 times.write()?;
@@ -209,14 +209,14 @@ fn run_lane(arguments: &Arguments) -> Result<ExitCode> {
             }
             Err(error) => eprintln!("error: {}: {error:#}", stage.name()),
         }
-        outcomes.push(Outcome { stage, took, is_ok: result.is_ok() });
+        outcomes.push(StageOutcome { stage, took, is_ok: result.is_ok() });
     }
     Ok(summary(&outcomes))
 }
 
 fn machines(arguments: &Arguments, tests: &[String], seed: u32) -> Result<()> {
     let lane = match arguments.lane {
-        // Named tests run on the kernels that the table has for them.
+        // Named tests run on their kernels in the table.
         Lane::Quick if !tests.is_empty() => None,
         Lane::Quick if arguments.repeat.is_some() || !arguments.kernels.is_empty() => Some(Lane::Ci),
         lane => Some(lane),
@@ -234,7 +234,7 @@ fn machines(arguments: &Arguments, tests: &[String], seed: u32) -> Result<()> {
     results.check()
 }
 
-/// Runs a stage in a process of its own, with its output in a file.
+/// Runs a stage in a separate process, with its output in a file.
 fn attend(stage: Stage, lane: Lane, seed: u32, last: Option<Duration>) -> Result<()> {
     let folder = build::target_directory()?.join("test-logs");
     fs::create_dir_all(&folder)?;
@@ -242,11 +242,11 @@ fn attend(stage: Stage, lane: Lane, seed: u32, last: Option<Duration>) -> Result
     let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let (reader, writer) = std::io::pipe()?;
     let of_lane = lane.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-    // The file of this program may have been replaced by a build; the running one is still there by this name.
+    // A build may have replaced the file of this program; the running one is available by this name.
     let mut command = Command::new("/proc/self/exe");
     command.args(["test", &stage.name(), "--lane", &of_lane, "--seed", &seed.to_string()]);
     let mut child = command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
-    // Our ends of the pipe would keep the reader waiting.
+    // The ends of the pipe in this process would keep the reader waiting.
     drop(command);
     let (sender, printed) = mpsc::channel();
     thread::spawn(move || {
@@ -288,7 +288,7 @@ fn attend(stage: Stage, lane: Lane, seed: u32, last: Option<Duration>) -> Result
     bail!("failed\n  all of it: {}\n  again:     cargo xtask test {}", path.display(), stage.name())
 }
 
-/// The parts that a stage needs; machines see to theirs.
+/// Returns the parts that a stage needs; machines install their own.
 fn parts(stage: Stage) -> Result<Vec<Part>> {
     let machine = || {
         anyhow::Ok([
@@ -340,7 +340,8 @@ fn run(stage: Stage, lane: Lane, seed: u32) -> Result<()> {
                     .args(["--", "-D", "warnings"]);
                 command::run(&mut cargo)
             };
-            // The program of the end-to-end tests is none of "all targets", since cargo does not run it by itself.
+            // The program of the end-to-end tests is not among "all targets", because cargo does not run it by
+            // default.
             return clippy(&["--all-targets"]).and_then(|()| clippy(&["--test", "e2e"]));
         }
         Stage::Unit => return units::test(),
@@ -381,7 +382,7 @@ fn deny() -> Result<()> {
         command
     };
     command::run(&mut deny(&["check", "licenses", "bans", "sources"]))?;
-    // The database of advisories is a repository of its own, which not every network reaches: a copy of it will do.
+    // The database of advisories is a separate repository, which not every network reaches; a copy is accepted.
     let mut fetch = deny(&["fetch", "db"]);
     if let Some(copy) = env::var_os(ADVISORIES) {
         let copy = fs::canonicalize(&copy).with_context(|| format!("{ADVISORIES}={}", copy.display()))?;
@@ -408,7 +409,7 @@ fn rules() -> Result<()> {
     alertmanager(&cache, &fs::read_to_string(rules.join("rules.yaml"))?)
 }
 
-/// The settings for Alertmanager in the book are ones that it takes, and name alerts that there are.
+/// Checks that Alertmanager accepts the settings in the documentation, and that the named alerts exist.
 fn alertmanager(cache: &Cache, rules: &str) -> Result<()> {
     let page = fs::read_to_string(command::root().join("docs/alerts.md"))?;
     let mut blocks = page.split("```yaml\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0));
@@ -421,7 +422,7 @@ fn alertmanager(cache: &Cache, rules: &str) -> Result<()> {
     }
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("alertmanager.yaml");
-    // Whom it sends to is the reader's.
+    // The receivers are the reader's choice.
     fs::write(&file, format!("{settings}receivers: [{{name: default}}, {{name: pager}}]\n"))?;
     command::run(DebianTool::ALERTMANAGER.command(cache, "amtool").arg("check-config").arg(&file))
 }
@@ -434,24 +435,24 @@ fn page() -> Result<()> {
     command::run(node.current_dir(tests))
 }
 
-/// The folder of what drives the page, with what it needs.
+/// Returns the folder of the page's tests, with their dependencies installed.
 pub(crate) fn page_tests() -> Result<PathBuf> {
     let tests = command::root().join("tests/page");
-    // The browser is the system's.
+    // The browser is that of the system.
     command::run(command::npm_ci(&tests).env("PUPPETEER_SKIP_DOWNLOAD", "1"))?;
     Ok(tests)
 }
 
-/// The end of a stage.
-struct Outcome {
+/// Result of a stage.
+struct StageOutcome {
     stage: Stage,
     took: Duration,
     is_ok: bool,
 }
 
-fn summary(outcomes: &[Outcome]) -> ExitCode {
+fn summary(outcomes: &[StageOutcome]) -> ExitCode {
     println!("\n=== summary");
-    for Outcome { stage, took, is_ok } in outcomes {
+    for StageOutcome { stage, took, is_ok } in outcomes {
         let word = if *is_ok { "ok" } else { "FAILED" };
         println!("{:<12} {word:<6} {:>5} s", stage.name(), took.as_secs());
     }
@@ -467,10 +468,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_stage_is_in_a_lane_or_part_of_unit() {
+    fn every_stage_is_in_a_lane() {
         for stage in Stage::value_variants() {
             let lanes =
-                Lane::value_variants().iter().filter(|&&lane| Stage::of(lane).contains(stage)).count();
+                Lane::value_variants().iter().filter(|&&lane| Stage::in_lane(lane).contains(stage)).count();
             let is_part_of_unit = matches!(stage, Stage::Host | Stage::Conformance);
             assert!((lanes > 0) != is_part_of_unit, "{stage:?} is in {lanes} lanes");
         }

@@ -1,6 +1,6 @@
-//! The unit and integration tests of the workspace: built once, for the tests in machines too, and several programs run at once.
+//! The unit and integration tests of the workspace, built once together with those for machines, and run in parallel.
 //!
-//! Cargo would run one program after the other, while most of them wait or use one CPU.
+//! Cargo would run one program after the other, although most of them wait or use one CPU.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -13,25 +13,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::build::{self, Built};
+use crate::build::{self, BuiltProgram};
 use crate::command;
 use crate::report::{self, Times};
 
-/// A program of tests hangs if it takes longer. The slowest takes less than a minute.
+/// The time limit of a program of tests. The slowest takes less than a minute.
 const MAX_SECONDS: &str = "600";
-/// The exit code of `timeout` that had to stop its command.
-const TIMED_OUT: i32 = 124;
-/// Programs in the list of the slowest.
-const SLOWEST: usize = 5;
+/// Exit code of `timeout` after it stopped its command.
+const TIMEOUT_EXIT_CODE: i32 = 124;
+/// Number of programs in the list of the slowest.
+const MAX_SLOWEST: usize = 5;
 
-/// The end of a program of tests.
-struct Outcome {
+/// Result of a program of tests.
+struct ProgramOutcome {
     name: String,
     status: ExitStatus,
     took: Duration,
 }
 
-/// Builds and runs all of them, and the tests in documentation.
+/// Builds and runs all programs of tests, and the tests in documentation.
 pub(crate) fn test() -> Result<()> {
     let outcomes = run_all(build::tests(&["--tests"])?)?;
     let mut cargo = build::tested_cargo("test")?;
@@ -45,22 +45,22 @@ pub(crate) fn test_one(name: &str) -> Result<()> {
     command::run(&mut command(&build::tested_test(name)?))
 }
 
-/// The program as cargo would run it, stopped after [`MAX_SECONDS`].
-pub(crate) fn command(test: &Built) -> Command {
+/// Returns the program as cargo would run it, stopped after [`MAX_SECONDS`].
+pub(crate) fn command(test: &BuiltProgram) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", MAX_SECONDS]).arg(&test.path);
     command.current_dir(&test.package).env("CARGO_MANIFEST_DIR", &test.package);
     command
 }
 
-/// Runs the programs, as many at once as there are CPUs, those that took longest in the last run first. The output of each is printed
-/// when it has ended.
-fn run_all(mut tests: Vec<Built>) -> Result<Vec<Outcome>> {
+/// Runs the programs, one per CPU at a time; those that took longest in the last run come first. The output of each is
+/// printed at its end.
+fn run_all(mut tests: Vec<BuiltProgram>) -> Result<Vec<ProgramOutcome>> {
     let target = build::target_directory()?;
     let logs = target.join("test-logs/unit");
     fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
     let mut times = Times::read(&target);
-    let time = |test: &Built| times.get(&key(&name(test))).unwrap_or(Duration::MAX);
+    let time = |test: &BuiltProgram| times.get(&key(&name(test))).unwrap_or(Duration::MAX);
     tests.sort_by_key(|test| std::cmp::Reverse(time(test)));
     let waiting = Mutex::new(VecDeque::from(tests));
     let outcomes = Mutex::new(Vec::new());
@@ -88,19 +88,19 @@ fn run_all(mut tests: Vec<Built>) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// The name by which times are kept.
+/// Returns the key of a program's time.
 fn key(name: &str) -> String {
     format!("unit {name}")
 }
 
-/// The package and the target, without the hash that cargo adds.
-fn name(test: &Built) -> String {
+/// Returns the package and the target, without the hash that cargo adds.
+fn name(test: &BuiltProgram) -> String {
     let package = test.package.strip_prefix(command::root()).unwrap_or(&test.package);
     let target = test.name.rsplit_once('-').map_or(test.name.as_str(), |(name, _)| name);
     format!("{} {target}", package.display())
 }
 
-fn run(test: &Built, logs: &Path) -> Result<Outcome> {
+fn run(test: &BuiltProgram, logs: &Path) -> Result<ProgramOutcome> {
     let name = name(test);
     let path = logs.join(format!("{}.log", name.replace(['/', ' '], "-")));
     let log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
@@ -113,20 +113,20 @@ fn run(test: &Built, logs: &Path) -> Result<Outcome> {
     let mut out = io::stdout().lock();
     writeln!(out, "\n=== {name}: {} s", took.as_secs())?;
     out.write_all(&printed)?;
-    Ok(Outcome { name, status, took })
+    Ok(ProgramOutcome { name, status, took })
 }
 
 /// Prints the slowest programs, and fails if one failed.
-fn check(mut outcomes: Vec<Outcome>) -> Result<()> {
+fn check(mut outcomes: Vec<ProgramOutcome>) -> Result<()> {
     outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
     println!("\nslowest programs of tests:");
-    for Outcome { name, took, .. } in outcomes.iter().take(SLOWEST) {
+    for ProgramOutcome { name, took, .. } in outcomes.iter().take(MAX_SLOWEST) {
         println!("{:>6}  {name}", report::spell(*took));
     }
     ensure!(!outcomes.is_empty(), "there are no tests");
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.status.success()).collect();
-    for Outcome { name, status, .. } in &failed {
-        if status.code() == Some(TIMED_OUT) {
+    for ProgramOutcome { name, status, .. } in &failed {
+        if status.code() == Some(TIMEOUT_EXIT_CODE) {
             eprintln!("FAILED: {name}: stopped after {MAX_SECONDS} s; a test without a result hangs");
         } else {
             eprintln!("FAILED: {name} ({status})");
@@ -143,24 +143,25 @@ mod tests {
 
     use super::*;
 
-    fn outcome(script: &str) -> Outcome {
+    fn outcome(script: &str) -> ProgramOutcome {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program-0123");
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let package = folder.path().to_owned();
-        run(&Built { name: "program-0123".to_owned(), path, package, is_test: true }, folder.path()).unwrap()
+        run(&BuiltProgram { name: "program-0123".to_owned(), path, package, is_test: true }, folder.path())
+            .unwrap()
     }
 
     #[test]
-    fn exit_status_of_a_program_decides() {
+    fn exit_status_decides() {
         check(vec![outcome("exit 0")]).unwrap();
         assert!(check(vec![outcome("exit 0"), outcome("exit 101")]).is_err());
         assert!(check(Vec::new()).is_err());
     }
 
     #[test]
-    fn program_runs_in_the_folder_of_its_package() {
+    fn program_runs_in_package_folder() {
         let outcome = outcome("[ \"$PWD\" = \"$CARGO_MANIFEST_DIR\" ]");
         assert!(outcome.status.success());
         assert!(outcome.name.ends_with(" program"), "{}", outcome.name);

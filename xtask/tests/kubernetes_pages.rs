@@ -1,7 +1,7 @@
-//! The commands of the pages on Kubernetes: each is one that the tests of the cluster run, or is named here with why it is not.
-//! This needs no cluster, and is no end-to-end test, so that it runs with the unit tests.
+//! The commands in the pages about Kubernetes: each is run by the tests of the cluster, or listed here with the reason
+//! why not. This test needs no cluster, so it runs with the unit tests.
 
-/// What the tests of the cluster run.
+/// Sources of the tests of the cluster.
 const TESTS: [&str; 6] = [
     include_str!("../../tests/e2e/cluster.rs"),
     include_str!("../../tests/e2e/cluster/decisions.rs"),
@@ -12,26 +12,26 @@ const TESTS: [&str; 6] = [
 ];
 
 #[derive(Debug)]
-enum How {
-    /// By these words of a test, with the names of its own cluster.
+enum CommandTest {
+    /// Run by a test that contains this text, with the names of its own cluster.
     Run(&'static str),
     Not(&'static str),
 }
-use How::{Not, Run};
+use CommandTest::{Not, Run};
 
-const APPLY: How = Run(r#"kubectl.must(&["apply", "--kustomize", &"#);
-const ROLLOUT: How =
+const APPLY: CommandTest = Run(r#"kubectl.must(&["apply", "--kustomize", &"#);
+const ROLLOUT: CommandTest =
     Run(r#"["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=10m"]"#);
-const CORDON: How = Run(r#"kubectl.must(&["cordon", node::NAME]);"#);
-const UNCORDON: How = Run(r#"kubectl.must(&["uncordon", node::NAME]);"#);
-const REGISTRY: How = Not("the tests have no registry, and import the image");
-const HELM: How = Not(
+const CORDON: CommandTest = Run(r#"kubectl.must(&["cordon", node::NAME]);"#);
+const UNCORDON: CommandTest = Run(r#"kubectl.must(&["uncordon", node::NAME]);"#);
+const REGISTRY: CommandTest = Not("the tests have no registry, and import the image");
+const HELM: CommandTest = Not(
     "the cluster runs the overlays; the stage `manifests` has Helm make the chart with the values of this page, and compares what \
      it makes with the overlays",
 );
-const READS: How = Not("only reads; the tests ask the daemon of the same by its API");
+const READS: CommandTest = Not("only reads; the tests ask the daemon of the same by its API");
 /// Each line of the pages, without its comment.
-const KUBERNETES: &[(&str, How)] = &[
+const KUBERNETES: &[(&str, CommandTest)] = &[
     (
         "cargo xtask dist --out dist",
         Not("the tests take the image of `dist` made of the programs under test"),
@@ -70,7 +70,7 @@ const KUBERNETES: &[(&str, How)] = &[
     ("kubectl delete namespace numaward", HELM),
     ("rm -r /var/lib/numaward /run/numaward", Run("rm -r /var/lib/numaward /run/numaward ")),
 ];
-const MIGRATION: &[(&str, How)] = &[
+const MIGRATION: &[(&str, CommandTest)] = &[
     ("kubectl cordon HOST", CORDON),
     ("systemctl stop kubelet", Run("\n        stop-kubelet\n        mkdir kubelet-before")),
     ("mkdir kubelet-before", Run("\n        mkdir kubelet-before\n")),
@@ -119,7 +119,7 @@ const MIGRATION: &[(&str, How)] = &[
     ),
 ];
 
-/// The lines of the blocks for a shell, without comments.
+/// Returns the lines of the blocks for a shell, without comments.
 fn commands(page: &str) -> Vec<&str> {
     let (mut kind, mut found) = (None, Vec::new());
     for line in page.lines() {
@@ -137,7 +137,7 @@ fn commands(page: &str) -> Vec<&str> {
 }
 
 #[test]
-fn each_command_of_the_pages_is_run_or_named() {
+fn documented_commands_are_tested() {
     let tests = TESTS.concat();
     for (name, page, known) in [
         ("kubernetes", include_str!("../../docs/kubernetes.md"), KUBERNETES),

@@ -1,19 +1,20 @@
-//! What is sent by OTLP is what is scraped: the series of two servers, one that scrapes the daemon and one that it sends
-//! to, held against each other.
+//! Comparison of the metrics sent by OTLP with the scraped ones: the series of a server that scrapes the daemon, and of
+//! one that the daemon sends to.
 //!
-//! Figures move, and the two do not look at the same moment. A series agrees if what was sent lies between the least and
-//! the most of what was scraped shortly before and after. What goes up and down may have been elsewhere in between, so
-//! that a series that does not agree is looked at again; one that is wrong never does.
+//! Values change, and the two servers do not sample at the same time. A series agrees if the sent value lies between
+//! the minimum and the maximum of the values that were scraped shortly before and after. A gauge may have had another
+//! value in between, so a series that does not agree is compared again later; a wrong series never agrees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// Seconds before and after, in steps of one: several scrapes, and the clocks of the machine and of this host may differ.
-pub(super) const AROUND: u64 = 15;
-/// Labels that say who has asked whom: of Prometheus, and the attributes of the daemon's resource.
-const OUTER: [&str; 10] = [
+/// Seconds before and after the sent value: several scrapes, because the clocks of the machine and of this host may
+/// differ.
+pub(super) const WINDOW_SECONDS: u64 = 15;
+/// Labels that identify the scraper or the sender: those of Prometheus, and the attributes of the daemon's resource.
+const IDENTITY_LABELS: [&str; 10] = [
     "cluster",
     "instance",
     "job",
@@ -26,33 +27,33 @@ const OUTER: [&str; 10] = [
     "service_version",
 ];
 
-/// Series by name and labels, each with its values by second; one that has nothing is absent.
+/// Series by name and labels, with values by second. Series without values are absent.
 type Series = BTreeMap<String, BTreeMap<u64, f64>>;
 
-/// Which series have agreed so far.
+/// Series that have agreed so far.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     agreed: BTreeSet<String>,
 }
 
 impl Comparison {
-    /// Compares at one time: the answers of both servers to a query of a range around it. Returns the series that have not
-    /// agreed so far, and why.
-    pub(super) fn look(&mut self, time: u64, scraped: &Value, sent: &Value) -> Result<Vec<String>> {
+    /// Compares at one time: the answers of both servers to a query of a range around it. Returns the series that have
+    /// not agreed so far, with the reason.
+    pub(super) fn compare(&mut self, time: u64, scraped: &Value, sent: &Value) -> Result<Vec<String>> {
         let (scraped, sent) = (series(scraped)?, series(sent)?);
         let mut open = Vec::new();
         for name in scraped.keys().chain(sent.keys()).collect::<BTreeSet<_>>() {
             let around = scraped.get(name).map(|values| values.values().copied().collect::<Vec<_>>());
             let there = |series: &Series| series.get(name).and_then(|values| values.get(&time)).copied();
             let why = match (around, there(&sent)) {
-                // Came or went meanwhile, or is of one that did.
+                // The series, or one with the same name, appeared or disappeared meanwhile.
                 _ if there(&scraped).is_none() && there(&sent).is_none() => continue,
                 (None, Some(value)) => format!("{name}: {value} is sent, but not scraped"),
                 (_, None) => format!("{name}: is scraped, but not sent"),
                 (Some(around), Some(value)) => {
                     let least = around.iter().copied().fold(f64::INFINITY, f64::min);
                     let most = around.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    // A sum of a histogram is written with as many digits as it has, and read as often.
+                    // The sum of a histogram is rounded in the text format.
                     let slack = 1e-9 * most.abs();
                     if value >= least - slack && value <= most + slack {
                         self.agreed.insert(name.clone());
@@ -68,19 +69,19 @@ impl Comparison {
         Ok(open)
     }
 
-    /// Series that have agreed.
+    /// Returns the number of series that have agreed.
     pub(super) fn count(&self) -> usize {
         self.agreed.len()
     }
 
-    /// Metrics that these are of.
+    /// Returns the number of their metrics.
     pub(super) fn names(&self) -> usize {
         let names = self.agreed.iter().filter_map(|series| series.split('{').next());
         names.collect::<BTreeSet<_>>().len()
     }
 }
 
-/// What `promtool query range --format=json` has answered.
+/// Parses the answer of `promtool query range --format=json`.
 fn series(answer: &Value) -> Result<Series> {
     let mut found = Series::new();
     for one in answer.as_array().context("promtool has answered no list")? {
@@ -91,8 +92,8 @@ fn series(answer: &Value) -> Result<Series> {
             let value = value.as_str().context("a label that is no text")?;
             match label.as_str() {
                 "__name__" => value.clone_into(&mut name),
-                // Prometheus knows no difference between an empty label and none.
-                label if OUTER.contains(&label) || value.is_empty() => {}
+                // To Prometheus, an empty label equals a missing one.
+                label if IDENTITY_LABELS.contains(&label) || value.is_empty() => {}
                 // 1 and 1.0 are the same bound.
                 "le" => {
                     let bound =
@@ -130,23 +131,23 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_lies_between_what_was_scraped() {
+    fn sent_value_lies_between_scraped_ones() {
         let scraped = json!({"__name__": "a_total", "node": "0", "job": "x", "cluster": "demo"});
         let sent = json!({"__name__": "a_total", "node": "0", "service_name": "y", "reason": ""});
         let other = json!({"__name__": "b", "le": "1.0"});
         let whole = json!({"__name__": "b", "le": "1"});
         let mut comparison = Comparison::default();
         let open = comparison
-            .look(
+            .compare(
                 10,
                 &answer(&[(&scraped, &[(9, "4"), (10, "5"), (11, "7")]), (&other, &[(10, "1.5")])]),
                 &answer(&[(&sent, &[(9, "1"), (10, "6")]), (&whole, &[(10, "2")])]),
             )
             .unwrap();
         assert_eq!(open, ["b{le=\"1\"}: 2 is sent, 1.5 to 1.5 scraped"]);
-        // Once is enough.
+        // One agreement is enough.
         let open = comparison
-            .look(
+            .compare(
                 20,
                 &answer(&[(&scraped, &[(20, "5")]), (&other, &[(20, "2.5")])]),
                 &answer(&[(&sent, &[(20, "9")]), (&whole, &[(20, "2.5")])]),
@@ -157,15 +158,15 @@ mod tests {
     }
 
     #[test]
-    fn what_only_one_has_is_reported() {
+    fn reports_series_of_one_server() {
         let labels = json!({"__name__": "a"});
         let has = answer(&[(&labels, &[(10, "1")])]);
         let mut comparison = Comparison::default();
-        assert_eq!(comparison.look(10, &has, &answer(&[])).unwrap(), ["a{}: is scraped, but not sent"]);
-        assert_eq!(comparison.look(10, &answer(&[]), &has).unwrap(), ["a{}: 1 is sent, but not scraped"]);
-        // It came later.
-        assert_eq!(comparison.look(9, &has, &answer(&[])).unwrap(), [""; 0]);
+        assert_eq!(comparison.compare(10, &has, &answer(&[])).unwrap(), ["a{}: is scraped, but not sent"]);
+        assert_eq!(comparison.compare(10, &answer(&[]), &has).unwrap(), ["a{}: 1 is sent, but not scraped"]);
+        // The series appeared later.
+        assert_eq!(comparison.compare(9, &has, &answer(&[])).unwrap(), [""; 0]);
         assert_eq!(comparison.count(), 0);
-        assert!(comparison.look(9, &json!({"status": "error"}), &has).is_err());
+        assert!(comparison.compare(9, &json!({"status": "error"}), &has).is_err());
     }
 }

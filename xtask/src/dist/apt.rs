@@ -1,9 +1,9 @@
-//! A repository that apt reads: a folder for a web server, or for `file:`.
+//! A repository for apt: a folder for a web server, or for `file:`.
 //!
-//! `pool` holds packages, of this version and of those before; `dists/stable` an index of them for each kind of processor,
-//! and `Release` with the digests of the indexes. apt believes the digests where a key that the user has chosen signed
-//! `Release` (`InRelease`, or `Release.gpg`), and so the packages. Without a key there are no signatures, and apt takes
-//! nothing from it.
+//! `pool` has the packages of this and of earlier versions; `dists/stable` has an index of them for each processor, and
+//! `Release` with the digests of the indexes. apt trusts the digests if a key chosen by the user signed `Release`
+//! (`InRelease`, or `Release.gpg`), and therefore the packages. Without a key there are no signatures, and apt refuses
+//! the repository.
 //!
 //! Source: Debian wiki, *DebianRepository/Format*.
 
@@ -18,12 +18,12 @@ use anyhow::{Context as _, Result, ensure};
 use super::PLAIN;
 use super::changelog::rfc5322;
 use super::sign::Signer;
-use super::tree::{Tree, gzipped, sha256};
+use super::tree::{FileTree, gzipped, sha256};
 use crate::command;
 
 const SUITE: &str = "dists/stable";
 const POOL: &str = "pool/main/n/numaward";
-/// For `/etc/apt/sources.list.d`, once the address is filled in.
+/// File for `/etc/apt/sources.list.d`, in which the address has to be filled in.
 const SOURCES: &str = "# Copy this to /etc/apt/sources.list.d/numaward.sources, numaward.asc to /etc/apt/keyrings, and write here where
 # the repository is: https://HOST/PATH, or file:/PATH
 Types: deb
@@ -35,7 +35,7 @@ Signed-By: /etc/apt/keyrings/numaward.asc
 
 /// Fills the empty tree with a repository of these packages and of those in the folder `earlier`.
 pub(crate) fn build(
-    tree: &Tree,
+    tree: &FileTree,
     packages: &[&Path],
     earlier: Option<&Path>,
     signer: Option<&Signer>,
@@ -96,7 +96,7 @@ pub(crate) fn build(
     Ok(())
 }
 
-/// The packages in a folder, by name.
+/// Returns the packages in a folder, by name.
 fn debs(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::dist::sign;
 
-    /// A small package.
+    /// Creates a small package.
     fn package(folder: &Path, version: &str, architecture: &str) -> PathBuf {
         let tree = tempfile::tempdir().unwrap();
         fs::create_dir(tree.path().join("DEBIAN")).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn each_index_names_what_is_there_and_release_is_signed() {
+    fn indexes_list_packages_and_are_signed() {
         let Some(signer) = sign::tests::throw_away() else { return };
         let folder = tempfile::tempdir().unwrap();
         let [new, earlier] = ["new", "earlier"].map(|name| {
@@ -141,7 +141,7 @@ mod tests {
         let made = package(&new, "0.2.0", "amd64");
         let other = package(&new, "0.2.0", "arm64");
         package(&earlier, "0.1.0", "amd64");
-        let tree = Tree::new(&folder.path().join("apt"), 1_700_000_000).unwrap();
+        let tree = FileTree::new(&folder.path().join("apt"), 1_700_000_000).unwrap();
         build(&tree, &[&made, &other], Some(&earlier), Some(&signer)).unwrap();
 
         let read = |path: &str| fs::read_to_string(tree.root().join(path)).unwrap();
@@ -175,16 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn a_published_version_does_not_change() {
+    fn refuses_changed_published_version() {
         let folder = tempfile::tempdir().unwrap();
         let [new, earlier] = ["new", "earlier"].map(|name| {
             let folder = folder.path().join(name);
             fs::create_dir(&folder).unwrap();
             package(&folder, "0.1.0", "amd64")
         });
-        let tree = |name: &str| Tree::new(&folder.path().join(name), 0).unwrap();
+        let tree = |name: &str| FileTree::new(&folder.path().join(name), 0).unwrap();
         build(&tree("same"), &[&new], Some(new.parent().unwrap()), None).unwrap();
-        assert!(!folder.path().join("same").join(SUITE).join("InRelease").exists(), "nobody signed it");
+        assert!(!folder.path().join("same").join(SUITE).join("InRelease").exists(), "it is not signed");
         fs::write(&earlier, "another").unwrap();
         let error = build(&tree("other"), &[&new], Some(earlier.parent().unwrap()), None).unwrap_err();
         assert!(error.to_string().contains("give it a new version"), "{error}");

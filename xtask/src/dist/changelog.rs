@@ -1,7 +1,7 @@
-//! `CHANGELOG.md`, and what packages and releases have of it.
+//! `CHANGELOG.md`, and its conversion for packages and releases.
 //!
-//! Its format is that of Keep a Changelog: a heading `## [VERSION] - DATE` for each version, the newest first, with
-//! `unreleased` for a date that is not known yet; below it text, and lists of changes.
+//! The format is that of Keep a Changelog: a heading `## [VERSION] - DATE` for each version, the newest first, with
+//! `unreleased` for an unknown date; below it text, and lists of changes.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,32 +15,31 @@ use crate::command;
 
 const FILE: &str = "CHANGELOG.md";
 const UNRELEASED: &str = "unreleased";
-/// A line of Debian's changelogs has at most 80 characters.
+/// Maximum number of characters in a line of Debian's changelogs.
 const WIDTH: usize = 80;
 
-/// A version.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Release {
+pub(crate) struct ChangelogRelease {
     pub(crate) version: String,
-    /// As `YYYY-MM-DD`; none before it is released.
+    /// Date as `YYYY-MM-DD`; `None` before the release.
     pub(crate) date: Option<String>,
-    /// What is below the heading.
+    /// Text below the heading.
     pub(crate) body: String,
 }
 
-/// All versions in this checkout, the newest first.
-pub(super) fn read() -> Result<Vec<Release>> {
-    of(command::root())
+/// Returns all versions in this checkout, the newest first.
+pub(super) fn read() -> Result<Vec<ChangelogRelease>> {
+    read_from(command::root())
 }
 
-/// All versions in the checkout at `root`, the newest first.
-pub(crate) fn of(root: &Path) -> Result<Vec<Release>> {
+/// Returns all versions in the checkout at `root`, the newest first.
+pub(crate) fn read_from(root: &Path) -> Result<Vec<ChangelogRelease>> {
     let text = fs::read_to_string(root.join(FILE)).map_err(anyhow::Error::from);
     text.and_then(|text| parse(&text)).with_context(|| format!("cannot read {FILE}"))
 }
 
-fn parse(text: &str) -> Result<Vec<Release>> {
-    let mut releases: Vec<Release> = Vec::new();
+fn parse(text: &str) -> Result<Vec<ChangelogRelease>> {
+    let mut releases: Vec<ChangelogRelease> = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         if let Some(heading) = line.strip_prefix("## ") {
             let wanted = "`## [VERSION] - YYYY-MM-DD` or `## [VERSION] - unreleased`";
@@ -50,7 +49,7 @@ fn parse(text: &str) -> Result<Vec<Release>> {
                 .filter(|(_, date)| *date == UNRELEASED || is_date(date))
                 .with_context(|| format!("line {number} is {line:?}, not {wanted}"))?;
             let date = (date != UNRELEASED).then(|| date.to_owned());
-            releases.push(Release { version: version.to_owned(), date, body: String::new() });
+            releases.push(ChangelogRelease { version: version.to_owned(), date, body: String::new() });
         } else if let Some(release) = releases.last_mut() {
             release.body.push_str(line);
             release.body.push('\n');
@@ -72,8 +71,8 @@ fn is_date(text: &str) -> bool {
         })
 }
 
-impl Release {
-    /// Its changes, each as one line without links.
+impl ChangelogRelease {
+    /// Returns the changes, each as one line without links.
     pub(crate) fn changes(&self) -> Vec<String> {
         let mut changes: Vec<String> = Vec::new();
         let mut is_open = false;
@@ -93,7 +92,7 @@ impl Release {
         changes.iter().map(|change| without_links(change)).collect()
     }
 
-    /// Seconds since 1970; `epoch` before it is released.
+    /// Returns the time of the release in seconds since 1970; `epoch` before it.
     pub(crate) fn time(&self, epoch: u64) -> Result<u64> {
         let Some(date) = &self.date else { return Ok(epoch) };
         let seconds = command::read(Command::new("date").args(["--utc", "+%s", "--date", date]))?;
@@ -101,7 +100,7 @@ impl Release {
     }
 }
 
-/// `[text](address)` as `text`.
+/// Replaces `[text](address)` by `text`.
 fn without_links(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -115,8 +114,8 @@ fn without_links(text: &str) -> String {
     plain + rest
 }
 
-/// All versions as Debian's policy has it (section 4.4).
-pub(crate) fn debian(releases: &[Release], epoch: u64) -> Result<String> {
+/// Formats all versions as in Debian's policy (section 4.4).
+pub(crate) fn debian(releases: &[ChangelogRelease], epoch: u64) -> Result<String> {
     let mut text = String::new();
     for release in releases {
         writeln!(text, "numaward ({}) stable; urgency=medium\n", release.version)?;
@@ -128,7 +127,7 @@ pub(crate) fn debian(releases: &[Release], epoch: u64) -> Result<String> {
     Ok(text)
 }
 
-/// A time as mail has it.
+/// Formats a time as in mail.
 pub(crate) fn rfc5322(epoch: u64) -> Result<String> {
     let mut date = Command::new("date");
     date.env("LC_ALL", "C").args(["--utc", "+%a, %d %b %Y %H:%M:%S +0000", "--date"]);
@@ -159,7 +158,7 @@ mod tests {
         ## [0.1.0] - 2023-11-14\n\nThe first.\n";
 
     #[test]
-    fn versions_are_read_with_their_changes() {
+    fn reads_versions_with_changes() {
         let [new, old] = &parse(TEXT).unwrap()[..] else { panic!("two versions") };
         assert_eq!((new.version.as_str(), &new.date), ("0.2.0", &None));
         assert!(new.body.starts_with("### Added\n") && new.body.ends_with("no change"), "{}", new.body);
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heading_of_another_form_is_named() {
+    fn refuses_malformed_heading() {
         for (heading, named) in [
             ("## 0.1.0", "line 1"),
             ("## [0.1.0] - soon", "soon"),
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn debian_reads_it() {
+    fn formats_changelog_for_debian() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("changelog");
         for releases in [parse(TEXT).unwrap(), read().unwrap()] {

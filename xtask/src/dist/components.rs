@@ -1,4 +1,4 @@
-//! Which crates are in the program, as a `CycloneDX` document (version 1.6).
+//! List of the crates in the program, as a `CycloneDX` document (version 1.6).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,7 @@ use super::rfc3339;
 use crate::command;
 
 #[derive(Deserialize)]
-struct Metadata {
+struct CrateMetadata {
     packages: Vec<Package>,
     resolve: Resolve,
 }
@@ -24,17 +24,17 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// None for a crate of this workspace.
+    /// `None` for a crate of this workspace.
     source: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Resolve {
-    nodes: Vec<Node>,
+    nodes: Vec<ResolveNode>,
 }
 
 #[derive(Deserialize)]
-struct Node {
+struct ResolveNode {
     id: String,
     deps: Vec<Dependency>,
 }
@@ -42,21 +42,21 @@ struct Node {
 #[derive(Deserialize)]
 struct Dependency {
     pkg: String,
-    dep_kinds: Vec<Kind>,
+    dep_kinds: Vec<DependencyKind>,
 }
 
 #[derive(Deserialize)]
-struct Kind {
-    /// `null` for what is linked.
+struct DependencyKind {
+    /// `null` for a linked crate.
     kind: Option<String>,
 }
 
-/// Writes the document of the program, for all of these processors together.
+/// Writes one document of the program for all of these processors.
 pub(crate) fn write(path: &Path, archs: &[Arch], epoch: u64) -> Result<PathBuf> {
     let mut cargo = command::cargo();
     cargo.args(["metadata", "--locked", "--format-version=1"]);
     cargo.args(archs.iter().map(|arch| format!("--filter-platform={}", arch.rust_target())));
-    let metadata: Metadata =
+    let metadata: CrateMetadata =
         serde_json::from_str(&command::read(&mut cargo)?).context("cannot read cargo's metadata")?;
     let document = document(&metadata, "numaward", &rfc3339(epoch)?)?;
     let mut text = serde_json::to_string_pretty(&document)?;
@@ -65,7 +65,7 @@ pub(crate) fn write(path: &Path, archs: &[Arch], epoch: u64) -> Result<PathBuf> 
     Ok(path.to_owned())
 }
 
-fn document(metadata: &Metadata, program: &str, created: &str) -> Result<Value> {
+fn document(metadata: &CrateMetadata, program: &str, created: &str) -> Result<Value> {
     let packages: BTreeMap<_, _> =
         metadata.packages.iter().map(|package| (package.id.as_str(), package)).collect();
     let nodes: BTreeMap<_, _> = metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_linked_is_listed_once() {
+    fn lists_linked_crates_once() {
         let package = |id: &str, source: Option<&str>| Package {
             id: id.to_owned(),
             name: id.to_owned(),
@@ -124,11 +124,11 @@ mod tests {
         };
         let dependency = |to: &str, kind: Option<&str>| Dependency {
             pkg: to.to_owned(),
-            dep_kinds: vec![Kind { kind: kind.map(str::to_owned) }],
+            dep_kinds: vec![DependencyKind { kind: kind.map(str::to_owned) }],
         };
-        let node = |id: &str, deps| Node { id: id.to_owned(), deps };
+        let node = |id: &str, deps| ResolveNode { id: id.to_owned(), deps };
         let registry = Some("registry");
-        let metadata = Metadata {
+        let metadata = CrateMetadata {
             packages: vec![
                 package("numaward", None),
                 package("own", None),

@@ -1,11 +1,11 @@
-//! A package for Debian and its derivatives, by dpkg-deb.
+//! A package for Debian and its derivatives, built by dpkg-deb.
 //!
-//! Installed, the service neither runs nor is enabled: to watch a host is for its administrator to decide. An upgrade
-//! restarts it if it runs. What is promised meanwhile is held by the kernel. Removed, it stops, and the package's
-//! configuration and the ledger stay; purged, they go too.
+//! An installation neither starts nor enables the service, because the administrator has to decide this. An upgrade
+//! restarts the service if it is running; the kernel keeps the guarantees meanwhile. A removal stops it, and keeps the
+//! package's configuration and the ledger; a purge removes these too.
 //!
-//! The scripts do what debhelper's `dh_installsystemd --no-enable --no-start` would write: the administrator's choice to
-//! enable the unit outlives a removal, and `policy-rc.d` is asked before anything is stopped or restarted.
+//! The scripts are those of debhelper's `dh_installsystemd --no-enable --no-start`: the administrator's choice to
+//! enable the unit outlives a removal, and `policy-rc.d` is respected before anything is stopped or restarted.
 //!
 //! Sources: Debian policy 4.6, sections 5, 6 and 12; debhelper 13.11, `autoscripts`.
 
@@ -16,8 +16,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use numaward_vm::Arch;
 
-use super::tree::{Tree, gzipped};
-use super::{CONFIGURATION, Contents, EXECUTABLE, Entry, MAINTAINER, PLAIN, Program, SUMMARY};
+use super::tree::{FileTree, gzipped};
+use super::{CONFIGURATION, Contents, EXECUTABLE, MAINTAINER, PLAIN, PackageFile, Program, SUMMARY};
 use super::{changelog, checkout, entry};
 use crate::command;
 
@@ -64,8 +64,8 @@ if [ "$1" = purge ]; then
 fi
 "#;
 
-/// What lintian objects to, and why it stays.
-const OVERRIDES: [(&str, &str); 2] = [
+/// Objections of lintian that are overridden, with the reason.
+const LINTIAN_OVERRIDES: [(&str, &str); 2] = [
     ("shared-library-lacks-prerequisites", "It is static, for every distribution: it needs no library."),
     ("unstripped-binary-or-object", "The names in a backtrace are all that a report of a panic has."),
 ];
@@ -78,14 +78,14 @@ On Debian systems, the complete text of the Apache License, version 2.0, is in
 
 ";
 
-/// The name of the package.
+/// Returns the name of the package.
 pub(crate) fn name(version: &str, arch: Arch) -> String {
     format!("numaward_{version}_{arch}.deb")
 }
 
-/// Writes the package; `tree` is an empty one for what is in it.
-pub(crate) fn build(contents: &Contents, program: &Program, tree: &Tree, package: &Path) -> Result<()> {
-    for Entry { path, bytes, mode } in entries(contents, program, tree.epoch())? {
+/// Writes the package; `tree` is an empty tree for its content.
+pub(crate) fn build(contents: &Contents, program: &Program, tree: &FileTree, package: &Path) -> Result<()> {
+    for PackageFile { path, bytes, mode } in entries(contents, program, tree.epoch())? {
         tree.file(&path, &bytes, mode)?;
     }
     let kibibytes = size(tree.root())?.div_ceil(1024);
@@ -113,14 +113,14 @@ pub(crate) fn build(contents: &Contents, program: &Program, tree: &Tree, package
     Ok(())
 }
 
-fn entries(contents: &Contents, program: &Program, epoch: u64) -> Result<Vec<Entry>> {
+fn entries(contents: &Contents, program: &Program, epoch: u64) -> Result<Vec<PackageFile>> {
     let mut entries = contents.installed(program, "usr/share/zsh/vendor-completions")?;
     let documents = "usr/share/doc/numaward";
     let history = changelog::debian(&changelog::read()?, epoch)?;
     entries.push(entry(format!("{documents}/changelog.gz"), gzipped(history.as_bytes())?));
     entries.push(entry(format!("{documents}/copyright"), copyright()?));
     entries.push(entry(format!("{documents}/README.md"), checkout("README.md")?));
-    let overrides = OVERRIDES.map(|(tag, why)| format!("# {why}\nnumaward: {tag}\n"));
+    let overrides = LINTIAN_OVERRIDES.map(|(tag, why)| format!("# {why}\nnumaward: {tag}\n"));
     entries.push(entry("usr/share/lintian/overrides/numaward", overrides.concat()));
     Ok(entries)
 }
@@ -129,7 +129,7 @@ fn copyright() -> Result<String> {
     Ok(COPYRIGHT_HEAD.to_owned() + &String::from_utf8(checkout("LICENSE-MIT")?)?)
 }
 
-/// Bytes of all files below.
+/// Returns the size of all files below a folder, in bytes.
 fn size(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for file in files(folder, Path::new(""))? {
@@ -138,7 +138,7 @@ fn size(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// By which dpkg verifies what is installed, without configuration.
+/// Returns the checksums by which dpkg verifies installed files, without those of the configuration.
 fn sums(root: &Path) -> Result<String> {
     let mut files = files(root, Path::new(""))?;
     files.retain(|file| file != Path::new(CONFIGURATION));
@@ -146,7 +146,7 @@ fn sums(root: &Path) -> Result<String> {
     command::read(Command::new("md5sum").arg("--").args(&files).current_dir(root))
 }
 
-/// All files below, as paths in `root`.
+/// Returns all files below, as paths in `root`.
 fn files(root: &Path, below: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join(below))? {

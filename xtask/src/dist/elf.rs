@@ -1,4 +1,5 @@
-//! Whether a program is static: it names no interpreter, so nothing is loaded before it runs. And for which processor it is.
+//! Check that a program is static: it names no interpreter, so nothing is loaded before it runs. Also determines its
+//! processor.
 //!
 //! Source: elf(5).
 
@@ -8,16 +9,16 @@ use numaward_vm::Arch;
 const MAGIC: &[u8] = b"\x7fELF";
 /// 64 bits, least significant byte first.
 const CLASS_AND_ORDER: [u8; 2] = [2, 1];
-/// Where the program headers are, the size of one and their number.
+/// Offsets of the program headers' position, of the size of one and of their number.
 const HEADERS_AT: usize = 0x20;
 const HEADER_SIZE_AT: usize = 0x36;
 const HEADERS_COUNT_AT: usize = 0x38;
 const PT_INTERP: u32 = 3;
-/// Where the processor is, and the numbers of those that are known.
+/// Offset of the processor, and the numbers of the supported ones.
 const MACHINE_AT: usize = 0x12;
 const MACHINES: [(u16, Arch); 2] = [(62, Arch::Amd64), (183, Arch::Arm64)];
 
-/// The processor of a static program; an error for what is not static, or no program.
+/// Returns the processor of a static program. Fails for other programs and files.
 pub(crate) fn check_static(program: &[u8]) -> Result<Arch> {
     if !program.starts_with(MAGIC) || program.get(4..6) != Some(&CLASS_AND_ORDER) {
         bail!("this is no 64-bit program");
@@ -63,17 +64,17 @@ mod tests {
     }
 
     #[test]
-    fn an_interpreter_is_found() {
+    fn finds_interpreter() {
         assert_eq!(check_static(&program(&[1, 2, 6])).unwrap(), Arch::Arm64);
         let error = check_static(&program(&[6, PT_INTERP, 1])).unwrap_err().to_string();
         assert!(error.contains("not static"), "{error}");
-        // This test is linked as every program is by default.
+        // Like every program, this test is linked dynamically by default.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert_eq!(check_static(&own).is_ok(), cfg!(target_feature = "crt-static"));
     }
 
     #[test]
-    fn other_processors_are_refused() {
+    fn refuses_other_processors() {
         let mut other = program(&[1]);
         other[MACHINE_AT] = 243;
         let error = check_static(&other).unwrap_err().to_string();
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_says_so() {
+    fn refuses_other_files() {
         let whole = program(&[1, 2]);
         for length in 0..whole.len() - 52 {
             assert!(check_static(&whole[..length]).is_err(), "{length}");

@@ -1,9 +1,9 @@
-//! A container image with one layer for each processor, as an archive in the OCI layout. A layer holds one program and no
+//! A container image with one layer for each processor, as an archive in the OCI layout. A layer has one program and no
 //! shell.
 //!
-//! Everything in it is named by its digest, so it is made from the inside out: the layer, the configuration that names
-//! it, the manifest that names both, the index of the manifests of all processors, and the layout's index, which gives that
-//! a name. `manifest.json` says the same of the first processor once more, for `docker load`.
+//! Every object is named by its digest, so the objects are made in this order: the layer, the configuration that names
+//! it, the manifest that names both, the index of the manifests of all processors, and the layout's index, which gives
+//! that a name. `manifest.json` repeats the data of the first processor for `docker load`.
 //!
 //! Source: OCI image specification 1.1, image-layout.md, config.md.
 
@@ -14,21 +14,26 @@ use anyhow::{Result, ensure};
 use numaward_vm::Arch;
 use serde_json::{Value, json};
 
-use super::tree::{Tree, gzip, sha256};
+use super::tree::{FileTree, gzip, sha256};
 use super::{PLAIN, SUMMARY, VERSION};
 
-/// The name under which container runtimes know it, as deploy/ has it.
+/// Name of the image in container runtimes, as in deploy/.
 const NAME: &str = "docker.io/library/numaward";
-/// What a host has to fetch, at most.
-const BYTES: u64 = 20_000_000;
+/// Maximum size of a layer, in bytes.
+const MAX_LAYER_BYTES: u64 = 20_000_000;
 const BLOBS: &str = "blobs/sha256";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// Packs one tree for each processor as an image; `layout` is an empty tree for what goes into the archive.
-pub(crate) fn build(rootfs: &[(Arch, Tree)], layout: &Tree, image: &Path, created: &str) -> Result<()> {
+/// Packs one tree for each processor as an image; `layout` is an empty tree for the content of the archive.
+pub(crate) fn build(
+    rootfs: &[(Arch, FileTree)],
+    layout: &FileTree,
+    image: &Path,
+    created: &str,
+) -> Result<()> {
     let made = rootfs.iter().map(|(arch, tree)| of_processor(*arch, tree, layout, created));
     let made = made.collect::<Result<Vec<_>>>()?;
     let manifests: Vec<_> = made.iter().map(|of| of.manifest.clone()).collect();
@@ -52,14 +57,19 @@ pub(crate) fn build(rootfs: &[(Arch, Tree)], layout: &Tree, image: &Path, create
     layout.pack(image).map(drop)
 }
 
-/// Descriptors of what was made for one processor.
-struct Made {
+/// Descriptors of one processor's objects.
+struct PlatformDescriptors {
     layer: Value,
     config: Value,
     manifest: Value,
 }
 
-fn of_processor(arch: Arch, rootfs: &Tree, layout: &Tree, created: &str) -> Result<Made> {
+fn of_processor(
+    arch: Arch,
+    rootfs: &FileTree,
+    layout: &FileTree,
+    created: &str,
+) -> Result<PlatformDescriptors> {
     let scratch = tempfile::Builder::new().prefix("numaward-image-").tempdir()?;
     let plain = rootfs.pack(&scratch.path().join("layer.tar"))?;
     let packed = scratch.path().join("layer.tar.gz");
@@ -92,18 +102,18 @@ fn of_processor(arch: Arch, rootfs: &Tree, layout: &Tree, created: &str) -> Resu
     });
     let mut manifest = add(layout, MANIFEST, &bytes(&manifest))?;
     manifest["platform"] = json!({ "architecture": arch.name(), "os": "linux" });
-    Ok(Made { layer, config, manifest })
+    Ok(PlatformDescriptors { layer, config, manifest })
 }
 
-/// An error for a layer that takes longer to fetch than it should.
+/// Refuses a layer that is too large.
 fn check_size(layer: &Path) -> Result<()> {
     let bytes = fs::metadata(layer)?.len();
-    ensure!(bytes <= BYTES, "the image has {bytes} bytes, more than {BYTES}");
+    ensure!(bytes <= MAX_LAYER_BYTES, "the image has {bytes} bytes, more than {MAX_LAYER_BYTES}");
     Ok(())
 }
 
 /// Adds a blob; returns its descriptor.
-fn add(layout: &Tree, media_type: &str, bytes: &[u8]) -> Result<Value> {
+fn add(layout: &FileTree, media_type: &str, bytes: &[u8]) -> Result<Value> {
     let scratch = tempfile::NamedTempFile::new()?;
     fs::write(scratch.path(), bytes)?;
     let digest = sha256(scratch.path())?;
@@ -111,7 +121,7 @@ fn add(layout: &Tree, media_type: &str, bytes: &[u8]) -> Result<Value> {
     Ok(json!({ "mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len() }))
 }
 
-/// Where a descriptor's blob is in the layout.
+/// Returns the path of a descriptor's blob in the layout.
 fn path(descriptor: &Value) -> String {
     let digest = descriptor["digest"].as_str().unwrap_or_default();
     format!("blobs/{}", digest.replacen(':', "/", 1))
@@ -129,16 +139,16 @@ pub(crate) mod tests {
     use crate::command;
 
     #[test]
-    fn a_large_image_is_refused() {
+    fn refuses_large_image() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        for (bytes, is_allowed) in [(BYTES, true), (BYTES + 1, false)] {
+        for (bytes, is_allowed) in [(MAX_LAYER_BYTES, true), (MAX_LAYER_BYTES + 1, false)] {
             file.as_file().set_len(bytes).unwrap();
             assert_eq!(check_size(file.path()).is_ok(), is_allowed, "{bytes}");
         }
     }
 
-    /// Follows an unpacked layout from its index to the layers of these processors, digest by digest, as a runtime does. Each
-    /// layer has the program; returns what is in it.
+    /// Follows an unpacked layout from its index to the layers of these processors, digest by digest, as a runtime
+    /// does. Each layer must have the program. Returns the content of each layer.
     pub(crate) fn check(layout: &Path, archs: &[Arch], program: &str) -> Vec<String> {
         let read =
             |path: &str| -> Value { serde_json::from_slice(&fs::read(layout.join(path)).unwrap()).unwrap() };

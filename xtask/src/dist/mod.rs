@@ -1,20 +1,22 @@
-//! `cargo xtask dist`: what is given to users, made without root and without a container engine.
+//! `cargo xtask dist`: builds the released files, without root and without a container engine.
 //!
-//! All of it holds one program, static, that runs on any Linux with its processor, x86-64 or 64-bit Arm:
+//! Each contains one static program that runs on any Linux with its processor, x86-64 or 64-bit Arm:
 //!
 //! - `numaward-VERSION-x86_64-linux.tar.gz` and `…-aarch64-…`: the program with its manual, completions and unit;
-//! - `numaward_VERSION_amd64.deb` and `…_arm64.deb`: the same for Debian and its derivatives, and `apt`, a repository with them;
+//! - `numaward_VERSION_amd64.deb` and `…_arm64.deb`: the same for Debian and its derivatives, and `apt`, a repository
+//!   with them;
 //! - `numaward-VERSION-1.x86_64.rpm` and `….aarch64.rpm`: the same for Fedora, RHEL and openSUSE;
-//! - `numaward-VERSION-oci.tar`: a container image for all processors as an archive in the OCI layout, and `rootfs-amd64` and
-//!   `rootfs-arm64`, what is in it;
+//! - `numaward-VERSION-oci.tar`: a container image for all processors as an archive in the OCI layout, and
+//!   `rootfs-amd64` and `rootfs-arm64`, its content;
 //! - `numaward-VERSION-deploy.tar.gz`: the manifests for Kubernetes;
-//! - `numaward-VERSION.cdx.json`: which crates are in the program (`CycloneDX`);
-//! - `numaward-VERSION.intoto.json`: of what and by which tools all of these were made (in-toto, SLSA);
+//! - `numaward-VERSION.cdx.json`: the crates in the program (`CycloneDX`);
+//! - `numaward-VERSION.intoto.json`: the sources and tools of all these files (in-toto, SLSA);
 //! - `SHA256SUMS`; with a key also its signature, `SHA256SUMS.asc`, and the key's public half, `numaward.asc`.
 //!
-//! Invariant: the same commit and the same tools make the same bytes. So no file has another time than that of the
-//! commit (`SOURCE_DATE_EPOCH` where it is set), no other owner than root, none of its modes is left to the umask,
-//! names are sorted, and the program holds no path of the machine that built it. Signatures have the time at which they
+//! Invariant: the same commit and the same tools make the same bytes. Therefore all files have the time of the commit
+//! (or `SOURCE_DATE_EPOCH` if it is set), are owned by root, and have modes that do not depend on the umask; names are
+//! sorted, and the program contains no path of the building machine. Signatures contain the time of signing, so no file
+//! with a digest contains one.
 //! are made, so nothing that has a digest holds one.
 
 mod apt;
@@ -39,41 +41,41 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use numaward_vm::Arch;
 
-pub(crate) use self::provenance::Origin;
+pub(crate) use self::provenance::ProgramOrigin;
 pub(crate) use self::sign::Signer;
-use self::tree::{Tree, gzip, sha256};
+use self::tree::{FileTree, gzip, sha256};
 use crate::setup::{self, Part};
 use crate::{build, command};
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Comes after this version, for dpkg and for rpm.
-const NEXT: &str = concat!(env!("CARGO_PKG_VERSION"), "+next");
+/// A later version, for dpkg and for rpm.
+const NEXT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+next");
 const PROGRAM: &str = "usr/bin/numaward";
 const CONFIGURATION: &str = "etc/numaward/config.yaml";
-/// Both kinds of packages have to name an address; nobody reads mail at this one.
+/// Both kinds of packages require an address; no mail to this one is read.
 const MAINTAINER: &str = "The numaward authors <authors@numaward.invalid>";
 const SUMMARY: &str = "keeps memory near the CPUs that use it, and proves it";
 const EXECUTABLE: u32 = 0o755;
 const PLAIN: u32 = 0o644;
 
 #[derive(Args)]
-pub(crate) struct Alone {
+pub(crate) struct DistArguments {
     #[command(flatten)]
-    what: What,
+    what: DistOptions,
     #[command(flatten)]
-    key: Key,
+    key: KeyArguments,
     /// Builds the last commit twice, in two folders, and fails if a file differs
     #[arg(long, conflicts_with_all = ["out", "programs", "pool"])]
     check_reproducible: bool,
-    /// Builds only the static program of this package of the workspace, and packs nothing
+    /// Builds only the static program of this package of the workspace, without packages
     #[arg(long, value_name = "PACKAGE", conflicts_with_all = ["programs", "pool"])]
     only_program: Option<String>,
 }
 
-/// What is made, and where.
+/// Files to make, and their folder.
 #[derive(Args)]
-pub(crate) struct What {
-    /// Folder for what is made; what is in it goes [default: packages in cargo's target folder]
+pub(crate) struct DistOptions {
+    /// Folder for the files; its content is removed first [default: packages in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Packs this static program, instead of building one; may be repeated, once for each processor
@@ -87,21 +89,21 @@ pub(crate) struct What {
     pool: Option<PathBuf>,
 }
 
-/// By whom what is made is signed.
+/// Key for signatures.
 #[derive(Args)]
-pub(crate) struct Key {
+pub(crate) struct KeyArguments {
     /// Signs the checksums and the apt repository with this key of your gpg keyring (a fingerprint, for one)
     #[arg(long, value_name = "KEY", env = "NUMAWARD_KEY")]
     key: Option<String>,
 }
 
-impl Key {
+impl KeyArguments {
     pub(crate) fn get(&self) -> Option<&str> {
         self.key.as_deref()
     }
 }
 
-pub(crate) fn main(arguments: &Alone) -> Result<()> {
+pub(crate) fn main(arguments: &DistArguments) -> Result<()> {
     if arguments.check_reproducible {
         return reproducible::check(&arguments.what.archs, arguments.only_program.as_deref());
     }
@@ -126,13 +128,13 @@ pub(crate) fn main(arguments: &Alone) -> Result<()> {
     Ok(())
 }
 
-impl What {
-    /// Whether the programs are not built here.
+impl DistOptions {
+    /// Returns whether existing programs are packed.
     pub(crate) fn has_programs(&self) -> bool {
         !self.programs.is_empty()
     }
 
-    /// Builds the program of one package into the folder, which is emptied before.
+    /// Builds the program of one package into the folder, after removing its content.
     fn build_only(&self, package: &str) -> Result<()> {
         let archs =
             if self.archs.is_empty() { Arch::of_host().into_iter().collect() } else { self.archs.clone() };
@@ -148,17 +150,17 @@ impl What {
         Ok(())
     }
 
-    /// Makes everything, by default for some processors, and returns the folder and what is for users.
+    /// Makes everything, by default for some processors, and returns the folder and the released files.
     pub(crate) fn make(&self, signer: Option<&Signer>, archs: &[Arch]) -> Result<(PathBuf, Vec<PathBuf>)> {
         let archs = if self.archs.is_empty() { archs } else { &self.archs };
         ensure!(!archs.is_empty(), "for which processor? This host's is none of them: give --arch");
         let (programs, origin) = if self.has_programs() {
-            (self.programs.clone(), Origin::Given(&self.programs))
+            (self.programs.clone(), ProgramOrigin::Given(&self.programs))
         } else {
             let compilers = archs.iter().map(|arch| Part::Compiler(*arch));
             setup::ensure(&[Part::Ebpf].into_iter().chain(compilers).collect::<Vec<_>>())?;
             let programs = archs.iter().map(|arch| build::portable_program(*arch, "numaward"));
-            (programs.collect::<Result<_>>()?, Origin::Built(archs))
+            (programs.collect::<Result<_>>()?, ProgramOrigin::Built(archs))
         };
         let out = match &self.out {
             Some(out) => out.clone(),
@@ -170,11 +172,11 @@ impl What {
     }
 }
 
-/// Makes everything of these programs in `out`, one for each processor, and returns what is for users. The apt repository
-/// also has the packages in `pool`.
+/// Makes all files of these programs in `out`, one program for each processor, and returns the released files. The apt
+/// repository also has the packages in `pool`.
 pub(crate) fn make(
     paths: &[PathBuf],
-    origin: &Origin<'_>,
+    origin: &ProgramOrigin<'_>,
     out: &Path,
     pool: Option<&Path>,
     signer: Option<&Signer>,
@@ -182,17 +184,17 @@ pub(crate) fn make(
     let programs = paths.iter().map(|path| Program::read(path)).collect::<Result<Vec<_>>>()?;
     let archs: Vec<_> = programs.iter().map(|program| program.arch).collect();
     let contents = if let Some(own) = archs.iter().position(|arch| Some(*arch) == Arch::of_host()) {
-        Contents::of(&paths[own], programs)?
+        Contents::generate(&paths[own], programs)?
     } else {
         let own = build::programs(&["numaward"], "dev")?.into_iter().next();
         let (_, own) = own.context("cargo has built no program for this host, which prints the manual")?;
-        Contents::of(&own, programs)?
+        Contents::generate(&own, programs)?
     };
     let epoch = epoch()?;
     empty(out)?;
     let mut made = contents.package(out, epoch)?;
     let packages: Vec<_> = made.iter().map(PathBuf::as_path).filter(|path| is_deb(path)).collect();
-    apt::build(&Tree::new(&out.join("apt"), epoch)?, &packages, pool, signer)?;
+    apt::build(&FileTree::new(&out.join("apt"), epoch)?, &packages, pool, signer)?;
     made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), &archs, epoch)?);
     let statement = out.join(format!("numaward-{VERSION}.intoto.json"));
     made.push(provenance::write(&statement, &made, origin, epoch)?);
@@ -214,22 +216,22 @@ pub(crate) fn make(
     Ok(made)
 }
 
-/// Makes the packages of the version after this one in `out`, with a repository that has this one's too: for tests of
+/// Makes the packages of the next version in `out`, with a repository that also has those of this version: for tests of
 /// upgrades.
 pub(crate) fn make_next(program: &Path, out: &Path, pool: &Path, signer: &Signer) -> Result<()> {
     let epoch = epoch()?;
     let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
     empty(out)?;
-    let mut contents = Contents::of(program, Vec::new())?;
-    NEXT.clone_into(&mut contents.version);
+    let mut contents = Contents::generate(program, Vec::new())?;
+    NEXT_VERSION.clone_into(&mut contents.version);
     let program = Program::read(program)?;
-    let package = out.join(deb::name(NEXT, program.arch));
-    deb::build(&contents, &program, &Tree::new(&scratch.path().join("deb"), epoch)?, &package)?;
-    rpm::build(&contents, &program, epoch, &out.join(rpm::name(NEXT, program.arch)))?;
-    apt::build(&Tree::new(&out.join("apt"), epoch)?, &[&package], Some(pool), Some(signer))
+    let package = out.join(deb::name(NEXT_VERSION, program.arch));
+    deb::build(&contents, &program, &FileTree::new(&scratch.path().join("deb"), epoch)?, &package)?;
+    rpm::build(&contents, &program, epoch, &out.join(rpm::name(NEXT_VERSION, program.arch)))?;
+    apt::build(&FileTree::new(&out.join("apt"), epoch)?, &[&package], Some(pool), Some(signer))
 }
 
-/// Makes a folder, or removes all that is in it.
+/// Creates a folder, or removes its content.
 fn empty(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot empty {}", folder.display()))?;
@@ -241,7 +243,7 @@ fn is_deb(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "deb")
 }
 
-/// The time of everything that is made, in seconds since 1970.
+/// Returns the time of all files, in seconds since 1970.
 fn epoch() -> Result<u64> {
     let text = if let Ok(text) = env::var("SOURCE_DATE_EPOCH") {
         text
@@ -254,23 +256,23 @@ fn epoch() -> Result<u64> {
     text.parse().with_context(|| format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds"))
 }
 
-/// A time as RFC 3339 has it.
+/// Formats a time as in RFC 3339.
 fn rfc3339(epoch: u64) -> Result<String> {
     let mut date = Command::new("date");
     let text = command::read(date.args(["--utc", "+%Y-%m-%dT%H:%M:%SZ", "--date"]).arg(format!("@{epoch}")))?;
     Ok(text.trim().to_owned())
 }
 
-/// A file, by its path in what is made.
+/// A file, by its path in the released files.
 #[derive(Clone)]
-struct Entry {
+struct PackageFile {
     path: String,
     bytes: Vec<u8>,
     mode: u32,
 }
 
-fn entry(path: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Entry {
-    Entry { path: path.into(), bytes: bytes.into(), mode: PLAIN }
+fn entry(path: impl Into<String>, bytes: impl Into<Vec<u8>>) -> PackageFile {
+    PackageFile { path: path.into(), bytes: bytes.into(), mode: PLAIN }
 }
 
 /// A static program.
@@ -287,19 +289,19 @@ impl Program {
     }
 }
 
-/// What goes into packages.
+/// Content of packages.
 struct Contents {
     version: String,
     programs: Vec<Program>,
     /// Pages of the manual by their file name.
-    manual: Vec<Entry>,
+    manual: Vec<PackageFile>,
     /// Completions by the shell's name.
-    completions: Vec<Entry>,
+    completions: Vec<PackageFile>,
 }
 
 impl Contents {
-    /// Asks `program`, which runs here, for the manual and the completions of all of them.
-    fn of(program: &Path, programs: Vec<Program>) -> Result<Self> {
+    /// Runs `program` to generate the manual and the completions of all programs.
+    fn generate(program: &Path, programs: Vec<Program>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("numaward-manual-").tempdir()?;
         command::read(Command::new(program).args(["man", "--dir"]).arg(folder.path()))?;
         let mut manual = Vec::new();
@@ -318,7 +320,7 @@ impl Contents {
 
     fn package(&self, out: &Path, epoch: u64) -> Result<Vec<PathBuf>> {
         let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
-        let tree = |name: &str| Tree::new(&scratch.path().join(name), epoch);
+        let tree = |name: &str| FileTree::new(&scratch.path().join(name), epoch);
 
         let top = format!("numaward-{VERSION}");
         let (mut made, mut images) = (Vec::new(), Vec::new());
@@ -326,7 +328,7 @@ impl Contents {
             let arch = program.arch;
             let archive = out.join(format!("numaward-{VERSION}-{}-linux.tar.gz", arch.kernel_name()));
             let packed = tree(&format!("archive-{arch}"))?;
-            for Entry { path, bytes, mode } in self.for_archive(program)? {
+            for PackageFile { path, bytes, mode } in self.for_archive(program)? {
                 packed.file(&format!("{top}/{path}"), &bytes, mode)?;
             }
             gzip(&packed.pack(&scratch.path().join(format!("archive-{arch}.tar")))?, &archive)?;
@@ -337,9 +339,9 @@ impl Contents {
             rpm::build(self, program, epoch, &fedora)?;
             made.extend([archive, debian, fedora]);
 
-            let rootfs = Tree::new(&out.join(format!("rootfs-{arch}")), epoch)?;
+            let rootfs = FileTree::new(&out.join(format!("rootfs-{arch}")), epoch)?;
             rootfs.file(PROGRAM, &program.bytes, EXECUTABLE)?;
-            // Without it, the order is the C library's to choose.
+            // Without this file, the order depends on the C library.
             rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
             images.push((arch, rootfs));
         }
@@ -356,8 +358,9 @@ impl Contents {
         Ok(made)
     }
 
-    fn for_archive(&self, program: &Program) -> Result<Vec<Entry>> {
-        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry("bin/numaward", program.bytes.clone()) }];
+    fn for_archive(&self, program: &Program) -> Result<Vec<PackageFile>> {
+        let mut entries =
+            vec![PackageFile { mode: EXECUTABLE, ..entry("bin/numaward", program.bytes.clone()) }];
         for file in ["numaward.preset", "numaward.service"] {
             entries.push(entry(format!("systemd/{file}"), checkout(&format!("deploy/systemd/{file}"))?));
         }
@@ -371,9 +374,9 @@ impl Contents {
         Ok(entries)
     }
 
-    /// What every package installs; zsh looks for completions in a folder that is each distribution's own.
-    fn installed(&self, program: &Program, zsh: &str) -> Result<Vec<Entry>> {
-        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry(PROGRAM, program.bytes.clone()) }];
+    /// Returns the files that every package installs; the folder of zsh's completions depends on the distribution.
+    fn installed(&self, program: &Program, zsh: &str) -> Result<Vec<PackageFile>> {
+        let mut entries = vec![PackageFile { mode: EXECUTABLE, ..entry(PROGRAM, program.bytes.clone()) }];
         for (path, file) in [
             ("usr/lib/systemd/system/numaward.service", "numaward.service"),
             ("usr/lib/systemd/system-preset/90-numaward.preset", "numaward.preset"),
@@ -396,11 +399,11 @@ impl Contents {
     }
 }
 
-fn renamed(entry: &Entry, path: String) -> Entry {
-    Entry { path, ..entry.clone() }
+fn renamed(entry: &PackageFile, path: String) -> PackageFile {
+    PackageFile { path, ..entry.clone() }
 }
 
-/// A file of the checkout.
+/// Reads a file of the checkout.
 fn checkout(path: &str) -> Result<Vec<u8>> {
     let path = command::root().join(path);
     fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
@@ -428,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_are_the_same_each_time_and_whole() {
+    fn packages_are_reproducible() {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = ["a", "b"].map(|name| made(&folder.path().join(name)));
         for (first, second) in first.iter().zip(&second) {
@@ -489,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_as_rfc_3339_has_them() {
+    fn formats_times_as_rfc_3339() {
         assert_eq!(rfc3339(1_700_000_000).unwrap(), "2023-11-14T22:13:20Z");
     }
 }

@@ -1,7 +1,8 @@
-//! What was made of what, and by which tools: an in-toto statement (version 1) with SLSA's provenance (version 1).
+//! Provenance of the released files: an in-toto statement (version 1) with SLSA's provenance (version 1).
 //!
-//! It is not signed: who publishes the files signs it. It says what anybody can check who builds the commit again with
-//! these tools, because the same commit and the same tools make the same bytes. So it names no time and no machine.
+//! The statement itself is not signed; the publisher signs the files. Anyone can verify it by another build of the
+//! commit with these tools, because the same commit and the same tools make the same bytes. It therefore names no time
+//! and no machine.
 //!
 //! Sources: in-toto attestation framework, `spec/v1/statement.md` and `resource_descriptor.md`; SLSA 1.0, provenance.
 
@@ -18,24 +19,29 @@ use super::tree::sha256;
 use crate::setup::Compiler;
 use crate::{build, command, setup};
 
-/// What a build of this type is: `cargo xtask dist`, as SECURITY.md describes it.
+/// Type of the build: `cargo xtask dist`, as SECURITY.md describes it.
 const BUILD_TYPE: &str = "urn:numaward:dist:1";
-/// The person who ran the command, on a machine of theirs.
+/// Builder: a person's own machine.
 const BUILDER: &str = "urn:numaward:builder:local";
 
-/// Where a program comes from.
-pub(crate) enum Origin<'a> {
-    /// The checkout, by the tools of this machine, for these processors.
+/// Origin of a program.
+pub(crate) enum ProgramOrigin<'a> {
+    /// The checkout, with the tools of this machine, for these processors.
     Built(&'a [Arch]),
-    /// It was there already: by which tools it was made, nobody knows here.
+    /// Existing files, made by unknown tools.
     Given(&'a [PathBuf]),
 }
 
-/// Writes the statement about the files that were made.
-pub(crate) fn write(path: &Path, made: &[PathBuf], origin: &Origin<'_>, epoch: u64) -> Result<PathBuf> {
+/// Writes the statement about the released files.
+pub(crate) fn write(
+    path: &Path,
+    made: &[PathBuf],
+    origin: &ProgramOrigin<'_>,
+    epoch: u64,
+) -> Result<PathBuf> {
     let materials = match origin {
-        Origin::Built(archs) => [source()?, tools(archs)?].concat(),
-        Origin::Given(programs) => {
+        ProgramOrigin::Built(archs) => [source()?, tools(archs)?].concat(),
+        ProgramOrigin::Given(programs) => {
             let of = |path: &PathBuf| Ok(json!({ "name": "program", "digest": { "sha256": sha256(path)? } }));
             programs.iter().map(of).collect::<Result<_>>()?
         }
@@ -68,7 +74,7 @@ fn statement(made: &[PathBuf], materials: &[Value], epoch: u64) -> Result<Value>
     }))
 }
 
-/// The commit, if this is a checkout, and the crates that it is built with.
+/// Returns the commit, if this is a checkout, and the crates of the build.
 fn source() -> Result<Vec<Value>> {
     let git = |arguments: &[&str]| {
         command::read(Command::new("git").args(arguments).current_dir(command::root()))
@@ -88,11 +94,11 @@ fn source() -> Result<Vec<Value>> {
     Ok(materials)
 }
 
-/// The compilers and the linker, by their versions.
+/// Returns the compilers and the linker, with their versions.
 fn tools(archs: &[Arch]) -> Result<Vec<Value>> {
     let mut tools = Vec::new();
     for &arch in archs {
-        tools.push(compiler(&format!("rustc for {arch}"), &Compiler::find(arch)?.says()?)?);
+        tools.push(compiler(&format!("rustc for {arch}"), &Compiler::find(arch)?.version()?)?);
     }
     let (ebpf, linker) = setup::ebpf_tools().context("the tools that built the probes are gone")?;
     tools.push(compiler("rustc of the probes", &ebpf)?);
@@ -100,7 +106,7 @@ fn tools(archs: &[Arch]) -> Result<Vec<Value>> {
     Ok(tools)
 }
 
-/// A compiler, by what it prints with `-vV`.
+/// Parses the output of a compiler with `-vV`.
 fn compiler(name: &str, text: &str) -> Result<Value> {
     let field = |field: &str| text.lines().find_map(|line| line.strip_prefix(field)).map(str::trim);
     let release = field("release:").with_context(|| format!("{name} -vV has no release:\n{text}"))?;
@@ -123,7 +129,7 @@ mod tests {
         host: x86_64-unknown-linux-gnu\nLLVM version: 22.1.0\n";
 
     #[test]
-    fn it_names_what_was_made_and_of_what() {
+    fn names_products_and_materials() {
         let folder = tempfile::tempdir().unwrap();
         let made = ["a.tar.gz", "b.deb"].map(|name| {
             let path = folder.path().join(name);
@@ -152,7 +158,7 @@ mod tests {
         let lock = sha256(&command::root().join("Cargo.lock")).unwrap();
         assert_eq!(of("Cargo.lock")["digest"]["sha256"], lock);
         assert_eq!(of("rustc")["uri"], "pkg:generic/rustc@1.95.0");
-        // Each says what it is by an address or a digest, as the specification demands.
+        // As the specification requires, each material has an address or a digest.
         for material in materials {
             assert!(material["uri"].is_string() || material["digest"].is_object(), "{material}");
         }
@@ -160,11 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn of_a_program_that_was_given_no_tools_are_claimed() {
+    fn given_program_has_no_tools() {
         let folder = tempfile::tempdir().unwrap();
         let [program, path] = ["program", "statement"].map(|name| folder.path().join(name));
         fs::write(&program, "x").unwrap();
-        write(&path, &[], &Origin::Given(std::slice::from_ref(&program)), 0).unwrap();
+        write(&path, &[], &ProgramOrigin::Given(std::slice::from_ref(&program)), 0).unwrap();
         let statement: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         let materials = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
         let digest = sha256(&program).unwrap();
@@ -172,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tools_of_this_machine_are_named() {
+    fn names_tools_of_this_machine() {
         if setup::ebpf_tools().is_none() {
             return numaward_tests_support::skip_outside_ci("the tools that build the probes are missing");
         }
@@ -190,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compiler_is_known_by_what_it_says() {
+    fn parses_compiler_version() {
         let tool = compiler("rustc", COMPILER).unwrap();
         assert_eq!(
             (&tool["uri"], &tool["digest"]["gitCommit"]),

@@ -1,9 +1,10 @@
-//! `cargo xtask dist --check-reproducible`: the same commit and the same tools make the same bytes, wherever they are built.
+//! `cargo xtask dist --check-reproducible`: checks that the same commit and the same tools make the same bytes, in any
+//! folder.
 //!
-//! The last commit is cloned into two folders whose names differ in length. In each, `cargo xtask dist` builds everything from
-//! the beginning, with another umask, time zone and language. Then all files must have the same digests.
+//! The last commit is cloned into two folders with names of different lengths. In each, `cargo xtask dist` builds
+//! everything from scratch, with another umask, time zone and language. Then all files must have the same digests.
 //!
-//! Both builds run on this machine with its tools; it does not show that another machine makes the same bytes.
+//! Both builds run on this machine with its tools, so they do not show that another machine makes the same bytes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,22 +19,22 @@ use numaward_vm::Arch;
 use super::tree::sha256;
 use crate::{build, command};
 
-/// A folder and an environment to build in.
-struct Build {
+/// Folder and environment of a build.
+struct BuildEnvironment {
     folder: &'static str,
     umask: &'static str,
     environment: &'static [(&'static str, &'static str)],
 }
 
-const BUILDS: [Build; 2] = [
-    Build { folder: "a", umask: "022", environment: &[("TZ", "UTC"), ("LC_ALL", "C")] },
-    Build {
+const BUILDS: [BuildEnvironment; 2] = [
+    BuildEnvironment { folder: "a", umask: "022", environment: &[("TZ", "UTC"), ("LC_ALL", "C")] },
+    BuildEnvironment {
         folder: "a-folder-with-another-name",
         umask: "077",
         environment: &[("TZ", "Asia/Tokyo"), ("LC_ALL", "C.UTF-8")],
     },
 ];
-/// Variables that would lead both builds to the same folder, or have their files signed, which takes the time into account.
+/// Variables that would lead both builds to the same folder, or sign their files, which depends on the time.
 const REMOVED_VARIABLES: [&str; 3] = ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "NUMAWARD_KEY"];
 
 /// Builds the last commit twice for these processors, or only the program of a package, and compares all files.
@@ -63,7 +64,7 @@ pub(super) fn check(archs: &[Arch], package: Option<&str>) -> Result<()> {
         command::run(&mut switch)?;
         println!("building {commit} in {}", checkout.display());
         command::run(&mut dist(build, &checkout, &out, archs, package))?;
-        // It takes gigabytes, and nothing of it is compared.
+        // It needs gigabytes, and is not compared.
         let target = checkout.join("target");
         fs::remove_dir_all(&target).with_context(|| format!("cannot remove {}", target.display()))?;
         made.push(digests(&out)?);
@@ -85,8 +86,14 @@ pub(super) fn check(archs: &[Arch], package: Option<&str>) -> Result<()> {
     fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// The command that makes everything in a checkout.
-fn dist(build: &Build, checkout: &Path, out: &Path, archs: &[Arch], package: Option<&str>) -> Command {
+/// Returns the command that builds everything in a checkout.
+fn dist(
+    build: &BuildEnvironment,
+    checkout: &Path,
+    out: &Path,
+    archs: &[Arch],
+    package: Option<&str>,
+) -> Command {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("umask {} && exec \"$@\"", build.umask)).arg("sh");
     shell.args(["cargo", "xtask", "dist", "--out"]).arg(out);
@@ -103,7 +110,7 @@ fn dist(build: &Build, checkout: &Path, out: &Path, archs: &[Arch], package: Opt
     shell
 }
 
-/// The digest of each file in a folder, by its path there.
+/// Returns the digest of each file in a folder, by its path there.
 fn digests(folder: &Path) -> Result<BTreeMap<String, String>> {
     let mut digests = BTreeMap::new();
     let mut open = vec![folder.to_owned()];
@@ -124,7 +131,7 @@ fn digests(folder: &Path) -> Result<BTreeMap<String, String>> {
     Ok(digests)
 }
 
-/// One line for each file that is not the same in both.
+/// Returns one line for each file that differs.
 fn differences(first: &BTreeMap<String, String>, second: &BTreeMap<String, String>) -> Vec<String> {
     let paths: BTreeSet<_> = first.keys().chain(second.keys()).collect();
     let different = paths.into_iter().filter(|path| first.get(*path) != second.get(*path));
@@ -139,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_difference_between_two_folders_is_found() {
+    fn finds_differences_between_folders() {
         let dir = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| {
             let folder = dir.path().join(name);
@@ -163,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn both_builds_differ_in_all_that_must_not_matter() {
+    fn build_environments_differ() {
         let [first, second] = &BUILDS;
         assert_ne!(first.folder.len(), second.folder.len());
         assert_ne!(first.umask, second.umask);

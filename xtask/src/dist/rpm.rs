@@ -1,15 +1,15 @@
 //! A package for Fedora and other distributions that use rpm.
 //!
-//! As with Debian's: installed, the service neither runs nor is enabled, unless a preset of the administrator's says so,
-//! which is asked before ours. An upgrade restarts it if it runs. Erased, it stops and is disabled. rpm keeps a
-//! configuration that was changed, as `config.yaml.rpmsave`; the ledger in `/var/lib/numaward` stays, as rpm has nothing
-//! like Debian's purge.
+//! Like Debian's: an installation neither starts nor enables the service, unless a preset of the administrator says so,
+//! which has precedence over the package's. An upgrade restarts the service if it is running. A removal stops and
+//! disables it. rpm keeps a changed configuration as `config.yaml.rpmsave`; the ledger in `/var/lib/numaward` stays,
+//! because rpm has no equivalent of Debian's purge.
 //!
-//! The scriptlets are what systemd's macros (`%systemd_post`, `%systemd_preun`, `%systemd_postun_with_restart`) were up to
-//! version 249. Newer ones call a helper that only some distributions have, and leave reading units again to triggers of
-//! their systemd package. `systemctl` is everywhere.
+//! The scriptlets are those of systemd's macros (`%systemd_post`, `%systemd_preun`, `%systemd_postun_with_restart`)
+//! until version 249. Newer macros call a helper that only some distributions have, and rely on triggers of the systemd
+//! package to reload units. `systemctl` exists everywhere.
 //!
-//! It carries no signature of its own, so that the same commit makes the same bytes: `SHA256SUMS` has one.
+//! The package has no signature of its own, so that the same commit makes the same bytes: `SHA256SUMS` has one.
 //!
 //! Sources: Fedora packaging guidelines, *Scriptlets*; systemd v249, `src/rpm/macros.systemd.in`.
 
@@ -19,21 +19,22 @@ use anyhow::{Context as _, Result};
 use numaward_vm::Arch;
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
-use super::{CONFIGURATION, Contents, Entry, MAINTAINER, Program, SUMMARY, changelog, checkout, entry};
+use super::{CONFIGURATION, Contents, MAINTAINER, PackageFile, Program, SUMMARY, changelog, checkout, entry};
 
-/// Counts packages of the same version.
+/// Number of the package within the same version.
 const RELEASE: &str = "1";
-const LICENCE: &str = "MIT OR Apache-2.0";
+const LICENSE: &str = "MIT OR Apache-2.0";
 const DESCRIPTION: &str = "Gives services exclusive CPUs and memory on NUMA nodes, and counts by eBPF
 whether their memory is where it was promised.
 
 The service is neither enabled nor started: `systemctl enable --now numaward`
 begins to watch the host.";
-/// Folders that are nobody else's.
+/// Folders that belong to this package only.
 const FOLDERS: [&str; 3] = ["etc/numaward", "usr/share/doc/numaward", "usr/share/licenses/numaward"];
 
-// The first argument of a scriptlet is how many packages of this name there are after it: 1 where the first is installed,
-// 0 where the last is erased.
+// The first argument of a scriptlet is the number of packages of this name after it: 1 at the first installation, 0
+// after the
+// last removal.
 
 const AFTER_INSTALLING: &str = "if [ -d /run/systemd/system ]; then
     systemctl daemon-reload >/dev/null 2>&1 || :
@@ -56,7 +57,7 @@ const AFTER_REMOVING: &str = "if [ -d /run/systemd/system ]; then
 fi
 ";
 
-/// The name of the package.
+/// Returns the name of the package.
 pub(crate) fn name(version: &str, arch: Arch) -> String {
     format!("numaward-{version}-{RELEASE}.{}.rpm", arch.kernel_name())
 }
@@ -67,13 +68,13 @@ pub(crate) fn build(contents: &Contents, program: &Program, epoch: u64, package:
     let configuration =
         BuildConfig::v4().compression(CompressionWithLevel::Gzip(6)).source_date(time(epoch)?);
     let mut builder =
-        PackageBuilder::new("numaward", &contents.version, LICENCE, program.arch.kernel_name(), SUMMARY);
+        PackageBuilder::new("numaward", &contents.version, LICENSE, program.arch.kernel_name(), SUMMARY);
     builder.using_config(configuration).release(RELEASE).description(DESCRIPTION).packager(MAINTAINER);
     builder.build_host("localhost");
     for folder in FOLDERS {
         builder.with_dir_entry(FileOptions::dir(format!("/{folder}")).permissions(0o755))?;
     }
-    for Entry { path, bytes, mode } in entries(contents, program)? {
+    for PackageFile { path, bytes, mode } in entries(contents, program)? {
         let mut options = FileOptions::new(format!("/{path}")).permissions(u16::try_from(mode)?);
         if path == CONFIGURATION {
             options = options.config().noreplace();
@@ -99,7 +100,7 @@ pub(crate) fn build(contents: &Contents, program: &Program, epoch: u64, package:
     built.write_file(package).with_context(|| format!("cannot write {}", package.display()))
 }
 
-fn entries(contents: &Contents, program: &Program) -> Result<Vec<Entry>> {
+fn entries(contents: &Contents, program: &Program) -> Result<Vec<PackageFile>> {
     let mut entries = contents.installed(program, "usr/share/zsh/site-functions")?;
     for file in ["LICENSE-APACHE", "LICENSE-MIT"] {
         entries.push(entry(format!("usr/share/licenses/numaward/{file}"), checkout(file)?));
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rpm_knows_what_is_configuration_and_what_to_run() {
+    fn package_has_configuration_and_scripts() {
         let contents = Contents {
             version: "1.2.3".to_owned(),
             programs: Vec::new(),

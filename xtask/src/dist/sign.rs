@@ -1,7 +1,7 @@
-//! Signatures, by gpg: what Debian's systems verify repositories with, and what is at hand elsewhere.
+//! Signatures by gpg, with which Debian verifies repositories, and which is available on most systems.
 //!
-//! The key is never made here, nor read from a file: it is in the keyring, or on the card, of who releases. Only a dry run
-//! has a key of its own, which is gone when it ends.
+//! The key is neither made here nor read from a file: it is in the keyring, or on the card, of the releasing person.
+//! Only a dry run makes a key of its own, which is deleted at its end.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,18 +11,18 @@ use tempfile::TempDir;
 
 use crate::command;
 
-/// The name in a key that nobody is to trust.
-const THROW_AWAY: &str = "numaward dry run: do not trust this key";
+/// Name in the key of a dry run.
+const DRY_RUN_NAME: &str = "numaward dry run: do not trust this key";
 
 /// Signs with one key.
 pub(crate) struct Signer {
     fingerprint: String,
-    /// The keyring of a key that was made for this run; else it is gpg's own.
+    /// Keyring of a key that was made for this run; `None` for gpg's own.
     home: Option<TempDir>,
 }
 
 impl Signer {
-    /// The key of this name in the user's keyring: a fingerprint, or anything else that gpg accepts.
+    /// Uses the key of this name in the user's keyring: a fingerprint, or any other name that gpg accepts.
     pub(crate) fn of_keyring(key: &str) -> Result<Self> {
         let fingerprint =
             fingerprint(gpg(None).arg("--list-secret-keys").arg("--").arg(key)).with_context(|| {
@@ -31,11 +31,11 @@ impl Signer {
         Ok(Self { fingerprint, home: None })
     }
 
-    /// A key that only this value has.
+    /// Makes a temporary key.
     pub(crate) fn throw_away() -> Result<Self> {
         let home = tempfile::Builder::new().prefix("numaward-gpg-").tempdir()?;
         let mut made = gpg(Some(&home));
-        made.args(["--passphrase", "", "--quick-generate-key", THROW_AWAY, "ed25519", "sign", "1d"]);
+        made.args(["--passphrase", "", "--quick-generate-key", DRY_RUN_NAME, "ed25519", "sign", "1d"]);
         command::read(&mut made).context("cannot make a key for this run")?;
         let fingerprint = fingerprint(gpg(Some(&home)).arg("--list-secret-keys"))?;
         Ok(Self { fingerprint, home: Some(home) })
@@ -45,17 +45,17 @@ impl Signer {
         &self.fingerprint
     }
 
-    /// Writes the signature of a file beside it: with `.asc` at the end of its name, or as `name`.
+    /// Writes the detached signature of a file beside it, as `name`.
     pub(crate) fn detached(&self, file: &Path, name: &str) -> Result<()> {
         self.sign("--detach-sign", file, name)
     }
 
-    /// Writes a text with its signature in it beside it, as `name`.
+    /// Writes a text with its embedded signature beside it, as `name`.
     pub(crate) fn clear(&self, file: &Path, name: &str) -> Result<()> {
         self.sign("--clear-sign", file, name)
     }
 
-    /// The public key, as text.
+    /// Returns the public key as text.
     pub(crate) fn public(&self) -> Result<String> {
         command::read(gpg(self.home.as_ref()).args(["--armor", "--export", &self.fingerprint]))
     }
@@ -71,7 +71,7 @@ impl Signer {
 impl Drop for Signer {
     fn drop(&mut self) {
         if let Some(home) = &self.home {
-            // gpg's agent for this keyring would wait for more.
+            // gpg's agent for this keyring would wait for further requests.
             let mut kill = Command::new("gpgconf");
             kill.arg("--homedir").arg(home.path()).args(["--kill", "all"]).stderr(Stdio::null());
             let _ = kill.status();
@@ -88,9 +88,9 @@ fn gpg(home: Option<&TempDir>) -> Command {
     gpg
 }
 
-/// That of the first key that gpg lists.
+/// Returns the fingerprint of the first key that gpg lists.
 fn fingerprint(list: &mut Command) -> Result<String> {
-    // Options come before what they are about.
+    // Options must precede the other arguments.
     let mut listing = Command::new(list.get_program());
     listing.arg("--with-colons").args(list.get_args());
     let text = command::read(&mut listing)?;
@@ -98,7 +98,7 @@ fn fingerprint(list: &mut Command) -> Result<String> {
     fingerprint.map(str::to_owned).with_context(|| format!("gpg lists no key:\n{text}"))
 }
 
-/// Verifies a file with the public key that was published beside it, as somebody does who downloaded both.
+/// Verifies a file with the public key beside it, as after a download of both.
 #[cfg(test)]
 pub(crate) fn verify(public: &str, arguments: &[&Path]) -> Result<String> {
     let home = tempfile::Builder::new().prefix("numaward-gpg-").tempdir()?;
@@ -124,7 +124,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_signed_verifies_and_what_was_changed_does_not() {
+    fn verifies_signed_files_only() {
         let Some(signer) = throw_away() else { return };
         let folder = tempfile::tempdir().unwrap();
         let [file, signature, clear] = ["file", "file.asc", "clear"].map(|name| folder.path().join(name));
@@ -143,7 +143,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_that_is_not_there_is_named() {
+    fn missing_key_is_named() {
         if throw_away().is_none() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Trees of files that are packed, the same way each time.
+//! Trees of files, which are packed in a reproducible way.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -13,13 +13,13 @@ use crate::command;
 const FOLDER: u32 = 0o755;
 
 /// A folder that is filled, then packed.
-pub(crate) struct Tree {
+pub(crate) struct FileTree {
     root: PathBuf,
     epoch: u64,
 }
 
-impl Tree {
-    /// An empty one at `root`, whose files will have the time `epoch`.
+impl FileTree {
+    /// Creates an empty tree at `root`, in which all files get the time `epoch`.
     pub(crate) fn new(root: &Path, epoch: u64) -> Result<Self> {
         fs::create_dir(root).with_context(|| format!("cannot create {}", root.display()))?;
         let tree = Self { root: root.to_owned(), epoch };
@@ -31,12 +31,12 @@ impl Tree {
         &self.root
     }
 
-    /// Seconds since 1970.
+    /// Returns the time of the files in seconds since 1970.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Adds a file and the folders it lies in.
+    /// Adds a file and its parent folders.
     pub(crate) fn file(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let target = self.root.join(path);
         let mut folder = self.root.clone();
@@ -51,7 +51,7 @@ impl Tree {
         set_mode(&target, mode)
     }
 
-    /// Adds the plain files of a folder, with those below it; of links, what they lead to.
+    /// Adds the plain files of a folder and of its subfolders; links are replaced by their targets.
     pub(crate) fn copy(&self, from: &Path, to: &str) -> Result<()> {
         let entries = fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))?;
         for entry in entries {
@@ -66,7 +66,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Packs it as root's.
+    /// Packs the tree, owned by root.
     pub(crate) fn pack(&self, archive: &Path) -> Result<PathBuf> {
         let mut tar = Command::new("tar");
         tar.args(["--create", "--format=ustar", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"])
@@ -81,7 +81,7 @@ impl Tree {
         Ok(archive.to_owned())
     }
 
-    /// What is in its root.
+    /// Returns the names in the root.
     fn names(&self) -> Result<Vec<String>> {
         let entries =
             fs::read_dir(&self.root).with_context(|| format!("cannot list {}", self.root.display()))?;
@@ -105,7 +105,7 @@ pub(crate) fn gzip(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", to.display()))
 }
 
-/// What gzip makes of these bytes at its best, which for large files takes far longer and saves a hundredth.
+/// Compresses bytes with gzip's best level, which for large files takes far longer and saves one percent.
 pub(crate) fn gzipped(bytes: &[u8]) -> Result<Vec<u8>> {
     compressed(bytes, "-9")
 }
@@ -128,10 +128,10 @@ fn run_on(input: File, command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The SHA-256 digest of a file, in hexadecimal digits.
+/// Returns the SHA-256 digest of a file, in hexadecimal digits.
 pub(crate) fn sha256(path: &Path) -> Result<String> {
     let line = command::read(Command::new("sha256sum").arg("--").arg(path))?;
     let digest = line.split_whitespace().next().context("sha256sum printed nothing")?;
-    // A name with a backslash is marked by one.
+    // A backslash precedes the digest of a file with a backslash in its name.
     Ok(digest.trim_start_matches('\\').to_owned())
 }

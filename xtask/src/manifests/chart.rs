@@ -1,5 +1,5 @@
-//! The Helm chart makes what the overlays make: the same objects for the same choices, but for names and labels that Helm
-//! adds. Helm itself renders it, by its package for Python.
+//! Comparison of the Helm chart with the overlays: it must make the same objects for the same choices, except for names
+//! and labels that Helm adds. Helm itself renders it, through its package for Python.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -15,21 +15,21 @@ use crate::command;
 use crate::setup::PythonTool;
 
 const CHART: &str = "deploy/helm/numaward";
-/// In the folder of the tests.
+/// Script in the folder of the tests.
 const SCRIPT: &str = "helm.py";
-/// Labels that one of both has and the other has not, of the object itself.
+/// Labels of objects that only one of both has.
 const OWN_LABELS: [&str; 2] = ["app.kubernetes.io/name", "app.kubernetes.io/part-of"];
-/// Labels that Helm adds, also where they select.
+/// Labels that Helm adds, also in selectors.
 const ADDED_LABELS: [&str; 4] = [
     "app.kubernetes.io/instance",
     "app.kubernetes.io/version",
     "app.kubernetes.io/managed-by",
     "helm.sh/chart",
 ];
-/// The file of the configuration, in its `ConfigMap`.
+/// File with the configuration in its `ConfigMap`.
 const CONFIG: &str = "config.yaml";
 
-/// Values, and the overlays that make the same; none where no overlay does.
+/// Returns values, and the overlays with the same result; none if no overlay has it.
 fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
     let on = json!({ "enabled": true });
     vec![
@@ -99,8 +99,9 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
     ]
 }
 
-/// What the page on Kubernetes sets, line by line. `--reuse-values` keeps what the line before has set.
-fn of_the_page() -> Vec<Value> {
+/// Returns the values in the documentation of Kubernetes, line by line. `--reuse-values` keeps those of the line
+/// before.
+fn documented_values() -> Vec<Value> {
     let page = include_str!("../../../docs/kubernetes.md");
     let (mut values, mut all) = (json!({}), Vec::new());
     for line in page.lines().filter(|line| line.starts_with("helm ") && line.contains(" --set ")) {
@@ -117,7 +118,7 @@ fn of_the_page() -> Vec<Value> {
     all
 }
 
-/// Values that nobody can mean.
+/// Returns invalid values.
 fn wrong_values() -> [Value; 6] {
     [
         json!({ "mode": "maybe" }),
@@ -129,32 +130,37 @@ fn wrong_values() -> [Value; 6] {
     ]
 }
 
-/// Resources, by what makes them.
-type Made = Vec<(String, Vec<Value>)>;
+/// Resources, by the description of their values.
+type ChartResources = Vec<(String, Vec<Value>)>;
 
-/// What Helm makes of values.
+/// Result of rendering values by Helm.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Rendered {
+enum RenderResult {
     Text(String),
     Refused(String),
 }
 
-/// What the chart makes of some values, by what they choose; and what is wrong with it.
-pub(super) fn check(cache: &Cache) -> Result<(Made, Vec<String>)> {
+/// Renders the chart with all values, and compares. Returns the resources by the description of their values, and the
+/// errors.
+pub(super) fn check(cache: &Cache) -> Result<(ChartResources, Vec<String>)> {
     let (mut choices, wrong) = (choices(), wrong_values());
-    let of_the_page = of_the_page();
-    ensure!(!of_the_page.is_empty(), "docs/kubernetes.md has no line that installs {CHART} with values");
+    let documented_values = documented_values();
+    ensure!(
+        !documented_values.is_empty(),
+        "docs/kubernetes.md has no line that installs {CHART} with values"
+    );
     let none: &[&str] = &[];
-    choices.extend(of_the_page.into_iter().map(|values| ("as docs/kubernetes.md sets it", values, none)));
+    choices
+        .extend(documented_values.into_iter().map(|values| ("as docs/kubernetes.md sets it", values, none)));
     let values = choices.iter().map(|(_, values, _)| values).chain(&wrong).collect::<Vec<_>>();
     let mut rendered = rendered(cache, &json!(values))?.into_iter();
     let (mut made, mut faults) = (Vec::new(), Vec::new());
     for ((choice, _, overlays), rendered) in choices.iter().zip(rendered.by_ref()) {
         let name = format!("{CHART}, {choice}");
         match rendered {
-            Rendered::Refused(reason) => faults.push(format!("{name}: refused: {reason}")),
-            Rendered::Text(text) => {
+            RenderResult::Refused(reason) => faults.push(format!("{name}: refused: {reason}")),
+            RenderResult::Text(text) => {
                 let resources = parse(&text).with_context(|| name.clone())?;
                 let mut expected = Vec::new();
                 for overlay in *overlays {
@@ -169,14 +175,14 @@ pub(super) fn check(cache: &Cache) -> Result<(Made, Vec<String>)> {
         }
     }
     for (values, rendered) in wrong.iter().zip(rendered) {
-        if matches!(rendered, Rendered::Text(_)) {
+        if matches!(rendered, RenderResult::Text(_)) {
             faults.push(format!("{CHART}: takes {values}"));
         }
     }
     Ok((made, faults))
 }
 
-fn rendered(cache: &Cache, values: &Value) -> Result<Vec<Rendered>> {
+fn rendered(cache: &Cache, values: &Value) -> Result<Vec<RenderResult>> {
     let root = command::root();
     let mut helm = PythonTool::HELM.script(cache, &root.join("tests/deploy").join(SCRIPT));
     let mut helm = helm
@@ -196,7 +202,7 @@ fn rendered(cache: &Cache, values: &Value) -> Result<Vec<Rendered>> {
         .with_context(|| format!("{CHART}: cannot read what Helm makes of it"))
 }
 
-/// What the chart makes differently.
+/// Returns the differences between the resources of the chart and of the overlays.
 fn compare(chart: &[Value], overlays: &[Value]) -> Vec<String> {
     let (chart, overlays) = (comparable(chart), comparable(overlays));
     let names: BTreeSet<&String> = chart.keys().chain(overlays.keys()).collect();
@@ -208,13 +214,13 @@ fn compare(chart: &[Value], overlays: &[Value]) -> Vec<String> {
     names.iter().filter_map(difference).collect()
 }
 
-/// Resources by kind and name, without what may differ.
+/// Returns resources by kind and name, without the parts that may differ.
 fn comparable(resources: &[Value]) -> BTreeMap<String, Value> {
     let is_config =
         |resource: &Value| resource["kind"] == "ConfigMap" && resource["data"][CONFIG].is_string();
     let config =
         resources.iter().find(|resource| is_config(resource)).map(|found| &found["metadata"]["name"]);
-    // Helm makes none.
+    // Helm makes no namespace.
     let resources = resources.iter().filter(|resource| resource["kind"] != "Namespace").cloned();
     let named = resources.map(|mut resource| {
         if let Some(Value::Object(labels)) = resource.pointer_mut("/metadata/labels") {
@@ -236,8 +242,8 @@ fn comparable(resources: &[Value]) -> BTreeMap<String, Value> {
     named.collect()
 }
 
-/// Takes out the labels that Helm adds, and the name of the configuration, which has a hash in one of both; sorts lists of what
-/// has a name.
+/// Removes the labels that Helm adds, and the name of the configuration, which has a hash in one of both; sorts lists
+/// of named items.
 fn simplify(value: &mut Value, config: Option<&Value>) {
     match value {
         Value::Object(fields) => {
@@ -252,7 +258,7 @@ fn simplify(value: &mut Value, config: Option<&Value>) {
                     _ => simplify(field, config),
                 }
             }
-            // An empty one, and the default, are as good as none.
+            // An empty or a default field equals a missing one.
             fields.retain(|key, field| {
                 !(key == "labels" && *field == json!({}) || key == "scheme" && field == "HTTP")
             });
@@ -269,7 +275,7 @@ fn simplify(value: &mut Value, config: Option<&Value>) {
     }
 }
 
-/// Where the first difference is, and what it is.
+/// Returns the place and the description of the first difference.
 fn difference(chart: &Value, overlay: &Value, path: &str) -> Option<String> {
     match (chart, overlay) {
         (Value::Object(of_chart), Value::Object(of_overlay)) => {
@@ -285,7 +291,7 @@ fn difference(chart: &Value, overlay: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// What a `DaemonSet` asks for and `OpenShift` does not allow it.
+/// Returns the requests of a `DaemonSet` that `OpenShift` does not allow.
 fn forbidden(resources: &[Value]) -> Vec<String> {
     let of_kind = |kind: &'static str| resources.iter().find(move |resource| resource["kind"] == kind);
     let (Some(allowed), Some(set)) = (of_kind("SecurityContextConstraints"), of_kind("DaemonSet")) else {
@@ -318,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chart_has_the_version_of_the_program() {
+    fn chart_has_program_version() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(CHART).join("Chart.yaml");
         let chart: Value = serde_norway::from_str(&fs::read_to_string(file).unwrap()).unwrap();
         for field in ["version", "appVersion"] {
@@ -342,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_order_and_the_hash_of_the_configuration_may_differ_and_nothing_else() {
+    fn ignores_labels_order_and_hash() {
         let plain = json!({ "app.kubernetes.io/name": "a" });
         let helms = json!({ "app.kubernetes.io/name": "a", "app.kubernetes.io/instance": "b" });
         let overlay = [
@@ -371,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_openshift_does_not_allow_is_a_fault() {
+    fn finds_requests_openshift_refuses() {
         let mut resources = [
             json!({
                 "kind": "SecurityContextConstraints",

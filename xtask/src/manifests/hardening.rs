@@ -1,5 +1,5 @@
-//! What the daemon may do: the list of system calls, which is one for Kubernetes and for systemd, and the score that systemd
-//! gives the unit.
+//! Checks of the daemon's privileges: the list of system calls, which must be the same for Kubernetes and for systemd,
+//! and systemd's score of the unit.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,13 +11,14 @@ use serde_json::Value;
 
 use crate::command;
 
-/// The list, as a profile that Kubernetes takes (OCI runtime specification, `linux.seccomp`). The unit repeats it.
+/// Profile in the format of Kubernetes (OCI runtime specification, `linux.seccomp`). The unit repeats it.
 const PROFILE: &str = "deploy/seccomp/numaward.json";
 const UNIT: &str = "deploy/systemd/numaward.service";
-/// How the comment of a group begins that the container runtime needs before it starts the daemon. systemd sets its filter last.
-const OF_THE_RUNTIME: &str = "The container runtime";
-/// Ten times the exposure that systemd 252 finds; no more is taken.
-const MOST_EXPOSED: u8 = 32;
+/// Beginning of the comment of a group that only the container runtime needs before it starts the daemon. systemd sets
+/// its filter last.
+const RUNTIME_COMMENT: &str = "The container runtime";
+/// Maximum exposure, as ten times the score of systemd 252.
+const MAX_EXPOSURE: u8 = 32;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -33,7 +34,7 @@ struct Profile {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Group {
-    /// What they are needed for. Runtimes pass it over.
+    /// Purpose of the calls. Runtimes ignore it.
     comment: String,
     names: Vec<String>,
     action: String,
@@ -47,14 +48,14 @@ impl Profile {
         serde_json::from_str(text).with_context(|| format!("cannot read {PROFILE}"))
     }
 
-    /// What the daemon calls, or what only the container runtime does.
+    /// Returns the calls of the daemon, or those that only the container runtime makes.
     fn names(&self, of_runtime: bool) -> BTreeSet<&str> {
         let groups =
-            self.syscalls.iter().filter(|group| group.comment.starts_with(OF_THE_RUNTIME) == of_runtime);
+            self.syscalls.iter().filter(|group| group.comment.starts_with(RUNTIME_COMMENT) == of_runtime);
         groups.flat_map(|group| group.names.iter().map(String::as_str)).collect()
     }
 
-    /// What is wrong with the profile itself.
+    /// Returns the errors in the profile.
     fn faults(&self) -> Vec<String> {
         const EPERM: u32 = 1;
         const ENOSYS: u32 = 38;
@@ -68,7 +69,7 @@ impl Profile {
         }
         for group in &self.syscalls {
             let is_allowed = group.action == "SCMP_ACT_ALLOW" && group.errno_ret.is_none();
-            // glibc falls back to clone(2), whose flags can be looked at.
+            // glibc falls back to clone(2), which has flags that can be filtered.
             let is_clone3 = group.names == ["clone3"] && group.errno_ret == Some(ENOSYS);
             if !is_allowed && !is_clone3 {
                 fault(format!("{}: action {}", group.names.join(" "), group.action));
@@ -81,13 +82,13 @@ impl Profile {
     }
 }
 
-/// The calls that a unit allows.
+/// Returns the calls that a unit allows.
 fn filter(unit: &str) -> BTreeSet<&str> {
     let lines = unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter="));
     lines.flat_map(str::split_whitespace).collect()
 }
 
-/// What one of both has and the other has not.
+/// Returns the calls that only one of both allows.
 fn differences(profile: &BTreeSet<&str>, unit: &BTreeSet<&str>) -> Vec<String> {
     let missing = |what: Vec<&&str>, path: &str| {
         what.into_iter().map(|name| format!("{path} does not allow {name}")).collect::<Vec<_>>()
@@ -96,7 +97,7 @@ fn differences(profile: &BTreeSet<&str>, unit: &BTreeSet<&str>) -> Vec<String> {
         .concat()
 }
 
-/// What is wrong with the lists. The unit's score is an error if it is too high.
+/// Returns the errors in the lists. A score that is too high fails.
 pub(super) fn check() -> Result<Vec<String>> {
     let read = |path: &str| {
         fs::read_to_string(command::root().join(path)).with_context(|| format!("cannot read {path}"))
@@ -110,7 +111,7 @@ pub(super) fn check() -> Result<Vec<String>> {
         runtime.difference(&daemon).count()
     );
     let mut analyze = Command::new("systemd-analyze");
-    analyze.args(["security", "--offline=true", "--no-pager"]).arg(format!("--threshold={MOST_EXPOSED}"));
+    analyze.args(["security", "--offline=true", "--no-pager"]).arg(format!("--threshold={MAX_EXPOSURE}"));
     let said = command::read(analyze.arg(command::root().join(UNIT)))
         .context("the unit is more exposed than it was")?;
     println!("{UNIT}: {}", said.lines().last().unwrap_or_default().trim_start_matches('→').trim());
@@ -124,13 +125,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_unit_allows_what_the_profile_does() {
+    fn unit_and_profile_allow_same_calls() {
         let read = |path: &str| fs::read_to_string(command::root().join(path)).unwrap();
         let (profile, unit) = (read(PROFILE), read(UNIT));
         let profile = Profile::read(&profile).unwrap();
         assert_eq!(profile.faults(), [""; 0]);
         assert_eq!(differences(&profile.names(false), &filter(&unit)), [""; 0]);
-        // No group of systemd's, which has more than is needed.
+        // No group of systemd's, because these have more calls than necessary.
         assert!(
             filter(&unit)
                 .iter()
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn unit_is_restarted_however_often_it_ends() {
+    fn unit_restarts_without_limit() {
         let unit = fs::read_to_string(command::root().join(UNIT)).unwrap();
         for line in
             ["StartLimitIntervalSec=0", "Restart=on-failure", "RestartSteps=5", "RestartMaxDelaySec=10"]
@@ -149,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_have_the_number_of_system_calls() {
+    fn documented_number_of_calls_is_right() {
         let read = |path: &str| fs::read_to_string(command::root().join(path)).unwrap();
         let text = read(PROFILE);
         let profile = Profile::read(&text).unwrap();
         let of = |is_counted: &dyn Fn(&Group) -> bool| {
             let groups = profile.syscalls.iter().filter(|group| group.action == "SCMP_ACT_ALLOW");
             let groups =
-                groups.filter(|group| !group.comment.starts_with(OF_THE_RUNTIME) && is_counted(group));
+                groups.filter(|group| !group.comment.starts_with(RUNTIME_COMMENT) && is_counted(group));
             groups.flat_map(|group| &group.names).collect::<BTreeSet<_>>().len()
         };
         let (all, of_arm) = (of(&|_| true), of(&|group| group.comment.contains("on Arm")));
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_in_one_place_only_is_a_fault() {
+    fn finds_calls_allowed_once() {
         let group = |comment: &str, names: &[&str], action: &str| json!({ "comment": comment, "names": names, "action": action });
         let profile = |groups: &[Value]| {
             let text = json!({

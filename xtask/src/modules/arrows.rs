@@ -1,9 +1,8 @@
-//! Which file takes which names from which other file.
+//! Dependencies between the files of a crate, with the used names.
 //!
-//! A path counts wherever it is written: in a `use`, a type, an expression, an attribute, and among the tokens that a
-//! macro is given. It leads to the file that defines its name, also through re-exports, or else to the deepest module
-//! along it. What has no path is not seen: the methods and fields of a value. A file that names the value's type has
-//! an arrow.
+//! A path counts wherever it is written: in a `use`, a type, an expression, an attribute, and among the tokens of a
+//! macro. It leads to the file that defines its name, through re-exports, or else to the deepest module in the path.
+//! Methods and fields of a value have no path and do not count; a file that names the value's type depends on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,18 +14,18 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::tree::{Import, Module, Tree, attributes, imports, is_for_tests};
+use super::tree::{Import, Module, ModuleTree, attributes, imports, is_for_tests};
 
-/// The names, by the file that uses them and the one that has them.
+/// The used names, by the using file and the defining file.
 pub(super) type Arrows = BTreeMap<(usize, usize), BTreeSet<String>>;
 
-/// Re-exports of re-exports, and modules below modules: more are a path that leads to itself.
+/// Maximum number of re-exports of re-exports and of nested modules: more are a path that leads to itself.
 pub(super) const MAX_STEPS: usize = 32;
 
-/// The arrows between the files of a crate.
-pub(super) fn arrows(tree: &Tree) -> Arrows {
+/// Returns the dependencies between the files of a crate.
+pub(super) fn arrows(tree: &ModuleTree) -> Arrows {
     let modules = tree.modules();
-    let mut visitor = Visitor { scopes: Scopes(modules), module: 0, arrows: Arrows::new() };
+    let mut visitor = PathVisitor { scopes: Scopes(modules), module: 0, arrows: Arrows::new() };
     for (index, module) in modules.iter().enumerate() {
         visitor.module = index;
         for item in &module.items {
@@ -36,11 +35,11 @@ pub(super) fn arrows(tree: &Tree) -> Arrows {
     visitor.arrows
 }
 
-/// What names mean in each module.
+/// Resolves names in each module.
 pub(super) struct Scopes<'a>(pub(super) &'a [Module]);
 
 impl Scopes<'_> {
-    /// The module that defines what a path names, as it is written in a module; none for another crate's.
+    /// Returns the module that defines a path's name, as it is written in a module; `None` for another crate's.
     pub(super) fn resolve(&self, module: usize, path: &[String], steps: usize) -> Option<usize> {
         let (first, mut rest) = path.split_first()?;
         let steps = steps.checked_sub(1)?;
@@ -57,11 +56,11 @@ impl Scopes<'_> {
         if rest.is_empty() {
             return Some(start);
         }
-        // A name that is not found, because a macro defines it, is of the module where it was sought.
+        // A name that is not found is defined by a macro, and belongs to the module where it was searched.
         self.find(start, rest, steps).or(Some(start))
     }
 
-    /// The same for a path that starts at a module's own names.
+    /// Resolves a path that starts at a module's own names.
     fn find(&self, module: usize, path: &[String], steps: usize) -> Option<usize> {
         let (first, rest) = path.split_first()?;
         let steps = steps.checked_sub(1)?;
@@ -81,7 +80,7 @@ impl Scopes<'_> {
         })
     }
 
-    /// The module that a private `use` of a module leads to, by the name that it brings.
+    /// Returns the module that a private `use` of a module leads to, by the imported name.
     fn imported(&self, module: usize, name: &str) -> Option<usize> {
         let mut imports = self.0[module].imports.iter();
         let import = imports.find(|import| !import.is_public && import.name.as_deref() == Some(name))?;
@@ -94,14 +93,14 @@ impl Scopes<'_> {
     }
 }
 
-struct Visitor<'a> {
+struct PathVisitor<'a> {
     scopes: Scopes<'a>,
-    /// What is written is written here.
+    /// The module that contains the code.
     module: usize,
     arrows: Arrows,
 }
 
-impl Visitor<'_> {
+impl PathVisitor<'_> {
     fn add(&mut self, target: Option<usize>, name: impl FnOnce() -> String) {
         let file = |module: usize| self.scopes.0[module].file;
         if let Some(target) = target
@@ -113,23 +112,23 @@ impl Visitor<'_> {
 
     fn add_import(&mut self, Import { path, is_glob, is_public, .. }: &Import) {
         let target = self.scopes.resolve(self.module, path, MAX_STEPS);
-        // The front of a module: to use the name is to use the file that defines it.
+        // A re-export: the use of the name is a use of the defining file.
         let is_front = *is_public && target.is_some_and(|target| self.scopes.is_below(target, self.module));
         if !is_front {
             self.add(target, || path.join("::") + if *is_glob { "::*" } else { "" });
         }
     }
 
-    /// A path outside a `use`. A name alone may be a variable's or a field's, unless it is a type's or is called.
+    /// Adds a path outside a `use`. A single name may be a variable or a field, unless it is a type or is called.
     fn add_path(&mut self, path: &[String], is_called: bool) {
         let is_type = |name: &String| name.starts_with(char::is_uppercase);
         match path {
             [name] if !is_called && !is_type(name) => {}
-            // No module is meant.
+            // The name of a module.
             [name] if self.scopes.0[self.module].children.contains_key(name) => {}
             _ => {
                 let target = self.scopes.resolve(self.module, path, MAX_STEPS);
-                // What a `use` has brought was counted there.
+                // An imported name was counted at its `use`.
                 if target.is_none() || target != self.scopes.imported(self.module, &path[0]) {
                     self.add(target, || path.join("::"));
                 }
@@ -144,13 +143,13 @@ impl Visitor<'_> {
         }
     }
 
-    /// Looks for paths among tokens that only a macro understands.
+    /// Searches for paths among the tokens of a macro.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut tokens = tokens.into_iter().peekable();
         let mut path = Vec::new();
-        // Colons since the path's last name.
+        // Number of colons since the path's last name.
         let mut colons = 0;
-        // What follows one dot or `::` is no start of a path.
+        // A name after one dot or `::` does not begin a path.
         let mut dots = 0;
         loop {
             let token = tokens.next();
@@ -159,7 +158,7 @@ impl Visitor<'_> {
             let goes_on = is_colon && colons < 2 || is_ident && colons == 2;
             if !path.is_empty() && !goes_on {
                 let is_called = matches!(&token, Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis);
-                // Of `crate::{…}` nothing is known.
+                // The names of `crate::{…}` are not known.
                 if path != ["crate"] && path != ["self"] && path != ["super"] {
                     self.add_path(&path, is_called && colons == 0);
                 }
@@ -197,7 +196,7 @@ impl Visitor<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Visitor<'_> {
+impl<'ast> Visit<'ast> for PathVisitor<'_> {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         for import in imports(item) {
             self.add_import(&import);
@@ -231,7 +230,7 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
         }
     }
 
-    // `pub(in path)` names who may use it.
+    // `pub(in path)` names users, not dependencies.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_item(&mut self, item: &'ast Item) {

@@ -1,12 +1,12 @@
-//! Holds the types of each crate against the rule that none with many fields also reads or writes anything outside.
+//! Checks that no type of a crate both has many fields and makes input or output.
 //!
-//! A type with more than [`MOST`] fields is either data, or several types in one. What it is made of can be named, moved and
-//! tested only if each part that does something has a type of its own.
+//! A type with more than [`MAX_FIELDS`] fields is either data, or several types in one. Its parts can be named, moved
+//! and tested only if each part with behavior has a type of its own.
 //!
-//! A type does input or output if one of its methods names a function of [`OUTSIDE`], or calls a method of a field whose
-//! type does and is of the same crate. Only methods count (of any `impl`, also of a trait), and only what stands in them:
-//! what a free function or another crate does for them is not seen, nor what is among the tokens of a macro, nor a type
-//! behind a generic or an alias. What is compiled for tests does not count.
+//! A type makes input or output if one of its methods names a function of [`IO_PATHS`], or calls a method of a field of
+//! such a type in the same crate. Only methods count (of any `impl`, including those of traits), and only their own
+//! code: the code of called free functions and of other crates does not count, nor the tokens of a macro, nor a type
+//! behind a generic or an alias. Code for tests does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,15 +19,14 @@ use syn::{
 
 use super::{
     arrows::{MAX_STEPS, Scopes},
-    tree::{Import, Tree, is_for_tests},
+    tree::{Import, ModuleTree, is_for_tests},
 };
 
-/// So many fields may a type have that does input or output.
-const MOST: usize = 12;
+/// Maximum number of fields of a type that makes input or output.
+const MAX_FIELDS: usize = 12;
 
-/// What reads or writes outside of the process: modules and types, by their full paths. Also those of ours that do nothing
-/// else.
-const OUTSIDE: [&[&str]; 12] = [
+/// Modules and types that read or write outside of the process, by their full paths; includes those of this workspace.
+const IO_PATHS: [&[&str]; 12] = [
     &["std", "fs"],
     &["std", "net"],
     &["std", "os", "unix", "net"],
@@ -45,23 +44,23 @@ const OUTSIDE: [&[&str]; 12] = [
 /// A type: the module that defines it, and its name there.
 type Key = (usize, String);
 
-/// What is known of a type.
+/// Properties of a type.
 #[derive(Default)]
-struct Known {
+struct TypeProperties {
     file: usize,
     fields: usize,
-    /// The types that each field names.
+    /// Types that each field names.
     types: BTreeMap<String, BTreeSet<Key>>,
-    /// A method that goes outside, and how.
+    /// A method that makes input or output, with the reason.
     outside: Option<String>,
-    /// The fields of which methods are called, and the method that does so.
+    /// Fields with called methods, and the calling method.
     called: BTreeMap<String, String>,
 }
 
-/// The types of a crate that have too many fields for what they do, in words.
-pub(super) fn too_large(tree: &Tree) -> Vec<String> {
+/// Describes the types of a crate that have too many fields.
+pub(super) fn too_large(tree: &ModuleTree) -> Vec<String> {
     let mut known = all(tree);
-    // Each round finds those that use one of the round before.
+    // Each round finds the types that use one of the previous round.
     loop {
         let outside: BTreeSet<Key> =
             known.iter().filter(|(_, of)| of.outside.is_some()).map(|(key, _)| key.clone()).collect();
@@ -77,7 +76,7 @@ pub(super) fn too_large(tree: &Tree) -> Vec<String> {
             break;
         }
     }
-    let large = known.iter().filter(|(_, of)| of.fields > MOST);
+    let large = known.iter().filter(|(_, of)| of.fields > MAX_FIELDS);
     let faults = large.filter_map(|((_, name), of)| {
         let (file, fields, how) = (tree.file(of.file), of.fields, of.outside.as_ref()?);
         Some(format!("{file}: {name} has {fields} fields, and does input or output: {how}"))
@@ -85,10 +84,10 @@ pub(super) fn too_large(tree: &Tree) -> Vec<String> {
     faults.collect()
 }
 
-/// The types of a crate with named fields.
-fn all(tree: &Tree) -> BTreeMap<Key, Known> {
+/// Returns the types of a crate with named fields.
+fn all(tree: &ModuleTree) -> BTreeMap<Key, TypeProperties> {
     let scopes = Scopes(tree.modules());
-    let mut known = BTreeMap::<Key, Known>::new();
+    let mut known = BTreeMap::<Key, TypeProperties>::new();
     for (index, module) in tree.modules().iter().enumerate() {
         for item in &module.items {
             if let Item::Struct(ItemStruct { ident, fields: Fields::Named(fields), .. }) = item {
@@ -120,7 +119,7 @@ fn all(tree: &Tree) -> BTreeMap<Key, Known> {
                     continue;
                 }
                 let method_name = method.sig.ident.unraw().to_string();
-                let mut visitor = Visitor { imports: &module.imports, method: &method_name, of };
+                let mut visitor = IoVisitor { imports: &module.imports, method: &method_name, of };
                 visitor.visit_block(&method.block);
             }
         }
@@ -128,33 +127,33 @@ fn all(tree: &Tree) -> BTreeMap<Key, Known> {
     known
 }
 
-/// The type of this crate that a path names in a module.
+/// Returns the type of this crate that a path names in a module.
 fn defined(scopes: &Scopes<'_>, module: usize, path: &Path) -> Option<Key> {
     let path: Vec<String> = path.segments.iter().map(|segment| segment.ident.unraw().to_string()).collect();
     Some((scopes.resolve(module, &path, MAX_STEPS)?, path.last()?.clone()))
 }
 
-/// The types of this crate that a type in a module names.
+/// Returns the types of this crate that a type in a module names.
 fn types_in(scopes: &Scopes<'_>, module: usize, of: &Type) -> BTreeSet<Key> {
-    struct Found<'a>(&'a Scopes<'a>, usize, BTreeSet<Key>);
-    impl<'ast> Visit<'ast> for Found<'_> {
+    struct TypeNames<'a>(&'a Scopes<'a>, usize, BTreeSet<Key>);
+    impl<'ast> Visit<'ast> for TypeNames<'_> {
         fn visit_path(&mut self, path: &'ast Path) {
             self.2.extend(defined(self.0, self.1, path));
             visit::visit_path(self, path);
         }
     }
-    let mut found = Found(scopes, module, BTreeSet::new());
+    let mut found = TypeNames(scopes, module, BTreeSet::new());
     found.visit_type(of);
     found.2
 }
 
-struct Visitor<'a> {
+struct IoVisitor<'a> {
     imports: &'a [Import],
     method: &'a str,
-    of: &'a mut Known,
+    of: &'a mut TypeProperties,
 }
 
-impl<'ast> Visit<'ast> for Visitor<'_> {
+impl<'ast> Visit<'ast> for IoVisitor<'_> {
     fn visit_expr_path(&mut self, path: &'ast ExprPath) {
         let written: Vec<String> =
             path.path.segments.iter().map(|segment| segment.ident.unraw().to_string()).collect();
@@ -165,8 +164,8 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
         };
         let is_below =
             |outside: &&[&str]| full.len() >= outside.len() && full.iter().zip(*outside).all(|(a, b)| a == b);
-        // What the system has answered is no call.
-        if !full.iter().any(|name| name == "Errno") && OUTSIDE.iter().any(is_below) {
+        // An error number of the system is no call.
+        if !full.iter().any(|name| name == "Errno") && IO_PATHS.iter().any(is_below) {
             let (method, name) = (self.method, written.join("::"));
             self.of.outside.get_or_insert_with(|| format!("`{method}` names `{name}`"));
         }
@@ -181,7 +180,7 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
     }
 }
 
-/// The field of `self` that an expression begins with.
+/// Returns the field of `self` at the beginning of an expression.
 fn field_of_self(of: &Expr) -> Option<String> {
     match of {
         Expr::Field(ExprField { base, member, .. }) => match (&**base, member) {
@@ -204,22 +203,22 @@ mod tests {
 
     use super::*;
 
-    /// What is too large in a crate of two files.
+    /// Returns the types that are too large in a crate of two files.
     fn too_large_in(lib: &str, other: &str) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("lib.rs"), format!("mod other;\n{lib}")).unwrap();
         fs::write(folder.path().join("other.rs"), other).unwrap();
-        too_large(&Tree::read(&folder.path().join("lib.rs")).unwrap())
+        too_large(&ModuleTree::read(&folder.path().join("lib.rs")).unwrap())
     }
 
-    /// A type with so many fields, and these.
+    /// Returns a type with this number of fields, and with these.
     fn with_fields(count: usize, more: &str) -> String {
         let fields: Vec<String> = (0..count).map(|number| format!("f{number}: u32")).collect();
         format!("struct Large {{ {}, {more} }}", fields.join(", "))
     }
 
     #[test]
-    fn what_goes_outside_is_found_however_it_is_named() {
+    fn finds_io_by_any_name() {
         for body in [
             "std::fs::read(p)",
             "fs::read(p)",
@@ -261,7 +260,7 @@ mod tests {
             "fn f(it: &crate::Large) { std::fs::write(it) }",
             "impl crate::Large { #[cfg(test)] fn f(&self) { std::fs::read(p) } }",
             "#[cfg(test)] impl crate::Large { fn f(&self) { std::fs::read(p) } }",
-            // Another type of the same name.
+            // Another type with the same name.
             "struct Part { a: u32 } impl Part { fn work(&self) { std::fs::read(p) } }
              impl crate::Large { fn f(&self) { self.part.work() } }",
         ] {
@@ -271,9 +270,9 @@ mod tests {
         }
     }
 
-    /// Those that were once too large: one field more than they may have, put in by hand, is found.
+    /// Adds one field too many to the types that were once too large, which must be found.
     #[test]
-    fn a_field_too_many_is_found_in_the_types_of_this_workspace() {
+    fn finds_surplus_field_in_this_workspace() {
         let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         for (root, name) in [
             ("userspace/control/src/lib.rs", "Core"),
@@ -281,7 +280,7 @@ mod tests {
             ("userspace/observe/src/lib.rs", "Observer"),
             ("tests/vm/src/lib.rs", "Vm"),
         ] {
-            let mut tree = Tree::read(&workspace.join(root)).unwrap();
+            let mut tree = ModuleTree::read(&workspace.join(root)).unwrap();
             let found = too_large(&tree);
             assert!(!found.iter().any(|fault| fault.contains(&format!(": {name} has "))), "{found:?}");
             let mut structs = tree.items_mut().filter_map(|item| match item {
@@ -291,7 +290,7 @@ mod tests {
             let Some(ItemStruct { fields: Fields::Named(fields), .. }) = structs.next() else {
                 panic!("there is no {name}")
             };
-            for number in fields.named.len()..=MOST {
+            for number in fields.named.len()..=MAX_FIELDS {
                 let ident = quote_ident(&format!("by_hand_{number}"));
                 let mut more = fields.named.first().unwrap().clone();
                 (more.ident, more.ty) = (Some(ident), syn::parse_str("u32").unwrap());

@@ -1,15 +1,14 @@
-//! Holds the modules of each crate against the rule that no two of its top-level modules need each other.
+//! Checks that no two top-level modules of a crate depend on each other.
 //!
-//! A top-level module is a file of the crate's root with everything in its folder: `foo.rs` or `foo/mod.rs`, and
-//! `foo/**`. Within it, files may use each other as they like; between two of them, arrows run one way. So a circle of
-//! files never leaves the folder of one module, and a module can be read, tested and moved with what is below it
-//! alone. The crate's root file is a module of its own: what it defines for the others, it cannot build from them.
+//! A top-level module is a file in the crate's root with its folder: `foo.rs` or `foo/mod.rs`, and `foo/**`. Within it,
+//! files may use each other; between two modules, dependencies have one direction. A cycle of files therefore never
+//! leaves the folder of one module, and a module can be read, tested and moved together with the modules below it. The
+//! crate's root file is a module of its own: definitions that other modules use must not depend on these.
 //!
-//! An arrow is a name that a file takes from another ([`arrows`]). `mod` is none, and neither is a re-export of what
-//! lies below: to use the re-exported name is to use the file that defines it. Only what is built for use counts,
-//! not what is compiled for tests.
+//! A dependency is a name that a file uses from another one ([`arrows`]). `mod` is none, and neither is a re-export of
+//! a name below: the use of the re-exported name is a use of the defining file. Code for tests does not count.
 //!
-//! Also: no type with many fields does input or output ([`data`]).
+//! Also checks that no type with many fields makes input or output ([`data`]).
 
 mod arrows;
 mod data;
@@ -27,30 +26,30 @@ use serde::Deserialize;
 
 use self::{
     arrows::{Arrows, arrows},
-    tree::Tree,
+    tree::ModuleTree,
 };
 use crate::command;
 
 #[derive(Deserialize)]
-struct Metadata {
+struct ModuleMetadata {
     packages: Vec<Package>,
 }
 
 #[derive(Deserialize)]
 struct Package {
     name: String,
-    targets: Vec<Target>,
+    targets: Vec<CargoTarget>,
 }
 
 #[derive(Deserialize)]
-struct Target {
+struct CargoTarget {
     kind: Vec<String>,
     src_path: PathBuf,
 }
 
 /// Checks this workspace.
 pub(crate) fn check() -> Result<()> {
-    let metadata: Metadata = command::metadata()?;
+    let metadata: ModuleMetadata = command::metadata()?;
     let mut faults = Vec::new();
     for (Package { name, .. }, found) in metadata.packages.iter().zip(all_faults(&metadata.packages)) {
         faults.extend(found?.iter().map(|fault| format!("{name}: {fault}")));
@@ -65,13 +64,15 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// The faults of each package's libraries and programs, all packages at once: most of the time goes into parsing.
+/// Returns the faults of each package's libraries and programs, all packages in parallel, because parsing takes most of
+/// the time.
 fn all_faults(packages: &[Package]) -> Vec<Result<Vec<String>>> {
     let of_package = |package: &Package| {
-        let is_program = |target: &&Target| target.kind.iter().any(|kind| kind == "lib" || kind == "bin");
+        let is_program =
+            |target: &&CargoTarget| target.kind.iter().any(|kind| kind == "lib" || kind == "bin");
         let mut all = Vec::new();
         for target in package.targets.iter().filter(is_program) {
-            let tree = Tree::read(&target.src_path)?;
+            let tree = ModuleTree::read(&target.src_path)?;
             all.extend(circles(&tree));
             all.extend(data::too_large(&tree));
         }
@@ -87,8 +88,8 @@ fn all_faults(packages: &[Package]) -> Vec<Result<Vec<String>>> {
     })
 }
 
-/// The circles of top-level modules in a crate, each with the arrows it is made of.
-fn circles(tree: &Tree) -> Vec<String> {
+/// Returns the cycles of top-level modules in a crate, each with its dependencies.
+fn circles(tree: &ModuleTree) -> Vec<String> {
     let arrows = arrows(tree);
     let mut used = BTreeMap::<&str, BTreeSet<&str>>::new();
     for &(from, to) in arrows.keys() {
@@ -112,7 +113,7 @@ fn circles(tree: &Tree) -> Vec<String> {
     circles
 }
 
-/// What a module uses, and what that uses.
+/// Returns the modules that a module uses directly or indirectly.
 fn reached<'a>(module: &str, used: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut next: Vec<&str> = used.get(module).into_iter().flatten().copied().collect();
@@ -124,8 +125,8 @@ fn reached<'a>(module: &str, used: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTr
     reached
 }
 
-/// A circle, with each arrow between its modules as `file -> file: names`.
-fn described(tree: &Tree, arrows: &Arrows, circle: &BTreeSet<&str>) -> String {
+/// Describes a cycle, with each dependency as `file -> file: names`.
+fn described(tree: &ModuleTree, arrows: &Arrows, circle: &BTreeSet<&str>) -> String {
     let modules = circle.iter().copied().collect::<Vec<_>>().join(", ");
     let mut text = format!("a circle of the modules {modules}:");
     for (&(from, to), names) in arrows {
@@ -144,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// The circles of a crate with these files.
+    /// Returns the cycles of a crate with these files.
     fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -152,16 +153,16 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        circles(&Tree::read(&folder.path().join(files[0].0)).unwrap())
+        circles(&ModuleTree::read(&folder.path().join(files[0].0)).unwrap())
     }
 
     #[test]
-    fn the_modules_of_this_workspace_form_no_circle() {
+    fn this_workspace_has_no_cycle() {
         check().unwrap();
     }
 
     #[test]
-    fn a_circle_is_found_whichever_way_the_names_are_written() {
+    fn finds_cycle_by_any_path() {
         let a = "use crate::b::{Type as Other, self}; pub struct A(Other);";
         for b in [
             "use crate::a::A;",
@@ -196,10 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn arrows_one_way_are_none() {
+    fn one_direction_is_no_cycle() {
         let found = circles_of(&[
             ("main.rs", "mod a; mod b; mod c; use a::A; fn main() { b::run(A); c::run() }"),
-            // Its own files may use each other.
+            // Files of one module may use each other.
             ("a.rs", "mod one; mod two; pub use self::two::Two; pub struct A; fn f() { one::f() }"),
             ("a/one.rs", "use super::{A, Two}; pub fn f() {}"),
             ("a/two/mod.rs", "mod deep; use crate::a::one;"),
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_put_in_by_hand_is_found_with_its_files() {
+    fn reports_files_of_cycle() {
         let lib = "mod a; mod b; mod c; mod d;";
         let files = |deep| {
             circles_of(&[
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_a_module_of_its_own() {
+    fn root_is_a_module() {
         let root = "mod a; pub struct Root; fn f() { a::f() }";
         let found = circles_of(&[("lib.rs", root), ("a.rs", "use crate::Root; pub fn f() {}")]);
         assert_eq!(
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn names_re_exported_beside_belong_to_their_file() {
+    fn re_exports_belong_to_defining_file() {
         let lib = "mod a; mod b;";
         let found =
             circles_of(&[("lib.rs", lib), ("a.rs", "pub use crate::b::B;"), ("b.rs", "use crate::a::A;")]);
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_tests_does_not_count() {
+    fn ignores_code_for_tests() {
         let found = circles_of(&[
             ("lib.rs", "mod a; mod b; #[cfg(test)] mod fixture;"),
             ("a.rs", "use crate::b::B; #[cfg(test)] use crate::fixture::F;"),
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_where_rust_looks_for_them() {
+    fn finds_files_of_modules() {
         let found = circles_of(&[
             ("main.rs", "mod a; #[path = \"other/place.rs\"] mod b;"),
             ("a.rs", "mod inline { mod deep; } use crate::b::child::x;"),

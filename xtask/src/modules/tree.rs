@@ -13,7 +13,7 @@ use syn::{
 };
 
 /// A crate's modules; the first one is its root.
-pub(super) struct Tree {
+pub(super) struct ModuleTree {
     /// Paths below the root's folder.
     files: Vec<String>,
     /// The top-level module that each file belongs to.
@@ -21,47 +21,47 @@ pub(super) struct Tree {
     modules: Vec<Module>,
 }
 
-/// A module, be it a file or part of one.
+/// A module, which may be only a part of a file.
 pub(super) struct Module {
     pub(super) parent: Option<usize>,
-    /// The file that it is in.
+    /// Index of the module's file.
     pub(super) file: usize,
     pub(super) children: BTreeMap<String, usize>,
-    /// What is defined in it.
+    /// Names that the module defines.
     pub(super) names: BTreeSet<String>,
     pub(super) imports: Vec<Import>,
-    /// What is written in it, but for its modules.
+    /// Items of the module except for its modules.
     pub(super) items: Vec<Item>,
 }
 
-/// A name that a `use` brings into a module.
+/// A name that a `use` imports into a module.
 pub(super) struct Import {
-    /// The name that it has there; none for all names of a module, or without a name.
+    /// Name in the module; `None` for all names of another module, or without a name.
     pub(super) name: Option<String>,
     pub(super) path: Vec<String>,
     pub(super) is_glob: bool,
     pub(super) is_public: bool,
 }
 
-/// Where the files of a module's children lie.
-struct Place {
+/// Location of the files of a module's children.
+struct ChildLocation {
     folder: PathBuf,
-    /// The folder that `#[path]` counts from.
+    /// The folder to which `#[path]` is relative.
     base: PathBuf,
 }
 
-impl Place {
-    fn of(folder: &Path) -> Self {
+impl ChildLocation {
+    fn in_folder(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), base: folder.to_owned() }
     }
 }
 
-impl Tree {
+impl ModuleTree {
     /// Reads the crate with this root file.
     pub(super) fn read(root: &Path) -> Result<Self> {
         let folder = root.parent().context("a file without a folder")?;
         let mut tree = Self { files: Vec::new(), tops: Vec::new(), modules: Vec::new() };
-        tree.add_file(None, None, root, folder, &Place::of(folder))?;
+        tree.add_file(None, None, root, folder, &ChildLocation::in_folder(folder))?;
         Ok(tree)
     }
 
@@ -74,12 +74,12 @@ impl Tree {
         self.modules.iter_mut().flat_map(|module| &mut module.items)
     }
 
-    /// A file's path below the root's folder.
+    /// Returns a file's path below the root's folder.
     pub(super) fn file(&self, file: usize) -> &str {
         &self.files[file]
     }
 
-    /// The top-level module that a file belongs to.
+    /// Returns the top-level module of a file.
     pub(super) fn top(&self, file: usize) -> &str {
         &self.tops[file]
     }
@@ -90,7 +90,7 @@ impl Tree {
         top: Option<&str>,
         path: &Path,
         root: &Path,
-        place: &Place,
+        place: &ChildLocation,
     ) -> Result<usize> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let syntax = syn::parse_file(&text).with_context(|| format!("cannot parse {}", path.display()))?;
@@ -106,7 +106,7 @@ impl Tree {
         file: usize,
         items: Vec<Item>,
         root: &Path,
-        place: &Place,
+        place: &ChildLocation,
     ) -> Result<usize> {
         let index = self.modules.len();
         self.modules.push(Module {
@@ -145,28 +145,31 @@ impl Tree {
         file: usize,
         module: ItemMod,
         root: &Path,
-        place: &Place,
+        place: &ChildLocation,
     ) -> Result<usize> {
         let name = module.ident.unraw().to_string();
         let below = place.folder.join(&name);
         if let Some((_, items)) = module.content {
-            return self.add(Some(parent), file, items, root, &Place::of(&below));
+            return self.add(Some(parent), file, items, root, &ChildLocation::in_folder(&below));
         }
         let (path, place) = match path_attribute(&module.attrs) {
             Some(path) => {
                 let path = place.base.join(path);
-                let folder = Place::of(path.parent().unwrap_or(root));
+                let folder = ChildLocation::in_folder(path.parent().unwrap_or(root));
                 (path, folder)
             }
-            None if below.join("mod.rs").exists() => (below.join("mod.rs"), Place::of(&below)),
-            None => (below.with_added_extension("rs"), Place { folder: below, base: place.folder.clone() }),
+            None if below.join("mod.rs").exists() => (below.join("mod.rs"), ChildLocation::in_folder(&below)),
+            None => (
+                below.with_added_extension("rs"),
+                ChildLocation { folder: below, base: place.folder.clone() },
+            ),
         };
         let top = if parent == 0 { name } else { self.tops[file].clone() };
         self.add_file(Some(parent), Some(&top), &path, root, &place)
     }
 }
 
-/// The name that an item defines.
+/// Returns the name that an item defines.
 fn name(item: &Item) -> Option<String> {
     let ident = match item {
         Item::Const(item) => &item.ident,
@@ -183,7 +186,7 @@ fn name(item: &Item) -> Option<String> {
     Some(ident.unraw().to_string())
 }
 
-/// The attributes of an item.
+/// Returns the attributes of an item.
 pub(super) fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -203,7 +206,7 @@ pub(super) fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Whether what has these attributes is compiled for tests only.
+/// Returns whether code with these attributes is compiled for tests only.
 pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
@@ -233,10 +236,10 @@ fn path_attribute(attributes: &[Attribute]) -> Option<String> {
     })
 }
 
-/// The names that a `use` brings.
+/// Returns the names that a `use` imports.
 pub(super) fn imports(item: &syn::ItemUse) -> Vec<Import> {
     let mut imports = Vec::new();
-    // With `::` ahead, it is another crate's.
+    // A leading `::` names another crate.
     if item.leading_colon.is_none() {
         let is_public = !matches!(item.vis, Visibility::Inherited);
         add_imports(&item.tree, &mut Vec::new(), is_public, &mut imports);

@@ -1,8 +1,8 @@
-//! Packages of a Debian release that need not be this system's, through apt itself.
+//! Packages of any Debian release, fetched by apt.
 //!
 //! apt gets a list of sources, a folder for the release's index and an empty list of installed packages, all in the
-//! cache. Network, proxy and keys are the system's, so each index is verified by its signature and each package by
-//! the index.
+//! cache. Network, proxy and keys are those of the system, so each index is verified by its signature and each package
+//! by the index.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,20 +16,20 @@ use super::sources::Mirror;
 use super::steps::say;
 use crate::command;
 
-/// A release whose index has been fetched.
+/// A release with a fetched index.
 pub(crate) struct Suite {
     name: String,
-    /// None: this system's.
+    /// Processor; `None` for that of this system.
     arch: Option<Arch>,
     folder: PathBuf,
 }
 
-/// What the index says about a package.
+/// Entry of a package in the index.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Package {
+pub(crate) struct DebianPackage {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// Names of what it needs; of alternatives, the first.
+    /// Names of its dependencies; of alternatives, the first.
     pub(crate) depends: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ impl Suite {
         Self::fetch_of(cache, mirror, name, None)
     }
 
-    /// As [`Suite::fetch`], of the packages for a processor.
+    /// Like [`Suite::fetch`], with the packages for a processor.
     pub(crate) fn fetch_for(cache: &Cache, mirror: &Mirror, name: &str, arch: Arch) -> Result<Self> {
         Self::fetch_of(cache, mirror, name, (Some(arch) != Arch::of_host()).then_some(arch))
     }
@@ -64,20 +64,20 @@ impl Suite {
         Ok(suite)
     }
 
-    /// The newest version of a package.
-    pub(crate) fn show(&self, name: &str) -> Result<Package> {
+    /// Returns the newest version of a package.
+    pub(crate) fn newest(&self, name: &str) -> Result<DebianPackage> {
         let text = command::read(self.apt("apt-cache").args(["--no-all-versions", "show", name]))
             .map_err(|error| explained(&error, &format!("Debian {} has no package {name}", self.name)))?;
         parse(&text).with_context(|| format!("cannot understand what apt says about {name}:\n{text}"))
     }
 
-    /// The package and what it needs, directly or not, as far as `wanted` goes.
-    pub(crate) fn closure(&self, name: &str, wanted: impl Fn(&str) -> bool) -> Result<Vec<Package>> {
-        follow(name, wanted, |name| self.show(name))
+    /// Returns the package and its direct and indirect dependencies that are `wanted`.
+    pub(crate) fn closure(&self, name: &str, wanted: impl Fn(&str) -> bool) -> Result<Vec<DebianPackage>> {
+        follow(name, wanted, |name| self.newest(name))
     }
 
     /// Downloads the package into `folder` and returns its path.
-    pub(crate) fn download(&self, package: &Package, folder: &Path) -> Result<PathBuf> {
+    pub(crate) fn download(&self, package: &DebianPackage, folder: &Path) -> Result<PathBuf> {
         let before = debs(folder)?;
         let mut download = self.apt("apt-get");
         download
@@ -103,7 +103,7 @@ impl Suite {
             ("Dir::State::Lists", &path("lists")),
             ("Dir::State::Status", &path("status")),
             ("Dir::Cache", &self.folder.display().to_string()),
-            // The cache may be where apt's own user cannot go.
+            // apt's own user may have no access to the cache.
             ("APT::Sandbox::User", ""),
             ("Acquire::Languages", "none"),
             ("Acquire::Retries", "2"),
@@ -128,7 +128,7 @@ pub(crate) fn unpack(deb: &Path, folder: &Path) -> Result<()> {
         .map_err(|error| explained(&error, &format!("cannot unpack {}", deb.display())))
 }
 
-/// One message: what failed, what to do if that is known, and what the program said.
+/// Creates one error from the failed step, advice if there is any, and the output of the program.
 pub(crate) fn explained(error: &anyhow::Error, what: &str) -> anyhow::Error {
     let said = format!("{error:#}");
     match explain::advice(&said) {
@@ -151,9 +151,9 @@ fn debs(folder: &Path) -> Result<Vec<PathBuf>> {
 fn follow(
     name: &str,
     wanted: impl Fn(&str) -> bool,
-    show: impl Fn(&str) -> Result<Package>,
-) -> Result<Vec<Package>> {
-    let mut found: Vec<Package> = Vec::new();
+    show: impl Fn(&str) -> Result<DebianPackage>,
+) -> Result<Vec<DebianPackage>> {
+    let mut found: Vec<DebianPackage> = Vec::new();
     let mut names = vec![name.to_owned()];
     while let Some(name) = names.pop() {
         if found.iter().any(|package| package.name == name) {
@@ -166,15 +166,15 @@ fn follow(
     Ok(found)
 }
 
-/// The first stanza.
-fn parse(text: &str) -> Option<Package> {
+/// Parses the first stanza.
+fn parse(text: &str) -> Option<DebianPackage> {
     let stanza = text.split("\n\n").next()?;
     let field = |name: &str| stanza.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     let needed = ["Pre-Depends", "Depends"].into_iter().filter_map(field).flat_map(|list| list.split(','));
     let name_of = |relation: &str| {
         relation.split('|').next()?.split([' ', ':', '(']).find(|word| !word.is_empty()).map(str::to_owned)
     };
-    Some(Package {
+    Some(DebianPackage {
         name: field("Package")?.to_owned(),
         version: field("Version")?.to_owned(),
         depends: needed.filter_map(name_of).collect(),
@@ -195,7 +195,7 @@ mod tests {
         );
         assert_eq!(
             package,
-            Some(Package {
+            Some(DebianPackage {
                 name: "linux-image-cloud-amd64".to_owned(),
                 version: "7.2.13-1".to_owned(),
                 depends: ["libc6", "linux-base", "linux-image-7.2"].map(str::to_owned).to_vec(),
@@ -216,14 +216,14 @@ mod tests {
                 _ => &[],
             };
             let depends = depends.iter().map(|name| (*name).to_owned()).collect();
-            Ok(Package { name: name.to_owned(), version: String::new(), depends })
+            Ok(DebianPackage { name: name.to_owned(), version: String::new(), depends })
         };
         let found = follow("meta", |name| name != "base" && name != "initramfs-tools", show).unwrap();
         let names: Vec<_> = found.iter().map(|package| package.name.as_str()).collect();
         assert_eq!(names, ["meta", "image", "modules"]);
     }
 
-    /// A Debian archive of one package on disk, without a signature.
+    /// A Debian archive with one package on disk, without a signature.
     struct Archive {
         folder: tempfile::TempDir,
     }
@@ -295,13 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn fetches_a_package_and_refuses_a_truncated_one() {
+    fn refuses_truncated_package() {
         if !has_apt() {
             return;
         }
         let archive = Archive::new();
         let suite = Suite::fetch(&archive.cache(), &archive.mirror(&["trusted=yes"]), "test").unwrap();
-        let package = suite.show(PACKAGE).unwrap();
+        let package = suite.newest(PACKAGE).unwrap();
         assert_eq!(package.version, "1.0");
         let folder = tempfile::tempdir().unwrap();
         let deb = suite.download(&package, folder.path()).unwrap();
@@ -309,7 +309,7 @@ mod tests {
         unpack(&deb, &tree).unwrap();
         assert!(tree.join("boot/vmlinuz-1").is_file());
 
-        let missing = error(suite.show("numaward-no-such-package"));
+        let missing = error(suite.newest("numaward-no-such-package"));
         assert!(missing.contains("Debian test has no package numaward-no-such-package"), "{missing}");
         assert!(missing.contains("the release has no such package"), "{missing}");
 
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_signed_or_not_there() {
+    fn refuses_unsigned_and_missing_releases() {
         if !has_apt() {
             return;
         }
@@ -339,8 +339,8 @@ mod tests {
         assert!(message.contains("cannot fetch the index of Debian no-such-release"), "{message}");
 
         // Port 9 (discard) is not served.
-        let nobody = Mirror { uri: "http://127.0.0.1:9/debian".to_owned(), options: vec![] };
-        let message = error(Suite::fetch(&archive.cache(), &nobody, "test"));
+        let unserved = Mirror { uri: "http://127.0.0.1:9/debian".to_owned(), options: vec![] };
+        let message = error(Suite::fetch(&archive.cache(), &unserved, "test"));
         assert!(message.contains("mirror cannot be reached"), "{message}");
     }
 }

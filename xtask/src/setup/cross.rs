@@ -1,8 +1,8 @@
-//! What builds programs for another processor than this host's: a linker with a C library, and a Rust compiler with the
-//! standard library for that processor.
+//! Cross compilation: a linker with a C library, and a Rust compiler with the standard library for another processor.
 //!
-//! The compiler is the usual one where it has that library (`rustup target add`). Else it is Debian's, which may build the
-//! probes too: the library of just its version is fetched from where Debian's security updates are, since that is where
+//! The usual compiler is used if it has that library (`rustup target add`). Otherwise Debian's compiler is used, which
+//! can build the probes too: the library of exactly its version is fetched from Debian's security archive, from which
+//! new compilers come, and unpacked into the cache.
 //! new compilers come from, and unpacked into the cache.
 
 use std::fs;
@@ -22,22 +22,22 @@ const DEBIAN: [&str; 2] = ["rustc-web", "cargo-web"];
 const DEBIAN_LIBRARY: &str = "libstd-rust-web-dev";
 const DEBIAN_BIN: &str = "/usr/bin";
 
-/// What compiles for a processor, after setup.
+/// Compiler for a processor, after setup.
 pub(crate) struct Compiler {
     arch: Arch,
-    /// Where Debian's finds the library; none for the usual compiler.
+    /// Folder of the library for Debian's compiler; `None` for the usual compiler.
     sysroot: Option<PathBuf>,
 }
 
 impl Compiler {
-    /// The one that [`ensure`] has seen to.
+    /// Returns the compiler that [`ensure`] has set up.
     pub(crate) fn find(arch: Arch) -> Result<Self> {
         let is_usual = is_host(arch) || has_library(arch);
         let sysroot = if is_usual { None } else { Some(sysroot(&Cache::locate()?, arch)) };
         Ok(Self { arch, sysroot })
     }
 
-    /// Cargo in the checkout, which will use this compiler.
+    /// Returns cargo in the checkout with this compiler.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = command::cargo();
         if self.sysroot.is_some() {
@@ -52,14 +52,14 @@ impl Compiler {
         cargo
     }
 
-    /// The compiler's version.
-    pub(crate) fn says(&self) -> Result<String> {
+    /// Returns the compiler's version.
+    pub(crate) fn version(&self) -> Result<String> {
         let usual = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let rustc = self.sysroot.as_ref().map_or(usual, |_| Path::new(DEBIAN_BIN).join("rustc").into());
         command::read(Command::new(rustc).arg("-vV").current_dir(command::root()))
     }
 
-    /// Flags that it takes in any case.
+    /// Returns the flags that the compiler needs in any case.
     pub(crate) fn flags(&self) -> Option<String> {
         self.sysroot.as_ref().map(|sysroot| format!("--sysroot={}", sysroot.display()))
     }
@@ -73,7 +73,7 @@ fn is_host(arch: Arch) -> bool {
     Some(arch) == Arch::of_host()
 }
 
-/// Whether the usual compiler has the library.
+/// Returns whether the usual compiler has the library.
 fn has_library(arch: Arch) -> bool {
     let mut rustc = Command::new("rustc");
     rustc.args(["--print=target-libdir", "--target", arch.rust_target()]).current_dir(command::root());
@@ -84,7 +84,7 @@ fn sysroot(cache: &Cache, arch: Arch) -> PathBuf {
     cache.root().join("tools").join(format!("rust-{arch}"))
 }
 
-/// Makes sure that programs can be built for the processor; for this host's own there is nothing to do.
+/// Ensures that programs can be built for the processor; does nothing for that of this host.
 pub(crate) fn ensure(steps: &Steps, arch: Arch) -> Result<()> {
     let part = format!("compiler for {arch}");
     if is_host(arch) {
@@ -112,13 +112,13 @@ pub(crate) fn ensure(steps: &Steps, arch: Arch) -> Result<()> {
     };
     let folder = sysroot(&steps.cache, arch);
     let recipe = format!("{DEBIAN_LIBRARY} {version} for {arch}\n");
-    if store::state(&folder, &recipe) == store::State::Whole {
+    if store::state(&folder, &recipe) == store::EntryState::Whole {
         steps.found(&part, &format!("Debian's, {version}"));
         return Ok(());
     }
     let (mirror, release) = sources::security(Path::new("/"))?;
     let suite = Suite::fetch_for(&steps.cache, &mirror, &release, arch)?;
-    let library = suite.show(DEBIAN_LIBRARY)?;
+    let library = suite.newest(DEBIAN_LIBRARY)?;
     if library.version != version {
         bail!(
             "{part}: {} is of version {version}, and its library for {arch} of {}: run `apt-get update && \

@@ -1,7 +1,7 @@
 //! A Debian root file system with systemd, as an archive that machines boot from.
 //!
-//! mmdebstrap makes it from the mirror that this system uses, with or without root. The archive is the same, byte for
-//! byte, as long as the mirror has the same packages: times are clamped, files sorted, and everything is root's.
+//! mmdebstrap makes it from this system's mirror, with or without root. The archive is the same, byte for byte, as long
+//! as the mirror has the same packages: times are clamped, files sorted, and all files are owned by root.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -19,10 +19,10 @@ use crate::command;
 
 const PART: &str = "Debian with systemd";
 const PACKAGES: &[&str] = &["dbus", "systemd-sysv"];
-/// What runs programs of another processor here, as those are that configure packages.
+/// Programs that run another processor's programs on this host, to configure packages.
 const FOREIGN: &[(&str, &str)] = &[("arch-test", "arch-test"), ("qemu-aarch64-static", "qemu-user-static")];
-/// What no machine needs, and what differs from one making to the next.
-const LEFT_OUT: &[&str] = &[
+/// Paths that no machine needs, or that differ each time.
+const EXCLUDED_PATHS: &[&str] = &[
     "usr/share/doc",
     "usr/share/info",
     "usr/share/locale",
@@ -35,28 +35,28 @@ const LEFT_OUT: &[&str] = &[
     "var/log",
 ];
 
-/// The same below the folder of the processor's libraries.
-const LIBRARIES_LEFT_OUT: &[&str] = &["gconv", "perl"];
+/// Unnecessary folders below that of the processor's libraries.
+const EXCLUDED_LIBRARIES: &[&str] = &["gconv", "perl"];
 
-/// What is not packed, relative to the root.
-fn left_out(arch: Arch) -> Vec<String> {
+/// Returns the paths that are not packed, relative to the root.
+fn excluded_paths(arch: Arch) -> Vec<String> {
     let of_arch = |name: &&str| format!("usr/lib/{}-linux-gnu/{name}", arch.kernel_name());
-    let others = LEFT_OUT.iter().map(|path| (*path).to_owned());
-    LIBRARIES_LEFT_OUT.iter().map(of_arch).chain(others).collect()
+    let others = EXCLUDED_PATHS.iter().map(|path| (*path).to_owned());
+    EXCLUDED_LIBRARIES.iter().map(of_arch).chain(others).collect()
 }
 
-/// Makes sure that the archive is in the cache.
+/// Ensures that the archive is in the cache.
 pub(crate) fn ensure(steps: &Steps, arch: Arch) -> Result<()> {
     let folder = steps.cache.debian_dir(arch, DEBIAN);
-    let left_out = left_out(arch);
-    let recipe = format!("{DEBIAN}: {} without {}\n", PACKAGES.join(" "), left_out.join(" "));
+    let excluded_paths = excluded_paths(arch);
+    let recipe = format!("{DEBIAN}: {} without {}\n", PACKAGES.join(" "), excluded_paths.join(" "));
     match store::state(&folder, &recipe) {
-        store::State::Whole if !steps.update => {
+        store::EntryState::Whole if !steps.update => {
             steps.found(PART, &folder.display().to_string());
             return Ok(());
         }
-        store::State::Damaged => say(PART, "what the cache holds is damaged or outdated: making it again"),
-        store::State::Whole | store::State::Missing => {}
+        store::EntryState::Damaged => say(PART, "the cache entry is damaged or outdated: making it again"),
+        store::EntryState::Whole | store::EntryState::Missing => {}
     }
     packages::ensure(steps, "mmdebstrap", &[("mmdebstrap", "mmdebstrap")])?;
     if Arch::of_host() != Some(arch) {
@@ -73,13 +73,13 @@ pub(crate) fn ensure(steps: &Steps, arch: Arch) -> Result<()> {
         let tree = scratch.path().join("tree");
         fs::create_dir(&tree)?;
         command::read(Command::new("tar").arg("-xpf").arg(&tar).arg("-C").arg(&tree))?;
-        pack(&tree, &left_out, &folder.join(DEBIAN_ARCHIVE))
+        pack(&tree, &excluded_paths, &folder.join(DEBIAN_ARCHIVE))
     })?;
     say(PART, &format!("ready after {} s", started.elapsed().as_secs()));
     Ok(())
 }
 
-/// Makes the archive `tar` of a root file system with these packages and what they need.
+/// Makes the archive `tar` of a root file system with these packages and their dependencies.
 pub(super) fn bootstrap(
     part: &str,
     arch: Arch,
@@ -89,15 +89,16 @@ pub(super) fn bootstrap(
     tar: &Path,
 ) -> Result<()> {
     let mut mmdebstrap = Command::new("mmdebstrap");
-    // mmdebstrap reads no configuration of this system, which may say that an index has no date of expiry: the mirror may be
-    // a copy of an earlier day.
+    // mmdebstrap does not read this system's configuration, which may disable the expiry of indexes because the mirror
+    // is a copy
+    // of an earlier day.
     let dates = command::read(Command::new("apt-config").args(["dump", "Acquire::Check-Valid-Until"]))?;
     for option in dates.lines() {
         mmdebstrap.arg(format!("--aptopt={option}"));
     }
     mmdebstrap
         .env("LC_ALL", "C")
-        // No file is newer than this.
+        // No file gets a later time.
         .env("SOURCE_DATE_EPOCH", "0")
         .args(["--variant=essential", "--format=tar", "--skip=output/dev"])
         .arg(format!("--architectures={arch}"))
@@ -109,10 +110,10 @@ pub(super) fn bootstrap(
         .map_err(|error| explained(&error, &format!("cannot make a root file system of Debian {release}")))
 }
 
-/// Packs a tree as root's, for the kernel to unpack.
-fn pack(tree: &Path, left_out: &[String], archive: &Path) -> Result<()> {
+/// Packs a tree, owned by root, for the kernel to unpack.
+fn pack(tree: &Path, excluded_paths: &[String], archive: &Path) -> Result<()> {
     let mut names = Vec::new();
-    list(tree, Path::new(""), left_out, &mut names)?;
+    list(tree, Path::new(""), excluded_paths, &mut names)?;
     let mut cpio = Command::new("cpio")
         .args(["--create", "--quiet", "--null", "--reproducible", "--format=newc", "--owner=0:0"])
         .current_dir(tree)
@@ -125,8 +126,8 @@ fn pack(tree: &Path, left_out: &[String], archive: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Folders before what is in them, relative to `root`.
-fn list(root: &Path, below: &Path, left_out: &[String], names: &mut Vec<String>) -> Result<()> {
+/// Lists paths relative to `root`, folders before their content.
+fn list(root: &Path, below: &Path, excluded_paths: &[String], names: &mut Vec<String>) -> Result<()> {
     let folder = root.join(below);
     let mut entries = fs::read_dir(&folder)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -134,12 +135,12 @@ fn list(root: &Path, below: &Path, left_out: &[String], names: &mut Vec<String>)
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let path = below.join(entry.file_name());
-        if left_out.iter().any(|left_out| path == Path::new(left_out)) {
+        if excluded_paths.iter().any(|excluded_paths| path == Path::new(excluded_paths)) {
             continue;
         }
         names.push(path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?.to_owned());
         if entry.file_type()?.is_dir() {
-            list(root, &path, left_out, names)?;
+            list(root, &path, excluded_paths, names)?;
         }
     }
     Ok(())
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_tree_makes_the_same_archive() {
+    fn archive_is_reproducible() {
         let folder = tempfile::tempdir().unwrap();
         let archives = ["a", "b"].map(|name| {
             let tree = folder.path().join(name);
@@ -171,7 +172,7 @@ mod tests {
                 .status();
             assert!(touched.unwrap().success());
             let archive = folder.path().join(format!("{name}.cpio"));
-            pack(&tree, &left_out(Arch::Amd64), &archive).unwrap();
+            pack(&tree, &excluded_paths(Arch::Amd64), &archive).unwrap();
             archive
         });
         let [a, b] = archives.map(|archive| fs::read(archive).unwrap());

@@ -1,7 +1,7 @@
-//! Programs of Debian packages that are only unpacked: `CACHE/tools/NAME`.
+//! Programs of Debian packages that are unpacked but not installed: `CACHE/tools/NAME`.
 //!
-//! Installed, a server would start as a service; and not every release of Debian has all of them. A program of a later
-//! release than the system's runs if the libc that it needs comes along.
+//! An installed server would start as a service, and not every release of Debian has all programs. A program of a later
+//! release than the system's runs if the libc that it needs is unpacked too.
 
 use std::{
     fs,
@@ -18,19 +18,20 @@ use super::{sources, store};
 
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
-/// Files of packages that hold a program.
+/// Files of packages with a program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DebianTool {
     name: &'static str,
-    /// Of which release; none: of the system's.
+    /// Release of the packages; `None` for that of the system.
     release: Option<&'static str>,
     packages: &'static [&'static str],
-    /// What is kept of the packages, by folder.
+    /// Needed files of the packages, by folder.
     files: &'static [(&'static str, &'static [&'static str])],
 }
 
 impl DebianTool {
-    /// What a Kubernetes cluster takes beside Kubernetes: its database, its client, and what gives pods their network.
+    /// Programs that a Kubernetes cluster needs besides those of Kubernetes: its database, its client, and the network
+    /// of pods.
     pub(crate) const CLUSTER: Self = Self {
         name: "cluster",
         release: Some("sid"),
@@ -38,7 +39,7 @@ impl DebianTool {
         files: &[("usr/bin", &["etcd", "kubectl"]), ("usr/lib/cni", &["bridge", "host-local", "loopback"])],
     };
 
-    /// What moves interrupts in virtual machines.
+    /// irqbalance, which moves interrupts in virtual machines.
     pub(crate) const IRQBALANCE: Self = Self {
         name: "irqbalance",
         release: Some("bookworm"),
@@ -86,7 +87,7 @@ impl DebianTool {
         ],
     };
 
-    /// What the book's commands are piped into, for machines with Debian 12.
+    /// jq for the commands of the documentation, in machines with Debian 12.
     pub(crate) const JQ: Self = Self {
         name: "jq",
         release: Some("bookworm"),
@@ -94,7 +95,7 @@ impl DebianTool {
         files: &[("usr/bin", &["jq"]), ("usr/lib/x86_64-linux-gnu", &["libjq.so.1", "libonig.so.5"])],
     };
 
-    /// Renders the manifests.
+    /// kustomize, which renders the manifests.
     pub(crate) const KUSTOMIZE: Self = Self {
         name: "kustomize",
         release: Some("trixie"),
@@ -102,7 +103,7 @@ impl DebianTool {
         files: &[("usr/bin", &["kustomize"])],
     };
 
-    /// Makes the book. It needs a newer libc than Debian 12 has.
+    /// mdbook, which builds the documentation. It needs a newer libc than Debian 12 has.
     pub(crate) const MDBOOK: Self = Self {
         name: "mdbook",
         release: Some("trixie"),
@@ -113,7 +114,7 @@ impl DebianTool {
         ],
     };
 
-    /// What `numaward numactl` is compared with in virtual machines: of a release that knows weighted interleave.
+    /// numactl with weighted interleave, which is compared with `numaward numactl` in virtual machines.
     pub(crate) const NUMACTL: Self = Self {
         name: "numactl",
         release: Some("trixie"),
@@ -124,7 +125,7 @@ impl DebianTool {
         ],
     };
 
-    /// Prometheus with promtool. Its web pages are links to packages that are not there.
+    /// Prometheus with promtool. Its web pages are links to packages that are not unpacked.
     pub(crate) const PROMETHEUS: Self = Self {
         name: "prometheus",
         release: None,
@@ -140,7 +141,7 @@ impl DebianTool {
         files: &[("usr/bin", &["amtool"])],
     };
 
-    /// Takes OTLP and answers as Prometheus does, which Debian builds without OTLP.
+    /// Receiver of OTLP with the API of Prometheus, which Debian builds without OTLP.
     pub(crate) const VICTORIA_METRICS: Self = Self {
         name: "victoria-metrics",
         release: Some("trixie"),
@@ -148,7 +149,7 @@ impl DebianTool {
         files: &[("usr/bin", &["victoria-metrics"])],
     };
 
-    /// Runs the program of this name, after setup.
+    /// Returns the command that runs the program with this name, after setup.
     pub(crate) fn command(&self, cache: &Cache, program: &str) -> Command {
         let folder = self.folder(cache);
         let program = folder.join(program);
@@ -166,7 +167,7 @@ impl DebianTool {
     }
 }
 
-/// Makes sure that the files are in the cache.
+/// Ensures that the files are in the cache.
 pub(crate) fn ensure(steps: &Steps, tool: &DebianTool) -> Result<()> {
     let system = Path::new("/");
     let release = match tool.release {
@@ -176,7 +177,7 @@ pub(crate) fn ensure(steps: &Steps, tool: &DebianTool) -> Result<()> {
     };
     let folder = tool.folder(&steps.cache);
     let recipe = format!("{} of {release}\n", tool.packages.join(" "));
-    if store::state(&folder, &recipe) == store::State::Whole && !steps.update {
+    if store::state(&folder, &recipe) == store::EntryState::Whole && !steps.update {
         steps.found(tool.name, &folder.display().to_string());
         return Ok(());
     }
@@ -185,7 +186,7 @@ pub(crate) fn ensure(steps: &Steps, tool: &DebianTool) -> Result<()> {
         let download = tempfile::Builder::new().prefix("numaward-tool-").tempdir()?;
         let root = download.path().join("root");
         for package in tool.packages {
-            unpack(&suite.download(&suite.show(package)?, download.path())?, &root)?;
+            unpack(&suite.download(&suite.newest(package)?, download.path())?, &root)?;
         }
         for (from, names) in tool.files {
             for name in *names {

@@ -1,5 +1,5 @@
-//! The toolchain that builds the probes: a Rust compiler that may use unstable features, with the sources of `core`,
-//! and bpf-linker, which must be linked to an LLVM no older than the compiler's.
+//! The toolchain that builds the probes: a Rust compiler with unstable features and the sources of `core`, and
+//! bpf-linker, which must be linked to an LLVM that is not older than the compiler's.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,16 +14,16 @@ use crate::command;
 
 const LINKER: &str = "bpf-linker";
 const LINKER_VERSION: &str = "0.13.0";
-/// The LLVM versions that this bpf-linker can be built for.
+/// LLVM versions for which this bpf-linker can be built.
 const LINKER_LLVMS: std::ops::RangeInclusive<u32> = 19..=22;
-/// Debian's compiler for what must follow browsers: new, and with its sources packaged.
+/// Debian's compiler for browsers, which is new and has packaged sources.
 const DEBIAN_TOOLCHAIN: [&str; 3] = ["rustc-web", "rust-web-src", "cargo-web"];
 
 struct Toolchain {
     name: String,
     /// The compiler's version.
     verbose: String,
-    /// Major version of the LLVM inside.
+    /// Major version of the compiler's LLVM.
     llvm: u32,
 }
 
@@ -45,13 +45,13 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     linker(steps, &toolchain)
 }
 
-/// The compiler's version, and the linker's version; none where one is missing.
+/// Returns the compiler's and the linker's version; `None` if one is missing.
 pub(crate) fn tools() -> Option<(String, String)> {
     let linker = command::read(Command::new(linker_path()?).arg("--version")).ok()?;
     Some((detect()?.verbose, linker.split_whitespace().nth(1)?.to_owned()))
 }
 
-/// A nightly of rustup with its sources, else Debian's compiler with its sources: as the probes' build script looks.
+/// Finds a nightly of rustup with its sources, or Debian's compiler with its sources, like the probes' build script.
 fn detect() -> Option<Toolchain> {
     let nightly = command::read(Command::new("rustup").args(["which", "--toolchain=nightly", "rustc"])).ok();
     let nightly = nightly.map(|path| PathBuf::from(path.trim()));
@@ -74,14 +74,14 @@ fn toolchain(name: &str, rustc: &Path) -> Option<Toolchain> {
     })
 }
 
-/// The compiler's version and its LLVM's major version, from `rustc --version --verbose`.
+/// Parses the compiler's version and its LLVM's major version from `rustc --version --verbose`.
 fn version(text: &str) -> Option<(String, u32)> {
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
     let llvm = field("LLVM version: ")?.split('.').next()?.parse().ok()?;
     Some((field("release: ")?.to_owned(), llvm))
 }
 
-/// Where the linker is: cargo's own, or one on the PATH.
+/// Returns the path of the linker: cargo's own, or one on the PATH.
 fn linker_path() -> Option<PathBuf> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -151,7 +151,7 @@ fn has_polly(prefix: &Path) -> bool {
     })
 }
 
-/// The major version in `ldd`'s line for libLLVM; none if LLVM is part of the program.
+/// Parses the major version in `ldd`'s line for libLLVM; `None` if LLVM is linked statically.
 fn linked_llvm(libraries: &str) -> Option<u32> {
     let name = libraries.split_whitespace().find_map(|word| word.strip_prefix("libLLVM"))?;
     name.trim_start_matches(['.', '-', 's', 'o']).split('.').next()?.parse().ok()

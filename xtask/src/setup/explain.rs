@@ -1,4 +1,4 @@
-//! What to do about a failure of apt or dpkg, from what they said (in the C locale).
+//! Advice about a failure of apt or dpkg, from its output (in the C locale).
 
 const ADVICE: &[(&[&str], &str)] = &[
     (&["No space left on device"], "the disk is full: make room and run it again"),
@@ -60,7 +60,7 @@ const ADVICE: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// What to do, if the output says why it failed.
+/// Returns advice if the output has a known reason.
 pub(crate) fn advice(output: &str) -> Option<&'static str> {
     ADVICE.iter().find(|(signs, _)| signs.iter().any(|sign| output.contains(sign))).map(|(_, advice)| *advice)
 }

@@ -1,5 +1,5 @@
-//! What boots machines: QEMU and the tools of the host; and, for another processor than x86-64, the shell of the machine and
-//! the firmware that describes it to the kernel.
+//! Requirements for booting machines: QEMU and tools of the host; for another processor than x86-64, also the shell of
+//! the machine and the firmware that describes it to the kernel.
 
 use std::fs;
 use std::path::Path;
@@ -11,15 +11,16 @@ use super::apt::{Suite, unpack};
 use super::steps::{Steps, say};
 use super::{packages, sources, store};
 
-/// Debian 12's firmware reports its flash as memory of no node, and the kernel then sees a single node.
+/// Debian release of the firmware. Debian 12's reports its flash as memory without a node, and the kernel then sees a
+/// single node.
 const RELEASE: &str = "trixie";
-/// Packages and what is kept of them.
+/// Packages and their needed files.
 const FILES: [(&str, &str, &str); 2] = [
     ("busybox-static", "usr/bin/busybox", GUEST_BUSYBOX),
     ("qemu-efi-aarch64", "usr/share/qemu-efi-aarch64/QEMU_EFI.fd", GUEST_FIRMWARE),
 ];
 
-/// Makes sure that QEMU is installed, and that the files are in the cache.
+/// Ensures that QEMU is installed, and that the files are in the cache.
 pub(crate) fn ensure(steps: &Steps, arch: Arch) -> Result<()> {
     packages::ensure(steps, "QEMU", &[&[arch.emulator()], TOOLS].concat())?;
     match arch {
@@ -33,7 +34,7 @@ fn files(steps: &Steps, arch: Arch) -> Result<()> {
     let folder = steps.cache.guest_dir(arch);
     let names: Vec<_> = FILES.iter().map(|(package, ..)| *package).collect();
     let recipe = format!("{} of {RELEASE} for {arch}\n", names.join(" "));
-    if store::state(&folder, &recipe) == store::State::Whole && !steps.update {
+    if store::state(&folder, &recipe) == store::EntryState::Whole && !steps.update {
         steps.found(&part, &folder.display().to_string());
         return Ok(());
     }
@@ -42,7 +43,7 @@ fn files(steps: &Steps, arch: Arch) -> Result<()> {
         let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
         for (package, from, name) in FILES {
             let tree = scratch.path().join(package);
-            unpack(&suite.download(&suite.show(package)?, scratch.path())?, &tree)?;
+            unpack(&suite.download(&suite.newest(package)?, scratch.path())?, &tree)?;
             fs::copy(tree.join(from), folder.join(name))
                 .with_context(|| format!("{package} has no {from}"))?;
         }

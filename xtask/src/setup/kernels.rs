@@ -1,4 +1,4 @@
-//! Kernels for virtual machines: Debian's cloud kernels, of which only the image and a few modules are kept.
+//! Kernels for virtual machines: the images and a few modules of Debian's cloud kernels.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,39 +13,39 @@ use super::steps::{Steps, say};
 use super::{sources, store};
 use crate::command;
 
-/// The kernel that machines boot when none is named.
+/// The default kernel of machines.
 pub(crate) const DEFAULT: &str = "6.12";
 
-/// Where a kernel comes from.
+/// Source of a kernel.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Source {
-    /// As in `--kernel`.
+pub(crate) struct KernelSource {
+    /// Name as in `--kernel`.
     pub(crate) name: &'static str,
-    /// The Debian release.
+    /// Debian release.
     suite: &'static str,
 }
 
-/// The oldest kernel that is supported, two later long-term kernels, and the newest there is.
-pub(crate) const SOURCES: &[Source] = &[
-    Source { name: OLDEST, suite: "bullseye" },
-    Source { name: "6.1", suite: "bookworm" },
-    Source { name: "6.12", suite: "bookworm-backports" },
-    Source { name: "latest", suite: "sid" },
+/// The oldest supported kernel, two later long-term kernels, and the newest one.
+pub(crate) const SOURCES: &[KernelSource] = &[
+    KernelSource { name: OLDEST, suite: "bullseye" },
+    KernelSource { name: "6.1", suite: "bookworm" },
+    KernelSource { name: "6.12", suite: "bookworm-backports" },
+    KernelSource { name: "latest", suite: "sid" },
 ];
 
-/// The same for Arm; and the long-term one with larger pages, which Debian has in no cloud kernel.
-const ARM64: &[Source] = &[
-    Source { name: "6.1", suite: "bookworm" },
-    Source { name: "6.12", suite: "bookworm-backports" },
-    Source { name: LARGE_PAGES, suite: "bookworm-backports" },
-    Source { name: "latest", suite: "sid" },
+/// The kernels for Arm, including a long-term one with larger pages, for which Debian has no cloud kernel.
+const ARM64: &[KernelSource] = &[
+    KernelSource { name: "6.1", suite: "bookworm" },
+    KernelSource { name: "6.12", suite: "bookworm-backports" },
+    KernelSource { name: LARGE_PAGES, suite: "bookworm-backports" },
+    KernelSource { name: "latest", suite: "sid" },
 ];
 
 /// The kernel with pages of 16 KiB.
 const LARGE_PAGES: &str = "6.12-16k";
 
-/// Modules that machines may need: the network of a machine with a forwarded port, its disk, container images, and the
-/// network of pods.
+/// Modules that machines may need: for the network of a machine with a forwarded port, its disk, container images, and
+/// the network of pods.
 const MODULES: &[&str] = &[
     "bridge",
     "failover",
@@ -63,23 +63,23 @@ const MODULES: &[&str] = &[
     "virtio_ring",
 ];
 
-/// The oldest of them. Ordinary test runs are short on it.
+/// The oldest of them, on which ordinary test runs are short.
 pub(crate) const OLDEST: &str = "5.10";
 
-/// All kernels for a processor.
-pub(crate) const fn of(arch: Arch) -> &'static [Source] {
+/// Returns all kernels for a processor.
+pub(crate) const fn sources(arch: Arch) -> &'static [KernelSource] {
     match arch {
         Arch::Amd64 => SOURCES,
         Arch::Arm64 => ARM64,
     }
 }
 
-/// The names of all kernels.
+/// Returns the names of all kernels.
 pub(crate) fn names(arch: Arch) -> Vec<&'static str> {
-    of(arch).iter().map(|source| source.name).collect()
+    sources(arch).iter().map(|source| source.name).collect()
 }
 
-/// The names of the kernels for any processor: the values of `--kernel` where `--arch` comes along.
+/// Returns the names of the kernels for any processor: the values of `--kernel` together with `--arch`.
 pub(crate) fn all_names() -> Vec<&'static str> {
     let mut names = names(Arch::Amd64);
     let others = ARM64.iter().map(|source| source.name).filter(|name| !names.contains(name));
@@ -88,23 +88,23 @@ pub(crate) fn all_names() -> Vec<&'static str> {
     names
 }
 
-/// The source with this name.
-pub(crate) fn find(arch: Arch, name: &str) -> Result<&'static Source> {
-    of(arch).iter().find(|source| source.name == name).with_context(|| {
+/// Returns the source with this name.
+pub(crate) fn find(arch: Arch, name: &str) -> Result<&'static KernelSource> {
+    sources(arch).iter().find(|source| source.name == name).with_context(|| {
         format!("there is no kernel called {name} for {arch}: give {}", names(arch).join(", "))
     })
 }
 
-/// A small package that depends on the release's current kernel.
-fn meta_package(arch: Arch, source: &Source) -> String {
+/// Returns the name of a small package that depends on the release's current kernel.
+fn meta_package(arch: Arch, source: &KernelSource) -> String {
     match source.name {
         LARGE_PAGES => format!("linux-image-{arch}-16k"),
         _ => format!("linux-image-cloud-{arch}"),
     }
 }
 
-/// Makes sure that the kernel is in the cache.
-pub(crate) fn ensure(steps: &Steps, arch: Arch, source: &Source) -> Result<()> {
+/// Ensures that the kernel is in the cache.
+pub(crate) fn ensure(steps: &Steps, arch: Arch, source: &KernelSource) -> Result<()> {
     let part = match arch {
         Arch::Amd64 => format!("kernel {}", source.name),
         Arch::Arm64 => format!("kernel {} for {arch}", source.name),
@@ -113,12 +113,12 @@ pub(crate) fn ensure(steps: &Steps, arch: Arch, source: &Source) -> Result<()> {
     let meta_package = meta_package(arch, source);
     let recipe = format!("{meta_package} of {}: {}\n", source.suite, MODULES.join(" "));
     match store::state(&folder, &recipe) {
-        store::State::Whole if !steps.update => {
+        store::EntryState::Whole if !steps.update => {
             steps.found(&part, &version(&folder));
             return Ok(());
         }
-        store::State::Damaged => say(&part, "what the cache holds is damaged or outdated: fetching it again"),
-        store::State::Whole | store::State::Missing => {}
+        store::EntryState::Damaged => say(&part, "the cache entry is damaged or outdated: fetching it again"),
+        store::EntryState::Whole | store::EntryState::Missing => {}
     }
     let started = Instant::now();
     let mirror = sources::mirror(Path::new("/")).with_context(|| {
@@ -138,7 +138,7 @@ fn version(folder: &Path) -> String {
 }
 
 fn fetch(suite: &Suite, meta_package: &str, folder: &Path) -> Result<()> {
-    // The image's own package, or several where a release has it in parts; not the tools that would install it.
+    // The image's package, or several if a release splits it; without the tools that would install it.
     let flavour = meta_package.trim_start_matches("linux-image");
     let packages =
         suite.closure(meta_package, |name| name.starts_with("linux-") && name.ends_with(flavour))?;
@@ -151,8 +151,8 @@ fn fetch(suite: &Suite, meta_package: &str, folder: &Path) -> Result<()> {
     pick(&tree, folder)
 }
 
-/// Takes what is kept from an unpacked kernel. In Debian 12 and 13 the image and its configuration are
-/// `/boot/NAME-RELEASE`, later they are `/usr/lib/modules/RELEASE/NAME`.
+/// Copies the needed files of an unpacked kernel. In Debian 12 and 13 the image and its configuration are
+/// `/boot/NAME-RELEASE`, in later releases `/usr/lib/modules/RELEASE/NAME`.
 fn pick(tree: &Path, folder: &Path) -> Result<()> {
     let mut files = Vec::new();
     walk(tree, &mut files)?;

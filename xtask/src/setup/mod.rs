@@ -1,15 +1,18 @@
-//! `cargo xtask setup`: installs what is missing, once.
+//! `cargo xtask setup`: installs missing tools, once.
 //!
-//! The problem: eBPF, QEMU and kernels are no ordinary dependencies. Each [`Part`] detects first and installs only
-//! what is missing, so that a machine where all is there never touches the network, and an interrupted setup goes on
-//! where it stopped.
+//! # Problem
+//! eBPF, QEMU and kernels are no ordinary dependencies. Each [`Part`] first checks what is installed and installs only
+//! missing tools. A complete machine therefore needs no network, and an interrupted setup continues where it stopped.
 //!
-//! What comes from the distribution as a program is installed by apt. What is only unpacked (kernels, container
-//! runtimes) is fetched by apt into the cache from a private list of sources ([`apt`]), so that signatures are checked
-//! and the system's configuration stays as it is.
+//! # Algorithm
+//! Programs of the distribution are installed by apt. Packages that are only unpacked (kernels, container runtimes) are
+//! fetched by apt into the cache with a private list of sources ([`apt`]), so that signatures are checked and the
+//! system's configuration does not change.
 //!
-//! Invariants: the cache holds only whole entries (they are made beside their place and renamed); a damaged entry is
-//! noticed by its checksums and fetched again; two setups do not run at once.
+//! # Invariants
+//! - The cache has complete entries only: they are made beside their place and renamed.
+//! - A damaged entry is detected by its checksums and fetched again.
+//! - Two setups do not run at the same time.
 
 mod apt;
 mod containerd;
@@ -37,55 +40,55 @@ use numaward_vm::{Arch, Cache};
 pub(crate) use cross::Compiler;
 pub(crate) use debian_tools::DebianTool;
 pub(crate) use ebpf::tools as ebpf_tools;
-use kernels::Source;
+use kernels::KernelSource;
 pub(crate) use python::PythonTool;
-pub(crate) use software::Image;
+pub(crate) use software::DiskImage;
 use steps::{Steps, say};
 pub(crate) use tools::CargoTool;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Also what only later or rare tests need: container runtimes, and the software of the guides
+    /// Also installs the requirements of later or rare tests: container runtimes, and the software of the guides
     #[arg(long)]
     all: bool,
-    /// Fetches the newest kernels and container runtimes even if the cache holds some
+    /// Fetches the newest kernels and container runtimes even if the cache has some
     #[arg(long)]
     update: bool,
-    /// What building and testing for this processor takes
+    /// Processor of the programs to build and test
     #[arg(long, default_value_t)]
     arch: Arch,
 }
 
-/// Something that a task may need.
+/// A requirement of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// A Rust toolchain for the BPF target and bpf-linker.
     Ebpf,
-    /// What compiles and links for this processor.
+    /// A compiler and a linker for this processor.
     Compiler(Arch),
-    /// QEMU, what packs a machine's files, and those that a machine with this processor needs in any case.
+    /// QEMU, the programs that pack a machine's files, and the files that every machine with this processor needs.
     Qemu(Arch),
     /// A kernel for virtual machines with this processor.
-    Kernel(Arch, &'static Source),
+    Kernel(Arch, &'static KernelSource),
     /// A root file system with systemd for this processor.
     Debian(Arch),
     /// A root file system with software, as an image.
-    Image(&'static Image),
-    /// What signs.
+    Image(&'static DiskImage),
+    /// gpg, for signatures.
     Gpg,
-    /// What judges packages.
+    /// Checkers of packages.
     Packages,
     /// containerd and runc for this processor, with the libraries they need.
     Containerd(Arch),
-    /// A browser, and what drives it.
+    /// A browser, and the programs that control it.
     Browser,
-    /// What compiles libFuzzer.
+    /// A compiler for libFuzzer.
     Cpp,
-    /// What runs the schemas of the Prometheus operator.
+    /// Node.js, which runs the schemas of the Prometheus operator.
     Node,
-    /// What judges the unit.
+    /// Checker of the unit.
     Systemd,
-    /// Programs that ours are compared with, or that judge what ours print.
+    /// Programs that are compared with those of this project, or that check their output.
     Commands,
     /// A program that is unpacked into the cache.
     DebianTool(&'static DebianTool),
@@ -95,9 +98,9 @@ pub(crate) enum Part {
     PythonTool(&'static PythonTool),
 }
 
-/// Programs that drive the page, with their packages.
+/// Programs that control the page, with their packages.
 const BROWSER: &[(&str, &str)] = &[("chromium", "chromium"), ("node", "nodejs"), ("npm", "npm")];
-/// What builds programs in C++.
+/// Compilers of C++.
 const CPP: &[(&str, &str)] = &[("c++", "g++")];
 const SYSTEMD: &[(&str, &str)] = &[("systemd-analyze", "systemd")];
 const COMMANDS: &[(&str, &str)] = &[("numactl", "numactl"), ("mandoc", "mandoc"), ("zsh", "zsh")];
@@ -108,7 +111,7 @@ const NODE: &[(&str, &str)] = &[("node", "nodejs"), ("npm", "npm")];
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let arch = arguments.arch;
     let mut parts = vec![Part::Ebpf, Part::Compiler(arch), Part::Qemu(arch)];
-    parts.extend(kernels::of(arch).iter().map(|source| Part::Kernel(arch, source)));
+    parts.extend(kernels::sources(arch).iter().map(|source| Part::Kernel(arch, source)));
     if arch == Arch::Amd64 || arguments.all {
         parts.push(Part::Debian(arch));
     }
@@ -116,12 +119,12 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         parts.push(Part::Containerd(arch));
     }
     if arguments.all && arch == Arch::Amd64 {
-        parts.extend([&Image::GUIDES, &Image::NEW_GUIDES, &Image::PACKAGES].map(Part::Image));
+        parts.extend([&DiskImage::GUIDES, &DiskImage::NEW_GUIDES, &DiskImage::PACKAGES].map(Part::Image));
     }
     install(&parts, arguments.update, true)
 }
 
-/// Makes sure that these parts are there.
+/// Ensures that these parts are installed.
 pub(crate) fn ensure(parts: &[Part]) -> Result<()> {
     install(parts, false, false)
 }
@@ -156,7 +159,7 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
     Ok(())
 }
 
-/// Held while setting up; ends with the process, however that ends.
+/// Takes the lock that prevents a second setup; it ends with the process.
 fn lock(cache: &Cache) -> Result<File> {
     let path = cache.root().join("lock");
     let context = || format!("cannot lock {}", path.display());

@@ -9,7 +9,7 @@ use super::sources;
 use super::steps::{Steps, say};
 use crate::command;
 
-/// Makes sure that these programs are there; each comes with the Debian package that has it.
+/// Ensures that these programs are installed; each has the name of its Debian package.
 pub(crate) fn ensure(steps: &Steps, part: &str, programs: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<_> = programs.iter().filter(|(program, _)| command::find(program).is_none()).collect();
     if missing.is_empty() {
@@ -24,7 +24,7 @@ pub(crate) fn ensure(steps: &Steps, part: &str, programs: &[(&str, &str)]) -> Re
     }
 }
 
-/// Installs Debian packages, or says what to run where that cannot be done from here.
+/// Installs Debian packages, or prints the command to run if this process cannot do it.
 pub(crate) fn install(part: &str, packages: &[&str]) -> Result<()> {
     let names = packages.join(" ");
     if sources::debian_codename("/".as_ref()).is_none() {
@@ -46,7 +46,7 @@ pub(crate) fn install(part: &str, packages: &[&str]) -> Result<()> {
         words.extend(arguments);
         command::run_slowly(part, Command::new(words[0]).args(&words[1..]))
     };
-    // A source that has nothing to do with us may be out of order: what counts is whether the packages are available.
+    // An unrelated source may be out of order: only the availability of the packages matters.
     let updated = apt_get(&["update"]);
     let options = ["install", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", "--"];
     apt_get(&[&options[..], packages].concat())

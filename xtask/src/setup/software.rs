@@ -1,7 +1,7 @@
-//! Software that tests are about, on a root file system with systemd, as an image of a disk that machines boot from.
+//! Software under test, on a root file system with systemd, as a disk image that machines boot from.
 //!
-//! The problem: such software takes hundreds of megabytes, which would not fit into the memory of a small machine. mmdebstrap
-//! installs it, as apt does on a host: units, users and `PostgreSQL`'s first cluster are those that a user gets.
+//! Such software takes hundreds of megabytes, which would not fit into the memory of a small machine. mmdebstrap
+//! installs it as apt does on a host, with the units, the users and `PostgreSQL`'s first cluster that a user gets.
 
 use std::fs;
 use std::path::Path;
@@ -15,19 +15,19 @@ use super::steps::{Steps, say};
 use super::{debian, packages, sources, store};
 use crate::command;
 
-/// Such an image.
+/// A disk image with software.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Image {
-    /// What it is called in messages.
+pub(crate) struct DiskImage {
+    /// Name in messages.
     name: &'static str,
-    /// Its folder in the cache; the last part is the Debian release.
+    /// Folder in the cache; the last part is the Debian release.
     folder: &'static str,
     packages: &'static [&'static str],
     megabytes: u32,
 }
 
-impl Image {
-    /// What the guides are about.
+impl DiskImage {
+    /// Software of the guides.
     pub(crate) const GUIDES: Self = Self {
         name: "software of the guides",
         folder: SOFTWARE,
@@ -37,26 +37,26 @@ impl Image {
             "postgresql",
             "redis-server",
             "tomcat10",
-            // `ab`, which asks a web server.
+            // `ab`, a client of web servers.
             "apache2-utils",
             // `dpdk-testpmd`.
             "dpdk-dev",
             "qemu-system-x86",
             "libvirt-daemon-system",
             "libvirt-clients",
-            // A guest that begins at once, also under emulation within emulation, and goes through all of its memory.
+            // A guest that starts immediately, even under nested emulation, and uses all of its memory.
             "memtest86+",
         ],
         megabytes: 270,
     };
 
-    /// What they are about and no released Debian has.
+    /// Software of the guides that no stable Debian release has.
     pub(crate) const NEW_GUIDES: Self = Self {
         name: "new software of the guides",
         folder: NEW_SOFTWARE,
         packages: &[
             "dbus",
-            // Which units of systemd run, and its package no longer brings.
+            // systemd's units need it, and its package no longer depends on it.
             "mount",
             "systemd-sysv",
             "llama.cpp-tools",
@@ -67,7 +67,7 @@ impl Image {
         megabytes: 80,
     };
 
-    /// What installs packages.
+    /// Package managers.
     pub(crate) const PACKAGES: Self = Self {
         name: "package managers",
         folder: PACKAGE_MANAGERS,
@@ -76,7 +76,7 @@ impl Image {
     };
 }
 
-/// What no machine needs, nor that services begin by themselves: each guide starts its own.
+/// Files that no machine needs, and links that would start services at boot: each guide starts its own.
 const REMOVED: &[&str] = &[
     "etc/systemd/system/multi-user.target.wants",
     "etc/systemd/system/timers.target.wants",
@@ -88,22 +88,23 @@ const REMOVED: &[&str] = &[
     "var/cache/apt",
     "var/lib/apt/lists",
 ];
-/// What tests bring along and programs write while they run, in MiB; the file is sparse.
-const ROOM: u64 = 1024;
+/// Free space for files of tests and programs, in MiB; the image is a sparse file.
+const FREE_MIB: u64 = 1024;
 
-/// Makes sure that the image is in the cache.
-pub(crate) fn ensure(steps: &Steps, image: &Image) -> Result<()> {
-    let Image { name: part, packages: names, megabytes, .. } = *image;
+/// Ensures that the image is in the cache.
+pub(crate) fn ensure(steps: &Steps, image: &DiskImage) -> Result<()> {
+    let DiskImage { name: part, packages: names, megabytes, .. } = *image;
     let folder = steps.cache.root().join(image.folder);
     let release = folder.file_name().unwrap_or_default().to_string_lossy();
-    let recipe = format!("{release}: {} without {}, and {ROOM} MiB\n", names.join(" "), REMOVED.join(" "));
+    let recipe =
+        format!("{release}: {} without {}, and {FREE_MIB} MiB\n", names.join(" "), REMOVED.join(" "));
     match store::state(&folder, &recipe) {
-        store::State::Whole if !steps.update => {
+        store::EntryState::Whole if !steps.update => {
             steps.found(part, &folder.display().to_string());
             return Ok(());
         }
-        store::State::Damaged => say(part, "what the cache holds is damaged or outdated: making it again"),
-        store::State::Whole | store::State::Missing => {}
+        store::EntryState::Damaged => say(part, "the cache entry is damaged or outdated: making it again"),
+        store::EntryState::Whole | store::EntryState::Missing => {}
     }
     packages::ensure(steps, "mmdebstrap", &[("mmdebstrap", "mmdebstrap")])?;
     packages::ensure(steps, "e2fsprogs", &[("mkfs.ext4", "e2fsprogs")])?;
@@ -122,8 +123,8 @@ pub(crate) fn ensure(steps: &Steps, image: &Image) -> Result<()> {
     Ok(())
 }
 
-/// Makes a file system of what is in the archive; `tree` is an empty folder for it. Files keep their owners, also where this
-/// user is not root: as in mmdebstrap, the other users are then those that the system has set aside for this one.
+/// Makes a file system with the content of the archive; `tree` is an empty folder for it. Files keep their owners even
+/// if this user is not root: as in mmdebstrap, the other users are then the subordinate ones of this user.
 fn pack(tar: &Path, tree: &Path, image: &Path) -> Result<()> {
     const SCRIPT: &str = r#"
         tar -xpf "$1" -C "$2"
@@ -139,5 +140,5 @@ fn pack(tar: &Path, tree: &Path, image: &Path) -> Result<()> {
         sh.args(["--map-root-user", "--map-auto"]);
     }
     sh.args(["sh", "-e", "-c", SCRIPT, "sh"]).args([tar, tree, image]);
-    command::read(sh.arg(REMOVED.join(" ")).arg(ROOM.to_string())).map(drop)
+    command::read(sh.arg(REMOVED.join(" ")).arg(FREE_MIB.to_string())).map(drop)
 }

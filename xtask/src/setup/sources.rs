@@ -1,40 +1,41 @@
-//! The mirror that this system uses, from apt's own lists of sources in either of their formats (sources.list(5)).
+//! The mirror of this system, from apt's lists of sources in both formats (sources.list(5)).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Where Debian's archive keys are, if the system's source does not say.
+/// Debian's archive keys, for systems with a source that does not name them.
 const KEYRINGS: [&str; 2] =
     ["usr/share/keyrings/debian-archive-keyring.gpg", "usr/share/keyrings/debian-archive-keyring.pgp"];
-/// Names of Debian's releases that move.
+/// Names of Debian releases that change their meaning.
 const MOVING_SUITES: [&str; 5] = ["oldstable", "stable", "testing", "unstable", "sid"];
 
 /// A Debian archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirror {
     pub(crate) uri: String,
-    /// What stands in brackets in a one-line source: how its signatures are checked.
+    /// Options in brackets of a one-line source, for the check of signatures.
     pub(crate) options: Vec<String>,
 }
 
 impl Mirror {
-    /// The one-line source of a release.
+    /// Returns the one-line source of a release.
     pub(crate) fn line(&self, release: &str) -> String {
         format!("deb [{}] {} {release} main", self.options.join(" "), self.uri)
     }
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Entry {
+struct SourceEntry {
     uris: Vec<String>,
     suites: Vec<String>,
     components: Vec<String>,
     signed_by: Option<String>,
 }
 
-/// The release's code name, if the system at `root` is Debian itself (no derivative: the kernels are missing from their archives).
+/// Returns the release's code name if the system at `root` is Debian itself. Archives of derivatives do not have the
+/// kernels.
 pub(crate) fn debian_codename(root: &Path) -> Option<String> {
     let text = fs::read_to_string(root.join("etc/os-release")).ok()?;
     let field = |name: &str| {
@@ -44,19 +45,19 @@ pub(crate) fn debian_codename(root: &Path) -> Option<String> {
     (field("ID")? == "debian").then(|| field("VERSION_CODENAME").unwrap_or_else(|| "sid".to_owned()))
 }
 
-/// The mirror of the system at `root`.
+/// Returns the mirror of the system at `root`.
 pub(crate) fn mirror(root: &Path) -> Result<Mirror> {
     archive(root, "")
 }
 
-/// Where the system at `root` has its security updates from, and the release's name there.
+/// Returns the archive of security updates of the system at `root`, and the release's name there.
 pub(crate) fn security(root: &Path) -> Result<(Mirror, String)> {
     const SUFFIX: &str = "-security";
     let release = debian_codename(root).unwrap_or_default() + SUFFIX;
     Ok((archive(root, SUFFIX)?, release))
 }
 
-/// The archive of the system's release, or of what Debian calls it with this suffix.
+/// Returns the archive of the system's release, or of the release with this suffix.
 fn archive(root: &Path, suffix: &str) -> Result<Mirror> {
     let Some(codename) = debian_codename(root) else {
         bail!(
@@ -74,7 +75,7 @@ fn archive(root: &Path, suffix: &str) -> Result<Mirror> {
         }
     }
     let is_this_release = |suite: &str| suite == codename || MOVING_SUITES.contains(&suite);
-    let of_this_system = |entry: &&Entry| {
+    let of_this_system = |entry: &&SourceEntry| {
         entry.components.iter().any(|component| component == "main")
             && entry.suites.iter().filter_map(|suite| suite.strip_suffix(suffix)).any(is_this_release)
     };
@@ -87,7 +88,7 @@ fn archive(root: &Path, suffix: &str) -> Result<Mirror> {
             root.display().to_string().trim_end_matches('/')
         );
     };
-    // Keys written into the entry itself are those of this release alone; the keyring has all.
+    // Keys in the entry itself are those of this release only; the keyring has all.
     let keyring = entry.signed_by.clone().filter(|value| value.starts_with('/')).or_else(|| {
         KEYRINGS
             .iter()
@@ -122,11 +123,11 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// `deb [OPTIONS] URI SUITE COMPONENT…`
-fn one_line(line: &str) -> Option<Entry> {
+/// Parses `deb [OPTIONS] URI SUITE COMPONENT…`
+fn one_line(line: &str) -> Option<SourceEntry> {
     let line = line.split('#').next().unwrap_or_default().trim();
     let mut rest = line.strip_prefix("deb")?.strip_prefix([' ', '\t'])?.trim_start();
-    let mut entry = Entry::default();
+    let mut entry = SourceEntry::default();
     if let Some(bracket) = rest.strip_prefix('[') {
         let (options, after) = bracket.split_once(']')?;
         entry.signed_by = options
@@ -142,8 +143,8 @@ fn one_line(line: &str) -> Option<Entry> {
     Some(entry)
 }
 
-/// Stanzas of `Field: value`, continued on indented lines, apart by empty lines.
-fn deb822(text: &str) -> Vec<Entry> {
+/// Parses stanzas of `Field: value` with indented continuation lines, separated by empty lines.
+fn deb822(text: &str) -> Vec<SourceEntry> {
     let mut entries = Vec::new();
     let lines = text.lines().map(str::trim_end).filter(|line| !line.starts_with('#')).collect::<Vec<_>>();
     for stanza in lines.split(|line| line.is_empty()) {
@@ -163,7 +164,7 @@ fn deb822(text: &str) -> Vec<Entry> {
         let list = |name: &str| field(name).map(words).unwrap_or_default();
         let enabled = !field("enabled").is_some_and(|value| value.eq_ignore_ascii_case("no"));
         if enabled && list("types").iter().any(|kind| kind == "deb") {
-            entries.push(Entry {
+            entries.push(SourceEntry {
                 uris: list("uris"),
                 suites: list("suites"),
                 components: list("components"),
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_deb822_sources_and_passes_over_what_is_not_debian() {
+    fn reads_deb822_sources_of_debian() {
         let root = system(&[
             DEBIAN,
             ("etc/apt/sources.list.d/a.list", "deb https://vendor.example/apt tool-bookworm main\n"),
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn security_updates_have_an_archive_of_their_own() {
+    fn finds_security_archive() {
         let root = system(&[
             DEBIAN,
             (
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_keyring_apt_uses_its_own() {
+    fn missing_keyring_sets_no_option() {
         let root = system(&[DEBIAN, ("etc/apt/sources.list", "deb http://m.example stable main")]);
         assert_eq!(
             mirror(root.path()).unwrap(),
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn error_names_missing_source() {
         let table: &[(&[(&str, &str)], &str)] = &[
             (&[], "not Debian"),
             (&[("etc/os-release", "ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble")], "not Debian"),

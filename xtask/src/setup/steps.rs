@@ -1,18 +1,18 @@
-//! What the steps of a setup share.
+//! Options and messages of a setup.
 
 use numaward_vm::Cache;
 
-/// One run of setup.
+/// Options of a setup.
 pub(crate) struct Steps {
     pub(crate) cache: Cache,
-    /// Fetch what the cache has, too.
+    /// If true, fetches entries that the cache has, too.
     pub(crate) update: bool,
-    /// Say so even where nothing has to be done.
+    /// If true, also reports parts that are complete.
     pub(crate) verbose: bool,
 }
 
 impl Steps {
-    /// A part was there already.
+    /// Reports a part that is complete.
     pub(crate) fn found(&self, part: &str, text: &str) {
         if self.verbose {
             say(part, &format!("ready: {text}"));
@@ -20,7 +20,7 @@ impl Steps {
     }
 }
 
-/// One line per step, on standard error: standard output belongs to what runs afterwards.
+/// Prints one line per step to standard error, because standard output belongs to the program that runs afterwards.
 pub(crate) fn say(part: &str, text: &str) {
     eprintln!("setup: {part}: {text}");
 }

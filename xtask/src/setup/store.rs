@@ -1,4 +1,4 @@
-//! Entries of the cache: folders whose files are held against checksums.
+//! Entries of the cache: folders with checksums of their files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,22 +9,22 @@ use anyhow::{Context as _, Result};
 use crate::command;
 
 const SUMS: &str = "SHA256SUMS";
-/// Begins the name of whatever is not (or no longer) a whole entry.
-const LEFTOVER: &str = ".partial-";
+/// Prefix of incomplete or outdated entries.
+const INCOMPLETE_PREFIX: &str = ".partial-";
 
-/// What an entry is.
+/// State of an entry.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum EntryState {
     Whole,
     Missing,
-    /// Truncated, changed, or made by an older setup that kept other files.
+    /// Truncated, changed, or made by an older setup with other files.
     Damaged,
 }
 
-/// Looks at the entry `folder`; `recipe` says what it should have been made of.
-pub(crate) fn state(folder: &Path, recipe: &str) -> State {
+/// Returns the state of the entry `folder`; `recipe` describes its sources.
+pub(crate) fn state(folder: &Path, recipe: &str) -> EntryState {
     if !folder.exists() {
-        return State::Missing;
+        return EntryState::Missing;
     }
     let sums_hold = Command::new("sha256sum")
         .args(["--status", "--strict", "--check", SUMS])
@@ -34,10 +34,10 @@ pub(crate) fn state(folder: &Path, recipe: &str) -> State {
         .status()
         .is_ok_and(|status| status.success());
     let same_recipe = fs::read_to_string(folder.join("recipe")).is_ok_and(|found| found == recipe);
-    if sums_hold && same_recipe { State::Whole } else { State::Damaged }
+    if sums_hold && same_recipe { EntryState::Whole } else { EntryState::Damaged }
 }
 
-/// Makes the entry `folder`: `fill` gets an empty folder beside it, and its result takes the entry's place.
+/// Makes the entry `folder`: `fill` gets an empty folder beside it, which replaces the entry.
 pub(crate) fn replace(folder: &Path, recipe: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let parent = folder.parent().context("an entry of the cache has a parent")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
@@ -56,19 +56,19 @@ pub(crate) fn replace(folder: &Path, recipe: &str, fill: impl FnOnce(&Path) -> R
     fs::rename(&made, folder).with_context(|| format!("cannot move {} into place", folder.display()))
 }
 
-/// An empty folder in `parent` that goes when the value is dropped, or at the next setup.
+/// Creates an empty folder in `parent`, which is removed on drop, or at the next setup.
 pub(crate) fn scratch(parent: &Path) -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
-        .prefix(LEFTOVER)
+        .prefix(INCOMPLETE_PREFIX)
         .tempdir_in(parent)
         .with_context(|| format!("cannot create a folder in {}", parent.display()))
 }
 
-/// Removes what interrupted setups have left, in the cache's root and one level below.
+/// Removes incomplete entries of interrupted setups, in the cache's root and one level below.
 pub(crate) fn remove_leftovers(root: &Path) -> Result<()> {
     for entry in folders(root)?.into_iter().flat_map(|folder| [Ok(vec![folder.clone()]), folders(&folder)]) {
         for folder in entry? {
-            if folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LEFTOVER)) {
+            if folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(INCOMPLETE_PREFIX)) {
                 match fs::remove_dir_all(&folder) {
                     Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                         return Err(error).with_context(|| format!("cannot remove {}", folder.display()));
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_whole_or_made_again() {
+    fn damaged_entries_are_remade() {
         let root = tempfile::tempdir().unwrap();
         let entry = root.path().join("kernels/x");
         let make = |text: &str| {
@@ -120,33 +120,33 @@ mod tests {
                 Ok(fs::write(folder.join("modules/a.ko"), text)?)
             })
         };
-        assert_eq!(state(&entry, "recipe 1"), State::Missing);
+        assert_eq!(state(&entry, "recipe 1"), EntryState::Missing);
         make("one").unwrap();
-        assert_eq!(state(&entry, "recipe 1"), State::Whole);
-        assert_eq!(state(&entry, "recipe 2"), State::Damaged);
+        assert_eq!(state(&entry, "recipe 1"), EntryState::Whole);
+        assert_eq!(state(&entry, "recipe 2"), EntryState::Damaged);
 
         fs::write(entry.join("modules/a.ko"), "o").unwrap();
-        assert_eq!(state(&entry, "recipe 1"), State::Damaged, "truncated");
+        assert_eq!(state(&entry, "recipe 1"), EntryState::Damaged, "truncated");
         make("two").unwrap();
-        assert_eq!(state(&entry, "recipe 1"), State::Whole);
+        assert_eq!(state(&entry, "recipe 1"), EntryState::Whole);
         fs::remove_file(entry.join("modules/a.ko")).unwrap();
-        assert_eq!(state(&entry, "recipe 1"), State::Damaged, "a file is gone");
+        assert_eq!(state(&entry, "recipe 1"), EntryState::Damaged, "a file is gone");
         fs::write(entry.join(SUMS), "").unwrap();
-        assert_eq!(state(&entry, "recipe 1"), State::Damaged, "no sums");
+        assert_eq!(state(&entry, "recipe 1"), EntryState::Damaged, "no sums");
     }
 
     #[test]
-    fn a_failed_making_leaves_the_old_entry() {
+    fn failed_fill_keeps_old_entry() {
         let root = tempfile::tempdir().unwrap();
         let entry = root.path().join("kernels/x");
         replace(&entry, "", |folder| Ok(fs::write(folder.join("a"), "old")?)).unwrap();
         replace(&entry, "", |_| anyhow::bail!("no disk")).unwrap_err();
-        assert_eq!(state(&entry, ""), State::Whole);
+        assert_eq!(state(&entry, ""), EntryState::Whole);
         assert_eq!(folders(&root.path().join("kernels")).unwrap(), [entry]);
     }
 
     #[test]
-    fn leftovers_go() {
+    fn removes_incomplete_entries() {
         let root = tempfile::tempdir().unwrap();
         for folder in ["kernels/6.1", "kernels/.partial-x/made", ".partial-y"] {
             fs::create_dir_all(root.path().join(folder)).unwrap();

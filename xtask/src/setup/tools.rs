@@ -11,7 +11,7 @@ use super::steps::{Steps, say};
 use super::store;
 use crate::command;
 
-/// A package of the Rust registry with a program of its name.
+/// A package of the Rust registry with a program of the same name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CargoTool {
     name: &'static str,
@@ -19,10 +19,10 @@ pub(crate) struct CargoTool {
 }
 
 impl CargoTool {
-    /// Checks licences, duplicates and advisories of dependencies.
+    /// Checker of licenses, duplicates and advisories of dependencies.
     pub(crate) const DENY: Self = Self { name: "cargo-deny", version: "0.20.2" };
 
-    /// Where the program is after setup.
+    /// Returns the path of the program, after setup.
     pub(crate) fn path(&self, cache: &Cache) -> PathBuf {
         self.folder(cache).join("bin").join(self.name)
     }
@@ -32,11 +32,11 @@ impl CargoTool {
     }
 }
 
-/// Makes sure that the program is in the cache.
+/// Ensures that the program is in the cache.
 pub(crate) fn ensure(steps: &Steps, tool: &CargoTool) -> Result<()> {
     let folder = tool.folder(&steps.cache);
     let recipe = format!("{} {}\n", tool.name, tool.version);
-    if store::state(&folder, &recipe) == store::State::Whole {
+    if store::state(&folder, &recipe) == store::EntryState::Whole {
         steps.found(tool.name, tool.version);
         return Ok(());
     }
@@ -45,14 +45,14 @@ pub(crate) fn ensure(steps: &Steps, tool: &CargoTool) -> Result<()> {
         let build = tempfile::Builder::new().prefix("numaward-tool-").tempdir()?;
         let mut install = command::cargo();
         install
-            // Unoptimised: they run for a second or two, and build in a third of the time.
+            // Not optimized: the programs run for a second or two, and build in a third of the time.
             .args(["install", "--locked", "--no-track", "--debug"])
             .arg(format!("{}@{}", tool.name, tool.version))
             .arg("--root")
             .arg(folder)
             .arg("--target-dir")
             .arg(build.path())
-            // Neither this workspace's settings nor its target.
+            // With neither this workspace's settings nor its target.
             .current_dir(env::temp_dir())
             .env_remove("RUSTFLAGS");
         command::run_slowly(tool.name, &mut install)

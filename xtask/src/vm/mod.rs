@@ -23,21 +23,21 @@ use numaward_vm::{Arch, Cache, Debian, Forward, GuestTopology, Kernel, RunningVm
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-pub(crate) use self::lanes::{Lane, Programs, ROWS, Row};
-use self::runner::{Job, Load, Outcome, Runner, Verdict};
-use crate::setup::{self, DebianTool, Image, Part, PythonTool, kernels};
+pub(crate) use self::lanes::{Lane, Programs, ROWS, TestRow};
+use self::runner::{CpuLoad, Job, JobOutcome, JobVerdict, Runner};
+use crate::setup::{self, DebianTool, DiskImage, Part, PythonTool, kernels};
 use crate::{build, command, dist};
 
-/// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
+/// Exit code of `vm run` if the script has none (the same as in docker and podman).
 const NO_EXIT_CODE: u8 = 125;
 
-/// Packages, and their programs.
+/// Packages and their programs.
 const DAEMON: &str = "numaward";
 const LOAD: &str = "numaward-load";
-/// Programs that only the tests need inside a machine. They are built together with `numaward`, which so has two
-/// features more than what users get: the crash check's `fault-points`, at which a variable makes the daemon die, and
-/// kube's `testing`, with the fakes by which the answers check plays the container runtime and `numaward-cri` the API server.
-/// Only these three use them.
+/// Programs that only the tests need inside a machine. They are built together with `numaward`, which therefore has two
+/// features that the released program does not have: the crash check's `fault-points`, at which a variable makes the daemon
+/// die, and kube's `testing`, with the fakes of the container runtime (for the answers check) and of the API server
+/// (for `numaward-cri`). Only these three use them.
 const HELPERS: &[&str] = &[
     "numaward-answers-check",
     "numaward-capabilities",
@@ -46,22 +46,22 @@ const HELPERS: &[&str] = &[
     "numaward-enforce-check",
     "numaward-harm-check",
 ];
-/// The programs of Kubernetes, where no folder is given: seen from the checkout.
-const BESIDE: &str = "../shared/kubernetes";
-/// One of them, as it is or packed.
+/// Default folder of Kubernetes' programs, relative to the checkout.
+const DEFAULT_KUBERNETES: &str = "../shared/kubernetes";
+/// File names of one of these programs, unpacked or packed.
 const KUBELET: [&str; 2] = ["kubelet", "kubelet.xz"];
-/// Name the folders of [`Folders`], for the tests too.
+/// Variables with the folders of [`Folders`], also for the tests.
 pub(crate) const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
 const NEW_CONTAINERD: &str = "NUMAWARD_CONTAINERD";
-/// Names the folder of what makes clients of gRPC, for the same tests.
+/// Variable with the folder of the generator of gRPC clients, for the same tests.
 const GRPC_TOOLS: &str = "NUMAWARD_GRPC_TOOLS";
 
 #[derive(Subcommand)]
 pub(crate) enum Task {
     /// Boots a machine, runs a script as root inside, and ends with its exit code (125 if the machine failed)
-    Run(Box<Run>),
+    Run(Box<RunArguments>),
     /// Runs end-to-end tests in machines
-    Test(Test),
+    Test(TestArguments),
 }
 
 pub(crate) fn main(task: &Task) -> Result<ExitCode> {
@@ -72,8 +72,8 @@ pub(crate) fn main(task: &Task) -> Result<ExitCode> {
 }
 
 #[derive(Args)]
-pub(crate) struct Test {
-    /// Only tests whose name contains one of these [default: those of a lane]
+pub(crate) struct TestArguments {
+    /// Only tests with a name that contains one of these [default: those of a lane]
     names: Vec<String>,
     /// Processor of the machines
     #[arg(long, default_value_t)]
@@ -84,22 +84,22 @@ pub(crate) struct Test {
     /// The tests and kernels of this lane [default: ci, unless tests are named]
     #[arg(long)]
     lane: Option<Lane>,
-    /// Long tests in full: 200 kills and losses of power
+    /// Runs long tests in full: 200 kills and losses of power
     #[arg(long)]
     full: bool,
-    /// Seed of made-up inputs
+    /// Seed of random inputs
     #[arg(long, default_value_t = 1)]
     seed: u32,
     #[command(flatten)]
     folders: Folders,
 }
 
-/// Folders with programs that Debian does not have, or not new enough.
+/// Folders with programs that Debian does not have, or not in a new enough version.
 #[derive(Args, Default)]
 pub(crate) struct Folders {
-    /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler and kubelet, each as it is or as .xz, for the
-    /// tests `cluster::`. Where such a test is named, it is by default the folder `kubernetes` in `shared` beside the checkout,
-    /// if that is there
+    /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler and kubelet, each unpacked or as .xz, for
+    /// the tests `cluster::`. If such a test is named, the default is the folder `kubernetes` in `shared` beside the
+    /// checkout, if it exists
     #[arg(long, value_name = "DIR", env = KUBERNETES)]
     kubernetes: Option<PathBuf>,
     /// Folder with containerd, containerd-shim-runc-v2 and ctr of containerd 2.3 or newer, instead of Debian's
@@ -114,24 +114,24 @@ impl Folders {
         Self { kubernetes: folder(KUBERNETES), containerd: folder(NEW_CONTAINERD) }
     }
 
-    /// The same, with the default of what is not given, if one of the tests that are named needs it.
+    /// Returns the folders with defaults for missing ones, if one of the named tests needs them.
     fn or_default(&self, names: &[String], checkout: &Path) -> Self {
         let beside = || {
-            let folder = checkout.join(BESIDE);
+            let folder = checkout.join(DEFAULT_KUBERNETES);
             let is_there = KUBELET.iter().any(|name| folder.join(name).is_file());
             (is_there && names.iter().any(|name| name.starts_with(CLUSTER))).then_some(folder)
         };
         Self { kubernetes: self.kubernetes.clone().or_else(beside), containerd: self.containerd.clone() }
     }
 
-    fn of(&self, programs: Programs) -> Option<&PathBuf> {
+    fn folder_of(&self, programs: Programs) -> Option<&PathBuf> {
         match programs {
             Programs::Kubernetes => self.kubernetes.as_ref(),
             Programs::Containerd => self.containerd.as_ref(),
         }
     }
 
-    /// The variables by which the tests find them.
+    /// Returns the variables by which the tests find the folders.
     fn variables(&self) -> Result<BTreeMap<&'static str, String>> {
         let folders = [
             (KUBERNETES, "--kubernetes", &self.kubernetes),
@@ -149,7 +149,7 @@ impl Folders {
     }
 }
 
-impl Test {
+impl TestArguments {
     fn main(&self) -> Result<ExitCode> {
         let folders = self.folders.or_default(&self.names, command::root());
         let selection = Selection {
@@ -171,18 +171,18 @@ pub(crate) struct Selection<'a> {
     pub(crate) names: &'a [String],
     /// Only the tests and kernels of this lane.
     pub(crate) lane: Option<Lane>,
-    /// Only these kernels; with names, on each of these, whatever the lanes say.
+    /// Only these kernels; named tests run on each of these, regardless of the lanes.
     pub(crate) kernels: &'a [String],
-    /// Long tests in full, as the lane [`Lane::Rest`] has them anyway.
+    /// Runs long tests in full, which the lane [`Lane::Rest`] does anyway.
     pub(crate) is_long: bool,
-    /// Of made-up inputs.
+    /// Seed of random inputs.
     pub(crate) seed: u32,
 }
 
 impl Selection<'_> {
-    /// The jobs, and the tests that are not run because their programs are missing.
+    /// Returns the jobs, and the tests that do not run because their programs are missing.
     fn jobs(&self, folders: &Folders) -> Result<(Vec<Job>, Vec<&'static str>)> {
-        let is_named = |row: &&Row| {
+        let is_named = |row: &&TestRow| {
             self.names.is_empty() || self.names.iter().any(|name| row.test.contains(name.as_str()))
         };
         let rows: Vec<_> = ROWS.iter().filter(is_named).filter(|row| row.runs_on(self.arch)).collect();
@@ -208,7 +208,9 @@ impl Selection<'_> {
                 let is_wanted = |kernel: &&str| !self.names.is_empty() || of_table.contains(kernel);
                 wanted.into_iter().filter(is_wanted).collect()
             };
-            if !kernels.is_empty() && row.programs.is_some_and(|programs| folders.of(programs).is_none()) {
+            if !kernels.is_empty()
+                && row.programs.is_some_and(|programs| folders.folder_of(programs).is_none())
+            {
                 without_programs.push(row.test);
                 continue;
             }
@@ -221,19 +223,19 @@ impl Selection<'_> {
 
 /// The results of end-to-end tests.
 pub(crate) struct Results {
-    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) outcomes: Vec<JobOutcome>,
 }
 
-/// Tests in the list of the slowest.
-const SLOWEST: usize = 5;
+/// Number of tests in the list of the slowest.
+const MAX_SLOWEST: usize = 5;
 
 impl Results {
-    /// Prints the slowest tests, and in how many rounds which tests failed.
+    /// Prints the slowest tests, and the failed tests with the number of rounds in which they failed.
     pub(crate) fn print(&self) {
         let mut slowest: Vec<_> = self.outcomes.iter().filter(|outcome| outcome.job.round == 1).collect();
         slowest.sort_by_key(|outcome| Reverse(outcome.took));
         println!("\nslowest tests:");
-        for outcome in slowest.into_iter().take(SLOWEST) {
+        for outcome in slowest.into_iter().take(MAX_SLOWEST) {
             println!("{:>6} s  {}", outcome.took.as_secs(), outcome.job);
         }
         let restarts: usize = self.outcomes.iter().map(|outcome| outcome.restarts).sum();
@@ -249,14 +251,17 @@ impl Results {
     }
 
     fn failed(&self) -> impl Iterator<Item = &Job> {
-        self.outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Failed).map(|outcome| &outcome.job)
+        self.outcomes
+            .iter()
+            .filter(|outcome| outcome.verdict == JobVerdict::Failed)
+            .map(|outcome| &outcome.job)
     }
 
-    /// An error if a test failed, or was skipped in continuous integration.
+    /// Fails if a test failed, or was skipped in continuous integration.
     pub(crate) fn check(&self) -> Result<()> {
         let failed = self.failed().count();
         anyhow::ensure!(failed == 0, "{failed} of {} end-to-end tests failed", self.outcomes.len());
-        let skipped = self.outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Skipped).count();
+        let skipped = self.outcomes.iter().filter(|outcome| outcome.verdict == JobVerdict::Skipped).count();
         anyhow::ensure!(!is_ci() || skipped == 0, "{skipped} end-to-end tests were skipped");
         Ok(())
     }
@@ -269,18 +274,18 @@ impl Results {
     }
 }
 
-/// Tests of files that `cargo xtask dist` makes, which is made for them.
-const MADE: [&str; 4] = ["cluster::", "deploy::", "package::", PACKAGES];
-/// Tests with package managers.
+/// Prefixes of tests that need files of `cargo xtask dist`.
+const NEEDS_PACKAGES: [&str; 4] = ["cluster::", "deploy::", "package::", PACKAGES];
+/// Prefix of tests with package managers.
 const PACKAGES: &str = "packages::";
-/// Tests with a Kubernetes cluster, which need its programs.
+/// Prefix of tests with a Kubernetes cluster, which need its programs.
 const CLUSTER: &str = "cluster::";
-/// Tests that run the probes' own test program, and its name for them.
+/// Prefix of tests that run the probes' own test program, and the name of this program.
 const HOST: &str = "host::";
 const HOST_PROGRAM: &str = "numaward-probes-host";
-/// Tests of the guides for software, with that software.
+/// Prefix of tests of the guides, which need their software.
 const GUIDES: &str = "guides::";
-/// Tests with a container runtime.
+/// Prefix of tests with a container runtime.
 const CONTAINERD: &str = "containerd::";
 
 /// Builds everything that the selected tests need, once, and runs them; `rounds` times under load if given.
@@ -315,10 +320,10 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
         parts.push(Part::PythonTool(&PythonTool::GRPC));
     }
     if uses(&[GUIDES]) {
-        parts.extend([Part::Image(&Image::GUIDES), Part::Image(&Image::NEW_GUIDES)]);
+        parts.extend([Part::Image(&DiskImage::GUIDES), Part::Image(&DiskImage::NEW_GUIDES)]);
     }
     if uses(&[PACKAGES]) {
-        parts.extend([Part::Image(&Image::PACKAGES), Part::Packages]);
+        parts.extend([Part::Image(&DiskImage::PACKAGES), Part::Packages]);
     }
     setup::ensure(&parts)?;
 
@@ -330,7 +335,7 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
         fs::copy(&program, folder.join(HOST_PROGRAM))
             .with_context(|| format!("cannot copy {}", program.display()))?;
     }
-    if uses(&MADE) {
+    if uses(&NEEDS_PACKAGES) {
         make_packages(daemon(&programs)?, folder, uses(&[PACKAGES]))
             .context("cannot make what users are given")?;
     }
@@ -340,7 +345,7 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
     variables.insert("NUMAWARD_VM_ARCH", arch.name().to_owned());
     variables.insert(GRPC_TOOLS, PythonTool::GRPC.folder(&Cache::locate()?).display().to_string());
     let program = build::tested_test("e2e")?.path;
-    // A run of named tests goes on while another test is being written.
+    // A run of named tests continues while another test is being written.
     if selection.names.is_empty() {
         let listed = command::read(Command::new(&program).arg("--list"))?;
         let tests = listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned);
@@ -351,19 +356,19 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
     println!("{} tests, {slots} at once", jobs.len());
     let runner = Runner { arch, program, variables, slots };
     let Some(rounds) = rounds else { return Ok(Results { outcomes: runner.run(jobs)? }) };
-    let _load = Load::start()?;
+    let _load = CpuLoad::start()?;
     let repeated = |round| jobs.iter().map(move |job| Job { round, ..job.clone() });
     Ok(Results { outcomes: runner.run((1..=rounds).flat_map(repeated).collect())? })
 }
 
-/// Makes what users are given of this program, in `dist` beside it, and if asked the packages of the version after that in
-/// `next`. Both have signatures, of a key that nobody has afterwards.
+/// Makes the packages of this program in the folder `dist` beside it, and if requested the packages of the next version
+/// in `next`. Both are signed with a temporary key.
 fn make_packages(program: &PathBuf, folder: &Path, has_next: bool) -> Result<()> {
     setup::ensure(&[Part::Gpg])?;
     let signer = dist::Signer::throw_away()?;
     let out = folder.join("dist");
     let programs = slice::from_ref(program);
-    dist::make(programs, &dist::Origin::Given(programs), &out, None, Some(&signer))?;
+    dist::make(programs, &dist::ProgramOrigin::Given(programs), &out, None, Some(&signer))?;
     if has_next {
         dist::make_next(program, &folder.join("next"), &out, &signer)?;
     }
@@ -388,7 +393,7 @@ pub(crate) struct Layout {
     /// CPUs of each core
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     threads: u32,
-    /// Memory-only nodes whose memory the firmware reports as slow, such as 2,3 (ACPI)
+    /// Memory-only nodes with memory that the firmware reports as slow, such as 2,3 (ACPI)
     #[arg(long, value_delimiter = ',')]
     slow: Vec<usize>,
 }
@@ -396,14 +401,14 @@ pub(crate) struct Layout {
 /// The first process of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Init {
-    /// A script that does the least: up in a few seconds
+    /// A minimal script, which boots in a few seconds
     Busybox,
     /// systemd, on a Debian root file system
     Systemd,
 }
 
 #[derive(Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArguments {
     /// Processor of the machine
     #[arg(long, default_value_t)]
     arch: Arch,
@@ -415,7 +420,7 @@ pub(crate) struct Run {
     device_tree: bool,
     #[command(flatten)]
     layout: Layout,
-    /// What runs first in the machine
+    /// First process in the machine
     #[arg(long, value_enum, default_value_t = Init::Busybox)]
     init: Init,
     /// More arguments for the kernel
@@ -424,10 +429,10 @@ pub(crate) struct Run {
     /// Seconds after which the machine is stopped
     #[arg(long, value_name = "S", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// Copies a file into the machine, mode included; may be repeated
+    /// Copies a file into the machine with its mode; may be repeated
     #[arg(long, value_name = "HOSTFILE:GUESTPATH", value_parser = copy)]
     copy: Vec<(PathBuf, String)>,
-    /// Leads a TCP port of 127.0.0.1 to a port of the machine; may be repeated
+    /// Forwards a TCP port of 127.0.0.1 to a port of the machine; may be repeated
     #[arg(long, value_name = "HOSTPORT:GUESTPORT")]
     forward: Vec<Forward>,
     /// Does not build numaward into the machine
@@ -441,7 +446,7 @@ pub(crate) struct Run {
     command: Vec<String>,
 }
 
-impl Run {
+impl RunArguments {
     fn main(&self) -> Result<ExitCode> {
         let layout = &self.layout;
         let machine = GuestTopology::parse(
@@ -493,13 +498,13 @@ impl Run {
     }
 }
 
-/// Passes the output of a machine's script on until the machine ends, which SIGINT and SIGTERM hasten. Now and then
-/// calls `look`. Returns whether there was a signal, and how the script ended.
+/// Prints the output of a machine's script until the machine ends; SIGINT and SIGTERM stop it. Calls `check`
+/// repeatedly. Returns whether there was a signal, and the script's result.
 pub(crate) fn attend(
     running: RunningVm,
-    mut look: impl FnMut() + Send,
+    mut check: impl FnMut() + Send,
 ) -> Result<(bool, Result<u8, numaward_vm::Error>)> {
-    const PACE: Duration = Duration::from_millis(200);
+    const CHECK_INTERVAL: Duration = Duration::from_millis(200);
     let signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&signalled)).context("cannot register for signals")?;
@@ -511,12 +516,12 @@ pub(crate) fn attend(
                 if signalled.load(Ordering::Relaxed) {
                     stopper.stop();
                 } else {
-                    look();
+                    check();
                 }
-                thread::sleep(PACE);
+                thread::sleep(CHECK_INTERVAL);
             }
         });
-        // Not locked meanwhile: `look` may print.
+        // Standard output is not locked here, because `check` may print.
         let result = running.finish(&mut io::stdout());
         ended.store(true, Ordering::Relaxed);
         result
@@ -524,7 +529,7 @@ pub(crate) fn attend(
     Ok((signalled.load(Ordering::Relaxed), result))
 }
 
-/// The static programs that every machine has on its PATH.
+/// Returns the static programs that every machine has on its PATH.
 pub(crate) fn programs(arch: Arch, with_daemon: bool) -> Result<Vec<(String, PathBuf)>> {
     if !with_daemon {
         return build::static_programs(arch, &[LOAD], "release");
@@ -534,18 +539,18 @@ pub(crate) fn programs(arch: Arch, with_daemon: bool) -> Result<Vec<(String, Pat
     Ok(programs)
 }
 
-/// The one that is daemon and command line. It is static, so it runs on this host too.
+/// Returns the program that is daemon and command line. It is static, so it runs on this host too.
 pub(crate) fn daemon(programs: &[(String, PathBuf)]) -> Result<&PathBuf> {
     let daemon = programs.iter().find(|(name, _)| name == DAEMON);
     daemon.map(|(_, path)| path).context("cargo has not built numaward")
 }
 
-/// The daemon and the load alone, for somebody who builds nothing else: those of the tests take minutes.
+/// Returns the daemon and the load only, for a user who builds nothing else: the programs of the tests take minutes.
 pub(crate) fn few_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
     build::static_programs(arch, &[DAEMON, LOAD], "release")
 }
 
-/// They and those of the tests, always together: what is built for one serves the other.
+/// Builds these programs together with those of the tests, so that each build serves both.
 fn all_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
     setup::ensure(&[Part::Ebpf])?;
     let names = [&[DAEMON, LOAD], HELPERS].concat();
@@ -566,7 +571,7 @@ fn copy(text: &str) -> Result<(PathBuf, String), String> {
     }
 }
 
-/// A word as one word of a shell.
+/// Quotes a word for a shell.
 fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -576,7 +581,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_survive_the_shell() {
+    fn quoted_words_survive_shell() {
         let words = ["plain", "two words", "it's", "$HOME `x` \"y\" \\"];
         let script = format!("printf '%s\\n' {}", words.map(quote).join(" "));
         let output = command::read(Command::new("sh").args(["-c", &script])).unwrap();
@@ -584,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_kubernetes_may_be_beside_the_checkout() {
+    fn finds_kubernetes_beside_checkout() {
         let folder = tempfile::tempdir().unwrap();
         let checkout = folder.path().join("checkout");
         fs::create_dir(&checkout).unwrap();
@@ -593,7 +598,7 @@ mod tests {
             Folders::default().or_default(&names, &checkout).kubernetes
         };
         assert_eq!(beside(&["cluster::life"]), None);
-        let programs = checkout.join(BESIDE);
+        let programs = checkout.join(DEFAULT_KUBERNETES);
         fs::create_dir_all(&programs).unwrap();
         assert_eq!(beside(&["cluster::life"]), None, "there is none");
         fs::write(programs.join(KUBELET[1]), "").unwrap();
@@ -606,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_read() {
+    fn parses_copies() {
         assert_eq!(copy("a:b:/c"), Ok(("a:b".into(), "/c".to_owned())));
         for wrong in ["", "a", "a:", ":/b", "a:b"] {
             assert!(copy(wrong).is_err(), "{wrong}");

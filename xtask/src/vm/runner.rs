@@ -1,7 +1,7 @@
-//! Runs end-to-end tests, each in a process of its own, as many at once as there are CPUs.
+//! Runs end-to-end tests, each in a separate process, one per CPU at a time.
 //!
-//! A process of its own gives each test a log, a time and a memory; tests of all kernels share one queue, so that no CPU waits for
-//! the last test of a kernel. The longest tests of the last run come first.
+//! A separate process gives each test a log, a time and a memory of its own. Tests of all kernels share one queue, so
+//! that no CPU waits for the last test of a kernel. The longest tests of the last run come first.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -22,14 +22,14 @@ use crate::{build, command, report};
 pub(crate) struct Job {
     pub(crate) test: &'static str,
     pub(crate) kernel: &'static str,
-    /// In full, although that takes minutes.
+    /// If true, the test runs in full, although this takes minutes.
     pub(crate) is_long: bool,
-    /// From 1 on, if the test is repeated.
+    /// Number of the repetition, from 1 on.
     pub(crate) round: u32,
 }
 
 impl Job {
-    /// The key of its time.
+    /// Returns the key of its time.
     fn key(&self) -> String {
         let length = if self.is_long { " in full" } else { "" };
         format!("{} on {}{length}", self.test, self.kernel)
@@ -48,31 +48,31 @@ impl fmt::Display for Job {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum JobVerdict {
     Passed,
     Failed,
-    /// Something that the test needs is missing.
+    /// A requirement of the test is missing.
     Skipped,
 }
 
-/// The end of a job.
+/// Result of a job.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct JobOutcome {
     pub(crate) job: Job,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: JobVerdict,
     pub(crate) took: Duration,
-    /// Machines that did not come up and were started again.
+    /// Number of machines that did not boot and were started again.
     pub(crate) restarts: usize,
 }
 
-/// How tests are run.
+/// Settings of the runs.
 pub(crate) struct Runner {
     pub(crate) arch: Arch,
-    /// The program of the tests.
+    /// Program of the tests.
     pub(crate) program: PathBuf,
     /// Variables for the tests.
     pub(crate) variables: BTreeMap<&'static str, String>,
-    /// Tests at once.
+    /// Number of tests at the same time.
     pub(crate) slots: usize,
 }
 
@@ -80,12 +80,12 @@ pub(crate) struct Runner {
 struct Queue {
     waiting: VecDeque<Job>,
     running: Vec<Job>,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<JobOutcome>,
 }
 
 impl Runner {
-    /// Runs all jobs, also after one has failed.
-    pub(crate) fn run(&self, jobs: Vec<Job>) -> Result<Vec<Outcome>> {
+    /// Runs all jobs, even after one has failed.
+    pub(crate) fn run(&self, jobs: Vec<Job>) -> Result<Vec<JobOutcome>> {
         let target = build::target_directory()?;
         let logs = target.join("test-logs").join(self.arch.name());
         let mut times = report::Times::read(&target);
@@ -108,7 +108,7 @@ impl Runner {
         })?;
         let queue = queue.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         for outcome in &queue.outcomes {
-            if outcome.verdict == Verdict::Passed {
+            if outcome.verdict == JobVerdict::Passed {
                 times.set(outcome.job.key(), outcome.took);
             }
         }
@@ -138,12 +138,12 @@ impl Runner {
             let text = fs::read(job.log(logs)).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             let word = match outcome.verdict {
-                Verdict::Passed => "ok",
-                Verdict::Failed => "FAILED",
-                Verdict::Skipped => "skipped",
+                JobVerdict::Passed => "ok",
+                JobVerdict::Failed => "FAILED",
+                JobVerdict::Skipped => "skipped",
             };
             let reason = match outcome.verdict {
-                Verdict::Skipped => {
+                JobVerdict::Skipped => {
                     skip_reason(&text).map_or_else(String::new, |reason| format!(": {reason}"))
                 }
                 _ => String::new(),
@@ -160,7 +160,7 @@ impl Runner {
                 queue.outcomes.len() + 1,
                 started.elapsed().as_secs(),
             );
-            if outcome.verdict == Verdict::Failed {
+            if outcome.verdict == JobVerdict::Failed {
                 println!("{}", report::excerpt(&text));
                 println!("  all of it: {}", job.log(logs).display());
                 println!("  again:     {}", self.command_for(&job));
@@ -169,25 +169,25 @@ impl Runner {
         }
     }
 
-    /// The command that repeats a job alone.
+    /// Returns the command that repeats a single job.
     fn command_for(&self, job: &Job) -> String {
         let arch = if self.arch == Arch::Amd64 { String::new() } else { format!(" --arch {}", self.arch) };
         let full = if job.is_long { " --full" } else { "" };
         format!("cargo xtask vm test {} --kernel {}{arch}{full}", job.test, job.kernel)
     }
 
-    fn attend(&self, job: &Job, log: &Path) -> Result<Outcome> {
+    fn attend(&self, job: &Job, log: &Path) -> Result<JobOutcome> {
         let started = Instant::now();
         let status = self.start(job, log)?.wait().with_context(|| format!("cannot wait for {job}"))?;
         let text = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
         let text = String::from_utf8_lossy(&text);
         let verdict = match (status.success(), skip_reason(&text)) {
-            (false, _) => Verdict::Failed,
-            (true, Some(_)) => Verdict::Skipped,
-            (true, None) => Verdict::Passed,
+            (false, _) => JobVerdict::Failed,
+            (true, Some(_)) => JobVerdict::Skipped,
+            (true, None) => JobVerdict::Passed,
         };
         let restarts = text.lines().filter(|line| line.contains(numaward_vm::RESTARTED)).count();
-        Ok(Outcome { job: job.clone(), verdict, took: started.elapsed(), restarts })
+        Ok(JobOutcome { job: job.clone(), verdict, took: started.elapsed(), restarts })
     }
 
     fn start(&self, job: &Job, log: &Path) -> Result<Child> {
@@ -196,7 +196,7 @@ impl Runner {
         }
         let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let mut command = Command::new("setpriv");
-        // Machines end with the test, and the test with this program.
+        // The machines end with the test, and the test with this program.
         command.args(["--pdeathsig", "TERM"]).arg(&self.program).args(["--exact", job.test, "--nocapture"]);
         command.current_dir(command::root().join("tests")).envs(&self.variables);
         command
@@ -213,10 +213,10 @@ fn skip_reason(log: &str) -> Option<&str> {
 }
 
 /// Processes that keep CPUs busy, until the value is dropped.
-pub(crate) struct Load(Vec<Child>);
+pub(crate) struct CpuLoad(Vec<Child>);
 
-impl Load {
-    /// As many as there are CPUs.
+impl CpuLoad {
+    /// Starts one process per CPU.
     pub(crate) fn start() -> Result<Self> {
         let count = thread::available_parallelism()?.get();
         let busy = || {
@@ -228,7 +228,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for CpuLoad {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
@@ -241,7 +241,7 @@ impl Drop for Load {
 mod tests {
     use super::*;
 
-    fn run(script: &str) -> Vec<Outcome> {
+    fn run(script: &str) -> Vec<JobOutcome> {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
@@ -256,11 +256,11 @@ mod tests {
     #[test]
     fn verdict_follows_exit_status_and_skip_line() {
         for (script, verdict, restarts) in [
-            ("exit 0", Verdict::Passed, 0),
-            ("exit 101", Verdict::Failed, 0),
-            ("echo 'skipped: no QEMU'", Verdict::Skipped, 0),
-            ("echo 'skipped: no QEMU'; exit 1", Verdict::Failed, 0),
-            (&*format!("echo 'x {} y'", numaward_vm::RESTARTED), Verdict::Passed, 1),
+            ("exit 0", JobVerdict::Passed, 0),
+            ("exit 101", JobVerdict::Failed, 0),
+            ("echo 'skipped: no QEMU'", JobVerdict::Skipped, 0),
+            ("echo 'skipped: no QEMU'; exit 1", JobVerdict::Failed, 0),
+            (&*format!("echo 'x {} y'", numaward_vm::RESTARTED), JobVerdict::Passed, 1),
         ] {
             let outcome = run(script).pop().unwrap();
             assert_eq!((outcome.verdict, outcome.restarts), (verdict, restarts), "{script}");
@@ -268,14 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn test_gets_its_name_and_its_kernel() {
+    fn test_gets_name_and_kernel() {
         let script = r#"[ "$1 $2" = "--exact runner::test" ] && [ "$NUMAWARD_VM_KERNEL" = none ]"#;
-        assert_eq!(run(script)[0].verdict, Verdict::Passed);
+        assert_eq!(run(script)[0].verdict, JobVerdict::Passed);
     }
 
     #[test]
-    fn load_ends_with_its_value() {
-        let load = Load::start().unwrap();
+    fn load_ends_on_drop() {
+        let load = CpuLoad::start().unwrap();
         let id = load.0[0].id();
         assert!(Path::new(&format!("/proc/{id}")).exists());
         drop(load);
