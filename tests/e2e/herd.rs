@@ -133,7 +133,7 @@ fn check(machine: GuestTopology) {
         assert!(nested.contains("nested ones need Linux 6.7") && nested.ends_with("code 125"), "{nested}");
     } else {
         // It takes CAP_SYS_ADMIN, which the daemon gives up: the kernel's reason is reported, and all is undone.
-        let reason = "the kernel does not make it a partition: Enable partition not permitted";
+        let reason = "the partition is invalid: Enable partition not permitted";
         assert!(nested.contains(reason) && nested.ends_with("code 125"), "{nested}");
     }
     let end = sets(&report, "at the end");

@@ -17,13 +17,13 @@ const NOBODY: u32 = 65534;
 fn main() -> Result<()> {
     let mut arguments = env::args().skip(1);
     let usage = "usage: numaward-capabilities nobody|NAME,… COMMAND…";
-    let (who, name) = arguments.next().zip(arguments.next()).context(usage)?;
+    let (privileges, name) = arguments.next().zip(arguments.next()).context(usage)?;
     let mut command = Command::new(&name);
     command.args(arguments);
-    if who == "nobody" {
+    if privileges == "nobody" {
         command.uid(NOBODY).gid(NOBODY);
     } else {
-        keep(&who)?;
+        keep(&privileges)?;
     }
     Err(command.exec()).with_context(|| format!("cannot run {name}"))
 }

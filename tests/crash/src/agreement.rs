@@ -77,17 +77,21 @@ fn knobs(allocation: &api::Allocation) -> Result<()> {
     if !allocation.cpus.is_empty() {
         effective.push(("cpus", &allocation.cpus));
     }
-    for (what, promised) in &effective {
-        ensure!(wanted(&format!("cpuset.{what}")) == Some(promised), "{allocation:?}");
+    for (what, guaranteed) in &effective {
+        ensure!(wanted(&format!("cpuset.{what}")) == Some(guaranteed), "{allocation:?}");
     }
     for (knob, wanted) in &allocation.settings {
         let found = knob_of(dir, knob)?;
         ensure!(found == *wanted, "{}: {knob} is {found}, the daemon says {wanted}", allocation.name);
     }
-    for (what, promised) in effective {
+    for (what, guaranteed) in effective {
         let knob = format!("cpuset.{what}.effective");
         let found = knob_of(dir, &knob)?;
-        ensure!(found == *promised, "{}: {knob} is {found}, the guarantee is {promised}", allocation.name);
+        ensure!(
+            found == *guaranteed,
+            "{}: {knob} is {found}, the guarantee is {guaranteed}",
+            allocation.name
+        );
     }
     Ok(())
 }
@@ -159,13 +163,13 @@ fn figures(metrics: &str, held: &api::Allocations) -> Result<()> {
     };
     let shared: CpuSet = held.shared_cpus.parse()?;
     same("numaward_cpu_manager_shared_pool_cpus", u64::try_from(shared.len())?)?;
-    let mut promised: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut guaranteed: BTreeMap<u32, u64> = BTreeMap::new();
     for block in held.allocations.iter().flat_map(|held| &held.memory).filter(|block| block.kind == "memory")
     {
         let nodes: NodeSet = block.nodes.parse()?;
         let node = nodes.iter().next().context("a block without nodes")?;
         ensure!(nodes.len() == 1, "this script asks for no more than a node has: {block:?}");
-        *promised.entry(node.0).or_default() += block.bytes;
+        *guaranteed.entry(node.0).or_default() += block.bytes;
     }
     for node in &held.nodes {
         let cpus: CpuSet = fs::read_to_string(format!("/sys/devices/system/node/node{}/cpulist", node.node))?
@@ -176,7 +180,7 @@ fn figures(metrics: &str, held: &api::Allocations) -> Result<()> {
             exclusive += u64::try_from((&allocation.cpus.parse::<CpuSet>()? & &cpus).len())?;
         }
         same(&format!("numaward_cpu_manager_exclusive_cpus{{numa_node=\"{}\"}}", node.node), exclusive)?;
-        let expected = promised.get(&node.node).copied().unwrap_or_default();
+        let expected = guaranteed.get(&node.node).copied().unwrap_or_default();
         let series = |state: &str| {
             format!(
                 "numaward_node_memory_bytes{{numa_node=\"{}\",kind=\"memory\",state=\"{state}\"}}",

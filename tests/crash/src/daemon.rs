@@ -82,11 +82,11 @@ impl DaemonFolder {
 /// Kinds of a daemon's end.
 #[derive(Clone, Debug)]
 pub(crate) enum Death {
-    /// At a fault point: `NAME@COUNT`.
+    /// A death at a fault point: `NAME@COUNT`.
     At(String),
-    /// By SIGKILL, this long after its first answer.
+    /// A kill by SIGKILL, this long after its first answer.
     After(Duration),
-    /// By a stop only.
+    /// A regular stop.
     Never,
 }
 

@@ -509,7 +509,7 @@ fn sibling_partition() -> Result<String> {
         expect("the other's", &get(OTHER, "cpuset.cpus.partition")?, "root")?;
         said.push(get(THIS, "cpuset.cpus")?);
         applied = ground.release(&applied, OTHER)?;
-        ensure!(applied.is_empty(), "not given back: {applied:?}");
+        ensure!(applied.is_empty(), "not restored: {applied:?}");
         let whole = if found.is_empty() { "0-3" } else { found };
         expect("Cpus_allowed_list after it", &process.status("Cpus_allowed_list")?, whole)?;
         said.push(get(THIS, "cpuset.cpus")?);

@@ -103,7 +103,7 @@ impl Cgroupfs {
                 }
     }
 
-    /// Writes one step and returns the value that was written, which lacks CPUs that are not available any more.
+    /// Writes one step and returns the value that was written, without CPUs that are not available any more.
     ///
     /// The kernel refuses to empty the set of a cgroup with processes (`ENOSPC`), although the set was empty before,
     /// which means all of the parent's. The set of everything that the machine can ever have is written instead; it
@@ -614,8 +614,8 @@ mod tests {
             cgroupfs.check(&step, &to).map_err(|error| error.to_string())
         };
         assert_eq!(check("root\n"), Ok(()));
-        let expected = "/part: the kernel does not make it a partition: Cpu list in cpuset.cpus not exclusive \
-                        (cpuset.cpus of /all, /more names CPUs of it)";
+        let expected = "/part: the partition is invalid: Cpu list in cpuset.cpus not exclusive \
+                        (its CPUs are also in cpuset.cpus of /all, /more)";
         let refused = check("root invalid (Cpu list in cpuset.cpus not exclusive)\n");
         assert_eq!(refused, Err(expected.to_owned()));
     }

@@ -45,7 +45,7 @@ pub enum EnforceError {
     )]
     NestedPartition { cgroup: CgroupPath },
     /// The kernel took the write, but the partition is invalid.
-    #[error("{cgroup}: the kernel does not make it a partition: {reason}{}", in_the_way(beside))]
+    #[error("{cgroup}: the partition is invalid: {reason}{}", in_the_way(beside))]
     InvalidPartition {
         cgroup: CgroupPath,
         /// The kernel's message.
@@ -54,7 +54,7 @@ pub enum EnforceError {
         beside: Vec<CgroupPath>,
     },
     /// The write succeeded, but the knob holds another value.
-    #[error("{cgroup}: {knob} was written {wanted} and holds {found}")]
+    #[error("{cgroup}: {knob} is {found} after {wanted} was written")]
     NotTaken {
         cgroup: CgroupPath,
         knob: Knob,
@@ -82,7 +82,7 @@ pub enum EnforceError {
     #[error(transparent)]
     Knob(#[from] KnobError),
     /// systemd cannot be reached.
-    #[error("the system bus is not reachable, and this host's units are systemd's: {message}")]
+    #[error("the system bus, which is necessary to write the knobs of units, cannot be reached: {message}")]
     NoBus {
         /// The error of the bus.
         message: String,
@@ -118,7 +118,7 @@ fn in_the_way(beside: &[CgroupPath]) -> String {
         return String::new();
     }
     let names: Vec<_> = beside.iter().map(ToString::to_string).collect();
-    format!(" (cpuset.cpus of {} names CPUs of it)", names.join(", "))
+    format!(" (its CPUs are also in cpuset.cpus of {})", names.join(", "))
 }
 
 impl EnforceError {

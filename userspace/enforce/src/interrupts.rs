@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 const INTERRUPTS: &str = "proc/irq";
 const NEW_INTERRUPTS: &str = "proc/irq/default_smp_affinity";
 const WORKQUEUES: &str = "sys/devices/virtual/workqueue/cpumask";
-/// The CPUs that were written to `cpumask`, which since Linux 6.8 lacks those of isolated partitions.
+/// The CPUs that were written to `cpumask`, which since Linux 6.8 does not include those of isolated partitions.
 const WORKQUEUES_REQUESTED: &str = "sys/devices/virtual/workqueue/cpumask_requested";
 const NETWORK: &str = "sys/class/net";
 
@@ -132,7 +132,7 @@ pub struct AffinityPlan {
 #[derive(Debug, thiserror::Error)]
 pub enum AffinityError {
     /// The affinity is fixed.
-    #[error("the kernel lets nobody move it")]
+    #[error("the kernel does not let it be moved")]
     Fixed,
     /// The kernel refuses, or the daemon has no permission.
     #[error("{path}: {source}")]

@@ -112,6 +112,6 @@ mod tests {
         one.ban(&CpuSet::new()).unwrap();
         let requests = answers.join().unwrap();
         assert_eq!(requests, ["setup\0", "setup\0", "settings cpus 2-3,8\0", "settings cpus NULL\0"]);
-        assert!(one.banned().is_err(), "nobody listens any more");
+        assert!(one.banned().is_err(), "the server has ended");
     }
 }

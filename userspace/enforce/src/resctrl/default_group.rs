@@ -69,7 +69,7 @@ pub(super) fn obstacle(shown: &WayMasks, ways: u64, before: &ReducedWays, least:
         if known.is_some_and(|of| !of.is(*shown)) {
             return (shown & ways != 0).then(|| {
                 format!(
-                    "somebody else has given the default group {resource}:{cache}={shown:x}, which has some of the ways of the class"
+                    "another program has given the default group {resource}:{cache}={shown:x}, which has some of the ways of the class"
                 )
             });
         }
@@ -189,6 +189,6 @@ mod tests {
         let first = plan_masks([0xfc0, 0xfc0], 0x3f, &ReducedWays::default());
         assert!(first.writes.is_empty() && !first.reduced.is_empty());
         assert_eq!(plan_masks([0xfc0, 0xfc0], 0, &first.reduced), WayPlan::default());
-        assert_eq!(writes(&plan_masks([0xfff, 0xfc0], 0x3f, &first.reduced)), [], "somebody else's by now");
+        assert_eq!(writes(&plan_masks([0xfff, 0xfc0], 0x3f, &first.reduced)), [], "another program's by now");
     }
 }

@@ -95,7 +95,7 @@ impl TreeUpdate<'_> {
             return waiting;
         }
         let failed = |error: &dyn std::fmt::Display| {
-            format!("ways cannot be given back to resctrl's default group: {error}")
+            format!("cannot restore the ways of resctrl's default group: {error}")
         };
         let Some(caches) = &self.info.caches else {
             done.problems.insert(failed(&"there is no info/L3"));
@@ -113,7 +113,7 @@ impl TreeUpdate<'_> {
             if refused.is_empty() {
                 done.problems.insert(failed(&error));
             }
-            let problem = format!("its ways cannot be taken from the default group: {error}");
+            let problem = format!("cannot remove its ways from the default group: {error}");
             for class in refused.keys() {
                 ready.remove(class);
                 done.problems.insert(format!("class {class}: {problem}"));

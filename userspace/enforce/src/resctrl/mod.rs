@@ -13,8 +13,8 @@
 //! # Algorithm
 //! [`Resctrl::reconcile`] compares the file system with the [`ResctrlSpec`]: it removes groups that are not specified,
 //! creates missing ones, and writes shares that differ. Then it moves the threads of the workloads' cgroups to their
-//! groups, and threads that have left these cgroups to the default group, until no thread remains to be moved. No state
-//! is kept between two calls, except refusals by the kernel.
+//! groups, and threads that have left these cgroups to the default group, until no thread remains to be moved. The
+//! file system is read anew in each call, so groups of an earlier daemon are found.
 //!
 //! # Invariants
 //! - Only groups with names that begin with `numaward-` are changed or removed, and no thread is moved out of another

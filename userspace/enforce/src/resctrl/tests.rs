@@ -395,7 +395,7 @@ fn keeps_masks_of_other_programs() {
     bench.fake.write_file("schemata", "     L3:0=3c0;1=00f\n     MB:0=100;1=100");
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
-    assert!(problem.contains("class db: somebody else has given the default group L3:1=f"), "{problem}");
+    assert!(problem.contains("class db: another program has given the default group L3:1=f"), "{problem}");
     assert_eq!((done.refused, bench.fake.groups().len()), (names(["web"]), 0), "as a whole or not at all");
     default_has(&bench, "0=3ff;1=00f");
     // A mask that leaves enough ways stays too, however often it is read.
@@ -466,7 +466,7 @@ fn refused_reduction_changes_nothing() {
     bench.want("web", Some("db"), &[2]);
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
-    assert!(problem.starts_with("class db: its ways cannot be taken from the default group: "), "{problem}");
+    assert!(problem.starts_with("class db: cannot remove its ways from the default group: "), "{problem}");
     assert_eq!((&done.refused, bench.fake.groups().len()), (&names(["web"]), 0));
     assert!(!done.set.iter().any(|set| set.starts_with("db")), "{:?}", done.set);
     default_has(&bench, "0=fff;1=fbf");
