@@ -425,7 +425,11 @@ mod tests {
             ] {
                 let found = classify_text(&format!("{above}/{pods}"));
                 let expected = (kind != Unit).then(|| (ID.to_owned(), None));
-                assert_eq!(found.container.map(|container| (container.id, container.pod_uid)), expected, "{above}/{pods}");
+                assert_eq!(
+                    found.container.map(|container| (container.id, container.pod_uid)),
+                    expected,
+                    "{above}/{pods}"
+                );
                 assert_eq!(found.kind, if kind == Unit { Unit } else { Ctr }, "{above}/{pods}");
                 if kind == Unit {
                     assert_eq!(found.name, name, "{above}/{pods}");

@@ -146,7 +146,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
 fn secrets_that_others_read(config: &Config, given: &Node) -> Option<String> {
     let origin = |key: &'static str| {
         let path: Vec<_> = key.split('.').map(str::to_owned).collect();
-        given.at(&path).ok().map(|origin| (key, origin.clone()))
+        given.origin_at(&path).ok().map(|origin| (key, origin.clone()))
     };
     let in_file = config.secret_keys().filter_map(origin).filter_map(|(key, origin)| match origin {
         Origin::File { file, .. } => Some((key, file)),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api::PodContainer;
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_engine::{Allocation, MemoryBlock, Ledger, OwnerId};
+use numaward_engine::{Allocation, Ledger, MemoryBlock, OwnerId};
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
 /// The guarantees of all workloads, and the ledger that they come from.
