@@ -82,7 +82,7 @@ fn wrong_usage_is_exit_code_2() {
     for args in
         [&["bogus"][..], &[], &["topology", "-o", "xml"], &["run", "--colour"], &["completions", "tcsh"]]
     {
-        let (error, code) = failed(args);
+        let (error, code) = run_failing(args);
         assert_eq!(code, 2, "{args:?}: {error}");
         assert!(error.contains("Usage:") || error.contains("possible values"), "{args:?}: {error}");
     }
@@ -127,7 +127,7 @@ fn own_errors_of_exec_are_exit_code_125() {
         &["exec", "--cpus", "1", "--server", socket, "--", "true"],
         &["--server", socket, "exec", "--memory", "1Mi", "--", "true"],
     ] {
-        let (error, code) = failed(args);
+        let (error, code) = run_failing(args);
         assert!(code == 125 && !error.is_empty(), "{args:?}: {code} {error}");
     }
     let (error, _) = run_failing(&["exec", "--cpus", "1", "--server", "http://127.0.0.1:1", "--", "true"]);
@@ -245,7 +245,7 @@ fn prints_objects_in_each_format() {
     let (said, code) = run_failing(&["release", "--all", "--server", &server]);
     assert!(code == 0 && said.contains("there is no guarantee to end"), "{said}");
     for wrong in [&["release"][..], &["release", "db", "--all"], &["release", "db", "--yes"]] {
-        assert_eq!(failed(wrong).1, 2, "{wrong:?}");
+        assert_eq!(run_failing(wrong).1, 2, "{wrong:?}");
     }
 }
 
