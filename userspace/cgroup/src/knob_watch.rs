@@ -43,7 +43,7 @@ pub enum KnobWatchError {
     #[error("cannot watch knobs (fanotify_init): {0}; it needs CAP_SYS_ADMIN")]
     Init(#[source] std::io::Error),
     /// A knob cannot be marked.
-    #[error("{path}: cannot be watched (fanotify_mark): {source}", path = .path.display())]
+    #[error("cannot watch {path} (fanotify_mark): {source}", path = .path.display())]
     Mark { path: PathBuf, source: std::io::Error },
     /// Events cannot be read.
     #[error("cannot read the events of watched knobs: {0}")]

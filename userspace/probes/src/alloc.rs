@@ -104,13 +104,13 @@ impl AllocProbe {
             && layout.runs_chains != 0
         {
             // This kernel may refuse tail calls in programs with functions.
-            log::debug!("alloc by {mode} without call chains: {reason}");
+            log::debug!("the allocation probe does without call chains in mode {mode}: {reason}");
             loaded = try_load(without_chains);
         }
         loaded.or_else(|refusal| match &refusal {
             // This kernel's verifier may refuse the direct path to the cgroup's id.
             ProbeError::Kernel(reason) if reads_task => {
-                log::debug!("alloc by {mode} without a direct path to the cgroup's id: {reason}");
+                log::debug!("the allocation probe does without direct reads of the cgroup's id in mode {mode}: {reason}");
                 let without = KernelLayout { reads_task: 0, migration_disabled: 0, ..without_chains };
                 try_load(without).map_err(|_| refusal)
             }

@@ -28,7 +28,7 @@ pub(crate) enum BtfError {
     #[error("the kernel's struct page begins with {0} bits before its flags; expected none")]
     FlagsMoved(u32),
     #[error(
-        "the kernel's zonelists hold {zonerefs} entries for {zones} zones a node, which fits no number of nodes"
+        "the kernel's zonelists hold {zonerefs} entries for {zones} zones per node, which does not match any number of nodes"
     )]
     NoNodeCount { zonerefs: u32, zones: u32 },
     #[error("the kernel's {what} has {found} arguments; expected {expected}")]

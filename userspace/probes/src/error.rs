@@ -17,7 +17,7 @@ pub enum RegisterError {
     #[error("cgroup {0:?} is registered already")]
     AlreadyRegistered(CgroupId),
     /// Every slot is taken, or was freed so recently that late events could be booked to it.
-    #[error("all {slots} slots of the probes are taken; raise their number")]
+    #[error("all {slots} slots of the probes are taken; raise `probes.slots`")]
     NoSlot {
         /// The number of slots.
         slots: u32,
@@ -54,10 +54,10 @@ pub enum SlotError {
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
     /// There is no room for these new nodes.
-    #[error("the probes' maps have no room for the new nodes {0}; restart numaward to have them counted")]
+    #[error("the probes' maps have no room for the new nodes {0}; restart numaward to count their pages")]
     Nodes(NodeSet),
     /// New memory has addresses beyond the maps.
-    #[error("the probes' maps do not reach all of the new memory; restart numaward to have it counted")]
+    #[error("the probes' maps do not cover all of the new memory; restart numaward to count its pages")]
     Sections,
     /// The memory blocks are no longer known.
     #[error(transparent)]
@@ -90,11 +90,11 @@ pub(crate) enum ProbeError {
     NoSections(#[from] NoSections),
     #[error(transparent)]
     Pmu(#[from] PmuError),
-    #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
+    #[error("no map can hold {slots} slots for {nodes} nodes; configure fewer slots")]
     TooManySlots { slots: u32, nodes: u32 },
     #[error("cannot determine the number of CPUs: {0}")]
     Cpus(io::Error),
-    #[error("the object has no {0}; rebuild it")]
+    #[error("the eBPF object has no {0}; rebuild the program")]
     Incomplete(&'static str),
     #[error("the kernel has no BTF")]
     NoBtf,

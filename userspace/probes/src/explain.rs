@@ -63,7 +63,7 @@ fn explain_io(call: &str, error: &io::Error) -> (Obstacle, String) {
         (Some(libc::EACCES), _) => format!("{number}: {call} was refused"),
         (Some(libc::ENOSYS), _) => format!("{number}: the kernel has no BPF"),
         (Some(libc::ENOMEM), _) => {
-            format!("{number}: no memory for {call}; fewer slots need less")
+            format!("{number}: no memory for {call}; configure fewer slots")
         }
         _ => format!("{number}: {call} failed"),
     };
@@ -119,7 +119,7 @@ mod tests {
                 Box::new(EbpfError::MapError(create(libc::EPERM))),
                 "EPERM: refused by the kernel (missing CAP_BPF",
             ),
-            (Box::new(create(libc::ENOMEM)), "ENOMEM: no memory for creating the map CTR; fewer slots"),
+            (Box::new(create(libc::ENOMEM)), "ENOMEM: no memory for creating the map CTR; configure fewer"),
             (
                 Box::new(ProgramError::SyscallError(call("perf_event_open_trace_point", libc::EACCES))),
                 "EACCES: perf_event_open was refused (missing CAP_PERFMON; CAP_SYS_ADMIN where",

@@ -173,7 +173,7 @@ impl Family {
         if let Err(error) = unloaded
             && !matches!(error, ProgramError::NotLoaded)
         {
-            log::debug!("{name}: {error}");
+            log::debug!("cannot unload the program {name}: {error}");
         }
         self.programs.retain(|(_, program)| *program != name);
         self.links.remove(name);

@@ -12,7 +12,7 @@ use numaward_topology::{KernelFeature, KernelRelease};
 pub const TASK: KernelFeature = KernelFeature {
     name: "programs read the current task",
     since: KernelRelease::new(5, 11),
-    fallback: "the probe of allocations asks for the id of the cgroup, which costs more",
+    fallback: "the allocation probe calls a helper for the cgroup's id, which costs more",
     is_degraded: false,
 };
 
@@ -20,7 +20,7 @@ pub const TASK: KernelFeature = KernelFeature {
 pub const CHARGED_MAPS: KernelFeature = KernelFeature {
     name: "maps are booked to cgroups",
     since: KernelRelease::new(5, 11),
-    fallback: "RLIMIT_MEMLOCK limits them, and is raised: without LimitMEMLOCK=infinity that takes CAP_SYS_RESOURCE",
+    fallback: "RLIMIT_MEMLOCK limits them, and the daemon raises it: without LimitMEMLOCK=infinity this needs CAP_SYS_RESOURCE",
     is_degraded: false,
 };
 
@@ -28,7 +28,7 @@ pub const CHARGED_MAPS: KernelFeature = KernelFeature {
 pub const ANCESTORS: KernelFeature = KernelFeature {
     name: "programs ask for ancestors of a cgroup",
     since: KernelRelease::new(5, 14),
-    fallback: "they read them, by BTF: without BTF, or under lockdown=confidentiality, no probe attaches",
+    fallback: "programs read the ancestors by BTF: without BTF, or under lockdown=confidentiality, no probe attaches",
     is_degraded: false,
 };
 
@@ -36,7 +36,7 @@ pub const ANCESTORS: KernelFeature = KernelFeature {
 pub const UNPRIVILEGED_MAP_READS: KernelFeature = KernelFeature {
     name: "maps are read without CAP_BPF",
     since: KernelRelease::new(5, 19),
-    fallback: "the daemon keeps CAP_BPF, where kernel.unprivileged_bpf_disabled is not 0",
+    fallback: "the daemon keeps CAP_BPF if kernel.unprivileged_bpf_disabled is not 0",
     is_degraded: false,
 };
 

@@ -127,7 +127,7 @@ pub(crate) fn count_memory_nodes(table: &NodeTable) -> u32 {
 
 /// The memory blocks are unknown, so the node of a page cannot be derived from its address.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the machine's memory blocks are not known (CONFIG_MEMORY_HOTPLUG), and it has several nodes")]
+#[error("the kernel does not show which node each memory block is on; it needs CONFIG_MEMORY_HOTPLUG")]
 pub struct NoSections;
 
 /// The contents of `SECTION_NODE`.

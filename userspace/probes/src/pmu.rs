@@ -144,7 +144,7 @@ impl Processor {
 pub(crate) enum PmuError {
     #[error("cannot read {}: {source}", path.display())]
     CpuInfo { path: PathBuf, source: io::Error },
-    #[error("{} names no processor", path.display())]
+    #[error("{} does not identify the processor", path.display())]
     NoProcessor { path: PathBuf },
     #[error("no events are known that distinguish local from remote memory on this processor ({0})")]
     UnknownProcessor(String),
@@ -286,11 +286,11 @@ mod tests {
 
         for (cpuinfo, error) in [
             (None, "proc/cpuinfo: No such file"),
-            (Some(""), "names no processor"),
-            (Some("vendor_id\t: x\ncpu family\t: 6\nmodel\t\t: many\n"), "names no processor"),
+            (Some(""), "does not identify the processor"),
+            (Some("vendor_id\t: x\ncpu family\t: 6\nmodel\t\t: many\n"), "does not identify the processor"),
             (Some(&*INTEL.replace("143", "151")), "on this processor (GenuineIntel family 0x6 model 0x97)"),
             (Some(&amd(23, 49)), "AuthenticAMD family 0x17 model 0x31"),
-            (Some(&ARM.replace("0xd0c", "d0c")), "names no processor"),
+            (Some(&ARM.replace("0xd0c", "d0c")), "does not identify the processor"),
         ] {
             let found = host(cpuinfo).unwrap_err();
             assert!(found.contains(error), "{found}");

@@ -21,7 +21,7 @@ pub(crate) enum FormatError {
         found.map_or("missing".to_owned(), |(offset, size)| format!("at offset {offset}, size {size}")),
         expected.0, expected.1)]
     Moved { path: PathBuf, field: &'static str, expected: (u32, u32), found: Option<(u32, u32)> },
-    #[error("{}: the field {field} is {}; the probe knows it at {known}", path.display(),
+    #[error("{}: the field {field} is {}; the probe expects {known}", path.display(),
         found.map_or("missing".to_owned(), |(offset, size)| format!("at offset {offset}, size {size}")))]
     UnknownPlace { path: PathBuf, field: &'static str, known: &'static str, found: Option<(u32, u32)> },
 }
@@ -47,7 +47,7 @@ pub(crate) fn gfp_offset(root: &Path) -> Result<u32, FormatError> {
     match format.place_of("gfp_flags") {
         Some(place) if GFP_PLACES.contains(&place) => Ok(place.0),
         found => {
-            let known = "offset 20, size 4, and offset 24, size 8";
+            let known = "offset 20, size 4, or offset 24, size 8";
             Err(FormatError::UnknownPlace { path: format.path, field: "gfp_flags", known, found })
         }
     }
@@ -60,7 +60,7 @@ pub(crate) fn migrate_reason_offset(root: &Path) -> Result<u32, FormatError> {
     match format.place_of("reason") {
         Some((offset, 4)) if REASON_OFFSETS.contains(&offset) => Ok(offset),
         found => {
-            let known = "the offsets 28, 52 and 60, size 4";
+            let known = "offset 28, 52 or 60, size 4";
             Err(FormatError::UnknownPlace { path: format.path, field: "reason", known, found })
         }
     }
@@ -139,7 +139,7 @@ mod tests {
             (Some(String::new()), "the field pfn is missing"),
             (
                 Some(GOOD.replace("offset:24;\tsize:8", "offset:28;\tsize:4")),
-                "gfp_flags is at offset 28, size 4; the probe knows it at offset 20, size 4, and",
+                "gfp_flags is at offset 28, size 4; the probe expects offset 20, size 4, or",
             ),
             (Some(GOOD.replace("offset:16", "offset:x")), "the field order is missing"),
         ] {
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(offset(&format("reason", mode)), Ok(mode + 4));
         }
         let moved = offset(&format("reason", 64)).unwrap_err();
-        assert!(moved.contains("the field reason is at offset 68, size 4; the probe knows"), "{moved}");
+        assert!(moved.contains("the field reason is at offset 68, size 4; the probe expects"), "{moved}");
         let missing = offset(&format("why", 56)).unwrap_err();
         assert!(missing.contains("the field reason is missing"), "{missing}");
         let moved = offset(&format("reason", 56).replace("offset:8", "offset:16")).unwrap_err();
