@@ -4,7 +4,7 @@
 //! cores of 2, 2 and 1, that is 1, 2, 3, 4 and 5, of 2 and 2 it is 2 and 4.
 
 /// The first of these sizes that add up to a number, by their places; an earlier one is preferred to all later ones.
-pub(crate) fn adding_up(sizes: &[usize], to: usize) -> Option<Vec<usize>> {
+pub(crate) fn find_sizes_with_sum(sizes: &[usize], to: usize) -> Option<Vec<usize>> {
     let fits = |place: &usize, left: &mut usize, rest: &dyn Fn(usize) -> bool| {
         let taken = sizes[*place] <= *left && rest(*left - sizes[*place]);
         *left -= if taken { sizes[*place] } else { 0 };
@@ -37,8 +37,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_that_add_up_are_taken() {
-        let of = |sizes: &[usize], to| adding_up(sizes, to);
+    fn takes_first_sizes_with_the_sum() {
+        let of = |sizes: &[usize], to| find_sizes_with_sum(sizes, to);
         assert_eq!(of(&[2, 2, 2], 4), Some(vec![0, 1]));
         assert_eq!(of(&[2, 2, 1], 3), Some(vec![0, 2]));
         assert_eq!(of(&[1, 2, 2], 4), Some(vec![1, 2]), "the first has to be passed over");

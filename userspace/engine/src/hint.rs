@@ -101,7 +101,7 @@ pub enum Resource {
     Devices,
     /// Nodes that are wished for.
     #[display("preferred nodes")]
-    Wishes,
+    PreferredNodes,
 }
 
 /// A set of nodes on which a resource could be served.
@@ -189,7 +189,7 @@ pub enum Provider {
     Devices,
     /// Where a container would like to be.
     #[display("preferred nodes")]
-    Wishes,
+    PreferredNodes,
 }
 
 #[cfg(test)]
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subsets_come_by_size_then_members() {
+    fn subsets_are_ordered_by_size() {
         let mut seen = Vec::new();
         for_each_subset(0b1101, |mask| seen.push(mask));
         assert_eq!(seen, [0b0001, 0b0100, 0b1000, 0b0101, 0b1001, 0b1100, 0b1101]);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_keep_ids_beyond_64() {
+    fn supports_node_ids_beyond_64() {
         let nodes = NodeIndex::new([NodeId(3), NodeId(64), NodeId(250)]);
         let set: NodeSet = "3,250".parse().unwrap();
         assert_eq!(nodes.mask(&set), 0b101);

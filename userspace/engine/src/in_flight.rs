@@ -69,7 +69,7 @@ struct Charge {
 }
 
 impl Charge {
-    fn of(held: &Allocation) -> Self {
+    fn from_allocation(held: &Allocation) -> Self {
         let bytes = held
             .placed
             .iter()
@@ -87,7 +87,7 @@ impl Charge {
     }
 
     /// As much as each of them.
-    fn cover(&mut self, other: &Self) {
+    fn raise_to(&mut self, other: &Self) {
         self.cpus = &self.cpus | &other.cpus;
         for (&place, &bytes) in &other.bytes {
             let most = self.bytes.entry(place).or_default();
@@ -96,7 +96,7 @@ impl Charge {
     }
 
     /// What this has more than another.
-    fn beyond(&self, other: &Self) -> Self {
+    fn minus(&self, other: &Self) -> Self {
         let rest = |(&place, &bytes): (&(ZoneKind, NodeId), &u64)| {
             let rest = bytes.saturating_sub(other.bytes.get(&place).copied().unwrap_or(0));
             (rest > 0).then_some((place, rest))
@@ -124,27 +124,27 @@ impl Charge {
 }
 
 /// What these moves hold when all are made.
-fn held(moves: &[ContainerMove]) -> Charge {
+fn charge_at_end(moves: &[ContainerMove]) -> Charge {
     let mut sum = Charge::default();
     for of in moves {
-        sum.add(&Charge::of(&of.to));
+        sum.add(&Charge::from_allocation(&of.to));
     }
     sum
 }
 
 /// As much as any stage of these moves needs.
-fn needed(moves: &[ContainerMove]) -> Charge {
+fn peak_charge(moves: &[ContainerMove]) -> Charge {
     let mut most = Charge::default();
     for current in 0..moves.len() {
         let mut stage = Charge::default();
         for (place, of) in moves.iter().enumerate() {
-            let mut charge = Charge::of(if place < current { &of.to } else { &of.from });
+            let mut charge = Charge::from_allocation(if place < current { &of.to } else { &of.from });
             if place == current {
-                charge.cover(&Charge::of(&of.to));
+                charge.raise_to(&Charge::from_allocation(&of.to));
             }
             stage.add(&charge);
         }
-        most.cover(&stage);
+        most.raise_to(&stage);
     }
     most
 }
@@ -159,7 +159,7 @@ impl Ledger {
     }
 
     /// Sets this aside, and nothing else.
-    fn set_aside(&mut self, aside: Allocation) {
+    fn set_reserve(&mut self, aside: Allocation) {
         let (owner, container) = (OwnerId::from(RESERVE_OWNER), ContainerName::from(RESERVE_OWNER));
         if aside.is_empty() {
             if self.owner(&owner).is_some() {
@@ -179,7 +179,7 @@ impl Ledger {
     }
 
     /// Those of these begun moves whose containers are still where they went. Who is gone needs no room.
-    fn still_there(&self, begun: &[ContainerMove]) -> Vec<ContainerMove> {
+    fn moves_in_place(&self, begun: &[ContainerMove]) -> Vec<ContainerMove> {
         let is_there = |of: &&ContainerMove| self.allocation(&of.owner, &of.container) == Some(&of.to);
         begun.iter().filter(is_there).cloned().collect()
     }
@@ -204,15 +204,15 @@ pub fn begin_move(
         .flat_map(|(_, _, held)| held.held_sets())
         .flat_map(CpuSet::iter)
         .collect();
-    let begun = ledger.still_there(begun);
+    let begun = ledger.moves_in_place(begun);
     let mut all = begun.clone();
     all.push(next.clone());
-    let mut before = needed(&begun);
-    before.cover(&held(&begun));
-    before.add(&Charge::of(&next.from));
-    let mut after = needed(&all);
-    after.cover(&held(&all));
-    let more = after.beyond(&before);
+    let mut before = peak_charge(&begun);
+    before.raise_to(&charge_at_end(&begun));
+    before.add(&Charge::from_allocation(&next.from));
+    let mut after = peak_charge(&all);
+    after.raise_to(&charge_at_end(&all));
+    let more = after.minus(&before);
     let wanted = next.to.held_cpus();
     let taken = &(&wanted & &of_others) | &(&more.cpus - ledger.shared_pool());
     if !taken.is_empty() {
@@ -228,7 +228,7 @@ pub fn begin_move(
     }
     let mut changed = ledger.clone();
     changed.reassign(next, &next.to);
-    changed.set_aside(needed(&all).beyond(&held(&all)).into_allocation());
+    changed.set_reserve(peak_charge(&all).minus(&charge_at_end(&all)).into_allocation());
     Ok(strategy.rebase(&changed).0)
 }
 
@@ -239,22 +239,22 @@ pub fn revert_move(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerM
     if ledger.allocation(&last.owner, &last.container) != Some(&last.to) {
         return None;
     }
-    let before = ledger.still_there(before);
-    let mut holds = held(&before);
-    holds.add(&Charge::of(&last.from));
+    let before = ledger.moves_in_place(before);
+    let mut holds = charge_at_end(&before);
+    holds.add(&Charge::from_allocation(&last.from));
     let mut all = before;
     all.push(last.clone());
     let mut changed = ledger.clone();
     changed.reassign(last, &last.from);
-    changed.set_aside(needed(&all).beyond(&holds).into_allocation());
+    changed.set_reserve(peak_charge(&all).minus(&holds).into_allocation());
     Some(strategy.rebase(&changed).0)
 }
 
 /// Sets aside what these begun moves need and no more; with none of them, nothing.
 pub fn reserve_for(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerMove]) -> Ledger {
     let mut changed = ledger.clone();
-    let begun = ledger.still_there(begun);
-    changed.set_aside(needed(&begun).beyond(&held(&begun)).into_allocation());
+    let begun = ledger.moves_in_place(begun);
+    changed.set_reserve(peak_charge(&begun).minus(&charge_at_end(&begun)).into_allocation());
     strategy.rebase(&changed).0
 }
 
@@ -288,7 +288,7 @@ pub fn feasible_order(
     moves: &[ContainerMove],
     steps: &mut usize,
 ) -> Option<Vec<ContainerMove>> {
-    fn go_on(
+    fn extend(
         strategy: &dyn Strategy,
         ledger: &Ledger,
         begun: &mut Vec<ContainerMove>,
@@ -311,7 +311,7 @@ pub fn feasible_order(
                 .filter(|(other, _)| *other != place)
                 .map(|(_, of)| of.clone())
                 .collect();
-            if go_on(strategy, &after, begun, &rest, steps) {
+            if extend(strategy, &after, begun, &rest, steps) {
                 return true;
             }
             begun.pop();
@@ -319,5 +319,5 @@ pub fn feasible_order(
         false
     }
     let mut begun = Vec::new();
-    go_on(strategy, ledger, &mut begun, moves, steps).then_some(begun)
+    extend(strategy, ledger, &mut begun, moves, steps).then_some(begun)
 }

@@ -82,7 +82,7 @@ impl Allocation {
     }
 
     /// Takes bytes off those charged to a node.
-    pub(crate) fn unplace(&mut self, kind: ZoneKind, from: NodeId, bytes: u64) {
+    pub(crate) fn remove_placed(&mut self, kind: ZoneKind, from: NodeId, bytes: u64) {
         if let Some(nodes) = self.placed.get_mut(&kind) {
             if let Some(placed) = nodes.get_mut(&from) {
                 placed.0 = placed.0.saturating_sub(bytes);
@@ -96,12 +96,12 @@ impl Allocation {
 
     /// Has bytes charged to another node than before.
     pub(crate) fn move_placed(&mut self, kind: ZoneKind, from: NodeId, to: NodeId, bytes: u64) {
-        self.unplace(kind, from, bytes);
+        self.remove_placed(kind, from, bytes);
         self.place(kind, to, bytes);
     }
 
     /// Takes up to `bytes` charged bytes of a kind away, lowest node first, and says from where.
-    pub(crate) fn displace(&mut self, kind: ZoneKind, mut bytes: u64) -> Vec<(NodeId, u64)> {
+    pub(crate) fn take_placed(&mut self, kind: ZoneKind, mut bytes: u64) -> Vec<(NodeId, u64)> {
         let mut taken = Vec::new();
         if let Some(nodes) = self.placed.get_mut(&kind) {
             for (&node, placed) in nodes.iter_mut() {
@@ -207,7 +207,7 @@ pub struct OwnerAccount {
 
 impl OwnerAccount {
     /// The blocks that count: of the whole where there is one, else those of the containers.
-    pub(crate) fn counted_blocks(&self) -> impl Iterator<Item = &MemoryBlock> {
+    pub(crate) fn charged_blocks(&self) -> impl Iterator<Item = &MemoryBlock> {
         let apart = self.pod_level.blocks.is_empty().then(|| self.containers.values());
         self.pod_level.blocks.iter().chain(apart.into_iter().flatten().flat_map(|held| &held.blocks))
     }
@@ -376,7 +376,7 @@ impl Ledger {
 
     /// The CPUs that all other containers hold. A container can share some with those of its owner: an init container
     /// borrows from those that start after it has ended. What was taken over can overlap with any.
-    pub(crate) fn cpus_of_others(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
+    pub(crate) fn cpus_of_other_containers(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
         let others = self.allocations().filter(|(of, name, _)| (*of, *name) != (owner, container));
         let wholes =
             self.owners().filter(|(of, _)| *of != owner).filter_map(|(_, of)| of.pod_level.cpus.as_ref());

@@ -47,7 +47,7 @@ impl ThrottlingFactor {
     pub const KUBELET_DEFAULT: Self = Self { billionths: 900_000_000 };
 
     /// This share of so many bytes.
-    fn of(self, bytes: u64) -> u64 {
+    fn apply(self, bytes: u64) -> u64 {
         let share = u128::from(bytes) * u128::from(self.billionths) / 1_000_000_000;
         // At most all of them, since the factor is at most one.
         u64::try_from(share).unwrap_or(bytes)
@@ -59,9 +59,9 @@ impl ThrottlingFormula {
     /// allocatable on the host where there is none. A request above the ceiling counts as the ceiling.
     fn high(self, factor: ThrottlingFactor, request: Bytes, ceiling: Bytes, page_size: Bytes) -> Bytes {
         let exact = match self {
-            Self::V1_22 => factor.of(ceiling.0),
+            Self::V1_22 => factor.apply(ceiling.0),
             Self::V1_27 => {
-                let above = factor.of(ceiling.0.saturating_sub(request.0));
+                let above = factor.apply(ceiling.0.saturating_sub(request.0));
                 request.0.min(ceiling.0).saturating_add(above)
             }
         };
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_requests_below_a_limit_of_1000() {
+    fn matches_kep_table_of_requests() {
         // KEP-2570, Alpha v1.27; the factor is 0.9 and a page 1 Mi.
         for (request, expected) in [
             (0, 900),
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_factors() {
+    fn matches_kep_table_of_factors() {
         // KEP-2570; the limit is 1000 Mi and a page 1 Mi. None: `max`, or no throttling.
         for (request, factor, expected) in [
             (500, "0.6", Some(800)),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_examples_of_the_kep() {
+    fn matches_other_kep_examples() {
         let qos = |factor| qos(factor, Bytes::mib(1));
         // Without a limit the host's 2000 Mi count.
         assert_eq!(high(&qos("0.9"), 100, 0), Some(1810));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_formula_of_1_22_takes_the_factor_of_the_limit() {
+    fn v1_22_formula_scales_the_limit() {
         // KEP-2570, Alpha v1.22; the limit is 1000 Mi, the host has 2000 Mi.
         for (request, limit, factor, expected) in [
             (0, 1000, "0.8", Some(800)),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_exact_and_in_range() {
+    fn factor_is_exact_and_in_range() {
         for text in ["0.8", "1", "0.000000001", "0.123456789"] {
             assert_eq!(factor(text).to_string(), text);
         }

@@ -17,7 +17,7 @@ pub struct Rank {
     /// Nodes of each resource, added up.
     pub nodes_per_resource: u64,
     /// Nodes that are not wished for.
-    pub unwished: u64,
+    pub not_preferred: u64,
     /// Distances from devices to the nodes, added up.
     pub from_devices: u64,
     /// Distances between nodes of CPUs, added up; each pair once.
@@ -40,8 +40,8 @@ pub enum RankCriterion {
     Nodes,
     /// [`Rank::nodes_per_resource`]
     NodesPerResource,
-    /// [`Rank::unwished`]
-    Wishes,
+    /// [`Rank::not_preferred`]
+    NotPreferred,
     /// [`Rank::from_devices`]
     Devices,
     /// [`Rank::cpu_to_cpu`]
@@ -102,7 +102,7 @@ impl fmt::Display for PlacementVerdict {
                 RankCriterion::NodesPerResource => {
                     write!(f, "{own} nodes over all resources where {chosen} do")
                 }
-                RankCriterion::Wishes => {
+                RankCriterion::NotPreferred => {
                     write!(f, "{own} nodes that are not wished for, the chosen one has {chosen}")
                 }
                 RankCriterion::Devices => {
@@ -164,7 +164,7 @@ fn compare(own: &Rank, chosen: &Rank) -> PlacementVerdict {
         [
             (RankCriterion::Nodes, rank.nodes.into()),
             (RankCriterion::NodesPerResource, rank.nodes_per_resource.into()),
-            (RankCriterion::Wishes, rank.unwished.into()),
+            (RankCriterion::NotPreferred, rank.not_preferred.into()),
             (RankCriterion::Devices, rank.from_devices.into()),
             (RankCriterion::CpuToCpu, rank.cpu_to_cpu.into()),
             (RankCriterion::CpuToMemory, rank.cpu_to_memory.into()),

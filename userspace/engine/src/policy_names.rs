@@ -96,7 +96,7 @@ named!(
 
 impl KubeletVersion {
     /// What holds for this one of what holds for each, in their order.
-    pub(crate) const fn of<T: Copy>(self, each: [T; 2]) -> T {
+    pub(crate) const fn select<T: Copy>(self, each: [T; 2]) -> T {
         each[self as usize]
     }
 
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_the_same_everywhere() {
+    fn names_agree_in_all_formats() {
         fn check<T>(all: &[T], names: &[&str])
         where
             T: Copy + fmt::Debug + fmt::Display + PartialEq + FromStr<Err = UnknownName> + Serialize,
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_refused_in_the_kubelets_words() {
+    fn refuses_names_in_kubelet_words() {
         let error = |result: Result<(), UnknownName>| result.unwrap_err().to_string();
         assert_eq!(error("static".parse::<MemoryManagerPolicy>().map(drop)), "unknown policy: \"static\"");
         assert_eq!(error("Static".parse::<CpuManagerPolicy>().map(drop)), "unknown policy: \"Static\"");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_reports_stands_for_a_version() {
+    fn node_version_selects_a_version() {
         for (reported, version) in [
             ("v1.32.10", Some(KubeletVersion::V1_32)),
             ("v1.29.0-eks-1234", Some(KubeletVersion::V1_32)),

@@ -29,7 +29,7 @@ impl PlacementPreferences {
     }
 
     /// Without the wishes; `None` if there are none.
-    pub(crate) fn without_wishes(&self) -> Option<Self> {
+    pub(crate) fn without_preferred_nodes(&self) -> Option<Self> {
         (!self.preferred.is_empty()).then(|| Self { devices: self.devices.clone(), ..Self::default() })
     }
 }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn classes() {
+    fn class_follows_requests_and_limits() {
         let cases: &[(&[[&str; 4]], QosClass)] = &[
             (&[["1", "1Gi", "1", "1Gi"]], QosClass::Guaranteed),
             (&[["1", "1Gi", "1000m", "1024Mi"]], QosClass::Guaranteed),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_count() {
+    fn init_containers_affect_the_class() {
         let full = ContainerRequest::guaranteed("c", resources("1", "1Gi"));
         let mut init = full.clone();
         init.limits = Resources::none();

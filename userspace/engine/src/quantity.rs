@@ -182,14 +182,14 @@ fn scale(value: u128, exponent: i32) -> Option<u128> {
 ///
 /// The limits on the number of digits are those of its parser, which only tries where it cannot overflow.
 fn has_integer_form(digits: u128, whole: usize, fraction: usize, suffix: &Suffix) -> bool {
-    const LIMIT: u128 = i64::MAX as u128;
+    const MAX_INT64: u128 = i64::MAX as u128;
     match *suffix {
         Suffix::Binary(shift) => {
             // Three decimal digits for each ten bits of the suffix, and one to spare.
             let room = 15 - i64::from(shift) * 3 / 10 - 1;
             fraction == 0
                 && i64::try_from(whole).is_ok_and(|len| len <= room)
-                && digits.checked_mul(1 << shift).is_some_and(|value| value <= LIMIT)
+                && digits.checked_mul(1 << shift).is_some_and(|value| value <= MAX_INT64)
         }
         Suffix::Decimal(exponent) => {
             let power = i64::from(exponent) - i64::try_from(fraction).unwrap_or(i64::MAX);
@@ -199,7 +199,7 @@ fn has_integer_form(digits: u128, whole: usize, fraction: usize, suffix: &Suffix
                         || 10u128
                             .checked_pow(power)
                             .and_then(|ten| digits.checked_mul(ten))
-                            .is_some_and(|value| value <= LIMIT)
+                            .is_some_and(|value| value <= MAX_INT64)
                 })
         }
     }
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_parse_exactly() {
+    fn parses_exactly() {
         for (text, nanos, int64) in [
             ("0", 0, Some(0)),
             ("100m", 100_000_000, None),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn refuses_invalid_quantities() {
         for (text, problem) in [
             ("", QuantityProblem::NoDigits),
             (".", QuantityProblem::NoDigits),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_exclusive_where_they_are_whole() {
+    fn only_whole_cpus_are_exclusive() {
         for (text, cpus) in [
             ("2", Some(2)),
             ("1000m", Some(1)),
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_print_so_that_they_parse_again() {
+    fn display_parses_to_the_same_value() {
         for text in ["0", "2", "1500m", "1n", "4294967296"] {
             assert_eq!(text.parse::<Quantity>().unwrap().to_string(), text);
         }

@@ -12,10 +12,10 @@ use crate::{
 pub enum AdoptError {
     /// There is an account of this name.
     #[error("{0} has an account already")]
-    Known(OwnerId),
+    AccountExists(OwnerId),
     /// CPUs are exclusive to another.
     #[error("CPUs {cpus} are exclusive to {other}")]
-    Taken {
+    CpusTaken {
         /// The CPUs.
         cpus: CpuSet,
         /// Who holds them.
@@ -37,13 +37,13 @@ impl Ledger {
     /// [`crate::Strategy::rebase`], which charges it.
     pub fn adopt(&mut self, owner: OwnerId, account: OwnerAccount) -> Result<(), AdoptError> {
         if self.owner(&owner).is_some() {
-            return Err(AdoptError::Known(owner));
+            return Err(AdoptError::AccountExists(owner));
         }
         let wanted: CpuSet = account.exclusive_cpus().flat_map(CpuSet::iter).collect();
         for (other, of_other) in self.owners() {
             let taken = of_other.exclusive_cpus().map(|cpus| cpus & &wanted);
             if let Some(cpus) = taken.into_iter().find(|cpus| !cpus.is_empty()) {
-                return Err(AdoptError::Taken { cpus, other: other.clone() });
+                return Err(AdoptError::CpusTaken { cpus, other: other.clone() });
             }
         }
         *self.owner_mut(&owner) = account;
@@ -61,7 +61,7 @@ impl Ledger {
             for cpus in account.exclusive_cpus() {
                 shared_pool = &shared_pool - cpus;
             }
-            for block in account.counted_blocks() {
+            for block in account.charged_blocks() {
                 for node in block.affinity.iter() {
                     if let Some(account) = nodes.get_mut(&node) {
                         account.assignments += 1;
@@ -119,7 +119,7 @@ mod tests {
     use crate::ledger::Allocation;
 
     #[test]
-    fn nobody_is_taken_over_twice_nor_with_cpus_of_another() {
+    fn adopt_refuses_conflicts() {
         let account = |cpus: &str| {
             let held = Allocation { cpus: Some(cpus.parse().unwrap()), ..Allocation::default() };
             OwnerAccount { containers: [("c".into(), held)].into(), ..OwnerAccount::default() }
@@ -127,9 +127,9 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.adopt("a".into(), account("1-2")).unwrap();
         ledger.adopt("b".into(), account("3")).unwrap();
-        assert_eq!(ledger.adopt("a".into(), account("5")), Err(AdoptError::Known("a".into())));
+        assert_eq!(ledger.adopt("a".into(), account("5")), Err(AdoptError::AccountExists("a".into())));
         let taken = ledger.adopt("c".into(), account("2-4")).unwrap_err();
-        assert_eq!(taken, AdoptError::Taken { cpus: "2".parse().unwrap(), other: "a".into() });
+        assert_eq!(taken, AdoptError::CpusTaken { cpus: "2".parse().unwrap(), other: "a".into() });
         assert_eq!(ledger.owners().count(), 2);
     }
 }

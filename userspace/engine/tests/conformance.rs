@@ -11,7 +11,7 @@ fn all_vectors_pass() {
 }
 
 #[test]
-fn a_directory_without_vectors_is_an_error() {
+fn refuses_directory_without_vectors() {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     assert!(runner::run(&here.join("src")).is_err_and(|error| error.contains("no vectors")));
     assert!(runner::run(&here.join("absent")).is_err_and(|error| error.contains("absent")));

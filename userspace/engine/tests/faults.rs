@@ -83,12 +83,12 @@ fn refused(component: Component, faults: &[Fault]) {
 }
 
 #[test]
-fn the_configuration_without_faults_is_taken() {
+fn accepts_valid_configuration() {
     assert!(KubeletStrategy::problems(&machine(), &config()).is_empty());
 }
 
 #[test]
-fn faulty_reservations_name_both_sides() {
+fn refuses_faulty_reservations() {
     let configuration: &[Fault] = &[
         (
             |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "1Gi"), (0, ZoneKind::Memory, "2Gi")]),
@@ -138,7 +138,7 @@ fn faulty_reservations_name_both_sides() {
 }
 
 #[test]
-fn faulty_cpu_policies_are_refused() {
+fn refuses_faulty_cpu_policies() {
     let faults: &[Fault] = &[
         (|c| c.cpu_reservation = None, &["unable to determine reserved CPU resources for static policy"]),
         (|c| c.cpu_reservation = Some(Quantity::whole(0)), &["to be greater than zero"]),
@@ -185,7 +185,7 @@ fn faulty_cpu_policies_are_refused() {
 }
 
 #[test]
-fn faulty_topology_policies_are_refused() {
+fn refuses_faulty_topology_policies() {
     let faults: &[Fault] = &[
         (
             |c| c.topology_manager_policy_options = options(&[("foo", "true")]),
@@ -204,7 +204,7 @@ fn faulty_topology_policies_are_refused() {
 }
 
 #[test]
-fn all_components_report_their_faults_at_once() {
+fn problems_cover_all_components() {
     let config = PolicyConfig {
         topology_manager_policy_options: options(&[("foo", "true")]),
         cpu_reservation: None,
@@ -217,7 +217,7 @@ fn all_components_report_their_faults_at_once() {
 }
 
 #[test]
-fn machines_that_cannot_be_are_refused() {
+fn refuses_impossible_machines() {
     let two_nodes = |change: fn(&mut Machine)| {
         let mut machine = machine();
         change(&mut machine);
@@ -280,7 +280,7 @@ fn machines_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn what_crashes_the_kubelet_is_served() {
+fn serves_requests_that_crash_kubelets() {
     // Node ids of 64 and more, and ids beyond the number of nodes with `prefer-closest-numa-nodes`.
     let machine = Machine::builder()
         .node_ids([NodeId(0), NodeId(64), NodeId(250)])
@@ -316,7 +316,7 @@ fn what_crashes_the_kubelet_is_served() {
 }
 
 #[test]
-fn a_cache_of_a_whole_node_is_not_reported_to_the_kubelet() {
+fn hides_cache_of_a_whole_node() {
     let machine =
         |caches| Machine::builder().nodes(2).cores_per_node(4).caches_per_node(caches).build().unwrap();
     assert_eq!(as_reported_to_kubelet(&machine(1)), machine(0));
@@ -325,7 +325,7 @@ fn a_cache_of_a_whole_node_is_not_reported_to_the_kubelet() {
 }
 
 #[test]
-fn siblings_have_one_cache_for_the_kubelet() {
+fn siblings_share_the_reported_cache() {
     let mut machine =
         Machine::builder().nodes(1).cores_per_node(4).smt(2).caches_per_node(2).build().unwrap();
     let expected = as_reported_to_kubelet(&machine);
@@ -340,7 +340,7 @@ fn siblings_have_one_cache_for_the_kubelet() {
 }
 
 #[test]
-fn cpus_are_of_one_cache_as_the_kubelet_counts() {
+fn one_cache_check_matches_kubelet() {
     let of_one = |caches, cpus: &str| {
         let machine = Machine::builder().nodes(2).sockets(1).cores_per_node(4).caches_per_node(caches);
         let machine = as_reported_to_kubelet(&machine.build().unwrap());
@@ -363,7 +363,7 @@ fn cpus_are_of_one_cache_as_the_kubelet_counts() {
 }
 
 #[test]
-fn rejections_name_node_kind_requested_and_free() {
+fn rejections_name_missing_amounts() {
     let (kubelet, ledger) = start(&machine(), &config());
     let Decision { outcome, ledger, .. } =
         kubelet.admit(&ledger, &Request::workload("a", full(2, Bytes::gib(4))));
@@ -401,7 +401,7 @@ fn rejections_name_node_kind_requested_and_free() {
 }
 
 #[test]
-fn requests_that_contradict_themselves_are_rejected() {
+fn refuses_contradictory_requests() {
     let (kubelet, ledger) = start(&machine(), &config());
     let mut twice = Request::workload("w", full(1, Bytes::gib(1)));
     twice.init_containers = vec![ContainerRequest::guaranteed("w", Resources::none())];
@@ -417,7 +417,7 @@ fn requests_that_contradict_themselves_are_rejected() {
 }
 
 #[test]
-fn explanations_say_why_candidates_lost() {
+fn explains_why_candidates_lost() {
     let machine = Machine::builder()
         .nodes(3)
         .cores_per_node(4)
@@ -463,7 +463,7 @@ fn explanations_say_why_candidates_lost() {
 }
 
 #[test]
-fn damaged_state_files_are_reported_and_kept() {
+fn keeps_damaged_state_files() {
     use std::error::Error as _;
 
     let error = Checkpoints::read(None, Some("{}"), "/var/lib/kubelet", KubeletVersion::V1_36).unwrap_err();

@@ -65,7 +65,7 @@ fn to(native: &NativeStrategy, ledger: &Ledger, name: &str, node: u32, size: (u6
 }
 
 #[test]
-fn a_chain_of_moves_keeps_the_room_to_go_back() {
+fn begun_moves_can_be_reverted() {
     let native = native();
     let mut ledger = native.idle();
     ledger = admit(&native, &ledger, "a", 0, (1, 5));
@@ -110,7 +110,7 @@ fn a_chain_of_moves_keeps_the_room_to_go_back() {
 }
 
 #[test]
-fn two_that_would_change_places_cannot() {
+fn swapping_moves_has_no_order() {
     let native = native();
     let mut ledger = admit(&native, &native.idle(), "a", 1, (4, 8));
     ledger = admit(&native, &ledger, "b", 2, (4, 8));
@@ -119,7 +119,7 @@ fn two_that_would_change_places_cannot() {
 }
 
 #[test]
-fn what_changed_since_the_plan_is_found() {
+fn detects_changes_since_the_plan() {
     let native = native();
     let ledger = admit(&native, &native.idle(), "a", 0, (1, 5));
     let a = to(&native, &ledger, "a", 1, (1, 5));
@@ -159,7 +159,7 @@ fn what_changed_since_the_plan_is_found() {
 
 /// What a plan proposes can be carried out in its order, and everything is charged for as it says in the end.
 #[test]
-fn a_plan_ends_where_it_says() {
+fn executed_plan_matches_its_decision() {
     let native = native();
     let mut ledger = native.idle();
     for (name, node, size) in [("a", 1, (1, 3)), ("b", 1, (1, 3)), ("c", 2, (1, 4)), ("d", 0, (1, 5))] {
@@ -189,7 +189,7 @@ fn a_plan_ends_where_it_says() {
 
 /// With `strict-cpu-reservation`, a plan leaves a CPU to those that share.
 #[test]
-fn a_plan_leaves_a_cpu_to_those_that_share() {
+fn plan_keeps_shared_pool_nonempty() {
     let machine =
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
     let options = [("strict-cpu-reservation".to_owned(), "true".to_owned())];
@@ -223,7 +223,7 @@ fn a_plan_leaves_a_cpu_to_those_that_share() {
 
 /// Under `best-effort`, what is bound to a tier or to nodes has others make room there.
 #[test]
-fn a_plan_makes_room_on_the_nodes_that_are_asked_for() {
+fn plan_frees_the_requested_nodes() {
     let machine = Machine::builder().nodes(1).cores_per_node(4).memory(Bytes::gib(17));
     let machine = machine
         .node(NodeId(1), |node| node.cores(0).memory(Bytes::gib(32)))

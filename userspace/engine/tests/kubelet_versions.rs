@@ -52,7 +52,7 @@ fn taken(version: KubeletVersion, asked: &[u64]) -> String {
 /// Two cores of the first cache are left. Version 1.32 looks for two whole cores only, which are not five CPUs, and goes
 /// on to cores of any cache.
 #[test]
-fn an_odd_request_stays_in_one_cache_from_1_36() {
+fn v1_36_keeps_odd_requests_in_a_cache() {
     assert_eq!(taken(KubeletVersion::V1_32, &[2, 5]), "2-4,10-11");
     assert_eq!(taken(KubeletVersion::V1_36, &[2, 5]), "4-6,12-13");
     for version in [KubeletVersion::V1_32, KubeletVersion::V1_36] {
@@ -63,7 +63,7 @@ fn an_odd_request_stays_in_one_cache_from_1_36() {
 
 /// Which options each version takes with the gates of both levels off, and with that of alpha options off.
 #[test]
-fn options_are_as_settled_as_in_their_version() {
+fn option_levels_match_the_version() {
     let accepts = |version, options: &[&str], gates: &[&str]| {
         let gates: BTreeMap<_, _> = gates.iter().map(|&gate| (gate.to_owned(), false)).collect();
         let config = PolicyConfig { feature_gates: gates, ..config(version, options) };
@@ -93,7 +93,7 @@ fn options_are_as_settled_as_in_their_version() {
 }
 
 #[test]
-fn more_nodes_may_be_allowed_without_the_gate_for_beta_options_from_1_36() {
+fn v1_36_allows_max_nodes_ungated() {
     let start = |version| {
         let config = PolicyConfig {
             topology_manager_policy_options: [("max-allowable-numa-nodes".to_owned(), "12".to_owned())]

@@ -12,7 +12,7 @@ mod desired;
 mod folder;
 
 #[test]
-fn all_scenarios_are_as_desired() {
+fn scenarios_pass_their_checks() {
     let desired = desired::run(&folder::own("faults")).unwrap();
     assert!(desired.failed.is_empty(), "\n{desired}");
     assert!(desired.passed > 10, "{desired}");
@@ -36,7 +36,7 @@ type Change = (&'static str, fn(&mut Recorded));
 
 /// No trace in the sources has a record of the kubelet, so this test makes one.
 #[test]
-fn a_wrong_record_of_the_kubelet_is_a_failure() {
+fn reports_deviation_from_the_record() {
     let (_, traces) = folder::read::<Trace>(&folder::own("traces")).unwrap().remove(0);
     let mut trace = traces.into_iter().next().unwrap();
     let (machine, config, requests) = trace.parts().unwrap();

@@ -372,11 +372,12 @@ fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
         })
         .sum();
     let without = question.devices.iter().filter(|at| !nodes.contains(at)).count();
-    let unwished = nodes.iter().filter(|at| !question.wished.is_empty() && !question.wished.contains(at));
+    let not_preferred =
+        nodes.iter().filter(|at| !question.wished.is_empty() && !question.wished.contains(at));
     let from_device = |&device: &usize| nodes.iter().map(|&at| distance(device, at)).sum::<u64>();
     Rank {
         nodes: (nodes.len() + without) as u64,
-        unwished: unwished.count() as u64,
+        not_preferred: not_preferred.count() as u64,
         from_devices: question.devices.iter().map(from_device).sum(),
         nodes_per_resource: sets.iter().map(|set| set.len() as u64).sum(),
         cpu_to_cpu: pairs(&sets[0]),
@@ -446,7 +447,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
-    fn the_best_of_all_placements_is_found(
+    fn finds_best_placement(
         machine in machine(5),
         policy in policy(),
         before in collection::vec(request(0, 1), 0..6),
@@ -487,7 +488,7 @@ proptest! {
     }
 
     #[test]
-    fn the_best_is_found_on_larger_machines(
+    fn finds_best_on_larger_machines(
         used in collection::vec((0u64..=15, 0u64..=15), 9..=16),
         (cpus, gib) in (1u64..=44, 1u64..=44),
         sockets in option::of(1u32..=3),
@@ -544,7 +545,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_promised_twice_and_all_is_given_back(
+    fn no_overlap_and_full_release(
         machine in machine(4),
         (policy, scope) in (policy(), scope()),
         steps in collection::vec((request(2, 3), any::<sample::Index>(), 0u8..8, 1u64..=12, any::<bool>()), 1..14),
@@ -602,7 +603,7 @@ proptest! {
     }
 
     #[test]
-    fn every_plan_can_be_carried_out(
+    fn every_plan_can_be_executed(
         cores in 2u32..=4,
         policy in sample::select(&TopologyManagerPolicy::ALL[1..]),
         is_strict in any::<bool>(),
@@ -638,7 +639,7 @@ proptest! {
     }
 
     #[test]
-    fn a_machine_that_changes_back_and_forth_loses_nothing(
+    fn machine_change_is_reversible(
         machine in machine(4),
         policy in policy(),
         requests in collection::vec(request(1, 2), 1..8),
@@ -676,7 +677,7 @@ proptest! {
     }
 
     #[test]
-    fn what_others_use_is_never_given_and_changes_nothing_else(
+    fn withheld_memory_is_never_granted(
         machine in machine(5),
         (policy, scope) in (policy(), scope()),
         requests in collection::vec(request(2, 3), 1..10),
@@ -720,7 +721,7 @@ proptest! {
     }
 
     #[test]
-    fn best_effort_admits_what_a_machine_without_nodes_would(
+    fn best_effort_depends_on_totals_only(
         machine in machine(5),
         scope in scope(),
         requests in collection::vec(request(2, 3), 1..10),
@@ -800,7 +801,7 @@ fn mean_distance(machine: &Machine, strategy: &dyn numaward_engine::Strategy) ->
 }
 
 #[test]
-fn sets_of_several_nodes_are_nearer_than_the_kubelets() {
+fn node_sets_are_nearer_than_kubelets() {
     for nodes in [4, 8] {
         let machine = Machine::builder()
             .nodes(nodes)

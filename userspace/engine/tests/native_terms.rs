@@ -93,7 +93,7 @@ fn place(native: &NativeStrategy, ledger: &Ledger, amounts: (u64, u64), terms: &
 }
 
 #[test]
-fn memory_only_nodes_count_as_the_terms_say() {
+fn terms_choose_how_tiers_count() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let idle = native.idle();
     let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
@@ -107,7 +107,7 @@ fn memory_only_nodes_count_as_the_terms_say() {
 }
 
 #[test]
-fn many_memory_only_nodes_count_with_their_nearest_nodes() {
+fn many_memory_only_nodes_are_attached() {
     // Twelve nodes with 4 CPUs and 16 GiB, and as many of 64 GiB without CPUs, each beside one of them.
     let mut builder = Machine::builder().nodes(12).cores_per_node(4).memory(Bytes::gib(16));
     for id in 12..24 {
@@ -140,7 +140,7 @@ fn cpus(ledger: &Ledger, name: &str) -> String {
 }
 
 #[test]
-fn cpus_are_of_the_kinds_that_are_wanted() {
+fn respects_cpu_kinds() {
     use CpuKind::{Efficiency, HighFrequency, Isolated, NohzFull, Performance};
 
     // 4 CPUs on each of two nodes, of which 0 is reserved.
@@ -195,7 +195,7 @@ fn cpus_are_of_the_kinds_that_are_wanted() {
 }
 
 #[test]
-fn the_other_threads_of_a_core_are_hidden() {
+fn hides_sibling_threads() {
     // Two nodes with four cores of two threads each; one core is reserved.
     let machine = Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
     let machine = machine.build().unwrap();
@@ -315,7 +315,7 @@ fn with_gpu(gpu: Option<MemoryTier>) -> NativeStrategy {
 }
 
 #[test]
-fn the_memory_of_a_gpu_is_the_last_to_be_given() {
+fn gpu_memory_is_used_last() {
     let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
     let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
     let hbm = Terms { memory_tiers: [MemoryTier::Hbm].into(), ..Terms::default() };
@@ -341,7 +341,7 @@ fn the_memory_of_a_gpu_is_the_last_to_be_given() {
 }
 
 #[test]
-fn wishes_decide_among_what_is_as_good() {
+fn preferences_break_ties() {
     for policy in [TopologyManagerPolicy::SingleNumaNode, TopologyManagerPolicy::BestEffort] {
         let native = native(policy);
         let labels = [("app".to_owned(), "cache".to_owned())].into();
@@ -370,7 +370,7 @@ fn wishes_decide_among_what_is_as_good() {
 }
 
 #[test]
-fn memory_alone_is_promised_where_the_terms_say_so() {
+fn burstable_gets_memory_only() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let memory = Resources::none().with_memory(Quantity::whole(Bytes::gib(4).0));
     let request = Request::workload("new", memory);
@@ -383,7 +383,7 @@ fn memory_alone_is_promised_where_the_terms_say_so() {
 }
 
 #[test]
-fn who_is_resized_stays_where_it_is() {
+fn resize_stays_on_its_nodes() {
     let native = native(TopologyManagerPolicy::Restricted);
     let ledger = admit(&native, &native.idle(), "a", (2, 12), &Terms::default());
     let before = ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
@@ -402,7 +402,7 @@ fn who_is_resized_stays_where_it_is() {
 }
 
 #[test]
-fn a_pod_is_named_by_its_own_name() {
+fn selectors_match_pod_names() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let on = |name: &str, node: &str| Terms {
         name: Some(name.to_owned()),
@@ -433,7 +433,7 @@ fn a_pod_is_named_by_its_own_name() {
 }
 
 #[test]
-fn who_grows_leaves_a_cpu_to_those_that_share() {
+fn growth_keeps_shared_pool_nonempty() {
     let options = [("strict-cpu-reservation".to_owned(), "true".to_owned())];
     let config = PolicyConfig {
         cpu_manager_policy_options: options.into(),
@@ -475,7 +475,7 @@ fn whole_cores(reserved: &str) -> [Box<dyn Strategy>; 2] {
 }
 
 #[test]
-fn who_grows_by_whole_cores_gets_no_siblings_of_reserved_cpus() {
+fn growth_skips_reserved_cores() {
     let request = |name: &str, cpus| Request::workload(name, resources(cpus, 1));
     for strategy in whole_cores("0-1") {
         let mut ledger = strategy.idle();
@@ -522,7 +522,7 @@ fn uneven(offline: &[u32], policy: TopologyManagerPolicy, options: &[&str]) -> N
 }
 
 #[test]
-fn cores_of_unequal_size_give_what_they_add_up_to() {
+fn unequal_cores_add_up() {
     let on = |native: &NativeStrategy, count: u64| {
         let decision = decide(native, &native.idle(), "new", (count, 1), &Terms::default());
         decision.outcome.map(|_| cpus(&decision.ledger, "new")).map_err(|rejection| rejection.to_string())
@@ -579,7 +579,7 @@ fn cores_of_unequal_size_give_what_they_add_up_to() {
 }
 
 #[test]
-fn containers_of_a_pod_have_cores_of_unequal_size() {
+fn pod_containers_get_unequal_cores() {
     let container = |name: &str, count| ContainerRequest::guaranteed(name, resources(count, 1));
     for scope in [TopologyManagerScope::Container, TopologyManagerScope::Pod] {
         let native = uneven(&[13, 14, 15], TopologyManagerPolicy::SingleNumaNode, &[]);
@@ -600,7 +600,7 @@ fn containers_of_a_pod_have_cores_of_unequal_size() {
 
 /// An init container and an app container of one owner, with four CPUs each: the first borrows from the second.
 #[test]
-fn what_an_init_container_still_uses_is_not_free_after_a_resize() {
+fn resize_keeps_cpus_of_init_containers() {
     let policy = TopologyManagerPolicy::SingleNumaNode;
     let strategies: [Box<dyn Strategy>; 2] =
         [Box::new(native(policy)), Box::new(KubeletStrategy::new(&machine(), &config(policy)).unwrap())];
@@ -627,7 +627,7 @@ fn what_an_init_container_still_uses_is_not_free_after_a_resize() {
 }
 
 #[test]
-fn a_plan_moves_the_smallest_and_keeps_terms() {
+fn plan_moves_smallest_and_keeps_terms() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
     let mut ledger = native.idle();
@@ -664,7 +664,7 @@ fn a_plan_moves_the_smallest_and_keeps_terms() {
 }
 
 #[test]
-fn a_decision_says_which_rule_decided() {
+fn explanation_names_deciding_rule() {
     let native = native(TopologyManagerPolicy::BestEffort);
     let decision = decide(&native, &native.idle(), "new", (10, 12), &Terms::default());
     let search = &decision.explanation.searches[0];
@@ -686,7 +686,7 @@ fn a_decision_says_which_rule_decided() {
 }
 
 #[test]
-fn a_refusal_names_nodes_and_amounts() {
+fn refusal_names_nodes_and_amounts() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let decision = decide(&native, &native.idle(), "new", (16, 2), &Terms::default());
     let rejection = decision.outcome.unwrap_err();
@@ -708,7 +708,7 @@ fn a_refusal_names_nodes_and_amounts() {
 }
 
 #[test]
-fn who_is_admitted_again_keeps_what_it_has() {
+fn readmission_keeps_the_allocation() {
     let native = native(TopologyManagerPolicy::Restricted);
     let terms = Terms::default();
     let ledger = admit(&native, &native.idle(), "first", (2, 2), &terms);
@@ -725,7 +725,7 @@ fn who_is_admitted_again_keeps_what_it_has() {
 }
 
 #[test]
-fn with_align_by_socket_the_nodes_of_one_socket_are_as_good() {
+fn align_by_socket_allows_socket_nodes() {
     let options = [("align-by-socket".to_owned(), "true".to_owned())].into();
     let config =
         PolicyConfig { cpu_manager_policy_options: options, ..config(TopologyManagerPolicy::Restricted) };
@@ -750,7 +750,7 @@ fn in_use(nodes: &[(u32, u64)]) -> Arc<HostConditions> {
 }
 
 #[test]
-fn what_others_use_is_not_offered_and_the_refusal_says_so() {
+fn refusal_names_withheld_memory() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let request = Request::workload("a", resources(1, 6));
     let mut ledger = native.idle();
@@ -783,7 +783,7 @@ fn what_others_use_is_not_offered_and_the_refusal_says_so() {
 }
 
 #[test]
-fn what_others_use_does_not_decide_between_nodes_that_fit() {
+fn withheld_memory_does_not_rank_nodes() {
     let one = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = one.idle();
     for nodes in [&[][..], &[(1, 6)], &[(0, 3), (2, 7)]] {
@@ -808,7 +808,7 @@ fn what_others_use_does_not_decide_between_nodes_that_fit() {
 }
 
 #[test]
-fn what_others_use_on_nodes_that_are_not_asked_for_is_not_named() {
+fn reports_withheld_on_asked_nodes_only() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = native.idle();
     ledger.set_conditions(in_use(&[(0, 1), (4, 30)]));
@@ -822,7 +822,7 @@ fn what_others_use_on_nodes_that_are_not_asked_for_is_not_named() {
 }
 
 #[test]
-fn who_holds_something_keeps_it_and_gets_no_more_of_what_others_use() {
+fn growth_excludes_withheld_memory() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let request = Request::workload("a", resources(1, 6));
     let mut ledger = native.admit(&native.idle(), &request).ledger;
@@ -840,7 +840,7 @@ fn who_holds_something_keeps_it_and_gets_no_more_of_what_others_use() {
 }
 
 #[test]
-fn of_equally_good_nodes_the_one_that_others_use_less_is_taken() {
+fn load_breaks_ties() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = native.idle();
     let request = Request::workload("a", resources(1, 1));
@@ -872,7 +872,7 @@ fn of_equally_good_nodes_the_one_that_others_use_less_is_taken() {
 }
 
 #[test]
-fn cpus_of_other_partitions_are_not_offered() {
+fn excludes_cpus_of_other_partitions() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = native.idle();
     let partition_cpus = &native.allocatable().cpus - &"2,3".parse().unwrap();
@@ -885,7 +885,7 @@ fn cpus_of_other_partitions_are_not_offered() {
 }
 
 #[test]
-fn cpus_that_went_offline_are_not_offered() {
+fn excludes_offline_cpus() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = native.idle();
     let offline_cpus = &native.allocatable().cpus - &"2".parse().unwrap();
@@ -915,7 +915,7 @@ fn cpus_that_went_offline_are_not_offered() {
 }
 
 #[test]
-fn an_init_container_of_a_pod_is_on_a_memory_only_node_only_if_these_count() {
+fn init_uses_memory_nodes_if_attached() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let on = |tiers| {
         let request = Request {
@@ -971,7 +971,7 @@ fn an_init_container_of_a_pod_is_on_a_memory_only_node_only_if_these_count() {
 }
 
 #[test]
-fn a_cpu_that_is_offline_is_none_for_those_that_share() {
+fn offline_cpu_is_no_shared_cpu() {
     let options = [("strict-cpu-reservation".to_owned(), "true".to_owned())];
     let config = PolicyConfig {
         cpu_manager_policy_options: options.into(),
@@ -1000,7 +1000,7 @@ fn a_cpu_that_is_offline_is_none_for_those_that_share() {
 /// With sockets of unequal size, the kubelet takes one with as many free CPUs as an average socket has for a free one, and all
 /// its CPUs.
 #[test]
-fn the_kubelets_fault_with_unequal_sockets_gives_nobody_the_cpus_of_another() {
+fn unequal_sockets_do_not_overlap() {
     let mut builder = Machine::builder().nodes(3).sockets(3).cores_per_node(3).memory(Bytes::gib(8));
     builder = builder.node(NodeId(1), |node| node.cores(6));
     let machine = builder.build().unwrap();

@@ -21,7 +21,7 @@ mod adversarial;
 const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
 
 #[test]
-fn no_pod_takes_longer_than_the_bound() {
+fn decision_time_is_bounded() {
     let mut gave_up = 0;
     // The benchmark has 128 as well.
     for nodes in [8, 16, 64] {
@@ -47,7 +47,7 @@ fn no_pod_takes_longer_than_the_bound() {
 }
 
 #[test]
-fn many_containers_that_have_room_are_placed() {
+fn places_many_fitting_containers() {
     for (nodes, name) in [
         (64, "all wide beside a sidecar"),
         (64, "500 init containers, the first too large beside a sidecar"),
@@ -61,7 +61,7 @@ fn many_containers_that_have_room_are_placed() {
 
 /// The search for a plan is bounded as well: it looks at as much as five decisions, and one more.
 #[test]
-fn no_plan_takes_longer_than_its_bound() {
+fn plan_time_is_bounded() {
     for nodes in [8, 16] {
         for case in adversarial::cases(nodes) {
             let start = Instant::now();
@@ -89,7 +89,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_decision_looks_at_more_than_it_may(
+    fn decision_work_is_bounded(
         nodes in collection::vec((0u32..=8, 1u64..=16, 0u64..=100), 2..=28),
         (distances, smt, offline) in (collection::vec(11u32..=14, 64), 1u32..=2, any::<bool>()),
         policy in sample::select(TopologyManagerPolicy::ALL),

@@ -250,7 +250,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_promised_twice(machine in machine(), config in config(), steps in steps(2)) {
+    fn no_cpu_or_byte_is_given_twice(machine in machine(), config in config(), steps in steps(2)) {
         let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
         let mut intact = true;
         for (number, step) in steps.iter().enumerate() {
@@ -281,7 +281,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_admitted_and_removed_leaves_no_trace(
+    fn release_restores_the_ledger(
         machine in machine(),
         config in config(),
         steps in steps(2),
@@ -304,7 +304,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_changes_nothing(
+    fn restart_changes_nothing(
         machine in machine(),
         config in config(),
         steps in steps(0),
@@ -345,7 +345,7 @@ proptest! {
     }
 
     #[test]
-    fn promises_carry_over_to_the_same_machine(machine in machine(), config in config(), steps in steps(2)) {
+    fn rebase_on_same_machine_is_identity(machine in machine(), config in config(), steps in steps(2)) {
         let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
         for (number, step) in steps.iter().enumerate() {
             run.step(number, step, |number| format!("p{number}"));
@@ -361,7 +361,7 @@ proptest! {
     }
 
     #[test]
-    fn names_do_not_matter(machine in machine(), config in config(), steps in steps(2)) {
+    fn names_do_not_affect_decisions(machine in machine(), config in config(), steps in steps(2)) {
         let Some(mut one) = Run::new(&machine, &config) else { return Ok(()) };
         let Some(mut other) = Run::new(&machine, &config) else { return Ok(()) };
         // Owners in ascending and in descending order: whatever is kept in maps comes the other way round.
@@ -592,7 +592,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_a_reader_panic(text in ".{0,40}", digits in "[0-9]{0,30}\\.?[0-9]{0,30}(Ki|Mi|Ei|m|k|E|e-?[0-9]{1,12})?") {
+    fn parsers_do_not_panic(text in ".{0,40}", digits in "[0-9]{0,30}\\.?[0-9]{0,30}(Ki|Mi|Ei|m|k|E|e-?[0-9]{1,12})?") {
         let _ = text.parse::<Quantity>();
         let _ = digits.parse::<Quantity>();
         let _ = CpuCheckpoint::read(&text);
@@ -600,7 +600,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_checkpoints_are_refused(at in any::<sample::Index>(), byte in any::<u8>()) {
+    fn refuses_damaged_checkpoints(at in any::<sample::Index>(), byte in any::<u8>()) {
         let machine = Machine::builder().nodes(2).cores_per_node(4).build().unwrap();
         let mut config = PolicyConfig { cpu_manager_policy: CpuManagerPolicy::Static, ..PolicyConfig::default() };
         config.cpu_reservation = Some(Quantity::whole(1));

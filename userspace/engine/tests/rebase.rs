@@ -55,7 +55,7 @@ fn promised(ledger: &Ledger) -> [(u64, u64); 2] {
 }
 
 #[test]
-fn what_has_to_move_is_placed_where_it_is_charged() {
+fn moved_memory_is_placed_where_charged() {
     let strategy = strategy([4, 4]);
     let strategy = &*strategy;
     // The kubelet gives memory back to the lowest node of a group, no matter which one gave it.
@@ -81,7 +81,7 @@ fn what_has_to_move_is_placed_where_it_is_charged() {
 }
 
 #[test]
-fn who_has_room_keeps_it_when_another_has_to_move() {
+fn memory_that_fits_is_not_displaced() {
     let account = |nodes: [u64; 2]| {
         let bytes: Vec<_> = nodes.into_iter().map(Bytes::gib).collect();
         let placed = (0..).map(NodeId).zip(bytes.iter().copied()).filter(|(_, bytes)| bytes.0 > 0).collect();
@@ -111,7 +111,7 @@ fn who_has_room_keeps_it_when_another_has_to_move() {
 }
 
 #[test]
-fn a_cpu_of_two_owners_is_free_when_both_are_gone() {
+fn shared_cpu_is_freed_by_last_owner() {
     let machine = Machine::builder().nodes(1).cores_per_node(8).memory(Bytes::gib(4)).build().unwrap();
     let config = PolicyConfig {
         cpu_manager_policy: CpuManagerPolicy::Static,
@@ -150,7 +150,7 @@ fn a_cpu_of_two_owners_is_free_when_both_are_gone() {
 /// Node 0 lost a gibibyte. Node 1, to which the first owner could go, is full with what the second has; that could go to
 /// node 2.
 #[test]
-fn what_is_missing_is_covered_by_moves_one_after_another() {
+fn covers_shortage_by_chained_moves() {
     let machine = |memory: [u64; 3]| {
         let mut machine =
             Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();

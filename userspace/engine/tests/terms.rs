@@ -54,7 +54,7 @@ fn terms(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> Terms {
 }
 
 #[test]
-fn a_policy_of_its_own_decides_as_if_it_were_configured() {
+fn own_policy_acts_as_configured() {
     let requests = [
         request("a", &[(2, 3)]),
         request("b", &[(3, 2), (2, 2)]),
@@ -82,7 +82,7 @@ fn a_policy_of_its_own_decides_as_if_it_were_configured() {
 }
 
 #[test]
-fn what_does_not_go_with_the_configuration_is_refused() {
+fn refuses_incompatible_terms() {
     let options = BTreeMap::from([("align-by-socket".to_owned(), "true".to_owned())]);
     let base = config(TopologyManagerPolicy::None, TopologyManagerScope::Container);
     let strategy = strategy(&PolicyConfig { cpu_manager_policy_options: options, ..base });
@@ -101,7 +101,7 @@ fn what_does_not_go_with_the_configuration_is_refused() {
 }
 
 #[test]
-fn what_only_native_heeds_is_refused() {
+fn kubelet_refuses_native_only_terms() {
     let strategy = strategy(&config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Container));
     let native = Terms {
         with: ["web".to_owned()].into(),
@@ -117,7 +117,7 @@ fn what_only_native_heeds_is_refused() {
 }
 
 #[test]
-fn terms_stay_with_their_owner_and_are_written_only_where_there_are_any() {
+fn terms_are_stored_with_their_owner() {
     let strategy = strategy(&config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Container));
     let mut terms = terms(TopologyManagerPolicy::SingleNumaNode, TopologyManagerScope::Pod);
     terms.preferences = PlacementPreferences {

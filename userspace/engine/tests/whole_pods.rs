@@ -100,7 +100,7 @@ fn adds_up(ledger: &Ledger) {
 }
 
 #[test]
-fn a_pod_is_placed_as_a_whole_and_divided() {
+fn pod_is_placed_once_and_divided() {
     let kubelet = in_pod_scope();
     let decision = kubelet.admit(&kubelet.idle(), &mixed());
     assert_eq!(held(&decision), ["db: 1-2 1Gi on 0", "log: 3 1Gi on 0"]);
@@ -118,7 +118,7 @@ fn a_pod_is_placed_as_a_whole_and_divided() {
 }
 
 #[test]
-fn all_is_given_back_with_the_last_container() {
+fn last_container_releases_the_pod() {
     let kubelet = in_pod_scope();
     let mut ledger = kubelet.admit(&kubelet.idle(), &mixed()).ledger;
     ledger = kubelet.note_started(&ledger, &"pod".into(), &"db".into());
@@ -134,7 +134,7 @@ fn all_is_given_back_with_the_last_container() {
 }
 
 #[test]
-fn init_containers_draw_from_what_sidecars_leave() {
+fn init_containers_use_sidecar_rest() {
     let kubelet = in_pod_scope();
     let init =
         vec![sharing("first"), sidecar(own("proxy", "1", "1Gi")), sharing("second"), own("big", "3", "3Gi")];
@@ -163,7 +163,7 @@ fn init_containers_draw_from_what_sidecars_leave() {
 }
 
 #[test]
-fn those_that_share_have_to_be_left_something() {
+fn refuses_empty_shared_part() {
     let no_cpus = pod("2", "2Gi", vec![], vec![own("db", "2", "1Gi"), sharing("log")]);
     let no_memory = pod("3", "2Gi", vec![], vec![own("db", "2", "2Gi"), sharing("log")]);
     let no_first =
@@ -195,7 +195,7 @@ fn those_that_share_have_to_be_left_something() {
 }
 
 #[test]
-fn a_container_has_something_for_itself_if_both_requests_are_its_limits() {
+fn guaranteed_container_has_own_part() {
     let kubelet = in_pod_scope();
     let unequal = ContainerRequest { limits: amounts("1", "2Gi"), ..own("unequal", "1", "1Gi") };
     let request = pod("2", "2Gi", vec![], vec![unequal, own("part", "500m", "1Gi")]);
@@ -209,7 +209,7 @@ fn a_container_has_something_for_itself_if_both_requests_are_its_limits() {
 
 /// Each container is on its own. One without amounts is served nothing, or refused for the nodes of others.
 #[test]
-fn in_container_scope_containers_are_placed_one_by_one() {
+fn container_scope_places_one_by_one() {
     let kubelet = kubelet(TopologyManagerPolicy::Restricted, TopologyManagerScope::Container);
     let alone = pod("3", "2Gi", vec![], vec![own("db", "2", "1Gi"), own("web", "1", "1Gi")]);
     let decision = kubelet.admit(&kubelet.idle(), &alone);
@@ -233,7 +233,7 @@ fn in_container_scope_containers_are_placed_one_by_one() {
 }
 
 #[test]
-fn whole_cores_are_counted_over_the_pod() {
+fn whole_cores_are_counted_per_pod() {
     let machine = Machine::builder().nodes(1).cores_per_node(4).smt(2).memory(Bytes::gib(4)).build().unwrap();
     let config = PolicyConfig {
         cpu_manager_policy_options: [("full-pcpus-only".to_owned(), "true".to_owned())].into(),
@@ -250,7 +250,7 @@ fn whole_cores_are_counted_over_the_pod() {
 }
 
 #[test]
-fn without_the_gate_such_a_pod_is_left_alone_and_1_32_does_not_know_it() {
+fn gate_enables_pod_level_placement() {
     let of = |version, gates: &[(&str, bool)]| {
         let feature_gates = gates.iter().map(|&(name, is_on)| (name.to_owned(), is_on)).collect();
         let config = PolicyConfig {
@@ -279,7 +279,7 @@ fn read([cpus, memory]: &[String; 2]) -> Checkpoints {
 }
 
 #[test]
-fn state_files_say_what_pods_have_as_a_whole() {
+fn state_files_have_pod_entries() {
     let kubelet = in_pod_scope();
     let ledger = kubelet.admit(&kubelet.idle(), &mixed()).ledger;
     let texts = files(&kubelet, &ledger);
@@ -300,7 +300,7 @@ fn state_files_say_what_pods_have_as_a_whole() {
 
 /// A fault of the kubelet that is repeated.
 #[test]
-fn after_a_restart_a_pod_is_served_once_more_beside_what_it_has() {
+fn restart_allocates_pods_again() {
     let kubelet = in_pod_scope();
     let restarted = |request: &Request| {
         let ledger = kubelet.admit(&kubelet.idle(), request).ledger;
@@ -316,7 +316,7 @@ fn after_a_restart_a_pod_is_served_once_more_beside_what_it_has() {
 
 /// The last container by name has no part of the hugepages.
 #[test]
-fn what_is_not_divided_is_placed_too_when_state_files_are_read() {
+fn undivided_memory_is_placed() {
     let size = HugepageSize(Bytes::mib(2));
     let huge = |resources: Resources, mib: &str| resources.with_hugepages(size, mib.parse().unwrap());
     let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
@@ -338,7 +338,7 @@ fn what_is_not_divided_is_placed_too_when_state_files_are_read() {
 }
 
 #[test]
-fn state_files_of_the_other_kind_migrate_or_are_refused() {
+fn state_file_versions_migrate() {
     let with = in_pod_scope();
     let mut config = config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Pod);
     config.feature_gates = BTreeMap::new();
@@ -361,7 +361,7 @@ fn state_files_of_the_other_kind_migrate_or_are_refused() {
 
 /// `native` goes on with what the containers have.
 #[test]
-fn native_takes_over_what_was_divided() {
+fn native_adopts_divided_pods() {
     let kubelet = in_pod_scope();
     let mut ledger = kubelet.admit(&kubelet.idle(), &mixed()).ledger;
     for container in ["db", "log"] {

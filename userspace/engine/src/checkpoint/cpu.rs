@@ -35,7 +35,7 @@ pub struct CpuCheckpoint {
 /// The file, with CPU sets as text: the checksum is over their text.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct File<E> {
+struct CheckpointFile<E> {
     policy_name: String,
     default_cpu_set: String,
     #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
@@ -53,10 +53,10 @@ struct PodEntry {
     cpu_set: String,
 }
 
-type FileV1 = File<String>;
-type FileV2 = File<BTreeMap<String, String>>;
+type FileV1 = CheckpointFile<String>;
+type FileV2 = CheckpointFile<BTreeMap<String, String>>;
 
-impl<E> File<E> {
+impl<E> CheckpointFile<E> {
     fn dump(
         &self,
         entries_type: &str,
@@ -133,7 +133,7 @@ impl CpuCheckpoint {
     pub const FILE: &str = "cpu_manager_state";
 
     /// The state of a ledger; with what pods have as a whole, or without.
-    pub fn of(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
+    pub fn from_ledger(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
         let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, CpuSet>> = BTreeMap::new();
         for (owner, container, allocation) in ledger.allocations() {
             if let Some(cpus) = &allocation.cpus {
@@ -151,7 +151,7 @@ impl CpuCheckpoint {
             containers.iter().map(|(name, cpus)| (name.to_string(), cpus.to_string())).collect()
         };
         let pods = self.pods.iter().flatten();
-        File {
+        CheckpointFile {
             policy_name: self.policy.clone(),
             default_cpu_set: self.shared_pool.to_string(),
             entries: self.entries.iter().map(|(owner, of)| (owner.to_string(), containers(of))).collect(),
@@ -200,9 +200,9 @@ impl CpuCheckpoint {
         if let Ok(file) = serde_json::from_str::<FileV2>(text)
             && let Some(pods) = file.pods()
         {
-            return Self::of_v2(file, Some(pods));
+            return Self::from_v2(file, Some(pods));
         }
-        let v1 = serde_json::from_str(text).map_err(CheckpointError::from).and_then(Self::of_v1);
+        let v1 = serde_json::from_str(text).map_err(CheckpointError::from).and_then(Self::from_v1);
         let v1_problem = match v1 {
             Err(problem) if !matches!(problem, CheckpointError::UnknownContainer(_)) => problem,
             known => return known,
@@ -211,7 +211,7 @@ impl CpuCheckpoint {
             Ok(file) => {
                 let file: FileV2 = file;
                 file.check(&file.hash_input(None))?;
-                Self::of_v2(file, None)
+                Self::from_v2(file, None)
             }
             // A damaged file of version 1 does not become clearer by what version 2 expects.
             Err(_) if matches!(v1_problem, CheckpointError::Checksum { .. }) => Err(v1_problem),
@@ -221,7 +221,7 @@ impl CpuCheckpoint {
 
     /// Version 1, up to Kubernetes 1.17, names containers by the runtime's ids. No file says whose these are, so
     /// that only a state without any can be used.
-    fn of_v1(file: FileV1) -> Result<Self, CheckpointError> {
+    fn from_v1(file: FileV1) -> Result<Self, CheckpointError> {
         file.check(&file.hash_input())?;
         for (container, text) in &file.entries {
             cpus(text, || format!("entries, {container}"))?;
@@ -233,7 +233,7 @@ impl CpuCheckpoint {
         }
     }
 
-    fn of_v2(file: FileV2, pods: Option<BTreeMap<OwnerId, CpuSet>>) -> Result<Self, CheckpointError> {
+    fn from_v2(file: FileV2, pods: Option<BTreeMap<OwnerId, CpuSet>>) -> Result<Self, CheckpointError> {
         let mut entries = BTreeMap::new();
         for (owner, containers) in file.entries {
             let mut of_owner = BTreeMap::new();
@@ -256,7 +256,7 @@ mod tests {
         r#"{"policyName":"static","defaultCpuSet":"0,2-15","entries":{"p1":{"c0":"1"}},"checksum":"#;
 
     fn v1() -> FileV1 {
-        let mut file: FileV1 = File {
+        let mut file: FileV1 = CheckpointFile {
             policy_name: "static".to_owned(),
             default_cpu_set: "0,2-15".to_owned(),
             entries: BTreeMap::from([("abc".to_owned(), "1".to_owned())]),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_again() {
+    fn round_trips() {
         let checkpoint = CpuCheckpoint {
             policy: "static".to_owned(),
             shared_pool: "0,2-15".parse().unwrap(),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn version_3_has_what_pods_have_as_a_whole() {
+    fn version_3_has_pod_entries() {
         let cpus = |text: &str| text.parse::<CpuSet>().unwrap();
         let mut checkpoint = CpuCheckpoint {
             policy: "static".to_owned(),
@@ -310,12 +310,12 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_of_zero_is_taken() {
+    fn accepts_zero_checksum() {
         assert!(CpuCheckpoint::read(&format!("{V2}0}}")).is_ok());
     }
 
     #[test]
-    fn version_1_is_read_where_it_names_no_container() {
+    fn reads_version_1_without_containers() {
         let mut file = v1();
         assert_eq!(
             file.hash_input(),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn corrupt_files_say_what_is_wrong() {
+    fn errors_name_the_corrupt_place() {
         let mut damaged = v1();
         damaged.checksum += 1;
         for (text, message) in [
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_escaped_as_go_does() {
+    fn escapes_names_as_go_does() {
         let mut checkpoint = CpuCheckpoint {
             policy: "none".to_owned(),
             shared_pool: CpuSet::new(),

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_of_known_texts() {
+    fn checksum_matches_known_values() {
         assert_eq!(checksum(""), 0x811c_9dc5);
         assert_eq!(checksum("a"), 0xe40c_292c);
         assert_eq!(checksum("foobar"), 0xbf9c_f968);

@@ -44,7 +44,7 @@ pub struct MemoryCheckpoint {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct File {
+struct CheckpointFile {
     policy_name: String,
     /// Ids as text, in their order as text.
     machine_state: BTreeMap<String, FileNode>,
@@ -132,7 +132,7 @@ fn dump_block(dump: &mut Dump, block: &FileBlock) {
     });
 }
 
-impl File {
+impl CheckpointFile {
     /// The nodes by their ids as numbers.
     fn nodes(&self) -> Result<BTreeMap<u32, &FileNode>, CheckpointError> {
         let id = |text: &String| {
@@ -219,7 +219,7 @@ impl MemoryCheckpoint {
     pub const FILE: &str = "memory_manager_state";
 
     /// The state of a ledger; with what pods have as a whole, or without.
-    pub fn of(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
+    pub fn from_ledger(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
         let sorted = |blocks: &Vec<MemoryBlock>| {
             let mut blocks = blocks.clone();
             blocks.sort();
@@ -238,7 +238,7 @@ impl MemoryCheckpoint {
         Self { policy: policy.to_owned(), nodes: ledger.nodes.clone(), entries, pods }
     }
 
-    fn file(&self) -> Result<File, CheckpointError> {
+    fn file(&self) -> Result<CheckpointFile, CheckpointError> {
         let table = |account: &KindAccount| FileTable {
             total: account.total.0,
             system_reserved: account.reserved.0,
@@ -262,7 +262,7 @@ impl MemoryCheckpoint {
             containers.iter().map(|(name, of)| (name.to_string(), blocks(of))).collect()
         };
         let pods = self.pods.iter().flatten();
-        let mut file = File {
+        let mut file = CheckpointFile {
             policy_name: self.policy.clone(),
             machine_state: self.nodes.iter().map(|(id, account)| (id.to_string(), node(account))).collect(),
             entries: self.entries.iter().map(|(owner, of)| (owner.to_string(), containers(of))).collect(),
@@ -289,7 +289,7 @@ impl MemoryCheckpoint {
     /// one that was made of a dump with its own name of the type. Version 2 is read by any.
     pub fn read(text: &str, version: KubeletVersion) -> Result<Self, CheckpointError> {
         let Some(data) = Data::read(text) else { return Self::read_fields(text, version) };
-        let file: File = serde_json::from_str(&data.text)?;
+        let file: CheckpointFile = serde_json::from_str(&data.text)?;
         let has_pods = !file.pod_entries.is_empty();
         let read = Self::of_file(file, has_pods)?;
         if let Err(fault) = data.verify() {
@@ -304,7 +304,7 @@ impl MemoryCheckpoint {
 
     /// Reads the fields of versions 1 and 2.
     fn read_fields(text: &str, version: KubeletVersion) -> Result<Self, CheckpointError> {
-        let file: File = serde_json::from_str(text)?;
+        let file: CheckpointFile = serde_json::from_str(text)?;
         let stored = file.checksum;
         let has_pods = stored == checksum(&file.hash_input(TYPE, true)?);
         let computed = checksum(&file.hash_input(TYPE, false)?);
@@ -316,7 +316,7 @@ impl MemoryCheckpoint {
         Self::of_file(file, has_pods)
     }
 
-    fn of_file(file: File, has_pods: bool) -> Result<Self, CheckpointError> {
+    fn of_file(file: CheckpointFile, has_pods: bool) -> Result<Self, CheckpointError> {
         let mut nodes = BTreeMap::new();
         for (id, node) in file.nodes()? {
             let mut kinds = BTreeMap::new();
@@ -376,13 +376,13 @@ mod tests {
     /// The content with another text in it, and the checksum that fits.
     fn edited(from: &str, to: &str) -> String {
         let text = checkpoint().write().unwrap().replace(from, to);
-        let mut file: File = serde_json::from_str(&text).unwrap();
+        let mut file: CheckpointFile = serde_json::from_str(&text).unwrap();
         file.checksum = checksum(&file.hash_input(TYPE, false).unwrap());
         go_json(&file).unwrap()
     }
 
     #[test]
-    fn what_is_written_reads_again() {
+    fn round_trips() {
         let text = checkpoint().write().unwrap();
         assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_32), Ok(checkpoint()));
         // Keys are sorted as text in the file, and as numbers for the checksum.
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_name_of_a_group_is_read() {
+    fn reads_older_name_of_cells() {
         let text = edited("\"cells\"", "\"nodes\"");
         assert!(text.contains("\"nodes\":[0,10]") && !text.contains("cells"), "{text}");
         assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_32), Ok(checkpoint()));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn corrupt_files_say_what_is_wrong() {
+    fn errors_name_the_corrupt_place() {
         let good = checkpoint().write().unwrap();
         for (text, message) in [
             (String::new(), "no JSON of the expected form: EOF"),
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_of_zero_is_refused_by_1_32_and_taken_by_1_36() {
+    fn zero_checksum_is_accepted_by_1_36() {
         let text = checkpoint().write().unwrap();
         let (head, _) = text.rsplit_once(':').unwrap();
         let text = format!("{head}:0}}");
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_has_what_pods_have_as_a_whole() {
+    fn version_2_has_pod_entries() {
         let block =
             MemoryBlock { kind: ZoneKind::Memory, affinity: "0,10".parse().unwrap(), bytes: Bytes(9) };
         let whole = MemoryCheckpoint { pods: Some([("p1".into(), vec![block])].into()), ..checkpoint() };
@@ -458,10 +458,10 @@ mod tests {
 
     /// What 1.36 writes is what 1.32 writes, and a damaged file of its second version is refused.
     #[test]
-    fn both_names_of_the_type_are_read_by_1_36() {
+    fn v1_36_reads_both_type_names() {
         let text = checkpoint().write().unwrap();
         assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_36), Ok(checkpoint()));
-        let mut file: File = serde_json::from_str(&text).unwrap();
+        let mut file: CheckpointFile = serde_json::from_str(&text).unwrap();
         file.checksum = checksum(&file.hash_input(TYPE_V1, false).unwrap());
         let renamed = go_json(&file).unwrap();
         assert_eq!(MemoryCheckpoint::read(&renamed, KubeletVersion::V1_36), Ok(checkpoint()));

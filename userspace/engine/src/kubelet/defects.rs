@@ -18,7 +18,7 @@
 //! | a shared pool that was given away in full refuses the next start | [`AN_EMPTY_POOL_IS_REFUSED`] |
 //! | running owners are decided on again after a restart, and can be rejected | [`super::restore`] |
 //! | a container that has its cores is rejected when no others are free | [`CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD`] |
-//! | after a restart, pods with resources as a whole are allocated again, beside what they have | `allocate_whole` of both managers |
+//! | after a restart, pods with resources as a whole are allocated again, beside what they have | `allocate_pod` of both managers |
 //! | a container without amounts in a pod with some as a whole is refused memory that it does not ask for | `choose` of the memory manager |
 //! | a chosen combination of nodes is overwritten by a later one | [`Combinations`] |
 //!
@@ -155,7 +155,7 @@ impl Combination {
 }
 
 impl<'a> Combinations<'a> {
-    pub(crate) fn of(items: &'a [usize]) -> Self {
+    pub(crate) fn new(items: &'a [usize]) -> Self {
         Self { items }
     }
 
@@ -193,7 +193,7 @@ mod tests {
     fn kept(items: &[usize], k: usize, index: usize) -> Vec<usize> {
         let mut kept = Vec::new();
         let mut seen = 0;
-        Combinations::of(items).for_each(k, |combination| {
+        Combinations::new(items).for_each(k, |combination| {
             if seen == index {
                 kept.push(combination.clone());
             }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_combinations_change_at_the_indices_that_go_shares() {
+    fn kept_combination_is_overwritten() {
         let items: Vec<usize> = (0..8).collect();
         for k in [1, 2, 3, 5] {
             assert_eq!(kept(&items, k, 0), (0..k).collect::<Vec<_>>(), "{k} are safe");
@@ -215,20 +215,20 @@ mod tests {
     }
 
     #[test]
-    fn combinations_are_all_there_and_can_be_stopped() {
+    fn visits_all_combinations() {
         let mut seen = Vec::new();
-        Combinations::of(&[4, 5, 6]).for_each(2, |combination| {
+        Combinations::new(&[4, 5, 6]).for_each(2, |combination| {
             seen.push(combination.items().collect::<Vec<_>>());
             ControlFlow::Continue(())
         });
         assert_eq!(seen, [[4, 5], [4, 6], [5, 6]]);
         let mut count = 0;
-        Combinations::of(&[4, 5, 6]).for_each(1, |_| {
+        Combinations::new(&[4, 5, 6]).for_each(1, |_| {
             count += 1;
             if count == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         assert_eq!(count, 2);
-        Combinations::of(&[]).for_each(1, |_| panic!("there are none"));
-        Combinations::of(&[1]).for_each(0, |_| panic!("there are none of nothing"));
+        Combinations::new(&[]).for_each(1, |_| panic!("there are none"));
+        Combinations::new(&[1]).for_each(0, |_| panic!("there are none of nothing"));
     }
 }

@@ -1,6 +1,6 @@
 //! What a merge chose from, and why each candidate lost.
 
-use super::merge::{self, Rule};
+use super::merge::{self, MergeRule};
 use crate::{
     explain::{Merge, MergeCandidate, MergeVerdict, Ranking},
     hint::{Mask, NodeIndex},
@@ -9,12 +9,12 @@ use crate::{
 
 /// By what the candidates of a merge compare.
 #[derive(Debug)]
-pub(super) struct ByRule {
-    pub(super) rule: Rule,
+pub(super) struct RuleRanking {
+    pub(super) rule: MergeRule,
     pub(super) nodes: NodeIndex,
 }
 
-impl Ranking for ByRule {
+impl Ranking for RuleRanking {
     fn candidates(&self, merge: &Merge) -> Vec<MergeCandidate> {
         let lists = merge::lists(merge.hints.iter().map(|(_, hints)| hints));
         let candidates = merge::candidates(&self.rule, self.nodes.all(), &lists);
@@ -38,7 +38,7 @@ impl Ranking for ByRule {
     }
 }
 
-impl ByRule {
+impl RuleRanking {
     /// Why one of two candidates of equal preference lost. `aim` is the number of nodes that the most demanding
     /// resource needs.
     fn lost_to(&self, chosen: Mask, lost: Mask, aim: u32) -> MergeVerdict {

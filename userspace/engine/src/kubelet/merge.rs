@@ -6,7 +6,7 @@
 //!
 //! The number of combinations is the product of the lengths of the lists: 2³² for two resources on 16 idle
 //! nodes. But only few different affinities come out, and which of them is best does not depend on the order
-//! in which they are found, since [`Rule::compare`] orders them totally. So it suffices to know
+//! in which they are found, since [`MergeRule::compare`] orders them totally. So it suffices to know
 //!
 //! 1. the preferred affinities: sets that every list names as preferred; and, only where there are none,
 //! 2. all affinities: the pairwise intersections of two families of sets, list after list. How many pairs
@@ -26,7 +26,7 @@ use crate::{
 
 /// What the hints of one resource say.
 #[derive(Clone, Debug)]
-pub(crate) enum List {
+pub(crate) enum ResourceHints {
     /// Any nodes will do; or, if not preferred, none will.
     Any {
         /// Whether the resource can be given.
@@ -38,38 +38,40 @@ pub(crate) enum List {
 
 /// How candidates compare.
 #[derive(Clone, Debug)]
-pub(crate) struct Rule {
+pub(crate) struct MergeRule {
     pub(crate) policy: TopologyManagerPolicy,
     /// Where sets of equal size are compared by distance.
     pub(crate) distances: Option<Arc<Distances>>,
 }
 
 /// The lists of all resources of all providers. A provider without resources counts as one that does not mind.
-pub(crate) fn lists<'a>(hints: impl IntoIterator<Item = &'a ProviderHints>) -> Vec<List> {
+pub(crate) fn lists<'a>(hints: impl IntoIterator<Item = &'a ProviderHints>) -> Vec<ResourceHints> {
     let mut lists = Vec::new();
     for hints in hints {
         match hints {
             ProviderHints::ByResource(resources) => {
                 lists.extend(resources.iter().map(|(_, hints)| {
                     if hints.is_empty() {
-                        List::Any { preferred: false }
+                        ResourceHints::Any { preferred: false }
                     } else {
-                        List::Masks(hints.masks().collect())
+                        ResourceHints::Masks(hints.masks().collect())
                     }
                 }));
             }
-            ProviderHints::NoPreference => lists.push(List::Any { preferred: true }),
+            ProviderHints::NoPreference => lists.push(ResourceHints::Any { preferred: true }),
             ProviderHints::NothingFeasible => {
-                lists.push(List::Any { preferred: super::defects::NOTHING_FEASIBLE_IS_NO_PREFERENCE });
+                lists.push(ResourceHints::Any {
+                    preferred: super::defects::NOTHING_FEASIBLE_IS_NO_PREFERENCE,
+                });
             }
         }
     }
     lists
 }
 
-impl Rule {
+impl MergeRule {
     /// Merges the lists. `all` are all nodes of the machine.
-    pub(crate) fn merge(&self, all: Mask, lists: &[List]) -> Affinity {
+    pub(crate) fn merge(&self, all: Mask, lists: &[ResourceHints]) -> Affinity {
         let single = self.policy == TopologyManagerPolicy::SingleNumaNode;
         let (mask, preferred) = match self.best(&self.preferred(all, lists), 0) {
             Some(mask) => (mask, true),
@@ -89,13 +91,13 @@ impl Rule {
     }
 
     /// The affinities of preferred combinations.
-    pub(crate) fn preferred(&self, all: Mask, lists: &[List]) -> Vec<Mask> {
+    pub(crate) fn preferred(&self, all: Mask, lists: &[ResourceHints]) -> Vec<Mask> {
         let mut common: Option<Vec<Mask>> = None;
         for list in lists {
             match list {
-                List::Any { preferred: true } => {}
-                List::Any { preferred: false } => return Vec::new(),
-                List::Masks(masks) => {
+                ResourceHints::Any { preferred: true } => {}
+                ResourceHints::Any { preferred: false } => return Vec::new(),
+                ResourceHints::Masks(masks) => {
                     let eligible = |&(mask, preferred): &(Mask, bool)| {
                         preferred
                             && (self.policy != TopologyManagerPolicy::SingleNumaNode
@@ -147,21 +149,21 @@ impl Rule {
 }
 
 /// The number of nodes that the most demanding resource needs.
-pub(crate) fn aim(lists: &[List]) -> u32 {
-    let least = |list: &List| match list {
-        List::Any { .. } => None,
-        List::Masks(masks) => masks.iter().map(|(mask, _)| mask.count_ones()).min(),
+pub(crate) fn aim(lists: &[ResourceHints]) -> u32 {
+    let least = |list: &ResourceHints| match list {
+        ResourceHints::Any { .. } => None,
+        ResourceHints::Masks(masks) => masks.iter().map(|(mask, _)| mask.count_ones()).min(),
     };
     lists.iter().filter_map(least).max().unwrap_or(0)
 }
 
 /// The affinities of all combinations, in the order of their numbers, without the empty one.
-pub(crate) fn affinities(all: Mask, lists: &[List]) -> Vec<Mask> {
+pub(crate) fn affinities(all: Mask, lists: &[ResourceHints]) -> Vec<Mask> {
     let bits = all.count_ones();
     let size = 1usize << bits;
     let mut family: Option<Vec<u64>> = None;
     for list in lists {
-        let List::Masks(masks) = list else { continue };
+        let ResourceHints::Masks(masks) = list else { continue };
         let mut named = vec![0u64; size];
         for &(mask, _) in masks {
             named[mask as usize] = 1;
@@ -207,7 +209,7 @@ fn for_each_edge(bits: u32, mut visit: impl FnMut(usize, usize)) {
 }
 
 /// All candidates and whether they are preferred, best first.
-pub(crate) fn candidates(rule: &Rule, all: Mask, lists: &[List]) -> Vec<(Mask, bool)> {
+pub(crate) fn candidates(rule: &MergeRule, all: Mask, lists: &[ResourceHints]) -> Vec<(Mask, bool)> {
     let mut preferred = rule.preferred(all, lists);
     preferred.sort_by(|&a, &b| rule.compare(a, b, 0));
     let mut others = affinities(all, lists);
@@ -227,7 +229,7 @@ mod tests {
     use super::*;
 
     /// The kubelet's own comparison of a candidate with the best one so far.
-    fn better(rule: &Rule, best: (Mask, bool), candidate: (Mask, bool), aim: u32) -> (Mask, bool) {
+    fn better(rule: &MergeRule, best: (Mask, bool), candidate: (Mask, bool), aim: u32) -> (Mask, bool) {
         let fitter = || {
             let size = |mask: Mask| mask.count_ones();
             let closer = if size(best.0) == size(candidate.0) { rule.distance(best.0) } else { None };
@@ -263,12 +265,12 @@ mod tests {
     }
 
     /// The merge as the kubelet does it: all combinations, one after another.
-    fn product(rule: &Rule, all: Mask, lists: &[List]) -> Affinity {
+    fn product(rule: &MergeRule, all: Mask, lists: &[ResourceHints]) -> Affinity {
         let single = rule.policy == TopologyManagerPolicy::SingleNumaNode;
-        let hints = |list: &List| -> Vec<(Option<Mask>, bool)> {
+        let hints = |list: &ResourceHints| -> Vec<(Option<Mask>, bool)> {
             let hints: Vec<_> = match list {
-                List::Any { preferred } => vec![(None, *preferred)],
-                List::Masks(masks) => {
+                ResourceHints::Any { preferred } => vec![(None, *preferred)],
+                ResourceHints::Masks(masks) => {
                     masks.iter().map(|&(mask, preferred)| (Some(mask), preferred)).collect()
                 }
             };
@@ -302,15 +304,15 @@ mod tests {
         Affinity { mask: (!single || mask != all).then_some(mask), preferred }
     }
 
-    fn list(nodes: u32) -> impl Strategy<Value = List> {
+    fn list(nodes: u32) -> impl Strategy<Value = ResourceHints> {
         let masks = collection::btree_map(1..1u32 << nodes, any::<bool>(), 1..8);
         prop_oneof![
-            5 => masks.prop_map(|masks| List::Masks(masks.into_iter().collect())),
-            1 => any::<bool>().prop_map(|preferred| List::Any { preferred }),
+            5 => masks.prop_map(|masks| ResourceHints::Masks(masks.into_iter().collect())),
+            1 => any::<bool>().prop_map(|preferred| ResourceHints::Any { preferred }),
         ]
     }
 
-    fn rule(nodes: u32) -> impl Strategy<Value = Rule> {
+    fn rule(nodes: u32) -> impl Strategy<Value = MergeRule> {
         let policy = prop_oneof![
             Just(TopologyManagerPolicy::BestEffort),
             Just(TopologyManagerPolicy::Restricted),
@@ -329,11 +331,11 @@ mod tests {
                 let index = crate::hint::NodeIndex::new(machine.nodes.keys().copied());
                 Arc::new(Distances::new(&machine, &index).unwrap_or_else(|error| panic!("{error}")))
             });
-            Rule { policy, distances }
+            MergeRule { policy, distances }
         })
     }
 
-    fn case() -> impl Strategy<Value = (u32, Rule, Vec<List>)> {
+    fn case() -> impl Strategy<Value = (u32, MergeRule, Vec<ResourceHints>)> {
         (1u32..=5).prop_flat_map(|nodes| (Just(nodes), rule(nodes), collection::vec(list(nodes), 0..=3)))
     }
 
@@ -341,17 +343,17 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
         #[test]
-        fn the_merge_is_that_of_all_combinations((nodes, rule, lists) in case()) {
+        fn merge_equals_full_enumeration((nodes, rule, lists) in case()) {
             let all = (1 << nodes) - 1;
             prop_assert_eq!(rule.merge(all, &lists), product(&rule, all, &lists));
         }
 
         #[test]
-        fn affinities_are_those_of_all_combinations((nodes, _, lists) in case()) {
+        fn affinities_equal_full_enumeration((nodes, _, lists) in case()) {
             let all = (1 << nodes) - 1;
             let mut expected = BTreeSet::from([all]);
             for list in &lists {
-                if let List::Masks(masks) = list {
+                if let ResourceHints::Masks(masks) = list {
                     let with = |&common: &Mask| masks.iter().map(move |(mask, _)| common & mask);
                     expected = expected.iter().flat_map(with).collect();
                 }

@@ -34,8 +34,8 @@ use numaward_topology::{Bytes, CpuId, CpuSet, Machine, NodeId, ZoneKind, set::MA
 
 pub use self::restore::{Checkpoints, RestoreOutcome, SharedCpus};
 use self::{
-    cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances,
-    pod_level_resources::message,
+    cpu::StaticCpuManager, explain::RuleRanking, memory::StaticMemoryManager, merge::MergeRule,
+    numa::Distances, pod_level_resources::message,
 };
 use crate::{
     decision::{Cause, Decision, Grant, Rejection, ResizeError, Shortfall},
@@ -54,7 +54,7 @@ use crate::{
 };
 
 /// The machine as the kubelet gets to see it, from cAdvisor: a last-level cache with as many CPUs as its node is not reported
-/// to it, so that the socket stands in for the cache; and of a core, the first CPU is asked, so that its siblings count as
+/// to it, so that the socket stands in for the cache; and of a core, the first CPU is context, so that its siblings count as
 /// having the same cache, also in virtual machines where they do not. Matters to `prefer-align-cpus-by-uncorecache`.
 ///
 /// Source: `addCacheInfo` in cAdvisor's `utils/sysinfo`; the second was seen of a kubelet v1.36.2.
@@ -114,8 +114,7 @@ trait HintProvider {
 
     /// Serves a pod that has resources as a whole, on the given nodes if possible, and divides it among its
     /// containers.
-    fn allocate_whole(&self, ledger: &mut Ledger, request: &Request, affinity: Affinity)
-    -> Result<(), Cause>;
+    fn allocate_pod(&self, ledger: &mut Ledger, request: &Request, affinity: Affinity) -> Result<(), Cause>;
 
     /// Gives back what a container holds.
     fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName);
@@ -136,19 +135,19 @@ trait HintProvider {
 
 /// How the nodes of resources have to agree, and for what.
 #[derive(Clone, Debug)]
-struct Agreement {
+struct TopologyPolicy {
     options: TopologyOptions,
-    rule: Rule,
+    rule: MergeRule,
 }
 
 /// A request as it is decided on.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct AdmissionContext<'a> {
     request: &'a Request,
     terms: &'a Terms,
     /// The preferences of the terms, or those of them that are tried without the others.
     preferences: &'a PlacementPreferences,
-    agreement: &'a Agreement,
+    topology_policy: &'a TopologyPolicy,
     watch: &'a dyn Fn(DecisionStage),
 }
 
@@ -157,11 +156,11 @@ struct Asked<'a> {
 pub struct KubeletStrategy {
     nodes: NodeIndex,
     /// For requests without a topology policy of their own.
-    configured: Agreement,
+    configured: TopologyPolicy,
     /// For requests with one; or why it does not go with the configuration or the machine.
-    by_policy: BTreeMap<TopologyManagerPolicy, Result<Agreement, StartError>>,
-    cpus: Option<StaticCpus>,
-    memory: Option<StaticMemory>,
+    by_policy: BTreeMap<TopologyManagerPolicy, Result<TopologyPolicy, StartError>>,
+    cpus: Option<StaticCpuManager>,
+    memory: Option<StaticMemoryManager>,
     pod_level_support: PodLevelSupport,
 }
 
@@ -169,7 +168,8 @@ impl KubeletStrategy {
     /// Checks a configuration against a machine, in the order in which the kubelet makes its managers.
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
         let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
-        let configured = agreement(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
+        let configured =
+            topology_policy(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
         let cpus = cpus(machine, &nodes, config, configured.options.policy)
             .map_err(refused(Component::CpuManager))?;
         let memory = memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?;
@@ -178,7 +178,7 @@ impl KubeletStrategy {
         Ok(Self { nodes, configured, by_policy, cpus, memory, pod_level_support: config.pod_level_support() })
     }
 
-    /// In the order in which they are asked and allocate. `None` for what nobody manages (policy `none`): no
+    /// In the order in which they are context and allocate. `None` for what nobody manages (policy `none`): no
     /// preference, and nothing to give.
     fn managers(&self) -> [(Provider, Option<&dyn HintProvider>); 2] {
         [
@@ -197,7 +197,7 @@ impl KubeletStrategy {
             Ok(nodes) => nodes,
             Err(problem) => return vec![refused(Component::Configuration)(problem)],
         };
-        let topology = agreement(machine, &nodes, config);
+        let topology = topology_policy(machine, &nodes, config);
         let policy = topology.as_ref().map_or(TopologyManagerPolicy::None, |of| of.options.policy);
         [
             topology.err().map(refused(Component::TopologyManager)),
@@ -222,29 +222,40 @@ impl KubeletStrategy {
     }
 
     /// How the nodes have to agree for a request with these terms.
-    fn agreement(&self, terms: &Terms) -> Result<Agreement, StartError> {
+    fn topology_policy(&self, terms: &Terms) -> Result<TopologyPolicy, StartError> {
         let own = terms.policy.and_then(|policy| self.by_policy.get(&policy));
-        let mut agreement = own.cloned().unwrap_or_else(|| Ok(self.configured.clone()))?;
-        agreement.options.scope = terms.scope.unwrap_or(agreement.options.scope);
-        Ok(agreement)
+        let mut topology_policy = own.cloned().unwrap_or_else(|| Ok(self.configured.clone()))?;
+        topology_policy.options.scope = terms.scope.unwrap_or(topology_policy.options.scope);
+        Ok(topology_policy)
     }
 
     /// The same, if these terms say nothing that only `native` heeds.
-    fn agreed(&self, terms: &Terms) -> Result<Agreement, StartError> {
+    fn resolve_policy(&self, terms: &Terms) -> Result<TopologyPolicy, StartError> {
         match terms.native_only() {
-            unknown if unknown.is_empty() => self.agreement(terms),
+            unknown if unknown.is_empty() => self.topology_policy(terms),
             unknown => Err(refused(Component::Configuration)(StartProblem::NativeOnly(unknown))),
         }
     }
 
     /// Asks all providers and merges what they say.
-    fn merge(&self, ledger: &mut Ledger, asked: Asked<'_>, scope: Scope<'_>) -> (Affinity, Merge) {
-        let Asked { request, preferences, agreement: Agreement { rule, .. }, watch, .. } = asked;
+    fn merge(
+        &self,
+        ledger: &mut Ledger,
+        context: AdmissionContext<'_>,
+        scope: Scope<'_>,
+    ) -> (Affinity, Merge) {
+        let AdmissionContext {
+            request,
+            preferences,
+            topology_policy: TopologyPolicy { rule, .. },
+            watch,
+            ..
+        } = context;
         watch(DecisionStage::Hints);
         let mut hints = Vec::new();
         for (provider, manager) in self.managers() {
             let of_manager = manager.map(|manager| {
-                if self.leaves_alone(request) {
+                if self.is_unmanaged(request) {
                     manager.remove_stale(ledger);
                     return ProviderHints::NoPreference;
                 }
@@ -261,7 +272,7 @@ impl KubeletStrategy {
             Scope::Owner => None,
         };
         let hint = Hint { affinity: best.mask.map(|mask| self.nodes.set(mask)), preferred: best.preferred };
-        let ranking = Arc::new(ByRule { rule: rule.clone(), nodes: self.nodes.clone() });
+        let ranking = Arc::new(RuleRanking { rule: rule.clone(), nodes: self.nodes.clone() });
         (best, Merge { container, hints, best: hint, accepted, ranking })
     }
 
@@ -281,7 +292,7 @@ impl KubeletStrategy {
             return Ok(());
         }
         for provider in self.providers() {
-            if self.leaves_alone(request) {
+            if self.is_unmanaged(request) {
                 provider.remove_stale(ledger);
             } else {
                 provider.allocate(ledger, request, container, affinity)?;
@@ -294,12 +305,13 @@ impl KubeletStrategy {
     fn attempt(
         &self,
         ledger: &mut Ledger,
-        asked: Asked<'_>,
+        context: AdmissionContext<'_>,
         merges: &mut Vec<Merge>,
     ) -> Result<(), (Option<ContainerName>, Cause)> {
-        let Asked { request, agreement: Agreement { options, .. }, watch, .. } = asked;
+        let AdmissionContext { request, topology_policy: TopologyPolicy { options, .. }, watch, .. } =
+            context;
         let mut affinity_for = |ledger: &mut Ledger, scope: Scope<'_>| {
-            let (affinity, merge) = self.merge(ledger, asked, scope);
+            let (affinity, merge) = self.merge(ledger, context, scope);
             let failed_at = merge.container.clone();
             let accepted = merge.accepted;
             merges.push(merge);
@@ -314,11 +326,11 @@ impl KubeletStrategy {
         if let Some(affinity) = for_all
             && options.policy != TopologyManagerPolicy::None
             && request.resources.is_some()
-            && self.places_pods()
+            && self.places_pod_level_resources()
         {
             watch(DecisionStage::Allocate);
             return self.providers().try_for_each(|provider| {
-                provider.allocate_whole(ledger, request, affinity).map_err(|cause| (None, cause))
+                provider.allocate_pod(ledger, request, affinity).map_err(|cause| (None, cause))
             });
         }
         for container in request.all_containers() {
@@ -336,27 +348,27 @@ impl KubeletStrategy {
     fn rejection(
         &self,
         ledger: &Ledger,
-        Asked { request, agreement, .. }: Asked<'_>,
+        AdmissionContext { request, topology_policy, .. }: AdmissionContext<'_>,
         (container, cause): (Option<ContainerName>, Cause),
     ) -> Rejection {
         let failed = container.as_ref().and_then(|name| request.all_containers().find(|c| &c.name == name));
         let scope = failed.map_or(Scope::Owner, Scope::Container);
         let shortfalls =
             self.providers().flat_map(|provider| provider.shortfalls(ledger, request, scope)).collect();
-        let is_whole = self.places_pods() && request.resources.is_some();
-        let message = message(&cause, is_whole.then_some(agreement.options.scope));
+        let is_whole = self.places_pod_level_resources() && request.resources.is_some();
+        let message = message(&cause, is_whole.then_some(topology_policy.options.scope));
         Rejection::new(&request.owner, container, cause, message, shortfalls)
     }
 
-    fn decide(&self, ledger: &Ledger, asked: Asked<'_>) -> Decision {
-        let Asked { request, terms, .. } = asked;
+    fn decide(&self, ledger: &Ledger, context: AdmissionContext<'_>) -> Decision {
+        let AdmissionContext { request, terms, .. } = context;
         let mut next = ledger.clone();
         let account = next.owner_mut(&request.owner);
         account.request = Some(Arc::new(request.clone()));
         account.terms.clone_from(terms);
         let mut merges = Vec::new();
-        let attempted = self.attempt(&mut next, asked, &mut merges).and_then(|()| {
-            StaticCpus::check_own(ledger, &next, &request.owner).map_err(|cause| {
+        let attempted = self.attempt(&mut next, context, &mut merges).and_then(|()| {
+            StaticCpuManager::check_no_overlap(ledger, &next, &request.owner).map_err(|cause| {
                 next = ledger.clone();
                 (None, cause)
             })
@@ -370,11 +382,11 @@ impl KubeletStrategy {
                 Ok(request.all_containers().map(grant).collect())
             }
             Err(failure) => {
-                let rejection = self.rejection(&next, asked, failure);
+                let rejection = self.rejection(&next, context, failure);
                 if !defects::REJECTED_OWNERS_KEEP_ALLOCATIONS {
                     next = ledger.clone();
                 }
-                forget(&mut next, &request.owner);
+                deactivate(&mut next, &request.owner);
                 Err(Box::new(rejection))
             }
         };
@@ -386,22 +398,25 @@ impl Strategy for KubeletStrategy {
     /// As the kubelet's managers begin where there are no state files.
     fn idle(&self) -> Ledger {
         let nodes = self.memory.as_ref().map(|memory| memory.idle().clone()).unwrap_or_default();
-        let shared_pool = self.cpus.as_ref().map(StaticCpus::idle_pool).unwrap_or_default();
+        let shared_pool = self.cpus.as_ref().map(StaticCpuManager::idle_pool).unwrap_or_default();
         Ledger::idle(nodes, shared_pool)
     }
 
     fn allocatable(&self) -> Allocatable {
         let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
-        for (&node, account) in self.memory.iter().flat_map(StaticMemory::idle) {
+        for (&node, account) in self.memory.iter().flat_map(StaticMemoryManager::idle) {
             for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
                 memory.entry(kind).or_default().insert(node, account.allocatable);
             }
         }
-        Allocatable { cpus: self.cpus.as_ref().map(StaticCpus::allocatable).unwrap_or_default(), memory }
+        Allocatable {
+            cpus: self.cpus.as_ref().map(StaticCpuManager::allocatable).unwrap_or_default(),
+            memory,
+        }
     }
 
     fn check_terms(&self, terms: &Terms) -> Result<(), StartError> {
-        self.agreed(terms).map(drop)
+        self.resolve_policy(terms).map(drop)
     }
 
     fn admit_watched(
@@ -411,9 +426,9 @@ impl Strategy for KubeletStrategy {
         terms: &Terms,
         watch: &dyn Fn(DecisionStage),
     ) -> Decision {
-        let of_terms = || self.agreed(terms).map_err(|problem| Cause::Terms(problem.to_string()));
-        let agreement = match check_request(request).and_then(|()| of_terms()) {
-            Ok(agreement) => agreement,
+        let of_terms = || self.resolve_policy(terms).map_err(|problem| Cause::Terms(problem.to_string()));
+        let topology_policy = match check_request(request).and_then(|()| of_terms()) {
+            Ok(topology_policy) => topology_policy,
             Err(cause) => {
                 let message = message(&cause, None);
                 let rejection = Rejection::new(&request.owner, None, cause, message, Vec::new());
@@ -428,11 +443,12 @@ impl Strategy for KubeletStrategy {
             _ => Cow::Borrowed(request),
         };
         let preferences = &terms.preferences;
-        let asked = Asked { request, terms, preferences, agreement: &agreement, watch };
-        let decision = self.decide(ledger, asked);
-        match preferences.without_wishes() {
+        let context =
+            AdmissionContext { request, terms, preferences, topology_policy: &topology_policy, watch };
+        let decision = self.decide(ledger, context);
+        match preferences.without_preferred_nodes() {
             Some(devices) if decision.outcome.is_err() || !is_preferred(&decision) => {
-                self.decide(ledger, Asked { preferences: &devices, ..asked })
+                self.decide(ledger, AdmissionContext { preferences: &devices, ..context })
             }
             _ => decision,
         }
@@ -469,7 +485,7 @@ impl Strategy for KubeletStrategy {
                 provider.remove(&mut next, owner, &container.name);
             }
         }
-        forget(&mut next, owner);
+        deactivate(&mut next, owner);
         next
     }
 
@@ -504,7 +520,7 @@ fn is_preferred(decision: &Decision) -> bool {
 }
 
 /// Nobody wants this owner any more. What it still holds is stale.
-fn forget(ledger: &mut Ledger, owner: &OwnerId) {
+fn deactivate(ledger: &mut Ledger, owner: &OwnerId) {
     if ledger.owner(owner).is_some() {
         let account = ledger.owner_mut(owner);
         account.request = None;
@@ -515,7 +531,7 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
 }
 
 fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
-    StartError::of(component, StartPhase::New)
+    StartError::with_context(component, StartPhase::New)
 }
 
 /// Checks the machine and what must hold before any manager is made.
@@ -532,11 +548,15 @@ fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartPro
     Ok(NodeIndex::new(machine.nodes.keys().copied()))
 }
 
-fn agreement(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Agreement, StartProblem> {
+fn topology_policy(
+    machine: &Machine,
+    nodes: &NodeIndex,
+    config: &PolicyConfig,
+) -> Result<TopologyPolicy, StartProblem> {
     let options = TopologyOptions::parse(config, nodes.ids().len())?;
     let distances = options.prefer_closest.then(|| Distances::new(machine, nodes)).transpose()?;
-    let rule = Rule { policy: options.policy, distances: distances.map(Arc::new) };
-    Ok(Agreement { options, rule })
+    let rule = MergeRule { policy: options.policy, distances: distances.map(Arc::new) };
+    Ok(TopologyPolicy { options, rule })
 }
 
 /// How nodes have to agree for requests with this topology policy. What is checked is what would be if it were
@@ -544,15 +564,16 @@ fn agreement(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Res
 fn with_policy(
     machine: &Machine,
     config: &PolicyConfig,
-    cpus: Option<&StaticCpus>,
+    cpus: Option<&StaticCpuManager>,
     policy: TopologyManagerPolicy,
-) -> Result<Agreement, StartError> {
+) -> Result<TopologyPolicy, StartError> {
     let config = PolicyConfig { topology_manager_policy: policy, ..config.clone() };
     let nodes = nodes(machine, &config).map_err(refused(Component::Configuration))?;
-    let agreement = agreement(machine, &nodes, &config).map_err(refused(Component::TopologyManager))?;
+    let topology_policy =
+        topology_policy(machine, &nodes, &config).map_err(refused(Component::TopologyManager))?;
     let checked = cpus.map_or(Ok(()), |cpus| cpus.check_policy(policy));
     checked.map_err(StartProblem::StaticCpu).map_err(refused(Component::CpuManager))?;
-    Ok(agreement)
+    Ok(topology_policy)
 }
 
 fn cpus(
@@ -560,12 +581,12 @@ fn cpus(
     nodes: &NodeIndex,
     config: &PolicyConfig,
     topology_policy: TopologyManagerPolicy,
-) -> Result<Option<StaticCpus>, StartProblem> {
+) -> Result<Option<StaticCpuManager>, StartProblem> {
     let options = &config.cpu_manager_policy_options;
     match config.cpu_manager_policy {
         CpuManagerPolicy::None if options.is_empty() => Ok(None),
         CpuManagerPolicy::None => Err(StartProblem::OptionsWithoutPolicy(options.clone())),
-        CpuManagerPolicy::Static => StaticCpus::new(machine, nodes, config, topology_policy).map(Some),
+        CpuManagerPolicy::Static => StaticCpuManager::new(machine, nodes, config, topology_policy).map(Some),
     }
 }
 
@@ -573,10 +594,10 @@ fn memory(
     machine: &Machine,
     nodes: &NodeIndex,
     config: &PolicyConfig,
-) -> Result<Option<StaticMemory>, StartProblem> {
+) -> Result<Option<StaticMemoryManager>, StartProblem> {
     match config.memory_manager_policy {
         MemoryManagerPolicy::None => Ok(None),
-        MemoryManagerPolicy::Static => StaticMemory::new(machine, nodes, config).map(Some),
+        MemoryManagerPolicy::Static => StaticMemoryManager::new(machine, nodes, config).map(Some),
     }
 }
 

@@ -28,39 +28,39 @@ pub(super) fn message(cause: &Cause, whole: Option<TopologyManagerScope>) -> Str
 
 impl KubeletStrategy {
     /// Whether pods are placed that have resources as a whole, and state files say what they hold.
-    pub(crate) fn places_pods(&self) -> bool {
+    pub(crate) fn places_pod_level_resources(&self) -> bool {
         self.pod_level_support == PodLevelSupport::Placed
     }
 
     /// Whether nobody manages what a pod has, as it has resources as a whole.
-    pub(super) fn leaves_alone(&self, request: &Request) -> bool {
+    pub(super) fn is_unmanaged(&self, request: &Request) -> bool {
         self.pod_level_support == PodLevelSupport::Unmanaged && request.resources.is_some()
     }
 }
 
 /// Who of a pod that has resources as a whole would be left with nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Starved {
+pub(super) enum EmptyShare {
     /// An init container that ends.
-    First,
+    InitContainer,
     /// A container that stays.
-    Running,
+    AppContainer,
 }
 
 /// Who would be left with nothing of such an amount of the pod, if containers have `own` of it for themselves, and some
 /// `share` what is left.
-pub(super) fn starved(
+pub(super) fn find_empty_share(
     request: &Request,
     whole: u64,
     own: impl Fn(&ContainerRequest) -> u64,
     shares: impl Fn(&ContainerRequest) -> bool,
-) -> Option<Starved> {
+) -> Option<EmptyShare> {
     let mut taken = 0u64;
     let mut is_shared = false;
     for (index, container) in request.all_containers().enumerate() {
         if index < request.init_containers.len() && !container.restartable {
             if shares(container) && taken >= whole {
-                return Some(Starved::First);
+                return Some(EmptyShare::InitContainer);
             }
         } else if shares(container) {
             is_shared = true;
@@ -68,5 +68,5 @@ pub(super) fn starved(
             taken = taken.saturating_add(own(container));
         }
     }
-    (is_shared && taken >= whole).then_some(Starved::Running)
+    (is_shared && taken >= whole).then_some(EmptyShare::AppContainer)
 }

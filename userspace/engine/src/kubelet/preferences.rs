@@ -47,7 +47,7 @@ pub(super) fn hints(
         let mut masks = Vec::new();
         for_each_subset(nodes.all(), |mask| masks.push(mask));
         let list = HintList::new(nodes, masks, 0, |mask| mask & !preferred == 0);
-        add(Provider::Wishes, Resource::Wishes, list);
+        add(Provider::PreferredNodes, Resource::PreferredNodes, list);
     }
     hints
 }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_and_wishes_decide_where() {
+    fn preferences_choose_the_node() {
         let at = |node: &str| Some(node.to_owned());
         for policy in ["best-effort", "restricted", "single-numa-node"] {
             assert_eq!(place(policy, 2, &preferences("", "")), at("0"), "{policy}");

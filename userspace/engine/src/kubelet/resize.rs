@@ -42,9 +42,14 @@ impl KubeletStrategy {
                 let whole = whole.filter(|&whole| whole > 0).ok_or(ResizeError::NotWholeCpus(wanted))?;
                 let checked = manager.check_whole_cores(whole);
                 checked.map_err(|error| ResizeError::Cores(error.to_string()))?;
-                let chosen =
-                    manager.resized(&ledger.shared_pool, cpus, whole, &nodes, manager.takes_whole_cores())?;
-                let free = &held.held_cpus() - &ledger.cpus_of_others(owner, container);
+                let chosen = manager.resized(
+                    &ledger.shared_pool,
+                    cpus,
+                    whole,
+                    &nodes,
+                    manager.requires_whole_cores(),
+                )?;
+                let free = &held.held_cpus() - &ledger.cpus_of_other_containers(owner, container);
                 next.shared_pool = &(&next.shared_pool | &free) - &chosen;
                 let holds = next.allocation_mut(owner, container);
                 (holds.cpus, holds.hidden_cpus) = (Some(chosen), CpuSet::new());
@@ -56,7 +61,7 @@ impl KubeletStrategy {
                 resize_block(&mut next, owner, container, block, bytes)?;
             }
         }
-        note_request(&mut next, owner, container, to);
+        update_request(&mut next, owner, container, to);
         Ok(next)
     }
 }
@@ -70,7 +75,7 @@ fn resize_block(
 ) -> Result<(), ResizeError> {
     let kind = block.kind;
     if bytes < block.bytes.0 {
-        let given_back = ledger.allocation_mut(owner, container).displace(kind, block.bytes.0 - bytes);
+        let given_back = ledger.allocation_mut(owner, container).take_placed(kind, block.bytes.0 - bytes);
         for (node, share) in given_back {
             if let Some(account) = ledger.nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind)) {
                 account.refund(share);
@@ -100,7 +105,12 @@ fn resize_block(
 }
 
 /// What the owner asks for from now on.
-pub(crate) fn note_request(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName, to: &Resources) {
+pub(crate) fn update_request(
+    ledger: &mut Ledger,
+    owner: &OwnerId,
+    container: &ContainerName,
+    to: &Resources,
+) {
     let Some(request) = ledger.owner(owner).and_then(|account| account.request.clone()) else { return };
     let mut request = (*request).clone();
     let asked = request.init_containers.iter_mut().chain(&mut request.containers);
@@ -167,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_and_shrinks_on_its_own_node() {
+    fn resize_stays_on_its_node() {
         let (strategy, idle) = bench();
         let ledger = admit(&strategy, &idle, "a", "2", Bytes::gib(2));
         assert_eq!(cpus(&ledger, "a"), "1,9");
@@ -185,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_node_does_not_have_is_refused_and_nothing_changes() {
+    fn refused_resize_changes_nothing() {
         let (strategy, idle) = bench();
         let ledger = admit(&strategy, &idle, "a", "2", Bytes::gib(2));
         let ledger = admit(&strategy, &ledger, "b", "2", Bytes::gib(4));

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{CpuId, CpuSet, NodeId, NodeSet, ZoneKind};
 
-use super::{KubeletStrategy, StaticMemory, defects};
+use super::{KubeletStrategy, StaticMemoryManager, defects};
 use crate::{
     checkpoint::{CheckpointError, CpuCheckpoint, MemoryCheckpoint},
     ledger::{Allocation, KindAccount, Ledger, MemoryBlock, NodeAccount, PodAllocation},
@@ -43,7 +43,7 @@ fn unusable((manager, file): (&'static str, &str), directory: &str, problem: Res
 }
 
 fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
-    StartError::of(component, StartPhase::Start)
+    StartError::with_context(component, StartPhase::Start)
 }
 
 impl Checkpoints {
@@ -178,8 +178,16 @@ impl KubeletStrategy {
     /// The state files for a ledger.
     pub fn checkpoints(&self, ledger: &Ledger) -> Checkpoints {
         Checkpoints {
-            cpus: Some(CpuCheckpoint::of(self.cpu_policy(), ledger, self.places_pods())),
-            memory: Some(MemoryCheckpoint::of(self.memory_policy(), ledger, self.places_pods())),
+            cpus: Some(CpuCheckpoint::from_ledger(
+                self.cpu_policy(),
+                ledger,
+                self.places_pod_level_resources(),
+            )),
+            memory: Some(MemoryCheckpoint::from_ledger(
+                self.memory_policy(),
+                ledger,
+                self.places_pod_level_resources(),
+            )),
         }
     }
 
@@ -201,14 +209,14 @@ impl KubeletStrategy {
             ledger.owners().flat_map(|(_, of)| of.exclusive_cpus()).flat_map(CpuSet::iter).collect();
         ledger.shared_pool = &ledger.shared_pool - &given;
         if let Some(memory) = &self.memory {
-            ledger.nodes = memory.charged_anew(&ledger)?;
+            ledger.nodes = memory.recharge(&ledger)?;
         }
         Ok(self.checkpoints(&ledger))
     }
 
     /// A file with what pods have as a whole looks damaged to a kubelet without the gate.
     fn check_version(&self, has_pods: bool) -> Result<(), RestoreProblem> {
-        if has_pods && !self.places_pods() {
+        if has_pods && !self.places_pod_level_resources() {
             return Err(RestoreProblem::Corrupt(CheckpointError::OtherVersion));
         }
         Ok(())
@@ -233,7 +241,7 @@ impl KubeletStrategy {
         if let Some(cpus) = &self.cpus {
             cpus.check(ledger)?;
         }
-        *checkpoint = Some(CpuCheckpoint::of(configured, ledger, self.places_pods()));
+        *checkpoint = Some(CpuCheckpoint::from_ledger(configured, ledger, self.places_pod_level_resources()));
         Ok(())
     }
 
@@ -268,20 +276,21 @@ impl KubeletStrategy {
                 place(ledger);
             }
         }
-        *checkpoint = Some(MemoryCheckpoint::of(configured, ledger, self.places_pods()));
+        *checkpoint =
+            Some(MemoryCheckpoint::from_ledger(configured, ledger, self.places_pod_level_resources()));
         Ok(())
     }
 }
 
-impl StaticMemory {
+impl StaticMemoryManager {
     /// Compares the accounts of an earlier run with what they would be if its allocations were made anew.
     fn check(&self, ledger: &Ledger) -> Result<(), StartProblem> {
-        let expected = self.charged_anew(ledger)?;
+        let expected = self.recharge(ledger)?;
         if is_same(&ledger.nodes, &expected) { Ok(()) } else { Err(StartProblem::OtherMachineState) }
     }
 
     /// The accounts of the nodes if the allocations of a ledger were made anew, in the order of names.
-    fn charged_anew(&self, ledger: &Ledger) -> Result<Nodes, StartProblem> {
+    fn recharge(&self, ledger: &Ledger) -> Result<Nodes, StartProblem> {
         let mut expected = self.idle().clone();
         let mut charged: Vec<(&OwnerId, ContainerName, &[MemoryBlock])> = Vec::new();
         for (owner, account) in ledger.owners() {

@@ -5,7 +5,7 @@
 
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
-use super::host::Host;
+use super::host::HostModel;
 use crate::{
     ledger::{Allocation, KindAccount, Ledger},
     request::{ContainerName, OwnerId},
@@ -32,7 +32,12 @@ pub(super) fn refund(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u
 }
 
 /// Gives a container what an allocation says. It must hold nothing.
-pub(super) fn hold(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName, allocation: Allocation) {
+pub(super) fn charge_allocation(
+    ledger: &mut Ledger,
+    owner: &OwnerId,
+    container: &ContainerName,
+    allocation: Allocation,
+) {
     ledger.shared_pool = &ledger.shared_pool - &allocation.held_cpus();
     for block in &allocation.blocks {
         for node in block.affinity.iter() {
@@ -52,7 +57,7 @@ pub(super) fn hold(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerNa
 }
 
 /// Gives back what a container holds; of CPUs those that no other container of its owner holds as well.
-pub(super) fn release(host: &Host, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
+pub(super) fn release(host: &HostModel, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     let Some(held) = ledger.allocation(owner, container).cloned() else { return };
     *ledger.allocation_mut(owner, container) = Allocation::default();
     ledger.drop_empty(owner, Some(container));
@@ -72,7 +77,7 @@ pub(super) fn release(host: &Host, ledger: &mut Ledger, owner: &OwnerId, contain
         }
     }
     if held.cpus.is_some() {
-        let mut free = &held.held_cpus() - &ledger.cpus_of_others(owner, container);
+        let mut free = &held.held_cpus() - &ledger.cpus_of_other_containers(owner, container);
         // CPUs that went offline, or were reserved, since they were given.
         if let Some(manager) = &host.cpus {
             free = &free & &manager.idle_pool;
@@ -82,7 +87,7 @@ pub(super) fn release(host: &Host, ledger: &mut Ledger, owner: &OwnerId, contain
 }
 
 /// Forgets an owner and gives back all that it holds.
-pub(super) fn remove(host: &Host, ledger: &mut Ledger, owner: &OwnerId) {
+pub(super) fn remove(host: &HostModel, ledger: &mut Ledger, owner: &OwnerId) {
     let Some(account) = ledger.owner(owner).cloned() else { return };
     for container in account.containers.keys() {
         release(host, ledger, owner, container);

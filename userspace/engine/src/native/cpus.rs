@@ -20,9 +20,9 @@ use std::collections::BTreeMap;
 use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
 
 use crate::{
-    cores::adding_up,
+    cores::find_sizes_with_sum,
     decision::ResizeError,
-    kubelet::cpu::{CpuError, StaticCpus},
+    kubelet::cpu::{CpuError, StaticCpuManager},
     ledger::Ledger,
     policy::{CpuKind, CpuOptions},
     terms::Terms,
@@ -40,9 +40,9 @@ struct NodeCpus {
 
 /// The CPUs of the machine.
 #[derive(Debug)]
-pub(super) struct Cpus {
+pub(super) struct MachineCpus {
     nodes: Vec<NodeCpus>,
-    pub(super) manager: StaticCpus,
+    pub(super) manager: StaticCpuManager,
     pub(super) options: CpuOptions,
     /// The CPUs that can become exclusive.
     pub(super) allocatable: CpuSet,
@@ -57,7 +57,7 @@ pub(super) struct Cpus {
 
 /// Which CPUs can be taken, and how.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Available {
+pub(super) struct AvailableCpus {
     /// The CPUs that can become exclusive now.
     pub(super) cpus: CpuSet,
     /// Take CPUs that share a last-level cache where possible.
@@ -66,8 +66,8 @@ pub(super) struct Available {
     pub(super) whole_cores: bool,
 }
 
-impl Cpus {
-    pub(super) fn new(machine: &Machine, manager: StaticCpus, options: CpuOptions) -> Self {
+impl MachineCpus {
+    pub(super) fn new(machine: &Machine, manager: StaticCpuManager, options: CpuOptions) -> Self {
         let groups = |by: BTreeMap<u32, CpuSet>| -> Vec<CpuSet> {
             let by_lowest: BTreeMap<_, CpuSet> = by.into_values().map(|cpus| (cpus.first(), cpus)).collect();
             by_lowest.into_values().collect()
@@ -110,7 +110,7 @@ impl Cpus {
 
     /// The same of those that a request takes.
     pub(super) fn capacity_for(&self, terms: &Terms) -> Vec<u64> {
-        self.count(&self.can_take(&self.allocatable, terms))
+        self.count(&self.takeable(&self.allocatable, terms))
     }
 
     /// The CPUs that can become exclusive now, whole cores or not.
@@ -119,22 +119,22 @@ impl Cpus {
     }
 
     /// Which CPUs a request can take now.
-    pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> Available {
-        Available {
-            cpus: self.can_take(&self.free(ledger), terms),
+    pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> AvailableCpus {
+        AvailableCpus {
+            cpus: self.takeable(&self.free(ledger), terms),
             by_cache: terms.same_cache,
             whole_cores: self.needs_whole_cores(terms),
         }
     }
 
-    fn can_take(&self, free: &CpuSet, terms: &Terms) -> CpuSet {
+    fn takeable(&self, free: &CpuSet, terms: &Terms) -> CpuSet {
         let wanted = self.wanted(free, terms);
         if self.needs_whole_cores(terms) { self.whole(&wanted) } else { wanted }
     }
 
     /// Where a request takes whole cores only and these are of unequal size: the sizes of those that are free, by position, the
     /// largest first. Else none.
-    pub(super) fn unequal_cores(&self, ledger: &Ledger, terms: &Terms) -> Vec<Vec<usize>> {
+    pub(super) fn unequal_core_sizes(&self, ledger: &Ledger, terms: &Terms) -> Vec<Vec<usize>> {
         if !self.unequal || !self.needs_whole_cores(terms) {
             return Vec::new();
         }
@@ -228,12 +228,18 @@ impl Cpus {
     }
 
     /// How many CPUs a request takes at once.
-    pub(super) fn at_once(&self, terms: &Terms) -> u64 {
+    pub(super) fn granularity(&self, terms: &Terms) -> u64 {
         if self.needs_whole_cores(terms) { self.per_core as u64 } else { 1 }
     }
 
     /// Divides a number of CPUs over the nodes of a set, of which each has so many free and gives so many at once.
-    pub(super) fn split(&self, free: &[u64], set: &[usize], needed: u64, at_once: u64) -> Vec<(usize, u64)> {
+    pub(super) fn split(
+        &self,
+        free: &[u64],
+        set: &[usize],
+        needed: u64,
+        granularity: u64,
+    ) -> Vec<(usize, u64)> {
         if !self.options.distribute_across_numa || set.len() < 2 {
             return super::rank::split(free, &[], set, needed);
         }
@@ -243,7 +249,7 @@ impl Cpus {
         shares.sort_by_key(|&(at, _)| (free[at], at));
         let count = shares.len() as u64;
         for (index, (at, share)) in (0u64..).zip(&mut shares) {
-            let even = left.div_ceil(count - index).next_multiple_of(at_once);
+            let even = left.div_ceil(count - index).next_multiple_of(granularity);
             *share = even.min(free[*at]).min(left);
             left -= *share;
         }
@@ -252,7 +258,7 @@ impl Cpus {
     }
 
     /// Takes CPUs of a node. `None` where there are not enough, or cores of the right sizes.
-    pub(super) fn pick(&self, at: usize, from: &Available, count: u64) -> Option<CpuSet> {
+    pub(super) fn pick(&self, at: usize, from: &AvailableCpus, count: u64) -> Option<CpuSet> {
         let node = self.nodes.get(at)?;
         let count = usize::try_from(count).ok()?;
         let free = &node.all & &from.cpus;
@@ -295,7 +301,10 @@ impl Cpus {
             whole.sort_by_key(|core| std::cmp::Reverse(core.len()));
             let sizes: Vec<usize> = whole.iter().map(|core| core.len()).collect();
             return Some(
-                adding_up(&sizes, count)?.into_iter().flat_map(|place| whole[place].iter()).collect(),
+                find_sizes_with_sum(&sizes, count)?
+                    .into_iter()
+                    .flat_map(|place| whole[place].iter())
+                    .collect(),
             );
         }
         let parts = || node.cores.iter().map(|core| (core, core & free)).filter(|(_, part)| !part.is_empty());

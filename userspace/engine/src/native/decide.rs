@@ -3,7 +3,7 @@
 //! Units (containers; in pod scope all that run together) are placed depth first, the largest first. Of each the best
 //! few placements are tried; a placement that leaves no room for a later unit or an init container is taken back. The
 //! first placements that go together are taken, so the best ones of the largest units. It is refused when nothing is left
-//! to try, or nothing of what a decision may look at ([`Work`]). An init container that has no room even beside nothing of
+//! to try, or nothing of what a decision may look at ([`WorkBudget`]). An init container that has no room even beside nothing of
 //! its own request is found before anything is tried.
 
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use numaward_topology::{Bytes, CpuSet};
 
 use super::{
     NativeStrategy, accounts,
-    cpus::{Available, offered},
-    free_capacity::{Room, Shares, Unit},
-    host::{CPU, Host},
+    cpus::{AvailableCpus, offered},
+    free_capacity::{FreeCapacity, PlacementGroup, Shares},
+    host::{CPU, HostModel},
     init,
-    placement_groups::{self, Needs, Wishes},
+    placement_groups::{self, NodePreferences, RequestNeeds},
     rank::Placement,
     refusal::{ContainerKind, PlacementRefusal},
-    search::{self, Found, Rule},
-    work_budget::Work,
+    search::{self, NodeCountRule, SearchResult},
+    work_budget::WorkBudget,
 };
 use crate::{
     decision::{Cause, Decision, Grant, Rejection},
@@ -36,31 +36,31 @@ use crate::{
 
 /// What a request is decided on.
 #[derive(Clone, Copy)]
-pub(super) struct Agreed<'a> {
-    pub(super) host: &'a Host,
+pub(super) struct ResolvedPolicy<'a> {
+    pub(super) host: &'a HostModel,
     pub(super) policy: TopologyManagerPolicy,
     pub(super) scope: TopologyManagerScope,
     pub(super) tiers: Tiers,
-    pub(super) work: &'a Work,
+    pub(super) work: &'a WorkBudget,
 }
 
-impl Agreed<'_> {
+impl ResolvedPolicy<'_> {
     /// What the policy allows a unit.
-    pub(super) fn rule(&self, room: &Room, unit: &Unit) -> Option<Rule> {
-        let resources = || unit.need.iter().enumerate();
+    pub(super) fn rule(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> Option<NodeCountRule> {
+        let resources = || group.need.iter().enumerate();
         let sizes = |fewest: &dyn Fn(usize, u64) -> Option<usize>| -> Option<Vec<usize>> {
             resources().map(|(of, &need)| if need == 0 { Some(0) } else { fewest(of, need) }).collect()
         };
         let attached = self.tiers == Tiers::Attached && self.host.has_attached();
-        self.work.charge(room.free.len() * self.host.len());
+        self.work.charge(free_capacity.free.len() * self.host.len());
         match self.policy {
-            TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => Some(Rule::Anywhere),
+            TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => Some(NodeCountRule::Anywhere),
             TopologyManagerPolicy::SingleNumaNode => {
                 let sizes = sizes(&|_, _| Some(1))?;
-                Some(Rule::Sized { with_attached: attached.then(|| sizes.clone()), sizes })
+                Some(NodeCountRule::Sized { with_attached: attached.then(|| sizes.clone()), sizes })
             }
             TopologyManagerPolicy::Restricted => {
-                let capacity = &room.capacity;
+                let capacity = &free_capacity.capacity;
                 let least = sizes(&|of, need| search::fewest(capacity[of].iter().copied(), need))?;
                 let with_attached = attached.then(|| {
                     sizes(&|of, need| {
@@ -70,65 +70,80 @@ impl Agreed<'_> {
                         search::fewest_with_attached(self.host, &capacity[of], need, self.work)
                     })
                 });
-                Some(Rule::Sized { sizes: least, with_attached: with_attached.flatten() })
+                Some(NodeCountRule::Sized { sizes: least, with_attached: with_attached.flatten() })
             }
         }
     }
 
     /// Where a unit can go.
-    pub(super) fn candidates(&self, room: &Room, unit: &Unit) -> Found {
-        let found = self
-            .rule(room, unit)
-            .map_or_else(Found::default, |rule| search::search(self.host, room, unit, &rule, self.work));
+    pub(super) fn candidates(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> SearchResult {
+        let found = self.rule(free_capacity, group).map_or_else(SearchResult::default, |rule| {
+            search::search(self.host, free_capacity, group, &rule, self.work)
+        });
         let by_socket = self.policy == TopologyManagerPolicy::Restricted
             && self.host.cpus.as_ref().is_some_and(|cpus| cpus.options.align_by_socket);
-        if by_socket && found.placements.is_empty() { self.within_sockets(room, unit) } else { found }
+        if by_socket && found.placements.is_empty() {
+            self.within_sockets(free_capacity, group)
+        } else {
+            found
+        }
     }
 
     /// On any nodes of one socket.
-    fn within_sockets(&self, room: &Room, unit: &Unit) -> Found {
-        let mut found = Found::default();
+    fn within_sockets(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> SearchResult {
+        let mut found = SearchResult::default();
         for socket in &self.host.sockets {
-            self.work.charge(room.free.len() * self.host.len());
-            let mut within = room.clone();
+            self.work.charge(free_capacity.free.len() * self.host.len());
+            let mut within = free_capacity.clone();
             within.keep_only(socket);
-            let on_this = search::search(self.host, &within, unit, &Rule::Anywhere, self.work);
+            let on_this = search::search(self.host, &within, group, &NodeCountRule::Anywhere, self.work);
             found.placements.extend(on_this.placements);
             found.considered += on_this.considered;
-            found.cut_off |= on_this.cut_off;
+            found.is_incomplete |= on_this.is_incomplete;
         }
         found.placements.sort();
-        found.placements.truncate(search::KEPT);
+        found.placements.truncate(search::MAX_PLACEMENTS);
         found
     }
 
     /// Why there is no room for a unit.
-    pub(super) fn no_room(&self, room: &Room, unit: &Unit, what: ContainerKind) -> PlacementRefusal {
-        let mut short: Vec<usize> = unit.resources().filter(|&of| !self.could(room, unit, of)).collect();
+    pub(super) fn refusal_for(
+        &self,
+        free_capacity: &FreeCapacity,
+        group: &PlacementGroup,
+        what: ContainerKind,
+    ) -> PlacementRefusal {
+        let mut short: Vec<usize> =
+            group.resources().filter(|&of| !self.could_have_resource(free_capacity, group, of)).collect();
         if short.is_empty() {
-            if let (false, Some(container)) = (room.cores.is_empty(), &unit.container) {
+            if let (false, Some(container)) = (free_capacity.cores.is_empty(), &group.container) {
                 return PlacementRefusal::Uncollected { container: container.clone() };
             }
-            short = unit.resources().collect();
+            short = group.resources().collect();
         }
         PlacementRefusal::NoRoom {
-            container: unit.container.clone(),
+            container: group.container.clone(),
             policy: self.policy,
-            ever: self.ever(room, unit),
+            ever: self.fits_empty_machine(free_capacity, group),
             what,
-            missing: room.shortfalls(self.host, unit, &short),
+            missing: free_capacity.shortfalls(self.host, group, &short),
         }
     }
 
     /// Whether a unit could have a resource if it needed nothing else.
-    fn could(&self, room: &Room, unit: &Unit, resource: usize) -> bool {
-        let Some(rule) = self.rule(room, unit) else { return false };
-        let fewest = search::fewest(room.free[resource].iter().copied(), unit.need[resource]);
+    fn could_have_resource(
+        &self,
+        free_capacity: &FreeCapacity,
+        group: &PlacementGroup,
+        resource: usize,
+    ) -> bool {
+        let Some(rule) = self.rule(free_capacity, group) else { return false };
+        let fewest = search::fewest(free_capacity.free[resource].iter().copied(), group.need[resource]);
         match rule {
-            Rule::Anywhere => fewest.is_some(),
-            Rule::Sized { sizes, with_attached } => {
+            NodeCountRule::Anywhere => fewest.is_some(),
+            NodeCountRule::Sized { sizes, with_attached } => {
                 let attached = with_attached.is_some_and(|sizes| {
-                    let (free, need) = (&room.free[resource], unit.need[resource]);
+                    let (free, need) = (&free_capacity.free[resource], group.need[resource]);
                     let fewest = search::fewest_with_attached(self.host, free, need, self.work);
                     resource != CPU && fewest.is_some_and(|fewest| fewest <= sizes[resource])
                 });
@@ -138,53 +153,54 @@ impl Agreed<'_> {
     }
 
     /// Whether the empty machine could hold a unit.
-    fn ever(&self, room: &Room, unit: &Unit) -> bool {
-        match self.rule(room, unit) {
+    fn fits_empty_machine(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> bool {
+        match self.rule(free_capacity, group) {
             None => false,
-            Some(Rule::Anywhere) => unit
-                .resources()
-                .all(|of| search::fewest(room.capacity[of].iter().copied(), unit.need[of]).is_some()),
-            Some(Rule::Sized { .. }) => {
+            Some(NodeCountRule::Anywhere) => group.resources().all(|of| {
+                search::fewest(free_capacity.capacity[of].iter().copied(), group.need[of]).is_some()
+            }),
+            Some(NodeCountRule::Sized { .. }) => {
                 // For the message alone: it does not depend on how much was looked at before.
-                let found = Agreed { work: &Work::default(), ..*self }.candidates(&room.empty(), unit);
-                found.cut_off || !found.placements.is_empty()
+                let found = ResolvedPolicy { work: &WorkBudget::default(), ..*self }
+                    .candidates(&free_capacity.empty(), group);
+                found.is_incomplete || !found.placements.is_empty()
             }
         }
     }
 }
 
 /// Why a request is refused, and at which container.
-pub(super) type Refused = (PlacementRefusal, Option<ContainerName>);
+pub(super) type ContainerRefusal = (PlacementRefusal, Option<ContainerName>);
 
 /// A unit that was placed.
-struct Placed {
-    found: Found,
+struct PlacedGroup {
+    found: SearchResult,
     chosen: usize,
 }
 
 /// Makes allocations of what containers are to hold.
-type Choose<'a> = dyn Fn(&[Holding]) -> Result<Vec<Allocation>, PlacementRefusal> + 'a;
+type ChooseCpus<'a> = dyn Fn(&[ContainerShares]) -> Result<Vec<Allocation>, PlacementRefusal> + 'a;
 
 /// What an attempt goes through.
-struct Attempt<'a> {
-    agreed: Agreed<'a>,
-    needs: &'a Needs,
-    units: &'a [(Unit, Vec<usize>)],
-    room: Room,
-    placed: Vec<Placed>,
+struct PlacementAttempt<'a> {
+    policy: ResolvedPolicy<'a>,
+    needs: &'a RequestNeeds,
+    groups: &'a [(PlacementGroup, Vec<usize>)],
+    free_capacity: FreeCapacity,
+    placed: Vec<PlacedGroup>,
     /// By container: what it holds in the end, and the sets of nodes of each resource.
-    result: Vec<Holding>,
+    result: Vec<ContainerShares>,
     /// Makes allocations of that.
-    choose: &'a Choose<'a>,
+    choose: &'a ChooseCpus<'a>,
     allocations: Vec<Allocation>,
     /// Why it failed at first, and what had been found for the unit at which it did.
-    failure: Option<Refused>,
-    failed: Option<(usize, Found)>,
+    failure: Option<ContainerRefusal>,
+    failed: Option<(usize, SearchResult)>,
 }
 
 /// What a container holds, as numbers.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Holding {
+pub(super) struct ContainerShares {
     /// By resource: how much from which node.
     pub(super) shares: Shares,
     /// By resource: the nodes on which it may use it.
@@ -193,55 +209,57 @@ pub(super) struct Holding {
     pub(super) borrowed_cpus: Vec<(usize, u64)>,
 }
 
-impl Attempt<'_> {
+impl PlacementAttempt<'_> {
     /// Places everything, if each init container has room for itself.
     fn begin(&mut self) -> bool {
-        match init::check(&self.agreed, &self.room, self.needs) {
+        match init::check(&self.policy, &self.free_capacity, self.needs) {
             Ok(()) => self.place(0),
             Err(short) => {
-                self.failure = Some(short.refusal(&self.agreed));
+                self.failure = Some(short.refusal(&self.policy));
                 false
             }
         }
     }
 
     fn place(&mut self, index: usize) -> bool {
-        let Some((unit, _)) = self.units.get(index) else { return self.finish() };
-        if self.failure.is_some() && (self.agreed.work.is_spent() || !self.is_enough_from(index)) {
+        let Some((group, _)) = self.groups.get(index) else { return self.finish() };
+        if self.failure.is_some() && (self.policy.work.is_spent() || !self.is_enough_from(index)) {
             return false;
         }
-        let found = self.agreed.candidates(&self.room, unit);
+        let found = self.policy.candidates(&self.free_capacity, group);
         if found.placements.is_empty() {
             if self.failure.is_none() {
-                let refusal = self.agreed.no_room(&self.room, unit, ContainerKind::Running);
-                self.failure = Some((refusal, unit.container.clone()));
+                let refusal = self.policy.refusal_for(&self.free_capacity, group, ContainerKind::Running);
+                self.failure = Some((refusal, group.container.clone()));
                 self.failed = Some((index, found));
             }
             return false;
         }
-        self.placed.push(Placed { found, chosen: 0 });
+        self.placed.push(PlacedGroup { found, chosen: 0 });
         let count = self.placed[index].found.placements.len();
         for chosen in 0..count {
-            if self.agreed.work.is_spent() {
+            if self.policy.work.is_spent() {
                 break;
             }
-            self.agreed.work.charge(24 + unit.need.len() * self.agreed.host.len());
+            self.policy.work.charge(24 + group.need.len() * self.policy.host.len());
             self.placed[index].chosen = chosen;
             let placement = &self.placed[index].found.placements[chosen];
-            let cores = self.room.cores.clone();
-            let shares = self.room.take(self.agreed.host, unit, placement);
-            for &container in &self.units[index].1 {
+            let cores = self.free_capacity.cores.clone();
+            let shares = self.free_capacity.take(self.policy.host, group, placement);
+            for &container in &self.groups[index].1 {
                 self.result[container].shares.clear();
             }
-            if self.hand_out(index, &shares) && self.place(index + 1) {
+            if self.divide_among_containers(index, &shares) && self.place(index + 1) {
                 return true;
             }
-            self.room.give_back(&shares);
-            self.room.cores = cores;
+            self.free_capacity.give_back(&shares);
+            self.free_capacity.cores = cores;
         }
         if self.failure.is_none() {
-            self.failure =
-                Some((self.agreed.no_room(&self.room, unit, ContainerKind::Running), unit.container.clone()));
+            self.failure = Some((
+                self.policy.refusal_for(&self.free_capacity, group, ContainerKind::Running),
+                group.container.clone(),
+            ));
         }
         let placed = self.placed.pop();
         self.failed = self.failed.take().or(placed.map(|placed| (index, placed.found)));
@@ -251,61 +269,70 @@ impl Attempt<'_> {
     /// Whether there is enough in all for this unit and those after it.
     fn is_enough_from(&self, index: usize) -> bool {
         let needed = |resource: usize| {
-            let of = self.units[index..].iter().map(|(unit, _)| unit.need[resource]);
+            let of = self.groups[index..].iter().map(|(group, _)| group.need[resource]);
             of.fold(0u64, u64::saturating_add)
         };
         let free = |column: &[u64]| column.iter().fold(0u64, |sum, &free| sum.saturating_add(free));
-        self.room.free.iter().enumerate().all(|(resource, column)| needed(resource) <= free(column))
+        self.free_capacity.free.iter().enumerate().all(|(resource, column)| needed(resource) <= free(column))
     }
 
     /// Divides what a unit was given among its containers, the largest first, each on as few nodes as possible.
-    fn hand_out(&mut self, index: usize, shares: &Shares) -> bool {
-        let (unit, containers) = &self.units[index];
+    fn divide_among_containers(&mut self, index: usize, shares: &Shares) -> bool {
+        let (group, containers) = &self.groups[index];
         let placement = &self.placed[index].found.placements[self.placed[index].chosen];
         if let [container] = containers.as_slice() {
-            self.result[*container] =
-                Holding { shares: shares.clone(), sets: placement.sets.clone(), borrowed_cpus: Vec::new() };
+            self.result[*container] = ContainerShares {
+                shares: shares.clone(),
+                sets: placement.sets.clone(),
+                borrowed_cpus: Vec::new(),
+            };
             return true;
         }
-        let mut room = self.room.clone();
-        room.withheld.clear();
-        room.cores.clear();
-        for (of, free) in room.free.iter_mut().enumerate() {
+        let mut free_capacity = self.free_capacity.clone();
+        free_capacity.withheld.clear();
+        free_capacity.cores.clear();
+        for (of, free) in free_capacity.free.iter_mut().enumerate() {
             free.fill(0);
             for &(at, share) in &shares[of] {
                 free[at] = share;
             }
         }
-        let part = |&container: &usize| Unit {
+        let part = |&container: &usize| PlacementGroup {
             container: Some(self.needs.containers[container].name.clone()),
             need: self.needs.containers[container].amounts.clone(),
-            ..unit.clone()
+            ..group.clone()
         };
-        let mut parts: Vec<(Unit, usize)> = containers.iter().map(|of| (part(of), *of)).collect();
-        parts.sort_by_key(|(part, of)| (std::cmp::Reverse(part.dominant_share(&room)), *of));
+        let mut parts: Vec<(PlacementGroup, usize)> = containers.iter().map(|of| (part(of), *of)).collect();
+        parts.sort_by_key(|(part, of)| (std::cmp::Reverse(part.dominant_share(&free_capacity)), *of));
         for (part, container) in parts {
-            let found = search::search(self.agreed.host, &room, &part, &Rule::Anywhere, self.agreed.work);
+            let found = search::search(
+                self.policy.host,
+                &free_capacity,
+                &part,
+                &NodeCountRule::Anywhere,
+                self.policy.work,
+            );
             let Some(best) = found.placements.into_iter().next() else { return false };
-            let shares = room.take(self.agreed.host, &part, &best);
-            self.result[container] = Holding { shares, sets: best.sets, borrowed_cpus: Vec::new() };
+            let shares = free_capacity.take(self.policy.host, &part, &best);
+            self.result[container] = ContainerShares { shares, sets: best.sets, borrowed_cpus: Vec::new() };
         }
         true
     }
 
     /// All that runs is placed: now the init containers, and which CPUs these are.
     fn finish(&mut self) -> bool {
-        let units: Vec<&Placement> =
+        let groups: Vec<&Placement> =
             self.placed.iter().map(|placed| &placed.found.placements[placed.chosen]).collect();
-        match init::place(&self.agreed, &self.room, self.needs, &units, &mut self.result) {
+        match init::place(&self.policy, &self.free_capacity, self.needs, &groups, &mut self.result) {
             Ok(()) => {}
             Err(short) => {
                 if self.failure.is_none() {
-                    self.failure = Some(short.refusal(&self.agreed));
+                    self.failure = Some(short.refusal(&self.policy));
                 }
                 return false;
             }
         }
-        self.agreed.work.charge(100 * self.result.len());
+        self.policy.work.charge(100 * self.result.len());
         match (self.choose)(&self.result) {
             Ok(allocations) => self.allocations = allocations,
             Err(refusal) => {
@@ -317,12 +344,12 @@ impl Attempt<'_> {
     }
 
     fn explanation(&self) -> Explanation {
-        let search = |index: usize, found: &Found, chosen: Option<usize>| PlacementSearch {
-            container: self.units[index].0.container.clone(),
-            policy: self.agreed.policy,
+        let search = |index: usize, found: &SearchResult, chosen: Option<usize>| PlacementSearch {
+            container: self.groups[index].0.container.clone(),
+            policy: self.policy.policy,
             considered: found.considered,
-            is_incomplete: found.cut_off,
-            candidates: found.placements.iter().map(|of| candidate(self.agreed.host, of)).collect(),
+            is_incomplete: found.is_incomplete,
+            candidates: found.placements.iter().map(|of| candidate(self.policy.host, of)).collect(),
             chosen,
         };
         let placed = self.placed.iter().enumerate();
@@ -333,13 +360,13 @@ impl Attempt<'_> {
         {
             searches.push(search(*index, found, None));
         }
-        let work = self.agreed.work;
+        let work = self.policy.work;
         Explanation { searches, work: work.done(), ..Explanation::default() }
     }
 }
 
 /// A request that is admitted already on the same terms keeps what it has.
-fn kept(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
+fn existing_decision(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
     let account = ledger.owner(&request.owner)?;
     if account.request.as_deref() != Some(request) || account.terms != *terms {
         return None;
@@ -352,7 +379,7 @@ fn kept(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
     Some(Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: ledger.clone() })
 }
 
-fn candidate(host: &Host, placement: &Placement) -> PlacementCandidate {
+fn candidate(host: &HostModel, placement: &Placement) -> PlacementCandidate {
     let sets = host.resources.iter().zip(&placement.sets).filter(|(_, set)| !set.is_empty());
     PlacementCandidate {
         nodes: host.set(&placement.nodes),
@@ -371,7 +398,7 @@ impl NativeStrategy {
         watch: &dyn Fn(DecisionStage),
     ) -> Decision {
         watch(DecisionStage::Hints);
-        if let Some(decision) = kept(ledger, request, terms) {
+        if let Some(decision) = existing_decision(ledger, request, terms) {
             return decision;
         }
         // A request for something else than before is decided on as if it were not there, and keeps what it has if
@@ -385,7 +412,7 @@ impl NativeStrategy {
             let rejection = Rejection::new(&request.owner, container, cause, message, shortfalls);
             Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() }
         };
-        let needs = match Needs::new(&self.host, request, terms) {
+        let needs = match RequestNeeds::new(&self.host, request, terms) {
             Ok(needs) => needs,
             Err(refusal) => return refuse(refusal, None, Explanation::default()),
         };
@@ -399,7 +426,7 @@ impl NativeStrategy {
         account.terms.clone_from(terms);
         let before = next.shared_pool.clone();
         for (need, allocation) in needs.containers.iter().zip(&allocations) {
-            accounts::hold(&mut next, &request.owner, &need.name, allocation.clone());
+            accounts::charge_allocation(&mut next, &request.owner, &need.name, allocation.clone());
         }
         if let Err((requested, free)) = self.check_shared_pool(&before, &next) {
             return refuse(PlacementRefusal::SharedPool { requested, free }, None, explanation);
@@ -410,16 +437,27 @@ impl NativeStrategy {
     }
 
     /// What a request is decided on.
-    pub(super) fn agreed<'a>(&'a self, terms: &Terms, work: &'a Work) -> Agreed<'a> {
-        let (policy, scope) = self.agreement(terms);
-        Agreed { host: &self.host, policy, scope, tiers: terms.tiers.unwrap_or(self.options.tiers), work }
+    pub(super) fn resolve_policy<'a>(&'a self, terms: &Terms, work: &'a WorkBudget) -> ResolvedPolicy<'a> {
+        let (policy, scope) = self.policy_and_scope(terms);
+        ResolvedPolicy {
+            host: &self.host,
+            policy,
+            scope,
+            tiers: terms.tiers.unwrap_or(self.options.tiers),
+            work,
+        }
     }
 
     /// What a ledger leaves for those with these terms.
-    pub(super) fn room(&self, ledger: &Ledger, terms: &Terms) -> Room {
-        let mut room = Room::new(&self.host, ledger, terms);
-        placement_groups::only_wanted(&self.host, &mut room, terms, &self.options.memory_tiers);
-        room
+    pub(super) fn free_capacity(&self, ledger: &Ledger, terms: &Terms) -> FreeCapacity {
+        let mut free_capacity = FreeCapacity::new(&self.host, ledger, terms);
+        placement_groups::close_unwanted_nodes(
+            &self.host,
+            &mut free_capacity,
+            terms,
+            &self.options.memory_tiers,
+        );
+        free_capacity
     }
 
     /// Places what containers need, as their terms say: what each is to hold, in their order.
@@ -427,31 +465,37 @@ impl NativeStrategy {
         &self,
         ledger: &Ledger,
         owner: &OwnerId,
-        needs: &Needs,
+        needs: &RequestNeeds,
         terms: &Terms,
         watch: &dyn Fn(DecisionStage),
-    ) -> (Result<Vec<Allocation>, Refused>, Explanation) {
-        let work = Work::default();
-        let agreed = self.agreed(terms, &work);
-        let room = self.room(ledger, terms);
-        let wishes = Wishes::new(ledger, owner, terms, &self.host);
-        let units =
-            match placement_groups::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes) {
-                Ok(units) => units,
-                Err(refusal) => return (Err((refusal, None)), Explanation::default()),
-            };
+    ) -> (Result<Vec<Allocation>, ContainerRefusal>, Explanation) {
+        let work = WorkBudget::default();
+        let policy = self.resolve_policy(terms, &work);
+        let free_capacity = self.free_capacity(ledger, terms);
+        let wishes = NodePreferences::new(ledger, owner, terms, &self.host);
+        let groups = match placement_groups::group_containers(
+            &self.host,
+            &free_capacity,
+            needs,
+            policy.policy,
+            policy.scope,
+            &wishes,
+        ) {
+            Ok(groups) => groups,
+            Err(refusal) => return (Err((refusal, None)), Explanation::default()),
+        };
         watch(DecisionStage::Merge);
-        let choose = |result: &[Holding]| {
+        let choose = |result: &[ContainerShares]| {
             watch(DecisionStage::Allocate);
             self.allocations(ledger, needs, result, terms)
         };
-        let mut attempt = Attempt {
-            agreed,
+        let mut attempt = PlacementAttempt {
+            policy,
             needs,
-            units: &units,
-            room,
+            groups: &groups,
+            free_capacity,
             placed: Vec::new(),
-            result: vec![Holding::default(); needs.containers.len()],
+            result: vec![ContainerShares::default(); needs.containers.len()],
             choose: &choose,
             allocations: Vec::new(),
             failure: None,
@@ -460,7 +504,8 @@ impl NativeStrategy {
         let placed = attempt.begin();
         let is_needed = |&number: &usize| needs.containers.iter().any(|need| need.amounts[number] > 0);
         let needed = (0..self.host.resources.len()).filter(is_needed);
-        let withheld = needed.flat_map(|number| attempt.room.not_offered(&self.host, number)).collect();
+        let withheld =
+            needed.flat_map(|number| attempt.free_capacity.not_offered(&self.host, number)).collect();
         let conditions = is_needed(&CPU).then(|| ledger.conditions());
         let not_offered = conditions.map(|of| (of.offline_cpus.clone(), of.partition_cpus.clone()));
         let (offline_cpus, partition_cpus) = not_offered.unwrap_or_default();
@@ -484,8 +529,8 @@ impl NativeStrategy {
     pub(super) fn allocations(
         &self,
         ledger: &Ledger,
-        needs: &Needs,
-        result: &[Holding],
+        needs: &RequestNeeds,
+        result: &[ContainerShares],
         terms: &Terms,
     ) -> Result<Vec<Allocation>, PlacementRefusal> {
         let mut allocations = vec![Allocation::default(); result.len()];
@@ -504,7 +549,7 @@ impl NativeStrategy {
                     available.cpus = &available.cpus - &part;
                     chosen = &chosen | &part;
                 }
-                let of_later = Available { cpus: later.clone(), ..available };
+                let of_later = AvailableCpus { cpus: later.clone(), ..available };
                 for &(at, share) in &holding.borrowed_cpus {
                     let part = cpus.pick(at, &of_later, share).ok_or_else(|| uncollected(index))?;
                     chosen = &chosen | &part;
@@ -518,7 +563,7 @@ impl NativeStrategy {
         Ok(allocations)
     }
 
-    fn allocation(&self, holding: &Holding, cpus: CpuSet) -> Allocation {
+    fn allocation(&self, holding: &ContainerShares, cpus: CpuSet) -> Allocation {
         let mut allocation = Allocation { cpus: (!cpus.is_empty()).then_some(cpus), ..Allocation::default() };
         for (number, resource) in self.host.resources.iter().enumerate() {
             let &Resource::Memory(kind) = resource else { continue };

@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::{
-    host::{CPU, Host, column},
+    host::{CPU, HostModel, column},
     rank::{Placement, amounts},
 };
 use crate::{
     conditions::{HostConditions, WithheldMemory},
-    cores::adding_up,
+    cores::find_sizes_with_sum,
     decision::Shortfall,
     hint::Resource,
     ledger::Ledger,
@@ -20,12 +20,12 @@ use crate::{
 
 /// What is free, by resource and position.
 #[derive(Clone, Debug)]
-pub(super) struct Room {
+pub(super) struct FreeCapacity {
     pub(super) free: Vec<Vec<u64>>,
     /// What could be promised on the empty machine.
     pub(super) capacity: Vec<Vec<u64>>,
     /// CPUs are taken in groups of so many.
-    pub(super) cpus_at_once: u64,
+    pub(super) cpu_granularity: u64,
     /// Where only whole cores are taken and these are of unequal size: the sizes of those that are free, by position, the
     /// largest first. Else empty.
     pub(super) cores: Vec<Vec<usize>>,
@@ -37,9 +37,9 @@ pub(super) struct Room {
     conditions: Arc<HostConditions>,
 }
 
-impl Room {
+impl FreeCapacity {
     /// What a ledger leaves for those with these terms, as the host is.
-    pub(super) fn new(host: &Host, ledger: &Ledger, terms: &Terms) -> Self {
+    pub(super) fn new(host: &HostModel, ledger: &Ledger, terms: &Terms) -> Self {
         let mut free = Vec::with_capacity(host.resources.len());
         for resource in &host.resources {
             free.push(match (resource, &host.cpus) {
@@ -67,8 +67,8 @@ impl Room {
         Self {
             free,
             capacity,
-            cores: host.cpus.as_ref().map(|cpus| cpus.unequal_cores(ledger, terms)).unwrap_or_default(),
-            cpus_at_once: host.cpus.as_ref().map_or(1, |cpus| cpus.at_once(terms)),
+            cores: host.cpus.as_ref().map(|cpus| cpus.unequal_core_sizes(ledger, terms)).unwrap_or_default(),
+            cpu_granularity: host.cpus.as_ref().map_or(1, |cpus| cpus.granularity(terms)),
             memory: host.number_of(ZoneKind::Memory),
             withheld,
             conditions: ledger.conditions().clone(),
@@ -82,7 +82,7 @@ impl Room {
     }
 
     /// What the ledger has free, as if nobody used what is withheld.
-    pub(super) fn by_ledger(&self) -> Self {
+    pub(super) fn with_withheld(&self) -> Self {
         let mut all = self.clone();
         for (free, withheld) in all.free.iter_mut().zip(std::mem::take(&mut all.withheld)) {
             for (free, withheld) in free.iter_mut().zip(withheld) {
@@ -98,7 +98,7 @@ impl Room {
     }
 
     /// What is withheld of a resource, by node.
-    pub(super) fn not_offered(&self, host: &Host, resource: usize) -> Vec<WithheldMemory> {
+    pub(super) fn not_offered(&self, host: &HostModel, resource: usize) -> Vec<WithheldMemory> {
         let Resource::Memory(kind) = host.resources[resource] else { return Vec::new() };
         let of = host.ids.iter().zip(self.withheld_of(resource)).filter(|(_, bytes)| **bytes > 0);
         of.map(|(&node, &bytes)| WithheldMemory { node, kind, bytes: Bytes(bytes) }).collect()
@@ -128,7 +128,7 @@ impl Room {
         let all = order.iter().flat_map(|&at| self.cores[at].iter().map(move |&size| (at, size)));
         let (nodes, sizes): (Vec<usize>, Vec<usize>) = all.unzip();
         let mut shares = BTreeMap::new();
-        for place in adding_up(&sizes, usize::try_from(needed).ok()?)? {
+        for place in find_sizes_with_sum(&sizes, usize::try_from(needed).ok()?)? {
             *shares.entry(nodes[place]).or_insert(0) += sizes[place] as u64;
         }
         Some(shares.into_iter().collect())
@@ -137,24 +137,24 @@ impl Room {
     /// Takes so many CPUs of whole cores of a node.
     pub(super) fn take_cores(&mut self, at: usize, count: u64) {
         let Some(sizes) = self.cores.get_mut(at) else { return };
-        let taken = usize::try_from(count).ok().and_then(|count| adding_up(sizes, count));
+        let taken = usize::try_from(count).ok().and_then(|count| find_sizes_with_sum(sizes, count));
         for place in taken.into_iter().flatten().rev() {
             sizes.remove(place);
         }
     }
 
     /// What a unit would take from where if it were placed so, by resource.
-    pub(super) fn shares(&self, host: &Host, unit: &Unit, placement: &Placement) -> Shares {
+    pub(super) fn shares(&self, host: &HostModel, group: &PlacementGroup, placement: &Placement) -> Shares {
         let of = |(resource, set): (usize, &Vec<usize>)| match set.as_slice() {
             [] => Vec::new(),
-            set => amounts(host, self, resource, set, unit.need[resource]),
+            set => amounts(host, self, resource, set, group.need[resource]),
         };
         placement.sets.iter().enumerate().map(of).collect()
     }
 
     /// Takes what a unit needs where a placement says. What was taken from where, by resource.
-    pub(super) fn take(&mut self, host: &Host, unit: &Unit, placement: &Placement) -> Shares {
-        let shares = self.shares(host, unit, placement);
+    pub(super) fn take(&mut self, host: &HostModel, group: &PlacementGroup, placement: &Placement) -> Shares {
+        let shares = self.shares(host, group, placement);
         for (free, of) in self.free.iter_mut().zip(&shares) {
             for &(at, share) in of {
                 free[at] = free[at].saturating_sub(share);
@@ -176,14 +176,19 @@ impl Room {
     }
 
     /// What each node has free of what a unit needs.
-    pub(super) fn shortfalls(&self, host: &Host, unit: &Unit, resources: &[usize]) -> Vec<Shortfall> {
+    pub(super) fn shortfalls(
+        &self,
+        host: &HostModel,
+        group: &PlacementGroup,
+        resources: &[usize],
+    ) -> Vec<Shortfall> {
         let mut shortfalls = Vec::new();
         for &number in resources {
             let resource = host.resources[number];
             let of = |at: usize| {
                 let (node, free) = (host.id(at), self.free[number][at]);
                 let withheld = self.withheld_of(number).get(at).copied().unwrap_or(0);
-                Shortfall { node, resource, requested: unit.need[number], free, withheld }
+                Shortfall { node, resource, requested: group.need[number], free, withheld }
             };
             shortfalls.extend((0..host.len()).map(of));
         }
@@ -191,7 +196,7 @@ impl Room {
     }
 
     /// Whether two nodes could change places for a unit, and for all others of its request.
-    pub(super) fn are_alike(&self, host: &Host, unit: &Unit, a: usize, b: usize) -> bool {
+    pub(super) fn are_alike(&self, host: &HostModel, group: &PlacementGroup, a: usize, b: usize) -> bool {
         let same = |columns: &[Vec<u64>]| columns.iter().all(|column| column[a] == column[b]);
         host.twins(a) == host.twins(b)
             && host.has_cpus(a) == host.has_cpus(b)
@@ -199,19 +204,19 @@ impl Room {
             && same(&self.capacity)
             && same(&self.withheld)
             && self.cores.get(a) == self.cores.get(b)
-            && !unit.named.iter().any(|&named| named == a || named == b)
+            && !group.named.iter().any(|&named| named == a || named == b)
             && self.load(host, &[a]) == self.load(host, &[b])
     }
 
     /// How much others use the nodes of a set.
-    pub(super) fn load(&self, host: &Host, nodes: &[usize]) -> u64 {
+    pub(super) fn load(&self, host: &HostModel, nodes: &[usize]) -> u64 {
         let of = |at: &usize| self.conditions.load.get(&host.id(*at)).copied().unwrap_or(0);
         if self.conditions.load.is_empty() { 0 } else { nodes.iter().map(of).fold(0, u64::saturating_add) }
     }
 }
 
 /// What of a kind is free and available, by position.
-pub(super) fn offered(host: &Host, ledger: &Ledger, kind: ZoneKind) -> Vec<u64> {
+pub(super) fn offered(host: &HostModel, ledger: &Ledger, kind: ZoneKind) -> Vec<u64> {
     let mut free = column(&host.ids, &ledger.nodes, kind, |account| account.free);
     if let Some(withheld) = ledger.conditions().withheld.get(&kind) {
         for (free, node) in free.iter_mut().zip(&host.ids) {
@@ -226,7 +231,7 @@ pub(super) type Shares = Vec<Vec<(usize, u64)>>;
 
 /// What is placed together: a container, or in pod scope all that run together.
 #[derive(Clone, Debug)]
-pub(super) struct Unit {
+pub(super) struct PlacementGroup {
     /// The container; `None` for all of them.
     pub(super) container: Option<ContainerName>,
     /// By resource; zero where nothing is needed.
@@ -234,21 +239,21 @@ pub(super) struct Unit {
     /// The nodes of its devices.
     pub(super) devices: Vec<usize>,
     /// By position: whether a node is not wished for. Empty where there are no wishes.
-    pub(super) unwished: Vec<bool>,
+    pub(super) not_preferred: Vec<bool>,
     /// The nodes that any container of the request names, by devices or by wishes.
     pub(super) named: Vec<usize>,
 }
 
-impl Unit {
+impl PlacementGroup {
     /// The resources of which it needs something.
     pub(super) fn resources(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.need.len()).filter(|&resource| self.need[resource] > 0)
     }
 
     /// The largest share of the empty machine that it needs of any resource, in millionths.
-    pub(super) fn dominant_share(&self, room: &Room) -> u128 {
+    pub(super) fn dominant_share(&self, free_capacity: &FreeCapacity) -> u128 {
         let share = |resource: usize| {
-            let all: u128 = room.capacity[resource].iter().map(|&of| u128::from(of)).sum();
+            let all: u128 = free_capacity.capacity[resource].iter().map(|&of| u128::from(of)).sum();
             u128::from(self.need[resource]) * 1_000_000 / all.max(1)
         };
         self.resources().map(share).max().unwrap_or(0)

@@ -10,7 +10,7 @@ use numaward_topology::{
     machine::{LOCAL_DISTANCE, REMOTE_DISTANCE},
 };
 
-use super::cpus::Cpus;
+use super::cpus::MachineCpus;
 use crate::{
     hint::Resource,
     ledger::{KindAccount, NodeAccount},
@@ -21,7 +21,7 @@ pub(super) const CPU: usize = 0;
 
 /// The machine as the search sees it.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct HostModel {
     /// Ids by position.
     pub(super) ids: Vec<NodeId>,
     /// Distances between nodes, row by row. Where the machine does not say one, it is the kernel's default.
@@ -29,7 +29,7 @@ pub(super) struct Host {
     /// By position of a node with CPUs: the memory-only nodes that have none nearer.
     attached: Vec<Vec<usize>>,
     /// CPUs, where they are managed.
-    pub(super) cpus: Option<Cpus>,
+    pub(super) cpus: Option<MachineCpus>,
     /// The accounts of memory while nothing is promised; empty where memory is not managed.
     pub(super) idle: BTreeMap<NodeId, NodeAccount>,
     /// All resources by number.
@@ -47,8 +47,12 @@ pub(super) struct Host {
     nearest: u64,
 }
 
-impl Host {
-    pub(super) fn new(machine: &Machine, cpus: Option<Cpus>, idle: BTreeMap<NodeId, NodeAccount>) -> Self {
+impl HostModel {
+    pub(super) fn new(
+        machine: &Machine,
+        cpus: Option<MachineCpus>,
+        idle: BTreeMap<NodeId, NodeAccount>,
+    ) -> Self {
         let ids: Vec<NodeId> = machine.nodes.keys().copied().collect();
         let between = |from, to| {
             let default = if from == to { LOCAL_DISTANCE } else { REMOTE_DISTANCE };
@@ -73,7 +77,7 @@ impl Host {
         kinds.dedup();
         let resources: Vec<Resource> =
             [Resource::Cpu].into_iter().chain(kinds.iter().map(|&kind| Resource::Memory(kind))).collect();
-        let mut capacity = vec![cpus.as_ref().map_or_else(|| vec![0; ids.len()], Cpus::capacity)];
+        let mut capacity = vec![cpus.as_ref().map_or_else(|| vec![0; ids.len()], MachineCpus::capacity)];
         let of_kind = |kind| column(&ids, &idle, kind, |account| account.allocatable);
         capacity.extend(kinds.iter().map(|&kind| of_kind(kind)));
         let mut sockets: BTreeMap<u32, Vec<usize>> = BTreeMap::new();

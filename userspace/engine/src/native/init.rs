@@ -13,10 +13,10 @@
 use std::collections::BTreeSet;
 
 use super::{
-    decide::{Agreed, Holding, Refused},
-    free_capacity::{Room, Unit},
+    decide::{ContainerRefusal, ContainerShares, ResolvedPolicy},
+    free_capacity::{FreeCapacity, PlacementGroup},
     host::CPU,
-    placement_groups::{Need, Needs},
+    placement_groups::{ContainerNeeds, RequestNeeds},
     rank::{Placement, union},
     refusal::ContainerKind,
     search,
@@ -24,42 +24,46 @@ use super::{
 use crate::policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope};
 
 /// An init container that has no room, and what there was.
-pub(super) struct Short {
-    unit: Unit,
-    room: Room,
+pub(super) struct InitShortage {
+    group: PlacementGroup,
+    free_capacity: FreeCapacity,
 }
 
-impl Short {
+impl InitShortage {
     /// Why it is refused, and at which container.
-    pub(super) fn refusal(self, agreed: &Agreed<'_>) -> Refused {
-        (agreed.no_room(&self.room, &self.unit, ContainerKind::Init), self.unit.container)
+    pub(super) fn refusal(self, policy: &ResolvedPolicy<'_>) -> ContainerRefusal {
+        (policy.refusal_for(&self.free_capacity, &self.group, ContainerKind::Init), self.group.container)
     }
 }
 
 /// The init containers of a request that need something, by their places.
-fn ending(needs: &Needs) -> impl DoubleEndedIterator<Item = (usize, &Need)> {
+fn ending(needs: &RequestNeeds) -> impl DoubleEndedIterator<Item = (usize, &ContainerNeeds)> {
     needs.containers.iter().enumerate().filter(|(_, need)| need.ends && !need.is_nothing())
 }
 
-fn unit(need: &Need) -> Unit {
+fn to_group(need: &ContainerNeeds) -> PlacementGroup {
     let container = Some(need.name.clone());
-    Unit {
+    PlacementGroup {
         container,
         need: need.amounts.clone(),
         devices: Vec::new(),
-        unwished: Vec::new(),
+        not_preferred: Vec::new(),
         named: Vec::new(),
     }
 }
 
 /// Whether each init container of a request has room in what is free, if nothing else is placed of it.
-pub(super) fn check(agreed: &Agreed<'_>, room: &Room, needs: &Needs) -> Result<(), Box<Short>> {
+pub(super) fn check(
+    policy: &ResolvedPolicy<'_>,
+    free_capacity: &FreeCapacity,
+    needs: &RequestNeeds,
+) -> Result<(), Box<InitShortage>> {
     let mut seen = BTreeSet::new();
     for (_, need) in ending(needs).filter(|(_, need)| seen.insert(&need.amounts)) {
-        let unit = unit(need);
-        let found = agreed.candidates(room, &unit);
-        if found.placements.is_empty() && !found.cut_off {
-            return Err(Short { unit, room: room.clone() }.into());
+        let group = to_group(need);
+        let found = policy.candidates(free_capacity, &group);
+        if found.placements.is_empty() && !found.is_incomplete {
+            return Err(InitShortage { group, free_capacity: free_capacity.clone() }.into());
         }
     }
     Ok(())
@@ -67,24 +71,24 @@ pub(super) fn check(agreed: &Agreed<'_>, room: &Room, needs: &Needs) -> Result<(
 
 /// Places the init containers of a request. `room` is what all that runs leaves, `units` where that was placed.
 pub(super) fn place(
-    agreed: &Agreed<'_>,
-    room: &Room,
-    needs: &Needs,
-    units: &[&Placement],
-    result: &mut [Holding],
-) -> Result<(), Box<Short>> {
+    policy: &ResolvedPolicy<'_>,
+    free_capacity: &FreeCapacity,
+    needs: &RequestNeeds,
+    groups: &[&Placement],
+    result: &mut [ContainerShares],
+) -> Result<(), Box<InitShortage>> {
     if ending(needs).next().is_none() {
         return Ok(());
     }
-    let mut room = room.clone();
+    let mut free_capacity = free_capacity.clone();
     // What those have that start later than the one that is placed; they are added as it is their turn.
-    let mut later: Vec<Vec<u64>> = room.free.iter().map(|free| vec![0; free.len()]).collect();
+    let mut later: Vec<Vec<u64>> = free_capacity.free.iter().map(|free| vec![0; free.len()]).collect();
     let mut added = needs.containers.len();
     for (index, need) in ending(needs).rev() {
-        if agreed.work.is_spent() {
-            return Err(Short { unit: unit(need), room }.into());
+        if policy.work.is_spent() {
+            return Err(InitShortage { group: to_group(need), free_capacity }.into());
         }
-        agreed.work.charge(150 + 6 * later.len() * agreed.host.len());
+        policy.work.charge(150 + 6 * later.len() * policy.host.len());
         for holding in &result[index + 1..added] {
             for (resource, shares) in holding.shares.iter().enumerate() {
                 for &(at, share) in shares {
@@ -93,7 +97,7 @@ pub(super) fn place(
             }
         }
         added = index + 1;
-        let mut within = room.clone();
+        let mut within = free_capacity.clone();
         // Whether whole cores add up with those of later containers is seen when they are chosen.
         within.cores.clear();
         for (free, later) in within.free.iter_mut().zip(&later) {
@@ -101,29 +105,29 @@ pub(super) fn place(
                 *free = free.saturating_add(*later);
             }
         }
-        let one = agreed.policy == TopologyManagerPolicy::SingleNumaNode;
-        if one && agreed.scope == TopologyManagerScope::Pod && !units.is_empty() {
-            let nodes = union(units.iter().map(|unit| unit.nodes.as_slice()));
-            let attached = agreed.tiers == Tiers::Attached;
-            within.keep_only(&if attached { search::members(agreed.host, &nodes) } else { nodes });
+        let one = policy.policy == TopologyManagerPolicy::SingleNumaNode;
+        if one && policy.scope == TopologyManagerScope::Pod && !groups.is_empty() {
+            let nodes = union(groups.iter().map(|group| group.nodes.as_slice()));
+            let attached = policy.tiers == Tiers::Attached;
+            within.keep_only(&if attached { search::members(policy.host, &nodes) } else { nodes });
         }
-        let unit = unit(need);
-        let found = agreed.candidates(&within, &unit);
+        let group = to_group(need);
+        let found = policy.candidates(&within, &group);
         // As if nobody used what is withheld: that does not decide which is better.
-        let by_ledger = within.by_ledger();
+        let with_withheld = within.with_withheld();
         let surplus = |placement: &Placement| -> Vec<u64> {
             let beyond = |(resource, shares): (usize, Vec<(usize, u64)>)| {
                 shares.into_iter().map(|(at, share)| share.saturating_sub(later[resource][at])).sum()
             };
-            agreed.work.charge(24 + placement.nodes.len());
-            let taken = by_ledger.shares(agreed.host, &unit, placement);
+            policy.work.charge(24 + placement.nodes.len());
+            let taken = with_withheld.shares(policy.host, &group, placement);
             taken.into_iter().enumerate().map(beyond).collect()
         };
         let Some(best) = found.placements.iter().min_by_key(|placement| surplus(placement)) else {
-            return Err(Short { unit, room: within }.into());
+            return Err(InitShortage { group, free_capacity: within }.into());
         };
-        let mut holding = Holding { sets: best.sets.clone(), ..Holding::default() };
-        for (resource, shares) in within.take(agreed.host, &unit, best).into_iter().enumerate() {
+        let mut holding = ContainerShares { sets: best.sets.clone(), ..ContainerShares::default() };
+        for (resource, shares) in within.take(policy.host, &group, best).into_iter().enumerate() {
             let mut own = Vec::new();
             for (at, share) in shares {
                 let borrowed = share.min(later[resource][at]);
@@ -132,9 +136,10 @@ pub(super) fn place(
                 }
                 if share > borrowed {
                     own.push((at, share - borrowed));
-                    room.free[resource][at] = room.free[resource][at].saturating_sub(share - borrowed);
+                    free_capacity.free[resource][at] =
+                        free_capacity.free[resource][at].saturating_sub(share - borrowed);
                     if resource == CPU {
-                        room.take_cores(at, share - borrowed);
+                        free_capacity.take_cores(at, share - borrowed);
                     }
                 }
             }

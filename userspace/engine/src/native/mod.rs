@@ -29,9 +29,9 @@
 //! |---|---|
 //! | a decision, whatever the request | [`MAX_WORK`]: it is refused then, and says so |
 //! | a search | an eighth of what is left of that; it takes the best found by then, and says that it was cut off |
-//! | sets of several nodes | all that may be the best on up to `EXACT` = 20 nodes; on larger machines `STEPS` = 500 beginnings, and it says that it was cut off |
-//! | placements of a unit that are tried | the best `KEPT` = 8 |
-//! | a plan | `PLAN`, five times a decision; of a set of nodes the `MOVABLE` = 64 smallest containers, and `TARGETS` = 128 sets |
+//! | sets of several nodes | all that may be the best on up to `MAX_EXACT_NODES` = 20 nodes; on larger machines `MAX_STEPS` = 500 beginnings, and it says that it was cut off |
+//! | placements of a unit that are tried | the best `MAX_PLACEMENTS` = 8 |
+//! | a plan | `MAX_PLAN_WORK`, five times a decision; of a set of nodes the `MAX_MOVABLE_GROUPS` = 64 smallest containers, and `MAX_TARGETS` = 128 sets |
 //!
 //! | part | where |
 //! |---|---|
@@ -67,7 +67,7 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use numaward_topology::{Bytes, Machine, NodeId, NumaNode, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use self::{cpus::Cpus, host::Host};
+use self::{cpus::MachineCpus, host::HostModel};
 pub use self::{
     refusal::{ContainerKind, PlacementRefusal},
     work_budget::MAX_WORK,
@@ -76,7 +76,9 @@ use crate::{
     decision::{Cause, Decision, Rejection, ResizeError},
     explain::Explanation,
     hint::NodeIndex,
-    kubelet::{check_machine, check_request, check_reservations, cpu::StaticCpus, memory::StaticMemory},
+    kubelet::{
+        check_machine, check_request, check_reservations, cpu::StaticCpuManager, memory::StaticMemoryManager,
+    },
     ledger::Ledger,
     moves::{PlanError, RebalanceLimits, RebalancePlan},
     policy::{
@@ -119,7 +121,7 @@ pub fn memory_tier(node: &NumaNode) -> Option<MemoryTier> {
 /// The strategy `native`.
 #[derive(Debug)]
 pub struct NativeStrategy {
-    host: Host,
+    host: HostModel,
     policy: TopologyManagerPolicy,
     scope: TopologyManagerScope,
     options: NativeOptions,
@@ -141,7 +143,7 @@ impl NativeStrategy {
             // Nothing is made only where something is wrong.
             (None, None) => {
                 let problem = StartProblem::Machine(MachineProblem::NoNodes);
-                Err(StartError::of(Component::Configuration, StartPhase::New)(problem))
+                Err(StartError::with_context(Component::Configuration, StartPhase::New)(problem))
             }
         }
     }
@@ -162,7 +164,7 @@ impl NativeStrategy {
         let checked =
             check_machine(machine).map_err(StartProblem::from).and_then(|()| check_reservations(config));
         if let Err(problem) = checked {
-            problems.push(StartError::of(Component::Configuration, StartPhase::New)(problem));
+            problems.push(StartError::with_context(Component::Configuration, StartPhase::New)(problem));
             return None;
         }
         let nodes = NodeIndex::new(machine.nodes.keys().copied());
@@ -172,25 +174,25 @@ impl NativeStrategy {
         let idle = match config.memory_manager_policy {
             MemoryManagerPolicy::None => Ok(BTreeMap::new()),
             MemoryManagerPolicy::Static => {
-                StaticMemory::new(machine, &nodes, config).map(|memory| memory.idle().clone())
+                StaticMemoryManager::new(machine, &nodes, config).map(|memory| memory.idle().clone())
             }
         };
         let idle = keep(problems, Component::MemoryManager, idle);
-        let host = Host::new(machine, cpus?, idle?);
+        let host = HostModel::new(machine, cpus?, idle?);
         let (policy, scope) = (topology?.policy, config.topology_manager_scope);
         Some(Self { host, policy, scope, options: options.clone() })
     }
 
     /// The topology policy and scope for these terms.
-    fn agreement(&self, terms: &Terms) -> (TopologyManagerPolicy, TopologyManagerScope) {
+    fn policy_and_scope(&self, terms: &Terms) -> (TopologyManagerPolicy, TopologyManagerScope) {
         (terms.policy.unwrap_or(self.policy), terms.scope.unwrap_or(self.scope))
     }
 
     fn check(&self, terms: &Terms) -> Result<(), StartError> {
-        let (policy, _) = self.agreement(terms);
+        let (policy, _) = self.policy_and_scope(terms);
         let checked = self.host.cpus.as_ref().map_or(Ok(()), |cpus| cpus.manager.check_policy(policy));
         let problem = |problem| {
-            StartError::of(Component::CpuManager, StartPhase::New)(StartProblem::StaticCpu(problem))
+            StartError::with_context(Component::CpuManager, StartPhase::New)(StartProblem::StaticCpu(problem))
         };
         checked.map_err(problem)
     }
@@ -202,18 +204,24 @@ fn keep<T>(
     component: Component,
     result: Result<T, StartProblem>,
 ) -> Option<T> {
-    result.map_err(|problem| problems.push(StartError::of(component, StartPhase::New)(problem))).ok()
+    result
+        .map_err(|problem| problems.push(StartError::with_context(component, StartPhase::New)(problem)))
+        .ok()
 }
 
-fn cpus(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Option<Cpus>, StartProblem> {
+fn cpus(
+    machine: &Machine,
+    nodes: &NodeIndex,
+    config: &PolicyConfig,
+) -> Result<Option<MachineCpus>, StartProblem> {
     let options = &config.cpu_manager_policy_options;
     match config.cpu_manager_policy {
         CpuManagerPolicy::None if options.is_empty() => Ok(None),
         CpuManagerPolicy::None => Err(StartProblem::OptionsWithoutPolicy(options.clone())),
         CpuManagerPolicy::Static => {
-            let manager = StaticCpus::new(machine, nodes, config, config.topology_manager_policy)?;
+            let manager = StaticCpuManager::new(machine, nodes, config, config.topology_manager_policy)?;
             let options = CpuOptions::parse(config).map_err(StartProblem::StaticCpu)?;
-            Ok(Some(Cpus::new(machine, manager, options)))
+            Ok(Some(MachineCpus::new(machine, manager, options)))
         }
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use numaward_topology::{NodeId, NodeSet, ZoneKind};
 
 use super::{
-    free_capacity::{Room, Unit},
-    host::{CPU, Host},
+    free_capacity::{FreeCapacity, PlacementGroup},
+    host::{CPU, HostModel},
     refusal::PlacementRefusal,
 };
 use crate::{
@@ -20,13 +20,13 @@ use crate::{
 
 /// What each container of a request needs, by resource; in the order in which they start.
 #[derive(Clone, Debug)]
-pub(super) struct Needs {
-    pub(super) containers: Vec<Need>,
+pub(super) struct RequestNeeds {
+    pub(super) containers: Vec<ContainerNeeds>,
 }
 
 /// What a container needs.
 #[derive(Clone, Debug)]
-pub(super) struct Need {
+pub(super) struct ContainerNeeds {
     pub(super) name: ContainerName,
     /// By resource.
     pub(super) amounts: Vec<u64>,
@@ -34,14 +34,14 @@ pub(super) struct Need {
     pub(super) ends: bool,
 }
 
-impl Need {
+impl ContainerNeeds {
     pub(super) fn is_nothing(&self) -> bool {
         self.amounts.iter().all(|&amount| amount == 0)
     }
 }
 
-impl Needs {
-    pub(super) fn new(host: &Host, request: &Request, terms: &Terms) -> Result<Self, PlacementRefusal> {
+impl RequestNeeds {
+    pub(super) fn new(host: &HostModel, request: &Request, terms: &Terms) -> Result<Self, PlacementRefusal> {
         let guaranteed = request.qos() == QosClass::Guaranteed || terms.without_memory;
         let ends = |init: &ContainerRequest| !init.restartable;
         let init = request.init_containers.iter().map(|init| (init, ends(init)));
@@ -51,14 +51,14 @@ impl Needs {
             if guaranteed || terms.burstable {
                 fill(host, container, guaranteed, terms, &mut amounts)?;
             }
-            Ok(Need { name: container.name.clone(), amounts, ends })
+            Ok(ContainerNeeds { name: container.name.clone(), amounts, ends })
         });
         Ok(Self { containers: containers.collect::<Result<_, PlacementRefusal>>()? })
     }
 }
 
 fn fill(
-    host: &Host,
+    host: &HostModel,
     container: &ContainerRequest,
     guaranteed: bool,
     terms: &Terms,
@@ -83,14 +83,14 @@ fn fill(
 }
 
 /// What is placed together, the largest first, each with the containers that it is made of.
-pub(super) fn units(
-    host: &Host,
-    room: &Room,
-    needs: &Needs,
+pub(super) fn group_containers(
+    host: &HostModel,
+    free_capacity: &FreeCapacity,
+    needs: &RequestNeeds,
     policy: TopologyManagerPolicy,
     scope: TopologyManagerScope,
-    wishes: &Wishes<'_>,
-) -> Result<Vec<(Unit, Vec<usize>)>, PlacementRefusal> {
+    wishes: &NodePreferences<'_>,
+) -> Result<Vec<(PlacementGroup, Vec<usize>)>, PlacementRefusal> {
     let running: Vec<usize> = (0..needs.containers.len())
         .filter(|&index| !needs.containers[index].ends && !needs.containers[index].is_nothing())
         .collect();
@@ -110,27 +110,27 @@ pub(super) fn units(
             [one] => Some((*one).clone()),
             _ => None,
         };
-        return Ok(vec![(wishes.unit(host, container, sum, &names), running)]);
+        return Ok(vec![(wishes.to_group(host, container, sum, &names), running)]);
     }
-    let unit = |index: usize| {
+    let group = |index: usize| {
         let need = &needs.containers[index];
-        (wishes.unit(host, Some(need.name.clone()), need.amounts.clone(), &[&need.name]), vec![index])
+        (wishes.to_group(host, Some(need.name.clone()), need.amounts.clone(), &[&need.name]), vec![index])
     };
-    let mut units: Vec<(Unit, Vec<usize>)> = running.into_iter().map(unit).collect();
-    units.sort_by_cached_key(|(unit, of)| (std::cmp::Reverse(unit.dominant_share(room)), of[0]));
-    Ok(units)
+    let mut groups: Vec<(PlacementGroup, Vec<usize>)> = running.into_iter().map(group).collect();
+    groups.sort_by_cached_key(|(group, of)| (std::cmp::Reverse(group.dominant_share(free_capacity)), of[0]));
+    Ok(groups)
 }
 
 /// Where the containers of an owner would like to be.
-pub(super) struct Wishes<'a> {
+pub(super) struct NodePreferences<'a> {
     terms: &'a Terms,
     /// Nodes of those it wants to be with, and apart from.
     with: NodeSet,
     apart: NodeSet,
 }
 
-impl<'a> Wishes<'a> {
-    pub(super) fn new(ledger: &Ledger, owner: &OwnerId, terms: &'a Terms, host: &Host) -> Self {
+impl<'a> NodePreferences<'a> {
+    pub(super) fn new(ledger: &Ledger, owner: &OwnerId, terms: &'a Terms, host: &HostModel) -> Self {
         let nodes_of = |selectors: &std::collections::BTreeSet<String>| {
             let mut nodes = NodeSet::new();
             if selectors.is_empty() {
@@ -156,38 +156,43 @@ impl<'a> Wishes<'a> {
         Self { terms, with: nodes_of(&terms.with), apart: nodes_of(&terms.apart) }
     }
 
-    fn unit(
+    fn to_group(
         &self,
-        host: &Host,
+        host: &HostModel,
         container: Option<ContainerName>,
         need: Vec<u64>,
         names: &[&ContainerName],
-    ) -> Unit {
+    ) -> PlacementGroup {
         let all = |of: &BTreeMap<ContainerName, NodeSet>| -> NodeSet {
             names.iter().filter_map(|name| of.get(*name)).flat_map(NodeSet::iter).collect()
         };
         let devices = host.positions(&all(&self.terms.preferences.devices));
         let mut preferred = all(&self.terms.preferences.preferred);
         preferred.extend(self.with.iter());
-        let mut unwished = Vec::new();
+        let mut not_preferred = Vec::new();
         if !preferred.is_empty() || !self.apart.is_empty() {
             let is_unwished = |&node: &NodeId| {
                 !preferred.is_empty() && !preferred.contains(node) || self.apart.contains(node)
             };
-            unwished = host.ids.iter().map(is_unwished).collect();
+            not_preferred = host.ids.iter().map(is_unwished).collect();
         }
         let all = self.terms.preferences.devices.values().chain(self.terms.preferences.preferred.values());
         let all = all.chain([&self.with, &self.apart]).flat_map(NodeSet::iter).collect();
-        Unit { container, need, devices, unwished, named: host.positions(&all) }
+        PlacementGroup { container, need, devices, not_preferred, named: host.positions(&all) }
     }
 }
 
 /// Takes away what a request does not want: other nodes than it names, and memory of other tiers.
-pub(super) fn only_wanted(host: &Host, room: &mut Room, terms: &Terms, tiers: &BTreeMap<NodeId, MemoryTier>) {
+pub(super) fn close_unwanted_nodes(
+    host: &HostModel,
+    free_capacity: &mut FreeCapacity,
+    terms: &Terms,
+    tiers: &BTreeMap<NodeId, MemoryTier>,
+) {
     for at in (0..host.len()).filter(|&at| !terms.nodes.is_empty() && !terms.nodes.contains(host.id(at))) {
         for number in 0..host.resources.len() {
-            room.close(number, at);
-            room.capacity[number][at] = 0;
+            free_capacity.close(number, at);
+            free_capacity.capacity[number][at] = 0;
         }
     }
     if terms.memory_tiers.is_empty() {
@@ -202,8 +207,8 @@ pub(super) fn only_wanted(host: &Host, room: &mut Room, terms: &Terms, tiers: &B
         }
         for (number, resource) in host.resources.iter().enumerate() {
             if matches!(resource, Resource::Memory(ZoneKind::Memory | ZoneKind::Hugepages(_))) {
-                room.close(number, at);
-                room.capacity[number][at] = 0;
+                free_capacity.close(number, at);
+                free_capacity.capacity[number][at] = 0;
             }
         }
     }

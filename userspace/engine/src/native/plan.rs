@@ -18,11 +18,11 @@ use numaward_topology::{Bytes, CpuSet};
 
 use super::{
     NativeStrategy, accounts,
-    free_capacity::{Room, Unit},
+    free_capacity::{FreeCapacity, PlacementGroup},
     host::CPU,
-    placement_groups::{self, Need, Needs, Wishes},
-    search::{self, Rule},
-    work_budget::{Share, Work},
+    placement_groups::{self, ContainerNeeds, NodePreferences, RequestNeeds},
+    search::{self, NodeCountRule},
+    work_budget::{WorkBudget, WorkShare},
 };
 use crate::{
     decision::{Decision, Grant, Rejection},
@@ -37,16 +37,16 @@ use crate::{
 };
 
 /// As much as a plan may look at, in the measure of [`super::MAX_WORK`]: about 50 ms.
-const PLAN: u64 = 10_000_000;
+const MAX_PLAN_WORK: u64 = 10_000_000;
 /// What it costs to try a group, besides the decisions, for each node and eight owners.
-const TRY: usize = 2_500;
+const TRY_COST: usize = 2_500;
 /// As many movable containers of a set of nodes are looked at, the smallest ones.
-const MOVABLE: usize = 64;
+const MAX_MOVABLE_GROUPS: usize = 64;
 /// As many sets of nodes are looked at.
-const TARGETS: usize = 128;
+const MAX_TARGETS: usize = 128;
 
 /// What moves together.
-struct Movable {
+struct MovableGroup {
     owner: OwnerId,
     containers: Vec<ContainerName>,
     bytes: u64,
@@ -55,17 +55,17 @@ struct Movable {
 }
 
 /// Who needs a place: a request, or one that is moved.
-struct Newcomer<'a> {
+struct PlacementTask<'a> {
     owner: OwnerId,
     request: Option<&'a Request>,
-    needs: Needs,
+    needs: RequestNeeds,
     terms: &'a Terms,
 }
 
 /// What a search for a plan may still do.
 #[derive(Clone)]
-struct Effort<'a> {
-    work: Share<'a>,
+struct PlanBudget<'a> {
+    work: WorkShare<'a>,
     moves: usize,
     /// Memory that may move.
     bytes: u64,
@@ -75,7 +75,7 @@ struct Effort<'a> {
     frozen: BTreeSet<(OwnerId, ContainerName)>,
 }
 
-impl Effort<'_> {
+impl PlanBudget<'_> {
     /// Goes back to what could be done before, but for the work.
     fn undo<T>(&mut self, before: Self) -> Option<T> {
         *self = before;
@@ -121,8 +121,8 @@ impl NativeStrategy {
         if limits.moves == 0 || self.check(terms).is_err() {
             return None;
         }
-        let needs = Needs::new(&self.host, request, terms).ok()?;
-        let newcomer = Newcomer { owner: request.owner.clone(), request: Some(request), needs, terms };
+        let needs = RequestNeeds::new(&self.host, request, terms).ok()?;
+        let task = PlacementTask { owner: request.owner.clone(), request: Some(request), needs, terms };
         let containers =
             |owner: &OwnerId| ledger.owner(owner).map(|account| account.containers.keys().cloned());
         let kept: BTreeSet<_> = limits
@@ -130,17 +130,17 @@ impl NativeStrategy {
             .iter()
             .flat_map(|owner| containers(owner).into_iter().flatten().map(|name| (owner.clone(), name)))
             .collect();
-        let work = Work::up_to(PLAN);
+        let work = WorkBudget::up_to(MAX_PLAN_WORK);
         for (chains, work) in [(false, work.all().half()), (true, work.all())] {
             let mut search =
-                Effort { work, moves: limits.moves, bytes: limits.bytes.0, chains, frozen: kept.clone() };
+                PlanBudget { work, moves: limits.moves, bytes: limits.bytes.0, chains, frozen: kept.clone() };
             let accept = |after: Ledger| {
                 let moves = moved(ledger, &after, &request.owner);
                 // An order in which each has room on both sides.
                 let ordered = limits.in_order.then(|| self.in_order(ledger, &moves, &work));
                 Some((ordered.unwrap_or(Some(moves))?, after))
             };
-            let found = self.make_room(ledger, &newcomer, &mut search, &accept);
+            let found = self.free_capacity_by_moves(ledger, &task, &mut search, &accept);
             let Some((moves, after)) = found else { continue };
             let bytes = Bytes(moves.iter().fold(0, |sum, of| sum.saturating_add(of.bytes.0)));
             let account = after.owner(&request.owner)?;
@@ -161,7 +161,7 @@ impl NativeStrategy {
         &self,
         ledger: &Ledger,
         moves: &[ContainerMove],
-        work: &Share<'_>,
+        work: &WorkShare<'_>,
     ) -> Option<Vec<ContainerMove>> {
         let cost = self.cost(ledger) / 4;
         let steps = usize::try_from(work.left()).unwrap_or(usize::MAX).div_ceil(cost);
@@ -173,41 +173,57 @@ impl NativeStrategy {
 
     /// What it costs to try a change of a ledger.
     fn cost(&self, ledger: &Ledger) -> usize {
-        TRY * (self.host.len() + ledger.owners().count() / 8).max(1)
+        TRY_COST * (self.host.len() + ledger.owners().count() / 8).max(1)
     }
 
     /// The unit of a request that has no room, and what is free when those before it have their places.
-    fn without_room(&self, ledger: &Ledger, newcomer: &Newcomer<'_>) -> Option<(Unit, Room)> {
-        let Newcomer { owner, needs, terms, .. } = newcomer;
-        let work = Work::default();
-        let agreed = self.agreed(terms, &work);
-        let mut room = self.room(ledger, terms);
-        let wishes = Wishes::new(ledger, owner, terms, &self.host);
-        let units =
-            placement_groups::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes).ok()?;
-        for (unit, _) in units {
-            let found = agreed.candidates(&room, &unit);
-            let Some(best) = found.placements.first() else { return Some((unit, room)) };
-            room.take(&self.host, &unit, best);
+    fn find_group_without_capacity(
+        &self,
+        ledger: &Ledger,
+        task: &PlacementTask<'_>,
+    ) -> Option<(PlacementGroup, FreeCapacity)> {
+        let PlacementTask { owner, needs, terms, .. } = task;
+        let work = WorkBudget::default();
+        let policy = self.resolve_policy(terms, &work);
+        let mut free_capacity = self.free_capacity(ledger, terms);
+        let wishes = NodePreferences::new(ledger, owner, terms, &self.host);
+        let groups = placement_groups::group_containers(
+            &self.host,
+            &free_capacity,
+            needs,
+            policy.policy,
+            policy.scope,
+            &wishes,
+        )
+        .ok()?;
+        for (group, _) in groups {
+            let found = policy.candidates(&free_capacity, &group);
+            let Some(best) = found.placements.first() else { return Some((group, free_capacity)) };
+            free_capacity.take(&self.host, &group, best);
         }
         // All that runs has room: an init container has none.
         let init = needs.containers.iter().filter(|need| need.ends);
         let largest = init.max_by_key(|need| need.amounts.clone())?;
-        let unit = Unit {
+        let group = PlacementGroup {
             container: Some(largest.name.clone()),
             need: largest.amounts.clone(),
             devices: Vec::new(),
-            unwished: Vec::new(),
+            not_preferred: Vec::new(),
             named: Vec::new(),
         };
-        Some((unit, self.room(ledger, terms)))
+        Some((group, self.free_capacity(ledger, terms)))
     }
 
     /// All that may be moved for a newcomer.
-    fn movable(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, search: &Effort<'_>) -> Vec<Movable> {
+    fn movable(
+        &self,
+        ledger: &Ledger,
+        task: &PlacementTask<'_>,
+        search: &PlanBudget<'_>,
+    ) -> Vec<MovableGroup> {
         let mut movable = Vec::new();
         let cpus = self.host.cpus.as_ref().map(|cpus| (cpus, cpus.free(ledger)));
-        for (owner, account) in ledger.owners().filter(|(owner, _)| **owner != newcomer.owner) {
+        for (owner, account) in ledger.owners().filter(|(owner, _)| **owner != task.owner) {
             let Some(request) = account.request.as_ref().filter(|_| !account.terms.immovable) else {
                 continue;
             };
@@ -219,7 +235,7 @@ impl NativeStrategy {
             {
                 continue;
             }
-            let (policy, scope) = self.agreement(&account.terms);
+            let (policy, scope) = self.policy_and_scope(&account.terms);
             let names: Vec<ContainerName> = account.containers.keys().cloned().collect();
             let together = scope == TopologyManagerScope::Pod && policy != TopologyManagerPolicy::None;
             if names.iter().any(|name| search.frozen.contains(&(owner.clone(), name.clone()))) {
@@ -234,7 +250,7 @@ impl NativeStrategy {
                 if let Some((cpus, free)) = &cpus {
                     // A core can become whole by what is free of it already.
                     let after = held().fold(free.clone(), |free, held| &free | &held.held_cpus());
-                    let wanted = |of: &CpuSet| cpus.count(&cpus.wanted(of, newcomer.terms));
+                    let wanted = |of: &CpuSet| cpus.count(&cpus.wanted(of, task.terms));
                     let more = wanted(&after).into_iter().zip(wanted(free));
                     leaves[CPU] = more.map(|(after, before)| after.saturating_sub(before)).collect();
                 }
@@ -246,7 +262,7 @@ impl NativeStrategy {
                         .flat_map(|nodes| nodes.values())
                         .fold(bytes, |sum, of| sum.saturating_add(of.0));
                 }
-                movable.push(Movable { owner: owner.clone(), containers, bytes, leaves });
+                movable.push(MovableGroup { owner: owner.clone(), containers, bytes, leaves });
             }
         }
         movable
@@ -265,13 +281,20 @@ impl NativeStrategy {
     }
 
     /// The sets of nodes to which a unit could go.
-    fn targets(&self, unit: &Unit, room: &Room, terms: &Terms, movable: &[Movable]) -> Vec<Vec<usize>> {
+    fn targets(
+        &self,
+        group: &PlacementGroup,
+        free_capacity: &FreeCapacity,
+        terms: &Terms,
+        movable: &[MovableGroup],
+    ) -> Vec<Vec<usize>> {
         let all: Vec<usize> = (0..self.host.len()).collect();
-        let (sizes, with_attached) = match self.agreed(terms, &Work::default()).rule(room, unit) {
-            Some(Rule::Sized { sizes, with_attached }) => (sizes, with_attached),
-            Some(Rule::Anywhere) => return vec![all],
-            None => return Vec::new(),
-        };
+        let (sizes, with_attached) =
+            match self.resolve_policy(terms, &WorkBudget::default()).rule(free_capacity, group) {
+                Some(NodeCountRule::Sized { sizes, with_attached }) => (sizes, with_attached),
+                Some(NodeCountRule::Anywhere) => return vec![all],
+                None => return Vec::new(),
+            };
         let mut targets = Vec::new();
         for (sizes, attached) in [(Some(sizes), false), (with_attached, true)] {
             let Some(size) = sizes.and_then(|sizes| sizes.into_iter().max()) else { continue };
@@ -279,7 +302,7 @@ impl NativeStrategy {
                 all.iter().copied().filter(|&at| !attached || self.host.has_cpus(at)).collect();
             let mut add = |set: &[usize]| {
                 let set = if attached { search::members(&self.host, set) } else { set.to_vec() };
-                if targets.len() < TARGETS && !targets.contains(&set) {
+                if targets.len() < MAX_TARGETS && !targets.contains(&set) {
                     targets.push(set);
                 }
             };
@@ -290,11 +313,11 @@ impl NativeStrategy {
                 let weight = |at: usize| {
                     let could = |resource: usize| {
                         let leaves: u64 = movable.iter().map(|of| of.leaves[resource][at]).sum();
-                        let most = unit.need[resource].max(1);
-                        u128::from(room.free[resource][at].saturating_add(leaves).min(most)) * 1024
+                        let most = group.need[resource].max(1);
+                        u128::from(free_capacity.free[resource][at].saturating_add(leaves).min(most)) * 1024
                             / u128::from(most)
                     };
-                    unit.resources().map(could).sum::<u128>()
+                    group.resources().map(could).sum::<u128>()
                 };
                 for &root in &items {
                     let mut near: Vec<usize> = items.iter().copied().filter(|&at| at != root).collect();
@@ -312,24 +335,25 @@ impl NativeStrategy {
     /// Groups whose leaving gives a unit enough on paper, by bytes.
     fn groups(
         &self,
-        unit: &Unit,
-        room: &Room,
+        group: &PlacementGroup,
+        free_capacity: &FreeCapacity,
         terms: &Terms,
-        movable: &[Movable],
-        search: &Effort<'_>,
+        movable: &[MovableGroup],
+        search: &PlanBudget<'_>,
     ) -> BTreeSet<(u64, Vec<usize>)> {
         let mut groups = BTreeSet::new();
         // Most of it is for trying them.
         let share = search.work.half().half().half();
-        for target in self.targets(unit, room, terms, movable) {
+        for target in self.targets(group, free_capacity, terms, movable) {
             // What it may not use there does not count.
             let sum = |resource: usize, column: &[u64]| {
-                let allowed = target.iter().filter(|&&at| room.capacity[resource][at] > 0);
+                let allowed = target.iter().filter(|&&at| free_capacity.capacity[resource][at] > 0);
                 allowed.fold(0u64, |sum, &at| sum.saturating_add(column[at]))
             };
-            let missing =
-                |(resource, need): (usize, &u64)| need.saturating_sub(sum(resource, &room.free[resource]));
-            let missing: Vec<u64> = unit.need.iter().enumerate().map(missing).collect();
+            let missing = |(resource, need): (usize, &u64)| {
+                need.saturating_sub(sum(resource, &free_capacity.free[resource]))
+            };
+            let missing: Vec<u64> = group.need.iter().enumerate().map(missing).collect();
             // On more than one node what is missing is not a question of sums alone.
             let any = missing.iter().all(|&missing| missing == 0);
             let mut there: Vec<(usize, Vec<u64>)> = Vec::new();
@@ -343,7 +367,7 @@ impl NativeStrategy {
                 }
             }
             there.sort_by_key(|(index, _)| (movable[*index].bytes, *index));
-            there.truncate(MOVABLE);
+            there.truncate(MAX_MOVABLE_GROUPS);
             let mut chosen = Vec::new();
             collect(&there, movable, &missing, search.moves, &mut chosen, &share, &mut groups);
         }
@@ -355,9 +379,9 @@ impl NativeStrategy {
     fn try_group(
         &self,
         ledger: &Ledger,
-        newcomer: &Newcomer<'_>,
-        group: &[&Movable],
-        search: &mut Effort<'_>,
+        task: &PlacementTask<'_>,
+        group: &[&MovableGroup],
+        search: &mut PlanBudget<'_>,
     ) -> Option<Ledger> {
         if search.work.is_spent() {
             return None;
@@ -373,8 +397,8 @@ impl NativeStrategy {
                 accounts::release(&self.host, &mut next, &of.owner, container);
             }
         }
-        let mut next = self.settle(&next, newcomer, &search.work)?;
-        let mut order: Vec<(u128, &&Movable)> = group.iter().map(|of| (self.share(of), of)).collect();
+        let mut next = self.try_place(&next, task, &search.work)?;
+        let mut order: Vec<(u128, &&MovableGroup)> = group.iter().map(|of| (self.share(of), of)).collect();
         order.sort_by_key(|(share, of)| (std::cmp::Reverse(*share), &of.owner, &of.containers));
         let before = search.clone();
         search.moves -= group.len();
@@ -383,9 +407,11 @@ impl NativeStrategy {
             group.iter().flat_map(|of| of.containers.iter().map(|name| (of.owner.clone(), name.clone()))),
         );
         for (_, of) in order {
-            let Some(again) = self.again(ledger, of) else { return search.undo(before) };
-            let placed = match self.settle(&next, &again, &search.work) {
-                None if search.chains => self.make_room(&next, &again, search, &|after| Some(after)),
+            let Some(again) = self.task_for_group(ledger, of) else { return search.undo(before) };
+            let placed = match self.try_place(&next, &again, &search.work) {
+                None if search.chains => {
+                    self.free_capacity_by_moves(&next, &again, search, &|after| Some(after))
+                }
                 placed => placed,
             };
             match placed {
@@ -401,7 +427,7 @@ impl NativeStrategy {
     }
 
     /// A container that is moved, as a newcomer.
-    fn again<'a>(&self, ledger: &'a Ledger, of: &Movable) -> Option<Newcomer<'a>> {
+    fn task_for_group<'a>(&self, ledger: &'a Ledger, of: &MovableGroup) -> Option<PlacementTask<'a>> {
         let account = ledger.owner(&of.owner)?;
         let need = |name: &ContainerName| {
             let held = account.containers.get(name)?;
@@ -410,31 +436,30 @@ impl NativeStrategy {
             let mut amounts: Vec<u64> = columns.iter().map(|column| column.iter().sum()).collect();
             // Hidden ones come with them.
             amounts[CPU] = held.cpus.as_ref().map_or(0, |cpus| cpus.len() as u64);
-            Some(Need { name: name.clone(), amounts, ends: false })
+            Some(ContainerNeeds { name: name.clone(), amounts, ends: false })
         };
-        let needs = Needs { containers: of.containers.iter().map(need).collect::<Option<_>>()? };
-        Some(Newcomer { owner: of.owner.clone(), request: None, needs, terms: &account.terms })
+        let needs = RequestNeeds { containers: of.containers.iter().map(need).collect::<Option<_>>()? };
+        Some(PlacementTask { owner: of.owner.clone(), request: None, needs, terms: &account.terms })
     }
 
     /// Places a newcomer where there is room.
-    fn settle(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, work: &Share<'_>) -> Option<Ledger> {
-        if let Some(request) = newcomer.request {
-            let decision = self.admit_watched(ledger, request, newcomer.terms, &|_| {});
+    fn try_place(&self, ledger: &Ledger, task: &PlacementTask<'_>, work: &WorkShare<'_>) -> Option<Ledger> {
+        if let Some(request) = task.request {
+            let decision = self.admit_watched(ledger, request, task.terms, &|_| {});
             work.charge(usize::try_from(decision.explanation.work).unwrap_or(usize::MAX));
             return decision.outcome.is_ok().then_some(decision.ledger);
         }
-        let (placed, explanation) =
-            self.place(ledger, &newcomer.owner, &newcomer.needs, newcomer.terms, &|_| {});
+        let (placed, explanation) = self.place(ledger, &task.owner, &task.needs, task.terms, &|_| {});
         work.charge(usize::try_from(explanation.work).unwrap_or(usize::MAX));
         let mut next = ledger.clone();
-        for (need, allocation) in newcomer.needs.containers.iter().zip(placed.ok()?) {
-            accounts::hold(&mut next, &newcomer.owner, &need.name, allocation);
+        for (need, allocation) in task.needs.containers.iter().zip(placed.ok()?) {
+            accounts::charge_allocation(&mut next, &task.owner, &need.name, allocation);
         }
         Some(next)
     }
 
     /// The largest share of the machine that leaves with one.
-    fn share(&self, of: &Movable) -> u128 {
+    fn share(&self, of: &MovableGroup) -> u128 {
         let share = |(leaves, capacity): (&Vec<u64>, &Vec<u64>)| {
             let sum = |column: &[u64]| column.iter().map(|&of| u128::from(of)).sum::<u128>();
             sum(leaves) * 1_000_000 / sum(capacity).max(1)
@@ -443,35 +468,35 @@ impl NativeStrategy {
     }
 
     /// What is accepted first of the ledgers in which a newcomer has its place, after moves.
-    fn make_room<T>(
+    fn free_capacity_by_moves<T>(
         &self,
         ledger: &Ledger,
-        newcomer: &Newcomer<'_>,
-        search: &mut Effort<'_>,
+        task: &PlacementTask<'_>,
+        search: &mut PlanBudget<'_>,
         accept: &dyn Fn(Ledger) -> Option<T>,
     ) -> Option<T> {
         if search.moves == 0 {
             return None;
         }
-        let (unit, room) = self.without_room(ledger, newcomer)?;
+        let (group, free_capacity) = self.find_group_without_capacity(ledger, task)?;
         // Moves make no room on the whole machine, though they may where the newcomer has to be.
-        let all = Room::new(&self.host, ledger, &Terms::default()).free;
+        let all = FreeCapacity::new(&self.host, ledger, &Terms::default()).free;
         let enough = |resource: usize| {
             let free = all[resource].iter().fold(0u64, |sum, &free| sum.saturating_add(free));
-            free >= unit.need[resource]
+            free >= group.need[resource]
         };
-        if !unit.resources().all(enough) {
+        if !group.resources().all(enough) {
             return None;
         }
-        let movable = self.movable(ledger, newcomer, search);
-        let groups = self.groups(&unit, &room, newcomer.terms, &movable, search);
+        let movable = self.movable(ledger, task, search);
+        let groups = self.groups(&group, &free_capacity, task.terms, &movable, search);
         for (_, group) in groups {
             if search.work.is_spent() {
                 return None;
             }
-            let members: Vec<&Movable> = group.iter().map(|&index| &movable[index]).collect();
+            let members: Vec<&MovableGroup> = group.iter().map(|&index| &movable[index]).collect();
             let before = search.clone();
-            let Some(next) = self.try_group(ledger, newcomer, &members, search) else { continue };
+            let Some(next) = self.try_group(ledger, task, &members, search) else { continue };
             match accept(next) {
                 Some(accepted) => return Some(accepted),
                 None => drop(search.undo::<()>(before)),
@@ -484,7 +509,7 @@ impl NativeStrategy {
 /// Whether there are no more sets of so many of the nodes than are looked at.
 fn fits(nodes: usize, size: usize) -> bool {
     let sets = (0..size.min(nodes - size.min(nodes))).try_fold(1usize, |sets, index| {
-        Some(sets.checked_mul(nodes - index)? / (index + 1)).filter(|&sets| sets <= TARGETS)
+        Some(sets.checked_mul(nodes - index)? / (index + 1)).filter(|&sets| sets <= MAX_TARGETS)
     });
     sets.is_some()
 }
@@ -492,11 +517,11 @@ fn fits(nodes: usize, size: usize) -> bool {
 /// Adds all groups that begin with those chosen and give what is missing.
 fn collect(
     there: &[(usize, Vec<u64>)],
-    movable: &[Movable],
+    movable: &[MovableGroup],
     missing: &[u64],
     moves: usize,
     chosen: &mut Vec<usize>,
-    share: &Share<'_>,
+    share: &WorkShare<'_>,
     groups: &mut BTreeSet<(u64, Vec<usize>)>,
 ) {
     for (place, (index, leaves)) in there.iter().enumerate() {
@@ -520,8 +545,8 @@ fn collect(
 }
 
 /// What moved between two ledgers to make room for somebody, who may hold something already.
-fn moved(before: &Ledger, after: &Ledger, newcomer: &OwnerId) -> Vec<ContainerMove> {
-    let others = before.allocations().filter(|(owner, ..)| *owner != newcomer);
+fn moved(before: &Ledger, after: &Ledger, task: &OwnerId) -> Vec<ContainerMove> {
+    let others = before.allocations().filter(|(owner, ..)| *owner != task);
     let moves = others.filter_map(|(owner, container, from)| {
         let to = after.allocation(owner, container)?;
         (from != to).then(|| ContainerMove {

@@ -18,8 +18,8 @@
 use std::cmp::Ordering;
 
 use super::{
-    free_capacity::{Room, Unit},
-    host::{CPU, Host},
+    free_capacity::{FreeCapacity, PlacementGroup},
+    host::{CPU, HostModel},
 };
 use crate::placement_search::Rank;
 
@@ -46,7 +46,7 @@ impl Ord for Placement {
 }
 
 /// What the ledger has free on a node: what is offered and what is withheld.
-fn in_ledger(free: &[u64], withheld: &[u64], at: usize) -> u64 {
+fn free_and_withheld(free: &[u64], withheld: &[u64], at: usize) -> u64 {
     free[at].saturating_add(withheld.get(at).copied().unwrap_or(0))
 }
 
@@ -58,7 +58,7 @@ pub(super) fn split(free: &[u64], withheld: &[u64], set: &[usize], mut needed: u
         return vec![(*at, needed)];
     }
     let mut order: Vec<usize> = set.to_vec();
-    order.sort_by_key(|&at| (in_ledger(free, withheld, at), at));
+    order.sort_by_key(|&at| (free_and_withheld(free, withheld, at), at));
     let mut shares = Vec::with_capacity(order.len());
     for at in order {
         let share = free[at].min(needed);
@@ -73,22 +73,25 @@ pub(super) fn split(free: &[u64], withheld: &[u64], set: &[usize], mut needed: u
 
 /// What of a resource comes from which node.
 pub(super) fn amounts(
-    host: &Host,
-    room: &Room,
+    host: &HostModel,
+    free_capacity: &FreeCapacity,
     resource: usize,
     set: &[usize],
     needed: u64,
 ) -> Vec<(usize, u64)> {
     match &host.cpus {
         Some(cpus) if resource == CPU => {
-            let whole = if room.cores.is_empty() { None } else { room.whole_cores(set, needed) };
-            whole.unwrap_or_else(|| cpus.split(&room.free[CPU], set, needed, room.cpus_at_once))
+            let whole =
+                if free_capacity.cores.is_empty() { None } else { free_capacity.whole_cores(set, needed) };
+            whole.unwrap_or_else(|| {
+                cpus.split(&free_capacity.free[CPU], set, needed, free_capacity.cpu_granularity)
+            })
         }
-        _ => split(&room.free[resource], room.withheld_of(resource), set, needed),
+        _ => split(&free_capacity.free[resource], free_capacity.withheld_of(resource), set, needed),
     }
 }
 
-pub(super) fn pairs(host: &Host, set: &[usize]) -> u64 {
+pub(super) fn pairs(host: &HostModel, set: &[usize]) -> u64 {
     let mut sum = 0;
     for (index, &from) in set.iter().enumerate() {
         for &to in &set[index + 1..] {
@@ -98,7 +101,7 @@ pub(super) fn pairs(host: &Host, set: &[usize]) -> u64 {
     sum
 }
 
-fn between(host: &Host, from: &[usize], to: &[usize]) -> u64 {
+fn between(host: &HostModel, from: &[usize], to: &[usize]) -> u64 {
     from.iter().map(|&from| to.iter().map(|&to| host.distance(from, to)).sum::<u64>()).sum()
 }
 
@@ -116,25 +119,25 @@ pub(super) fn union<'a>(sets: impl IntoIterator<Item = &'a [usize]>) -> Vec<usiz
 }
 
 /// What is known of the rank of all placements on just these nodes, with so many of all resources.
-pub(super) fn lead(host: &Host, unit: &Unit, nodes: &[usize], per_resource: u64) -> Rank {
+pub(super) fn lead(host: &HostModel, group: &PlacementGroup, nodes: &[usize], per_resource: u64) -> Rank {
     let count = |len: usize| len as u64;
     let mut lead = Rank {
         nodes: count(nodes.len()),
         nodes_per_resource: per_resource,
-        unwished: count(nodes.iter().filter(|&&at| unit.unwished.get(at) == Some(&true)).count()),
+        not_preferred: count(nodes.iter().filter(|&&at| group.not_preferred.get(at) == Some(&true)).count()),
         ..Rank::default()
     };
-    if !unit.devices.is_empty() {
-        lead.nodes += count(unit.devices.iter().filter(|at| !nodes.contains(at)).count());
-        lead.from_devices = between(host, &unit.devices, nodes);
+    if !group.devices.is_empty() {
+        lead.nodes += count(group.devices.iter().filter(|at| !nodes.contains(at)).count());
+        lead.from_devices = between(host, &group.devices, nodes);
     }
     lead
 }
 
 /// The rank of where each resource is, but for what it strands, and all its nodes.
-pub(super) fn rank(host: &Host, unit: &Unit, sets: &[&[usize]]) -> (Rank, Vec<usize>) {
+pub(super) fn rank(host: &HostModel, group: &PlacementGroup, sets: &[&[usize]]) -> (Rank, Vec<usize>) {
     let nodes = union(sets.iter().copied());
-    let mut rank = lead(host, unit, &nodes, sets.iter().map(|set| set.len() as u64).sum());
+    let mut rank = lead(host, group, &nodes, sets.iter().map(|set| set.len() as u64).sum());
     let (cpus, memory) = (sets[CPU], &sets[CPU + 1..]);
     if nodes.len() > 1 {
         // Mostly all memory is on the same nodes.
@@ -156,24 +159,33 @@ pub(super) fn rank(host: &Host, unit: &Unit, sets: &[&[usize]]) -> (Rank, Vec<us
 }
 
 /// By how much the sum of free CPUs times free memory goes down.
-pub(super) fn stranded(host: &Host, room: &Room, unit: &Unit, sets: &[&[usize]], nodes: &[usize]) -> u128 {
-    let Some(memory) = room.memory else { return 0 };
+pub(super) fn stranded(
+    host: &HostModel,
+    free_capacity: &FreeCapacity,
+    group: &PlacementGroup,
+    sets: &[&[usize]],
+    nodes: &[usize],
+) -> u128 {
+    let Some(memory) = free_capacity.memory else { return 0 };
     let product = |cpus: u64, memory: u64| u128::from(cpus) * u128::from(memory);
     // Where nobody manages CPUs, every node counts as having one.
-    let free_cpus = |at: usize| if host.cpus.is_some() { room.free[CPU][at] } else { 1 };
+    let free_cpus = |at: usize| if host.cpus.is_some() { free_capacity.free[CPU][at] } else { 1 };
     let even = host.cpus.as_ref().filter(|cpus| cpus.options.distribute_across_numa && sets[CPU].len() > 1);
-    let even = even.map(|cpus| cpus.split(&room.free[CPU], sets[CPU], unit.need[CPU], room.cpus_at_once));
+    let even = even.map(|cpus| {
+        cpus.split(&free_capacity.free[CPU], sets[CPU], group.need[CPU], free_capacity.cpu_granularity)
+    });
     let of_cpus = |at: usize| match &even {
         Some(shares) => shares.iter().find(|(of, _)| *of == at).map_or(0, |(_, share)| *share),
-        None => share(|at| room.free[CPU][at], sets[CPU], unit.need[CPU], at),
+        None => share(|at| free_capacity.free[CPU][at], sets[CPU], group.need[CPU], at),
     };
     // As if nobody used what is withheld, also where a node of several cannot give that much now: what others use at the
     // moment does not change the order.
-    let bytes_of = |at: usize| in_ledger(&room.free[memory], room.withheld_of(memory), at);
+    let bytes_of =
+        |at: usize| free_and_withheld(&free_capacity.free[memory], free_capacity.withheld_of(memory), at);
     let lost = nodes.iter().map(|&at| {
         let (cpus, bytes) = (free_cpus(at), bytes_of(at));
         let fewer = cpus.saturating_sub(of_cpus(at));
-        let less = bytes.saturating_sub(share(bytes_of, sets[memory], unit.need[memory], at));
+        let less = bytes.saturating_sub(share(bytes_of, sets[memory], group.need[memory], at));
         product(cpus, bytes).saturating_sub(product(fewer, less))
     });
     lost.sum()

@@ -35,7 +35,7 @@ pub(super) fn rebase(native: &NativeStrategy, ledger: &Ledger) -> (Ledger, Vec<U
             free.insert((kind, node), account.allocatable.0.into());
         }
     }
-    hide_siblings_that_came(native, &mut next);
+    hide_new_siblings(native, &mut next);
     let mut exclusive = CpuSet::new();
     for (_, _, held) in next.allocations() {
         exclusive.extend(held.held_sets().flat_map(CpuSet::iter));
@@ -51,7 +51,7 @@ pub(super) fn rebase(native: &NativeStrategy, ledger: &Ledger) -> (Ledger, Vec<U
         }
     }
     if !nodes.is_empty() && free.values().any(|&free| free < 0) {
-        give_way(&mut next, &mut free);
+        relocate_excess(&mut next, &mut free);
     }
     let uncovered = if nodes.is_empty() { Vec::new() } else { uncovered(&next, &free) };
     for (_, _, held) in next.allocations() {
@@ -71,7 +71,7 @@ pub(super) fn rebase(native: &NativeStrategy, ledger: &Ledger) -> (Ledger, Vec<U
 }
 
 /// Hides the threads of cores that came online beside CPUs whose siblings are hidden, if they are free.
-fn hide_siblings_that_came(native: &NativeStrategy, ledger: &mut Ledger) {
+fn hide_new_siblings(native: &NativeStrategy, ledger: &mut Ledger) {
     let Some(cpus) = &native.host.cpus else { return };
     let exclusive = ledger.all_exclusive_cpus();
     let mut came = Vec::new();
@@ -99,31 +99,31 @@ fn affinity(ledger: &Ledger, (owner, container, kind): &Holder) -> NodeSet {
 }
 
 /// What a container has of a kind of memory, if that may be on several nodes.
-struct Spread {
+struct SpreadMemory {
     holder: Holder,
     affinity: NodeSet,
     placed: BTreeMap<NodeId, u64>,
 }
 
 /// A step on the way of bytes from one node to another: of whom they are.
-type Step = (NodeId, NodeId, usize);
+type RelocationStep = (NodeId, NodeId, usize);
 
 /// Has what may be on several nodes make room on those that have promised too much: along the shortest way each time, as
 /// what moves to another node may have to make room there for what comes.
-fn give_way(ledger: &mut Ledger, free: &mut BTreeMap<(ZoneKind, NodeId), i128>) {
+fn relocate_excess(ledger: &mut Ledger, free: &mut BTreeMap<(ZoneKind, NodeId), i128>) {
     let short: Vec<(ZoneKind, NodeId)> =
         free.iter().filter(|(_, free)| **free < 0).map(|(&of, _)| of).collect();
     for (kind, node) in short {
         let mut spread = spread(ledger, kind);
-        while let Some(steps) = way(&spread, kind, node, free) {
+        while let Some(steps) = shortest_path(&spread, kind, node, free) {
             let Some(&(_, to, _)) = steps.last() else { break };
             let missing = free.get(&(kind, node)).map_or(0, |free| -free);
-            let room = free.get(&(kind, to)).copied().unwrap_or(0);
+            let free_capacity = free.get(&(kind, to)).copied().unwrap_or(0);
             let at_once = steps.iter().filter_map(|(from, _, of)| spread[*of].placed.get(from)).min();
-            let share = i128::from(at_once.copied().unwrap_or(0)).min(missing).min(room);
+            let share = i128::from(at_once.copied().unwrap_or(0)).min(missing).min(free_capacity);
             let Some(bytes) = u64::try_from(share).ok().filter(|&bytes| bytes > 0) else { break };
             for (from, to, of) in steps {
-                let Spread { holder: (owner, container, _), placed, .. } = &mut spread[of];
+                let SpreadMemory { holder: (owner, container, _), placed, .. } = &mut spread[of];
                 *placed.entry(from).or_default() -= bytes;
                 *placed.entry(to).or_default() += bytes;
                 ledger.allocation_mut(owner, container).move_placed(kind, from, to, bytes);
@@ -134,28 +134,28 @@ fn give_way(ledger: &mut Ledger, free: &mut BTreeMap<(ZoneKind, NodeId), i128>) 
     }
 }
 
-fn spread(ledger: &Ledger, kind: ZoneKind) -> Vec<Spread> {
+fn spread(ledger: &Ledger, kind: ZoneKind) -> Vec<SpreadMemory> {
     let of = ledger.allocations().filter_map(|(owner, container, held)| {
         let holder = (owner.clone(), container.clone(), kind);
         let affinity = affinity(ledger, &holder);
         let placed = held.placed.get(&kind)?.iter().map(|(&node, bytes)| (node, bytes.0)).collect();
-        (affinity.len() > 1).then_some(Spread { holder, affinity, placed })
+        (affinity.len() > 1).then_some(SpreadMemory { holder, affinity, placed })
     });
     of.collect()
 }
 
 /// The shortest way on which bytes can leave a node for one that has room; none where it has not promised too much.
-fn way(
-    spread: &[Spread],
+fn shortest_path(
+    spread: &[SpreadMemory],
     kind: ZoneKind,
     node: NodeId,
     free: &BTreeMap<(ZoneKind, NodeId), i128>,
-) -> Option<Vec<Step>> {
+) -> Option<Vec<RelocationStep>> {
     let free = |node| free.get(&(kind, node)).copied().unwrap_or(0);
     if free(node) >= 0 {
         return None;
     }
-    let mut came: BTreeMap<NodeId, Option<Step>> = BTreeMap::from([(node, None)]);
+    let mut came: BTreeMap<NodeId, Option<RelocationStep>> = BTreeMap::from([(node, None)]);
     let mut queue = VecDeque::from([node]);
     while let Some(from) = queue.pop_front() {
         if free(from) > 0 {
@@ -164,7 +164,7 @@ fn way(
             });
             return Some(back.collect::<Vec<_>>().into_iter().rev().collect());
         }
-        let movable = |of: &Spread| of.placed.get(&from).is_some_and(|&bytes| bytes > 0);
+        let movable = |of: &SpreadMemory| of.placed.get(&from).is_some_and(|&bytes| bytes > 0);
         for (index, of) in spread.iter().enumerate().filter(|(_, of)| movable(of)) {
             for to in of.affinity.iter() {
                 came.entry(to).or_insert_with(|| {

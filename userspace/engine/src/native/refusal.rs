@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// As many nodes are named in a sentence; the data has all.
-const NAMED: usize = 16;
+const MAX_NODES_IN_MESSAGE: usize = 16;
 
 /// Why the strategy `native` refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,11 +107,11 @@ impl fmt::Display for PlacementRefusal {
                 if !ever {
                     f.write_str("not even the empty machine could hold it; ")?;
                 }
-                for (index, shortfall) in missing.iter().take(NAMED).enumerate() {
+                for (index, shortfall) in missing.iter().take(MAX_NODES_IN_MESSAGE).enumerate() {
                     write!(f, "{}{shortfall}", if index > 0 { "; " } else { "" })?;
                 }
-                if missing.len() > NAMED {
-                    write!(f, "; and {} more", missing.len() - NAMED)?;
+                if missing.len() > MAX_NODES_IN_MESSAGE {
+                    write!(f, "; and {} more", missing.len() - MAX_NODES_IN_MESSAGE)?;
                 }
                 Ok(())
             }

@@ -10,7 +10,7 @@ use super::{NativeStrategy, accounts, free_capacity, host::column, rank};
 use crate::{
     decision::{ResizeError, Shortfall},
     hint::Resource,
-    kubelet::resize::note_request,
+    kubelet::resize::update_request,
     ledger::{Ledger, MemoryBlock},
     policy::TopologyManagerPolicy,
     request::{ContainerName, OwnerId, Resources},
@@ -39,8 +39,8 @@ impl NativeStrategy {
                 }
                 let chosen = manager.resized(ledger, &terms, cpus, whole, &nodes)?;
                 // What it gives back, and nothing that went offline or was reserved since it was given.
-                let free =
-                    &(&held.held_cpus() & &manager.idle_pool) - &ledger.cpus_of_others(owner, container);
+                let free = &(&held.held_cpus() & &manager.idle_pool)
+                    - &ledger.cpus_of_other_containers(owner, container);
                 let hidden = manager.hidden_beside(&chosen, &terms);
                 next.shared_pool = &(&(&next.shared_pool | &free) - &chosen) - &hidden;
                 let grows = chosen.len() > cpus.len();
@@ -57,7 +57,7 @@ impl NativeStrategy {
                 self.resize_block(&mut next, (owner, container), block, bytes)?;
             }
         }
-        note_request(&mut next, owner, container, to);
+        update_request(&mut next, owner, container, to);
         Ok(next)
     }
 
@@ -78,7 +78,7 @@ impl NativeStrategy {
             for (of_node, node) in placed {
                 let share = of_node.0.min(left);
                 left -= share;
-                ledger.allocation_mut(owner, container).unplace(kind, node, share);
+                ledger.allocation_mut(owner, container).remove_placed(kind, node, share);
                 accounts::refund(ledger, node, kind, share);
             }
         } else {

@@ -1,7 +1,7 @@
 //! How much a decision may look at: the one bound of its time.
 //!
 //! Everything that is looked at is charged, in about the time that it takes to look at one node for one resource (5 ns). A
-//! search may use one [`PART`] of what is left, so that those after it have enough, and takes the best that it has found by
+//! search may use one [`SEARCH_DIVISOR`] of what is left, so that those after it have enough, and takes the best that it has found by
 //! then. When nothing is left, the request is refused if it is not placed, and the explanation says so.
 
 use std::cell::Cell;
@@ -10,22 +10,22 @@ use std::cell::Cell;
 /// being looked at when it is reached: about 10 ms.
 pub const MAX_WORK: u64 = 2_000_000;
 /// A search may use one part of so many of what is left.
-const PART: u64 = 8;
+const SEARCH_DIVISOR: u64 = 8;
 
 /// What a decision has looked at.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct WorkBudget {
     limit: u64,
     done: Cell<u64>,
 }
 
-impl Default for Work {
+impl Default for WorkBudget {
     fn default() -> Self {
         Self::up_to(MAX_WORK)
     }
 }
 
-impl Work {
+impl WorkBudget {
     /// What something else than a decision may look at.
     pub(super) fn up_to(limit: u64) -> Self {
         Self { limit, done: Cell::new(0) }
@@ -47,26 +47,26 @@ impl Work {
     }
 
     /// What one search may use.
-    pub(super) fn share(&self) -> Share<'_> {
+    pub(super) fn share(&self) -> WorkShare<'_> {
         let left = self.limit.saturating_sub(self.done.get());
-        Share { work: self, until: self.done.get() + left / PART }
+        WorkShare { work: self, until: self.done.get() + left / SEARCH_DIVISOR }
     }
 
     /// All that is left.
-    pub(super) fn all(&self) -> Share<'_> {
-        Share { work: self, until: self.limit }
+    pub(super) fn all(&self) -> WorkShare<'_> {
+        WorkShare { work: self, until: self.limit }
     }
 }
 
 /// What one search may still look at.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Share<'a> {
-    work: &'a Work,
+pub(super) struct WorkShare<'a> {
+    work: &'a WorkBudget,
     /// It ends when so much has been done in all.
     until: u64,
 }
 
-impl Share<'_> {
+impl WorkShare<'_> {
     /// Charges for what is looked at.
     pub(super) fn charge(&self, of: usize) {
         self.work.charge(of);

@@ -19,7 +19,7 @@ const ALL_BETA: &str = "AllBeta";
 
 /// What a gate is by default, and whether it can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum GateStage {
     /// There is none.
     Absent,
     /// Off.
@@ -31,8 +31,8 @@ enum Stage {
 }
 
 /// The gates, and their stages in each version.
-const GATES: [(&str, [Stage; 2]); 12] = {
-    use Stage::{Absent, Alpha, Beta, Locked};
+const GATES: [(&str, [GateStage; 2]); 12] = {
+    use GateStage::{Absent, Alpha, Beta, Locked};
     [
         ("CPUManager", [Locked, Locked]),
         (CPU_OPTIONS, [Beta, Locked]),
@@ -87,24 +87,24 @@ impl FeatureGates<'_> {
     }
 
     /// The stage of a gate that matters, in this version.
-    fn stage(self, name: &str) -> Option<Stage> {
+    fn stage(self, name: &str) -> Option<GateStage> {
         let (_, stages) = GATES.iter().find(|(gate, _)| *gate == name)?;
-        Some(self.version.of(*stages))
+        Some(self.version.select(*stages))
     }
 
     /// What a gate is set to, itself or with all of its stage.
     pub fn setting(self, name: &str) -> Option<bool> {
         let all = match self.stage(name)? {
-            Stage::Alpha => ALL_ALPHA,
-            Stage::Beta => ALL_BETA,
-            Stage::Absent | Stage::Locked => return None,
+            GateStage::Alpha => ALL_ALPHA,
+            GateStage::Beta => ALL_BETA,
+            GateStage::Absent | GateStage::Locked => return None,
         };
         self.set.get(name).or_else(|| self.set.get(all)).copied()
     }
 
     /// Whether a gate is on, set or by default.
     pub fn is_on(self, name: &str) -> bool {
-        let default = || matches!(self.stage(name), Some(Stage::Beta | Stage::Locked));
+        let default = || matches!(self.stage(name), Some(GateStage::Beta | GateStage::Locked));
         self.setting(name).unwrap_or_else(default)
     }
 
@@ -120,8 +120,8 @@ impl FeatureGates<'_> {
     /// Whether the kubelet takes a gate that is set to this.
     pub fn check(self, name: &str, is_on: bool) -> GateCheck {
         match self.stage(name) {
-            Some(Stage::Absent) => GateCheck::Refused(format!("unrecognized feature gate: {name}")),
-            Some(Stage::Locked) if !is_on => GateCheck::Refused(format!(
+            Some(GateStage::Absent) => GateCheck::Refused(format!("unrecognized feature gate: {name}")),
+            Some(GateStage::Locked) if !is_on => GateCheck::Refused(format!(
                 "cannot set feature gate {name} to false, feature is locked to true"
             )),
             Some(_) => GateCheck::Known,
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gates_are_on_as_set_or_by_stage_or_by_default() {
+    fn gates_follow_setting_then_stage() {
         const NEW: KubeletVersion = KubeletVersion::V1_36;
         const OLD: KubeletVersion = KubeletVersion::V1_32;
         const ALPHA_OPTIONS: &str = "CPUManagerPolicyAlphaOptions";
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_with_resources_as_a_whole_are_placed_with_both_gates() {
+    fn pod_level_placement_needs_both_gates() {
         let of = |set: &[(&str, bool)], version| {
             let set = set.iter().map(|&(name, is_on)| (name.to_owned(), is_on)).collect();
             FeatureGates { set: &set, version }.pod_level_support()
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_are_refused_in_the_kubelets_words() {
+    fn refuses_gates_in_kubelet_words() {
         let check = |version, name, is_on| FeatureGates { set: &BTreeMap::new(), version }.check(name, is_on);
         for version in [KubeletVersion::V1_32, KubeletVersion::V1_36] {
             assert_eq!(check(version, MEMORY_QOS, true), GateCheck::Known);

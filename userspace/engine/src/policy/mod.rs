@@ -92,7 +92,7 @@ impl PolicyConfig {
         levels: [Level; 2],
         option: &str,
     ) -> Result<(), OptionProblem> {
-        let level = match self.kubelet_version.of(levels) {
+        let level = match self.kubelet_version.select(levels) {
             Level::Alpha => "Alpha",
             Level::Beta => "Beta",
             Level::Stable => return Ok(()),

@@ -51,7 +51,7 @@ pub struct StartError {
 
 impl StartError {
     /// Makes an error of a component's problem.
-    pub(crate) fn of(component: Component, phase: StartPhase) -> impl Fn(StartProblem) -> Self {
+    pub(crate) fn with_context(component: Component, phase: StartPhase) -> impl Fn(StartProblem) -> Self {
         move |problem| Self { component, phase, problem: Box::new(problem) }
     }
 }

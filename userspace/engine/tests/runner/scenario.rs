@@ -414,7 +414,7 @@ fn merge(merge: &Merge, with_hints: bool) -> Value {
                     Provider::Cpus => "cpumanager",
                     Provider::Memory => "memorymanager",
                     Provider::Devices => "devicemanager",
-                    Provider::Wishes => "wishes",
+                    Provider::PreferredNodes => "wishes",
                 };
                 (name.to_owned(), provider_hints(hints))
             })

@@ -32,7 +32,7 @@ fn balance(numbers: &[usize]) -> f64 {
 }
 
 /// What is to be distributed.
-struct Search {
+struct DistributionSearch {
     needed: usize,
     group: usize,
     /// Nodes with free CPUs, in the order in which they are tried. May name one twice.
@@ -42,14 +42,14 @@ struct Search {
 }
 
 /// The best distribution over a number of nodes.
-struct Best {
+struct Distribution {
     balance: f64,
     nodes: Combination,
     /// The nodes that give what remains of the division.
     remainder: Option<Combination>,
 }
 
-impl Search {
+impl DistributionSearch {
     /// What each of so many nodes gives.
     fn share(&self, nodes: usize) -> usize {
         self.needed / nodes / self.group * self.group
@@ -64,9 +64,9 @@ impl Search {
     }
 
     /// The best combination of `count` nodes.
-    fn best(&self, count: usize) -> Option<Best> {
-        let mut best: Option<Best> = None;
-        Combinations::of(&self.nodes).for_each(count, |nodes| {
+    fn best(&self, count: usize) -> Option<Distribution> {
+        let mut best: Option<Distribution> = None;
+        Combinations::new(&self.nodes).for_each(count, |nodes| {
             if best.as_ref().is_some_and(|best| best.balance == 0.0) {
                 return ControlFlow::Break(());
             }
@@ -74,7 +74,7 @@ impl Search {
                 && best.as_ref().is_none_or(|best| balance < best.balance)
             {
                 // Kept without a copy, as the kubelet does: it can change while the search goes on.
-                best = Some(Best { balance, nodes: nodes.clone(), remainder });
+                best = Some(Distribution { balance, nodes: nodes.clone(), remainder });
             }
             ControlFlow::Continue(())
         });
@@ -108,7 +108,7 @@ impl Search {
         let givers: Vec<usize> = nodes.iter().copied().filter(|&node| left[node] >= self.group).collect();
         let mut best: Option<(f64, Option<Combination>)> = None;
         for count in (1..=givers.len()).rev() {
-            Combinations::of(&givers).for_each(count, |givers| {
+            Combinations::new(&givers).for_each(count, |givers| {
                 if let Some(balance) = self.balance_with_remainder(&left, givers, remainder)
                     && best.as_ref().is_none_or(|(least, _)| balance < *least)
                 {
@@ -165,7 +165,7 @@ pub(crate) fn distributed(
         return Ok(accumulator.taken);
     }
     let free: Vec<usize> = topology.nodes.iter().map(|node| accumulator.free_in(node)).collect();
-    let search = Search { needed, group, nodes: accumulator.nodes(), free };
+    let search = DistributionSearch { needed, group, nodes: accumulator.nodes(), free };
 
     // The least and the most nodes that can be needed, counted in groups.
     let groups = needed.div_ceil(group);

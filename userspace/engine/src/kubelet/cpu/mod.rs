@@ -22,7 +22,7 @@ use numaward_topology::{CpuSet, Machine, NodeId};
 
 pub(crate) use self::topology::cache;
 use self::{
-    take::{Order, Packing},
+    take::{Packing, PackingOrder},
     topology::CpuTopology,
 };
 use super::{Affinity, HintProvider, defects};
@@ -77,7 +77,7 @@ impl From<CpuError> for Cause {
 
 /// The CPU Manager with policy `static`.
 #[derive(Clone, Debug)]
-pub(crate) struct StaticCpus {
+pub(crate) struct StaticCpuManager {
     topology: CpuTopology,
     nodes: NodeIndex,
     options: CpuOptions,
@@ -89,7 +89,7 @@ pub(crate) struct StaticCpus {
     capacity: Vec<usize>,
 }
 
-impl StaticCpus {
+impl StaticCpuManager {
     /// Checks options and reservation against the machine.
     pub(crate) fn new(
         machine: &Machine,
@@ -208,7 +208,7 @@ impl StaticCpus {
     }
 
     /// Whether none of the CPUs that an owner got between two ledgers are another's: see [`defects`].
-    pub(super) fn check_own(before: &Ledger, after: &Ledger, owner: &OwnerId) -> Result<(), Cause> {
+    pub(super) fn check_no_overlap(before: &Ledger, after: &Ledger, owner: &OwnerId) -> Result<(), Cause> {
         let union = |ledger: &Ledger, is_own: bool| -> CpuSet {
             let of = ledger.owners().filter(|(of, _)| (*of == owner) == is_own);
             of.flat_map(|(_, of)| of.exclusive_cpus()).flat_map(CpuSet::iter).collect()
@@ -228,7 +228,7 @@ impl StaticCpus {
     }
 
     /// The whole CPUs that a container gets exclusively; zero for most.
-    fn exclusive(request: &Request, container: &ContainerRequest) -> usize {
+    fn exclusive_cpus(request: &Request, container: &ContainerRequest) -> usize {
         let is_part = request.resources.is_some();
         if request.qos() != QosClass::Guaranteed || is_part && !container.is_guaranteed() {
             return 0;
@@ -239,25 +239,25 @@ impl StaticCpus {
 
     /// The whole CPUs that an owner gets exclusively: what runs together, or what an init container needs
     /// together with the sidecars before it, whichever is more.
-    fn exclusive_in_all(request: &Request) -> usize {
-        if let Some(whole) = Self::exclusive_to_pod(request) {
+    fn exclusive_cpus_of_owner(request: &Request) -> usize {
+        if let Some(whole) = Self::exclusive_cpus_of_pod(request) {
             return whole;
         }
         let (mut init, mut sidecars) = (0usize, 0usize);
         for container in &request.init_containers {
-            let cpus = Self::exclusive(request, container);
+            let cpus = Self::exclusive_cpus(request, container);
             if container.restartable {
                 sidecars = sidecars.saturating_add(cpus);
             } else {
                 init = init.max(sidecars.saturating_add(cpus));
             }
         }
-        let apps = request.containers.iter().map(|container| Self::exclusive(request, container));
+        let apps = request.containers.iter().map(|container| Self::exclusive_cpus(request, container));
         init.max(apps.fold(sidecars, usize::saturating_add))
     }
 
     /// The hints for so many CPUs out of the available ones and those that are handed on.
-    fn calculate(&self, available: &CpuSet, reusable: &CpuSet, needed: usize) -> HintList {
+    fn calculate_hints(&self, available: &CpuSet, reusable: &CpuSet, needed: usize) -> HintList {
         let free = self.topology.count_by_position(available);
         let handed_on = self.topology.count_by_position(reusable);
         let must_have: Mask =
@@ -287,7 +287,8 @@ impl StaticCpus {
 
     /// Takes CPUs as the options say.
     fn take(&self, available: &CpuSet, needed: usize) -> Result<CpuSet, CpuError> {
-        let order = if self.options.distribute_across_cores { Order::Spread } else { Order::Packed };
+        let order =
+            if self.options.distribute_across_cores { PackingOrder::Spread } else { PackingOrder::Packed };
         let packing = Packing { order, by_cache: self.options.align_by_cache.then_some(self.version) };
         if self.options.distribute_across_numa {
             let group = if self.options.full_pcpus_only { self.topology.cpus_per_core } else { 1 };
@@ -319,7 +320,7 @@ impl StaticCpus {
     }
 
     /// Whether only whole cores are given (`full-pcpus-only`).
-    pub(super) fn takes_whole_cores(&self) -> bool {
+    pub(super) fn requires_whole_cores(&self) -> bool {
         self.options.full_pcpus_only
     }
 
@@ -347,20 +348,20 @@ impl StaticCpus {
     }
 }
 
-impl HintProvider for StaticCpus {
+impl HintProvider for StaticCpuManager {
     fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints {
         self.remove_stale(ledger);
         let owner = &request.owner;
         let needed = match scope {
-            Scope::Container(container) => Self::exclusive(request, container),
-            Scope::Owner => Self::exclusive_in_all(request),
+            Scope::Container(container) => Self::exclusive_cpus(request, container),
+            Scope::Owner => Self::exclusive_cpus_of_owner(request),
         };
         if needed == 0 {
             return ProviderHints::NoPreference;
         }
         let by_cpu = |hints| ProviderHints::ByResource(vec![(Resource::Cpu, hints)]);
         let impossible = || by_cpu(HintList::new(&self.nodes, Vec::new(), 0, |_| false));
-        if matches!(scope, Scope::Owner) && Self::check_share(request).is_err() {
+        if matches!(scope, Scope::Owner) && Self::check_shared_part(request).is_err() {
             return impossible();
         }
         let mut held = CpuSet::new();
@@ -370,24 +371,24 @@ impl HintProvider for StaticCpus {
                     if cpus.len() != needed {
                         return impossible();
                     }
-                    return by_cpu(self.calculate(cpus, &CpuSet::new(), needed));
+                    return by_cpu(self.calculate_hints(cpus, &CpuSet::new(), needed));
                 }
             }
             Scope::Owner => {
                 for container in request.all_containers() {
                     let Some(cpus) = ledger.exclusive_cpus(owner, &container.name) else { continue };
-                    if cpus.len() != Self::exclusive(request, container) {
+                    if cpus.len() != Self::exclusive_cpus(request, container) {
                         return impossible();
                     }
                     held = &held | cpus;
                 }
                 if held.len() == needed {
-                    return by_cpu(self.calculate(&held, &CpuSet::new(), needed));
+                    return by_cpu(self.calculate_hints(&held, &CpuSet::new(), needed));
                 }
             }
         }
         let reusable = &ledger.notes.reusable.cpus(owner) | &held;
-        by_cpu(self.calculate(&self.available(ledger), &reusable, needed))
+        by_cpu(self.calculate_hints(&self.available(ledger), &reusable, needed))
     }
 
     fn allocate(
@@ -399,7 +400,7 @@ impl HintProvider for StaticCpus {
     ) -> Result<(), Cause> {
         self.remove_stale(ledger);
         let (owner, name) = (&request.owner, &container.name);
-        let needed = Self::exclusive(request, container);
+        let needed = Self::exclusive_cpus(request, container);
         if needed == 0 {
             return Ok(());
         }
@@ -419,12 +420,7 @@ impl HintProvider for StaticCpus {
         Ok(())
     }
 
-    fn allocate_whole(
-        &self,
-        ledger: &mut Ledger,
-        request: &Request,
-        affinity: Affinity,
-    ) -> Result<(), Cause> {
+    fn allocate_pod(&self, ledger: &mut Ledger, request: &Request, affinity: Affinity) -> Result<(), Cause> {
         self.remove_stale(ledger);
         self.divide(ledger, request, affinity)
     }
@@ -435,8 +431,8 @@ impl HintProvider for StaticCpus {
 
     fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall> {
         let requested = match scope {
-            Scope::Container(container) => Self::exclusive(request, container),
-            Scope::Owner => Self::exclusive_in_all(request),
+            Scope::Container(container) => Self::exclusive_cpus(request, container),
+            Scope::Owner => Self::exclusive_cpus_of_owner(request),
         };
         if requested == 0 {
             return Vec::new();
@@ -463,7 +459,7 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
         pod_level_resources::release(ledger, owner, container);
         return;
     }
-    let in_use = ledger.cpus_of_others(owner, container);
+    let in_use = ledger.cpus_of_other_containers(owner, container);
     ledger.drop_empty(owner, Some(container));
     ledger.shared_pool = &ledger.shared_pool | &(&cpus - &in_use);
 }

@@ -5,20 +5,20 @@
 
 use numaward_topology::CpuSet;
 
-use super::{Affinity, StaticCpus};
+use super::{Affinity, StaticCpuManager};
 use crate::{
     decision::Cause,
     hint::Provider,
-    kubelet::pod_level_resources::{self, Starved},
+    kubelet::pod_level_resources::{self, EmptyShare},
     ledger::Ledger,
     qos::QosClass,
     quantity::Quantity,
     request::{ContainerName, OwnerId, Request},
 };
 
-impl StaticCpus {
+impl StaticCpuManager {
     /// The whole CPUs that a pod gets as a whole; `None` if it has no resources as a whole.
-    pub(super) fn exclusive_to_pod(request: &Request) -> Option<usize> {
+    pub(super) fn exclusive_cpus_of_pod(request: &Request) -> Option<usize> {
         let of_pod = request.resources.as_ref()?;
         if request.qos() != QosClass::Guaranteed {
             return Some(0);
@@ -28,17 +28,17 @@ impl StaticCpus {
     }
 
     /// Whether something is left for those that share what their pod has.
-    pub(super) fn check_share(request: &Request) -> Result<(), Cause> {
-        let Some(whole) = Self::exclusive_to_pod(request) else { return Ok(()) };
-        let own = |container: &_| Self::exclusive(request, container) as u64;
-        let words = match pod_level_resources::starved(request, whole as u64, own, |container| {
+    pub(super) fn check_shared_part(request: &Request) -> Result<(), Cause> {
+        let Some(whole) = Self::exclusive_cpus_of_pod(request) else { return Ok(()) };
+        let own = |container: &_| Self::exclusive_cpus(request, container) as u64;
+        let words = match pod_level_resources::find_empty_share(request, whole as u64, own, |container| {
             own(container) == 0
         }) {
             None => return Ok(()),
-            Some(Starved::First) => {
+            Some(EmptyShare::InitContainer) => {
                 "pod rejected, pod has shared init containers but no cpus available for them"
             }
-            Some(Starved::Running) => {
+            Some(EmptyShare::AppContainer) => {
                 "pod rejected, sum of exclusive container cpu requests equals pod budget, leaving no cpus for \
                  shared containers"
             }
@@ -53,17 +53,17 @@ impl StaticCpus {
         request: &Request,
         affinity: Affinity,
     ) -> Result<(), Cause> {
-        let needed = Self::exclusive_in_all(request);
+        let needed = Self::exclusive_cpus_of_owner(request);
         if needed == 0 {
             return Ok(());
         }
-        Self::check_share(request)?;
+        Self::check_shared_part(request)?;
         self.check_cores(ledger, needed)?;
         let whole = self.choose(&self.available(ledger), needed, affinity)?;
         let mut parts: Vec<(&ContainerName, Option<CpuSet>)> = Vec::new();
         let mut left = whole.clone();
         for init in &request.init_containers {
-            let part = match Self::exclusive(request, init) {
+            let part = match Self::exclusive_cpus(request, init) {
                 0 if init.restartable => None,
                 0 => Some(left.clone()),
                 own => Some(self.take(&left, own)?),
@@ -74,7 +74,7 @@ impl StaticCpus {
             parts.push((&init.name, part));
         }
         for container in &request.containers {
-            let part = match Self::exclusive(request, container) {
+            let part = match Self::exclusive_cpus(request, container) {
                 0 => None,
                 own => Some(self.take(&left, own)?),
             };
@@ -104,7 +104,8 @@ pub(super) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     if account.containers.values().all(|held| held.cpus.is_none())
         && let Some(whole) = account.pod_level.cpus.take()
     {
-        ledger.shared_pool = &ledger.shared_pool | &(&whole - &ledger.cpus_of_others(owner, container));
+        ledger.shared_pool =
+            &ledger.shared_pool | &(&whole - &ledger.cpus_of_other_containers(owner, container));
     }
     ledger.drop_empty(owner, Some(container));
 }

@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 
 use numaward_topology::{CpuSet, NodeId, NodeSet};
 
-use super::StaticCpus;
+use super::StaticCpuManager;
 use crate::{
-    cores::adding_up,
+    cores::find_sizes_with_sum,
     decision::{ResizeError, Shortfall},
     hint::Resource,
 };
 
-impl StaticCpus {
+impl StaticCpuManager {
     /// The CPUs that a container has instead of `held` when it is to have `wanted`: fewer of the same, or those and
     /// more of this shared pool on these nodes. Whole cores are kept, and filled up, first. With `whole_cores`, only what
     /// makes up whole cores together with what it has can be taken.
@@ -30,7 +30,7 @@ impl StaticCpus {
             let sizes: Vec<usize> = parts.iter().map(CpuSet::len).collect();
             // Who grows keeps what it has.
             let kept = if wanted < held.len() { &CpuSet::new() } else { held };
-            if let Some(places) = adding_up(&sizes, wanted - kept.len()) {
+            if let Some(places) = find_sizes_with_sum(&sizes, wanted - kept.len()) {
                 chosen.extend(kept.iter().chain(places.into_iter().flat_map(|place| parts[place].iter())));
             }
         } else {

@@ -14,7 +14,7 @@ use crate::policy::KubeletVersion;
 
 /// How single CPUs are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum PackingOrder {
     /// Core by core.
     Packed,
     /// Cores are not taken whole; CPUs go by their ids within a socket. As siblings have distant ids on most
@@ -25,7 +25,7 @@ pub(crate) enum Order {
 /// How CPUs are taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
-    pub(crate) order: Order,
+    pub(crate) order: PackingOrder,
     /// Take CPUs that share a last-level cache where possible, as a kubelet of this version.
     pub(crate) by_cache: Option<KubeletVersion>,
 }
@@ -137,10 +137,10 @@ impl<'a> Accumulator<'a> {
         self.nested(nodes, &self.nodes(), caches)
     }
 
-    fn cpus(&self, order: Order) -> Vec<numaward_topology::CpuId> {
+    fn cpus(&self, order: PackingOrder) -> Vec<numaward_topology::CpuId> {
         let (of, domains) = match order {
-            Order::Packed => (&self.topology.cores, self.cores()),
-            Order::Spread => (&self.topology.sockets, self.sockets()),
+            PackingOrder::Packed => (&self.topology.cores, self.cores()),
+            PackingOrder::Spread => (&self.topology.sockets, self.sockets()),
         };
         domains
             .into_iter()
@@ -209,7 +209,7 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    fn take_single(&mut self, order: Order) {
+    fn take_single(&mut self, order: PackingOrder) {
         for cpu in self.cpus(order) {
             self.take(&CpuSet::single(cpu));
             if self.done() {
@@ -236,7 +236,7 @@ pub(crate) fn packed(
             }
         },
         |a, packing| {
-            if packing.order == Order::Packed {
+            if packing.order == PackingOrder::Packed {
                 a.take_full_cores();
             }
         },

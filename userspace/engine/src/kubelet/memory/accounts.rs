@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Reserved bytes by kind.
-type Reserved = BTreeMap<ZoneKind, Bytes>;
+type ReservedBytes = BTreeMap<ZoneKind, Bytes>;
 
 /// Checks the reservations and opens the accounts.
 pub(super) fn open(
@@ -24,7 +24,7 @@ pub(super) fn open(
     if sums.get(&ZoneKind::Memory).is_none_or(|sum| sum.is_zero()) {
         return Err(StartProblem::NoMemoryReservation);
     }
-    let none = Reserved::new();
+    let none = ReservedBytes::new();
     let account = |(&id, node): (&NodeId, &NumaNode)| {
         Ok((id, node_account(id, node, reserved.get(&id).unwrap_or(&none))?))
     };
@@ -62,8 +62,8 @@ fn check_sums(sums: &BTreeMap<ZoneKind, Quantity>, config: &PolicyConfig) -> Res
 }
 
 /// The reservations by node.
-fn by_node(config: &PolicyConfig) -> Result<BTreeMap<NodeId, Reserved>, StartProblem> {
-    let mut by_node: BTreeMap<NodeId, Reserved> = BTreeMap::new();
+fn by_node(config: &PolicyConfig) -> Result<BTreeMap<NodeId, ReservedBytes>, StartProblem> {
+    let mut by_node: BTreeMap<NodeId, ReservedBytes> = BTreeMap::new();
     for reservation in &config.reserved_memory {
         let node = reservation.numa_node;
         for (&kind, &quantity) in &reservation.limits {
@@ -76,7 +76,7 @@ fn by_node(config: &PolicyConfig) -> Result<BTreeMap<NodeId, Reserved>, StartPro
 }
 
 /// Opens the account of a node. What is in hugepage pools is no base memory.
-fn node_account(id: NodeId, node: &NumaNode, reserved: &Reserved) -> Result<NodeAccount, StartProblem> {
+fn node_account(id: NodeId, node: &NumaNode, reserved: &ReservedBytes) -> Result<NodeAccount, StartProblem> {
     // The machine was checked: pools and their sum fit 64 bits.
     let pools: BTreeMap<ZoneKind, Bytes> = node
         .hugepages

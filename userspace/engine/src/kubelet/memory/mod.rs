@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 
 use numaward_topology::{Bytes, Machine, NodeId, NodeSet, ZoneKind};
 
-use self::view::View;
+use self::view::RequestView;
 use super::{Affinity, HintProvider, defects};
 use crate::{
     decision::{Cause, Shortfall},
@@ -74,16 +74,16 @@ impl From<MemoryError> for Cause {
 
 /// The Memory Manager with policy `Static`.
 #[derive(Clone, Debug)]
-pub(crate) struct StaticMemory {
+pub(crate) struct StaticMemoryManager {
     nodes: NodeIndex,
     /// The accounts of an idle machine.
     idle: BTreeMap<NodeId, NodeAccount>,
 }
 
 /// The kinds of memory of a request, and how many bytes of each.
-type Requested = BTreeMap<ZoneKind, u64>;
+type RequestedBytes = BTreeMap<ZoneKind, u64>;
 
-impl StaticMemory {
+impl StaticMemoryManager {
     /// Checks the reservations against the machine and opens the accounts.
     pub(crate) fn new(
         machine: &Machine,
@@ -100,23 +100,24 @@ impl StaticMemory {
 
     /// What is requested in the given scope. `None` where it does not fit 64 bits: then it cannot be served, and
     /// there is nothing to give hints for.
-    fn requested(request: &Request, scope: Scope<'_>) -> Result<Option<Requested>, MemoryError> {
+    fn requested(request: &Request, scope: Scope<'_>) -> Result<Option<RequestedBytes>, MemoryError> {
         match scope {
-            Scope::Container(container) => own(request, container).map(Some),
+            Scope::Container(container) => own_bytes(request, container).map(Some),
             Scope::Owner if request.resources.is_some() => pod_level_resources::requested(request).map(Some),
             Scope::Owner => {
-                let of =
-                    |container: &ContainerRequest| Ok((container.restartable, bytes(&container.requests)?));
+                let of = |container: &ContainerRequest| {
+                    Ok((container.restartable, requested_bytes(&container.requests)?))
+                };
                 let init = request.init_containers.iter().map(of).collect::<Result<Vec<_>, MemoryError>>()?;
                 let apps = request.containers.iter().map(of).collect::<Result<Vec<_>, MemoryError>>()?;
-                Ok(requested_in_all(init, apps))
+                Ok(requested_by_owner(init, apps))
             }
         }
     }
 
     /// The hints for a request on the ledger as it is.
-    fn calculate(&self, ledger: &Ledger, owner: &OwnerId, requested: &Requested) -> HintList {
-        let view = View::new(self, ledger, owner, requested);
+    fn calculate_hints(&self, ledger: &Ledger, owner: &OwnerId, requested: &RequestedBytes) -> HintList {
+        let view = RequestView::new(self, ledger, owner, requested);
         let mut least = self.nodes.ids().len();
         let mut masks = Vec::new();
         for_each_subset(self.nodes.all(), |mask| {
@@ -143,7 +144,7 @@ impl StaticMemory {
         &self,
         ledger: &Ledger,
         owner: &OwnerId,
-        requested: &Requested,
+        requested: &RequestedBytes,
         affinity: Affinity,
     ) -> Result<Mask, MemoryError> {
         let (mut mask, preferred) = if let Some(mask) = affinity.mask {
@@ -151,16 +152,16 @@ impl StaticMemory {
         } else if requested.is_empty() {
             return Err(MemoryError::NoDefaultHint);
         } else {
-            let hints = self.calculate(ledger, owner, requested);
+            let hints = self.calculate_hints(ledger, owner, requested);
             let (mask, preferred) = Self::best(hints.masks()).ok_or(MemoryError::NoDefaultHint)?;
             if affinity.preferred && !preferred {
                 return Err(MemoryError::DefaultHintNotPreferred);
             }
             (mask, preferred)
         };
-        let view = View::new(self, ledger, owner, requested);
+        let view = RequestView::new(self, ledger, owner, requested);
         if !view.enough(mask, |kind| &kind.free, |_| 0) {
-            let hints = self.calculate(ledger, owner, requested);
+            let hints = self.calculate_hints(ledger, owner, requested);
             let including = hints.masks().filter(|(hint, _)| hint & mask == mask);
             let (extension, extension_preferred) = Self::best(including).ok_or(MemoryError::NoExtension)?;
             if preferred && !extension_preferred {
@@ -175,8 +176,12 @@ impl StaticMemory {
 /// What an owner requests: what runs together, or what an init container needs together with the sidecars
 /// before it, whichever is more. Kinds that only init containers request are ignored. Each container comes with
 /// whether it is a sidecar.
-fn requested_in_all(init: Vec<(bool, Requested)>, apps: Vec<(bool, Requested)>) -> Option<Requested> {
-    let (mut peak, mut sidecars, mut running) = (Requested::new(), Requested::new(), Requested::new());
+fn requested_by_owner(
+    init: Vec<(bool, RequestedBytes)>,
+    apps: Vec<(bool, RequestedBytes)>,
+) -> Option<RequestedBytes> {
+    let (mut peak, mut sidecars, mut running) =
+        (RequestedBytes::new(), RequestedBytes::new(), RequestedBytes::new());
     for (is_sidecar, requested) in init {
         for (kind, bytes) in requested {
             let before = sidecars.entry(kind).or_default();
@@ -200,7 +205,7 @@ fn requested_in_all(init: Vec<(bool, Requested)>, apps: Vec<(bool, Requested)>) 
 }
 
 /// The bytes of each kind that a container requests.
-fn bytes(resources: &Resources) -> Result<Requested, MemoryError> {
+fn requested_bytes(resources: &Resources) -> Result<RequestedBytes, MemoryError> {
     let amount = |(&kind, &quantity): (&ZoneKind, &Quantity)| {
         Ok((kind, quantity.as_int64().ok_or(MemoryError::NotInteger)?))
     };
@@ -208,21 +213,23 @@ fn bytes(resources: &Resources) -> Result<Requested, MemoryError> {
 }
 
 /// The bytes of each kind that are a container's own: none where it shares what its pod has.
-fn own(request: &Request, container: &ContainerRequest) -> Result<Requested, MemoryError> {
+fn own_bytes(request: &Request, container: &ContainerRequest) -> Result<RequestedBytes, MemoryError> {
     if request.resources.is_some() && !container.is_guaranteed() {
-        return Ok(Requested::new());
+        return Ok(RequestedBytes::new());
     }
-    bytes(&container.requests)
+    requested_bytes(&container.requests)
 }
 
-impl HintProvider for StaticMemory {
+impl HintProvider for StaticMemoryManager {
     fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints {
         self.remove_stale(ledger);
         if request.qos() != QosClass::Guaranteed {
             return ProviderHints::NoPreference;
         }
         let Ok(Some(requested)) = Self::requested(request, scope) else { return ProviderHints::NoPreference };
-        if matches!(scope, Scope::Owner) && pod_level_resources::check_share(request, &requested).is_err() {
+        if matches!(scope, Scope::Owner)
+            && pod_level_resources::check_shared_part(request, &requested).is_err()
+        {
             let none = HintList::new(&self.nodes, Vec::new(), 0, |_| false);
             let by_kind = requested.keys().map(|&kind| (Resource::Memory(kind), none.clone()));
             return ProviderHints::ByResource(by_kind.collect());
@@ -236,7 +243,7 @@ impl HintProvider for StaticMemory {
         {
             return self.regenerate(blocks, &requested);
         }
-        let hints = self.calculate(ledger, &request.owner, &requested);
+        let hints = self.calculate_hints(ledger, &request.owner, &requested);
         if hints.is_empty() || requested.is_empty() {
             return ProviderHints::NothingFeasible;
         }
@@ -263,7 +270,7 @@ impl HintProvider for StaticMemory {
             ledger.notes.reusable.update_memory(request, name, &held);
             return Ok(());
         }
-        let requested = own(request, container)?;
+        let requested = own_bytes(request, container)?;
         let mask = self.choose(ledger, owner, &requested, affinity)?;
         let affinity = self.nodes.set(mask);
         let mut blocks = Vec::with_capacity(requested.len());
@@ -284,12 +291,7 @@ impl HintProvider for StaticMemory {
         Ok(())
     }
 
-    fn allocate_whole(
-        &self,
-        ledger: &mut Ledger,
-        request: &Request,
-        affinity: Affinity,
-    ) -> Result<(), Cause> {
+    fn allocate_pod(&self, ledger: &mut Ledger, request: &Request, affinity: Affinity) -> Result<(), Cause> {
         self.remove_stale(ledger);
         self.divide(ledger, request, affinity)
     }
@@ -315,9 +317,9 @@ impl HintProvider for StaticMemory {
     }
 }
 
-impl StaticMemory {
+impl StaticMemoryManager {
     /// The hints for what is already held: just its nodes. Where it is not what is requested, none.
-    fn regenerate(&self, blocks: &[MemoryBlock], requested: &Requested) -> ProviderHints {
+    fn regenerate(&self, blocks: &[MemoryBlock], requested: &RequestedBytes) -> ProviderHints {
         if blocks.len() != requested.len() {
             return ProviderHints::NoPreference;
         }
@@ -365,7 +367,7 @@ fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, bl
                 let share = held.bytes.0.min(wanted);
                 held.bytes.0 -= share;
                 wanted -= share;
-                moved = allocation.displace(block.kind, share);
+                moved = allocation.take_placed(block.kind, share);
             }
             let heir = ledger.allocation_mut(&request.owner, container);
             for (node, bytes) in moved {

@@ -8,38 +8,40 @@ use std::collections::BTreeMap;
 
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
-use super::{Affinity, MemoryError, Requested, StaticMemory, bytes, own};
+use super::{Affinity, MemoryError, RequestedBytes, StaticMemoryManager, own_bytes, requested_bytes};
 use crate::{
     decision::Cause,
     hint::Provider,
-    kubelet::pod_level_resources::{self, Starved},
+    kubelet::pod_level_resources::{self, EmptyShare},
     ledger::{Ledger, MemoryBlock},
     qos::QosClass,
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
 
 /// What a pod requests as a whole.
-pub(super) fn requested(request: &Request) -> Result<Requested, MemoryError> {
-    let mut requested =
-        request.resources.as_ref().map_or_else(|| Ok(Requested::new()), |of| bytes(&of.requests))?;
+pub(super) fn requested(request: &Request) -> Result<RequestedBytes, MemoryError> {
+    let mut requested = request
+        .resources
+        .as_ref()
+        .map_or_else(|| Ok(RequestedBytes::new()), |of| requested_bytes(&of.requests))?;
     requested.retain(|_, bytes| *bytes > 0);
     Ok(requested)
 }
 
 /// Whether something is left for those that share what their pod has.
-pub(super) fn check_share(request: &Request, whole: &Requested) -> Result<(), Cause> {
+pub(super) fn check_shared_part(request: &Request, whole: &RequestedBytes) -> Result<(), Cause> {
     if request.resources.is_none() {
         return Ok(());
     }
     // What cannot be counted is refused where it is allocated.
-    let own = |container: &ContainerRequest| own(request, container).unwrap_or_default();
-    let starved = whole.iter().filter_map(|(kind, &bytes)| {
+    let own = |container: &ContainerRequest| own_bytes(request, container).unwrap_or_default();
+    let find_empty_share = whole.iter().filter_map(|(kind, &bytes)| {
         let of_kind = |container: &ContainerRequest| own(container).get(kind).copied().unwrap_or(0);
         let shares = |container: &ContainerRequest| own(container).is_empty();
-        pod_level_resources::starved(request, bytes, of_kind, shares)
-            .map(|who| (who == Starved::Running, kind))
+        pod_level_resources::find_empty_share(request, bytes, of_kind, shares)
+            .map(|who| (who == EmptyShare::AppContainer, kind))
     });
-    let words = match starved.min() {
+    let words = match find_empty_share.min() {
         None => return Ok(()),
         Some((false, kind)) => {
             format!("pod rejected, pod has shared init containers but no {kind} available for them")
@@ -53,14 +55,14 @@ pub(super) fn check_share(request: &Request, whole: &Requested) -> Result<(), Ca
 }
 
 /// What is left of some amounts.
-fn less(whole: &Requested, taken: &Requested) -> Requested {
+fn less(whole: &RequestedBytes, taken: &RequestedBytes) -> RequestedBytes {
     let left = |(&kind, bytes): (&ZoneKind, &u64)| {
         (kind, bytes.saturating_sub(taken.get(&kind).copied().unwrap_or(0)))
     };
     whole.iter().map(left).collect()
 }
 
-impl StaticMemory {
+impl StaticMemoryManager {
     /// Serves a pod, and divides what it gets among its containers.
     pub(super) fn divide(
         &self,
@@ -72,21 +74,21 @@ impl StaticMemory {
             return Ok(());
         }
         let Ok(whole) = requested(request) else { return Ok(()) };
-        check_share(request, &whole)?;
+        check_shared_part(request, &whole)?;
         let owner = &request.owner;
         let mask = self.choose(ledger, owner, &whole, affinity)?;
         let nodes = self.nodes.set(mask);
-        let blocks = |amounts: &Requested| -> Vec<MemoryBlock> {
+        let blocks = |amounts: &RequestedBytes| -> Vec<MemoryBlock> {
             let block = |(&kind, &bytes)| MemoryBlock { kind, affinity: nodes.clone(), bytes: Bytes(bytes) };
             amounts.iter().filter(|(_, bytes)| **bytes > 0).map(block).collect()
         };
         let mut parts: Vec<(&ContainerName, Option<Vec<MemoryBlock>>)> = Vec::new();
         // Those that stay, and what each has for itself.
-        let mut staying: Vec<(&ContainerName, Requested)> = Vec::new();
+        let mut staying: Vec<(&ContainerName, RequestedBytes)> = Vec::new();
         let mut left = whole.clone();
         for (index, container) in request.all_containers().enumerate() {
             let is_first = index < request.init_containers.len() && !container.restartable;
-            let own = own(request, container)?;
+            let own = own_bytes(request, container)?;
             let part = match (own.is_empty(), is_first) {
                 (true, true) => Some(blocks(&left)),
                 (true, false) => None,
@@ -120,7 +122,7 @@ fn place(
     owner: &OwnerId,
     kind: ZoneKind,
     charged: Vec<(NodeId, u64)>,
-    staying: &[(&ContainerName, Requested)],
+    staying: &[(&ContainerName, RequestedBytes)],
 ) {
     let sharing = staying.iter().filter(|(_, own)| own.is_empty()).min().or(staying.last());
     let mut own = staying.iter().filter_map(|(name, own)| Some((*name, *own.get(&kind)?)));

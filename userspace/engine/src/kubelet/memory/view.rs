@@ -2,7 +2,7 @@
 
 use numaward_topology::{Bytes, ZoneKind};
 
-use super::{Requested, StaticMemory, defects};
+use super::{RequestedBytes, StaticMemoryManager, defects};
 use crate::{
     hint::{Mask, positions},
     ledger::{KindAccount, Ledger, NodeAccount},
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// The accounts as far as one request needs them, by position.
-pub(super) struct View {
+pub(super) struct RequestView {
     kinds: Vec<KindView>,
     /// Nodes that are in use.
     assigned: Mask,
@@ -32,12 +32,12 @@ impl KindView {
     }
 }
 
-impl View {
+impl RequestView {
     pub(super) fn new(
-        memory: &StaticMemory,
+        memory: &StaticMemoryManager,
         ledger: &Ledger,
         owner: &OwnerId,
-        requested: &Requested,
+        requested: &RequestedBytes,
     ) -> Self {
         let accounts: Vec<_> = memory.nodes.ids().iter().map(|id| ledger.nodes.get(id)).collect();
         let kind_view = |(&kind, &requested): (&ZoneKind, &u64)| {

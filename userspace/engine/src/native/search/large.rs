@@ -8,20 +8,20 @@
 //! the node that has most of what is still missing. (Each of them alone takes more nodes than needed at times.) Then sets are built node by node, for each
 //! size from the lower bound on. A beginning is dropped if even the largest nodes cannot complete it, or if it cannot
 //! become nearer than what was found. Of nodes that are alike (the same free amounts, the same distances to all
-//! others) only the first is tried. After [`STEPS`] steps it stops with the best so far.
+//! others) only the first is tried. After [`MAX_STEPS`] steps it stops with the best so far.
 
 use std::cmp::Reverse;
 
-use super::{KEPT, sets::Wanted};
-use crate::native::{host::Host, work_budget::Share};
+use super::{MAX_PLACEMENTS, sets::Demand};
+use crate::native::{host::HostModel, work_budget::WorkShare};
 
 /// Nodes added to a beginning before the search gives up.
-const STEPS: u32 = 500;
+const MAX_STEPS: u32 = 500;
 
-pub(super) struct Large<'a> {
-    host: &'a Host,
+pub(super) struct LargeSearch<'a> {
+    host: &'a HostModel,
     items: Vec<usize>,
-    wanted: &'a [Wanted<'a>],
+    wanted: &'a [Demand<'a>],
     /// Nodes with the same number are alike; by position.
     classes: Vec<usize>,
     /// For each resource, how much the n largest nodes have together.
@@ -29,13 +29,18 @@ pub(super) struct Large<'a> {
     /// The least distance between two nodes.
     nearest: u64,
     steps: u32,
-    share: Share<'a>,
+    share: WorkShare<'a>,
     /// The best sets of one size, by the sum of their distances.
     best: Vec<(u64, Vec<usize>)>,
 }
 
-impl<'a> Large<'a> {
-    pub(super) fn new(host: &'a Host, items: Vec<usize>, wanted: &'a [Wanted<'a>], share: Share<'a>) -> Self {
+impl<'a> LargeSearch<'a> {
+    pub(super) fn new(
+        host: &'a HostModel,
+        items: Vec<usize>,
+        wanted: &'a [Demand<'a>],
+        share: WorkShare<'a>,
+    ) -> Self {
         share.charge(8 * items.len() * wanted.len());
         // A node that has nothing of what is needed is never part of a smallest set.
         let items: Vec<usize> =
@@ -47,7 +52,7 @@ impl<'a> Large<'a> {
             let next = seen.len();
             classes[at] = *seen.entry((host.twins(at), amounts)).or_insert(next);
         }
-        let largest = |of: &Wanted<'_>| {
+        let largest = |of: &Demand<'_>| {
             let mut free: Vec<u64> = items.iter().map(|&at| of.free[at]).collect();
             free.sort_unstable_by(|a, b| b.cmp(a));
             let mut sum = 0u64;
@@ -66,7 +71,7 @@ impl<'a> Large<'a> {
             wanted,
             classes,
             largest,
-            steps: STEPS,
+            steps: MAX_STEPS,
             share,
             best: Vec::new(),
         }
@@ -79,7 +84,7 @@ impl<'a> Large<'a> {
 
     /// How much of what is needed a node has, in 1/1024 of the need, over all resources.
     fn weight(&self, at: usize) -> u64 {
-        let share = |of: &Wanted<'_>| {
+        let share = |of: &Demand<'_>| {
             let share = u128::from(of.free[at].min(of.need)) * 1024 / u128::from(of.need.max(1));
             u64::try_from(share).unwrap_or(u64::MAX)
         };
@@ -105,7 +110,7 @@ impl<'a> Large<'a> {
         let entry = (self.spread(&set), set);
         if let Err(index) = self.best.binary_search(&entry) {
             self.best.insert(index, entry);
-            self.best.truncate(KEPT);
+            self.best.truncate(MAX_PLACEMENTS);
         }
     }
 
@@ -152,18 +157,18 @@ impl<'a> Large<'a> {
                 let mut sums: Vec<u64> = self.wanted.iter().map(|of| of.free[root]).collect();
                 self.share.charge(8 * later.len());
                 self.extend(&later, size, &mut chosen, 0, &mut sums);
-                if self.gave_up() {
+                if self.is_exhausted() {
                     break;
                 }
             }
-            if self.best.first().is_some_and(|(_, set)| set.len() == size) || self.gave_up() {
+            if self.best.first().is_some_and(|(_, set)| set.len() == size) || self.is_exhausted() {
                 break;
             }
         }
         self.best.iter().map(|(_, set)| set.clone()).collect()
     }
 
-    fn gave_up(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         self.steps == 0 || self.share.is_spent()
     }
 
@@ -176,7 +181,7 @@ impl<'a> Large<'a> {
         roots
     }
 
-    fn seed(&mut self, root: usize, most: usize, seeding: &Share<'_>) {
+    fn seed(&mut self, root: usize, most: usize, seeding: &WorkShare<'_>) {
         self.share.charge(8 * self.items.len());
         let mut by_distance: Vec<usize> = self.items.iter().copied().filter(|&at| at != root).collect();
         by_distance.sort_by_key(|&at| (self.host.distance(root, at), Reverse(self.weight(at)), at));
@@ -223,7 +228,7 @@ impl<'a> Large<'a> {
             while !self.enough(&set) && set.len() < most {
                 self.share.charge(8 * rest.len() * self.wanted.len());
                 let covers = |&(_, &at): &(usize, &usize)| {
-                    let of_resource = |(index, of): (usize, &Wanted<'_>)| {
+                    let of_resource = |(index, of): (usize, &Demand<'_>)| {
                         let factor = if twice == Some(index) { 2048 } else { 1024 };
                         u128::from(of.free[at].min(missing[index])) * factor / u128::from(of.need.max(1))
                     };
@@ -277,7 +282,7 @@ impl<'a> Large<'a> {
         }
         let mut skipped = None;
         for (index, &at) in list.iter().enumerate() {
-            if list.len() - index < missing || self.gave_up() {
+            if list.len() - index < missing || self.is_exhausted() {
                 return;
             }
             if skipped == Some(self.classes[at]) {
@@ -290,7 +295,8 @@ impl<'a> Large<'a> {
             let left = missing - 1;
             // What the missing ones add at least.
             let more = self.nearest * (left * (chosen.len() + 1) + left * left.saturating_sub(1) / 2) as u64;
-            let full = self.best.len() == KEPT && self.best.first().is_some_and(|(_, set)| set.len() == size);
+            let full = self.best.len() == MAX_PLACEMENTS
+                && self.best.first().is_some_and(|(_, set)| set.len() == size);
             if full && self.best.last().is_some_and(|(worst, _)| spread + added + more >= *worst) {
                 continue;
             }

@@ -7,14 +7,14 @@
 //!
 //! | rule | nodes |
 //! |---|---|
-//! | [`Rule::Anywhere`] (`none`, `best-effort`) | as few as possible in all; of these as few as possible per resource |
-//! | [`Rule::Sized`] (`single-numa-node`, `restricted`) | exactly so many per resource, the smaller sets within the larger ones |
+//! | [`NodeCountRule::Anywhere`] (`none`, `best-effort`) | as few as possible in all; of these as few as possible per resource |
+//! | [`NodeCountRule::Sized`] (`single-numa-node`, `restricted`) | exactly so many per resource, the smaller sets within the larger ones |
 //!
-//! With [`Rule::Sized`] a memory-only node can count together with the nearest nodes with CPUs (*attached*): then sets
+//! With [`NodeCountRule::Sized`] a memory-only node can count together with the nearest nodes with CPUs (*attached*): then sets
 //! of nodes with CPUs are looked for as if these had the memory of what is attached, and each kind of memory is placed
 //! on as few nodes of those as possible. What the rule allows without attached nodes it allows as well.
 //!
-//! On up to [`EXACT`] nodes all sets are looked at that may be the best (module `sets`), small ones first: of a set of nodes
+//! On up to [`MAX_EXACT_NODES`] nodes all sets are looked at that may be the best (module `sets`), small ones first: of a set of nodes
 //! each resource gets its smallest sets within it, and what cannot become better than what was found is dropped. On larger
 //! machines sets of several nodes come from module `large`, which gives up after a number of steps. A search ends when it has
 //! used its share of the decision's work. Wherever something was dropped that may be better, it says so.
@@ -23,25 +23,25 @@ mod large;
 mod sets;
 
 use self::{
-    large::Large,
-    sets::{Sets, Wanted},
+    large::LargeSearch,
+    sets::{Demand, NodeSets},
 };
 use super::{
-    free_capacity::{Room, Unit},
-    host::{CPU, Host},
+    free_capacity::{FreeCapacity, PlacementGroup},
+    host::{CPU, HostModel},
     rank::{Placement, lead, pairs, rank, stranded},
-    work_budget::{Share, Work},
+    work_budget::{WorkBudget, WorkShare},
 };
 use crate::placement_search::Rank;
 
 /// The most nodes of which every set of several is looked at.
-pub(super) const EXACT: usize = 20;
+pub(super) const MAX_EXACT_NODES: usize = 20;
 /// As many placements are kept of a search.
-pub(super) const KEPT: usize = 8;
+pub(super) const MAX_PLACEMENTS: usize = 8;
 
 /// What a policy allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Rule {
+pub(super) enum NodeCountRule {
     /// Any set.
     Anywhere,
     /// Exactly so many nodes for each resource, nested.
@@ -55,24 +55,31 @@ pub(super) enum Rule {
 
 /// What a search found.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Found {
-    /// The best placements, best first; at most [`KEPT`].
+pub(super) struct SearchResult {
+    /// The best placements, best first; at most [`MAX_PLACEMENTS`].
     pub(super) placements: Vec<Placement>,
     /// How many were compared.
     pub(super) considered: u64,
     /// Whether it gave up before it had seen everything.
-    pub(super) cut_off: bool,
+    pub(super) is_incomplete: bool,
 }
 
 /// Looks for placements of a unit.
-pub(super) fn search(host: &Host, room: &Room, unit: &Unit, rule: &Rule, work: &Work) -> Found {
+pub(super) fn search(
+    host: &HostModel,
+    free_capacity: &FreeCapacity,
+    group: &PlacementGroup,
+    rule: &NodeCountRule,
+    work: &WorkBudget,
+) -> SearchResult {
     let share = work.share();
-    share.charge(60 + 2 * host.len() * unit.need.len());
-    let needed = unit.resources().collect();
-    let mut search = Search { host, room, unit, needed, share, lead: None, found: Found::default() };
+    share.charge(60 + 2 * host.len() * group.need.len());
+    let needed = group.resources().collect();
+    let mut search =
+        SearchState { host, free_capacity, group, needed, share, lead: None, found: SearchResult::default() };
     match rule {
-        Rule::Anywhere => search.anywhere(),
-        Rule::Sized { sizes, with_attached } => {
+        NodeCountRule::Anywhere => search.anywhere(),
+        NodeCountRule::Sized { sizes, with_attached } => {
             search.sized(sizes);
             if let Some(sizes) = with_attached {
                 search.attached(sizes);
@@ -97,7 +104,12 @@ pub(super) fn fewest(free: impl IntoIterator<Item = u64>, needed: u64) -> Option
 }
 
 /// The fewest nodes with CPUs that could hold an amount together with what is attached to them.
-pub(super) fn fewest_with_attached(host: &Host, free: &[u64], needed: u64, work: &Work) -> Option<usize> {
+pub(super) fn fewest_with_attached(
+    host: &HostModel,
+    free: &[u64],
+    needed: u64,
+    work: &WorkBudget,
+) -> Option<usize> {
     let anchors = anchors(host);
     let sum = |set: &[usize]| {
         let members = members(host, set);
@@ -109,10 +121,10 @@ pub(super) fn fewest_with_attached(host: &Host, free: &[u64], needed: u64, work:
     }
     // Where several share a memory-only node, they have less than this together.
     let column: Vec<u64> = (0..host.len()).map(|at| sum(&[at])).collect();
-    let wanted = [Wanted { need: needed, free: &column, count: None }];
+    let wanted = [Demand { need: needed, free: &column, count: None }];
     (1..=anchors.len()).find(|&size| {
         let mut found = size == anchors.len();
-        let sets = Sets::new(&anchors, &|at| at, size, &wanted, work.share());
+        let sets = NodeSets::new(&anchors, &|at| at, size, &wanted, work.share());
         sets.each(false, &mut |set| {
             found |= sum(set) >= needed;
             !found
@@ -122,12 +134,12 @@ pub(super) fn fewest_with_attached(host: &Host, free: &[u64], needed: u64, work:
 }
 
 /// The nodes with which memory-only nodes can count.
-fn anchors(host: &Host) -> Vec<usize> {
+fn anchors(host: &HostModel) -> Vec<usize> {
     (0..host.len()).filter(|&at| host.has_cpus(at)).collect()
 }
 
 /// Nodes and what is attached to them, ascending.
-pub(super) fn members(host: &Host, set: &[usize]) -> Vec<usize> {
+pub(super) fn members(host: &HostModel, set: &[usize]) -> Vec<usize> {
     let mut members: Vec<usize> = set.to_vec();
     members.extend(set.iter().flat_map(|&at| host.attached(at)));
     members.sort_unstable();
@@ -150,86 +162,88 @@ pub(super) fn subsets(of: &[usize], size: usize, visit: &mut dyn FnMut(&[usize])
     extend(of, size, &mut Vec::with_capacity(size), visit);
 }
 
-struct Search<'a> {
-    host: &'a Host,
-    room: &'a Room,
-    unit: &'a Unit,
+struct SearchState<'a> {
+    host: &'a HostModel,
+    free_capacity: &'a FreeCapacity,
+    group: &'a PlacementGroup,
     /// The resources of which something is needed.
     needed: Vec<usize>,
-    share: Share<'a>,
+    share: WorkShare<'a>,
     /// What is known of the rank of all placements on the nodes that are looked at; the rest is nothing.
     lead: Option<Rank>,
-    found: Found,
+    found: SearchResult,
 }
 
 /// What is to be chosen for a resource: so many nodes of a domain, or, without one, of those chosen before.
 #[derive(Clone, Copy)]
-struct Level<'a> {
+struct SearchLevel<'a> {
     resource: usize,
     size: usize,
     domain: Option<&'a [usize]>,
 }
 
-impl Search<'_> {
+impl SearchState<'_> {
     /// Whether no placement of this rank or a worse one would be kept.
-    fn is_hopeless(&self, rank: &Rank) -> bool {
+    fn cannot_be_kept(&self, rank: &Rank) -> bool {
         let placements = &self.found.placements;
-        placements.len() == KEPT && placements.last().is_some_and(|worst| worst.key < *rank)
+        placements.len() == MAX_PLACEMENTS && placements.last().is_some_and(|worst| worst.key < *rank)
     }
 
     /// Compares a placement with those found so far.
-    fn offer(&mut self, sets: &[&[usize]]) {
-        if !self.adds_up(sets[CPU]) {
+    fn consider(&mut self, sets: &[&[usize]]) {
+        if !self.has_matching_cores(sets[CPU]) {
             return;
         }
-        let (mut key, nodes) = rank(self.host, self.unit, sets);
+        let (mut key, nodes) = rank(self.host, self.group, sets);
         self.share.charge(24 + 2 * nodes.len() * nodes.len());
         self.found.considered += 1;
         // What it strands decides only where all else is the same.
-        if self.is_hopeless(&key) {
+        if self.cannot_be_kept(&key) {
             return;
         }
-        key.stranded = stranded(self.host, self.room, self.unit, sets, &nodes);
-        key.load = self.room.load(self.host, &nodes);
-        if self.is_hopeless(&key) {
+        key.stranded = stranded(self.host, self.free_capacity, self.group, sets, &nodes);
+        key.load = self.free_capacity.load(self.host, &nodes);
+        if self.cannot_be_kept(&key) {
             return;
         }
         let placement = Placement { key, nodes, sets: sets.iter().map(|set| set.to_vec()).collect() };
         let placements = &mut self.found.placements;
         if let Err(index) = placements.binary_search(&placement) {
             placements.insert(index, placement);
-            placements.truncate(KEPT);
+            placements.truncate(MAX_PLACEMENTS);
         }
     }
 
     /// Whether whole cores of the nodes of a set add up to the CPUs that are needed; that there are enough is known.
-    fn adds_up(&self, set: &[usize]) -> bool {
-        let need = self.unit.need[CPU];
-        if self.room.cores.is_empty() || need == 0 {
+    fn has_matching_cores(&self, set: &[usize]) -> bool {
+        let need = self.group.need[CPU];
+        if self.free_capacity.cores.is_empty() || need == 0 {
             return true;
         }
-        let cores = set.iter().map(|&at| self.room.cores[at].len()).sum::<usize>();
+        let cores = set.iter().map(|&at| self.free_capacity.cores[at].len()).sum::<usize>();
         self.share.charge(cores * (8 + usize::try_from(need).unwrap_or(usize::MAX / 8).min(4096) / 2));
-        self.room.whole_cores(set, need).is_some()
+        self.free_capacity.whole_cores(set, need).is_some()
     }
 
     /// Everything on one node.
     fn on_one(&mut self, at: usize) {
-        let fits =
-            self.needed.iter().all(|&resource| self.room.free[resource][at] >= self.unit.need[resource])
-                && self.adds_up(&[at]);
+        let fits = self
+            .needed
+            .iter()
+            .all(|&resource| self.free_capacity.free[resource][at] >= self.group.need[resource])
+            && self.has_matching_cores(&[at]);
         if fits {
             let set = [at];
             let sets: Vec<&[usize]> =
-                self.unit.need.iter().map(|&need| if need > 0 { &set[..] } else { &[][..] }).collect();
-            self.offer(&sets);
+                self.group.need.iter().map(|&need| if need > 0 { &set[..] } else { &[][..] }).collect();
+            self.consider(&sets);
         }
     }
 
     /// What sets must have: of each resource at most as many nodes may give it as its size says.
-    fn wanted<'b>(&self, columns: &'b [Vec<u64>], sizes: Option<&[usize]>) -> Vec<Wanted<'b>> {
-        let of = |&resource: &usize| Wanted {
-            need: self.unit.need[resource],
+    fn wanted<'b>(&self, columns: &'b [Vec<u64>], sizes: Option<&[usize]>) -> Vec<Demand<'b>> {
+        let of = |&resource: &usize| Demand {
+            need: self.group.need[resource],
             free: &columns[resource],
             count: sizes.map(|sizes| sizes[resource]),
         };
@@ -246,28 +260,32 @@ impl Search<'_> {
     ) {
         let wanted = self.wanted(columns, sizes);
         let mut found = false;
-        if items.len() <= EXACT {
-            let (host, room, unit) = (self.host, self.room, self.unit);
+        if items.len() <= MAX_EXACT_NODES {
+            let (host, free_capacity, group) = (self.host, self.free_capacity, self.group);
             let alike = |at: usize| {
                 let before = items.iter().copied().take_while(|&before| before < at);
-                before.into_iter().find(|&before| room.are_alike(host, unit, before, at)).unwrap_or(at)
+                before
+                    .into_iter()
+                    .find(|&before| free_capacity.are_alike(host, group, before, at))
+                    .unwrap_or(at)
             };
             self.share.charge(items.len() * items.len());
-            let sets = Sets::new(items, &alike, size, &wanted, self.share);
+            let sets = NodeSets::new(items, &alike, size, &wanted, self.share);
             let all = sets.each(false, &mut |set| {
                 found = true;
                 visit(self, set);
                 true
             });
-            self.found.cut_off |= !all;
+            self.found.is_incomplete |= !all;
             if found || all {
                 return;
             }
         }
         // There may be others.
-        self.found.cut_off = true;
+        self.found.is_incomplete = true;
         let most = if sizes.is_some() { size } else { items.len() };
-        for set in Large::new(self.host, items.to_vec(), &wanted, self.share.half()).search(size, most) {
+        for set in LargeSearch::new(self.host, items.to_vec(), &wanted, self.share.half()).search(size, most)
+        {
             if found && self.share.is_spent() {
                 break;
             }
@@ -277,10 +295,9 @@ impl Search<'_> {
     }
 
     fn anywhere(&mut self) {
-        let least = self
-            .needed
-            .iter()
-            .map(|&resource| fewest(self.room.free[resource].iter().copied(), self.unit.need[resource]));
+        let least = self.needed.iter().map(|&resource| {
+            fewest(self.free_capacity.free[resource].iter().copied(), self.group.need[resource])
+        });
         let Some(least) = least.collect::<Option<Vec<_>>>().map(|least| least.into_iter().max().unwrap_or(0))
         else {
             return;
@@ -294,15 +311,17 @@ impl Search<'_> {
                     self.on_one(at);
                 }
             } else {
-                self.each_set((&all, &self.room.free), size, None, &mut |search, set| search.within(set));
+                self.each_set((&all, &self.free_capacity.free), size, None, &mut |search, set| {
+                    search.within(set)
+                });
             }
             // Nodes of devices count: a larger set that has them can be as good.
             if let Some(best) = self.found.placements.first() {
                 most = usize::try_from(best.key.nodes).unwrap_or(most);
             }
             // On a larger machine larger sets were found as well.
-            if size >= most || size > 1 && (all.len() > EXACT || self.share.is_spent()) {
-                self.found.cut_off |= size < most;
+            if size >= most || size > 1 && (all.len() > MAX_EXACT_NODES || self.share.is_spent()) {
+                self.found.is_incomplete |= size < most;
                 return;
             }
         }
@@ -311,7 +330,7 @@ impl Search<'_> {
     /// Each resource on its fewest nodes of a set.
     fn within(&mut self, set: &[usize]) {
         let domains: Vec<&[usize]> =
-            self.unit.need.iter().map(|&need| if need > 0 { set } else { &[] }).collect();
+            self.group.need.iter().map(|&need| if need > 0 { set } else { &[] }).collect();
         self.combine(&domains, Some(set));
     }
 
@@ -319,16 +338,16 @@ impl Search<'_> {
     fn combine(&mut self, domains: &[&[usize]], all: Option<&[usize]>) {
         let mut levels = Vec::with_capacity(self.needed.len());
         for &resource in &self.needed {
-            let (domain, free) = (domains[resource], &self.room.free[resource]);
+            let (domain, free) = (domains[resource], &self.free_capacity.free[resource]);
             self.share.charge(20 + 4 * domain.len());
-            let size = fewest(domain.iter().map(|&at| free[at]), self.unit.need[resource]);
+            let size = fewest(domain.iter().map(|&at| free[at]), self.group.need[resource]);
             let Some(size) = size else { return };
-            levels.push(Level { resource, size, domain: Some(domain) });
+            levels.push(SearchLevel { resource, size, domain: Some(domain) });
         }
         let sizes = levels.iter().map(|level| level.size);
         let per_resource = sizes.clone().sum::<usize>() as u64;
         let lead = match all {
-            Some(nodes) => lead(self.host, self.unit, nodes, per_resource),
+            Some(nodes) => lead(self.host, self.group, nodes, per_resource),
             // At least.
             None => Rank {
                 nodes: sizes.max().unwrap_or(0) as u64,
@@ -336,7 +355,7 @@ impl Search<'_> {
                 ..Rank::default()
             },
         };
-        if self.is_hopeless(&lead) {
+        if self.cannot_be_kept(&lead) {
             return;
         }
         self.lead = all.is_some().then_some(lead);
@@ -348,7 +367,7 @@ impl Search<'_> {
     /// together with what is attached to it, they have what is attached as well.
     fn choose(
         &mut self,
-        levels: &[Level<'_>],
+        levels: &[SearchLevel<'_>],
         outer: &[usize],
         attached: Option<&[Vec<u64>]>,
         sets: &mut [Vec<usize>],
@@ -363,25 +382,27 @@ impl Search<'_> {
                 self.share.charge(8 * domains.iter().map(Vec::len).sum::<usize>());
                 return self.combine(&domains.iter().map(Vec::as_slice).collect::<Vec<_>>(), None);
             }
-            return self.offer(&sets.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            return self.consider(&sets.iter().map(Vec::as_slice).collect::<Vec<_>>());
         };
-        let &Level { resource, size, domain } = level;
-        let (domain, need) = (domain.unwrap_or(outer), self.unit.need[resource]);
-        let room = self.room;
-        let column = &attached.unwrap_or(&room.free)[resource];
-        let wanted = [Wanted { need, free: column, count: None }];
-        let sets_of = Sets::new(domain, &|at| at, size, &wanted, self.share);
+        let &SearchLevel { resource, size, domain } = level;
+        let (domain, need) = (domain.unwrap_or(outer), self.group.need[resource]);
+        let free_capacity = self.free_capacity;
+        let column = &attached.unwrap_or(&free_capacity.free)[resource];
+        let wanted = [Demand { need, free: column, count: None }];
+        let sets_of = NodeSets::new(domain, &|at| at, size, &wanted, self.share);
         let all = sets_of.each(self.found.placements.is_empty(), &mut |set| {
             let with_attached = attached.is_some() && resource != CPU;
             let domain = if with_attached { &members(self.host, set) } else { set };
             self.share.charge(10 + 4 * domain.len());
-            let sum = domain.iter().fold(0u64, |sum, &at| sum.saturating_add(self.room.free[resource][at]));
+            let sum = domain
+                .iter()
+                .fold(0u64, |sum, &at| sum.saturating_add(self.free_capacity.free[resource][at]));
             if sum < need {
                 return true;
             }
             if let (CPU, None, Some(lead)) = (resource, attached, self.lead) {
                 self.share.charge(set.len() * set.len());
-                if self.is_hopeless(&Rank { cpu_to_cpu: pairs(self.host, set), ..lead }) {
+                if self.cannot_be_kept(&Rank { cpu_to_cpu: pairs(self.host, set), ..lead }) {
                     return true;
                 }
             }
@@ -389,12 +410,12 @@ impl Search<'_> {
             self.choose(rest, set, attached, sets);
             true
         });
-        self.found.cut_off |= !all;
+        self.found.is_incomplete |= !all;
     }
 
     /// What each node has of a resource together with what is attached to it.
     fn column(&self, resource: usize) -> Vec<u64> {
-        let free = &self.room.free[resource];
+        let free = &self.free_capacity.free[resource];
         let with_attached = |at: usize| {
             let attached = if resource == CPU { &[][..] } else { self.host.attached(at) };
             attached.iter().fold(free[at], |sum, &of| sum.saturating_add(free[of]))
@@ -403,9 +424,9 @@ impl Search<'_> {
     }
 
     /// What is to be chosen: largest sets first, each within the one before.
-    fn nested(&self, sizes: &[usize]) -> Vec<Level<'static>> {
-        let level = |&resource: &usize| Level { resource, size: sizes[resource], domain: None };
-        let mut levels: Vec<Level<'_>> = self.needed.iter().map(level).collect();
+    fn nested(&self, sizes: &[usize]) -> Vec<SearchLevel<'static>> {
+        let level = |&resource: &usize| SearchLevel { resource, size: sizes[resource], domain: None };
+        let mut levels: Vec<SearchLevel<'_>> = self.needed.iter().map(level).collect();
         levels.sort_by_key(|level| (std::cmp::Reverse(level.size), level.resource));
         levels
     }
@@ -427,9 +448,9 @@ impl Search<'_> {
         }
         let all: Vec<usize> = (0..self.host.len()).collect();
         let per_resource = levels.iter().map(|level| level.size as u64).sum();
-        self.each_set((&all, &self.room.free), size, Some(sizes), &mut |search, set| {
-            let lead = lead(search.host, search.unit, set, per_resource);
-            if search.devices_allow(set) && !search.is_hopeless(&lead) {
+        self.each_set((&all, &self.free_capacity.free), size, Some(sizes), &mut |search, set| {
+            let lead = lead(search.host, search.group, set, per_resource);
+            if search.devices_allow(set) && !search.cannot_be_kept(&lead) {
                 search.lead = Some(lead);
                 search.choose(&levels, set, None, &mut vec![Vec::new(); sizes.len()]);
             }
@@ -438,7 +459,7 @@ impl Search<'_> {
 
     /// Devices are where they are: they count as a resource with a set of its own.
     fn devices_allow(&self, set: &[usize]) -> bool {
-        let devices = &self.unit.devices;
+        let devices = &self.group.devices;
         if devices.len() >= set.len() {
             devices.is_empty() || set.iter().all(|at| devices.contains(at))
         } else {

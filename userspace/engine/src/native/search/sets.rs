@@ -4,10 +4,10 @@
 //! complete it, so that nearly every beginning that is followed leads to a set. Of nodes that are alike, the first is taken
 //! before the others: sets that differ in such nodes only are as good as each other.
 
-use crate::native::work_budget::Share;
+use crate::native::work_budget::WorkShare;
 
 /// How much of a resource is needed.
-pub(super) struct Wanted<'a> {
+pub(super) struct Demand<'a> {
     pub(super) need: u64,
     /// By position.
     pub(super) free: &'a [u64],
@@ -15,7 +15,7 @@ pub(super) struct Wanted<'a> {
     pub(super) count: Option<usize>,
 }
 
-impl Wanted<'_> {
+impl Demand<'_> {
     /// Whether a set has enough.
     pub(super) fn enough(&self, set: &[usize]) -> bool {
         let sum = |free: &mut dyn Iterator<Item = u64>| free.fold(0u64, u64::saturating_add) >= self.need;
@@ -32,26 +32,26 @@ impl Wanted<'_> {
 }
 
 /// Nodes, and what sets of them must have.
-pub(super) struct Sets<'a> {
+pub(super) struct NodeSets<'a> {
     /// Those that are alike are beside each other.
     items: Vec<usize>,
     /// By the place of an item: whether it is alike to the one before it.
     alike: Vec<bool>,
     size: usize,
-    wanted: &'a [Wanted<'a>],
+    wanted: &'a [Demand<'a>],
     /// By resource, the place of an item and a number: how much the largest so many from there on have.
     most: Vec<u64>,
-    share: Share<'a>,
+    share: WorkShare<'a>,
 }
 
-impl<'a> Sets<'a> {
+impl<'a> NodeSets<'a> {
     /// Sets of a size. `alike` gives nodes that could change places the same number, the lowest of them.
     pub(super) fn new(
         of: &[usize],
         alike: &dyn Fn(usize) -> usize,
         size: usize,
-        wanted: &'a [Wanted<'a>],
-        share: Share<'a>,
+        wanted: &'a [Demand<'a>],
+        share: WorkShare<'a>,
     ) -> Self {
         let mut items: Vec<(usize, usize)> = of.iter().map(|&at| (alike(at), at)).collect();
         items.sort_unstable();
