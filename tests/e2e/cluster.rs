@@ -505,7 +505,7 @@ fn are_resized(cluster: &Cluster) {
     let message = cluster.wait_for("a resize fails", || {
         cluster.events("pair", "ResizeError")?.pop().ok_or_else(|| "there is no event".to_owned())
     });
-    let words = "numaward cannot resize container main of pod default/pair: what is missing is not free on its nodes: \
+    let words = "numaward cannot resize container main of pod default/pair: its nodes have too little free capacity: \
                  node 1: cpu requested 2, free 1";
     assert!(message.contains(words), "{message}");
     assert_eq!(cluster.wait_until_placed(&[("pair", "main", 2)]), before);

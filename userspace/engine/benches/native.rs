@@ -1,10 +1,10 @@
 //! How long a decision of the strategy `native` takes, and how that grows with the machine.
 //!
 //! The machine has 16 CPUs (8 cores of 2 threads) and 64 GiB on each node, on sockets of up to 8 nodes with distances
-//! 10, 12 and 32. It is half full: every node half (`spread`), or half of the nodes in full and the others empty but for
-//! one (`packed`). Requests: 2 CPUs and 4 GiB, which fit on one node (`small`); what takes three nodes (`wide`); and
-//! more memory than there is (`refused`), which has to be distinguished from what just fits. Each is decided under the policies
-//! `best-effort` and `restricted`.
+//! 10, 12 and 32. It is half full: every node half (`spread`), or half of the nodes in full and the others empty but
+//! for one (`packed`). Requests: 2 CPUs and 4 GiB, which fit on one node (`small`); what takes three nodes (`wide`);
+//! and more memory than there is (`refused`), which has to be distinguished from what just fits. Each is decided
+//! under the policies `best-effort` and `restricted`.
 //!
 //! Besides, pods are decided on that were made to take long (`tests/adversarial`): 20 ms at most, on a host of any size.
 //!

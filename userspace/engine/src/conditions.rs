@@ -1,37 +1,43 @@
-//! What the host says now, beside what is promised: an input of decisions.
+//! Host conditions: current facts about the host, outside the ledger, that decisions consider.
 //!
-//! Problem: the ledger knows what it promised, not what others use. Huge pages that somebody took without asking, or
-//! memory of the host beyond its reservation, are free in the books and not available.
+//! # Problem
+//! The ledger only knows its own guarantees. Huge pages that another program took, or memory that the host uses
+//! beyond its reservation, are free in the ledger but not available.
 //!
-//! Invariants: conditions lower what is offered to those who ask now; nobody loses what it holds. What is withheld decides
-//! what fits, and never which of several nodes that fit is better: else placements would change with what the host uses at
-//! the moment. Without any a decision is the same as if there were none. Only the strategy `native` heeds them.
+//! # Invariants
+//! - Conditions reduce the capacity offered to new requests and growth. An existing guarantee is never reduced.
+//! - Withheld memory decides whether a request fits, but never which of several fitting nodes is better. Otherwise
+//!   placements would depend on the host's momentary memory use.
+//! - Empty conditions do not change any decision.
+//! - Only the strategy `native` considers conditions.
 
 use std::collections::BTreeMap;
 
 use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 
-/// What the host says now.
+/// Current state of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostConditions {
-    /// By kind and node: what others than those with a promise use beyond what is reserved.
+    /// Memory by kind and node that programs without a guarantee use beyond the reservation.
     pub withheld: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
-    /// CPUs that are offline.
     pub offline_cpus: CpuSet,
-    /// CPUs of the shared pool that belong to cpuset partitions of other programs: the kernel gives them to no other cgroup.
+    /// CPUs of the shared pool that cpuset partitions of other programs hold; the kernel gives these to no other
+    /// cgroup.
     pub partition_cpus: CpuSet,
-    /// By node, how fast CPUs of other nodes take memory there, as a coarse class (the binary logarithm of MiB/s, from
-    /// 64 MiB/s): of equally good candidates the one whose nodes have less of it is taken. A node that is not named has none.
+    /// Bandwidth by node that CPUs of other nodes use there, as a coarse class: the binary logarithm of MiB/s,
+    /// starting at 64 MiB/s. Among otherwise equal placements, the one with less load wins. An absent node has no
+    /// load.
     pub load: BTreeMap<NodeId, u64>,
 }
 
 impl HostConditions {
-    /// What is withheld of a kind on a node, in bytes.
+    /// Returns the bytes of a kind that are withheld on a node.
     pub fn withheld_on(&self, kind: ZoneKind, node: NodeId) -> Bytes {
         self.withheld.get(&kind).and_then(|nodes| nodes.get(&node)).copied().unwrap_or_default()
     }
 
-    /// The same, as if this memory were not in use: that of somebody who is to have a promise now.
+    /// Returns the conditions without this memory, for example because the workload that uses it is about to get a
+    /// guarantee.
     #[must_use]
     pub fn without(&self, used: &BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>) -> Self {
         let mut rest = self.clone();
@@ -47,13 +53,11 @@ impl HostConditions {
     }
 }
 
-/// What is withheld of one kind on one node.
+/// Memory of one kind that is withheld on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WithheldMemory {
-    /// The node.
     pub node: NodeId,
-    /// The kind of memory.
     pub kind: ZoneKind,
-    /// How much would have been free without it, but was not offered.
+    /// Bytes that are free in the ledger but not offered.
     pub bytes: Bytes,
 }

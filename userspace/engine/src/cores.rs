@@ -1,9 +1,9 @@
-//! Whole cores of unequal size.
+//! Selection of whole cores with different numbers of CPUs.
 //!
-//! Where a CPU is offline, or a processor has cores of several kinds, whole cores do not give every number of CPUs: of
-//! cores of 2, 2 and 1, that is 1, 2, 3, 4 and 5, of 2 and 2 it is 2 and 4.
+//! If a CPU is offline, or the processor mixes core types, whole cores cannot provide every number of CPUs: cores of
+//! 2, 2 and 1 CPUs provide 1 to 5, cores of 2 and 2 CPUs only 2 and 4.
 
-/// The first of these sizes that add up to a number, by their places; an earlier one is preferred to all later ones.
+/// Returns the indices of sizes with the sum `to`, or `None` if there are none. Earlier indices are preferred.
 pub(crate) fn find_sizes_with_sum(sizes: &[usize], to: usize) -> Option<Vec<usize>> {
     let fits = |place: &usize, left: &mut usize, rest: &dyn Fn(usize) -> bool| {
         let taken = sizes[*place] <= *left && rest(*left - sizes[*place]);
@@ -18,7 +18,7 @@ pub(crate) fn find_sizes_with_sum(sizes: &[usize], to: usize) -> Option<Vec<usiz
     if sizes.iter().sum::<usize>() < to {
         return None;
     }
-    // By place: which numbers those from there on add up to.
+    // `reached[place][sum]`: whether some of the sizes from `place` on have this sum.
     let mut reached = vec![vec![false; to + 1]; sizes.len() + 1];
     reached[sizes.len()][0] = true;
     for place in (0..sizes.len()).rev() {

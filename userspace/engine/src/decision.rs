@@ -1,6 +1,6 @@
 //! The outcome of an admission.
 //!
-//! Nothing here belongs to one strategy. What a strategy has to say beyond these words is the text of a [`Cause`].
+//! These types are common to all strategies. Details that only one strategy has are in the text of a [`Cause`].
 
 use std::fmt;
 
@@ -14,45 +14,42 @@ use crate::{
     request::{ContainerName, OwnerId},
 };
 
-/// What became of a request, and the ledger afterwards.
+/// Outcome of a request and the resulting ledger.
 ///
-/// The ledger is the successor in either case: with the strategy `kubelet` a rejection can change it too (what
-/// was given to the first containers stays until the next admission). Who only wants to know what would happen
-/// drops it.
+/// The ledger replaces the previous one in either case: with the strategy `kubelet`, a rejection can change it too,
+/// because the allocations of the first containers stay until the next admission. A caller that only asks what would
+/// happen drops the ledger.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// What is given, or why nothing is.
+    /// Grants by container, or the reason for the rejection.
     pub outcome: Result<Vec<Grant>, Box<Rejection>>,
-    /// How it came about.
     pub explanation: Explanation,
-    /// The ledger from now on.
+    /// Ledger after the decision.
     pub ledger: Ledger,
 }
 
-/// What one container is given.
+/// Allocation for one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The container.
     pub container: ContainerName,
-    /// What it holds. Empty for a container that uses the shared pool and any memory.
+    /// Empty if the container uses the shared pool and any memory.
     pub allocation: Allocation,
 }
 
-/// Why a request is rejected.
+/// Reason why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct Rejection {
-    /// Whose request.
     pub owner: OwnerId,
-    /// The container at which it failed; `None` if all were considered together.
+    /// Container that could not be served; `None` if all containers were considered together.
     pub container: Option<ContainerName>,
-    /// In a word.
+    /// Reason in one word.
     pub reason: Reason,
-    /// In a sentence; the strategy's.
+    /// Explanation in one sentence, in the words of the strategy.
     pub message: String,
-    /// What was wrong, as data.
+    /// Cause as data.
     pub cause: Cause,
-    /// Missing capacity: what was requested and what was free, by node and resource, just before.
+    /// Missing capacity by node and resource, immediately before the rejection.
     pub shortfalls: Vec<Shortfall>,
 }
 
@@ -68,56 +65,53 @@ impl Rejection {
     }
 }
 
-/// A rejection in a word: the kubelet's, as its users know these.
+/// Rejection reason in one word. The kubelet uses the same words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, derive_more::Display)]
 pub enum Reason {
-    /// The hints cannot be merged as the topology policy demands.
+    /// No NUMA nodes satisfy the topology policy.
     TopologyAffinityError,
-    /// Whole cores cannot be given.
+    /// The request cannot be served with whole cores.
     #[display("SMTAlignmentError")]
     SmtAlignmentError,
-    /// Containers that share what their pod has would be left with nothing.
+    /// The other containers would have no part of the pod-level resources.
     EmptyPodSharedPoolError,
-    /// Something could not be given after all.
+    /// Allocation failed after the topology policy had accepted the nodes.
     UnexpectedAdmissionError,
-    /// The request contradicts itself.
+    /// The request is contradictory.
     InvalidRequest,
 }
 
-/// What was wrong.
+/// Cause of a rejection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// No nodes are such as the topology policy demands.
+    /// No NUMA nodes satisfy the topology policy.
     #[error("no nodes can serve all resources as the topology policy demands")]
     Topology,
-    /// Whole cores could not be given.
+    /// The request cannot be served with whole cores.
     #[error("{0}")]
     Cores(String),
-    /// Some containers of a pod have all that it has as a whole, and others nothing.
+    /// Some containers use all pod-level resources, and the remaining ones would have nothing.
     #[error("{1}")]
     NothingToShare(Provider, String),
-    /// Exclusive CPUs could not be given.
+    /// Exclusive CPUs cannot be allocated.
     #[error("{0}")]
     Cpus(String),
-    /// Memory could not be given.
+    /// Memory cannot be allocated.
     #[error("{0}")]
     Memory(String),
-    /// No nodes that the topology policy allows have enough of everything.
+    /// No nodes that the topology policy allows have enough free capacity.
     #[error("{0}")]
     InsufficientCapacity(String),
-    /// Two containers have the same name.
     #[error("the request has two containers named {0:?}")]
     DuplicateContainer(String),
-    /// Its terms do not go with the configuration or the machine.
+    /// The terms are incompatible with the configuration or the machine.
     #[error("{0}")]
     Terms(String),
-    /// There is nothing to admit.
     #[error("the request has no containers")]
     NoContainers,
 }
 
 impl Cause {
-    /// The word for it.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Topology | Self::InsufficientCapacity(_) => Reason::TopologyAffinityError,
@@ -129,23 +123,21 @@ impl Cause {
     }
 }
 
-/// Missing capacity: what a node had for a request that was rejected.
+/// Free capacity of one node for a rejected request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortfall {
-    /// The node.
     pub node: NodeId,
-    /// The resource.
     pub resource: Resource,
-    /// What was requested in all: CPUs, or bytes.
+    /// Requested amount over all nodes: CPUs or bytes.
     pub requested: u64,
-    /// What this node had free: CPUs, or bytes.
+    /// Free amount on this node: CPUs or bytes.
     pub free: u64,
-    /// What it would have had besides, if others did not use it beyond what is reserved: bytes.
+    /// Bytes that are free in the ledger but that programs without a guarantee use.
     pub withheld: u64,
 }
 
 impl Shortfall {
-    /// Where nothing is withheld.
+    /// Makes a shortfall without withheld memory.
     pub(crate) fn new(node: NodeId, resource: Resource, requested: u64, free: u64) -> Self {
         Self { node, resource, requested, free, withheld: 0 }
     }
@@ -162,38 +154,34 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// Why a container's resources cannot be changed.
+/// Reason why the resources of a running container cannot be changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
-    /// Exclusive CPUs are whole ones.
-    #[error("{0} CPUs are not a whole number: a container with exclusive CPUs keeps to whole CPUs")]
+    /// A container with exclusive CPUs needs a whole number of CPUs.
+    #[error("{0} CPUs are not a whole number: a container with exclusive CPUs needs whole CPUs")]
     NotWholeCpus(Quantity),
-    /// Cores must stay whole.
+    /// The request cannot be served with whole cores.
     #[error("{0}")]
     Cores(String),
-    /// An amount is more than any machine has.
+    /// The amount exceeds every possible machine.
     #[error("{resource}: {amount} is more than any machine has")]
-    TooLarge {
-        /// The resource.
-        resource: Resource,
-        /// The amount.
-        amount: Quantity,
-    },
-    /// With `strict-cpu-reservation`: the shared pool would have no CPU left although somebody runs there.
+    TooLarge { resource: Resource, amount: Quantity },
+    /// With `strict-cpu-reservation`: containers without exclusive CPUs run, but no CPU would remain in the shared
+    /// pool.
     #[error(
-        "cpu requested {requested}, free {free}: the shared pool would have no CPU left for those that run there"
+        "cpu requested {requested}, free {free}: the shared pool would have no CPU left for the containers that run there"
     )]
     SharedPool {
-        /// CPUs that are missing to what it is to have.
+        /// Number of additional CPUs that are needed.
         requested: u64,
-        /// CPUs that the shared pool has.
+        /// Number of free CPUs in the shared pool.
         free: u64,
     },
-    /// It has a part of what its pod has as a whole.
-    #[error("its pod has resources as a whole, which stay as they were divided among its containers")]
+    /// The container has a part of pod-level resources.
+    #[error("its pod has pod-level resources, and their division among the containers cannot change")]
     PartOfWhole,
-    /// Capacity is missing on its nodes.
-    #[error("what is missing is not free on its nodes: {}", listed(.0))]
+    /// The nodes of the container have too little free capacity.
+    #[error("its nodes have too little free capacity: {}", listed(.0))]
     Shortfall(Vec<Shortfall>),
 }
 

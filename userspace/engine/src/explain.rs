@@ -1,8 +1,7 @@
-//! Why a decision came out as it did, as data.
+//! Explanations of decisions, as data.
 //!
-//! An explanation keeps every hint of every provider and the result of each merge. What follows from these,
-//! the candidates of a merge and why each lost, is worked out when asked for: on a large machine there are
-//! many, and nobody looks at most of them.
+//! An explanation has all hints of all providers and the result of each merge. The candidates of a merge, and why
+//! each lost, are computed on demand: a large machine has many candidates, and most explanations are never read.
 
 use std::{fmt, sync::Arc};
 
@@ -15,99 +14,88 @@ use crate::{
     request::ContainerName,
 };
 
-/// Why a decision came out as it did.
+/// Explanation of a decision.
 #[derive(Clone, Debug, Default)]
 pub struct Explanation {
-    /// The merges, in order. Without a topology policy there are none.
+    /// Merges of hints, in order. Empty without a topology policy.
     pub merges: Vec<Merge>,
-    /// The searches of the strategy `native`, in the order in which they were decided. The kubelet's has none.
+    /// Searches of the strategy `native`, in order. Empty with the strategy `kubelet`.
     pub searches: Vec<PlacementSearch>,
-    /// How much the strategy `native` looked at, in nodes and resources; it ends at [`crate::native::MAX_WORK`].
+    /// Work that the strategy `native` spent, about one unit for each node and resource it looked at. Limited by
+    /// [`crate::native::MAX_WORK`].
     pub work: u64,
-    /// Whether the request was refused because nothing of that was left: there may be a placement that was not seen.
+    /// True if the request was refused because the work limit was reached. An acceptable placement may exist.
     pub work_limit_reached: bool,
-    /// What was free and not offered to this request, as others use it.
+    /// Memory that is free in the ledger but was not offered, because programs without a guarantee use it.
     pub withheld: Vec<WithheldMemory>,
-    /// CPUs that are offline, if CPUs are asked for.
+    /// CPUs that are offline, if the request needs CPUs.
     pub offline_cpus: CpuSet,
-    /// CPUs of other programs' cpuset partitions, likewise.
+    /// CPUs in cpuset partitions of other programs, if the request needs CPUs.
     pub partition_cpus: CpuSet,
 }
 
 /// One merge of hints.
 #[derive(Clone, Debug)]
 pub struct Merge {
-    /// For which container; `None` for all of them together.
+    /// Container for which hints were merged; `None` for all containers together.
     pub container: Option<ContainerName>,
-    /// What each provider said.
+    /// Hints by provider.
     pub hints: Vec<(Provider, ProviderHints)>,
-    /// The result.
+    /// Result of the merge.
     pub best: Hint,
-    /// Whether the topology policy took it.
+    /// True if the topology policy accepts the result.
     pub accepted: bool,
     pub(crate) ranking: Arc<dyn Ranking>,
 }
 
-/// A set of nodes that could have been the result of a merge.
+/// Set of nodes that could have been the result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergeCandidate {
-    /// The nodes.
     pub affinity: NodeSet,
-    /// Whether every resource prefers just these nodes.
+    /// True if every resource prefers exactly these nodes.
     pub preferred: bool,
-    /// What became of it.
     pub verdict: MergeVerdict,
 }
 
-/// What became of a candidate.
+/// Reason why a candidate won or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum MergeVerdict {
-    /// It is the result.
     #[display("chosen")]
     Chosen,
-    /// The policy takes one node only, preferred by every resource.
-    #[display("not one node that every resource prefers")]
+    /// The policy only accepts one node that every resource prefers.
+    #[display("the policy requires one node that every resource prefers")]
     NotOnePreferredNode,
-    /// Another is preferred, this is not.
-    #[display("not preferred by every resource, while another is")]
+    /// Another candidate is preferred, this one is not.
+    #[display("not preferred by every resource, while another candidate is")]
     NotPreferred,
-    /// It has more nodes than the chosen one.
-    #[display("{nodes} nodes where {chosen} do")]
-    Wider {
-        /// How many it has.
-        nodes: u32,
-        /// How many the chosen one has.
-        chosen: u32,
-    },
-    /// It has fewer nodes than the most demanding resource needs, and the chosen one comes closer.
-    #[display("{nodes} nodes where a resource needs {needed}")]
-    TooNarrow {
-        /// How many it has.
-        nodes: u32,
-        /// How many are needed.
-        needed: u32,
-    },
-    /// Its nodes are farther from each other.
-    #[display("distances add up to {distance}, those of the chosen nodes to {chosen}")]
+    /// The candidate has more nodes than the chosen one.
+    #[display("{nodes} nodes; the chosen candidate has {chosen}")]
+    Wider { nodes: u32, chosen: u32 },
+    /// The candidate has fewer nodes than the most demanding resource needs, and the chosen one is closer to that
+    /// number.
+    #[display("{nodes} nodes; a resource needs {needed}")]
+    TooNarrow { nodes: u32, needed: u32 },
+    /// The distances within the candidate are larger.
+    #[display("sum of distances {distance}; that of the chosen candidate is {chosen}")]
     Farther {
-        /// The sum of its distances.
+        /// Sum of the distances within the candidate.
         distance: u64,
-        /// The sum of the distances of the chosen one.
+        /// Sum of the distances within the chosen candidate.
         chosen: u64,
     },
-    /// It is as good, but the chosen one has lower node ids.
-    #[display("as good, but its node ids are higher")]
+    /// The candidate is equally good, but the chosen one has lower node ids.
+    #[display("equally good, but its node ids are higher")]
     HigherIds,
 }
 
-/// Works out the candidates of a merge. The strategy that merged knows how.
+/// Computes the candidates of a merge. Implemented by the strategy that merged.
 pub(crate) trait Ranking: fmt::Debug + Send + Sync {
-    /// All candidates, best first, and why each but the chosen one lost.
+    /// Returns all candidates, best first, with the reason why each won or lost.
     fn candidates(&self, merge: &Merge) -> Vec<MergeCandidate>;
 }
 
 impl Merge {
-    /// All candidates, best first, and why each but the first lost.
+    /// Returns all candidates, best first, with the reason why each won or lost.
     ///
     /// With the strategy `kubelet` this takes n·2ⁿ steps for n nodes.
     pub fn candidates(&self) -> Vec<MergeCandidate> {

@@ -1,9 +1,9 @@
-//! Hints: on which sets of nodes a resource could be served.
+//! Topology hints: the sets of NUMA nodes that can serve a resource.
 //!
-//! A *provider* (CPUs, memory, later devices) gives for each resource of a request the sets of nodes on which
-//! it could serve it, in a fixed order, and marks those it prefers. The lists can have 2ⁿ entries for n nodes,
-//! so they are kept packed: a node is a bit at its *position* among the machine's nodes in ascending order of
-//! ids, which keeps the order of sets and sets no limit on ids.
+//! For each resource of a request, a *provider* (CPUs, memory, devices) lists the sets of nodes that can serve it, in
+//! a fixed order, and marks the preferred ones. A list can have 2ⁿ entries for n nodes, so hints are packed into bit
+//! masks. A bit stands for the *position* of a node among the machine's nodes in ascending order of ids. This keeps
+//! the order of the sets and allows any node ids.
 
 use std::sync::Arc;
 
@@ -11,56 +11,55 @@ use numaward_topology::{NodeId, NodeSet, ZoneKind};
 
 use crate::request::ContainerRequest;
 
-/// A set of nodes by position.
+/// Set of nodes; bit n stands for the node at position n.
 pub(crate) type Mask = u32;
 
-/// In a packed hint: whether it is preferred.
+/// Bit of a packed hint that marks it as preferred.
 const PREFERRED: u32 = 1 << 31;
 
-/// The nodes of a machine by position.
+/// Mapping between node ids and positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeIndex {
     ids: Arc<[NodeId]>,
 }
 
 impl NodeIndex {
-    /// Takes ids in ascending order, at most 31: one bit of a packed hint is no node.
+    /// Takes at most 31 ids in ascending order: one bit of a packed hint is reserved.
     pub(crate) fn new(ids: impl IntoIterator<Item = NodeId>) -> Self {
         Self { ids: ids.into_iter().collect() }
     }
 
-    /// All ids, in ascending order.
+    /// Returns all ids in ascending order.
     pub(crate) fn ids(&self) -> &[NodeId] {
         &self.ids
     }
 
-    /// All nodes.
+    /// Returns the mask of all nodes.
     pub(crate) fn all(&self) -> Mask {
         (0..self.ids.len()).fold(0, |mask, position| mask | 1 << position)
     }
 
-    /// The position of a node.
     pub(crate) fn position(&self, id: NodeId) -> Option<usize> {
         self.ids.binary_search(&id).ok()
     }
 
-    /// The mask of a set; nodes that the machine does not have are ignored.
+    /// Returns the mask of a set. Nodes that the machine does not have are ignored.
     pub(crate) fn mask(&self, nodes: &NodeSet) -> Mask {
         nodes.iter().filter_map(|id| self.position(id)).fold(0, |mask, position| mask | 1 << position)
     }
 
-    /// The set of a mask.
+    /// Returns the set of nodes of a mask.
     pub(crate) fn set(&self, mask: Mask) -> NodeSet {
         positions(mask).filter_map(|position| self.ids.get(position).copied()).collect()
     }
 
-    /// The ids of a mask, in ascending order.
+    /// Returns the node ids of a mask in ascending order.
     pub(crate) fn nodes(&self, mask: Mask) -> impl Iterator<Item = NodeId> {
         positions(mask).filter_map(|position| self.ids.get(position).copied())
     }
 }
 
-/// The positions in a mask, in ascending order.
+/// Returns the positions in a mask in ascending order.
 pub(crate) fn positions(mask: Mask) -> impl Iterator<Item = usize> {
     std::iter::successors((mask != 0).then_some(mask), |rest| {
         let next = rest & (rest - 1);
@@ -69,8 +68,7 @@ pub(crate) fn positions(mask: Mask) -> impl Iterator<Item = usize> {
     .map(|rest| rest.trailing_zeros() as usize)
 }
 
-/// Visits all sets of the given nodes but the empty one: small sets first, sets of one size in the order of
-/// their members.
+/// Visits all non-empty subsets: smaller sets first, sets of equal size in lexicographic order.
 pub(crate) fn for_each_subset(of: Mask, mut visit: impl FnMut(Mask)) {
     fn extend(set: Mask, rest: Mask, missing: u32, visit: &mut impl FnMut(Mask)) {
         if missing == 0 {
@@ -88,32 +86,31 @@ pub(crate) fn for_each_subset(of: Mask, mut visit: impl FnMut(Mask)) {
     }
 }
 
-/// A resource for which hints are given.
+/// Resource for which hints are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum Resource {
     /// Exclusive CPUs.
     #[display("cpu")]
     Cpu,
-    /// A kind of memory.
+    /// Memory of one kind.
     Memory(ZoneKind),
-    /// Devices.
     #[display("devices")]
     Devices,
-    /// Nodes that are wished for.
+    /// Nodes that the request prefers.
     #[display("preferred nodes")]
     PreferredNodes,
 }
 
-/// A set of nodes on which a resource could be served.
+/// Set of nodes that can serve a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
-    /// The nodes. `None`: no node is better or worse than another.
+    /// `None` if all nodes are equally good.
     pub affinity: Option<NodeSet>,
-    /// Whether no smaller set could do.
+    /// True if no smaller set can serve the resource.
     pub preferred: bool,
 }
 
-/// Hints for one resource, in the order in which the provider found them.
+/// Hints for one resource, in the order of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintList {
     nodes: NodeIndex,
@@ -121,7 +118,7 @@ pub struct HintList {
 }
 
 impl HintList {
-    /// Packs masks; those of `preferred_size` nodes are preferred, and those that `also` says.
+    /// Packs masks. Masks of `preferred_size` nodes are preferred, and masks for which `also` returns true.
     pub(crate) fn new(
         nodes: &NodeIndex,
         mut masks: Vec<Mask>,
@@ -136,58 +133,56 @@ impl HintList {
         Self { nodes: nodes.clone(), packed: masks.into() }
     }
 
-    /// Number of hints. None means that the request cannot be satisfied.
+    /// Returns the number of hints. Zero means that the resource cannot be served.
     pub fn len(&self) -> usize {
         self.packed.len()
     }
 
-    /// Whether the request cannot be satisfied.
+    /// Returns whether the resource cannot be served.
     pub fn is_empty(&self) -> bool {
         self.packed.is_empty()
     }
 
-    /// The hints.
     pub fn iter(&self) -> impl Iterator<Item = Hint> + '_ {
         self.masks().map(|(mask, preferred)| Hint { affinity: Some(self.nodes.set(mask)), preferred })
     }
 
-    /// The hints as masks, with their preference.
+    /// Returns the hints as masks, each with whether it is preferred.
     pub(crate) fn masks(&self) -> impl Iterator<Item = (Mask, bool)> + '_ {
         self.packed.iter().map(|packed| (packed & !PREFERRED, packed & PREFERRED != 0))
     }
 }
 
-/// Whom hints are for.
+/// Containers for which hints are requested.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scope<'a> {
-    /// One container.
     Container(&'a ContainerRequest),
-    /// All containers of an owner together.
+    /// All containers of the owner together.
     Owner,
 }
 
-/// What a provider says about a request.
+/// Hints of one provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderHints {
-    /// It has nothing to give to this request, so it does not mind.
+    /// The request needs nothing of this provider, so any nodes are acceptable.
     NoPreference,
-    /// It finds no set of nodes at all. The kubelet takes this for "does not mind".
+    /// No set of nodes can serve the request. The kubelet treats this like `NoPreference`.
     NothingFeasible,
-    /// Hints by resource; an empty list says that the resource cannot be given.
+    /// Hints by resource. An empty list means that the resource cannot be served.
     ByResource(Vec<(Resource, HintList)>),
 }
 
-/// A source of hints.
+/// Source of hints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 #[display(rename_all = "lowercase")]
 pub enum Provider {
-    /// Exclusive CPUs (the kubelet's CPU Manager).
+    /// Exclusive CPUs (the kubelet's CPU manager).
     Cpus,
-    /// Memory and hugepages (the kubelet's Memory Manager).
+    /// Memory and huge pages (the kubelet's memory manager).
     Memory,
-    /// Where a container's devices are.
+    /// NUMA nodes of a container's devices.
     Devices,
-    /// Where a container would like to be.
+    /// NUMA nodes that a container prefers.
     #[display("preferred nodes")]
     PreferredNodes,
 }

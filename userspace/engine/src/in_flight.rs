@@ -1,16 +1,20 @@
-//! Moves of containers that run to other nodes, and what is charged for while they are made.
+//! Accounting for container moves that are being executed.
 //!
-//! Problem: a container that moves needs room on both sides until its pages have arrived, and where a later move fails,
-//! those before it go back. Nobody else may be promised that room meanwhile.
+//! # Problem
+//! A moving container needs capacity on both sides until its pages have arrived. If a later move fails, the earlier
+//! ones are reverted. No other workload may get that capacity in the meantime.
 //!
-//! Terms: a move is *begun* from the moment at which the ledger has the container at its new place. A *stage* is a move that
-//! is being made, with those before it made and those after it not.
+//! # Terms
+//! - *begun*: the ledger already has the container at its new place.
+//! - *stage n*: moves before n are complete, move n is being executed, later ones have not begun.
 //!
-//! Algorithm: what is begun holds its new place. Besides, the owner [`RESERVE_OWNER`] holds what any stage so far needed more
-//! than that: so each stage can be reached again, in the reverse order. A move can be begun if what its stage needs beyond all
-//! this is free. The moves of a plan are put in an order in which each can be begun.
+//! # Algorithm
+//! A begun move holds its new place. In addition, the owner [`RESERVE_OWNER`] holds the difference to the peak of all
+//! stages so far, so that every stage can be reached again in reverse order. A move can begin if the additional
+//! demand of its stage is free. The moves of a plan are ordered so that each can begin.
 //!
-//! Invariant: what is charged never becomes less before the end, so that who goes back has room.
+//! # Invariant
+//! The charged amounts never decrease before the end, so a move can always be reverted.
 
 use std::collections::BTreeMap;
 
@@ -25,43 +29,34 @@ use crate::{
     terms::Terms,
 };
 
-/// The owner that holds what is set aside. No workload can have this name.
+/// Owner of the reserve. No workload can have this name.
 pub const RESERVE_OWNER: &str = ".rebalance";
 
-/// Why a move cannot be begun, or a plan not be carried out to its end.
+/// Reason why a move cannot begin, or a plan cannot be completed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveConflict {
-    /// The container does not hold any more what it is to leave.
-    #[error("{0} does not hold any more what the plan has it leave")]
+    /// The container does not hold the allocation that the move starts from.
+    #[error("{0} no longer holds the allocation from which it is to move")]
     AllocationChanged(OwnerId),
-    /// CPUs that it is to have are another's.
-    #[error("CPUs {cpus}, to which {owner} is to go, are not free any more")]
-    CpusTaken {
-        /// Whose move it is.
-        owner: OwnerId,
-        /// The CPUs.
-        cpus: CpuSet,
-    },
-    /// What room is made for would not fit after all.
+    /// Another container holds CPUs of the destination.
+    #[error("CPUs {cpus}, the destination of {owner}, are not free any more")]
+    CpusTaken { owner: OwnerId, cpus: CpuSet },
+    /// The request for which the moves free capacity would still be refused.
     #[error("the request would not fit after the moves: {0}")]
     RequestRefused(Box<Rejection>),
-    /// Memory that it is to have is another's.
+    /// The destination does not have enough free memory.
     #[error("node {node} has {free} of {kind} free, less than the {needed} that {owner} needs there")]
     MemoryTaken {
-        /// Whose move it is.
         owner: OwnerId,
-        /// The node.
         node: NodeId,
-        /// The kind of memory.
         kind: ZoneKind,
-        /// What it needs besides what it holds.
+        /// Bytes that the move needs in addition to those already charged.
         needed: Bytes,
-        /// What is free.
         free: Bytes,
     },
 }
 
-/// CPUs, and bytes by kind and node.
+/// Set of CPUs, and bytes by kind and node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Charge {
     cpus: CpuSet,
@@ -77,7 +72,7 @@ impl Charge {
         Self { cpus: held.held_cpus(), bytes: bytes.collect() }
     }
 
-    /// Both, each with its own.
+    /// Adds another charge.
     fn add(&mut self, other: &Self) {
         self.cpus = &self.cpus | &other.cpus;
         for (&place, &bytes) in &other.bytes {
@@ -86,7 +81,7 @@ impl Charge {
         }
     }
 
-    /// As much as each of them.
+    /// Raises this charge to at least the other one, place by place.
     fn raise_to(&mut self, other: &Self) {
         self.cpus = &self.cpus | &other.cpus;
         for (&place, &bytes) in &other.bytes {
@@ -95,7 +90,7 @@ impl Charge {
         }
     }
 
-    /// What this has more than another.
+    /// Returns the part of this charge that exceeds the other one.
     fn minus(&self, other: &Self) -> Self {
         let rest = |(&place, &bytes): (&(ZoneKind, NodeId), &u64)| {
             let rest = bytes.saturating_sub(other.bytes.get(&place).copied().unwrap_or(0));
@@ -123,7 +118,7 @@ impl Charge {
     }
 }
 
-/// What these moves hold when all are made.
+/// Returns the charge when all these moves are complete.
 fn charge_at_end(moves: &[ContainerMove]) -> Charge {
     let mut sum = Charge::default();
     for of in moves {
@@ -132,7 +127,7 @@ fn charge_at_end(moves: &[ContainerMove]) -> Charge {
     sum
 }
 
-/// As much as any stage of these moves needs.
+/// Returns the maximum charge over all stages of these moves.
 fn peak_charge(moves: &[ContainerMove]) -> Charge {
     let mut most = Charge::default();
     for current in 0..moves.len() {
@@ -150,7 +145,7 @@ fn peak_charge(moves: &[ContainerMove]) -> Charge {
 }
 
 impl Ledger {
-    /// Has a container of an active owner hold something else. To be followed by [`Strategy::rebase`], which charges it.
+    /// Replaces the allocation of a container. The caller has to charge it with [`Strategy::rebase`].
     fn reassign(&mut self, of: &ContainerMove, to: &Allocation) {
         if self.owner(&of.owner).is_some() {
             *self.allocation_mut(&of.owner, &of.container) = to.clone();
@@ -158,7 +153,7 @@ impl Ledger {
         }
     }
 
-    /// Sets this aside, and nothing else.
+    /// Replaces the allocation of [`RESERVE_OWNER`].
     fn set_reserve(&mut self, aside: Allocation) {
         let (owner, container) = (OwnerId::from(RESERVE_OWNER), ContainerName::from(RESERVE_OWNER));
         if aside.is_empty() {
@@ -169,7 +164,8 @@ impl Ledger {
             return;
         }
         *self.owner_mut(&owner) = OwnerAccount {
-            // Active, or it would be cleared away; and never moved.
+            // The request keeps the account active; otherwise the strategy would release it. The terms exclude it
+            // from moves.
             request: Some(Request::workload(RESERVE_OWNER, Resources::none()).into()),
             terms: Terms { immovable: true, ..Terms::default() },
             started: [container.clone()].into(),
@@ -178,14 +174,15 @@ impl Ledger {
         };
     }
 
-    /// Those of these begun moves whose containers are still where they went. Who is gone needs no room.
+    /// Returns the begun moves that are still in place: the container holds the new allocation. A container that was
+    /// removed needs no reserve.
     fn moves_in_place(&self, begun: &[ContainerMove]) -> Vec<ContainerMove> {
         let is_there = |of: &&ContainerMove| self.allocation(&of.owner, &of.container) == Some(&of.to);
         begun.iter().filter(is_there).cloned().collect()
     }
 }
 
-/// Begins a move, after these. The container is charged for on both sides from now on.
+/// Begins a move after those in `begun`. From now on, the container is charged on both sides.
 pub fn begin_move(
     strategy: &dyn Strategy,
     ledger: &Ledger,
@@ -232,8 +229,9 @@ pub fn begin_move(
     Ok(strategy.rebase(&changed).0)
 }
 
-/// Takes back the last of these begun moves: the container is charged for on both sides until the rest is
-/// [kept](reserve_for). `None`: it holds something else by now, or nothing, and is left as it is.
+/// Reverts the last of the begun moves. The container is charged on both sides until [`reserve_for`] is called with
+/// the remaining moves. Returns `None`, and leaves the ledger as it is, if the container does not hold the new
+/// allocation.
 pub fn revert_move(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerMove]) -> Option<Ledger> {
     let (last, before) = begun.split_last()?;
     if ledger.allocation(&last.owner, &last.container) != Some(&last.to) {
@@ -250,7 +248,7 @@ pub fn revert_move(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerM
     Some(strategy.rebase(&changed).0)
 }
 
-/// Sets aside what these begun moves need and no more; with none of them, nothing.
+/// Reserves exactly the capacity that these begun moves need for being reverted; with no moves, nothing.
 pub fn reserve_for(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerMove]) -> Ledger {
     let mut changed = ledger.clone();
     let begun = ledger.moves_in_place(begun);
@@ -258,8 +256,8 @@ pub fn reserve_for(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerM
     strategy.rebase(&changed).0
 }
 
-/// Holds what is left of a plan against the ledger: whether the rest of these moves can be begun, and the request fits
-/// then. So many are begun already.
+/// Checks a partially executed plan against the ledger: whether the remaining moves can begin, and whether the
+/// request fits afterwards. The first `begun` moves have begun.
 pub fn check_plan(
     strategy: &dyn Strategy,
     ledger: &Ledger,
@@ -270,7 +268,7 @@ pub fn check_plan(
     let (before, rest) = moves.split_at(begun.min(moves.len()));
     let (mut begun, mut ledger) = (before.to_vec(), ledger.clone());
     for next in rest {
-        // Who is gone needs no room.
+        // A container that was removed needs no move.
         if ledger.allocation(&next.owner, &next.container).is_some() {
             ledger = begin_move(strategy, &ledger, &begun, next)?;
         }
@@ -281,7 +279,7 @@ pub fn check_plan(
     decision.outcome.map(drop).map_err(MoveConflict::RequestRefused)
 }
 
-/// An order in which each of these moves can be begun. It is looked for as long as there are steps left.
+/// Returns an order in which each of these moves can begin, or `None` if none was found within `steps` attempts.
 pub fn feasible_order(
     strategy: &dyn Strategy,
     ledger: &Ledger,

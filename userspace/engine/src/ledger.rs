@@ -1,14 +1,18 @@
-//! The ledger: who holds what. All allocations, and per node and kind of memory what is promised and free.
+//! The ledger: the guarantees of all workloads, and the guaranteed and free memory of each NUMA node.
 //!
-//! A ledger is a value. A strategy reads one and gives back its successor; nothing here does I/O. It is cheap
-//! to clone: the accounts of owners are shared until they change.
+//! A ledger is a value: a strategy takes one and returns the next. Nothing here performs I/O. A ledger is cheap to
+//! clone, because unchanged accounts of owners are shared.
 //!
-//! Terms: an *owner* is a pod, or a workload outside Kubernetes; it is *active* while somebody wants it to
-//! run. A *block* promises memory on a set of nodes; a *group* is what a block over several nodes joins.
+//! # Terms
+//! - *owner*: a pod, or a workload outside Kubernetes. It is *active* from its admission until its release; the
+//!   account of an inactive owner is *stale*.
+//! - *block*: memory that is guaranteed on a set of nodes.
+//! - *group*: the nodes of a block over several nodes.
 //!
-//! The ledger keeps two books of memory. [`Allocation::blocks`] says what was promised on which set of nodes;
-//! this is all that the kubelet knows. [`Allocation::placed`] says in addition how many bytes were charged to
-//! which node for this container; what is promised on a node is the sum of these ([`Ledger::memory`]).
+//! # Two accounts of memory
+//! [`Allocation::blocks`] has the guaranteed bytes by set of nodes, as the kubelet does. [`Allocation::placed`] also
+//! has the bytes that are charged to each single node for a container; their sum is the guaranteed memory of a node
+//! ([`Ledger::memory`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,56 +28,55 @@ use crate::{
     terms::Terms,
 };
 
-/// Memory promised on a set of nodes.
+/// Memory that is guaranteed on a set of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemoryBlock {
-    /// The kind of memory.
     pub kind: ZoneKind,
-    /// The nodes on which it is promised.
+    /// Nodes on which the memory is guaranteed.
     pub affinity: NodeSet,
-    /// How much, over all these nodes.
+    /// Bytes over all these nodes.
     pub bytes: Bytes,
 }
 
-/// What one container holds.
+/// CPUs and memory of one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
-    /// CPUs that only this container may use. Without any, it runs on the shared pool.
+    /// Exclusive CPUs. Without any, the container runs on the shared pool.
     pub cpus: Option<CpuSet>,
-    /// CPUs that nobody may use, not even this container: the other threads of the cores of its own.
+    /// CPUs that neither this nor any other container may use: the sibling threads of the exclusive CPUs.
     #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
     pub hidden_cpus: CpuSet,
-    /// Memory promised to it, at most one block a kind.
+    /// Guaranteed memory, at most one block for each kind.
     pub blocks: Vec<MemoryBlock>,
-    /// The bytes charged to each node for it, by kind. Zeros are omitted.
+    /// Bytes charged to each node for this container, by kind. Zeros are omitted.
     pub placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
-    /// It was served without a block: it has no amounts of its own, and its pod has some as a whole.
+    /// True if the container was served without a block: it requests no memory itself, and its pod has pod-level
+    /// resources.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_memory: bool,
 }
 
 impl Allocation {
-    /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.cpus.is_none() && self.blocks.is_empty() && !self.without_memory
     }
 
-    /// The CPUs that no other container may use.
+    /// Returns the CPUs that no other container may use.
     pub fn held_cpus(&self) -> CpuSet {
         self.held_sets().fold(CpuSet::new(), |all, cpus| &all | cpus)
     }
 
-    /// The same in parts: its own, and those that are hidden beside them.
+    /// Returns the exclusive CPUs and the hidden ones.
     pub(crate) fn held_sets(&self) -> impl Iterator<Item = &CpuSet> {
         self.cpus.iter().chain([&self.hidden_cpus])
     }
 
-    /// The nodes on which memory is promised (`cpuset.mems`); empty if none is.
+    /// Returns the nodes with guaranteed memory (`cpuset.mems`); empty if there are none.
     pub fn memory_nodes(&self) -> NodeSet {
         self.blocks.iter().flat_map(|block| block.affinity.iter()).collect()
     }
 
-    /// Adds to the bytes charged to a node.
+    /// Adds bytes that are charged to a node.
     pub(crate) fn place(&mut self, kind: ZoneKind, node: NodeId, bytes: u64) {
         if bytes > 0 {
             let placed = self.placed.entry(kind).or_default().entry(node).or_default();
@@ -81,7 +84,7 @@ impl Allocation {
         }
     }
 
-    /// Takes bytes off those charged to a node.
+    /// Subtracts bytes that are charged to a node.
     pub(crate) fn remove_placed(&mut self, kind: ZoneKind, from: NodeId, bytes: u64) {
         if let Some(nodes) = self.placed.get_mut(&kind) {
             if let Some(placed) = nodes.get_mut(&from) {
@@ -94,13 +97,13 @@ impl Allocation {
         }
     }
 
-    /// Has bytes charged to another node than before.
+    /// Moves charged bytes from one node to another.
     pub(crate) fn move_placed(&mut self, kind: ZoneKind, from: NodeId, to: NodeId, bytes: u64) {
         self.remove_placed(kind, from, bytes);
         self.place(kind, to, bytes);
     }
 
-    /// Takes up to `bytes` charged bytes of a kind away, lowest node first, and says from where.
+    /// Removes up to `bytes` charged bytes of a kind, lowest node first, and returns the bytes by node.
     pub(crate) fn take_placed(&mut self, kind: ZoneKind, mut bytes: u64) -> Vec<(NodeId, u64)> {
         let mut taken = Vec::new();
         if let Some(nodes) = self.placed.get_mut(&kind) {
@@ -121,27 +124,27 @@ impl Allocation {
     }
 }
 
-/// The account of one kind of memory on one node, in bytes.
+/// Account of one kind of memory on one node, in bytes.
 ///
-/// In the accounts by which a strategy decides ([`Ledger::nodes`]) `allocatable == promised + free` always holds, but
-/// for this: with `native` a node that lost memory has all promised that is placed on it, and nothing free.
+/// In the accounts that a strategy uses for decisions ([`Ledger::nodes`]), `allocatable == guaranteed + free` holds,
+/// with one exception: with `native`, a node that lost memory can have more guaranteed than allocatable, and then has
+/// nothing free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindAccount {
-    /// All there is (`MemTotal` of the node, pages in hugepage pools included; or the pool).
+    /// All memory: `MemTotal` of the node including huge page pools, or the size of the pool.
     pub total: Bytes,
-    /// Kept for the system.
+    /// Memory reserved for the system.
     pub reserved: Bytes,
-    /// What can be promised: the total without the reservation, for base pages also without hugepage pools.
+    /// Memory that can be guaranteed: the total minus the reservation and, for base pages, minus huge page pools.
     pub allocatable: Bytes,
-    /// What is promised.
     #[serde(rename = "promised")]
     pub guaranteed: Bytes,
-    /// What can still be promised.
+    /// Memory that can still be guaranteed.
     pub free: Bytes,
 }
 
 impl KindAccount {
-    /// Promises up to `bytes` and says how much it was.
+    /// Charges up to `bytes` and returns the charged number.
     pub(crate) fn charge(&mut self, bytes: u64) -> u64 {
         let share = self.free.0.min(bytes);
         self.free.0 -= share;
@@ -149,7 +152,7 @@ impl KindAccount {
         share
     }
 
-    /// Gives up to `bytes` of what is promised back and says how much it was.
+    /// Refunds up to `bytes` and returns the refunded number.
     pub(crate) fn refund(&mut self, bytes: u64) -> u64 {
         let share = self.guaranteed.0.min(bytes);
         self.guaranteed.0 -= share;
@@ -158,68 +161,65 @@ impl KindAccount {
     }
 }
 
-/// The account of one node's memory.
+/// Memory account of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAccount {
-    /// Blocks that name this node; one a block, whatever its size.
+    /// Number of blocks that include this node, whatever their size.
     pub assignments: u64,
-    /// The nodes that share blocks with this one, itself included (the kubelet's `cells`).
+    /// Nodes that share blocks with this one, including itself (the kubelet's `cells`).
     pub group: NodeSet,
-    /// By kind of memory.
     pub kinds: BTreeMap<ZoneKind, KindAccount>,
 }
 
-/// What an owner holds as a whole, of which its containers have parts.
+/// Pod-level allocation of an owner, of which its containers have parts.
 ///
-/// The parts can overlap, and need not add up to the whole. Each byte of it is placed ([`Allocation::placed`]) for one
-/// of the containers.
+/// Parts can overlap and need not add up to the total. Each byte is placed for one of the containers
+/// ([`Allocation::placed`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAllocation {
-    /// CPUs that only this owner's containers may use.
+    /// CPUs that only the containers of this owner may use.
     pub cpus: Option<CpuSet>,
-    /// Memory promised to them together, at most one block a kind.
+    /// Memory that the containers have together, at most one block for each kind.
     pub blocks: Vec<MemoryBlock>,
 }
 
 impl PodAllocation {
-    /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.cpus.is_none() && self.blocks.is_empty()
     }
 }
 
-/// The account of one owner.
+/// Account of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerAccount {
-    /// What it asked for, while it is active. Without it the account is stale: nobody wants it any more.
+    /// Request of an active owner; `None` if the account is stale.
     pub request: Option<Arc<Request>>,
-    /// On which terms it was admitted.
+    /// Terms of the admission.
     #[serde(default, skip_serializing_if = "Terms::is_default")]
     pub terms: Terms,
-    /// Containers that have been started.
     pub started: BTreeSet<ContainerName>,
-    /// What its containers hold. Containers that hold nothing are omitted.
+    /// Allocations by container. Empty ones are omitted.
     pub containers: BTreeMap<ContainerName, Allocation>,
-    /// What they hold parts of.
+    /// Allocation that the containers share.
     #[serde(rename = "whole", default, skip_serializing_if = "PodAllocation::is_empty")]
     pub pod_level: PodAllocation,
 }
 
 impl OwnerAccount {
-    /// The blocks that count: of the whole where there is one, else those of the containers.
+    /// Returns the charged blocks: those of the pod if there are any, otherwise those of the containers.
     pub(crate) fn charged_blocks(&self) -> impl Iterator<Item = &MemoryBlock> {
         let apart = self.pod_level.blocks.is_empty().then(|| self.containers.values());
         self.pod_level.blocks.iter().chain(apart.into_iter().flatten().flat_map(|held| &held.blocks))
     }
 
-    /// The CPUs that only this owner's containers may use.
+    /// Returns the CPUs that only the containers of this owner may use.
     pub(crate) fn exclusive_cpus(&self) -> impl Iterator<Item = &CpuSet> {
         self.containers.values().flat_map(Allocation::held_sets).chain(&self.pod_level.cpus)
     }
 }
 
-/// All promises, and what is left to promise. Compared by promises alone: the strategy's short-lived notes and the host's
-/// conditions (both are lost in a restart) do not count.
+/// All guarantees, and the remaining capacity. Two ledgers are equal if their guarantees are; the strategy's notes
+/// and the host conditions, which a restart loses, are not compared.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ledger {
     pub(crate) nodes: BTreeMap<NodeId, NodeAccount>,
@@ -231,7 +231,7 @@ pub struct Ledger {
     conditions: Arc<HostConditions>,
 }
 
-/// What init containers leave to the containers after them, for the owner that was admitted last.
+/// CPUs and memory of init containers that later containers can reuse, for the owner that was admitted last.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reusable {
     pub(crate) cpus: Option<(OwnerId, CpuSet)>,
@@ -241,12 +241,11 @@ pub(crate) struct Reusable {
 /// Bytes by set of nodes and kind.
 pub(crate) type BytesBySet = BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>;
 
-/// What a strategy remembers between decisions, but not over a restart.
+/// State of a strategy that does not survive a restart.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
-    /// Owners are being admitted again after a restart: what nobody asked for yet is not stale.
+    /// True if owners are being admitted again after a restart. Until all of them are, no allocation is stale.
     pub(crate) restoring: bool,
-    /// What the init containers of the owner admitted last leave to its later containers.
     pub(crate) reusable: Reusable,
 }
 
@@ -259,43 +258,42 @@ impl PartialEq for Ledger {
 impl Eq for Ledger {}
 
 impl Ledger {
-    /// Nothing is promised.
+    /// Makes a ledger without guarantees.
     pub(crate) fn idle(nodes: BTreeMap<NodeId, NodeAccount>, shared_pool: CpuSet) -> Self {
         Self { nodes, shared_pool, ..Self::default() }
     }
 
-    /// The accounts of memory by node, by which the strategy decides. Empty where memory is not managed.
+    /// Returns the memory accounts by node that the strategy uses for decisions. Empty if memory is not managed.
     pub fn nodes(&self) -> &BTreeMap<NodeId, NodeAccount> {
         &self.nodes
     }
 
-    /// What the host says, for the next decisions.
+    /// Returns the host conditions for the next decisions.
     pub fn conditions(&self) -> &Arc<HostConditions> {
         &self.conditions
     }
 
-    /// Takes over what the host says now. Nothing that is promised changes.
+    /// Replaces the host conditions. Existing guarantees do not change.
     pub fn set_conditions(&mut self, conditions: Arc<HostConditions>) {
         self.conditions = conditions;
     }
 
-    /// CPUs that are exclusive to nobody. Empty where CPUs are not managed.
+    /// Returns the CPUs that no container has exclusively. Empty if CPUs are not managed.
     pub fn shared_pool(&self) -> &CpuSet {
         &self.shared_pool
     }
 
-    /// The accounts of all owners. One that did not change is the same in a ledger and its successor.
+    /// Returns the accounts of all owners. Unchanged accounts are shared with the previous ledger.
     pub fn owners(&self) -> impl Iterator<Item = (&OwnerId, &Arc<OwnerAccount>)> {
         self.owners.iter()
     }
 
-    /// The account of an owner.
     pub fn owner(&self, owner: &OwnerId) -> Option<&Arc<OwnerAccount>> {
         self.owners.get(owner)
     }
 
-    /// Gives the owners whose accounts differ between two ledgers those of the second. The accounts of the nodes are to
-    /// be made anew afterwards, by [`crate::Strategy::rebase`].
+    /// Copies the accounts that differ between `from` and `to` from `to` into this ledger. The caller has to
+    /// recompute the node accounts with [`crate::Strategy::rebase`].
     pub fn copy_changed_owners(&mut self, from: &Self, to: &Self) {
         let differs = |owner: &&OwnerId| from.owner(owner) != to.owner(owner);
         for owner in from.owners.keys().chain(to.owners.keys()).filter(differs) {
@@ -306,23 +304,23 @@ impl Ledger {
         }
     }
 
-    /// What every container holds, in the order of names.
+    /// Returns the allocations of all containers, in the order of names.
     pub fn allocations(&self) -> impl Iterator<Item = (&OwnerId, &ContainerName, &Allocation)> {
         self.owners.iter().flat_map(|(owner, account)| {
             account.containers.iter().map(move |(container, allocation)| (owner, container, allocation))
         })
     }
 
-    /// The CPUs that are exclusive to any container, with those that are hidden beside them.
+    /// Returns the exclusive CPUs of all containers and the hidden CPUs.
     pub fn all_exclusive_cpus(&self) -> CpuSet {
         self.allocations().flat_map(|(_, _, held)| held.held_sets()).flat_map(CpuSet::iter).collect()
     }
 
-    /// The accounts of memory by node and kind, for those who report them: what is promised on a node is the sum of
-    /// what is placed there.
+    /// Returns the memory accounts by node and kind for reports. The guaranteed memory of a node is the sum of the
+    /// placed bytes.
     ///
-    /// A strategy may know less exactly ([`Ledger::nodes`]): the kubelet's does not know which nodes of a group gave how
-    /// much, and a node that lost memory has more placed on it than it has.
+    /// The accounts in [`Ledger::nodes`] can differ: the kubelet does not know how much each node of a group gave,
+    /// and a node that lost memory can have more placed than it has.
     pub fn memory(&self) -> BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>> {
         let with_none = |kinds: &BTreeMap<ZoneKind, KindAccount>| {
             kinds
@@ -344,38 +342,36 @@ impl Ledger {
         memory
     }
 
-    /// What a container holds, if anything.
     pub fn allocation(&self, owner: &OwnerId, container: &ContainerName) -> Option<&Allocation> {
         self.owners.get(owner)?.containers.get(container)
     }
 
-    /// The CPUs on which a container may run: its own, else the shared pool.
+    /// Returns the CPUs on which a container may run: its exclusive CPUs, otherwise the shared pool.
     pub fn cpus_of(&self, owner: &OwnerId, container: &ContainerName) -> &CpuSet {
         self.allocation(owner, container)
             .and_then(|allocation| allocation.cpus.as_ref())
             .unwrap_or(&self.shared_pool)
     }
 
-    /// Takes note that somebody wants an owner to run, that holds all that it asks for already.
+    /// Makes an owner active that already holds its allocations.
     pub fn set_active(&mut self, request: Request) {
         let owner = request.owner.clone();
         self.owner_mut(&owner).request = Some(Arc::new(request));
     }
 
-    /// Takes note that a container of an active owner runs since before a restart.
+    /// Records that a container of an active owner was already running before a restart.
     pub fn set_started(&mut self, owner: &OwnerId, container: &ContainerName) {
         if self.owner(owner).is_some_and(|account| account.request.is_some()) {
             self.owner_mut(owner).started.insert(container.clone());
         }
     }
 
-    /// The exclusive CPUs of a container.
     pub(crate) fn exclusive_cpus(&self, owner: &OwnerId, container: &ContainerName) -> Option<&CpuSet> {
         self.allocation(owner, container)?.cpus.as_ref()
     }
 
-    /// The CPUs that all other containers hold. A container can share some with those of its owner: an init container
-    /// borrows from those that start after it has ended. What was taken over can overlap with any.
+    /// Returns the CPUs of all other containers. A container can share CPUs with another one of its owner, because an
+    /// init container borrows CPUs of later containers, and with any container in a state that was taken over.
     pub(crate) fn cpus_of_other_containers(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
         let others = self.allocations().filter(|(of, name, _)| (*of, *name) != (owner, container));
         let wholes =
@@ -384,23 +380,23 @@ impl Ledger {
         held.chain(wholes).flat_map(CpuSet::iter).collect()
     }
 
-    /// The blocks of a container; none if it holds no memory.
+    /// Returns the blocks of a container; empty if it has no memory.
     pub(crate) fn blocks(&self, owner: &OwnerId, container: &ContainerName) -> &[MemoryBlock] {
         self.allocation(owner, container).map_or(&[], |allocation| &allocation.blocks)
     }
 
-    /// The account of an owner, made if there is none.
+    /// Returns the account of an owner, created if absent.
     pub(crate) fn owner_mut(&mut self, owner: &OwnerId) -> &mut OwnerAccount {
         Arc::make_mut(self.owners.entry(owner.clone()).or_default())
     }
 
-    /// What a container holds, made if it holds nothing. To be followed by [`Self::drop_empty`] if it may
-    /// still hold nothing afterwards.
+    /// Returns the allocation of a container, created if absent. The caller has to call [`Self::drop_empty`] if it
+    /// may be empty afterwards.
     pub(crate) fn allocation_mut(&mut self, owner: &OwnerId, container: &ContainerName) -> &mut Allocation {
         self.owner_mut(owner).containers.entry(container.clone()).or_default()
     }
 
-    /// Forgets a container that holds nothing, and an owner that is stale and holds nothing.
+    /// Removes an empty allocation of the container, and the account of the owner if it is stale and empty.
     pub(crate) fn drop_empty(&mut self, owner: &OwnerId, container: Option<&ContainerName>) {
         let Some(account) = self.owners.get_mut(owner) else { return };
         if let Some(container) = container
@@ -413,7 +409,7 @@ impl Ledger {
         }
     }
 
-    /// Containers that hold something although no active owner has them.
+    /// Returns the containers with an allocation that belong to no active owner.
     pub(crate) fn stale(&self) -> Vec<(OwnerId, ContainerName)> {
         let is_stale = |account: &OwnerAccount, container: &ContainerName| {
             !account.request.as_ref().is_some_and(|request| request.has_container(container))

@@ -1,22 +1,22 @@
-//! The engine: who gets which CPUs and memory on which NUMA nodes.
+//! The engine: decides which containers get which CPUs and which memory, on which NUMA nodes.
 //!
-//! Everything here is a pure function of values: no files, no clock, no threads, no logging. A strategy is made
-//! of a machine and a configuration; it reads a ledger and a request and gives a decision with the ledger
-//! afterwards.
+//! Everything in this crate is a pure function of its arguments: no files, no clock, no threads, no logging. A
+//! strategy is made for one machine and one configuration. It takes a ledger and a request, and returns a decision
+//! together with the next ledger.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`quantity`], [`request`], [`qos`], [`terms`], [`preferences`] | what is asked for |
-//! | [`policy`] | the configuration and its faults |
-//! | [`ledger`] | what is promised |
-//! | [`conditions`] | what the host says now, beside what is promised |
-//! | [`moves`], [`in_flight`] | moves that make room, and what is charged for while they are made |
+//! | [`quantity`], [`request`], [`qos`], [`terms`], [`preferences`] | requests |
+//! | [`policy`] | the configuration and its errors |
+//! | [`ledger`] | the guarantees of all workloads |
+//! | [`conditions`] | the state of the host outside the ledger |
+//! | [`moves`], [`in_flight`] | plans of container moves, and the accounting while they are executed |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
-//! | [`hint`], [`explain`], [`placement_search`] | why an answer came out as it did |
-//! | [`kubelet`] | the strategy that decides as the kubelet does |
-//! | [`native`] | the strategy that keeps the same promises without the kubelet's faults |
+//! | [`hint`], [`explain`], [`placement_search`] | explanations of decisions |
+//! | [`kubelet`] | the strategy that repeats the kubelet's decisions |
+//! | [`native`] | the strategy with the same policies but without the kubelet's defects |
 //! | [`simulation`] | replays of recorded traces and fault scenarios |
-//! | [`memory_qos`] | the cgroup settings that follow for memory |
+//! | [`memory_qos`] | memory settings of cgroups |
 //! | [`checkpoint`] | the kubelet's state files |
 //!
 //! ```
@@ -43,7 +43,7 @@
 //! let strategy = KubeletStrategy::new(&machine, &config)?;
 //! let ledger = strategy.idle();
 //!
-//! // Seven gibibytes are left on node 0 and eight on node 1.
+//! // Node 0 has 7 GiB free, node 1 has 8 GiB.
 //! let resources = Resources::none().with_cpu("2".parse()?).with_memory("8Gi".parse()?);
 //! let decision = strategy.admit(&ledger, &Request::workload("database", resources));
 //! let grants = decision.outcome?;

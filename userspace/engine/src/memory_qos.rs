@@ -1,13 +1,13 @@
-//! Memory `QoS`: what `memory.min`, `memory.low` and `memory.high` of cgroup v2 follow from requests and limits.
+//! Memory `QoS`: derives `memory.min`, `memory.low` and `memory.high` of cgroup v2 from requests and limits.
 //!
-//! - *Reservation* protects what is requested from reclaim: of Guaranteed owners for good (`memory.min`), of
-//!   Burstable ones as far as possible (`memory.low`).
+//! - *Reservation* protects requested memory from reclaim: strictly for Guaranteed owners (`memory.min`), as far as
+//!   possible for Burstable ones (`memory.low`).
 //! - *Throttling* slows a container down before it reaches its limit (`memory.high`).
 //!
-//! What is `None` here is not to be written. All sizes are bytes; a factor is a fraction of integers, never a
-//! floating-point number.
+//! A setting of `None` is not written. Sizes are bytes. A factor is a fraction of integers, not a floating-point
+//! number.
 //!
-//! Source: KEP-2570, as of Kubernetes v1.27 and later; the formula for throttling also as of v1.22.
+//! Source: KEP-2570, as of Kubernetes v1.27 and later; the throttling formula also as of v1.22.
 
 use std::{fmt, str::FromStr};
 
@@ -21,42 +21,42 @@ use crate::{
     request::{ContainerRequest, Request, Resources},
 };
 
-/// Whether requests are protected from reclaim.
+/// Protection of requested memory from reclaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MemoryReservationPolicy {
-    /// They are not.
+    /// No protection.
     #[default]
     None,
-    /// Those of Guaranteed owners for good, those of Burstable owners as far as possible.
+    /// Strict protection for Guaranteed owners, protection as far as possible for Burstable ones.
     TieredReservation,
 }
 
-/// A factor of more than zero and at most one, exact to billionths.
+/// Factor in (0, 1], exact to billionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ThrottlingFactor {
     billionths: u32,
 }
 
-/// The factor is not in (0, 1].
+/// Error for a factor outside of (0, 1].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory throttling factor is {0}; it must be greater than 0 and at most 1, such as 0.9")]
 pub struct FactorError(pub String);
 
 impl ThrottlingFactor {
-    /// The kubelet's default.
+    /// Default of the kubelet.
     pub const KUBELET_DEFAULT: Self = Self { billionths: 900_000_000 };
 
-    /// This share of so many bytes.
+    /// Returns this fraction of a number of bytes.
     fn apply(self, bytes: u64) -> u64 {
         let share = u128::from(bytes) * u128::from(self.billionths) / 1_000_000_000;
-        // At most all of them, since the factor is at most one.
+        // The factor is at most one, so the result fits.
         u64::try_from(share).unwrap_or(bytes)
     }
 }
 
 impl ThrottlingFormula {
-    /// The value of `memory.high`, whether it makes sense or not; whole pages. The ceiling is the limit, or what is
-    /// allocatable on the host where there is none. A request above the ceiling counts as the ceiling.
+    /// Returns the value of `memory.high` in whole pages, even if it is not meaningful. `ceiling` is the limit or,
+    /// without one, the allocatable memory of the host. A request above the ceiling counts as the ceiling.
     fn high(self, factor: ThrottlingFactor, request: Bytes, ceiling: Bytes, page_size: Bytes) -> Bytes {
         let exact = match self {
             Self::V1_22 => factor.apply(ceiling.0),
@@ -72,7 +72,7 @@ impl ThrottlingFormula {
 impl FromStr for ThrottlingFactor {
     type Err = FactorError;
 
-    /// Reads a decimal fraction such as `0.9`. What is finer than billionths is not taken.
+    /// Parses a decimal fraction such as `0.9` with at most nine decimals.
     fn from_str(text: &str) -> Result<Self, FactorError> {
         let read = || {
             let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -106,20 +106,20 @@ impl fmt::Display for ThrottlingFactor {
 }
 
 impl Serialize for ThrottlingFactor {
-    /// As text, so that it stays exact.
+    /// Serializes as text, which is exact.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
 impl<'de> Deserialize<'de> for ThrottlingFactor {
-    /// A number or its text.
+    /// Accepts a number or its text.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Spelling {
             Integer(i64),
-            // Printed, a floating-point number has the shortest digits that mean it: those that were written.
+            // The shortest decimal form of a floating-point number has the digits that were written.
             Float(f64),
             Text(String),
         }
@@ -132,29 +132,28 @@ impl<'de> Deserialize<'de> for ThrottlingFactor {
     }
 }
 
-/// What is to be written into a cgroup, in bytes. `None` is left as it is.
+/// Settings of one cgroup. `None` leaves the knob unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemorySettings {
-    /// `memory.min`
+    /// Value of `memory.min`.
     pub min: Option<Bytes>,
-    /// `memory.low`
+    /// Value of `memory.low`.
     pub low: Option<Bytes>,
-    /// `memory.high`
+    /// Value of `memory.high`.
     pub high: Option<Bytes>,
 }
 
-/// The configuration of Memory `QoS`.
+/// Configuration of Memory `QoS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryQos {
-    /// Whether requests are protected.
     pub reservation: MemoryReservationPolicy,
-    /// Whether containers are slowed down, and by which factor.
+    /// Throttling factor; `None` switches throttling off.
     pub throttling: Option<ThrottlingFactor>,
-    /// By which formula.
+    /// Formula for `memory.high`.
     pub formula: ThrottlingFormula,
-    /// The size of a base page.
+    /// Size of a base page.
     pub page_size: Bytes,
-    /// What is allocatable on the host, all nodes together: the ceiling of who has no limit.
+    /// Allocatable memory of the host over all nodes: the ceiling of containers without a limit.
     pub node_allocatable: Bytes,
 }
 
@@ -168,18 +167,18 @@ fn positive(bytes: Bytes) -> Option<Bytes> {
 }
 
 impl MemoryQos {
-    /// The settings of one container.
+    /// Returns the settings of a container.
     pub fn container(&self, request: &Request, container: &ContainerRequest) -> MemorySettings {
         self.container_settings(request.qos(), memory(&container.requests), memory(&container.limits))
     }
 
-    /// The settings of one container of an owner of this class, which requests and may use so much; a limit of zero
-    /// is none.
+    /// Returns the settings of a container of an owner with this class, for these amounts. A limit of zero means no
+    /// limit.
     pub fn container_settings(&self, class: QosClass, requested: Bytes, limit: Bytes) -> MemorySettings {
         let high = self.throttling.filter(|_| class != QosClass::Guaranteed).and_then(|factor| {
             let ceiling = positive(limit).unwrap_or(self.node_allocatable);
             let high = self.formula.high(factor, requested, ceiling, self.page_size);
-            // At or below the request it would throttle what was promised.
+            // A value at or below the request would throttle guaranteed memory.
             Some(high).filter(|&high| high > requested)
         });
         let protected =
@@ -217,7 +216,7 @@ mod tests {
         }
     }
 
-    /// A container of a pod with another container that makes it Burstable.
+    /// Makes a pod that is Burstable because of its second container.
     fn burstable(request: u64, limit: u64) -> Request {
         let container = |name: &str, requests, limits| ContainerRequest {
             name: name.into(),
@@ -241,7 +240,7 @@ mod tests {
 
     #[test]
     fn matches_kep_table_of_requests() {
-        // KEP-2570, Alpha v1.27; the factor is 0.9 and a page 1 Mi.
+        // KEP-2570, Alpha v1.27: the factor is 0.9 and a page has 1 Mi.
         for (request, expected) in [
             (0, 900),
             (100, 910),
@@ -263,7 +262,7 @@ mod tests {
 
     #[test]
     fn matches_kep_table_of_factors() {
-        // KEP-2570; the limit is 1000 Mi and a page 1 Mi. None: `max`, or no throttling.
+        // KEP-2570: the limit is 1000 Mi and a page has 1 Mi. `None` stands for `max`, or no throttling.
         for (request, factor, expected) in [
             (500, "0.6", Some(800)),
             (800, "0.6", Some(920)),
@@ -280,19 +279,19 @@ mod tests {
     #[test]
     fn matches_other_kep_examples() {
         let qos = |factor| qos(factor, Bytes::mib(1));
-        // Without a limit the host's 2000 Mi count.
+        // Without a limit, the host's 2000 Mi count.
         assert_eq!(high(&qos("0.9"), 100, 0), Some(1810));
-        // Without a request it is taken for zero.
+        // Without a request, zero counts.
         assert_eq!(high(&qos("0.9"), 0, 1000), Some(900));
         // A factor of 1 throttles at the limit.
         assert_eq!(high(&qos("1"), 100, 1000), Some(1000));
-        // More than the host has cannot be throttled.
+        // A request above the host's memory is not throttled.
         assert_eq!(high(&qos("0.9"), 3000, 0), None);
     }
 
     #[test]
     fn v1_22_formula_scales_the_limit() {
-        // KEP-2570, Alpha v1.22; the limit is 1000 Mi, the host has 2000 Mi.
+        // KEP-2570, Alpha v1.22: the limit is 1000 Mi and the host has 2000 Mi.
         for (request, limit, factor, expected) in [
             (0, 1000, "0.8", Some(800)),
             (500, 1000, "0.8", Some(800)),

@@ -1,4 +1,4 @@
-//! Plans: moves of those that run, which make room for a request.
+//! Plans of container moves that free capacity for a request.
 
 use std::collections::BTreeSet;
 
@@ -11,58 +11,57 @@ use crate::{
     request::{ContainerName, OwnerId},
 };
 
-/// What a plan may take.
+/// Limits of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RebalanceLimits {
-    /// Containers that are moved. Those of an owner in pod scope move together and count as one.
+    /// Maximum number of moved containers. With pod scope, the containers of an owner move together and count as one.
     pub moves: usize,
-    /// Memory that is moved, in all.
+    /// Maximum number of moved bytes over all moves.
     pub bytes: Bytes,
-    /// Who stays where it is.
+    /// Owners that must not move.
     pub kept: BTreeSet<OwnerId>,
-    /// Whether there has to be an order in which each move has room on both sides. Without it, two could change places.
+    /// True if there must be an order in which each move has capacity on both sides. Without it, two containers can
+    /// swap places.
     pub in_order: bool,
 }
 
 impl Default for RebalanceLimits {
-    /// Three containers, of any size, in any way.
+    /// Up to three containers of any size, in any order.
     fn default() -> Self {
         Self { moves: 3, bytes: Bytes(u64::MAX), kept: BTreeSet::new(), in_order: false }
     }
 }
 
-/// A container that is moved.
+/// Move of one container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerMove {
-    /// Whose it is.
     pub owner: OwnerId,
-    /// The container.
     pub container: ContainerName,
-    /// What it holds before.
+    /// Allocation before the move.
     pub from: Allocation,
-    /// What it is to hold.
+    /// Allocation after the move.
     pub to: Allocation,
-    /// Memory that has to go to another node.
+    /// Bytes that have to migrate to another node.
     pub bytes: Bytes,
 }
 
-/// Moves that make room for a request.
+/// Moves that free capacity for a request.
 #[derive(Clone, Debug)]
 pub struct RebalancePlan {
-    /// The moves, in their order; none where the request fits as it is.
+    /// Moves in order of execution; empty if the request fits without any.
     pub moves: Vec<ContainerMove>,
-    /// Memory that has to go to another node, in all.
+    /// Bytes that have to migrate to another node, over all moves.
     pub bytes: Bytes,
-    /// The admission of the request after all moves.
+    /// Admission of the request after all moves.
     pub decision: Decision,
 }
 
-/// Why there is no plan.
+/// Reason why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {rejection}")]
 pub struct PlanError {
-    /// Why nobody is moved.
+    /// Reason why no container can be moved.
     pub reason: &'static str,
-    /// Why the request does not fit as things are.
+    /// Rejection of the request without moves.
     pub rejection: Box<Rejection>,
 }

@@ -1,7 +1,7 @@
-//! What the strategy `native` chose from, and by which rule each candidate lost.
+//! Searches of the strategy `native`, for explanations.
 //!
-//! An explanation keeps the best candidates of each search with the numbers by which they compare. Why one lost is
-//! worked out when asked for: it is the first number that differs from the chosen one's.
+//! An explanation has the best candidates of each search with their ranks. The reason why a candidate lost is
+//! computed on demand: the first criterion in which its rank differs from that of the chosen candidate.
 
 use std::fmt;
 
@@ -9,31 +9,31 @@ use numaward_topology::NodeSet;
 
 use crate::{hint::Resource, policy_names::TopologyManagerPolicy, request::ContainerName};
 
-/// By what candidates compare; the first number that differs decides, the smaller one wins.
+/// Rank of a candidate. The first criterion that differs decides, and the smaller value wins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
-    /// Nodes in all, those of devices included.
+    /// Number of nodes, including those of devices.
     pub nodes: u64,
-    /// Nodes of each resource, added up.
+    /// Sum of the numbers of nodes of each resource.
     pub nodes_per_resource: u64,
-    /// Nodes that are not wished for.
+    /// Number of nodes that are not preferred.
     pub not_preferred: u64,
-    /// Distances from devices to the nodes, added up.
+    /// Sum of the distances from devices to the nodes.
     pub from_devices: u64,
-    /// Distances between nodes of CPUs, added up; each pair once.
+    /// Sum of the distances between nodes of CPUs; each pair counts once.
     pub cpu_to_cpu: u64,
-    /// Distances from each node of CPUs to each node of memory, added up. Without exclusive CPUs it is the distance from
-    /// the nearest node with CPUs to each.
+    /// Sum of the distances from each node of CPUs to each node of memory. Without exclusive CPUs, sum of the
+    /// distances from each node to the nearest node with CPUs.
     pub cpu_to_memory: u64,
-    /// Distances between nodes of memory, added up; each pair once.
+    /// Sum of the distances between nodes of memory; each pair counts once.
     pub memory_to_memory: u64,
-    /// By how much the sum over all nodes of free CPUs times free bytes of base memory goes down.
+    /// Decrease of the sum over all nodes of free CPUs times free bytes of base memory.
     pub stranded: u128,
-    /// How much the nodes are used by others, added up ([`crate::HostConditions::load`]).
+    /// Sum of the load by other nodes ([`crate::HostConditions::load`]).
     pub load: u64,
 }
 
-/// A rule by which candidates compare, in the order in which they are applied.
+/// Criterion of a rank, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RankCriterion {
     /// [`Rank::nodes`]
@@ -54,37 +54,34 @@ pub enum RankCriterion {
     Stranded,
     /// [`Rank::load`]
     Load,
-    /// The ids of the nodes.
+    /// Node ids.
     Ids,
 }
 
-/// A placement that was possible.
+/// Possible placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementCandidate {
-    /// All its nodes.
+    /// All nodes.
     pub nodes: NodeSet,
-    /// The nodes of each resource.
+    /// Nodes by resource.
     pub by_resource: Vec<(Resource, NodeSet)>,
-    /// By what it compares.
     pub rank: Rank,
 }
 
-/// What became of a candidate.
+/// Reason why a candidate won or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementVerdict {
-    /// It is the result.
     Chosen,
-    /// It is better, but then another container of the same request had no room.
-    LeavesNoRoom,
+    /// The candidate is better, but another container of the request would not fit.
+    BlocksOtherContainer,
     /// The request was refused.
     Refused,
-    /// The chosen one is better by this rule.
+    /// The chosen candidate is better by this criterion.
     Worse {
-        /// The rule.
         by: RankCriterion,
-        /// Its number.
+        /// Value of the candidate.
         own: u128,
-        /// The number of the chosen one.
+        /// Value of the chosen candidate.
         chosen: u128,
     },
 }
@@ -93,64 +90,76 @@ impl fmt::Display for PlacementVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chosen => f.write_str("chosen"),
-            Self::LeavesNoRoom => {
-                f.write_str("better, but leaves no room for another container of the request")
+            Self::BlocksOtherContainer => {
+                f.write_str("better, but another container of the request would not fit")
             }
             Self::Refused => f.write_str("possible, but the request was refused for another container"),
             Self::Worse { by, own, chosen } => match by {
-                RankCriterion::Nodes => write!(f, "{own} nodes where {chosen} do"),
+                RankCriterion::Nodes => write!(f, "{own} nodes; the chosen candidate has {chosen}"),
                 RankCriterion::NodesPerResource => {
-                    write!(f, "{own} nodes over all resources where {chosen} do")
+                    write!(f, "{own} nodes over all resources; the chosen candidate has {chosen}")
                 }
                 RankCriterion::NotPreferred => {
-                    write!(f, "{own} nodes that are not wished for, the chosen one has {chosen}")
+                    write!(f, "{own} nodes that are not preferred; the chosen candidate has {chosen}")
                 }
                 RankCriterion::Devices => {
-                    write!(f, "farther from its devices: {own}, the chosen one {chosen}")
+                    write!(
+                        f,
+                        "sum of distances from its devices {own}; that of the chosen candidate is {chosen}"
+                    )
                 }
                 RankCriterion::CpuToCpu => {
-                    write!(f, "CPUs farther from each other: {own}, the chosen one {chosen}")
+                    write!(
+                        f,
+                        "sum of distances between its CPUs {own}; that of the chosen candidate is {chosen}"
+                    )
                 }
                 RankCriterion::CpuToMemory => {
-                    write!(f, "memory farther from the CPUs: {own}, the chosen one {chosen}")
+                    write!(
+                        f,
+                        "sum of distances from CPUs to memory {own}; that of the chosen candidate is {chosen}"
+                    )
                 }
                 RankCriterion::MemoryToMemory => {
-                    write!(f, "memory farther from each other: {own}, the chosen one {chosen}")
+                    write!(
+                        f,
+                        "sum of distances between its memory {own}; that of the chosen candidate is {chosen}"
+                    )
                 }
                 RankCriterion::Stranded => f.write_str(
-                    "leaves more CPUs without memory, or memory without CPUs, than the chosen one",
+                    "leaves more CPUs without memory, or memory without CPUs, than the chosen candidate",
                 ),
-                RankCriterion::Load => f.write_str("as good, but other nodes use its nodes more"),
-                RankCriterion::Ids => f.write_str("as good, but its node ids are higher"),
+                RankCriterion::Load => f.write_str("equally good, but other nodes use its nodes more"),
+                RankCriterion::Ids => f.write_str("equally good, but its node ids are higher"),
             },
         }
     }
 }
 
-/// One search: for a container, or for all that run together.
+/// Search for one container, or for all running containers together.
 #[derive(Clone, Debug)]
 pub struct PlacementSearch {
-    /// For which container; `None` for all of them together.
+    /// `None` for all containers together.
     pub container: Option<ContainerName>,
-    /// The topology policy that had to be met.
+    /// Topology policy of the search.
     pub policy: TopologyManagerPolicy,
-    /// How many candidates were compared.
+    /// Number of compared candidates.
     pub considered: u64,
-    /// Whether the machine was too large to look at every set of nodes, so that there may be better ones.
+    /// True if sets of nodes were skipped, so that better candidates may exist.
     pub is_incomplete: bool,
-    /// The best candidates, best first. More were considered than are kept.
+    /// Best candidates, best first. More may have been considered.
     pub candidates: Vec<PlacementCandidate>,
-    /// Which of them is the result.
+    /// Index of the chosen candidate.
     pub chosen: Option<usize>,
 }
 
 impl PlacementSearch {
-    /// What became of each candidate, in their order.
+    /// Returns the verdicts in the order of the candidates.
     pub fn verdicts(&self) -> Vec<PlacementVerdict> {
         let chosen = self.chosen.and_then(|index| self.candidates.get(index));
         let verdict = |(index, candidate): (usize, &PlacementCandidate)| match (chosen, self.chosen) {
             (Some(_), Some(chosen)) if index == chosen => PlacementVerdict::Chosen,
-            (Some(_), Some(chosen)) if index < chosen => PlacementVerdict::LeavesNoRoom,
+            (Some(_), Some(chosen)) if index < chosen => PlacementVerdict::BlocksOtherContainer,
             (Some(chosen), _) => compare(&candidate.rank, &chosen.rank),
             (None, _) => PlacementVerdict::Refused,
         };
@@ -158,7 +167,7 @@ impl PlacementSearch {
     }
 }
 
-/// The first rule by which two differ.
+/// Returns the first criterion in which two ranks differ.
 fn compare(own: &Rank, chosen: &Rank) -> PlacementVerdict {
     let numbers = |rank: &Rank| {
         [

@@ -1,22 +1,22 @@
-//! The policies by name, as a `KubeletConfiguration` spells them.
+//! Names of policies, spelled as in a `KubeletConfiguration`.
 //!
-//! These are the only enums of policies: configuration, API, command line and annotations read and write them.
+//! These enums are the only ones for policies: the configuration, the API, the command line and annotations use them.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Nothing has this name.
+/// Error for an unknown name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what}: \"{name}\"")]
 pub struct UnknownName {
-    /// `policy` or `scope`.
+    /// Kind of name, for example `policy` or `scope`.
     pub what: &'static str,
-    /// The name.
     pub name: String,
 }
 
-/// An enum whose variants have names. Serde's attributes must say the same: descriptions are made of them.
+/// Defines an enum with named variants. The serde attributes must agree with the names, because schemas are
+/// generated from the attributes.
 macro_rules! named {
     (
         $(#[$attribute:meta])*
@@ -30,10 +30,9 @@ macro_rules! named {
         }
 
         impl $type {
-            /// All of them.
+            /// All variants.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// The name.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
@@ -61,10 +60,10 @@ macro_rules! named {
 named!(
     /// The policy of the memory manager.
     "policy" MemoryManagerPolicy {
-        /// Memory is not promised.
+        /// Memory is not guaranteed.
         #[default]
         None = "None",
-        /// Memory and huge pages are promised on nodes.
+        /// Memory and huge pages are guaranteed on NUMA nodes.
         Static = "Static",
     }
 );
@@ -73,21 +72,21 @@ named!(
     /// The policy of the CPU manager.
     #[serde(rename_all = "lowercase")]
     "policy" CpuManagerPolicy {
-        /// No CPU is exclusive.
+        /// No container gets exclusive CPUs.
         #[default]
         None = "none",
-        /// Whole CPUs are exclusive.
+        /// Containers that request whole CPUs get them exclusively.
         Static = "static",
     }
 );
 
 named!(
-    /// A version of the kubelet. What changed in between came with one of the versions after the earlier one.
+    /// A version of the kubelet. Changes between the two versions came with one of the versions in between.
     "version of the kubelet (1.32 and 1.36 are known)" KubeletVersion {
-        /// v1.32 and before.
+        /// v1.32 and earlier.
         #[serde(rename = "1.32")]
         V1_32 = "1.32",
-        /// v1.33 to v1.36, and what comes after it.
+        /// v1.33 to v1.36, and later versions.
         #[default]
         #[serde(rename = "1.36")]
         V1_36 = "1.36",
@@ -95,12 +94,12 @@ named!(
 );
 
 impl KubeletVersion {
-    /// What holds for this one of what holds for each, in their order.
+    /// Returns the element for this version; `each` is in the order of the versions.
     pub(crate) const fn select<T: Copy>(self, each: [T; 2]) -> T {
         each[self as usize]
     }
 
-    /// The version that stands for what a Kubernetes node says about its kubelet, such as `v1.34.2+k3s1`.
+    /// Returns the version that corresponds to the kubelet version of a Kubernetes node, such as `v1.34.2+k3s1`.
     pub fn from_node_version(reported: &str) -> Option<Self> {
         Some(if minor_version(reported)? < (1, 33) { Self::V1_32 } else { Self::V1_36 })
     }
@@ -120,12 +119,12 @@ fn minor_version(reported: &str) -> Option<(u32, u32)> {
 }
 
 named!(
-    /// By which formula it is said where a container is slowed down: that of a version of Kubernetes.
+    /// The formula for the memory size at which a container is throttled, by version of Kubernetes.
     "formula (1.22 and 1.27 are known)" ThrottlingFormula {
-        /// At the factor times the limit; nowhere if that is no more than the request. Kubernetes v1.22 to v1.26.
+        /// The factor times the limit; no throttling if that is no more than the request. Kubernetes v1.22 to v1.26.
         #[serde(rename = "1.22")]
         V1_22 = "1.22",
-        /// At the request plus the factor times what is between it and the limit. Since Kubernetes v1.27.
+        /// The request plus the factor times the difference between limit and request. Since Kubernetes v1.27.
         #[default]
         #[serde(rename = "1.27")]
         V1_27 = "1.27",
@@ -133,47 +132,47 @@ named!(
 );
 
 named!(
-    /// How the nodes of several resources have to agree.
+    /// The alignment of the NUMA nodes of several resources.
     #[serde(rename_all = "kebab-case")]
     "policy" TopologyManagerPolicy {
-        /// No rule ties them.
+        /// Resources are placed independently.
         #[default]
         None = "none",
-        /// The same nodes if possible.
+        /// All resources are on the same nodes if possible.
         BestEffort = "best-effort",
-        /// The same nodes, as few as could ever be enough, or the request is refused.
+        /// All resources are on the same nodes, as few as could ever suffice; otherwise the request is refused.
         Restricted = "restricted",
-        /// One node, or the request is refused.
+        /// All resources are on one node; otherwise the request is refused.
         SingleNumaNode = "single-numa-node",
     }
 );
 
 named!(
-    /// For what the nodes have to agree.
+    /// The unit of the alignment.
     #[serde(rename_all = "lowercase")]
     "scope" TopologyManagerScope {
-        /// For each container.
+        /// Each container by itself.
         #[default]
         Container = "container",
-        /// For all containers of a pod together.
+        /// All containers of a pod together.
         Pod = "pod",
     }
 );
 
 named!(
-    /// How memory-only nodes count where a topology policy wants few nodes.
+    /// The treatment of memory-only nodes if a topology policy demands few nodes.
     #[serde(rename_all = "lowercase")]
     "tiers" Tiers {
-        /// Together with the nodes with CPUs that they are nearest to.
+        /// They count together with their nearest nodes with CPUs.
         #[default]
         Attached = "attached",
-        /// As nodes of their own.
+        /// They count as separate nodes.
         Strict = "strict",
     }
 );
 
 named!(
-    /// What sort of memory a node has, by the kernel's memory tiers.
+    /// The type of memory of a node, according to the kernel's memory tiers.
     #[serde(rename_all = "lowercase")]
     "memory tier" MemoryTier {
         /// Ordinary memory.
@@ -181,42 +180,43 @@ named!(
         Dram = "dram",
         /// High-bandwidth memory.
         Hbm = "hbm",
-        /// Memory behind a CXL link, and whatever is slower than ordinary memory.
+        /// Memory behind a CXL link, and any other memory slower than ordinary memory.
         Cxl = "cxl",
     }
 );
 
 named!(
-    /// What a CPU is like.
+    /// A property of a CPU.
     #[serde(rename_all = "kebab-case")]
     "kind of CPU" CpuKind {
-        /// Of a core as fast as any of the machine.
+        /// The CPU belongs to one of the fastest cores of the machine.
         #[default]
         Performance = "performance",
-        /// Of a core that is slower than others of the machine, and takes less power.
+        /// The CPU belongs to a core that is slower and consumes less power than the fastest ones.
         Efficiency = "efficiency",
-        /// Of the highest base frequency of the machine; where all have the same, of the highest maximum frequency.
+        /// The CPU has the highest base frequency of the machine or, if all base frequencies are equal, the highest
+        /// maximum frequency.
         HighFrequency = "high-frequency",
-        /// Kept from the scheduler's load balancing (`isolcpus=`).
+        /// The CPU is excluded from the scheduler's load balancing (`isolcpus=`).
         Isolated = "isolated",
-        /// Without a tick while one task runs (`nohz_full=`).
+        /// The CPU has no tick while a single task runs (`nohz_full=`).
         NohzFull = "nohz-full",
     }
 );
 
 named!(
-    /// How the kernel chooses among the nodes of a workload for each new page: a policy of
+    /// The method by which the kernel selects one of a workload's nodes for each new page, see
     /// `Documentation/admin-guide/mm/numa_memory_policy.rst`.
     #[serde(rename_all = "kebab-case")]
     "memory policy" MemoryPolicy {
-        /// `MPOL_BIND`: the nearest of them that has a free page.
+        /// `MPOL_BIND`: the nearest node with a free page.
         #[default]
         Bind = "bind",
-        /// `MPOL_PREFERRED_MANY`: the same, and any other node before memory is reclaimed.
+        /// `MPOL_PREFERRED_MANY`: the nearest node with a free page; any other node before memory is reclaimed.
         PreferredMany = "preferred-many",
-        /// `MPOL_INTERLEAVE`: one after the other.
+        /// `MPOL_INTERLEAVE`: the nodes in turn.
         Interleave = "interleave",
-        /// `MPOL_WEIGHTED_INTERLEAVE`: one after the other, each as many pages as its weight says.
+        /// `MPOL_WEIGHTED_INTERLEAVE`: the nodes in turn, each for as many pages as its weight.
         WeightedInterleave = "weighted-interleave",
     }
 );

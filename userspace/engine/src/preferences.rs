@@ -1,8 +1,7 @@
-//! Where a container should be, besides where its CPUs and memory can be: near its devices, and on the nodes that it
-//! prefers.
+//! Placement preferences: the nodes of a container's devices, and nodes that it prefers.
 //!
-//! A device cannot be moved: a container on fewer nodes than its devices are on is not aligned, and a strict topology
-//! policy refuses it. Preferred nodes are a wish, which is dropped where it cannot be met.
+//! A device cannot move: a container that does not use all nodes of its devices is not aligned, and a strict topology
+//! policy refuses it. Preferred nodes are dropped if they cannot be satisfied.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +10,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::ContainerName;
 
-/// Nodes on which the containers of a request should be placed, as far as these are known or stated.
+/// Nodes on which the containers of a request should be placed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementPreferences {
-    /// The nodes of a container's devices.
+    /// Nodes of the devices, by container.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<ContainerName, NodeSet>,
-    /// The nodes on which a container would like to be.
+    /// Preferred nodes, by container.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub preferred: BTreeMap<ContainerName, NodeSet>,
 }
 
 impl PlacementPreferences {
-    /// Whether no nodes are stated for any container.
+    /// Returns whether no preferences are stated.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty() && self.preferred.is_empty()
     }
 
-    /// Without the wishes; `None` if there are none.
+    /// Returns the preferences without preferred nodes; `None` if there are none.
     pub(crate) fn without_preferred_nodes(&self) -> Option<Self> {
         (!self.preferred.is_empty()).then(|| Self { devices: self.devices.clone(), ..Self::default() })
     }

@@ -1,12 +1,11 @@
-//! The quality-of-service class of a request, as Kubernetes derives it.
+//! Quality-of-service class of a request, as Kubernetes derives it.
 //!
-//! *Guaranteed*: every container has limits of CPU and memory, and over all containers requests and limits
-//! add up to the same. *Best effort*: nothing is set. *Burstable*: everything else. Only Guaranteed requests
-//! are given exclusive CPUs or memory on nodes by the kubelet.
+//! - *Guaranteed*: every container has limits of CPU and memory, and the sums of requests and limits over all
+//!   containers are equal. Only Guaranteed requests get exclusive CPUs or memory on NUMA nodes from the kubelet.
+//! - *Best effort*: neither requests nor limits are set.
+//! - *Burstable*: all other requests.
 //!
-//! What a pod has as a whole counts instead of what its containers have.
-//!
-//! Amounts of zero count as not set, and hugepages do not count at all.
+//! Pod-level resources replace those of the containers. Amounts of zero count as not set. Huge pages are ignored.
 //!
 //! Source: `ComputePodQOS` in k8s.io/kubernetes, package `apis/core/v1/helper/qos`.
 
@@ -18,26 +17,25 @@ use crate::{
     request::{ContainerRequest, Request, Resources},
 };
 
-/// A quality-of-service class.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display,
 )]
 pub enum QosClass {
-    /// Limits are promised in full.
+    /// Requests equal limits.
     Guaranteed,
-    /// Something is promised or limited.
+    /// Some requests or limits are set.
     Burstable,
-    /// Nothing is promised.
+    /// No requests or limits are set.
     BestEffort,
 }
 
-/// CPU and memory, where set and not zero: the resources that decide the class.
+/// Returns CPU and base memory, if set and not zero. Only these resources determine the class.
 fn deciding(resources: &Resources) -> [Option<Quantity>; 2] {
     [resources.cpu, resources.memory.get(&ZoneKind::Memory).copied()]
         .map(|amount| amount.filter(|amount| !amount.is_zero()))
 }
 
-/// Adds to a sum; `false` where the sum does not fit any more.
+/// Adds to a sum. Returns `false` if the sum overflows.
 fn add(sum: &mut Option<Quantity>, amount: Option<Quantity>) -> bool {
     let Some(amount) = amount else { return true };
     let total = sum.unwrap_or_default().checked_add(amount);
@@ -46,7 +44,8 @@ fn add(sum: &mut Option<Quantity>, amount: Option<Quantity>) -> bool {
 }
 
 impl ContainerRequest {
-    /// Whether it would be Guaranteed alone: it requests CPU and memory, and both are its limits.
+    /// Returns whether the container would be Guaranteed alone: it requests CPU and memory, and both equal its
+    /// limits.
     pub fn is_guaranteed(&self) -> bool {
         let [requests, limits] = [&self.requests, &self.limits].map(deciding);
         requests == limits && requests.iter().all(Option::is_some)
@@ -54,7 +53,6 @@ impl ContainerRequest {
 }
 
 impl Request {
-    /// The class of service.
     pub fn qos(&self) -> QosClass {
         let (mut requested, mut limited) = ([None; 2], [None; 2]);
         let mut guaranteed = true;
@@ -66,7 +64,7 @@ impl Request {
             let (requests, limits) = (deciding(requests), deciding(limits));
             guaranteed &= limits.iter().all(Option::is_some);
             for index in 0..2 {
-                // Sums beyond all bounds cannot be compared; no such request can be guaranteed.
+                // A request is not Guaranteed if its sums overflow.
                 guaranteed &= add(&mut requested[index], requests[index]);
                 guaranteed &= add(&mut limited[index], limits[index]);
             }

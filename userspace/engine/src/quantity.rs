@@ -1,22 +1,22 @@
 //! Kubernetes quantities: `100m`, `1.5Gi`, `1e3`, `12E`.
 //!
-//! A quantity is kept exactly, as a whole number of nano-units; what is finer is rounded up, as Kubernetes
-//! does. Nothing is ever a floating-point number.
+//! A quantity is an exact, whole number of nano-units. Finer values are rounded up, as in Kubernetes. Floating-point
+//! numbers are not used.
 //!
-//! Beside its value a quantity remembers whether the *spelling* has an integer form. The kubelet's Memory
-//! Manager takes only such spellings: `1536Mi` is one, `1.5Gi` is not, although both are the same number of
-//! bytes (API objects that went through an API server are always spelt in integer form).
+//! A quantity also records whether its *spelling* has an integer form. The kubelet's memory manager accepts only such
+//! spellings: it accepts `1536Mi` but not `1.5Gi`, although both are the same number of bytes. (An API server always
+//! returns the integer form.)
 //!
 //! Source: k8s.io/apimachinery, package `api/resource`.
 
 use std::{cmp::Ordering, fmt, str::FromStr};
 
-/// Nano-units in one unit.
+/// Nano-units per unit.
 const NANOS: u128 = 1_000_000_000;
 
-/// A non-negative amount of something: CPUs, bytes.
+/// Non-negative amount of CPUs or bytes.
 ///
-/// Compared by value; the spelling does not count.
+/// Comparison ignores the spelling.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quantity {
     nanos: u128,
@@ -24,45 +24,44 @@ pub struct Quantity {
 }
 
 impl Quantity {
-    /// The quantity of `units` whole units, in integer form where it fits 63 bits.
+    /// Makes a quantity of whole units, in integer form if it fits 63 bits.
     pub const fn whole(units: u64) -> Self {
         Self { nanos: units as u128 * NANOS, integer_form: units <= i64::MAX as u64 }
     }
 
-    /// The quantity of `units` thousandths.
+    /// Makes a quantity of thousandths.
     pub const fn milli(units: u64) -> Self {
         Self { nanos: units as u128 * (NANOS / 1000), integer_form: units == 0 }
     }
 
-    /// Whether this is nothing.
     pub const fn is_zero(self) -> bool {
         self.nanos == 0
     }
 
-    /// Whole units, rounded up; `None` above `u64::MAX`.
+    /// Returns whole units, rounded up; `None` above `u64::MAX`.
     pub fn units(self) -> Option<u64> {
         u64::try_from(self.nanos.div_ceil(NANOS)).ok()
     }
 
-    /// Thousandths, rounded up; `None` above `u64::MAX`.
+    /// Returns thousandths, rounded up; `None` above `u64::MAX`.
     pub fn millis(self) -> Option<u64> {
         u64::try_from(self.nanos.div_ceil(NANOS / 1000)).ok()
     }
 
-    /// The value as Kubernetes' `AsInt64` gives it: only if the spelling has an integer form.
+    /// Returns the value like Kubernetes' `AsInt64`: only if the spelling has an integer form.
     pub fn as_int64(self) -> Option<u64> {
         if self.integer_form { self.units() } else { None }
     }
 
-    /// The number of CPUs this quantity makes exclusive: itself where it is whole, else none.
+    /// Returns the number of CPUs that this quantity makes exclusive: the quantity if it is whole, otherwise none.
     ///
-    /// A value that is whole after rounding up to thousandths counts as whole, as in the kubelet.
+    /// As in the kubelet, a value that is whole after rounding up to thousandths counts as whole.
     pub fn whole_cpus(self) -> Option<u64> {
         let units = self.units()?;
         (units.checked_mul(1000) == self.millis()).then_some(units)
     }
 
-    /// The sum; `None` where it does not fit.
+    /// Returns the sum; `None` if it overflows.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         Some(Self {
             nanos: self.nanos.checked_add(other.nanos)?,
@@ -92,7 +91,7 @@ impl Ord for Quantity {
 }
 
 impl fmt::Display for Quantity {
-    /// The shortest decimal form: whole units, else thousandths (`1500m`), else nano-units.
+    /// Formats the shortest decimal form: whole units, thousandths (`1500m`) or nano-units.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (scale, suffix) in [(NANOS, ""), (NANOS / 1000, "m")] {
             if self.nanos.is_multiple_of(scale) {
@@ -103,34 +102,32 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// A text is not a quantity.
+/// Error for a text that is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a quantity: {problem} (expected a number such as `2`, `100m`, `1.5Gi` or `1e3`)")]
 pub struct QuantityError {
-    /// The whole text.
     pub text: String,
-    /// What is wrong with it.
     pub problem: QuantityProblem,
 }
 
-/// What is wrong with a text that should have been a quantity.
+/// Reason why a text is not a quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityProblem {
-    /// There is no digit before the suffix.
+    /// There are no digits before the suffix.
     #[error("it has no digits")]
     NoDigits,
-    /// It is below zero; nobody can be promised less than nothing.
+    /// The quantity is negative.
     #[error("it is negative")]
     Negative,
-    /// What follows the digits is no known suffix or exponent.
+    /// The suffix or exponent is unknown.
     #[error("unknown suffix")]
     Suffix,
-    /// The value does not fit 128 bits of nano-units.
+    /// The value exceeds 128 bits of nano-units.
     #[error("it is too large")]
     TooLarge,
 }
 
-/// What multiplies the digits: a power of two or of ten.
+/// Multiplier of the digits: a power of two or of ten.
 enum Suffix {
     Binary(u32),
     Decimal(i32),
@@ -166,7 +163,7 @@ fn suffix(text: &str) -> Result<Suffix, QuantityProblem> {
     })
 }
 
-/// Multiplies by a power of ten, rounding what becomes less than one up to one.
+/// Multiplies by a power of ten. Rounds positive results below one up to one.
 fn scale(value: u128, exponent: i32) -> Option<u128> {
     if value == 0 {
         return Some(0);
@@ -178,14 +175,14 @@ fn scale(value: u128, exponent: i32) -> Option<u128> {
     }
 }
 
-/// Whether Kubernetes keeps this spelling as an integer of 63 bits times a power of ten that is not negative.
+/// Returns whether Kubernetes stores this spelling as a 63-bit integer times a non-negative power of ten.
 ///
-/// The limits on the number of digits are those of its parser, which only tries where it cannot overflow.
+/// The maximum numbers of digits are those of its parser, which uses this form only if it cannot overflow.
 fn has_integer_form(digits: u128, whole: usize, fraction: usize, suffix: &Suffix) -> bool {
     const MAX_INT64: u128 = i64::MAX as u128;
     match *suffix {
         Suffix::Binary(shift) => {
-            // Three decimal digits for each ten bits of the suffix, and one to spare.
+            // Three decimal digits for each ten bits of the suffix, and one in reserve.
             let room = 15 - i64::from(shift) * 3 / 10 - 1;
             fraction == 0
                 && i64::try_from(whole).is_ok_and(|len| len <= room)
@@ -279,7 +276,7 @@ mod tests {
             ("0.1n", 1, None),
             ("1e-99999999999", 1, None),
             ("00012", 12 * NANOS, Some(12)),
-            // Nine digits of Mi are one too many for the parser's quick path.
+            // Nine digits with Mi are too many for the fast path of the parser.
             ("12345678Mi", (12_345_678 << 20) * NANOS, Some(12_345_678 << 20)),
             ("123456789Mi", (123_456_789 << 20) * NANOS, None),
             ("999999999999999999", 999_999_999_999_999_999 * NANOS, Some(999_999_999_999_999_999)),

@@ -1,4 +1,4 @@
-//! Carrying promises over to a machine that changed.
+//! Carrying guarantees over to a changed machine.
 
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
@@ -7,34 +7,32 @@ use crate::{
     request::OwnerId,
 };
 
-/// What somebody is said to hold is held by another.
+/// Reason why an existing allocation cannot be added to the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
-    /// There is an account of this name.
+    /// The owner already has an account.
     #[error("{0} has an account already")]
     AccountExists(OwnerId),
-    /// CPUs are exclusive to another.
+    /// Another owner holds the CPUs exclusively.
     #[error("CPUs {cpus} are exclusive to {other}")]
     CpusTaken {
-        /// The CPUs.
         cpus: CpuSet,
-        /// Who holds them.
+        /// Owner that holds the CPUs.
         other: OwnerId,
     },
 }
 
-/// A part of a promise for which the machine has no memory (any more).
+/// Guaranteed memory that the machine does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UncoveredMemory {
-    /// To whom it was promised.
     pub owner: OwnerId,
-    /// The kind of memory, the nodes on which it was promised, and how much of it is not there.
+    /// Kind of memory, nodes of the guarantee, and number of missing bytes.
     pub block: MemoryBlock,
 }
 
 impl Ledger {
-    /// Takes over what somebody holds, as learned from elsewhere than from a decision. To be followed by
-    /// [`crate::Strategy::rebase`], which charges it.
+    /// Adds an existing allocation that no decision of this ledger made. The caller has to charge it with
+    /// [`crate::Strategy::rebase`].
     pub fn adopt(&mut self, owner: OwnerId, account: OwnerAccount) -> Result<(), AdoptError> {
         if self.owner(&owner).is_some() {
             return Err(AdoptError::AccountExists(owner));
@@ -50,10 +48,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Charges what is promised here to the accounts of `idle`, the ledger of a machine on which nothing is
-    /// promised; it may be another machine than before. A workload that runs keeps what it holds. What has no room
-    /// where it is placed is placed on the other nodes of its block, as far as these have room. What is missing then
-    /// is returned: it stays placed where it was, and nothing is left to promise there.
+    /// Charges all allocations to the accounts of `idle`, the ledger of a possibly changed machine without
+    /// guarantees. Running workloads keep their allocations. Bytes that do not fit their node are placed on other
+    /// nodes of the block, if these have free memory. The remaining shortage is returned; it stays placed on its
+    /// node, which then has no free memory.
     pub(crate) fn rebase(&mut self, idle: &Self) -> Vec<UncoveredMemory> {
         let mut nodes = idle.nodes.clone();
         let mut shared_pool = idle.shared_pool.clone();
@@ -74,7 +72,7 @@ impl Ledger {
             let account = nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind));
             account.map_or(0, |account| account.charge(bytes))
         };
-        // What has room where it is placed is charged first: nobody loses it to another who has to move.
+        // Memory that fits its node is charged first, so that relocated memory does not displace it.
         let mut without_room = Vec::new();
         for (owner, container, allocation) in self.allocations() {
             for (&kind, placed) in &allocation.placed {

@@ -1,10 +1,10 @@
-//! The interface of a strategy: how requests become allocations.
+//! The interface of a strategy, which decides requests.
 //!
-//! A strategy is made for a machine and a configuration and does not change. All that changes is in the
-//! ledger, which goes in and comes out: every method is a pure function.
+//! A strategy is made for one machine and one configuration and is immutable. The state is the ledger, an argument
+//! and a result of the methods: every method is a pure function.
 //!
-//! Code that holds one as `dyn Strategy` needs to know nothing else of it. What only one strategy has, such as the
-//! kubelet's state files, is in its own module and on its own type.
+//! Callers use `dyn Strategy`. Features of a single strategy, such as the kubelet's state files, are in the module of
+//! its type.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -20,41 +20,40 @@ use crate::{
     terms::Terms,
 };
 
-/// What a decision goes through, for each container or for all of a pod together.
+/// Stage of a decision, for each container or for all containers of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionStage {
-    /// All providers are asked for hints.
+    /// Collecting hints of all providers.
     Hints,
-    /// They are merged.
+    /// Merging hints.
     Merge,
-    /// CPUs and memory are taken.
+    /// Allocating CPUs and memory.
     Allocate,
 }
 
-/// What a strategy can promise at most.
+/// Maximum capacity for guarantees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocatable {
     /// CPUs that can become exclusive.
     pub cpus: CpuSet,
-    /// Bytes by node and kind, without zeros.
+    /// Bytes by kind and node, without zeros.
     pub memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
 }
 
-/// Decides who gets which CPUs and memory.
+/// Strategy for placing requests.
 pub trait Strategy: fmt::Debug + Send + Sync {
-    /// The ledger of the machine while nothing is promised.
+    /// Returns the ledger of the machine without guarantees.
     fn idle(&self) -> Ledger;
 
-    /// What can be promised at most.
+    /// Returns the maximum capacity for guarantees.
     fn allocatable(&self) -> Allocatable;
 
-    /// Whether requests can be admitted on these terms, with this configuration and machine.
+    /// Checks whether requests can be admitted with these terms.
     fn check_terms(&self, terms: &Terms) -> Result<(), StartError>;
 
-    /// Decides on a request on its terms, and keeps them with its owner. It counts as active from now on, until it
-    /// is rejected or removed. The explanation of the decision has what it was chosen from.
+    /// Decides a request. On admission the terms are stored with the owner, which is active until it is released.
     ///
-    /// `watch` is called when each stage begins, to measure it. The decision does not depend on it.
+    /// `watch` is called at the begin of each stage, for measurements. It does not affect the decision.
     fn admit_watched(
         &self,
         ledger: &Ledger,
@@ -63,21 +62,22 @@ pub trait Strategy: fmt::Debug + Send + Sync {
         watch: &dyn Fn(DecisionStage),
     ) -> Decision;
 
-    /// Decides on a request without terms of its own.
+    /// Decides a request without terms.
     fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
         self.admit_watched(ledger, request, &Terms::default(), &|_| {})
     }
 
-    /// A container of an admitted owner was started. What came before it may have ended.
+    /// Records that a container of an admitted owner was started. Earlier init containers may release their
+    /// allocations.
     fn note_started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger;
 
-    /// An owner is gone, with all its containers.
+    /// Releases all containers of an owner.
     fn release(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger;
 
-    /// Changes what a container that runs is promised to these amounts; what is not given stays. It stays where it
-    /// is, and where that is not possible nothing changes. The ledger afterwards.
+    /// Changes the guarantee of a running container to these amounts; absent amounts do not change. The container
+    /// keeps its place; if that is impossible, an error is returned. Returns the next ledger.
     ///
-    /// A container that holds nothing is only noted to ask for them.
+    /// For a container without a guarantee, only the request is updated.
     fn resize(
         &self,
         ledger: &Ledger,
@@ -86,8 +86,9 @@ pub trait Strategy: fmt::Debug + Send + Sync {
         to: &Resources,
     ) -> Result<Ledger, ResizeError>;
 
-    /// Few and small moves of those that run that make a request fit, in an order in which each has room on both sides; or
-    /// why there are none. [`crate::in_flight`] has what is charged while they are made.
+    /// Returns few and small moves of running containers that make a request fit, in an order in which each move has
+    /// capacity on both sides, or the reason why there are none. See [`crate::in_flight`] for the accounting during
+    /// the execution.
     fn plan(
         &self,
         ledger: &Ledger,
@@ -96,8 +97,8 @@ pub trait Strategy: fmt::Debug + Send + Sync {
         limits: &RebalanceLimits,
     ) -> Result<RebalancePlan, PlanError>;
 
-    /// Carries what is promised over to this machine, as after a restart, or after the machine changed: who runs
-    /// keeps what it holds. The ledger afterwards, and what of it the machine does not have.
+    /// Carries all guarantees over to this machine, after a restart or a change of the machine. Running workloads
+    /// keep their allocations. Returns the next ledger, and the memory that the machine does not have.
     fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<UncoveredMemory>) {
         let mut next = ledger.clone();
         let uncovered = next.rebase(&self.idle());

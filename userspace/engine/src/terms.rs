@@ -1,7 +1,6 @@
-//! The terms of a request: how it wants to be placed, besides how much it wants.
+//! Terms of a request: requirements and preferences for its placement, besides the amounts.
 //!
-//! They are kept with the owner in the ledger: who changes or moves later what an owner holds does it on the terms on
-//! which it was admitted.
+//! The ledger stores the terms with the owner. Later resizes and moves of the owner respect them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +13,7 @@ use crate::{
 };
 
 impl CpuKind {
-    /// The CPUs of this kind on a machine; `None` while it is not known which they are.
+    /// Returns the CPUs of this kind; `None` if it is unknown which they are.
     pub fn cpus_of(self, machine: &Machine) -> Option<CpuSet> {
         Some(match self {
             Self::Performance => &machine.cpu_ids() - &machine.efficiency_cpus,
@@ -26,79 +25,78 @@ impl CpuKind {
     }
 }
 
-/// How a request wants to be placed.
+/// Requirements and preferences for the placement of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "conditions of which each holds or not, whatever the others are"
 )]
 pub struct Terms {
-    /// Its own topology policy, instead of the configured one.
+    /// Topology policy instead of the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<TopologyManagerPolicy>,
-    /// Its own scope of the topology policy, instead of the configured one.
+    /// Scope of the topology policy instead of the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<TopologyManagerScope>,
-    /// The nodes on which its containers should be placed.
+    /// Nodes on which the containers should be placed.
     #[serde(default, skip_serializing_if = "PlacementPreferences::is_empty")]
     pub preferences: PlacementPreferences,
-    /// Others are kept off its exclusive CPUs. That is for who carries the decision out; no strategy heeds it.
+    /// True if other processes are kept off the exclusive CPUs. Strategies ignore it; the caller enforces it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub isolate: bool,
-    /// How the kernel is to choose among its nodes for each new page. Like `isolate`, no strategy heeds it.
+    /// Method by which the kernel selects a node for each new page. Strategies ignore it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_policy: Option<MemoryPolicy>,
-    /// Its class of L3 caches and memory bandwidth. Like `isolate`, no strategy heeds it.
+    /// Class of L3 caches and memory bandwidth. Strategies ignore it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resctrl_class: Option<String>,
-    /// The only nodes on which it may be. Empty: any. Only `native` heeds this and all that follows.
+    /// The only permitted nodes; any if empty. Only `native` supports this and all following fields.
     #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
     pub nodes: NodeSet,
-    /// Its whole CPUs are exclusive although it requests no memory.
+    /// True if whole CPUs are exclusive although no memory is requested.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_memory: bool,
-    /// How memory-only nodes count for it, instead of as configured.
+    /// Treatment of memory-only nodes instead of the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tiers: Option<Tiers>,
-    /// The only sorts of memory that it takes. Empty: any.
+    /// The only permitted types of memory; any if empty.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub memory_tiers: BTreeSet<MemoryTier>,
-    /// Its exclusive CPUs are of all these kinds. Empty: any.
+    /// Kinds that each exclusive CPU must have; any if empty.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub cpu_kinds: BTreeSet<CpuKind>,
-    /// Each of its exclusive CPUs is of a different core, and nobody may use the other threads of these cores.
+    /// True if each exclusive CPU is on a different core, and no workload may use the sibling threads.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hide_siblings: bool,
-    /// The name by which others know it, if that is not the owner's: of a pod `namespace/name`.
+    /// Name that selectors of other owners use, if it differs from the owner's: for a pod `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What others can name it by, besides its own name.
+    /// Labels that selectors of other owners can use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Owners on whose nodes it would like to be: by name, or by a label as `key=value`.
+    /// Owners to be near to: their nodes are preferred. By name or by a label as `key=value`.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub with: BTreeSet<String>,
-    /// Owners on whose nodes it would like not to be: by name, or by a label as `key=value`.
+    /// Owners to be apart from: their nodes are avoided. By name or by a label as `key=value`.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub apart: BTreeSet<String>,
-    /// Its CPUs are to share a last-level cache where possible.
+    /// True if the CPUs should share a last-level cache.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub same_cache: bool,
-    /// It must stay where it is placed first.
+    /// True if the workload must not move after its first placement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub immovable: bool,
-    /// The memory that it requests is promised although it is Burstable. Its CPUs stay shared.
+    /// True if the requested memory of a Burstable request is guaranteed. Its CPUs stay shared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub burstable: bool,
 }
 
 impl Terms {
-    /// Whether nothing but the configuration says how to place it.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What is set of that which only the strategy `native` heeds, by the names of the API.
+    /// Returns the API names of set fields that only the strategy `native` supports.
     pub fn native_only(&self) -> Vec<&'static str> {
         let set = [
             ("nodes", !self.nodes.is_empty()),

@@ -560,7 +560,7 @@ fn unequal_cores_add_up() {
         let decision = decide(&single, &ledger, name, (1, 1), &Terms::default());
         let held = decision.outcome.map_or_else(
             |rejection| {
-                assert!(rejection.message.contains("cannot be put together to whole cores"), "{rejection}");
+                assert!(rejection.message.contains("do not add up to the requested CPUs"), "{rejection}");
                 "refused".to_owned()
             },
             |_| cpus(&decision.ledger, name),
@@ -691,13 +691,12 @@ fn refusal_names_nodes_and_amounts() {
     let decision = decide(&native, &native.idle(), "new", (16, 2), &Terms::default());
     let rejection = decision.outcome.unwrap_err();
     assert_eq!(rejection.reason, Reason::TopologyAffinityError);
-    for words in
-        ["cannot have all on one node", "not even the empty machine", "node 0: cpu requested 16, free 6"]
+    for words in ["does not fit on one node", "not even an idle machine", "node 0: cpu requested 16, free 6"]
     {
         assert!(rejection.message.contains(words), "{}", rejection.message);
     }
     let Cause::InsufficientCapacity(detail) = &rejection.cause else { panic!("{rejection:?}") };
-    assert!(detail.contains("not even the empty machine could hold it"), "{detail}");
+    assert!(detail.contains("not even an idle machine could hold it"), "{detail}");
     assert_eq!(rejection.shortfalls.len(), 5);
     assert!(rejection.shortfalls.iter().all(|of| of.requested == 16));
     assert_eq!(decision.ledger, native.idle());
@@ -997,8 +996,8 @@ fn offline_cpu_is_no_shared_cpu() {
     assert!(resize(5).unwrap_err().to_string().contains("the shared pool would have no CPU left"));
 }
 
-/// With sockets of unequal size, the kubelet takes one with as many free CPUs as an average socket has for a free one, and all
-/// its CPUs.
+/// With sockets of unequal size, the kubelet takes one with as many free CPUs as an average socket has for a free
+/// one, and all its CPUs.
 #[test]
 fn unequal_sockets_do_not_overlap() {
     let mut builder = Machine::builder().nodes(3).sockets(3).cores_per_node(3).memory(Bytes::gib(8));

@@ -1,7 +1,7 @@
-//! `cpu_manager_state`, versions 1 to 4.
+//! The kubelet's `cpu_manager_state`, versions 1 to 4.
 //!
-//! Version 3 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has CPUs as a whole: the
-//! checksum distinguishes it from version 2.
+//! A kubelet with the feature gate `PodLevelResourceManagers` writes version 3, even if no pod has pod-level CPUs.
+//! Only the checksum distinguishes such a file from version 2.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +19,20 @@ use crate::{
     request::{ContainerName, OwnerId},
 };
 
-/// The state of the CPU Manager.
+/// State of the CPU manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuCheckpoint {
-    /// The policy that wrote it: `none` or `static`.
+    /// The policy that wrote the file: `none` or `static`.
     pub policy: String,
-    /// The shared pool.
+    /// CPUs that no container has exclusively.
     pub shared_pool: CpuSet,
     /// Exclusive CPUs by owner and container.
     pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, CpuSet>>,
-    /// CPUs of pods as a whole; `None` in a file of a version that knows none.
+    /// Pod-level CPUs by owner; `None` in version 1 and 2.
     pub pods: Option<BTreeMap<OwnerId, CpuSet>>,
 }
 
-/// The file, with CPU sets as text: the checksum is over their text.
+/// The file. CPU sets are text because the checksum covers their text.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CheckpointFile<E> {
@@ -76,7 +76,7 @@ impl<E> CheckpointFile<E> {
         dump.text()
     }
 
-    /// A checksum of zero counts as none.
+    /// Compares the checksum of the file with that of `text`. A stored checksum of zero is accepted.
     fn check(&self, text: &str) -> Result<(), CheckpointError> {
         let (stored, computed) = (self.checksum, checksum(text));
         if stored == 0 || stored == computed {
@@ -87,7 +87,7 @@ impl<E> CheckpointFile<E> {
     }
 }
 
-/// A set as its members are kept, not as text.
+/// Dumps a CPU set as the map of its elements; the Go type of pod entries is not text.
 fn dump_pod(dump: &mut Dump, cpus: &CpuSet) {
     dump.fields(|fields| {
         fields.field("CPUSet", "cpuset.CPUSet", |dump| {
@@ -107,7 +107,7 @@ impl FileV1 {
 }
 
 impl FileV2 {
-    /// Of version 3 with what pods have as a whole, else of version 2.
+    /// Returns the text for the checksum: that of version 3 if pod entries are given, else that of version 2.
     fn hash_input(&self, pods: Option<&BTreeMap<OwnerId, CpuSet>>) -> String {
         let entries = |dump: &mut Dump, entries: &BTreeMap<String, BTreeMap<String, String>>| {
             dump.map(entries, |dump, containers| dump.map(containers, Dump::value));
@@ -115,7 +115,7 @@ impl FileV2 {
         self.dump("map[string]map[string]string", entries, pods)
     }
 
-    /// What pods have as a whole, if this is a file of version 3.
+    /// Returns the pod entries if the checksum is that of version 3.
     fn pods(&self) -> Option<BTreeMap<OwnerId, CpuSet>> {
         let cpus =
             |(owner, entry): (&String, &PodEntry)| Some((owner.as_str().into(), entry.cpu_set.parse().ok()?));
@@ -129,10 +129,9 @@ fn cpus(text: &str, place: impl FnOnce() -> String) -> Result<CpuSet, Checkpoint
 }
 
 impl CpuCheckpoint {
-    /// The name of the file.
     pub const FILE: &str = "cpu_manager_state";
 
-    /// The state of a ledger; with what pods have as a whole, or without.
+    /// Takes the state from a ledger. `with_pods` adds the pod entries of version 3.
     pub fn from_ledger(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
         let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, CpuSet>> = BTreeMap::new();
         for (owner, container, allocation) in ledger.allocations() {
@@ -162,19 +161,19 @@ impl CpuCheckpoint {
         }
     }
 
-    /// The text over which the checksum is taken.
+    /// Returns the text that the checksum covers.
     pub fn hash_input(&self) -> String {
         self.file().hash_input(self.pods.as_ref())
     }
 
-    /// The content of the file.
+    /// Returns the content of the file, in version 2 or 3.
     pub fn write(&self) -> Result<String, CheckpointError> {
         let mut file = self.file();
         file.checksum = checksum(&self.hash_input());
         go_json(&file)
     }
 
-    /// Reads the content of a file of any version.
+    /// Parses the content of a file of any version.
     pub fn read(text: &str) -> Result<Self, CheckpointError> {
         let Some(data) = Data::read(text) else { return Self::read_fields(text) };
         let file: FileV2 = serde_json::from_str(&data.text)?;
@@ -213,14 +212,14 @@ impl CpuCheckpoint {
                 file.check(&file.hash_input(None))?;
                 Self::from_v2(file, None)
             }
-            // A damaged file of version 1 does not become clearer by what version 2 expects.
+            // The error of version 2 would only hide that a file of version 1 is damaged.
             Err(_) if matches!(v1_problem, CheckpointError::Checksum { .. }) => Err(v1_problem),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Version 1, up to Kubernetes 1.17, names containers by the runtime's ids. No file says whose these are, so
-    /// that only a state without any can be used.
+    /// Converts version 1, written up to Kubernetes 1.17. It identifies containers by the id of the container
+    /// runtime, which cannot be mapped to pods, so only a file without containers is accepted.
     fn from_v1(file: FileV1) -> Result<Self, CheckpointError> {
         file.check(&file.hash_input())?;
         for (container, text) in &file.entries {
@@ -302,7 +301,7 @@ mod tests {
         assert_eq!(CpuCheckpoint::read(&text).as_ref(), Ok(&checkpoint));
         let damaged = text.replace("1-2,10", "1-2,11");
         assert!(matches!(CpuCheckpoint::read(&damaged), Err(CheckpointError::Checksum { .. })));
-        // Without any, only the checksum distinguishes the versions.
+        // Without pod entries, only the checksum distinguishes the versions.
         checkpoint.pods = Some(BTreeMap::new());
         let text = checkpoint.write().unwrap();
         assert!(!text.contains("podEntries"), "{text}");
@@ -337,7 +336,7 @@ mod tests {
         let mut damaged = v1();
         damaged.checksum += 1;
         for (text, message) in [
-            (String::new(), "no JSON of the expected form: EOF"),
+            (String::new(), "not JSON of the expected form: EOF"),
             ("{}".to_owned(), "missing field `policyName`"),
             (format!("{V2}1}}"), "its checksum is 1, that of its data is"),
             (format!("{V2}-1}}"), "invalid value: integer `-1`"),

@@ -1,44 +1,47 @@
-//! The text over which a checkpoint's checksum is taken.
+//! The text that a checkpoint's checksum covers.
 //!
-//! It is what the Go library *spew* prints for `%#v`: fields of structures carry their type in parentheses,
-//! values of maps and elements of lists do not; a pointer below the top is `<*>` and what it points to; maps are
-//! sorted by their keys, numbers as numbers and texts as bytes; separators are single spaces.
+//! The kubelet dumps the data with the Go library *spew* in the format `%#v` and hashes the dump:
+//!
+//! - A field of a structure is followed by its type in parentheses; a map value or list element is not.
+//! - A pointer below the top level is written as `<*>` and the value.
+//! - Maps are sorted by key: numbers by value, text by bytes.
+//! - Separators are single spaces.
 //!
 //! The checksum is the 32-bit FNV-1a hash of that text.
 
 use std::fmt::{Display, Write as _};
 
-/// Writes such a text.
+/// Writer of a dump.
 #[derive(Default)]
 pub(super) struct Dump {
     text: String,
 }
 
 impl Dump {
-    /// Begins with a pointer to a structure of the given type, without its fields.
+    /// Starts a dump with a pointer to a structure of this type; the fields follow.
     pub(super) fn pointer_to(type_name: &str) -> Self {
         Self { text: format!("(*{type_name})") }
     }
 
-    /// A value without its type.
+    /// Writes a value without its type.
     pub(super) fn value(&mut self, value: impl Display) {
         // Writing to a String does not fail.
         let _ = write!(self.text, "{value}");
     }
 
-    /// A pointer within the data.
+    /// Writes the mark of a pointer below the top level.
     pub(super) fn inner_pointer(&mut self) {
         self.text.push_str("<*>");
     }
 
-    /// `{a:… b:…}`
+    /// Writes `{a:… b:…}`.
     pub(super) fn fields(&mut self, fields: impl FnOnce(&mut Fields<'_>)) {
         self.text.push('{');
         fields(&mut Fields { dump: self, first: true });
         self.text.push('}');
     }
 
-    /// `map[key:… key:…]`
+    /// Writes `map[key:… key:…]`.
     pub(super) fn map<K: Display, V>(
         &mut self,
         entries: impl IntoIterator<Item = (K, V)>,
@@ -56,7 +59,7 @@ impl Dump {
         self.text.push(']');
     }
 
-    /// `[… …]`
+    /// Writes `[… …]`.
     pub(super) fn list<V>(
         &mut self,
         items: impl IntoIterator<Item = V>,
@@ -72,20 +75,19 @@ impl Dump {
         self.text.push(']');
     }
 
-    /// The whole text.
     pub(super) fn text(self) -> String {
         self.text
     }
 }
 
-/// Writes the fields of a structure.
+/// Writer of the fields of a structure.
 pub(super) struct Fields<'a> {
     dump: &'a mut Dump,
     first: bool,
 }
 
 impl Fields<'_> {
-    /// `name:(type)value`
+    /// Writes `name:(type)value`.
     pub(super) fn field(&mut self, name: &str, type_name: &str, value: impl FnOnce(&mut Dump)) {
         if !std::mem::take(&mut self.first) {
             self.dump.text.push(' ');
@@ -95,7 +97,7 @@ impl Fields<'_> {
     }
 }
 
-/// The checksum of a text.
+/// Returns the FNV-1a hash of a dump.
 pub(super) fn checksum(text: &str) -> u64 {
     const OFFSET: u32 = 0x811c_9dc5;
     const PRIME: u32 = 0x0100_0193;

@@ -1,10 +1,10 @@
-//! `memory_manager_state`, versions 1 to 3.
+//! The kubelet's `memory_manager_state`, versions 1 to 3.
 //!
-//! Version 2 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has memory as a whole: the
-//! checksum distinguishes it from version 1.
+//! A kubelet with the feature gate `PodLevelResourceManagers` writes version 2, even if no pod has pod-level memory.
+//! Only the checksum distinguishes such a file from version 1.
 //!
-//! Older files and documents call a node's group `nodes` instead of `cells`; both are read, and the checksum is
-//! taken with the name that is there.
+//! Older files and documents call the group of a node `nodes` instead of `cells`. Both names are read; the checksum
+//! covers the name in the file.
 
 use std::collections::BTreeMap;
 
@@ -23,22 +23,22 @@ use crate::{
     request::{ContainerName, OwnerId},
 };
 
-/// The name of the type that is dumped for the checksum.
+/// Go type that the checksum of a written file covers.
 const TYPE: &str = "state.MemoryManagerCheckpoint";
-/// Its name since there is a second version of the file. What is written has the checksum of the first name all the
-/// same.
+/// Name of the same Go type since version 2 exists. A kubelet v1.36 reads checksums with either name and writes the
+/// older one.
 const TYPE_V1: &str = "state.MemoryManagerCheckpointV1";
 
-/// The state of the Memory Manager.
+/// State of the memory manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryCheckpoint {
-    /// The policy that wrote it: `None` or `Static`.
+    /// The policy that wrote the file: `None` or `Static`.
     pub policy: String,
-    /// The accounts of the nodes.
+    /// Accounts of the NUMA nodes.
     pub nodes: BTreeMap<NodeId, NodeAccount>,
-    /// Blocks by owner and container.
+    /// Memory blocks by owner and container.
     pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<MemoryBlock>>>,
-    /// Blocks of pods as a whole; `None` in a file of a version that knows none.
+    /// Pod-level memory blocks by owner; `None` in version 1.
     pub pods: Option<BTreeMap<OwnerId, Vec<MemoryBlock>>>,
 }
 
@@ -46,7 +46,7 @@ pub struct MemoryCheckpoint {
 #[serde(rename_all = "camelCase")]
 struct CheckpointFile {
     policy_name: String,
-    /// Ids as text, in their order as text.
+    /// Accounts by node id. The file sorts the ids as text.
     machine_state: BTreeMap<String, FileNode>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>>,
@@ -70,7 +70,7 @@ struct FileNode {
     memory_map: BTreeMap<String, FileTable>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cells: Option<Vec<u32>>,
-    /// The older name of `cells`.
+    /// Older name of `cells`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     nodes: Option<Vec<u32>>,
 }
@@ -133,7 +133,7 @@ fn dump_block(dump: &mut Dump, block: &FileBlock) {
 }
 
 impl CheckpointFile {
-    /// The nodes by their ids as numbers.
+    /// Returns the nodes in numerical order of their ids, which is the order in the dump.
     fn nodes(&self) -> Result<BTreeMap<u32, &FileNode>, CheckpointError> {
         let id = |text: &String| {
             let id = text.parse().ok().filter(|id: &u32| *id <= MAX_ID && *text == id.to_string());
@@ -142,7 +142,7 @@ impl CheckpointFile {
         self.machine_state.iter().map(|(text, node)| Ok((id(text)?, node))).collect()
     }
 
-    /// With what pods have as a whole in version 2.
+    /// Returns the text for the checksum. `with_pods` adds the pod entries of version 2.
     fn hash_input(&self, name: &str, with_pods: bool) -> Result<String, CheckpointError> {
         let nodes = self.nodes()?;
         let mut dump = Dump::pointer_to(name);
@@ -215,10 +215,9 @@ fn account(node: u32, kind: &str, table: &FileTable) -> Result<KindAccount, Chec
 }
 
 impl MemoryCheckpoint {
-    /// The name of the file.
     pub const FILE: &str = "memory_manager_state";
 
-    /// The state of a ledger; with what pods have as a whole, or without.
+    /// Takes the state from a ledger. `with_pods` adds the pod entries of version 2.
     pub fn from_ledger(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
         let sorted = |blocks: &Vec<MemoryBlock>| {
             let mut blocks = blocks.clone();
@@ -275,18 +274,18 @@ impl MemoryCheckpoint {
         Ok(file)
     }
 
-    /// The text over which the checksum is taken.
+    /// Returns the text that the checksum covers.
     pub fn hash_input(&self) -> Result<String, CheckpointError> {
         self.file()?.hash_input(TYPE, self.pods.is_some())
     }
 
-    /// The content of the file.
+    /// Returns the content of the file.
     pub fn write(&self) -> Result<String, CheckpointError> {
         go_json(&self.file()?)
     }
 
-    /// Reads the content of a file, as a kubelet of this version: that of 1.36 takes a checksum of zero for none, and
-    /// one that was made of a dump with its own name of the type. Version 2 is read by any.
+    /// Parses the content of a file as a kubelet of this version does. A kubelet v1.36 also accepts a checksum of
+    /// zero and a checksum with the newer type name. Version 2 of the file is accepted in either case.
     pub fn read(text: &str, version: KubeletVersion) -> Result<Self, CheckpointError> {
         let Some(data) = Data::read(text) else { return Self::read_fields(text, version) };
         let file: CheckpointFile = serde_json::from_str(&data.text)?;
@@ -373,7 +372,7 @@ mod tests {
         }
     }
 
-    /// The content with another text in it, and the checksum that fits.
+    /// Returns the content with a text replaced and the checksum recomputed.
     fn edited(from: &str, to: &str) -> String {
         let text = checkpoint().write().unwrap().replace(from, to);
         let mut file: CheckpointFile = serde_json::from_str(&text).unwrap();
@@ -385,7 +384,7 @@ mod tests {
     fn round_trips() {
         let text = checkpoint().write().unwrap();
         assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_32), Ok(checkpoint()));
-        // Keys are sorted as text in the file, and as numbers for the checksum.
+        // The file sorts keys as text, the checksum sorts them as numbers.
         assert!(text.find("\"10\":") < text.find("\"2\":"), "{text}");
         let input = checkpoint().hash_input().unwrap();
         assert!(input.find(" 2:<*>") < input.find(" 10:<*>"), "{input}");
@@ -403,7 +402,7 @@ mod tests {
     fn errors_name_the_corrupt_place() {
         let good = checkpoint().write().unwrap();
         for (text, message) in [
-            (String::new(), "no JSON of the expected form: EOF"),
+            (String::new(), "not JSON of the expected form: EOF"),
             (good[..40].to_owned(), "(line 1, column 40)"),
             (good.replace("\"size\":8", "\"size\":9"), "corrupted: its checksum is"),
             (good.replace("\"size\":8", "\"size\":-8"), "invalid value: integer `-8`"),
@@ -412,7 +411,7 @@ mod tests {
             (edited("\"cells\":[0,10]", "\"cells\":[0,70000]"), "cells: \"70000\" is not the id"),
             (edited("\"type\":\"memory\"", "\"type\":\"disk\""), "entries, p1, c0: \"disk\" is not a kind"),
             (edited("\"memory\":{", "\"disk\":{"), "machineState, 0: \"disk\" is not a kind"),
-            (edited("\"free\":6", "\"free\":7"), "4 bytes promised and 7 free do not add up to 10"),
+            (edited("\"free\":6", "\"free\":7"), "4 bytes guaranteed and 7 free do not add up to 10"),
         ] {
             let error = MemoryCheckpoint::read(&text, KubeletVersion::V1_32).unwrap_err().to_string();
             assert!(error.contains(message), "{text}: {error}");
@@ -448,7 +447,7 @@ mod tests {
         let damaged = text.replace("\"size\":9", "\"size\":8");
         let error = MemoryCheckpoint::read(&damaged, KubeletVersion::V1_36).unwrap_err();
         assert!(matches!(error, CheckpointError::Checksum { .. }), "{error}");
-        // Without any, only the checksum distinguishes the versions.
+        // Without pod entries, only the checksum distinguishes the versions.
         let mut none = checkpoint();
         none.pods = Some(BTreeMap::new());
         let text = none.write().unwrap();
@@ -456,7 +455,7 @@ mod tests {
         assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_36), Ok(none));
     }
 
-    /// What 1.36 writes is what 1.32 writes, and a damaged file of its second version is refused.
+    /// v1.36 writes the same file as v1.32 and refuses a damaged file of version 2.
     #[test]
     fn v1_36_reads_both_type_names() {
         let text = checkpoint().write().unwrap();

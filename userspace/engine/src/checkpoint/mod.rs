@@ -1,11 +1,11 @@
 //! The kubelet's state files: `cpu_manager_state` and `memory_manager_state`.
 //!
-//! Both are compact JSON with a checksum over a dump of the data in Go's notation (module `dump`). Reading
-//! checks everything; nothing is repaired and nothing guessed. Writing gives the kubelet's bytes, except that the
-//! order of a container's blocks of memory is not defined there (it is random); here it is that of the kinds.
+//! Both are compact JSON with a checksum over a dump of the data in Go notation (module `dump`). Reading validates
+//! everything and repairs nothing. A written file equals the kubelet's byte for byte, except for the order of a
+//! container's memory blocks: the kubelet's is random, here blocks are sorted by kind.
 //!
-//! This module makes and reads text. Who writes files is elsewhere, and must not overwrite one that could not be
-//! read.
+//! This module only converts between text and data. The caller that writes a file must not overwrite one that could
+//! not be read.
 
 mod cpu;
 mod data;
@@ -18,25 +18,24 @@ use numaward_topology::set::ListError;
 
 pub use self::{cpu::CpuCheckpoint, data::unverified_data, memory::MemoryCheckpoint};
 
-/// A state file cannot be read.
+/// Reason why a state file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointError {
-    /// It is no JSON of the expected form.
-    #[error("the checkpoint is no JSON of the expected form: {problem} (line {line}, column {column})")]
+    /// The file is not JSON of the expected form.
+    #[error("the checkpoint is not JSON of the expected form: {problem} (line {line}, column {column})")]
     Json {
-        /// What is wrong.
         problem: String,
-        /// Line, from 1.
+        /// Line number, starting at 1.
         line: usize,
-        /// Column, from 1.
+        /// Column number, starting at 1.
         column: usize,
     },
-    /// The checksum does not fit the data: it is damaged, or was edited.
+    /// The checksum does not match the data: the file is damaged or was edited.
     #[error("the checkpoint is corrupted: its checksum is {stored}, that of its data is {computed}")]
     Checksum {
-        /// As in the file.
+        /// Checksum in the file.
         stored: u64,
-        /// As it should be.
+        /// Checksum of the data in the file.
         computed: u64,
     },
     /// The part `data` does not have its checksum.
@@ -44,41 +43,36 @@ pub enum CheckpointError {
         "the checkpoint is damaged, or of a kubelet that is not known: its dataChecksum is {stored}, that of its data is {computed}"
     )]
     DataChecksum {
-        /// As in the file.
         stored: u64,
-        /// As it should be.
         computed: u64,
     },
-    /// What is in one place is not a set of CPUs.
+    /// A value is not a CPU list. The first field is its place in the file.
     #[error("the checkpoint is corrupted: {0}: {1}")]
     Cpus(String, ListError),
-    /// What is in one place is not the id of a node.
+    /// A value is not the id of a NUMA node. The first field is its place in the file.
     #[error("the checkpoint is corrupted: {0}: {1:?} is not the id of a NUMA node")]
     Node(String, String),
-    /// What is in one place is not a kind of memory.
+    /// A value is not a kind of memory. The first field is its place in the file.
     #[error("the checkpoint is corrupted: {0}: {1:?} is not a kind of memory")]
     Kind(String, String),
-    /// The account of a node contradicts itself.
+    /// The amounts of a node contradict each other.
     #[error(
-        "the checkpoint is corrupted: node {node}, {kind}: {reserved} bytes promised and {free} free do not \
+        "the checkpoint is corrupted: node {node}, {kind}: {reserved} bytes guaranteed and {free} free do not \
          add up to {allocatable} allocatable"
     )]
     Account {
-        /// The node.
         node: u32,
-        /// The kind of memory.
         kind: String,
-        /// Bytes that are promised.
+        /// Guaranteed bytes.
         reserved: u64,
-        /// Bytes that are free.
         free: u64,
-        /// Bytes that can be promised.
+        /// Bytes that can be guaranteed.
         allocatable: u64,
     },
-    /// It has what pods have as a whole, of which the kubelet knows with the gate `PodLevelResourceManagers` only.
+    /// The file has pod entries, which a kubelet only reads with the feature gate `PodLevelResourceManagers`.
     #[error("the checkpoint is of a version that needs the gate PodLevelResourceManagers")]
     OtherVersion,
-    /// A version 1 file names a container that nobody knows.
+    /// A file of version 1 has a container, and its pod cannot be determined.
     #[error("containerID '{0}' not found in initial containers list")]
     UnknownContainer(String),
 }

@@ -1,33 +1,37 @@
-//! The kubelet's defects, each by name.
+//! Known defects of the kubelet that the strategy `kubelet` reproduces.
 //!
-//! The strategy `kubelet` decides as the kubelet does, faults included, so that a host that moves away from it
-//! gets the same placements. What is a fault is done through an item of this module, or named here, so that
-//! no other strategy inherits it by accident. They are known for Kubernetes v1.32.
+//! The strategy decides exactly as the kubelet does, so that a host keeps its placements when it stops using the
+//! kubelet's managers. Each defect has an item in this module or is listed here, so that no other strategy inherits
+//! one by accident. The list is for Kubernetes v1.32.
 //!
-//! | defect | where |
+//! | defect | item |
 //! |---|---|
-//! | memory that nobody can give counts as "no preference" | [`NOTHING_FEASIBLE_IS_NO_PREFERENCE`] |
-//! | a node of a live group can be given to a container alone | [`one_node_skips_the_growth_rule`] |
-//! | memory of a group goes back to its lowest node, not to those that gave it | [`lowest_nodes_first`] |
-//! | after a restart the total of an owner is compared with its first container | [`first_blocks_found`] |
-//! | init containers hand on the largest of their blocks, not their sum | [`largest_init_container`] |
-//! | init containers that ended keep their CPUs | [`INIT_CONTAINERS_KEEP_CPUS`] |
-//! | after a restart, init containers that ended are allocated again | [`INIT_CONTAINERS_ARE_ALLOCATED_AGAIN`] |
-//! | what a rejected owner was given stays until the next admission | [`REJECTED_OWNERS_KEEP_ALLOCATIONS`] |
-//! | a node whose memory changed by a byte refuses the start | [`SIZES_MUST_BE_EQUAL`] |
-//! | a shared pool that was given away in full refuses the next start | [`AN_EMPTY_POOL_IS_REFUSED`] |
-//! | running owners are decided on again after a restart, and can be rejected | [`super::restore`] |
-//! | a container that has its cores is rejected when no others are free | [`CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD`] |
-//! | after a restart, pods with resources as a whole are allocated again, beside what they have | `allocate_pod` of both managers |
-//! | a container without amounts in a pod with some as a whole is refused memory that it does not ask for | `choose` of the memory manager |
+//! | infeasible memory counts as "no preference" | [`NOTHING_FEASIBLE_IS_NO_PREFERENCE`] |
+//! | a node of a group in use can be allocated to one container | [`one_node_skips_the_growth_rule`] |
+//! | released memory of a group is credited to its lowest node | [`lowest_nodes_first`] |
+//! | after a restart, an owner's total is compared with its first container | [`first_blocks_found`] |
+//! | init containers pass on their largest block instead of the sum | [`largest_init_container`] |
+//! | completed init containers keep their CPUs | [`INIT_CONTAINERS_KEEP_CPUS`] |
+//! | after a restart, completed init containers are allocated again | [`INIT_CONTAINERS_ARE_ALLOCATED_AGAIN`] |
+//! | a rejected owner keeps allocations until the next admission | [`REJECTED_OWNERS_KEEP_ALLOCATIONS`] |
+//! | any change of a node's memory size prevents the start | [`SIZES_MUST_BE_EQUAL`] |
+//! | an empty shared pool prevents the next start | [`EMPTY_POOL_IS_REFUSED`] |
+//! | after a restart, running owners are admitted again and can be rejected | [`super::restore`] |
+//! | a container that holds its cores is rejected if no further cores are free | [`CORES_ARE_CHECKED_BEFORE_HELD_CPUS`] |
+//! | after a restart, pods with pod-level resources are allocated again, in addition to their allocation | `allocate_pod` of both managers |
+//! | a container without amounts in a pod with pod-level resources is refused memory that it does not request | `choose` of the memory manager |
 //! | a chosen combination of nodes is overwritten by a later one | [`Combinations`] |
 //!
-//! Not repeated is what makes the kubelet crash, hang or lose count: a hugepage size that a node does not have (it
-//! has none of it), node ids of 64 and more (ids do not matter), distances looked up by node id instead of by
-//! place (all must be known), CPUs that a state file gives to two pods (when one of them goes, the kubelet gives them to
-//! the next, beside the other), sockets or cores that count as free as they have as many free CPUs as an average one, and
-//! are then taken with the CPUs of others (a request that would be admitted so is refused), a remainder of CPUs that no node can give (the combination is passed over), and
-//! reserved memory larger than the node, which leaves the kubelet nearly 2^64 free bytes (the start is refused).
+//! Defects that crash the kubelet, hang it or corrupt its accounts are not reproduced:
+//!
+//! - A huge page size that a node does not have counts as zero free pages.
+//! - Node ids of 64 and more work.
+//! - Distances are looked up by position instead of node id; all of them must be known.
+//! - If a state file assigns a CPU to two pods, the CPU is not given to another pod when one of the two ends.
+//! - The kubelet treats a socket or core as completely free if its number of free CPUs equals the average size, and
+//!   takes CPUs of other containers with it. Such a request is refused.
+//! - If no node of a combination can give the remainder of CPUs, the combination is skipped.
+//! - A memory reservation larger than the node is refused; the kubelet computes nearly 2^64 free bytes.
 
 use std::{cell::Cell, ops::ControlFlow, rc::Rc};
 
@@ -39,62 +43,61 @@ use crate::{
     request::Request,
 };
 
-/// A Memory Manager that finds no set of nodes says nothing at all, and the merge takes silence for consent.
-/// The owner is then rejected later, while its memory is allocated, when it has CPUs already.
+/// A memory manager without feasible nodes returns no hints, which the merge treats as "no preference". The owner is
+/// rejected later, during the memory allocation, when it already holds CPUs.
 ///
 /// Upstream: kubernetes #120733, #128708.
 pub(crate) const NOTHING_FEASIBLE_IS_NO_PREFERENCE: bool = true;
 
-/// A rejected owner keeps what its first containers were given, until the stale allocations are cleared at
-/// the next admission of anybody.
+/// A rejected owner keeps the allocations of its first containers until the next admission of any owner removes stale
+/// allocations.
 ///
 /// Upstream: kubernetes #120733.
 pub(crate) const REJECTED_OWNERS_KEEP_ALLOCATIONS: bool = true;
 
-/// Nobody knows after a restart which init containers have ended, so they are allocated again; where others
-/// took their memory in the meantime, a running owner is rejected.
+/// After a restart the kubelet does not know which init containers have completed, and allocates all of them again.
+/// If their memory is taken, a running owner is rejected.
 ///
 /// Upstream: kubernetes #123971.
 pub(crate) const INIT_CONTAINERS_ARE_ALLOCATED_AGAIN: bool = true;
 
-/// With `full-pcpus-only`, whether enough cores are free is checked before whether the container has its
-/// cores already. After a restart on a full machine, running owners are rejected.
+/// With `full-pcpus-only`, the number of free cores is checked before the CPUs that a container already holds are
+/// considered. After a restart on a full machine, running owners are rejected.
 ///
 /// Upstream: kubernetes #129078.
-pub(crate) const CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD: bool = true;
+pub(crate) const CORES_ARE_CHECKED_BEFORE_HELD_CPUS: bool = true;
 
-/// An allocation on one node is not checked against the growth rule, so it can be taken from a node that
-/// belongs to a live group. The books of that group are wrong from then on: memory is lost for ever, and the
-/// next start may refuse the state.
+/// The growth rule is not applied to allocations on one node, so a node of a group in use can be allocated. The
+/// accounts of the group are wrong from then on: memory is lost, and the next start may refuse the state.
 ///
-/// Reached where the merged affinity is narrower than the memory hints (memory on two nodes, CPUs on one of
-/// them), and where the total of an owner is infeasible but its first container is not.
+/// This happens if the merged affinity is narrower than the memory hints (memory on two nodes, CPUs on one of them),
+/// and if the total of an owner is infeasible but its first container is not.
 ///
 /// Upstream: kubernetes #113035, #113130.
 pub(crate) fn one_node_skips_the_growth_rule(mask: Mask) -> bool {
     mask.is_power_of_two()
 }
 
-/// The nodes of a block in the order in which they get their memory back. The kubelet does not know which node
-/// gave how much, so what a group's nodes have free drifts away from what was taken from each.
+/// Returns the nodes of a block in the order in which released memory is credited. The kubelet does not know how much
+/// each node gave, so the free amounts within a group become wrong.
 pub(crate) fn lowest_nodes_first(block: &MemoryBlock) -> impl Iterator<Item = NodeId> {
     block.affinity.iter()
 }
 
-/// The size, reservation and allocatable memory of every node must be to the byte what they were, although
-/// `MemTotal` moves a little from boot to boot.
+/// The size, reservation and allocatable memory of every node must be exactly as before, although `MemTotal` differs
+/// slightly from boot to boot.
 ///
 /// Upstream: kubernetes #109996, #131253.
 pub(crate) const SIZES_MUST_BE_EQUAL: bool = true;
 
-/// With `strict-cpu-reservation` all CPUs can become exclusive. The shared pool is then empty, which the next
-/// start takes for a damaged state.
+/// With `strict-cpu-reservation` all CPUs can become exclusive. The next start treats the empty shared pool as a
+/// damaged state.
 ///
 /// Upstream: kubernetes #141196.
-pub(crate) const AN_EMPTY_POOL_IS_REFUSED: bool = true;
+pub(crate) const EMPTY_POOL_IS_REFUSED: bool = true;
 
-/// In pod scope, what an owner holds is taken to be what the first of its containers holds that holds
-/// anything. As this is compared with the total, an owner of several containers has no hints after a restart.
+/// In pod scope, the blocks of the first container that has any count as those of the owner. They are compared with
+/// the owner's total, so an owner with several containers has no hints after a restart.
 pub(crate) fn first_blocks_found<'a>(ledger: &'a Ledger, request: &Request) -> Option<&'a [MemoryBlock]> {
     request
         .all_containers()
@@ -102,31 +105,30 @@ pub(crate) fn first_blocks_found<'a>(ledger: &'a Ledger, request: &Request) -> O
         .find(|blocks| !blocks.is_empty())
 }
 
-/// What several init containers hand on: as much as the largest of them holds, although each may have been
-/// charged in addition to those before it.
+/// Init containers pass on only the largest of their blocks, although each may have been charged in addition to the
+/// earlier ones.
 pub(crate) fn largest_init_container(before: u64, bytes: u64) -> u64 {
     before.max(bytes)
 }
 
-/// The CPUs of init containers stay theirs when the next container starts. Their memory is given back at that
-/// moment; their CPUs only when the owner is gone.
+/// Init containers keep their CPUs when the next container starts. Their memory is released at that time, the CPUs
+/// only with the owner.
 ///
 /// Upstream: kubernetes #112228.
 pub(crate) const INIT_CONTAINERS_KEEP_CPUS: bool = true;
 
-/// All combinations of `k` of some items, as the kubelet's iterator hands them out.
+/// All combinations of `k` items, as the kubelet's iterator produces them.
 ///
-/// It builds a combination by appending to a Go slice, and the caller keeps combinations without copying
-/// them. Appending to a slice that is full makes a larger copy, of twice the capacity; appending to one that
-/// is not full writes into the array that it shares with its siblings. A slice of length d is full where d is
-/// 0, 1, 2, 4, 8, 16 …; so the elements at the indices 3, 5, 6, 7, 9 and so on are overwritten by the
-/// combinations that follow with the same beginning. A combination that was kept as the best one can thus
-/// change afterwards.
+/// The iterator appends to a Go slice, and the caller keeps combinations without copying them. Appending to a full
+/// slice copies it into an array of twice the capacity; appending to another slice writes into the array that it
+/// shares with its siblings. A slice is full at the lengths 0, 1, 2, 4, 8, 16 …, so the elements at the indices 3, 5,
+/// 6, 7, 9 and so on are overwritten by later combinations with the same prefix. A combination that was kept as the
+/// best one can therefore change.
 pub(crate) struct Combinations<'a> {
     items: &'a [usize],
 }
 
-/// A combination: the first elements of an array that others may still write to.
+/// Combination: the first elements of a possibly shared array.
 #[derive(Clone, Debug)]
 pub(crate) struct Combination {
     array: Rc<[Cell<usize>]>,
@@ -134,12 +136,12 @@ pub(crate) struct Combination {
 }
 
 impl Combination {
-    /// The elements as they are now.
+    /// Returns the current elements.
     pub(crate) fn items(&self) -> impl Iterator<Item = usize> + '_ {
         self.array.iter().take(self.len).map(Cell::get)
     }
 
-    /// Appends as Go does.
+    /// Appends an item with the semantics of Go's `append`.
     fn append(&self, item: usize) -> Self {
         let array = if self.len < self.array.len() {
             Rc::clone(&self.array)
@@ -159,8 +161,7 @@ impl<'a> Combinations<'a> {
         Self { items }
     }
 
-    /// Visits the combinations of `k` items, in the order of the items, until asked to stop. There are none of
-    /// no items.
+    /// Visits the combinations of `k` items until `visit` breaks. There are none for `k` = 0.
     pub(crate) fn for_each(&self, k: usize, mut visit: impl FnMut(&Combination) -> ControlFlow<()>) {
         if k > 0 {
             let empty = Combination { array: Rc::from([]), len: 0 };
@@ -189,7 +190,7 @@ impl<'a> Combinations<'a> {
 mod tests {
     use super::*;
 
-    /// Keeps the combination at the given index, and says what it is in the end.
+    /// Keeps the combination at the given index and returns its final elements.
     fn kept(items: &[usize], k: usize, index: usize) -> Vec<usize> {
         let mut kept = Vec::new();
         let mut seen = 0;

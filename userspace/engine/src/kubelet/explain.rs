@@ -1,4 +1,4 @@
-//! What a merge chose from, and why each candidate lost.
+//! Candidates of a merge, and the reason why each won or lost.
 
 use super::merge::{self, MergeRule};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     policy::TopologyManagerPolicy,
 };
 
-/// By what the candidates of a merge compare.
+/// Ranking by a merge rule.
 #[derive(Debug)]
 pub(super) struct RuleRanking {
     pub(super) rule: MergeRule,
@@ -39,8 +39,8 @@ impl Ranking for RuleRanking {
 }
 
 impl RuleRanking {
-    /// Why one of two candidates of equal preference lost. `aim` is the number of nodes that the most demanding
-    /// resource needs.
+    /// Returns the reason why one of two candidates with equal preference lost. `aim` is the number of nodes that the
+    /// most demanding resource needs.
     fn lost_to(&self, chosen: Mask, lost: Mask, aim: u32) -> MergeVerdict {
         let (nodes, best) = (lost.count_ones(), chosen.count_ones());
         if nodes < best {

@@ -1,20 +1,22 @@
-//! The merge of hints: one set of nodes out of the lists of all resources.
+//! The merge of hints: selects one set of nodes from the hints of all resources.
 //!
-//! The kubelet tries every combination of one hint from each list. A combination's *affinity* is what its
-//! hints have in common; it is *preferred* if all its hints are preferred and name the same nodes. The best
-//! one wins.
+//! # Problem
+//! The kubelet tries every combination of one hint per resource. The *affinity* of a combination is the intersection
+//! of its hints. It is *preferred* if all its hints are preferred and equal. The best combination wins. The number of
+//! combinations is the product of the list lengths, 2³² for two resources on 16 idle nodes.
 //!
-//! The number of combinations is the product of the lengths of the lists: 2³² for two resources on 16 idle
-//! nodes. But only few different affinities come out, and which of them is best does not depend on the order
-//! in which they are found, since [`MergeRule::compare`] orders them totally. So it suffices to know
+//! # Algorithm
+//! There are few different affinities, and the best one does not depend on the order of the search because
+//! [`MergeRule::compare`] is a total order. Two computations suffice:
 //!
-//! 1. the preferred affinities: sets that every list names as preferred; and, only where there are none,
-//! 2. all affinities: the pairwise intersections of two families of sets, list after list. How many pairs
-//!    have the intersection *S* follows from how many have one that includes *S*, which is the product of the
-//!    numbers of sets in each family that include *S*. Summing over supersets and taking the sums apart
-//!    again costs n·2ⁿ additions for n nodes.
+//! 1. Preferred affinities: sets that every list has as preferred.
+//! 2. If there are none, all affinities: pairwise intersections of two families of sets, list after list. The number
+//!    of pairs with an intersection that includes *S* is the product of the numbers of sets in each family that
+//!    include *S*. The number of pairs with exactly the intersection *S* follows by a Möbius transform over
+//!    supersets, in n·2ⁿ additions for n nodes.
 //!
-//! Invariant, tested against the product itself: the result is that of the kubelet's loop.
+//! # Invariant
+//! The result equals that of the kubelet's loop. A property test compares both.
 
 use std::{cmp::Ordering, collections::BTreeSet, sync::Arc};
 
@@ -24,27 +26,27 @@ use crate::{
     policy::TopologyManagerPolicy,
 };
 
-/// What the hints of one resource say.
+/// Hints of one resource.
 #[derive(Clone, Debug)]
 pub(crate) enum ResourceHints {
-    /// Any nodes will do; or, if not preferred, none will.
+    /// Any nodes are acceptable (preferred), or the resource cannot be served (not preferred).
     Any {
-        /// Whether the resource can be given.
+        /// True if the resource can be served.
         preferred: bool,
     },
-    /// These, and whether they are preferred.
+    /// Masks, each with whether it is preferred.
     Masks(Vec<(Mask, bool)>),
 }
 
-/// How candidates compare.
+/// Order of candidates.
 #[derive(Clone, Debug)]
 pub(crate) struct MergeRule {
     pub(crate) policy: TopologyManagerPolicy,
-    /// Where sets of equal size are compared by distance.
+    /// Distances, if the policy option `prefer-closest-numa-nodes` is set.
     pub(crate) distances: Option<Arc<Distances>>,
 }
 
-/// The lists of all resources of all providers. A provider without resources counts as one that does not mind.
+/// Returns the hints of all resources of all providers. A provider without resources accepts any nodes.
 pub(crate) fn lists<'a>(hints: impl IntoIterator<Item = &'a ProviderHints>) -> Vec<ResourceHints> {
     let mut lists = Vec::new();
     for hints in hints {
@@ -70,19 +72,19 @@ pub(crate) fn lists<'a>(hints: impl IntoIterator<Item = &'a ProviderHints>) -> V
 }
 
 impl MergeRule {
-    /// Merges the lists. `all` are all nodes of the machine.
+    /// Merges the hints. `all` is the mask of all nodes.
     pub(crate) fn merge(&self, all: Mask, lists: &[ResourceHints]) -> Affinity {
         let single = self.policy == TopologyManagerPolicy::SingleNumaNode;
         let (mask, preferred) = match self.best(&self.preferred(all, lists), 0) {
             Some(mask) => (mask, true),
-            // Sets of one node that are not the same have nothing in common.
+            // Different sets of one node have an empty intersection.
             None if single => (all, false),
             None => (self.best(&affinities(all, lists), aim(lists)).unwrap_or(all), false),
         };
         Affinity { mask: Some(mask).filter(|&mask| !single || mask != all), preferred }
     }
 
-    /// Whether the policy takes the result.
+    /// Returns whether the policy accepts the result.
     pub(crate) fn accepts(&self, best: Affinity) -> bool {
         match self.policy {
             TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => true,
@@ -90,7 +92,7 @@ impl MergeRule {
         }
     }
 
-    /// The affinities of preferred combinations.
+    /// Returns the affinities of preferred combinations.
     pub(crate) fn preferred(&self, all: Mask, lists: &[ResourceHints]) -> Vec<Mask> {
         let mut common: Option<Vec<Mask>> = None;
         for list in lists {
@@ -116,16 +118,16 @@ impl MergeRule {
         common.unwrap_or_else(|| vec![all])
     }
 
-    /// The best of some affinities.
+    /// Returns the best affinity.
     fn best(&self, masks: &[Mask], aim: u32) -> Option<Mask> {
         masks.iter().copied().min_by(|&a, &b| self.compare(a, b, aim))
     }
 
-    /// Which of two affinities of equal preference is better: `Less` is better. `aim` is the number of nodes
-    /// that the most demanding resource needs; zero among preferred ones.
+    /// Compares two affinities of equal preference; the better one is `Less`. `aim` is the number of nodes that the
+    /// most demanding resource needs, and zero for preferred affinities.
     ///
-    /// First come sets of just as many nodes as `aim`, then smaller ones, of these the largest, then larger
-    /// ones, of these the smallest. (With an aim of zero this is: the smallest.)
+    /// The order is: sets of exactly `aim` nodes, then smaller sets starting with the largest, then larger sets
+    /// starting with the smallest.
     pub(crate) fn compare(&self, a: Mask, b: Mask, aim: u32) -> Ordering {
         let rank = |mask: Mask| {
             let size = mask.count_ones();
@@ -138,8 +140,8 @@ impl MergeRule {
         rank(a).cmp(&rank(b)).then_with(|| self.distance(a).cmp(&self.distance(b))).then(a.cmp(&b))
     }
 
-    /// The sum of distances within a set, where distances count. Compared only between sets of equal size,
-    /// for which it orders as the average does.
+    /// Returns the sum of distances within a set, if the policy considers distances. Only used for sets of equal
+    /// size, for which the sum has the same order as the kubelet's average.
     pub(crate) fn distance(&self, mask: Mask) -> Option<u64> {
         match self.policy {
             TopologyManagerPolicy::SingleNumaNode => None,
@@ -148,7 +150,7 @@ impl MergeRule {
     }
 }
 
-/// The number of nodes that the most demanding resource needs.
+/// Returns the number of nodes that the most demanding resource needs.
 pub(crate) fn aim(lists: &[ResourceHints]) -> u32 {
     let least = |list: &ResourceHints| match list {
         ResourceHints::Any { .. } => None,
@@ -157,7 +159,7 @@ pub(crate) fn aim(lists: &[ResourceHints]) -> u32 {
     lists.iter().filter_map(least).max().unwrap_or(0)
 }
 
-/// The affinities of all combinations, in the order of their numbers, without the empty one.
+/// Returns the non-empty affinities of all combinations in ascending order.
 pub(crate) fn affinities(all: Mask, lists: &[ResourceHints]) -> Vec<Mask> {
     let bits = all.count_ones();
     let size = 1usize << bits;
@@ -181,7 +183,7 @@ pub(crate) fn affinities(all: Mask, lists: &[ResourceHints]) -> Vec<Mask> {
     }
 }
 
-/// The sets that are the intersection of one set of each family. Families are 0 or 1 by set.
+/// Returns all intersections of a set of `a` with a set of `b`. A family has the value 0 or 1 for each set.
 fn intersections(mut a: Vec<u64>, mut b: Vec<u64>, bits: u32) -> Vec<u64> {
     for family in [&mut a, &mut b] {
         for_each_edge(bits, |set, superset| family[set] += family[superset]);
@@ -196,7 +198,7 @@ fn intersections(mut a: Vec<u64>, mut b: Vec<u64>, bits: u32) -> Vec<u64> {
     a
 }
 
-/// Visits, node by node, each set without the node together with the set that has the node as well.
+/// Visits, node by node, each set without the node together with the same set including it.
 fn for_each_edge(bits: u32, mut visit: impl FnMut(usize, usize)) {
     for bit in 0..bits {
         let step = 1usize << bit;
@@ -208,7 +210,7 @@ fn for_each_edge(bits: u32, mut visit: impl FnMut(usize, usize)) {
     }
 }
 
-/// All candidates and whether they are preferred, best first.
+/// Returns all candidates, best first, each with whether it is preferred.
 pub(crate) fn candidates(rule: &MergeRule, all: Mask, lists: &[ResourceHints]) -> Vec<(Mask, bool)> {
     let mut preferred = rule.preferred(all, lists);
     preferred.sort_by(|&a, &b| rule.compare(a, b, 0));
@@ -228,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// The kubelet's own comparison of a candidate with the best one so far.
+    /// The kubelet's comparison of a candidate with the best one so far.
     fn better(rule: &MergeRule, best: (Mask, bool), candidate: (Mask, bool), aim: u32) -> (Mask, bool) {
         let fitter = || {
             let size = |mask: Mask| mask.count_ones();
@@ -264,7 +266,7 @@ mod tests {
         }
     }
 
-    /// The merge as the kubelet does it: all combinations, one after another.
+    /// The kubelet's merge: a loop over all combinations.
     fn product(rule: &MergeRule, all: Mask, lists: &[ResourceHints]) -> Affinity {
         let single = rule.policy == TopologyManagerPolicy::SingleNumaNode;
         let hints = |list: &ResourceHints| -> Vec<(Option<Mask>, bool)> {

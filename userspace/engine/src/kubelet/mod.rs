@@ -1,21 +1,22 @@
-//! The strategy `kubelet`: the decisions of the kubelet's CPU Manager, Memory Manager and Topology Manager, as
-//! of Kubernetes v1.32.10 or v1.36.2, bit for bit.
+//! The strategy `kubelet`: repeats the decisions of the kubelet's CPU manager, memory manager and topology manager of
+//! Kubernetes v1.32.10 or v1.36.2 exactly.
 //!
-//! An admission asks each provider of hints (CPUs, memory) on which sets of nodes it could serve a container, or
-//! in pod scope all containers together; merges the hints into one set of nodes, the *affinity*; and lets each
-//! provider allocate there. Without a topology policy there are no hints, and each provider places as it likes.
+//! # Algorithm
+//! An admission asks each hint provider (CPUs, memory) for the sets of nodes that can serve a container, or all
+//! containers of a pod in pod scope. It merges the hints into one set of nodes, the *affinity*, and lets each
+//! provider allocate there. Without a topology policy there are no hints, and each provider selects nodes on its own.
 //!
-//! | part | where |
+//! | part | module |
 //! |---|---|
-//! | exclusive CPUs | module `cpu` |
-//! | memory and hugepages | module `memory` |
-//! | the merge of hints | module `merge` |
-//! | pods that have resources as a whole | modules `whole` of this one, of `cpu` and of `memory` |
-//! | taking over the state of an earlier run | module `restore` |
-//! | what the kubelet gets wrong | module `defects` |
+//! | exclusive CPUs | `cpu` |
+//! | memory and huge pages | `memory` |
+//! | merge of hints | `merge` |
+//! | pods with pod-level resources | `pod_level_resources` here, in `cpu` and in `memory` |
+//! | restore of a previous state | `restore` |
+//! | defects of the kubelet | `defects` |
 //!
-//! The strategy is a pure function of machine, configuration, ledger and request. All sets of nodes are looked
-//! at, 2ⁿ for n nodes; hence [`MAX_NODES`].
+//! # Limits
+//! All sets of nodes are enumerated, 2ⁿ for n nodes, hence [`MAX_NODES`].
 
 pub(crate) mod cpu;
 pub(crate) mod defects;
@@ -53,11 +54,14 @@ use crate::{
     terms::Terms,
 };
 
-/// The machine as the kubelet gets to see it, from cAdvisor: a last-level cache with as many CPUs as its node is not reported
-/// to it, so that the socket stands in for the cache; and of a core, the first CPU is context, so that its siblings count as
-/// having the same cache, also in virtual machines where they do not. Matters to `prefer-align-cpus-by-uncorecache`.
+/// Returns the machine as cAdvisor reports it to the kubelet. This affects the option
+/// `prefer-align-cpus-by-uncorecache`.
 ///
-/// Source: `addCacheInfo` in cAdvisor's `utils/sysinfo`; the second was seen of a kubelet v1.36.2.
+/// - A last-level cache that covers a whole node is not reported, so the socket replaces it.
+/// - cAdvisor reads the cache of the first CPU of each core, so siblings have the same cache, even in virtual
+///   machines where they do not.
+///
+/// Source: `addCacheInfo` in cAdvisor's `utils/sysinfo`; the second point was observed with a kubelet v1.36.2.
 pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
     let mut sizes: BTreeMap<_, usize> = BTreeMap::new();
     for cpu in machine.cpus.values() {
@@ -75,35 +79,34 @@ pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
     reported
 }
 
-/// Whether the kubelet counts CPUs as aligned to one last-level cache (its boundary `uncore_cache`). `machine` is as it is
-/// reported to it.
+/// Returns whether the kubelet counts these CPUs as aligned to one last-level cache (boundary `uncore_cache`).
+/// `machine` is the machine as reported to the kubelet.
 pub fn share_one_cache(machine: &Machine, cpus: &CpuSet) -> bool {
     let cache = |id: CpuId| machine.cpus.get(&id).map(cpu::cache);
     let mut caches = cpus.iter().map(cache);
     let first = caches.next();
-    // One alone is aligned, whatever is known of it.
+    // A single CPU is always aligned.
     caches.all(|cache| cache.is_some() && Some(cache) == first)
 }
 
-/// The most NUMA nodes of a machine, unless nothing is managed. Every set of them is looked at, a million for
-/// 20 nodes.
+/// Maximum number of NUMA nodes, unless nothing is managed. Every set of nodes is enumerated, a million for 20 nodes.
 pub const MAX_NODES: usize = 20;
 
-/// What came out of a merge: where to allocate.
+/// Result of a merge: the nodes for the allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Affinity {
-    /// `None`: anywhere.
+    /// `None` for any nodes.
     pub(crate) mask: Option<Mask>,
     pub(crate) preferred: bool,
 }
 
-/// A source of hints that can also allocate. Each of the two first gives back what is stale, as the kubelet's
-/// managers do.
+/// Provider that can also allocate. `hints` and the allocating functions first release stale allocations, as the
+/// kubelet's managers do.
 trait HintProvider {
-    /// On which sets of nodes it could serve a request.
+    /// Returns the sets of nodes that can serve a request.
     fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints;
 
-    /// Serves a container, on the given nodes if possible. On failure it gives nothing.
+    /// Allocates for a container, on these nodes if possible. A failure changes nothing.
     fn allocate(
         &self,
         ledger: &mut Ledger,
@@ -112,14 +115,13 @@ trait HintProvider {
         affinity: Affinity,
     ) -> Result<(), Cause>;
 
-    /// Serves a pod that has resources as a whole, on the given nodes if possible, and divides it among its
-    /// containers.
+    /// Allocates pod-level resources, on these nodes if possible, and divides them among the containers.
     fn allocate_pod(&self, ledger: &mut Ledger, request: &Request, affinity: Affinity) -> Result<(), Cause>;
 
-    /// Gives back what a container holds.
+    /// Releases the allocation of a container.
     fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName);
 
-    /// Gives back what containers hold that nobody wants any more.
+    /// Releases the allocations of containers that belong to no active owner.
     fn remove_stale(&self, ledger: &mut Ledger) {
         if ledger.notes.restoring {
             return;
@@ -129,23 +131,23 @@ trait HintProvider {
         }
     }
 
-    /// Missing capacity: what is requested, and what each node has free of it.
+    /// Returns the requested and the free amounts by node.
     fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall>;
 }
 
-/// How the nodes of resources have to agree, and for what.
+/// Topology policy: how the nodes of several resources have to be aligned.
 #[derive(Clone, Debug)]
 struct TopologyPolicy {
     options: TopologyOptions,
     rule: MergeRule,
 }
 
-/// A request as it is decided on.
+/// Request under admission.
 #[derive(Clone, Copy)]
 struct AdmissionContext<'a> {
     request: &'a Request,
     terms: &'a Terms,
-    /// The preferences of the terms, or those of them that are tried without the others.
+    /// Preferences of the terms, or those that remain when the preferred nodes are dropped.
     preferences: &'a PlacementPreferences,
     topology_policy: &'a TopologyPolicy,
     watch: &'a dyn Fn(DecisionStage),
@@ -155,9 +157,10 @@ struct AdmissionContext<'a> {
 #[derive(Debug)]
 pub struct KubeletStrategy {
     nodes: NodeIndex,
-    /// For requests without a topology policy of their own.
+    /// Policy for requests without one of their own.
     configured: TopologyPolicy,
-    /// For requests with one; or why it does not go with the configuration or the machine.
+    /// Policies that requests can select, or the reason why a policy is incompatible with the configuration or the
+    /// machine.
     by_policy: BTreeMap<TopologyManagerPolicy, Result<TopologyPolicy, StartError>>,
     cpus: Option<StaticCpuManager>,
     memory: Option<StaticMemoryManager>,
@@ -165,7 +168,7 @@ pub struct KubeletStrategy {
 }
 
 impl KubeletStrategy {
-    /// Checks a configuration against a machine, in the order in which the kubelet makes its managers.
+    /// Checks a configuration against a machine, in the order in which the kubelet starts its managers.
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
         let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
         let configured =
@@ -178,8 +181,8 @@ impl KubeletStrategy {
         Ok(Self { nodes, configured, by_policy, cpus, memory, pod_level_support: config.pod_level_support() })
     }
 
-    /// In the order in which they are context and allocate. `None` for what nobody manages (policy `none`): no
-    /// preference, and nothing to give.
+    /// Returns the managers in the order in which they give hints and allocate. A manager with the policy `none` is
+    /// absent: it has no preference and allocates nothing.
     fn managers(&self) -> [(Provider, Option<&dyn HintProvider>); 2] {
         [
             (Provider::Cpus, self.cpus.as_ref().map(|cpus| cpus as &dyn HintProvider)),
@@ -191,7 +194,7 @@ impl KubeletStrategy {
         self.managers().into_iter().filter_map(|(_, manager)| manager)
     }
 
-    /// Everything that is wrong with a configuration for a machine: at most one fault a component.
+    /// Returns all errors of a configuration for a machine, at most one for each component.
     pub fn problems(machine: &Machine, config: &PolicyConfig) -> Vec<StartError> {
         let nodes = match nodes(machine, config) {
             Ok(nodes) => nodes,
@@ -209,19 +212,19 @@ impl KubeletStrategy {
         .collect()
     }
 
-    /// The name of the CPU policy, as in a checkpoint.
+    /// Returns the name of the CPU policy, as written in a checkpoint.
     pub(crate) fn cpu_policy(&self) -> &'static str {
         let managed = self.cpus.as_ref().map(|_| CpuManagerPolicy::Static);
         managed.unwrap_or_default().as_str()
     }
 
-    /// The name of the memory policy, as in a checkpoint.
+    /// Returns the name of the memory policy, as written in a checkpoint.
     pub(crate) fn memory_policy(&self) -> &'static str {
         let managed = self.memory.as_ref().map(|_| MemoryManagerPolicy::Static);
         managed.unwrap_or_default().as_str()
     }
 
-    /// How the nodes have to agree for a request with these terms.
+    /// Returns the topology policy for a request with these terms.
     fn topology_policy(&self, terms: &Terms) -> Result<TopologyPolicy, StartError> {
         let own = terms.policy.and_then(|policy| self.by_policy.get(&policy));
         let mut topology_policy = own.cloned().unwrap_or_else(|| Ok(self.configured.clone()))?;
@@ -229,7 +232,7 @@ impl KubeletStrategy {
         Ok(topology_policy)
     }
 
-    /// The same, if these terms say nothing that only `native` heeds.
+    /// Returns the topology policy for a request, or an error if the terms need the strategy `native`.
     fn resolve_policy(&self, terms: &Terms) -> Result<TopologyPolicy, StartError> {
         match terms.native_only() {
             unknown if unknown.is_empty() => self.topology_policy(terms),
@@ -237,7 +240,7 @@ impl KubeletStrategy {
         }
     }
 
-    /// Asks all providers and merges what they say.
+    /// Collects the hints of all providers and merges them.
     fn merge(
         &self,
         ledger: &mut Ledger,
@@ -301,7 +304,8 @@ impl KubeletStrategy {
         Ok(())
     }
 
-    /// Admits a request as far as it goes. A failure says at which container, unless for all together.
+    /// Allocates for all containers. On failure returns the container, unless all containers were considered
+    /// together.
     fn attempt(
         &self,
         ledger: &mut Ledger,
@@ -395,7 +399,7 @@ impl KubeletStrategy {
 }
 
 impl Strategy for KubeletStrategy {
-    /// As the kubelet's managers begin where there are no state files.
+    /// The ledger of the kubelet's managers without state files.
     fn idle(&self) -> Ledger {
         let nodes = self.memory.as_ref().map(|memory| memory.idle().clone()).unwrap_or_default();
         let shared_pool = self.cpus.as_ref().map(StaticCpuManager::idle_pool).unwrap_or_default();
@@ -509,17 +513,17 @@ impl Strategy for KubeletStrategy {
         let decision = self.admit_watched(ledger, request, terms, &|_| {});
         match decision.outcome {
             Ok(_) => Ok(RebalancePlan { moves: Vec::new(), bytes: Bytes(0), decision }),
-            Err(rejection) => Err(PlanError { reason: "the strategy kubelet moves nobody", rejection }),
+            Err(rejection) => Err(PlanError { reason: "the strategy kubelet moves no workloads", rejection }),
         }
     }
 }
 
-/// Whether every merge came to what all prefer.
+/// Returns whether the result of every merge is preferred by all resources.
 fn is_preferred(decision: &Decision) -> bool {
     decision.explanation.merges.iter().all(|merge| merge.best.preferred)
 }
 
-/// Nobody wants this owner any more. What it still holds is stale.
+/// Makes an owner inactive. Its remaining allocations become stale.
 fn deactivate(ledger: &mut Ledger, owner: &OwnerId) {
     if ledger.owner(owner).is_some() {
         let account = ledger.owner_mut(owner);
@@ -534,7 +538,7 @@ fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
     StartError::with_context(component, StartPhase::New)
 }
 
-/// Checks the machine and what must hold before any manager is made.
+/// Checks the machine, and the conditions that must hold before any manager starts.
 fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartProblem> {
     check_machine(machine)?;
     let nodes = machine.nodes.len();
@@ -559,8 +563,7 @@ fn topology_policy(
     Ok(TopologyPolicy { options, rule })
 }
 
-/// How nodes have to agree for requests with this topology policy. What is checked is what would be if it were
-/// configured.
+/// Returns the topology policy as if this policy were configured, after the same checks.
 fn with_policy(
     machine: &Machine,
     config: &PolicyConfig,
@@ -612,7 +615,7 @@ pub(crate) fn check_request(request: &Request) -> Result<(), Cause> {
     }
 }
 
-/// What the arithmetic relies on.
+/// Checks the assumptions that the arithmetic relies on.
 pub(crate) fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
     if machine.nodes.is_empty() {
         return Err(MachineProblem::NoNodes);
@@ -642,7 +645,7 @@ pub(crate) fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
     Ok(())
 }
 
-/// What the kubelet checks of reservations before it makes its managers.
+/// Performs the kubelet's checks of memory reservations before it starts its managers.
 pub(crate) fn check_reservations(config: &PolicyConfig) -> Result<(), StartProblem> {
     let mut seen = BTreeMap::new();
     for reservation in &config.reserved_memory {

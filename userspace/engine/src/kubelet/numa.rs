@@ -1,4 +1,4 @@
-//! Distances between the nodes of a machine, by position.
+//! Distances between the NUMA nodes of a machine, by position.
 
 use numaward_topology::Machine;
 
@@ -7,14 +7,13 @@ use crate::{
     policy::StartProblem,
 };
 
-/// The matrix of distances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Distances {
     rows: Vec<Vec<u32>>,
 }
 
 impl Distances {
-    /// Takes the distances of a machine; all must be known.
+    /// Reads the distances of a machine. Fails if one is unknown.
     pub(crate) fn new(machine: &Machine, nodes: &NodeIndex) -> Result<Self, StartProblem> {
         let row = |&from| {
             nodes
@@ -26,7 +25,7 @@ impl Distances {
         Ok(Self { rows: nodes.ids().iter().map(row).collect::<Result<_, _>>()? })
     }
 
-    /// The sum of the distances between all ordered pairs of the nodes, each to itself included.
+    /// Returns the sum of the distances over all ordered pairs of nodes, including each node to itself.
     pub(crate) fn sum(&self, mask: Mask) -> u64 {
         positions(mask)
             .filter_map(|from| self.rows.get(from))

@@ -1,4 +1,4 @@
-//! Pods that have resources as a whole.
+//! Pods with pod-level resources (`spec.resources`).
 
 use super::KubeletStrategy;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     request::{ContainerRequest, Request},
 };
 
-/// The kubelet's sentence for what was wrong; with a pod that has resources as a whole in some scope, or another one.
+/// Returns the kubelet's message for a cause. `whole` is the topology scope if the pod has pod-level resources.
 pub(super) fn message(cause: &Cause, whole: Option<TopologyManagerScope>) -> String {
     match cause.reason() {
         Reason::TopologyAffinityError if whole == Some(TopologyManagerScope::Pod) => {
@@ -27,28 +27,28 @@ pub(super) fn message(cause: &Cause, whole: Option<TopologyManagerScope>) -> Str
 }
 
 impl KubeletStrategy {
-    /// Whether pods are placed that have resources as a whole, and state files say what they hold.
+    /// Returns whether pods with pod-level resources are placed, and state files have pod entries.
     pub(crate) fn places_pod_level_resources(&self) -> bool {
         self.pod_level_support == PodLevelSupport::Placed
     }
 
-    /// Whether nobody manages what a pod has, as it has resources as a whole.
+    /// Returns whether no manager handles this pod because it has pod-level resources.
     pub(super) fn is_unmanaged(&self, request: &Request) -> bool {
         self.pod_level_support == PodLevelSupport::Unmanaged && request.resources.is_some()
     }
 }
 
-/// Who of a pod that has resources as a whole would be left with nothing.
+/// Kind of container that would get no part of the pod-level resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmptyShare {
-    /// An init container that ends.
+    /// Init container that is not a sidecar.
     InitContainer,
-    /// A container that stays.
+    /// Sidecar or app container.
     AppContainer,
 }
 
-/// Who would be left with nothing of such an amount of the pod, if containers have `own` of it for themselves, and some
-/// `share` what is left.
+/// Returns the kind of container that would get nothing of an amount of the pod. `own` returns the amount that a
+/// container has for itself, `shares` whether it uses the shared rest.
 pub(super) fn find_empty_share(
     request: &Request,
     whole: u64,

@@ -1,7 +1,7 @@
-//! Placement preferences as hints, which are merged with those of CPUs and memory.
+//! Placement preferences as hints, merged with the hints for CPUs and memory.
 //!
-//! Of devices, every set that has all nodes with devices is a hint; the smallest of these is preferred. Of preferred
-//! nodes, every set is a hint; those that consist of such nodes only are preferred.
+//! For devices, every set that includes all their nodes is a hint, and the smallest one is preferred. For preferred
+//! nodes, every set is a hint, and sets of preferred nodes only are preferred.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     request::{ContainerName, Request},
 };
 
-/// The hints that follow, if any.
+/// Returns the hints for the stated preferences.
 pub(super) fn hints(
     preferences: &PlacementPreferences,
     nodes: &NodeIndex,
@@ -64,7 +64,7 @@ mod tests {
         policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
 
-    /// Four nodes with four CPUs and 4 GiB each.
+    /// Makes a machine of four nodes with 4 CPUs and 4 GiB each.
     fn bench(policy: &str) -> (KubeletStrategy, Ledger) {
         let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(4).memory(Bytes::gib(4));
         let config = PolicyConfig {
@@ -116,10 +116,10 @@ mod tests {
                 at("3"),
                 "{policy}: the device is where it is"
             );
-            // Node 0 has three CPUs left to give.
+            // Node 0 has only three allocatable CPUs.
             assert_eq!(place(policy, 4, &preferences("", "0")), at("1"), "{policy}: a wish is given up");
         }
-        // Its memory is near; one of its CPUs cannot be.
+        // The memory fits on node 0, but one CPU has to come from another node.
         assert_eq!(place("best-effort", 4, &preferences("0", "")), at("0"));
         assert_eq!(place("single-numa-node", 4, &preferences("0", "")), None);
     }

@@ -1,11 +1,14 @@
-//! Changing what a container that runs has been promised.
+//! Resizing the guarantee of a running container.
 //!
-//! Problem: a container's requests are changed while it runs (Kubernetes' in-place resize). It cannot be admitted
-//! anew: another decision would move it, and a refusal would end it.
+//! # Problem
+//! Kubernetes changes the requests of a running container (in-place resize). A new admission is no option: it could
+//! move the container, or refuse it.
 //!
-//! Algorithm: it stays within its promise. CPUs are given back or added on the nodes of its memory (without any,
-//! on those of its CPUs), memory on the nodes of its blocks, lowest first. Where that is not possible the ledger
-//! stays as it is. The kubelet itself refuses all of this with static policies, so nothing here is compared with it.
+//! # Algorithm
+//! The container keeps its place. CPUs are released or added on the nodes of its memory, or of its CPUs if it has no
+//! memory. Memory is released or added on the nodes of its blocks, lowest node first. If this is impossible, the
+//! ledger does not change. The kubelet itself refuses resizes with static policies, so there is no reference to
+//! compare with.
 
 use std::sync::Arc;
 
@@ -20,7 +23,7 @@ use crate::{
 };
 
 impl KubeletStrategy {
-    /// See [`crate::Strategy::resize`].
+    /// Implements [`crate::Strategy::resize`].
     pub(super) fn resized(
         &self,
         ledger: &Ledger,
@@ -104,7 +107,7 @@ fn resize_block(
     Ok(())
 }
 
-/// What the owner asks for from now on.
+/// Updates the stored request of the owner.
 pub(crate) fn update_request(
     ledger: &mut Ledger,
     owner: &OwnerId,
@@ -117,7 +120,7 @@ pub(crate) fn update_request(
     for asked in asked.filter(|asked| &asked.name == container) {
         asked.requests.cpu = to.cpu.or(asked.requests.cpu);
         asked.requests.memory.extend(to.memory.iter().map(|(&kind, &amount)| (kind, amount)));
-        // What is not limited stays so: its class of service would change.
+        // An absent limit stays absent; otherwise the QoS class would change.
         asked.limits.cpu = asked.limits.cpu.map(|cpu| to.cpu.unwrap_or(cpu));
         for (kind, limit) in &mut asked.limits.memory {
             *limit = to.memory.get(kind).copied().unwrap_or(*limit);
@@ -142,7 +145,8 @@ mod tests {
         strategy::Strategy as _,
     };
 
-    /// Two nodes with four cores of two CPUs and 8 GiB each; the first core and a gibibyte are kept.
+    /// Makes a machine of two nodes with four cores of two CPUs and 8 GiB each. The first core and 1 GiB are
+    /// reserved.
     fn bench() -> (KubeletStrategy, Ledger) {
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
         let config = PolicyConfig {
@@ -203,14 +207,14 @@ mod tests {
         for (to, words) in [
             (resources("5", Bytes::gib(2)), "node 0: cpu requested 3, free 2"),
             (resources("2", Bytes::gib(4)), "node 0: memory requested 2147483648, free 1073741824"),
-            (resources("1500m", Bytes::gib(2)), "keeps to whole CPUs"),
-            (resources("0", Bytes::gib(2)), "keeps to whole CPUs"),
+            (resources("1500m", Bytes::gib(2)), "needs whole CPUs"),
+            (resources("0", Bytes::gib(2)), "needs whole CPUs"),
         ] {
             let error = strategy.resize(&ledger, &"a".into(), &"a".into(), &to).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
         assert_eq!(ledger, before);
-        // Who holds nothing may ask for anything.
+        // A container without a guarantee can request any amount.
         let shared = admit(&strategy, &ledger, "c", "500m", Bytes::gib(1));
         let to = Resources::none().with_cpu("3".parse().unwrap());
         let noted = strategy.resize(&shared, &"c".into(), &"c".into(), &to).unwrap();

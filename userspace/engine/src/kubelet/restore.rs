@@ -1,8 +1,8 @@
-//! Taking over the state of an earlier run.
+//! Restoring the state of a previous run.
 //!
-//! The kubelet starts its CPU Manager, then its Memory Manager; each reads its state file and compares it with
-//! the machine and the configuration. A file that differs refuses the start. Then the owners that still run are
-//! admitted again one by one, and only after that is cleared what nobody asked for.
+//! The kubelet starts its CPU manager, then its memory manager. Each reads its state file and compares it with the
+//! machine and the configuration; a mismatch prevents the start. Then the running owners are admitted again one by
+//! one. Allocations of other owners are released only afterwards.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,12 +17,12 @@ use crate::{
     strategy::Strategy as _,
 };
 
-/// The state files of an earlier run, if there are any.
+/// State files of a previous run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoints {
-    /// `cpu_manager_state`
+    /// Content of `cpu_manager_state`.
     pub cpus: Option<CpuCheckpoint>,
-    /// `memory_manager_state`
+    /// Content of `memory_manager_state`.
     pub memory: Option<MemoryCheckpoint>,
 }
 
@@ -34,7 +34,7 @@ pub struct SharedCpus {
     pods: [OwnerId; 2],
 }
 
-/// The state files as messages call them, and their names.
+/// Name of the manager in messages, and name of the state file.
 const CPU_STATE: (&str, &str) = ("CPU manager", CpuCheckpoint::FILE);
 const MEMORY_STATE: (&str, &str) = ("memory manager", MemoryCheckpoint::FILE);
 
@@ -47,8 +47,7 @@ fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
 }
 
 impl Checkpoints {
-    /// Reads the content of state files, where there are any, as a kubelet of this version. `directory` is where the
-    /// files are, for messages.
+    /// Parses state files as a kubelet of this version does. `directory` only appears in messages.
     pub fn read(
         cpus: Option<&str>,
         memory: Option<&str>,
@@ -67,8 +66,8 @@ impl Checkpoints {
         })
     }
 
-    /// Makes the CPUs of a pod those of the pod as a whole if its containers share some: those of an init container that has ended, or of
-    /// a pod with resources as a whole in the file of a kubelet that does not say so. No CPU is exclusive to two containers then.
+    /// Turns the CPUs of a pod into pod-level CPUs if its containers share some: CPUs of an init container that has ended, or
+    /// of a pod with pod-level resources in a file without pod entries. No CPU is exclusive to two containers afterwards.
     ///
     /// # Errors
     ///
@@ -95,14 +94,14 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Whether a kubelet has written them that places pods with resources as a whole.
+    /// Returns whether a file has pod entries.
     pub fn has_pod_entries(&self) -> bool {
         self.cpus.as_ref().is_some_and(|cpus| cpus.pods.is_some())
             || self.memory.as_ref().is_some_and(|memory| memory.pods.is_some())
     }
 
-    /// The ledger as the files report it, whatever the machine and the policy of who reads them: to look at, not to
-    /// go on from.
+    /// Returns the ledger that the files describe, without any check against a machine or a policy. Suitable for
+    /// reports, not for decisions.
     pub fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::default();
         if let Some(checkpoint) = &self.cpus {
@@ -142,19 +141,18 @@ fn take_memory(ledger: &mut Ledger, checkpoint: &MemoryCheckpoint) {
     }
 }
 
-/// The result of a start.
+/// Outcome of a start.
 #[derive(Clone, Debug)]
 pub struct RestoreOutcome {
-    /// The ledger, or why there is none. In the ledger nothing is stale until [`KubeletStrategy::finish_restore`].
+    /// Ledger, or the error that prevents the start. No allocation is stale until
+    /// [`KubeletStrategy::finish_restore`].
     pub ledger: Result<Ledger, StartError>,
-    /// The state files as they are now: a component that started has written its own, also where a later one
-    /// refused.
+    /// Current state files. A component that started has written its file, even if a later component failed.
     pub checkpoints: Checkpoints,
 }
 
 impl KubeletStrategy {
-    /// Takes over the state of an earlier run, or begins anew where there is none. `directory` is where the
-    /// state files are, for messages.
+    /// Restores the state of a previous run, or starts with an idle ledger. `directory` only appears in messages.
     pub fn restore(&self, mut checkpoints: Checkpoints, directory: &str) -> RestoreOutcome {
         let mut ledger = Ledger::default();
         ledger.notes.restoring = true;
@@ -168,14 +166,14 @@ impl KubeletStrategy {
         RestoreOutcome { ledger: restored.map(|()| ledger), checkpoints }
     }
 
-    /// All owners that still run have been admitted again: what nobody asked for is stale from now on.
+    /// Ends the restore: all running owners have been admitted again, and other allocations become stale.
     pub fn finish_restore(&self, ledger: &Ledger) -> Ledger {
         let mut next = ledger.clone();
         next.notes.restoring = false;
         next
     }
 
-    /// The state files for a ledger.
+    /// Returns the state files for a ledger.
     pub fn checkpoints(&self, ledger: &Ledger) -> Checkpoints {
         Checkpoints {
             cpus: Some(CpuCheckpoint::from_ledger(
@@ -191,8 +189,8 @@ impl KubeletStrategy {
         }
     }
 
-    /// The state files of a kubelet that had promised all this to containers, and to pods as a whole, whichever strategy
-    /// decided it. Shared pool and accounts of nodes are made anew, as the kubelet makes them to check its files.
+    /// Returns the state files of a kubelet with these allocations of containers and pods, which any strategy may
+    /// have decided. The shared pool and the node accounts are recomputed, as the kubelet does to check its files.
     pub fn checkpoints_for(
         &self,
         held: impl IntoIterator<Item = (OwnerId, ContainerName, Allocation)>,
@@ -214,7 +212,8 @@ impl KubeletStrategy {
         Ok(self.checkpoints(&ledger))
     }
 
-    /// A file with what pods have as a whole looks damaged to a kubelet without the gate.
+    /// Checks that pod entries are supported. To a kubelet without the feature gate, a file with pod entries looks
+    /// damaged.
     fn check_version(&self, has_pods: bool) -> Result<(), RestoreProblem> {
         if has_pods && !self.places_pod_level_resources() {
             return Err(RestoreProblem::Corrupt(CheckpointError::OtherVersion));
@@ -283,13 +282,13 @@ impl KubeletStrategy {
 }
 
 impl StaticMemoryManager {
-    /// Compares the accounts of an earlier run with what they would be if its allocations were made anew.
+    /// Compares the accounts of a previous run with those recomputed from its allocations.
     fn check(&self, ledger: &Ledger) -> Result<(), StartProblem> {
         let expected = self.recharge(ledger)?;
         if is_same(&ledger.nodes, &expected) { Ok(()) } else { Err(StartProblem::OtherMachineState) }
     }
 
-    /// The accounts of the nodes if the allocations of a ledger were made anew, in the order of names.
+    /// Recomputes the node accounts from the allocations of a ledger, in the order of names.
     fn recharge(&self, ledger: &Ledger) -> Result<Nodes, StartProblem> {
         let mut expected = self.idle().clone();
         let mut charged: Vec<(&OwnerId, ContainerName, &[MemoryBlock])> = Vec::new();
@@ -301,7 +300,7 @@ impl StaticMemoryManager {
                         .iter()
                         .map(|(name, held)| (owner, name.clone(), held.blocks.as_slice())),
                 ),
-                // A pod without containers in the file is passed over.
+                // The kubelet skips a pod without containers in the file.
                 _ if account.containers.is_empty() => {}
                 whole => charged.push((owner, "".into(), whole)),
             }
@@ -326,8 +325,8 @@ impl StaticMemoryManager {
 
 type Nodes = BTreeMap<NodeId, NodeAccount>;
 
-/// Whether a saved state is the expected one. What is free and promised is compared over a node's group: the order in
-/// which a group's nodes were filled is not known.
+/// Returns whether a saved state is the expected one. Free and guaranteed bytes are compared as sums over a node's
+/// group, because the order in which its nodes were filled is unknown.
 fn is_same(saved: &Nodes, expected: &Nodes) -> bool {
     let size = |of: &KindAccount| (of.total, of.reserved, of.allocatable);
     saved.keys().eq(expected.keys())
@@ -342,7 +341,7 @@ fn is_same(saved: &Nodes, expected: &Nodes) -> bool {
         })
 }
 
-/// What is free and promised of a kind in the group of a node.
+/// Returns the free and guaranteed bytes of a kind over a node's group.
 fn group_sums(nodes: &Nodes, of: &NodeAccount, kind: ZoneKind) -> (u128, u128) {
     let accounts = of.group.iter().filter_map(|node| nodes.get(&node)?.kinds.get(&kind));
     accounts.fold((0, 0), |(free, promised), account| {
@@ -350,8 +349,8 @@ fn group_sums(nodes: &Nodes, of: &NodeAccount, kind: ZoneKind) -> (u128, u128) {
     })
 }
 
-/// Distributes what is promised on each node over the containers that have blocks there, as the state file
-/// does not say who got it from where: in the order of names, from the lowest node of each block.
+/// Attributes the guaranteed bytes of each node to the containers with blocks there, in the order of names and from
+/// the lowest node of each block. The state file does not say which container got which bytes.
 fn place(ledger: &mut Ledger) {
     let mut left: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
     for (&node, account) in &ledger.nodes {
@@ -385,7 +384,7 @@ fn place(ledger: &mut Ledger) {
                 draw(container, block.kind, &block.affinity, bytes);
             }
         }
-        // Parts can overlap; the last one has what is left.
+        // Parts can overlap; the last container gets the rest.
         if let Some(last) = account.containers.keys().next_back() {
             for ((kind, nodes), bytes) in whole {
                 draw(last, kind, nodes, bytes);

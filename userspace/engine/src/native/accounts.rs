@@ -1,7 +1,7 @@
-//! Charging and giving back.
+//! Charging and releasing allocations.
 //!
-//! What is promised on a node is the sum of what is placed there, and what is free is the rest of what can be promised,
-//! or nothing: a node that lost memory can have more promised than it has.
+//! The guaranteed memory of a node is the sum of the placed bytes. The free memory is the remaining allocatable
+//! memory, or zero: a node that lost memory can have more guaranteed than allocatable.
 
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
@@ -15,7 +15,7 @@ fn account(ledger: &mut Ledger, node: NodeId, kind: ZoneKind) -> Option<&mut Kin
     ledger.nodes.get_mut(&node)?.kinds.get_mut(&kind)
 }
 
-/// Promises bytes on a node.
+/// Charges bytes to a node.
 pub(super) fn charge(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u64) {
     if let Some(account) = account(ledger, node, kind) {
         account.guaranteed.0 = account.guaranteed.0.saturating_add(bytes);
@@ -23,7 +23,7 @@ pub(super) fn charge(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u
     }
 }
 
-/// Gives back bytes that were promised on a node.
+/// Refunds bytes of a node.
 pub(super) fn refund(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u64) {
     if let Some(account) = account(ledger, node, kind) {
         account.guaranteed.0 = account.guaranteed.0.saturating_sub(bytes);
@@ -31,7 +31,7 @@ pub(super) fn refund(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u
     }
 }
 
-/// Gives a container what an allocation says. It must hold nothing.
+/// Charges an allocation for a container that holds nothing.
 pub(super) fn charge_allocation(
     ledger: &mut Ledger,
     owner: &OwnerId,
@@ -56,7 +56,7 @@ pub(super) fn charge_allocation(
     }
 }
 
-/// Gives back what a container holds; of CPUs those that no other container of its owner holds as well.
+/// Releases the allocation of a container. CPUs that another container also holds stay exclusive.
 pub(super) fn release(host: &HostModel, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     let Some(held) = ledger.allocation(owner, container).cloned() else { return };
     *ledger.allocation_mut(owner, container) = Allocation::default();
@@ -78,7 +78,7 @@ pub(super) fn release(host: &HostModel, ledger: &mut Ledger, owner: &OwnerId, co
     }
     if held.cpus.is_some() {
         let mut free = &held.held_cpus() - &ledger.cpus_of_other_containers(owner, container);
-        // CPUs that went offline, or were reserved, since they were given.
+        // CPUs that were taken offline or reserved in the meantime do not return to the pool.
         if let Some(manager) = &host.cpus {
             free = &free & &manager.idle_pool;
         }
@@ -86,7 +86,7 @@ pub(super) fn release(host: &HostModel, ledger: &mut Ledger, owner: &OwnerId, co
     }
 }
 
-/// Forgets an owner and gives back all that it holds.
+/// Removes an owner and releases all its allocations.
 pub(super) fn remove(host: &HostModel, ledger: &mut Ledger, owner: &OwnerId) {
     let Some(account) = ledger.owner(owner).cloned() else { return };
     for container in account.containers.keys() {

@@ -1,19 +1,19 @@
-//! Exclusive CPUs: how many each node has to give, and which of them are taken.
+//! Exclusive CPUs: counts the CPUs of each node and selects the CPUs of an allocation.
 //!
-//! How many CPUs come from which node is decided before, for all resources together. Within a node whole cores go
-//! first, then single CPUs of cores that are in use already, so that large free parts stay whole. The options of the
-//! static CPU policy mean here:
+//! The search decides earlier how many CPUs come from which node, for all resources together. Within a node, whole
+//! cores are taken first, then single CPUs of partially used cores, so that large free parts stay whole. The options
+//! of the static CPU policy have these effects:
 //!
 //! | option | effect |
 //! |---|---|
-//! | `full-pcpus-only` | only whole cores count as free, and a request is for what these add up to; of a core with hidden siblings, one CPU is taken |
-//! | `distribute-cpus-across-numa` | several nodes give equally many |
-//! | `distribute-cpus-across-cores` | one CPU a core, in turn |
-//! | `prefer-align-cpus-by-uncorecache` | from as few last-level caches as possible |
-//! | `align-by-socket` | under `restricted`, what finds no least set may be on any nodes of one socket |
+//! | `full-pcpus-only` | only whole free cores count, and a request must be a sum of core sizes; with hidden siblings, one CPU of each core is taken |
+//! | `distribute-cpus-across-numa` | several nodes give equal numbers of CPUs |
+//! | `distribute-cpus-across-cores` | one CPU of each core in turn |
+//! | `prefer-align-cpus-by-uncorecache` | CPUs of as few last-level caches as possible |
+//! | `align-by-socket` | with `restricted`, a request that does not fit a smallest set of nodes may use any nodes of one socket |
 //! | `strict-cpu-reservation` | the shared pool has no reserved CPUs |
 //!
-//! Unlike the kubelet, this counts what a core really has: of cores of 2, 2 and 1 CPUs, three can be given.
+//! In contrast to the kubelet, actual core sizes count: cores of 2, 2 and 1 CPUs can provide three CPUs.
 
 use std::collections::BTreeMap;
 
@@ -28,41 +28,41 @@ use crate::{
     terms::Terms,
 };
 
-/// The CPUs of a node.
+/// CPUs of a node.
 #[derive(Debug)]
 struct NodeCpus {
     all: CpuSet,
-    /// By the lowest CPU of each.
+    /// Cores, ordered by lowest CPU.
     cores: Vec<CpuSet>,
-    /// Last-level caches; one for the whole node where the platform reports none.
+    /// Last-level caches; one for the whole node if the platform reports none.
     caches: Vec<CpuSet>,
 }
 
-/// The CPUs of the machine.
+/// CPUs of the machine.
 #[derive(Debug)]
 pub(super) struct MachineCpus {
     nodes: Vec<NodeCpus>,
     pub(super) manager: StaticCpuManager,
     pub(super) options: CpuOptions,
-    /// The CPUs that can become exclusive.
+    /// CPUs that can become exclusive.
     pub(super) allocatable: CpuSet,
-    /// The shared pool while nobody has exclusive CPUs.
+    /// Shared pool without exclusive CPUs.
     pub(super) idle_pool: CpuSet,
-    /// What the sizes of all cores are multiples of: the size of each, where they are equal.
+    /// Greatest common divisor of all core sizes.
     per_core: usize,
-    /// Whether they are not.
+    /// True if core sizes differ.
     unequal: bool,
     kinds: BTreeMap<CpuKind, CpuSet>,
 }
 
-/// Which CPUs can be taken, and how.
+/// CPUs that a request can take, with the rules for taking them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AvailableCpus {
-    /// The CPUs that can become exclusive now.
+    /// CPUs that can become exclusive now.
     pub(super) cpus: CpuSet,
-    /// Take CPUs that share a last-level cache where possible.
+    /// True if CPUs that share a last-level cache are preferred.
     pub(super) by_cache: bool,
-    /// Take whole cores only.
+    /// True if only whole cores are taken.
     pub(super) whole_cores: bool,
 }
 
@@ -88,7 +88,7 @@ impl MachineCpus {
         let nodes: Vec<NodeCpus> = machine.nodes.keys().map(of_node).collect();
         let sizes = || nodes.iter().flat_map(|node| &node.cores).map(CpuSet::len);
         let per_core = sizes().fold(0, greatest_common_divisor);
-        // Where it is not known which are of a kind, none is promised to be.
+        // If it is unknown which CPUs have a kind, no CPU has it.
         let kinds =
             CpuKind::ALL.iter().map(|&kind| (kind, kind.cpus_of(machine).unwrap_or_default())).collect();
         Self {
@@ -103,22 +103,23 @@ impl MachineCpus {
         }
     }
 
-    /// How many CPUs each node could give on the empty machine, by position.
+    /// Returns the number of CPUs that each node can give on the idle machine, by position.
     pub(super) fn capacity(&self) -> Vec<u64> {
         self.count(&self.whole(&self.allocatable))
     }
 
-    /// The same of those that a request takes.
+    /// Returns the number of CPUs that each node can give to a request with these terms on the idle machine, by
+    /// position.
     pub(super) fn capacity_for(&self, terms: &Terms) -> Vec<u64> {
         self.count(&self.takeable(&self.allocatable, terms))
     }
 
-    /// The CPUs that can become exclusive now, whole cores or not.
+    /// Returns the CPUs that can become exclusive now, including those of partially used cores.
     pub(super) fn free(&self, ledger: &Ledger) -> CpuSet {
         &offered(&ledger.shared_pool, ledger) & &self.allocatable
     }
 
-    /// Which CPUs a request can take now.
+    /// Returns the CPUs that a request with these terms can take now.
     pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> AvailableCpus {
         AvailableCpus {
             cpus: self.takeable(&self.free(ledger), terms),
@@ -132,8 +133,8 @@ impl MachineCpus {
         if self.needs_whole_cores(terms) { self.whole(&wanted) } else { wanted }
     }
 
-    /// Where a request takes whole cores only and these are of unequal size: the sizes of those that are free, by position, the
-    /// largest first. Else none.
+    /// Returns the sizes of the free whole cores by node position, largest first, if a request takes whole cores only
+    /// and core sizes differ. Otherwise returns an empty list.
     pub(super) fn unequal_core_sizes(&self, ledger: &Ledger, terms: &Terms) -> Vec<Vec<usize>> {
         if !self.unequal || !self.needs_whole_cores(terms) {
             return Vec::new();
@@ -148,13 +149,14 @@ impl MachineCpus {
         self.nodes.iter().map(of_node).collect()
     }
 
-    /// Whether a request takes whole cores only. Of a core whose siblings are hidden it takes one CPU.
+    /// Returns whether a request takes whole cores only. If siblings are hidden, it takes one CPU of each core
+    /// instead.
     fn needs_whole_cores(&self, terms: &Terms) -> bool {
         self.options.full_pcpus_only && !terms.hide_siblings
     }
 
-    /// Those of these CPUs that a request wants: they are of all its kinds, and where their siblings are to be hidden, one
-    /// of each core that is wholly among these.
+    /// Filters CPUs by the terms: all requested kinds and, if siblings are to be hidden, one CPU of each core that is
+    /// completely among `cpus`.
     pub(super) fn wanted(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {
         let of_kind = |cpus: CpuSet, kind| self.kinds.get(kind).map_or_else(CpuSet::new, |of| &cpus & of);
         let of_kinds = terms.cpu_kinds.iter().fold(cpus.clone(), of_kind);
@@ -167,7 +169,7 @@ impl MachineCpus {
             .collect()
     }
 
-    /// What is hidden beside these CPUs on these terms: the other threads of their cores.
+    /// Returns the sibling threads of these CPUs if the terms hide them.
     pub(super) fn hidden_beside(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {
         if !terms.hide_siblings {
             return CpuSet::new();
@@ -181,22 +183,22 @@ impl MachineCpus {
         self.nodes.iter().flat_map(|node| &node.cores)
     }
 
-    /// Those of these CPUs that can become exclusive.
+    /// Returns those CPUs that can become exclusive.
     pub(super) fn allocatable_of(&self, cpus: &CpuSet) -> CpuSet {
         self.whole(&(cpus & &self.allocatable))
     }
 
-    /// How many of these CPUs each node has, by position.
+    /// Counts CPUs by node position.
     pub(super) fn count(&self, cpus: &CpuSet) -> Vec<u64> {
         self.nodes.iter().map(|node| shared(&node.all, cpus)).collect()
     }
 
-    /// The positions of the nodes on which these CPUs are.
+    /// Returns the positions of the nodes with some of these CPUs.
     pub(super) fn nodes_of(&self, cpus: &CpuSet) -> Vec<usize> {
         (0..self.nodes.len()).filter(|&at| self.nodes[at].all.intersects(cpus)).collect()
     }
 
-    /// The CPUs that a container with these terms has instead of those it holds when it is to have so many, on these nodes.
+    /// Returns the CPUs that replace `held` if the container needs `wanted` CPUs on these nodes.
     pub(super) fn resized(
         &self,
         ledger: &Ledger,
@@ -210,7 +212,7 @@ impl MachineCpus {
         self.manager.resized(&pool, held, wanted, nodes, self.needs_whole_cores(terms))
     }
 
-    /// With `full-pcpus-only` those that make up whole cores, else all.
+    /// With `full-pcpus-only` returns only the CPUs of completely included cores, otherwise all CPUs.
     pub(super) fn whole(&self, cpus: &CpuSet) -> CpuSet {
         if !self.options.full_pcpus_only {
             return cpus.clone();
@@ -218,7 +220,7 @@ impl MachineCpus {
         self.cores().filter(|core| core.is_subset(cpus)).flat_map(CpuSet::iter).collect()
     }
 
-    /// Where a request takes whole cores only: whether so many CPUs are a number of them.
+    /// Checks that the request is a sum of core sizes, if it takes whole cores only.
     pub(super) fn check_cores(&self, requested: u64, terms: &Terms) -> Result<(), CpuError> {
         let requested = usize::try_from(requested).unwrap_or(usize::MAX);
         if self.needs_whole_cores(terms) && !requested.is_multiple_of(self.per_core) {
@@ -227,12 +229,13 @@ impl MachineCpus {
         Ok(())
     }
 
-    /// How many CPUs a request takes at once.
+    /// Returns the number of CPUs that are taken together.
     pub(super) fn granularity(&self, terms: &Terms) -> u64 {
         if self.needs_whole_cores(terms) { self.per_core as u64 } else { 1 }
     }
 
-    /// Divides a number of CPUs over the nodes of a set, of which each has so many free and gives so many at once.
+    /// Divides a number of CPUs among the nodes of a set, given the free CPUs by position and the number taken
+    /// together.
     pub(super) fn split(
         &self,
         free: &[u64],
@@ -245,7 +248,7 @@ impl MachineCpus {
         }
         let mut left = needed;
         let mut shares: Vec<(usize, u64)> = set.iter().map(|&at| (at, 0)).collect();
-        // Those with the least free first: what they cannot give the others give.
+        // The nodes with the fewest free CPUs come first; the remaining nodes give the rest.
         shares.sort_by_key(|&(at, _)| (free[at], at));
         let count = shares.len() as u64;
         for (index, (at, share)) in (0u64..).zip(&mut shares) {
@@ -257,7 +260,7 @@ impl MachineCpus {
         shares
     }
 
-    /// Takes CPUs of a node. `None` where there are not enough, or cores of the right sizes.
+    /// Takes CPUs of a node. Returns `None` if there are too few, or no cores of suitable sizes.
     pub(super) fn pick(&self, at: usize, from: &AvailableCpus, count: u64) -> Option<CpuSet> {
         let node = self.nodes.get(at)?;
         let count = usize::try_from(count).ok()?;
@@ -279,7 +282,7 @@ impl MachineCpus {
             let left = count - taken.len();
             let sizes = node.caches.iter().map(|cache| (cache & &free).len());
             let sizes: Vec<(usize, usize)> = sizes.zip(0..).filter(|(size, _)| *size > 0).collect();
-            // The fullest that suffices, else the emptiest.
+            // The cache with the fewest sufficient CPUs, otherwise the one with most CPUs.
             let enough = sizes.iter().filter(|(size, _)| *size >= left).min();
             let &(size, index) = enough
                 .or_else(|| sizes.iter().max_by_key(|(size, index)| (*size, node.caches.len() - index)))?;
@@ -335,7 +338,7 @@ impl MachineCpus {
                 rest.push((size, part));
             }
         }
-        // Cores that are in use already before those that are whole.
+        // Partially used cores come before whole ones.
         rest.sort_by_key(|(size, _)| *size);
         for cpu in rest.iter().flat_map(|(_, part)| part.iter()).take(left) {
             taken.insert(cpu);
@@ -344,8 +347,8 @@ impl MachineCpus {
     }
 }
 
-/// A shared pool without CPUs that are offline, as one that went offline a moment ago is still in the pool, and without those
-/// of other programs' partitions.
+/// Returns the shared pool without offline CPUs, which stay in the pool for a moment, and without CPUs of other
+/// programs' cpuset partitions.
 pub(super) fn offered(pool: &CpuSet, ledger: &Ledger) -> CpuSet {
     let conditions = ledger.conditions();
     &(pool - &conditions.offline_cpus) - &conditions.partition_cpus
@@ -355,7 +358,7 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// Number of CPUs that two sets share.
+/// Returns the number of common CPUs.
 fn shared(a: &CpuSet, b: &CpuSet) -> u64 {
     a.words().iter().zip(b.words()).map(|(a, b)| u64::from((a & b).count_ones())).sum()
 }

@@ -1,10 +1,10 @@
-//! An admission: everything a request asks for is placed, or nothing.
+//! Admission: places everything that a request needs, or nothing.
 //!
-//! Units (containers; in pod scope all that run together) are placed depth first, the largest first. Of each the best
-//! few placements are tried; a placement that leaves no room for a later unit or an init container is taken back. The
-//! first placements that go together are taken, so the best ones of the largest units. It is refused when nothing is left
-//! to try, or nothing of what a decision may look at ([`WorkBudget`]). An init container that has no room even beside nothing of
-//! its own request is found before anything is tried.
+//! Placement groups (containers or, in pod scope, all running containers together) are placed depth first, largest
+//! first. The best few placements of each are tried, and a placement is withdrawn if a later group or an init
+//! container does not fit. The first compatible combination wins, so the largest groups get their best placements.
+//! The request is refused when all combinations, or the work limit ([`WorkBudget`]), are exhausted. An init container
+//! that does not fit by itself is detected before the search.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ use crate::{
     terms::Terms,
 };
 
-/// What a request is decided on.
+/// Policy for one request, with the machine and the remaining work.
 #[derive(Clone, Copy)]
 pub(super) struct ResolvedPolicy<'a> {
     pub(super) host: &'a HostModel,
@@ -45,7 +45,7 @@ pub(super) struct ResolvedPolicy<'a> {
 }
 
 impl ResolvedPolicy<'_> {
-    /// What the policy allows a unit.
+    /// Returns the node counts that the policy permits for a group.
     pub(super) fn rule(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> Option<NodeCountRule> {
         let resources = || group.need.iter().enumerate();
         let sizes = |fewest: &dyn Fn(usize, u64) -> Option<usize>| -> Option<Vec<usize>> {
@@ -75,7 +75,7 @@ impl ResolvedPolicy<'_> {
         }
     }
 
-    /// Where a unit can go.
+    /// Returns the possible placements of a group.
     pub(super) fn candidates(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> SearchResult {
         let found = self.rule(free_capacity, group).map_or_else(SearchResult::default, |rule| {
             search::search(self.host, free_capacity, group, &rule, self.work)
@@ -89,7 +89,7 @@ impl ResolvedPolicy<'_> {
         }
     }
 
-    /// On any nodes of one socket.
+    /// Returns placements on any nodes of one socket.
     fn within_sockets(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> SearchResult {
         let mut found = SearchResult::default();
         for socket in &self.host.sockets {
@@ -106,12 +106,12 @@ impl ResolvedPolicy<'_> {
         found
     }
 
-    /// Why there is no room for a unit.
+    /// Makes the refusal for a group that does not fit.
     pub(super) fn refusal_for(
         &self,
         free_capacity: &FreeCapacity,
         group: &PlacementGroup,
-        what: ContainerKind,
+        kind: ContainerKind,
     ) -> PlacementRefusal {
         let mut short: Vec<usize> =
             group.resources().filter(|&of| !self.could_have_resource(free_capacity, group, of)).collect();
@@ -121,16 +121,16 @@ impl ResolvedPolicy<'_> {
             }
             short = group.resources().collect();
         }
-        PlacementRefusal::NoRoom {
+        PlacementRefusal::InsufficientCapacity {
             container: group.container.clone(),
             policy: self.policy,
-            ever: self.fits_empty_machine(free_capacity, group),
-            what,
+            fits_idle_machine: self.fits_idle_machine(free_capacity, group),
+            kind,
             missing: free_capacity.shortfalls(self.host, group, &short),
         }
     }
 
-    /// Whether a unit could have a resource if it needed nothing else.
+    /// Returns whether a group would fit if it needed only this resource.
     fn could_have_resource(
         &self,
         free_capacity: &FreeCapacity,
@@ -152,15 +152,15 @@ impl ResolvedPolicy<'_> {
         }
     }
 
-    /// Whether the empty machine could hold a unit.
-    fn fits_empty_machine(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> bool {
+    /// Returns whether a group fits the idle machine.
+    fn fits_idle_machine(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> bool {
         match self.rule(free_capacity, group) {
             None => false,
             Some(NodeCountRule::Anywhere) => group.resources().all(|of| {
                 search::fewest(free_capacity.capacity[of].iter().copied(), group.need[of]).is_some()
             }),
             Some(NodeCountRule::Sized { .. }) => {
-                // For the message alone: it does not depend on how much was looked at before.
+                // A fresh work budget: the message must not depend on the work done before.
                 let found = ResolvedPolicy { work: &WorkBudget::default(), ..*self }
                     .candidates(&free_capacity.empty(), group);
                 found.is_incomplete || !found.placements.is_empty()
@@ -169,48 +169,47 @@ impl ResolvedPolicy<'_> {
     }
 }
 
-/// Why a request is refused, and at which container.
+/// Refusal, and the container that does not fit.
 pub(super) type ContainerRefusal = (PlacementRefusal, Option<ContainerName>);
 
-/// A unit that was placed.
+/// Group with its candidate placements and the chosen one.
 struct PlacedGroup {
     found: SearchResult,
     chosen: usize,
 }
 
-/// Makes allocations of what containers are to hold.
+/// Function that chooses CPUs and makes the allocations.
 type ChooseCpus<'a> = dyn Fn(&[ContainerShares]) -> Result<Vec<Allocation>, PlacementRefusal> + 'a;
 
-/// What an attempt goes through.
+/// State of the depth-first search.
 struct PlacementAttempt<'a> {
     policy: ResolvedPolicy<'a>,
     needs: &'a RequestNeeds,
     groups: &'a [(PlacementGroup, Vec<usize>)],
     free_capacity: FreeCapacity,
     placed: Vec<PlacedGroup>,
-    /// By container: what it holds in the end, and the sets of nodes of each resource.
+    /// Result by container.
     result: Vec<ContainerShares>,
-    /// Makes allocations of that.
     choose: &'a ChooseCpus<'a>,
     allocations: Vec<Allocation>,
-    /// Why it failed at first, and what had been found for the unit at which it did.
+    /// First failure, and the search result of the group that failed.
     failure: Option<ContainerRefusal>,
     failed: Option<(usize, SearchResult)>,
 }
 
-/// What a container holds, as numbers.
+/// Share of one container, as numbers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ContainerShares {
-    /// By resource: how much from which node.
+    /// Amount by resource and node.
     pub(super) shares: Shares,
-    /// By resource: the nodes on which it may use it.
+    /// Permitted nodes by resource.
     pub(super) sets: Vec<Vec<usize>>,
-    /// CPUs that it shares with containers that start after it has ended, by position.
+    /// CPUs shared with containers that start after this one has ended, by node position.
     pub(super) borrowed_cpus: Vec<(usize, u64)>,
 }
 
 impl PlacementAttempt<'_> {
-    /// Places everything, if each init container has room for itself.
+    /// Places everything, if each init container fits by itself.
     fn begin(&mut self) -> bool {
         match init::check(&self.policy, &self.free_capacity, self.needs) {
             Ok(()) => self.place(0),
@@ -266,7 +265,7 @@ impl PlacementAttempt<'_> {
         false
     }
 
-    /// Whether there is enough in all for this unit and those after it.
+    /// Returns whether the totals suffice for this group and the later ones.
     fn is_enough_from(&self, index: usize) -> bool {
         let needed = |resource: usize| {
             let of = self.groups[index..].iter().map(|(group, _)| group.need[resource]);
@@ -276,7 +275,7 @@ impl PlacementAttempt<'_> {
         self.free_capacity.free.iter().enumerate().all(|(resource, column)| needed(resource) <= free(column))
     }
 
-    /// Divides what a unit was given among its containers, the largest first, each on as few nodes as possible.
+    /// Divides the share of a group among its containers, largest first, each on as few nodes as possible.
     fn divide_among_containers(&mut self, index: usize, shares: &Shares) -> bool {
         let (group, containers) = &self.groups[index];
         let placement = &self.placed[index].found.placements[self.placed[index].chosen];
@@ -319,7 +318,7 @@ impl PlacementAttempt<'_> {
         true
     }
 
-    /// All that runs is placed: now the init containers, and which CPUs these are.
+    /// Completes the search: places the init containers and chooses CPUs.
     fn finish(&mut self) -> bool {
         let groups: Vec<&Placement> =
             self.placed.iter().map(|placed| &placed.found.placements[placed.chosen]).collect();
@@ -365,7 +364,7 @@ impl PlacementAttempt<'_> {
     }
 }
 
-/// A request that is admitted already on the same terms keeps what it has.
+/// Returns the existing allocations if the same request was admitted on the same terms before.
 fn existing_decision(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
     let account = ledger.owner(&request.owner)?;
     if account.request.as_deref() != Some(request) || account.terms != *terms {
@@ -389,7 +388,7 @@ fn candidate(host: &HostModel, placement: &Placement) -> PlacementCandidate {
 }
 
 impl NativeStrategy {
-    /// Decides on a request that is not contradictory.
+    /// Decides a request that passed the checks.
     pub(super) fn decide(
         &self,
         ledger: &Ledger,
@@ -401,8 +400,7 @@ impl NativeStrategy {
         if let Some(decision) = existing_decision(ledger, request, terms) {
             return decision;
         }
-        // A request for something else than before is decided on as if it were not there, and keeps what it has if
-        // it is refused.
+        // A changed request is decided as if the old one did not exist. If it is refused, the old allocation stays.
         let mut next = ledger.clone();
         accounts::remove(&self.host, &mut next, &request.owner);
         let refuse = |refusal: PlacementRefusal, container, explanation| {
@@ -436,7 +434,7 @@ impl NativeStrategy {
         Decision { outcome: Ok(grants.collect()), explanation, ledger: next }
     }
 
-    /// What a request is decided on.
+    /// Returns the policy for a request with these terms.
     pub(super) fn resolve_policy<'a>(&'a self, terms: &Terms, work: &'a WorkBudget) -> ResolvedPolicy<'a> {
         let (policy, scope) = self.policy_and_scope(terms);
         ResolvedPolicy {
@@ -448,7 +446,7 @@ impl NativeStrategy {
         }
     }
 
-    /// What a ledger leaves for those with these terms.
+    /// Returns the capacity that a ledger leaves for requests with these terms.
     pub(super) fn free_capacity(&self, ledger: &Ledger, terms: &Terms) -> FreeCapacity {
         let mut free_capacity = FreeCapacity::new(&self.host, ledger, terms);
         placement_groups::close_unwanted_nodes(
@@ -460,7 +458,7 @@ impl NativeStrategy {
         free_capacity
     }
 
-    /// Places what containers need, as their terms say: what each is to hold, in their order.
+    /// Places containers according to the terms. Returns their allocations in the same order.
     pub(super) fn place(
         &self,
         ledger: &Ledger,
@@ -509,9 +507,9 @@ impl NativeStrategy {
         let conditions = is_needed(&CPU).then(|| ledger.conditions());
         let not_offered = conditions.map(|of| (of.offline_cpus.clone(), of.partition_cpus.clone()));
         let (offline_cpus, partition_cpus) = not_offered.unwrap_or_default();
-        let gave_up = !placed && work.is_spent();
+        let work_limit_reached = !placed && work.is_spent();
         let explanation = Explanation {
-            work_limit_reached: gave_up,
+            work_limit_reached,
             withheld,
             offline_cpus,
             partition_cpus,
@@ -519,13 +517,14 @@ impl NativeStrategy {
         };
         if !placed {
             let (refusal, container) = attempt.failure.unwrap_or((PlacementRefusal::SumTooLarge, None));
-            let refusal = if gave_up { PlacementRefusal::GaveUp(refusal.into()) } else { refusal };
+            let refusal =
+                if work_limit_reached { PlacementRefusal::WorkLimitReached(refusal.into()) } else { refusal };
             return (Err((refusal, container)), explanation);
         }
         (Ok(attempt.allocations), explanation)
     }
 
-    /// Makes allocations of numbers: chooses the CPUs.
+    /// Chooses the CPUs and makes the allocations.
     pub(super) fn allocations(
         &self,
         ledger: &Ledger,
@@ -538,7 +537,7 @@ impl NativeStrategy {
             self.host.cpus.as_ref().map(|cpus| cpus.available(ledger, terms)).unwrap_or_default();
         let uncollected =
             |index: usize| PlacementRefusal::Uncollected { container: needs.containers[index].name.clone() };
-        // Those that start last first: those before borrow from them.
+        // In reverse order of start, because earlier containers borrow from later ones.
         let mut later = CpuSet::new();
         for index in (0..result.len()).rev() {
             let holding = &result[index];
@@ -579,8 +578,9 @@ impl NativeStrategy {
         allocation
     }
 
-    /// With `strict-cpu-reservation` all CPUs can become exclusive. Those that have none need one to run on, which is online
-    /// and in no partition of another program: a ledger that leaves them none is refused, with the CPUs that were taken from the shared pool and those that were free.
+    /// With `strict-cpu-reservation` all CPUs can become exclusive. If a container without exclusive CPUs runs, the
+    /// shared pool needs a CPU that is online and in no partition of another program. On failure returns the number
+    /// of CPUs taken from the pool, and the number that was free.
     pub(super) fn check_shared_pool(&self, before: &CpuSet, next: &Ledger) -> Result<(), (u64, u64)> {
         let Some(cpus) = self.host.cpus.as_ref().filter(|cpus| cpus.options.strict_reservation) else {
             return Ok(());

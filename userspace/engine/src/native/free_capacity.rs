@@ -1,4 +1,4 @@
-//! What a decision works with: what is free, and what is asked for, as numbers.
+//! Free capacity and placement groups, as numbers by resource and node position.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,27 +18,27 @@ use crate::{
     terms::Terms,
 };
 
-/// What is free, by resource and position.
+/// Capacity that is left for a request, by resource and position.
 #[derive(Clone, Debug)]
 pub(super) struct FreeCapacity {
     pub(super) free: Vec<Vec<u64>>,
-    /// What could be promised on the empty machine.
+    /// Allocatable amounts of the idle machine.
     pub(super) capacity: Vec<Vec<u64>>,
-    /// CPUs are taken in groups of so many.
+    /// Number of CPUs that are taken together.
     pub(super) cpu_granularity: u64,
-    /// Where only whole cores are taken and these are of unequal size: the sizes of those that are free, by position, the
-    /// largest first. Else empty.
+    /// Sizes of the free whole cores by position, largest first, if only whole cores are taken and their sizes
+    /// differ. Otherwise empty.
     pub(super) cores: Vec<Vec<usize>>,
-    /// The number of base memory, where memory is managed.
+    /// Index of the resource base memory, if memory is managed.
     pub(super) memory: Option<usize>,
-    /// What is free besides and not offered, by resource and position: it decides what fits, and not what is better.
-    /// Empty where nothing is withheld.
+    /// Free but withheld amounts. They affect whether a group fits, but not which placement is better. Empty if
+    /// nothing is withheld.
     pub(super) withheld: Vec<Vec<u64>>,
     conditions: Arc<HostConditions>,
 }
 
 impl FreeCapacity {
-    /// What a ledger leaves for those with these terms, as the host is.
+    /// Computes the capacity that a ledger leaves for requests with these terms, under the current host conditions.
     pub(super) fn new(host: &HostModel, ledger: &Ledger, terms: &Terms) -> Self {
         let mut free = Vec::with_capacity(host.resources.len());
         for resource in &host.resources {
@@ -75,13 +75,13 @@ impl FreeCapacity {
         }
     }
 
-    /// The empty machine.
+    /// Returns the capacity of the idle machine.
     pub(super) fn empty(&self) -> Self {
-        // Which of its cores are whole then is not counted.
+        // Core sizes are ignored here.
         Self { free: self.capacity.clone(), withheld: Vec::new(), cores: Vec::new(), ..self.clone() }
     }
 
-    /// What the ledger has free, as if nobody used what is withheld.
+    /// Returns the capacity including withheld amounts.
     pub(super) fn with_withheld(&self) -> Self {
         let mut all = self.clone();
         for (free, withheld) in all.free.iter_mut().zip(std::mem::take(&mut all.withheld)) {
@@ -92,19 +92,19 @@ impl FreeCapacity {
         all
     }
 
-    /// What is withheld of a resource, by position; empty where nothing is.
+    /// Returns the withheld amounts of a resource by position; empty if there are none.
     pub(super) fn withheld_of(&self, resource: usize) -> &[u64] {
         self.withheld.get(resource).map_or(&[], Vec::as_slice)
     }
 
-    /// What is withheld of a resource, by node.
+    /// Returns the withheld memory of a resource by node.
     pub(super) fn not_offered(&self, host: &HostModel, resource: usize) -> Vec<WithheldMemory> {
         let Resource::Memory(kind) = host.resources[resource] else { return Vec::new() };
         let of = host.ids.iter().zip(self.withheld_of(resource)).filter(|(_, bytes)| **bytes > 0);
         of.map(|(&node, &bytes)| WithheldMemory { node, kind, bytes: Bytes(bytes) }).collect()
     }
 
-    /// Takes a node out of consideration for a resource.
+    /// Excludes a node for a resource.
     pub(super) fn close(&mut self, resource: usize, at: usize) {
         self.free[resource][at] = 0;
         if let Some(withheld) = self.withheld.get_mut(resource) {
@@ -112,7 +112,7 @@ impl FreeCapacity {
         }
     }
 
-    /// Takes all nodes but these out of consideration.
+    /// Excludes all other nodes.
     pub(super) fn keep_only(&mut self, nodes: &[usize]) {
         for resource in 0..self.free.len() {
             for at in (0..self.free[resource].len()).filter(|at| !nodes.contains(at)) {
@@ -121,7 +121,8 @@ impl FreeCapacity {
         }
     }
 
-    /// How many CPUs each node of a set gives as whole cores, where these are of unequal size: the smallest rest first.
+    /// Returns how many CPUs each node of a set gives as whole cores, if core sizes differ. Nodes with the fewest
+    /// free CPUs come first.
     pub(super) fn whole_cores(&self, set: &[usize], needed: u64) -> Option<Vec<(usize, u64)>> {
         let mut order = set.to_vec();
         order.sort_by_key(|&at| (self.free[CPU][at], at));
@@ -134,7 +135,7 @@ impl FreeCapacity {
         Some(shares.into_iter().collect())
     }
 
-    /// Takes so many CPUs of whole cores of a node.
+    /// Takes whole cores of a node with `count` CPUs in total.
     pub(super) fn take_cores(&mut self, at: usize, count: u64) {
         let Some(sizes) = self.cores.get_mut(at) else { return };
         let taken = usize::try_from(count).ok().and_then(|count| find_sizes_with_sum(sizes, count));
@@ -143,7 +144,7 @@ impl FreeCapacity {
         }
     }
 
-    /// What a unit would take from where if it were placed so, by resource.
+    /// Returns the amounts by resource and node for a placement of the group.
     pub(super) fn shares(&self, host: &HostModel, group: &PlacementGroup, placement: &Placement) -> Shares {
         let of = |(resource, set): (usize, &Vec<usize>)| match set.as_slice() {
             [] => Vec::new(),
@@ -152,7 +153,7 @@ impl FreeCapacity {
         placement.sets.iter().enumerate().map(of).collect()
     }
 
-    /// Takes what a unit needs where a placement says. What was taken from where, by resource.
+    /// Takes the amounts of a group and returns them by resource and node.
     pub(super) fn take(&mut self, host: &HostModel, group: &PlacementGroup, placement: &Placement) -> Shares {
         let shares = self.shares(host, group, placement);
         for (free, of) in self.free.iter_mut().zip(&shares) {
@@ -166,7 +167,7 @@ impl FreeCapacity {
         shares
     }
 
-    /// Gives back what was taken, but for the sizes of cores.
+    /// Returns amounts that were taken. Does not restore core sizes.
     pub(super) fn give_back(&mut self, shares: &Shares) {
         for (resource, of) in shares.iter().enumerate() {
             for &(at, share) in of {
@@ -175,7 +176,7 @@ impl FreeCapacity {
         }
     }
 
-    /// What each node has free of what a unit needs.
+    /// Returns the free amounts of the resources by node.
     pub(super) fn shortfalls(
         &self,
         host: &HostModel,
@@ -195,7 +196,7 @@ impl FreeCapacity {
         shortfalls
     }
 
-    /// Whether two nodes could change places for a unit, and for all others of its request.
+    /// Returns whether two nodes are interchangeable for all groups of the request.
     pub(super) fn are_alike(&self, host: &HostModel, group: &PlacementGroup, a: usize, b: usize) -> bool {
         let same = |columns: &[Vec<u64>]| columns.iter().all(|column| column[a] == column[b]);
         host.twins(a) == host.twins(b)
@@ -208,14 +209,14 @@ impl FreeCapacity {
             && self.load(host, &[a]) == self.load(host, &[b])
     }
 
-    /// How much others use the nodes of a set.
+    /// Returns the load of other nodes on a set of nodes.
     pub(super) fn load(&self, host: &HostModel, nodes: &[usize]) -> u64 {
         let of = |at: &usize| self.conditions.load.get(&host.id(*at)).copied().unwrap_or(0);
         if self.conditions.load.is_empty() { 0 } else { nodes.iter().map(of).fold(0, u64::saturating_add) }
     }
 }
 
-/// What of a kind is free and available, by position.
+/// Returns the free bytes of a kind that are not withheld, by position.
 pub(super) fn offered(host: &HostModel, ledger: &Ledger, kind: ZoneKind) -> Vec<u64> {
     let mut free = column(&host.ids, &ledger.nodes, kind, |account| account.free);
     if let Some(withheld) = ledger.conditions().withheld.get(&kind) {
@@ -226,31 +227,31 @@ pub(super) fn offered(host: &HostModel, ledger: &Ledger, kind: ZoneKind) -> Vec<
     free
 }
 
-/// Amounts by resource and position.
+/// Amounts by resource and node position.
 pub(super) type Shares = Vec<Vec<(usize, u64)>>;
 
-/// What is placed together: a container, or in pod scope all that run together.
+/// Containers that are placed together: one or, in pod scope, all that run at the same time.
 #[derive(Clone, Debug)]
 pub(super) struct PlacementGroup {
-    /// The container; `None` for all of them.
+    /// `None` for several containers.
     pub(super) container: Option<ContainerName>,
-    /// By resource; zero where nothing is needed.
+    /// Needed amount by resource.
     pub(super) need: Vec<u64>,
-    /// The nodes of its devices.
+    /// Nodes of the devices.
     pub(super) devices: Vec<usize>,
-    /// By position: whether a node is not wished for. Empty where there are no wishes.
+    /// Flags of nodes that are not preferred, by position. Empty if there are no preferences.
     pub(super) not_preferred: Vec<bool>,
-    /// The nodes that any container of the request names, by devices or by wishes.
+    /// Nodes that any container of the request names, as device nodes or preferences.
     pub(super) named: Vec<usize>,
 }
 
 impl PlacementGroup {
-    /// The resources of which it needs something.
+    /// Returns the resources that the group needs.
     pub(super) fn resources(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.need.len()).filter(|&resource| self.need[resource] > 0)
     }
 
-    /// The largest share of the empty machine that it needs of any resource, in millionths.
+    /// Returns the largest share of the idle machine over all resources, in millionths.
     pub(super) fn dominant_share(&self, free_capacity: &FreeCapacity) -> u128 {
         let share = |resource: usize| {
             let all: u128 = free_capacity.capacity[resource].iter().map(|&of| u128::from(of)).sum();

@@ -1,7 +1,7 @@
-//! What does not change while requests come and go: the machine and the configuration as the search sees them.
+//! Static data for the search: the machine and the configuration.
 //!
-//! Nodes go by their *position* among the machine's nodes in ascending order of ids. Ids set no limit, nor does their
-//! number. Resources go by a number too: [`CPU`], then one for each kind of memory.
+//! A node is referenced by its *position* among the machine's nodes in ascending order of ids, so ids and their
+//! number are unlimited. A resource is referenced by an index: [`CPU`], then one for each kind of memory.
 
 use std::collections::BTreeMap;
 
@@ -16,34 +16,34 @@ use crate::{
     ledger::{KindAccount, NodeAccount},
 };
 
-/// The number of the resource CPU.
+/// Index of the resource CPU.
 pub(super) const CPU: usize = 0;
 
-/// The machine as the search sees it.
+/// Machine model for the search.
 #[derive(Debug)]
 pub(super) struct HostModel {
-    /// Ids by position.
+    /// Node ids by position.
     pub(super) ids: Vec<NodeId>,
-    /// Distances between nodes, row by row. Where the machine does not say one, it is the kernel's default.
+    /// Matrix of distances, row by row. An unknown distance has the kernel's default.
     distances: Vec<u64>,
-    /// By position of a node with CPUs: the memory-only nodes that have none nearer.
+    /// Attached memory-only nodes by position: no other node with CPUs is nearer to them.
     attached: Vec<Vec<usize>>,
-    /// CPUs, where they are managed.
+    /// CPUs, if they are managed.
     pub(super) cpus: Option<MachineCpus>,
-    /// The accounts of memory while nothing is promised; empty where memory is not managed.
+    /// Memory accounts without guarantees; empty if memory is not managed.
     pub(super) idle: BTreeMap<NodeId, NodeAccount>,
-    /// All resources by number.
+    /// Resources by index.
     pub(super) resources: Vec<Resource>,
-    /// What could be promised on the empty machine, by resource and position.
+    /// Allocatable amounts of the idle machine, by resource and position.
     pub(super) capacity: Vec<Vec<u64>>,
     with_cpus: Vec<bool>,
-    /// The nodes of each socket; memory-only nodes are on none.
+    /// Nodes of each socket. Memory-only nodes belong to none.
     pub(super) sockets: Vec<Vec<usize>>,
-    /// By position: the distance from the nearest node with CPUs.
+    /// Distance to the nearest node with CPUs, by position.
     from_cpus: Vec<u64>,
-    /// By position: nodes with the same number have the same distances to all others.
+    /// Class of interchangeable nodes, by position: such nodes have equal distances to all other nodes.
     twins: Vec<usize>,
-    /// The least distance between two nodes.
+    /// Smallest distance between two nodes.
     nearest: u64,
 }
 
@@ -114,68 +114,65 @@ impl HostModel {
         }
     }
 
-    /// Whether a node has CPUs.
     pub(super) fn has_cpus(&self, at: usize) -> bool {
         self.with_cpus[at]
     }
 
-    /// The distance from the nearest node with CPUs.
+    /// Returns the distance from the nearest node with CPUs.
     pub(super) fn distance_from_cpus(&self, at: usize) -> u64 {
         self.from_cpus[at]
     }
 
-    /// Nodes with the same number have the same distances to all others.
+    /// Returns the class of interchangeable nodes.
     pub(super) fn twins(&self, at: usize) -> usize {
         self.twins[at]
     }
 
-    /// The least distance between two nodes.
+    /// Returns the smallest distance between two nodes.
     pub(super) fn nearest(&self) -> u64 {
         self.nearest
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub(super) fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// The id of a node.
     pub(super) fn id(&self, at: usize) -> NodeId {
         self.ids[at]
     }
 
-    /// The positions of a set, ascending; nodes that the machine does not have are skipped.
+    /// Returns the positions of a set in ascending order. Nodes that the machine does not have are skipped.
     pub(super) fn positions(&self, nodes: &NodeSet) -> Vec<usize> {
         nodes.iter().filter_map(|id| self.ids.binary_search(&id).ok()).collect()
     }
 
-    /// The set of some positions.
+    /// Returns the node set of these positions.
     pub(super) fn set(&self, positions: &[usize]) -> NodeSet {
         positions.iter().map(|&at| self.ids[at]).collect()
     }
 
-    /// The distance from one node to another.
     pub(super) fn distance(&self, from: usize, to: usize) -> u64 {
         self.distances[from * self.ids.len() + to]
     }
 
-    /// The memory-only nodes whose nearest node with CPUs is this one, or one as near.
+    /// Returns the memory-only nodes to which no other node with CPUs is nearer.
     pub(super) fn attached(&self, at: usize) -> &[usize] {
         &self.attached[at]
     }
 
-    /// Whether any memory-only node counts together with another.
+    /// Returns whether any memory-only node is attached to a node with CPUs.
     pub(super) fn has_attached(&self) -> bool {
         self.attached.iter().any(|of| !of.is_empty())
     }
 
-    /// The number of a kind of memory.
+    /// Returns the index of a kind of memory.
     pub(super) fn number_of(&self, kind: ZoneKind) -> Option<usize> {
         self.resources.iter().position(|&of| of == Resource::Memory(kind))
     }
 }
 
-/// Numbers nodes such that those that could change places have the same.
+/// Returns the classes of interchangeable nodes by position.
 fn twins(distances: &[u64], len: usize) -> Vec<usize> {
     let distance = |from: usize, to: usize| distances[from * len + to];
     let alike = |a: usize, b: usize| {
@@ -193,7 +190,7 @@ fn twins(distances: &[u64], len: usize) -> Vec<usize> {
     twins
 }
 
-/// A kind that a node does not have is one of which it has nothing.
+/// Returns a column of the accounts by position; zero for a kind that a node does not have.
 pub(super) fn column(
     ids: &[NodeId],
     accounts: &BTreeMap<NodeId, NodeAccount>,

@@ -1,14 +1,16 @@
-//! Init containers that end before the next container starts.
+//! Placement of init containers that are not sidecars.
 //!
-//! Problem: they may need more than what runs afterwards, but only for a while, and they are alone: what starts later
-//! does not use its own yet.
+//! # Problem
+//! An init container can need more than the containers that run afterwards, but only for a while. Later containers do
+//! not use their resources yet.
 //!
-//! Algorithm: each is looked at alone first, beside nothing of its own request: one that has no room then never has any.
-//! When all that runs has its place, the init containers are placed in reverse order. Each has to fit into
-//! what is free together with what all containers hold that start after it, by the policy of the request; where there
-//! is a choice it takes as little as possible beyond what these hold. It is charged only for that surplus, which it
-//! gives back when the next container starts. In pod scope with `single-numa-node` it stays on the node of its pod, and on what counts
-//! with it.
+//! # Algorithm
+//! First, each init container is checked by itself: if it does not fit then, it never will. After all running
+//! containers are placed, the init containers are placed in reverse order. Each may use the free capacity and the
+//! shares of all later containers, subject to the policy of the request. Among the possible placements it uses the
+//! one with the smallest surplus over these shares. Only the surplus is charged, and released when the next container
+//! starts. In pod scope with `single-numa-node`, an init container stays on the node of its pod and the attached
+//! memory-only nodes.
 
 use std::collections::BTreeSet;
 
@@ -23,20 +25,20 @@ use super::{
 };
 use crate::policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope};
 
-/// An init container that has no room, and what there was.
+/// Init container that does not fit, with the capacity at that time.
 pub(super) struct InitShortage {
     group: PlacementGroup,
     free_capacity: FreeCapacity,
 }
 
 impl InitShortage {
-    /// Why it is refused, and at which container.
+    /// Makes the refusal.
     pub(super) fn refusal(self, policy: &ResolvedPolicy<'_>) -> ContainerRefusal {
         (policy.refusal_for(&self.free_capacity, &self.group, ContainerKind::Init), self.group.container)
     }
 }
 
-/// The init containers of a request that need something, by their places.
+/// Returns the init containers with needs, by index.
 fn ending(needs: &RequestNeeds) -> impl DoubleEndedIterator<Item = (usize, &ContainerNeeds)> {
     needs.containers.iter().enumerate().filter(|(_, need)| need.ends && !need.is_nothing())
 }
@@ -52,7 +54,7 @@ fn to_group(need: &ContainerNeeds) -> PlacementGroup {
     }
 }
 
-/// Whether each init container of a request has room in what is free, if nothing else is placed of it.
+/// Checks that each init container fits the free capacity by itself.
 pub(super) fn check(
     policy: &ResolvedPolicy<'_>,
     free_capacity: &FreeCapacity,
@@ -69,7 +71,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Places the init containers of a request. `room` is what all that runs leaves, `units` where that was placed.
+/// Places the init containers. `free_capacity` is the rest after all running containers, `groups` are their
+/// placements.
 pub(super) fn place(
     policy: &ResolvedPolicy<'_>,
     free_capacity: &FreeCapacity,
@@ -81,7 +84,7 @@ pub(super) fn place(
         return Ok(());
     }
     let mut free_capacity = free_capacity.clone();
-    // What those have that start later than the one that is placed; they are added as it is their turn.
+    // Shares of the containers after the current one.
     let mut later: Vec<Vec<u64>> = free_capacity.free.iter().map(|free| vec![0; free.len()]).collect();
     let mut added = needs.containers.len();
     for (index, need) in ending(needs).rev() {
@@ -98,7 +101,7 @@ pub(super) fn place(
         }
         added = index + 1;
         let mut within = free_capacity.clone();
-        // Whether whole cores add up with those of later containers is seen when they are chosen.
+        // The selection of CPUs checks whether whole cores add up with those of later containers.
         within.cores.clear();
         for (free, later) in within.free.iter_mut().zip(&later) {
             for (free, later) in free.iter_mut().zip(later) {
@@ -113,7 +116,7 @@ pub(super) fn place(
         }
         let group = to_group(need);
         let found = policy.candidates(&within, &group);
-        // As if nobody used what is withheld: that does not decide which is better.
+        // Withheld memory counts as free here, because it must not affect which placement is better.
         let with_withheld = within.with_withheld();
         let surplus = |placement: &Placement| -> Vec<u64> {
             let beyond = |(resource, shares): (usize, Vec<(usize, u64)>)| {

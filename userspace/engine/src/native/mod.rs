@@ -1,50 +1,54 @@
-//! The strategy `native`: the same promises as the kubelet's managers give, without their known faults.
+//! The strategy `native`: the topology policies of the kubelet, without its known defects.
 //!
-//! Problem: give containers exclusive CPUs, memory and hugepages on as few and as near nodes as their topology policy
-//! demands, and leave as much as possible for those that come later.
+//! # Problem
+//! Give containers exclusive CPUs, memory and huge pages on as few and as near nodes as their topology policy
+//! demands, and leave as much usable capacity as possible for later requests.
 //!
-//! What the policies mean here:
+//! The policies mean:
 //!
 //! | policy | meaning |
 //! |---|---|
-//! | `none`, `best-effort` | whatever fits the machine is admitted, on as few nodes as possible, the nearest ones |
-//! | `restricted` | each resource is on the least number of nodes that could hold it on the empty machine, the smaller set within the larger |
-//! | `single-numa-node` | everything is on one node |
+//! | `none`, `best-effort` | any request that fits the machine is admitted, on the fewest and nearest nodes possible |
+//! | `restricted` | each resource is on the smallest number of nodes that could hold it on the idle machine; smaller sets are subsets of larger ones |
+//! | `single-numa-node` | all resources are on one node |
 //!
-//! Algorithm of an admission: what goes together (a container; in pod scope all that run) is placed in the order of
-//! size, depth first: of each the best few placements are tried, until all have room. Nothing is charged before.
-//! CPUs, memory and hugepages are placed jointly. Placements are ranked by fewest nodes, then by distances, then by
-//! what they leave (see [`crate::searches`]).
+//! # Algorithm
+//! Placement groups (containers or, in pod scope, all running containers together) are placed in the order of size,
+//! depth first: the best few placements of each group are tried until all groups fit. Nothing is charged before.
+//! CPUs, memory and huge pages are placed jointly. Placements are ranked by the number of nodes, then by distances,
+//! then by the usable capacity that remains (see [`crate::placement_search`]).
 //!
-//! Init containers end before those that matter start, so they never decide where these are. Each has to fit into
-//! what is free together with what the containers after it hold, and holds only what it needs beyond that.
+//! Init containers end before the app containers start, so they never affect the placement of these. Each must fit
+//! the free capacity plus the shares of later containers, and is only charged for the difference.
 //!
-//! Invariants: a request is placed whole or the ledger stays as it is; the bytes of a block are those placed for it;
-//! what is promised on a node is what is placed there, so what is given back is exactly what was taken; the result
-//! depends on nothing but machine, configuration, ledger, request and terms.
+//! # Invariants
+//! - A request is placed completely, or the ledger does not change.
+//! - The size of a block equals the bytes placed for it.
+//! - The guaranteed memory of a node is the sum of the placed bytes, so a release returns exactly the same bytes.
+//! - A decision depends only on the machine, the configuration, the ledger, the request and the terms.
 //!
-//! Properties:
-//!
-//! | what | bound |
+//! # Bounds
+//! | operation | bound |
 //! |---|---|
-//! | a decision, whatever the request | [`MAX_WORK`]: it is refused then, and says so |
-//! | a search | an eighth of what is left of that; it takes the best found by then, and says that it was cut off |
-//! | sets of several nodes | all that may be the best on up to `MAX_EXACT_NODES` = 20 nodes; on larger machines `MAX_STEPS` = 500 beginnings, and it says that it was cut off |
-//! | placements of a unit that are tried | the best `MAX_PLACEMENTS` = 8 |
-//! | a plan | `MAX_PLAN_WORK`, five times a decision; of a set of nodes the `MAX_MOVABLE_GROUPS` = 64 smallest containers, and `MAX_TARGETS` = 128 sets |
+//! | a decision | [`MAX_WORK`]; beyond that the request is refused, and the explanation mentions it |
+//! | a search | an eighth of the remaining work; then the best placement so far is used, and the explanation mentions it |
+//! | sets of several nodes | all candidates on up to `MAX_EXACT_NODES` = 20 nodes; on larger machines `MAX_STEPS` = 500 partial sets, and the explanation mentions an incomplete search |
+//! | placements of a group | the best `MAX_PLACEMENTS` = 8 |
+//! | a plan | `MAX_PLAN_WORK`, five times a decision; for each set of nodes the `MAX_MOVABLE_GROUPS` = 64 smallest groups, and `MAX_TARGETS` = 128 sets |
 //!
-//! | part | where |
+//! # Parts
+//! | part | module |
 //! |---|---|
-//! | the machine as the search sees it | module `host` |
-//! | what a request asks for | module `units` |
-//! | where it can go | module `search` |
-//! | which is best | module `rank` |
-//! | putting it together | modules `decide`, `init` |
-//! | which CPUs | module `cpus` |
-//! | how much a decision may look at | module `work` |
-//! | a machine that changed | module `rebase` |
-//! | what runs asks for more or less | module `resize` |
-//! | moves that make room | module [`plan`] |
+//! | machine model | `host` |
+//! | needs of a request, and groups | `placement_groups`, `free_capacity` |
+//! | search for placements | `search` |
+//! | ranking | `rank` |
+//! | admission | `decide`, `init` |
+//! | selection of CPUs | `cpus` |
+//! | limit of the work | `work_budget` |
+//! | change of the machine | `rebase` |
+//! | change of a request | `resize` |
+//! | plans of moves | [`plan`] |
 //! | refusals | [`PlacementRefusal`] |
 
 mod accounts;
@@ -92,22 +96,22 @@ use crate::{
     terms::Terms,
 };
 
-/// What `native` needs to know beside the kubelet's configuration.
+/// Options of `native` beyond the kubelet's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NativeOptions {
-    /// How memory-only nodes count, unless a request says otherwise.
+    /// Treatment of memory-only nodes, unless a request has its own setting.
     pub tiers: Tiers,
-    /// What sort of memory each node has. Of those that are not named, nodes with CPUs have ordinary memory, and the
-    /// others serve nobody who asks for a sort.
+    /// Type of memory by node. A node with CPUs that is absent has ordinary memory; another absent node does not
+    /// serve requests for a type of memory.
     pub memory_tiers: BTreeMap<NodeId, MemoryTier>,
 }
 
-/// What sort of memory a node has, by the kernel's memory tier; without one, a node with CPUs has ordinary memory. `None`:
-/// it is not known.
+/// Returns the type of memory of a node according to the kernel's memory tier. A node with CPUs but without a tier
+/// has ordinary memory. Returns `None` if the type is unknown.
 ///
-/// Source: `MEMTIER_ADISTANCE_DRAM` and `MEMTIER_CHUNK_BITS` of linux/memory-tiers.h: tiers are numbered by abstract
-/// distance, and what is as far as ordinary memory is in tier 4.
+/// Source: `MEMTIER_ADISTANCE_DRAM` and `MEMTIER_CHUNK_BITS` of linux/memory-tiers.h. Tiers are numbered by abstract
+/// distance, and ordinary memory is in tier 4.
 pub fn memory_tier(node: &NumaNode) -> Option<MemoryTier> {
     const DRAM: u32 = 4;
     match node.memory_tier.map(|tier| tier.cmp(&DRAM)) {
@@ -128,8 +132,8 @@ pub struct NativeStrategy {
 }
 
 impl NativeStrategy {
-    /// Checks a configuration against a machine. The configuration is the kubelet's, and its faults are named in
-    /// the kubelet's words; there is no limit on the number of nodes, and distances always count.
+    /// Checks a configuration against a machine. Errors have the kubelet's words. In contrast to the kubelet, the
+    /// number of nodes is unlimited, and distances always count.
     pub fn new(
         machine: &Machine,
         config: &PolicyConfig,
@@ -140,7 +144,7 @@ impl NativeStrategy {
         match (native, problems.into_iter().next()) {
             (Some(native), None) => Ok(native),
             (_, Some(problem)) => Err(problem),
-            // Nothing is made only where something is wrong.
+            // `make` only returns `None` together with a problem.
             (None, None) => {
                 let problem = StartProblem::Machine(MachineProblem::NoNodes);
                 Err(StartError::with_context(Component::Configuration, StartPhase::New)(problem))
@@ -148,7 +152,7 @@ impl NativeStrategy {
         }
     }
 
-    /// Everything that is wrong with a configuration for a machine: at most one fault a component.
+    /// Returns all errors of a configuration for a machine, at most one for each component.
     pub fn problems(machine: &Machine, config: &PolicyConfig) -> Vec<StartError> {
         let mut problems = Vec::new();
         Self::make(machine, config, &NativeOptions::default(), &mut problems);
@@ -168,7 +172,7 @@ impl NativeStrategy {
             return None;
         }
         let nodes = NodeIndex::new(machine.nodes.keys().copied());
-        // However many nodes there are, they are not too many.
+        // Zero nodes: the number of nodes is unlimited.
         let topology = keep(problems, Component::TopologyManager, TopologyOptions::parse(config, 0));
         let cpus = keep(problems, Component::CpuManager, cpus(machine, &nodes, config));
         let idle = match config.memory_manager_policy {
@@ -183,7 +187,7 @@ impl NativeStrategy {
         Some(Self { host, policy, scope, options: options.clone() })
     }
 
-    /// The topology policy and scope for these terms.
+    /// Returns the topology policy and scope for these terms.
     fn policy_and_scope(&self, terms: &Terms) -> (TopologyManagerPolicy, TopologyManagerScope) {
         (terms.policy.unwrap_or(self.policy), terms.scope.unwrap_or(self.scope))
     }
@@ -198,7 +202,7 @@ impl NativeStrategy {
     }
 }
 
-/// Keeps what is wrong with a component.
+/// Collects the error of a component.
 fn keep<T>(
     problems: &mut Vec<StartError>,
     component: Component,

@@ -1,4 +1,4 @@
-//! What a request asks for, in numbers, and what goes together.
+//! Needs of a request as numbers, and their division into placement groups.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +18,19 @@ use crate::{
     terms::Terms,
 };
 
-/// What each container of a request needs, by resource; in the order in which they start.
+/// Needs of all containers, in the order in which they start.
 #[derive(Clone, Debug)]
 pub(super) struct RequestNeeds {
     pub(super) containers: Vec<ContainerNeeds>,
 }
 
-/// What a container needs.
+/// Needs of one container.
 #[derive(Clone, Debug)]
 pub(super) struct ContainerNeeds {
     pub(super) name: ContainerName,
-    /// By resource.
+    /// Amount by resource index.
     pub(super) amounts: Vec<u64>,
-    /// Whether it ends before the next one starts.
+    /// True if the container ends before the next one starts.
     pub(super) ends: bool,
 }
 
@@ -82,7 +82,7 @@ fn fill(
     Ok(())
 }
 
-/// What is placed together, the largest first, each with the containers that it is made of.
+/// Returns the placement groups, largest first, each with the indices of its containers.
 pub(super) fn group_containers(
     host: &HostModel,
     free_capacity: &FreeCapacity,
@@ -121,10 +121,10 @@ pub(super) fn group_containers(
     Ok(groups)
 }
 
-/// Where the containers of an owner would like to be.
+/// Node preferences of an owner.
 pub(super) struct NodePreferences<'a> {
     terms: &'a Terms,
-    /// Nodes of those it wants to be with, and apart from.
+    /// Nodes of the owners to be near to, and of those to be apart from.
     with: NodeSet,
     apart: NodeSet,
 }
@@ -182,7 +182,7 @@ impl<'a> NodePreferences<'a> {
     }
 }
 
-/// Takes away what a request does not want: other nodes than it names, and memory of other tiers.
+/// Excludes nodes that the terms do not permit, and memory of other types.
 pub(super) fn close_unwanted_nodes(
     host: &HostModel,
     free_capacity: &mut FreeCapacity,
@@ -199,7 +199,7 @@ pub(super) fn close_unwanted_nodes(
         return;
     }
     for at in 0..host.len() {
-        // A node without CPUs has memory of a sort that nobody knows, unless it is named.
+        // The memory type of a node without CPUs is unknown unless it is configured.
         let default = host.has_cpus(at).then_some(MemoryTier::Dram);
         let tier = tiers.get(&host.id(at)).copied().or(default);
         if tier.is_some_and(|tier| terms.memory_tiers.contains(&tier)) {

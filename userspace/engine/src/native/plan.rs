@@ -1,16 +1,18 @@
-//! Moves that make room for a request.
+//! Plans of container moves that free capacity for a request.
 //!
-//! Problem: a request is refused although there is enough in all, because what is free lies on the wrong nodes. Which
-//! of those that run should move, so that few and small moves make it fit?
+//! # Problem
+//! A request is refused although the machine has enough free capacity in total, because the free capacity is on the
+//! wrong nodes. The plan should move few containers and few bytes.
 //!
-//! Algorithm: the unit that has no room could go to several sets of nodes. For each of these sets, groups of at most as
-//! many movable containers as allowed are looked at whose leaving gives enough there, on paper. The groups of all sets
-//! are tried in the order of their bytes: they leave, the newcomer is placed, then they are placed again, the largest
-//! first, each by the same rank under the terms on which it was admitted. The first group for which all fit is the
-//! plan. In pod scope the containers of an owner move together, and count as one.
+//! # Algorithm
+//! The placement group that does not fit could go to several sets of nodes (*targets*). For each target, combinations
+//! of movable groups are collected that would free enough there, by the sums of their amounts. The
+//! combinations of all targets are tried in ascending order of bytes: release the groups, place the request, then
+//! place the groups again, largest first, each with the usual ranking and its own terms. The first combination that
+//! works becomes the plan. In pod scope the containers of an owner move together and count as one move.
 //!
-//! The plan is a proposal. The caller that carries it out charges both places of what is being moved until it has arrived, as
-//! [`crate::in_flight`] has it; where the limits ask for that, only plans count that can be carried out so.
+//! A plan is only a proposal. During its execution the caller charges both sides of each move (see
+//! [`crate::in_flight`]). If the limits demand an order, only plans are returned that can be executed this way.
 
 use std::collections::BTreeSet;
 
@@ -36,25 +38,25 @@ use crate::{
     terms::Terms,
 };
 
-/// As much as a plan may look at, in the measure of [`super::MAX_WORK`]: about 50 ms.
+/// Limit of the work for a plan, in the units of [`super::MAX_WORK`]: about 50 ms.
 const MAX_PLAN_WORK: u64 = 10_000_000;
-/// What it costs to try a group, besides the decisions, for each node and eight owners.
+/// Work for one attempt, in addition to its decisions, for each node and for each eight owners.
 const TRY_COST: usize = 2_500;
-/// As many movable containers of a set of nodes are looked at, the smallest ones.
+/// Maximum number of movable groups for each target; the smallest ones are used.
 const MAX_MOVABLE_GROUPS: usize = 64;
-/// As many sets of nodes are looked at.
+/// Maximum number of targets.
 const MAX_TARGETS: usize = 128;
 
-/// What moves together.
+/// Containers that move together.
 struct MovableGroup {
     owner: OwnerId,
     containers: Vec<ContainerName>,
     bytes: u64,
-    /// By resource and position: what leaves with it.
+    /// Amount by resource and position that a move frees.
     leaves: Vec<Vec<u64>>,
 }
 
-/// Who needs a place: a request, or one that is moved.
+/// Request, or moved group, that needs a place.
 struct PlacementTask<'a> {
     owner: OwnerId,
     request: Option<&'a Request>,
@@ -62,21 +64,21 @@ struct PlacementTask<'a> {
     terms: &'a Terms,
 }
 
-/// What a search for a plan may still do.
+/// Remaining limits of the search for a plan.
 #[derive(Clone)]
 struct PlanBudget<'a> {
     work: WorkShare<'a>,
     moves: usize,
-    /// Memory that may move.
+    /// Bytes that may still move.
     bytes: u64,
-    /// Whether those that are moved may have others moved.
+    /// True if a moved group may cause further moves.
     chains: bool,
-    /// Who has been moved already.
+    /// Containers that have moved already.
     frozen: BTreeSet<(OwnerId, ContainerName)>,
 }
 
 impl PlanBudget<'_> {
-    /// Goes back to what could be done before, but for the work.
+    /// Restores the previous limits, except for the work.
     fn undo<T>(&mut self, before: Self) -> Option<T> {
         *self = before;
         None
@@ -84,7 +86,8 @@ impl PlanBudget<'_> {
 }
 
 impl NativeStrategy {
-    /// Few and small moves that make a request fit: not in all cases the cheapest ones. `None` where there are none within the limits.
+    /// Returns few and small moves that make a request fit, not always the cheapest ones. Returns `None` if there are
+    /// none within the limits.
     pub fn plan(
         &self,
         ledger: &Ledger,
@@ -95,7 +98,7 @@ impl NativeStrategy {
         self.planned(ledger, request, terms, limits).ok()
     }
 
-    /// The same, or why the request is refused as things are.
+    /// Like [`Self::plan`], but returns the rejection of the request on failure.
     pub(super) fn planned(
         &self,
         ledger: &Ledger,
@@ -110,7 +113,7 @@ impl NativeStrategy {
         }
     }
 
-    /// Few and small moves for a request that is refused as things are.
+    /// Returns the moves for a request that is refused without any.
     fn moves_for(
         &self,
         ledger: &Ledger,
@@ -136,7 +139,7 @@ impl NativeStrategy {
                 PlanBudget { work, moves: limits.moves, bytes: limits.bytes.0, chains, frozen: kept.clone() };
             let accept = |after: Ledger| {
                 let moves = moved(ledger, &after, &request.owner);
-                // An order in which each has room on both sides.
+                // Every move needs capacity on both sides.
                 let ordered = limits.in_order.then(|| self.in_order(ledger, &moves, &work));
                 Some((ordered.unwrap_or(Some(moves))?, after))
             };
@@ -156,7 +159,7 @@ impl NativeStrategy {
         None
     }
 
-    /// An order of moves in which each has room on both sides.
+    /// Returns an order in which each move has capacity on both sides.
     fn in_order(
         &self,
         ledger: &Ledger,
@@ -171,12 +174,13 @@ impl NativeStrategy {
         ordered
     }
 
-    /// What it costs to try a change of a ledger.
+    /// Returns the work for one attempt to change a ledger.
     fn cost(&self, ledger: &Ledger) -> usize {
         TRY_COST * (self.host.len() + ledger.owners().count() / 8).max(1)
     }
 
-    /// The unit of a request that has no room, and what is free when those before it have their places.
+    /// Returns the group of a request that does not fit, and the free capacity after the placement of the groups
+    /// before it.
     fn find_group_without_capacity(
         &self,
         ledger: &Ledger,
@@ -201,7 +205,7 @@ impl NativeStrategy {
             let Some(best) = found.placements.first() else { return Some((group, free_capacity)) };
             free_capacity.take(&self.host, &group, best);
         }
-        // All that runs has room: an init container has none.
+        // All running containers fit, so an init container does not.
         let init = needs.containers.iter().filter(|need| need.ends);
         let largest = init.max_by_key(|need| need.amounts.clone())?;
         let group = PlacementGroup {
@@ -214,7 +218,7 @@ impl NativeStrategy {
         Some((group, self.free_capacity(ledger, terms)))
     }
 
-    /// All that may be moved for a newcomer.
+    /// Returns all groups that may move.
     fn movable(
         &self,
         ledger: &Ledger,
@@ -227,7 +231,7 @@ impl NativeStrategy {
             let Some(request) = account.request.as_ref().filter(|_| !account.terms.immovable) else {
                 continue;
             };
-            // Who is still starting stays.
+            // Containers that are still starting do not move.
             if account
                 .containers
                 .keys()
@@ -248,7 +252,7 @@ impl NativeStrategy {
                 let mut bytes = 0u64;
                 let held = || containers.iter().filter_map(|name| account.containers.get(name));
                 if let Some((cpus, free)) = &cpus {
-                    // A core can become whole by what is free of it already.
+                    // A freed CPU can complete a core if its other CPUs are already free.
                     let after = held().fold(free.clone(), |free, held| &free | &held.held_cpus());
                     let wanted = |of: &CpuSet| cpus.count(&cpus.wanted(of, task.terms));
                     let more = wanted(&after).into_iter().zip(wanted(free));
@@ -268,7 +272,7 @@ impl NativeStrategy {
         movable
     }
 
-    /// Adds the memory that somebody holds.
+    /// Adds the memory of an allocation to the columns.
     fn add_memory(&self, held: &Allocation, to: &mut [Vec<u64>]) {
         for (&kind, nodes) in &held.placed {
             let Some(number) = self.host.number_of(kind) else { continue };
@@ -280,7 +284,7 @@ impl NativeStrategy {
         }
     }
 
-    /// The sets of nodes to which a unit could go.
+    /// Returns the sets of nodes to which a group could go.
     fn targets(
         &self,
         group: &PlacementGroup,
@@ -309,7 +313,8 @@ impl NativeStrategy {
             if size == 1 || fits(items.len(), size) {
                 search::subsets(&items, size, &mut add);
             } else {
-                // Around each node, those that would have the most within the nearest.
+                // For each node: the nearest nodes, and among equally near ones those that could have most of the
+                // need.
                 let weight = |at: usize| {
                     let could = |resource: usize| {
                         let leaves: u64 = movable.iter().map(|of| of.leaves[resource][at]).sum();
@@ -332,7 +337,8 @@ impl NativeStrategy {
         targets
     }
 
-    /// Groups whose leaving gives a unit enough on paper, by bytes.
+    /// Returns the combinations of movable groups that would free enough for a group, in ascending order of
+    /// bytes.
     fn groups(
         &self,
         group: &PlacementGroup,
@@ -342,10 +348,10 @@ impl NativeStrategy {
         search: &PlanBudget<'_>,
     ) -> BTreeSet<(u64, Vec<usize>)> {
         let mut groups = BTreeSet::new();
-        // Most of it is for trying them.
+        // The rest of the work is for trying the combinations.
         let share = search.work.half().half().half();
         for target in self.targets(group, free_capacity, terms, movable) {
-            // What it may not use there does not count.
+            // Excluded nodes do not count.
             let sum = |resource: usize, column: &[u64]| {
                 let allowed = target.iter().filter(|&&at| free_capacity.capacity[resource][at] > 0);
                 allowed.fold(0u64, |sum, &at| sum.saturating_add(column[at]))
@@ -354,7 +360,8 @@ impl NativeStrategy {
                 need.saturating_sub(sum(resource, &free_capacity.free[resource]))
             };
             let missing: Vec<u64> = group.need.iter().enumerate().map(missing).collect();
-            // On more than one node what is missing is not a question of sums alone.
+            // On several nodes, sufficient sums do not imply that the group fits; then any group that frees something
+            // may help.
             let any = missing.iter().all(|&missing| missing == 0);
             let mut there: Vec<(usize, Vec<u64>)> = Vec::new();
             for (index, of) in movable.iter().enumerate() {
@@ -374,8 +381,8 @@ impl NativeStrategy {
         groups
     }
 
-    /// Has a group leave, places the newcomer, and places the group again. Who of these has no room may have others
-    /// make room for it, as far as there are moves left.
+    /// Releases the groups, places the request, and places the groups again. If allowed, a group that does not fit
+    /// causes further moves.
     fn try_group(
         &self,
         ledger: &Ledger,
@@ -419,14 +426,14 @@ impl NativeStrategy {
                 None => return search.undo(before),
             }
         }
-        // Those that share need a CPU, as with an admission.
+        // Like an admission, a plan leaves a CPU in the shared pool.
         if self.check_shared_pool(&ledger.shared_pool, &next).is_err() {
             return search.undo(before);
         }
         Some(next)
     }
 
-    /// A container that is moved, as a newcomer.
+    /// Makes the placement task for a moved group.
     fn task_for_group<'a>(&self, ledger: &'a Ledger, of: &MovableGroup) -> Option<PlacementTask<'a>> {
         let account = ledger.owner(&of.owner)?;
         let need = |name: &ContainerName| {
@@ -434,7 +441,7 @@ impl NativeStrategy {
             let mut columns = vec![vec![0u64; self.host.len()]; self.host.resources.len()];
             self.add_memory(held, &mut columns);
             let mut amounts: Vec<u64> = columns.iter().map(|column| column.iter().sum()).collect();
-            // Hidden ones come with them.
+            // Hidden CPUs are added by the placement.
             amounts[CPU] = held.cpus.as_ref().map_or(0, |cpus| cpus.len() as u64);
             Some(ContainerNeeds { name: name.clone(), amounts, ends: false })
         };
@@ -442,7 +449,7 @@ impl NativeStrategy {
         Some(PlacementTask { owner: of.owner.clone(), request: None, needs, terms: &account.terms })
     }
 
-    /// Places a newcomer where there is room.
+    /// Places a task if it fits without moves.
     fn try_place(&self, ledger: &Ledger, task: &PlacementTask<'_>, work: &WorkShare<'_>) -> Option<Ledger> {
         if let Some(request) = task.request {
             let decision = self.admit_watched(ledger, request, task.terms, &|_| {});
@@ -458,7 +465,7 @@ impl NativeStrategy {
         Some(next)
     }
 
-    /// The largest share of the machine that leaves with one.
+    /// Returns the largest share of the machine that a group uses, in millionths.
     fn share(&self, of: &MovableGroup) -> u128 {
         let share = |(leaves, capacity): (&Vec<u64>, &Vec<u64>)| {
             let sum = |column: &[u64]| column.iter().map(|&of| u128::from(of)).sum::<u128>();
@@ -467,7 +474,7 @@ impl NativeStrategy {
         of.leaves.iter().zip(&self.host.capacity).map(share).max().unwrap_or(0)
     }
 
-    /// What is accepted first of the ledgers in which a newcomer has its place, after moves.
+    /// Searches moves after which the task has its place, and returns the first accepted result.
     fn free_capacity_by_moves<T>(
         &self,
         ledger: &Ledger,
@@ -479,7 +486,7 @@ impl NativeStrategy {
             return None;
         }
         let (group, free_capacity) = self.find_group_without_capacity(ledger, task)?;
-        // Moves make no room on the whole machine, though they may where the newcomer has to be.
+        // Moves do not increase the total capacity of the machine, only the capacity of the permitted nodes.
         let all = FreeCapacity::new(&self.host, ledger, &Terms::default()).free;
         let enough = |resource: usize| {
             let free = all[resource].iter().fold(0u64, |sum, &free| sum.saturating_add(free));
@@ -506,7 +513,7 @@ impl NativeStrategy {
     }
 }
 
-/// Whether there are no more sets of so many of the nodes than are looked at.
+/// Returns whether the number of subsets of this size is at most [`MAX_TARGETS`].
 fn fits(nodes: usize, size: usize) -> bool {
     let sets = (0..size.min(nodes - size.min(nodes))).try_fold(1usize, |sets, index| {
         Some(sets.checked_mul(nodes - index)? / (index + 1)).filter(|&sets| sets <= MAX_TARGETS)
@@ -514,7 +521,7 @@ fn fits(nodes: usize, size: usize) -> bool {
     sets.is_some()
 }
 
-/// Adds all groups that begin with those chosen and give what is missing.
+/// Collects all combinations that start with `chosen` and free the missing amounts.
 fn collect(
     there: &[(usize, Vec<u64>)],
     movable: &[MovableGroup],
@@ -544,7 +551,7 @@ fn collect(
     }
 }
 
-/// What moved between two ledgers to make room for somebody, who may hold something already.
+/// Returns the moves between two ledgers, except for those of the owner that requested capacity.
 fn moved(before: &Ledger, after: &Ledger, task: &OwnerId) -> Vec<ContainerMove> {
     let others = before.allocations().filter(|(owner, ..)| *owner != task);
     let moves = others.filter_map(|(owner, container, from)| {
@@ -560,7 +567,7 @@ fn moved(before: &Ledger, after: &Ledger, task: &OwnerId) -> Vec<ContainerMove> 
     moves.collect()
 }
 
-/// How much has to go to another node.
+/// Returns the bytes that have to migrate to another node.
 fn moved_bytes(from: &Allocation, to: &Allocation) -> u64 {
     let mut moved = 0u64;
     for (kind, nodes) in &to.placed {

@@ -1,19 +1,19 @@
-//! Which of several placements is better, and by which rule.
+//! Ranking of placements.
 //!
-//! A *placement* says for every resource on which nodes it is. Of two, the better one is better by the first of these
-//! rules in which they differ:
+//! A *placement* has the nodes of each resource. Of two placements, the better one is determined by the first of
+//! these criteria in which they differ:
 //!
-//! 1. fewer nodes in all, nodes of devices included;
-//! 2. fewer nodes per resource, added up;
-//! 3. fewer nodes that are not wished for;
-//! 4. smaller distances: from devices, then from CPU to CPU, from CPU to memory, from memory to memory;
-//! 5. less stranding: the sum over all nodes of free CPUs times free memory goes down by less. A node that is out of
-//!    one of these is of no use to most who come later, so what is left of it is lost. Free is what is not promised,
-//!    whether others use it or not;
-//! 6. less use of the nodes by other nodes, where it is known;
+//! 1. fewer nodes in total, including the nodes of devices;
+//! 2. smaller sum of the numbers of nodes per resource;
+//! 3. fewer nodes that are not preferred;
+//! 4. smaller distances: from devices, then between CPUs, from CPUs to memory, between memory;
+//! 5. less stranded capacity: the sum over all nodes of free CPUs times free memory decreases by less. A node without
+//!   free CPUs or without free memory is useless to most later requests. All memory without a guarantee counts as
+//!   free here, even if other programs use it;
+//! 6. less load by other nodes, if it is known;
 //! 7. lower node ids.
 //!
-//! Only integers are compared, so the order is the same everywhere.
+//! Only integers are compared, so the order is the same on all platforms.
 
 use std::cmp::Ordering;
 
@@ -23,13 +23,13 @@ use super::{
 };
 use crate::placement_search::Rank;
 
-/// Where each resource of a unit is.
+/// Nodes of each resource of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
     pub(super) key: Rank,
-    /// All nodes, ascending.
+    /// All nodes in ascending order.
     pub(super) nodes: Vec<usize>,
-    /// By resource; empty where nothing is needed.
+    /// Nodes by resource; empty if nothing is needed.
     pub(super) sets: Vec<Vec<usize>>,
 }
 
@@ -45,14 +45,14 @@ impl Ord for Placement {
     }
 }
 
-/// What the ledger has free on a node: what is offered and what is withheld.
+/// Returns the free amount of a node including the withheld one.
 fn free_and_withheld(free: &[u64], withheld: &[u64], at: usize) -> u64 {
     free[at].saturating_add(withheld.get(at).copied().unwrap_or(0))
 }
 
-/// Divides an amount over the nodes of a set, of which each has so much free: the smallest rest first, so that what
-/// is left is in one piece. What is withheld is not given, but counts as left: what others use at the moment does not
-/// change the order.
+/// Divides an amount among the nodes of a set, nodes with the fewest free amounts first, so that the rest stays in
+/// one piece. Withheld amounts are not given, but count for the order, so that momentary memory use does not change
+/// it.
 pub(super) fn split(free: &[u64], withheld: &[u64], set: &[usize], mut needed: u64) -> Vec<(usize, u64)> {
     if let [at] = set {
         return vec![(*at, needed)];
@@ -71,7 +71,7 @@ pub(super) fn split(free: &[u64], withheld: &[u64], set: &[usize], mut needed: u
     shares
 }
 
-/// What of a resource comes from which node.
+/// Returns the amounts of a resource by node.
 pub(super) fn amounts(
     host: &HostModel,
     free_capacity: &FreeCapacity,
@@ -105,7 +105,7 @@ fn between(host: &HostModel, from: &[usize], to: &[usize]) -> u64 {
     from.iter().map(|&from| to.iter().map(|&to| host.distance(from, to)).sum::<u64>()).sum()
 }
 
-/// The union of sets of positions, ascending.
+/// Returns the union of sets of positions in ascending order.
 pub(super) fn union<'a>(sets: impl IntoIterator<Item = &'a [usize]>) -> Vec<usize> {
     let mut all: Vec<usize> = Vec::new();
     for set in sets {
@@ -118,7 +118,7 @@ pub(super) fn union<'a>(sets: impl IntoIterator<Item = &'a [usize]>) -> Vec<usiz
     all
 }
 
-/// What is known of the rank of all placements on just these nodes, with so many of all resources.
+/// Returns the criteria that all placements on exactly these nodes have in common.
 pub(super) fn lead(host: &HostModel, group: &PlacementGroup, nodes: &[usize], per_resource: u64) -> Rank {
     let count = |len: usize| len as u64;
     let mut lead = Rank {
@@ -134,13 +134,13 @@ pub(super) fn lead(host: &HostModel, group: &PlacementGroup, nodes: &[usize], pe
     lead
 }
 
-/// The rank of where each resource is, but for what it strands, and all its nodes.
+/// Returns the rank of a placement without stranding and load, and all its nodes.
 pub(super) fn rank(host: &HostModel, group: &PlacementGroup, sets: &[&[usize]]) -> (Rank, Vec<usize>) {
     let nodes = union(sets.iter().copied());
     let mut rank = lead(host, group, &nodes, sets.iter().map(|set| set.len() as u64).sum());
     let (cpus, memory) = (sets[CPU], &sets[CPU + 1..]);
     if nodes.len() > 1 {
-        // Mostly all memory is on the same nodes.
+        // Usually all memory is on the same nodes.
         let first = memory.iter().find(|set| !set.is_empty()).copied().unwrap_or(&[]);
         let same = memory.iter().all(|set| set.is_empty() || *set == first);
         let all = if same { Vec::new() } else { union(memory.iter().copied()) };
@@ -152,13 +152,13 @@ pub(super) fn rank(host: &HostModel, group: &PlacementGroup, sets: &[&[usize]]) 
         rank.cpu_to_memory = between(host, cpus, cpus);
     }
     if cpus.is_empty() {
-        // It runs on the shared pool, so anywhere.
+        // Without exclusive CPUs the container can run anywhere.
         rank.cpu_to_memory = nodes.iter().map(|&at| host.distance_from_cpus(at)).sum();
     }
     (rank, nodes)
 }
 
-/// By how much the sum of free CPUs times free memory goes down.
+/// Returns the decrease of the sum over nodes of free CPUs times free memory.
 pub(super) fn stranded(
     host: &HostModel,
     free_capacity: &FreeCapacity,
@@ -168,7 +168,7 @@ pub(super) fn stranded(
 ) -> u128 {
     let Some(memory) = free_capacity.memory else { return 0 };
     let product = |cpus: u64, memory: u64| u128::from(cpus) * u128::from(memory);
-    // Where nobody manages CPUs, every node counts as having one.
+    // If CPUs are not managed, every node counts as having one.
     let free_cpus = |at: usize| if host.cpus.is_some() { free_capacity.free[CPU][at] } else { 1 };
     let even = host.cpus.as_ref().filter(|cpus| cpus.options.distribute_across_numa && sets[CPU].len() > 1);
     let even = even.map(|cpus| {
@@ -178,8 +178,8 @@ pub(super) fn stranded(
         Some(shares) => shares.iter().find(|(of, _)| *of == at).map_or(0, |(_, share)| *share),
         None => share(|at| free_capacity.free[CPU][at], sets[CPU], group.need[CPU], at),
     };
-    // As if nobody used what is withheld, also where a node of several cannot give that much now: what others use at the
-    // moment does not change the order.
+    // Withheld memory counts as free here, even if a node cannot give that much at the moment, so that momentary
+    // memory use does not change the order.
     let bytes_of =
         |at: usize| free_and_withheld(&free_capacity.free[memory], free_capacity.withheld_of(memory), at);
     let lost = nodes.iter().map(|&at| {
@@ -191,7 +191,7 @@ pub(super) fn stranded(
     lost.sum()
 }
 
-/// What one node of a set gives: the rest that those with less free leave.
+/// Returns the amount of one node of a set: the rest after the nodes with fewer free amounts.
 fn share(free: impl Fn(usize) -> u64, set: &[usize], needed: u64, at: usize) -> u64 {
     if needed == 0 || !set.contains(&at) {
         return 0;

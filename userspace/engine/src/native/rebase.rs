@@ -1,12 +1,14 @@
-//! Carrying promises over to a machine, or a configuration, that changed.
+//! Carrying guarantees over to a changed machine or configuration.
 //!
-//! Problem: after a boot a node has a little less memory than before, or a node or a CPU is gone; those that run keep
-//! what they were promised, whatever the policy says now.
+//! # Problem
+//! After a reboot a node can have slightly less memory, or a node or a CPU can be missing. Running workloads keep
+//! their guarantees, whatever the current policy is.
 //!
-//! Algorithm: the accounts are made anew from what is placed. Where a node has more placed on it than it can promise,
-//! blocks that span several nodes give way: their bytes there are placed on other nodes of the block. Where these have no
-//! room, blocks that span them give way in turn, so that as much is covered as can be. What is on one node only stays.
-//! What is missing then is reported, and the node offers nothing until it is gone.
+//! # Algorithm
+//! The accounts are recomputed from the placed bytes. If a node has more placed than allocatable, blocks over several
+//! nodes move bytes to their other nodes. If these are full, blocks over those nodes move bytes in turn, so that as
+//! much as possible is covered. Blocks on a single node do not move. The remaining shortage is reported, and the node
+//! offers no memory until the shortage is gone.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,16 +21,16 @@ use crate::{
     request::{ContainerName, OwnerId},
 };
 
-/// See [`crate::Strategy::rebase`].
+/// Implements [`crate::Strategy::rebase`].
 pub(super) fn rebase(native: &NativeStrategy, ledger: &Ledger) -> (Ledger, Vec<UncoveredMemory>) {
     let mut next = ledger.clone();
-    // Parts are all that counts here: each byte is placed for one of them.
+    // Only the allocations of containers count: each byte of a pod is placed for one of its containers.
     let whole = ledger.owners().filter(|(_, account)| !account.pod_level.is_empty());
     for owner in whole.map(|(owner, _)| owner) {
         next.owner_mut(owner).pod_level = PodAllocation::default();
     }
     let mut nodes: BTreeMap<NodeId, NodeAccount> = native.host.idle.clone();
-    // What each node can still promise, or by how much it has promised too much.
+    // Free bytes by kind and node; negative if more is placed than allocatable.
     let mut free: BTreeMap<(ZoneKind, NodeId), i128> = BTreeMap::new();
     for (&node, account) in &nodes {
         for (&kind, account) in &account.kinds {
@@ -70,7 +72,7 @@ pub(super) fn rebase(native: &NativeStrategy, ledger: &Ledger) -> (Ledger, Vec<U
     (next, uncovered)
 }
 
-/// Hides the threads of cores that came online beside CPUs whose siblings are hidden, if they are free.
+/// Hides free sibling threads that came online next to CPUs with hidden siblings.
 fn hide_new_siblings(native: &NativeStrategy, ledger: &mut Ledger) {
     let Some(cpus) = &native.host.cpus else { return };
     let exclusive = ledger.all_exclusive_cpus();
@@ -92,24 +94,24 @@ fn hide_new_siblings(native: &NativeStrategy, ledger: &mut Ledger) {
 
 type Holder = (OwnerId, ContainerName, ZoneKind);
 
-/// The nodes of the blocks of a kind that a container has.
+/// Returns the nodes of a container's blocks of a kind.
 fn affinity(ledger: &Ledger, (owner, container, kind): &Holder) -> NodeSet {
     let of_kind = ledger.blocks(owner, container).iter().filter(|block| block.kind == *kind);
     of_kind.flat_map(|block| block.affinity.iter()).collect()
 }
 
-/// What a container has of a kind of memory, if that may be on several nodes.
+/// Memory of a container that may be on several nodes.
 struct SpreadMemory {
     holder: Holder,
     affinity: NodeSet,
     placed: BTreeMap<NodeId, u64>,
 }
 
-/// A step on the way of bytes from one node to another: of whom they are.
+/// Step of a relocation path: source, destination, and index of the memory that moves.
 type RelocationStep = (NodeId, NodeId, usize);
 
-/// Has what may be on several nodes make room on those that have promised too much: along the shortest way each time, as
-/// what moves to another node may have to make room there for what comes.
+/// Relocates memory that may be on several nodes away from overcommitted nodes, each time along the shortest path:
+/// memory at the destination may have to move on.
 fn relocate_excess(ledger: &mut Ledger, free: &mut BTreeMap<(ZoneKind, NodeId), i128>) {
     let short: Vec<(ZoneKind, NodeId)> =
         free.iter().filter(|(_, free)| **free < 0).map(|(&of, _)| of).collect();
@@ -144,7 +146,8 @@ fn spread(ledger: &Ledger, kind: ZoneKind) -> Vec<SpreadMemory> {
     of.collect()
 }
 
-/// The shortest way on which bytes can leave a node for one that has room; none where it has not promised too much.
+/// Returns the shortest path from an overcommitted node to a node with free memory; `None` if the node is not
+/// overcommitted or there is no path.
 fn shortest_path(
     spread: &[SpreadMemory],
     kind: ZoneKind,
@@ -177,7 +180,7 @@ fn shortest_path(
     None
 }
 
-/// What is missing, and of whom: on each node of the last ones in the order of names.
+/// Returns the shortage by owner. On each node, the last containers in the order of names bear it.
 fn uncovered(ledger: &Ledger, free: &BTreeMap<(ZoneKind, NodeId), i128>) -> Vec<UncoveredMemory> {
     let mut missing: BTreeMap<(ZoneKind, NodeId), i128> =
         free.iter().filter(|(_, free)| **free < 0).map(|(&of, &free)| (of, -free)).collect();

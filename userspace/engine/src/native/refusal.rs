@@ -1,4 +1,4 @@
-//! Why a request is refused: what was asked for, and what each node has of it.
+//! Refusals of the strategy `native`: the requested and the free amounts.
 
 use std::fmt;
 
@@ -12,100 +12,87 @@ use crate::{
     request::ContainerName,
 };
 
-/// As many nodes are named in a sentence; the data has all.
+/// Maximum number of nodes in a message. The structured data has all.
 const MAX_NODES_IN_MESSAGE: usize = 16;
 
-/// Why the strategy `native` refuses a request.
+/// Reason why the strategy `native` refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlacementRefusal {
-    /// No nodes that the policy allows have enough free.
-    NoRoom {
-        /// The container; `None` for all that run together.
+    /// No set of nodes that the policy permits has enough free capacity.
+    InsufficientCapacity {
+        /// `None` for all running containers together.
         container: Option<ContainerName>,
-        /// The policy.
         policy: TopologyManagerPolicy,
-        /// Whether the empty machine would have had room.
-        ever: bool,
-        /// For whom there is no room.
-        what: ContainerKind,
-        /// What is requested and free by node.
+        /// True if the idle machine could serve the request.
+        fits_idle_machine: bool,
+        /// Kind of containers that do not fit.
+        kind: ContainerKind,
+        /// Requested and free amounts by node.
         missing: Vec<Shortfall>,
     },
-    /// More would have to be looked at than a decision may. What was found first.
-    GaveUp(Box<PlacementRefusal>),
-    /// With `strict-cpu-reservation`: the shared pool would have no CPU left although somebody runs there.
+    /// The work limit was reached. Contains the first refusal that was found.
+    WorkLimitReached(Box<PlacementRefusal>),
+    /// With `strict-cpu-reservation`: containers without exclusive CPUs run, but no CPU would remain in the shared
+    /// pool.
     SharedPool {
-        /// CPUs that were requested.
+        /// Number of requested CPUs.
         requested: u64,
-        /// CPUs that the shared pool has.
+        /// Number of free CPUs in the shared pool.
         free: u64,
     },
-    /// With `full-pcpus-only`: not a number of whole cores.
+    /// With `full-pcpus-only`: the request is not a sum of core sizes.
     Cores(String),
-    /// CPUs were counted that could not be taken.
-    Uncollected {
-        /// The container.
-        container: ContainerName,
-    },
-    /// The machine has no memory of a kind.
-    UnknownKind {
-        /// The kind.
-        kind: ZoneKind,
-        /// What was requested.
-        requested: Quantity,
-    },
-    /// An amount is more than any machine has.
-    TooLarge {
-        /// The resource.
-        resource: Resource,
-        /// The amount.
-        amount: Quantity,
-    },
-    /// All containers together ask for more than any machine has.
+    /// The free CPUs suffice, but whole cores do not add up to the request.
+    Uncollected { container: ContainerName },
+    /// The machine has no memory of this kind.
+    UnknownKind { kind: ZoneKind, requested: Quantity },
+    /// The amount exceeds every possible machine.
+    TooLarge { resource: Resource, amount: Quantity },
+    /// The sum over all containers exceeds every possible machine.
     SumTooLarge,
 }
 
 impl PlacementRefusal {
-    /// What is requested and free by node.
+    /// Returns the requested and free amounts by node.
     pub(super) fn shortfalls(&self) -> &[Shortfall] {
         match self {
-            Self::NoRoom { missing, .. } => missing,
-            Self::GaveUp(first) => first.shortfalls(),
+            Self::InsufficientCapacity { missing, .. } => missing,
+            Self::WorkLimitReached(first) => first.shortfalls(),
             _ => &[],
         }
     }
 }
 
-/// What there was no room for.
+/// Kind of containers in a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerKind {
-    /// A container that goes on running, or all of these.
+    /// A container that keeps running, or all of them.
     Running,
-    /// A container that ends before the others start.
+    /// An init container that ends before the next container starts.
     Init,
 }
 
 impl fmt::Display for PlacementRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRoom { container, policy, ever, what, missing } => {
-                match (container, what) {
+            Self::InsufficientCapacity { container, policy, fits_idle_machine, kind, missing } => {
+                match (container, kind) {
                     (Some(name), ContainerKind::Running) => write!(f, "container {name}")?,
                     (Some(name), ContainerKind::Init) => write!(f, "init container {name}")?,
                     (None, _) => f.write_str("the containers together")?,
                 }
                 let rule = match policy {
-                    TopologyManagerPolicy::SingleNumaNode => "cannot have all on one node",
+                    TopologyManagerPolicy::SingleNumaNode => "does not fit on one node",
                     TopologyManagerPolicy::Restricted => {
-                        "cannot have each resource on its least number of nodes, the smaller sets within the larger"
+                        "does not fit with each resource on the smallest number of nodes that could hold it"
                     }
                     TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => {
-                        "cannot be placed on any nodes"
+                        "does not fit on any set of nodes"
                     }
                 };
                 write!(f, " {rule} (policy {policy}): ")?;
-                if !ever {
-                    f.write_str("not even the empty machine could hold it; ")?;
+                if !fits_idle_machine {
+                    f.write_str("not even an idle machine could hold it; ")?;
                 }
                 for (index, shortfall) in missing.iter().take(MAX_NODES_IN_MESSAGE).enumerate() {
                     write!(f, "{}{shortfall}", if index > 0 { "; " } else { "" })?;
@@ -115,19 +102,19 @@ impl fmt::Display for PlacementRefusal {
                 }
                 Ok(())
             }
-            Self::GaveUp(first) => {
-                write!(f, "{first}; the search ended before everything was tried: the request is too complex")
+            Self::WorkLimitReached(first) => {
+                write!(f, "{first}; the search stopped at its work limit: the request is too complex")
             }
             Self::SharedPool { requested, free } => write!(
                 f,
-                "cpu requested {requested}, free {free}: the shared pool would have no CPU left for those that run there"
+                "cpu requested {requested}, free {free}: the shared pool would have no CPU left for the containers that run there"
             ),
             Self::Cores(error) => f.write_str(error),
             Self::Uncollected { container } => {
-                write!(f, "container {container}: the free CPUs cannot be put together to whole cores")
+                write!(f, "container {container}: the free whole cores do not add up to the requested CPUs")
             }
             Self::UnknownKind { kind, requested } => {
-                write!(f, "{kind} requested {requested}, free 0: no node has any")
+                write!(f, "{kind} requested {requested}, free 0: no node has this kind of memory")
             }
             Self::TooLarge { resource, amount } => {
                 write!(f, "{resource} requested {amount}: more than any machine has")

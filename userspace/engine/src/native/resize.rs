@@ -1,8 +1,8 @@
-//! Changing what a container that runs has been promised.
+//! Resizing the guarantee of a running container.
 //!
-//! It stays where it is: CPUs are added on the nodes of its CPUs (where no policy ties them, on those of its memory as
-//! well), memory on the nodes of its blocks. What it gives back of memory goes from the node that has the least of it.
-//! Where that is not possible, nothing changes. The terms on which it was admitted stay.
+//! The container keeps its place: CPUs are added on the nodes of its CPUs and, if no policy restricts it, on those of
+//! its memory; memory is added on the nodes of its blocks. Memory is released on the node with the smallest part
+//! first. If the resize is impossible, nothing changes. The terms of the admission stay.
 
 use numaward_topology::{Bytes, NodeId};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl NativeStrategy {
-    /// See [`crate::Strategy::resize`].
+    /// Implements [`crate::Strategy::resize`].
     pub(super) fn resized(
         &self,
         ledger: &Ledger,
@@ -38,7 +38,7 @@ impl NativeStrategy {
                     nodes.extend(held.memory_nodes().iter());
                 }
                 let chosen = manager.resized(ledger, &terms, cpus, whole, &nodes)?;
-                // What it gives back, and nothing that went offline or was reserved since it was given.
+                // CPUs that were taken offline or reserved in the meantime do not return to the pool.
                 let free = &(&held.held_cpus() & &manager.idle_pool)
                     - &ledger.cpus_of_other_containers(owner, container);
                 let hidden = manager.hidden_beside(&chosen, &terms);

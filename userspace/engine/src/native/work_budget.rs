@@ -1,18 +1,18 @@
-//! How much a decision may look at: the one bound of its time.
+//! Limit of the work of a decision, which bounds its duration.
 //!
-//! Everything that is looked at is charged, in about the time that it takes to look at one node for one resource (5 ns). A
-//! search may use one [`SEARCH_DIVISOR`] of what is left, so that those after it have enough, and takes the best that it has found by
-//! then. When nothing is left, the request is refused if it is not placed, and the explanation says so.
+//! Each operation is charged. One unit is about the time to look at one node for one resource (5 ns). A search may
+//! use the remaining work divided by [`SEARCH_DIVISOR`], so that later searches have enough, and then returns its
+//! best result so far. When the work is exhausted, an unplaced request is refused, and the explanation mentions it.
 
 use std::cell::Cell;
 
-/// As much as a decision may look at, besides what is linear in the machine, the ledger and the request, and up to what is
-/// being looked at when it is reached: about 10 ms.
+/// Maximum work of a decision, about 10 ms. Excludes work that is linear in the sizes of machine, ledger and request,
+/// and the operation in progress when the limit is reached.
 pub const MAX_WORK: u64 = 2_000_000;
-/// A search may use one part of so many of what is left.
+/// Divisor of the remaining work for one search.
 const SEARCH_DIVISOR: u64 = 8;
 
-/// What a decision has looked at.
+/// Work of a decision.
 #[derive(Debug)]
 pub(super) struct WorkBudget {
     limit: u64,
@@ -26,63 +26,63 @@ impl Default for WorkBudget {
 }
 
 impl WorkBudget {
-    /// What something else than a decision may look at.
+    /// Makes a budget with another limit.
     pub(super) fn up_to(limit: u64) -> Self {
         Self { limit, done: Cell::new(0) }
     }
 
-    /// Charges for what is looked at.
+    /// Charges an amount of work.
     pub(super) fn charge(&self, of: usize) {
         self.done.set(self.done.get().saturating_add(of as u64));
     }
 
-    /// How much was looked at.
+    /// Returns the work so far.
     pub(super) fn done(&self) -> u64 {
         self.done.get()
     }
 
-    /// Whether nothing is left.
+    /// Returns whether the budget is exhausted.
     pub(super) fn is_spent(&self) -> bool {
         self.done.get() >= self.limit
     }
 
-    /// What one search may use.
+    /// Returns the share of one search.
     pub(super) fn share(&self) -> WorkShare<'_> {
         let left = self.limit.saturating_sub(self.done.get());
         WorkShare { work: self, until: self.done.get() + left / SEARCH_DIVISOR }
     }
 
-    /// All that is left.
+    /// Returns the whole remaining budget.
     pub(super) fn all(&self) -> WorkShare<'_> {
         WorkShare { work: self, until: self.limit }
     }
 }
 
-/// What one search may still look at.
+/// Part of a budget.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkShare<'a> {
     work: &'a WorkBudget,
-    /// It ends when so much has been done in all.
+    /// Total work at which this share is exhausted.
     until: u64,
 }
 
 impl WorkShare<'_> {
-    /// Charges for what is looked at.
+    /// Charges an amount of work.
     pub(super) fn charge(&self, of: usize) {
         self.work.charge(of);
     }
 
-    /// Whether nothing is left of it.
+    /// Returns whether this share is exhausted.
     pub(super) fn is_spent(&self) -> bool {
         self.work.done.get() >= self.until
     }
 
-    /// How much is left of it.
+    /// Returns the remaining work of this share.
     pub(super) fn left(&self) -> u64 {
         self.until.saturating_sub(self.work.done.get())
     }
 
-    /// The first half of what is left of it.
+    /// Returns the first half of the remaining share.
     pub(super) fn half(&self) -> Self {
         Self { work: self.work, until: self.work.done.get() + self.left() / 2 }
     }

@@ -1,36 +1,36 @@
-//! Feature gates, as far as they matter to the kubelet's managers.
+//! Feature gates that affect the kubelet's managers.
 
 use std::collections::BTreeMap;
 
 use crate::policy_names::KubeletVersion;
 
-/// Opens options of the CPU manager that may change.
+/// Enables the CPU manager's options below general availability.
 pub const CPU_OPTIONS: &str = "CPUManagerPolicyOptions";
-/// Has the managers look at the resources of a pod as a whole.
+/// Makes the managers consider pod-level resources.
 pub const POD_LEVEL_RESOURCES: &str = "PodLevelResources";
-/// Has the managers place containers within what their pod has as a whole.
+/// Makes the managers place containers within the pod-level resources.
 pub const POD_LEVEL_MANAGERS: &str = "PodLevelResourceManagers";
-/// Opens Memory `QoS`.
+/// Enables Memory `QoS`.
 pub const MEMORY_QOS: &str = "MemoryQoS";
 
-/// Set all gates of a stage that are not set themselves.
+/// Gates for all gates of a stage that are not set themselves.
 const ALL_ALPHA: &str = "AllAlpha";
 const ALL_BETA: &str = "AllBeta";
 
-/// What a gate is by default, and whether it can be set.
+/// Maturity of a gate, which determines its default and whether it can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GateStage {
-    /// There is none.
+    /// The gate does not exist.
     Absent,
-    /// Off.
+    /// Off by default.
     Alpha,
-    /// On.
+    /// On by default.
     Beta,
-    /// On, for good.
+    /// Always on.
     Locked,
 }
 
-/// The gates, and their stages in each version.
+/// Gates, each with its stage in v1.32 and v1.36.
 const GATES: [(&str, [GateStage; 2]); 12] = {
     use GateStage::{Absent, Alpha, Beta, Locked};
     [
@@ -49,50 +49,49 @@ const GATES: [(&str, [GateStage; 2]); 12] = {
     ]
 };
 
-/// What the kubelet makes of a gate that is set.
+/// Result of the kubelet's check of a gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateCheck {
-    /// It matters.
+    /// The gate affects the managers.
     Known,
-    /// It does not matter to the managers, or is not known here.
+    /// The gate does not affect the managers, or is unknown here.
     Other,
-    /// The kubelet does not start with it; its own words.
+    /// The kubelet refuses to start; its message.
     Refused(String),
 }
 
-/// What the managers of the kubelet make of pods with resources as a whole.
+/// Treatment of pods with pod-level resources by the kubelet's managers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodLevelSupport {
-    /// These are not looked at.
+    /// Pod-level resources are ignored; the containers are placed by their own requests.
     Ignored,
-    /// None of their containers is placed.
+    /// No container of such a pod is placed.
     Unmanaged,
-    /// They are placed.
+    /// Such pods are placed.
     Placed,
 }
 
-/// Gates as they are set, for a kubelet of some version.
+/// Configured gates for a version of the kubelet.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureGates<'a> {
-    /// Those that are set.
+    /// Configured gates.
     pub set: &'a BTreeMap<String, bool>,
-    /// The version.
     pub version: KubeletVersion,
 }
 
 impl FeatureGates<'_> {
-    /// The names of the gates that matter.
+    /// Returns the names of the gates that affect the managers.
     pub fn names() -> impl Iterator<Item = &'static str> + Clone {
         GATES.iter().map(|(name, _)| *name).chain([ALL_ALPHA, ALL_BETA])
     }
 
-    /// The stage of a gate that matters, in this version.
+    /// Returns the stage of a gate in this version.
     fn stage(self, name: &str) -> Option<GateStage> {
         let (_, stages) = GATES.iter().find(|(gate, _)| *gate == name)?;
         Some(self.version.select(*stages))
     }
 
-    /// What a gate is set to, itself or with all of its stage.
+    /// Returns the configured value of a gate, set by itself or with all gates of its stage.
     pub fn setting(self, name: &str) -> Option<bool> {
         let all = match self.stage(name)? {
             GateStage::Alpha => ALL_ALPHA,
@@ -102,13 +101,13 @@ impl FeatureGates<'_> {
         self.set.get(name).or_else(|| self.set.get(all)).copied()
     }
 
-    /// Whether a gate is on, set or by default.
+    /// Returns whether a gate is on.
     pub fn is_on(self, name: &str) -> bool {
         let default = || matches!(self.stage(name), Some(GateStage::Beta | GateStage::Locked));
         self.setting(name).unwrap_or_else(default)
     }
 
-    /// What becomes of pods with resources as a whole.
+    /// Returns the treatment of pods with pod-level resources.
     pub fn pod_level_support(self) -> PodLevelSupport {
         match (self.is_on(POD_LEVEL_RESOURCES), self.is_on(POD_LEVEL_MANAGERS)) {
             (false, _) => PodLevelSupport::Ignored,
@@ -117,7 +116,7 @@ impl FeatureGates<'_> {
         }
     }
 
-    /// Whether the kubelet takes a gate that is set to this.
+    /// Checks a configured gate as the kubelet does.
     pub fn check(self, name: &str, is_on: bool) -> GateCheck {
         match self.stage(name) {
             Some(GateStage::Absent) => GateCheck::Refused(format!("unrecognized feature gate: {name}")),

@@ -1,11 +1,11 @@
-//! The configuration of a strategy, and everything that can be wrong with it.
+//! The configuration of a strategy, and its possible errors.
 //!
-//! [`PolicyConfig`] has the fields and the spellings of a `KubeletConfiguration`. The parsers here make typed
-//! options of them; what depends on the machine is checked where the strategy is made
+//! [`PolicyConfig`] has the fields and spellings of a `KubeletConfiguration`. The parsers here convert its options to
+//! types. Conditions that depend on the machine are checked when the strategy is made
 //! ([`crate::kubelet::KubeletStrategy::new`]).
 //!
-//! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
-//! own wherever the kubelet has one.
+//! An error is a [`StartError`]: the component, the phase and the problem. The text is the kubelet's own if the
+//! kubelet has one.
 
 pub mod gates;
 mod problem;
@@ -26,52 +26,51 @@ pub use crate::policy_names::{
 };
 use crate::quantity::Quantity;
 
-/// Memory of one node that is kept for the system.
+/// Memory of one node that is reserved for the system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MemoryReservation {
-    /// The node.
     pub numa_node: NodeId,
     /// Bytes by kind.
     pub limits: BTreeMap<ZoneKind, Quantity>,
 }
 
-/// The configuration, spelt as in a `KubeletConfiguration`.
+/// Configuration, spelled as in a `KubeletConfiguration`.
 ///
-/// By default, as with the kubelet, nothing is managed.
+/// As in the kubelet, nothing is managed by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// Who manages memory.
+    /// Policy of the memory manager.
     pub memory_manager_policy: MemoryManagerPolicy,
-    /// Memory kept for the system on each node.
+    /// Memory reserved for the system on each node.
     pub reserved_memory: Vec<MemoryReservation>,
-    /// What kube-reserved, system-reserved and hard eviction thresholds add up to, in bytes by kind. The sums
-    /// of `reserved_memory` must equal it. Where it is absent they are not compared.
+    /// Sum of kube-reserved, system-reserved and the hard eviction thresholds, in bytes by kind. The sum of
+    /// `reserved_memory` must be equal; it is not checked if this field is absent.
     pub node_reservation: Option<BTreeMap<ZoneKind, Quantity>>,
-    /// Who manages CPUs.
+    /// Policy of the CPU manager.
     pub cpu_manager_policy: CpuManagerPolicy,
     /// Options of the static CPU policy.
     pub cpu_manager_policy_options: BTreeMap<String, String>,
-    /// CPUs kept for the system. If empty, the policy picks as many as `cpu_reservation` needs.
+    /// CPUs reserved for the system. If empty, the policy selects as many as `cpu_reservation` needs.
     #[serde(rename = "reservedSystemCPUs")]
     pub reserved_system_cpus: CpuSet,
-    /// The CPUs of kube-reserved and system-reserved together; rounded up. Without effect where
-    /// `reserved_system_cpus` are given.
+    /// Sum of the CPUs of kube-reserved and system-reserved, rounded up. Ignored if `reserved_system_cpus` is set.
     pub cpu_reservation: Option<Quantity>,
-    /// How the nodes of several resources have to agree.
+    /// Alignment of the nodes of several resources.
     pub topology_manager_policy: TopologyManagerPolicy,
-    /// For what they have to agree.
+    /// Unit of the alignment: container or pod.
     pub topology_manager_scope: TopologyManagerScope,
     /// Options of the topology policy.
     pub topology_manager_policy_options: BTreeMap<String, String>,
-    /// Groups of options that are switched on or off. Absent means on.
+    /// Feature gates. An absent gate has its default.
     pub feature_gates: BTreeMap<String, bool>,
-    /// Whose decisions the strategy `kubelet` repeats, and whose levels options have.
+    /// Version of the kubelet that the strategy `kubelet` repeats. Also determines the maturity of
+    /// options.
     pub kubelet_version: KubeletVersion,
 }
 
-/// How settled an option is.
+/// Maturity of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     Alpha,
@@ -80,12 +79,12 @@ enum Level {
 }
 
 impl PolicyConfig {
-    /// What the feature gates say about pods with resources as a whole.
+    /// Returns the treatment of pods with pod-level resources.
     pub fn pod_level_support(&self) -> PodLevelSupport {
         gates::FeatureGates { set: &self.feature_gates, version: self.kubelet_version }.pod_level_support()
     }
 
-    /// Whether a manager's options of this level are switched on. The level is that of version 1.32, then that of 1.36.
+    /// Checks that the feature gate for an option's maturity is on. `levels` has the maturity in v1.32 and in v1.36.
     fn check_gate(
         &self,
         manager: &'static str,
@@ -105,19 +104,19 @@ impl PolicyConfig {
     }
 }
 
-/// `full-pcpus-only`: give whole cores only.
+/// `full-pcpus-only`: allocate whole cores only.
 pub const FULL_PCPUS_ONLY: &str = "full-pcpus-only";
-/// `distribute-cpus-across-numa`: take evenly from several nodes where one does not suffice.
+/// `distribute-cpus-across-numa`: take CPUs evenly from several nodes if one does not suffice.
 pub const DISTRIBUTE_ACROSS_NUMA: &str = "distribute-cpus-across-numa";
 /// `align-by-socket`: nodes of one socket count as aligned.
 pub const ALIGN_BY_SOCKET: &str = "align-by-socket";
-/// `distribute-cpus-across-cores`: take one CPU a core where possible.
+/// `distribute-cpus-across-cores`: take one CPU of each core if possible.
 pub const DISTRIBUTE_ACROSS_CORES: &str = "distribute-cpus-across-cores";
-/// `strict-cpu-reservation`: nobody runs on reserved CPUs, the shared pool included.
+/// `strict-cpu-reservation`: no container runs on reserved CPUs; the shared pool excludes them.
 pub const STRICT_RESERVATION: &str = "strict-cpu-reservation";
-/// `prefer-align-cpus-by-uncorecache`: take CPUs that share a last-level cache where possible.
+/// `prefer-align-cpus-by-uncorecache`: take CPUs that share a last-level cache if possible.
 pub const ALIGN_BY_CACHE: &str = "prefer-align-cpus-by-uncorecache";
-/// The options of the CPU Manager's policy `static`.
+/// Options of the CPU manager's policy `static`.
 pub const CPU_OPTIONS: [&str; 6] = [
     FULL_PCPUS_ONLY,
     DISTRIBUTE_ACROSS_NUMA,
@@ -126,15 +125,15 @@ pub const CPU_OPTIONS: [&str; 6] = [
     STRICT_RESERVATION,
     ALIGN_BY_CACHE,
 ];
-/// `prefer-closest-numa-nodes`: among sets of equal size prefer the one with the least distances.
+/// `prefer-closest-numa-nodes`: among sets of equal size, prefer the one with the smallest distances.
 pub const PREFER_CLOSEST: &str = "prefer-closest-numa-nodes";
-/// `max-allowable-numa-nodes`: the most nodes with which hints are merged.
+/// `max-allowable-numa-nodes`: maximum number of nodes for which hints are merged.
 pub const MAX_NODES: &str = "max-allowable-numa-nodes";
 
-/// The nodes that `max-allowable-numa-nodes` allows by default; it cannot be less.
+/// Default and minimum of `max-allowable-numa-nodes`.
 const DEFAULT_MAX_NODES: u64 = 8;
 
-/// The options of the static CPU policy.
+/// Options of the static CPU policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "these are the kubelet's six switches")]
 pub struct CpuOptions {
@@ -152,7 +151,7 @@ pub struct CpuOptions {
     pub align_by_cache: bool,
 }
 
-/// A truth value in any of Go's spellings.
+/// Parses a boolean in any spelling that Go accepts.
 pub fn go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
@@ -166,7 +165,7 @@ fn parse_bool(option: &str, value: &str) -> Result<bool, OptionProblem> {
 }
 
 impl CpuOptions {
-    /// Reads the options, in the order of their names, and checks which exclude each other.
+    /// Parses the options in the order of their names and checks that they are compatible.
     pub fn parse(config: &PolicyConfig) -> Result<Self, StaticCpuProblem> {
         use Level::{Alpha, Beta, Stable};
         let mut options = Self::default();
@@ -202,19 +201,18 @@ impl CpuOptions {
     }
 }
 
-/// The topology policy with its options.
+/// Topology policy with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopologyOptions {
-    /// The policy.
     pub policy: TopologyManagerPolicy,
-    /// The scope.
     pub scope: TopologyManagerScope,
     /// [`PREFER_CLOSEST`]
     pub prefer_closest: bool,
 }
 
 impl TopologyOptions {
-    /// Reads policy, scope and options for a machine of so many nodes. Policy `none` ignores scope and options.
+    /// Parses policy, scope and options for a machine with this number of nodes. The policy `none` ignores scope and
+    /// options.
     pub fn parse(config: &PolicyConfig, nodes: usize) -> Result<Self, StartProblem> {
         let (mut prefer_closest, mut allowed) = (false, DEFAULT_MAX_NODES);
         let policy = config.topology_manager_policy;

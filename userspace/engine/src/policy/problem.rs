@@ -1,6 +1,6 @@
-//! What can be wrong with a configuration, a machine or a saved state.
+//! Errors of a configuration, a machine or a saved state.
 //!
-//! The texts are the kubelet's own, spelling included, wherever the kubelet has one.
+//! The texts are the kubelet's own, including misspellings, if the kubelet has one.
 
 use std::{collections::BTreeMap, error::Error, fmt};
 
@@ -14,49 +14,47 @@ use crate::{
     request::{ContainerName, OwnerId},
 };
 
-/// A part of the engine that can refuse to start.
+/// Part of the engine that can refuse to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Component {
-    /// The check of the configuration and the machine, before any manager is made.
+    /// Check of the configuration and the machine, before the managers start.
     Configuration,
-    /// Merges hints.
+    /// Merge of hints.
     TopologyManager,
     /// Exclusive CPUs.
     CpuManager,
-    /// Memory and hugepages.
+    /// Memory and huge pages.
     MemoryManager,
 }
 
-/// When a component refused.
+/// Phase in which a component refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StartPhase {
-    /// While it was made from the configuration and the machine.
+    /// Initialization with the configuration and the machine.
     New,
-    /// While it took over its earlier state.
+    /// Restore of the previous state.
     Start,
 }
 
-/// A component refuses to start.
+/// Refusal of a component to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartError {
-    /// Which one.
     pub component: Component,
-    /// When.
     pub phase: StartPhase,
-    /// Why. Its text is the whole message.
+    /// Reason. Its text is the whole message.
     pub problem: Box<StartProblem>,
 }
 
 impl StartError {
-    /// Makes an error of a component's problem.
+    /// Returns a function that adds a component and a phase to a problem.
     pub(crate) fn with_context(component: Component, phase: StartPhase) -> impl Fn(StartProblem) -> Self {
         move |problem| Self { component, phase, problem: Box::new(problem) }
     }
 }
 
-/// Names, and what follows them in a sentence.
+/// Joins names and appends the matching form of "to be".
 fn are(names: &[&str]) -> String {
     format!("{} {}", names.join(", "), if names.len() == 1 { "is" } else { "are" })
 }
@@ -73,93 +71,89 @@ impl Error for StartError {
     }
 }
 
-/// Why a component refuses to start.
+/// Reason why a component refuses to start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartProblem {
-    /// The machine is not one that the strategy can work with.
+    /// The strategy does not support the machine.
     #[error(transparent)]
     Machine(#[from] MachineProblem),
-    /// A node and kind is reserved twice: what was stated first, and what again.
+    /// A node and kind is reserved twice; the two amounts.
     #[error("the reserved memory has a duplicate value for NUMA node {0} and type {1}: {2} and {3}")]
     DuplicateReservation(NodeId, ZoneKind, Quantity, Quantity),
-    /// Nothing is reserved, in so many words.
+    /// A reservation of zero is stated explicitly.
     #[error("the reserved memory of type {1} on NUMA node {0} is zero; it must be greater, or absent")]
     ZeroReservation(NodeId, ZoneKind),
-    /// An option of the topology policy.
+    /// An option of the topology policy is invalid.
     #[error(transparent)]
     TopologyOption(#[from] OptionProblem),
-    /// The machine has more nodes than the topology policy allows (`max-allowable-numa-nodes`, or its default).
+    /// The machine has more nodes than the topology policy permits (`max-allowable-numa-nodes`).
     #[error("unsupported on machines with more than {0} NUMA Nodes")]
     TooManyNodes(u64),
-    /// `prefer-closest-numa-nodes` on a machine that does not report all distances.
+    /// `prefer-closest-numa-nodes` is set, but the machine does not report all distances.
     #[error(
         "cannot discover NUMA topology: error getting NUMA distances: none from node {from} to node {to}"
     )]
     NoDistances {
-        /// The node that has no distance …
+        /// Source of the missing distance.
         from: NodeId,
-        /// … to this node.
+        /// Destination of the missing distance.
         to: NodeId,
     },
-    /// Terms that the strategy `kubelet` does not know.
+    /// The terms need the strategy `native`.
     #[error("{} known only to the strategy native", are(.0))]
     NativeOnly(Vec<&'static str>),
-    /// The policy that manages no CPUs has no options.
+    /// Options are set for the CPU policy `none`.
     #[error("new none policy error: None policy: received unsupported options=map[{}]", go_map(.0))]
     OptionsWithoutPolicy(BTreeMap<String, String>),
-    /// The machine has no CPUs.
     #[error("could not detect number of cpus")]
     NoCpus,
     /// The static CPU policy needs a reservation.
     #[error("[cpumanager] unable to determine reserved CPU resources for static policy")]
     NoCpuReservation,
-    /// The static CPU policy needs more than a reservation of zero.
+    /// The static CPU policy needs a reservation greater than zero.
     #[error(
         "[cpumanager] the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero"
     )]
     ZeroCpuReservation,
-    /// The static CPU policy cannot be made.
+    /// The static CPU policy cannot be initialized.
     #[error("new static policy error: {0}")]
     StaticCpu(StaticCpuProblem),
-    /// The static Memory Manager needs a reservation.
+    /// The static memory manager needs a reservation.
     #[error("[memorymanager] you should specify the system reserved memory")]
     NoMemoryReservation,
-    /// A reservation names a node that does not exist.
+    /// A reservation is for a node that does not exist.
     #[error(
         "the reserved memory configuration references a NUMA node {0} that does not exist on this machine"
     )]
     ReservationOnUnknownNode(NodeId),
-    /// The reservations by node do not add up to that of the whole machine.
+    /// The sum of the reservations differs from the reservation of the whole machine.
     #[error(
         "the total amount \"{reserved}\" of type \"{kind}\" is not equal to the value \"{node_reservation}\" \
          determined by Node Allocatable feature"
     )]
     ReservationMismatch {
-        /// The kind of memory.
         kind: ZoneKind,
-        /// The sum over the nodes.
+        /// Sum over the nodes.
         reserved: Bytes,
-        /// The reservation of the whole machine.
+        /// Reservation of the whole machine.
         node_reservation: Bytes,
     },
     /// A reservation is not a whole number of bytes in integer form.
     #[error("could not covert a variable of type Quantity to int64: {2} of {1} on NUMA node {0}")]
     ReservationNotInteger(NodeId, ZoneKind, Quantity),
-    /// A reservation is of a hugepage size that the node does not have.
+    /// A reservation is for a huge page size that the node does not have.
     #[error("the reserved memory of type {1} on NUMA node {0}: the node has no such hugepages")]
     ReservationOfUnknownKind(NodeId, ZoneKind),
-    /// A reservation is larger than what there is.
+    /// A reservation exceeds the memory of the node.
     #[error(
         "the reserved memory of type {kind} on NUMA node {node} is {reserved}, more than the {available} it has"
     )]
     ReservationTooLarge {
-        /// The node.
         node: NodeId,
-        /// The kind of memory.
         kind: ZoneKind,
-        /// What is to be reserved.
+        /// Reserved bytes.
         reserved: Bytes,
-        /// What the node has of this kind; of base pages, what its hugepage pools leave.
+        /// Memory of this kind on the node; for base pages, without huge page pools.
         available: Bytes,
     },
     /// The saved state cannot be used.
@@ -170,54 +164,48 @@ pub enum StartProblem {
     Restore {
         /// `CPU manager` or `memory manager`.
         manager: &'static str,
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// What is wrong with it.
         #[source]
         problem: Box<RestoreProblem>,
     },
     /// The shared pool is empty although there are allocations.
     #[error("default cpuset cannot be empty")]
     EmptySharedPool,
-    /// Reserved CPUs are not in the shared pool.
+    /// Reserved CPUs are missing in the shared pool.
     #[error("not all reserved cpus: \"{reserved}\" are present in defaultCpuSet: \"{shared_pool}\"")]
     ReservedNotShared {
-        /// The reserved CPUs.
+        /// Reserved CPUs.
         reserved: CpuSet,
-        /// The shared pool.
         shared_pool: CpuSet,
     },
     /// Strictly reserved CPUs are in the shared pool.
     #[error("some of strictly reserved cpus: \"{shared}\" are present in defaultCpuSet: \"{shared_pool}\"")]
     ReservedShared {
-        /// The reserved CPUs that are shared.
+        /// Reserved CPUs that are shared.
         shared: CpuSet,
-        /// The shared pool.
         shared_pool: CpuSet,
     },
-    /// CPUs are exclusive and shared at once.
+    /// CPUs are both exclusive and shared.
     #[error(
         "pod: {owner}, container: {container} cpuset: \"{cpus}\" overlaps with default cpuset \"{shared_pool}\""
     )]
     ExclusiveAndShared {
-        /// The owner of the container.
         owner: OwnerId,
-        /// The container.
         container: ContainerName,
-        /// Its exclusive CPUs.
+        /// Exclusive CPUs of the container.
         cpus: CpuSet,
-        /// The shared pool.
         shared_pool: CpuSet,
     },
-    /// The machine's CPUs are not those of the state.
+    /// The CPUs of the state differ from those of the machine.
     #[error("current set of available CPUs \"{machine}\" doesn't match with CPUs in state \"{state}\"")]
     OtherCpus {
-        /// What the machine has to give.
+        /// CPUs that the machine can give.
         machine: CpuSet,
-        /// What the state has.
+        /// CPUs in the state.
         state: CpuSet,
     },
-    /// There are allocations of memory but no nodes.
+    /// The state has memory allocations but no nodes.
     #[error("[memorymanager] machine state can not be empty when it has memory assignments")]
     NoMachineState,
     /// A block is on a node that does not exist.
@@ -225,84 +213,82 @@ pub enum StartProblem {
         "[memorymanager] (pod: {0}, container: {1}) the memory assignment uses the NUMA that does not exist"
     )]
     BlockOnUnknownNode(OwnerId, ContainerName),
-    /// A block is of a kind that a node does not have.
+    /// A block is of a kind that its node does not have.
     #[error(
         "[memorymanager] (pod: {0}, container: {1}) the memory assignment uses memory resource that does not exist"
     )]
     BlockOfUnknownKind(OwnerId, ContainerName),
-    /// The machine, the configuration or the allocations are not those of the state.
+    /// The machine, the configuration or the allocations differ from the state.
     #[error("[memorymanager] the expected machine state is different from the real one")]
     OtherMachineState,
 }
 
-/// Why a saved state cannot be used.
+/// Reason why a saved state cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreProblem {
-    /// It was written by another CPU policy.
+    /// Another CPU policy wrote the state.
     #[error("configured policy \"{configured}\" differs from state checkpoint policy \"{saved}\"")]
     OtherCpuPolicy {
-        /// The policy that runs now.
+        /// Configured policy.
         configured: &'static str,
-        /// The policy that wrote it.
+        /// Policy in the state.
         saved: String,
     },
-    /// It was written by another memory policy.
+    /// Another memory policy wrote the state.
     #[error(
         "[memorymanager] configured policy \"{configured}\" differs from state checkpoint policy \"{saved}\""
     )]
     OtherMemoryPolicy {
-        /// The policy that runs now.
+        /// Configured policy.
         configured: &'static str,
-        /// The policy that wrote it.
+        /// Policy in the state.
         saved: String,
     },
-    /// It is damaged.
+    /// The state is damaged.
     #[error("checkpoint is corrupted")]
     Corrupt(#[source] CheckpointError),
 }
 
-/// What a strategy cannot work with in a machine.
+/// Reason why a strategy does not support a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MachineProblem {
-    /// There is no node.
     #[error("the machine has no NUMA nodes")]
     NoNodes,
-    /// The strategy enumerates sets of nodes, which is exponential.
+    /// The strategy enumerates sets of nodes; their number is exponential.
     #[error(
-        "the machine has {nodes} NUMA nodes; the strategy `kubelet` looks at every set of nodes and takes at \
+        "the machine has {nodes} NUMA nodes; the strategy `kubelet` enumerates all sets of nodes and supports at \
          most {limit} (use the strategy `native`)"
     )]
     TooManyNodes {
-        /// What the machine has.
+        /// Number of nodes of the machine.
         nodes: usize,
-        /// What the strategy takes.
+        /// Maximum of the strategy.
         limit: usize,
     },
-    /// The id of a `NUMA node` or a `CPU` is beyond all bounds.
+    /// The id of a `NUMA node` or `CPU` is too large.
     #[error("the machine has {0} {1}; ids above {max} are not supported", max = numaward_topology::set::MAX_ID)]
     IdTooLarge(&'static str, u32),
-    /// A CPU is on a node that the machine does not have.
+    /// A CPU is on a node that does not exist.
     #[error("CPU {0} is on NUMA node {1}, which the machine does not have")]
     CpuOnUnknownNode(CpuId, NodeId),
-    /// The hugepage pools of a node are larger than its memory.
+    /// The huge page pools of a node exceed its memory.
     #[error("the hugepages of NUMA node {node} are {hugepages}, more than its memory of {memory}")]
     HugepagesTooLarge {
-        /// The node.
         node: NodeId,
-        /// The size of all its pools.
+        /// Size of all pools of the node.
         hugepages: Bytes,
-        /// Its memory.
+        /// Memory of the node.
         memory: Bytes,
     },
-    /// The sizes add up to more than 64 bits can hold, at this node.
+    /// The sum of the memory sizes exceeds 64 bits at this node.
     #[error("the memory of the machine is more than 2^64 bytes (counted up to NUMA node {0})")]
     MemoryTooLarge(NodeId),
 }
 
-/// Why the static CPU policy cannot be made.
+/// Reason why the static CPU policy cannot be initialized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StaticCpuProblem {
-    /// An option.
+    /// An option is invalid.
     #[error(transparent)]
     Option(#[from] OptionProblem),
     /// Two options exclude each other.
@@ -311,19 +297,19 @@ pub enum StaticCpuProblem {
     /// `align-by-socket` excludes this topology policy.
     #[error("Topolgy manager {0} policy is incompatible with CPUManager align-by-socket policy option")]
     IncompatibleTopologyPolicy(TopologyManagerPolicy),
-    /// `align-by-socket` needs at least a node with CPUs a socket.
+    /// `align-by-socket` needs at least one node with CPUs for each socket.
     #[error(
         "Align by socket is not compatible with hardware where number of sockets are more than number of NUMA"
     )]
     MoreSocketsThanNodes,
-    /// The CPUs that could be reserved are not as many as are needed.
+    /// The number of CPUs that can be reserved differs from the required number.
     #[error(
         "[cpumanager] unable to reserve the required amount of CPUs (size of {reserved} did not equal {needed})"
     )]
     CannotReserve {
-        /// The CPUs that could be reserved.
+        /// CPUs that can be reserved.
         reserved: CpuSet,
-        /// How many are needed.
+        /// Required number.
         needed: u64,
     },
     /// A reserved CPU does not exist.
@@ -333,34 +319,33 @@ pub enum StaticCpuProblem {
     UnknownReservedCpu(CpuId),
 }
 
-/// What is wrong with an option, which is named first.
+/// Error of an option. The first field is its name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionProblem {
-    /// The `CPU` or `Topology` Manager has no such option.
+    /// The `CPU` or `Topology` manager has no such option.
     #[error("unknown {1} Manager Policy option: {0:?}")]
     Unknown(String, &'static str),
-    /// The option's group is switched off.
+    /// The feature gate of the option's maturity is off.
     #[error("{manager} Manager Policy {level}-level Options not enabled, but option {option:?} provided")]
     NotEnabled {
-        /// The option.
         option: String,
         /// `CPU` or `Topology`.
         manager: &'static str,
         /// `Alpha` or `Beta`.
         level: &'static str,
     },
-    /// The value is neither true nor false.
+    /// The value is not a boolean.
     #[error("bad value for option {0:?}: strconv.ParseBool: parsing {1:?}: invalid syntax")]
     NotBool(String, String),
     /// The value is not a number: `invalid syntax` or `value out of range`.
     #[error("unable to convert policy option to integer {0:?}: strconv.Atoi: parsing {1:?}: {2}")]
     NotInteger(String, String, &'static str),
-    /// The value is below the least one.
+    /// The value is below the minimum.
     #[error("the minimum value of {0:?} should not be less than {1}")]
     BelowMinimum(String, u64),
 }
 
-/// As Go prints a map.
+/// Formats a map as Go does.
 fn go_map(map: &BTreeMap<String, String>) -> String {
     map.iter().map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join(" ")
 }

@@ -191,8 +191,8 @@ impl World {
         let with_hints = expect.pointer("/merge/0/hints").is_some();
         let answer = admission(&request, &decision, with_hints);
         self.ledger = decision.ledger;
-        // A file of the real kubelet has what it has, whichever accounts were kept before: no record of 1.36 begins with a
-        // state that contradicts itself, as some of 1.32 do.
+        // A file of the real kubelet has what it has, whichever accounts were kept before: no record of 1.36 begins
+        // with a state that contradicts itself, as some of 1.32 do.
         if self.config.as_ref().is_ok_and(|config| config.kubelet_version == KubeletVersion::V1_36) {
             let allocations = self.ledger.allocations();
             let held =

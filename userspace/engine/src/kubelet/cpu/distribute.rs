@@ -1,10 +1,13 @@
-//! Taking CPUs evenly from several nodes (`distribute-cpus-across-numa`, KEP-2902).
+//! Distribution of CPUs over several nodes (`distribute-cpus-across-numa`, KEP-2902).
 //!
-//! Combinations of 1, 2, 3 … nodes are tried until one can give the same number of CPUs from each of its
-//! nodes, and what remains of the division, group by group, from some of them. A *group* is what is taken at
-//! once: a CPU, or the CPUs of a core. Among the combinations of one size the one wins that leaves the nodes
-//! most equal: the standard deviation of their free CPUs afterwards, rounded to thousandths, is its *balance*.
-//! If none is possible, the CPUs are taken packed.
+//! # Terms
+//! - *group*: CPUs that are taken together, either one CPU or all CPUs of a core.
+//! - *balance*: standard deviation of the free CPUs of all nodes after the allocation, rounded to thousandths.
+//!
+//! # Algorithm
+//! Combinations of 1, 2, 3 … nodes are tried until each node of a combination can give the same number of CPUs and
+//! some of them the remainder of the division, group by group. Among combinations of equal size, the one with the
+//! smallest balance wins. If no combination is possible, the CPUs are taken packed (module `take`).
 
 use std::ops::ControlFlow;
 
@@ -17,12 +20,12 @@ use super::{
 };
 use crate::kubelet::defects::{Combination, Combinations};
 
-/// To thousandths, halves away from zero.
+/// Rounds to thousandths, halves away from zero.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// The standard deviation of some numbers, as the kubelet rounds it.
+/// Returns the standard deviation, with the kubelet's rounding.
 #[expect(clippy::cast_precision_loss, reason = "numbers of CPUs are far below 2^52")]
 fn balance(numbers: &[usize]) -> f64 {
     let count = numbers.len() as f64;
@@ -31,31 +34,31 @@ fn balance(numbers: &[usize]) -> f64 {
     rounded((squares / count).sqrt())
 }
 
-/// What is to be distributed.
+/// Parameters of a search for the best combination.
 struct DistributionSearch {
     needed: usize,
     group: usize,
-    /// Nodes with free CPUs, in the order in which they are tried. May name one twice.
+    /// Nodes with free CPUs, in the order of the search. A node can occur twice.
     nodes: Vec<usize>,
-    /// The free CPUs of each of the machine's nodes.
+    /// Free CPUs by node of the machine.
     free: Vec<usize>,
 }
 
-/// The best distribution over a number of nodes.
+/// Best distribution over a given number of nodes.
 struct Distribution {
     balance: f64,
     nodes: Combination,
-    /// The nodes that give what remains of the division.
+    /// Nodes that give the remainder of the division.
     remainder: Option<Combination>,
 }
 
 impl DistributionSearch {
-    /// What each of so many nodes gives.
+    /// Returns the number of CPUs that each node gives if there are `nodes` of them.
     fn share(&self, nodes: usize) -> usize {
         self.needed / nodes / self.group * self.group
     }
 
-    /// The balance of the machine with so many free CPUs on each node.
+    /// Returns the balance of the machine for these free CPUs by node.
     fn balance(&self, free: &[usize]) -> f64 {
         let mut nodes = self.nodes.clone();
         nodes.sort_unstable();
@@ -63,7 +66,7 @@ impl DistributionSearch {
         balance(&nodes.into_iter().map(|node| free[node]).collect::<Vec<_>>())
     }
 
-    /// The best combination of `count` nodes.
+    /// Returns the best combination of `count` nodes.
     fn best(&self, count: usize) -> Option<Distribution> {
         let mut best: Option<Distribution> = None;
         Combinations::new(&self.nodes).for_each(count, |nodes| {
@@ -73,7 +76,7 @@ impl DistributionSearch {
             if let Some((balance, remainder)) = self.evaluate(nodes)
                 && best.as_ref().is_none_or(|best| balance < best.balance)
             {
-                // Kept without a copy, as the kubelet does: it can change while the search goes on.
+                // The kubelet does not copy the combination either, so it can change while the search continues.
                 best = Some(Distribution { balance, nodes: nodes.clone(), remainder });
             }
             ControlFlow::Continue(())
@@ -81,8 +84,8 @@ impl DistributionSearch {
         best
     }
 
-    /// How balanced the machine is after an allocation on a combination, and who gives the remainder. `None` if
-    /// the combination cannot give enough.
+    /// Returns the balance after an allocation on a combination, and the nodes that give the remainder. Returns
+    /// `None` if the combination has too few free CPUs.
     fn evaluate(&self, combination: &Combination) -> Option<(f64, Option<Combination>)> {
         let nodes: Vec<usize> = combination.items().collect();
         let mut distinct = nodes.clone();
@@ -120,7 +123,7 @@ impl DistributionSearch {
         best
     }
 
-    /// How balanced the machine is when some nodes give the remainder, one group each in turn.
+    /// Returns the balance if these nodes give the remainder, one group each in turn.
     fn balance_with_remainder(
         &self,
         left: &[usize],
@@ -140,7 +143,7 @@ impl DistributionSearch {
                 }
             }
             if remainder == before {
-                // What is left is scattered in parts of groups. (The kubelet never ends here.)
+                // The rest is scattered over incomplete groups. The kubelet loops forever here.
                 return None;
             }
         }
@@ -148,7 +151,7 @@ impl DistributionSearch {
     }
 }
 
-/// Takes `needed` of the available CPUs, in groups of `group`, evenly from several nodes.
+/// Takes `needed` CPUs in groups of `group`, evenly from several nodes.
 pub(crate) fn distributed(
     topology: &CpuTopology,
     available: &CpuSet,
@@ -167,7 +170,7 @@ pub(crate) fn distributed(
     let free: Vec<usize> = topology.nodes.iter().map(|node| accumulator.free_in(node)).collect();
     let search = DistributionSearch { needed, group, nodes: accumulator.nodes(), free };
 
-    // The least and the most nodes that can be needed, counted in groups.
+    // Bounds of the number of nodes, counted in groups.
     let groups = needed.div_ceil(group);
     let groups_per_node = topology.size.div_ceil(group).div_ceil(topology.nodes.len().max(1)).max(1);
     let least = groups.div_ceil(groups_per_node);
@@ -202,7 +205,7 @@ pub(crate) fn distributed(
     }
 }
 
-/// Takes CPUs from one node. Where it has not enough (the combination changed meanwhile), it gives none.
+/// Takes CPUs from one node. Takes none if the node has too few, which happens if the combination was overwritten.
 fn take_from(
     accumulator: &mut Accumulator<'_>,
     topology: &CpuTopology,

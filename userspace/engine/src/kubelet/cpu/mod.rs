@@ -1,16 +1,17 @@
-//! The static CPU Manager: exclusive CPUs for Guaranteed containers that request whole CPUs.
+//! The static CPU manager: exclusive CPUs for Guaranteed containers that request whole CPUs.
 //!
-//! Terms. The *shared pool* are the CPUs that nobody has exclusively; containers without exclusive CPUs run
-//! there. *Reserved* CPUs stay in the shared pool for ever, or with `strict-cpu-reservation` outside of
-//! everything. *Available* is the shared pool without the reserved CPUs.
+//! # Terms
+//! - *shared pool*: CPUs that no container has exclusively. Containers without exclusive CPUs run there.
+//! - *reserved*: CPUs that never become exclusive. They belong to the shared pool, unless `strict-cpu-reservation` is
+//!   set.
+//! - *available*: the shared pool without the reserved CPUs.
 //!
-//! Hints. A set of nodes is a hint if the CPUs available there suffice, and if it has all nodes of the CPUs
-//! that init containers hand on. Those of the least size whose CPUs would suffice if all were available are
-//! preferred.
+//! # Algorithm
+//! A set of nodes is a hint if it has enough available CPUs and contains all nodes of reusable CPUs of init
+//! containers. Hints of the smallest size that would suffice on an idle machine are preferred.
 //!
-//! Allocation. From the nodes of the chosen affinity first, then from any: see [`take`] and [`distribute`].
-//!
-//! Init containers hand their CPUs on to the containers after them.
+//! CPUs are allocated from the nodes of the chosen affinity first, then from any node; see [`take`] and
+//! [`distribute`]. The containers after an init container reuse its CPUs.
 
 mod distribute;
 mod pod_level_resources;
@@ -37,29 +38,28 @@ use crate::{
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
 
-/// Why CPUs cannot be given. The texts are the kubelet's.
+/// Reason why CPUs cannot be allocated. The texts are the kubelet's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CpuError {
-    /// With `full-pcpus-only`: the request is no multiple of a core.
+    /// With `full-pcpus-only`: the request is not a multiple of the core size.
     #[error("SMT Alignment Error: requested {requested} cpus not multiple cpus per core = {cpus_per_core}")]
     NotWholeCores { requested: usize, cpus_per_core: usize },
-    /// With `full-pcpus-only`: there are not enough free cores. `available` are the CPUs of cores of which none is
-    /// reserved.
+    /// With `full-pcpus-only`: there are too few free cores. `available` counts the CPUs of cores without a reserved
+    /// CPU.
     #[error(
         "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = {available}, requested \
          CPUs = {requested}, CPUs per core = {cpus_per_core}"
     )]
     NotEnoughCores { available: usize, requested: usize, cpus_per_core: usize },
-    /// There are not enough CPUs.
     #[error("not enough cpus available to satisfy request: requested={requested}, available={available}")]
     NotEnough { requested: usize, available: usize },
-    /// There are enough CPUs, but they could not be collected.
+    /// There are enough CPUs, but no step could take them.
     #[error("failed to allocate cpus")]
     Failed,
-    /// A distribution over nodes gave fewer CPUs than it should have.
+    /// The distribution over nodes took too few CPUs.
     #[error("accounting error, not enough CPUs allocated, remaining: {0}")]
     TooFewDistributed(i64),
-    /// A distribution over nodes gave more CPUs than it should have. What remains is negative.
+    /// The distribution over nodes took too many CPUs. The value is negative.
     #[error("accounting error, too many CPUs allocated, remaining: {0}")]
     TooManyDistributed(i64),
 }
@@ -75,7 +75,7 @@ impl From<CpuError> for Cause {
     }
 }
 
-/// The CPU Manager with policy `static`.
+/// CPU manager with the policy `static`.
 #[derive(Clone, Debug)]
 pub(crate) struct StaticCpuManager {
     topology: CpuTopology,
@@ -83,14 +83,14 @@ pub(crate) struct StaticCpuManager {
     options: CpuOptions,
     version: KubeletVersion,
     reserved: CpuSet,
-    /// The reserved CPUs and their siblings.
+    /// Reserved CPUs and their siblings.
     reserved_cores: CpuSet,
-    /// All CPUs of each node, by position.
+    /// Number of all CPUs by node position.
     capacity: Vec<usize>,
 }
 
 impl StaticCpuManager {
-    /// Checks options and reservation against the machine.
+    /// Checks the options and the reservation against the machine.
     pub(crate) fn new(
         machine: &Machine,
         nodes: &NodeIndex,
@@ -126,7 +126,7 @@ impl StaticCpuManager {
         Ok(manager)
     }
 
-    /// Checks whether the options go with a topology policy.
+    /// Checks whether the options are compatible with a topology policy.
     pub(crate) fn check_policy(&self, policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
         if self.options.align_by_socket && policy == TopologyManagerPolicy::SingleNumaNode {
             return Err(StaticCpuProblem::IncompatibleTopologyPolicy(policy));
@@ -142,7 +142,7 @@ impl StaticCpuManager {
         Ok(())
     }
 
-    /// Picks the reserved CPUs, unless they are given, and finds their siblings.
+    /// Selects the reserved CPUs, unless the configuration names them, and their siblings.
     fn reserve(&mut self, needed: u64) -> Result<(), StaticCpuProblem> {
         if self.reserved.is_empty() {
             let count = usize::try_from(needed).unwrap_or(usize::MAX);
@@ -159,17 +159,17 @@ impl StaticCpuManager {
         Ok(())
     }
 
-    /// The CPUs that the shared pool of an idle machine has.
+    /// Returns the shared pool of an idle machine.
     pub(crate) fn idle_pool(&self) -> CpuSet {
         if self.options.strict_reservation { self.allocatable() } else { self.topology.all.clone() }
     }
 
-    /// The CPUs that can become exclusive.
+    /// Returns the CPUs that can become exclusive.
     pub(crate) fn allocatable(&self) -> CpuSet {
         &self.topology.all - &self.reserved
     }
 
-    /// Checks a shared pool and allocations of an earlier run. An empty state is a new one.
+    /// Checks the shared pool and the allocations of an earlier run. An empty state is replaced by the idle one.
     pub(crate) fn check(&self, ledger: &mut Ledger) -> Result<(), StartProblem> {
         let idle = self.idle_pool();
         let shared_pool = ledger.shared_pool.clone();
@@ -184,7 +184,7 @@ impl StaticCpuManager {
                 ledger.shared_pool = idle;
                 return Ok(());
             }
-            if defects::AN_EMPTY_POOL_IS_REFUSED {
+            if defects::EMPTY_POOL_IS_REFUSED {
                 return Err(StartProblem::EmptySharedPool);
             }
         }
@@ -207,7 +207,7 @@ impl StaticCpuManager {
         if known == idle { Ok(()) } else { Err(StartProblem::OtherCpus { machine: idle, state: known }) }
     }
 
-    /// Whether none of the CPUs that an owner got between two ledgers are another's: see [`defects`].
+    /// Checks that the CPUs an owner gained between two ledgers belong to no other owner. See [`defects`].
     pub(super) fn check_no_overlap(before: &Ledger, after: &Ledger, owner: &OwnerId) -> Result<(), Cause> {
         let union = |ledger: &Ledger, is_own: bool| -> CpuSet {
             let of = ledger.owners().filter(|(of, _)| (*of == owner) == is_own);
@@ -222,12 +222,12 @@ impl StaticCpuManager {
         }
     }
 
-    /// The CPUs that can be given away now.
+    /// Returns the CPUs that can become exclusive now.
     fn available(&self, ledger: &Ledger) -> CpuSet {
         &ledger.shared_pool - &self.reserved
     }
 
-    /// The whole CPUs that a container gets exclusively; zero for most.
+    /// Returns the number of exclusive CPUs of a container; zero for most containers.
     fn exclusive_cpus(request: &Request, container: &ContainerRequest) -> usize {
         let is_part = request.resources.is_some();
         if request.qos() != QosClass::Guaranteed || is_part && !container.is_guaranteed() {
@@ -237,8 +237,8 @@ impl StaticCpuManager {
         usize::try_from(cpus).unwrap_or(usize::MAX)
     }
 
-    /// The whole CPUs that an owner gets exclusively: what runs together, or what an init container needs
-    /// together with the sidecars before it, whichever is more.
+    /// Returns the number of exclusive CPUs of an owner: the maximum of what all running containers need together and
+    /// what each init container needs together with the sidecars before it.
     fn exclusive_cpus_of_owner(request: &Request) -> usize {
         if let Some(whole) = Self::exclusive_cpus_of_pod(request) {
             return whole;
@@ -256,7 +256,7 @@ impl StaticCpuManager {
         init.max(apps.fold(sidecars, usize::saturating_add))
     }
 
-    /// The hints for so many CPUs out of the available ones and those that are handed on.
+    /// Returns the hints for `needed` CPUs out of the available and the reusable ones.
     fn calculate_hints(&self, available: &CpuSet, reusable: &CpuSet, needed: usize) -> HintList {
         let free = self.topology.count_by_position(available);
         let handed_on = self.topology.count_by_position(reusable);
@@ -279,13 +279,13 @@ impl StaticCpuManager {
         HintList::new(&self.nodes, masks, u32::try_from(least).unwrap_or(u32::MAX), aligned)
     }
 
-    /// Whether a set of nodes spans as few sockets as the least number of nodes would.
+    /// Returns whether a set of nodes spans as few sockets as the smallest sufficient number of nodes would.
     fn is_socket_aligned(&self, mask: Mask, least: usize) -> bool {
         let nodes_per_socket = self.topology.nodes.len() / self.topology.sockets.len();
         nodes_per_socket > 0 && self.topology.sockets_of(mask).len() == least.div_ceil(nodes_per_socket)
     }
 
-    /// Takes CPUs as the options say.
+    /// Takes CPUs as the options demand.
     fn take(&self, available: &CpuSet, needed: usize) -> Result<CpuSet, CpuError> {
         let order =
             if self.options.distribute_across_cores { PackingOrder::Spread } else { PackingOrder::Packed };
@@ -298,7 +298,7 @@ impl StaticCpuManager {
         }
     }
 
-    /// The CPUs of the chosen nodes; with `align-by-socket` of all their sockets.
+    /// Returns the CPUs of the affinity; with `align-by-socket`, of all its sockets.
     fn aligned(&self, mask: Mask) -> CpuSet {
         if self.options.align_by_socket {
             let sockets = self.topology.sockets_of(mask);
@@ -308,7 +308,7 @@ impl StaticCpuManager {
         }
     }
 
-    /// Chooses CPUs: from the nodes of the affinity first, then from any.
+    /// Chooses CPUs, from the nodes of the affinity first, then from any node.
     fn choose(&self, allocatable: &CpuSet, needed: usize, affinity: Affinity) -> Result<CpuSet, CpuError> {
         let mut chosen = CpuSet::new();
         if let Some(mask) = affinity.mask {
@@ -319,12 +319,12 @@ impl StaticCpuManager {
         Ok(&chosen | &rest)
     }
 
-    /// Whether only whole cores are given (`full-pcpus-only`).
+    /// Returns whether `full-pcpus-only` is set.
     pub(super) fn requires_whole_cores(&self) -> bool {
         self.options.full_pcpus_only
     }
 
-    /// With `full-pcpus-only`: whether so many CPUs are a number of whole cores.
+    /// With `full-pcpus-only`: checks that the request is a multiple of the core size.
     pub(crate) fn check_whole_cores(&self, requested: usize) -> Result<(), CpuError> {
         let cpus_per_core = self.topology.cpus_per_core;
         if self.options.full_pcpus_only && cpus_per_core > 0 && !requested.is_multiple_of(cpus_per_core) {
@@ -333,7 +333,7 @@ impl StaticCpuManager {
         Ok(())
     }
 
-    /// With `full-pcpus-only`: whether whole cores can be given.
+    /// With `full-pcpus-only`: checks that enough whole cores are free.
     fn check_cores(&self, ledger: &Ledger, requested: usize) -> Result<(), CpuError> {
         self.check_whole_cores(requested)?;
         let cpus_per_core = self.topology.cpus_per_core;
@@ -405,7 +405,7 @@ impl HintProvider for StaticCpuManager {
             return Ok(());
         }
         let held = ledger.exclusive_cpus(owner, name).cloned();
-        if defects::CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD || held.is_none() {
+        if defects::CORES_ARE_CHECKED_BEFORE_HELD_CPUS || held.is_none() {
             self.check_cores(ledger, needed)?;
         }
         if let Some(cpus) = held {
@@ -445,14 +445,14 @@ impl HintProvider for StaticCpuManager {
     }
 }
 
-/// Gives back the exclusive CPUs of a container, but for those that it shares with others: of its owner, which took
-/// them over from it, or it from them; or of any, in a state that was taken over.
+/// Releases the exclusive CPUs of a container, except those that another container also holds. Sharing happens
+/// between an init container and its successors, and in states that were taken over.
 pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     if ledger.exclusive_cpus(owner, container).is_none() {
         return;
     }
     let held = ledger.allocation_mut(owner, container);
-    // Another strategy may have hidden some.
+    // Another strategy may have hidden sibling threads.
     let cpus = held.held_cpus();
     (held.cpus, held.hidden_cpus) = (None, CpuSet::new());
     if pod_level_resources::is_part(ledger, owner) {
@@ -465,13 +465,12 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
 }
 
 impl Reusable {
-    /// The CPUs that the owner's init containers hand on.
+    /// Returns the reusable CPUs of the owner's init containers.
     fn cpus(&self, owner: &OwnerId) -> CpuSet {
         self.cpus.as_ref().filter(|(of, _)| of == owner).map_or_else(CpuSet::new, |(_, cpus)| cpus.clone())
     }
 
-    /// Takes note of what a container holds: an init container hands its CPUs on, another container uses up
-    /// what was handed on.
+    /// Updates the reusable CPUs: an init container adds its CPUs, another container removes them.
     fn update_cpus(&mut self, request: &Request, container: &ContainerName, cpus: &CpuSet) {
         let before = self.cpus(&request.owner);
         let after = if request.is_regular_init(container) { &before | cpus } else { &before - cpus };

@@ -1,7 +1,7 @@
-//! CPUs for a pod that has some as a whole, and its containers' parts of them.
+//! CPUs of pods with pod-level resources, and their division among the containers.
 //!
-//! A container whose own requests equal its limits has CPUs for itself; the others share what is left. An init container
-//! that ends draws from all that no sidecar before it has for itself.
+//! A container with equal requests and limits gets its own CPUs. The other containers share the rest. An init
+//! container that is not a sidecar draws from all CPUs that no earlier sidecar owns.
 
 use numaward_topology::CpuSet;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl StaticCpuManager {
-    /// The whole CPUs that a pod gets as a whole; `None` if it has no resources as a whole.
+    /// Returns the number of pod-level CPUs; `None` if the request has no pod-level resources.
     pub(super) fn exclusive_cpus_of_pod(request: &Request) -> Option<usize> {
         let of_pod = request.resources.as_ref()?;
         if request.qos() != QosClass::Guaranteed {
@@ -27,7 +27,7 @@ impl StaticCpuManager {
         Some(usize::try_from(cpus).unwrap_or(usize::MAX))
     }
 
-    /// Whether something is left for those that share what their pod has.
+    /// Checks that the containers without CPUs of their own get some.
     pub(super) fn check_shared_part(request: &Request) -> Result<(), Cause> {
         let Some(whole) = Self::exclusive_cpus_of_pod(request) else { return Ok(()) };
         let own = |container: &_| Self::exclusive_cpus(request, container) as u64;
@@ -46,7 +46,7 @@ impl StaticCpuManager {
         Err(Cause::NothingToShare(Provider::Cpus, words.to_owned()))
     }
 
-    /// Serves a pod, and divides what it gets among its containers.
+    /// Allocates CPUs for a pod and divides them among its containers.
     pub(super) fn divide(
         &self,
         ledger: &mut Ledger,
@@ -93,12 +93,12 @@ impl StaticCpuManager {
     }
 }
 
-/// Whether an owner's containers have parts of what it has.
+/// Returns whether the containers of an owner have parts of pod-level CPUs.
 pub(super) fn is_part(ledger: &Ledger, owner: &OwnerId) -> bool {
     ledger.owner(owner).is_some_and(|account| account.pod_level.cpus.is_some())
 }
 
-/// Gives back what an owner has when the last of its containers has given back its part.
+/// Releases the CPUs of an owner once its last container has released its part.
 pub(super) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     let account = ledger.owner_mut(owner);
     if account.containers.values().all(|held| held.cpus.is_none())

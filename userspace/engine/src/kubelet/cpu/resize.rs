@@ -1,4 +1,4 @@
-//! More or fewer exclusive CPUs for a container that runs.
+//! Resizing the exclusive CPUs of a running container.
 
 use std::cmp::Reverse;
 
@@ -12,9 +12,9 @@ use crate::{
 };
 
 impl StaticCpuManager {
-    /// The CPUs that a container has instead of `held` when it is to have `wanted`: fewer of the same, or those and
-    /// more of this shared pool on these nodes. Whole cores are kept, and filled up, first. With `whole_cores`, only what
-    /// makes up whole cores together with what it has can be taken.
+    /// Returns the CPUs that replace `held` when the container needs `wanted`: a subset, or the same CPUs and more
+    /// from `pool` on these nodes. Whole cores are preferred, both for keeping and for filling up. With
+    /// `whole_cores`, additional CPUs must complete whole cores.
     pub(crate) fn resized(
         &self,
         pool: &CpuSet,
@@ -28,7 +28,7 @@ impl StaticCpuManager {
         let mut chosen = CpuSet::new();
         if whole_cores {
             let sizes: Vec<usize> = parts.iter().map(CpuSet::len).collect();
-            // Who grows keeps what it has.
+            // A growing container keeps all its CPUs.
             let kept = if wanted < held.len() { &CpuSet::new() } else { held };
             if let Some(places) = find_sizes_with_sum(&sizes, wanted - kept.len()) {
                 chosen.extend(kept.iter().chain(places.into_iter().flat_map(|place| parts[place].iter())));
@@ -51,10 +51,10 @@ impl StaticCpuManager {
         Err(ResizeError::Shortfall(self.by_node(nodes).map(shortfall).collect()))
     }
 
-    /// What can be taken of each core, in the order in which it is.
+    /// Returns the CPUs that each core can contribute, in the order of preference.
     fn parts(&self, free: &CpuSet, held: &CpuSet, wanted: usize, whole_cores: bool) -> Vec<CpuSet> {
         let cores = || self.topology.cores.iter().map(|core| &core.cpus);
-        // Of what it has, whole cores first; then the rest of its cores, whole free cores, and what is left of others.
+        // Preference: whole cores that it holds, the rest of its cores, whole free cores, then remaining CPUs.
         let (its_whole, its_parts): (Vec<_>, Vec<_>) =
             cores().filter(|core| core.intersects(held)).partition(|core| core.is_subset(held));
         let rest = cores().filter(|core| !core.intersects(held));
@@ -79,12 +79,11 @@ impl StaticCpuManager {
             .filter(|(node, _)| nodes.contains(*node))
     }
 
-    /// The CPUs of these nodes.
     fn of_nodes(&self, nodes: &NodeSet) -> CpuSet {
         self.by_node(nodes).flat_map(|(_, cpus)| cpus.iter().collect::<Vec<_>>()).collect()
     }
 
-    /// The nodes on which these CPUs are.
+    /// Returns the nodes that have some of these CPUs.
     pub(crate) fn nodes_of(&self, cpus: &CpuSet) -> NodeSet {
         let of = self.topology.nodes.iter().zip(&self.topology.positions);
         of.filter(|(domain, _)| domain.cpus.intersects(cpus))

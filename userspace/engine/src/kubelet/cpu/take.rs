@@ -1,8 +1,8 @@
-//! Taking CPUs packed: whole sockets and nodes first, then whole caches, whole cores, single CPUs.
+//! Packed selection of CPUs: whole sockets and nodes first, then whole last-level caches, whole cores, single CPUs.
 //!
-//! At each step the fullest domain that still suffices is preferred, so that large free ones stay whole: domains
-//! are tried in ascending order of their free CPUs, then of their ids. Where a socket has several nodes, nodes
-//! are ordered within sockets, else sockets within nodes; cores are ordered within both.
+//! At each step the domain with the fewest sufficient free CPUs is preferred, so that large free domains stay whole:
+//! domains are tried in ascending order of free CPUs, then of ids. If a socket has several nodes, nodes are ordered
+//! within sockets, otherwise sockets within nodes. Cores are ordered within both.
 
 use numaward_topology::CpuSet;
 
@@ -12,32 +12,31 @@ use super::{
 };
 use crate::policy::KubeletVersion;
 
-/// How single CPUs are taken.
+/// Order in which single CPUs are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackingOrder {
     /// Core by core.
     Packed,
-    /// Cores are not taken whole; CPUs go by their ids within a socket. As siblings have distant ids on most
-    /// machines, this takes one CPU a core.
+    /// Across cores: CPUs are ordered by id within a socket. As siblings have distant ids on most machines, this
+    /// takes one CPU of each core.
     Spread,
 }
 
-/// How CPUs are taken.
+/// Rules for taking CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
     pub(crate) order: PackingOrder,
-    /// Take CPUs that share a last-level cache where possible, as a kubelet of this version.
+    /// If set, prefers CPUs that share a last-level cache, like a kubelet of this version.
     pub(crate) by_cache: Option<KubeletVersion>,
 }
 
-/// Collects CPUs until there are as many as needed.
+/// Collector of CPUs.
 pub(crate) struct Accumulator<'a> {
     topology: &'a CpuTopology,
     /// CPUs that can be taken.
     pub(crate) free: CpuSet,
-    /// CPUs that are missing; negative if too many were taken.
+    /// Number of missing CPUs; negative if too many were taken.
     pub(crate) needed: i64,
-    /// CPUs that were taken.
     pub(crate) taken: CpuSet,
 }
 
@@ -46,7 +45,7 @@ fn to_i64(count: usize) -> i64 {
 }
 
 impl<'a> Accumulator<'a> {
-    /// Checks that there are enough at all.
+    /// Checks that there are enough CPUs.
     pub(crate) fn new(
         topology: &'a CpuTopology,
         available: &CpuSet,
@@ -67,7 +66,7 @@ impl<'a> Accumulator<'a> {
         self.needed >= to_i64(count)
     }
 
-    /// Takes CPUs. All of them count, also those that were taken before or were not free.
+    /// Takes CPUs. Counts all of them, including CPUs that were already taken or were not free.
     pub(crate) fn take(&mut self, cpus: &CpuSet) {
         self.taken = &self.taken | cpus;
         self.free = &self.free - &self.taken;
@@ -78,7 +77,7 @@ impl<'a> Accumulator<'a> {
         shared(&domain.cpus, &self.free)
     }
 
-    /// Sorts domains by their free CPUs, then by their ids.
+    /// Sorts domains by free CPUs, then by ids.
     fn sorted(&self, of: &[Domain], members: impl Iterator<Item = usize>) -> Vec<usize> {
         let mut members: Vec<(usize, usize)> =
             members.map(|index| (self.free_in(&of[index]), index)).collect();
@@ -86,12 +85,12 @@ impl<'a> Accumulator<'a> {
         members.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Domains with free CPUs, sorted.
+    /// Returns the domains with free CPUs, sorted.
     fn available(&self, of: &[Domain]) -> Vec<usize> {
         self.sorted(of, (0..of.len()).filter(|&index| self.free_in(&of[index]) > 0))
     }
 
-    /// Domains with free CPUs within the given outer ones, sorted within each of these.
+    /// Returns the inner domains with free CPUs, sorted within each of the outer domains.
     fn nested(&self, outer: &[Domain], order: &[usize], inner: &[Domain]) -> Vec<usize> {
         order
             .iter()
@@ -99,12 +98,12 @@ impl<'a> Accumulator<'a> {
             .collect()
     }
 
-    /// Whether a node has one socket or more, so that nodes come before sockets.
+    /// Returns whether each node has at least one socket, so that nodes come before sockets.
     fn nodes_first(&self) -> bool {
         self.topology.sockets.len() >= self.topology.nodes.len()
     }
 
-    /// Nodes with free CPUs, in the order in which they are tried.
+    /// Returns the nodes with free CPUs, in the order of the search.
     pub(crate) fn nodes(&self) -> Vec<usize> {
         let CpuTopology { nodes, sockets, .. } = self.topology;
         if self.nodes_first() {
@@ -148,8 +147,8 @@ impl<'a> Accumulator<'a> {
             .collect()
     }
 
-    /// Takes each of the given domains that is free in full and no larger than what is needed.
-    /// `full_size` is what counts as full; without it, the domain's own size.
+    /// Takes each domain that is completely free and no larger than the missing number. A domain is complete if it
+    /// has `full_size` free CPUs, by default its own size.
     fn take_full(&mut self, of: &[Domain], order: &[usize], full_size: Option<usize>) {
         let is_full = |&index: &usize| self.free_in(&of[index]) == full_size.unwrap_or(of[index].size);
         for index in order.iter().copied().filter(is_full).collect::<Vec<_>>() {
@@ -171,7 +170,7 @@ impl<'a> Accumulator<'a> {
         self.take_full(&self.topology.cores, &self.cores(), Some(self.topology.cpus_per_core));
     }
 
-    /// Takes whole caches, and what is left from one cache if a cache has just enough.
+    /// Takes whole caches. Takes the rest from one cache if a cache has exactly enough.
     fn take_caches(&mut self, version: KubeletVersion) {
         for index in self.caches() {
             if self.needs(self.topology.cpus_per_cache) {
@@ -187,8 +186,8 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes the free CPUs of the lowest cores of a cache if they are just as many as needed. Version 1.32 counts whole
-    /// cores only. Version 1.36 looks at the core of which a part is needed, too, and leaves its highest CPU.
+    /// Takes the free CPUs of the lowest cores of a cache if their number equals the missing one. v1.32 counts whole
+    /// cores only. v1.36 also considers a core of which only a part is needed, and excludes its highest CPU.
     fn take_part_of_cache(&mut self, cache: &Domain, version: KubeletVersion) {
         let (needed, per_core) = (usize::try_from(self.needed).unwrap_or(0), self.topology.cpus_per_core);
         let cores_needed = match version {

@@ -1,10 +1,9 @@
-//! The CPUs of a machine by node, socket, core and last-level cache.
+//! CPUs of a machine by node, socket, core and last-level cache.
 //!
-//! Everything is a *domain*: a set of CPUs with an id. Domains of a sort are kept in ascending order of ids and
-//! named by their place in that order.
+//! All of these are *domains*: sets of CPUs with an id. Domains of one kind are sorted by id and referenced by index.
 //!
-//! The kubelet's own view is kept: a core is named by its lowest CPU, and where the platform reports no
-//! last-level cache, the socket stands in for it.
+//! As in the kubelet, the id of a core is its lowest CPU, and if the platform reports no last-level cache, the socket
+//! replaces it.
 
 use std::collections::BTreeMap;
 
@@ -12,45 +11,43 @@ use numaward_topology::{Cpu, CpuId, CpuSet, Machine};
 
 use crate::hint::{Mask, NodeIndex};
 
-/// CPUs that share something.
+/// Set of CPUs of one node, socket, core or cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Domain {
     pub(crate) cpus: CpuSet,
-    /// Number of these CPUs.
     pub(crate) size: usize,
 }
 
-/// The CPUs of a machine.
+/// CPU topology of a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuTopology {
     pub(crate) all: CpuSet,
-    /// Number of all CPUs.
     pub(crate) size: usize,
-    /// Nodes that have CPUs, and their position among all nodes of the machine.
+    /// Nodes with CPUs; `positions` has their positions among all nodes.
     pub(crate) nodes: Vec<Domain>,
     pub(crate) positions: Vec<usize>,
     pub(crate) sockets: Vec<Domain>,
     pub(crate) cores: Vec<Domain>,
     pub(crate) caches: Vec<Domain>,
-    /// By position of a node: the sockets that have CPUs on it.
+    /// Indices of sockets with CPUs on a node, by position of the node.
     pub(crate) sockets_of_node: Vec<Vec<usize>>,
-    /// Mean sizes, rounded down. On a machine with domains of different sizes they are wrong for some.
+    /// Mean sizes, rounded down. They are wrong for some domains if sizes differ.
     pub(crate) cpus_per_core: usize,
     pub(crate) cpus_per_socket: usize,
     pub(crate) cpus_per_cache: usize,
 }
 
-/// Number of CPUs that two sets share.
+/// Returns the number of common CPUs.
 pub(crate) fn shared(a: &CpuSet, b: &CpuSet) -> usize {
     a.words().iter().zip(b.words()).map(|(a, b)| (a & b).count_ones() as usize).sum()
 }
 
-/// Whether three sets share a CPU.
+/// Returns whether three sets have a common CPU.
 fn meet(a: &CpuSet, b: &CpuSet, c: &CpuSet) -> bool {
     a.words().iter().zip(b.words()).zip(c.words()).any(|((a, b), c)| a & b & c != 0)
 }
 
-/// The id of the last-level cache of a CPU, or of what stands in for it.
+/// Returns the id of a CPU's last-level cache, or of the socket that replaces it.
 pub(crate) fn cache(cpu: &Cpu) -> u32 {
     cpu.last_level_cache.map_or(cpu.socket.0, |cache| cache.0)
 }
@@ -60,7 +57,7 @@ fn domains<K: Ord>(members: BTreeMap<K, CpuSet>) -> Vec<Domain> {
 }
 
 impl CpuTopology {
-    /// Sorts the CPUs into domains. Every CPU must be on one of `nodes`.
+    /// Groups the CPUs into domains. Every CPU must be on one of `nodes`.
     pub(crate) fn new(machine: &Machine, nodes: &NodeIndex) -> Self {
         let mut by_node: BTreeMap<usize, CpuSet> = BTreeMap::new();
         let mut by_socket: BTreeMap<_, CpuSet> = BTreeMap::new();
@@ -78,7 +75,7 @@ impl CpuTopology {
         let positions: Vec<usize> = by_node.keys().copied().collect();
         let nodes_with_cpus = domains(by_node);
         let sockets = domains(by_socket);
-        // By lowest CPU rather than by the id it goes by.
+        // Ordered by lowest CPU, not by core id.
         let cores: BTreeMap<Option<CpuId>, CpuSet> =
             by_core.into_values().map(|cpus| (cpus.first(), cpus)).collect();
         let caches = domains(by_cache);
@@ -105,7 +102,7 @@ impl CpuTopology {
         }
     }
 
-    /// The number of the given CPUs on each node, by position.
+    /// Counts these CPUs by position of their node.
     pub(crate) fn count_by_position(&self, cpus: &CpuSet) -> Vec<usize> {
         let mut counts = vec![0; self.sockets_of_node.len()];
         for (node, &position) in self.nodes.iter().zip(&self.positions) {
@@ -114,18 +111,17 @@ impl CpuTopology {
         counts
     }
 
-    /// The nodes that have CPUs.
+    /// Returns the nodes with CPUs.
     pub(crate) fn nodes_with_cpus(&self) -> Mask {
         self.positions.iter().fold(0, |mask, position| mask | 1 << position)
     }
 
-    /// The CPUs of a node.
     pub(crate) fn cpus_at(&self, position: usize) -> Option<&CpuSet> {
         let index = self.positions.binary_search(&position).ok()?;
         Some(&self.nodes[index].cpus)
     }
 
-    /// The sockets that have CPUs on the given nodes, in ascending order.
+    /// Returns the sockets with CPUs on these nodes, in ascending order.
     pub(crate) fn sockets_of(&self, mask: Mask) -> Vec<usize> {
         let mut sockets: Vec<usize> = crate::hint::positions(mask)
             .filter_map(|position| self.sockets_of_node.get(position))
@@ -137,7 +133,7 @@ impl CpuTopology {
         sockets
     }
 
-    /// The members of `of` that share one of the `free` CPUs with `domain`.
+    /// Returns the indices of those domains in `of` that share a free CPU with `domain`.
     pub(crate) fn within<'a>(
         of: &'a [Domain],
         domain: &'a Domain,

@@ -1,4 +1,4 @@
-//! The accounts of an idle machine: what each node has, less what is reserved for the system.
+//! Memory accounts of an idle machine: the memory of each node minus the reservation for the system.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,9 @@ use crate::{
     quantity::Quantity,
 };
 
-/// Reserved bytes by kind.
 type ReservedBytes = BTreeMap<ZoneKind, Bytes>;
 
-/// Checks the reservations and opens the accounts.
+/// Checks the reservations and makes the accounts.
 pub(super) fn open(
     machine: &Machine,
     config: &PolicyConfig,
@@ -31,7 +30,7 @@ pub(super) fn open(
     machine.nodes.iter().map(account).collect()
 }
 
-/// The reservations of all nodes together.
+/// Returns the sum of the reservations over all nodes, by kind.
 fn sums(machine: &Machine, config: &PolicyConfig) -> Result<BTreeMap<ZoneKind, Quantity>, StartProblem> {
     let mut sums: BTreeMap<ZoneKind, Quantity> = BTreeMap::new();
     for reservation in &config.reserved_memory {
@@ -46,7 +45,7 @@ fn sums(machine: &Machine, config: &PolicyConfig) -> Result<BTreeMap<ZoneKind, Q
     Ok(sums)
 }
 
-/// For each kind the sum must be the reservation of the whole machine.
+/// Checks that the sum of each kind equals the reservation of the whole machine.
 fn check_sums(sums: &BTreeMap<ZoneKind, Quantity>, config: &PolicyConfig) -> Result<(), StartProblem> {
     let Some(expected) = &config.node_reservation else { return Ok(()) };
     let kinds: BTreeSet<ZoneKind> = sums.keys().chain(expected.keys()).copied().collect();
@@ -61,7 +60,7 @@ fn check_sums(sums: &BTreeMap<ZoneKind, Quantity>, config: &PolicyConfig) -> Res
     Ok(())
 }
 
-/// The reservations by node.
+/// Returns the reservations by node.
 fn by_node(config: &PolicyConfig) -> Result<BTreeMap<NodeId, ReservedBytes>, StartProblem> {
     let mut by_node: BTreeMap<NodeId, ReservedBytes> = BTreeMap::new();
     for reservation in &config.reserved_memory {
@@ -75,9 +74,9 @@ fn by_node(config: &PolicyConfig) -> Result<BTreeMap<NodeId, ReservedBytes>, Sta
     Ok(by_node)
 }
 
-/// Opens the account of a node. What is in hugepage pools is no base memory.
+/// Makes the account of a node. Base memory excludes huge page pools.
 fn node_account(id: NodeId, node: &NumaNode, reserved: &ReservedBytes) -> Result<NodeAccount, StartProblem> {
-    // The machine was checked: pools and their sum fit 64 bits.
+    // `check_machine` has verified that each pool and their sum fit 64 bits.
     let pools: BTreeMap<ZoneKind, Bytes> = node
         .hugepages
         .iter()

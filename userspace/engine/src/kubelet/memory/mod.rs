@@ -1,25 +1,28 @@
-//! The static Memory Manager: memory and hugepages of Guaranteed requests on sets of nodes.
+//! The static memory manager: memory and huge pages of Guaranteed requests on sets of NUMA nodes.
 //!
-//! Terms. The *capacity* of a set of nodes is what could be promised there on an idle machine, its *free*
-//! memory what can be promised now. A node that takes part in a block over several nodes joins them in a
-//! *group*.
+//! # Terms
+//! - *allocatable*: bytes that a set of nodes can guarantee on an idle machine.
+//! - *free*: bytes that it can still guarantee.
+//! - *group*: nodes that share a block.
 //!
-//! The growth rule. A node serves either blocks of its own or blocks of one group, never both; a group neither
-//! grows nor shrinks. So a set of several nodes can serve a block only if each of its nodes is unused or
-//! belongs to just this set as its group. A node leaves its group with its last block.
+//! # Growth rule
+//! A node serves either blocks on this node alone or blocks of one group, never both, and a group neither grows nor
+//! shrinks. A set of several nodes can therefore serve a block only if each of its nodes is unused or has exactly
+//! this set as its group. A node leaves its group with its last block.
 //!
-//! Hints. A set of nodes is a hint if its capacity suffices for every kind, the growth rule allows it, and its
-//! free memory suffices. Those of the least size whose *capacity* suffices are preferred, be there anything
-//! free or not. The same sets are hints for every kind.
+//! # Algorithm
+//! A set of nodes is a hint if it has enough allocatable memory of every kind, the growth rule permits it, and it has
+//! enough free memory. The preferred hints are those of the smallest size that has enough *allocatable* memory,
+//! whether it is free or not. All kinds have the same hints.
 //!
-//! Allocation. The affinity that the merge of hints chose is taken if its free memory suffices; else it is
-//! extended to the best hint that includes it. Nodes are drained in ascending order.
+//! An allocation uses the affinity from the merge of hints if it has enough free memory; otherwise the best hint that
+//! includes it. Nodes are filled in ascending order.
 //!
-//! Init containers. What a regular init container holds is handed on to the containers after it: memory on the
-//! same set of nodes, as much as the largest of them holds. When a later container starts, the init containers
-//! before it give the rest back.
+//! The containers after an init container reuse its memory on the same set of nodes, up to the size of the largest
+//! init container. When a later container starts, the earlier init containers release the rest.
 //!
-//! Invariant: on every node and for every kind `allocatable == promised + free`.
+//! # Invariant
+//! On every node and for every kind, `allocatable == guaranteed + free`.
 
 mod accounts;
 mod pod_level_resources;
@@ -41,24 +44,24 @@ use crate::{
     request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
 };
 
-/// Why memory cannot be given. The texts are the kubelet's.
+/// Reason why memory cannot be allocated. The texts are the kubelet's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MemoryError {
-    /// A quantity is spelt as no whole number of bytes.
+    /// The spelling of a quantity is not a whole number of bytes.
     #[error("[memorymanager] failed to represent quantity as int64")]
     NotInteger,
-    /// No affinity was chosen, and no set of nodes can serve the request.
+    /// The merge chose no affinity, and no set of nodes can serve the request.
     #[error(
         "[memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
     )]
     NoDefaultHint,
-    /// No affinity was chosen, and the best set of nodes is not a preferred one.
+    /// The merge chose no affinity, and the best set of nodes is not preferred.
     #[error("[memorymanager] failed to find the default preferred hint")]
     DefaultHintNotPreferred,
-    /// The chosen affinity is too small, and no set of nodes that includes it can serve the request.
+    /// The affinity is too small, and no set of nodes that includes it can serve the request.
     #[error("[memorymanager] failed to find NUMA nodes to extend the current topology hint")]
     NoExtension,
-    /// The chosen affinity is preferred but too small, and the best set that includes it is not preferred.
+    /// The affinity is preferred but too small, and the best set that includes it is not preferred.
     #[error("[memorymanager] failed to find the extended preferred hint")]
     ExtensionNotPreferred,
     /// The growth rule forbids the affinity.
@@ -72,19 +75,19 @@ impl From<MemoryError> for Cause {
     }
 }
 
-/// The Memory Manager with policy `Static`.
+/// Memory manager with the policy `Static`.
 #[derive(Clone, Debug)]
 pub(crate) struct StaticMemoryManager {
     nodes: NodeIndex,
-    /// The accounts of an idle machine.
+    /// Accounts of an idle machine.
     idle: BTreeMap<NodeId, NodeAccount>,
 }
 
-/// The kinds of memory of a request, and how many bytes of each.
+/// Requested bytes by kind of memory.
 type RequestedBytes = BTreeMap<ZoneKind, u64>;
 
 impl StaticMemoryManager {
-    /// Checks the reservations against the machine and opens the accounts.
+    /// Checks the reservations against the machine and makes the accounts.
     pub(crate) fn new(
         machine: &Machine,
         nodes: &NodeIndex,
@@ -93,13 +96,12 @@ impl StaticMemoryManager {
         Ok(Self { nodes: nodes.clone(), idle: accounts::open(machine, config)? })
     }
 
-    /// The accounts of an idle machine.
     pub(crate) fn idle(&self) -> &BTreeMap<NodeId, NodeAccount> {
         &self.idle
     }
 
-    /// What is requested in the given scope. `None` where it does not fit 64 bits: then it cannot be served, and
-    /// there is nothing to give hints for.
+    /// Returns the bytes that are requested in this scope. Returns `None` if a sum exceeds 64 bits; such a request
+    /// cannot be served and has no hints.
     fn requested(request: &Request, scope: Scope<'_>) -> Result<Option<RequestedBytes>, MemoryError> {
         match scope {
             Scope::Container(container) => own_bytes(request, container).map(Some),
@@ -115,7 +117,7 @@ impl StaticMemoryManager {
         }
     }
 
-    /// The hints for a request on the ledger as it is.
+    /// Returns the hints for a request with the current ledger.
     fn calculate_hints(&self, ledger: &Ledger, owner: &OwnerId, requested: &RequestedBytes) -> HintList {
         let view = RequestView::new(self, ledger, owner, requested);
         let mut least = self.nodes.ids().len();
@@ -134,12 +136,12 @@ impl StaticMemoryManager {
         HintList::new(&self.nodes, masks, u32::try_from(least).unwrap_or(u32::MAX), |_| false)
     }
 
-    /// The best of some hints: preferred ones first, then smaller ones, then lower ids.
+    /// Returns the best hint: by preference, then by size, then by node ids.
     fn best(hints: impl Iterator<Item = (Mask, bool)>) -> Option<(Mask, bool)> {
         hints.min_by_key(|&(mask, preferred)| (!preferred, mask.count_ones(), mask))
     }
 
-    /// The nodes on which a container gets its memory.
+    /// Returns the nodes on which a container gets its memory.
     fn choose(
         &self,
         ledger: &Ledger,
@@ -173,9 +175,9 @@ impl StaticMemoryManager {
     }
 }
 
-/// What an owner requests: what runs together, or what an init container needs together with the sidecars
-/// before it, whichever is more. Kinds that only init containers request are ignored. Each container comes with
-/// whether it is a sidecar.
+/// Returns the bytes that an owner requests: the maximum of what all running containers need together and what each
+/// init container needs together with the sidecars before it. Kinds that only init containers request are ignored.
+/// The flag of a container says whether it is a sidecar.
 fn requested_by_owner(
     init: Vec<(bool, RequestedBytes)>,
     apps: Vec<(bool, RequestedBytes)>,
@@ -204,7 +206,7 @@ fn requested_by_owner(
     Some(running)
 }
 
-/// The bytes of each kind that a container requests.
+/// Returns the requested bytes by kind.
 fn requested_bytes(resources: &Resources) -> Result<RequestedBytes, MemoryError> {
     let amount = |(&kind, &quantity): (&ZoneKind, &Quantity)| {
         Ok((kind, quantity.as_int64().ok_or(MemoryError::NotInteger)?))
@@ -212,7 +214,7 @@ fn requested_bytes(resources: &Resources) -> Result<RequestedBytes, MemoryError>
     resources.memory.iter().map(amount).collect()
 }
 
-/// The bytes of each kind that are a container's own: none where it shares what its pod has.
+/// Returns the bytes of a container itself; none if it shares pod-level resources.
 fn own_bytes(request: &Request, container: &ContainerRequest) -> Result<RequestedBytes, MemoryError> {
     if request.resources.is_some() && !container.is_guaranteed() {
         return Ok(RequestedBytes::new());
@@ -318,7 +320,7 @@ impl HintProvider for StaticMemoryManager {
 }
 
 impl StaticMemoryManager {
-    /// The hints for what is already held: just its nodes. Where it is not what is requested, none.
+    /// Returns the nodes of existing blocks as hints. Returns no preference if the blocks do not match the request.
     fn regenerate(&self, blocks: &[MemoryBlock], requested: &RequestedBytes) -> ProviderHints {
         if blocks.len() != requested.len() {
             return ProviderHints::NoPreference;
@@ -335,7 +337,7 @@ impl StaticMemoryManager {
         ProviderHints::ByResource(by_kind.into_iter().collect())
     }
 
-    /// Charges bytes to a set of nodes, the lowest one first, and says how many to each. Every node counts the block.
+    /// Charges bytes to a set of nodes in ascending order and returns the bytes by node. Every node counts the block.
     fn charge(&self, ledger: &mut Ledger, kind: ZoneKind, mask: Mask, mut bytes: u64) -> Vec<(NodeId, u64)> {
         let mut charged = Vec::new();
         let group = self.nodes.set(mask);
@@ -352,7 +354,7 @@ impl StaticMemoryManager {
     }
 }
 
-/// Shrinks the blocks of the init containers before a container by what it takes over from them.
+/// Shrinks the blocks of earlier init containers by the memory that this container reuses.
 fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, blocks: &[MemoryBlock]) {
     for block in blocks {
         let mut wanted = block.bytes.0;
@@ -377,7 +379,7 @@ fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, bl
     }
 }
 
-/// Gives back what a container holds.
+/// Releases the memory of a container.
 pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     let Some(held) = ledger.allocation(owner, container) else { return };
     if held.blocks.is_empty() && !held.without_memory {
@@ -407,7 +409,7 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
 }
 
 impl Reusable {
-    /// What the owner's init containers leave on a set of nodes, by set.
+    /// Returns the reusable bytes of the owner's init containers by set of nodes.
     fn memory_by_set(&self, owner: &OwnerId, kind: ZoneKind, nodes: &NodeIndex) -> Vec<(Mask, u64)> {
         let Some((_, sets)) = self.memory.as_ref().filter(|(of, _)| of == owner) else { return Vec::new() };
         sets.iter()
@@ -415,14 +417,13 @@ impl Reusable {
             .collect()
     }
 
-    /// What the owner's init containers leave on a set of nodes.
+    /// Returns the reusable bytes of the owner's init containers on a set of nodes.
     fn memory(&self, owner: &OwnerId, kind: ZoneKind, set: &NodeSet) -> u64 {
         let of_owner = self.memory.as_ref().filter(|(of, _)| of == owner);
         of_owner.and_then(|(_, sets)| sets.get(set)?.get(&kind)).copied().unwrap_or(0)
     }
 
-    /// Takes note of what a container holds: an init container's blocks can be handed on, another container
-    /// uses up what was handed on.
+    /// Updates the reusable memory: an init container adds its blocks, another container uses them up.
     fn update_memory(&mut self, request: &Request, container: &ContainerName, blocks: &[MemoryBlock]) {
         if self.memory.as_ref().is_some_and(|(of, _)| of != &request.owner) {
             self.memory = None;

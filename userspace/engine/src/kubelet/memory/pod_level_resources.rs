@@ -1,8 +1,8 @@
-//! Memory for a pod that has some as a whole, and its containers' parts of it.
+//! Memory of pods with pod-level resources, and its division among the containers.
 //!
-//! The pod is charged once. A container whose own requests equal its limits has memory for itself; the others share what is
-//! left. An init container that ends draws from all that no sidecar before it has for itself. So the blocks of containers
-//! overlap; they are all on the nodes of the pod.
+//! The pod is charged once. A container with equal requests and limits gets its own memory. The other containers
+//! share the rest. An init container that is not a sidecar draws from all memory that no earlier sidecar owns. The
+//! blocks of containers can therefore overlap; all are on the nodes of the pod.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::{
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
 
-/// What a pod requests as a whole.
+/// Returns the bytes that a pod requests in total.
 pub(super) fn requested(request: &Request) -> Result<RequestedBytes, MemoryError> {
     let mut requested = request
         .resources
@@ -28,12 +28,12 @@ pub(super) fn requested(request: &Request) -> Result<RequestedBytes, MemoryError
     Ok(requested)
 }
 
-/// Whether something is left for those that share what their pod has.
+/// Checks that the containers without memory of their own get some.
 pub(super) fn check_shared_part(request: &Request, whole: &RequestedBytes) -> Result<(), Cause> {
     if request.resources.is_none() {
         return Ok(());
     }
-    // What cannot be counted is refused where it is allocated.
+    // Invalid amounts are refused by the allocation.
     let own = |container: &ContainerRequest| own_bytes(request, container).unwrap_or_default();
     let find_empty_share = whole.iter().filter_map(|(kind, &bytes)| {
         let of_kind = |container: &ContainerRequest| own(container).get(kind).copied().unwrap_or(0);
@@ -54,7 +54,7 @@ pub(super) fn check_shared_part(request: &Request, whole: &RequestedBytes) -> Re
     Err(Cause::NothingToShare(Provider::Memory, words))
 }
 
-/// What is left of some amounts.
+/// Subtracts amounts, saturating at zero.
 fn less(whole: &RequestedBytes, taken: &RequestedBytes) -> RequestedBytes {
     let left = |(&kind, bytes): (&ZoneKind, &u64)| {
         (kind, bytes.saturating_sub(taken.get(&kind).copied().unwrap_or(0)))
@@ -63,7 +63,7 @@ fn less(whole: &RequestedBytes, taken: &RequestedBytes) -> RequestedBytes {
 }
 
 impl StaticMemoryManager {
-    /// Serves a pod, and divides what it gets among its containers.
+    /// Allocates memory for a pod and divides it among its containers.
     pub(super) fn divide(
         &self,
         ledger: &mut Ledger,
@@ -83,7 +83,7 @@ impl StaticMemoryManager {
             amounts.iter().filter(|(_, bytes)| **bytes > 0).map(block).collect()
         };
         let mut parts: Vec<(&ContainerName, Option<Vec<MemoryBlock>>)> = Vec::new();
-        // Those that stay, and what each has for itself.
+        // Sidecars and app containers, each with the bytes of its own.
         let mut staying: Vec<(&ContainerName, RequestedBytes)> = Vec::new();
         let mut left = whole.clone();
         for (index, container) in request.all_containers().enumerate() {
@@ -115,8 +115,8 @@ impl StaticMemoryManager {
     }
 }
 
-/// Places what a pod was charged for its containers: what each has for itself, and what is left for the first, by name, that
-/// shares it, or else the last one.
+/// Attributes the charged bytes of a pod to its containers: first the bytes of their own; the rest to the first
+/// sharing container by name, or to the last container if none shares.
 fn place(
     ledger: &mut Ledger,
     owner: &OwnerId,
@@ -144,8 +144,8 @@ fn place(
     }
 }
 
-/// What is given back when a container of a pod is gone, for which this was placed: all that the pod has if it was the last
-/// one, else nothing.
+/// Returns the blocks to release when a container has ended: all blocks of the pod if it was the last container,
+/// otherwise none. The bytes attributed to the container move to another one.
 pub(super) fn released(
     ledger: &mut Ledger,
     owner: &OwnerId,

@@ -1,4 +1,4 @@
-//! The accounts as far as one request needs them, and the questions that hints and allocations ask of them.
+//! The part of the accounts that one request needs, with the checks for hints and allocations.
 
 use numaward_topology::{Bytes, ZoneKind};
 
@@ -9,12 +9,12 @@ use crate::{
     request::OwnerId,
 };
 
-/// The accounts as far as one request needs them, by position.
+/// Accounts by node position, limited to the kinds of one request.
 pub(super) struct RequestView {
     kinds: Vec<KindView>,
-    /// Nodes that are in use.
+    /// Nodes with at least one block.
     assigned: Mask,
-    /// The group of each node.
+    /// Group by node.
     groups: Vec<Mask>,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct KindView {
     requested: u64,
     pub(super) allocatable: Vec<u64>,
     pub(super) free: Vec<u64>,
-    /// What the owner's init containers leave, by set of nodes.
+    /// Reusable bytes of the owner's init containers, by set of nodes.
     reusable: Vec<(Mask, u64)>,
 }
 
@@ -41,7 +41,7 @@ impl RequestView {
     ) -> Self {
         let accounts: Vec<_> = memory.nodes.ids().iter().map(|id| ledger.nodes.get(id)).collect();
         let kind_view = |(&kind, &requested): (&ZoneKind, &u64)| {
-            // A size that a node does not have is a size of which it has nothing. (The kubelet crashes.)
+            // A node has zero bytes of a huge page size that it does not know. (The kubelet crashes.)
             let column = |value: fn(&KindAccount) -> Bytes| {
                 let of_node = |account: Option<&NodeAccount>| {
                     account.and_then(|account| account.kinds.get(&kind)).map_or(0, |account| value(account).0)
@@ -66,7 +66,7 @@ impl RequestView {
         Self { kinds: requested.iter().map(kind_view).collect(), assigned, groups }
     }
 
-    /// Whether a set of nodes has enough of every kind.
+    /// Returns whether a set of nodes has enough bytes of every kind.
     pub(super) fn enough(
         &self,
         mask: Mask,
@@ -80,7 +80,7 @@ impl RequestView {
         })
     }
 
-    /// Whether the growth rule allows a set of nodes as a hint.
+    /// Returns whether the growth rule permits a set of nodes as a hint.
     pub(super) fn group_allows_hint(&self, mask: Mask) -> bool {
         if mask.is_power_of_two() {
             return self.groups[mask.trailing_zeros() as usize].count_ones() <= 1;
@@ -88,12 +88,12 @@ impl RequestView {
         self.has_no_foreign(mask)
     }
 
-    /// Whether no node of the set is in use by another group.
+    /// Returns whether no node of the set is used by another group.
     fn has_no_foreign(&self, mask: Mask) -> bool {
         positions(mask & self.assigned).all(|position| self.groups[position] == mask)
     }
 
-    /// Whether the growth rule allows an allocation on a set of nodes.
+    /// Returns whether the growth rule permits an allocation on a set of nodes.
     pub(super) fn group_allows(&self, mask: Mask) -> bool {
         defects::one_node_skips_the_growth_rule(mask) || self.has_no_foreign(mask)
     }

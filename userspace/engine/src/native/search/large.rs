@@ -1,36 +1,39 @@
-//! Sets of nodes on machines on which not every set can be looked at.
+//! Search for sets of nodes on machines with too many nodes for an enumeration.
 //!
-//! Problem: find the smallest sets that have enough of every resource, and of these the ones whose nodes are nearest
-//! to each other.
+//! # Problem
+//! Find the smallest sets of nodes with enough of every resource and, among these, the sets with the smallest
+//! distances.
 //!
-//! Algorithm: branch and bound. A lower bound of the size comes from the sorted free amounts; an upper bound, and sets
-//! to fall back to, from greedy seeds: around every node nearest first, and largest first within rings of distance; and anywhere
-//! the node that has most of what is still missing. (Each of them alone takes more nodes than needed at times.) Then sets are built node by node, for each
-//! size from the lower bound on. A beginning is dropped if even the largest nodes cannot complete it, or if it cannot
-//! become nearer than what was found. Of nodes that are alike (the same free amounts, the same distances to all
-//! others) only the first is tried. After [`MAX_STEPS`] steps it stops with the best so far.
+//! # Algorithm
+//! Branch and bound. The sorted free amounts give a lower bound of the size. Greedy seeds give an upper bound and
+//! fallback results: around every node, nearest nodes first and largest nodes first within rings of distance; and
+//! anywhere, the node with most of the missing amounts next. Each seed alone can need more nodes than necessary. Then
+//! sets are built node by node for each size, starting with the lower bound. A partial set is dropped if even the
+//! largest nodes cannot complete it, or if it cannot become nearer than the sets found so far. Of interchangeable
+//! nodes (same free amounts, same distances to all other nodes) only the first is tried. After [`MAX_STEPS`] steps
+//! the search returns its best result so far.
 
 use std::cmp::Reverse;
 
 use super::{MAX_PLACEMENTS, sets::Demand};
 use crate::native::{host::HostModel, work_budget::WorkShare};
 
-/// Nodes added to a beginning before the search gives up.
+/// Maximum number of nodes that the search adds to partial sets.
 const MAX_STEPS: u32 = 500;
 
 pub(super) struct LargeSearch<'a> {
     host: &'a HostModel,
     items: Vec<usize>,
     wanted: &'a [Demand<'a>],
-    /// Nodes with the same number are alike; by position.
+    /// Class of interchangeable nodes, by position.
     classes: Vec<usize>,
-    /// For each resource, how much the n largest nodes have together.
+    /// Sum of the n largest free amounts, by resource and n.
     largest: Vec<Vec<u64>>,
-    /// The least distance between two nodes.
+    /// Smallest distance between two nodes.
     nearest: u64,
     steps: u32,
     share: WorkShare<'a>,
-    /// The best sets of one size, by the sum of their distances.
+    /// Best sets of one size, each with the sum of its distances.
     best: Vec<(u64, Vec<usize>)>,
 }
 
@@ -42,7 +45,7 @@ impl<'a> LargeSearch<'a> {
         share: WorkShare<'a>,
     ) -> Self {
         share.charge(8 * items.len() * wanted.len());
-        // A node that has nothing of what is needed is never part of a smallest set.
+        // A node without any needed resource is never part of a smallest set.
         let items: Vec<usize> =
             items.into_iter().filter(|&at| wanted.iter().any(|of| of.free[at] > 0)).collect();
         let mut classes = vec![0; host.len()];
@@ -77,12 +80,12 @@ impl<'a> LargeSearch<'a> {
         }
     }
 
-    /// Whether a set has enough.
+    /// Returns whether a set has enough of every resource.
     fn enough(&self, set: &[usize]) -> bool {
         self.wanted.iter().all(|of| of.enough(set))
     }
 
-    /// How much of what is needed a node has, in 1/1024 of the need, over all resources.
+    /// Returns the part of the need that a node can give, in 1/1024, summed over all resources.
     fn weight(&self, at: usize) -> u64 {
         let share = |of: &Demand<'_>| {
             let share = u128::from(of.free[at].min(of.need)) * 1024 / u128::from(of.need.max(1));
@@ -114,7 +117,7 @@ impl<'a> LargeSearch<'a> {
         }
     }
 
-    /// The best sets of the smallest size between two, nearest first.
+    /// Returns the best sets of the smallest size between `least` and `most`, nearest first.
     pub(super) fn search(&mut self, least: usize, most: usize) -> Vec<Vec<usize>> {
         let roots = self.roots();
         self.seed_by_missing(most);
@@ -135,10 +138,10 @@ impl<'a> LargeSearch<'a> {
             if !possible {
                 continue;
             }
-            // By class: whether its sets were seen.
+            // Whether all sets with a root of this class have been visited.
             let mut seen = vec![false; self.host.len()];
             for &root in &roots {
-                // Sets with an earlier root were seen. Nodes alike to this one can still be members.
+                // Sets with an earlier root have been visited. Nodes of the class of this root can still be members.
                 let later: Vec<usize> = {
                     let mut later: Vec<usize> = self
                         .items
@@ -172,7 +175,7 @@ impl<'a> LargeSearch<'a> {
         self.steps == 0 || self.share.is_spent()
     }
 
-    /// One node of each class, those with the most first.
+    /// Returns one node of each class, those with the largest amounts first.
     fn roots(&self) -> Vec<usize> {
         let mut seen = std::collections::BTreeSet::new();
         let mut roots: Vec<usize> =
@@ -186,7 +189,7 @@ impl<'a> LargeSearch<'a> {
         let mut by_distance: Vec<usize> = self.items.iter().copied().filter(|&at| at != root).collect();
         by_distance.sort_by_key(|&at| (self.host.distance(root, at), Reverse(self.weight(at)), at));
         self.greedy(root, &by_distance, most);
-        // Largest first within each ring that has more than the ring before.
+        // Largest nodes first, within each ring of distance.
         let mut rings: Vec<u64> = by_distance.iter().map(|&at| self.host.distance(root, at)).collect();
         rings.dedup();
         for ring in rings {
@@ -203,7 +206,7 @@ impl<'a> LargeSearch<'a> {
         }
     }
 
-    /// Adds nodes in an order until there is enough.
+    /// Adds nodes in this order until the set has enough. Returns whether it has.
     fn greedy(&mut self, root: usize, order: &[usize], most: usize) -> bool {
         let mut set = vec![root];
         let mut order = order.iter();
@@ -218,8 +221,8 @@ impl<'a> LargeSearch<'a> {
         true
     }
 
-    /// Adds the node that has most of what is missing, until nothing is: with all resources alike, and with each of them
-    /// counted twice.
+    /// Adds the node with most of the missing amounts until nothing is missing: once with equal weights, and once for
+    /// each resource with a double weight.
     fn seed_by_missing(&mut self, most: usize) {
         for twice in std::iter::once(None).chain((0..self.wanted.len()).map(Some)) {
             let mut missing: Vec<u64> = self.wanted.iter().map(|of| of.need).collect();
@@ -248,7 +251,7 @@ impl<'a> LargeSearch<'a> {
         }
     }
 
-    /// Keeps a set that has enough, without the nodes that it can do without.
+    /// Removes unnecessary nodes from a sufficient set, and keeps the set.
     fn keep_needed(&mut self, mut set: Vec<usize>) {
         let mut index = 0;
         while index < set.len() {
@@ -264,7 +267,7 @@ impl<'a> LargeSearch<'a> {
         self.keep(set);
     }
 
-    /// Completes a beginning to a set of a size with nodes of a list.
+    /// Completes a partial set to the given size with nodes of the list.
     fn extend(
         &mut self,
         list: &[usize],
@@ -293,7 +296,7 @@ impl<'a> LargeSearch<'a> {
             self.share.charge(4 + chosen.len() + 2 * self.wanted.len());
             let added: u64 = chosen.iter().map(|&of| self.host.distance(of, at)).sum();
             let left = missing - 1;
-            // What the missing ones add at least.
+            // Lower bound of the distances that the missing nodes add.
             let more = self.nearest * (left * (chosen.len() + 1) + left * left.saturating_sub(1) / 2) as u64;
             let full = self.best.len() == MAX_PLACEMENTS
                 && self.best.first().is_some_and(|(_, set)| set.len() == size);

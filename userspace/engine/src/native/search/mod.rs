@@ -1,23 +1,25 @@
-//! The search for where a unit can be placed.
+//! Search for the placements of a group.
 //!
-//! Problem: of all sets of nodes that the policy allows and that have enough free, find the best few by the rules of
-//! module `rank`. Each resource has its own set; of n nodes there are 2ⁿ.
+//! # Problem
+//! Find the best few placements, by the criteria of module `rank`, among all sets of nodes that the policy permits
+//! and that have enough free capacity. Each resource has its own set, and n nodes have 2ⁿ sets.
 //!
-//! What a policy allows:
-//!
+//! # Rules
 //! | rule | nodes |
 //! |---|---|
-//! | [`NodeCountRule::Anywhere`] (`none`, `best-effort`) | as few as possible in all; of these as few as possible per resource |
-//! | [`NodeCountRule::Sized`] (`single-numa-node`, `restricted`) | exactly so many per resource, the smaller sets within the larger ones |
+//! | [`NodeCountRule::Anywhere`] (`none`, `best-effort`) | as few as possible in total, then as few as possible per resource |
+//! | [`NodeCountRule::Sized`] (`single-numa-node`, `restricted`) | a fixed number per resource; smaller sets are subsets of larger ones |
 //!
-//! With [`NodeCountRule::Sized`] a memory-only node can count together with the nearest nodes with CPUs (*attached*): then sets
-//! of nodes with CPUs are looked for as if these had the memory of what is attached, and each kind of memory is placed
-//! on as few nodes of those as possible. What the rule allows without attached nodes it allows as well.
+//! With [`NodeCountRule::Sized`] a memory-only node can count together with the nearest nodes with CPUs (*attached*).
+//! Then sets of nodes with CPUs are searched as if these had the memory of their attached nodes, and each kind of
+//! memory is placed on as few of all these nodes as possible. Placements without attached nodes remain permitted.
 //!
-//! On up to [`MAX_EXACT_NODES`] nodes all sets are looked at that may be the best (module `sets`), small ones first: of a set of nodes
-//! each resource gets its smallest sets within it, and what cannot become better than what was found is dropped. On larger
-//! machines sets of several nodes come from module `large`, which gives up after a number of steps. A search ends when it has
-//! used its share of the decision's work. Wherever something was dropped that may be better, it says so.
+//! # Algorithm
+//! On up to [`MAX_EXACT_NODES`] nodes, all candidate sets are visited (module `sets`), small ones first. Within a
+//! set, each resource gets its smallest subsets. Branches that cannot improve the result are dropped. On larger
+//! machines, sets of several nodes come from module `large`, which stops after a fixed number of steps. A search also
+//! stops when its share of the work is exhausted. If better placements may have been missed, the result is marked as
+//! incomplete.
 
 mod large;
 mod sets;
@@ -34,37 +36,36 @@ use super::{
 };
 use crate::placement_search::Rank;
 
-/// The most nodes of which every set of several is looked at.
+/// Maximum number of nodes for which all sets are enumerated.
 pub(super) const MAX_EXACT_NODES: usize = 20;
-/// As many placements are kept of a search.
+/// Maximum number of placements that a search returns.
 pub(super) const MAX_PLACEMENTS: usize = 8;
 
-/// What a policy allows.
+/// Numbers of nodes that a policy permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeCountRule {
-    /// Any set.
     Anywhere,
-    /// Exactly so many nodes for each resource, nested.
+    /// Fixed number of nodes for each resource; smaller sets are subsets of larger ones.
     Sized {
-        /// By resource; nodes as they are.
+        /// Number of nodes by resource.
         sizes: Vec<usize>,
-        /// By resource; nodes with what is attached to them. `None` where that does not count.
+        /// Number of nodes with CPUs by resource, if attached nodes count with them. `None` if they do not.
         with_attached: Option<Vec<usize>>,
     },
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SearchResult {
-    /// The best placements, best first; at most [`MAX_PLACEMENTS`].
+    /// Best placements, best first; at most [`MAX_PLACEMENTS`].
     pub(super) placements: Vec<Placement>,
-    /// How many were compared.
+    /// Number of compared placements.
     pub(super) considered: u64,
-    /// Whether it gave up before it had seen everything.
+    /// True if better placements may have been missed.
     pub(super) is_incomplete: bool,
 }
 
-/// Looks for placements of a unit.
+/// Searches placements of a group.
 pub(super) fn search(
     host: &HostModel,
     free_capacity: &FreeCapacity,
@@ -89,7 +90,7 @@ pub(super) fn search(
     search.found
 }
 
-/// The fewest nodes that could hold an amount, if all of them together can.
+/// Returns the smallest number of nodes that can hold an amount, or `None` if all together cannot.
 pub(super) fn fewest(free: impl IntoIterator<Item = u64>, needed: u64) -> Option<usize> {
     let mut free: Vec<u64> = free.into_iter().collect();
     free.sort_unstable_by(|a, b| b.cmp(a));
@@ -103,7 +104,7 @@ pub(super) fn fewest(free: impl IntoIterator<Item = u64>, needed: u64) -> Option
     None
 }
 
-/// The fewest nodes with CPUs that could hold an amount together with what is attached to them.
+/// Returns the smallest number of nodes with CPUs that can hold an amount together with their attached nodes.
 pub(super) fn fewest_with_attached(
     host: &HostModel,
     free: &[u64],
@@ -119,7 +120,7 @@ pub(super) fn fewest_with_attached(
     if sum(&anchors) < needed {
         return None;
     }
-    // Where several share a memory-only node, they have less than this together.
+    // An upper bound: nodes that share an attached node have less in total.
     let column: Vec<u64> = (0..host.len()).map(|at| sum(&[at])).collect();
     let wanted = [Demand { need: needed, free: &column, count: None }];
     (1..=anchors.len()).find(|&size| {
@@ -133,12 +134,12 @@ pub(super) fn fewest_with_attached(
     })
 }
 
-/// The nodes with which memory-only nodes can count.
+/// Returns the nodes with CPUs.
 fn anchors(host: &HostModel) -> Vec<usize> {
     (0..host.len()).filter(|&at| host.has_cpus(at)).collect()
 }
 
-/// Nodes and what is attached to them, ascending.
+/// Returns these nodes and their attached nodes in ascending order.
 pub(super) fn members(host: &HostModel, set: &[usize]) -> Vec<usize> {
     let mut members: Vec<usize> = set.to_vec();
     members.extend(set.iter().flat_map(|&at| host.attached(at)));
@@ -147,7 +148,7 @@ pub(super) fn members(host: &HostModel, set: &[usize]) -> Vec<usize> {
     members
 }
 
-/// Visits all subsets of a size, in the order of their members.
+/// Visits all subsets of a size in lexicographic order.
 pub(super) fn subsets(of: &[usize], size: usize, visit: &mut dyn FnMut(&[usize])) {
     fn extend(of: &[usize], missing: usize, chosen: &mut Vec<usize>, visit: &mut dyn FnMut(&[usize])) {
         if missing == 0 {
@@ -166,15 +167,15 @@ struct SearchState<'a> {
     host: &'a HostModel,
     free_capacity: &'a FreeCapacity,
     group: &'a PlacementGroup,
-    /// The resources of which something is needed.
+    /// Resources with a need.
     needed: Vec<usize>,
     share: WorkShare<'a>,
-    /// What is known of the rank of all placements on the nodes that are looked at; the rest is nothing.
+    /// Common part of the ranks of all placements on the current nodes; the other criteria are zero.
     lead: Option<Rank>,
     found: SearchResult,
 }
 
-/// What is to be chosen for a resource: so many nodes of a domain, or, without one, of those chosen before.
+/// Choice of a set for one resource: `size` nodes of the domain or, without a domain, of the nodes chosen before.
 #[derive(Clone, Copy)]
 struct SearchLevel<'a> {
     resource: usize,
@@ -183,13 +184,13 @@ struct SearchLevel<'a> {
 }
 
 impl SearchState<'_> {
-    /// Whether no placement of this rank or a worse one would be kept.
+    /// Returns whether a placement with this rank or a worse one would be dropped.
     fn cannot_be_kept(&self, rank: &Rank) -> bool {
         let placements = &self.found.placements;
         placements.len() == MAX_PLACEMENTS && placements.last().is_some_and(|worst| worst.key < *rank)
     }
 
-    /// Compares a placement with those found so far.
+    /// Adds a placement to the result if it is good enough.
     fn consider(&mut self, sets: &[&[usize]]) {
         if !self.has_matching_cores(sets[CPU]) {
             return;
@@ -197,7 +198,7 @@ impl SearchState<'_> {
         let (mut key, nodes) = rank(self.host, self.group, sets);
         self.share.charge(24 + 2 * nodes.len() * nodes.len());
         self.found.considered += 1;
-        // What it strands decides only where all else is the same.
+        // Stranding is expensive to compute and only matters if all previous criteria are equal.
         if self.cannot_be_kept(&key) {
             return;
         }
@@ -214,7 +215,7 @@ impl SearchState<'_> {
         }
     }
 
-    /// Whether whole cores of the nodes of a set add up to the CPUs that are needed; that there are enough is known.
+    /// Returns whether whole cores of these nodes add up to the needed CPUs. The caller has checked the total.
     fn has_matching_cores(&self, set: &[usize]) -> bool {
         let need = self.group.need[CPU];
         if self.free_capacity.cores.is_empty() || need == 0 {
@@ -225,7 +226,7 @@ impl SearchState<'_> {
         self.free_capacity.whole_cores(set, need).is_some()
     }
 
-    /// Everything on one node.
+    /// Considers the placement of everything on one node.
     fn on_one(&mut self, at: usize) {
         let fits = self
             .needed
@@ -240,7 +241,7 @@ impl SearchState<'_> {
         }
     }
 
-    /// What sets must have: of each resource at most as many nodes may give it as its size says.
+    /// Returns the demand by resource. With `sizes`, at most that many nodes of a set give a resource.
     fn wanted<'b>(&self, columns: &'b [Vec<u64>], sizes: Option<&[usize]>) -> Vec<Demand<'b>> {
         let of = |&resource: &usize| Demand {
             need: self.group.need[resource],
@@ -250,7 +251,7 @@ impl SearchState<'_> {
         self.needed.iter().map(of).collect()
     }
 
-    /// Visits the sets of so many nodes that have enough.
+    /// Visits the sufficient sets of a size.
     fn each_set(
         &mut self,
         (items, columns): (&[usize], &[Vec<u64>]),
@@ -281,7 +282,7 @@ impl SearchState<'_> {
                 return;
             }
         }
-        // There may be others.
+        // More sets may exist.
         self.found.is_incomplete = true;
         let most = if sizes.is_some() { size } else { items.len() };
         for set in LargeSearch::new(self.host, items.to_vec(), &wanted, self.share.half()).search(size, most)
@@ -312,14 +313,14 @@ impl SearchState<'_> {
                 }
             } else {
                 self.each_set((&all, &self.free_capacity.free), size, None, &mut |search, set| {
-                    search.within(set)
+                    search.within(set);
                 });
             }
-            // Nodes of devices count: a larger set that has them can be as good.
+            // Nodes of devices count for the rank, so a larger set that includes them can be as good.
             if let Some(best) = self.found.placements.first() {
                 most = usize::try_from(best.key.nodes).unwrap_or(most);
             }
-            // On a larger machine larger sets were found as well.
+            // The search on a larger machine has found larger sets as well.
             if size >= most || size > 1 && (all.len() > MAX_EXACT_NODES || self.share.is_spent()) {
                 self.found.is_incomplete |= size < most;
                 return;
@@ -327,14 +328,15 @@ impl SearchState<'_> {
         }
     }
 
-    /// Each resource on its fewest nodes of a set.
+    /// Places each resource on its smallest subsets of a set.
     fn within(&mut self, set: &[usize]) {
         let domains: Vec<&[usize]> =
             self.group.need.iter().map(|&need| if need > 0 { set } else { &[] }).collect();
         self.combine(&domains, Some(set));
     }
 
-    /// Each resource on its fewest nodes of a domain of its own; `all` of these nodes are used.
+    /// Places each resource on its smallest subsets of its own domain. With `all`, the placement uses exactly these
+    /// nodes.
     fn combine(&mut self, domains: &[&[usize]], all: Option<&[usize]>) {
         let mut levels = Vec::with_capacity(self.needed.len());
         for &resource in &self.needed {
@@ -348,7 +350,7 @@ impl SearchState<'_> {
         let per_resource = sizes.clone().sum::<usize>() as u64;
         let lead = match all {
             Some(nodes) => lead(self.host, self.group, nodes, per_resource),
-            // At least.
+            // A lower bound.
             None => Rank {
                 nodes: sizes.max().unwrap_or(0) as u64,
                 nodes_per_resource: per_resource,
@@ -363,8 +365,8 @@ impl SearchState<'_> {
         self.choose(&levels, &[], None, &mut sets);
     }
 
-    /// Chooses the sets of all resources, level by level: all that have enough. With `attached`, which is what each node has
-    /// together with what is attached to it, they have what is attached as well.
+    /// Chooses the sets of all resources, level by level. With `attached`, the columns include attached nodes, and
+    /// the final domains do as well.
     fn choose(
         &mut self,
         levels: &[SearchLevel<'_>],
@@ -374,7 +376,7 @@ impl SearchState<'_> {
     ) {
         let Some((level, rest)) = levels.split_first() else {
             if attached.is_some() {
-                // With what is attached to them each is on its fewest nodes.
+                // Each resource goes to its smallest subsets of these nodes and their attached nodes.
                 let with = |(resource, set): (usize, &Vec<usize>)| {
                     if resource == CPU { set.clone() } else { members(self.host, set) }
                 };
@@ -413,7 +415,7 @@ impl SearchState<'_> {
         self.found.is_incomplete |= !all;
     }
 
-    /// What each node has of a resource together with what is attached to it.
+    /// Returns the free amounts by node including attached nodes.
     fn column(&self, resource: usize) -> Vec<u64> {
         let free = &self.free_capacity.free[resource];
         let with_attached = |at: usize| {
@@ -423,7 +425,7 @@ impl SearchState<'_> {
         (0..self.host.len()).map(with_attached).collect()
     }
 
-    /// What is to be chosen: largest sets first, each within the one before.
+    /// Returns the levels, largest sets first, each a subset of the previous one.
     fn nested(&self, sizes: &[usize]) -> Vec<SearchLevel<'static>> {
         let level = |&resource: &usize| SearchLevel { resource, size: sizes[resource], domain: None };
         let mut levels: Vec<SearchLevel<'_>> = self.needed.iter().map(level).collect();
@@ -457,7 +459,7 @@ impl SearchState<'_> {
         });
     }
 
-    /// Devices are where they are: they count as a resource with a set of its own.
+    /// Returns whether the nodes of devices fit this set: like a resource, they must be nested with it.
     fn devices_allow(&self, set: &[usize]) -> bool {
         let devices = &self.group.devices;
         if devices.len() >= set.len() {
@@ -467,7 +469,7 @@ impl SearchState<'_> {
         }
     }
 
-    /// As [`Self::sized`], with sets of nodes with CPUs that have the memory of what is attached to them.
+    /// Like [`Self::sized`], but with nodes that count together with their attached nodes.
     fn attached(&mut self, sizes: &[usize]) {
         let levels = self.nested(sizes);
         let size = levels.first().map_or(0, |level| level.size);

@@ -1,22 +1,22 @@
-//! All sets of some nodes that have enough.
+//! Enumeration of all sufficient sets of nodes of a size.
 //!
-//! Algorithm: depth first, node by node. A beginning is dropped as soon as the largest of the nodes that are left cannot
-//! complete it, so that nearly every beginning that is followed leads to a set. Of nodes that are alike, the first is taken
-//! before the others: sets that differ in such nodes only are as good as each other.
+//! The search is depth first, node by node. A partial set is dropped as soon as the largest remaining nodes cannot
+//! complete it, so nearly every visited partial set leads to a result. Interchangeable nodes are used in a fixed
+//! order, because sets that differ only in such nodes are equally good.
 
 use crate::native::work_budget::WorkShare;
 
-/// How much of a resource is needed.
+/// Needed amount of a resource.
 pub(super) struct Demand<'a> {
     pub(super) need: u64,
-    /// By position.
+    /// Free amount by position.
     pub(super) free: &'a [u64],
-    /// At most so many nodes of the set may give it; `None`: all.
+    /// Maximum number of nodes of a set that give this resource; `None` for all.
     pub(super) count: Option<usize>,
 }
 
 impl Demand<'_> {
-    /// Whether a set has enough.
+    /// Returns whether a set has enough.
     pub(super) fn enough(&self, set: &[usize]) -> bool {
         let sum = |free: &mut dyn Iterator<Item = u64>| free.fold(0u64, u64::saturating_add) >= self.need;
         let all = || set.iter().map(|&at| self.free[at]);
@@ -31,21 +31,21 @@ impl Demand<'_> {
     }
 }
 
-/// Nodes, and what sets of them must have.
+/// Nodes, and the demand that their subsets must meet.
 pub(super) struct NodeSets<'a> {
-    /// Those that are alike are beside each other.
+    /// Nodes; interchangeable ones are adjacent.
     items: Vec<usize>,
-    /// By the place of an item: whether it is alike to the one before it.
+    /// Flags of items that are interchangeable with the previous item.
     alike: Vec<bool>,
     size: usize,
     wanted: &'a [Demand<'a>],
-    /// By resource, the place of an item and a number: how much the largest so many from there on have.
+    /// Sum of the n largest amounts of the items from an index on, by resource, index and n.
     most: Vec<u64>,
     share: WorkShare<'a>,
 }
 
 impl<'a> NodeSets<'a> {
-    /// Sets of a size. `alike` gives nodes that could change places the same number, the lowest of them.
+    /// Prepares the enumeration of sets of a size. `alike` maps interchangeable nodes to the lowest of them.
     pub(super) fn new(
         of: &[usize],
         alike: &dyn Fn(usize) -> usize,
@@ -55,7 +55,7 @@ impl<'a> NodeSets<'a> {
     ) -> Self {
         let mut items: Vec<(usize, usize)> = of.iter().map(|&at| (alike(at), at)).collect();
         items.sort_unstable();
-        // Of all of them there is one set.
+        // Bounds are unnecessary if the set has to contain all items.
         let bounded = if size < items.len() { wanted } else { &[] };
         share.charge(4 * items.len() + 2 * bounded.len() * items.len() * (size + 1));
         let mut most = vec![0; bounded.len() * (items.len() + 1) * (size + 1)];
@@ -74,7 +74,7 @@ impl<'a> NodeSets<'a> {
                     sum = sum.saturating_add(*free);
                     most[place * (size + 1) + count + 1] = sum;
                 }
-                // Fewer than that have no more.
+                // Sums do not grow beyond the number of remaining items.
                 for count in largest.len()..size {
                     most[place * (size + 1) + count + 1] = sum;
                 }
@@ -85,8 +85,8 @@ impl<'a> NodeSets<'a> {
         Self { items: items.into_iter().map(|(_, at)| at).collect(), alike, size, wanted, most, share }
     }
 
-    /// Visits them, each in ascending order, until `visit` says no or nothing is left of the share; with `one`, the first in
-    /// any case. Whether all were visited.
+    /// Visits the sets, each in ascending order, until `visit` returns false or the share is exhausted. With `one`,
+    /// the first set is visited in any case. Returns whether all sets were visited.
     pub(super) fn each(&self, mut one: bool, visit: &mut dyn FnMut(&[usize]) -> bool) -> bool {
         if self.size == self.items.len() {
             let mut all = self.items.clone();
@@ -97,7 +97,7 @@ impl<'a> NodeSets<'a> {
         self.extend(0, &mut Vec::with_capacity(self.size), &mut sums, &mut one, visit)
     }
 
-    /// Whether the nodes from a place on can complete a beginning with so many.
+    /// Returns whether the items from an index on can complete a partial set.
     fn can_complete(&self, place: usize, missing: usize, sums: &[u64]) -> bool {
         sums.iter().zip(self.wanted).enumerate().all(|(resource, (sum, of))| {
             let row = resource * (self.items.len() + 1) + place;
