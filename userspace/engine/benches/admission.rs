@@ -1,17 +1,17 @@
-//! How long an admission takes, and how much memory, beside what the kubelet took for the same.
+//! Duration and memory of an admission, compared with the kubelet.
 //!
-//! The machine has 16 CPUs (8 cores of 2 threads) and 64 GiB on each node; policy `best-effort`, scope
-//! `container`. One Guaranteed container with 2 CPUs and 4 GiB is admitted to an idle machine, to one whose
-//! nodes are all half full (`spread`), and to one of which half of the nodes are full (`packed`). Two further
-//! requests come to an idle machine: with 2 GiB in huge pages of 2 MiB (`pages`), and with so many CPUs that they
-//! need two nodes while the memory needs one, so that no set of nodes is preferred by both (`apart`).
+//! The machine has 16 CPUs (8 cores of 2 threads) and 64 GiB on each node, with the policy `best-effort` and the
+//! scope `container`. A Guaranteed container with 2 CPUs and 4 GiB is admitted to an idle machine, to a machine with
+//! half-full nodes (`spread`), and to a machine on which half of the nodes are full (`packed`). Two further requests
+//! go to an idle machine: one with 2 GiB in huge pages of 2 MiB (`pages`), and one whose CPUs need two nodes while
+//! its memory needs one, so that no set of nodes is preferred by both (`apart`).
 //!
-//! The kubelet's figures are those of Kubernetes v1.32.10 with its state files on tmpfs, measured on another
-//! day on a machine like this one. They include writing two state files twice; the column "with state" is ours
-//! with the text of both files made, the column "admit" is the decision alone.
+//! The kubelet's figures are those of Kubernetes v1.32.10 with its state files on tmpfs, measured on another day on a
+//! similar machine. They include writing two state files twice. The column "with state" includes making the text of
+//! both files, the column "admit" is the decision alone.
 //!
-//! The run fails if an admission misses its budget: 500 us on 8 idle nodes, 20 ms on 12, 1 s on 16, and never
-//! longer than the kubelet.
+//! The run fails if an admission misses its budget: 500 us on 8 idle nodes, 20 ms on 12, 1 s on 16, and never longer
+//! than the kubelet.
 //!
 //! `cargo bench -p numaward-engine --bench admission`
 
@@ -35,18 +35,18 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// What the machine runs already.
+/// Initial load of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fill {
-    /// Nothing.
+    /// Idle machine.
     Empty,
-    /// Every node is half full of owners on that node.
+    /// Every node is half full, with owners on that node only.
     Spread,
     /// Half of the nodes are full.
     Packed,
-    /// Nothing; hugepages are requested as well.
+    /// Idle machine; the request also has huge pages.
     Pages,
-    /// Nothing; the CPUs need two nodes, the memory one.
+    /// Idle machine; the CPUs of the request need two nodes, the memory one.
     Apart,
 }
 
@@ -62,63 +62,63 @@ impl fmt::Display for Fill {
     }
 }
 
-/// What the kubelet took, in microseconds.
+/// Duration of the kubelet's admission in microseconds.
 #[derive(Clone, Copy)]
-enum Recorded {
-    /// Median and least.
+enum KubeletDuration {
+    /// Median and minimum.
     Measured(f64, f64),
-    /// About as long as this: measured once, or extrapolated.
+    /// Approximate value: measured once, or extrapolated.
     AtLeast(f64),
 }
 
 struct Case {
     nodes: u32,
     fill: Fill,
-    /// How many hints CPUs and memory give, where the kubelet's were recorded.
+    /// Number of hints for CPUs and for memory in the kubelet's record.
     hints: Option<(usize, usize)>,
-    kubelet: Option<Recorded>,
+    kubelet: Option<KubeletDuration>,
 }
 
 const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
 
-const MS: f64 = 1e3;
+const MILLISECOND: f64 = 1e3;
 const SECOND: f64 = 1e6;
 
 impl Case {
-    /// The longest that an admission may take, in microseconds.
+    /// Maximum duration of an admission in microseconds.
     fn budget(&self) -> f64 {
         let own = match (self.nodes, self.fill) {
             (8, Fill::Empty) => 500.0,
-            (12, Fill::Empty) => 20.0 * MS,
+            (12, Fill::Empty) => 20.0 * MILLISECOND,
             _ => SECOND,
         };
         match self.kubelet {
-            Some(Recorded::Measured(median, _)) => own.min(median),
+            Some(KubeletDuration::Measured(median, _)) => own.min(median),
             _ => own,
         }
     }
 }
 
 fn cases() -> Vec<Case> {
-    use Recorded::{AtLeast, Measured};
+    use KubeletDuration::{AtLeast, Measured};
     let case = |nodes, fill, hints, kubelet| Case { nodes, fill, hints, kubelet };
     vec![
         case(1, Fill::Empty, None, None),
         case(1, Fill::Spread, None, None),
-        case(2, Fill::Empty, Some((3, 3)), Some(Measured(0.385 * MS, 0.313 * MS))),
-        case(2, Fill::Spread, Some((3, 2)), Some(Measured(0.420 * MS, 0.294 * MS))),
-        case(2, Fill::Packed, Some((2, 1)), Some(Measured(0.602 * MS, 0.321 * MS))),
-        case(4, Fill::Empty, Some((15, 15)), Some(Measured(0.927 * MS, 0.627 * MS))),
-        case(4, Fill::Spread, Some((15, 4)), Some(Measured(0.971 * MS, 0.555 * MS))),
-        case(4, Fill::Packed, Some((12, 3)), Some(Measured(0.992 * MS, 0.565 * MS))),
-        case(8, Fill::Empty, Some((255, 255)), Some(Measured(50.6 * MS, 28.9 * MS))),
-        case(8, Fill::Spread, Some((255, 8)), Some(Measured(10.4 * MS, 6.2 * MS))),
-        case(8, Fill::Packed, Some((240, 15)), Some(Measured(13.2 * MS, 7.5 * MS))),
+        case(2, Fill::Empty, Some((3, 3)), Some(Measured(0.385 * MILLISECOND, 0.313 * MILLISECOND))),
+        case(2, Fill::Spread, Some((3, 2)), Some(Measured(0.420 * MILLISECOND, 0.294 * MILLISECOND))),
+        case(2, Fill::Packed, Some((2, 1)), Some(Measured(0.602 * MILLISECOND, 0.321 * MILLISECOND))),
+        case(4, Fill::Empty, Some((15, 15)), Some(Measured(0.927 * MILLISECOND, 0.627 * MILLISECOND))),
+        case(4, Fill::Spread, Some((15, 4)), Some(Measured(0.971 * MILLISECOND, 0.555 * MILLISECOND))),
+        case(4, Fill::Packed, Some((12, 3)), Some(Measured(0.992 * MILLISECOND, 0.565 * MILLISECOND))),
+        case(8, Fill::Empty, Some((255, 255)), Some(Measured(50.6 * MILLISECOND, 28.9 * MILLISECOND))),
+        case(8, Fill::Spread, Some((255, 8)), Some(Measured(10.4 * MILLISECOND, 6.2 * MILLISECOND))),
+        case(8, Fill::Packed, Some((240, 15)), Some(Measured(13.2 * MILLISECOND, 7.5 * MILLISECOND))),
         case(8, Fill::Pages, Some((255, 510)), Some(AtLeast(12.9 * SECOND))),
         case(8, Fill::Apart, None, None),
         case(12, Fill::Empty, Some((4095, 4095)), Some(Measured(20.6 * SECOND, 17.2 * SECOND))),
-        case(12, Fill::Spread, Some((4095, 12)), Some(Measured(305.0 * MS, 286.0 * MS))),
-        case(12, Fill::Packed, Some((4032, 63)), Some(Measured(599.0 * MS, 480.0 * MS))),
+        case(12, Fill::Spread, Some((4095, 12)), Some(Measured(305.0 * MILLISECOND, 286.0 * MILLISECOND))),
+        case(12, Fill::Packed, Some((4032, 63)), Some(Measured(599.0 * MILLISECOND, 480.0 * MILLISECOND))),
         case(16, Fill::Empty, Some((65535, 65535)), Some(AtLeast(1200.0 * SECOND))),
         case(16, Fill::Spread, Some((65535, 16)), Some(Measured(7.8 * SECOND, 7.7 * SECOND))),
         case(16, Fill::Packed, Some((65280, 255)), Some(Measured(19.2 * SECOND, 15.6 * SECOND))),
@@ -158,7 +158,7 @@ fn request(owner: &str, cpus: u64, memory: Bytes) -> Request {
     Request::workload(owner, resources)
 }
 
-/// Fills the machine. Owners go to the lowest node that has room, so each node is filled up in turn.
+/// Fills the machine. Owners go to the lowest node with free capacity, so nodes are filled in turn.
 fn fill(kubelet: &KubeletStrategy, mut ledger: Ledger, nodes: u32, fill: Fill) -> Result<Ledger, String> {
     let admit = |ledger: &Ledger, owner: &str, cpus: u64, memory: Bytes| {
         let decision = kubelet.admit(ledger, &request(owner, cpus, memory));
@@ -175,7 +175,7 @@ fn fill(kubelet: &KubeletStrategy, mut ledger: Ledger, nodes: u32, fill: Fill) -
         Fill::Packed => nodes / 2,
     };
     for node in 0..filled {
-        // The lowest node has reserved CPUs and memory.
+        // The lowest node has the reserved CPUs and memory.
         let (cpus, memory) = if node == 0 { (6, 31) } else { (8, 32) };
         ledger = admit(&ledger, &format!("half-{node}"), 8, Bytes::gib(32))?;
         ledger = admit(&ledger, &format!("rest-{node}"), cpus, Bytes::gib(memory))?;
@@ -188,7 +188,7 @@ fn fill(kubelet: &KubeletStrategy, mut ledger: Ledger, nodes: u32, fill: Fill) -
     Ok(ledger)
 }
 
-/// Runs for about a second, but at least five times. Median and least.
+/// Runs for about a second, at least five times. Returns median and minimum.
 fn measure(mut run: impl FnMut()) -> (Duration, Duration) {
     let mut times = Vec::new();
     let begin = Instant::now();
@@ -213,11 +213,11 @@ fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * SECOND
 }
 
-/// Three significant digits with a unit.
+/// Formats three significant digits with a unit.
 fn time(micros: f64) -> String {
     let (value, unit) = match micros {
-        micros if micros < MS => (micros, "us"),
-        micros if micros < SECOND => (micros / MS, "ms"),
+        micros if micros < MILLISECOND => (micros, "us"),
+        micros if micros < SECOND => (micros / MILLISECOND, "ms"),
         micros => (micros / SECOND, "s"),
     };
     let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
@@ -264,10 +264,10 @@ fn row(case: &Case) -> Result<String, String> {
     let ours = format!("{} / {}", time(micros(median)), time(micros(least)));
     let (recorded, ratio) = match case.kubelet {
         None => ("-".to_owned(), "-".to_owned()),
-        Some(Recorded::Measured(of, least)) => {
+        Some(KubeletDuration::Measured(of, least)) => {
             (format!("{} / {}", time(of), time(least)), format!("{:.0}x", of / micros(with_state)))
         }
-        Some(Recorded::AtLeast(of)) => {
+        Some(KubeletDuration::AtLeast(of)) => {
             (format!("about {}", time(of)), format!("{:.0}x", of / micros(with_state)))
         }
     };
@@ -280,7 +280,7 @@ fn row(case: &Case) -> Result<String, String> {
         peak.div_ceil(1024),
     )
     .map_err(|error| error.to_string())?;
-    // The sizes with a budget of their own, as `cargo xtask bench budgets` reads it.
+    // Sizes with a budget, as `cargo xtask bench budgets` reads them.
     if let (8.., Fill::Empty) = (case.nodes, case.fill) {
         println!("budget: kubelet/{}-{} {:.4} us {}", case.nodes, case.fill, micros(least), case.budget());
     }

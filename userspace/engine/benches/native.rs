@@ -1,15 +1,15 @@
-//! How long a decision of the strategy `native` takes, and how that grows with the machine.
+//! Duration of a decision of the strategy `native`, by size of the machine.
 //!
 //! The machine has 16 CPUs (8 cores of 2 threads) and 64 GiB on each node, on sockets of up to 8 nodes with distances
-//! 10, 12 and 32. It is half full: every node half (`spread`), or half of the nodes in full and the others empty but
-//! for one (`packed`). Requests: 2 CPUs and 4 GiB, which fit on one node (`small`); what takes three nodes (`wide`);
-//! and more memory than there is (`refused`), which has to be distinguished from what just fits. Each is decided
-//! under the policies `best-effort` and `restricted`.
+//! of 10, 12 and 32. It is half full: every node half (`spread`), or half of the nodes completely and one more
+//! partially (`packed`). The requests are 2 CPUs and 4 GiB, which fit one node (`small`); a request for three nodes
+//! (`wide`); and a request for slightly more memory than is free (`refused`). Each is decided with the policies
+//! `best-effort` and `restricted`.
 //!
-//! Besides, pods are decided on that were made to take long (`tests/adversarial`): 20 ms at most, on a host of any size.
+//! In addition, adversarial pods (`tests/adversarial`) are decided: at most 20 ms on a host of any size.
 //!
-//! The budget is that of the design: 8 nodes 20 us, 16 nodes 100 us, 64 nodes (1,024 CPUs) 1 ms, 128 nodes 4 ms. The run
-//! fails where the median misses it.
+//! The budgets are 20 us for 8 nodes, 100 us for 16, 1 ms for 64 (1,024 CPUs) and 4 ms for 128. The run fails if a
+//! median exceeds its budget.
 //!
 //! `cargo bench -p numaward-engine --bench native`
 
@@ -31,11 +31,11 @@ use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 #[path = "../tests/adversarial/mod.rs"]
 mod adversarial;
 
-/// The longest that a decision may take on any pod.
-const ANY: Duration = Duration::from_millis(20);
+/// Maximum duration of a decision for any pod.
+const MAX_DECISION_TIME: Duration = Duration::from_millis(20);
 
-/// Nodes, and the longest that a decision may take.
-const SIZES: [(u32, Duration); 4] = [
+/// Number of nodes, and maximum duration of a decision.
+const BUDGETS_BY_NODES: [(u32, Duration); 4] = [
     (8, Duration::from_micros(20)),
     (16, Duration::from_micros(100)),
     (64, Duration::from_millis(1)),
@@ -71,7 +71,7 @@ fn fill(native: &NativeStrategy, nodes: u32, packed: bool) -> Result<Ledger, Str
     for number in 0..nodes * 2 {
         ledger = admit(&ledger, format!("o{number:03}"))?;
     }
-    // Two on each node, in the order of names; one or both of a node leave.
+    // Two owners on each node, in the order of names; one or both of a node leave.
     let by_node = |ledger: &Ledger| {
         let mut by_node: BTreeMap<String, Vec<_>> = BTreeMap::new();
         for (owner, _, held) in ledger.allocations() {
@@ -88,7 +88,7 @@ fn fill(native: &NativeStrategy, nodes: u32, packed: bool) -> Result<Ledger, Str
     Ok(ledger)
 }
 
-/// Median and least over a fifth of a second, but at least 21 runs.
+/// Returns median and minimum over a fifth of a second, at least 21 runs.
 fn measure(mut run: impl FnMut()) -> (Duration, Duration) {
     let mut times = Vec::new();
     let begin = Instant::now();
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         "{:>5} {:>5}  {:<12} {:<7} {:<8} {:>12} {:>12} {:>12}  result",
         "nodes", "CPUs", "policy", "fill", "request", "median", "least", "budget"
     );
-    for (nodes, budget) in SIZES {
+    for (nodes, budget) in BUDGETS_BY_NODES {
         let mut slowest = Duration::ZERO;
         for policy in [TopologyManagerPolicy::BestEffort, TopologyManagerPolicy::Restricted] {
             for packed in [false, true] {
@@ -120,12 +120,12 @@ fn main() -> ExitCode {
                 }
             }
         }
-        // As `cargo xtask bench budgets` reads it.
+        // The format that `cargo xtask bench budgets` reads.
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         println!("budget: native/{nodes} {:.4} us {}", us(slowest), us(budget));
         let hardest = hard(nodes);
-        println!("budget: native/any-{nodes} {:.4} us {}", us(hardest), us(ANY));
-        missed += u32::from(slowest > budget || hardest > ANY);
+        println!("budget: native/any-{nodes} {:.4} us {}", us(hardest), us(MAX_DECISION_TIME));
+        missed += u32::from(slowest > budget || hardest > MAX_DECISION_TIME);
     }
     if missed > 0 {
         eprintln!("on machines of {missed} sizes, a decision took longer than it may");
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Measures pods that were made to take long; returns the longest median.
+/// Measures adversarial pods and returns the longest median.
 fn hard(nodes: u32) -> Duration {
     let mut slowest = Duration::ZERO;
     for adversarial::Case { name, native, ledger, pod } in adversarial::cases(nodes) {
@@ -142,13 +142,15 @@ fn hard(nodes: u32) -> Duration {
         let (median, least) = measure(|| drop(black_box(native.admit(black_box(&ledger), black_box(&pod)))));
         let result = if decision.outcome.is_ok() { "admitted" } else { "refused" };
         let gave_up = if decision.explanation.work_limit_reached { ", gave up" } else { "" };
-        println!("{nodes:>5} {name:<58} {median:>12.1?} {least:>12.1?} {ANY:>12.1?}  {result}{gave_up}");
+        println!(
+            "{nodes:>5} {name:<58} {median:>12.1?} {least:>12.1?} {MAX_DECISION_TIME:>12.1?}  {result}{gave_up}"
+        );
         slowest = slowest.max(median);
     }
     slowest
 }
 
-/// Measures all requests; returns the longest median.
+/// Measures all requests and returns the longest median.
 fn cases(
     nodes: u32,
     budget: Duration,

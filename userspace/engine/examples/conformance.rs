@@ -1,4 +1,4 @@
-//! Runs the conformance vectors of a directory, by default those that come with the sources.
+//! Runs the conformance vectors of a directory, by default those of this repository.
 //!
 //! `cargo run --profile dist -p numaward-engine --example conformance -- [DIR]`
 

@@ -1,5 +1,5 @@
-//! Runs the fault scenarios of a directory, by default those that come with the sources: the strategy `kubelet` against
-//! the record, `native` against what is desired.
+//! Runs the fault scenarios of a directory, by default those of this repository: the strategy `kubelet` is compared
+//! with the record, `native` with the desired outcomes.
 //!
 //! `cargo run --profile dist -p numaward-engine --example faults -- [DIR]`
 

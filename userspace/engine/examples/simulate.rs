@@ -1,4 +1,4 @@
-//! Replays the traces of a directory with both strategies, by default those that come with the sources.
+//! Replays the traces of a directory with both strategies, by default those of this repository.
 //!
 //! `cargo run --profile dist -p numaward-engine --example simulate -- [DIR]`
 

@@ -5,7 +5,7 @@
 //! together. A workload outside Kubernetes is a request with one app container.
 //!
 //! Each container has requests (guaranteed amounts) and limits (maximum amounts) of CPU, memory and huge pages, which
-//! determine the QoS class (module `qos`).
+//! determine the `QoS` class (module `qos`).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -119,7 +119,7 @@ pub struct Request {
     pub init_containers: Vec<ContainerRequest>,
     /// App containers, which run together.
     pub containers: Vec<ContainerRequest>,
-    /// Pod-level resources. If set, they alone determine the QoS class.
+    /// Pod-level resources. If set, they alone determine the `QoS` class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<PodResources>,
 }

@@ -1,4 +1,4 @@
-//! Faulty configurations, odd machines and requests that cannot be served: each has a clear answer.
+//! Invalid configurations, unusual machines and impossible requests: each has a clear error.
 
 #![expect(clippy::unwrap_used, reason = "what prepares a case fails the test if it fails")]
 
@@ -66,10 +66,10 @@ fn full(cpus: u64, memory: Bytes) -> Resources {
     Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(memory.0))
 }
 
-/// A change that makes the configuration faulty, and what the error must say.
+/// Change that makes the configuration invalid, and the texts of the error.
 type Fault = (fn(&mut PolicyConfig), &'static [&'static str]);
 
-/// Every fault is refused by the given component, or by the check before all components.
+/// Checks that the component refuses each faulty configuration.
 fn refused(component: Component, faults: &[Fault]) {
     for (change, texts) in faults {
         let mut config = config();
@@ -111,7 +111,7 @@ fn refuses_faulty_reservations() {
             &["hugepages-2Mi on NUMA node 1 is 2Gi, more than the 1Gi it has"],
         ),
         (
-            // 1 Gi of its 10 Gi is in hugepage pools.
+            // 1 Gi of the 10 Gi is in huge page pools.
             |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "9217Mi")]),
             &["memory on NUMA node 0 is 9217Mi, more than the 9Gi it has"],
         ),
@@ -281,7 +281,7 @@ fn refuses_impossible_machines() {
 
 #[test]
 fn serves_requests_that_crash_kubelets() {
-    // Node ids of 64 and more, and ids beyond the number of nodes with `prefer-closest-numa-nodes`.
+    // Node ids of 64 and more, and ids above the number of nodes with `prefer-closest-numa-nodes`.
     let machine = Machine::builder()
         .node_ids([NodeId(0), NodeId(64), NodeId(250)])
         .cores_per_node(4)
@@ -299,7 +299,7 @@ fn serves_requests_that_crash_kubelets() {
     let grants = decision.outcome.unwrap();
     assert_eq!(grants[0].allocation.memory_nodes(), "0,64".parse().unwrap());
 
-    // A hugepage size that a node does not have: it has none of it.
+    // A huge page size that a node does not have counts as zero.
     let mut machine = self::machine();
     machine.nodes.get_mut(&NodeId(0)).unwrap().hugepages.clear();
     let (kubelet, ledger) = start(&machine, &self::config());
@@ -330,7 +330,7 @@ fn siblings_share_the_reported_cache() {
         Machine::builder().nodes(1).cores_per_node(4).smt(2).caches_per_node(2).build().unwrap();
     let expected = as_reported_to_kubelet(&machine);
     assert_eq!(expected, machine);
-    // As QEMU has it: each CPU has a cache to itself.
+    // As in QEMU, each CPU has its own cache.
     for (id, cpu) in &mut machine.cpus {
         cpu.last_level_cache = Some(CacheId(id.0));
     }
@@ -350,7 +350,7 @@ fn one_cache_check_matches_kubelet() {
         (2, "0-1", true),
         (2, "1-2", false),
         (2, "1,5", false),
-        // The socket stands in for the cache.
+        // The socket replaces the cache.
         (1, "1,5", true),
         (0, "1,5", true),
         // No such CPU.
@@ -386,7 +386,7 @@ fn rejections_name_missing_amounts() {
         ]
     );
 
-    // More memory than a node has: the hints say nothing, the allocation fails.
+    // More memory than a node has: the hints are empty, and the allocation fails.
     let rejection =
         kubelet.admit(&ledger, &Request::workload("c", full(1, Bytes::gib(10)))).outcome.unwrap_err();
     assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
@@ -449,7 +449,7 @@ fn explains_why_candidates_lost() {
     );
     assert_eq!(merge.best.affinity, Some("0,2".parse().unwrap()));
 
-    // CPUs need one node and memory two: nothing is preferred, and two nodes are aimed at.
+    // CPUs need one node and memory two: nothing is preferred, and the target size is two nodes.
     let config = PolicyConfig { topology_manager_policy: TopologyManagerPolicy::BestEffort, ..config };
     let (kubelet, ledger) = start(&machine, &config);
     let decision = kubelet.admit(&ledger, &Request::workload("w", full(1, Bytes::gib(6))));

@@ -1,4 +1,4 @@
-//! What is charged while containers move: nothing is promised twice, and everything can be taken back.
+//! Accounting during moves: no capacity is allocated twice, and every move can be reverted.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use numaward_engine::{
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
-/// Three nodes with four CPUs and 8 GiB each, of which CPU 0 and 1 GiB of node 0 are kept.
+/// Makes three nodes with four CPUs and 8 GiB each. CPU 0 and 1 GiB of node 0 are reserved.
 fn native() -> NativeStrategy {
     let machine =
         Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
@@ -56,7 +56,7 @@ fn free(ledger: &Ledger) -> Vec<u64> {
     ledger.nodes().values().map(|node| node.kinds[&ZoneKind::Memory].free.0 >> 30).collect()
 }
 
-/// A move of who is here to where another would be on an otherwise empty node.
+/// Makes a move to the place that the container would get on an otherwise empty node.
 fn to(native: &NativeStrategy, ledger: &Ledger, name: &str, node: u32, size: (u64, u64)) -> ContainerMove {
     let other = admit(native, &native.idle(), name, node, size);
     let from = ledger.allocation(&name.into(), &name.into()).unwrap().clone();
@@ -72,7 +72,7 @@ fn begun_moves_can_be_reverted() {
     ledger = admit(&native, &ledger, "b", 1, (1, 4));
     assert_eq!(free(&ledger), [2, 4, 8]);
     let start = ledger.clone();
-    // `b` leaves node 1, and `a` takes its room.
+    // `b` leaves node 1, and `a` takes its place.
     let b = to(&native, &ledger, "b", 2, (1, 4));
     let a = to(&native, &ledger, "a", 1, (1, 5));
     let early = in_flight::begin_move(&native, &ledger, &[], &a).unwrap_err();
@@ -88,16 +88,16 @@ fn begun_moves_can_be_reverted() {
     ledger = in_flight::reserve_for(&native, &ledger, &made);
     assert_eq!(free(&ledger), [2, 4, 4], "also when the pages have arrived");
     ledger = in_flight::begin_move(&native, &ledger, &made, &a).unwrap();
-    // What a needs on node 1, and no more than b had there.
+    // `a` needs more on node 1 than `b` had there.
     assert_eq!(free(&ledger), [2, 3, 4]);
-    // The CPU that a left, that which it took over from b, and that of b.
+    // The former CPU of `a`, the CPU that it took over from `b`, and the new CPU of `b`.
     assert_eq!(ledger.shared_pool().len(), native.idle().shared_pool().len() - 3, "{}", ledger.shared_pool());
     let done = in_flight::reserve_for(&native, &ledger, &[]);
     assert_eq!(free(&done), [7, 3, 4]);
     assert!(done.owner(&RESERVE_OWNER.into()).is_none());
     assert_eq!(native.rebase(&done), (done.clone(), Vec::new()));
 
-    // Back again, with both sides charged each time.
+    // The way back, with both sides charged each time.
     let both = [b.clone(), a.clone()];
     ledger = in_flight::revert_move(&native, &ledger, &both).unwrap();
     assert_eq!(free(&ledger), [2, 3, 4]);
@@ -132,7 +132,7 @@ fn detects_changes_since_the_plan() {
     ] {
         let mut other = admit(&native, &ledger, name, node, size);
         if name == "memory" {
-            // Not for its CPUs.
+            // Keeps the CPUs, so that only memory conflicts.
             other = admit(&native, &native.rebase(&other).0, "rest", 2, (1, 1));
         }
         let mut only = a.clone();
@@ -157,7 +157,7 @@ fn detects_changes_since_the_plan() {
     );
 }
 
-/// What a plan proposes can be carried out in its order, and everything is charged for as it says in the end.
+/// A plan can be executed in its order, and the final ledger equals that of the plan.
 #[test]
 fn executed_plan_matches_its_decision() {
     let native = native();
@@ -179,7 +179,7 @@ fn executed_plan_matches_its_decision() {
     let decision = native.admit(&in_flight::reserve_for(&native, &ledger, &[]), &new);
     assert_eq!(decision.outcome.as_ref().unwrap(), plan.decision.outcome.as_ref().unwrap());
     let kept = RebalanceLimits { kept: ["a".into()].into(), ..RebalanceLimits::default() };
-    // Who asks may hold something already: that is no move.
+    // An existing allocation of the requesting owner is not a move.
     for ledger in [start.clone(), admit(&native, &start, "new", 0, (1, 1))] {
         let other = Strategy::plan(&native, &ledger, &new, &Terms::default(), &kept).unwrap();
         let moved: Vec<&str> = other.moves.iter().map(|of| of.owner.as_str()).collect();
@@ -187,7 +187,7 @@ fn executed_plan_matches_its_decision() {
     }
 }
 
-/// With `strict-cpu-reservation`, a plan leaves a CPU to those that share.
+/// With `strict-cpu-reservation`, a plan leaves a CPU in the shared pool if a container needs it.
 #[test]
 fn plan_keeps_shared_pool_nonempty() {
     let machine =
@@ -198,7 +198,7 @@ fn plan_keeps_shared_pool_nonempty() {
         ..config(TopologyManagerPolicy::SingleNumaNode)
     };
     let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
-    // Three CPUs on node 0, four on node 1.
+    // Node 0 has three allocatable CPUs, node 1 four.
     let mut ledger = admit(&native, &native.idle(), "a", 0, (1, 1));
     ledger = admit(&native, &ledger, "b", 1, (2, 1));
     let new = request("new", (3, 1));
@@ -221,7 +221,7 @@ fn plan_keeps_shared_pool_nonempty() {
     assert!(refused.is_err(), "{refused:?}");
 }
 
-/// Under `best-effort`, what is bound to a tier or to nodes has others make room there.
+/// With `best-effort`, a request for a memory type or for nodes causes moves of workloads there.
 #[test]
 fn plan_frees_the_requested_nodes() {
     let machine = Machine::builder().nodes(1).cores_per_node(4).memory(Bytes::gib(17));
@@ -242,7 +242,7 @@ fn plan_frees_the_requested_nodes() {
         assert_eq!((plan.moves.len(), plan.bytes), (1, Bytes::gib(12)));
         in_flight::check_plan(&native, &ledger, &plan.moves, 0, (&new, &terms)).unwrap();
     }
-    // What has to stay on that tier makes no room.
+    // A workload that needs the same memory type cannot move.
     let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
     let decision = native.admit_watched(&native.idle(), &request("a", (1, 12)), &dram, &|_| {});
     let ledger = native.note_started(&decision.ledger, &"a".into(), &"a".into());

@@ -1,4 +1,4 @@
-//! What changed in the kubelet between v1.32.10 and v1.36.2, as far as it decides otherwise.
+//! Changes of the kubelet's decisions between v1.32.10 and v1.36.2.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -13,7 +13,7 @@ use numaward_topology::{Bytes, Machine};
 const ALPHA: &str = "CPUManagerPolicyAlphaOptions";
 const BETA: &str = "CPUManagerPolicyBetaOptions";
 
-/// A node of eight cores with two threads each, in two caches: 0-3 and 8-11, 4-7 and 12-15.
+/// Makes a node of eight cores with two threads each, in two caches: 0-3 and 8-11, 4-7 and 12-15.
 fn machine() -> Machine {
     let machine = Machine::builder().nodes(1).cores_per_node(8).smt(2).caches_per_node(2);
     machine.memory(Bytes::gib(8)).build().unwrap()
@@ -33,7 +33,7 @@ fn config(version: KubeletVersion, options: &[&str]) -> PolicyConfig {
     }
 }
 
-/// The CPUs of the last of some workloads that ask for so many.
+/// Returns the CPUs of the last of these workloads.
 fn taken(version: KubeletVersion, asked: &[u64]) -> String {
     let kubelet =
         KubeletStrategy::new(&machine(), &config(version, &["prefer-align-cpus-by-uncorecache"])).unwrap();
@@ -49,8 +49,8 @@ fn taken(version: KubeletVersion, asked: &[u64]) -> String {
     taken
 }
 
-/// Two cores of the first cache are left. Version 1.32 looks for two whole cores only, which are not five CPUs, and goes
-/// on to cores of any cache.
+/// The first cache has free cores. v1.32 looks for two whole cores, which are not five CPUs, and continues with cores
+/// of any cache.
 #[test]
 fn v1_36_keeps_odd_requests_in_a_cache() {
     assert_eq!(taken(KubeletVersion::V1_32, &[2, 5]), "2-4,10-11");
@@ -61,7 +61,7 @@ fn v1_36_keeps_odd_requests_in_a_cache() {
     }
 }
 
-/// Which options each version takes with the gates of both levels off, and with that of alpha options off.
+/// Options that each version accepts with the gates of both levels off, and with the alpha gate off.
 #[test]
 fn option_levels_match_the_version() {
     let accepts = |version, options: &[&str], gates: &[&str]| {

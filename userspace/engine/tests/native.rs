@@ -1,4 +1,4 @@
-//! The strategy `native` on the scenarios and traces that come with the sources.
+//! The strategy `native` with the scenarios and traces of this repository.
 
 use numaward_engine::simulation::{
     trace::{Recorded, Trace},
@@ -22,7 +22,7 @@ fn scenarios_pass_their_checks() {
 fn traces_replay_without_failures() {
     let mut comparison = Comparison::new();
     for (_, traces) in folder::read::<Trace>(&folder::own("traces")).unwrap() {
-        // Debug builds are slow: of each machine and policy one load.
+        // Debug builds are slow: one load for each machine and policy.
         for trace in traces.iter().step_by(2) {
             comparison.add(trace);
         }
@@ -31,10 +31,10 @@ fn traces_replay_without_failures() {
     assert_eq!(comparison.traces, 9);
 }
 
-/// A change of a record.
+/// Change of a record.
 type Change = (&'static str, fn(&mut Recorded));
 
-/// No trace in the sources has a record of the kubelet, so this test makes one.
+/// No trace of this repository has a record of the kubelet, so this test makes one.
 #[test]
 fn reports_deviation_from_the_record() {
     let (_, traces) = folder::read::<Trace>(&folder::own("traces")).unwrap().remove(0);

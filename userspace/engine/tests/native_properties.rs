@@ -1,4 +1,4 @@
-//! What holds for `native` on every machine and for every sequence of requests.
+//! Properties of `native` for arbitrary machines and sequences of requests.
 
 #![expect(clippy::unwrap_used, reason = "what makes random cases fails the test if it fails")]
 
@@ -26,7 +26,7 @@ use proptest::{collection, option, prelude::*, sample};
 
 const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
 
-/// Nodes of different sizes and distances, some without CPUs.
+/// Makes nodes of different sizes and distances, some without CPUs.
 fn machine(most: usize) -> impl Strategy<Value = Machine> {
     let node = (0u32..=4, 1u64..=8, 0u64..=2);
     let nodes = collection::vec(node, 1..=most);
@@ -35,7 +35,7 @@ fn machine(most: usize) -> impl Strategy<Value = Machine> {
         let mut builder =
             Machine::builder().nodes(count).sockets(1).smt(smt).cores_per_node(1).memory(Bytes::gib(1));
         for (id, &(cores, gib, _)) in nodes.iter().enumerate() {
-            // The first node has reserved CPUs.
+            // The first node has the reserved CPUs.
             let cores = if id == 0 { cores + 1 } else { cores };
             builder = builder
                 .node(NodeId(u32::try_from(id).unwrap()), |node| node.cores(cores).memory(Bytes::gib(gib)));
@@ -95,7 +95,7 @@ fn container() -> impl Strategy<Value = ContainerRequest> {
     })
 }
 
-/// A request whose owner is yet to be named.
+/// Makes a request; the caller sets the owner.
 fn request(init: usize, apps: usize) -> impl Strategy<Value = Request> {
     let init = collection::vec((container(), any::<bool>()), 0..=init);
     (init, collection::vec(container(), 1..=apps)).prop_map(|(init, apps)| {
@@ -117,7 +117,7 @@ fn request(init: usize, apps: usize) -> impl Strategy<Value = Request> {
     })
 }
 
-/// Some of so many nodes, mostly none.
+/// Selects some of the nodes, mostly none.
 fn nodes(most: usize) -> impl Strategy<Value = BTreeSet<usize>> {
     option::weighted(0.3, collection::btree_set(0..most, 1..=2)).prop_map(Option::unwrap_or_default)
 }
@@ -128,7 +128,7 @@ fn admit(native: &NativeStrategy, ledger: &Ledger, request: &Request) -> Option<
     Some(start(native, decision.ledger, request))
 }
 
-/// Containers that have other numbers of exclusive CPUs and of hidden ones than they asked for.
+/// Returns containers whose numbers of exclusive or hidden CPUs differ from the request.
 fn wrong_counts(machine: &Machine, ledger: &Ledger) -> Vec<String> {
     let cores: BTreeSet<_> = machine.cpus.values().map(|cpu| cpu.core).collect();
     let siblings = machine.cpus.len() / cores.len() - 1;
@@ -153,20 +153,19 @@ fn start(native: &NativeStrategy, ledger: Ledger, request: &Request) -> Ledger {
 // ---------------------------------------------------------------------------------------------------------
 // Brute force
 
-/// What a placement is about: what each node has free, what of that is available, and what it could ever have; and what
-/// is needed, by whom. Nothing of the search is used.
-struct Question {
+/// Input of the enumeration: free, offered and allocatable amounts by node, and the need. Independent of the search.
+struct PlacementProblem {
     free: Vec<Vec<u64>>,
     offered: Vec<Vec<u64>>,
     capacity: Vec<Vec<u64>>,
     need: Vec<u64>,
     memory: usize,
-    /// The nodes of devices, and those that are wished for; of these, all, if none is named.
+    /// Nodes of the devices, and preferred nodes; all nodes if none is named.
     devices: Vec<usize>,
     wished: Vec<usize>,
 }
 
-impl Question {
+impl PlacementProblem {
     fn with(self, devices: &BTreeSet<usize>, wished: &BTreeSet<usize>) -> Self {
         let count = self.free[0].len();
         let known = |of: &BTreeSet<usize>| of.iter().copied().filter(|&at| at < count).collect();
@@ -174,8 +173,8 @@ impl Question {
     }
 }
 
-/// The terms that say so.
-fn terms(container: &str, question: &Question) -> Terms {
+/// Returns terms with these preferences.
+fn terms(container: &str, question: &PlacementProblem) -> Terms {
     let nodes = |of: &[usize]| of.iter().map(|&at| NodeId(u32::try_from(at).unwrap())).collect();
     let mut terms = Terms::default();
     if !question.devices.is_empty() {
@@ -191,10 +190,10 @@ fn members(mask: u32) -> Vec<usize> {
     (0..32).filter(|at| mask >> at & 1 == 1).collect()
 }
 
-/// The best placement of all, by trying each set of nodes for each resource. The rank and the sets.
+/// Returns the best placement over all sets of nodes for each resource: its rank and its sets.
 fn best(
     machine: &Machine,
-    question: &Question,
+    question: &PlacementProblem,
     policy: TopologyManagerPolicy,
 ) -> Option<(Rank, Vec<Vec<usize>>)> {
     let count = question.free[0].len();
@@ -238,7 +237,7 @@ fn best(
                 best = Some(candidate);
             }
         }
-        // The next combination of sets.
+        // Next combination of sets.
         let Some(of) = needed.iter().copied().find(|&of| masks[of] + 1 < 1 << count) else { break };
         masks[of] += 1;
         for &before in needed.iter().take_while(|&&before| before != of) {
@@ -248,7 +247,7 @@ fn best(
     best.map(|(rank, _, sets)| (rank, sets))
 }
 
-/// The members of a set, so many at a time.
+/// Returns the subsets of this size.
 fn choose(of: &[usize], count: usize) -> Vec<Vec<usize>> {
     let Some((&first, rest)) = of.split_first() else {
         return if count == 0 { vec![Vec::new()] } else { Vec::new() };
@@ -258,10 +257,10 @@ fn choose(of: &[usize], count: usize) -> Vec<Vec<usize>> {
     with.chain(choose(rest, count)).collect()
 }
 
-/// The best of these nodes for each resource, in the order of [`Rank`]; each set with all others.
+/// Returns the best combination of sets for each resource, in the order of [`Rank`].
 fn best_of(
     machine: &Machine,
-    question: &Question,
+    question: &PlacementProblem,
     options: &[Vec<Vec<usize>>],
 ) -> Option<(Rank, Vec<Vec<usize>>)> {
     let mut all: Vec<Vec<Vec<usize>>> = vec![Vec::new()];
@@ -274,12 +273,12 @@ fn best_of(
     all.into_iter().map(|sets| (rank(machine, question, &sets), sets)).min()
 }
 
-fn sum(question: &Question, of: usize, set: &[usize]) -> u64 {
+fn sum(question: &PlacementProblem, of: usize, set: &[usize]) -> u64 {
     set.iter().map(|&at| question.offered[of][at]).sum()
 }
 
-/// The best of all placements with as few nodes in all as possible, those of devices included: no other is better.
-fn best_of_smallest(machine: &Machine, question: &Question) -> Option<(Rank, Vec<Vec<usize>>)> {
+/// Returns the best placement on the smallest number of nodes, including those of devices.
+fn best_of_smallest(machine: &Machine, question: &PlacementProblem) -> Option<(Rank, Vec<Vec<usize>>)> {
     let count = question.free[0].len();
     let enough =
         |set: &[usize]| (0..question.need.len()).all(|of| sum(question, of, set) >= question.need[of]);
@@ -302,8 +301,9 @@ fn best_of_smallest(machine: &Machine, question: &Question) -> Option<(Rank, Vec
     smallest.min()
 }
 
-/// The best of all placements on just the least number of nodes of each resource, the smaller set within the larger.
-fn best_sized(machine: &Machine, question: &Question) -> Option<(Rank, Vec<Vec<usize>>)> {
+/// Returns the best placement on the smallest number of nodes for each resource, with smaller sets within larger
+/// ones.
+fn best_sized(machine: &Machine, question: &PlacementProblem) -> Option<(Rank, Vec<Vec<usize>>)> {
     let count = question.free[0].len();
     let all: Vec<usize> = (0..count).collect();
     let least = |of: usize| {
@@ -335,7 +335,7 @@ fn best_sized(machine: &Machine, question: &Question) -> Option<(Rank, Vec<Vec<u
     choose(&all, largest).into_iter().filter(allowed).filter_map(of_outer).min()
 }
 
-fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
+fn rank(machine: &Machine, question: &PlacementProblem, sets: &[Vec<usize>]) -> Rank {
     let ids: Vec<NodeId> = machine.nodes.keys().copied().collect();
     let distance = |a: usize, b: usize| u64::from(machine.distance(ids[a], ids[b]).unwrap());
     let mut memory: Vec<usize> = sets[1..].iter().flatten().copied().collect();
@@ -391,13 +391,13 @@ fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
     }
 }
 
-/// A container alone on a ledger.
+/// Makes a request of one container.
 fn question(
     machine: &Machine,
     native: &NativeStrategy,
     ledger: &Ledger,
     container: &ContainerRequest,
-) -> Question {
+) -> PlacementProblem {
     let kinds: Vec<ZoneKind> = vec![ZoneKind::Hugepages(PAGE), ZoneKind::Memory];
     let allocatable = native.allocatable();
     let cpus = |of: &CpuSet| -> Vec<u64> {
@@ -409,7 +409,7 @@ fn question(
         };
         ledger.nodes().values().map(of).collect()
     };
-    let mut question = Question {
+    let mut question = PlacementProblem {
         free: vec![cpus(ledger.shared_pool())],
         offered: vec![cpus(ledger.shared_pool())],
         capacity: vec![cpus(&machine.cpu_ids())],
@@ -431,7 +431,7 @@ fn question(
     question
 }
 
-/// What others use of each node: so many GiB, and so many huge pages.
+/// Makes withheld amounts: GiB and huge pages by node.
 fn conditions(machine: &Machine, in_use: &[(u64, u64)]) -> Arc<HostConditions> {
     let kinds = [ZoneKind::Memory, ZoneKind::Hugepages(PAGE)];
     let of_kind = |kind: ZoneKind| {
@@ -476,7 +476,7 @@ proptest! {
             let chosen = &search.candidates[search.chosen.unwrap()];
             prop_assert_eq!(chosen.rank, rank, "{:?} {:?}", chosen, sets);
             prop_assert!(!search.is_incomplete);
-            // What is held is what was chosen.
+            // The allocation matches the chosen candidate.
             let held = &decision.outcome.unwrap()[0].allocation;
             for (resource, nodes) in &chosen.by_resource {
                 if let &Resource::Memory(kind) = resource {
@@ -764,7 +764,7 @@ proptest! {
 // ---------------------------------------------------------------------------------------------------------
 // Distances
 
-/// The mean distance between two nodes of those that have memory on several.
+/// Returns the mean distance between nodes over containers with memory on several nodes.
 fn mean_distance(machine: &Machine, strategy: &dyn numaward_engine::Strategy) -> (u64, u64) {
     let mut ledger = strategy.idle();
     let (mut sum, mut pairs) = (0, 0);

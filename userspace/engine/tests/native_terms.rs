@@ -1,4 +1,4 @@
-//! The terms of a request, resizes, moves and explanations with the strategy `native`.
+//! Terms of requests, resizes, moves and explanations with the strategy `native`.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -19,7 +19,7 @@ use numaward_topology::{Bytes, CpuId, CpuSet, Machine, NodeId, ZoneKind};
 
 const MEMORY: ZoneKind = ZoneKind::Memory;
 
-/// Two nodes with 8 CPUs and 8 GiB on each of two sockets, and one with 32 GiB and no CPUs near node 1.
+/// Makes two sockets with a node of 8 CPUs and 8 GiB each, and a node of 32 GiB without CPUs near node 1.
 fn machine() -> Machine {
     Machine::builder()
         .nodes(4)
@@ -74,19 +74,19 @@ fn decide(
     native.admit_watched(ledger, &request, terms, &|_| {})
 }
 
-/// Admits and starts.
+/// Admits a request and starts its containers.
 fn admit(native: &NativeStrategy, ledger: &Ledger, name: &str, amounts: (u64, u64), terms: &Terms) -> Ledger {
     let decision = decide(native, ledger, name, amounts, terms);
     decision.outcome.unwrap();
     native.note_started(&decision.ledger, &name.into(), &name.into())
 }
 
-/// The nodes on which one has memory.
+/// Returns the memory nodes of a workload.
 fn nodes(ledger: &Ledger, name: &str) -> String {
     ledger.allocation(&name.into(), &name.into()).unwrap().memory_nodes().to_string()
 }
 
-/// The nodes on which it would have memory, or that it is refused.
+/// Returns the memory nodes of an admission, or "refused".
 fn place(native: &NativeStrategy, ledger: &Ledger, amounts: (u64, u64), terms: &Terms) -> String {
     let decision = decide(native, ledger, "new", amounts, terms);
     if decision.outcome.is_ok() { nodes(&decision.ledger, "new") } else { "refused".to_owned() }
@@ -108,7 +108,7 @@ fn terms_choose_how_tiers_count() {
 
 #[test]
 fn many_memory_only_nodes_are_attached() {
-    // Twelve nodes with 4 CPUs and 16 GiB, and as many of 64 GiB without CPUs, each beside one of them.
+    // Twelve nodes with 4 CPUs and 16 GiB, and for each a nearby node of 64 GiB without CPUs.
     let mut builder = Machine::builder().nodes(12).cores_per_node(4).memory(Bytes::gib(16));
     for id in 12..24 {
         builder = builder.node(NodeId(id), |node| node.cores(0).memory(Bytes::gib(64)));
@@ -134,7 +134,7 @@ fn many_memory_only_nodes_are_attached() {
     assert_eq!(place(&native, &native.idle(), (8, 1000), &Terms::default()), "refused");
 }
 
-/// The exclusive CPUs of one.
+/// Returns the exclusive CPUs of a workload.
 fn cpus(ledger: &Ledger, name: &str) -> String {
     ledger.allocation(&name.into(), &name.into()).unwrap().cpus.as_ref().unwrap().to_string()
 }
@@ -143,7 +143,7 @@ fn cpus(ledger: &Ledger, name: &str) -> String {
 fn respects_cpu_kinds() {
     use CpuKind::{Efficiency, HighFrequency, Isolated, NohzFull, Performance};
 
-    // 4 CPUs on each of two nodes, of which 0 is reserved.
+    // Two nodes with 4 CPUs each; CPU 0 is reserved.
     let machine = Machine::builder()
         .nodes(2)
         .sockets(2)
@@ -181,14 +181,14 @@ fn respects_cpu_kinds() {
     let resize = |count| native.resize(&held, &"held".into(), &"held".into(), &resources(count, 1));
     assert_eq!(cpus(&resize(2).unwrap(), "held"), "2-3");
     assert!(resize(3).is_err(), "no other CPU will do");
-    // Who takes any CPU is moved off those that are wanted.
+    // A workload that accepts any CPU moves away from the requested kind.
     let any = admit(&native, &idle, "any", (3, 1), &Terms::default());
     assert_eq!(cpus(&any, "any"), "1-3");
     assert!(refused(&any, 2, &[Isolated]));
     let request = Request::workload("new", resources(2, 1));
     let plan = native.plan(&any, &request, &of(&[Isolated]), &RebalanceLimits::default()).unwrap();
     assert_eq!((cpus(&plan.decision.ledger, "new"), plan.moves.len()), ("2-3".to_owned(), 1));
-    // The same where it has to be on a node.
+    // The same, restricted to a node.
     let there = Terms { nodes: "0".parse().unwrap(), ..Terms::default() };
     let plan = native.plan(&any, &request, &there, &RebalanceLimits::default()).unwrap();
     assert_eq!((cpus(&plan.decision.ledger, "new"), plan.moves.len()), ("1-2".to_owned(), 1));
@@ -219,7 +219,7 @@ fn hides_sibling_threads() {
             let held = ledger.allocation(&name.into(), &name.into()).unwrap().clone();
             (held.cpus.unwrap(), held.hidden_cpus)
         };
-        // Each CPU is of a core of its own, all of which leaves the shared pool.
+        // Each CPU is on a different core, and whole cores leave the shared pool.
         let check = |ledger: &Ledger, name: &str, count: usize| {
             let (cpus, hidden) = held(ledger, name);
             assert_eq!((cpus.len(), hidden.len()), (count, count), "{options:?}: {cpus} {hidden}");
@@ -230,7 +230,7 @@ fn hides_sibling_threads() {
         let one = admit(&native, &idle, "one", (3, 1), &hide);
         check(&one, "one", 3);
         assert_eq!(one.shared_pool().len(), 10);
-        // Fewer, and more; what is given back is free again.
+        // Shrinking and growing; released CPUs are free again.
         let resize = |count| native.resize(&one, &"one".into(), &"one".into(), &resources(count, 1));
         let fewer = resize(1).unwrap();
         check(&fewer, "one", 1);
@@ -239,7 +239,7 @@ fn hides_sibling_threads() {
         let more = native.resize(&fewer, &"one".into(), &"one".into(), &resources(2, 1)).unwrap();
         check(&more, "one", 2);
         assert_eq!(more.shared_pool().len(), 12);
-        // Four cores are left beside the reserved one and those of `one`.
+        // Four cores are free, besides the reserved one and those of `one`.
         let both = admit(&native, &one, "two", (4, 1), &hide);
         check(&both, "two", 4);
         assert!(
@@ -249,7 +249,7 @@ fn hides_sibling_threads() {
         assert_eq!(native.release(&both, &"two".into()), one);
         assert_eq!(native.release(&one, &"one".into()), idle);
     }
-    // One that is moved has as many CPUs as before, and their siblings are hidden there as well.
+    // A moved workload has as many CPUs as before, again with hidden siblings.
     let config = config(TopologyManagerPolicy::SingleNumaNode);
     let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     let there = |node: &str| Terms { nodes: node.parse().unwrap(), ..hide.clone() };
@@ -259,7 +259,7 @@ fn hides_sibling_threads() {
         machine.cpus[&first.unwrap()].node.0
     };
     let node = node_of(&moved, "moved");
-    // All cores of its node that can be exclusive: it has two of them.
+    // All allocatable cores of its node, of which it already has two.
     let count = if node == 0 { 3 } else { 4 };
     let request = Request::workload("new", resources(count, 1));
     let plan = native.plan(&moved, &request, &there(&node.to_string()), &RebalanceLimits::default()).unwrap();
@@ -269,13 +269,13 @@ fn hides_sibling_threads() {
         let held = after.allocation(&name.into(), &name.into()).unwrap();
         assert_eq!((held.cpus.as_ref().unwrap().len(), held.hidden_cpus.len()), (count, count), "{name}");
     }
-    // Where a workload with one thread of a core is moved away, the core is whole.
+    // The core becomes whole when the workload on one of its threads moves away.
     let half = admit(&native, &native.idle(), "half", (1, 1), &Terms::default());
     let node = node_of(&half, "half");
     let request = Request::workload("new", resources(if node == 0 { 3 } else { 4 }, 1));
     let plan = native.plan(&half, &request, &there(&node.to_string()), &RebalanceLimits::default()).unwrap();
     assert_eq!(plan.moves.len(), 1);
-    // A thread that comes online beside such a CPU is hidden as well, if nobody took it.
+    // A sibling that comes online is hidden as well if it is free.
     let mut without = machine.clone();
     let held = moved.allocation(&"moved".into(), &"moved".into()).unwrap().clone();
     let sibling = held.hidden_cpus.first().unwrap();
@@ -289,7 +289,7 @@ fn hides_sibling_threads() {
     let held = after.allocation(&"moved".into(), &"moved".into()).unwrap();
     assert_eq!(held.hidden_cpus.len(), 2, "{held:?}");
     assert!(!after.shared_pool().intersects(&held.held_cpus()));
-    // A core of which somebody has one thread cannot be taken.
+    // A core with one used thread cannot be taken.
     let some = admit(&native, &native.idle(), "some", (1, 1), &Terms::default());
     let first = some.allocation(&"some".into(), &"some".into()).unwrap().cpus.clone().unwrap();
     let with = admit(&native, &some, "with", (3, 1), &hide);
@@ -297,7 +297,7 @@ fn hides_sibling_threads() {
     assert!(!held.held_cpus().intersects(&core(first.first().unwrap().0)));
 }
 
-/// 72 CPUs and 480 GiB; the 96 GiB of a GPU, of the tier that is configured for it; and two nodes that are empty.
+/// Makes a machine of 72 CPUs and 480 GiB, a GPU with 96 GiB of the configured memory type, and two empty nodes.
 fn with_gpu(gpu: Option<MemoryTier>) -> NativeStrategy {
     let mut builder = Machine::builder().nodes(1).cores_per_node(72).memory(Bytes::gib(480)).distances([
         [10, 80, 80, 80],
@@ -326,8 +326,8 @@ fn gpu_memory_is_used_last() {
         assert_eq!(place(&native, &idle, (70, 479), &strict), "0");
         assert_eq!(place(&native, &idle, (2, 500), &strict), "refused");
         assert_eq!(place(&native, &idle, (2, 500), &dram), "refused");
-        // Who asks for ordinary memory gets nothing of it, however full the other is; who asks for its sort gets it where
-        // that is known.
+        // A request for ordinary memory gets no GPU memory, even if ordinary memory is full. A request for its type
+        // gets it if the type is configured.
         let full = admit(&native, &idle, "other", (8, 470), &Terms::default());
         assert_eq!(
             place(&native, &full, (8, 50), &Terms::default()),
@@ -362,7 +362,7 @@ fn preferences_break_ties() {
         device.preferences.devices.insert("new".into(), "3".parse().unwrap());
         assert_eq!(place(&native, &ledger, (2, 2), &device), "3");
     }
-    // A device cannot be moved.
+    // A device cannot move.
     let mut device = Terms::default();
     device.preferences.devices.insert("new".into(), "0".parse().unwrap());
     let native = native(TopologyManagerPolicy::SingleNumaNode);
@@ -443,7 +443,7 @@ fn growth_keeps_shared_pool_nonempty() {
     let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     let to = |cpus| Resources::none().with_cpu(Quantity::whole(cpus));
     let resize = |ledger: &Ledger, cpus| native.resize(ledger, &"a".into(), &"a".into(), &to(cpus));
-    // Two of the eight CPUs are reserved, and nobody may run there.
+    // Two of the eight CPUs are reserved, and no container may run there.
     let alone = admit(&native, &native.idle(), "a", (2, 1), &Terms::default());
     assert!(resize(&alone, 6).unwrap().shared_pool().is_empty(), "nobody needs the shared pool");
     let fraction = Resources::none().with_cpu(Quantity::milli(500));
@@ -452,12 +452,12 @@ fn growth_keeps_shared_pool_nonempty() {
     assert_eq!(resize(&shared, 5).unwrap().shared_pool().len(), 1);
     let error = resize(&shared, 6).unwrap_err().to_string();
     assert!(error.contains("cpu requested 4, free 4: the shared pool would have no CPU left"), "{error}");
-    // An admission goes by the same rule.
+    // The same rule applies to admissions.
     let error = decide(&native, &shared, "c", (4, 1), &Terms::default()).outcome.unwrap_err();
     assert!(error.message.contains("the shared pool would have no CPU left"), "{error}");
 }
 
-/// Four cores of two threads, `full-pcpus-only`, and these CPUs reserved.
+/// Makes four cores of two threads with `full-pcpus-only` and these reserved CPUs.
 fn whole_cores(reserved: &str) -> [Box<dyn Strategy>; 2] {
     let options = [("full-pcpus-only".to_owned(), "true".to_owned())];
     let reserved_system_cpus: CpuSet = reserved.parse().unwrap();
@@ -490,7 +490,7 @@ fn growth_skips_reserved_cores() {
             |ledger: &Ledger, cpus| strategy.resize(ledger, &"a".into(), &"a".into(), &resources(cpus, 1));
         let refused = resize(&ledger, 4).unwrap_err().to_string();
         assert!(refused.contains("node 0: cpu requested 2, free 0"), "{refused}");
-        // The core of another that left is a whole one.
+        // The core of a released workload is whole again.
         let ledger = strategy.release(&ledger, &"b".into());
         let grown = resize(&ledger, 4).unwrap();
         assert_eq!(cpus(&grown, "a"), "2-3,6-7");
@@ -498,7 +498,7 @@ fn growth_skips_reserved_cores() {
     }
 }
 
-/// `full-pcpus-only` on two nodes with four cores of two threads, of which these CPUs are offline.
+/// Makes two nodes with four cores of two threads, `full-pcpus-only` and these offline CPUs.
 fn uneven(offline: &[u32], policy: TopologyManagerPolicy, options: &[&str]) -> NativeStrategy {
     let mut machine =
         Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
@@ -527,7 +527,7 @@ fn unequal_cores_add_up() {
         let decision = decide(native, &native.idle(), "new", (count, 1), &Terms::default());
         decision.outcome.map(|_| cpus(&decision.ledger, "new")).map_err(|rejection| rejection.to_string())
     };
-    // Node 1 has cores of 2, 2, 2 and 1, node 0 three of 2.
+    // Node 1 has cores of 2, 2, 2 and 1 CPUs, node 0 three cores of 2.
     let single = uneven(&[15], TopologyManagerPolicy::SingleNumaNode, &[]);
     for (count, expected) in [
         (1, "7"),
@@ -540,7 +540,7 @@ fn unequal_cores_add_up() {
     ] {
         assert_eq!(on(&single, count).as_deref(), Ok(expected), "{count}");
     }
-    // Node 1 has cores of 2, 1, 1 and 2: two are the first, whatever comes after it.
+    // Node 1 has cores of 2, 1, 1 and 2 CPUs: two CPUs are the first core, whatever comes later.
     let middle = uneven(&[13, 14], TopologyManagerPolicy::SingleNumaNode, &[]);
     for (count, expected) in [(1, "5"), (3, "4-5,12"), (4, "1-2,9-10"), (5, "4-5,7,12,15")] {
         assert_eq!(on(&middle, count).as_deref(), Ok(expected), "{count}");
@@ -551,10 +551,10 @@ fn unequal_cores_add_up() {
         let held = on(&both, count).unwrap();
         assert_eq!(held.parse::<CpuSet>().unwrap().len() as u64, count, "{held}");
     }
-    // There are no such cores: the next best nodes would be no better.
+    // No such cores exist: the next best nodes would be no better.
     let even = uneven(&[], TopologyManagerPolicy::BestEffort, &[]);
     assert!(on(&even, 3).unwrap_err().contains("not multiple cpus per core = 2"));
-    // Two of one node, where the other has an odd rest: one and one, and then none of one is left.
+    // Two CPUs of one node and an odd rest on the other one: one and one, then none of size one remains.
     let mut ledger = single.idle();
     for (name, expected) in [("a", "7"), ("b", "refused")] {
         let decision = decide(&single, &ledger, name, (1, 1), &Terms::default());
@@ -568,7 +568,7 @@ fn unequal_cores_add_up() {
         assert_eq!(held, expected);
         ledger = decision.ledger;
     }
-    // Who runs grows and shrinks by what its cores add up to.
+    // A running container grows and shrinks by sums of core sizes.
     let resize =
         |ledger: &Ledger, count| single.resize(ledger, &"a".into(), &"a".into(), &resources(count, 1));
     let grown = resize(&ledger, 3).unwrap();
@@ -583,7 +583,7 @@ fn pod_containers_get_unequal_cores() {
     let container = |name: &str, count| ContainerRequest::guaranteed(name, resources(count, 1));
     for scope in [TopologyManagerScope::Container, TopologyManagerScope::Pod] {
         let native = uneven(&[13, 14, 15], TopologyManagerPolicy::SingleNumaNode, &[]);
-        // Node 1 has cores of 2, 1, 1 and 1.
+        // Node 1 has cores of 2, 1, 1 and 1 CPUs.
         let request = Request {
             owner: "pod".into(),
             init_containers: vec![container("init", 5)],
@@ -598,7 +598,7 @@ fn pod_containers_get_unequal_cores() {
     }
 }
 
-/// An init container and an app container of one owner, with four CPUs each: the first borrows from the second.
+/// Makes a request of an init container and an app container with four CPUs each; the first borrows from the second.
 #[test]
 fn resize_keeps_cpus_of_init_containers() {
     let policy = TopologyManagerPolicy::SingleNumaNode;
@@ -631,7 +631,7 @@ fn plan_moves_smallest_and_keeps_terms() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
     let mut ledger = native.idle();
-    // Six of seven or eight GiB are in use on each node: a small one and a larger one.
+    // Each node has 6 of its 7 or 8 GiB in use: a small and a larger workload.
     for node in 0..4 {
         for (name, gib) in [("a", 1), ("b", 4)] {
             let name = format!("{name}{node}");
@@ -649,7 +649,7 @@ fn plan_moves_smallest_and_keeps_terms() {
     assert_ne!(plan.moves[0].from, plan.moves[0].to);
     let kept = plan.decision.ledger.owner(&plan.moves[0].owner).unwrap();
     assert_eq!(kept.terms.tiers, Some(Tiers::Strict));
-    // A byte cap, and those that must stay.
+    // Limits on bytes, and owners that must not move.
     let capped = RebalanceLimits { bytes: Bytes::mib(512), ..RebalanceLimits::default() };
     assert!(native.plan(&ledger, &request, &strict, &capped).is_none());
     let mut immovable = native.idle();
@@ -716,7 +716,7 @@ fn readmission_keeps_the_allocation() {
     let again = decide(&native, &ledger, "a", (2, 2), &terms);
     assert_eq!(again.ledger, ledger);
     assert_eq!(Some(&again.outcome.unwrap()[0].allocation), ledger.allocation(&"a".into(), &"a".into()));
-    // What it asks for instead is too much: it keeps what it has.
+    // The new request is too large, so the old allocation stays.
     let more = decide(&native, &ledger, "a", (2, 500), &terms);
     assert_eq!((more.outcome.is_ok(), more.ledger == ledger), (false, true));
     let less = decide(&native, &ledger, "a", (1, 1), &terms);
@@ -742,7 +742,7 @@ fn align_by_socket_allows_socket_nodes() {
     assert_eq!(place(&native, &ledger, (12, 6), &strict), "refused", "not on both sockets");
 }
 
-/// What others use of memory, in GiB.
+/// Makes withheld memory in GiB.
 fn in_use(nodes: &[(u32, u64)]) -> Arc<HostConditions> {
     let nodes = nodes.iter().map(|(node, gib)| (NodeId(*node), Bytes::gib(*gib)));
     Arc::new(HostConditions { withheld: [(MEMORY, nodes.collect())].into(), ..HostConditions::default() })
@@ -776,7 +776,7 @@ fn refusal_names_withheld_memory() {
     assert!(rejection.message.contains(&said), "{rejection}");
     assert_eq!(decision.explanation.withheld.len(), 4);
 
-    // Who asks for CPUs only is not concerned.
+    // A request without memory is unaffected.
     let cpus = Request::workload("b", Resources::none().with_cpu(Quantity::whole(1)));
     assert!(native.admit(&ledger, &cpus).explanation.withheld.is_empty());
 }
@@ -789,7 +789,8 @@ fn withheld_memory_does_not_rank_nodes() {
         ledger.set_conditions(in_use(nodes));
         assert_eq!(place(&one, &ledger, (1, 1), &Terms::default()), "0", "{nodes:?}");
     }
-    // Node 0 has 5 GiB left, node 1 has 4: the smaller rest goes first, even where it seems the larger one.
+    // Node 0 has 5 GiB free, node 1 has 4: the smaller rest is used first, even if withheld memory makes it look
+    // larger.
     let machine =
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(6)).build().unwrap();
     let several =
@@ -900,7 +901,7 @@ fn excludes_offline_cpus() {
     assert_eq!(refused.explanation.offline_cpus, ledger.conditions().offline_cpus);
     let grants = native.admit(&ledger, &cpus(1)).outcome.unwrap();
     assert_eq!(grants[0].allocation.cpus.as_ref().unwrap().to_string(), "2");
-    // Who runs on it grows by CPUs that are there.
+    // A running container on the node grows by CPUs that are online.
     let resize = |ledger: &Ledger, cpus| {
         native.resize(ledger, &"b".into(), &"b".into(), &Resources::none().with_cpu(Quantity::whole(cpus)))
     };
@@ -934,7 +935,7 @@ fn init_uses_memory_nodes_if_attached() {
     };
     assert_eq!(on(Tiers::Attached), Ok("4".to_owned()));
     assert_eq!(on(Tiers::Strict), Err(()));
-    // With memory only, that rule does not refuse it before.
+    // With memory only, the policy does not refuse it earlier.
     let memory = |name: &str, gib| {
         ContainerRequest::guaranteed(
             name,
@@ -981,7 +982,7 @@ fn offline_cpu_is_no_shared_cpu() {
     let fraction = Resources::none().with_cpu(Quantity::milli(500));
     let fraction = Request::workload("b", fraction.with_memory(Quantity::whole(Bytes::gib(1).0)));
     let mut ledger = native.admit(&native.idle(), &fraction).ledger;
-    // Of the six that can be exclusive one is offline.
+    // One of the six allocatable CPUs is offline.
     let last: CpuSet = "7".parse().unwrap();
     ledger.set_conditions(Arc::new(HostConditions { offline_cpus: last, ..HostConditions::default() }));
     assert!(decide(&native, &ledger, "new", (4, 1), &Terms::default()).outcome.is_ok());
@@ -996,8 +997,8 @@ fn offline_cpu_is_no_shared_cpu() {
     assert!(resize(5).unwrap_err().to_string().contains("the shared pool would have no CPU left"));
 }
 
-/// With sockets of unequal size, the kubelet takes one with as many free CPUs as an average socket has for a free
-/// one, and all its CPUs.
+/// With sockets of different sizes, the kubelet treats a socket as free if its number of free CPUs equals the average
+/// size, and takes all its CPUs.
 #[test]
 fn unequal_sockets_do_not_overlap() {
     let mut builder = Machine::builder().nodes(3).sockets(3).cores_per_node(3).memory(Bytes::gib(8));
@@ -1009,7 +1010,7 @@ fn unequal_sockets_do_not_overlap() {
         ..config(TopologyManagerPolicy::None)
     };
     let kubelet = KubeletStrategy::new(&machine, &config).unwrap();
-    // Two of the six of the second socket are another's.
+    // Another workload holds two of the six CPUs of the second socket.
     let mut account = OwnerAccount {
         request: Some(Request::workload("a", resources(2, 1)).into()),
         ..OwnerAccount::default()

@@ -1,4 +1,4 @@
-//! However a pod is made, a decision on it ends at the stated amount of work.
+//! The work of a decision is bounded for every pod.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -23,15 +23,14 @@ const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
 #[test]
 fn decision_time_is_bounded() {
     let mut gave_up = 0;
-    // The benchmark has 128 as well.
+    // The benchmark also covers 128 nodes.
     for nodes in [8, 16, 64] {
         for case in adversarial::cases(nodes) {
             let start = Instant::now();
             let decision = case.native.admit(&case.ledger, &case.pod);
             let (took, explanation) = (start.elapsed(), &decision.explanation);
             let what = format!("{nodes} nodes, {}: {took:?}, {}", case.name, explanation.work);
-            // The container runtime waits two seconds; in a debug build everything takes many times longer than for
-            // users.
+            // The container runtime waits two seconds. A debug build is many times slower than a release.
             assert!(took < Duration::from_secs(2), "{what}");
             assert!(explanation.work < MAX_WORK / 4 * 5, "{what}");
             if explanation.work_limit_reached {
@@ -60,7 +59,7 @@ fn places_many_fitting_containers() {
     }
 }
 
-/// The search for a plan is bounded as well: it looks at as much as five decisions, and one more.
+/// The work for a plan is bounded as well, by that of about six decisions.
 #[test]
 fn plan_time_is_bounded() {
     for nodes in [8, 16] {
@@ -79,7 +78,7 @@ fn plan_time_is_bounded() {
     }
 }
 
-/// Containers as half CPUs and parts of 256 MiB, and some huge pages.
+/// Makes containers of half CPUs, multiples of 256 MiB, and some huge pages.
 fn containers(most: usize) -> impl Strategy<Value = Vec<(u64, u64, u64, bool)>> {
     let size = (1u64..=60, 1u64..=60, prop_oneof![Just(0), 1u64..=200], any::<bool>());
     collection::vec((size, 1usize..=4), 0..=most)

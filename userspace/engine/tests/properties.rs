@@ -1,8 +1,7 @@
-//! What holds for every machine, configuration and sequence of requests.
+//! Properties for arbitrary machines, configurations and sequences of requests.
 //!
-//! The kubelet's own defects are exempt where they break a property, and only there: a ledger counts as
-//! *intact* while every group is the same for all of its nodes (`kubelet::defects`,
-//! `one_node_skips_the_growth_rule`).
+//! Defects of the kubelet are exempt only where they violate a property: a ledger is *intact* while all nodes of each
+//! group agree on the group (see `kubelet::defects`, `one_node_skips_the_growth_rule`).
 
 #![expect(clippy::unwrap_used, reason = "what makes random cases fails the test if it fails")]
 
@@ -75,7 +74,7 @@ fn container() -> impl Strategy<Value = ContainerRequest> {
     })
 }
 
-/// A request whose owner is yet to be named.
+/// Makes a request; the caller sets the owner.
 fn request(max_init: usize) -> impl Strategy<Value = Request> {
     let init = collection::vec((container(), any::<bool>()), 0..=max_init);
     (init, collection::vec(container(), 1..=3)).prop_map(|(init, apps)| {
@@ -99,7 +98,7 @@ fn request(max_init: usize) -> impl Strategy<Value = Request> {
 #[derive(Clone, Debug)]
 enum Step {
     Admit(Request),
-    /// Removes the n-th of those that run.
+    /// Removes the n-th running owner.
     Remove(sample::Index),
 }
 
@@ -161,7 +160,7 @@ impl Run {
         Some(Self { kubelet, ledger, running: Vec::new() })
     }
 
-    /// Admits and starts; whether it was admitted.
+    /// Admits and starts a request; returns whether it was admitted.
     fn admit(&mut self, request: &Request) -> bool {
         let decision = self.kubelet.admit(&self.ledger, request);
         self.ledger = decision.ledger;
@@ -190,7 +189,7 @@ impl Run {
     }
 }
 
-/// Whether every group is the same for all of its nodes.
+/// Returns whether all nodes of each group agree on the group.
 fn is_intact(ledger: &Ledger) -> bool {
     ledger.nodes().values().all(|account| {
         account
@@ -200,7 +199,7 @@ fn is_intact(ledger: &Ledger) -> bool {
     })
 }
 
-/// By group and kind: what the nodes' books say is promised, and what the containers' books say.
+/// Returns the guaranteed bytes by group and kind, from the node accounts and from the containers.
 fn books(ledger: &Ledger) -> BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> {
     let mut sums: BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> = BTreeMap::new();
     for account in ledger.nodes().values() {
@@ -221,7 +220,7 @@ fn books(ledger: &Ledger) -> BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> {
     sums
 }
 
-/// Everything that a ledger promises, but for which node of a group gave how much: the kubelet does not know.
+/// Returns all guarantees without the distribution within groups, which the kubelet does not know.
 fn promises(ledger: &Ledger) -> impl PartialEq + std::fmt::Debug + use<> {
     let nodes: BTreeMap<_, _> =
         ledger.nodes().iter().map(|(node, of)| (*node, (of.assignments, of.group.clone()))).collect();
@@ -241,7 +240,7 @@ fn promises(ledger: &Ledger) -> impl PartialEq + std::fmt::Debug + use<> {
     )
 }
 
-/// Regular init containers: those that may share CPUs with the containers after them.
+/// Returns the regular init containers, which may share CPUs with later containers.
 fn is_init(run: &Run, owner: &OwnerId, container: &ContainerName) -> bool {
     run.running.iter().any(|request| &request.owner == owner && request.is_regular_init(container))
 }
@@ -259,7 +258,7 @@ proptest! {
             for (owner, container, allocation) in run.ledger.allocations() {
                 let Some(cpus) = &allocation.cpus else { continue };
                 prop_assert!(!cpus.intersects(run.ledger.shared_pool()), "{owner} {container} shares {cpus}");
-                // A stale owner's init containers cannot be known any more.
+                // The init containers of a stale owner are unknown.
                 if run.running.iter().any(|request| &request.owner == owner) && !is_init(&run, owner, container) {
                     prop_assert!(!cpus.intersects(&taken), "{owner} {container}: {cpus} taken twice");
                     taken = &taken | cpus;
@@ -292,7 +291,7 @@ proptest! {
             run.step(number, step, |number| format!("p{number}"));
             prop_assume!(is_intact(&run.ledger));
         }
-        // Clears what rejected owners left behind.
+        // Releases the remains of rejected owners.
         run.admit(&Request::workload("sweeper", Resources::none()));
         run.ledger = run.kubelet.release(&run.ledger, &"sweeper".into());
         let before = promises(&run.ledger);
@@ -310,8 +309,8 @@ proptest! {
         steps in steps(0),
         shuffle in any::<sample::Index>(),
     ) {
-        // Where running owners can be rejected is known: see `kubelet::defects`, and policies that refuse
-        // what `align-by-socket` allocates.
+        // Running owners can be rejected because of the defects in `kubelet::defects`, or by policies that refuse
+        // allocations made with `align-by-socket`.
         prop_assume!(config.topology_manager_policy <= TopologyManagerPolicy::BestEffort);
         prop_assume!(!config.cpu_manager_policy_options.contains_key("full-pcpus-only"));
         let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
@@ -320,7 +319,7 @@ proptest! {
             prop_assume!(is_intact(&run.ledger));
         }
         run.admit(&Request::workload("sweeper", Resources::none()));
-        // With `strict-cpu-reservation` an empty pool is refused.
+        // With `strict-cpu-reservation`, an empty pool is refused.
         prop_assume!(config.cpu_manager_policy == CpuManagerPolicy::None || !run.ledger.shared_pool().is_empty());
 
         let files = run.kubelet.checkpoints(&run.ledger);
@@ -354,7 +353,7 @@ proptest! {
         let (rebased, uncovered) = run.kubelet.rebase(&run.ledger);
         prop_assert_eq!(uncovered, Vec::new());
         prop_assert_eq!(promises(&rebased), promises(&run.ledger));
-        // Who gave what to whom is known exactly from then on.
+        // From then on, the bytes of each container by node are exact.
         for (node, kinds) in rebased.memory() {
             prop_assert_eq!(&kinds, &rebased.nodes()[&node].kinds, "node {}", node);
         }
@@ -364,7 +363,7 @@ proptest! {
     fn names_do_not_affect_decisions(machine in machine(), config in config(), steps in steps(2)) {
         let Some(mut one) = Run::new(&machine, &config) else { return Ok(()) };
         let Some(mut other) = Run::new(&machine, &config) else { return Ok(()) };
-        // Owners in ascending and in descending order: whatever is kept in maps comes the other way round.
+        // Owners in ascending and in descending order, so that maps have the opposite order.
         for (number, step) in steps.iter().enumerate() {
             one.step(number, step, |number| format!("p{number:02}"));
             other.step(number, step, |number| format!("p{:02}", 99 - number));
@@ -463,7 +462,7 @@ fn any_machine() -> impl Strategy<Value = Machine> {
             }
             let id = if mend_ids { id % 65_536 } else { id };
             machine.cpus.insert(CpuId(id), cpu);
-            // The node's own list need not agree with the CPUs' nodes.
+            // The CPU list of a node may contradict the nodes of the CPUs.
             if let Some(node) = machine.nodes.get_mut(&cpu.node).filter(|_| id <= 65_535) {
                 node.cpus.insert(CpuId(id));
             }
@@ -581,7 +580,7 @@ proptest! {
                 run.ledger = run.kubelet.release(&run.ledger, &request.owner);
             }
         }
-        // The state of one machine on another.
+        // The state of one machine on another one.
         let files = run.kubelet.checkpoints(&run.ledger);
         if let Ok(kubelet) = KubeletStrategy::new(&other, &config) {
             let restored = kubelet.restore(files, "dir");
@@ -616,7 +615,7 @@ proptest! {
             let position = at.index(bytes.len());
             prop_assume!(bytes[position] != byte);
             bytes[position] = byte;
-            // A damaged byte is noticed, unless it only changes what JSON does not mind.
+            // A damaged byte is detected unless JSON ignores it.
             if let Ok(damaged) = String::from_utf8(bytes) {
                 let same = |read: &str| read == text || damaged.split_whitespace().collect::<String>() == text;
                 if text.contains("defaultCpuSet") {

@@ -1,4 +1,4 @@
-//! Promises that are carried over: what is promised on each node is exact afterwards.
+//! Guarantees carried over to a changed machine: the guaranteed bytes of each node are exact afterwards.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -14,7 +14,7 @@ use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
 const MEMORY: ZoneKind = ZoneKind::Memory;
 
-/// Two nodes with so many gibibytes, one of which is kept on node 0.
+/// Makes two nodes with these sizes in GiB. 1 GiB of node 0 is reserved.
 fn strategy(memory: [u64; 2]) -> Box<dyn Strategy> {
     let mut machine =
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
@@ -40,13 +40,13 @@ fn admit(strategy: &dyn Strategy, ledger: &Ledger, name: &str, memory: u64) -> L
     strategy.note_started(&decision.ledger, &name.into(), &name.into())
 }
 
-/// Gibibytes placed on each node, of one who has memory.
+/// Returns the placed GiB of a workload by node.
 fn placed(ledger: &Ledger, name: &str) -> [u64; 2] {
     let held = ledger.allocation(&name.into(), &name.into()).unwrap();
     [NodeId(0), NodeId(1)].map(|node| held.placed[&MEMORY].get(&node).map_or(0, |bytes| bytes.0 >> 30))
 }
 
-/// Gibibytes on each node: what is promised there, and what the accounts say.
+/// Returns the GiB by node: the sum of placed bytes, and the value of the account.
 fn promised(ledger: &Ledger) -> [(u64, u64); 2] {
     [NodeId(0), NodeId(1)].map(|node| {
         let account = &ledger.nodes()[&node].kinds[&MEMORY];
@@ -58,7 +58,7 @@ fn promised(ledger: &Ledger) -> [(u64, u64); 2] {
 fn moved_memory_is_placed_where_charged() {
     let strategy = strategy([4, 4]);
     let strategy = &*strategy;
-    // The kubelet gives memory back to the lowest node of a group, no matter which one gave it.
+    // The kubelet credits released memory to the lowest node of a group, whichever node gave it.
     let ledger = admit(strategy, &strategy.idle(), "a", 5);
     let ledger = admit(strategy, &ledger, "b", 2);
     let ledger = strategy.release(&ledger, &"a".into());
@@ -74,7 +74,7 @@ fn moved_memory_is_placed_where_charged() {
     assert_eq!(promised(&ledger), [(3, 3), (3, 3)]);
     assert_eq!(strategy.rebase(&ledger), (ledger.clone(), Vec::new()), "once is enough");
 
-    // What one gives back is its own, and not what another has on that node.
+    // A workload only releases its own bytes on that node.
     let ledger = strategy.resize(&ledger, &"d".into(), &"d".into(), &gib(1)).unwrap();
     assert_eq!((placed(&ledger, "c"), placed(&ledger, "d")), ([3, 0], [0, 1]));
     assert_eq!(promised(&ledger), [(3, 3), (1, 1)]);
@@ -94,17 +94,17 @@ fn memory_that_fits_is_not_displaced() {
     let mut ledger = Ledger::default();
     ledger.adopt("a".into(), account([3, 0])("a")).unwrap();
     ledger.adopt("b".into(), account([0, 3])("b")).unwrap();
-    // Node 0 lost one of its three: one of a's moves to node 1, and then there is no more.
+    // Node 0 lost one of its three GiB: one GiB of `a` moves to node 1, which is full then.
     let (moved, uncovered) = strategy([3, 4]).rebase(&ledger);
     assert_eq!(uncovered, []);
     assert_eq!((placed(&moved, "a"), placed(&moved, "b")), ([2, 1], [0, 3]));
-    // It lost two, and b still has its own.
+    // Node 0 lost two GiB, and `b` keeps its memory.
     let (moved, uncovered) = strategy([2, 4]).rebase(&ledger);
     let missing: Vec<_> = uncovered.iter().map(|part| (part.owner.as_str(), part.block.bytes)).collect();
     assert_eq!(missing, [("a", Bytes::gib(1))]);
     assert_eq!((placed(&moved, "a"), placed(&moved, "b")), ([2, 1], [0, 3]));
     assert_eq!(promised(&moved), [(2, 1), (4, 4)], "more than there is");
-    // It comes back.
+    // The memory returns.
     let (back, uncovered) = strategy([4, 4]).rebase(&moved);
     assert_eq!(uncovered, []);
     assert_eq!(promised(&back), [(2, 2), (4, 4)]);
@@ -147,8 +147,7 @@ fn shared_cpu_is_freed_by_last_owner() {
     }
 }
 
-/// Node 0 lost a gibibyte. Node 1, to which the first owner could go, is full with what the second has; that could go to
-/// node 2.
+/// Node 0 lost a GiB. Node 1, the other node of `a`, is full with memory of `b`, which can move to node 2.
 #[test]
 fn covers_shortage_by_chained_moves() {
     let machine = |memory: [u64; 3]| {
@@ -187,7 +186,7 @@ fn covers_shortage_by_chained_moves() {
     let (moved, uncovered) = native([3, 4, 4]).rebase(&ledger);
     assert_eq!(uncovered, []);
     assert_eq!((placed(&moved, "a"), placed(&moved, "b")), ([2, 2, 0], [0, 2, 2]));
-    // Where all is full, what is missing is reported.
+    // If all nodes are full, the shortage is reported.
     let (_, uncovered) = native([3, 4, 1]).rebase(&ledger);
     assert_eq!(uncovered.iter().map(|part| part.block.bytes).collect::<Vec<_>>(), [Bytes::gib(1)]);
 }

@@ -1,5 +1,5 @@
-//! The terms of a request: a request with a policy of its own is decided on as if that were configured, and what it was
-//! admitted on stays with its owner.
+//! Terms of requests: a request with its own policy is decided as if that policy were configured, and the ledger
+//! stores the terms with the owner.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -15,7 +15,7 @@ use numaward_engine::{
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
-/// Four nodes with four CPUs and 4 GiB each.
+/// Makes four nodes with four CPUs and 4 GiB each.
 fn machine() -> Machine {
     Machine::builder().nodes(4).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap()
 }
@@ -37,7 +37,7 @@ fn strategy(config: &PolicyConfig) -> Box<dyn Strategy> {
     Box::new(KubeletStrategy::new(&machine(), config).unwrap())
 }
 
-/// Containers with so many CPUs and gibibytes.
+/// Makes a request of containers with these CPUs and GiB.
 fn request(owner: &str, amounts: &[(u64, u64)]) -> Request {
     let container = |(number, &(cpus, memory)): (usize, &(u64, u64))| {
         let resources = Resources::none()
@@ -135,12 +135,12 @@ fn terms_are_stored_with_their_owner() {
     assert_eq!((text.matches("\"terms\"").count(), text.matches(written).count()), (1, 1), "{text}");
     let read: Ledger = serde_json::from_str(&text).unwrap();
     assert_eq!(read, ledger);
-    // As an older version wrote it.
+    // The format of an older version.
     let older: Ledger = serde_json::from_str(&text.replace(&format!("{written},"), "")).unwrap();
     assert!(older.allocations().eq(ledger.allocations()));
     assert!(kept(&older).is_default());
 
-    // They outlive a restart and a resize, and end with their owner.
+    // Terms survive a restart and a resize, and end with their owner.
     let (restarted, uncovered) = strategy.rebase(&read);
     assert_eq!((kept(&restarted), uncovered.len()), (terms.clone(), 0));
     let to = Resources::none().with_cpu(Quantity::whole(2));

@@ -1,4 +1,4 @@
-//! Pods that have resources as a whole, as the kubelet 1.36 places them with the gate `PodLevelResourceManagers`.
+//! Pods with pod-level resources, as a kubelet v1.36 with the gate `PodLevelResourceManagers` places them.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -17,7 +17,7 @@ use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
 const GATE: &str = "PodLevelResourceManagers";
 
-/// Two nodes of four CPUs without siblings: 0-3 and 4-7.
+/// Makes two nodes of four CPUs without siblings: 0-3 and 4-7.
 fn machine() -> Machine {
     let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
     machine.build().unwrap()
@@ -75,12 +75,12 @@ fn pod(
     Request { owner: "pod".into(), init_containers, containers, resources }
 }
 
-/// A pod of which one container has two CPUs and a gibibyte, and another shares the rest.
+/// Makes a pod with a container of two CPUs and 1 GiB, and a container that shares the rest.
 fn mixed() -> Request {
     pod("3", "2Gi", vec![], vec![own("db", "2", "1Gi"), sharing("log")])
 }
 
-/// What each container holds: CPUs, and gibibytes on nodes.
+/// Returns CPUs and GiB by node of each container.
 fn held(decision: &Decision) -> Vec<String> {
     let grants = decision.outcome.as_ref().unwrap().iter();
     let text = |grant: &numaward_engine::Grant| {
@@ -92,7 +92,7 @@ fn held(decision: &Decision) -> Vec<String> {
     grants.map(text).collect()
 }
 
-/// What is promised is what is placed.
+/// Checks that the guaranteed bytes equal the placed ones.
 fn adds_up(ledger: &Ledger) {
     for (node, kinds) in ledger.memory() {
         assert_eq!(kinds, ledger.nodes()[&node].kinds, "node {node}");
@@ -112,7 +112,7 @@ fn pod_is_placed_once_and_divided() {
     assert_eq!(ledger.nodes()[&NodeId(0)].assignments, 1, "it is charged once");
     adds_up(ledger);
     assert_eq!(kubelet.rebase(ledger).0, *ledger);
-    // It stays as it was divided.
+    // The division does not change.
     let resized = kubelet.resize(ledger, &"pod".into(), &"db".into(), &amounts("1", "1Gi"));
     assert_eq!(resized.unwrap_err(), ResizeError::PartOfWhole);
 }
@@ -127,7 +127,7 @@ fn last_container_releases_the_pod() {
     adds_up(&left);
     ledger = kubelet.note_started(&ledger, &"pod".into(), &"log".into());
     assert_eq!(kubelet.release(&ledger, &"pod".into()), kubelet.idle());
-    // What is stale is cleared at the next admission.
+    // The next admission releases stale allocations.
     let next = kubelet.admit(&left, &Request { owner: "next".into(), ..mixed() });
     assert_eq!(held(&next), ["db: 1-2 1Gi on 0", "log: 3 1Gi on 0"]);
     assert!(next.ledger.owner(&"pod".into()).is_none());
@@ -152,7 +152,7 @@ fn init_containers_use_sidecar_rest() {
         ]
     );
     adds_up(&decision.ledger);
-    // That the init containers have ended gives nothing back.
+    // The end of the init containers releases nothing.
     let mut ledger = decision.ledger;
     for container in request.all_containers() {
         ledger = kubelet.note_started(&ledger, &"pod".into(), &container.name);
@@ -188,7 +188,7 @@ fn refuses_empty_shared_part() {
             "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager";
         assert_eq!((rejection.reason, &*rejection.message), (Reason::TopologyAffinityError, words));
     }
-    // Where nobody shares, all may be given to containers.
+    // If no container shares, the containers may use everything.
     let kubelet = in_pod_scope();
     let full = pod("3", "2Gi", vec![], vec![own("db", "2", "1Gi"), own("web", "1", "1Gi")]);
     assert_eq!(held(&kubelet.admit(&kubelet.idle(), &full)), ["db: 1-2 1Gi on 0", "web: 3 1Gi on 0"]);
@@ -201,13 +201,14 @@ fn guaranteed_container_has_own_part() {
     let request = pod("2", "2Gi", vec![], vec![unequal, own("part", "500m", "1Gi")]);
     let decision = kubelet.admit(&kubelet.idle(), &request);
     assert_eq!(held(&decision), ["unequal: 1-2 1Gi on 0", "part: 1-2 1Gi on 0"]);
-    // A part of a CPU for the pod is none for it alone.
+    // A fraction of a CPU for the pod gives no exclusive CPUs.
     let request = pod("2500m", "2Gi", vec![], vec![own("db", "1", "1Gi"), sharing("log")]);
     let decision = kubelet.admit(&kubelet.idle(), &request);
     assert_eq!(held(&decision), ["db:  1Gi on 0", "log:  1Gi on 0"]);
 }
 
-/// Each container is on its own. One without amounts is served nothing, or refused for the nodes of others.
+/// Each container is placed by itself. A container without amounts gets nothing, or is refused if the nodes are used
+/// by another group.
 #[test]
 fn container_scope_places_one_by_one() {
     let kubelet = kubelet(TopologyManagerPolicy::Restricted, TopologyManagerScope::Container);
@@ -243,7 +244,7 @@ fn whole_cores_are_counted_per_pod() {
     let odd = pod("3", "2Gi", vec![], vec![own("db", "2", "1Gi"), sharing("log")]);
     let rejection = kubelet.admit(&kubelet.idle(), &odd).outcome.unwrap_err();
     assert_eq!(rejection.message, "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2");
-    // What is even is divided as containers ask for it.
+    // An even number of CPUs is divided as the containers request.
     let even = pod("4", "2Gi", vec![], vec![own("db", "1", "1Gi"), sharing("log")]);
     let decision = kubelet.admit(&kubelet.idle(), &even);
     assert_eq!(held(&decision), ["db: 1 1Gi on 0", "log: 2,5-6 1Gi on 0"]);
@@ -268,7 +269,7 @@ fn gate_enables_pod_level_placement() {
     assert_eq!(of(KubeletVersion::V1_32, &[]), ["db: 1-2 1Gi on 0"]);
 }
 
-/// The files as text.
+/// Returns the files as text.
 fn files(kubelet: &KubeletStrategy, ledger: &Ledger) -> [String; 2] {
     let Checkpoints { cpus, memory } = kubelet.checkpoints(ledger);
     [cpus.unwrap().write().unwrap(), memory.unwrap().write().unwrap()]
@@ -287,18 +288,18 @@ fn state_files_have_pod_entries() {
     let blocks =
         r#""podEntries":{"pod":{"memoryBlocks":[{"numaAffinity":[0],"type":"memory","size":2147483648}]}}"#;
     assert!(texts[1].contains(blocks), "{}", texts[1]);
-    // It is taken over, and seen by who only looks.
+    // The state is restored, and visible in reports.
     let restored = kubelet.restore(read(&texts), "dir").ledger.unwrap();
     adds_up(&restored);
     assert_eq!(files(&kubelet, &restored), texts);
     adds_up(&read(&texts).ledger());
-    // Nobody wants it any more.
+    // No owner is active any more.
     let next =
         kubelet.admit(&kubelet.finish_restore(&restored), &Request { owner: "next".into(), ..mixed() });
     assert_eq!(held(&next), ["db: 1-2 1Gi on 0", "log: 3 1Gi on 0"]);
 }
 
-/// A fault of the kubelet that is repeated.
+/// A reproduced defect of the kubelet.
 #[test]
 fn restart_allocates_pods_again() {
     let kubelet = in_pod_scope();
@@ -309,12 +310,12 @@ fn restart_allocates_pods_again() {
     let full = pod("3", "1Gi", vec![], vec![own("db", "2", "512Mi"), own("web", "1", "512Mi")]);
     let again = kubelet.admit(&restarted(&full), &full);
     assert_eq!(held(&again), ["db: 4-5 0Gi on 0", "web: 6 0Gi on 0"]);
-    // What is shared is not what any container asks for.
+    // No container requests the shared part.
     let again = kubelet.admit(&restarted(&mixed()), &mixed()).outcome.unwrap_err();
     assert_eq!(again.reason, Reason::TopologyAffinityError);
 }
 
-/// The last container by name has no part of the hugepages.
+/// The last container by name has no part of the huge pages.
 #[test]
 fn undivided_memory_is_placed() {
     let size = HugepageSize(Bytes::mib(2));
@@ -359,7 +360,7 @@ fn state_file_versions_migrate() {
     }
 }
 
-/// `native` goes on with what the containers have.
+/// `native` continues with the allocations of the containers.
 #[test]
 fn native_adopts_divided_pods() {
     let kubelet = in_pod_scope();

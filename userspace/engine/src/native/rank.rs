@@ -8,8 +8,8 @@
 //! 3. fewer nodes that are not preferred;
 //! 4. smaller distances: from devices, then between CPUs, from CPUs to memory, between memory;
 //! 5. less stranded capacity: the sum over all nodes of free CPUs times free memory decreases by less. A node without
-//!   free CPUs or without free memory is useless to most later requests. All memory without a guarantee counts as
-//!   free here, even if other programs use it;
+//!    free CPUs or without free memory is useless to most later requests. All memory without a guarantee counts as
+//!    free here, even if other programs use it;
 //! 6. less load by other nodes, if it is known;
 //! 7. lower node ids.
 //!

@@ -1,5 +1,5 @@
-//! Pods that are made to take long: what fits at first and is refused for its last init container, with as many ways as
-//! possible to place what comes before.
+//! Pods designed to make decisions slow: the running containers fit in many ways, and the last init container does
+//! not fit.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use numaward_engine::{
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
-/// A pod, and the host that is to decide on it.
+/// Pod with the host that decides it.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) native: NativeStrategy,
@@ -35,7 +35,7 @@ fn container(name: String, cpus: u64, gib: u64) -> ContainerRequest {
     ContainerRequest::guaranteed(name, Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(memory))
 }
 
-/// Init containers and containers, each with its CPUs and GiB; the first of the former may be one that stays.
+/// Makes a pod of init containers and app containers with these CPUs and GiB; `stays` adds a sidecar in front.
 fn pod(stays: Option<(u64, u64)>, init: &[(u64, u64)], apps: &[(u64, u64)]) -> Request {
     let named = |prefix: &'static str, of: &[(u64, u64)]| -> Vec<ContainerRequest> {
         let named = |(index, &(cpus, gib))| container(format!("{prefix}{index}"), cpus, gib);
@@ -53,7 +53,7 @@ fn pod(stays: Option<(u64, u64)>, init: &[(u64, u64)], apps: &[(u64, u64)]) -> R
     }
 }
 
-/// Nodes of 64 CPUs and 256 GiB. `uneven`: each has another part of them left, and other distances to the others.
+/// Makes a host with nodes of 64 CPUs and 256 GiB. With `uneven`, all nodes differ in free capacity and distances.
 fn host(nodes: u32, policy: TopologyManagerPolicy, uneven: bool) -> (NativeStrategy, Ledger) {
     let mut builder = Machine::builder().nodes(nodes).sockets(nodes.div_ceil(8));
     builder = builder.cores_per_node(32).smt(2).memory(Bytes::gib(256));
@@ -89,17 +89,17 @@ fn host(nodes: u32, policy: TopologyManagerPolicy, uneven: bool) -> (NativeStrat
     (native, ledger)
 }
 
-/// The cases for a host with so many nodes.
+/// Returns all cases for a host with this number of nodes.
 pub(crate) fn cases(nodes: u32) -> impl Iterator<Item = Case> {
     named(nodes, |_| true)
 }
 
-/// Those of them with such a name.
+/// Returns the cases whose name is wanted.
 pub(crate) fn named(nodes: u32, is_wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = Case> {
     use TopologyManagerPolicy::{BestEffort, Restricted, SingleNumaNode};
     let all = u64::from(nodes) * 64;
     let case = |name, policy, uneven, pod| (name, policy, uneven, pod);
-    // The first init container alone is too large; or it is too large only beside the sidecar that started before it.
+    // The first init container is too large by itself, or too large in addition to the sidecar.
     let too_large = |count: usize, first: (u64, u64)| -> Vec<(u64, u64)> {
         let small = (0..count as u64).map(|index| (1 + index % 3, 1 + index % 5));
         std::iter::once(first).chain(small).collect()

@@ -1,8 +1,8 @@
-//! Both strategies on the same traces.
+//! Comparison of both strategies with the same traces.
 //!
-//! The strategy `kubelet` must do what the kubelet did. `native` is replayed in four variants: memory-only nodes as nodes
-//! of their own or attached, nobody moved or at most [`MOVES`] containers for a request. It must break no invariant,
-//! and by policy and load admit at least as much memory time as the kubelet.
+//! The strategy `kubelet` must repeat the recorded outcomes. `native` is replayed in four variants: memory-only nodes
+//! as separate or attached nodes, with no moves or at most [`MAX_MOVES`] moves for a request. It must violate no
+//! invariant and, for each policy and load, admit at least as much memory time as the kubelet.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -20,30 +20,29 @@ use self::table::Table;
 
 mod table;
 
-/// As many containers are moved for a request.
-pub(crate) const MOVES: usize = 3;
+/// Maximum number of moves for a request.
+pub(crate) const MAX_MOVES: usize = 3;
 
 const TITLES: [&str; 6] =
     ["kubelet", "strict", "strict, moves", "attached", "attached, moves", "totals only"];
 
-/// What became of many traces.
+/// Results of many traces.
 #[derive(Clone, Debug)]
 pub(crate) struct Comparison {
     table: Table,
     failures: Vec<String>,
-    /// How many.
+    /// Number of traces.
     pub(crate) traces: u64,
-    /// What moving cost, by title.
+    /// Moves by title.
     moves: BTreeMap<&'static str, Moves>,
 }
 
 impl Comparison {
-    /// No trace yet.
     pub(crate) fn new() -> Self {
         Self { table: Table::new(&TITLES), failures: Vec::new(), traces: 0, moves: BTreeMap::new() }
     }
 
-    /// What must hold and does not.
+    /// Returns the violated conditions.
     pub(crate) fn failures(&self) -> Vec<String> {
         let mut failures = self.failures.clone();
         for ((policy, load), row) in &self.table.rows {
@@ -61,7 +60,7 @@ impl Comparison {
         failures
     }
 
-    /// Replays a trace in all ways.
+    /// Replays a trace with all variants.
     pub(crate) fn add(&mut self, trace: &Trace) {
         self.traces += 1;
         if let Err(error) = self.try_add(trace) {
@@ -101,9 +100,9 @@ impl Comparison {
         let mut columns = vec![got.sums];
         for (title, tiers, moves) in [
             (TITLES[1], Tiers::Strict, 0),
-            (TITLES[2], Tiers::Strict, MOVES),
+            (TITLES[2], Tiers::Strict, MAX_MOVES),
             (TITLES[3], Tiers::Attached, 0),
-            (TITLES[4], Tiers::Attached, MOVES),
+            (TITLES[4], Tiers::Attached, MAX_MOVES),
         ] {
             let got = replay(Variant::Native { tiers, moves })?;
             self.failures.extend(got.faults.iter().map(|fault| format!("{}: {title}: {fault}", trace.name)));
@@ -124,7 +123,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// Under `best-effort` nodes never are a reason to refuse.
+    /// Checks that nodes never cause a refusal with `best-effort`.
     fn check_best_effort(
         &mut self,
         config: &PolicyConfig,

@@ -1,36 +1,35 @@
-//! Sums over many replays, by policy and load, as a table.
+//! Table of sums over many replays, by policy and load.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use numaward_engine::simulation::{quality::per_mille, trace::Sums};
 
-/// Sums of one row: what was offered, and what each column admitted.
+/// Sums of one row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
-    /// Traces in this row.
+    /// Number of traces.
     pub(crate) traces: u64,
-    /// What was offered.
+    /// Offered amounts.
     pub(crate) offered: Sums,
-    /// What each column admitted.
+    /// Admitted amounts by column.
     pub(crate) columns: Vec<Sums>,
 }
 
-/// Sums by row. Rows are ordered by their key.
+/// Sums by row, ordered by key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
-    /// What the columns are.
+    /// Titles of the columns.
     pub(crate) titles: Vec<String>,
-    /// All, by policy, by policy and load (in percent).
+    /// Rows for all traces, by policy, and by policy and load in percent.
     pub(crate) rows: BTreeMap<(Option<String>, Option<u64>), Row>,
 }
 
 impl Table {
-    /// A table with these columns.
     pub(crate) fn new(titles: &[&str]) -> Self {
         Self { titles: titles.iter().map(|&title| title.to_owned()).collect(), rows: BTreeMap::new() }
     }
 
-    /// Adds what became of a trace.
+    /// Adds the results of a trace.
     pub(crate) fn add(&mut self, policy: &str, load_percent: u64, offered: &Sums, columns: &[Sums]) {
         let keys = [(None, None), (Some(policy), None), (Some(policy), Some(load_percent))];
         for (policy, load) in keys {
@@ -44,7 +43,7 @@ impl Table {
         }
     }
 
-    /// The table as text: percent of pods, CPU time and memory time.
+    /// Returns the table as text: percentages of pods, CPU time and memory time.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         let percent = |part, whole| {

@@ -1,4 +1,4 @@
-//! The members of a check: what must hold after a step.
+//! Members of a check: conditions after a step.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use super::scenario::{Outcome, World};
 
 type Nodes = BTreeSet<u32>;
 
-/// What holds, or what is so instead.
+/// Success, or the actual value.
 type Verdict = Result<(), String>;
 
 fn expect(holds: bool, instead: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(instead()) }
 }
 
-/// Whether a member holds.
+/// Checks one member.
 pub(super) fn holds(
     world: &World,
     outcome: &Outcome,
@@ -99,7 +99,7 @@ pub(super) fn holds(
     }
 }
 
-/// Members that say something for each container: on one of several alternatives.
+/// Checks a member with alternatives for each container.
 fn of_containers(world: &World, outcome: &Outcome, member: &str, expected: &Value) -> Verdict {
     let containers = expected.as_object().ok_or_else(|| format!("unknown member {member}"))?;
     for (container, alternatives) in containers {
@@ -127,7 +127,7 @@ fn of_containers(world: &World, outcome: &Outcome, member: &str, expected: &Valu
     Ok(())
 }
 
-/// The nodes on which a container of the step's pod has what.
+/// Nodes of a container of the step's pod.
 #[derive(Debug)]
 struct Places {
     cpus: Nodes,
@@ -162,7 +162,7 @@ fn sets(value: &Value) -> Vec<Nodes> {
     value.as_array().into_iter().flatten().map(set).collect()
 }
 
-/// All that is said about a rejection, or a start that was refused.
+/// Returns all texts of a rejection or a refused start.
 fn message(outcome: &Outcome) -> String {
     let mut message = outcome.start_error.clone().unwrap_or_default();
     if let Some(rejection) = &outcome.rejection {
@@ -175,7 +175,7 @@ fn message(outcome: &Outcome) -> String {
     message
 }
 
-/// Whether all that run have what they had when they were admitted.
+/// Checks that all running pods hold the same as at their admission.
 fn kept(world: &World, outcome: &Outcome, only_admitted: bool) -> Verdict {
     expect(outcome.start_error.is_none(), || format!("{:?}", outcome.start_error))?;
     for name in &outcome.order {
@@ -188,7 +188,7 @@ fn kept(world: &World, outcome: &Outcome, only_admitted: bool) -> Verdict {
     Ok(())
 }
 
-/// Whether what goes on running of a pod has what it had: the same node sets and bytes, and CPUs if they count.
+/// Checks that the running containers of a pod have the same node sets and bytes and, with `cpus`, the same CPUs.
 fn same(world: &World, name: &str, cpus: bool) -> Verdict {
     let (request, before) = world.admitted.get(name).ok_or_else(|| format!("{name} does not run"))?;
     for container in request.all_containers().filter(|of| !is_over(request, &of.name)) {

@@ -1,4 +1,4 @@
-//! Runs fault scenarios with the strategy `native`, against what is desired.
+//! Runs fault scenarios with the strategy `native` and checks the desired outcomes.
 
 use std::{fmt, path::Path, time::Instant};
 
@@ -9,16 +9,16 @@ use self::scenario::Scenario;
 mod checks;
 mod scenario;
 
-/// What a run found.
+/// Results of a run.
 #[derive(Default)]
-pub(crate) struct Desired {
-    /// Scenarios in which all is as desired.
+pub(crate) struct DesiredReport {
+    /// Number of scenarios that passed.
     pub(crate) passed: usize,
-    /// The others, and what is not.
+    /// Failed scenarios with their differences.
     pub(crate) failed: Vec<(String, Vec<String>)>,
 }
 
-impl fmt::Display for Desired {
+impl fmt::Display for DesiredReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, differences) in &self.failed {
             writeln!(f, "{name}")?;
@@ -31,9 +31,9 @@ impl fmt::Display for Desired {
 }
 
 /// Runs all scenarios of a directory.
-pub(crate) fn run(directory: &Path) -> Result<Desired, String> {
+pub(crate) fn run(directory: &Path) -> Result<DesiredReport, String> {
     let begin = Instant::now();
-    let mut desired = Desired::default();
+    let mut desired = DesiredReport::default();
     for (file, scenarios) in crate::folder::read::<Scenario>(directory)? {
         for scenario in scenarios {
             let differences = scenario.run_native(&NativeOptions::default(), &|| begin.elapsed());

@@ -1,12 +1,12 @@
-//! Scenarios with what a correct engine does, and whether `native` does it.
+//! Scenarios with the desired behaviour, run with the strategy `native`.
 //!
-//! A scenario is a machine, a configuration and steps (`admit`, `start`, `remove`, `restart`). Beside what the kubelet
-//! did it says what is desired, as checks. A check names a step and looks at the result right after it; all of its
-//! members must hold. At every step nothing may be promised twice, and a rejected pod or an init container that has
-//! ended holds nothing.
+//! A scenario has a machine, a configuration and steps (`admit`, `start`, `remove`, `restart`). In addition to the
+//! kubelet's record it has the desired outcomes, as checks. A check refers to a step and the state directly after it;
+//! all its members must hold. After every step, no capacity may be allocated twice, and neither a rejected pod nor a
+//! completed init container may hold anything.
 //!
-//! A restart writes the ledger as text, reads it back, carries it over to the new machine and configuration, and gives
-//! back what those hold that are gone.
+//! A restart writes the ledger as text, reads it, carries it over to the new machine and configuration, and releases
+//! the pods that are gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,15 +26,14 @@ use serde_json::{Map, Value};
 
 use super::checks;
 
-/// A scenario with what is desired.
+/// Scenario with the desired outcomes.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Scenario {
-    /// Its name.
     pub(crate) name: String,
     machine: MachineVector,
     config: ConfigVector,
     steps: Vec<Step>,
-    desired: Desired,
+    desired: DesiredChecks,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -43,7 +42,7 @@ struct Step {
     pod: Option<PodVector>,
     pod_name: Option<String>,
     container: Option<String>,
-    /// `"none"`: the containers of an admitted pod are not started.
+    /// With `"none"`, the containers of an admitted pod are not started.
     start: Option<String>,
     #[serde(default)]
     order: Vec<String>,
@@ -52,40 +51,40 @@ struct Step {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct Desired {
+struct DesiredChecks {
     checks: Vec<Map<String, Value>>,
 }
 
-/// As often is an admission repeated of which the time counts.
-const REPEATED: usize = 5;
+/// Number of repetitions for measuring an admission.
+const ADMISSION_REPETITIONS: usize = 5;
 
-/// What a step came to.
+/// Outcome of a step.
 #[derive(Default)]
 pub(super) struct Outcome {
-    /// The pod of the step.
+    /// Pod of the step.
     pub(super) pod: Option<Request>,
     pub(super) admitted: Option<bool>,
     pub(super) rejection: Option<Rejection>,
     pub(super) start_error: Option<String>,
-    /// The pods of a restart.
+    /// Pods of a restart.
     pub(super) order: Vec<String>,
-    /// How long an admission took, in the middle of several.
+    /// Median duration of the admission.
     pub(super) took: Duration,
 }
 
-/// The state that checks look at.
+/// State for the checks.
 pub(super) struct World {
     pub(super) machine: Machine,
     pub(super) native: Option<NativeStrategy>,
     pub(super) ledger: Ledger,
-    /// Admitted pods that were not removed, and what each of their containers held then.
+    /// Running pods, with the allocations of their containers at the admission.
     pub(super) admitted: BTreeMap<String, (Request, BTreeMap<ContainerName, Allocation>)>,
-    /// Where the machine has less than was promised.
+    /// Nodes and kinds with less memory than guaranteed.
     short: BTreeSet<(NodeId, ZoneKind)>,
 }
 
 impl Scenario {
-    /// Runs the scenario with `native` and says what is not as desired. `clock` gives the time since any moment.
+    /// Runs the scenario with `native` and returns the differences. `clock` returns the time since a fixed moment.
     pub(crate) fn run_native(&self, options: &NativeOptions, clock: &dyn Fn() -> Duration) -> Vec<String> {
         self.run(options, clock).unwrap_or_else(|error| vec![format!("not a scenario: {error}")])
     }
@@ -173,7 +172,7 @@ impl World {
     fn admit(&mut self, step: &Step, clock: &dyn Fn() -> Duration) -> Result<Outcome, String> {
         let request = step.pod.as_ref().ok_or("no pod")?.request()?;
         let native = self.running()?;
-        let mut times = Vec::with_capacity(REPEATED);
+        let mut times = Vec::with_capacity(ADMISSION_REPETITIONS);
         let mut decide = || {
             let before = clock();
             let decision = native.admit(&self.ledger, &request);
@@ -181,14 +180,14 @@ impl World {
             decision
         };
         let decision = decide();
-        for _ in 1..REPEATED {
+        for _ in 1..ADMISSION_REPETITIONS {
             drop(decide());
         }
         times.sort_unstable();
         let mut outcome = Outcome {
             pod: Some(request.clone()),
             admitted: Some(decision.outcome.is_ok()),
-            took: times.get(REPEATED / 2).copied().unwrap_or_default(),
+            took: times.get(ADMISSION_REPETITIONS / 2).copied().unwrap_or_default(),
             ..Outcome::default()
         };
         let mut ledger = decision.ledger;
@@ -263,11 +262,11 @@ impl World {
         Ok(outcome)
     }
 
-    /// What must not be, after any step.
+    /// Returns the violated invariants.
     fn invariants(&self, outcome: &Outcome) -> Vec<String> {
         let Some(native) = &self.native else { return Vec::new() };
         let mut allocatable = native.allocatable();
-        // CPUs that were reserved since they were given stay with those that run.
+        // CPUs that are reserved later stay with running containers.
         allocatable.cpus = self.machine.cpu_ids();
         for (node, kind) in &self.short {
             let account = self.ledger.nodes().get(node).and_then(|node| node.kinds.get(kind));

@@ -8,12 +8,12 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
-/// A directory that comes with the sources: `conformance`, `faults`, `traces`.
+/// Returns a directory of the repository: `conformance`, `faults` or `traces`.
 pub(crate) fn own(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
 }
 
-/// The names of the files and what is in them, in the order of names.
+/// Returns the names and contents of the files, in the order of names.
 pub(crate) fn read<T: DeserializeOwned>(directory: &Path) -> Result<Vec<(String, Vec<T>)>, String> {
     let at = |path: &Path, error: &dyn fmt::Display| format!("{}: {error}", path.display());
     let mut files = Vec::new();

@@ -1,9 +1,8 @@
-//! Runs conformance vectors: records of what the real kubelet did, which the strategy `kubelet` must repeat.
+//! Runs conformance vectors: records of the real kubelet that the strategy `kubelet` must repeat.
 //!
 //! A directory of vectors has files `*.json` or `*.json.gz`. Each is an array of *scenarios* (a machine, a
-//! configuration, and steps with what the kubelet answered) or of *state files* (with the text over which
-//! their checksums are taken). One scenario or one state file counts as one vector. The format is described in
-//! the README beside the vectors.
+//! configuration, and steps with the kubelet's answers) or of *state files* (with the text that their checksums
+//! cover). A scenario or a state file counts as one vector. The README next to the vectors describes the format.
 
 mod scenario;
 mod vectors;
@@ -19,40 +18,39 @@ use serde_json::Value;
 use self::vectors::Scenario;
 use self::vectors::StateFile;
 
-/// What a run found.
+/// Results of a run.
 #[derive(Default)]
-pub(crate) struct Report {
-    /// Scenarios that passed.
+pub(crate) struct ConformanceReport {
+    /// Number of scenarios that passed.
     pub(crate) scenarios: usize,
-    /// State files that passed.
+    /// Number of state files that passed.
     pub(crate) state_files: usize,
-    /// Vectors that say that nothing was recorded.
+    /// Number of vectors without a record.
     pub(crate) unrecorded: usize,
-    /// Scenarios in which the kubelet starts with nonsense, which is not repeated: the start is refused, as desired.
+    /// Number of scenarios in which the kubelet starts with an invalid state; here the start is refused, as desired.
     pub(crate) refused: usize,
-    /// The vectors that failed.
-    pub(crate) failures: Vec<Failure>,
+    pub(crate) failures: Vec<VectorFailure>,
 }
 
-/// A vector that failed.
-pub(crate) struct Failure {
+/// Vector that failed.
+pub(crate) struct VectorFailure {
     /// File and name.
     pub(crate) vector: String,
-    /// What was different, the first first.
+    /// Differences in order.
     pub(crate) differences: Vec<String>,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ConformanceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 10;
-        for failure in self.failures.iter().take(SHOWN) {
+        const MAX_FAILURES_SHOWN: usize = 10;
+        for failure in self.failures.iter().take(MAX_FAILURES_SHOWN) {
             writeln!(f, "{}", failure.vector)?;
             for difference in failure.differences.iter().take(3) {
                 writeln!(f, "  {difference}")?;
             }
         }
-        if self.failures.len() > SHOWN {
-            writeln!(f, "… and {} more", self.failures.len() - SHOWN)?;
+        if self.failures.len() > MAX_FAILURES_SHOWN {
+            writeln!(f, "… and {} more", self.failures.len() - MAX_FAILURES_SHOWN)?;
         }
         let (scenarios, files) = (self.scenarios, self.state_files);
         write!(f, "{} passed, {} failed", scenarios + files, self.failures.len())?;
@@ -68,8 +66,8 @@ impl fmt::Display for Report {
 }
 
 /// Runs all vectors of a directory.
-pub(crate) fn run(directory: &Path) -> Result<Report, String> {
-    let mut report = Report::default();
+pub(crate) fn run(directory: &Path) -> Result<ConformanceReport, String> {
+    let mut report = ConformanceReport::default();
     for (name, vectors) in crate::folder::read::<Value>(directory)? {
         for (index, vector) in vectors.into_iter().enumerate() {
             let title =
@@ -83,7 +81,7 @@ pub(crate) fn run(directory: &Path) -> Result<Report, String> {
     Ok(report)
 }
 
-fn run_vector(report: &mut Report, vector: String, value: Value) {
+fn run_vector(report: &mut ConformanceReport, vector: String, value: Value) {
     if value.pointer("/kubelet/record") == Some(&Value::Bool(false)) {
         report.unrecorded += 1;
         return;
@@ -103,7 +101,7 @@ fn run_vector(report: &mut Report, vector: String, value: Value) {
     };
     let differences = differences.unwrap_or_else(|error| vec![format!("not a vector: {error}")]);
     if !differences.is_empty() {
-        report.failures.push(Failure { vector, differences });
+        report.failures.push(VectorFailure { vector, differences });
     } else if is_state_file {
         report.state_files += 1;
     } else {
@@ -134,14 +132,14 @@ fn check_state_file(vector: &StateFile) -> Vec<String> {
         Ok((hash_input, content)) => {
             let expected = vector.hash_input.as_ref().unwrap_or(&hash_input);
             differ(&mut differences, "hash_input", expected, &hash_input);
-            // The checksum is a part of it.
+            // The content includes the checksum.
             differ(&mut differences, "content", &vector.content, &content);
         }
     }
     differences
 }
 
-/// Notes a difference.
+/// Adds a difference if the values differ.
 fn differ<T: PartialEq + fmt::Debug + ?Sized>(
     differences: &mut Vec<String>,
     what: &str,

@@ -1,7 +1,7 @@
 //! Runs one scenario.
 //!
-//! What the strategy answers is put into the form of the vectors and compared as JSON, so that nothing that a
-//! vector says is missed.
+//! The answers of the strategy are converted to the format of the vectors and compared as JSON, so that every member
+//! of a vector is compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,20 +20,20 @@ use serde_json::{Map, Value, json};
 
 use super::vectors::{Scenario, Step};
 
-/// What a container has none of is either absent from a record or empty.
+/// Members that a record omits or leaves empty if a container has none.
 const MAY_BE_EMPTY: [&str; 4] = ["cpus", "cpuset_cpus", "cpuset_mems", "blocks"];
 
-/// What stands for the directory of the state files in messages.
+/// Placeholder for the directory of state files in messages.
 const STATE_DIR: &str = "<state-dir>";
 
 impl Scenario {
-    /// Whether the first start is refused.
+    /// Returns whether the first start is refused.
     pub(super) fn is_refused(&self) -> bool {
         let parts = self.machine.machine().and_then(|machine| Ok((machine, self.config.config()?)));
         matches!(parts, Ok((machine, Ok(config))) if KubeletStrategy::new(&machine, &config).is_err())
     }
 
-    /// Runs the scenario and says what was different from the record.
+    /// Runs the scenario and returns the differences from the record.
     pub(super) fn run(&self) -> Vec<String> {
         let world = self
             .machine
@@ -67,15 +67,14 @@ impl Scenario {
 struct World {
     machine: Machine,
     config: Config,
-    /// The strategy, while it runs.
+    /// Running strategy.
     kubelet: Option<KubeletStrategy>,
     ledger: Ledger,
-    /// The state files.
     files: Checkpoints,
-    /// Admitted pods that were not removed, and their containers that were started.
+    /// Running pods with their started containers.
     running: BTreeMap<String, (Request, BTreeSet<ContainerName>)>,
     differences: Vec<String>,
-    /// What the record has of each step; else all.
+    /// Recorded members of each step; all if absent.
     compared: Option<BTreeSet<String>>,
 }
 
@@ -101,7 +100,7 @@ impl World {
         compare(&mut self.differences, place, expected, &got);
     }
 
-    /// Starts the strategy on the state files and admits pods again.
+    /// Starts the strategy with the state files and admits pods again.
     fn start(&mut self, order: &[String]) -> Result<Vec<Value>, Value> {
         if let Some(before) = self.kubelet.take() {
             self.files = before.checkpoints(&self.ledger);
@@ -134,7 +133,7 @@ impl World {
         Ok(answers)
     }
 
-    /// The result of the first start, as far as the vector asks for it.
+    /// Returns the result of the first start, limited to the members of the record.
     fn initial(&self, error: Option<Value>, expect: &Value) -> Value {
         if let Some(error) = error {
             return json!({ "start_error": error });
@@ -191,8 +190,8 @@ impl World {
         let with_hints = expect.pointer("/merge/0/hints").is_some();
         let answer = admission(&request, &decision, with_hints);
         self.ledger = decision.ledger;
-        // A file of the real kubelet has what it has, whichever accounts were kept before: no record of 1.36 begins
-        // with a state that contradicts itself, as some of 1.32 do.
+        // The files must equal those computed from the allocations alone. No record of v1.36 starts with a
+        // contradictory state, as some of v1.32 do.
         if self.config.as_ref().is_ok_and(|config| config.kubelet_version == KubeletVersion::V1_36) {
             let allocations = self.ledger.allocations();
             let held =
@@ -247,7 +246,7 @@ impl World {
         }
         let mut got = Map::new();
         match self.start(&step.order) {
-            // Where nobody is admitted again, the records say nothing.
+            // The records omit an empty list of admissions.
             Ok(answers) if answers.is_empty() && step.order.is_empty() => {}
             Ok(answers) => {
                 got.insert("readmit".to_owned(), Value::Array(answers));
@@ -302,8 +301,8 @@ impl World {
         state
     }
 
-    /// The state files. The order of a container's blocks is not defined; where that is all that differs, the
-    /// expected file stands for ours.
+    /// Returns the state files. The order of a container's blocks is undefined: if nothing else differs, the expected
+    /// file is returned.
     fn files_like(&self, expect: &Value) -> Value {
         let checkpoints = match &self.kubelet {
             Some(kubelet) => kubelet.checkpoints(&self.ledger),
@@ -355,7 +354,7 @@ fn blocks(blocks: &[MemoryBlock]) -> Vec<Value> {
     blocks.into_iter().map(|block| json!(block)).collect()
 }
 
-/// The answer to an admission.
+/// Returns the answer to an admission.
 fn admission(request: &Request, decision: &Decision, with_hints: bool) -> Map<String, Value> {
     let mut answer = Map::new();
     answer.insert("qos".to_owned(), json!(request.qos().to_string()));
@@ -441,7 +440,7 @@ fn provider_hints(hints: &ProviderHints) -> Value {
     }
 }
 
-/// Notes where two values differ.
+/// Collects the differences of two values.
 fn compare(differences: &mut Vec<String>, place: &str, expected: &Value, got: &Value) {
     match (expected, got) {
         (Value::Object(expected), Value::Object(got)) => {
@@ -449,7 +448,7 @@ fn compare(differences: &mut Vec<String>, place: &str, expected: &Value, got: &V
             for key in keys {
                 let absent = Value::String("(absent)".to_owned());
                 let [expected, got] = [expected, got].map(|of| of.get(key).unwrap_or(&absent));
-                // A record without hints does not say that there are none; an empty set may be absent.
+                // A record without hints does not imply that there are none; an empty set may be absent.
                 let not_recorded = key == "hints" && *expected == absent;
                 let both_empty = MAY_BE_EMPTY.contains(&key.as_str())
                     && (*expected == json!("") || *expected == json!([]))

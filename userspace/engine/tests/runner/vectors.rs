@@ -1,4 +1,4 @@
-//! The format of the vectors.
+//! Format of the vectors.
 
 use std::collections::BTreeSet;
 
@@ -6,22 +6,22 @@ use numaward_engine::simulation::format::{ConfigVector, MachineVector, PodVector
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A state file, and the text over which its checksum is taken.
+/// State file with the text that its checksum covers.
 #[derive(Deserialize)]
 pub(super) struct StateFile {
     pub(super) file: String,
     pub(super) content: String,
-    /// Recorded with a program of one's own only: a kubelet that runs does not show it.
+    /// Only recorded with a modified program; a running kubelet does not expose it.
     pub(super) hash_input: Option<String>,
 }
 
-/// A machine, a configuration, and what the kubelet did with them.
+/// Machine and configuration with the kubelet's record.
 #[derive(Deserialize)]
 pub(super) struct Scenario {
     pub(super) machine: MachineVector,
     pub(super) config: ConfigVector,
     pub(super) initial: Value,
-    /// What was recorded of each answer; else all.
+    /// Recorded members of each answer; all if absent.
     pub(super) compared: Option<BTreeSet<String>>,
     pub(super) steps: Vec<Step>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Step {
     pub(super) pod: Option<PodVector>,
     pub(super) pod_name: Option<String>,
     pub(super) container: Option<String>,
-    /// `"none"`: the containers of an admitted pod are not started.
+    /// With `"none"`, the containers of an admitted pod are not started.
     pub(super) start: Option<String>,
     #[serde(default)]
     pub(super) order: Vec<String>,
