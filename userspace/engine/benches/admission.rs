@@ -3,7 +3,7 @@
 //! The machine has 16 CPUs (8 cores of 2 threads) and 64 GiB on each node, with the policy `best-effort` and the
 //! scope `container`. A Guaranteed container with 2 CPUs and 4 GiB is admitted to an idle machine, to a machine with
 //! half-full nodes (`spread`), and to a machine on which half of the nodes are full (`packed`). Two further requests
-//! go to an idle machine: one with 2 GiB in huge pages of 2 MiB (`pages`), and one whose CPUs need two nodes while
+//! go to an idle machine: one with 2 GiB in huge pages of 2 MiB (`pages`), and one with CPUs for two nodes while
 //! its memory needs one, so that no set of nodes is preferred by both (`apart`).
 //!
 //! The kubelet's figures are those of Kubernetes v1.32.10 with its state files on tmpfs, measured on another day on a

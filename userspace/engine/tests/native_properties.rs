@@ -128,7 +128,7 @@ fn admit(native: &NativeStrategy, ledger: &Ledger, request: &Request) -> Option<
     Some(start(native, decision.ledger, request))
 }
 
-/// Returns containers whose numbers of exclusive or hidden CPUs differ from the request.
+/// Returns the containers with a number of exclusive or hidden CPUs that differs from the request.
 fn wrong_counts(machine: &Machine, ledger: &Ledger) -> Vec<String> {
     let cores: BTreeSet<_> = machine.cpus.values().map(|cpu| cpu.core).collect();
     let siblings = machine.cpus.len() / cores.len() - 1;

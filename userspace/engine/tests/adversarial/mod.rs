@@ -94,7 +94,7 @@ pub(crate) fn cases(nodes: u32) -> impl Iterator<Item = Case> {
     named(nodes, |_| true)
 }
 
-/// Returns the cases whose name is wanted.
+/// Returns the cases with a wanted name.
 pub(crate) fn named(nodes: u32, is_wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = Case> {
     use TopologyManagerPolicy::{BestEffort, Restricted, SingleNumaNode};
     let all = u64::from(nodes) * 64;
