@@ -30,7 +30,7 @@ pub enum QosClass {
 }
 
 /// Returns CPU and base memory, if set and not zero. Only these resources determine the class.
-fn deciding(resources: &Resources) -> [Option<Quantity>; 2] {
+fn class_resources(resources: &Resources) -> [Option<Quantity>; 2] {
     [resources.cpu, resources.memory.get(&ZoneKind::Memory).copied()]
         .map(|amount| amount.filter(|amount| !amount.is_zero()))
 }
@@ -47,7 +47,7 @@ impl ContainerRequest {
     /// Returns whether the container would be Guaranteed alone: it requests CPU and memory, and both equal its
     /// limits.
     pub fn is_guaranteed(&self) -> bool {
-        let [requests, limits] = [&self.requests, &self.limits].map(deciding);
+        let [requests, limits] = [&self.requests, &self.limits].map(class_resources);
         requests == limits && requests.iter().all(Option::is_some)
     }
 }
@@ -61,7 +61,7 @@ impl Request {
         let counted: Vec<_> =
             if self.resources.is_some() { as_whole.collect() } else { of_containers.collect() };
         for (requests, limits) in counted {
-            let (requests, limits) = (deciding(requests), deciding(limits));
+            let (requests, limits) = (class_resources(requests), class_resources(limits));
             guaranteed &= limits.iter().all(Option::is_some);
             for index in 0..2 {
                 // A request is not Guaranteed if its sums overflow.

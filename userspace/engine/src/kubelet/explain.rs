@@ -16,7 +16,7 @@ pub(super) struct RuleRanking {
 
 impl Ranking for RuleRanking {
     fn candidates(&self, merge: &Merge) -> Vec<MergeCandidate> {
-        let lists = merge::lists(merge.hints.iter().map(|(_, hints)| hints));
+        let lists = merge::hints_by_resource(merge.hints.iter().map(|(_, hints)| hints));
         let candidates = merge::candidates(&self.rule, self.nodes.all(), &lists);
         let best = &merge.best;
         let chosen = best.affinity.as_ref().map_or(self.nodes.all(), |set| self.nodes.mask(set));
@@ -30,7 +30,7 @@ impl Ranking for RuleRanking {
             } else if best.preferred && !preferred {
                 MergeVerdict::NotPreferred
             } else {
-                self.lost_to(chosen, mask, aim)
+                self.losing_reason(chosen, mask, aim)
             };
             MergeCandidate { affinity: self.nodes.set(mask), preferred, verdict }
         };
@@ -41,7 +41,7 @@ impl Ranking for RuleRanking {
 impl RuleRanking {
     /// Returns the reason why one of two candidates with equal preference lost. `aim` is the number of nodes that the
     /// most demanding resource needs.
-    fn lost_to(&self, chosen: Mask, lost: Mask, aim: u32) -> MergeVerdict {
+    fn losing_reason(&self, chosen: Mask, lost: Mask, aim: u32) -> MergeVerdict {
         let (nodes, best) = (lost.count_ones(), chosen.count_ones());
         if nodes < best {
             return MergeVerdict::TooNarrow { nodes, needed: aim };

@@ -47,7 +47,9 @@ pub(crate) struct MergeRule {
 }
 
 /// Returns the hints of all resources of all providers. A provider without resources accepts any nodes.
-pub(crate) fn lists<'a>(hints: impl IntoIterator<Item = &'a ProviderHints>) -> Vec<ResourceHints> {
+pub(crate) fn hints_by_resource<'a>(
+    hints: impl IntoIterator<Item = &'a ProviderHints>,
+) -> Vec<ResourceHints> {
     let mut lists = Vec::new();
     for hints in hints {
         match hints {

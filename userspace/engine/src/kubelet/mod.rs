@@ -170,12 +170,12 @@ pub struct KubeletStrategy {
 impl KubeletStrategy {
     /// Checks a configuration against a machine, in the order in which the kubelet starts its managers.
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
-        let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
+        let nodes = nodes(machine, config).map_err(start_error(Component::Configuration))?;
         let configured =
-            topology_policy(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
+            topology_policy(machine, &nodes, config).map_err(start_error(Component::TopologyManager))?;
         let cpus = cpus(machine, &nodes, config, configured.options.policy)
-            .map_err(refused(Component::CpuManager))?;
-        let memory = memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?;
+            .map_err(start_error(Component::CpuManager))?;
+        let memory = memory(machine, &nodes, config).map_err(start_error(Component::MemoryManager))?;
         let with_policy = |&policy| (policy, with_policy(machine, config, cpus.as_ref(), policy));
         let by_policy = TopologyManagerPolicy::ALL.iter().map(with_policy).collect();
         Ok(Self { nodes, configured, by_policy, cpus, memory, pod_level_support: config.pod_level_support() })
@@ -198,14 +198,14 @@ impl KubeletStrategy {
     pub fn problems(machine: &Machine, config: &PolicyConfig) -> Vec<StartError> {
         let nodes = match nodes(machine, config) {
             Ok(nodes) => nodes,
-            Err(problem) => return vec![refused(Component::Configuration)(problem)],
+            Err(problem) => return vec![start_error(Component::Configuration)(problem)],
         };
         let topology = topology_policy(machine, &nodes, config);
         let policy = topology.as_ref().map_or(TopologyManagerPolicy::None, |of| of.options.policy);
         [
-            topology.err().map(refused(Component::TopologyManager)),
-            cpus(machine, &nodes, config, policy).err().map(refused(Component::CpuManager)),
-            memory(machine, &nodes, config).err().map(refused(Component::MemoryManager)),
+            topology.err().map(start_error(Component::TopologyManager)),
+            cpus(machine, &nodes, config, policy).err().map(start_error(Component::CpuManager)),
+            memory(machine, &nodes, config).err().map(start_error(Component::MemoryManager)),
         ]
         .into_iter()
         .flatten()
@@ -236,7 +236,7 @@ impl KubeletStrategy {
     fn resolve_policy(&self, terms: &Terms) -> Result<TopologyPolicy, StartError> {
         match terms.native_only() {
             unknown if unknown.is_empty() => self.topology_policy(terms),
-            unknown => Err(refused(Component::Configuration)(StartProblem::NativeOnly(unknown))),
+            unknown => Err(start_error(Component::Configuration)(StartProblem::NativeOnly(unknown))),
         }
     }
 
@@ -268,7 +268,8 @@ impl KubeletStrategy {
         }
         hints.extend(preferences::hints(preferences, &self.nodes, request, scope));
         watch(DecisionStage::Merge);
-        let best = rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
+        let best =
+            rule.merge(self.nodes.all(), &merge::hints_by_resource(hints.iter().map(|(_, hints)| hints)));
         let accepted = rule.accepts(best);
         let container = match scope {
             Scope::Container(container) => Some(container.name.clone()),
@@ -534,7 +535,7 @@ fn deactivate(ledger: &mut Ledger, owner: &OwnerId) {
     }
 }
 
-fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
+fn start_error(component: Component) -> impl Fn(StartProblem) -> StartError {
     StartError::with_context(component, StartPhase::New)
 }
 
@@ -571,11 +572,11 @@ fn with_policy(
     policy: TopologyManagerPolicy,
 ) -> Result<TopologyPolicy, StartError> {
     let config = PolicyConfig { topology_manager_policy: policy, ..config.clone() };
-    let nodes = nodes(machine, &config).map_err(refused(Component::Configuration))?;
+    let nodes = nodes(machine, &config).map_err(start_error(Component::Configuration))?;
     let topology_policy =
-        topology_policy(machine, &nodes, &config).map_err(refused(Component::TopologyManager))?;
+        topology_policy(machine, &nodes, &config).map_err(start_error(Component::TopologyManager))?;
     let checked = cpus.map_or(Ok(()), |cpus| cpus.check_policy(policy));
-    checked.map_err(StartProblem::StaticCpu).map_err(refused(Component::CpuManager))?;
+    checked.map_err(StartProblem::StaticCpu).map_err(start_error(Component::CpuManager))?;
     Ok(topology_policy)
 }
 

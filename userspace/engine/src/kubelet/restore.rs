@@ -42,7 +42,7 @@ fn unusable((manager, file): (&'static str, &str), directory: &str, problem: Res
     StartProblem::Restore { manager, file: format!("{directory}/{file}"), problem: problem.into() }
 }
 
-fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
+fn start_error(component: Component) -> impl Fn(StartProblem) -> StartError {
     StartError::with_context(component, StartPhase::Start)
 }
 
@@ -61,8 +61,8 @@ impl Checkpoints {
             .transpose()
             .map_err(corrupt(MEMORY_STATE));
         Ok(Self {
-            cpus: cpus.map_err(refused(Component::CpuManager))?,
-            memory: memory.map_err(refused(Component::MemoryManager))?,
+            cpus: cpus.map_err(start_error(Component::CpuManager))?,
+            memory: memory.map_err(start_error(Component::MemoryManager))?,
         })
     }
 
@@ -158,10 +158,10 @@ impl KubeletStrategy {
         ledger.notes.restoring = true;
         let restored = self
             .restore_cpus(&mut ledger, &mut checkpoints.cpus, directory)
-            .map_err(refused(Component::CpuManager))
+            .map_err(start_error(Component::CpuManager))
             .and_then(|()| {
                 self.restore_memory(&mut ledger, &mut checkpoints.memory, directory)
-                    .map_err(refused(Component::MemoryManager))
+                    .map_err(start_error(Component::MemoryManager))
             });
         RestoreOutcome { ledger: restored.map(|()| ledger), checkpoints }
     }

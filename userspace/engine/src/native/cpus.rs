@@ -111,7 +111,7 @@ impl MachineCpus {
     /// Returns the number of CPUs that each node can give to a request with these terms on the idle machine, by
     /// position.
     pub(super) fn capacity_for(&self, terms: &Terms) -> Vec<u64> {
-        self.count(&self.takeable(&self.allocatable, terms))
+        self.count(&self.filter_takeable(&self.allocatable, terms))
     }
 
     /// Returns the CPUs that can become exclusive now, including those of partially used cores.
@@ -122,13 +122,13 @@ impl MachineCpus {
     /// Returns the CPUs that a request with these terms can take now.
     pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> AvailableCpus {
         AvailableCpus {
-            cpus: self.takeable(&self.free(ledger), terms),
+            cpus: self.filter_takeable(&self.free(ledger), terms),
             by_cache: terms.same_cache,
             whole_cores: self.needs_whole_cores(terms),
         }
     }
 
-    fn takeable(&self, free: &CpuSet, terms: &Terms) -> CpuSet {
+    fn filter_takeable(&self, free: &CpuSet, terms: &Terms) -> CpuSet {
         let wanted = self.wanted(free, terms);
         if self.needs_whole_cores(terms) { self.whole(&wanted) } else { wanted }
     }

@@ -251,7 +251,7 @@ impl PlacementAttempt<'_> {
             if self.divide_among_containers(index, &shares) && self.place(index + 1) {
                 return true;
             }
-            self.free_capacity.give_back(&shares);
+            self.free_capacity.restore(&shares);
             self.free_capacity.cores = cores;
         }
         if self.failure.is_none() {
@@ -503,7 +503,7 @@ impl NativeStrategy {
         let is_needed = |&number: &usize| needs.containers.iter().any(|need| need.amounts[number] > 0);
         let needed = (0..self.host.resources.len()).filter(is_needed);
         let withheld =
-            needed.flat_map(|number| attempt.free_capacity.not_offered(&self.host, number)).collect();
+            needed.flat_map(|number| attempt.free_capacity.withheld_by_node(&self.host, number)).collect();
         let conditions = is_needed(&CPU).then(|| ledger.conditions());
         let not_offered = conditions.map(|of| (of.offline_cpus.clone(), of.partition_cpus.clone()));
         let (offline_cpus, partition_cpus) = not_offered.unwrap_or_default();

@@ -98,14 +98,14 @@ impl FreeCapacity {
     }
 
     /// Returns the withheld memory of a resource by node.
-    pub(super) fn not_offered(&self, host: &HostModel, resource: usize) -> Vec<WithheldMemory> {
+    pub(super) fn withheld_by_node(&self, host: &HostModel, resource: usize) -> Vec<WithheldMemory> {
         let Resource::Memory(kind) = host.resources[resource] else { return Vec::new() };
         let of = host.ids.iter().zip(self.withheld_of(resource)).filter(|(_, bytes)| **bytes > 0);
         of.map(|(&node, &bytes)| WithheldMemory { node, kind, bytes: Bytes(bytes) }).collect()
     }
 
     /// Excludes a node for a resource.
-    pub(super) fn close(&mut self, resource: usize, at: usize) {
+    pub(super) fn exclude(&mut self, resource: usize, at: usize) {
         self.free[resource][at] = 0;
         if let Some(withheld) = self.withheld.get_mut(resource) {
             withheld[at] = 0;
@@ -116,7 +116,7 @@ impl FreeCapacity {
     pub(super) fn keep_only(&mut self, nodes: &[usize]) {
         for resource in 0..self.free.len() {
             for at in (0..self.free[resource].len()).filter(|at| !nodes.contains(at)) {
-                self.close(resource, at);
+                self.exclude(resource, at);
             }
         }
     }
@@ -168,7 +168,7 @@ impl FreeCapacity {
     }
 
     /// Returns amounts that were taken. Does not restore core sizes.
-    pub(super) fn give_back(&mut self, shares: &Shares) {
+    pub(super) fn restore(&mut self, shares: &Shares) {
         for (resource, of) in shares.iter().enumerate() {
             for &(at, share) in of {
                 self.free[resource][at] += share;

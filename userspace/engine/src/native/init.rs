@@ -39,7 +39,7 @@ impl InitShortage {
 }
 
 /// Returns the init containers with needs, by index.
-fn ending(needs: &RequestNeeds) -> impl DoubleEndedIterator<Item = (usize, &ContainerNeeds)> {
+fn ending_containers(needs: &RequestNeeds) -> impl DoubleEndedIterator<Item = (usize, &ContainerNeeds)> {
     needs.containers.iter().enumerate().filter(|(_, need)| need.ends && !need.is_nothing())
 }
 
@@ -61,7 +61,7 @@ pub(super) fn check(
     needs: &RequestNeeds,
 ) -> Result<(), Box<InitShortage>> {
     let mut seen = BTreeSet::new();
-    for (_, need) in ending(needs).filter(|(_, need)| seen.insert(&need.amounts)) {
+    for (_, need) in ending_containers(needs).filter(|(_, need)| seen.insert(&need.amounts)) {
         let group = to_group(need);
         let found = policy.candidates(free_capacity, &group);
         if found.placements.is_empty() && !found.is_incomplete {
@@ -80,14 +80,14 @@ pub(super) fn place(
     groups: &[&Placement],
     result: &mut [ContainerShares],
 ) -> Result<(), Box<InitShortage>> {
-    if ending(needs).next().is_none() {
+    if ending_containers(needs).next().is_none() {
         return Ok(());
     }
     let mut free_capacity = free_capacity.clone();
     // Shares of the containers after the current one.
     let mut later: Vec<Vec<u64>> = free_capacity.free.iter().map(|free| vec![0; free.len()]).collect();
     let mut added = needs.containers.len();
-    for (index, need) in ending(needs).rev() {
+    for (index, need) in ending_containers(needs).rev() {
         if policy.work.is_spent() {
             return Err(InitShortage { group: to_group(need), free_capacity }.into());
         }
@@ -112,7 +112,11 @@ pub(super) fn place(
         if one && policy.scope == TopologyManagerScope::Pod && !groups.is_empty() {
             let nodes = union(groups.iter().map(|group| group.nodes.as_slice()));
             let attached = policy.tiers == Tiers::Attached;
-            within.keep_only(&if attached { search::members(policy.host, &nodes) } else { nodes });
+            within.keep_only(&if attached {
+                search::with_attached_nodes(policy.host, &nodes)
+            } else {
+                nodes
+            });
         }
         let group = to_group(need);
         let found = policy.candidates(&within, &group);

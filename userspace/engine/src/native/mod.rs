@@ -317,7 +317,7 @@ impl Strategy for NativeStrategy {
         limits: &RebalanceLimits,
     ) -> Result<RebalancePlan, PlanError> {
         let limits = RebalanceLimits { in_order: true, ..limits.clone() };
-        self.planned(ledger, request, terms, &limits)
+        self.plan_or_rejection(ledger, request, terms, &limits)
             .map_err(|rejection| PlanError { reason: "no moves within the limits make it fit", rejection })
     }
 

@@ -49,7 +49,7 @@ impl RequestNeeds {
         let containers = all.map(|(container, ends)| {
             let mut amounts = vec![0; host.resources.len()];
             if guaranteed || terms.burstable {
-                fill(host, container, guaranteed, terms, &mut amounts)?;
+                read_amounts(host, container, guaranteed, terms, &mut amounts)?;
             }
             Ok(ContainerNeeds { name: container.name.clone(), amounts, ends })
         });
@@ -57,7 +57,7 @@ impl RequestNeeds {
     }
 }
 
-fn fill(
+fn read_amounts(
     host: &HostModel,
     container: &ContainerRequest,
     guaranteed: bool,
@@ -191,7 +191,7 @@ pub(super) fn close_unwanted_nodes(
 ) {
     for at in (0..host.len()).filter(|&at| !terms.nodes.is_empty() && !terms.nodes.contains(host.id(at))) {
         for number in 0..host.resources.len() {
-            free_capacity.close(number, at);
+            free_capacity.exclude(number, at);
             free_capacity.capacity[number][at] = 0;
         }
     }
@@ -207,7 +207,7 @@ pub(super) fn close_unwanted_nodes(
         }
         for (number, resource) in host.resources.iter().enumerate() {
             if matches!(resource, Resource::Memory(ZoneKind::Memory | ZoneKind::Hugepages(_))) {
-                free_capacity.close(number, at);
+                free_capacity.exclude(number, at);
                 free_capacity.capacity[number][at] = 0;
             }
         }

@@ -95,11 +95,11 @@ impl NativeStrategy {
         terms: &Terms,
         limits: &RebalanceLimits,
     ) -> Option<RebalancePlan> {
-        self.planned(ledger, request, terms, limits).ok()
+        self.plan_or_rejection(ledger, request, terms, limits).ok()
     }
 
     /// Like [`Self::plan`], but returns the rejection of the request on failure.
-    pub(super) fn planned(
+    pub(super) fn plan_or_rejection(
         &self,
         ledger: &Ledger,
         request: &Request,
@@ -305,7 +305,7 @@ impl NativeStrategy {
             let items: Vec<usize> =
                 all.iter().copied().filter(|&at| !attached || self.host.has_cpus(at)).collect();
             let mut add = |set: &[usize]| {
-                let set = if attached { search::members(&self.host, set) } else { set.to_vec() };
+                let set = if attached { search::with_attached_nodes(&self.host, set) } else { set.to_vec() };
                 if targets.len() < MAX_TARGETS && !targets.contains(&set) {
                     targets.push(set);
                 }

@@ -119,7 +119,12 @@ pub(super) fn union<'a>(sets: impl IntoIterator<Item = &'a [usize]>) -> Vec<usiz
 }
 
 /// Returns the criteria that all placements on exactly these nodes have in common.
-pub(super) fn lead(host: &HostModel, group: &PlacementGroup, nodes: &[usize], per_resource: u64) -> Rank {
+pub(super) fn common_rank(
+    host: &HostModel,
+    group: &PlacementGroup,
+    nodes: &[usize],
+    per_resource: u64,
+) -> Rank {
     let count = |len: usize| len as u64;
     let mut lead = Rank {
         nodes: count(nodes.len()),
@@ -137,7 +142,7 @@ pub(super) fn lead(host: &HostModel, group: &PlacementGroup, nodes: &[usize], pe
 /// Returns the rank of a placement without stranding and load, and all its nodes.
 pub(super) fn rank(host: &HostModel, group: &PlacementGroup, sets: &[&[usize]]) -> (Rank, Vec<usize>) {
     let nodes = union(sets.iter().copied());
-    let mut rank = lead(host, group, &nodes, sets.iter().map(|set| set.len() as u64).sum());
+    let mut rank = common_rank(host, group, &nodes, sets.iter().map(|set| set.len() as u64).sum());
     let (cpus, memory) = (sets[CPU], &sets[CPU + 1..]);
     if nodes.len() > 1 {
         // Usually all memory is on the same nodes.
@@ -159,7 +164,7 @@ pub(super) fn rank(host: &HostModel, group: &PlacementGroup, sets: &[&[usize]]) 
 }
 
 /// Returns the decrease of the sum over nodes of free CPUs times free memory.
-pub(super) fn stranded(
+pub(super) fn stranded_capacity(
     host: &HostModel,
     free_capacity: &FreeCapacity,
     group: &PlacementGroup,

@@ -55,7 +55,7 @@ impl StartError {
 }
 
 /// Joins names and appends the matching form of "to be".
-fn are(names: &[&str]) -> String {
+fn with_to_be(names: &[&str]) -> String {
     format!("{} {}", names.join(", "), if names.len() == 1 { "is" } else { "are" })
 }
 
@@ -100,7 +100,7 @@ pub enum StartProblem {
         to: NodeId,
     },
     /// The terms need the strategy `native`.
-    #[error("{} known only to the strategy native", are(.0))]
+    #[error("{} known only to the strategy native", with_to_be(.0))]
     NativeOnly(Vec<&'static str>),
     /// Options are set for the CPU policy `none`.
     #[error("new none policy error: None policy: received unsupported options=map[{}]", go_map(.0))]

@@ -43,7 +43,7 @@ pub(crate) fn shared(a: &CpuSet, b: &CpuSet) -> usize {
 }
 
 /// Returns whether three sets have a common CPU.
-fn meet(a: &CpuSet, b: &CpuSet, c: &CpuSet) -> bool {
+fn have_common_cpu(a: &CpuSet, b: &CpuSet, c: &CpuSet) -> bool {
     a.words().iter().zip(b.words()).zip(c.words()).any(|((a, b), c)| a & b & c != 0)
 }
 
@@ -139,6 +139,6 @@ impl CpuTopology {
         domain: &'a Domain,
         free: &'a CpuSet,
     ) -> impl Iterator<Item = usize> + 'a {
-        (0..of.len()).filter(move |&index| meet(&of[index].cpus, &domain.cpus, free))
+        (0..of.len()).filter(move |&index| have_common_cpu(&of[index].cpus, &domain.cpus, free))
     }
 }

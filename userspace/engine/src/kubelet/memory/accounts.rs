@@ -13,11 +13,11 @@ use crate::{
 type ReservedBytes = BTreeMap<ZoneKind, Bytes>;
 
 /// Checks the reservations and makes the accounts.
-pub(super) fn open(
+pub(super) fn make_accounts(
     machine: &Machine,
     config: &PolicyConfig,
 ) -> Result<BTreeMap<NodeId, NodeAccount>, StartProblem> {
-    let sums = sums(machine, config)?;
+    let sums = sum_reservations(machine, config)?;
     check_sums(&sums, config)?;
     let reserved = by_node(config)?;
     if sums.get(&ZoneKind::Memory).is_none_or(|sum| sum.is_zero()) {
@@ -31,7 +31,10 @@ pub(super) fn open(
 }
 
 /// Returns the sum of the reservations over all nodes, by kind.
-fn sums(machine: &Machine, config: &PolicyConfig) -> Result<BTreeMap<ZoneKind, Quantity>, StartProblem> {
+fn sum_reservations(
+    machine: &Machine,
+    config: &PolicyConfig,
+) -> Result<BTreeMap<ZoneKind, Quantity>, StartProblem> {
     let mut sums: BTreeMap<ZoneKind, Quantity> = BTreeMap::new();
     for reservation in &config.reserved_memory {
         if !machine.nodes.contains_key(&reservation.numa_node) {

@@ -93,7 +93,7 @@ impl StaticMemoryManager {
         nodes: &NodeIndex,
         config: &PolicyConfig,
     ) -> Result<Self, StartProblem> {
-        Ok(Self { nodes: nodes.clone(), idle: accounts::open(machine, config)? })
+        Ok(Self { nodes: nodes.clone(), idle: accounts::make_accounts(machine, config)? })
     }
 
     pub(crate) fn idle(&self) -> &BTreeMap<NodeId, NodeAccount> {
@@ -243,7 +243,7 @@ impl HintProvider for StaticMemoryManager {
         if let Some(blocks) = held
             && !blocks.is_empty()
         {
-            return self.regenerate(blocks, &requested);
+            return self.hints_from_blocks(blocks, &requested);
         }
         let hints = self.calculate_hints(ledger, &request.owner, &requested);
         if hints.is_empty() || requested.is_empty() {
@@ -288,7 +288,7 @@ impl HintProvider for StaticMemoryManager {
         let held = ledger.allocation_mut(owner, name);
         held.blocks.clone_from(&blocks);
         held.without_memory = blocks.is_empty();
-        inherit(ledger, request, name, &blocks);
+        reuse_init_memory(ledger, request, name, &blocks);
         ledger.drop_empty(owner, Some(name));
         Ok(())
     }
@@ -321,7 +321,7 @@ impl HintProvider for StaticMemoryManager {
 
 impl StaticMemoryManager {
     /// Returns the nodes of existing blocks as hints. Returns no preference if the blocks do not match the request.
-    fn regenerate(&self, blocks: &[MemoryBlock], requested: &RequestedBytes) -> ProviderHints {
+    fn hints_from_blocks(&self, blocks: &[MemoryBlock], requested: &RequestedBytes) -> ProviderHints {
         if blocks.len() != requested.len() {
             return ProviderHints::NoPreference;
         }
@@ -355,7 +355,12 @@ impl StaticMemoryManager {
 }
 
 /// Shrinks the blocks of earlier init containers by the memory that this container reuses.
-fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, blocks: &[MemoryBlock]) {
+fn reuse_init_memory(
+    ledger: &mut Ledger,
+    request: &Request,
+    container: &ContainerName,
+    blocks: &[MemoryBlock],
+) {
     for block in blocks {
         let mut wanted = block.bytes.0;
         for init in request.init_containers.iter().take_while(|init| &init.name != container) {
@@ -391,7 +396,7 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     allocation.without_memory = false;
     ledger.drop_empty(owner, Some(container));
     if ledger.owner(owner).is_some_and(|account| !account.pod_level.blocks.is_empty()) {
-        blocks = pod_level_resources::released(ledger, owner, placed);
+        blocks = pod_level_resources::release_part(ledger, owner, placed);
     }
     for block in blocks {
         let mut bytes = block.bytes.0;

@@ -55,7 +55,7 @@ pub(super) fn check_shared_part(request: &Request, whole: &RequestedBytes) -> Re
 }
 
 /// Subtracts amounts, saturating at zero.
-fn less(whole: &RequestedBytes, taken: &RequestedBytes) -> RequestedBytes {
+fn subtract(whole: &RequestedBytes, taken: &RequestedBytes) -> RequestedBytes {
     let left = |(&kind, bytes): (&ZoneKind, &u64)| {
         (kind, bytes.saturating_sub(taken.get(&kind).copied().unwrap_or(0)))
     };
@@ -96,7 +96,7 @@ impl StaticMemoryManager {
             };
             parts.push((&container.name, part));
             if !is_first {
-                left = less(&left, &own);
+                left = subtract(&left, &own);
                 staying.push((&container.name, own));
             }
         }
@@ -146,7 +146,7 @@ fn place(
 
 /// Returns the blocks to release when a container has ended: all blocks of the pod if it was the last container,
 /// otherwise none. The bytes attributed to the container move to another one.
-pub(super) fn released(
+pub(super) fn release_part(
     ledger: &mut Ledger,
     owner: &OwnerId,
     placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,

@@ -85,16 +85,16 @@ impl RequestView {
         if mask.is_power_of_two() {
             return self.groups[mask.trailing_zeros() as usize].count_ones() <= 1;
         }
-        self.has_no_foreign(mask)
+        self.has_no_other_group(mask)
     }
 
     /// Returns whether no node of the set is used by another group.
-    fn has_no_foreign(&self, mask: Mask) -> bool {
+    fn has_no_other_group(&self, mask: Mask) -> bool {
         positions(mask & self.assigned).all(|position| self.groups[position] == mask)
     }
 
     /// Returns whether the growth rule permits an allocation on a set of nodes.
     pub(super) fn group_allows(&self, mask: Mask) -> bool {
-        defects::one_node_skips_the_growth_rule(mask) || self.has_no_foreign(mask)
+        defects::one_node_skips_the_growth_rule(mask) || self.has_no_other_group(mask)
     }
 }

@@ -188,7 +188,7 @@ impl<'a> LargeSearch<'a> {
         self.share.charge(8 * self.items.len());
         let mut by_distance: Vec<usize> = self.items.iter().copied().filter(|&at| at != root).collect();
         by_distance.sort_by_key(|&at| (self.host.distance(root, at), Reverse(self.weight(at)), at));
-        self.greedy(root, &by_distance, most);
+        self.grow_greedily(root, &by_distance, most);
         // Largest nodes first, within each ring of distance.
         let mut rings: Vec<u64> = by_distance.iter().map(|&at| self.host.distance(root, at)).collect();
         rings.dedup();
@@ -200,14 +200,14 @@ impl<'a> LargeSearch<'a> {
             let mut within: Vec<usize> =
                 by_distance.iter().copied().filter(|&at| self.host.distance(root, at) <= ring).collect();
             within.sort_by_key(|&at| (Reverse(self.weight(at)), self.host.distance(root, at), at));
-            if self.greedy(root, &within, most) {
+            if self.grow_greedily(root, &within, most) {
                 return;
             }
         }
     }
 
     /// Adds nodes in this order until the set has enough. Returns whether it has.
-    fn greedy(&mut self, root: usize, order: &[usize], most: usize) -> bool {
+    fn grow_greedily(&mut self, root: usize, order: &[usize], most: usize) -> bool {
         let mut set = vec![root];
         let mut order = order.iter();
         while !self.enough(&set) {

@@ -31,7 +31,7 @@ use self::{
 use super::{
     free_capacity::{FreeCapacity, PlacementGroup},
     host::{CPU, HostModel},
-    rank::{Placement, lead, pairs, rank, stranded},
+    rank::{Placement, common_rank, pairs, rank, stranded_capacity},
     work_budget::{WorkBudget, WorkShare},
 };
 use crate::placement_search::Rank;
@@ -111,9 +111,9 @@ pub(super) fn fewest_with_attached(
     needed: u64,
     work: &WorkBudget,
 ) -> Option<usize> {
-    let anchors = anchors(host);
+    let anchors = nodes_with_cpus(host);
     let sum = |set: &[usize]| {
-        let members = members(host, set);
+        let members = with_attached_nodes(host, set);
         work.charge(4 * (set.len() + members.len()));
         members.iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]))
     };
@@ -135,12 +135,12 @@ pub(super) fn fewest_with_attached(
 }
 
 /// Returns the nodes with CPUs.
-fn anchors(host: &HostModel) -> Vec<usize> {
+fn nodes_with_cpus(host: &HostModel) -> Vec<usize> {
     (0..host.len()).filter(|&at| host.has_cpus(at)).collect()
 }
 
 /// Returns these nodes and their attached nodes in ascending order.
-pub(super) fn members(host: &HostModel, set: &[usize]) -> Vec<usize> {
+pub(super) fn with_attached_nodes(host: &HostModel, set: &[usize]) -> Vec<usize> {
     let mut members: Vec<usize> = set.to_vec();
     members.extend(set.iter().flat_map(|&at| host.attached(at)));
     members.sort_unstable();
@@ -202,7 +202,7 @@ impl SearchState<'_> {
         if self.cannot_be_kept(&key) {
             return;
         }
-        key.stranded = stranded(self.host, self.free_capacity, self.group, sets, &nodes);
+        key.stranded = stranded_capacity(self.host, self.free_capacity, self.group, sets, &nodes);
         key.load = self.free_capacity.load(self.host, &nodes);
         if self.cannot_be_kept(&key) {
             return;
@@ -349,7 +349,7 @@ impl SearchState<'_> {
         let sizes = levels.iter().map(|level| level.size);
         let per_resource = sizes.clone().sum::<usize>() as u64;
         let lead = match all {
-            Some(nodes) => lead(self.host, self.group, nodes, per_resource),
+            Some(nodes) => common_rank(self.host, self.group, nodes, per_resource),
             // A lower bound.
             None => Rank {
                 nodes: sizes.max().unwrap_or(0) as u64,
@@ -378,7 +378,7 @@ impl SearchState<'_> {
             if attached.is_some() {
                 // Each resource goes to its smallest subsets of these nodes and their attached nodes.
                 let with = |(resource, set): (usize, &Vec<usize>)| {
-                    if resource == CPU { set.clone() } else { members(self.host, set) }
+                    if resource == CPU { set.clone() } else { with_attached_nodes(self.host, set) }
                 };
                 let domains: Vec<Vec<usize>> = sets.iter().enumerate().map(with).collect();
                 self.share.charge(8 * domains.iter().map(Vec::len).sum::<usize>());
@@ -394,7 +394,7 @@ impl SearchState<'_> {
         let sets_of = NodeSets::new(domain, &|at| at, size, &wanted, self.share);
         let all = sets_of.each(self.found.placements.is_empty(), &mut |set| {
             let with_attached = attached.is_some() && resource != CPU;
-            let domain = if with_attached { &members(self.host, set) } else { set };
+            let domain = if with_attached { &with_attached_nodes(self.host, set) } else { set };
             self.share.charge(10 + 4 * domain.len());
             let sum = domain
                 .iter()
@@ -451,7 +451,7 @@ impl SearchState<'_> {
         let all: Vec<usize> = (0..self.host.len()).collect();
         let per_resource = levels.iter().map(|level| level.size as u64).sum();
         self.each_set((&all, &self.free_capacity.free), size, Some(sizes), &mut |search, set| {
-            let lead = lead(search.host, search.group, set, per_resource);
+            let lead = common_rank(search.host, search.group, set, per_resource);
             if search.devices_allow(set) && !search.cannot_be_kept(&lead) {
                 search.lead = Some(lead);
                 search.choose(&levels, set, None, &mut vec![Vec::new(); sizes.len()]);
@@ -473,13 +473,13 @@ impl SearchState<'_> {
     fn attached(&mut self, sizes: &[usize]) {
         let levels = self.nested(sizes);
         let size = levels.first().map_or(0, |level| level.size);
-        let anchors = anchors(self.host);
+        let anchors = nodes_with_cpus(self.host);
         if size == 0 || size > anchors.len() {
             return;
         }
         let columns: Vec<Vec<u64>> = (0..sizes.len()).map(|resource| self.column(resource)).collect();
         self.each_set((&anchors, &columns), size, Some(sizes), &mut |search, set| {
-            if search.devices_allow(&members(search.host, set)) || search.devices_allow(set) {
+            if search.devices_allow(&with_attached_nodes(search.host, set)) || search.devices_allow(set) {
                 search.choose(&levels, set, Some(&columns), &mut vec![Vec::new(); sizes.len()]);
             }
         });
