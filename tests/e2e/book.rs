@@ -96,20 +96,20 @@ const RUNS: &[Run] = &[
     run("numaward numactl --interleave=all ./batch", Way::Ends, &["done on 0-9 by interleave:0-1"]),
     run("numaward numactl -m netdev:eth0 -C 4-7 ./forwarder", Way::Ends, &["forwarded on 4-7 by bind:1"]),
     run("numaward plan", Way::Ends, &["would hold", "small.service", "1 -> 0"]),
-    run("numaward rebalance --cpus", Way::Ends, &["was moved from node 1 to 0", "There is room."]),
+    run("numaward rebalance --cpus", Way::Ends, &["was moved from node 1 to 0", "The request fits now."]),
     run(
         "numaward rebalance postgresql@17-main.service",
         Way::Ends,
-        &["There is room.", "postgresql@17-main.service"],
+        &["The request fits now.", "postgresql@17-main.service"],
     )
     .after("numaward get", "80.0 MiB"),
     run("numaward record", Way::Ends, &["moments from"])
         .before("night")
         .after("ls -l night.record", "-rw-------"),
     run("numaward release --all", Way::Types("[y/N]", "y\\n"), &["postgresql@17-main.service released"])
-        .after("numaward get", "nothing is promised"),
+        .after("numaward get", "there are no guarantees"),
     run("numaward release postgresql@17-main.service", Way::Ends, &[])
-        .after("numaward get", "nothing is promised"),
+        .after("numaward get", "there are no guarantees"),
     run("numaward replay night.record", Way::Types("paused", "q"), &["1/", "redis.service"]),
     run("numaward replay night.record --begin +5m --once", Way::Ends, &["T02:3", "NODE", "WORKLOAD"]),
     run("numaward replay night.record --begin 02:30", Way::Types("paused", "q"), &[" 02:3", "1/"]),

@@ -96,7 +96,7 @@ fn check(machine: GuestTopology) {
         (&"dry-run".into(), 2)
     );
     assert_eq!(view["allocations"][0]["enforced"], false, "{view}");
-    assert!(report.section("dry run status").contains("enforcement dry-run, herding dry-run"));
+    assert!(report.section("dry run status").contains("enforcement dry-run, CPU isolation dry-run"));
     assert_herded(&report, "on again", "on again allocations");
 
     for (cgroup, [set, allowed]) in sets(&report, "given back") {

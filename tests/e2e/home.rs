@@ -61,7 +61,7 @@ fn a_workload_is_brought_home_unless_its_memory_policy_names_nodes() {
     let off: u64 =
         regions["regions"].as_array().unwrap().iter().map(|of| of["offBytes"].as_u64().unwrap()).sum();
     assert!(off < 8 * MIB, "{regions:#}");
-    assert!(report.section("regions for people").contains("home: nodes 0"));
+    assert!(report.section("regions for people").contains("automatic placement: nodes 0"));
     let [first, then] = ["spread at home, first", "spread at home, then"];
     let after = remote_percent(accesses(&report, first, "spread"), accesses(&report, then, "spread"));
     assert!(after * 2 <= before, "{before} % remote before, {after} % at home");

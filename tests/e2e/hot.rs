@@ -48,7 +48,7 @@ fn what_is_accessed_on_another_node_is_found() {
     let interrupted = report.section("interrupted");
     assert!(interrupted.contains("not accessed: ") && interrupted.ends_with("\ncode 0"), "{report}");
     assert_eq!(monitors(&report, "after an interrupt"), 0, "{report}");
-    assert!(report.section("in use").contains("somebody else uses DAMON (monitors: 1)"), "{report}");
+    assert!(report.section("in use").contains("another program uses DAMON (monitors: 1)"), "{report}");
     assert_eq!(monitors(&report, "after that"), 1, "{report}");
     assert!(report.section("nobody").contains("there is no workload named \"nobody\""), "{report}");
 }

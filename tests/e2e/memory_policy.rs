@@ -24,7 +24,7 @@ fn pages_are_where_the_policy_puts_them() {
     assert_eq!(report.section("policy of interleave"), "interleave:0-1");
     if bench.kernel().version().starts_with("5.10.") {
         assert!(
-            report.section("policy of preferred-many").contains("it takes Linux 5.15 or newer"),
+            report.section("policy of preferred-many").contains("requires Linux 5.15 or newer"),
             "{report}"
         );
     } else {
@@ -34,7 +34,7 @@ fn pages_are_where_the_policy_puts_them() {
     let is_old = ["5.10.", "6.1."].iter().any(|old| bench.kernel().version().starts_with(old));
     if is_old {
         assert!(
-            weighted.contains("it takes Linux 6.9 or newer") && weighted.ends_with("code 125"),
+            weighted.contains("requires Linux 6.9 or newer") && weighted.ends_with("code 125"),
             "{weighted}"
         );
     } else {

@@ -15,8 +15,8 @@ const REFUSED: [(&str, &str); 9] = [
     ("--length 1m --shmid=7 --shmmode=600 --shm /dev/shm/key --localalloc", "shared memory"),
     ("--version", "numaward --version"),
     ("-H --cpu-compress", "numaward topology"),
-    ("-m ip:10.0.2.2 true", "name the interface"),
-    ("-m 2-1 true", "goes backwards"),
+    ("-m ip:10.0.2.2 true", "name the network interface"),
+    ("-m 2-1 true", "is before its beginning"),
 ];
 /// What it takes although numactl does not, and what the command has then. The last two are in a cpuset that is narrower.
 const MORE: [(&str, &str); 6] = [
@@ -109,7 +109,7 @@ fn a_command_has_what_numactl_gives_it_on_four_nodes() {
     let version = bench.kernel().version();
     if version.starts_with("6.1.") {
         assert!(
-            weighted.contains("it takes Linux 6.9 or newer") && weighted.ends_with("code 1"),
+            weighted.contains("requires Linux 6.9 or newer") && weighted.ends_with("code 1"),
             "{weighted}"
         );
     } else {
@@ -128,7 +128,7 @@ fn a_command_has_what_numactl_gives_it_on_four_nodes() {
     assert_eq!(report.section("process"), format!("sleep\n0::/numaward/sleep-{process}"));
     let described = report.section("described");
     assert!(described.contains(&format!("numaward/sleep-{process}: exec")), "{described}");
-    assert_eq!(report.section("left"), "nothing is promised");
+    assert_eq!(report.section("left"), "there are no guarantees");
     assert_eq!(
         report.section("isolated").lines().collect::<Vec<_>>(),
         ["Cpus_allowed_list:\t4-5", "Mems_allowed_list:\t0-3", "2-3", "code 0"]

@@ -65,7 +65,7 @@ fn a_workload_that_runs_is_moved_without_a_miss() {
     }
 
     let done = report.section("rebalance");
-    assert!(done.contains("There is room.") && done.ends_with("code 0"), "{done}");
+    assert!(done.contains("The request fits now.") && done.ends_with("code 0"), "{done}");
     let progress = report.section("progress");
     assert!(progress.contains("held was moved from node 1 to 0"), "{progress}");
     assert_eq!(report.section("after").lines().collect::<Vec<_>>(), ["1", "0"]);

@@ -59,7 +59,7 @@ fn every_knob_is_as_it_was() {
     assert_eq!(of("/slice/a")["memory.min"], "0");
     assert_eq!(of("/plain")["cpuset.cpus"], "");
     assert_eq!(of("/bare")["cgroup.subtree_control"], "");
-    assert_eq!(report.section("again"), "0 cgroups have what they had before.");
+    assert_eq!(report.section("again"), "0 cgroups have their previous settings.");
 
     let in_use = report.json("in use");
     let left = serde_json::json!([{
@@ -69,6 +69,6 @@ fn every_knob_is_as_it_was() {
     assert_eq!(in_use["left"], left);
     assert_eq!(report.section("in use: controllers"), "memory");
     let text = report.section("no longer in use");
-    assert!(text.ends_with("1 cgroups have what they had before."), "{text}");
+    assert!(text.ends_with("1 cgroups have their previous settings."), "{text}");
     assert_eq!(report.section("no longer in use: controllers"), "");
 }

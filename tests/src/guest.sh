@@ -154,7 +154,7 @@ ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 allocations() { ask /api/v1/allocations; echo; }
 
 # nothing_promised: no workload has a guarantee.
-nothing_promised() { [ "$(numaward get)" = "nothing is promised" ]; }
+nothing_promised() { [ "$(numaward get)" = "there are no guarantees" ]; }
 
 # events KIND: the daemon's events of this kind, a line each.
 events() { ask "/api/v1/events?kind=$1" | sed 's/},{/}\n{/g'; }

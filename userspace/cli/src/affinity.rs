@@ -1,4 +1,4 @@
-//! Threads of workloads with a guarantee that run on fewer CPUs than they are given, on this host.
+//! Threads with a guarantee that are bound to fewer CPUs than their cgroup has, on this host.
 
 use std::{fs, path::Path};
 
@@ -8,20 +8,21 @@ use serde::Serialize;
 
 use crate::text;
 
-/// Threads of a workload that run on fewer CPUs than their cgroup has.
+/// Threads of a workload that are bound to fewer CPUs than their cgroup has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Narrow {
+pub(crate) struct BoundThreads {
     pub(crate) workload: String,
-    /// How many.
+    /// Number of threads.
     pub(crate) threads: usize,
-    /// The CPUs that any of them may use.
+    /// CPUs that at least one of the threads may use.
     pub(crate) cpus: String,
-    /// The CPUs that its cgroup has.
+    /// CPUs of the cgroup.
     pub(crate) available: String,
 }
 
-/// Such threads in the cgroup of a workload and below it; `None` if there are none, or if the cgroup is not on this host.
-pub(crate) fn narrow(proc: &Path, allocation: &api::Allocation) -> Option<Narrow> {
+/// Returns the bound threads in the cgroup of a workload and below it; `None` if there are none, or if the cgroup is
+/// not on this host.
+pub(crate) fn bound_threads(proc: &Path, allocation: &api::Allocation) -> Option<BoundThreads> {
     if !allocation.enforced {
         return None;
     }
@@ -42,22 +43,22 @@ pub(crate) fn narrow(proc: &Path, allocation: &api::Allocation) -> Option<Narrow
         let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
         open.extend(below.filter(is_dir).map(|entry| entry.path()));
     }
-    sum.map(|of| Narrow {
+    sum.map(|threads| BoundThreads {
         workload: allocation.name.clone(),
-        threads: of.threads,
-        cpus: of.cpus.to_string(),
-        available: of.available.to_string(),
+        threads: threads.threads,
+        cpus: threads.cpus.to_string(),
+        available: threads.available.to_string(),
     })
 }
 
-/// Reports them in a line.
-pub(crate) fn report(allocation: &api::Allocation) {
-    if let Some(narrow) = narrow(Path::new("/proc"), allocation) {
-        eprintln!("numaward: {}", text::clean(&sentence(&narrow)));
+/// Warns about the bound threads of a workload.
+pub(crate) fn warn_about_bound_threads(allocation: &api::Allocation) {
+    if let Some(threads) = bound_threads(Path::new("/proc"), allocation) {
+        eprintln!("numaward: {}", text::clean(&warning(&threads)));
     }
 }
 
-fn sentence(Narrow { workload, threads, cpus, available }: &Narrow) -> String {
+fn warning(BoundThreads { workload, threads, cpus, available }: &BoundThreads) -> String {
     format!(
         "{threads} threads of {workload} run on CPUs {cpus} of {available} only, as they were bound to CPUs before (CPUAffinity= of a \
          unit, taskset, or the program itself)"
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_a_workload_that_are_bound_to_fewer_cpus_are_reported() {
+    fn finds_threads_bound_to_fewer_cpus() {
         let root = tempfile::tempdir().unwrap();
         let file = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -89,13 +90,13 @@ mod tests {
             ..api::Allocation::default()
         };
         let proc = root.path().join("proc");
-        let found = narrow(&proc, &allocation(true)).unwrap();
+        let found = bound_threads(&proc, &allocation(true)).unwrap();
         assert!(
-            sentence(&found).starts_with("2 threads of db.service run on CPUs 6-7 of 6-9 only"),
+            warning(&found).starts_with("2 threads of db.service run on CPUs 6-7 of 6-9 only"),
             "{found:?}"
         );
-        assert_eq!(narrow(&proc, &allocation(false)), None);
+        assert_eq!(bound_threads(&proc, &allocation(false)), None);
         file("db/cpuset.cpus.effective", "6-7\n");
-        assert_eq!(narrow(&proc, &allocation(true)), None);
+        assert_eq!(bound_threads(&proc, &allocation(true)), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line: subcommands, their options and the help texts.
 
 #![expect(clippy::doc_markdown, reason = "these comments are the help, printed as they are")]
 
@@ -17,13 +17,13 @@ use numaward_config::Interval;
 use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
-use crate::{column::Column, mempolicy::Spread, recording::When};
+use crate::{column::Column, mempolicy::NodeMemoryPolicy, recording::ReplayTime};
 
-/// Headings of the help.
-const RESOURCES: &str = "CPUs and memory";
-const NODES: &str = "Nodes (native: only with strategy: native of the daemon's configuration)";
-const HELD: &str = "How it is held (native: as above)";
-const REACHING: &str = "Reaching the daemon";
+// Headings of the help.
+const RESOURCES_HEADING: &str = "CPUs and memory";
+const NODES_HEADING: &str = "Nodes (native: requires strategy: native in the daemon's configuration)";
+const ISOLATION_HEADING: &str = "Isolation and memory policy (native: as above)";
+const CONNECTION_HEADING: &str = "Reaching the daemon";
 
 /// Keeps memory near the CPUs that use it, and proves it.
 ///
@@ -33,7 +33,7 @@ const REACHING: &str = "Reaching the daemon";
 #[command(name = "numaward", version, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) reached: Reached,
+    pub(crate) connection: ConnectionArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -48,20 +48,20 @@ pub(crate) enum Command {
     ///
     /// The configuration is read from a file, then from variables named after its keys (log.level:
     /// NUMAWARD_LOG_LEVEL), then from these flags; later ones win.
-    Run(Run),
-    /// Print the machine: nodes, distances, CPUs, caches, hugepages, and what is promised on each node
+    Run(RunArgs),
+    /// Print the machine: nodes, distances, CPUs, caches, hugepages, and the guarantees on each node
     ///
-    /// What is promised is shown where a daemon is reachable. With --server, the machine is that of the daemon.
+    /// Guarantees are shown if a daemon is reachable. With --server, the machine is the one of that daemon.
     Topology {
-        /// Read sys and proc below this directory, and ask no daemon
+        /// Read sys and proc below this directory, without asking a daemon
         #[arg(long, value_name = "DIR")]
         root: Option<PathBuf>,
         #[command(flatten)]
         output: Output,
     },
-    /// Print how the daemon is doing: probes, workloads, what is missing and why
+    /// Print the state of the daemon: probes, workloads, missing features and their reasons
     Status {
-        /// Also measure what the probes cost, for this long; needs root on the daemon's own host
+        /// Also measure the cost of the probes for this long; needs root on the daemon's own host
         #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
         cost: Option<Interval>,
         #[command(flatten)]
@@ -69,158 +69,158 @@ pub(crate) enum Command {
     },
     /// Watch nodes and workloads live
     ///
-    /// Keys: arrows and Enter to look into a workload, s to sort, / to filter, ? for the others, q to quit. No colours
-    /// are used where NO_COLOR is set, and no characters beyond ASCII where the locale is not UTF-8.
+    /// Keys: arrows and Enter to open a workload, s to sort, / to filter, ? for all keys, q to quit. No colours
+    /// are used if NO_COLOR is set, and only ASCII characters if the locale is not UTF-8.
     Top {
         #[command(flatten)]
-        shown: Shown,
+        top: TopArgs,
         #[command(flatten)]
         output: Output,
     },
-    /// Record what the daemon shows, to be replayed later
+    /// Record nodes, workloads and events, to replay them later
     ///
-    /// Writes nodes, workloads, events, and what is promised, once a second, until Ctrl-C. The file is compressed, and is good
-    /// up to the last moment however recording ends.
-    Record(Record),
-    /// Show what was recorded, as top does
+    /// Writes nodes, workloads, events and guarantees once a second, until Ctrl-C. The file is compressed. However
+    /// recording ends, the file is readable up to the last complete moment.
+    Record(RecordArgs),
+    /// Show a recording, as top does
     ///
-    /// Keys: those of top, and t and T for the next moment and the one before, ] and [ for a minute forward or back, n and N for
-    /// the next or the previous moment with an event, p to play, b and e for the beginning and the end. Needs no daemon.
-    Replay(Replay),
-    /// List allocations: what is promised to whom
+    /// Keys: those of top; t and T for the next and the previous moment, ] and [ for a minute forward or back, n and N
+    /// for the next or the previous moment with an event, p to play, b and e for the beginning and the end. Needs no
+    /// daemon.
+    Replay(ReplayArgs),
+    /// List guarantees: CPUs, nodes and memory of each workload
     Get {
         /// Names of workloads [default: all]
-        #[arg(value_name = "NAME", value_parser = allocation())]
+        #[arg(value_name = "NAME", value_parser = workload_name())]
         names: Vec<String>,
         #[command(flatten)]
         output: ListOutput,
     },
-    /// Print everything about a workload: what it holds and why, its memory by node, its last events
+    /// Print everything about a workload: its guarantee with reasons, memory by node, latest events
     Describe {
         /// Name of the workload
         name: String,
         #[command(flatten)]
         output: Output,
     },
-    /// Print which code of a workload allocates or accesses memory of other nodes, as folded call chains
+    /// Print the call chains that allocate or access memory of other nodes, in folded form
     ///
-    /// Each line is the process, its functions and those of the kernel, separated by semicolons, then bytes: what
-    /// flamegraph.pl and similar programs take. Needs `observe.callChains.enabled` in the daemon's configuration.
+    /// Each line has the process, its functions and those of the kernel, separated by semicolons, then bytes: the
+    /// input of flamegraph.pl and similar programs. Needs `observe.callChains.enabled` in the daemon's configuration.
     Stacks {
         /// Name of the workload
         name: String,
         /// Only memory of this node
         #[arg(long, value_name = "NODE")]
         node: Option<u32>,
-        /// What the code did
+        /// Operation that led to the call chain
         #[arg(long, value_enum, default_value_t)]
-        kind: StackChoice,
+        kind: StackKindArg,
         #[command(flatten)]
         output: Output,
     },
-    /// Print where the memory of a workload lies, by what it is for: heap, stacks, files
+    /// Print the nodes of a workload's memory, by purpose: heap, stacks, files
     ///
-    /// The kernel goes through the page tables of its processes for that, some milliseconds for each GiB of small pages.
-    /// With --hot, its monitor of accesses (DAMON, Linux 6.2 or newer) watches the processes for a while; with --sampled,
-    /// the processor samples addresses (IBS of AMD since Linux 6.2, PEBS of Intel, SPE of Arm), which most virtual machines
-    /// cannot.
+    /// The kernel walks the page tables of the workload's processes, which takes some milliseconds per GiB of small
+    /// pages. With --hot, its monitor of accesses (DAMON, Linux 6.2 or newer) watches the processes for a while; with
+    /// --sampled, the processor samples addresses (IBS of AMD since Linux 6.2, PEBS of Intel, SPE of Arm), which most
+    /// virtual machines cannot.
     #[command(group = ArgGroup::new("watched").args(["hot", "sampled"]))]
     Regions {
         /// Name of the workload
         name: String,
-        /// Which areas are accessed, and how much of that reaches across nodes; takes root on the workload's own host
+        /// Show which areas are accessed, and the share of accesses across nodes; needs root on the workload's own host
         #[arg(long)]
         hot: bool,
-        /// Which areas are accessed, and from CPUs of which nodes, as sampled by the processor; also takes root
+        /// Show which areas are accessed, and from CPUs of which nodes, as sampled by the processor; needs root, too
         #[arg(long)]
         sampled: bool,
         /// Watch for this long, or until Ctrl-C
-        #[arg(long = "for", value_name = "TIME", value_parser = seconds, default_value = "10s", requires = "watched")]
+        #[arg(long = "for", value_name = "TIME", value_parser = parse_interval, default_value = "10s", requires = "watched")]
         span: Interval,
         #[command(flatten)]
         output: Output,
     },
-    /// Print what happened: misses, OOM kills, drift, intruders and other notable things
+    /// Print notable events: misses, OOM kills, drift, intruders
     Events {
         /// Keep printing new events, until Ctrl-C
         #[arg(short, long)]
         follow: bool,
         #[command(flatten)]
-        filter: EventChoice,
+        filter: EventFilterArgs,
         #[command(flatten)]
         output: Output,
     },
-    /// Run a command with memory on nodes, and with CPUs there
+    /// Run a command with guaranteed memory and CPUs
     ///
-    /// Whole CPUs are exclusive. Without any, or with a part of one, the command shares those that are exclusive to
-    /// nobody.
+    /// Whole CPUs are exclusive. Without --cpus, or with a fraction of a CPU, the command uses the shared pool.
     ///
-    /// The command runs in a cgroup of its own and ends the guarantee with its last process.
+    /// The command runs in a cgroup of its own. The guarantee ends with the last process in it.
     ///
-    /// Exit codes: that of the command; 125 if numaward itself fails, for example because the guarantee is refused or no
-    /// daemon is reachable; 126 if the command cannot be executed; 127 if it is not found.
-    Exec(Exec),
-    /// Give memory, and CPUs, to a cgroup or a unit that runs
-    Guarantee(Guarantee),
-    /// Change what a guarantee that runs holds, all of it or nothing
+    /// Exit codes: that of the command; 125 if numaward itself fails, for example because the guarantee is refused or
+    /// no daemon is reachable; 126 if the command cannot be executed; 127 if it is not found.
+    Exec(ExecArgs),
+    /// Guarantee memory and CPUs to a running cgroup or systemd unit
+    Guarantee(GuaranteeArgs),
+    /// Change the resources of a guarantee, all of them or none
     ///
-    /// It stays on its nodes. Exits with 3 if these do not have what is missing.
-    Resize(Resize),
-    /// End a guarantee; the cgroup gets back what it had
-    Release(Release),
+    /// The guarantee stays on its nodes. Exits with 3 if these nodes do not have enough free resources.
+    Resize(ResizeArgs),
+    /// End a guarantee and restore the previous settings of the cgroup
+    Release(ReleaseArgs),
     /// Run a command like numactl, and register it as a workload
     ///
     /// Takes the options of numactl(8): --cpunodebind/-N, --physcpubind/-C, --membind/-m, --preferred/-p,
-    /// --preferred-many/-P, --interleave/-i, --weighted-interleave/-w, --localalloc/-l, --all/-a, --show/-s and --hardware/-H.
-    /// Nodes are lists such as 0-1,3, all, !0 (all but 0), +0 (counted within the nodes that are allowed), or
-    /// netdev:eth0, block:nvme0n1, pci:0000:3b:00.0 and file:PATH (the node of the device).
+    /// --preferred-many/-P, --interleave/-i, --weighted-interleave/-w, --localalloc/-l, --all/-a, --show/-s and
+    /// --hardware/-H. Nodes are lists such as 0-1,3, all, !0 (all but 0), +0 (counted within the nodes that are
+    /// allowed), or netdev:eth0, block:nvme0n1, pci:0000:3b:00.0 and file:PATH (the node of the device).
     ///
-    /// Nothing is promised: the command gets the memory policy and the CPUs, and a cgroup of its own in which it is counted
-    /// under its name. Without a daemon it runs all the same. The command replaces this process, as with numactl, and
-    /// what fails before that ends with 1.
+    /// Nothing is guaranteed: the command gets the memory policy and the CPUs, and a cgroup of its own, so that its
+    /// memory is counted under its name. The command runs without a daemon, too. It replaces this process, as with
+    /// numactl. Failures before that end with exit code 1.
     #[command(disable_help_flag = true, override_usage = "numaward numactl [NUMACTL-OPTIONS] COMMAND...")]
     Numactl {
         /// Options of numactl, the command and its arguments
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
         arguments: Vec<OsString>,
     },
-    /// Say why a workload was placed where it is, or what would happen to a request now
-    Explain(Explain),
+    /// Explain the placement of a workload, or the outcome of a request if it were made now
+    Explain(ExplainArgs),
     /// Say what strategies would do with pods that come and go
     ///
     /// Replays traces, on the machines they were recorded for or on another, and compares what is admitted, how far
     /// memory is from its CPUs, and how much of what is free cannot be used. Needs neither a daemon nor privileges.
     Simulate(Simulate),
-    /// Show which workloads would have to move so that a request fits
+    /// Show which workloads have to move so that a request fits
     ///
-    /// Nothing is moved. Exits with 3 where no moves within the limits make it fit. Takes the strategy native.
-    Plan(PlanMoves),
+    /// Nothing is moved. Exits with 3 if no moves within the limits make the request fit. Requires the strategy native.
+    Plan(PlanArgs),
     /// Move workloads to other nodes so that a request fits
     ///
-    /// Without --apply it prints the plan. With it, the moves are made one after the other. Ctrl-C, or a move that fails,
-    /// undoes those that were made. If a cgroup or a unit is given, it gets the guarantee in the end; otherwise only the
-    /// room is made.
-    Rebalance(Rebalance),
-    /// Moves into a cgroup and becomes a command.
+    /// Without --apply, only the plan is printed. With it, the moves are made one after another. Ctrl-C, or a move that
+    /// fails, undoes the moves that were made. If a cgroup or a unit is given, it gets the guarantee in the end;
+    /// otherwise the capacity stays free.
+    Rebalance(RebalanceArgs),
+    /// Moves into a cgroup and executes a command.
     #[command(hide = true)]
     Enter {
-        /// Its directory
+        /// Directory of the cgroup
         directory: PathBuf,
-        /// The memory policy of the command, as POLICY:NODES
+        /// Memory policy of the command, as POLICY:NODES
         #[arg(long)]
-        spread: Option<Spread>,
-        /// Let it run on all CPUs of the cgroup, whatever this process is bound to
+        spread: Option<NodeMemoryPolicy>,
+        /// Run on all CPUs of the cgroup, independent of the affinity of this process
         #[arg(long)]
         all_cpus: bool,
         /// The command
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// Check what is missing on this host for numaward, and say how to fix it
+    /// Check whether this host meets the requirements of numaward, and print fixes
     ///
-    /// Exits with 1 if a check fails; a warning is no failure.
+    /// Exits with 1 if a check fails. A warning is not a failure.
     Doctor {
-        /// Examine the host whose file system is below this directory; for / the probes are tried too
+        /// Check the host with its file system below this directory; the probes are tried for / only
         #[arg(long, value_name = "DIR", default_value = "/")]
         root: PathBuf,
         /// Configuration file, which must exist [default: etc/numaward/config.yaml below the root if it exists]
@@ -231,11 +231,11 @@ pub(crate) enum Command {
     },
     /// Write an archive for a bug report
     ///
-    /// It holds the version, the configuration without secrets, the daemon's status, allocations, metrics, events and log, the
-    /// topology, the checks of doctor, and the cgroup knobs of workloads. The archive also lists what could not be read,
-    /// and why. It names workloads, units and this host: look through it before you share it.
+    /// The archive holds the version, the configuration without secrets, the daemon's status, allocations, metrics,
+    /// events and log, the topology, the checks of doctor, and the cgroup knobs of workloads. It also lists the files
+    /// that could not be read, with the reasons. It names workloads, units and this host: check it before you share it.
     Bugtool {
-        /// The archive, which must not exist [default: numaward-bugtool-TIME.tar.gz]
+        /// Path of the archive, which must not exist [default: numaward-bugtool-TIME.tar.gz]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
@@ -247,60 +247,60 @@ pub(crate) enum Command {
         /// The shell
         shell: Shell,
     },
-    /// Print the manual page, or write those of all commands
+    /// Print the manual page, or write the pages of all commands
     Man {
-        /// Write them all into this directory
+        /// Write the pages of all commands into this directory
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// Take over what a kubelet with static policies has promised
+    /// Import the guarantees of a kubelet with static policies
     ///
     /// Reads cpu_manager_state and memory_manager_state and writes the ledger, so that pods keep their CPUs and
     /// nodes when the kubelet's policies are set to none and numaward takes over. The configuration must have the
-    /// kubelet's policies and reserved memory, the ledger must hold nothing, and the daemon must not run.
-    ImportKubeletState(ImportKubeletState),
-    /// Write what is promised as the kubelet's state files
+    /// kubelet's policies and reserved memory, the ledger must be empty, and the daemon must not run.
+    ImportKubeletState(ImportArgs),
+    /// Write the guarantees as the kubelet's state files
     ///
-    /// For readers that know only cpu_manager_state and memory_manager_state, and for the way back to a kubelet with
-    /// static policies. Without --into, both are printed as one JSON object. Workloads that are not pods are in the files
-    /// under their own names; standard error names them, and what a kubelet would not take over.
-    ExportKubeletState(ExportKubeletState),
-    /// Give back all that was written, before numaward is removed
+    /// For readers that know only cpu_manager_state and memory_manager_state, and for the return to a kubelet with
+    /// static policies. Without --into, both are printed as one JSON object. Workloads that are not pods are in the
+    /// files under their own names; standard error lists them, and the entries that a kubelet would not accept.
+    ExportKubeletState(ExportArgs),
+    /// Restore all settings that numaward changed, before it is removed
     ///
-    /// Every cgroup gets back what it had: CPUs, nodes, memory protection, quota. Nothing is promised afterwards. The
+    /// Every cgroup gets its previous settings: CPUs, nodes, memory protection, quota. All guarantees end. The
     /// daemon must not run. On Kubernetes, set enforcement.mode to off in the daemon's configuration instead; the
     /// container runtime is then informed, too.
-    Uninstall(Uninstall),
+    Uninstall(UninstallArgs),
     /// Print the version of numaward and of the kernel
     Version(Output),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Check a configuration and report every error in it
+    /// Check a configuration and report all its errors
     Check {
         /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
         file: Option<PathBuf>,
         #[command(flatten)]
         output: Output,
     },
-    /// Print the configuration as it applies: file, variables and defaults together
+    /// Print the effective configuration: file, variables and defaults together
     ///
-    /// What has no value depends on the machine, or is not used. Headers for a collector and the path of a webhook are
-    /// hidden.
+    /// A key without a value depends on the machine, or is not used. Headers for a collector and the path of a webhook
+    /// are hidden.
     View {
         #[command(flatten)]
-        config: ConfigFile,
+        config: ConfigArgs,
         /// Form of the output
         #[arg(short, long, value_enum, default_value_t)]
-        output: Notation,
+        output: ConfigFormat,
     },
     /// Print the JSON schema of the configuration
     Schema,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Notation {
+pub(crate) enum ConfigFormat {
     /// As in the configuration file
     #[default]
     Yaml,
@@ -309,9 +309,9 @@ pub(crate) enum Notation {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub(crate) config: ConfigFile,
+    pub(crate) config: ConfigArgs,
     /// Address and port of the HTTP server [default: 127.0.0.1:9560]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) listen: Option<String>,
@@ -323,54 +323,55 @@ pub(crate) struct Run {
     pub(crate) log_format: Option<String>,
 }
 
-/// How the daemon is reached: the same for each command. An option goes before its variable, and both before the default.
+/// Options of the connection to the daemon, the same for each command. An option has precedence over its environment
+/// variable, and both over the default.
 #[derive(Debug, Args)]
-pub(crate) struct Reached {
-    /// The daemon: its control socket (a path) or one of its addresses (a URL)
+pub(crate) struct ConnectionArgs {
+    /// Daemon: path of its control socket, or URL of one of its addresses
     ///
-    /// /run/numaward/control.sock, http://127.0.0.1:9560 (only reads) or https://host.example:9561 (control.listen).
-    /// Default: the control socket of this host. A user who may not open it reads from the address that the daemon of
-    /// this host listens on.
+    /// /run/numaward/control.sock, http://127.0.0.1:9560 (read-only) or https://host.example:9561 (control.listen).
+    /// Default: the control socket of this host. A user without permission to open it reads from the address that the
+    /// daemon of this host listens on.
     #[arg(
-        long, global = true, help_heading = REACHING, value_name = "PATH|URL", env = "NUMAWARD_SERVER",
+        long, global = true, help_heading = CONNECTION_HEADING, value_name = "PATH|URL", env = "NUMAWARD_SERVER",
         hide_env_values = true, hide_short_help = true
     )]
     pub(crate) server: Option<String>,
     /// File with the bearer token
     #[arg(
-        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_TOKEN_FILE",
+        long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_TOKEN_FILE",
         hide_env_values = true, hide_short_help = true
     )]
     pub(crate) token_file: Option<PathBuf>,
-    /// Send the token over http to other hosts: only where the network is encrypted in another way
-    #[arg(long, global = true, help_heading = REACHING, hide_short_help = true)]
+    /// Send the token over http to other hosts: only if the network is encrypted in another way
+    #[arg(long, global = true, help_heading = CONNECTION_HEADING, hide_short_help = true)]
     pub(crate) allow_unencrypted: bool,
-    /// File with the authority that signed the daemon's certificate
+    /// File with the certificate of the authority that signed the daemon's certificate
     #[arg(
-        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_CA_FILE",
+        long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_CA_FILE",
         hide_env_values = true, hide_short_help = true
     )]
     pub(crate) ca: Option<PathBuf>,
     /// File with the client certificate
     #[arg(
-        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_CERT_FILE",
+        long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_CERT_FILE",
         hide_env_values = true, hide_short_help = true, requires = "key"
     )]
     pub(crate) cert: Option<PathBuf>,
-    /// File with its private key
+    /// File with the private key of the client certificate
     #[arg(
-        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_KEY_FILE",
+        long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_KEY_FILE",
         hide_env_values = true, hide_short_help = true, requires = "cert"
     )]
     pub(crate) key: Option<PathBuf>,
 }
 
-/// A command, and what it is to hold.
+/// Arguments of `exec`: a command and its guarantee.
 #[derive(Debug, Args)]
-#[command(group = amounts())]
-pub(crate) struct Exec {
+#[command(group = required_amounts())]
+pub(crate) struct ExecArgs {
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) resources: ResourceArgs,
     /// Name of the workload [default: made from the command and the process id]
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -379,16 +380,16 @@ pub(crate) struct Exec {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Which workloads are shown, and in which order.
+/// Selection and order of the workloads that are shown.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct Choice {
-    /// Sort workloads by this
+pub(crate) struct WorkloadListArgs {
+    /// Sort workloads by this column
     #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
     pub(crate) sort: Column,
-    /// Against the order that the sort has by itself.
+    /// Reverses the order that the column has by default.
     #[arg(skip)]
     pub(crate) reversed: bool,
-    /// Show only workloads with this in their name, kind or cgroup; node:N for those with memory on a node
+    /// Show only workloads with this text in name, kind or cgroup; node:N for workloads with memory on a node
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) filter: String,
     /// Show only workloads with a guarantee
@@ -396,49 +397,49 @@ pub(crate) struct Choice {
     pub(crate) guaranteed: bool,
 }
 
-/// Which guarantees end.
+/// Guarantees that `release` ends.
 #[derive(Debug, Args)]
-pub(crate) struct Release {
+pub(crate) struct ReleaseArgs {
     /// Name of the workload
-    #[arg(required_unless_present = "all", value_parser = allocation())]
+    #[arg(required_unless_present = "all", value_parser = workload_name())]
     pub(crate) name: Option<String>,
-    /// End all but those of containers and those that the configuration declares; asks first
+    /// End all guarantees except those of containers and those that the configuration declares; asks first
     #[arg(long, conflicts_with = "name")]
     pub(crate) all: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long, requires = "all", conflicts_with = "name")]
     pub(crate) yes: bool,
 }
 
-/// Which events are printed.
+/// Filter of the events that are printed.
 #[derive(Debug, Args)]
-pub(crate) struct EventChoice {
-    /// Only those about this workload
+pub(crate) struct EventFilterArgs {
+    /// Only events about this workload
     #[arg(long, value_name = "NAME")]
     pub(crate) workload: Option<String>,
-    /// Only those of this kind
+    /// Only events of this kind
     #[arg(long, value_name = "KIND", value_parser = PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.as_str())))]
     pub(crate) kind: Option<String>,
-    /// Only those after the one with this id
+    /// Only events after the one with this id
     #[arg(long, value_name = "ID")]
     pub(crate) since: Option<u64>,
-    /// At most this many earlier events
+    /// Maximum number of earlier events
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) limit: u16,
 }
 
-/// What is shown, and how often.
+/// Options of `top`, and of `replay` for the same output.
 #[derive(Debug, Args)]
-pub(crate) struct Shown {
+pub(crate) struct TopArgs {
     #[command(flatten)]
-    pub(crate) choice: Choice,
-    /// Print tables, one after the other, instead of taking the whole terminal
+    pub(crate) list: WorkloadListArgs,
+    /// Print tables, one after another, instead of using the whole terminal
     #[arg(long)]
     pub(crate) batch: bool,
-    /// Print one table and end
+    /// Print one table and exit
     #[arg(long, conflicts_with = "count")]
     pub(crate) once: bool,
-    /// Print this many tables and end
+    /// Print this many tables and exit
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
     /// Seconds between tables
@@ -446,171 +447,168 @@ pub(crate) struct Shown {
     pub(crate) interval: u64,
 }
 
-/// What is recorded, and how long.
+/// Arguments of `record`.
 #[derive(Debug, Args)]
-pub(crate) struct Record {
-    /// The recording, which must not exist [default: numaward-TIME.record]
+pub(crate) struct RecordArgs {
+    /// Path of the recording, which must not exist [default: numaward-TIME.record]
     #[arg(value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Record for this long, such as 10m [default: until Ctrl-C]
     #[arg(long = "for", value_name = "TIME")]
     pub(crate) span: Option<Interval>,
-    /// Time between two moments, at least one second
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = seconds)]
+    /// Interval between two moments, at least one second
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     pub(crate) every: Interval,
-    /// The most that the file may take; recording ends there
-    #[arg(long, value_name = "SIZE", default_value = "256Mi", value_parser = bytes)]
+    /// Maximum size of the file; recording ends when it is reached
+    #[arg(long, value_name = "SIZE", default_value = "256Mi", value_parser = parse_bytes)]
     pub(crate) max_size: u64,
 }
 
-/// What is replayed.
+/// Arguments of `replay`.
 #[derive(Debug, Args)]
-pub(crate) struct Replay {
-    /// The recording
+pub(crate) struct ReplayArgs {
+    /// Path of the recording
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Begin at this time: 14:30, 14:30:05, 2026-11-21T14:30:05Z (all UTC), or +5m after the beginning of the
-    /// recording
+    /// Begin at this time: 14:30, 14:30:05, 2026-11-21T14:30:05Z (all UTC), or +5m for 5 minutes after the beginning of
+    /// the recording
     #[arg(long, value_name = "TIME")]
-    pub(crate) begin: Option<When>,
+    pub(crate) begin: Option<ReplayTime>,
     /// End at this time, in the same form
     #[arg(long, value_name = "TIME")]
-    pub(crate) end: Option<When>,
+    pub(crate) end: Option<ReplayTime>,
     #[command(flatten)]
-    pub(crate) shown: Shown,
+    pub(crate) top: TopArgs,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// A duration of a second at least.
-fn seconds(text: &str) -> Result<Interval, String> {
+/// Parses a duration of at least one second.
+fn parse_interval(text: &str) -> Result<Interval, String> {
     let interval: Interval = text.parse()?;
     if interval.0 < Duration::from_secs(1) {
-        return Err(format!("{text}: it takes a second at least"));
+        return Err(format!("{text}: must be at least one second"));
     }
     Ok(interval)
 }
 
-/// An amount of bytes.
-fn bytes(text: &str) -> Result<u64, String> {
+/// Parses an amount of bytes.
+fn parse_bytes(text: &str) -> Result<u64, String> {
     let amount = text.parse::<Quantity>().map_err(|error| error.to_string())?;
-    amount.units().ok_or_else(|| format!("{text} is no number of bytes such as 100Mi"))
+    amount.units().ok_or_else(|| format!("{text} is not a number of bytes such as 100Mi"))
 }
 
-/// What is asked for.
+/// Resources of a request, and their placement.
 #[derive(Debug, Args)]
-pub(crate) struct Wanted {
-    /// CPUs: whole ones (4) are exclusive, parts (500m, 1.5) are shared [default: shared]
-    #[arg(long, help_heading = RESOURCES, value_name = "NUMBER")]
+pub(crate) struct ResourceArgs {
+    /// CPUs: whole numbers (4) are exclusive, fractions (500m, 1.5) are shared [default: shared]
+    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "NUMBER")]
     pub(crate) cpus: Option<Cpus>,
-    /// Memory that is promised on the nodes [default: none is promised, and none is bound to nodes]
-    #[arg(long, help_heading = RESOURCES, value_name = "SIZE")]
+    /// Memory that is guaranteed on the nodes [default: none is guaranteed or bound to nodes]
+    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
-    /// The most memory that may be used [default: what is promised]
-    #[arg(long, help_heading = RESOURCES, value_name = "SIZE")]
+    /// Limit of the memory (memory.max) [default: the guaranteed amount]
+    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "SIZE")]
     pub(crate) memory_limit: Option<String>,
     #[command(flatten)]
-    pub(crate) hugepages: Hugepages,
+    pub(crate) hugepages: HugepageArgs,
     #[command(flatten)]
-    pub(crate) placement: Placement,
+    pub(crate) placement: PlacementArgs,
     /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
-    #[arg(long, help_heading = HELD, value_parser = partitions())]
+    #[arg(long, help_heading = ISOLATION_HEADING, value_parser = partitions())]
     pub(crate) partition: Option<PartitionKind>,
 }
 
-/// There is no request without CPUs and memory.
-fn amounts() -> ArgGroup {
+/// Returns the group that requires CPUs or memory in each request.
+fn required_amounts() -> ArgGroup {
     ArgGroup::new("amounts").args(["cpus", "memory"]).required(true).multiple(true)
 }
 
-/// Huge pages by their size.
+/// Huge pages by size.
 #[derive(Debug, Args)]
-pub(crate) struct Hugepages {
-    /// Huge pages of 2 MiB, in bytes
-    #[arg(long = "hugepages-2Mi", help_heading = RESOURCES, value_name = "SIZE")]
+pub(crate) struct HugepageArgs {
+    /// Huge pages of 2 MiB, as an amount of bytes
+    #[arg(long = "hugepages-2Mi", help_heading = RESOURCES_HEADING, value_name = "SIZE")]
     pub(crate) two_mib: Option<String>,
-    /// Huge pages of 1 GiB, in bytes
-    #[arg(long = "hugepages-1Gi", help_heading = RESOURCES, value_name = "SIZE")]
+    /// Huge pages of 1 GiB, as an amount of bytes
+    #[arg(long = "hugepages-1Gi", help_heading = RESOURCES_HEADING, value_name = "SIZE")]
     pub(crate) one_gib: Option<String>,
     /// Huge pages of any size, such as 2Mi=64Mi; can be repeated
-    #[arg(long = "hugepages", help_heading = RESOURCES, value_name = "SIZE=BYTES", value_parser = pair)]
+    #[arg(long = "hugepages", help_heading = RESOURCES_HEADING, value_name = "SIZE=BYTES", value_parser = parse_pair)]
     pub(crate) sized: Vec<(String, String)>,
 }
 
-/// Where it is to be, and how it is held there.
+/// Placement of a workload, and its isolation.
 #[derive(Debug, Args)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "conditions of which each holds or not, whatever the others are"
-)]
-pub(crate) struct Placement {
-    /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
-    #[arg(long, help_heading = NODES, value_parser = policies())]
+#[expect(clippy::struct_excessive_bools, reason = "independent conditions")]
+pub(crate) struct PlacementArgs {
+    /// Topology policy for the nodes of CPUs and memory [default: topologyManagerPolicy of the configuration]
+    #[arg(long, help_heading = NODES_HEADING, value_parser = policies())]
     pub(crate) policy: Option<TopologyManagerPolicy>,
-    /// The only nodes on which it may be, such as 1 or 0-1; refused if it does not fit there (native)
-    #[arg(long = "node", help_heading = NODES, value_name = "NODES")]
+    /// Allow only these nodes, such as 1 or 0-1; refused if the request does not fit there (native)
+    #[arg(long = "node", help_heading = NODES_HEADING, value_name = "NODES")]
     pub(crate) nodes: Option<NodeSet>,
-    /// Nodes on which it should be if it can, such as 0-1
-    #[arg(long, help_heading = NODES, value_name = "NODES")]
+    /// Prefer these nodes, such as 0-1
+    #[arg(long, help_heading = NODES_HEADING, value_name = "NODES")]
     pub(crate) preferred_nodes: Option<NodeSet>,
-    /// Put it on the node of a device of this host if possible: a network interface (eth0), a block device (nvme0n1) or a
-    /// PCI address (0000:3b:00.0); can be repeated
-    #[arg(long, help_heading = NODES, value_name = "DEVICE")]
+    /// Prefer the node of a device of this host: a network interface (eth0), a block device (nvme0n1) or a PCI address
+    /// (0000:3b:00.0); can be repeated
+    #[arg(long, help_heading = NODES_HEADING, value_name = "DEVICE")]
     pub(crate) near: Vec<String>,
-    /// Put it on the nodes of another if possible: by its name (a pod: namespace/name), or by a label; can be repeated
+    /// Prefer the nodes of another workload: by its name (a pod: namespace/name), or by a label; can be repeated
     /// (native)
-    #[arg(long, help_heading = NODES, value_name = "NAME|KEY=VALUE")]
+    #[arg(long, help_heading = NODES_HEADING, value_name = "NAME|KEY=VALUE")]
     pub(crate) with: Vec<String>,
-    /// Put it on other nodes than another if possible, named likewise; can be repeated (native)
-    #[arg(long, help_heading = NODES, value_name = "NAME|KEY=VALUE")]
+    /// Avoid the nodes of another workload, named likewise; can be repeated (native)
+    #[arg(long, help_heading = NODES_HEADING, value_name = "NAME|KEY=VALUE")]
     pub(crate) apart: Vec<String>,
-    /// A label by which others can name it; can be repeated (native)
-    #[arg(long = "label", help_heading = NODES, value_name = "KEY=VALUE", value_parser = pair)]
+    /// Label by which other workloads can name this one; can be repeated (native)
+    #[arg(long = "label", help_heading = NODES_HEADING, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) labels: Vec<(String, String)>,
-    /// How memory-only nodes count (native) [default: tiers of the configuration]
-    #[arg(long, help_heading = NODES, value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
+    /// Role of memory-only nodes (native) [default: tiers of the configuration]
+    #[arg(long, help_heading = NODES_HEADING, value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
     pub(crate) tiers: Option<Tiers>,
-    /// The only sort of memory that it takes; can be repeated (native) [default: any]
+    /// Use only memory of this tier; can be repeated (native) [default: any]
     #[arg(
-        long = "memory-tier", help_heading = NODES, value_name = "TIER",
+        long = "memory-tier", help_heading = NODES_HEADING, value_name = "TIER",
         value_parser = named(MemoryTier::ALL, MemoryTier::as_str, memory_tier_help)
     )]
     pub(crate) memory_tiers: Vec<MemoryTier>,
-    /// The kind of its exclusive CPUs; can be repeated: each CPU is then of all these kinds (native) [default: any]
+    /// Kind of the exclusive CPUs; if repeated, each CPU has all these kinds (native) [default: any]
     #[arg(
-        long = "cpu-kind", help_heading = NODES, value_name = "KIND",
+        long = "cpu-kind", help_heading = NODES_HEADING, value_name = "KIND",
         value_parser = named(CpuKind::ALL, CpuKind::as_str, cpu_kind_help)
     )]
     pub(crate) cpu_kinds: Vec<CpuKind>,
-    /// Take each exclusive CPU from a different core, and give the other threads of these cores to nobody (native)
-    #[arg(long, help_heading = NODES)]
+    /// Take each exclusive CPU from a different core, and keep the other threads of these cores unused (native)
+    #[arg(long, help_heading = NODES_HEADING)]
     pub(crate) hide_siblings: bool,
-    /// Take CPUs that share a last-level cache if possible (native)
-    #[arg(long, help_heading = NODES)]
+    /// Prefer CPUs that share a last-level cache (native)
+    #[arg(long, help_heading = NODES_HEADING)]
     pub(crate) same_cache: bool,
-    /// Move other processes off its exclusive CPUs, whatever enforcement.herding.mode of the configuration is
-    #[arg(long, help_heading = HELD)]
+    /// Move other processes off the exclusive CPUs, independent of enforcement.herding.mode of the configuration
+    #[arg(long, help_heading = ISOLATION_HEADING)]
     pub(crate) isolate: bool,
-    /// How the kernel chooses among its nodes for each new page; only for a command that is started
+    /// Kernel policy that chooses a node for each new page; only for a command that is started
     #[arg(
-        long, help_heading = HELD, value_name = "POLICY",
+        long, help_heading = ISOLATION_HEADING, value_name = "POLICY",
         value_parser = named(MemoryPolicy::ALL, MemoryPolicy::as_str, memory_policy_help)
     )]
     pub(crate) memory_policy: Option<MemoryPolicy>,
-    /// Its class of L3 caches and memory bandwidth, one of resctrl.classes of the configuration
-    #[arg(long, help_heading = HELD, value_name = "CLASS")]
+    /// Class of L3 cache and memory bandwidth, one of resctrl.classes of the configuration
+    #[arg(long, help_heading = ISOLATION_HEADING, value_name = "CLASS")]
     pub(crate) resctrl_class: Option<String>,
-    /// Never move it to other nodes (native)
-    #[arg(long, help_heading = HELD)]
+    /// Never move the workload to other nodes (native)
+    #[arg(long, help_heading = ISOLATION_HEADING)]
     pub(crate) immovable: bool,
-    /// Promise its memory on a home node without binding it there: it may use more, up to --memory-limit, on any node
-    /// (native)
-    #[arg(long, help_heading = HELD)]
+    /// Guarantee the memory on one node without binding it there: the workload may use more, up to --memory-limit, on
+    /// any node (native)
+    #[arg(long, help_heading = ISOLATION_HEADING)]
     pub(crate) burstable: bool,
 }
 
-impl Hugepages {
-    /// All of them, in bytes by size.
+impl HugepageArgs {
+    /// Returns all amounts, in bytes by page size.
     pub(crate) fn by_size(self) -> BTreeMap<String, String> {
         let named = [("2Mi", self.two_mib), ("1Gi", self.one_gib)];
         let named = named.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
@@ -618,8 +616,8 @@ impl Hugepages {
     }
 }
 
-/// Two texts with `=` between them.
-fn pair(text: &str) -> Result<(String, String), String> {
+/// Parses `KEY=VALUE`.
+fn parse_pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
     let (key, value) = pair.ok_or_else(|| format!("{text:?} has no key and value, such as key=value"))?;
     Ok((key.to_owned(), value.to_owned()))
@@ -642,45 +640,46 @@ fn memory_tier_help(tier: MemoryTier) -> &'static str {
 
 fn cpu_kind_help(kind: CpuKind) -> &'static str {
     match kind {
-        CpuKind::Performance => "Of cores as fast as any of the machine",
-        CpuKind::Efficiency => "Of cores that are slower than others of the machine, and take less power",
+        CpuKind::Performance => "CPUs of the fastest cores of the machine",
+        CpuKind::Efficiency => "CPUs of cores that are slower than the fastest ones, and use less power",
         CpuKind::HighFrequency => {
-            "Of the highest base frequency; where all have the same, of the highest maximum frequency"
+            "CPUs with the highest base frequency, or with the highest maximum frequency if all base frequencies are equal"
         }
-        CpuKind::Isolated => "Kept from the scheduler's load balancing (isolcpus=)",
-        CpuKind::NohzFull => "Without a tick while one task runs (nohz_full=)",
+        CpuKind::Isolated => "CPUs without load balancing by the scheduler (isolcpus=)",
+        CpuKind::NohzFull => "CPUs without a tick while one task runs (nohz_full=)",
     }
 }
 
 fn memory_policy_help(policy: MemoryPolicy) -> &'static str {
     match policy {
-        MemoryPolicy::Bind => "The nearest with a free page",
-        MemoryPolicy::PreferredMany => "The same, and any other node before memory is reclaimed",
-        MemoryPolicy::Interleave => "One after the other",
+        MemoryPolicy::Bind => "The nearest node with a free page",
+        MemoryPolicy::PreferredMany => "The same, then any other node before memory is reclaimed",
+        MemoryPolicy::Interleave => "The nodes in turn",
         MemoryPolicy::WeightedInterleave => {
-            "One after the other, each as many pages as its weight in /sys/kernel/mm/mempolicy/weighted_interleave"
+            "The nodes in turn, each with as many pages as its weight in /sys/kernel/mm/mempolicy/weighted_interleave"
         }
     }
 }
 
-/// The name of an allocation. That of a cgroup is its path without the first slash, with which it may be asked for.
-fn allocation() -> impl TypedValueParser<Value = String> {
+/// Returns a parser of workload names. The name of a cgroup is its path without the leading slash, which is accepted,
+/// too.
+fn workload_name() -> impl TypedValueParser<Value = String> {
     StringValueParser::new().map(|name| name.trim_start_matches('/').to_owned())
 }
 
-/// The policies by the kubelet's names.
+/// Returns a parser of topology policies by the kubelet's names.
 fn policies() -> impl TypedValueParser<Value = TopologyManagerPolicy> {
     named(TopologyManagerPolicy::ALL, TopologyManagerPolicy::as_str, |policy| match policy {
-        TopologyManagerPolicy::None => "No rule ties them",
+        TopologyManagerPolicy::None => "Nodes of CPUs and memory are independent",
         TopologyManagerPolicy::BestEffort => "The same nodes if possible",
         TopologyManagerPolicy::Restricted => {
-            "The same nodes, as few as could ever be enough, or it is refused"
+            "The same nodes, and no more of them than on an empty machine, or the request is refused"
         }
-        TopologyManagerPolicy::SingleNumaNode => "One node, or it is refused",
+        TopologyManagerPolicy::SingleNumaNode => "One node, or the request is refused",
     })
 }
 
-/// Values by their names.
+/// Returns a parser of values by their names.
 fn named<T>(
     all: &'static [T],
     name: fn(T) -> &'static str,
@@ -689,35 +688,35 @@ fn named<T>(
 where
     T: Copy + FromStr<Err = UnknownName> + Send + Sync,
 {
-    let named = all.iter().map(|&of| PossibleValue::new(name(of)).help(help(of)));
+    let named = all.iter().map(|&value| PossibleValue::new(name(value)).help(help(value)));
     PossibleValuesParser::new(named).try_map(|name| name.parse())
 }
 
-/// The partitions by the kernel's names.
+/// Returns a parser of cpuset partitions by the kernel's names.
 fn partitions() -> impl TypedValueParser<Value = PartitionKind> {
     PossibleValuesParser::new([
-        PossibleValue::new("root").help("No other cgroup gets these CPUs, whatever it asks for"),
-        PossibleValue::new("isolated").help("The same, and the scheduler does not balance load among them"),
+        PossibleValue::new("root").help("No other cgroup gets these CPUs"),
+        PossibleValue::new("isolated").help("The same, without load balancing by the scheduler"),
     ])
     .map(|name| if name == "root" { PartitionKind::Root } else { PartitionKind::Isolated })
 }
 
-/// The file of the configuration.
+/// Configuration file of a command.
 #[derive(Debug, Args)]
-pub(crate) struct ConfigFile {
+pub(crate) struct ConfigArgs {
     /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
-#[command(group = amounts())]
-pub(crate) struct Guarantee {
-    /// A cgroup as in /proc/PID/cgroup (/batch/render), or a unit of systemd (nginx.service)
+#[command(group = required_amounts())]
+pub(crate) struct GuaranteeArgs {
+    /// A cgroup as in /proc/PID/cgroup (/batch/render), or a systemd unit (nginx.service)
     #[arg(value_name = "CGROUP-OR-UNIT")]
     pub(crate) target: String,
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) resources: ResourceArgs,
     /// Name of the workload [default: the unit, or the cgroup without the leading slash]
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -726,22 +725,22 @@ pub(crate) struct Guarantee {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Resize {
+pub(crate) struct ResizeArgs {
     /// Name of the workload
-    #[arg(value_parser = allocation())]
+    #[arg(value_parser = workload_name())]
     pub(crate) name: String,
-    /// CPUs: a whole number for a workload with exclusive ones, a part (500m) for one that shares them
+    /// CPUs: a whole number for a workload with exclusive CPUs, a fraction (500m) for a workload with shared CPUs
     #[arg(long, value_name = "NUMBER")]
     pub(crate) cpus: Option<Cpus>,
-    /// Memory that is promised on its nodes
+    /// Memory that is guaranteed on the workload's nodes
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
-    /// The most memory that may be used [default: what is promised, where both were equal, else as it was]
+    /// Limit of the memory [default: the guaranteed amount if both were equal, else unchanged]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_limit: Option<String>,
     #[command(flatten)]
-    pub(crate) hugepages: Hugepages,
-    /// Only say what would happen
+    pub(crate) hugepages: HugepageArgs,
+    /// Only print what would happen
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
@@ -749,30 +748,31 @@ pub(crate) struct Resize {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Explain {
-    /// Name of a workload that holds an allocation
+pub(crate) struct ExplainArgs {
+    /// Name of a workload with a guarantee
     #[arg(
-        value_parser = allocation(),
+        value_parser = workload_name(),
         required_unless_present_any = ["cpus", "memory"],
-        conflicts_with_all = ["cpus", "memory", "memory_limit", "partition", "Hugepages", "Placement"]
+        conflicts_with_all = ["cpus", "memory", "memory_limit", "partition", "HugepageArgs", "PlacementArgs"]
     )]
     pub(crate) name: Option<String>,
     #[command(flatten)]
-    pub(crate) wanted: MaybeWanted,
+    pub(crate) resources: OptionalResourceArgs,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// What is asked for, if anything is: there is no request without CPUs and memory.
+/// Optional resources of `explain`: absent if neither CPUs nor memory are given, as each request needs one of them.
 ///
-/// `Option<Wanted>` would never be there: to clap, a struct with flattened parts is a group without members.
+/// `Option<ResourceArgs>` would always be `None`: to clap, a struct of flattened parts is a group without
+/// members.
 #[derive(Debug)]
-pub(crate) struct MaybeWanted(pub(crate) Option<Wanted>);
+pub(crate) struct OptionalResourceArgs(pub(crate) Option<ResourceArgs>);
 
-impl FromArgMatches for MaybeWanted {
+impl FromArgMatches for OptionalResourceArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let is_asked = ["cpus", "memory"].iter().any(|id| matches.contains_id(id));
-        is_asked.then(|| Wanted::from_arg_matches(matches)).transpose().map(Self)
+        is_asked.then(|| ResourceArgs::from_arg_matches(matches)).transpose().map(Self)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -781,52 +781,52 @@ impl FromArgMatches for MaybeWanted {
     }
 }
 
-impl Args for MaybeWanted {
+impl Args for OptionalResourceArgs {
     fn augment_args(command: clap::Command) -> clap::Command {
-        // Nothing is required of what is updated.
-        Wanted::augment_args_for_update(command)
+        // An update requires no argument.
+        ResourceArgs::augment_args_for_update(command)
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Wanted::augment_args_for_update(command)
+        ResourceArgs::augment_args_for_update(command)
     }
 }
 
-/// How much may be moved.
+/// Limits of a plan.
 #[derive(Debug, Args)]
-pub(crate) struct MoveLimits {
-    /// The most workloads that may move [default: 3]
+pub(crate) struct MoveLimitArgs {
+    /// Maximum number of workloads that move [default: 3]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) moves: Option<u32>,
-    /// The most memory that may move [default: any amount]
+    /// Maximum amount of memory that moves [default: any amount]
     #[arg(long, value_name = "SIZE")]
     pub(crate) bytes: Option<String>,
 }
 
 #[derive(Debug, Args)]
-#[command(group = amounts())]
-pub(crate) struct PlanMoves {
+#[command(group = required_amounts())]
+pub(crate) struct PlanArgs {
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) resources: ResourceArgs,
     #[command(flatten)]
-    pub(crate) limits: MoveLimits,
+    pub(crate) limits: MoveLimitArgs,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]
-#[command(group = amounts())]
-pub(crate) struct Rebalance {
-    /// A cgroup or a unit that gets the guarantee in the end
+#[command(group = required_amounts())]
+pub(crate) struct RebalanceArgs {
+    /// A cgroup or a unit that gets the guarantee after the moves
     #[arg(value_name = "CGROUP-OR-UNIT")]
     pub(crate) target: Option<String>,
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) resources: ResourceArgs,
     /// Name of the workload [default: the unit, or the cgroup without the leading slash]
     #[arg(long, requires = "target")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
-    pub(crate) limits: MoveLimits,
+    pub(crate) limits: MoveLimitArgs,
     /// Make the moves
     #[arg(long)]
     pub(crate) apply: bool,
@@ -893,52 +893,52 @@ pub(crate) enum StrategyName {
     Native,
 }
 
-/// What call chains led to.
+/// Kind of the call chains of `stacks`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StackChoice {
-    /// Memory was allocated on another node than that of the CPU
+pub(crate) enum StackKindArg {
+    /// Allocations on another node than that of the CPU
     #[default]
     Allocations,
-    /// Memory of another node was accessed, as the kernel samples it
+    /// Accesses to memory of another node, as sampled by the kernel
     Accesses,
 }
 
-impl From<StackChoice> for StackKind {
-    fn from(choice: StackChoice) -> Self {
+impl From<StackKindArg> for StackKind {
+    fn from(choice: StackKindArg) -> Self {
         match choice {
-            StackChoice::Allocations => Self::Allocations,
-            StackChoice::Accesses => Self::Accesses,
+            StackKindArg::Allocations => Self::Allocations,
+            StackKindArg::Accesses => Self::Accesses,
         }
     }
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ImportKubeletState {
-    /// The kubelet's directory, usually /var/lib/kubelet
+pub(crate) struct ImportArgs {
+    /// Directory of the kubelet, usually /var/lib/kubelet
     pub(crate) directory: PathBuf,
-    /// Only print what would be taken over
+    /// Only print what would be imported
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) config: ConfigFile,
+    pub(crate) config: ConfigArgs,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Uninstall {
-    /// Give back what was written; there is nothing else to do yet
+pub(crate) struct UninstallArgs {
+    /// Restore the settings; required, as there is no other action yet
     #[arg(long, required = true)]
     pub(crate) restore: bool,
     #[command(flatten)]
-    pub(crate) config: ConfigFile,
+    pub(crate) config: ConfigArgs,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ExportKubeletState {
-    /// Write the two files into this directory, which is made if it is absent and must not be a kubelet's own
+pub(crate) struct ExportArgs {
+    /// Write the two files into this directory, which is created if it is absent and must not be a kubelet's own
     #[arg(long, value_name = "DIR")]
     pub(crate) into: Option<PathBuf>,
     /// Replace files of an earlier export
@@ -949,12 +949,12 @@ pub(crate) struct ExportKubeletState {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
     /// Form of the output
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    pub(crate) output: Format,
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    pub(crate) output: OutputFormat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     /// For people
     Table,
     /// For programs
@@ -963,7 +963,8 @@ pub(crate) enum Format {
     Yaml,
 }
 
-// No doc comment: clap would take it for the command's own. As `Output`, for a command whose table can have more columns.
+// Like `Output`, for a command with an optional wide table. This is no doc comment, which clap would use as the
+// command's own.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ListOutput {
     /// Form of the output
@@ -986,9 +987,9 @@ pub(crate) enum ListFormat {
 impl From<ListOutput> for Output {
     fn from(ListOutput { output }: ListOutput) -> Self {
         let output = match output {
-            ListFormat::Table | ListFormat::Wide => Format::Table,
-            ListFormat::Json => Format::Json,
-            ListFormat::Yaml => Format::Yaml,
+            ListFormat::Table | ListFormat::Wide => OutputFormat::Table,
+            ListFormat::Json => OutputFormat::Json,
+            ListFormat::Yaml => OutputFormat::Yaml,
         };
         Self { output }
     }
@@ -999,7 +1000,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wide_is_refused_where_it_prints_nothing_more() {
+    fn wide_is_for_lists_only() {
         let parsed = |command: &str| Cli::try_parse_from(["numaward", command, "-o", "wide"]);
         assert!(parsed("get").is_ok());
         for command in ["events", "topology", "status", "top", "doctor"] {
@@ -1009,12 +1010,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_explained_is_a_workload_or_a_request() {
+    fn explains_a_workload_or_a_request() {
         let explain = |arguments: &[&str]| {
             let parsed = Cli::try_parse_from([&["numaward", "explain"], arguments].concat());
             parsed.map(|cli| match cli.command {
                 Command::Explain(explain) => {
-                    (explain.name, explain.wanted.0.map(|wanted| (wanted.cpus, wanted.memory)))
+                    (explain.name, explain.resources.0.map(|resources| (resources.cpus, resources.memory)))
                 }
                 other => panic!("{other:?}"),
             })

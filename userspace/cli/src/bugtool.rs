@@ -1,7 +1,7 @@
 //! `numaward bugtool`: an archive for a bug report.
 //!
-//! Whatever cannot be read is a line of the file `missing.txt` with the reason: a daemon that does not answer is what such
-//! reports are often about.
+//! A file that cannot be read is listed in `missing.txt` with the reason: bug reports are often about a daemon that
+//! does not answer.
 
 use std::{
     fmt::Write as _,
@@ -22,8 +22,8 @@ use serde::Serialize;
 
 use crate::{client::Server, doctor, topology};
 
-/// What the daemon is asked for, by the file that it goes to.
-const ASKED: [(&str, &str); 9] = [
+/// Resources of the daemon's API, by their files in the archive.
+const API_FILES: [(&str, &str); 9] = [
     ("daemon-version.json", "/api/v1/version"),
     ("status.json", "/api/v1/status"),
     ("readyz.txt", "/readyz"),
@@ -34,8 +34,8 @@ const ASKED: [(&str, &str); 9] = [
     ("events.json", "/api/v1/events?limit=1024"),
     ("metrics.txt", "/metrics"),
 ];
-/// What the kernel says, below `kernel/`.
-const KERNEL: [&str; 7] = [
+/// Files of the kernel, which are stored below `kernel/`.
+const KERNEL_FILES: [&str; 7] = [
     "/proc/version",
     "/proc/cmdline",
     "/proc/meminfo",
@@ -44,7 +44,7 @@ const KERNEL: [&str; 7] = [
     "/proc/zoneinfo",
     "/sys/fs/cgroup/cgroup.controllers",
 ];
-/// The knobs of a cgroup that say what it may use and what it uses.
+/// Knobs of a cgroup that limit or count its resources.
 const KNOBS: [&str; 23] = [
     "cgroup.controllers",
     "cgroup.subtree_control",
@@ -70,8 +70,8 @@ const KNOBS: [&str; 23] = [
     "hugetlb.1GB.max",
     "hugetlb.1GB.current",
 ];
-/// Lines of the daemon's log.
-const LOG_LINES: &str = "10000";
+/// Maximum number of lines of the daemon's log.
+const MAX_LOG_LINES: &str = "10000";
 
 /// Writes the archive, and returns its path.
 pub(crate) async fn write(
@@ -83,9 +83,9 @@ pub(crate) async fn write(
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let name = format!("numaward-bugtool-{now}");
     let path = file.unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
-    // It says much of this host: nobody else has to read it.
+    // The archive describes the host in detail: only its owner may read it.
     let out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-    let out = out.with_context(|| format!("{}: the archive cannot be made", path.display()))?;
+    let out = out.with_context(|| format!("{}: the archive cannot be created", path.display()))?;
     let mut archive =
         Archive { out: GzEncoder::new(out, Compression::default()), name, now, missing: String::new() };
 
@@ -96,15 +96,15 @@ pub(crate) async fn write(
         .and_then(|config| config.view().map_err(|error| error.to_string()))
     {
         Ok(view) => archive.add("config.yaml", yaml(&view).as_bytes())?,
-        Err(problems) => archive.miss("config.yaml", &problems),
+        Err(problems) => archive.add_missing("config.yaml", &problems),
     }
     archive.add("doctor.txt", doctor::render(checks).as_bytes())?;
     match topology::machine(Path::new("/")) {
         Ok(machine) => archive.add("topology.json", &json(&numaward_api::Topology::from(&machine))?)?,
-        Err(error) => archive.miss("topology.json", &format!("{error:#}")),
+        Err(error) => archive.add_missing("topology.json", &format!("{error:#}")),
     }
     let mut workloads = Workloads { workloads: Vec::new() };
-    for (file, path) in ASKED {
+    for (file, path) in API_FILES {
         match server.fetch(path).await {
             Ok(body) => {
                 if path == "/api/v1/workloads" {
@@ -112,32 +112,33 @@ pub(crate) async fn write(
                 }
                 archive.add(file, &body)?;
             }
-            Err(error) => archive.miss(file, &error.to_string()),
+            Err(error) => archive.add_missing(file, &error.to_string()),
         }
     }
-    for path in KERNEL {
+    for path in KERNEL_FILES {
         let file = format!("kernel{path}");
         match fs::read(path) {
             Ok(text) => archive.add(&file, &text)?,
-            Err(error) => archive.miss(&file, &error.to_string()),
+            Err(error) => archive.add_missing(&file, &error.to_string()),
         }
     }
-    let cgroups: Vec<_> = workloads.workloads.iter().filter_map(|of| of.cgroup.as_deref()).collect();
+    let cgroups: Vec<_> =
+        workloads.workloads.iter().filter_map(|workload| workload.cgroup.as_deref()).collect();
     let mount = config.as_ref().ok().and_then(|config| config.cgroup_mount.as_deref());
     match mount.map_or_else(Hierarchy::open, Hierarchy::open_at) {
         Ok(hierarchy) => {
             let root = hierarchy.dir(&CgroupPath::root());
             archive.add("cgroups.txt", knobs(&root, &cgroups).as_bytes())?;
         }
-        Err(error) => archive.miss("cgroups.txt", &format!("{:#}", anyhow::Error::new(error))),
+        Err(error) => archive.add_missing("cgroups.txt", &format!("{:#}", anyhow::Error::new(error))),
     }
     match log() {
         Ok(log) => archive.add("log.txt", &log)?,
-        Err(reason) => archive.miss("log.txt", &reason),
+        Err(reason) => archive.add_missing("log.txt", &reason),
     }
     let missing = if archive.missing.is_empty() { "nothing\n".to_owned() } else { archive.missing.clone() };
     archive.add("missing.txt", missing.as_bytes())?;
-    archive.end().with_context(|| format!("{}: the archive cannot be written", path.display()))?;
+    archive.finish().with_context(|| format!("{}: the archive cannot be written", path.display()))?;
     eprint!("{}", archive_note(&missing));
     Ok(path)
 }
@@ -146,7 +147,7 @@ fn archive_note(missing: &str) -> String {
     match missing.lines().count() {
         _ if missing == "nothing\n" => String::new(),
         count => {
-            format!("numaward: {count} files could not be read: missing.txt of the archive has the reasons\n")
+            format!("numaward: {count} files could not be read: missing.txt in the archive has the reasons\n")
         }
     }
 }
@@ -155,7 +156,7 @@ fn json(value: &impl Serialize) -> anyhow::Result<Vec<u8>> {
     Ok(serde_json::to_vec_pretty(value)?)
 }
 
-/// The knobs of cgroups below the mount, and of those above them.
+/// Returns the knobs of cgroups and their ancestors below the mount point.
 fn knobs(mount: &Path, cgroups: &[&str]) -> String {
     let mut paths = std::collections::BTreeSet::new();
     for cgroup in cgroups {
@@ -166,7 +167,7 @@ fn knobs(mount: &Path, cgroups: &[&str]) -> String {
         let _ = writeln!(text, "{}", path.display());
         let directory = mount.join(path.strip_prefix("/").unwrap_or(path));
         for knob in KNOBS {
-            // A controller that is not enabled has none of its knobs.
+            // The knobs of a disabled controller do not exist.
             let Ok(value) = fs::read_to_string(directory.join(knob)) else { continue };
             let value = value.trim_end().replace('\n', "\n    ");
             let _ = writeln!(text, "  {knob}: {value}");
@@ -175,14 +176,22 @@ fn knobs(mount: &Path, cgroups: &[&str]) -> String {
     text
 }
 
-/// The daemon's log, where systemd runs it.
+/// Returns the daemon's log from the systemd journal.
 fn log() -> Result<Vec<u8>, String> {
     let mut journal = Command::new("journalctl");
-    journal.args(["--unit", "numaward", "--no-pager", "--output", "short-iso-precise", "--lines", LOG_LINES]);
+    journal.args([
+        "--unit",
+        "numaward",
+        "--no-pager",
+        "--output",
+        "short-iso-precise",
+        "--lines",
+        MAX_LOG_LINES,
+    ]);
     let output = journal.output().map_err(|error| format!("journalctl: {error}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("journalctl ended with {}: {}", output.status, said.trim()));
+        let message = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("journalctl ended with {}: {}", output.status, message.trim()));
     }
     if output.stdout.starts_with(b"-- No entries --") || output.stdout.is_empty() {
         return Err("the journal has no entries of the unit numaward".to_owned());
@@ -190,13 +199,13 @@ fn log() -> Result<Vec<u8>, String> {
     Ok(output.stdout)
 }
 
-/// A tar archive (POSIX.1-1988, ustar) as it is written.
+/// A tar archive (POSIX.1-1988, ustar) in progress.
 struct Archive {
     out: GzEncoder<File>,
-    /// The directory that all is in.
+    /// Name of the directory of all files in the archive.
     name: String,
     now: u64,
-    /// What could not be read, a line each.
+    /// Files that could not be read, with their reasons, in lines.
     missing: String,
 }
 
@@ -209,36 +218,36 @@ impl Archive {
         self.out.write_all(&[0; 512][..padding])
     }
 
-    /// Notes why there is no such file.
-    fn miss(&mut self, file: &str, reason: &str) {
+    /// Records why a file is missing.
+    fn add_missing(&mut self, file: &str, reason: &str) {
         let _ = writeln!(self.missing, "{file}: {}", reason.replace('\n', " "));
     }
 
-    fn end(mut self) -> io::Result<()> {
+    fn finish(mut self) -> io::Result<()> {
         self.out.write_all(&[0; 1024])?;
         self.out.finish()?.sync_all()
     }
 }
 
-/// The header of a file.
+/// Returns the header of a file.
 fn header(path: &str, size: usize, time: u64) -> io::Result<[u8; 512]> {
     let mut header = [0_u8; 512];
-    let mut put = |at: usize, length: usize, text: String| match header.get_mut(at..at + text.len()) {
+    let mut write_field = |at: usize, length: usize, text: String| match header.get_mut(at..at + text.len()) {
         Some(field) if text.len() <= length => {
             field.copy_from_slice(text.as_bytes());
             Ok(())
         }
         _ => Err(io::Error::other(format!("{text:?} does not fit into the header of an archive"))),
     };
-    put(0, 100, path.to_owned())?;
-    put(100, 8, format!("{:07o}\0", 0o600))?;
-    put(108, 8, format!("{:07o}\0", 0))?;
-    put(116, 8, format!("{:07o}\0", 0))?;
-    put(124, 12, format!("{size:011o}\0"))?;
-    put(136, 12, format!("{time:011o}\0"))?;
-    put(148, 8, " ".repeat(8))?;
-    put(156, 1, "0".to_owned())?;
-    put(257, 8, "ustar\x0000".to_owned())?;
+    write_field(0, 100, path.to_owned())?;
+    write_field(100, 8, format!("{:07o}\0", 0o600))?;
+    write_field(108, 8, format!("{:07o}\0", 0))?;
+    write_field(116, 8, format!("{:07o}\0", 0))?;
+    write_field(124, 12, format!("{size:011o}\0"))?;
+    write_field(136, 12, format!("{time:011o}\0"))?;
+    write_field(148, 8, " ".repeat(8))?;
+    write_field(156, 1, "0".to_owned())?;
+    write_field(257, 8, "ustar\x0000".to_owned())?;
     let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
     let sum = format!("{sum:06o}\0 ");
     header[148..156].copy_from_slice(sum.as_bytes());

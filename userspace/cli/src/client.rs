@@ -1,4 +1,4 @@
-//! Asks a daemon: on its control socket, or on one of its addresses.
+//! HTTP client of the daemon's API: on its control socket, or on one of its addresses.
 
 use std::{
     io,
@@ -25,43 +25,44 @@ use tokio::{
 
 use crate::{listening, remote::Remote};
 
-/// Longer than the daemon takes to answer, or to say that it cannot.
-const TIME_LIMIT: Duration = Duration::from_secs(35);
-/// More than the largest host's workloads take.
-pub(crate) const MAX_BYTES: usize = 256 << 20;
+/// Maximum duration of a request. Longer than the daemon takes to answer, or to report that it cannot.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(35);
+/// Maximum size of an answer: more than the workloads of the largest host take.
+pub(crate) const MAX_ANSWER_BYTES: usize = 256 << 20;
 
-/// A daemon, by the way to it.
+/// Address of a daemon.
 #[derive(derive_more::Display)]
 pub(crate) enum Server {
-    /// That of this host, as its configuration says: on the control socket. Who may not open it, and where there is
-    /// none as the daemon only observes, may still read on its address. Root does so only where root's programs listen there.
+    /// Daemon of this host, as its configuration says: its control socket. If the socket cannot be opened, or does not
+    /// exist because the daemon only observes, reads go to its HTTP address; as root only if programs of root listen
+    /// there.
     #[display("on its control socket {}", socket.display())]
     Local { socket: PathBuf, address: SocketAddr },
-    /// The control socket that was named.
+    /// Control socket that the user named.
     #[display("on its control socket {}", _0.display())]
     Socket(PathBuf),
-    /// The address that was named: the read-only one, or the control address.
+    /// URL that the user named: of the read-only address or of the control address.
     #[display("at {}", _0.url)]
     Remote(Box<Remote>),
 }
 
-/// The daemon did not do what it was asked.
+/// Failure of a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    /// Nobody answers.
+    /// The daemon does not answer.
     #[error("no numaward daemon is reachable {server}: {reason}; {hint}")]
     Unreachable {
         server: String,
         reason: String,
-        /// What to look at.
+        /// Things to check.
         hint: &'static str,
     },
-    /// It refuses.
-    #[error("{}", crate::explain::refused(.0))]
+    /// The daemon refused the request.
+    #[error("{}", crate::explain::render_refusal(.0))]
     Refused(Box<GuaranteeRefusal>),
-    /// The answer makes no sense.
+    /// The answer is not one of numaward's API.
     #[error(
-        "who answers {server} said {status} and what is not numaward's: {reason}; is it of another version?"
+        "the program that answers {server} sent status {status} and no valid answer of numaward: {reason}; is it of another version?"
     )]
     Malformed { server: String, status: StatusCode, reason: serde_json::Error },
 }
@@ -69,11 +70,11 @@ pub(crate) enum ClientError {
 impl Server {
     /// Gets the JSON at a path.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask(Method::GET, path, Bytes::new()).await
+        self.request(Method::GET, path, Bytes::new()).await
     }
 
-    /// Sends a body, gets JSON.
-    pub(crate) async fn ask<T: DeserializeOwned>(
+    /// Sends a body, and returns the JSON of the answer.
+    pub(crate) async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -83,7 +84,7 @@ impl Server {
         serde_json::from_slice(&body).map_err(|error| self.malformed(status, error))
     }
 
-    /// Sends a body, gets the body of a success.
+    /// Sends a body, and returns the body of a successful answer.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -91,46 +92,46 @@ impl Server {
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), ClientError> {
         let exchange = async {
-            let response = self.begin(method, path, "application/json", body).await?;
-            Ok((response.status(), whole(response.into_body()).await?))
+            let response = self.start(method, path, "application/json", body).await?;
+            Ok((response.status(), read_body(response.into_body()).await?))
         };
-        let (status, body) = self.in_time(exchange).await?;
+        let (status, body) = self.within_timeout(exchange).await?;
         if status.is_success() { Ok((status, body)) } else { Err(self.refused(status, &body)) }
     }
 
-    /// Gets what is at a path, in the form that the daemon likes best.
+    /// Gets the resource at a path, in the daemon's preferred format.
     pub(crate) async fn fetch(&self, path: &str) -> Result<Bytes, ClientError> {
         let exchange = async {
-            let response = self.begin(Method::GET, path, "*/*", Bytes::new()).await?;
-            Ok((response.status(), whole(response.into_body()).await?))
+            let response = self.start(Method::GET, path, "*/*", Bytes::new()).await?;
+            Ok((response.status(), read_body(response.into_body()).await?))
         };
-        let (status, body) = self.in_time(exchange).await?;
+        let (status, body) = self.within_timeout(exchange).await?;
         if status.is_success() { Ok(body) } else { Err(self.refused(status, &body)) }
     }
 
     /// Opens a stream of server-sent events.
     pub(crate) async fn open(&self, path: &str) -> Result<Incoming, ClientError> {
-        let begun = self.begin(Method::GET, path, "text/event-stream", Bytes::new());
-        let (parts, body) = self.in_time(begun).await?.into_parts();
+        let started = self.start(Method::GET, path, "text/event-stream", Bytes::new());
+        let (parts, body) = self.within_timeout(started).await?.into_parts();
         if parts.status.is_success() {
             return Ok(body);
         }
-        Err(self.refused(parts.status, &self.in_time(whole(body)).await?))
+        Err(self.refused(parts.status, &self.within_timeout(read_body(body)).await?))
     }
 
-    /// What comes within the time limit.
-    async fn in_time<T>(&self, answer: impl Future<Output = io::Result<T>>) -> Result<T, ClientError> {
-        let reason = match timeout(TIME_LIMIT, answer).await {
+    /// Waits for an answer until the timeout.
+    async fn within_timeout<T>(&self, answer: impl Future<Output = io::Result<T>>) -> Result<T, ClientError> {
+        let reason = match timeout(REQUEST_TIMEOUT, answer).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {} seconds", TIME_LIMIT.as_secs()),
+            Err(_) => format!("no answer within {} seconds", REQUEST_TIMEOUT.as_secs()),
         };
         let hint = match self {
             Self::Local { .. } | Self::Socket(_) => {
-                "does `numaward run` run, and is this root? (--server names another)"
+                "is `numaward run` running, and is this user root? (--server names another daemon)"
             }
             Self::Remote(_) => {
-                "does `numaward run` run there, with this listen or control.listen? (--server names another)"
+                "is `numaward run` running there, with this listen or control.listen? (--server names another daemon)"
             }
         };
         Err(ClientError::Unreachable { server: self.to_string(), reason, hint })
@@ -147,7 +148,7 @@ impl Server {
         ClientError::Malformed { server: self.to_string(), status, reason }
     }
 
-    async fn begin(
+    async fn start(
         &self,
         method: Method,
         path: &str,
@@ -164,57 +165,57 @@ impl Server {
             Self::Local { socket, address } => {
                 request = request.header(header::HOST, "localhost");
                 match UnixStream::connect(socket).await {
-                    Ok(stream) => begin_on(stream, request, body).await,
+                    Ok(stream) => start_on(stream, request, body).await,
                     Err(error) if is_read => {
                         let also =
                             |why: String| io::Error::other(format!("{error}; nor at {address}: {why}"));
                         check_listener(address.port()).map_err(also)?;
                         let stream = TcpStream::connect(address).await;
                         let stream = stream.map_err(|on_address| also(on_address.to_string()))?;
-                        begin_on(stream, request, body).await
+                        start_on(stream, request, body).await
                     }
                     Err(error) => Err(error),
                 }
             }
             Self::Socket(socket) => {
                 request = request.header(header::HOST, "localhost");
-                begin_on(UnixStream::connect(socket).await?, request, body).await
+                start_on(UnixStream::connect(socket).await?, request, body).await
             }
             Self::Remote(remote) => {
                 request = request.header(header::HOST, remote.authority());
                 if let Some(authorization) = &remote.authorization {
                     request = request.header(header::AUTHORIZATION, authorization);
                 }
-                begin_on(remote.connect().await?, request, body).await
+                start_on(remote.connect().await?, request, body).await
             }
         }
     }
 }
 
-/// Whether root may take what a port of this host says for the daemon's: any user can listen there while no daemon does.
+/// Checks that root can trust a port of this host: any user can listen there while the daemon does not run.
 fn check_listener(port: u16) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    match listening::is_roots(Path::new("/proc"), port) {
+    match listening::is_owned_by_root(Path::new("/proc"), port) {
         Ok(true) => Ok(()),
-        Ok(false) => Err("no program of root, or not only of root, listens there".to_owned()),
-        Err(error) => Err(format!("it is not known which program listens there: {error}")),
+        Ok(false) => Err("a program of another user than root may listen there, or none at all".to_owned()),
+        Err(error) => Err(format!("the owner of the port cannot be determined: {error}")),
     }
 }
 
-async fn begin_on(
+async fn start_on(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: hyper::http::request::Builder,
     body: Bytes,
 ) -> io::Result<Response<Incoming>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    // What ends the connection is an error of the request too.
+    // An error of the connection is also an error of the request.
     tokio::spawn(connection);
     let request = request.body(Full::new(body)).map_err(io::Error::other)?;
     sender.send_request(request).await.map_err(io::Error::other)
 }
 
-async fn whole(body: Incoming) -> io::Result<Bytes> {
-    Ok(Limited::new(body, MAX_BYTES).collect().await.map_err(io::Error::other)?.to_bytes())
+async fn read_body(body: Incoming) -> io::Result<Bytes> {
+    Ok(Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(io::Error::other)?.to_bytes())
 }

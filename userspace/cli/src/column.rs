@@ -1,36 +1,36 @@
-//! The columns of workloads: what they are sorted by, and which of them fit on a screen.
+//! Columns of the workload table: sort keys, titles, and the columns that fit on a screen.
 
 use clap::ValueEnum;
 
-/// A column of the workloads, in the order of the screen. What workloads can be sorted by is described for the help.
+/// A column of the workload table, in the order of the screen. The doc comments of sort keys are help texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Column {
     /// Name
     Name,
-    // The promised nodes.
+    // The guaranteed nodes.
     #[value(skip)]
     Nodes,
-    // Where its memory lies.
+    // The distribution of its memory over the nodes.
     #[value(skip)]
     Bar,
-    /// Memory that it has, most first
+    /// Resident memory, most first
     #[default]
     Resident,
-    /// Share that is local, least first
+    /// Share of local memory, least first
     Local,
     /// Memory allocated on the CPU's node, per second
     LocalRate,
     /// Memory allocated on other nodes, per second
     RemoteRate,
-    /// Share of accesses that go to other nodes, most first
+    /// Share of accesses to other nodes, most first
     Accesses,
-    /// Memory allocated outside its nodes
+    /// Memory allocated outside the guaranteed nodes
     Missed,
 }
 
 impl Column {
-    /// All but the name, the most useful first.
-    pub(crate) const BY_WORTH: [Self; 8] = [
+    /// All columns but the name, the most useful first.
+    pub(crate) const BY_PRIORITY: [Self; 8] = [
         Self::Resident,
         Self::Local,
         Self::RemoteRate,
@@ -41,8 +41,8 @@ impl Column {
         Self::Bar,
     ];
 
-    /// Its title and its cells of a terminal; the name takes what is left.
-    pub(crate) const fn head(self) -> (&'static str, usize) {
+    /// Returns the title and the width in cells of a terminal; the name gets the remaining width.
+    pub(crate) const fn title_and_width(self) -> (&'static str, usize) {
         match self {
             Self::Name => ("WORKLOAD", 0),
             Self::Nodes => ("NODES", 7),
@@ -60,12 +60,12 @@ impl Column {
         matches!(self, Self::Name | Self::Nodes | Self::Bar)
     }
 
-    /// Those that a screen of this width has room for, in order, and the width of the name.
+    /// Returns the columns that fit on a screen of this width, in order, and the width of the name.
     pub(crate) fn fitting(width: usize, sort: Self) -> (Vec<Self>, usize) {
         let least = if width < 60 { 10 } else { 24 };
         let (mut chosen, mut left) = (vec![Self::Name], width);
-        for column in [sort].into_iter().chain(Self::BY_WORTH) {
-            let takes = column.head().1 + 1;
+        for column in [sort].into_iter().chain(Self::BY_PRIORITY) {
+            let takes = column.title_and_width().1 + 1;
             if !chosen.contains(&column) && left >= takes + least {
                 left -= takes;
                 chosen.push(column);

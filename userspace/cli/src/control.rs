@@ -1,4 +1,4 @@
-//! Allocations: asks for them.
+//! Requests of the daemon's API that concern guarantees.
 
 use std::fmt::Write as _;
 
@@ -8,77 +8,87 @@ use serde::Serialize;
 
 use crate::client::{ClientError, Server};
 
-const PATH: &str = "/api/v1/allocations";
-const REBALANCE: &str = "/api/v1/rebalance";
+const ALLOCATIONS_PATH: &str = "/api/v1/allocations";
+const REBALANCE_PATH: &str = "/api/v1/rebalance";
 
 impl Server {
-    /// Asks for an allocation.
-    pub(crate) async fn admit(&self, asked: &api::AllocationRequest) -> Result<api::Allocation, ClientError> {
-        self.ask(Method::POST, PATH, body(asked)).await
+    /// Requests a guarantee.
+    pub(crate) async fn admit(
+        &self,
+        request: &api::AllocationRequest,
+    ) -> Result<api::Allocation, ClientError> {
+        self.request(Method::POST, ALLOCATIONS_PATH, body(request)).await
     }
 
-    /// Asks what would happen.
-    pub(crate) async fn dry_run(&self, asked: &api::AllocationRequest) -> Result<api::DryRun, ClientError> {
-        self.ask(Method::POST, &format!("{PATH}?dryRun=true"), body(asked)).await
+    /// Requests the decision about a guarantee without making it.
+    pub(crate) async fn dry_run(&self, request: &api::AllocationRequest) -> Result<api::DryRun, ClientError> {
+        self.request(Method::POST, &format!("{ALLOCATIONS_PATH}?dryRun=true"), body(request)).await
     }
 
-    /// Asks for a change of an allocation, or what it would come to.
+    /// Requests a change of a guarantee; a dry run returns only the outcome.
     pub(crate) async fn resize(
         &self,
         name: &str,
-        asked: &api::Resize,
+        request: &api::Resize,
         dry_run: bool,
     ) -> Result<api::ResizeOutcome, ClientError> {
         let query = if dry_run { "?dryRun=true" } else { "" };
-        self.ask(Method::PATCH, &format!("{PATH}/{}{query}", encoded(name)), body(asked)).await
+        self.request(
+            Method::PATCH,
+            &format!("{ALLOCATIONS_PATH}/{}{query}", percent_encode(name)),
+            body(request),
+        )
+        .await
     }
 
-    /// Asks what is held.
+    /// Returns all guarantees.
     pub(crate) async fn allocations(&self) -> Result<api::Allocations, ClientError> {
-        self.get(PATH).await
+        self.get(ALLOCATIONS_PATH).await
     }
 
-    /// Asks for moves that make a request fit.
-    pub(crate) async fn plan(&self, asked: &api::PlanRequest) -> Result<api::MovePlan, ClientError> {
-        self.ask(Method::POST, "/api/v1/plan", body(asked)).await
+    /// Requests a plan of moves that make a request fit.
+    pub(crate) async fn plan(&self, request: &api::PlanRequest) -> Result<api::MovePlan, ClientError> {
+        self.request(Method::POST, "/api/v1/plan", body(request)).await
     }
 
-    /// Begins to carry them out.
+    /// Starts the moves of a plan.
     pub(crate) async fn rebalance(
         &self,
-        asked: &api::RebalanceRequest,
+        request: &api::RebalanceRequest,
     ) -> Result<api::Rebalance, ClientError> {
-        self.ask(Method::POST, REBALANCE, body(asked)).await
+        self.request(Method::POST, REBALANCE_PATH, body(request)).await
     }
 
-    /// Asks how far that is.
+    /// Returns the progress of the rebalance.
     pub(crate) async fn rebalance_progress(&self) -> Result<api::Rebalance, ClientError> {
-        self.get(REBALANCE).await
+        self.get(REBALANCE_PATH).await
     }
 
-    /// Cancels it.
+    /// Cancels the rebalance.
     pub(crate) async fn cancel_rebalance(&self) -> Result<api::Rebalance, ClientError> {
-        self.ask(Method::DELETE, REBALANCE, Bytes::new()).await
+        self.request(Method::DELETE, REBALANCE_PATH, Bytes::new()).await
     }
 
-    /// Asks for what is promised, as the kubelet's state files.
+    /// Returns the guarantees as the kubelet's state files.
     pub(crate) async fn kubelet_state(&self) -> Result<api::KubeletState, ClientError> {
         self.get("/api/v1/kubelet-state").await
     }
 
-    /// Ends an allocation.
+    /// Ends a guarantee.
     pub(crate) async fn release(&self, name: &str) -> Result<(), ClientError> {
-        self.send(Method::DELETE, &format!("{PATH}/{}", encoded(name)), Bytes::new()).await.map(drop)
+        self.send(Method::DELETE, &format!("{ALLOCATIONS_PATH}/{}", percent_encode(name)), Bytes::new())
+            .await
+            .map(drop)
     }
 }
 
-fn body(asked: &impl Serialize) -> Bytes {
-    // Text and numbers: it can always be written.
-    serde_json::to_vec(asked).unwrap_or_default().into()
+fn body(request: &impl Serialize) -> Bytes {
+    // The types consist of text and numbers, which always serialize.
+    serde_json::to_vec(request).unwrap_or_default().into()
 }
 
-/// A name as part of a path (RFC 3986).
-pub(crate) fn encoded(name: &str) -> String {
+/// Percent-encodes a name as part of a path (RFC 3986).
+pub(crate) fn percent_encode(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
@@ -95,8 +105,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_encoded() {
-        assert_eq!(encoded("system.slice/a\\x2db@1.service"), "system.slice/a%5Cx2db@1.service");
-        assert_eq!(encoded("50% ?#ä"), "50%25%20%3F%23%C3%A4");
+    fn percent_encodes_names() {
+        assert_eq!(percent_encode("system.slice/a\\x2db@1.service"), "system.slice/a%5Cx2db@1.service");
+        assert_eq!(percent_encode("50% ?#ä"), "50%25%20%3F%23%C3%A4");
     }
 }

@@ -1,7 +1,8 @@
-//! The NUMA node of a device, by sysfs.
+//! NUMA node of a device, from sysfs.
 //!
-//! The kernel shows it in `numa_node` of the device, or of the nearest one above it in the tree that is on a bus that knows
-//! (Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci); -1 where the firmware did not say.
+//! The kernel shows it in the file `numa_node` of the device, or of its nearest ancestor on a bus that provides the
+//! file (Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci). The value is -1 if the firmware does
+//! not report the node.
 
 use std::{
     fs,
@@ -11,23 +12,23 @@ use std::{
 
 use numaward_topology::NodeId;
 
-/// Why a device has no node.
+/// Reason why the node of a device is not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeviceError {
-    /// It names nothing.
+    /// No device has this name.
     #[error(
         "{name:?} is no device of this host: neither a network interface (/sys/class/net), a block device \
          (/sys/class/block) nor a PCI address such as 0000:3b:00.0 (/sys/bus/pci/devices)"
     )]
     Unknown { name: String },
-    /// It has no hardware behind it, or the firmware says nothing.
+    /// The device is virtual, or the firmware does not report its node.
     #[error(
-        "the kernel does not know the NUMA node of {name}: it is virtual, or the firmware does not say; name the node itself"
+        "the kernel does not know the NUMA node of {name}: the device is virtual, or the firmware does not report it; name the node itself"
     )]
     NoNode { name: String },
 }
 
-/// The node of a network interface, a block device or a PCI address of the host with this root directory.
+/// Returns the node of a network interface, a block device or a PCI address of the host with this root directory.
 pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
     let is_name = !name.is_empty() && !name.contains('/') && name != "." && name != "..";
     let name = name.strip_prefix("/dev/").filter(|name| !name.contains('/')).unwrap_or(if is_name {
@@ -40,7 +41,7 @@ pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
         return Err(unknown());
     }
     let sys = root.join("sys");
-    // Without the domain, it is the first one.
+    // An address without a domain is in the first one.
     let full = format!("0000:{name}");
     let places =
         [("class/net", name), ("class/block", name), ("bus/pci/devices", name), ("bus/pci/devices", &full)];
@@ -48,7 +49,7 @@ pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
     nearest(root, &found.ok_or_else(unknown)?, name)
 }
 
-/// The node of the block device that a file is, or is on.
+/// Returns the node of a block device, or of the one that holds a file.
 pub(crate) fn node_of_file(root: &Path, file: &Path) -> Result<NodeId, DeviceError> {
     let name = file.display().to_string();
     let found = fs::metadata(file).map_err(|_| DeviceError::Unknown { name: name.clone() })?;
@@ -58,7 +59,7 @@ pub(crate) fn node_of_file(root: &Path, file: &Path) -> Result<NodeId, DeviceErr
     nearest(root, &found.map_err(|_| DeviceError::NoNode { name: name.clone() })?, &name)
 }
 
-/// The node of the nearest device that has one, from this one upwards.
+/// Returns the node of the nearest device with a node, from this one upwards.
 fn nearest(root: &Path, found: &Path, name: &str) -> Result<NodeId, DeviceError> {
     let no_node = || DeviceError::NoNode { name: name.to_owned() };
     let top = root.join("sys").canonicalize().map_err(|_| no_node())?;
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_on_the_node_of_the_nearest_bus_that_knows() {
+    fn device_has_node_of_nearest_bus() {
         let root = tempfile::tempdir().unwrap();
         let sys = root.path().join("sys");
         let device = |path: &str, node: Option<&str>| {

@@ -6,14 +6,14 @@ use numaward_api::doctor::{CheckResult, HostCheck};
 
 use crate::table::wrap;
 
-/// Names that are longer have a line of their own.
-const NAME: usize = 16;
+/// Maximum length of a check's name in the first column. Longer names have a line of their own.
+const MAX_NAME_CHARS: usize = 16;
 
-/// The checks for people.
+/// Renders the checks.
 pub(crate) fn render(checks: &[HostCheck]) -> String {
     let lengths = checks.iter().map(|check| check.check.chars().count());
-    let name = lengths.filter(|&length| length <= NAME).max().unwrap_or(0);
-    // Verdict, two blanks, name, two blanks.
+    let name = lengths.filter(|&length| length <= MAX_NAME_CHARS).max().unwrap_or(0);
+    // The verdict, two spaces, the name, two spaces.
     let indent = 4 + 2 + name + 2;
     let mut text = String::new();
     for check in checks {

@@ -1,4 +1,4 @@
-//! Every command that the documents show is one that this program takes: its real parser reads it.
+//! Test: this program's parser accepts each command that the documents show.
 
 use std::{
     fs,
@@ -13,7 +13,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All documents: the book, those in the root, and what is deployed or imported, whose comments and messages name commands.
+/// Returns all documents: the book, the pages in the root, and the files for deployment and import, as their comments
+/// and messages contain commands.
 fn documents() -> Vec<PathBuf> {
     let pages = ["CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"].map(|page| root().join(page));
     let folders = ["docs", "deploy", "dashboards"].map(|folder| root().join(folder));
@@ -32,7 +33,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The words of a command as a shell has them, up to where another begins; none where it cannot be read.
+/// Splits a command into words like a shell, up to the next command; `None` if a quote is not closed.
 fn words(command: &str) -> Option<Vec<String>> {
     let (mut words, mut word) = (Vec::new(), None::<String>);
     let mut rest = command.chars().peekable();
@@ -57,7 +58,8 @@ fn words(command: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// The commands of a document with their lines: in blocks of a shell, and between backquotes.
+/// Returns the commands of a document, each with its line and whether it is complete: in blocks of a shell, and between
+/// backquotes.
 fn commands(text: &str) -> Vec<(usize, String, bool)> {
     let mut found = Vec::new();
     let mut block: Option<bool> = None;
@@ -77,7 +79,7 @@ fn commands(text: &str) -> Vec<(usize, String, bool)> {
                     let Some((_, next)) = lines.next() else { break };
                     whole = format!("{begun} {}", next.trim());
                 }
-                found.extend(of_a_line(&whole).map(|command| (number, command, true)));
+                found.extend(command_in_line(&whole).map(|command| (number, command, true)));
             }
             Some(false) => {}
             None => {
@@ -90,8 +92,9 @@ fn commands(text: &str) -> Vec<(usize, String, bool)> {
     found
 }
 
-/// The part of a line that is a command of ours, whatever runs it. An arrow is one of a drawing.
-fn of_a_line(line: &str) -> Option<String> {
+/// Returns the part of a line that is a command of numaward, without the program that runs it. Lines with an arrow are
+/// diagrams.
+fn command_in_line(line: &str) -> Option<String> {
     let line = Some(line.trim_start()).filter(|line| !line.contains("-->"))?;
     let line = line.strip_prefix("$ ").or_else(|| line.strip_prefix("# ")).unwrap_or(line);
     for before in ["cargo run -q -p numaward -- ", "cargo run -p numaward -- "] {
@@ -99,7 +102,7 @@ fn of_a_line(line: &str) -> Option<String> {
             return Some(format!("numaward {rest}"));
         }
     }
-    // What runs a command: `sudo`, `kubectl exec … --`, `docker run IMAGE`, variables.
+    // A program that runs a command: `sudo`, `kubectl exec … --`, `docker run IMAGE`, or a variable.
     let is_runner = |word: &str| {
         word.contains('=')
             || ["sudo", "kubectl", "watch", "time", "docker", "podman", "systemd-run", "nsenter"]
@@ -109,18 +112,18 @@ fn of_a_line(line: &str) -> Option<String> {
     let runs = line[..at].split_whitespace().next();
     let is_ours = at == 0
         || runs.is_some_and(|word| is_runner(word) || word.ends_with('/') && line[..at].trim() == word);
-    // `kubectl -n numaward exec … -- numaward status`: the last one is the command.
+    // `kubectl -n numaward exec … -- numaward status`: the command is after the last `--`.
     let at = if runs == Some("kubectl") { line.rfind("-- numaward ")? + 3 } else { at };
     is_ours.then(|| line[at..].to_owned())
 }
 
-/// Whether a word in capitals stands for a value.
-fn is_pattern(command: &str) -> bool {
+/// Returns whether a command has a placeholder: a word in capitals.
+fn has_placeholder(command: &str) -> bool {
     command.split(' ').any(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()))
 }
 
-/// What is wrong with a command; an example between backquotes may go without what is required.
-fn problem(command: &str, is_whole: bool) -> Option<String> {
+/// Returns the parser's error for a command. An example between backquotes may omit required arguments.
+fn parse_error(command: &str, is_whole: bool) -> Option<String> {
     let Some(words) = words(command) else { return Some("it has an open quote".to_owned()) };
     match Cli::try_parse_from(words) {
         Ok(_) => None,
@@ -133,21 +136,21 @@ fn problem(command: &str, is_whole: bool) -> Option<String> {
             {
                 None
             }
-            // `--cpus N`: a placeholder.
-            ErrorKind::ValueValidation if !is_whole && is_pattern(command) => None,
+            // A placeholder, as in `--cpus N`.
+            ErrorKind::ValueValidation if !is_whole && has_placeholder(command) => None,
             _ => Some(error.to_string()),
         },
     }
 }
 
 #[test]
-fn every_command_of_the_documents_is_one() {
+fn documented_commands_parse() {
     let (mut wrong, mut count) = (Vec::new(), 0);
     for path in documents() {
         let text = fs::read_to_string(&path).unwrap();
         for (line, command, is_whole) in commands(&text) {
             count += 1;
-            if let Some(problem) = problem(&command, is_whole) {
+            if let Some(problem) = parse_error(&command, is_whole) {
                 let name = path.strip_prefix(root()).unwrap().display();
                 wrong.push(format!("{name}:{line}: {command}\n{problem}"));
             }
@@ -158,13 +161,13 @@ fn every_command_of_the_documents_is_one() {
 }
 
 #[test]
-fn a_wrong_command_is_found() {
+fn finds_wrong_commands() {
     let text = "Text `numaward status --sideways` and `numaward exec`.\n```yaml\nnumaward nothing here\n```\n```console\n$ numaward topology   # shown\n\
                 $ numaward exec --cpus 2 \\\n    -- ./server\nsudo numaward bogus\nkubectl -n numaward exec daemonset/numaward -- numaward top\n\
                 curl x | grep numaward_ \n```\n";
     let found = commands(text);
     let found: Vec<_> =
-        found.iter().map(|(line, command, whole)| (*line, problem(command, *whole).is_some())).collect();
+        found.iter().map(|(line, command, whole)| (*line, parse_error(command, *whole).is_some())).collect();
     assert_eq!(found, [(1, true), (1, false), (6, false), (7, false), (9, true), (10, false)]);
     for wrong in [
         "numaward exec",
@@ -172,6 +175,6 @@ fn a_wrong_command_is_found() {
         "numaward events --kind nonsense",
         "numaward get 'open",
     ] {
-        assert!(problem(wrong, true).is_some(), "{wrong}");
+        assert!(parse_error(wrong, true).is_some(), "{wrong}");
     }
 }

@@ -1,9 +1,12 @@
-//! `numaward exec`: a command with a guarantee.
+//! `numaward exec`: runs a command with a guarantee.
 //!
-//! The daemon makes a cgroup that holds the guarantee. This program starts itself anew (`enter`), which moves into
-//! the cgroup and becomes the command: so the command runs there from its first instruction. Meanwhile
-//! this program passes signals on and waits. When it is killed itself, the daemon sees the cgroup empty and
-//! releases it.
+//! # Problem
+//! The command must run in its cgroup from its first instruction, so that no page is allocated outside the guarantee.
+//!
+//! # Algorithm
+//! The daemon creates a cgroup for the guarantee. This program then starts itself again with the hidden subcommand
+//! `enter`, which moves itself into the cgroup and executes the command. The parent forwards signals and waits. If the
+//! parent is killed, the daemon releases the guarantee once the cgroup is empty.
 
 use std::{
     ffi::OsString,
@@ -27,19 +30,19 @@ use tokio::{
 
 use crate::{
     client::{ClientError, Server},
-    mempolicy::Spread,
+    mempolicy::NodeMemoryPolicy,
     text,
 };
 
-/// As env(1), chroot(1) and container engines have it: this program failed itself; the command was found and cannot be
-/// executed; it was not found.
-pub(crate) const FAILED: u8 = 125;
-const CANNOT_EXECUTE: u8 = 126;
-const NOT_FOUND: u8 = 127;
+// Exit codes as in env(1), chroot(1) and container engines: this program failed; the command cannot be executed; the
+// command was not found.
+pub(crate) const EXIT_FAILED: u8 = 125;
+const EXIT_CANNOT_EXECUTE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
 
-/// The signals that are passed on. Of the second ones, those from the terminal go to the command as well: they are not
-/// passed on.
-const PASSED_ON: [(Signal, SignalKind, bool); 6] = [
+/// Signals that are forwarded, and whether a terminal's keys can send them. Such a signal from a terminal reaches the
+/// command, too, and is not forwarded.
+const FORWARDED_SIGNALS: [(Signal, SignalKind, bool); 6] = [
     (Signal::TERM, SignalKind::terminate(), false),
     (Signal::USR1, SignalKind::user_defined1(), false),
     (Signal::USR2, SignalKind::user_defined2(), false),
@@ -48,23 +51,23 @@ const PASSED_ON: [(Signal, SignalKind, bool); 6] = [
     (Signal::QUIT, SignalKind::quit(), true),
 ];
 
-/// Runs the command and returns its exit code; 128 and the signal if one ended it.
+/// Runs the command and returns its exit code, or 128 plus the number of the signal that ended it.
 pub(crate) async fn run(
     control: &Server,
-    asked: &api::AllocationRequest,
+    request: &api::AllocationRequest,
     command: &[OsString],
 ) -> anyhow::Result<ExitCode> {
-    let mut signals = signals()?;
-    // A parent that ignores SIGCHLD hands that down, and the kernel would not keep the exit code.
-    let _kept = signal(SignalKind::child())?;
+    let mut signals = forwarded_signals()?;
+    // A parent that ignores SIGCHLD passes that on to its children, and the kernel would then discard the exit code.
+    let _sigchld = signal(SignalKind::child())?;
     let allocation = tokio::select! {
-        admitted = control.admit(asked) => admitted?,
-        // The daemon releases what nobody waits for.
-        Some(Incoming { signal, .. }) = signals.recv() => return Ok(ended_by(signal)),
+        admitted = control.admit(request) => admitted?,
+        // The daemon releases the guarantee, as the connection is closed.
+        Some(ReceivedSignal { signal, .. }) = signals.recv() => return Ok(signal_exit_code(signal)),
     };
-    report_others(control, &allocation).await;
+    warn_about_shared_cpus(control, &allocation).await;
     let mut enter = process::Command::new("/proc/self/exe");
-    enter.args(enter_arguments(asked, &allocation)).arg("--").args(command);
+    enter.args(enter_arguments(request, &allocation)).arg("--").args(command);
     let status = match enter.spawn() {
         Ok(child) => wait(child, &mut signals).await,
         Err(error) => Err(error),
@@ -74,28 +77,31 @@ pub(crate) async fn run(
     Ok(ExitCode::from(exit_code(status)))
 }
 
-/// The arguments with which this program becomes the command.
-fn enter_arguments(asked: &api::AllocationRequest, allocation: &api::Allocation) -> Vec<String> {
+/// Returns the arguments with which this program executes the command.
+fn enter_arguments(request: &api::AllocationRequest, allocation: &api::Allocation) -> Vec<String> {
     let mut arguments = vec!["enter".to_owned(), allocation.directory.clone()];
-    if let Some(policy) = asked.placement.memory_policy {
-        arguments.extend(["--spread".to_owned(), Spread::over(policy, &allocation.memory).to_string()]);
+    if let Some(policy) = request.placement.memory_policy {
+        arguments.extend([
+            "--spread".to_owned(),
+            NodeMemoryPolicy::from_blocks(policy, &allocation.memory).to_string(),
+        ]);
     }
-    // Without CPUs of its own, the command keeps the affinity that it inherits.
-    if asked.cpus.is_some() && allocation.enforced {
+    // If no CPUs were requested, the command keeps the affinity that it inherits.
+    if request.cpus.is_some() && allocation.enforced {
         arguments.push("--all-cpus".to_owned());
     }
     arguments
 }
 
-/// As shells have it.
-fn ended_by(signal: Signal) -> ExitCode {
+/// Returns the exit code of a command that a signal ended, as shells do.
+fn signal_exit_code(signal: Signal) -> ExitCode {
     u8::try_from(128 + signal.as_raw()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// A signal that came.
-struct Incoming {
+/// A signal that this process received.
+struct ReceivedSignal {
     signal: Signal,
-    /// Whether the command got it as well.
+    /// Whether a terminal sent it, so that the command received it as well.
     is_from_terminal: bool,
 }
 
@@ -104,21 +110,21 @@ fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// Takes the signals that are to be passed on. Those that were ignored before (`nohup`) stay so.
-fn signals() -> io::Result<mpsc::Receiver<Incoming>> {
+/// Receives the signals that are forwarded. Signals that were ignored before (`nohup`) stay ignored.
+fn forwarded_signals() -> io::Result<mpsc::Receiver<ReceivedSignal>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     let (sender, receiver) = mpsc::channel(16);
-    for (number, kind, may_be_a_key) in PASSED_ON {
+    for (number, kind, is_key) in FORWARDED_SIGNALS {
         if ignored & (1 << (number.as_raw() - 1)) != 0 {
             continue;
         }
         let (mut incoming, sender) = (signal(kind)?, sender.clone());
         tokio::spawn(async move {
             while incoming.recv().await.is_some() {
-                let is_from_terminal = may_be_a_key && is_in_foreground();
-                if sender.send(Incoming { signal: number, is_from_terminal }).await.is_err() {
+                let is_from_terminal = is_key && is_in_foreground();
+                if sender.send(ReceivedSignal { signal: number, is_from_terminal }).await.is_err() {
                     return;
                 }
             }
@@ -127,40 +133,40 @@ fn signals() -> io::Result<mpsc::Receiver<Incoming>> {
     Ok(receiver)
 }
 
-/// Whether this process group, and with it the command, gets the signals of a terminal's keys (proc(5)).
+/// Returns whether this process group, and thus the command, receives the signals of a terminal's keys (proc(5)).
 fn is_in_foreground() -> bool {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name, in brackets, may hold anything.
+    // The name in brackets can contain any character.
     let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
     let fields: Vec<&str> = rest.split(' ').collect();
-    // State, parent, process group, session, terminal, its foreground process group.
+    // The fields are: state, parent, process group, session, terminal, foreground process group of the terminal.
     matches!((fields.get(2), fields.get(5)), (Some(own), Some(foreground)) if own == foreground)
 }
 
-async fn wait(mut child: Child, signals: &mut mpsc::Receiver<Incoming>) -> io::Result<ExitStatus> {
-    // Until it has been waited for, the id is its own.
+async fn wait(mut child: Child, signals: &mut mpsc::Receiver<ReceivedSignal>) -> io::Result<ExitStatus> {
+    // The id is valid until the child has been waited for.
     let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
     loop {
         tokio::select! {
             status = child.wait() => return status,
-            Some(Incoming { signal, is_from_terminal }) = signals.recv() => {
-                // It may have ended just now.
+            Some(ReceivedSignal { signal, is_from_terminal }) = signals.recv() => {
+                // The child may have ended just now.
                 let _ = pid.filter(|_| !is_from_terminal).map(|pid| kill_process(pid, signal));
             }
         }
     }
 }
 
-/// Releases at once what is not in use any more. What is, the daemon releases when its last process ends.
+/// Releases the guarantee if its cgroup is empty. Otherwise, the daemon releases it when the last process in it ends.
 async fn release(control: &Server, allocation: &api::Allocation) {
     let events = Path::new(&allocation.directory).join("cgroup.events");
     for _ in 0..20 {
-        // A cgroup that cannot be read is gone.
+        // A cgroup that cannot be read does not exist any more.
         let is_empty = fs::read_to_string(&events).map_or(true, |text| text.contains("populated 0"));
         if is_empty {
             match control.release(&allocation.name).await {
                 Ok(()) => {}
-                // The daemon was quicker.
+                // The daemon has already released it.
                 Err(ClientError::Refused(refusal)) if refusal.status == 404 => {}
                 Err(error) => {
                     let line = format!("{}: not released yet: {error}", allocation.name);
@@ -173,38 +179,38 @@ async fn release(control: &Server, allocation: &api::Allocation) {
     }
 }
 
-/// Reports in a line that a workload that runs is limited to the memory that is asked for, before it is. A limit that was given needs no
-/// word.
-pub(crate) fn report_limit(asked: &api::AllocationRequest) {
-    if let Some(line) = limit(asked) {
+/// Warns that the guarantee limits a running workload to the guaranteed memory. Prints nothing if the request sets a
+/// limit itself.
+pub(crate) fn warn_about_memory_limit(request: &api::AllocationRequest) {
+    if let Some(line) = memory_limit_warning(request) {
         eprintln!("numaward: {}", text::clean(&line));
     }
 }
 
-fn limit(asked: &api::AllocationRequest) -> Option<String> {
-    let memory = asked.memory.as_ref().filter(|_| asked.memory_limit.is_none())?;
-    matches!(asked.target, api::Target::Unit(_) | api::Target::Cgroup(_)).then(|| {
+fn memory_limit_warning(request: &api::AllocationRequest) -> Option<String> {
+    let memory = request.memory.as_ref().filter(|_| request.memory_limit.is_none())?;
+    matches!(request.target, api::Target::Unit(_) | api::Target::Cgroup(_)).then(|| {
         format!(
             "--memory {memory} also limits {} to {memory} (memory.max): above that, the kernel reclaims its memory, and kills its \
              processes if that is not enough. --memory-limit sets a higher limit",
-            asked.name
+            request.name
         )
     })
 }
 
-/// Reports in a line how exclusive the CPUs of an allocation are, unless others are kept off them.
-pub(crate) async fn report_others(server: &Server, allocation: &api::Allocation) {
+/// Warns if other processes can run on the exclusive CPUs of a guarantee.
+pub(crate) async fn warn_about_shared_cpus(server: &Server, allocation: &api::Allocation) {
     if allocation.cpus.is_empty() {
         return;
     }
-    // What is promised is given, whether this can be asked or not.
+    // The guarantee holds, whether or not this request succeeds.
     let Ok(api::Allocations { enforcement, .. }) = server.allocations().await else { return };
-    if let Some(line) = others(allocation, &enforcement) {
+    if let Some(line) = shared_cpus_warning(allocation, &enforcement) {
         eprintln!("numaward: {}", text::clean(&line));
     }
 }
 
-fn others(allocation: &api::Allocation, enforcement: &api::Enforcement) -> Option<String> {
+fn shared_cpus_warning(allocation: &api::Allocation, enforcement: &api::Enforcement) -> Option<String> {
     let cpus = &allocation.cpus;
     let herding = &enforcement.herding;
     if !allocation.enforced {
@@ -219,7 +225,8 @@ fn others(allocation: &api::Allocation, enforcement: &api::Enforcement) -> Optio
              {mode} (--isolate moves them off for this workload)"
         ));
     }
-    let refused = herding.cgroups.iter().filter(|of| of.state == api::ConfinementState::Refused).count();
+    let refused =
+        herding.cgroups.iter().filter(|confined| confined.state == api::ConfinementState::Refused).count();
     let in_root = herding.processes_in_root.unwrap_or(0);
     (refused > 0 || in_root > 0).then(|| {
         format!(
@@ -232,7 +239,7 @@ fn others(allocation: &api::Allocation, enforcement: &api::Enforcement) -> Optio
 /// Moves this process into a cgroup.
 pub(crate) fn enter_cgroup(directory: &Path) -> anyhow::Result<()> {
     let procs = directory.join("cgroup.procs");
-    // Opened without `create`: a cgroup that is gone must not become a file.
+    // Without `create`, so that no file is created if the cgroup does not exist.
     fs::OpenOptions::new()
         .write(true)
         .open(&procs)
@@ -240,19 +247,19 @@ pub(crate) fn enter_cgroup(directory: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{}: cannot enter this cgroup", procs.display()))
 }
 
-/// Moves into a cgroup, takes a memory policy and, if `all_cpus`, all CPUs of the cgroup, and becomes a command. Returns only if that
-/// fails.
+/// Moves this process into a cgroup, sets a memory policy and, if `all_cpus`, resets the affinity to all CPUs of the
+/// cgroup; then executes a command. Returns only if that fails.
 pub(crate) fn enter(
     directory: &Path,
-    spread: Option<&Spread>,
+    policy: Option<&NodeMemoryPolicy>,
     all_cpus: bool,
     command: &[OsString],
 ) -> anyhow::Result<ExitCode> {
-    // Started as /proc/self/exe, it would be called `exe` wherever tasks are named.
+    // A process that was started as /proc/self/exe would otherwise be named `exe`.
     let _ = rustix::thread::set_name(c"numaward");
     enter_cgroup(directory)?;
-    if let Some(spread) = spread {
-        spread.set()?;
+    if let Some(policy) = policy {
+        policy.apply()?;
     }
     if all_cpus {
         affinity::reset_affinity(None).context("the affinity of this process cannot be reset")?;
@@ -260,7 +267,11 @@ pub(crate) fn enter(
     let (program, arguments) = command.split_first().context("no command was given")?;
     let error = Command::new(program).args(arguments).exec();
     eprintln!("numaward: {}: {error}", program.to_string_lossy());
-    Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_EXECUTE }))
+    Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
+        EXIT_NOT_FOUND
+    } else {
+        EXIT_CANNOT_EXECUTE
+    }))
 }
 
 #[cfg(test)]
@@ -268,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exit_code_is_the_commands() {
+    fn returns_exit_code_of_command() {
         for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)] {
             let status = Command::new("sh").args(["-c", script]).status().unwrap();
             assert_eq!(exit_code(status), code, "{script}");
@@ -276,10 +287,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_gets_signals_until_it_ends() {
+    async fn forwards_signals_to_command() {
         let (sender, mut signals) = mpsc::channel(2);
-        sender.send(Incoming { signal: Signal::INT, is_from_terminal: true }).await.unwrap();
-        sender.send(Incoming { signal: Signal::TERM, is_from_terminal: false }).await.unwrap();
+        sender.send(ReceivedSignal { signal: Signal::INT, is_from_terminal: true }).await.unwrap();
+        sender.send(ReceivedSignal { signal: Signal::TERM, is_from_terminal: false }).await.unwrap();
         let child = process::Command::new("sleep").arg("600").spawn().unwrap();
         assert_eq!(exit_code(wait(child, &mut signals).await.unwrap()), 143);
         let child = process::Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
@@ -303,33 +314,36 @@ mod tests {
     }
 
     #[test]
-    fn limit_of_a_workload_that_runs_is_said() {
-        let said = |target, memory_limit: Option<&str>| {
-            let asked = api::AllocationRequest::new("db.service", target, "8Gi");
-            limit(&api::AllocationRequest { memory_limit: memory_limit.map(str::to_owned), ..asked })
+    fn warns_about_implied_memory_limit() {
+        let warning = |target, memory_limit: Option<&str>| {
+            let request = api::AllocationRequest::new("db.service", target, "8Gi");
+            memory_limit_warning(&api::AllocationRequest {
+                memory_limit: memory_limit.map(str::to_owned),
+                ..request
+            })
         };
         let unit = || api::Target::Unit("db.service".to_owned());
-        let line = said(unit(), None).unwrap();
+        let line = warning(unit(), None).unwrap();
         assert!(line.starts_with("--memory 8Gi also limits db.service to 8Gi (memory.max)"), "{line}");
         assert!(line.contains("kills its processes"), "{line}");
-        assert_eq!((said(unit(), Some("12Gi")), said(api::Target::Exec, None)), (None, None));
-        assert_eq!(limit(&api::AllocationRequest::unpromised("db.service", unit())), None);
+        assert_eq!((warning(unit(), Some("12Gi")), warning(api::Target::Exec, None)), (None, None));
+        assert_eq!(memory_limit_warning(&api::AllocationRequest::unpromised("db.service", unit())), None);
     }
 
     #[test]
-    fn inherited_affinity_is_reset_if_cpus_were_asked_for_and_given() {
+    fn resets_affinity_with_own_cpus() {
         let resets = |cpus: Option<u32>, enforced| {
-            let asked = api::AllocationRequest {
+            let request = api::AllocationRequest {
                 cpus: cpus.map(api::Cpus::whole),
                 ..api::AllocationRequest::unpromised("a", api::Target::Exec)
             };
-            enter_arguments(&asked, &allocation(enforced)).contains(&"--all-cpus".to_owned())
+            enter_arguments(&request, &allocation(enforced)).contains(&"--all-cpus".to_owned())
         };
         assert_eq!([resets(Some(2), true), resets(None, true), resets(Some(2), false)], [true, false, false]);
     }
 
-    /// Enforcement in which others are kept off exclusive CPUs in this mode, but for so many cgroups and processes.
-    fn keeps_off(
+    /// Enforcement with CPU isolation in a mode, and numbers of cgroups and processes that cannot be confined.
+    fn isolation(
         mode: api::EnforcementMode,
         refused: usize,
         processes_in_root: Option<u64>,
@@ -348,40 +362,42 @@ mod tests {
     }
 
     #[test]
-    fn whether_others_are_kept_off_is_said() {
+    fn warns_about_shared_cpus() {
         use api::EnforcementMode::{DryRun, Off, On};
-        let said = |mode, refused, in_root| others(&allocation(true), &keeps_off(mode, refused, in_root));
+        let warning = |mode, refused, in_root| {
+            shared_cpus_warning(&allocation(true), &isolation(mode, refused, in_root))
+        };
         for (mode, name) in [(Off, "off"), (DryRun, "dry-run")] {
-            let line = said(mode, 0, None).unwrap();
+            let line = warning(mode, 0, None).unwrap();
             let expected = format!(
                 "other processes on CPUs 2-3 are reported, not moved off: enforcement.herding.mode of the configuration is {name} \
                  (--isolate moves them off for this workload)"
             );
             assert_eq!(line, expected);
         }
-        // All others are kept off: there is nothing to say.
-        assert_eq!(said(On, 0, None), None);
-        assert_eq!(said(On, 0, Some(0)), None);
+        // All other processes are off the CPUs: no warning.
+        assert_eq!(warning(On, 0, None), None);
+        assert_eq!(warning(On, 0, Some(0)), None);
         let expected = |cgroups, processes| {
             Some(format!(
                 "{cgroups} cgroups and {processes} processes of the root cgroup may still run on CPUs 2-3: they cannot be moved \
                  off (numaward status has the reasons)"
             ))
         };
-        assert_eq!(said(On, 2, Some(1)), expected(2, 1));
-        assert_eq!(said(On, 1, None), expected(1, 0));
-        assert_eq!(said(On, 0, Some(3)), expected(0, 3));
-        // What is not written at all is said first, whatever others are.
+        assert_eq!(warning(On, 2, Some(1)), expected(2, 1));
+        assert_eq!(warning(On, 1, None), expected(1, 0));
+        assert_eq!(warning(On, 0, Some(3)), expected(0, 3));
+        // A guarantee that is not enforced comes first, whatever the state of the isolation.
         for mode in [Off, DryRun, On] {
             assert_eq!(
-                others(&allocation(false), &keeps_off(mode, 1, None)).unwrap(),
+                shared_cpus_warning(&allocation(false), &isolation(mode, 1, None)).unwrap(),
                 "CPUs 2-3 are not written to the kernel: enforcement.mode of the configuration is not on"
             );
         }
     }
 
     #[test]
-    fn a_cgroup_that_is_gone_is_not_made() {
+    fn does_not_create_missing_cgroup() {
         let dir = tempfile::tempdir().unwrap();
         let error = enter(dir.path(), None, false, &["true".into()]).unwrap_err();
         assert!(error.to_string().contains("cannot enter this cgroup"), "{error:#}");

@@ -1,4 +1,4 @@
-//! `numaward guarantee` and `numaward explain`: allocations and decisions as text.
+//! `numaward guarantee` and `numaward explain`: guarantees and decisions as text.
 
 use std::fmt::{Display, Write};
 
@@ -9,14 +9,14 @@ use numaward_api::{
 
 use crate::table::{row, size, table};
 
-/// An allocation for people, with why it is as it is.
+/// Renders a guarantee with the explanation of its placement.
 pub(crate) fn render_allocation(allocation: &Allocation) -> String {
-    placed(allocation, "holds")
+    render_summary(allocation, "holds")
         + &allocation.explanation.as_ref().map_or_else(String::new, render_explanation)
 }
 
-/// An allocation for people, in a line or two.
-pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
+/// Renders a guarantee in a few lines.
+pub(crate) fn render_summary(allocation: &Allocation, verb: &str) -> String {
     let Allocation { name, cgroup, cpus, nodes, .. } = allocation;
     let cpus = if cpus.is_empty() { "shared CPUs".to_owned() } else { format!("CPUs {cpus}") };
     let memory = if nodes.is_empty() { "no memory".to_owned() } else { format!("memory on node {nodes}") };
@@ -25,24 +25,19 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
         let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
     }
     if !allocation.hidden_cpus.is_empty() {
-        let _ = writeln!(
-            text,
-            "  nobody may use the other threads of its cores: CPUs {}",
-            allocation.hidden_cpus
-        );
+        let _ =
+            writeln!(text, "  the other threads of its cores stay unused: CPUs {}", allocation.hidden_cpus);
     }
     text.extend(terms(allocation).map(|terms| format!("  {terms}\n")));
     if !allocation.enforced {
         text.push_str("  not enforced: enforcement.mode is not on in the daemon's configuration\n");
     }
     if allocation.releasing {
-        text.push_str(
-            "  is being released: not everything could be given back yet, and that is tried again\n",
-        );
+        text.push_str("  is being released: some settings could not be restored yet, which is retried\n");
     }
     if allocation.stopped {
         text.push_str(
-            "  its unit does not run: this is kept for it for a day, or until `numaward release`\n",
+            "  its unit does not run: the guarantee is kept for a day, or until `numaward release`\n",
         );
     }
     if allocation.stalled {
@@ -56,16 +51,16 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     if let Some(missing) = &allocation.missing {
         let cpus = if missing.cpus.is_empty() { "none" } else { missing.cpus.as_str() };
         let bytes = missing.memory.iter().map(|block| block.bytes).sum();
-        let _ = writeln!(text, "  missing of this: CPUs: {cpus}, memory: {}", size(bytes));
+        let _ = writeln!(text, "  missing of these: CPUs: {cpus}, memory: {}", size(bytes));
         for MissingKind { kind, cpus } in &missing.kinds {
             let _ = writeln!(text, "  not {kind} any more: CPUs {cpus}");
         }
     }
-    text.extend(allocation.drift.iter().map(drifted));
+    text.extend(allocation.drift.iter().map(render_drift));
     text
 }
 
-/// How it wanted to be placed, in a line; none if it did not say.
+/// Renders the terms of the placement in a line; `None` if the request had none.
 fn terms(allocation: &Allocation) -> Option<String> {
     let Placement {
         preferred_nodes,
@@ -108,39 +103,39 @@ fn terms(allocation: &Allocation) -> Option<String> {
     (!terms.is_empty()).then(|| format!("terms: {}", terms.join(", ")))
 }
 
-/// A knob that drifted, in a line.
-fn drifted(drift: &Drift) -> String {
+/// Renders a drifted knob in a line.
+fn render_drift(drift: &Drift) -> String {
     let Drift { knob, cgroup, wanted, .. } = drift;
     let found = match drift.found.as_deref() {
         Some("") => "empty",
         found => found.unwrap_or("not there"),
     };
-    let what = match drift.state {
+    let change = match drift.state {
         DriftState::Repaired => format!("was {found}, holds again {wanted}"),
         DriftState::Waiting => format!("is {found}, will be set to {wanted} again"),
         DriftState::Left => {
-            format!("is {found}, should be {wanted}: left, as somebody else keeps writing it")
+            format!("is {found}, should be {wanted}: not repaired, as another program keeps writing it")
         }
         DriftState::Ineffective => format!("is {wanted}, of which the kernel gives only {found}"),
     };
-    let who = match (&drift.writer, drift.noticed) {
+    let writer = match (&drift.writer, drift.noticed) {
         (Some(KnobWriter { pid, command, cgroup }), _) => {
             let command = command.as_deref().unwrap_or("a process that has ended");
             let cgroup = cgroup.as_ref().map_or(String::new(), |cgroup| format!(", cgroup {cgroup}"));
             format!("by {command} (process {pid}{cgroup})")
         }
         (None, DriftDetection::Write) => "by a process of another PID namespace".to_owned(),
-        (None, DriftDetection::Check) => "by whom is not known".to_owned(),
+        (None, DriftDetection::Check) => "by an unknown process".to_owned(),
     };
     let times = if drift.count == 1 { "once".to_owned() } else { format!("{} times", drift.count) };
-    format!("  {knob} of {cgroup} {what} (drifted {times}, last {who})\n")
+    format!("  {knob} of {cgroup} {change} (drifted {times}, last {writer})\n")
 }
 
-/// A dry run for people.
+/// Renders a dry run.
 pub(crate) fn render_dry_run(dry: &DryRun) -> String {
     let outcome = match (&dry.allocation, &dry.rejection) {
-        (Some(allocation), _) => placed(allocation, "would hold"),
-        (None, Some(rejected)) => format!("would be refused: {}\n", rejection(rejected)),
+        (Some(allocation), _) => render_summary(allocation, "would hold"),
+        (None, Some(rejected)) => format!("would be refused: {}\n", render_rejection(rejected)),
         (None, None) => String::new(),
     };
     outcome + &render_explanation(&dry.explanation)
@@ -165,7 +160,10 @@ fn render_explanation(explanation: &Explanation) -> String {
             let _ = write!(text, "\n{}", table(["RESOURCE", "NODES", "PREFERRED"], rows));
         }
         if !merge.candidates.is_empty() {
-            let rows = merge.candidates.iter().map(|of| row([&of.nodes, yes(of.preferred), &of.verdict]));
+            let rows = merge
+                .candidates
+                .iter()
+                .map(|candidate| row([&candidate.nodes, yes(candidate.preferred), &candidate.verdict]));
             let rows = rows.chain(more(merge.candidates_omitted).map(|more| row([&more, "", ""])));
             let _ = write!(text, "\n{}", table(["CANDIDATE", "PREFERRED", "VERDICT"], rows));
         }
@@ -180,16 +178,16 @@ fn render_explanation(explanation: &Explanation) -> String {
     text
 }
 
-/// What a refusal says.
-pub(crate) fn refused(refusal: &GuaranteeRefusal) -> String {
+/// Renders the reason of a refusal.
+pub(crate) fn render_refusal(refusal: &GuaranteeRefusal) -> String {
     match &refusal.rejection {
-        Some(rejected) => format!("refused: {}", rejection(rejected)),
+        Some(rejected) => format!("refused: {}", render_rejection(rejected)),
         None => refusal.detail.clone(),
     }
 }
 
-/// Why the engine decided so, node by node.
-fn rejection(rejection: &Rejection) -> String {
+/// Renders the engine's reasons for a rejection, node by node.
+fn render_rejection(rejection: &Rejection) -> String {
     let mut text = format!("{} ({})", rejection.message, rejection.reason);
     for shortfall in &rejection.shortfalls {
         let amount = |amount: u64| match shortfall.resource.as_str() {
@@ -225,10 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_names_nodes_and_shortfalls() {
+    fn rejection_names_shortfalls() {
         let shortfall =
             |node, free| Shortfall { node, resource: "cpu".to_owned(), requested: 2, free, withheld: 0 };
-        let text = rejection(&Rejection {
+        let text = render_rejection(&Rejection {
             reason: "TopologyAffinityError".to_owned(),
             message: "no".to_owned(),
             shortfalls: vec![
@@ -244,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_with_an_allocation_is_said() {
+    fn renders_problems_of_a_guarantee() {
         let drift = |found: Option<&str>, state: &str, count: u64, writer: Value, noticed: &str| {
             json!({"cgroup": "/redis", "knob": "cpuset.cpus", "wanted": "2-3", "found": found, "state": state,
                    "count": count, "noticed": noticed, "writer": writer})
@@ -273,18 +271,18 @@ redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
   not enforced: enforcement.mode is not on in the daemon's configuration
   is slowed down at memory.high and makes no progress
   1.0 MiB moved to its nodes, 0 B could not be, and more is being moved
-  missing of this: CPUs: none, memory: 1.0 GiB
+  missing of these: CPUs: none, memory: 1.0 GiB
   not isolated any more: CPUs 2-3
   cpuset.cpus of /redis was empty, holds again 2-3 (drifted once, last by sh (process 7, cgroup /user.slice))
   cpuset.cpus of /redis is not there, will be set to 2-3 again (drifted 2 times, last by a process that has ended (process 8))
-  cpuset.cpus of /redis is 0-3, should be 2-3: left, as somebody else keeps writing it (drifted 3 times, last by a process of another PID namespace)
-  cpuset.cpus of /redis is 2-3, of which the kernel gives only 2 (drifted 4 times, last by whom is not known)
+  cpuset.cpus of /redis is 0-3, should be 2-3: not repaired, as another program keeps writing it (drifted 3 times, last by a process of another PID namespace)
+  cpuset.cpus of /redis is 2-3, of which the kernel gives only 2 (drifted 4 times, last by an unknown process)
 ";
         assert_eq!(render_allocation(&serde_json::from_value(allocation).unwrap()), expected);
     }
 
     #[test]
-    fn a_dry_run_shows_each_hint_and_each_candidate() {
+    fn dry_run_shows_hints_and_candidates() {
         let explanation = json!({"merges": [
             {
                 "hints": [

@@ -1,4 +1,4 @@
-//! `numaward export-kubelet-state`: the kubelet's state files.
+//! `numaward export-kubelet-state`: writes the guarantees as the kubelet's state files.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -11,51 +11,51 @@ use anyhow::{Context as _, bail};
 use numaward_api::KubeletState;
 use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
 
-/// What only the directory of a kubelet has.
-const OF_A_KUBELET: [&str; 2] = ["pods", "plugins_registry"];
+/// Subdirectories by which the directory of a kubelet is recognized.
+const KUBELET_SUBDIRECTORIES: [&str; 2] = ["pods", "plugins_registry"];
 
 fn files(state: &KubeletState) -> [(&'static str, &str); 2] {
     [(CpuCheckpoint::FILE, &*state.cpu_manager_state), (MemoryCheckpoint::FILE, &*state.memory_manager_state)]
 }
 
-/// What is to be said besides, a line each.
+/// Returns the lines for standard error: workloads that are not pods, and problems.
 pub(crate) fn notes(state: &KubeletState) -> Vec<String> {
     let mut notes = Vec::new();
     if !state.others.is_empty() {
         notes.push(format!(
-            "not containers of pods, and in the files under their own names: {}. A kubelet that starts with the files gives \
-             back what they hold",
+            "not containers of pods, and in the files under their own names: {}. A kubelet that starts with these files \
+             releases their resources",
             state.others.join(", ")
         ));
     }
-    notes.extend(state.problems.iter().map(|problem| format!("the files as they are: {problem}")));
+    notes.extend(state.problems.iter().map(|problem| format!("in the files: {problem}")));
     notes
 }
 
-/// Both files as one object. They are JSON themselves, so their text is taken as it is.
+/// Returns both files as one JSON object. Their texts are JSON, and are inserted unchanged.
 pub(crate) fn json(state: &KubeletState) -> String {
     let members = files(state).map(|(name, text)| format!("\"{name}\":{text}"));
     format!("{{{}}}\n", members.join(",\n"))
 }
 
-/// Whether files may be written into a directory.
+/// Checks that the files may be written into a directory.
 pub(crate) fn check(directory: &Path, replace: bool) -> anyhow::Result<()> {
-    let shown = directory.display();
-    if OF_A_KUBELET.iter().all(|name| directory.join(name).is_dir()) {
+    let path = directory.display();
+    if KUBELET_SUBDIRECTORIES.iter().all(|name| directory.join(name).is_dir()) {
         bail!(
-            "--into {shown}: this is a kubelet's own directory, and a kubelet that runs overwrites its files: write into \
-             another one, and copy the files while the kubelet is stopped"
+            "--into {path}: this is a kubelet's own directory, and a running kubelet overwrites its files: write into \
+             another directory, and copy the files while the kubelet is stopped"
         );
     }
     for name in [CpuCheckpoint::FILE, MemoryCheckpoint::FILE] {
         if !replace && directory.join(name).symlink_metadata().is_ok() {
-            bail!("--into {shown}: there is a {name} already: --replace replaces it");
+            bail!("--into {path}: the file {name} exists already: --replace replaces it");
         }
     }
     Ok(())
 }
 
-/// Writes both files. Each is there as a whole, or as it was before.
+/// Writes both files. Each file is replaced as a whole or stays unchanged.
 pub(crate) fn write(directory: &Path, state: &KubeletState) -> anyhow::Result<()> {
     let fail = |name: &str| format!("{}: cannot be written", directory.join(name).display());
     DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(|| fail(""))?;
@@ -72,7 +72,7 @@ pub(crate) fn write(directory: &Path, state: &KubeletState) -> anyhow::Result<()
     });
     if renamed.is_err() {
         for (name, _) in files(state) {
-            // It may not have come that far.
+            // A file may not have been created yet.
             let _: io::Result<()> = fs::remove_file(temporary(name));
         }
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_both_files() {
+    fn prints_both_files() {
         let printed: serde_json::Value = serde_json::from_str(&json(&state())).unwrap();
         assert_eq!(printed["cpu_manager_state"]["checksum"], 1);
         assert_eq!(printed["memory_manager_state"]["policyName"], "None");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_written_as_a_whole_for_their_owner_alone() {
+    fn writes_whole_files_for_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let into = dir.path().join("a/b");
         check(&into, false).unwrap();
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(written("memory_manager_state"), state().memory_manager_state);
         let mode = fs::metadata(into.join("cpu_manager_state")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(fs::read_dir(&into).unwrap().count(), 2, "nothing else is left");
+        assert_eq!(fs::read_dir(&into).unwrap().count(), 2, "no temporary file is left");
 
         let refused = check(&into, false).unwrap_err().to_string();
         assert!(refused.contains("cpu_manager_state") && refused.contains("--replace"), "{refused}");
@@ -125,7 +125,7 @@ mod tests {
         write(&into, &later).unwrap();
         assert_eq!(written("cpu_manager_state"), "{}");
 
-        // A file that cannot be replaced: what was begun is removed.
+        // One file cannot be replaced: the temporary files are removed.
         fs::remove_file(into.join("memory_manager_state")).unwrap();
         fs::create_dir(into.join("memory_manager_state")).unwrap();
         let failed = format!("{:#}", write(&into, &state()).unwrap_err());
@@ -134,9 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_a_kubelet_is_left_alone() {
+    fn refuses_directory_of_a_kubelet() {
         let dir = tempfile::tempdir().unwrap();
-        for name in OF_A_KUBELET {
+        for name in KUBELET_SUBDIRECTORIES {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         for replace in [false, true] {

@@ -1,4 +1,4 @@
-//! `numaward get` and `numaward describe`: what is promised, and all about one workload.
+//! `numaward get` and `numaward describe`: guarantees, and the details of one workload.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -7,55 +7,55 @@ use numaward_api::{Allocation, Drift, DriftState, Event, Target, Workload, Workl
 use serde::Serialize;
 
 use crate::{
-    args::EventChoice,
+    args::EventFilterArgs,
     client::Server,
     events, explain,
     table::{columns, or_dash, row, setting, size, table},
 };
 
-/// Events of a workload that are shown.
-const EVENTS: u16 = 20;
+/// Maximum number of events of a workload.
+const MAX_EVENTS: u16 = 20;
 
-/// Allocations as a table; with `wide` also how they are held.
+/// Renders guarantees as a table; `wide` adds target, policy, drift and cgroup.
 pub(crate) fn render(allocations: &[Arc<Allocation>], wide: bool) -> String {
     if allocations.is_empty() {
-        return "nothing is promised\n".to_owned();
+        return "there are no guarantees\n".to_owned();
     }
     let mut titles = row(["NAME", "CPUS", "NODES", "MEMORY", "STATE"]);
     if wide {
         titles.extend(row(["TARGET", "POLICY", "DRIFT", "CGROUP"]));
     }
-    let rows = allocations.iter().map(|held| {
-        let memory: u64 = held.memory.iter().map(|block| block.bytes).sum();
-        let cpus = if held.cpus.is_empty() { "shared" } else { &held.cpus };
+    let rows = allocations.iter().map(|allocation| {
+        let memory: u64 = allocation.memory.iter().map(|block| block.bytes).sum();
+        let cpus = if allocation.cpus.is_empty() { "shared" } else { &allocation.cpus };
         let mut cells = row([
-            &held.name,
+            &allocation.name,
             cpus,
-            &or_dash(Some(&held.nodes).filter(|nodes| !nodes.is_empty())),
+            &or_dash(Some(&allocation.nodes).filter(|nodes| !nodes.is_empty())),
             &or_dash((memory > 0).then(|| size(memory))),
-            state(held),
+            state(allocation),
         ]);
         if wide {
-            let target = match &held.target {
+            let target = match &allocation.target {
                 Target::Exec => "command".to_owned(),
                 Target::Cgroup(_) => "cgroup".to_owned(),
                 Target::Unit(unit) => format!("unit {unit}"),
-                Target::Container(of) => format!("container {}/{}/{}", of.namespace, of.pod, of.container),
+                Target::Container(id) => format!("container {}/{}/{}", id.namespace, id.pod, id.container),
             };
-            let stands = |drift: &&Drift| drift.state != DriftState::Repaired;
+            let is_present = |drift: &&Drift| drift.state != DriftState::Repaired;
             let drift: Vec<&str> =
-                held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
+                allocation.drift.iter().filter(is_present).map(|drift| drift.knob.as_str()).collect();
             let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
-            cells.extend([target, or_dash(held.policy), drift, held.cgroup.clone()]);
+            cells.extend([target, or_dash(allocation.policy), drift, allocation.cgroup.clone()]);
         }
         cells
     });
     columns(&std::iter::once(titles).chain(rows).collect::<Vec<_>>())
 }
 
-/// How an allocation is, in a word.
-fn state(held: &Allocation) -> &'static str {
-    match held {
+/// Returns the state of a guarantee in a word.
+fn state(allocation: &Allocation) -> &'static str {
+    match allocation {
         Allocation { releasing: true, .. } => "releasing",
         Allocation { enforced: false, .. } => "dry run",
         Allocation { stopped: true, .. } => "stopped",
@@ -65,7 +65,7 @@ fn state(held: &Allocation) -> &'static str {
     }
 }
 
-/// All that is known of a workload.
+/// Details of a workload.
 #[derive(Debug, Serialize)]
 pub(crate) struct Description {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,31 +75,33 @@ pub(crate) struct Description {
     events: Vec<Event>,
 }
 
-/// Asks for all that is known of a workload.
+/// Fetches the details of a workload.
 pub(crate) async fn describe(server: &Server, name: &str) -> anyhow::Result<Description> {
     let Workloads { workloads } = server.get("/api/v1/workloads").await?;
-    // Not every host can promise.
-    let held = server.allocations().await.ok();
-    let allocation = held.and_then(|held| held.allocations.into_iter().find(|held| held.name == name));
-    // An allocation may have another name than the workload that its cgroup is.
-    let is_this = |workload: &Workload| match &allocation {
-        Some(held) => workload.cgroup.as_deref() == Some(held.cgroup.as_str()),
+    // A daemon that only observes has no guarantees.
+    let allocations = server.allocations().await.ok();
+    let allocation =
+        allocations.and_then(|all| all.allocations.into_iter().find(|allocation| allocation.name == name));
+    // A guarantee can have another name than the workload of its cgroup.
+    let is_described = |workload: &Workload| match &allocation {
+        Some(allocation) => workload.cgroup.as_deref() == Some(allocation.cgroup.as_str()),
         None => workload.workload == name,
     };
-    let workload = workloads.into_iter().find(is_this);
+    let workload = workloads.into_iter().find(is_described);
     if allocation.is_none() && workload.is_none() {
         bail!("there is no workload named {name:?}; `numaward get` and `numaward top --once` list them");
     }
     let label = workload.as_ref().map_or(name, |workload| &workload.workload);
-    let choice = EventChoice { workload: Some(label.to_owned()), kind: None, since: None, limit: EVENTS };
-    let events = events::page(server, &choice).await?.events;
+    let filter =
+        EventFilterArgs { workload: Some(label.to_owned()), kind: None, since: None, limit: MAX_EVENTS };
+    let events = events::page(server, &filter).await?.events;
     Ok(Description { allocation, workload, events })
 }
 
-/// A description for people.
-pub(crate) fn render_description(of: &Description) -> String {
+/// Renders the details of a workload.
+pub(crate) fn render_description(description: &Description) -> String {
     let mut parts = Vec::new();
-    parts.push(match &of.allocation {
+    parts.push(match &description.allocation {
         Some(allocation) => {
             let mut text = explain::render_allocation(allocation);
             if !allocation.settings.is_empty() {
@@ -108,16 +110,16 @@ pub(crate) fn render_description(of: &Description) -> String {
             }
             text
         }
-        None => "nothing is promised to it\n".to_owned(),
+        None => "the workload has no guarantee\n".to_owned(),
     });
-    if let Some(workload) = &of.workload {
+    if let Some(workload) = &description.workload {
         let cgroup = workload.cgroup.as_deref().unwrap_or("(removed)");
         let mut text = format!("{}: {}, cgroup {cgroup}\n", workload.workload, workload.kind);
         if !workload.nodes.is_empty() {
             let _ = write!(text, "\n{}", memory(&workload.nodes));
         }
         if let Some(kills) = workload.oom_kills.filter(|kills| *kills > 0) {
-            let _ = writeln!(text, "processes that the OOM killer took: {kills}");
+            let _ = writeln!(text, "OOM kills: {kills}");
         }
         if let Some(moved) = &workload.tiering {
             let (demoted, promoted) = (size(moved.demoted_bytes), size(moved.promoted_bytes));
@@ -125,22 +127,22 @@ pub(crate) fn render_description(of: &Description) -> String {
         }
         parts.push(text);
     }
-    if !of.events.is_empty() {
-        parts.push(events::render(&of.events));
+    if !description.events.is_empty() {
+        parts.push(events::render(&description.events));
     }
     parts.join("\n")
 }
 
 fn memory(nodes: &[WorkloadNode]) -> String {
     let rows = nodes.iter().map(|node| {
-        let resident = node
-            .resident
-            .map(|of| of.anon_bytes.saturating_add(of.file_bytes).saturating_add(of.kernel_bytes));
+        let resident = node.resident.map(|bytes| {
+            bytes.anon_bytes.saturating_add(bytes.file_bytes).saturating_add(bytes.kernel_bytes)
+        });
         row([
             &node.node.to_string(),
             &or_dash(resident.map(size)),
-            &or_dash(node.allocated.map(|of| size(of.local_bytes))),
-            &or_dash(node.allocated.map(|of| size(of.remote_bytes))),
+            &or_dash(node.allocated.map(|bytes| size(bytes.local_bytes))),
+            &or_dash(node.allocated.map(|bytes| size(bytes.remote_bytes))),
             &or_dash(node.missed_bytes.map(size)),
         ])
     });

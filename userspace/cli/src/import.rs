@@ -1,10 +1,10 @@
-//! `numaward import-kubelet-state`: what was taken over, as text.
+//! `numaward import-kubelet-state`: the imported guarantees as text.
 
 use numaward_api::{MemoryBlock, import::ImportReport};
 
 use crate::table::{row, size, table};
 
-/// What was taken over, for people.
+/// Renders the imported guarantees.
 pub(crate) fn render(imported: &ImportReport) -> String {
     let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let line = |pod: &str, container: &str, cpus: &str, blocks: &[MemoryBlock]| {
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_taken_over_is_a_table() {
+    fn renders_imported_guarantees() {
         let block = |kind: &str, nodes: &str| MemoryBlock {
             kind: kind.to_owned(),
             nodes: nodes.to_owned(),

@@ -1,6 +1,7 @@
-//! The commands of `numaward`: what asks the daemon, and what reads from this host.
+//! Subcommands of `numaward`: requests to the daemon, and commands that read this host.
 //!
-//! What is the daemon's own comes in as functions ([`DaemonHooks`]), so that this crate does without it.
+//! Commands that need code of the daemon call it through functions that the caller passes in ([`DaemonHooks`]): this
+//! crate does not depend on the daemon's crate.
 
 #![deny(unsafe_code)]
 
@@ -63,20 +64,21 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        Cli, Command, ConfigCommand, ConfigFile, Exec, Explain, ExportKubeletState, Format, Guarantee,
-        ImportKubeletState, ListFormat, ListOutput, MoveLimits, Notation, Output, PlanMoves, Reached,
-        Rebalance, Record, Release, Replay, Resize, Run, Shown, Simulate, Uninstall, Wanted,
+        Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs, ExecArgs, ExplainArgs,
+        ExportArgs, GuaranteeArgs, ImportArgs, ListFormat, ListOutput, MoveLimitArgs, Output, OutputFormat,
+        PlanArgs, RebalanceArgs, RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs,
+        Simulate, TopArgs, UninstallArgs,
     },
     client::{ClientError, Server},
     remote::Remote,
 };
 
-/// The engine decided against a request.
-const REFUSED: u8 = 3;
-/// The daemon is not reachable.
-const UNREACHABLE: u8 = 4;
+/// Exit code: the engine refused a request.
+const EXIT_REFUSED: u8 = 3;
+/// Exit code: the daemon is not reachable.
+const EXIT_UNREACHABLE: u8 = 4;
 
-/// Says what is missing on the host with this root directory, with these probes and this configuration.
+/// Function that checks the host with this root directory, given its probes, the probes' needs and the configuration.
 pub type ExamineHost = fn(
     &Path,
     &[ProbeReport],
@@ -84,62 +86,64 @@ pub type ExamineHost = fn(
     Result<&config::Config, &config::Problems>,
 ) -> Vec<HostCheck>;
 
-/// What the daemon does for a command.
+/// Functions of the daemon that commands call.
 #[derive(Clone, Copy, Debug)]
 pub struct DaemonHooks {
-    /// Is the daemon until it is stopped.
+    /// Runs the daemon until it is stopped.
     pub run: fn(&config::Config) -> anyhow::Result<()>,
-    /// Examines a host.
+    /// Checks a host for missing requirements.
     pub examine: ExamineHost,
-    /// What the engine is configured to do on a machine.
+    /// Returns the engine's configuration on a machine.
     pub policy: fn(&config::Config, &Machine) -> anyhow::Result<PolicyConfig>,
-    /// Takes over what a kubelet promised, from the state files in a directory; a dry run changes nothing.
+    /// Imports the guarantees of a kubelet from the state files in a directory; a dry run changes nothing.
     pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<ImportReport>,
-    /// Gives back all that a daemon with this configuration wrote.
+    /// Restores all settings that a daemon with this configuration changed.
     pub restore: fn(&config::Config, Machine) -> anyhow::Result<RestoreReport>,
 }
 
-/// Does what the arguments of this process say.
+/// Executes the command of this process's arguments.
 pub fn main(daemon: &DaemonHooks) -> ExitCode {
-    let Cli { reached, command } = match Cli::try_parse() {
+    let Cli { connection, command } = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
             let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             return match error.exit_code() {
-                _ if !is_help && runs_a_command() => ExitCode::from(exec::FAILED),
+                _ if !is_help && passes_on_exit_code() => ExitCode::from(exec::EXIT_FAILED),
                 code => ExitCode::from(u8::try_from(code).unwrap_or(1)),
             };
         }
     };
-    let becomes_another = matches!(command, Command::Exec(_) | Command::Enter { .. });
-    let done = match command {
+    let executes_a_command = matches!(command, Command::Exec(_) | Command::Enter { .. });
+    let result = match command {
         Command::Run(args) => run(daemon, args),
-        Command::Topology { root, output } => topology(&reached, root.as_deref(), output),
-        Command::Status { cost, output } => status(&reached, cost, output),
-        Command::Top { shown, output } => top(&shown, &reached, output),
-        Command::Record(args) => record(&reached, args),
+        Command::Topology { root, output } => topology(&connection, root.as_deref(), output),
+        Command::Status { cost, output } => status(&connection, cost, output),
+        Command::Top { top: args, output } => top(&args, &connection, output),
+        Command::Record(args) => record(&connection, args),
         Command::Replay(args) => replay(&args),
-        Command::Get { names, output } => get(&reached, &names, output),
-        Command::Describe { name, output } => describe(&reached, &name, output),
-        Command::Stacks { name, node, kind, output } => stacks(&reached, &name, node, kind.into(), output),
-        Command::Regions { name, hot: true, span, output, .. } => hot(&reached, &name, span, output),
-        Command::Regions { name, sampled: true, span, output, .. } => sampled(&reached, &name, span, output),
-        Command::Regions { name, output, .. } => regions(&reached, &name, output),
-        Command::Events { follow, filter, output } => events(&reached, follow, &filter, output),
-        Command::Exec(args) => exec(&reached, args),
-        Command::Numactl { arguments } => numactl(&reached, &arguments),
-        Command::Guarantee(args) => guarantee(&reached, args),
-        Command::Resize(args) => resize(&reached, args),
-        Command::Release(args) => release(&reached, &args),
-        Command::Explain(args) => explain(&reached, args),
-        Command::Plan(args) => plan(&reached, args),
-        Command::Rebalance(args) => rebalance(&reached, args),
+        Command::Get { names, output } => get(&connection, &names, output),
+        Command::Describe { name, output } => describe(&connection, &name, output),
+        Command::Stacks { name, node, kind, output } => stacks(&connection, &name, node, kind.into(), output),
+        Command::Regions { name, hot: true, span, output, .. } => hot(&connection, &name, span, output),
+        Command::Regions { name, sampled: true, span, output, .. } => {
+            sampled(&connection, &name, span, output)
+        }
+        Command::Regions { name, output, .. } => regions(&connection, &name, output),
+        Command::Events { follow, filter, output } => events(&connection, follow, &filter, output),
+        Command::Exec(args) => exec(&connection, args),
+        Command::Numactl { arguments } => numactl(&connection, &arguments),
+        Command::Guarantee(args) => guarantee(&connection, args),
+        Command::Resize(args) => resize(&connection, args),
+        Command::Release(args) => release(&connection, &args),
+        Command::Explain(args) => explain(&connection, args),
+        Command::Plan(args) => plan(&connection, args),
+        Command::Rebalance(args) => rebalance(&connection, args),
         Command::Enter { directory, spread, all_cpus, command } => {
             exec::enter(&directory, spread.as_ref(), all_cpus, &command)
         }
         Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
-        Command::Bugtool { file } => bugtool(daemon, &reached, file),
+        Command::Bugtool { file } => bugtool(daemon, &connection, file),
         Command::Config(ConfigCommand::Check { file, output }) => check_config(file, output),
         Command::Config(ConfigCommand::View { config, output }) => view_config(config, output),
         Command::Config(ConfigCommand::Schema) => print_json(&config::json_schema()),
@@ -147,33 +151,36 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Man { dir } => man(dir.as_deref()),
         Command::Simulate(args) => simulate(daemon, &args),
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
-        Command::ExportKubeletState(args) => export_kubelet_state(&reached, &args),
+        Command::ExportKubeletState(args) => export_kubelet_state(&connection, &args),
         Command::Uninstall(args) => uninstall(daemon, args),
         Command::Version(output) => version(output),
     };
-    match done {
+    match result {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("numaward: {}", text::clean_lines(&one_line(&error)));
+            eprintln!("numaward: {}", text::clean_lines(&error_chain(&error)));
             match error.downcast_ref() {
-                _ if becomes_another => ExitCode::from(exec::FAILED),
-                Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
-                Some(ClientError::Refused(refusal)) if refusal.rejection.is_some() => ExitCode::from(REFUSED),
+                _ if executes_a_command => ExitCode::from(exec::EXIT_FAILED),
+                Some(ClientError::Unreachable { .. }) => ExitCode::from(EXIT_UNREACHABLE),
+                Some(ClientError::Refused(refusal)) if refusal.rejection.is_some() => {
+                    ExitCode::from(EXIT_REFUSED)
+                }
                 _ => ExitCode::FAILURE,
             }
         }
     }
 }
 
-/// Whether these arguments, wrong as they may be, name a subcommand that passes on the exit code of another command.
-fn runs_a_command() -> bool {
+/// Returns whether the arguments, which do not parse, name a subcommand that passes on the exit code of another
+/// command.
+fn passes_on_exit_code() -> bool {
     let matches = Cli::command().ignore_errors(true).try_get_matches();
     matches.is_ok_and(|matches| matches.subcommand_name() == Some("exec"))
 }
 
-/// An error with its causes. Some errors repeat their cause: once is enough.
-fn one_line(error: &anyhow::Error) -> String {
+/// Joins an error and its causes in one line. A cause that the text already contains is skipped.
+fn error_chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match () {
         () if text.is_empty() => cause,
         () if text.contains(&cause) => text,
@@ -181,7 +188,7 @@ fn one_line(error: &anyhow::Error) -> String {
     })
 }
 
-/// The reader of the output has enough: `numaward topology | head -1`.
+/// Returns whether the reader of the output has closed it, as in `numaward topology | head -1`.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -189,7 +196,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn run(daemon: &DaemonHooks, args: Run) -> anyhow::Result<ExitCode> {
+fn run(daemon: &DaemonHooks, args: RunArgs) -> anyhow::Result<ExitCode> {
     let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
     let flags = [
         flag("--listen", "listen", args.listen),
@@ -200,125 +207,139 @@ fn run(daemon: &DaemonHooks, args: Run) -> anyhow::Result<ExitCode> {
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
-    heap::share();
+    heap::share_among_threads();
     (daemon.run)(&loaded.config)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The configuration from a file, this process's variables and flags. A variable that is not Unicode is kept as far as
-/// it is, so that its key is checked.
+/// Loads the configuration from a file, this process's environment variables and flags. Invalid bytes of a variable are
+/// replaced, so that its key is still checked.
 fn load(file: Option<PathBuf>, flags: Vec<Flag>) -> Result<config::LoadedConfig, config::Problems> {
     let variables = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     config::load(&Sources { file, variables: variables.collect(), flags })
 }
 
-/// The configuration of this host's daemon.
-fn configured(file: ConfigFile) -> anyhow::Result<config::Config> {
+/// Loads the configuration of this host's daemon.
+fn load_config(file: ConfigArgs) -> anyhow::Result<config::Config> {
     Ok(load(file.config, Vec::new())?.config)
 }
 
-fn topology(reached: &Reached, root: Option<&Path>, output: Output) -> anyhow::Result<ExitCode> {
-    let server = if root.is_some() { None } else { Some(server(reached)?) };
-    let shown = match &server {
-        // Another host's, or what this user named: it has to be there.
+fn topology(connection: &ConnectionArgs, root: Option<&Path>, output: Output) -> anyhow::Result<ExitCode> {
+    let server = if root.is_some() { None } else { Some(server(connection)?) };
+    let report = match &server {
+        // A daemon that was named explicitly, maybe of another host, must be reachable.
         Some(server @ (Server::Remote(_) | Server::Socket(_))) => runtime()?.block_on(async {
             let topology = server.get("/api/v1/topology").await?;
-            Ok::<_, ClientError>(topology::Shown { topology, promised: promised(server).await })
+            Ok::<_, ClientError>(topology::TopologyReport {
+                topology,
+                guarantees: node_guarantees(server).await,
+            })
         })?,
         local => {
             let topology = api::Topology::from(&topology::machine(root.unwrap_or(Path::new("/")))?);
-            let promised = match local {
-                Some(server) => runtime()?.block_on(promised(server)),
+            let guarantees = match local {
+                Some(server) => runtime()?.block_on(node_guarantees(server)),
                 None => None,
             };
-            topology::Shown { topology, promised }
+            topology::TopologyReport { topology, guarantees }
         }
     };
-    print(output, &shown, topology::render)
+    print(output, &report, topology::render)
 }
 
-/// What is promised on the nodes, where it can be asked: not every host can promise.
-async fn promised(server: &Server) -> Option<Vec<api::NodeCapacity>> {
-    server.allocations().await.ok().map(|held| held.nodes)
+/// Returns the guarantees on each node; `None` if the daemon does not provide them, as one that only observes.
+async fn node_guarantees(server: &Server) -> Option<Vec<api::NodeCapacity>> {
+    server.allocations().await.ok().map(|allocations| allocations.nodes)
 }
 
-/// The way to the daemon.
-fn server(reached: &Reached) -> anyhow::Result<Server> {
-    Ok(match reached.server.as_deref() {
+/// Returns the address of the daemon.
+fn server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
+    Ok(match connection.server.as_deref() {
         Some(path) if path.starts_with('/') => Server::Socket(PathBuf::from(path)),
-        Some(url) => Server::Remote(Box::new(Remote::new(url, reached)?)),
+        Some(url) => Server::Remote(Box::new(Remote::new(url, connection)?)),
         None => {
             let config = load(None, Vec::new())?.config;
-            Server::Local { socket: config.control_socket, address: reachable(config.listen.0) }
+            Server::Local { socket: config.control_socket, address: local_address(config.listen.0) }
         }
     })
 }
 
-/// The way to the daemon of this host.
-fn local_server(reached: &Reached) -> anyhow::Result<Server> {
-    match server(reached)? {
+/// Returns the address of this host's daemon. Fails if the arguments name a daemon by URL.
+fn local_server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
+    match server(connection)? {
         Server::Remote(remote) => {
-            bail!("--server {}: this is for a daemon of this host: name its control socket", remote.url)
+            bail!(
+                "--server {}: this command requires the daemon of this host: give the path of its control socket",
+                remote.url
+            )
         }
         local => Ok(local),
     }
 }
 
-fn status(reached: &Reached, cost: Option<Interval>, output: Output) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
-    // Before the daemon is asked: what the kernel refuses is an error at once.
+fn status(connection: &ConnectionArgs, cost: Option<Interval>, output: Output) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
+    // Before the first request, so that missing privileges are reported at once.
     let window = cost.map(|_| numaward_probes::stats_window()).transpose();
-    let window = window.context("--cost: it takes root (CAP_SYS_ADMIN) on the daemon's own host")?;
+    let window = window.context("--cost: requires root (CAP_SYS_ADMIN) on the daemon's own host")?;
     let report = runtime()?.block_on(async {
         let mut status: api::Status = server.get("/api/v1/status").await?;
         let mut measured = None;
         if let Some(Interval(span)) = cost {
             tokio::time::sleep(span).await;
             let after = server.get("/api/v1/status").await?;
-            measured = Some(status::Cost::between(&status, &after, span));
+            measured = Some(status::ProbeCosts::between(&status, &after, span));
             status = after;
         }
         drop(window);
         let api::Workloads { workloads } = server.get("/api/v1/workloads").await?;
-        // Not every host can promise.
-        let promised = server.allocations().await.ok();
-        let narrow = match (&server, &promised) {
+        // A daemon that only observes has no guarantees.
+        let allocations = server.allocations().await.ok();
+        let bound_threads = match (&server, &allocations) {
             (Server::Remote(_), _) | (_, None) => Vec::new(),
-            (_, Some(promised)) => {
-                let held = promised.allocations.iter();
-                held.filter_map(|held| affinity::narrow(Path::new("/proc"), held)).collect()
+            (_, Some(allocations)) => {
+                let allocations = allocations.allocations.iter();
+                allocations
+                    .filter_map(|allocation| affinity::bound_threads(Path::new("/proc"), allocation))
+                    .collect()
             }
         };
-        Ok::<_, ClientError>(status::Report { status, workloads, promised, narrow, cost: measured })
+        Ok::<_, ClientError>(status::StatusReport {
+            status,
+            workloads,
+            allocations,
+            bound_threads,
+            cost: measured,
+        })
     })?;
     print(output, &report, status::render)
 }
 
-fn top(shown: &Shown, reached: &Reached, output: Output) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
+fn top(args: &TopArgs, connection: &ConnectionArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
     let runtime = runtime()?;
-    let done = runtime.block_on(top::run(server, shown, output.output));
-    // The thread that reads keys waits for one.
+    let result = runtime.block_on(top::run(server, args, output.output));
+    // The thread that reads keys blocks until the next key.
     runtime.shutdown_background();
-    done.map(|()| ExitCode::SUCCESS)
+    result.map(|()| ExitCode::SUCCESS)
 }
 
-fn record(reached: &Reached, args: Record) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
+fn record(connection: &ConnectionArgs, args: RecordArgs) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
     runtime()?.block_on(record::run(server, args)).map(|()| ExitCode::SUCCESS)
 }
 
-fn replay(args: &Replay) -> anyhow::Result<ExitCode> {
+fn replay(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let runtime = runtime()?;
-    let done = runtime.block_on(top::replay(args));
-    // As for top.
+    let result = runtime.block_on(top::replay(args));
+    // As in `top`.
     runtime.shutdown_background();
-    done.map(|()| ExitCode::SUCCESS)
+    result.map(|()| ExitCode::SUCCESS)
 }
 
-/// Where a daemon that listens on all addresses is reached from its own host.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+/// Returns the address at which this host reaches a daemon that listens on `listen`.
+fn local_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -327,14 +348,14 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// What is asked for. Devices are those of this host.
-fn asked(
+/// Returns the request for some resources. Devices are looked up on this host.
+fn allocation_request(
     name: String,
     target: api::Target,
-    wanted: Wanted,
+    resources: ResourceArgs,
     server: &Server,
 ) -> anyhow::Result<api::AllocationRequest> {
-    let Wanted { cpus, memory, memory_limit, hugepages, partition, placement } = wanted;
+    let ResourceArgs { cpus, memory, memory_limit, hugepages, partition, placement } = resources;
     if let (Server::Remote(remote), Some(device)) = (server, placement.near.first()) {
         bail!("--near {device}: the devices of this host are read, and {} may be another", remote.url);
     }
@@ -371,8 +392,8 @@ fn asked(
     })
 }
 
-/// The name of a command's workload that was given none: unique on this host while the command runs.
-fn name_of(command: &[OsString]) -> String {
+/// Returns the default name of a command's workload, which is unique on this host while the command runs.
+fn default_name(command: &[OsString]) -> String {
     let program = command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
     let program: String = program
         .to_string_lossy()
@@ -383,96 +404,100 @@ fn name_of(command: &[OsString]) -> String {
     format!("{program}-{}", std::process::id())
 }
 
-fn exec(reached: &Reached, args: Exec) -> anyhow::Result<ExitCode> {
-    let server = local_server(reached)?;
-    let name = args.name.unwrap_or_else(|| name_of(&args.command));
-    let asked = asked(name, api::Target::Exec, args.wanted, &server)?;
-    runtime()?.block_on(exec::run(&server, &asked, &args.command))
+fn exec(connection: &ConnectionArgs, args: ExecArgs) -> anyhow::Result<ExitCode> {
+    let server = local_server(connection)?;
+    let name = args.name.unwrap_or_else(|| default_name(&args.command));
+    let request = allocation_request(name, api::Target::Exec, args.resources, &server)?;
+    runtime()?.block_on(exec::run(&server, &request, &args.command))
 }
 
-fn numactl(reached: &Reached, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
-    match numactl::read(arguments)? {
-        numactl::Asked::Help => print_text(
-            &help_of("numactl").map_or_else(String::new, |mut help| help.render_long_help().to_string()),
+fn numactl(connection: &ConnectionArgs, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
+    match numactl::parse(arguments)? {
+        numactl::Invocation::Help => print_text(
+            &built_subcommand("numactl")
+                .map_or_else(String::new, |mut help| help.render_long_help().to_string()),
         ),
-        numactl::Asked::Show(binding) => print_text(&numactl::show(&binding)?),
-        numactl::Asked::Hardware => print_text(&numactl::hardware(&topology::machine(Path::new("/"))?)),
-        numactl::Asked::Run(run) => {
-            let server = local_server(reached);
-            runtime()?.block_on(numactl::run(server, &run, &name_of(&run.command)))
+        numactl::Invocation::Show(binding) => print_text(&numactl::render_policy(&binding)?),
+        numactl::Invocation::Hardware => print_text(&numactl::hardware(&topology::machine(Path::new("/"))?)),
+        numactl::Invocation::Run(run) => {
+            let server = local_server(connection);
+            runtime()?.block_on(numactl::run(server, &run, &default_name(&run.command)))
         }
     }
 }
 
-/// A subcommand, with the options that are the same for all.
-fn help_of(name: &str) -> Option<clap::Command> {
+/// Returns a subcommand with the global options.
+fn built_subcommand(name: &str) -> Option<clap::Command> {
     let mut all = Cli::command().bin_name("numaward");
     all.build();
     all.find_subcommand(name).cloned()
 }
 
-fn guarantee(reached: &Reached, args: Guarantee) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
-    let asked = asked_for(args.target, args.name, args.wanted, &server)?;
-    exec::report_limit(&asked);
+fn guarantee(connection: &ConnectionArgs, args: GuaranteeArgs) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
+    let request = request_for_target(args.target, args.name, args.resources, &server)?;
+    exec::warn_about_memory_limit(&request);
     let allocation = runtime()?.block_on(async {
-        let allocation = server.admit(&asked).await?;
-        exec::report_others(&server, &allocation).await;
+        let allocation = server.admit(&request).await?;
+        exec::warn_about_shared_cpus(&server, &allocation).await;
         Ok::<_, ClientError>(allocation)
     })?;
-    affinity::report(&allocation);
-    print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))
+    affinity::warn_about_bound_threads(&allocation);
+    print(args.output, &allocation, |allocation| explain::render_summary(allocation, "holds"))
 }
 
-fn resize(reached: &Reached, args: Resize) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
-    let asked = api::Resize {
+fn resize(connection: &ConnectionArgs, args: ResizeArgs) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
+    let request = api::Resize {
         cpus: args.cpus,
         memory: args.memory,
         memory_limit: args.memory_limit,
         hugepages: args.hugepages.by_size(),
     };
-    let resized = runtime()?.block_on(server.resize(&args.name, &asked, args.dry_run))?;
+    let resized = runtime()?.block_on(server.resize(&args.name, &request, args.dry_run))?;
     print(args.output, &resized, |resized| match resized {
-        api::ResizeOutcome::Applied(allocation) => explain::placed(allocation, "holds"),
+        api::ResizeOutcome::Applied(allocation) => explain::render_summary(allocation, "holds"),
         api::ResizeOutcome::DryRun(dry) => explain::render_dry_run(dry),
     })
 }
 
-/// What is asked for, for a cgroup or a unit.
-fn asked_for(
+/// Returns the request of a cgroup or a unit.
+fn request_for_target(
     target: String,
     name: Option<String>,
-    wanted: Wanted,
+    resources: ResourceArgs,
     server: &Server,
 ) -> anyhow::Result<api::AllocationRequest> {
     let name = name.unwrap_or_else(|| target.trim_start_matches('/').to_owned());
     let is_cgroup = target.starts_with('/');
     let target = if is_cgroup { api::Target::Cgroup(target) } else { api::Target::Unit(target) };
-    asked(name, target, wanted, server)
+    allocation_request(name, target, resources, server)
 }
 
-/// A request that room is made for, without a target.
-fn asked_for_room(wanted: Wanted, server: &Server) -> anyhow::Result<api::AllocationRequest> {
-    // A name that no other request has: it is not kept.
-    asked(format!("plan-{}", std::process::id()), api::Target::Exec, wanted, server)
+/// Returns a request without a target, for which only capacity is planned.
+fn request_without_target(
+    resources: ResourceArgs,
+    server: &Server,
+) -> anyhow::Result<api::AllocationRequest> {
+    // A unique name; the request is not stored.
+    allocation_request(format!("plan-{}", std::process::id()), api::Target::Exec, resources, server)
 }
 
-fn plan(reached: &Reached, args: PlanMoves) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
-    let MoveLimits { moves, bytes } = args.limits;
-    let request = asked_for_room(args.wanted, &server)?;
-    let asked = api::PlanRequest { request, max_moves: moves, max_bytes: bytes };
-    print(args.output, &runtime()?.block_on(server.plan(&asked))?, rebalance::render_plan)
+fn plan(connection: &ConnectionArgs, args: PlanArgs) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
+    let MoveLimitArgs { moves, bytes } = args.limits;
+    let request = request_without_target(args.resources, &server)?;
+    let request = api::PlanRequest { request, max_moves: moves, max_bytes: bytes };
+    print(args.output, &runtime()?.block_on(server.plan(&request))?, rebalance::render_plan)
 }
 
-fn rebalance(reached: &Reached, args: Rebalance) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
-    let MoveLimits { moves, bytes } = args.limits;
+fn rebalance(connection: &ConnectionArgs, args: RebalanceArgs) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
+    let MoveLimitArgs { moves, bytes } = args.limits;
     let admit = args.target.is_some();
     let request = match args.target {
-        Some(target) => asked_for(target, args.name, args.wanted, &server)?,
-        None => asked_for_room(args.wanted, &server)?,
+        Some(target) => request_for_target(target, args.name, args.resources, &server)?,
+        None => request_without_target(args.resources, &server)?,
     };
     let planned = api::PlanRequest { request, max_moves: moves, max_bytes: bytes };
     let runtime = runtime()?;
@@ -480,20 +505,20 @@ fn rebalance(reached: &Reached, args: Rebalance) -> anyhow::Result<ExitCode> {
     if !args.apply {
         return print(args.output, &plan, rebalance::render_plan);
     }
-    let over = runtime.block_on(rebalance::apply(&server, planned, &plan, admit))?;
-    print(args.output, &over, rebalance::render_over)?;
-    Ok(if over.state == api::RebalanceState::Done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let outcome = runtime.block_on(rebalance::apply(&server, planned, &plan, admit))?;
+    print(args.output, &outcome, rebalance::render_outcome)?;
+    Ok(if outcome.state == api::RebalanceState::Done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn release(reached: &Reached, args: &Release) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
+fn release(connection: &ConnectionArgs, args: &ReleaseArgs) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
     let runtime = runtime()?;
     if let Some(name) = &args.name {
         runtime.block_on(server.release(name))?;
         return Ok(ExitCode::SUCCESS);
     }
     let held = runtime.block_on(server.allocations())?;
-    // What is declared would be given again at once, and a container's ends with its pod.
+    // A declared workload would be admitted again at once, and a container's guarantee ends with its pod.
     let names: Vec<&str> = held
         .allocations
         .iter()
@@ -504,14 +529,14 @@ fn release(reached: &Reached, args: &Release) -> anyhow::Result<ExitCode> {
         eprintln!("numaward: there is no guarantee to end");
         return Ok(ExitCode::SUCCESS);
     }
-    if !args.yes && !is_confirmed(&names)? {
+    if !args.yes && !confirm_release(&names)? {
         bail!("nothing is released");
     }
     let mut code = ExitCode::SUCCESS;
     for name in names {
         match runtime.block_on(server.release(name)) {
             Ok(()) => println!("{} released", text::clean(name)),
-            // It ended meanwhile.
+            // The guarantee has ended meanwhile.
             Err(ClientError::Refused(refusal)) if refusal.status == 404 => {}
             Err(error @ ClientError::Unreachable { .. }) => return Err(error.into()),
             Err(error) => {
@@ -523,8 +548,8 @@ fn release(reached: &Reached, args: &Release) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-/// Asks on the terminal.
-fn is_confirmed(names: &[&str]) -> anyhow::Result<bool> {
+/// Asks for confirmation on the terminal.
+fn confirm_release(names: &[&str]) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() {
         bail!("this is no terminal on which to confirm that {} guarantees end: add --yes", names.len());
     }
@@ -537,60 +562,65 @@ fn is_confirmed(names: &[&str]) -> anyhow::Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn get(reached: &Reached, names: &[String], output: ListOutput) -> anyhow::Result<ExitCode> {
-    let held = runtime()?.block_on(server(reached)?.allocations())?;
+fn get(connection: &ConnectionArgs, names: &[String], output: ListOutput) -> anyhow::Result<ExitCode> {
+    let held = runtime()?.block_on(server(connection)?.allocations())?;
     if let Some(missing) = names.iter().find(|name| held.allocations.iter().all(|held| held.name != **name)) {
-        bail!("there is no allocation named {missing:?}");
+        bail!("there is no guarantee named {missing:?}");
     }
     let chosen: Vec<_> =
         held.allocations.into_iter().filter(|held| names.is_empty() || names.contains(&held.name)).collect();
     print(output.into(), &chosen, |chosen| get::render(chosen, output.output == ListFormat::Wide))
 }
 
-fn describe(reached: &Reached, name: &str, output: Output) -> anyhow::Result<ExitCode> {
-    let description = runtime()?.block_on(get::describe(&server(reached)?, name))?;
+fn describe(connection: &ConnectionArgs, name: &str, output: Output) -> anyhow::Result<ExitCode> {
+    let description = runtime()?.block_on(get::describe(&server(connection)?, name))?;
     print(output, &description, get::render_description)
 }
 
 fn stacks(
-    reached: &Reached,
+    connection: &ConnectionArgs,
     name: &str,
     node: Option<u32>,
     kind: numaward_api::StackKind,
     output: Output,
 ) -> anyhow::Result<ExitCode> {
-    let stacks = runtime()?.block_on(stacks::fetch(&server(reached)?, name, kind, node))?;
+    let stacks = runtime()?.block_on(stacks::fetch(&server(connection)?, name, kind, node))?;
     stacks::warn(&stacks);
     print(output, &stacks, |stacks| stacks.folded(kind, node))
 }
 
-fn regions(reached: &Reached, name: &str, output: Output) -> anyhow::Result<ExitCode> {
-    let regions = runtime()?.block_on(regions::fetch(&server(reached)?, name))?;
+fn regions(connection: &ConnectionArgs, name: &str, output: Output) -> anyhow::Result<ExitCode> {
+    let regions = runtime()?.block_on(regions::fetch(&server(connection)?, name))?;
     print(output, &regions, regions::render)
 }
 
-fn hot(reached: &Reached, name: &str, Interval(span): Interval, output: Output) -> anyhow::Result<ExitCode> {
-    let hot = runtime()?.block_on(areas::hot::watch(&local_server(reached)?, name, span))?;
-    print(output, &hot, areas::hot::render)
-}
-
-fn sampled(
-    reached: &Reached,
+fn hot(
+    connection: &ConnectionArgs,
     name: &str,
     Interval(span): Interval,
     output: Output,
 ) -> anyhow::Result<ExitCode> {
-    let sampled = runtime()?.block_on(areas::sampled::watch(&local_server(reached)?, name, span))?;
+    let hot = runtime()?.block_on(areas::hot::watch(&local_server(connection)?, name, span))?;
+    print(output, &hot, areas::hot::render)
+}
+
+fn sampled(
+    connection: &ConnectionArgs,
+    name: &str,
+    Interval(span): Interval,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
+    let sampled = runtime()?.block_on(areas::sampled::watch(&local_server(connection)?, name, span))?;
     print(output, &sampled, areas::sampled::render)
 }
 
 fn events(
-    reached: &Reached,
+    connection: &ConnectionArgs,
     follow: bool,
-    filter: &args::EventChoice,
+    filter: &args::EventFilterArgs,
     output: Output,
 ) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
+    let server = server(connection)?;
     runtime()?.block_on(async {
         let page = events::page(&server, filter).await?;
         if !follow {
@@ -600,30 +630,34 @@ fn events(
     })
 }
 
-fn bugtool(daemon: &DaemonHooks, reached: &Reached, file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    let server = local_server(reached)?;
+fn bugtool(
+    daemon: &DaemonHooks,
+    connection: &ConnectionArgs,
+    file: Option<PathBuf>,
+) -> anyhow::Result<ExitCode> {
+    let server = local_server(connection)?;
     let config = load(None, Vec::new()).map(|loaded| loaded.config);
-    let checks = examined(daemon, Path::new("/"), config.as_ref());
+    let checks = run_checks(daemon, Path::new("/"), config.as_ref());
     let file = runtime()?.block_on(bugtool::write(&server, file, config.as_ref(), &checks))?;
     println!("{}", file.display());
     Ok(ExitCode::SUCCESS)
 }
 
-fn explain(reached: &Reached, args: Explain) -> anyhow::Result<ExitCode> {
-    let server = server(reached)?;
-    match (args.name, args.wanted.0) {
-        (None, Some(wanted)) => {
-            // A name that no other request has: it is not kept.
+fn explain(connection: &ConnectionArgs, args: ExplainArgs) -> anyhow::Result<ExitCode> {
+    let server = server(connection)?;
+    match (args.name, args.resources.0) {
+        (None, Some(resources)) => {
+            // A unique name; the request is not stored.
             let name = format!("explain-{}", std::process::id());
-            let asked = asked(name, api::Target::Exec, wanted, &server)?;
-            let dry = runtime()?.block_on(server.dry_run(&asked))?;
+            let request = allocation_request(name, api::Target::Exec, resources, &server)?;
+            let dry = runtime()?.block_on(server.dry_run(&request))?;
             print(args.output, &dry, explain::render_dry_run)
         }
         (name, _) => {
             let name = name.unwrap_or_default();
             let held = runtime()?.block_on(server.allocations())?;
             let found = held.allocations.iter().find(|held| held.name == name);
-            let found = found.with_context(|| format!("there is no allocation named {name:?}"))?;
+            let found = found.with_context(|| format!("there is no guarantee named {name:?}"))?;
             print(args.output, &**found, explain::render_allocation)
         }
     }
@@ -639,19 +673,18 @@ fn doctor(
     config: Option<PathBuf>,
     output: Output,
 ) -> anyhow::Result<ExitCode> {
-    let checks = examined(daemon, root, examined_config(root, config).as_ref());
+    let checks = run_checks(daemon, root, config_of_root(root, config).as_ref());
     print(output, &checks, |checks| doctor::render(checks))?;
     let fails = checks.iter().any(|check| check.verdict == CheckResult::Fail);
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The checks of a host.
-fn examined(
+/// Checks a host. Probes are tried only on the running kernel.
+fn run_checks(
     daemon: &DaemonHooks,
     root: &Path,
     config: Result<&config::Config, &config::Problems>,
 ) -> Vec<HostCheck> {
-    // Probes can be tried on the running kernel only.
     let probes = (root == Path::new("/")).then(|| {
         let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
         Probes::load(&ProbeOptions::new(&machine))
@@ -660,8 +693,8 @@ fn examined(
     (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), &needs, config)
 }
 
-/// What the daemon of the examined host is configured to do. Another host does not have our variables.
-fn examined_config(root: &Path, file: Option<PathBuf>) -> Result<config::Config, config::Problems> {
+/// Loads the configuration of the examined host. This process's environment variables are for this host only.
+fn config_of_root(root: &Path, file: Option<PathBuf>) -> Result<config::Config, config::Problems> {
     if root == Path::new("/") {
         return load(file, Vec::new()).map(|loaded| loaded.config);
     }
@@ -673,7 +706,7 @@ fn examined_config(root: &Path, file: Option<PathBuf>) -> Result<config::Config,
 }
 
 #[derive(Serialize)]
-struct Checked<'a> {
+struct ConfigReport<'a> {
     valid: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<&'a Path>,
@@ -685,7 +718,7 @@ fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCod
     match load(file, Vec::new()) {
         Ok(loaded) => {
             let (file, warnings) = (loaded.file.as_deref(), loaded.warnings.as_slice());
-            print(output, &Checked { valid: true, file, errors: &[], warnings }, |_| {
+            print(output, &ConfigReport { valid: true, file, errors: &[], warnings }, |_| {
                 let source = file.map_or_else(
                     || format!("no file ({} is absent): the defaults are", config::DEFAULT_FILE),
                     |file| format!("{}:", file.display()),
@@ -694,25 +727,27 @@ fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCod
                 warnings.collect::<String>() + &source + " valid\n"
             })
         }
-        Err(problems) if matches!(output.output, Format::Json | Format::Yaml) => {
-            print(output, &Checked { valid: false, file: None, errors: &problems.0, warnings: &[] }, |_| {
-                String::new()
-            })?;
+        Err(problems) if matches!(output.output, OutputFormat::Json | OutputFormat::Yaml) => {
+            print(
+                output,
+                &ConfigReport { valid: false, file: None, errors: &problems.0, warnings: &[] },
+                |_| String::new(),
+            )?;
             Ok(ExitCode::FAILURE)
         }
         Err(problems) => Err(problems.into()),
     }
 }
 
-fn view_config(file: ConfigFile, output: Notation) -> anyhow::Result<ExitCode> {
+fn view_config(file: ConfigArgs, output: ConfigFormat) -> anyhow::Result<ExitCode> {
     let loaded = load(file.config, Vec::new())?;
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
     let view = loaded.config.view()?;
     match output {
-        Notation::Yaml => print_text(&config::yaml(&view)),
-        Notation::Json => print_json(&view),
+        ConfigFormat::Yaml => print_text(&config::yaml(&view)),
+        ConfigFormat::Json => print_json(&view),
     }
 }
 
@@ -729,26 +764,26 @@ fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     match dir {
         Some(dir) => {
             std::fs::create_dir_all(dir)
-                .and_then(|()| pages(&command, dir))
+                .and_then(|()| write_manual_pages(&command, dir))
                 .with_context(|| format!("{}: manual pages cannot be written", dir.display()))?;
         }
-        None => io::stdout().write_all(&page(&command)?)?,
+        None => io::stdout().write_all(&manual_page(&command)?)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the page of a command and those of its subcommands, named after them: `numaward-run.1`.
-fn pages(command: &clap::Command, dir: &Path) -> io::Result<()> {
+/// Writes the manual page of a command and those of its subcommands, named after them: `numaward-run.1`.
+fn write_manual_pages(command: &clap::Command, dir: &Path) -> io::Result<()> {
     for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-        pages(subcommand, dir)?;
+        write_manual_pages(subcommand, dir)?;
     }
     let name = clap_mangen::Man::new(command.clone()).get_filename();
-    std::fs::write(dir.join(name), page(command)?)
+    std::fs::write(dir.join(name), manual_page(command)?)
 }
 
-/// A manual page. Its head is ours: the one of the library leaves an empty date without quotes, so that what follows is taken
-/// for one. A date would differ from build to build.
-fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
+/// Returns a manual page with a header of its own: the library's header leaves an empty date without quotes, so that
+/// the next field is taken for the date. The date is empty because it would differ from build to build.
+fn manual_page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
     let page = String::from_utf8(page).map_err(io::Error::other)?;
@@ -756,7 +791,7 @@ fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let head = format!(".TH {name} 1 \"\" \"numaward {}\" \"\"", env!("CARGO_PKG_VERSION"));
     let lines: Vec<_> =
         page.lines().map(|line| if line.starts_with(".TH ") { &head } else { line }).collect();
-    // Beside a blank line, a break does nothing but make mandoc(1) complain.
+    // A break beside a blank line has no effect, and mandoc(1) warns about it.
     let is_blank = |at: Option<usize>| at.and_then(|at| lines.get(at)) == Some(&"");
     let kept = (0..lines.len())
         .filter(|&at| lines[at] != ".br" || !is_blank(at.checked_sub(1)) && !is_blank(Some(at + 1)));
@@ -777,26 +812,26 @@ fn simulate(daemon: &DaemonHooks, args: &Simulate) -> anyhow::Result<ExitCode> {
     print(args.output, &simulation, |simulation| simulate::render(simulation, args.each))
 }
 
-fn import_kubelet_state(daemon: &DaemonHooks, args: ImportKubeletState) -> anyhow::Result<ExitCode> {
-    let config = configured(args.config)?;
+fn import_kubelet_state(daemon: &DaemonHooks, args: ImportArgs) -> anyhow::Result<ExitCode> {
+    let config = load_config(args.config)?;
     let imported =
         (daemon.import)(&config, &topology::machine(&config.host_root)?, &args.directory, args.dry_run)?;
     print(args.output, &imported, import::render)
 }
 
-fn uninstall(daemon: &DaemonHooks, args: Uninstall) -> anyhow::Result<ExitCode> {
-    let config = configured(args.config)?;
+fn uninstall(daemon: &DaemonHooks, args: UninstallArgs) -> anyhow::Result<ExitCode> {
+    let config = load_config(args.config)?;
     let restored = (daemon.restore)(&config, topology::machine(&config.host_root)?)?;
     let code = print(args.output, &restored, uninstall::render)?;
     Ok(if restored.left.is_empty() { code } else { ExitCode::FAILURE })
 }
 
-fn export_kubelet_state(reached: &Reached, args: &ExportKubeletState) -> anyhow::Result<ExitCode> {
-    // Before the daemon is asked: what is wrong with the directory is an error at once.
+fn export_kubelet_state(connection: &ConnectionArgs, args: &ExportArgs) -> anyhow::Result<ExitCode> {
+    // Before the request, so that a wrong directory is reported at once.
     if let Some(directory) = &args.into {
         export::check(directory, args.replace)?;
     }
-    let state = runtime()?.block_on(server(reached)?.kubelet_state())?;
+    let state = runtime()?.block_on(server(connection)?.kubelet_state())?;
     for line in export::notes(&state) {
         eprintln!("numaward: {}", text::clean_lines(&line));
     }
@@ -818,9 +853,9 @@ fn print<T: Serialize>(
     render: impl FnOnce(&T) -> String,
 ) -> anyhow::Result<ExitCode> {
     match output.output {
-        Format::Json => print_json(value),
-        Format::Yaml => print_text(&config::yaml(&text::clean_value(serde_json::to_value(value)?))),
-        Format::Table => print_text(&text::clean_lines(&render(value))),
+        OutputFormat::Json => print_json(value),
+        OutputFormat::Yaml => print_text(&config::yaml(&text::clean_value(serde_json::to_value(value)?))),
+        OutputFormat::Table => print_text(&text::clean_lines(&render(value))),
     }
 }
 

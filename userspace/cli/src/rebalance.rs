@@ -19,63 +19,69 @@ use crate::{
     text::clean_lines,
 };
 
-/// How often it is asked how far a rebalance is.
-const PACE: Duration = Duration::from_millis(250);
+/// Interval between two requests for the progress of a rebalance.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A plan for people.
+/// Renders a plan.
 pub(crate) fn render_plan(plan: &MovePlan) -> String {
-    let mut text = explain::placed(&plan.allocation, "would hold");
+    let mut text = explain::render_summary(&plan.allocation, "would hold");
     if plan.moves.is_empty() {
-        return text + "\nNobody has to move.\n";
+        return text + "\nNo workload has to move.\n";
     }
-    let moves = plan.moves.iter().map(|of| {
-        let source = match of.bytes_source {
+    let moves = plan.moves.iter().map(|step| {
+        let source = match step.bytes_source {
             BytesSource::Resident => "resident",
-            BytesSource::Promised => "promised",
+            BytesSource::Promised => "guaranteed",
         };
-        let (bytes, pause) = (format!("{} ({source})", size(of.bytes)), milliseconds(of.pause_milliseconds));
-        let nodes = format!("{} -> {}", of.from_nodes, of.to_nodes);
-        let cpus = format!("{} -> {}", of.from_cpus, of.to_cpus);
-        row([&of.workload, &nodes, &cpus, &bytes, &pause])
+        let (bytes, pause) =
+            (format!("{} ({source})", size(step.bytes)), milliseconds(step.pause_milliseconds));
+        let nodes = format!("{} -> {}", step.from_nodes, step.to_nodes);
+        let cpus = format!("{} -> {}", step.from_cpus, step.to_cpus);
+        row([&step.workload, &nodes, &cpus, &bytes, &pause])
     });
     let _ = write!(text, "\n{}", table(["MOVES", "NODES", "CPUS", "BYTES", "PAUSE, AT MOST"], moves));
     let rate = format!("{} a second", size(plan.rate.bytes_per_second));
     let source = match plan.rate.source {
-        RateSource::Measured => "as this daemon has moved pages so far",
-        RateSource::Assumed => "which is assumed: this daemon has not moved enough yet to know",
+        RateSource::Measured => "which this daemon has measured while moving pages",
+        RateSource::Assumed => "which is assumed: this daemon has not moved enough pages yet to measure it",
     };
     let (bytes, pause) = (size(plan.bytes), milliseconds(plan.pause_milliseconds));
     let _ = writeln!(text, "\nIn all {bytes}, {pause} at {rate}, {source}.\nPlan {}", plan.id);
     text
 }
 
-fn milliseconds(of: u64) -> String {
-    if of < 1000 { format!("{of} ms") } else { format!("{}.{} s", of / 1000, of % 1000 / 100) }
+fn milliseconds(millis: u64) -> String {
+    if millis < 1000 {
+        format!("{millis} ms")
+    } else {
+        format!("{}.{} s", millis / 1000, millis % 1000 / 100)
+    }
 }
 
-/// What came of a rebalance, for people.
-pub(crate) fn render_over(over: &Rebalance) -> String {
-    let reason = over.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
-    let mut text = match over.state {
-        RebalanceState::Done => "There is room.\n".to_owned(),
+/// Renders the outcome of a rebalance.
+pub(crate) fn render_outcome(outcome: &Rebalance) -> String {
+    let reason = outcome.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+    let mut text = match outcome.state {
+        RebalanceState::Done => "The request fits now.\n".to_owned(),
         RebalanceState::Cancelled => format!("Cancelled{reason}\n"),
         _ => format!("Failed{reason}\n"),
     };
-    for of in over.moves.iter().filter(|of| of.state == Some(MoveState::Stays)) {
-        let _ = writeln!(text, "{} could not be moved back, and is on node {}", of.workload, of.to_nodes);
+    for step in outcome.moves.iter().filter(|step| step.state == Some(MoveState::Stays)) {
+        let _ = writeln!(text, "{} could not be moved back, and is on node {}", step.workload, step.to_nodes);
     }
-    if let Some(allocation) = &over.allocation {
-        text += &explain::placed(allocation, "holds");
+    if let Some(allocation) = &outcome.allocation {
+        text += &explain::render_summary(allocation, "holds");
     }
     text
 }
 
-/// A move in a line.
-fn progress(of: &Move) -> String {
-    let Move { workload, from_nodes, to_nodes, .. } = of;
-    let moved =
-        of.moved_bytes.map_or_else(String::new, |moved| format!(", {} of {}", size(moved), size(of.bytes)));
-    let state = match of.state {
+/// Renders a move in a line.
+fn progress(step: &Move) -> String {
+    let Move { workload, from_nodes, to_nodes, .. } = step;
+    let moved = step
+        .moved_bytes
+        .map_or_else(String::new, |moved| format!(", {} of {}", size(moved), size(step.bytes)));
+    let state = match step.state {
         None | Some(MoveState::Planned) => "is next".to_owned(),
         Some(MoveState::Moving) => format!("moves from node {from_nodes} to {to_nodes}{moved}"),
         Some(MoveState::Moved) => format!("was moved from node {from_nodes} to {to_nodes}{moved}"),
@@ -87,7 +93,7 @@ fn progress(of: &Move) -> String {
     format!("{workload} {state}")
 }
 
-/// Carries a plan out, with a line on standard error for whatever changes. An interrupt cancels it.
+/// Executes a plan, and prints each change on standard error. An interrupt cancels the plan.
 pub(crate) async fn apply(
     control: &Server,
     planned: PlanRequest,
@@ -97,36 +103,37 @@ pub(crate) async fn apply(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut end = signal(SignalKind::terminate())?;
     let PlanRequest { request, max_moves, max_bytes } = planned;
-    let asked = RebalanceRequest { request, max_moves, max_bytes, plan: Some(plan.id.clone()), admit };
-    let begun = control.rebalance(&asked).await?;
-    let mut said: Vec<String> = begun.moves.iter().map(progress).collect();
+    let apply_request =
+        RebalanceRequest { request, max_moves, max_bytes, plan: Some(plan.id.clone()), admit };
+    let started = control.rebalance(&apply_request).await?;
+    let mut printed: Vec<String> = started.moves.iter().map(progress).collect();
     loop {
         tokio::select! {
-            () = sleep(PACE) => {}
+            () = sleep(POLL_INTERVAL) => {}
             _ = interrupt.recv() => cancel(control).await,
             _ = end.recv() => cancel(control).await,
         }
         let now = control.rebalance_progress().await?;
-        if now.id != begun.id {
+        if now.id != started.id {
             anyhow::bail!(
-                "another rebalance was begun meanwhile: the daemon's events say what became of this one"
+                "another rebalance has started meanwhile: the daemon's events have the outcome of this one"
             );
         }
         let lines: Vec<String> = now.moves.iter().map(progress).collect();
-        for line in lines.iter().filter(|line| !said.contains(line)) {
+        for line in lines.iter().filter(|line| !printed.contains(line)) {
             eprintln!("{}", clean_lines(line));
         }
-        said = lines;
+        printed = lines;
         if now.state.is_over() {
             return Ok(now);
         }
     }
 }
 
-/// Cancels a rebalance, unless it is over.
+/// Cancels the rebalance, unless it has ended.
 async fn cancel(control: &Server) {
-    match control.cancel_rebalance().await.context("it cannot be cancelled") {
-        Ok(_) => eprintln!("cancelled: what was moved is moved back"),
+    match control.cancel_rebalance().await.context("the rebalance cannot be cancelled") {
+        Ok(_) => eprintln!("cancelled: the moves that were made are undone"),
         Err(error) => eprintln!("numaward: {}", clean_lines(&format!("{error:#}"))),
     }
 }
@@ -150,35 +157,38 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_names_moves_bytes_and_where_its_figures_come_from() {
+    fn plan_names_source_of_figures() {
         let expected = "\
 new would hold CPUs 2-3 and memory on node 0 (cgroup /numaward/new)
 
 MOVES  NODES   CPUS        BYTES                 PAUSE, AT MOST
 redis  0 -> 1  2-3 -> 6-7  256.0 MiB (resident)  999 ms
 
-In all 256.0 MiB, 1.5 s at 170.7 MiB a second, as this daemon has moved pages so far.
+In all 256.0 MiB, 1.5 s at 170.7 MiB a second, which this daemon has measured while moving pages.
 Plan 8d2f6c01a3e45b79
 ";
         assert_eq!(render_plan(&plan()), expected);
         let none = MovePlan { moves: Vec::new(), ..plan() };
-        assert!(render_plan(&none).ends_with("\nNobody has to move.\n"));
+        assert!(render_plan(&none).ends_with("\nNo workload has to move.\n"));
     }
 
     #[test]
-    fn each_state_of_a_move_is_a_line() {
-        let of = |state| Move { state: Some(state), moved_bytes: Some(1 << 20), ..plan().moves.remove(0) };
-        assert_eq!(progress(&of(MoveState::Moving)), "redis moves from node 0 to 1, 1.0 MiB of 256.0 MiB");
-        assert_eq!(progress(&of(MoveState::TakenBack)), "redis is on node 0 again");
-        let over = Rebalance {
+    fn renders_each_move_state() {
+        let step = |state| Move { state: Some(state), moved_bytes: Some(1 << 20), ..plan().moves.remove(0) };
+        assert_eq!(progress(&step(MoveState::Moving)), "redis moves from node 0 to 1, 1.0 MiB of 256.0 MiB");
+        assert_eq!(progress(&step(MoveState::TakenBack)), "redis is on node 0 again");
+        let outcome = Rebalance {
             id: String::new(),
             request: None,
             automatic: false,
             state: RebalanceState::Failed,
-            moves: vec![of(MoveState::Stays)],
+            moves: vec![step(MoveState::Stays)],
             reason: Some("no room".to_owned()),
             allocation: None,
         };
-        assert_eq!(render_over(&over), "Failed: no room\nredis could not be moved back, and is on node 1\n");
+        assert_eq!(
+            render_outcome(&outcome),
+            "Failed: no room\nredis could not be moved back, and is on node 1\n"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `numaward record`: writes what a daemon shows into a file, for `numaward replay`.
+//! `numaward record`: writes the daemon's data into a file, for `numaward replay`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,74 +18,75 @@ use tokio::{
 };
 
 use crate::{
-    args::Record,
+    args::RecordArgs,
     client::Server,
-    recording::{Host, Moment, Sort, Writer, time},
+    recording::{Moment, MomentFlags, RecordedHost, RecordingWriter, format_time},
     table::size,
-    top::feed::{self, Update},
+    top::feed::{self, FeedHost, FeedUpdate},
 };
 
-/// Updates that wait to be written.
-const UPDATES: usize = 64;
-/// Events that a complete moment has.
-const EVENTS: usize = 200;
-/// Without `--for`, nobody waits as long as this.
-const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// Maximum number of updates that wait to be written.
+const MAX_PENDING_UPDATES: usize = 64;
+/// Number of events in a complete moment.
+const EVENTS_PER_MOMENT: usize = 200;
+/// Duration of a recording without `--for`, which is effectively unlimited.
+const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Records until the time is over, the file is full, or the user has enough.
-pub(crate) async fn run(server: Server, args: Record) -> anyhow::Result<()> {
+/// Records until the time has passed, the file is full, or the user ends it.
+pub(crate) async fn run(server: Server, args: RecordArgs) -> anyhow::Result<()> {
     let host = feed::connect(&server).await?;
     let path = args.file.unwrap_or_else(|| PathBuf::from(format!("numaward-{}.record", seconds())));
     let step = args.every.0;
-    let mut tape = Tape {
-        seen: Seen::default(),
-        writer: Writer::create(&path, args.max_size)?,
+    let mut recorder = Recorder {
+        state: RecorderState::default(),
+        writer: RecordingWriter::create(&path, args.max_size)?,
         step_seconds: u32::try_from(step.as_secs()).unwrap_or(u32::MAX),
         times: None,
         count: 0,
     };
-    let mut ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
-    let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut ends else {
+    let mut exit_signals =
+        [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
+    let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut exit_signals else {
         anyhow::bail!("signals cannot be received");
     };
-    let until = args.span.map_or_else(|| "Ctrl-C".to_owned(), |span| format!("{span} are over"));
+    let until = args.span.map_or_else(|| "Ctrl-C".to_owned(), |span| format!("{span} have passed"));
     eprintln!("numaward: recording into {} until {until}", path.display());
-    let (sender, mut updates) = mpsc::channel::<Update>(UPDATES);
+    let (sender, mut updates) = mpsc::channel::<FeedUpdate>(MAX_PENDING_UPDATES);
     let feed = tokio::spawn(feed::follow(Arc::new(server), host, sender));
-    let mut over = pin!(sleep(args.span.map_or(FOREVER, |span| span.0)));
-    // A sample that comes a little early is not skipped.
-    let pause = step.saturating_sub(Duration::from_millis(500));
+    let mut over = pin!(sleep(args.span.map_or(UNLIMITED, |span| span.0)));
+    // Samples may come up to half a second early.
+    let min_interval = step.saturating_sub(Duration::from_millis(500));
     let mut last: Option<Instant> = None;
     let is_full = loop {
         let update = tokio::select! {
-            update = updates.recv() => update.context("the daemon is no longer followed")?,
+            update = updates.recv() => update.context("the connection to the daemon has ended")?,
             () = &mut over => break false,
             _ = terminate.recv() => break false,
             _ = hangup.recv() => break false,
             _ = interrupt.recv() => break false,
         };
-        let is_lost = matches!(update, Update::Lost { .. });
-        let is_sample = matches!(update, Update::Sample(_));
-        let is_news = tape.seen.take(update);
-        let is_due = last.is_none_or(|last| last.elapsed() >= pause);
-        // The first moment is there once all has been answered: what is asked for comes after the sample.
+        let is_lost = matches!(update, FeedUpdate::Lost { .. });
+        let is_sample = matches!(update, FeedUpdate::Sample(_));
+        let is_known = recorder.state.take(update);
+        let is_due = last.is_none_or(|last| last.elapsed() >= min_interval);
+        // The first moment is written when all requests have been answered, which can be after the sample.
         let is_moment = if last.is_none() { !is_lost } else { is_lost || is_sample && is_due };
-        if is_news && is_moment {
+        if is_known && is_moment {
             last = Some(Instant::now());
-            if !tape.write()? {
+            if !recorder.write()? {
                 break true;
             }
         }
     };
     feed.abort();
-    let Tape { writer, times, count, .. } = tape;
+    let Recorder { writer, times, count, .. } = recorder;
     let Some((first, last)) = times else {
         anyhow::bail!("{}: nothing was recorded: the daemon sent nothing", path.display());
     };
     if is_full {
-        eprintln!("numaward: the file has the size that --max-size allows; what comes now is not recorded");
+        eprintln!("numaward: the file has reached --max-size; later data is not recorded");
     }
-    let (first, last, bytes) = (time(first), time(last), size(writer.bytes));
+    let (first, last, bytes) = (format_time(first), format_time(last), size(writer.bytes));
     println!("{}: {count} moments from {first} to {last}, {bytes}", path.display());
     Ok(())
 }
@@ -99,28 +100,28 @@ fn now() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The file, and what goes there.
-struct Tape {
-    seen: Seen,
-    writer: Writer,
+/// A recording in progress: the file and the data for it.
+struct Recorder {
+    state: RecorderState,
+    writer: RecordingWriter,
     step_seconds: u32,
-    /// Of the first and the last moment.
+    /// Times of the first and the last moment.
     times: Option<(u64, u64)>,
     count: u64,
 }
 
-impl Tape {
-    /// Writes what came since the last moment. Not if the file is full.
+impl Recorder {
+    /// Writes the data since the last moment. Returns `false` if the file is full.
     fn write(&mut self) -> anyhow::Result<bool> {
-        let is_connected = self.seen.is_connected;
-        // What is complete begins with a sample.
+        let is_connected = self.state.is_connected;
+        // A complete moment contains a sample, so that none can be written while the daemon is not reached.
         let is_complete =
-            is_connected || self.count == 0 || self.writer.begins_run() && self.seen.lost.is_none();
-        // What happened before the first moment did not happen then.
-        let has_events = self.count > 0 && !self.seen.new_events.is_empty();
+            is_connected || self.count == 0 || self.writer.begins_run() && self.state.lost.is_none();
+        // Events before the first moment did not happen at its time.
+        let has_events = self.count > 0 && !self.state.new_events.is_empty();
         let at = now().max(self.times.map_or(0, |(_, last)| last));
-        let moment = self.seen.moment(is_complete, self.step_seconds);
-        if !self.writer.add(at, &moment, Sort { is_complete, has_events, is_connected })? {
+        let moment = self.state.take_moment(is_complete, self.step_seconds);
+        if !self.writer.add(at, &moment, MomentFlags { is_complete, has_events, is_connected })? {
             return Ok(false);
         }
         self.times = Some((self.times.map_or(at, |(first, _)| first), at));
@@ -129,12 +130,12 @@ impl Tape {
     }
 }
 
-/// All that is seen, and what of it is not written yet.
+/// The daemon's data so far, and the parts of it that are not yet written.
 #[derive(Default)]
-struct Seen {
-    host: Option<feed::Host>,
+struct RecorderState {
+    host: Option<FeedHost>,
     is_connected: bool,
-    /// The last one, but for its workloads.
+    /// The latest sample without its workloads.
     sample: Option<Sample>,
     workloads: BTreeMap<String, Workload>,
     changed: BTreeSet<String>,
@@ -149,24 +150,26 @@ struct Seen {
     lost: Option<String>,
 }
 
-impl Seen {
-    /// Takes in what the daemon sent. Returns whether enough is known for a moment.
-    fn take(&mut self, update: Update) -> bool {
+impl RecorderState {
+    /// Takes an update. Returns whether the data is sufficient for a moment.
+    fn take(&mut self, update: FeedUpdate) -> bool {
         match update {
-            Update::Connected(host) => {
+            FeedUpdate::Connected(host) => {
                 for event in &host.events {
                     if self.events.iter().all(|known| known.id != event.id) {
-                        self.event(event.clone());
+                        self.add_event(event.clone());
                     }
                 }
                 (self.host, self.is_connected) = (Some(*host), true);
             }
-            Update::Sample(sample) => self.sample(*sample),
-            Update::Event(event) => self.event(*event),
-            Update::Missed(missed) => self.missed_events += missed,
-            Update::Allocations(answer) => (self.allocations, self.has_allocations) = (Some(answer), true),
-            Update::Status(answer) => (self.status, self.has_status) = (Some(answer), true),
-            Update::Lost { reason, .. } => {
+            FeedUpdate::Sample(sample) => self.add_sample(*sample),
+            FeedUpdate::Event(event) => self.add_event(*event),
+            FeedUpdate::Missed(missed) => self.missed_events += missed,
+            FeedUpdate::Allocations(answer) => {
+                (self.allocations, self.has_allocations) = (Some(answer), true);
+            }
+            FeedUpdate::Status(answer) => (self.status, self.has_status) = (Some(answer), true),
+            FeedUpdate::Lost { reason, .. } => {
                 let is_first = self.lost.is_none() && self.sample.is_some();
                 self.lost = Some(reason);
                 return is_first && self.is_known();
@@ -175,20 +178,20 @@ impl Seen {
         self.is_known()
     }
 
-    /// What is asked for beside the samples was answered, however.
+    /// Returns whether a sample was received, and the requests for allocations and status were answered or failed.
     fn is_known(&self) -> bool {
         self.sample.is_some() && self.allocations.is_some() && self.status.is_some()
     }
 
-    fn event(&mut self, event: Event) {
+    fn add_event(&mut self, event: Event) {
         self.new_events.push(event.clone());
         self.events.push_back(event);
-        if self.events.len() > EVENTS {
+        if self.events.len() > EVENTS_PER_MOMENT {
             self.events.pop_front();
         }
     }
 
-    fn sample(&mut self, mut sample: Sample) {
+    fn add_sample(&mut self, mut sample: Sample) {
         self.lost = None;
         let workloads = mem::take(&mut sample.workloads);
         if sample.full {
@@ -208,12 +211,12 @@ impl Seen {
         self.sample = Some(sample);
     }
 
-    /// What came since the last one; a complete one has all that is known.
-    fn moment(&mut self, is_complete: bool, step_seconds: u32) -> Moment {
+    /// Returns the data since the last moment; a complete moment has all data.
+    fn take_moment(&mut self, is_complete: bool, step_seconds: u32) -> Moment {
         let (changed, removed) = (mem::take(&mut self.changed), mem::take(&mut self.removed));
         let new_events = mem::take(&mut self.new_events);
         let is_connected = mem::take(&mut self.is_connected);
-        let host = self.host.as_mut().filter(|_| is_complete).map(|host| Host {
+        let host = self.host.as_mut().filter(|_| is_complete).map(|host| RecordedHost {
             topology: host.topology.clone(),
             version: host.version.clone(),
             step_seconds,

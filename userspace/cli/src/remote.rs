@@ -1,4 +1,4 @@
-//! The way to a daemon's address: TCP, with TLS for `https`, and what proves that we may.
+//! Connection to a daemon's address: TCP, with TLS for `https`, and the credentials.
 
 use std::{fs, io, net::IpAddr, path::Path, sync::Arc};
 
@@ -18,24 +18,24 @@ use tokio_util::either::Either;
 
 use crate::args;
 
-/// An address of a daemon, and what is presented there.
+/// Address of a daemon, with the credentials for it.
 pub(crate) struct Remote {
     pub(crate) url: String,
     host: String,
     port: u16,
-    /// What the header Authorization says.
+    /// Value of the header Authorization.
     pub(crate) authorization: Option<HeaderValue>,
     tls: Option<(ServerName<'static>, TlsConnector)>,
 }
 
 impl Remote {
-    /// Reads the files that were named.
-    pub(crate) fn new(url: &str, args: &args::Reached) -> anyhow::Result<Self> {
-        let wanted =
+    /// Parses the URL and reads the files of the credentials.
+    pub(crate) fn new(url: &str, args: &args::ConnectionArgs) -> anyhow::Result<Self> {
+        let examples =
             "write it like https://host.example:9561, http://127.0.0.1:9560 or /run/numaward/control.sock";
-        let uri: Uri = url.parse().with_context(|| format!("--server {url:?} is no URL: {wanted}"))?;
+        let uri: Uri = url.parse().with_context(|| format!("--server {url:?} is no URL: {examples}"))?;
         let (Some(host), Some(port), "" | "/") = (uri.host(), uri.port_u16(), uri.path()) else {
-            bail!("--server {url:?} is not a host and a port: {wanted}");
+            bail!("--server {url:?} is not a host and a port: {examples}");
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let tls = match uri.scheme_str() {
@@ -45,14 +45,14 @@ impl Remote {
                 Some((name, TlsConnector::from(Arc::new(tls(args)?))))
             }
             Some("http") if args.ca.is_some() || args.cert.is_some() => {
-                bail!("--ca and --cert are of no use with {url}: TLS needs https://");
+                bail!("--ca and --cert have no effect with {url}: TLS requires https://");
             }
             Some("http") => None,
-            _ => bail!("--server {url:?} is neither https nor http: {wanted}"),
+            _ => bail!("--server {url:?} is neither https nor http: {examples}"),
         };
         if args.token_file.is_some() && tls.is_none() && !args.allow_unencrypted && !is_loopback(&host) {
             bail!(
-                "the token would cross the network to {url} unencrypted: use https, or --allow-unencrypted where the \
+                "the token would cross the network to {url} unencrypted: use https, or --allow-unencrypted if the \
                  network is encrypted in another way"
             );
         }
@@ -60,12 +60,12 @@ impl Remote {
         Ok(Self { url: url.trim_end_matches('/').to_owned(), host, port, authorization, tls })
     }
 
-    /// What the header Host says.
+    /// Returns the value of the header Host.
     pub(crate) fn authority(&self) -> &str {
         self.url.split_once("://").map_or(&*self.url, |(_, authority)| authority)
     }
 
-    /// Connects.
+    /// Connects to the address.
     pub(crate) async fn connect(&self) -> io::Result<Either<TcpStream, Box<TlsStream<TcpStream>>>> {
         let stream = TcpStream::connect((&*self.host, self.port)).await?;
         Ok(match &self.tls {
@@ -75,7 +75,7 @@ impl Remote {
     }
 }
 
-/// Whether a host is this one for sure; names are looked up and may be anywhere.
+/// Returns whether a host is certainly this one. Other names are resolved, and may be anywhere.
 fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
@@ -89,23 +89,26 @@ fn authorization(path: &Path) -> anyhow::Result<HeaderValue> {
     let mut value = b"Bearer ".to_vec();
     value.extend_from_slice(token.trim_ascii());
     let value = HeaderValue::from_bytes(&value);
-    let mut value = value.with_context(|| format!("--token-file {}: this is no token", path.display()))?;
+    let mut value = value.with_context(|| format!("--token-file {}: not a bearer token", path.display()))?;
     value.set_sensitive(true);
     Ok(value)
 }
 
 fn certificates(path: &Path, flag: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path, flag)?).collect();
-    let found = found.with_context(|| format!("{flag} {}: no certificates as PEM", path.display()))?;
+    let found =
+        found.with_context(|| format!("{flag} {}: the certificates are not valid PEM", path.display()))?;
     if found.is_empty() {
-        bail!("{flag} {}: has no certificate as PEM", path.display());
+        bail!("{flag} {}: the file has no certificate in PEM format", path.display());
     }
     Ok(found)
 }
 
-fn tls(args: &args::Reached) -> anyhow::Result<ClientConfig> {
+fn tls(args: &args::ConnectionArgs) -> anyhow::Result<ClientConfig> {
     let Some(ca) = &args.ca else {
-        bail!("https needs --ca FILE: the authority that signed the certificate of the daemon");
+        bail!(
+            "https requires --ca FILE: the certificate of the authority that signed the daemon's certificate"
+        );
     };
     let mut roots = RootCertStore::empty();
     for certificate in certificates(ca, "--ca")? {
@@ -119,7 +122,7 @@ fn tls(args: &args::Reached) -> anyhow::Result<ClientConfig> {
     };
     let chain = certificates(cert, "--cert")?;
     let private_key = PrivateKeyDer::from_pem_slice(&read(key, "--key")?)
-        .with_context(|| format!("--key {}: no private key as PEM", key.display()))?;
+        .with_context(|| format!("--key {}: the file has no private key in PEM format", key.display()))?;
     config
         .with_client_auth_cert(chain, private_key)
         .with_context(|| format!("--cert {} with --key {}", cert.display(), key.display()))

@@ -1,39 +1,39 @@
-//! `numaward stacks`: which code of a workload reaches across nodes.
+//! `numaward stacks`: the code of a workload that allocates or accesses memory of other nodes.
 
 use numaward_api::{StackKind, Stacks};
 
 use crate::{
     client::{ClientError, Server},
-    control::encoded,
+    control::percent_encode,
     text::clean,
 };
 
-/// Asks for the call chains of a workload: those of a kind, and of a node where one is named.
+/// Fetches the call chains of a workload, of one kind and, if `node` is given, of one node.
 pub(crate) async fn fetch(
     server: &Server,
     name: &str,
     kind: StackKind,
     node: Option<u32>,
 ) -> Result<Stacks, ClientError> {
-    // A name is one step of the path.
-    let name = encoded(name).replace('/', "%2F");
+    // A name is one segment of the path.
+    let name = percent_encode(name).replace('/', "%2F");
     let mut stacks: Stacks = server.get(&format!("/api/v1/workloads/{name}/stacks")).await?;
     stacks.stacks.retain(|stack| stack.kind == kind && (node.is_none() || stack.node == node));
     Ok(stacks)
 }
 
-/// Says what is missing in them, beside them.
+/// Prints on standard error which call chains are missing.
 pub(crate) fn warn(stacks: &Stacks) {
     for note in &stacks.notes {
         eprintln!("{}", clean(note));
     }
     if stacks.lost > 0 {
         eprintln!(
-            "call chains found no room {} times, of all workloads; observe.callChains.maxStacks makes more",
+            "{} call chains of all workloads were dropped because the table was full: raise observe.callChains.maxStacks",
             stacks.lost
         );
     }
     if stacks.stacks.is_empty() {
-        eprintln!("nothing that was sampled reached across nodes");
+        eprintln!("no sampled call chain reached across nodes");
     }
 }

@@ -1,4 +1,4 @@
-//! `numaward status`: how the daemon is doing.
+//! `numaward status`: state of the daemon.
 
 use std::{
     cmp::Reverse,
@@ -13,55 +13,55 @@ use numaward_api::{
 use serde::Serialize;
 
 use crate::{
-    affinity::Narrow,
+    affinity::BoundThreads,
     table::{or_dash, row, seconds, size, table, wrap},
     top::Totals,
 };
 
-/// Workloads that the table shows; programs get all.
-const SHOWN: usize = 20;
+/// Maximum number of workloads in the table; JSON and YAML contain all.
+const MAX_TABLE_WORKLOADS: usize = 20;
 
-/// What the daemon said.
+/// Answers of the daemon, with values that this program adds.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct StatusReport {
     #[serde(flatten)]
     pub(crate) status: Status,
     #[serde(rename = "workloadList")]
     pub(crate) workloads: Vec<Workload>,
-    /// What it promised; absent where nothing can be promised.
+    /// Guarantees; absent if the daemon does not provide them, as one that only observes.
+    #[serde(rename = "promised", skip_serializing_if = "Option::is_none")]
+    pub(crate) allocations: Option<Allocations>,
+    /// Threads with a guarantee that are bound to fewer CPUs than their cgroup has; empty for a daemon of another host.
+    #[serde(rename = "narrow", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) bound_threads: Vec<BoundThreads>,
+    /// Cost of the probes, if it was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) promised: Option<Allocations>,
-    /// Threads of workloads with a guarantee that run on fewer CPUs than they are given; not of a daemon of another host.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) narrow: Vec<Narrow>,
-    /// What the probes cost, where that was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cost: Option<Cost>,
+    pub(crate) cost: Option<ProbeCosts>,
 }
 
-/// What the probes cost in a span of time.
+/// Cost of the probes in a span of time.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Cost {
+pub(crate) struct ProbeCosts {
     seconds: f64,
     probes: Vec<ProbeCost>,
 }
 
-/// What a probe cost in a span of time.
+/// Cost of one probe in a span of time.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ProbeCost {
     probe: String,
-    /// How often it ran, on all CPUs.
+    /// Number of runs on all CPUs.
     runs: u64,
-    /// How long all of these took.
+    /// Duration of all runs.
     nanoseconds: u64,
 }
 
-impl Cost {
-    /// What was measured between two answers of the daemon. A probe that is not in both is skipped.
+impl ProbeCosts {
+    /// Returns the cost between two answers of the daemon. A probe that is missing in one of them is skipped.
     pub(crate) fn between(before: &Status, after: &Status, span: Duration) -> Self {
-        let of = |probe: &Probe| {
+        let cost = |probe: &Probe| {
             let before = before.probes.iter().find(|before| before.probe == probe.probe)?;
             Some(ProbeCost {
                 probe: probe.probe.clone(),
@@ -69,56 +69,60 @@ impl Cost {
                 nanoseconds: probe.measured_nanoseconds?.checked_sub(before.measured_nanoseconds?)?,
             })
         };
-        Self { seconds: span.as_secs_f64(), probes: after.probes.iter().filter_map(of).collect() }
+        Self { seconds: span.as_secs_f64(), probes: after.probes.iter().filter_map(cost).collect() }
     }
 
     fn render(&self) -> String {
-        let rows = self.probes.iter().map(|of| {
-            let per_run = or_dash(of.nanoseconds.checked_div(of.runs));
-            let runs = count(of.runs) / self.seconds;
-            let share = count(of.nanoseconds) / self.seconds / 1e7;
-            row([&of.probe, &format!("{runs:.0}"), &per_run, &format!("{share:.4} %")])
+        let rows = self.probes.iter().map(|cost| {
+            let per_run = or_dash(cost.nanoseconds.checked_div(cost.runs));
+            let runs = as_float(cost.runs) / self.seconds;
+            let share = as_float(cost.nanoseconds) / self.seconds / 1e7;
+            row([&cost.probe, &format!("{runs:.0}"), &per_run, &format!("{share:.4} %")])
         });
         table(["COST OF", "RUNS/S", "NS/RUN", "OF ONE CPU"], rows)
     }
 }
 
-/// Exact up to 2^53.
-#[expect(clippy::cast_precision_loss, reason = "for people")]
-fn count(number: u64) -> f64 {
+/// Converts a number, exactly up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "the output has few digits")]
+fn as_float(number: u64) -> f64 {
     number as f64
 }
 
-fn allocations(promised: &Allocations) -> String {
-    let rows = promised.allocations.iter().map(|held| {
-        let memory = held.memory.iter().map(|block| block.bytes).sum();
-        let stands = |drift: &&Drift| drift.state != DriftState::Repaired;
-        let drift: Vec<&str> = held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
+fn allocation_table(allocations: &Allocations) -> String {
+    let rows = allocations.allocations.iter().map(|allocation| {
+        let memory = allocation.memory.iter().map(|block| block.bytes).sum();
+        let is_present = |drift: &&Drift| drift.state != DriftState::Repaired;
+        let drift: Vec<&str> =
+            allocation.drift.iter().filter(is_present).map(|drift| drift.knob.as_str()).collect();
         let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
-        let cpus = if held.cpus.is_empty() { "shared" } else { &held.cpus };
-        let name = match (held.releasing, held.stopped) {
-            (true, _) => &format!("{} (releasing)", held.name),
-            (false, true) => &format!("{} (stopped)", held.name),
-            (false, false) => &held.name,
+        let cpus = if allocation.cpus.is_empty() { "shared" } else { &allocation.cpus };
+        let name = match (allocation.releasing, allocation.stopped) {
+            (true, _) => &format!("{} (releasing)", allocation.name),
+            (false, true) => &format!("{} (stopped)", allocation.name),
+            (false, false) => &allocation.name,
         };
-        let nodes = match held.placement.memory_policy {
-            Some(policy) => &format!("{} ({})", held.nodes, policy.as_str()),
-            None => &held.nodes,
+        let nodes = match allocation.placement.memory_policy {
+            Some(policy) => &format!("{} ({})", allocation.nodes, policy.as_str()),
+            None => &allocation.nodes,
         };
         row([name, cpus, nodes, &size(memory), &drift])
     });
     table(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"], rows)
 }
 
-/// Threads of workloads that run on fewer CPUs than they are given.
-fn bound_threads(narrow: &[Narrow]) -> String {
-    let rows = narrow.iter().map(|of| row([&of.workload, &of.threads.to_string(), &of.cpus, &of.available]));
+/// Renders the threads that are bound to fewer CPUs than their cgroup has.
+fn bound_threads_table(bound: &[BoundThreads]) -> String {
+    let rows = bound.iter().map(|threads| {
+        row([&threads.workload, &threads.threads.to_string(), &threads.cpus, &threads.available])
+    });
     table(["THREADS ON FEWER CPUS", "THREADS", "RUN ON", "OF CPUS"], rows)
 }
 
-/// Who used the exclusive CPUs since they first were, the owners' own time apart.
+/// Renders the use of exclusive CPUs since they became exclusive: by the workload itself, and by other programs.
 fn exclusive_cpus(cpus: &[ExclusiveCpu]) -> String {
-    let head = ["EXCLUSIVE CPU", "OWN", "KERNEL", "HOST", "OTHERS", "INTERRUPTS", "SOFTIRQS", "WORKLOAD"];
+    let head =
+        ["EXCLUSIVE CPU", "OWN", "KERNEL", "HOST", "OTHER WORKLOADS", "INTERRUPTS", "SOFTIRQS", "WORKLOAD"];
     let seconds = |micros| seconds(micros) + "s";
     let rows = cpus.iter().map(|cpu| {
         row([
@@ -135,25 +139,30 @@ fn exclusive_cpus(cpus: &[ExclusiveCpu]) -> String {
     table(head, rows)
 }
 
-/// Whether the nodes can keep what is promised on them.
+/// Renders whether the nodes have enough available memory for the guarantees on them.
 fn headroom(nodes: &[NodeHeadroom]) -> String {
-    let rows = nodes.iter().map(|of| {
-        let state = if of.low { "low" } else { "ok" };
-        let [obtainable, unused] = [of.obtainable_bytes, of.unused_bytes].map(size);
-        row([&of.node.to_string(), &obtainable, &unused, state])
+    let rows = nodes.iter().map(|node| {
+        let state = if node.low { "low" } else { "ok" };
+        let [obtainable, unused] = [node.obtainable_bytes, node.unused_bytes].map(size);
+        row([&node.node.to_string(), &obtainable, &unused, state])
     });
-    table(["HEADROOM OF NODE", "AVAILABLE", "PROMISED, UNUSED", "STATE"], rows)
+    table(["HEADROOM OF NODE", "AVAILABLE", "GUARANTEED, UNUSED", "STATE"], rows)
 }
 
-/// What is free and not offered, as others use it; nothing if there is none of it.
-fn withheld(promised: &Allocations) -> Option<String> {
-    let mut rows = promised
+/// Renders the memory that is free in the ledger but in use outside of it; `None` if there is none.
+fn withheld(allocations: &Allocations) -> Option<String> {
+    let mut rows = allocations
         .nodes
         .iter()
         .flat_map(|node| {
-            let withheld = node.memory.iter().filter(|of| of.withheld_bytes > 0);
-            withheld.map(|of| {
-                row([&node.node.to_string(), &of.kind, &size(of.free_bytes), &size(of.withheld_bytes)])
+            let withheld = node.memory.iter().filter(|memory| memory.withheld_bytes > 0);
+            withheld.map(|memory| {
+                row([
+                    &node.node.to_string(),
+                    &memory.kind,
+                    &size(memory.free_bytes),
+                    &size(memory.withheld_bytes),
+                ])
             })
         })
         .peekable();
@@ -161,26 +170,26 @@ fn withheld(promised: &Allocations) -> Option<String> {
     Some(table(["NODE", "KIND", "FREE", "IN USE OUTSIDE THE LEDGER"], rows))
 }
 
-/// How far settings are written, who is herded, and who waits.
-fn enforcement(promised: &Allocations) -> String {
-    let Allocations { enforcement, waiting, shared_cpus, .. } = promised;
-    let herding = &enforcement.herding;
-    let (mode, herds) = (word(enforcement.mode), word(herding.mode));
-    let mut text = format!("enforcement {mode}, herding {herds}, shared CPUs {shared_cpus}\n");
-    if !herding.cgroups.is_empty() {
-        let rows = herding.cgroups.iter().map(|herded| {
-            let state = match (herded.state, &herded.reason) {
-                (ConfinementState::Confined, _) => "herded",
+/// Renders the modes of enforcement and CPU isolation, the confined cgroups, pending restores and waiting workloads.
+fn enforcement(allocations: &Allocations) -> String {
+    let Allocations { enforcement, waiting, shared_cpus, .. } = allocations;
+    let isolation = &enforcement.herding;
+    let (mode, isolation_mode) = (api_name(enforcement.mode), api_name(isolation.mode));
+    let mut text = format!("enforcement {mode}, CPU isolation {isolation_mode}, shared CPUs {shared_cpus}\n");
+    if !isolation.cgroups.is_empty() {
+        let rows = isolation.cgroups.iter().map(|confined| {
+            let state = match (confined.state, &confined.reason) {
+                (ConfinementState::Confined, _) => "confined",
                 (ConfinementState::DryRun, _) => "dry run",
                 (ConfinementState::Refused, None) => "refused",
                 (ConfinementState::Refused, Some(reason)) => reason,
             };
-            row([&herded.cgroup, if herded.cpus.is_empty() { "-" } else { &herded.cpus }, state])
+            row([&confined.cgroup, if confined.cpus.is_empty() { "-" } else { &confined.cpus }, state])
         });
-        let _ = write!(text, "\n{}", table(["HERD", "CPUS", "STATE"], rows));
+        let _ = write!(text, "\n{}", table(["CONFINED CGROUP", "CPUS", "STATE"], rows));
     }
-    if let Some(count) = herding.processes_in_root.filter(|count| *count > 0) {
-        let _ = writeln!(text, "{count} processes in the root cgroup cannot be herded");
+    if let Some(count) = isolation.processes_in_root.filter(|count| *count > 0) {
+        let _ = writeln!(text, "{count} processes in the root cgroup cannot be confined");
     }
     if !enforcement.homes.is_empty() {
         let rows = enforcement.homes.iter().map(|home| {
@@ -188,37 +197,42 @@ fn enforcement(promised: &Allocations) -> String {
             let before = format!("{} %", home.remote_percent_before);
             row([&home.cgroup, &home.node.to_string(), &home.cpus, &before, state])
         });
-        let _ = write!(text, "\n{}", table(["HOME OF", "NODE", "CPUS", "REMOTE BEFORE", "STATE"], rows));
+        let _ = write!(
+            text,
+            "\n{}",
+            table(["AUTOMATIC PLACEMENT", "NODE", "CPUS", "REMOTE BEFORE", "STATE"], rows)
+        );
     }
     if !enforcement.pending_restores.is_empty() {
-        let rows = enforcement.pending_restores.iter().map(|of| {
+        let rows = enforcement.pending_restores.iter().map(|restore| {
             let value = |value: &str| if value.is_empty() { "-".to_owned() } else { value.to_owned() };
-            let reason = of.reason.as_deref().unwrap_or("-");
-            row([&of.cgroup, &of.knob, &value(&of.written), &value(&of.found), reason])
+            let reason = restore.reason.as_deref().unwrap_or("-");
+            row([&restore.cgroup, &restore.knob, &value(&restore.written), &value(&restore.found), reason])
         });
-        let _ = write!(text, "\n{}", table(["TO BE RESTORED", "KNOB", "NOW", "BEFORE", "REASON"], rows));
+        let _ = write!(text, "\n{}", table(["PENDING RESTORE", "KNOB", "NOW", "BEFORE", "REASON"], rows));
     }
     if !waiting.is_empty() {
-        let rows = waiting.iter().map(|one| row([&one.cgroup, &one.declared, &one.reason]));
+        let rows =
+            waiting.iter().map(|workload| row([&workload.cgroup, &workload.declared, &workload.reason]));
         let _ = write!(text, "\n{}", table(["WAITING", "DECLARED", "REASON"], rows));
     }
     text
 }
 
-/// The API's word for it.
-fn word(value: impl Serialize) -> String {
+/// Returns the name of a value in the API.
+fn api_name(value: impl Serialize) -> String {
     fmt::from_fn(|f| value.serialize(f)).to_string()
 }
 
-/// What is said about a part of the daemon.
+/// Renders a note about a part of the daemon.
 fn noted(part: &str, note: &str) -> String {
     let head = format!("{part}: ");
     format!("{head}{}\n", wrap(note, head.len(), 2))
 }
 
-/// The report for people.
-pub(crate) fn render(report: &Report) -> String {
-    let Report { status, workloads, promised, narrow, cost } = report;
+/// Renders the report as text.
+pub(crate) fn render(report: &StatusReport) -> String {
+    let StatusReport { status, workloads, allocations, bound_threads, cost } = report;
     let rows = status.probes.iter().map(|probe| {
         let mode = match &probe.duty_cycle {
             Some(cycle) => format!("{} {cycle}", probe.mode),
@@ -250,15 +264,15 @@ pub(crate) fn render(report: &Report) -> String {
         }
         parts.push(maps);
     }
-    if let Some(promised) = promised {
-        if !promised.allocations.is_empty() {
-            parts.push(allocations(promised));
+    if let Some(allocations) = allocations {
+        if !allocations.allocations.is_empty() {
+            parts.push(allocation_table(allocations));
         }
-        if !narrow.is_empty() {
-            parts.push(bound_threads(narrow));
+        if !bound_threads.is_empty() {
+            parts.push(bound_threads_table(bound_threads));
         }
-        parts.extend(withheld(promised));
-        parts.push(enforcement(promised));
+        parts.extend(withheld(allocations));
+        parts.push(enforcement(allocations));
     }
     if !status.exclusive_cpus.is_empty() {
         parts.push(exclusive_cpus(&status.exclusive_cpus));
@@ -268,7 +282,7 @@ pub(crate) fn render(report: &Report) -> String {
     }
     parts.extend(status.degraded.iter().map(|degraded| noted(&degraded.part, &degraded.reason)));
     let WorkloadCount { own, other } = status.workloads;
-    parts.push(format!("Workloads' cgroups with counters of their own: {own}, without: {other}\n"));
+    parts.push(format!("Cgroups of workloads with their own counters: {own}, without: {other}\n"));
     if !workloads.is_empty() {
         parts.push(workload_table(workloads));
     }
@@ -276,13 +290,14 @@ pub(crate) fn render(report: &Report) -> String {
 }
 
 fn workload_table(workloads: &[Workload]) -> String {
-    let mut sorted: Vec<_> = workloads.iter().map(|workload| (Totals::of(workload), workload)).collect();
-    // User memory: all and remote.
+    let mut sorted: Vec<_> =
+        workloads.iter().map(|workload| (Totals::from_workload(workload), workload)).collect();
+    // User memory: all, and the remote part.
     let allocated = |totals: &Totals| totals.allocated.map(|(local, remote)| (local + remote, remote));
     sorted.sort_by_key(|(totals, _)| Reverse((totals.resident_bytes(), allocated(totals))));
-    let rows = sorted.iter().take(SHOWN).map(|(totals, workload)| {
+    let rows = sorted.iter().take(MAX_TABLE_WORKLOADS).map(|(totals, workload)| {
         let remote = allocated(totals).filter(|(all, _)| *all > 0).map(|(all, remote)| {
-            // Tenths of a percent; 128 bits hold a thousand times any size.
+            // In tenths of a percent. The 128 bits are enough for a thousand times any size.
             let share = u128::from(remote) * 1000 / u128::from(all);
             format!("{}.{} %", share / 10, share % 10)
         });
@@ -292,13 +307,13 @@ fn workload_table(workloads: &[Workload]) -> String {
             &or_dash(allocated(totals).map(|(all, _)| size(all))),
             &or_dash(remote),
             &or_dash(sampling),
-            &word(workload.counters),
+            &api_name(workload.counters),
             &workload.workload,
         ])
     });
     let mut text = table(["RESIDENT", "ALLOCATED", "REMOTE", "SAMPLED", "COUNTERS", "WORKLOAD"], rows);
-    if sorted.len() > SHOWN {
-        let _ = writeln!(text, "and {} more: -o json lists all", sorted.len() - SHOWN);
+    if sorted.len() > MAX_TABLE_WORKLOADS {
+        let _ = writeln!(text, "and {} more: -o json lists all", sorted.len() - MAX_TABLE_WORKLOADS);
     }
     text
 }
@@ -325,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_not_be_given_back_is_listed() {
+    fn lists_pending_restores() {
         let pending = |reason: Option<&str>| PendingRestore {
             cgroup: "/r".to_owned(),
             knob: "cpuset.mems".to_owned(),
@@ -337,20 +352,20 @@ mod tests {
         let enforcement = Enforcement { pending_restores, ..Enforcement::default() };
         let text = super::enforcement(&Allocations { enforcement, ..Allocations::default() });
         let expected = "\
-TO BE RESTORED  KNOB         NOW  BEFORE  REASON
-/r              cpuset.mems  0    -       busy
-/r              cpuset.mems  0    -       -
+PENDING RESTORE  KNOB         NOW  BEFORE  REASON
+/r               cpuset.mems  0    -       busy
+/r               cpuset.mems  0    -       -
 ";
         assert!(text.ends_with(expected), "{text}");
     }
 
-    fn narrow() -> Narrow {
+    fn bound_threads() -> BoundThreads {
         let [workload, cpus, available] = ["db.service", "6-7", "6-9"].map(str::to_owned);
-        Narrow { workload, threads: 3, cpus, available }
+        BoundThreads { workload, threads: 3, cpus, available }
     }
 
     #[test]
-    fn a_report_for_people() {
+    fn renders_report() {
         let workload = |name: &str, counters, remote_bytes, resident| Workload {
             workload: name.to_owned(),
             kind: "unit".to_owned(),
@@ -370,7 +385,7 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
             activity: resident
                 .map(|_| Activity { sampling: Some("skipped_cpuset".to_owned()), ..Activity::default() }),
         };
-        let herded = |cgroup: &str, cpus: &str, reason: Option<&str>| ConfinedCgroup {
+        let confined = |cgroup: &str, cpus: &str, reason: Option<&str>| ConfinedCgroup {
             cgroup: cgroup.to_owned(),
             cpus: cpus.to_owned(),
             state: if reason.is_some() { ConfinementState::Refused } else { ConfinementState::DryRun },
@@ -386,8 +401,8 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
             free_bytes: 1 << 30,
             withheld_bytes,
         };
-        let lies = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
-        let report = Report {
+        let resident = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
+        let report = StatusReport {
             status: Status {
                 host: "box".to_owned(),
                 version: "1.2.3".to_owned(),
@@ -428,14 +443,14 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
                     reason: "none mounted".to_owned(),
                 }],
             },
-            narrow: vec![narrow()],
-            promised: Some(Allocations {
+            bound_threads: vec![bound_threads()],
+            allocations: Some(Allocations {
                 shared_cpus: "0-1".to_owned(),
                 enforcement: Enforcement {
                     mode: EnforcementMode::On,
                     herding: CpuIsolation {
                         mode: EnforcementMode::DryRun,
-                        cgroups: vec![herded("/a", "0-1", None), herded("/b", "", Some("its own"))],
+                        cgroups: vec![confined("/a", "0-1", None), confined("/b", "", Some("its own"))],
                         processes_in_root: Some(2),
                     },
                     homes: vec![AutoPlacedWorkload {
@@ -463,7 +478,7 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
             cost: None,
             workloads: vec![
                 workload("other", Counters::Own, 0, None),
-                workload("a.service", Counters::Removed, 1 << 20, Some(lies)),
+                workload("a.service", Counters::Removed, 1 << 20, Some(resident)),
             ],
         };
         let before = Status {
@@ -474,11 +489,11 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
             }],
             ..report.status.clone()
         };
-        let cost = Cost::between(&before, &report.status, Duration::from_secs(2));
+        let cost = ProbeCosts::between(&before, &report.status, Duration::from_secs(2));
         assert_eq!((cost.probes[0].runs, cost.probes[0].nanoseconds), (200, 10_000));
-        let backwards = Cost::between(&report.status, &before, Duration::from_secs(2));
-        assert_eq!(backwards.probes, [], "the daemon was started anew");
-        let report = Report { cost: Some(cost), ..report };
+        let backwards = ProbeCosts::between(&report.status, &before, Duration::from_secs(2));
+        assert_eq!(backwards.probes, [], "the daemon has restarted");
+        let report = StatusReport { cost: Some(cost), ..report };
         let expected = "\
 numaward 1.2.3, up 3h 1m
 
@@ -500,28 +515,28 @@ db.service             3        6-7     6-9
 NODE  KIND           FREE     IN USE OUTSIDE THE LEDGER
 1     hugepages-2Mi  1.0 GiB  512.0 MiB
 
-enforcement on, herding dry-run, shared CPUs 0-1
+enforcement on, CPU isolation dry-run, shared CPUs 0-1
 
-HERD  CPUS  STATE
-/a    0-1   dry run
-/b    -     its own
-2 processes in the root cgroup cannot be herded
+CONFINED CGROUP  CPUS  STATE
+/a               0-1   dry run
+/b               -     its own
+2 processes in the root cgroup cannot be confined
 
-HOME OF  NODE  CPUS  REMOTE BEFORE  STATE
-/h       1     4-7   52 %           on trial
+AUTOMATIC PLACEMENT  NODE  CPUS  REMOTE BEFORE  STATE
+/h                   1     4-7   52 %           on trial
 
 WAITING  DECLARED  REASON
 /c       /*        no room
 
-EXCLUSIVE CPU  OWN      KERNEL  HOST    OTHERS  INTERRUPTS  SOFTIRQS  WORKLOAD
-3              61.234s  0.001s  0.000s  0.000s  17          -         a.service
+EXCLUSIVE CPU  OWN      KERNEL  HOST    OTHER WORKLOADS  INTERRUPTS  SOFTIRQS  WORKLOAD
+3              61.234s  0.001s  0.000s  0.000s           17          -         a.service
 
-HEADROOM OF NODE  AVAILABLE  PROMISED, UNUSED  STATE
-1                 300.0 MiB  280.0 MiB         low
+HEADROOM OF NODE  AVAILABLE  GUARANTEED, UNUSED  STATE
+1                 300.0 MiB  280.0 MiB           low
 
 cgroups: none mounted
 
-Workloads' cgroups with counters of their own: 1, without: 0
+Cgroups of workloads with their own counters: 1, without: 0
 
 RESIDENT  ALLOCATED  REMOTE  SAMPLED         COUNTERS  WORKLOAD
 1.5 MiB   4.0 MiB    25.0 %  skipped_cpuset  removed   a.service
@@ -531,19 +546,19 @@ RESIDENT  ALLOCATED  REMOTE  SAMPLED         COUNTERS  WORKLOAD
     }
 
     #[test]
-    fn an_allocation_shows_its_memory_policy() {
-        let held = |name: &str, placement: &str| -> Arc<Allocation> {
+    fn shows_memory_policy() {
+        let allocation = |name: &str, placement: &str| -> Arc<Allocation> {
             let text = format!(
                 r#"{{"name":"{name}","target":{{"cgroup":"/{name}"}},"cgroup":"/{name}","directory":"/x","cpus":"","nodes":"0-1",
                 "memory":[],"enforced":true,"placement":{placement},"settings":{{}},"drift":[]}}"#
             );
             Arc::new(serde_json::from_str(&text).unwrap())
         };
-        let promised = Allocations {
-            allocations: vec![held("scan", r#"{"memoryPolicy":"interleave"}"#), held("db", "{}")],
+        let allocations = Allocations {
+            allocations: vec![allocation("scan", r#"{"memoryPolicy":"interleave"}"#), allocation("db", "{}")],
             ..Allocations::default()
         };
-        let text = allocations(&promised);
+        let text = allocation_table(&allocations);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["scan", "shared", "0-1", "(interleave)", "0", "B", "none"]);
         assert_eq!(lines[2], ["db", "shared", "0-1", "0", "B", "none"]);

@@ -1,4 +1,4 @@
-//! Plain text for people: aligned columns, wrapped text, sizes.
+//! Plain text output: aligned columns, wrapped text, sizes.
 
 use std::{borrow::Cow, fmt::Write, iter};
 
@@ -6,11 +6,11 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::text::clean;
 
-/// Width that text is wrapped to.
-const WIDTH: usize = 80;
+/// Width of wrapped text, in characters.
+const WRAP_WIDTH: usize = 80;
 
-/// Rows of cells, each column as wide as its widest cell. The last column is not padded. A cell is a line, whatever is
-/// in it.
+/// Renders rows, each column as wide as its widest cell. The last column is not padded. Control characters are escaped,
+/// so that each cell fits in one line.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     let cells: Vec<Vec<Cow<'_, str>>> =
         rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
@@ -31,7 +31,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Rows below the titles of their columns.
+/// Renders rows below the titles of their columns.
 pub(crate) fn table<const N: usize>(
     titles: [&str; N],
     rows: impl IntoIterator<Item = Vec<String>>,
@@ -39,23 +39,23 @@ pub(crate) fn table<const N: usize>(
     columns(&iter::once(row(titles)).chain(rows).collect::<Vec<_>>())
 }
 
-/// A row of owned cells.
+/// Returns a row of owned cells.
 pub(crate) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
-/// A cell for what may not be known.
+/// Returns a cell, `-` if the value is not known.
 pub(crate) fn or_dash(cell: Option<impl ToString>) -> String {
     cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string())
 }
 
-/// Text in lines of at most [`WIDTH`] characters, all but the first indented.
+/// Wraps text into lines of at most [`WRAP_WIDTH`] characters, all but the first one indented.
 pub(crate) fn wrap(text: &str, first_column: usize, indent: usize) -> String {
     let mut wrapped = String::new();
     let mut column = first_column;
     for word in text.split_whitespace() {
         let length = word.chars().count();
-        if column > indent.max(first_column) && column + 1 + length > WIDTH {
+        if column > indent.max(first_column) && column + 1 + length > WRAP_WIDTH {
             let _ = write!(wrapped, "\n{:indent$}", "");
             column = indent;
         } else if !wrapped.is_empty() {
@@ -68,12 +68,12 @@ pub(crate) fn wrap(text: &str, first_column: usize, indent: usize) -> String {
     wrapped
 }
 
-/// Bytes with one decimal in the largest unit that is not above them: `23.5 GiB`.
+/// Formats bytes with one decimal in the largest possible unit: `23.5 GiB`.
 pub(crate) fn size(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
         Some((shift, unit)) => {
-            // Tenths, rounded; 128 bits hold ten times any size.
+            // In tenths, rounded. The 128 bits are enough for ten times any size.
             let tenths = (u128::from(bytes) * 10 + (1 << (shift - 1))) >> shift;
             format!("{}.{} {unit}", tenths / 10, tenths % 10)
         }
@@ -81,7 +81,7 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// What a knob of a cgroup is set to, for people: bytes have a unit, all else is as it is.
+/// Formats the value of a cgroup knob: bytes get a unit, other values stay.
 pub(crate) fn setting(knob: &str, value: &str) -> String {
     let is_size = knob.starts_with("memory.") || knob.starts_with("hugetlb.");
     match value.parse() {
@@ -90,7 +90,7 @@ pub(crate) fn setting(knob: &str, value: &str) -> String {
     }
 }
 
-/// Seconds with milliseconds, which matter where a CPU should be clean.
+/// Formats seconds with milliseconds, as short times count on an exclusive CPU.
 pub(crate) fn seconds(micros: u64) -> String {
     format!("{}.{:03}", micros / 1_000_000, micros / 1000 % 1000)
 }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_that_are_sizes_have_a_unit() {
+    fn byte_settings_have_a_unit() {
         assert_eq!(setting("memory.max", "167772160"), "160.0 MiB");
         assert_eq!(setting("memory.max", "max"), "max");
         assert_eq!(setting("hugetlb.2MB.max", "4194304"), "4.0 MiB");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_lines_end_without_blanks() {
+    fn aligns_columns_and_trims_lines() {
         let rows = [row(["NODE", "CPUS"]), row(["0", "0-3"]), row(["10", ""])];
         assert_eq!(columns(&rows), "NODE  CPUS\n0     0-3\n10\n");
         assert_eq!(columns(&[]), "");
@@ -130,18 +130,18 @@ mod tests {
         assert_eq!(
             columns(&rows),
             "漢字  a\\n\\x1b[2J\nx     b\n",
-            "by cells of a terminal, and in one line"
+            "aligned by terminal cells, each row in one line"
         );
     }
 
     #[test]
-    fn long_text_is_wrapped_and_indented() {
+    fn wraps_and_indents_long_text() {
         let text = wrap(&"word ".repeat(30), 10, 4);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0].len() <= 70 && lines[1].len() <= 80, "{text}");
         assert!(lines[1].starts_with("    word"), "{text}");
         let long = "x".repeat(100);
-        assert_eq!(wrap(&long, 10, 10), long, "a word longer than a line stands alone");
+        assert_eq!(wrap(&long, 10, 10), long, "a word longer than a line is not broken");
     }
 }

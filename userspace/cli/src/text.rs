@@ -6,7 +6,7 @@ pub(crate) use numaward_api::safe_text::{clean, clean_json, clean_lines};
 use serde_json::Value as Json;
 use unicode_width::UnicodeWidthChar;
 
-/// A value to be written as YAML, which has no escapes for some of what a terminal would obey.
+/// Escapes the texts of a value that is written as YAML, which has no escapes for some characters that a terminal interprets.
 pub(crate) fn clean_value(value: Json) -> Json {
     let clean = |text: String| clean_lines(&text).into_owned();
     match value {
@@ -19,9 +19,9 @@ pub(crate) fn clean_value(value: Json) -> Json {
     }
 }
 
-/// As much as fits, with a mark where something is cut.
+/// Returns the beginning of a text that fits into so many cells, with `~` at the end if it was cut.
 pub(crate) fn cut(text: &str, cells: usize) -> Cow<'_, str> {
-    // A name of 10 KiB is not measured to its end.
+    // The loop ends at the limit, so that a name of 10 KiB is not measured completely.
     let mut used = 0;
     let mut fits = 0;
     for (at, c) in text.char_indices() {
@@ -30,7 +30,7 @@ pub(crate) fn cut(text: &str, cells: usize) -> Cow<'_, str> {
             return Cow::Owned(if cells == 0 { String::new() } else { format!("{}~", &text[..fits]) });
         }
         used += wide;
-        // With the mark behind it, it must fit as well.
+        // The character must fit together with the mark.
         if used < cells {
             fits = at + c.len_utf8();
         }
@@ -45,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_for_yaml_have_nothing_that_a_terminal_would_obey() {
+    fn yaml_values_are_escaped() {
         let value = serde_json::json!({ "a\u{202e}": ["\u{9b}31m", "a\r\nb", 1], "b": null });
         let safe = serde_json::json!({ "a\\u{202e}": ["\\x9b31m", "a\\r\nb", 1], "b": null });
         assert_eq!(clean_value(value), safe);
     }
 
     #[test]
-    fn what_does_not_fit_is_cut_with_a_mark() {
+    fn cuts_long_text_with_a_mark() {
         for (text, cells, fits) in [
             ("abc", 3, "abc"),
             ("abcd", 3, "ab~"),

@@ -9,25 +9,25 @@ use serde::Serialize;
 
 use crate::table::{columns, or_dash, row, size, table};
 
-/// The machine whose root file system is here.
+/// Reads the machine with its root file system at `root`.
 pub(crate) fn machine(root: &Path) -> anyhow::Result<Machine> {
     numaward_topology::sysfs::read(root).context("the machine cannot be read")
 }
 
-/// The machine, and what is promised on it where that is known.
+/// The machine, with the guarantees on its nodes if they are known.
 #[derive(Serialize)]
-pub(crate) struct Shown {
+pub(crate) struct TopologyReport {
     #[serde(flatten)]
     pub(crate) topology: Topology,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) promised: Option<Vec<NodeCapacity>>,
+    #[serde(rename = "promised", skip_serializing_if = "Option::is_none")]
+    pub(crate) guarantees: Option<Vec<NodeCapacity>>,
 }
 
-/// What is promised on each node, and what can still be.
-fn promises(promised: &[NodeCapacity]) -> String {
+/// Renders the guarantees on each node, and the resources that are available for new ones.
+fn guarantee_table(nodes: &[NodeCapacity]) -> String {
     let mut rows = Vec::new();
-    for node in promised {
-        for (number, of) in node.memory.iter().enumerate() {
+    for node in nodes {
+        for (number, memory) in node.memory.iter().enumerate() {
             let free_cpus = if number > 0 {
                 ""
             } else if node.free_cpus.is_empty() {
@@ -35,21 +35,28 @@ fn promises(promised: &[NodeCapacity]) -> String {
             } else {
                 &node.free_cpus
             };
-            let [allocatable, promised, free] = [
-                of.allocatable_bytes,
-                of.promised_bytes,
-                of.free_bytes - of.withheld_bytes.min(of.free_bytes),
+            let [allocatable, guaranteed, free] = [
+                memory.allocatable_bytes,
+                memory.promised_bytes,
+                memory.free_bytes - memory.withheld_bytes.min(memory.free_bytes),
             ]
             .map(size);
-            rows.push(row([&node.node.to_string(), &of.kind, &allocatable, &promised, &free, free_cpus]));
+            rows.push(row([
+                &node.node.to_string(),
+                &memory.kind,
+                &allocatable,
+                &guaranteed,
+                &free,
+                free_cpus,
+            ]));
         }
     }
-    table(["NODE", "KIND", "ALLOCATABLE", "PROMISED", "FREE", "FREE CPUS"], rows)
+    table(["NODE", "KIND", "ALLOCATABLE", "GUARANTEED", "FREE", "FREE CPUS"], rows)
 }
 
-/// The machine for people.
-pub(crate) fn render(shown: &Shown) -> String {
-    let topology = &shown.topology;
+/// Renders the machine.
+pub(crate) fn render(report: &TopologyReport) -> String {
+    let topology = &report.topology;
     let special = [
         ("Isolated CPUs", &topology.isolated_cpus),
         ("CPUs without a tick", &topology.nohz_full_cpus),
@@ -59,11 +66,11 @@ pub(crate) fn render(shown: &Shown) -> String {
     let special: String = special
         .into_iter()
         .filter(|(_, cpus)| !cpus.is_empty())
-        .fold(String::new(), |text, (what, cpus)| text + what + ": " + cpus + "\n");
+        .fold(String::new(), |text, (title, cpus)| text + title + ": " + cpus + "\n");
     let parts = [
         Some(summary(topology)),
         Some(nodes(topology)),
-        shown.promised.as_ref().filter(|promised| !promised.is_empty()).map(|promised| promises(promised)),
+        report.guarantees.as_ref().filter(|nodes| !nodes.is_empty()).map(|nodes| guarantee_table(nodes)),
         (topology.nodes.len() > 1).then(|| distances(topology)),
         Some(sockets(topology)),
         caches(topology),
@@ -72,8 +79,8 @@ pub(crate) fn render(shown: &Shown) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-fn count(number: usize, one: &str) -> String {
-    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+fn count(number: usize, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
 fn summary(topology: &Topology) -> String {
@@ -89,7 +96,7 @@ fn summary(topology: &Topology) -> String {
     counts.join(", ") + "\n"
 }
 
-/// How many ids a list of the kernel's format names.
+/// Returns the number of ids in a list of the kernel's format.
 fn list_len(list: &str) -> usize {
     list.parse::<numaward_topology::CpuSet>().map_or(0, |cpus| cpus.len())
 }
@@ -154,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_with_a_memory_only_node() {
+    fn renders_memory_only_node() {
         let machine = Machine::builder()
             .nodes(2)
             .sockets(2)
@@ -184,6 +191,9 @@ SOCKET  NODES  CORES  CPUS
 
 Last-level caches: 2, each of 4 CPUs
 ";
-        assert_eq!(render(&Shown { topology: Topology::from(&machine), promised: None }), expected);
+        assert_eq!(
+            render(&TopologyReport { topology: Topology::from(&machine), guarantees: None }),
+            expected
+        );
     }
 }

@@ -131,9 +131,9 @@ fn own_errors_of_exec_are_exit_code_125() {
         assert!(code == 125 && !error.is_empty(), "{args:?}: {code} {error}");
     }
     let (error, _) = run_failing(&["exec", "--cpus", "1", "--server", "http://127.0.0.1:1", "--", "true"]);
-    assert!(error.contains("name its control socket"), "{error}");
+    assert!(error.contains("give the path of its control socket"), "{error}");
     assert_eq!(run_command(&["exec", "--help"]).1, 0);
-    // The command first enters the cgroup.
+    // Entering the cgroup is the first step of the command.
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("cgroup.procs"), "").unwrap();
     for (directory, command, expected) in [
@@ -222,10 +222,10 @@ fn prints_objects_in_each_format() {
     let daemon = daemon();
     let server = format!("http://{}", daemon.address);
     let (table, code) = run_command(&["get", "--server", &server]);
-    assert_eq!((table.as_str(), code), ("nothing is promised\n", 0));
+    assert_eq!((table.as_str(), code), ("there are no guarantees\n", 0));
     assert_eq!(run_command(&["get", "-o", "yaml", "--server", &server]), ("[]\n".to_owned(), 0));
     let (error, code) = run_failing(&["get", "nobody", "--server", &server]);
-    assert!(code == 1 && error.contains("no allocation named \"nobody\""), "{error}");
+    assert!(code == 1 && error.contains("no guarantee named \"nobody\""), "{error}");
     let (error, code) = run_failing(&["describe", "nobody", "--server", &server]);
     assert!(code == 1 && error.contains("no workload named \"nobody\""), "{error}");
     let (events, code) = run_command(&["events", "--server", &server]);
@@ -235,7 +235,7 @@ fn prints_objects_in_each_format() {
 
     // The machine of the daemon is shown with its guarantees.
     let (table, code) = run_command(&["topology", "--server", &server]);
-    assert!(code == 0 && table.contains("NODE  KIND    ALLOCATABLE  PROMISED"), "{table}");
+    assert!(code == 0 && table.contains("NODE  KIND    ALLOCATABLE  GUARANTEED"), "{table}");
     let machine = json(&["topology", "--server", daemon.socket.to_str().unwrap(), "-o", "json"]);
     assert_eq!(machine["nodes"][1]["node"], 2);
     assert_eq!(machine["promised"][1]["memory"][0]["promisedBytes"], 0);
@@ -501,7 +501,7 @@ fn refuses_invalid_server_addresses() {
         (&["--server", "http://10.0.0.1:1", "--token-file", "/x"], 1, "unencrypted: use https"),
         (&["--server", &https], 1, "--ca FILE"),
         (&["--server", &https, "--ca", "/nonexistent"], 1, "--ca /nonexistent: cannot be read"),
-        (&["--server", &http, "--ca", "/nonexistent"], 1, "TLS needs https"),
+        (&["--server", &http, "--ca", "/nonexistent"], 1, "TLS requires https"),
         (
             &["--server", &http, "--token-file", "/nonexistent"],
             1,
@@ -572,10 +572,10 @@ fn other_server_is_exit_code_1() {
     });
     let (error, code) = run_failing(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
-    assert!(error.contains("404") && error.contains("not numaward's"), "{error}");
+    assert!(error.contains("404") && error.contains("no valid answer of numaward"), "{error}");
     let (error, code) = run_failing(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
-    assert!(error.contains("200") && error.contains("not numaward's"), "{error}");
+    assert!(error.contains("200") && error.contains("no valid answer of numaward"), "{error}");
 }
 
 /// Returns the answer of the daemon to a raw request.

@@ -187,7 +187,7 @@ fn steps_through_recording_in_terminal() {
     terminal.press("T").unwrap();
     terminal.wait_for(WAIT_TIMEOUT, |screen| !screen.contents().contains("oom kill")).unwrap();
     terminal.press("n\r").unwrap();
-    sees(&terminal, &["75 % of its memory lies on the promised nodes", "a process was killed"]);
+    sees(&terminal, &["75 % of its memory is on the guaranteed nodes", "a process was killed"]);
     terminal.press("b").unwrap();
     sees(&terminal, &[&format!("  1/{count}"), "Allocation in the last 1 s"]);
     terminal.press("te").unwrap();
@@ -224,15 +224,15 @@ fn torn_recording_is_shown_in_part() {
     assert!(torn.status.success(), "{torn:?}");
     assert_eq!(text(&torn.stdout).lines().count(), all.len() - 1);
     let warning = text(&torn.stderr);
-    assert!(warning.contains("breaks off at byte") && warning.contains("is lost"), "{warning}");
+    assert!(warning.contains("breaks off at byte") && warning.contains("are lost"), "{warning}");
 
     let mut newer = whole.clone();
     newer[16] = 7;
     for (bytes, says) in [
         (&b""[..], "is empty: nothing was recorded"),
-        (&newer, "version 7 of the format, and this numaward reads up to 1"),
-        (b"{}\n", "is no recording; `numaward record` makes one"),
-        (&whole[..20], "holds nothing"),
+        (&newer, "version 7 of the format, but this numaward reads versions up to 1"),
+        (b"{}\n", "is not a recording; `numaward record` makes one"),
+        (&whole[..20], "has no moment"),
         (&whole[..60], "breaks off at byte 20"),
     ] {
         fs::write(&file, bytes).unwrap();
@@ -272,12 +272,12 @@ fn recording_obeys_time_and_size_limit() {
     let output = numaward(&["record", small.to_str().unwrap(), "--max-size", "2Ki", "--server", &server]);
     let output = { output }.output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert!(text(&output.stderr).contains("--max-size allows"), "{output:?}");
+    assert!(text(&output.stderr).contains("has reached --max-size"), "{output:?}");
     assert!(fs::metadata(&small).unwrap().len() <= 2048);
     assert!(!replay_as_json(&small, &[]).is_empty());
 
     for (args, says) in [
-        (&["--every", "100ms"][..], "a second at least"),
+        (&["--every", "100ms"][..], "must be at least one second"),
         (&["--for", "0s"], "above zero"),
         (&["--max-size", "much"], "much"),
     ] {

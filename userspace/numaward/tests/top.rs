@@ -156,7 +156,7 @@ fn sorts_and_filters_workloads() {
     session.wait_until("guaranteed", |text| text.contains("(1 of 3)") && text.contains("only guaranteed"));
     // While a filter is entered, letters are text, even those of other commands.
     session.press("g/quit\r");
-    session.wait_for_text("none match");
+    session.wait_for_text("no workload matches the filter");
     session.press("\x03");
     session.assert_ends(0);
 }
@@ -172,10 +172,10 @@ fn shows_details_and_help() {
     session.wait_until("all of it", |text| {
         [
             "best of all",
-            "75 % of its memory lies on the promised nodes",
+            "75 % of its memory is on the guaranteed nodes",
             "cpuset.mems",
             "Result: nodes 0, accepted",
-            "pages on node 1 (2 more",
+            "pages on node 1 (2 similar",
             "host 2.500 s, kernel threads 1.000 s",
             "Allocation in the last 2 s",
             "The kernel samples them.",
@@ -190,12 +190,12 @@ fn shows_details_and_help() {
     }));
     session.wait_for_text("oom kill");
     session.press("q?");
-    session.wait_for_text("where its memory lies");
+    session.wait_for_text("memory by node");
     session.press("?\t\x1b[B\r");
     session.wait_for_text("none: memory only");
     let text = session.terminal.text();
     assert!(
-        text.contains("Node 1") && text.contains("17 to node 1") && text.contains("TO PROMISE"),
+        text.contains("Node 1") && text.contains("17 to node 1") && text.contains("AVAILABLE"),
         "{text}"
     );
     // From an event to its workload.
@@ -457,7 +457,7 @@ fn each_screen_looks_as_checked_in() {
             ("guaranteed", 24, 80, "g"),
             ("filter", 24, 80, "/node:1"),
             ("filtered", 24, 80, "\r"),
-            ("none match", 24, 80, "/x\r"),
+            ("no workload matches the filter", 24, 80, "/x\r"),
             // Without further keys, because the escape sequence would be a different one.
             ("no filter", 24, 80, "\x1b"),
             ("workload", 70, 100, "g\x1b[H\r"),

@@ -1,6 +1,6 @@
-//! The mappings of a process, from `/proc/PID/maps` (`proc_pid_maps(5)`).
+//! Mappings of a process, from `/proc/PID/maps` (`proc_pid_maps(5)`).
 //!
-//! The file names in there are what a workload chose: they may be anything.
+//! The file names come from the workload and can contain any bytes.
 
 use std::{
     fs::File,
@@ -10,32 +10,36 @@ use std::{
 
 use numaward_cgroup::{TruncatedLines, unescape};
 
-/// A range of addresses.
+/// A mapped range of addresses.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
+pub(super) struct MappedRegion {
     pub(super) start: u64,
     pub(super) end: u64,
-    /// What it is, as the daemon calls it: `[heap]`, `[stack]`, `[anonymous]`, or a file.
+    /// Name as in the daemon's API: `[heap]`, `[stack]`, `[anonymous]`, or a file.
     pub(super) region: String,
 }
 
-/// The mappings of a process, in the order of addresses.
-pub(super) fn read(proc: &Path, pid: u32) -> io::Result<Vec<Mapping>> {
+/// Reads the mappings of a process, in the order of addresses.
+pub(super) fn read(proc: &Path, pid: u32) -> io::Result<Vec<MappedRegion>> {
     let maps = File::open(proc.join(pid.to_string()).join("maps"))?;
     let (mut lines, mut found) = (TruncatedLines::new(BufReader::new(maps)), Vec::new());
     while let Some(line) = lines.next_line()? {
-        found.extend(mapping(&String::from_utf8_lossy(line)));
+        found.extend(parse_mapping(&String::from_utf8_lossy(line)));
     }
     Ok(found)
 }
 
-/// The mappings that have some of these addresses, of mappings in the order of addresses.
-pub(super) fn within(maps: &[Mapping], start: u64, end: u64) -> impl Iterator<Item = &Mapping> {
+/// Returns the mappings that overlap a range of addresses. `maps` must be in the order of addresses.
+pub(super) fn overlapping(
+    maps: &[MappedRegion],
+    start: u64,
+    end: u64,
+) -> impl Iterator<Item = &MappedRegion> {
     let first = maps.partition_point(|map| map.end <= start);
     maps.get(first..).unwrap_or_default().iter().take_while(move |map| map.start < end)
 }
 
-fn mapping(line: &str) -> Option<Mapping> {
+fn parse_mapping(line: &str) -> Option<MappedRegion> {
     // 7f0000001000-7f0000002000 r-xp 00001000 fd:00 123   /usr/lib/a file
     let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
@@ -43,10 +47,10 @@ fn mapping(line: &str) -> Option<Mapping> {
     let region = match words.nth(4).unwrap_or_default().trim_start() {
         "" => "[anonymous]".to_owned(),
         named if named.starts_with("[anon") => "[anonymous]".to_owned(),
-        // A line break is written as `\012`.
+        // The kernel writes a line break as `\012`.
         name => String::from_utf8_lossy(&unescape(name.as_bytes(), b"\\", 3, 8)).into_owned(),
     };
-    Some(Mapping { start: start?, end: end?, region })
+    Some(MappedRegion { start: start?, end: end?, region })
 }
 
 #[cfg(test)]
@@ -56,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mappings_have_the_names_of_the_regions() {
+    fn mappings_have_names_of_regions() {
         let proc = tempfile::tempdir().unwrap();
         fs::create_dir(proc.path().join("7")).unwrap();
         let text = b"5000-6000 r-xp 00001000 fd:00 123                    /usr/bin/a \\012 file\n\

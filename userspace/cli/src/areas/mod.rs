@@ -1,7 +1,7 @@
-//! Which areas of a workload's memory are accessed: `numaward regions` with `--hot`, by the kernel's monitor, and with
-//! `--sampled`, by addresses that the processor samples.
+//! Areas of a workload's memory that are accessed: `numaward regions` with `--hot`, from the kernel's monitor, and with
+//! `--sampled`, from addresses that the processor samples.
 
-mod ends;
+mod exit_signals;
 pub(crate) mod hot;
 mod maps;
 pub(crate) mod sampled;
@@ -10,28 +10,28 @@ mod workload;
 
 use serde::Serialize;
 
-/// Areas in a table.
-const ROWS: usize = 20;
+/// Maximum number of areas in a table.
+const MAX_TABLE_ROWS: usize = 20;
 
-/// How much of something is on a node.
+/// Share of something on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Share {
+struct NodeShare {
     node: u32,
     percent: f64,
 }
 
-fn percent(share: f64) -> String {
+fn format_percent(share: f64) -> String {
     format!("{share:.0} %")
 }
 
-/// The share that a part is of all, in percent.
-#[expect(clippy::cast_precision_loss, reason = "a share needs no more")]
+/// Returns the share of a part in percent.
+#[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
 fn percent_of(part: u64, all: u64) -> f64 {
     part as f64 / all.max(1) as f64 * 100.0
 }
 
-/// For people: `node 0 75 %, node 1 25 %`.
-fn on_nodes(shares: &[Share]) -> String {
-    let shares = shares.iter().map(|share| format!("node {} {}", share.node, percent(share.percent)));
+/// Formats shares by node: `node 0 75 %, node 1 25 %`.
+fn format_shares(shares: &[NodeShare]) -> String {
+    let shares = shares.iter().map(|share| format!("node {} {}", share.node, format_percent(share.percent)));
     shares.collect::<Vec<_>>().join(", ")
 }

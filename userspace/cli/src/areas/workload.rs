@@ -1,4 +1,4 @@
-//! The processes of a workload.
+//! Processes of a workload.
 
 use std::{
     cmp::Reverse,
@@ -13,19 +13,19 @@ use procfs::process::Process;
 
 use crate::{client::Server, text::clean};
 
-/// Processes of a cgroup that are looked at, at most.
-const CANDIDATES: usize = 10_000;
+/// Maximum number of processes per cgroup.
+const MAX_PROCESSES: usize = 10_000;
 
-/// A workload of the daemon on this host.
+/// Cgroups of a workload on this host, and their processes.
 #[derive(Debug)]
-pub(super) struct Workload {
+pub(super) struct WorkloadProcesses {
     name: String,
-    /// Its cgroups: several can have one name.
+    /// Directories of its cgroups; several cgroups can have the same name.
     dirs: Vec<PathBuf>,
 }
 
-impl Workload {
-    /// Asks the daemon for its cgroups.
+impl WorkloadProcesses {
+    /// Looks up the cgroups of a workload in the daemon's API.
     pub(super) async fn find(server: &Server, name: &str) -> anyhow::Result<Self> {
         let Workloads { workloads } = server.get("/api/v1/workloads").await?;
         let mut named = workloads.iter().filter(|workload| workload.workload == name).peekable();
@@ -39,17 +39,17 @@ impl Workload {
         Ok(Self { name: name.to_owned(), dirs })
     }
 
-    /// The ids of its processes now, and a note if there are too many. A process of nested workloads of one name is there
-    /// once.
-    pub(super) fn ids(&self, notes: &mut BTreeSet<String>) -> BTreeSet<u32> {
+    /// Returns the ids of its current processes, each of them once even if cgroups of the same name are nested. Adds a
+    /// note if there are too many processes.
+    pub(super) fn process_ids(&self, notes: &mut BTreeSet<String>) -> BTreeSet<u32> {
         let mut found = BTreeSet::new();
         for dir in &self.dirs {
-            // One more says that there are more.
-            let mut ids = read::processes_below(dir, CANDIDATES + 1);
-            if ids.len() > CANDIDATES {
-                ids.truncate(CANDIDATES);
+            // One more than the limit, to detect that there are more.
+            let mut ids = read::processes_below(dir, MAX_PROCESSES + 1);
+            if ids.len() > MAX_PROCESSES {
+                ids.truncate(MAX_PROCESSES);
                 notes.insert(format!(
-                    "{}: only {CANDIDATES} of the processes there were looked at: there are more",
+                    "{}: only {MAX_PROCESSES} of its processes are included: there are more",
                     clean(&dir.to_string_lossy())
                 ));
             }
@@ -58,25 +58,25 @@ impl Workload {
         found
     }
 
-    /// That it has none.
-    pub(super) fn no_process(&self) -> anyhow::Error {
+    /// Returns the error for a workload without processes.
+    pub(super) fn no_process_error(&self) -> anyhow::Error {
         anyhow!("{}: no process with memory was found in a cgroup of that name", self.name)
     }
 
-    /// Its processes with memory and their commands, those with the most memory first; one at least.
+    /// Returns its processes with memory and their commands, those with the most memory first. Fails if there are none.
     pub(super) fn processes(&self, notes: &mut BTreeSet<String>) -> anyhow::Result<Vec<(u32, String)>> {
         let mut found = BTreeMap::new();
-        for pid in self.ids(notes) {
-            // One that ended is none.
+        for pid in self.process_ids(notes) {
+            // The process may have ended.
             let about = i32::try_from(pid).ok().and_then(|pid| {
                 let process = Process::new(pid).ok()?;
                 Some((process.statm().ok()?.resident, process.stat().ok()?.comm))
             });
-            // Threads of the kernel have no memory.
+            // Kernel threads have no memory.
             found.extend(about.filter(|(pages, _)| *pages > 0).map(|about| (pid, about)));
         }
         if found.is_empty() {
-            return Err(self.no_process());
+            return Err(self.no_process_error());
         }
         let mut found: Vec<(u32, (u64, String))> = found.into_iter().collect();
         found.sort_by_key(|(_, (pages, _))| Reverse(*pages));
@@ -91,18 +91,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_that_are_too_many_are_cut_with_a_note() {
+    fn limits_processes_with_a_note() {
         let cgroup = tempfile::tempdir().unwrap();
-        let workload = Workload { name: "many".to_owned(), dirs: vec![cgroup.path().to_owned()] };
+        let workload = WorkloadProcesses { name: "many".to_owned(), dirs: vec![cgroup.path().to_owned()] };
         let ids = |pids: RangeInclusive<usize>| {
             let lines: Vec<String> = pids.map(|pid| pid.to_string()).collect();
             fs::write(cgroup.path().join("cgroup.procs"), lines.join("\n")).unwrap();
             let mut notes = BTreeSet::new();
-            (workload.ids(&mut notes).len(), notes.into_iter().collect::<String>())
+            (workload.process_ids(&mut notes).len(), notes.into_iter().collect::<String>())
         };
-        assert_eq!(ids(1..=CANDIDATES), (CANDIDATES, String::new()));
-        let (count, note) = ids(1..=CANDIDATES + 1);
-        assert_eq!(count, CANDIDATES);
-        assert!(note.contains("only 10000 of the processes"), "{note}");
+        assert_eq!(ids(1..=MAX_PROCESSES), (MAX_PROCESSES, String::new()));
+        let (count, note) = ids(1..=MAX_PROCESSES + 1);
+        assert_eq!(count, MAX_PROCESSES);
+        assert!(note.contains("only 10000 of its processes"), "{note}");
     }
 }

@@ -1,4 +1,4 @@
-//! The system calls of memory policies, behind safe functions.
+//! System calls of memory policies as safe functions.
 
 #![expect(unsafe_code, reason = "raw system calls that no crate here offers")]
 
@@ -6,7 +6,7 @@ use std::{io, ptr};
 
 use numaward_topology::{NodeId, NodeSet};
 
-/// A policy of linux/mempolicy.h.
+/// Mode of a memory policy (`linux/mempolicy.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(i32)]
 pub(crate) enum Mode {
@@ -19,20 +19,20 @@ pub(crate) enum Mode {
     WeightedInterleave = 6,
 }
 
-/// `MPOL_F_NUMA_BALANCING`: pages may still be moved towards the CPUs, within the nodes.
-const BALANCING: i32 = 1 << 13;
-/// The flags beside the mode.
-const FLAGS: i32 = 0b111 << 13;
-/// Nodes that the kernel can have at most (`MAX_NUMNODES`), which is how many it wants to be asked for.
+/// `MPOL_F_NUMA_BALANCING`: NUMA balancing may move pages within the nodes.
+const BALANCING_FLAG: i32 = 1 << 13;
+/// Mask of the flags in the mode.
+const MODE_FLAGS: i32 = 0b111 << 13;
+/// Maximum number of nodes of a kernel (`MAX_NUMNODES`), which is the size of mask that it expects.
 const MAX_NODES: usize = 1024;
 
-/// Sets the memory policy of this thread, which a command that it becomes goes on with.
+/// Sets the memory policy of this thread. A command that the thread executes inherits it.
 pub(crate) fn set_mempolicy(mode: Mode, balancing: bool, nodes: &NodeSet) -> io::Result<()> {
     let words = nodes.words();
-    let flags = if balancing { BALANCING } else { 0 };
+    let flags = if balancing { BALANCING_FLAG } else { 0 };
     let (mask, bits) = match words.len() {
         0 => (ptr::null(), 0),
-        // The kernel reads one bit less.
+        // The kernel reads one bit less than it is given.
         len => (words.as_ptr(), len * 64 + 1),
     };
     // SAFETY: the kernel reads `bits - 1` bits of the mask, which has them; without nodes it reads none.
@@ -40,11 +40,11 @@ pub(crate) fn set_mempolicy(mode: Mode, balancing: bool, nodes: &NodeSet) -> io:
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The memory policy of this thread and its nodes; `None` for a mode that is not known here.
+/// Returns the memory policy of this thread and its nodes; `None` for an unknown mode.
 pub(crate) fn mempolicy() -> io::Result<(Option<Mode>, NodeSet)> {
     let mut mode = 0_i32;
     let mut words = [0_u64; MAX_NODES / 64];
-    // SAFETY: the kernel writes one number, and at most so many bits into the array, which has them.
+    // SAFETY: the kernel writes one number, and at most `MAX_NODES` bits into the array, which has that many.
     let result = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -58,15 +58,15 @@ pub(crate) fn mempolicy() -> io::Result<(Option<Mode>, NodeSet)> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((Mode::from_repr(mode & !FLAGS), NodeSet::from_words(words.to_vec())))
+    Ok((Mode::from_repr(mode & !MODE_FLAGS), NodeSet::from_words(words.to_vec())))
 }
 
-/// The node on which this thread would get its next page by interleaving.
+/// Returns the node of this thread's next page under interleaving.
 pub(crate) fn next_interleaved() -> Option<NodeId> {
     /// `MPOL_F_NODE`.
     const NODE: i32 = 1;
     let mut node = 0_i32;
-    // SAFETY: the kernel writes one number, and no mask as there is none.
+    // SAFETY: the kernel writes one number, and no mask as the pointer is null.
     let result = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -84,28 +84,28 @@ pub(crate) fn next_interleaved() -> Option<NodeId> {
 mod tests {
     use super::*;
 
-    /// In a thread of its own, as the policy is the thread's.
-    fn apart<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+    /// Runs a test in a thread of its own, as the policy belongs to the thread.
+    fn in_own_thread<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(test).join().unwrap()
     }
 
     #[test]
-    fn what_is_set_is_what_the_kernel_has() {
+    fn kernel_returns_the_policy_that_was_set() {
         let node: NodeSet = "0".parse().unwrap();
         for mode in [Mode::Preferred, Mode::Bind, Mode::Interleave, Mode::PreferredMany] {
             let nodes = node.clone();
-            let found = apart(move || {
+            let found = in_own_thread(move || {
                 set_mempolicy(mode, false, &nodes).unwrap();
                 mempolicy().unwrap()
             });
             assert_eq!(found, (Some(mode), node.clone()));
         }
-        let found = apart(|| {
+        let found = in_own_thread(|| {
             set_mempolicy(Mode::Local, false, &NodeSet::new()).unwrap();
             mempolicy().unwrap().0
         });
         assert_eq!(found, Some(Mode::Local));
-        let refused = apart(|| set_mempolicy(Mode::Bind, false, &NodeSet::new()).unwrap_err());
+        let refused = in_own_thread(|| set_mempolicy(Mode::Bind, false, &NodeSet::new()).unwrap_err());
         assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
     }
 }

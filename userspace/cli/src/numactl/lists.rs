@@ -1,4 +1,4 @@
-//! Lists of nodes and CPUs as numactl(8) reads them: `0-1,3`, `all`, `!0`, `+0`, `netdev:eth0`.
+//! Parser of numactl(8)'s lists of nodes and CPUs: `0-1,3`, `all`, `!0`, `+0`, `netdev:eth0`.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use numaward_topology::{
 
 use crate::device;
 
-/// Reads a list of ids out of those that are allowed. Names are looked up by `resolve`.
+/// Parses a list of allowed ids. `resolve` looks up names.
 ///
-/// With `!` in front the others are meant, and with `+` numbers count the allowed ids. The ends of a range have to be allowed;
-/// of what is between them, what is allowed counts.
-pub(super) fn list<T: Id>(
-    what: &str,
+/// A leading `!` selects all other allowed ids. With `+`, numbers are indices into the allowed ids. Both ends of a
+/// range must be allowed; between them, ids that are not allowed are skipped.
+pub(super) fn parse_list<T: Id>(
+    subject: &str,
     text: &str,
     allowed: &IdSet<T>,
     resolve: impl Fn(&str) -> anyhow::Result<Option<IdSet<T>>>,
 ) -> anyhow::Result<IdSet<T>> {
-    let (inverted, rest) = strip(text, '!');
-    let (relative, rest) = strip(rest, '+');
+    let (inverted, rest) = strip_sign(text, '!');
+    let (relative, rest) = strip_sign(rest, '+');
     let mut found = IdSet::new();
     for part in rest.split(',').filter(|_| !rest.is_empty()) {
         if part == "all" {
@@ -31,7 +31,7 @@ pub(super) fn list<T: Id>(
         if let Some(named) = resolve(part)? {
             if let Some(outside) = named.iter().find(|id| !allowed.contains(*id)) {
                 bail!(
-                    "{what} {text:?}: {part} is on {what} {}, which this process may not use",
+                    "{subject} {text:?}: {part} is on {subject} {}, which this process may not use",
                     outside.as_u32()
                 );
             }
@@ -39,26 +39,29 @@ pub(super) fn list<T: Id>(
             continue;
         }
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let [first, last] = [first, last].map(|number| id(what, text, number, relative, allowed));
+        let [first, last] = [first, last].map(|number| parse_id(subject, text, number, relative, allowed));
         let (first, last) = (first?, last?);
         if last < first {
-            bail!("{what} {text:?}: the range {part} goes backwards");
+            bail!("{subject} {text:?}: the end of the range {part} is before its beginning");
         }
         if let Some(end) = [first, last].into_iter().find(|end| !allowed.contains(T::from_u32(*end))) {
-            bail!("{what} {text:?}: {what} {end} is not there, or this process may not use it ({allowed})");
+            bail!(
+                "{subject} {text:?}: {subject} {end} does not exist, or this process may not use it ({allowed})"
+            );
         }
         found.extend(allowed.iter().filter(|id| (first..=last).contains(&id.as_u32())));
     }
     Ok(if inverted { allowed.iter().filter(|id| !found.contains(*id)).collect() } else { found })
 }
 
-fn strip(text: &str, sign: char) -> (bool, &str) {
+fn strip_sign(text: &str, sign: char) -> (bool, &str) {
     text.strip_prefix(sign).map_or((false, text), |rest| (true, rest))
 }
 
-/// A number as strtoul(3) reads it: also hexadecimal and octal. A relative one counts the allowed ids.
-fn id<T: Id>(
-    what: &str,
+/// Parses a number like strtoul(3), also hexadecimal and octal ones. A relative number is an index into the allowed
+/// ids.
+fn parse_id<T: Id>(
+    subject: &str,
     text: &str,
     number: &str,
     relative: bool,
@@ -72,31 +75,30 @@ fn id<T: Id>(
     let read = Some(digits).filter(|digits| digits.chars().all(|c| c.is_ascii_alphanumeric()));
     let read = read.and_then(|digits| u32::from_str_radix(digits, radix).ok());
     let read = read.with_context(|| {
-        format!("{what} {text:?}: {number:?} is no number; write a list such as 0-1,3, all, !0 or +0")
+        format!("{subject} {text:?}: {number:?} is not a number; write a list such as 0-1,3, all, !0 or +0")
     })?;
     if !relative {
         return Ok(read);
     }
     let counted = allowed.iter().nth(read as usize).map(Id::as_u32);
-    counted.with_context(|| {
-        format!("{what} {text:?}: there are only {} that this process may use", allowed.len())
-    })
+    counted.with_context(|| format!("{subject} {text:?}: this process may use only {}", allowed.len()))
 }
 
-/// The node of what a name such as `netdev:eth0` means; none for what is no name.
+/// Returns the node of a name such as `netdev:eth0`; `None` if the text is no name.
 pub(super) fn named_node(root: &Path, part: &str) -> anyhow::Result<Option<NodeSet>> {
     let Some((kind, name)) = part.split_once(':') else { return Ok(None) };
     let node = match kind {
         "netdev" | "block" => device::node(root, name)?,
         "pci" => device::node(root, &pci_address(name).unwrap_or_else(|| name.to_owned()))?,
         "file" => device::node_of_file(root, Path::new(name))?,
-        "ip" => bail!("{part:?}: routes are not looked up; name the interface, as netdev:eth0"),
+        "ip" => bail!("{part:?}: routes are not looked up; name the network interface, as in netdev:eth0"),
         _ => bail!("{part:?}: unknown kind of device; there are netdev:, block:, pci: and file:"),
     };
     Ok(Some(NodeSet::single(node)))
 }
 
-/// An address as the kernel writes it, of what numactl takes: `[SEGMENT:]BUS:DEVICE[.FUNCTION]`, hexadecimal, of any width.
+/// Converts a PCI address of numactl, `[SEGMENT:]BUS:DEVICE[.FUNCTION]` in hexadecimal numbers of any width, to the
+/// kernel's notation.
 fn pci_address(text: &str) -> Option<String> {
     let (device, function) = text.split_once('.').unwrap_or((text, "0"));
     let parts: Vec<_> = device.split(':').collect();
@@ -119,11 +121,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read_as_numactl_does() {
+    fn parses_lists_like_numactl() {
         let allowed: NodeSet = "0-1,3,9".parse().unwrap();
         let read = |text: &str| {
             let named = |part: &str| Ok((part == "netdev:eth0").then(|| NodeSet::single(NodeId(3))));
-            list("node", text, &allowed, named).map(|nodes| nodes.to_string())
+            parse_list("node", text, &allowed, named).map(|nodes| nodes.to_string())
         };
         for (text, expected) in [
             ("0", "0"),
@@ -146,17 +148,17 @@ mod tests {
             assert_eq!(read(text).unwrap(), expected, "{text}");
         }
         for (text, words) in [
-            ("2", "node 2 is not there"),
-            ("0-2", "node 2 is not there"),
-            ("1-0", "goes backwards"),
-            ("x", "\"x\" is no number"),
-            ("0-", "\"\" is no number"),
-            ("0,", "\"\" is no number"),
-            (",", "\"\" is no number"),
-            ("+4", "there are only 4"),
-            ("-1", "\"\" is no number"),
-            ("0x", "\"0x\" is no number"),
-            ("99999999999", "is no number"),
+            ("2", "node 2 does not exist"),
+            ("0-2", "node 2 does not exist"),
+            ("1-0", "is before its beginning"),
+            ("x", "\"x\" is not a number"),
+            ("0-", "\"\" is not a number"),
+            ("0,", "\"\" is not a number"),
+            (",", "\"\" is not a number"),
+            ("+4", "may use only 4"),
+            ("-1", "\"\" is not a number"),
+            ("0x", "\"0x\" is not a number"),
+            ("99999999999", "is not a number"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn pci_addresses_are_read_as_numactl_does() {
+    fn parses_pci_addresses_like_numactl() {
         let root = tempfile::tempdir().unwrap();
         for (address, node) in [("0000:80:00.0", "1"), ("0001:0a:1f.7", "2")] {
             let device = root.path().join("sys/bus/pci/devices").join(address);

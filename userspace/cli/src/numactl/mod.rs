@@ -1,11 +1,14 @@
-//! `numaward numactl`: numactl(8), and the command is a workload.
+//! `numaward numactl`: runs a command like numactl(8), and registers it as a workload.
 //!
-//! Problem: numactl binds a command without anybody knowing of it. Here the daemon makes a cgroup for it first, in which it
-//! is counted under its name; nothing is promised. Then this process enters the cgroup, takes the memory policy and the
-//! CPUs, and becomes the command, as numactl does: it keeps its process id, and its end is what the daemon sees. Without
-//! a daemon the rest happens all the same.
+//! # Problem
+//! A command that numactl binds is not known to the daemon, so its memory is not counted under its name.
 //!
-//! Options are those of numactl 2.0.19, read as `getopt_long(3)` reads them. What it offers for shared memory is refused.
+//! # Algorithm
+//! The daemon first creates a cgroup for the command, without a guarantee. Then this process enters the cgroup, sets
+//! the memory policy and the CPUs, and executes the command, as numactl does. The command keeps the process id, and the
+//! daemon detects its end by the empty cgroup. Without a daemon, all other steps are done.
+//!
+//! The options are those of numactl 2.0.19, parsed like `getopt_long(3)`. Its options for shared memory are refused.
 
 mod lists;
 mod show;
@@ -22,7 +25,7 @@ use anyhow::{Context as _, bail};
 use numaward_api as api;
 use numaward_topology::{CpuSet, Machine, NodeSet, affinity::set_affinity};
 
-use self::lists::{list, named_node};
+use self::lists::{named_node, parse_list};
 pub(crate) use self::show::hardware;
 use crate::{
     client::Server,
@@ -34,7 +37,7 @@ use crate::{
 const USAGE: &str =
     "usage: numaward numactl [OPTION]... COMMAND [ARGUMENT]...; `numaward numactl --help` lists the options";
 
-/// What a process is to have.
+/// CPUs and memory policy of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Binding {
     cpus: Option<CpuSet>,
@@ -42,29 +45,29 @@ pub(crate) struct Binding {
     balancing: bool,
 }
 
-/// A command and its binding.
+/// A command with its binding.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct RunRequest {
     binding: Binding,
-    /// `--strict` was given, which says nothing about a command.
+    /// `--strict` was given, which has no effect on a command.
     is_strict: bool,
     pub(crate) command: Vec<OsString>,
 }
 
-/// What the arguments ask for.
+/// Action that the arguments request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    /// A command.
-    Run(Run),
-    /// The policy of this process, with this binding.
+pub(crate) enum Invocation {
+    /// Run a command.
+    Run(RunRequest),
+    /// Print the policy of this process with this binding.
     Show(Binding),
-    /// The nodes of this host.
+    /// Print the nodes of this host.
     Hardware,
-    /// The help.
+    /// Print the help.
     Help,
 }
 
-/// The options: the short one, the long one, and whether it takes a value. Those after `help` are refused.
+/// Options: short name, long name, and whether the option has a value. The options after `help` are refused.
 const OPTIONS: [(char, &str, bool); 28] = [
     ('a', "all", false),
     ('b', "balancing", false),
@@ -92,15 +95,15 @@ const OPTIONS: [(char, &str, bool); 28] = [
     ('u', "huge", false),
     ('T', "touch", false),
     ('V', "verify", false),
-    // These two have no short form.
+    // These two options have no short name.
     (COMPRESS, "cpu-compress", false),
     (VERSION, "version", false),
 ];
-/// No letter that can be typed as an option.
+/// Placeholder for a missing short name, as no letter of the command line is a control character.
 const COMPRESS: char = '\0';
 const VERSION: char = '\u{1}';
 
-/// Why an option of numactl is not available; none for one that is.
+/// Returns the reason why an option of numactl is not available; `None` for an available option.
 fn refusal(option: char) -> Option<String> {
     let (_, name, _) = OPTIONS.iter().find(|(short, ..)| *short == option)?;
     match option {
@@ -117,27 +120,27 @@ fn refusal(option: char) -> Option<String> {
     }
 }
 
-/// What a process may use, and all that there is.
-struct Host {
+/// Resources of the host, and those that this process may use.
+struct HostResources {
     machine: Machine,
     cpus: CpuSet,
     nodes: NodeSet,
 }
 
-impl Host {
-    /// Reads what this process may use.
+impl HostResources {
+    /// Reads the resources from sysfs and procfs.
     fn read() -> anyhow::Result<Self> {
         let machine = topology::machine(Path::new("/"))?;
         let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
-        let of = |key: &str| {
+        let allowed = |key: &str| {
             let list = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
             list.map(str::trim).with_context(|| format!("/proc/self/status has no {key}"))
         };
-        let (cpus, nodes) = (of("Cpus_allowed_list")?.parse()?, of("Mems_allowed_list")?.parse()?);
+        let (cpus, nodes) = (allowed("Cpus_allowed_list")?.parse()?, allowed("Mems_allowed_list")?.parse()?);
         Ok(Self { machine, cpus, nodes })
     }
 
-    /// The CPUs of nodes.
+    /// Returns the CPUs of nodes.
     fn cpus_of(&self, nodes: &NodeSet) -> CpuSet {
         nodes
             .iter()
@@ -146,38 +149,38 @@ impl Host {
             .collect()
     }
 
-    /// The nodes of CPUs.
+    /// Returns the nodes of CPUs.
     fn nodes_of(&self, cpus: &CpuSet) -> NodeSet {
         let nodes = self.machine.nodes.iter().filter(|(_, node)| node.cpus.intersects(cpus));
         nodes.map(|(id, _)| *id).collect()
     }
 
-    /// An error about a list of nodes for memory, with those that have none.
+    /// Adds the nodes without memory to an error about a list of nodes.
     fn with_nodes_without_memory(&self, error: anyhow::Error) -> anyhow::Error {
         let without = self.machine.nodes.iter().filter(|(_, node)| node.memory.0 == 0);
         let without: NodeSet = without.map(|(id, _)| *id).collect();
         if without.is_empty() { error } else { error.context(format!("nodes {without} have no memory")) }
     }
 
-    /// What the lists of options are chosen from.
+    /// Returns the CPUs and nodes that lists can name.
     fn allowed(&self, all: bool) -> (CpuSet, NodeSet) {
         let nodes: NodeSet = self.machine.nodes.keys().copied().collect();
-        // A node that is not online cannot be used.
+        // A node that is offline cannot be used.
         if all { (self.machine.cpu_ids(), nodes) } else { (self.cpus.clone(), &self.nodes & &nodes) }
     }
 }
 
-/// Reads the arguments.
-pub(crate) fn read(arguments: &[OsString]) -> anyhow::Result<Asked> {
-    read_on(&Host::read()?, arguments)
+/// Parses the arguments.
+pub(crate) fn parse(arguments: &[OsString]) -> anyhow::Result<Invocation> {
+    parse_on(&HostResources::read()?, arguments)
 }
 
-fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
+fn parse_on(host: &HostResources, arguments: &[OsString]) -> anyhow::Result<Invocation> {
     let mut binding = Binding::default();
     let (mut all, mut is_strict, mut is_hardware) = (false, false, false);
     let mut rest = arguments.iter();
     let mut options = 0;
-    // Of nodes; and whether there was a list, also of CPUs.
+    // The last list of nodes; and whether any list was given, also one of CPUs.
     let mut last = None;
     let mut has_list = false;
     while let Some(argument) = rest.as_slice().first() {
@@ -185,7 +188,7 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
             rest.next();
             break;
         }
-        // The first that is no option is the command.
+        // The first argument that is no option is the command.
         let Some(given) =
             argument.to_str().filter(|text| text.len() > 1).and_then(|text| text.strip_prefix('-'))
         else {
@@ -193,7 +196,7 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
         };
         rest.next();
         options += 1;
-        for (option, value) in split(given, &mut rest)? {
+        for (option, value) in split_options(given, &mut rest)? {
             if let Some(refusal) = refusal(option) {
                 bail!("{refusal}");
             }
@@ -205,18 +208,18 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
                 'a' => all = true,
                 'b' => binding.balancing = true,
                 't' => is_strict = true,
-                's' => return Ok(Asked::Show(binding)),
+                's' => return Ok(Invocation::Show(binding)),
                 'H' => is_hardware = true,
-                'h' => return Ok(Asked::Help),
+                'h' => return Ok(Invocation::Help),
                 option => {
-                    // Of CPUs, there is no such word.
+                    // `same` is not available for CPUs.
                     let value = if value == "same" && option != 'C' {
                         last.clone()
-                            .with_context(|| format!("-{option} same: there is no list of nodes before"))?
+                            .with_context(|| format!("-{option} same: no list of nodes was given before"))?
                     } else {
                         value
                     };
-                    binding.take(option, &value, host, all)?;
+                    binding.add(option, &value, host, all)?;
                     has_list |= option != 'l';
                     if !matches!(option, 'C' | 'l') {
                         last = Some(value);
@@ -226,18 +229,21 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
         }
     }
     if is_hardware {
-        return Ok(Asked::Hardware);
+        return Ok(Invocation::Hardware);
     }
     let command = rest.as_slice().to_vec();
     if command.is_empty() {
-        let problem = if options == 0 { "no command is given" } else { "options, and no command" };
+        let problem = if options == 0 { "no command is given" } else { "options are given, but no command" };
         bail!("{problem}; {USAGE}");
     }
-    Ok(Asked::Run(Run { binding, is_strict, command }))
+    Ok(Invocation::Run(RunRequest { binding, is_strict, command }))
 }
 
-/// The options of one argument, each with its value: `--membind=0`, `--mem 0` (a start that no other has), `-m0`, `-al`.
-fn split(given: &str, rest: &mut std::slice::Iter<'_, OsString>) -> anyhow::Result<Vec<(char, String)>> {
+/// Splits an argument into options with their values: `--membind=0`, `--mem 0` (a unique prefix), `-m0`, `-al`.
+fn split_options(
+    given: &str,
+    rest: &mut std::slice::Iter<'_, OsString>,
+) -> anyhow::Result<Vec<(char, String)>> {
     let mut value_of = |name: &str| {
         let value = rest.next().with_context(|| format!("{name} takes a list; {USAGE}"))?;
         value
@@ -282,16 +288,16 @@ fn split(given: &str, rest: &mut std::slice::Iter<'_, OsString>) -> anyhow::Resu
 }
 
 impl Binding {
-    /// Takes an option with its value.
-    fn take(&mut self, option: char, value: &str, host: &Host, all: bool) -> anyhow::Result<()> {
+    /// Adds an option with its value.
+    fn add(&mut self, option: char, value: &str, host: &HostResources, all: bool) -> anyhow::Result<()> {
         let (allowed_cpus, allowed_nodes) = host.allowed(all);
         let list_of =
-            |allowed: &NodeSet| list("node", value, allowed, |part| named_node(Path::new("/"), part));
+            |allowed: &NodeSet| parse_list("node", value, allowed, |part| named_node(Path::new("/"), part));
         let nodes = || list_of(&allowed_nodes).map_err(|error| host.with_nodes_without_memory(error));
         match option {
-            'C' => self.cpus = Some(list("CPU", value, &allowed_cpus, |_| Ok(None))?),
+            'C' => self.cpus = Some(parse_list("CPU", value, &allowed_cpus, |_| Ok(None))?),
             'N' | 'c' => {
-                // Also a node without memory has CPUs.
+                // A node without memory also has CPUs.
                 let nodes = list_of(&(&allowed_nodes | &host.nodes_of(&allowed_cpus)))?;
                 let cpus = &host.cpus_of(&nodes) & &allowed_cpus;
                 if cpus.is_empty() {
@@ -322,37 +328,41 @@ impl Binding {
         Ok(())
     }
 
-    /// Gives it to this process.
+    /// Applies the binding to this process.
     fn apply(&self) -> anyhow::Result<()> {
         if let Some(cpus) = &self.cpus {
             set_affinity(None, cpus)
                 .with_context(|| format!("this process cannot be bound to the CPUs {cpus}"))?;
         }
         let Some((mode, nodes)) = &self.policy else { return Ok(()) };
-        mempolicy::set(*mode, self.balancing && *mode == Mode::Bind, nodes)
+        mempolicy::set_policy(*mode, self.balancing && *mode == Mode::Bind, nodes)
     }
 }
 
-/// The policy and the nodes that numactl makes of what was given.
+/// Returns the policy and nodes that numactl derives from the option.
 fn check_nodes(mode: Mode, nodes: NodeSet, given: &str) -> anyhow::Result<(Mode, NodeSet)> {
     match (mode, nodes.len()) {
         (Mode::Local, _) => Ok((mode, nodes)),
-        // To spread over no nodes is no policy.
+        // Interleaving over no nodes is the default policy.
         (Mode::Interleave | Mode::WeightedInterleave, 0) => Ok((Mode::Default, nodes)),
-        (_, 0) => bail!("{given:?} leaves no node"),
-        (Mode::Preferred, 2..) => bail!("--preferred takes one node, and {given:?} is {nodes}"),
+        (_, 0) => bail!("{given:?} contains no node"),
+        (Mode::Preferred, 2..) => bail!("--preferred takes one node, but {given:?} is {nodes}"),
         _ => Ok((mode, nodes)),
     }
 }
 
-/// The policy of this process as numactl shows it, with a binding.
-pub(crate) fn show(binding: &Binding) -> anyhow::Result<String> {
+/// Applies a binding, and renders the resulting policy of this process like numactl.
+pub(crate) fn render_policy(binding: &Binding) -> anyhow::Result<String> {
     binding.apply()?;
-    show::policy(&Host::read()?)
+    show::policy(&HostResources::read()?)
 }
 
-/// Becomes the command. Returns only if that fails.
-pub(crate) async fn run(server: anyhow::Result<Server>, run: &Run, name: &str) -> anyhow::Result<ExitCode> {
+/// Executes the command. Returns only if that fails.
+pub(crate) async fn run(
+    server: anyhow::Result<Server>,
+    run: &RunRequest,
+    name: &str,
+) -> anyhow::Result<ExitCode> {
     let registered = match server {
         Ok(server) => register(&server, name).await,
         Err(error) => Err(error),
@@ -362,7 +372,7 @@ pub(crate) async fn run(server: anyhow::Result<Server>, run: &Run, name: &str) -
         eprintln!("numaward: {name} is not registered, and runs all the same: {error}");
     }
     if run.is_strict {
-        eprintln!("numaward: --strict is about shared memory, and changes nothing for a command");
+        eprintln!("numaward: --strict is about shared memory, and has no effect on a command");
     }
     run.binding.apply()?;
     let (program, arguments) = run.command.split_first().context(USAGE)?;
@@ -370,10 +380,10 @@ pub(crate) async fn run(server: anyhow::Result<Server>, run: &Run, name: &str) -
     bail!("{}: {error}", OsStr::display(program))
 }
 
-/// Enters a cgroup that the daemon makes for it.
+/// Enters a cgroup that the daemon creates for the command.
 async fn register(server: &Server, name: &str) -> anyhow::Result<()> {
-    let asked = api::AllocationRequest::unpromised(name, api::Target::Exec);
-    let registered = server.admit(&asked).await?;
+    let request = api::AllocationRequest::unpromised(name, api::Target::Exec);
+    let registered = server.admit(&request).await?;
     exec::enter_cgroup(Path::new(&registered.directory))
 }
 
@@ -381,19 +391,19 @@ async fn register(server: &Server, name: &str) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn host() -> Host {
+    fn host() -> HostResources {
         let machine = Machine::builder().nodes(4).cores_per_node(2).build().unwrap();
-        Host { machine, cpus: "0-5".parse().unwrap(), nodes: "0-2".parse().unwrap() }
+        HostResources { machine, cpus: "0-5".parse().unwrap(), nodes: "0-2".parse().unwrap() }
     }
 
-    fn asked(arguments: &str) -> Result<Asked, String> {
+    fn parse_on_host(arguments: &str) -> Result<Invocation, String> {
         let arguments: Vec<OsString> =
             arguments.split(' ').filter(|word| !word.is_empty()).map(Into::into).collect();
-        read_on(&host(), &arguments).map_err(|error| format!("{error:#}"))
+        parse_on(&host(), &arguments).map_err(|error| format!("{error:#}"))
     }
 
     #[test]
-    fn options_are_read_as_getopt_does() {
+    fn parses_options_like_getopt() {
         for (arguments, cpus, policy) in [
             ("-N1 true", Some("2-3"), None),
             ("--cpunodebind=0,1 true", Some("0-3"), None),
@@ -415,16 +425,18 @@ mod tests {
             ("-l -a -N 3 true", Some("6-7"), Some((Mode::Local, ""))),
             ("true -m 9", None, None),
         ] {
-            let Ok(Asked::Run(run)) = asked(arguments) else { panic!("{arguments}: {:?}", asked(arguments)) };
+            let Ok(Invocation::Run(run)) = parse_on_host(arguments) else {
+                panic!("{arguments}: {:?}", parse_on_host(arguments))
+            };
             let found = run.binding.cpus.map(|cpus| cpus.to_string());
             assert_eq!(found.as_deref(), cpus, "{arguments}");
             let found = run.binding.policy.map(|(mode, nodes)| (mode, nodes.to_string()));
             assert_eq!(found, policy.map(|(mode, nodes)| (mode, nodes.to_owned())), "{arguments}");
             assert_eq!(run.command[0], "true");
         }
-        assert!(matches!(asked("-m 0 --show"), Ok(Asked::Show(_))));
+        assert!(matches!(parse_on_host("-m 0 --show"), Ok(Invocation::Show(_))));
         for arguments in ["--hardware", "-H -m 0", "-b -N 0 -H", "--har"] {
-            assert_eq!(asked(arguments), Ok(Asked::Hardware), "{arguments}");
+            assert_eq!(parse_on_host(arguments), Ok(Invocation::Hardware), "{arguments}");
         }
     }
 
@@ -434,11 +446,11 @@ mod tests {
         for node in [0, 3].map(numaward_topology::NodeId) {
             machine.nodes.get_mut(&node).unwrap().memory = numaward_topology::Bytes(0);
         }
-        let host = Host { machine, cpus: "0-7".parse().unwrap(), nodes: "1-2".parse().unwrap() };
-        let asked = |arguments: &str| {
+        let host = HostResources { machine, cpus: "0-7".parse().unwrap(), nodes: "1-2".parse().unwrap() };
+        let parse_on_host = |arguments: &str| {
             let arguments: Vec<OsString> = arguments.split(' ').map(Into::into).collect();
-            match read_on(&host, &arguments) {
-                Ok(Asked::Run(run)) => Ok(run.binding),
+            match parse_on(&host, &arguments) {
+                Ok(Invocation::Run(run)) => Ok(run.binding),
                 Ok(other) => panic!("{other:?}"),
                 Err(error) => Err(format!("{error:#}")),
             }
@@ -454,34 +466,34 @@ mod tests {
             ("-N !0 true", "2-7", None),
             ("-C 0 true", "0", None),
         ] {
-            let binding = asked(arguments).unwrap();
+            let binding = parse_on_host(arguments).unwrap();
             let found = binding.cpus.map(|cpus| cpus.to_string());
             assert_eq!((found.as_deref(), binding.policy), (Some(cpus), policy), "{arguments}");
         }
-        let error = asked("--membind=0 true").unwrap_err();
+        let error = parse_on_host("--membind=0 true").unwrap_err();
         assert!(
-            error.contains("nodes 0,3 have no memory") && error.contains("node 0 is not there"),
+            error.contains("nodes 0,3 have no memory") && error.contains("node 0 does not exist"),
             "{error}"
         );
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn names_wrong_arguments() {
         for (arguments, words) in [
             ("", "no command is given"),
-            ("-m 0", "and no command"),
+            ("-m 0", "but no command"),
             ("-m", "takes a list"),
             ("-x true", "unknown option -x"),
             ("--bogus true", "unknown option --bogus"),
             ("--pre 0 true", "--preferred or --preferred-many"),
             ("--all=1 true", "takes no value"),
-            ("-m 3 true", "node 3 is not there"),
-            ("-m !all true", "leaves no node"),
-            ("-N 3 true", "node 3 is not there"),
-            ("-C 9 true", "CPU 9 is not there"),
+            ("-m 3 true", "node 3 does not exist"),
+            ("-m !all true", "contains no node"),
+            ("-N 3 true", "node 3 does not exist"),
+            ("-C 9 true", "CPU 9 does not exist"),
             ("-p 0,1 true", "takes one node"),
             ("-m 0 -l true", "two memory policies"),
-            ("-N same true", "no list of nodes before"),
+            ("-N same true", "no list of nodes was given before"),
             ("-m foo:bar true", "unknown kind of device"),
             ("-m 0 -b true", "-b comes before the memory policy"),
             ("-m 0 -H", "-H comes before the memory policy"),
@@ -498,7 +510,7 @@ mod tests {
             ("--l true", "--localalloc or --length"),
             ("-\u{1} true", "unknown option"),
         ] {
-            let error = asked(arguments).unwrap_err();
+            let error = parse_on_host(arguments).unwrap_err();
             assert!(error.contains(words), "{arguments}: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! `--show` and `--hardware`, in numactl's form.
+//! Output of `--show` and `--hardware` in numactl's format.
 
 use std::{fmt::Write as _, fs};
 
@@ -7,33 +7,35 @@ use numaward_topology::{
     set::{Id, IdSet},
 };
 
-use super::Host;
+use super::HostResources;
 use crate::mempolicy::sys;
 
-fn each<T: Id>(ids: &IdSet<T>) -> String {
+fn join_ids<T: Id>(ids: &IdSet<T>) -> String {
     ids.iter().fold(String::new(), |text, id| format!("{text}{} ", id.as_u32()))
 }
 
-/// The policy of this process.
-pub(super) fn policy(host: &Host) -> anyhow::Result<String> {
+/// Renders the policy of this process.
+pub(super) fn policy(host: &HostResources) -> anyhow::Result<String> {
     use sys::Mode;
     let (mode, nodes) = sys::mempolicy()?;
     let (name, preferred) = match mode {
         Some(Mode::Default) => ("default", "current".to_owned()),
-        Some(Mode::Preferred) => ("preferred", each(&nodes)),
-        // Of several, numactl shows the first.
+        Some(Mode::Preferred) => ("preferred", join_ids(&nodes)),
+        // numactl shows only the first node of several.
         Some(Mode::Bind) => ("bind", first(&nodes)),
-        Some(Mode::Interleave) => ("interleave", format!("{} (interleave next)", next())),
-        Some(Mode::WeightedInterleave) => ("weighted interleave", format!("{} (interleave next)", next())),
+        Some(Mode::Interleave) => ("interleave", format!("{} (interleave next)", next_node())),
+        Some(Mode::WeightedInterleave) => {
+            ("weighted interleave", format!("{} (interleave next)", next_node()))
+        }
         Some(Mode::Local) => ("local", "current".to_owned()),
         Some(Mode::PreferredMany) => ("preferred-many", format!("{} (preferred-many)", first(&nodes))),
         None => ("unknown", String::new()),
     };
     let mut text = format!("policy: {name}\npreferred node: {}\n", preferred.trim_end());
     if matches!(mode, Some(Mode::Interleave | Mode::WeightedInterleave)) {
-        let _ = writeln!(text, "interleavemask: {}\ninterleavenode: {}", each(&nodes), next());
+        let _ = writeln!(text, "interleavemask: {}\ninterleavenode: {}", join_ids(&nodes), next_node());
     }
-    let of_cpus: NodeSet = host
+    let cpu_nodes: NodeSet = host
         .machine
         .nodes
         .iter()
@@ -41,10 +43,11 @@ pub(super) fn policy(host: &Host) -> anyhow::Result<String> {
         .map(|(id, _)| *id)
         .collect();
     let bound = if mode == Some(Mode::Bind) { &nodes } else { &host.nodes };
-    let (cpus, of_cpus, bound) = (each(&host.cpus), each(&of_cpus), each(bound));
-    let _ = writeln!(text, "physcpubind: {cpus}\ncpubind: {of_cpus}\nnodebind: {of_cpus}\nmembind: {bound}");
-    // As numactl 2.0.19 has it; 2.0.16 has not.
-    let _ = writeln!(text, "preferred: {}", each(&nodes));
+    let (cpus, cpu_nodes, bound) = (join_ids(&host.cpus), join_ids(&cpu_nodes), join_ids(bound));
+    let _ =
+        writeln!(text, "physcpubind: {cpus}\ncpubind: {cpu_nodes}\nnodebind: {cpu_nodes}\nmembind: {bound}");
+    // numactl prints this line since version 2.0.19 at the latest; 2.0.16 does not.
+    let _ = writeln!(text, "preferred: {}", join_ids(&nodes));
     Ok(text)
 }
 
@@ -52,12 +55,12 @@ fn first(nodes: &NodeSet) -> String {
     nodes.iter().next().map_or_else(String::new, |node| node.to_string())
 }
 
-/// The node whose turn it is.
-fn next() -> String {
+/// Returns the next node of interleaving.
+fn next_node() -> String {
     sys::next_interleaved().map_or_else(String::new, |node| node.to_string())
 }
 
-/// The nodes of this host: CPUs, memory and distances.
+/// Renders the nodes of this host: CPUs, memory and distances.
 pub(crate) fn hardware(machine: &Machine) -> String {
     let nodes: NodeSet = machine.nodes.keys().copied().collect();
     let mut text = format!("available: {} nodes ({nodes})\n", nodes.len());

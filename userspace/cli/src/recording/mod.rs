@@ -1,19 +1,26 @@
-//! Recordings: what a daemon showed over time, in a file.
+//! Recordings: the data that a daemon provided over time, in a file.
 //!
-//! Problem: a recording is read when something went wrong, possibly because the host lost its power while it was written.
-//! What is torn or damaged must cost no more than itself, a jump to a time must not read the whole file, and thousands of
-//! workloads in which little changes must not fill a disk.
+//! # Problem
+//! A recording is read when something went wrong, possibly because the host lost power during recording. A torn or
+//! damaged part must not make the rest unreadable, a jump to a time must not read the whole file, and thousands of
+//! workloads with few changes must not fill a disk.
 //!
+//! # Format
 //! ```text
 //! file  = "numaward record\n" version:u32 frame*
 //! frame = crc:u32 flags:u32 length:u32 plain:u32 at:u64 payload        (little endian)
 //! ```
 //!
-//! A frame holds one [`Moment`] as JSON, compressed (DEFLATE). `length` is that of the payload, `plain` that of the JSON, `at` is in
-//! milliseconds since 1970, and the checksum covers what follows it. Frames of a *run* share one stream of DEFLATE,
-//! flushed after each: what repeats from second to second costs next to nothing, and yet each frame is whole by itself
-//! once it is written. The first frame of a run is *complete*: it knows nothing of what is before it. A run has
-//! [`RUN`] frames, so a jump reads that many and those that the history takes, whatever the length of the file.
+//! A frame holds one [`Moment`] as JSON, compressed with DEFLATE. `length` is the length of the payload and `plain`
+//! that of the JSON, both in bytes; `at` is in milliseconds since 1970; `crc` covers all following bytes of the frame.
+//!
+//! # Terms
+//! - *run*: [`FRAMES_PER_RUN`] frames that share one DEFLATE stream, which is flushed after each frame. Text that
+//!   repeats from frame to frame compresses to almost nothing, and yet each frame can be read once it is written.
+//! - *complete*: the first moment of a run contains all data and does not depend on earlier moments.
+//!
+//! # Invariant
+//! A jump reads at most one run and the frames of the displayed history, whatever the length of the file.
 
 mod read;
 mod when;
@@ -25,91 +32,100 @@ use serde_with_macros::skip_serializing_none;
 
 pub(crate) use self::{
     read::Recording,
-    when::{When, part, time},
-    write::Writer,
+    when::{ReplayTime, format_time, time_range},
+    write::RecordingWriter,
 };
 
 const MAGIC: &[u8; 16] = b"numaward record\n";
-/// Grows when older readers could not make sense of a file. Keys that come to the JSON do not count: readers skip them.
+/// Version of the format. It grows when older readers cannot read the new files. New keys in the JSON need no new
+/// version, as readers ignore them.
 const VERSION: u32 = 1;
-/// Bytes before the first frame.
-const HEAD: usize = MAGIC.len() + 4;
-/// Bytes of a frame before its payload.
-const FRAME: usize = 24;
-/// The most bytes of a moment. What says that it has more would take memory for nothing.
-const MOST: u32 = 512 << 20;
-/// Frames of a run.
-const RUN: usize = 60;
+/// Size of the file header.
+const FILE_HEADER_BYTES: usize = MAGIC.len() + 4;
+/// Size of a frame without its payload.
+const FRAME_HEADER_BYTES: usize = 24;
+/// Maximum size of a moment as JSON. A damaged frame could otherwise make the reader allocate any amount of memory.
+const MAX_MOMENT_BYTES: u32 = 512 << 20;
+/// Number of frames in a run.
+const FRAMES_PER_RUN: usize = 60;
 
-const COMPLETE: u32 = 1;
-const EVENTS: u32 = 2;
-const CONNECTED: u32 = 4;
+const FLAG_COMPLETE: u32 = 1;
+const FLAG_EVENTS: u32 = 2;
+const FLAG_CONNECTED: u32 = 4;
 
-/// What sort of moment it is.
+/// Properties of a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sort {
-    /// It begins a run.
+pub(crate) struct MomentFlags {
+    /// The moment begins a run.
     pub(crate) is_complete: bool,
-    /// Something happened since the one before.
+    /// Events happened since the previous moment.
     pub(crate) has_events: bool,
-    /// It is the first of a connection: what is counted may have begun anew.
+    /// The moment is the first of a connection: the daemon's counters may have started again at 0.
     pub(crate) is_connected: bool,
 }
 
-impl Sort {
-    fn flags(self) -> u32 {
-        let flags = [(self.is_complete, COMPLETE), (self.has_events, EVENTS), (self.is_connected, CONNECTED)];
+impl MomentFlags {
+    fn to_bits(self) -> u32 {
+        let flags = [
+            (self.is_complete, FLAG_COMPLETE),
+            (self.has_events, FLAG_EVENTS),
+            (self.is_connected, FLAG_CONNECTED),
+        ];
         flags.into_iter().filter(|(is_so, _)| *is_so).fold(0, |all, (_, flag)| all | flag)
     }
 
-    fn of(flags: u32) -> Self {
+    fn from_bits(flags: u32) -> Self {
         let has = |flag| flags & flag != 0;
-        Self { is_complete: has(COMPLETE), has_events: has(EVENTS), is_connected: has(CONNECTED) }
+        Self {
+            is_complete: has(FLAG_COMPLETE),
+            has_events: has(FLAG_EVENTS),
+            is_connected: has(FLAG_CONNECTED),
+        }
     }
 }
 
-/// What came since the moment before.
+/// Data that came since the previous moment; in a complete moment, all data.
 #[skip_serializing_none]
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Moment {
-    /// In complete ones.
-    pub(crate) host: Option<Host>,
-    /// Absent where the daemon was not reached.
+    /// Present in complete moments.
+    pub(crate) host: Option<RecordedHost>,
+    /// Absent if the daemon was not reached.
     pub(crate) sample: Option<Sample>,
-    /// What happened; in complete ones also the last of what happened before.
+    /// New events; in complete moments, also the latest earlier ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) events: Vec<Event>,
-    /// Events that came faster than they were read.
+    /// Number of events that were missed because they came faster than they were read.
     #[serde(default)]
     pub(crate) missed_events: u64,
-    /// What is promised, or why that is not known; in complete ones, and where it changed.
+    /// All guarantees, or the reason why they are not known. Present in complete moments, and after a change.
     pub(crate) allocations: Option<Result<Box<Allocations>, String>>,
-    /// How the daemon is doing, or why that is not known; as for allocations.
+    /// Status of the daemon, or the reason why it is not known. Present like the allocations.
     pub(crate) status: Option<Result<Box<Status>, String>>,
-    /// Why the daemon is not reached any more.
+    /// Reason why the daemon is no longer reached.
     pub(crate) lost: Option<String>,
 }
 
-/// What seldom changes.
+/// Data that rarely changes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Host {
+pub(crate) struct RecordedHost {
     pub(crate) topology: Topology,
     pub(crate) version: Version,
-    /// Seconds from one sample to the next.
+    /// Seconds between two samples.
     pub(crate) step_seconds: u32,
-    /// What was before the first sample of a connection.
+    /// History before the first sample of a connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) past: Option<Trends>,
 }
 
-/// What a frame says about its moment before it is read.
+/// Header of a frame, which is known before its moment is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
-    /// In milliseconds since 1970.
+pub(crate) struct MomentHeader {
+    /// Time of the moment, in milliseconds since 1970.
     pub(crate) at_millis: u64,
-    pub(crate) sort: Sort,
+    pub(crate) flags: MomentFlags,
 }
 
 #[cfg(test)]
@@ -118,56 +134,60 @@ mod tests {
 
     use super::*;
 
-    fn host(name: &str) -> Host {
+    fn host(name: &str) -> RecordedHost {
         let topology = Topology::from(&numaward_topology::Machine::default());
-        Host { topology, version: Version::on(name), step_seconds: 1, past: None }
+        RecordedHost { topology, version: Version::on(name), step_seconds: 1, past: None }
     }
 
-    /// A recording of so many moments, each with its number.
-    fn recorded(path: &Path, count: u32) -> Vec<u64> {
-        let mut writer = Writer::create(path, u64::MAX).unwrap();
+    /// Writes a recording of so many moments, each with its number, and returns the end of each in the file.
+    fn write_recording(path: &Path, count: u32) -> Vec<u64> {
+        let mut writer = RecordingWriter::create(path, u64::MAX).unwrap();
         let mut ends = Vec::new();
         for number in 0..count {
-            let complete = writer.begins_run();
+            let is_complete = writer.begins_run();
             let moment = Moment {
-                host: complete.then(|| host(&format!("Linux {number}"))),
+                host: is_complete.then(|| host(&format!("Linux {number}"))),
                 lost: Some(format!("number {number}")),
                 missed_events: u64::from(number),
                 ..Moment::default()
             };
-            let sort = Sort { is_complete: complete, ..Sort::default() };
-            assert!(writer.add(1_000_000 + u64::from(number) * 1000, &moment, sort).unwrap());
+            let flags = MomentFlags { is_complete, ..MomentFlags::default() };
+            assert!(writer.add(1_000_000 + u64::from(number) * 1000, &moment, flags).unwrap());
             ends.push(fs::metadata(path).unwrap().len());
         }
         ends
     }
 
     fn numbers(recording: &mut Recording, from: usize) -> Vec<u64> {
-        let all = (from..recording.marks.len()).map(|at| recording.moment(at).unwrap().missed_events);
+        let all = (from..recording.headers.len()).map(|at| recording.moment(at).unwrap().missed_events);
         all.collect()
     }
 
     #[test]
-    fn what_is_recorded_is_read_from_any_moment_on() {
+    fn reads_from_any_moment() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
-        recorded(&path, 150);
+        write_recording(&path, 150);
         let mut recording = Recording::open(&path).unwrap();
         assert_eq!(recording.warnings, [""; 0]);
         for from in [0, 149, 60, 59, 61, 7, 120, 1] {
             assert_eq!(numbers(&mut recording, from), (from as u64..150).collect::<Vec<_>>(), "{from}");
         }
-        assert_eq!(recording.run_of(59), 0);
-        assert_eq!(recording.run_of(60), 60);
-        let marks = &recording.marks;
-        assert!(marks[60].sort.is_complete && !marks[59].sort.is_complete && marks[2].at_millis == 1_002_000);
+        assert_eq!(recording.run_start(59), 0);
+        assert_eq!(recording.run_start(60), 60);
+        let headers = &recording.headers;
+        assert!(
+            headers[60].flags.is_complete
+                && !headers[59].flags.is_complete
+                && headers[2].at_millis == 1_002_000
+        );
     }
 
     #[test]
-    fn what_is_torn_costs_only_itself() {
+    fn torn_frame_loses_only_itself() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
-        let ends = recorded(&path, 3);
+        let ends = write_recording(&path, 3);
         let whole = fs::read(&path).unwrap();
         for length in 0..whole.len() {
             fs::write(&path, &whole[..length]).unwrap();
@@ -184,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_costs_its_run() {
+    fn damaged_frame_loses_rest_of_run() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
-        let ends = recorded(&path, 130);
+        let ends = write_recording(&path, 130);
         let whole = fs::read(&path).unwrap();
         let mut damaged = whole.clone();
-        damaged[usize::try_from(ends[9]).unwrap() + FRAME + 3] ^= 0x40;
+        damaged[usize::try_from(ends[9]).unwrap() + FRAME_HEADER_BYTES + 3] ^= 0x40;
         fs::write(&path, damaged).unwrap();
         let mut recording = Recording::open(&path).unwrap();
         assert_eq!(numbers(&mut recording, 0), (0..10).chain(60..130).collect::<Vec<_>>());
@@ -199,10 +219,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_changed_makes_it_panic_or_go_unseen() {
+    fn detects_any_changed_bit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
-        recorded(&path, 2);
+        write_recording(&path, 2);
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {
             for bit in [0x01, 0x80] {
@@ -217,22 +237,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_recording_is_said_to_be_none() {
+    fn refuses_other_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
-        recorded(&path, 1);
+        write_recording(&path, 1);
         let mut newer = fs::read(&path).unwrap();
         newer[MAGIC.len()] = 9;
-        let head = newer[..HEAD].to_vec();
+        let head = newer[..FILE_HEADER_BYTES].to_vec();
         let mut only = head.clone();
         only[MAGIC.len()] = 1;
         for (bytes, says) in [
             (Vec::new(), "is empty"),
-            (b"{\"some\": \"json\", \"of\": 1}".to_vec(), "is no recording"),
-            (b"numaw".to_vec(), "is no recording"),
-            (newer, "version 9 of the format, and this numaward reads up to 1"),
+            (b"{\"some\": \"json\", \"of\": 1}".to_vec(), "is not a recording"),
+            (b"numaw".to_vec(), "is not a recording"),
+            (newer, "version 9 of the format, but this numaward reads versions up to 1"),
             (head, "version 9"),
-            (only, "holds nothing"),
+            (only, "has no moment"),
         ] {
             fs::write(&path, &bytes).unwrap();
             let error = Recording::open(&path).unwrap_err().to_string();
@@ -243,18 +263,18 @@ mod tests {
     }
 
     #[test]
-    fn a_file_grows_no_further_than_it_may() {
+    fn file_stays_within_max_size() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
-        let mut writer = Writer::create(&path, 2000).unwrap();
+        let mut writer = RecordingWriter::create(&path, 2000).unwrap();
         let mut count = 0;
-        let sort = |count| Sort { is_complete: count == 0, ..Sort::default() };
-        while writer.add(count, &Moment::default(), sort(count)).unwrap() {
+        let flags = |count| MomentFlags { is_complete: count == 0, ..MomentFlags::default() };
+        while writer.add(count, &Moment::default(), flags(count)).unwrap() {
             count += 1;
         }
         assert!(count > 10 && fs::metadata(&path).unwrap().len() <= 2000);
-        assert_eq!(Recording::open(&path).unwrap().marks.len() as u64, count);
-        let again = Writer::create(&path, 2000).unwrap_err();
-        assert!(again.to_string().contains("cannot be made"), "{again}");
+        assert_eq!(Recording::open(&path).unwrap().headers.len() as u64, count);
+        let again = RecordingWriter::create(&path, 2000).unwrap_err();
+        assert!(again.to_string().contains("cannot be created"), "{again}");
     }
 }

@@ -1,4 +1,4 @@
-//! Writes a recording.
+//! Writer of recordings.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,66 +10,79 @@ use std::{
 use anyhow::Context as _;
 use flate2::{Compress, Compression, FlushCompress};
 
-use super::{FRAME, HEAD, MAGIC, MOST, Moment, RUN, Sort, VERSION};
+use super::{
+    FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FRAMES_PER_RUN, MAGIC, MAX_MOMENT_BYTES, Moment, MomentFlags,
+    VERSION,
+};
 
-/// A file that is written.
+/// A recording that is written.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct RecordingWriter {
     file: File,
     compress: Compress,
-    /// Frames of this run.
+    /// Number of frames in the current run.
     run: usize,
-    /// Bytes that were written.
+    /// Number of bytes that were written.
     pub(crate) bytes: u64,
-    most: u64,
+    max_bytes: u64,
 }
 
-impl Writer {
-    /// Begins a file, which must not exist, of so many bytes at most.
-    pub(crate) fn create(path: &Path, most: u64) -> anyhow::Result<Self> {
-        // It says much of the host: nobody else has to read it.
+impl RecordingWriter {
+    /// Creates a file, which must not exist, with a maximum size.
+    pub(crate) fn create(path: &Path, max_bytes: u64) -> anyhow::Result<Self> {
+        // The recording describes the host in detail: only its owner may read it.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        let mut file = file.with_context(|| format!("{}: the recording cannot be made", path.display()))?;
+        let mut file =
+            file.with_context(|| format!("{}: the recording cannot be created", path.display()))?;
         file.write_all(&[&MAGIC[..], &VERSION.to_le_bytes()].concat())
             .with_context(|| format!("{}: cannot be written", path.display()))?;
         let compress = Compress::new(Compression::default(), false);
-        Ok(Self { file, compress, run: 0, bytes: HEAD as u64, most })
+        Ok(Self { file, compress, run: 0, bytes: FILE_HEADER_BYTES as u64, max_bytes })
     }
 
-    /// Whether the next moment has to be complete.
+    /// Returns whether the next moment has to be complete.
     pub(crate) fn begins_run(&self) -> bool {
-        self.run == 0 || self.run >= RUN
+        self.run == 0 || self.run >= FRAMES_PER_RUN
     }
 
-    /// Adds a moment. Not if the file would become too large: then there is nothing more to add.
-    pub(crate) fn add(&mut self, at_millis: u64, moment: &Moment, sort: Sort) -> anyhow::Result<bool> {
-        if sort.is_complete {
+    /// Appends a moment. Returns `false` without writing if the file would exceed its maximum size.
+    pub(crate) fn add(
+        &mut self,
+        at_millis: u64,
+        moment: &Moment,
+        flags: MomentFlags,
+    ) -> anyhow::Result<bool> {
+        if flags.is_complete {
             self.compress.reset();
             self.run = 0;
         }
         let plain = serde_json::to_vec(moment)?;
-        let mut frame = vec![0; FRAME];
+        let mut frame = vec![0; FRAME_HEADER_BYTES];
         self.deflate(&plain, &mut frame)?;
         let too_large = || format!("a moment of {} bytes is too large for a frame", plain.len());
-        let length = u32::try_from(frame.len() - FRAME).with_context(too_large)?;
-        let plain = u32::try_from(plain.len()).ok().filter(|plain| *plain <= MOST).with_context(too_large)?;
-        for (at, value) in [(4, sort.flags()), (8, length), (12, plain)] {
+        let length = u32::try_from(frame.len() - FRAME_HEADER_BYTES).with_context(too_large)?;
+        let plain = u32::try_from(plain.len())
+            .ok()
+            .filter(|plain| *plain <= MAX_MOMENT_BYTES)
+            .with_context(too_large)?;
+        for (at, value) in [(4, flags.to_bits()), (8, length), (12, plain)] {
             frame[at..at + 4].copy_from_slice(&value.to_le_bytes());
         }
-        frame[16..FRAME].copy_from_slice(&at_millis.to_le_bytes());
+        frame[16..FRAME_HEADER_BYTES].copy_from_slice(&at_millis.to_le_bytes());
         let crc = crc32fast::hash(&frame[4..]);
         frame[..4].copy_from_slice(&crc.to_le_bytes());
         let after = self.bytes + frame.len() as u64;
-        if after > self.most {
+        if after > self.max_bytes {
             return Ok(false);
         }
-        // In one piece: who reads meanwhile sees all of it, or nothing.
+        // A single write, so that a concurrent reader sees all of the frame or none of it.
         self.file.write_all(&frame).context("the recording cannot be written")?;
         (self.bytes, self.run) = (after, self.run + 1);
         Ok(true)
     }
 
-    /// Compresses into a frame, so that it can be read without what follows.
+    /// Compresses a moment into a frame and flushes the stream, so that the frame can be read without the following
+    /// ones.
     fn deflate(&mut self, plain: &[u8], frame: &mut Vec<u8>) -> anyhow::Result<()> {
         let begun = self.compress.total_in();
         loop {
@@ -77,7 +90,7 @@ impl Writer {
             let done = usize::try_from(self.compress.total_in() - begun)?;
             self.compress.compress_vec(&plain[done..], frame, FlushCompress::Sync)?;
             let done = usize::try_from(self.compress.total_in() - begun)?;
-            // Room that is left says that nothing waits to be written.
+            // Spare capacity means that the compressor has no pending output.
             if done == plain.len() && frame.len() < frame.capacity() {
                 return Ok(());
             }

@@ -1,34 +1,34 @@
 //! Accesses of a workload to memory of other nodes, as far as they are known.
 //!
-//! The kernel samples accesses of some workloads and not of others. Where it samples none, that is shown instead of a
-//! number: silence is no good news.
+//! The kernel samples the accesses of some workloads only. If it does not, the reason is shown instead of a number, so
+//! that an unknown share is not taken for a share of zero.
 
 use numaward_api::{Activity, NodeAccesses, Workload};
 
 use super::{list::percent, model::share};
 use crate::table::{row, table};
 
-/// What is known of the accesses of a workload.
+/// Share of a workload's accesses that go to other nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Accesses<'a> {
-    /// The share of the sampled ones that went to other nodes.
+    /// Share of the sampled accesses.
     Sampled(f64),
-    /// An estimate of that share, where none are sampled.
+    /// Estimate of the share, as no accesses are sampled.
     Estimated(f64),
-    /// None are sampled, for this reason.
+    /// Reason why no accesses are sampled.
     Unknown(&'a str),
 }
 
 impl<'a> Accesses<'a> {
-    /// Of this workload; nothing where no probe counts them, and until the first is sampled.
-    pub(crate) fn of(workload: &'a Workload) -> Option<Self> {
+    /// Returns the accesses of a workload; `None` if no probe counts them, and until the first sample.
+    pub(crate) fn from_workload(workload: &'a Workload) -> Option<Self> {
         let activity = workload.activity.as_ref()?;
         match activity.sampling.as_deref()? {
             "on" => {
                 let nodes = activity.accesses.as_ref()?;
                 let sum = |pages: fn(&NodeAccesses) -> u64| nodes.iter().map(pages).sum::<u64>();
-                let remote = sum(|of| of.remote_pages);
-                share(remote, remote + sum(|of| of.local_pages)).map(Self::Sampled)
+                let remote = sum(|node| node.remote_pages);
+                share(remote, remote + sum(|node| node.local_pages)).map(Self::Sampled)
             }
             state => Some(match activity.estimated_remote_percent {
                 Some(percent) => Self::Estimated(f64::from(percent) / 100.0),
@@ -37,7 +37,7 @@ impl<'a> Accesses<'a> {
         }
     }
 
-    /// The share that goes to other nodes, if there is a number.
+    /// Returns the share of accesses to other nodes, if it is known.
     pub(crate) fn remote_share(&self) -> Option<f64> {
         match self {
             Self::Sampled(share) | Self::Estimated(share) => Some(*share),
@@ -45,7 +45,7 @@ impl<'a> Accesses<'a> {
         }
     }
 
-    /// In a cell of a table.
+    /// Returns the text of a table cell.
     pub(crate) fn cell(&self) -> String {
         match self {
             Self::Sampled(share) => percent(*share),
@@ -56,44 +56,48 @@ impl<'a> Accesses<'a> {
     }
 }
 
-/// In full: whether they are sampled, and from where to where they went.
-pub(crate) fn in_full(activity: &Activity) -> Option<(String, String)> {
-    let mut said = match activity.sampling.as_deref()? {
+/// Describes the sampling of a workload's accesses, with a table of the nodes that they come from and go to.
+pub(crate) fn describe(activity: &Activity) -> Option<(String, String)> {
+    let mut text = match activity.sampling.as_deref()? {
         "on" => "The kernel samples them.",
         "off" => "The kernel samples none: NUMA balancing is off, or there is one node.",
         "mode2" => "The kernel samples none: NUMA balancing serves tiering of memory only.",
         "skipped_cpuset" => "The kernel samples none, because it may use one node only.",
         "bound" => "The kernel hardly samples them, because of its memory policy.",
-        _ => "Whether the kernel samples them is not known yet.",
+        _ => "It is not known yet whether the kernel samples them.",
     }
     .to_owned();
     if let Some(percent) = activity.estimated_remote_percent {
-        said = format!(
-            "{said}\nBy where its threads ran and its memory lies, an estimated {percent} % are remote."
+        text = format!(
+            "{text}\nEstimate from the CPUs of its threads and the nodes of its memory: {percent} % are remote."
         );
     }
-    let seen: Vec<&NodeAccesses> =
-        activity.accesses.iter().flatten().filter(|of| of.local_pages > 0 || of.remote_pages > 0).collect();
-    if seen.is_empty() {
-        return Some((said, String::new()));
+    let counted: Vec<&NodeAccesses> = activity
+        .accesses
+        .iter()
+        .flatten()
+        .filter(|node| node.local_pages > 0 || node.remote_pages > 0)
+        .collect();
+    if counted.is_empty() {
+        return Some((text, String::new()));
     }
-    let rows = seen.into_iter().map(|of| {
-        let places: Vec<String> = of
+    let rows = counted.into_iter().map(|node| {
+        let places: Vec<String> = node
             .remote
             .iter()
-            .map(|to| match to.memory_node {
-                Some(node) => format!("node {node}: {}", to.pages),
-                None => format!("{} moved at once", to.pages),
+            .map(|target| match target.memory_node {
+                Some(node) => format!("node {node}: {}", target.pages),
+                None => format!("{} moved at once", target.pages),
             })
             .collect();
         row([
-            &format!("node {}", of.node),
-            &of.local_pages.to_string(),
-            &of.remote_pages.to_string(),
+            &format!("node {}", node.node),
+            &node.local_pages.to_string(),
+            &node.remote_pages.to_string(),
             &places.join(", "),
         ])
     });
-    Some((said, table(["FROM CPUS OF", "LOCAL PAGES", "REMOTE PAGES", "WHERE"], rows)))
+    Some((text, table(["FROM CPUS OF", "LOCAL PAGES", "REMOTE PAGES", "WHERE"], rows)))
 }
 
 #[cfg(test)]
@@ -132,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn a_number_only_where_there_is_one() {
+    fn cell_has_number_only_if_known() {
         let cell = |sampling, estimate, pages: &[(u64, u64)]| {
-            Accesses::of(&workload(sampling, estimate, pages)).map(|accesses| accesses.cell())
+            Accesses::from_workload(&workload(sampling, estimate, pages)).map(|accesses| accesses.cell())
         };
         assert_eq!(cell(Some("on"), None, &[(30, 10), (50, 10)]).unwrap(), "20 %");
         assert_eq!(cell(Some("on"), None, &[(30, 0)]).unwrap(), "0 %");
@@ -144,24 +148,24 @@ mod tests {
         assert_eq!(cell(Some("bound"), Some(40), &[]).unwrap(), "~40 %");
         assert_eq!(cell(None, None, &[(1, 1)]), None);
         let none = Workload { activity: None, ..workload(None, None, &[]) };
-        assert_eq!(Accesses::of(&none), None);
+        assert_eq!(Accesses::from_workload(&none), None);
     }
 
     #[test]
-    fn in_full_it_says_from_where_to_where() {
-        let shown = |sampling, estimate, pages: &[(u64, u64)]| {
-            in_full(&workload(sampling, estimate, pages).activity.unwrap())
+    fn describes_source_and_target_nodes() {
+        let description = |sampling, estimate, pages: &[(u64, u64)]| {
+            describe(&workload(sampling, estimate, pages).activity.unwrap())
         };
-        assert_eq!(shown(None, None, &[(1, 1)]), None);
-        let (said, table) = shown(Some("on"), None, &[(30, 10), (0, 0)]).unwrap();
-        assert_eq!(said, "The kernel samples them.");
+        assert_eq!(description(None, None, &[(1, 1)]), None);
+        let (text, table) = description(Some("on"), None, &[(30, 10), (0, 0)]).unwrap();
+        assert_eq!(text, "The kernel samples them.");
         assert_eq!(
             table,
             "FROM CPUS OF  LOCAL PAGES  REMOTE PAGES  WHERE\n\
              node 0        30           10            node 1: 5, 5 moved at once\n"
         );
-        let (said, table) = shown(Some("skipped_cpuset"), Some(7), &[(0, 0)]).unwrap();
-        assert!(said.contains("one node only") && said.contains("an estimated 7 % are remote"), "{said}");
+        let (text, table) = description(Some("skipped_cpuset"), Some(7), &[(0, 0)]).unwrap();
+        assert!(text.contains("one node only") && text.contains("7 % are remote"), "{text}");
         assert_eq!(table, "");
     }
 }

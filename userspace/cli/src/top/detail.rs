@@ -1,4 +1,4 @@
-//! A workload or a node in full, and the help: lines that are scrolled through.
+//! Details of a workload or a node, and the help: lines that the user scrolls through.
 
 use std::{cmp::Reverse, collections::BTreeMap, iter};
 
@@ -8,9 +8,9 @@ use ratatui::text::{Line, Span};
 
 use super::{
     accesses,
-    draw::{BOLD, Paint, event_line, memory_marks},
+    draw::{BOLD, Palette, event_line, memory_marks},
     list::{percent, rate},
-    model::{HISTORY, Model, Rates, Row},
+    model::{MAX_HISTORY_SAMPLES, Rates, TopModel, WorkloadRow},
 };
 use crate::{
     explain::render_allocation,
@@ -18,8 +18,8 @@ use crate::{
     text::clean,
 };
 
-/// Lines of text that is made of others' words.
-fn text(text: &str) -> Vec<Line<'static>> {
+/// Converts text that can contain names of other programs into lines.
+fn lines_of(text: &str) -> Vec<Line<'static>> {
     text.lines().map(|line| Line::raw(clean(line).into_owned())).collect()
 }
 
@@ -27,62 +27,62 @@ fn titled(title: &str, lines: impl IntoIterator<Item = Line<'static>>) -> Vec<Li
     iter::once(Line::styled(title.to_owned(), BOLD)).chain(lines).collect()
 }
 
-/// A workload: what it has, what is promised to it, why, and what happened.
-pub(crate) fn workload(model: &Model, key: &str, paint: Paint, width: usize) -> Vec<Line<'static>> {
+/// Renders a workload: its memory, its guarantee with reasons, and its events.
+pub(crate) fn workload(model: &TopModel, key: &str, palette: Palette, width: usize) -> Vec<Line<'static>> {
     let Some(found) = model.rows.get(key) else {
-        return vec![Line::raw(format!("The workload {} is gone.", clean(key)))];
+        return vec![Line::raw(format!("The workload {} no longer exists.", clean(key)))];
     };
     let workload = &found.workload;
     let mut parts = vec![
-        titled(&clean(&workload.workload), text(&facts(model, found))),
-        text(&by_node(workload)),
-        history(found, model.step_seconds as usize, paint, width),
+        titled(&clean(&workload.workload), lines_of(&facts(model, found))),
+        lines_of(&by_node(workload)),
+        history(found, model.step_seconds as usize, palette, width),
     ];
     if workload.nodes.iter().any(|node| !node.hugepages.is_empty()) {
-        parts.push(titled("Hugepages", text(&hugepages(workload))));
+        parts.push(titled("Hugepages", lines_of(&hugepages(workload))));
     }
-    if let Some((said, table)) = workload.activity.as_ref().and_then(accesses::in_full) {
-        parts.push(titled("Accesses", text(&format!("{said}\n{table}"))));
+    if let Some((text, table)) = workload.activity.as_ref().and_then(accesses::describe) {
+        parts.push(titled("Accesses", lines_of(&format!("{text}\n{table}"))));
     }
     match &found.allocation {
-        None => parts.push(text("It has no guarantee: pages on other nodes are remote, not missed.")),
-        Some(held) => {
-            parts.push(titled("Guarantee", text(&render_allocation(held))));
-            if !held.settings.is_empty() {
-                let rows = held.settings.iter().map(|(knob, value)| row([knob, &setting(knob, value)]));
-                parts.push(text(&table(["KNOB", "WANTED"], rows)));
+        None => parts.push(lines_of("It has no guarantee: pages on other nodes are remote, not missed.")),
+        Some(allocation) => {
+            parts.push(titled("Guarantee", lines_of(&render_allocation(allocation))));
+            if !allocation.settings.is_empty() {
+                let rows = allocation.settings.iter().map(|(knob, value)| row([knob, &setting(knob, value)]));
+                parts.push(lines_of(&table(["KNOB", "WANTED"], rows)));
             }
         }
     }
-    let about =
-        model.events.iter().filter(|event| event.workload.as_ref().is_some_and(|of| found.is_called(of)));
-    let mut about: Vec<_> = about.map(|event| event_line(paint, event)).collect();
-    if about.is_empty() {
-        about.push(Line::raw("nothing, as far as it is remembered"));
+    let events =
+        model.events.iter().filter(|event| event.workload.as_ref().is_some_and(|name| found.is_called(name)));
+    let mut events: Vec<_> = events.map(|event| event_line(palette, event)).collect();
+    if events.is_empty() {
+        events.push(Line::raw("no events, as far as they are known"));
     }
-    parts.push(titled("What happened", about));
+    parts.push(titled("Events", events));
     parts.join(&Line::default())
 }
 
-fn facts(model: &Model, found: &Row) -> String {
+fn facts(model: &TopModel, found: &WorkloadRow) -> String {
     let workload = &found.workload;
     let container = workload.container.as_ref();
     let counters = match workload.counters {
         Counters::Own => "its own",
-        Counters::Other => "shared with others, because no slot is free: its allocations are not known",
-        Counters::None => "none: no probe counts",
-        Counters::Removed => "last values: its cgroup was removed",
+        Counters::Other => "shared with other workloads, as no slot is free: its allocations are not known",
+        Counters::None => "none: no probe is active",
+        Counters::Removed => "final values: its cgroup was removed",
     };
-    let of = if found.promised_nodes().is_some() {
-        "of its memory lies on the promised nodes"
+    let basis = if found.guaranteed_nodes().is_some() {
+        "of its memory is on the guaranteed nodes"
     } else {
-        "of what it allocated was local"
+        "of its allocated memory was local"
     };
     let allocates = |rates: Rates| format!("local {}, remote {}", rate(rates.local), rate(rates.remote));
     let tiers = |moved: Tiering| {
         format!("{} demoted, {} promoted", size(moved.demoted_bytes), size(moved.promoted_bytes))
     };
-    let waited = |lost: Pressure| {
+    let pressure = |lost: Pressure| {
         let (waiting, stalled) = (seconds(lost.waiting_micros), seconds(lost.stalled_micros));
         format!("waited {waiting} s for memory, all of it {stalled} s")
     };
@@ -92,9 +92,9 @@ fn facts(model: &Model, found: &Row) -> String {
         ("container", container.map(|container| container.id.clone())),
         ("pod", container.and_then(|container| container.pod_uid.clone())),
         ("counters", Some(counters.to_owned())),
-        ("local", found.local_share().map(|share| format!("{} {of}", percent(share)))),
+        ("local", found.local_share().map(|share| format!("{} {basis}", percent(share)))),
         ("allocates", found.rates.map(allocates)),
-        ("pressure", workload.pressure.map(waited)),
+        ("pressure", workload.pressure.map(pressure)),
         ("OOM kills", workload.oom_kills.filter(|kills| *kills > 0).map(|kills| kills.to_string())),
         ("tiers", workload.tiering.map(tiers)),
         ("intruders", intruders(model, found)),
@@ -103,9 +103,11 @@ fn facts(model: &Model, found: &Row) -> String {
     columns(&known.collect::<Vec<_>>())
 }
 
-/// Who else used its exclusive CPUs; absent where it has none, or where that is not measured.
-fn intruders(model: &Model, found: &Row) -> Option<String> {
-    let name = found.allocation.as_ref().map_or(&found.workload.workload, |held| &held.name);
+/// Describes the use of the exclusive CPUs by other programs; `None` if the workload has no such CPUs, or the use is
+/// not measured.
+fn intruders(model: &TopModel, found: &WorkloadRow) -> Option<String> {
+    let allocation = found.allocation.as_ref();
+    let name = allocation.map_or(&found.workload.workload, |allocation| &allocation.name);
     let cpus: Vec<&ExclusiveCpu> =
         model.status.as_ref()?.exclusive_cpus.iter().filter(|cpu| cpu.workload == *name).collect();
     if cpus.is_empty() {
@@ -124,14 +126,14 @@ fn intruders(model: &Model, found: &Row) -> Option<String> {
 fn by_node(workload: &Workload) -> String {
     let or_dash = |bytes: Option<u64>| or_dash(bytes.map(size));
     let rows = workload.nodes.iter().map(|node| {
-        let (lies, got) = (node.resident, node.allocated);
+        let (resident, allocated) = (node.resident, node.allocated);
         vec![
             node.node.to_string(),
-            or_dash(lies.map(|lies| lies.anon_bytes)),
-            or_dash(lies.map(|lies| lies.file_bytes)),
-            or_dash(lies.map(|lies| lies.kernel_bytes)),
-            or_dash(got.map(|got| got.local_bytes)),
-            or_dash(got.map(|got| got.remote_bytes)),
+            or_dash(resident.map(|bytes| bytes.anon_bytes)),
+            or_dash(resident.map(|bytes| bytes.file_bytes)),
+            or_dash(resident.map(|bytes| bytes.kernel_bytes)),
+            or_dash(allocated.map(|bytes| bytes.local_bytes)),
+            or_dash(allocated.map(|bytes| bytes.remote_bytes)),
             or_dash(node.missed_bytes),
         ]
     });
@@ -140,29 +142,30 @@ fn by_node(workload: &Workload) -> String {
 
 fn hugepages(workload: &Workload) -> String {
     let or_dash = |bytes: Option<u64>| or_dash(bytes.map(size));
-    let pages = workload.nodes.iter().flat_map(|node| node.hugepages.iter().map(move |of| (node.node, of)));
-    let rows = pages.map(|(node, of)| {
+    let pages =
+        workload.nodes.iter().flat_map(|node| node.hugepages.iter().map(move |pages| (node.node, pages)));
+    let rows = pages.map(|(node, pages)| {
         vec![
-            of.size.clone(),
+            pages.size.clone(),
             node.to_string(),
-            or_dash(of.resident_bytes),
-            or_dash(of.allocated.map(|got| got.local_bytes)),
-            or_dash(of.allocated.map(|got| got.remote_bytes)),
-            or_dash(of.missed_bytes),
+            or_dash(pages.resident_bytes),
+            or_dash(pages.allocated.map(|bytes| bytes.local_bytes)),
+            or_dash(pages.allocated.map(|bytes| bytes.remote_bytes)),
+            or_dash(pages.missed_bytes),
         ]
     });
     table(["SIZE", "NODE", "RESIDENT", "LOCAL", "REMOTE", "MISSED"], rows)
 }
 
-/// The rates of the last samples, each as high as its share of the highest.
-fn history(found: &Row, step: usize, paint: Paint, width: usize) -> Vec<Line<'static>> {
+/// Draws the rates of the latest samples, each relative to the highest one.
+fn history(found: &WorkloadRow, step: usize, palette: Palette, width: usize) -> Vec<Line<'static>> {
     if found.totals.allocated.is_none() {
-        return vec![Line::raw("What it allocates is not counted.")];
+        return vec![Line::raw("Its allocations are not counted.")];
     }
-    let cells = width.saturating_sub(30).clamp(1, HISTORY);
+    let cells = width.saturating_sub(30).clamp(1, MAX_HISTORY_SAMPLES);
     let latest: Vec<Rates> = found.history.iter().rev().take(cells).rev().copied().collect();
     let most = latest.iter().fold(1.0, |most: f64, rates| most.max(rates.local).max(rates.remote));
-    let marks: &[char] = if paint.unicode {
+    let marks: &[char] = if palette.unicode {
         &[' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
     } else {
         &[' ', '.', ':', '-', '=', '+', '*', '#', '@']
@@ -188,21 +191,25 @@ fn mark(marks: &[char], share: f64) -> char {
     marks[at.min(highest)]
 }
 
-/// The exclusive CPUs of a node, with whom each belongs to.
-pub(crate) fn exclusive<'a>(model: &'a Model, node: &Node) -> BTreeMap<CpuId, &'a str> {
+/// Returns the exclusive CPUs of a node, each with its workload.
+pub(crate) fn exclusive_cpus<'a>(model: &'a TopModel, node: &Node) -> BTreeMap<CpuId, &'a str> {
     let list = |text: &str| text.parse::<CpuSet>().unwrap_or_default();
     let here = list(&node.cpus);
-    let held = model.allocations.iter().flat_map(|held| &held.allocations);
-    let all = |held: &numaward_api::Allocation| &list(&held.cpus) | &list(&held.hidden_cpus);
-    held.flat_map(|held| all(held).iter().map(|cpu| (cpu, &*held.name)).collect::<Vec<_>>())
+    let allocations = model.allocations.iter().flat_map(|all| &all.allocations);
+    let cpus_of =
+        |allocation: &numaward_api::Allocation| &list(&allocation.cpus) | &list(&allocation.hidden_cpus);
+    allocations
+        .flat_map(|allocation| {
+            cpus_of(allocation).iter().map(|cpu| (cpu, &*allocation.name)).collect::<Vec<_>>()
+        })
         .filter(|(cpu, _)| here.contains(*cpu))
         .collect()
 }
 
-/// A node: its CPUs and whose they are, its memory by kind, and who has memory there.
-pub(crate) fn node(model: &Model, id: u32) -> Vec<Line<'static>> {
+/// Renders a node: its CPUs with their workloads, its memory by kind, and the workloads with memory on it.
+pub(crate) fn node(model: &TopModel, id: u32) -> Vec<Line<'static>> {
     let Some(node) = model.nodes.iter().find(|node| node.node == id) else {
-        return vec![Line::raw(format!("Node {id} is gone."))];
+        return vec![Line::raw(format!("Node {id} no longer exists."))];
     };
     let cpus = if node.cpus.is_empty() { "none: memory only" } else { &node.cpus };
     let mut facts = vec![row(["CPUs", cpus])];
@@ -211,33 +218,33 @@ pub(crate) fn node(model: &Model, id: u32) -> Vec<Line<'static>> {
             machine.distances.iter().map(|(node, distance)| format!("{distance} to node {node}")).collect();
         facts.push(row(["distances", &distances.join(", ")]));
     }
-    let mut parts = vec![titled(&format!("Node {id}"), text(&columns(&facts)))];
+    let mut parts = vec![titled(&format!("Node {id}"), lines_of(&columns(&facts)))];
 
     let mut owners: BTreeMap<&str, CpuSet> = BTreeMap::new();
-    for (cpu, owner) in exclusive(model, node) {
+    for (cpu, owner) in exclusive_cpus(model, node) {
         owners.entry(owner).or_default().insert(cpu);
     }
     if !owners.is_empty() {
         let rows: Vec<_> = owners.iter().map(|(owner, cpus)| row([&cpus.to_string(), owner])).collect();
-        parts.push(titled("Exclusive CPUs", text(&columns(&rows))));
+        parts.push(titled("Exclusive CPUs", lines_of(&columns(&rows))));
     }
 
     let rows = node.memory.iter().map(|memory| {
-        let held = model.promises(id, &memory.kind);
+        let guarantees = model.node_guarantees(id, &memory.kind);
         let or_dash = |bytes: Option<u64>| or_dash(bytes.map(size));
         vec![
             memory.kind.clone(),
             size(memory.total_bytes),
             or_dash(memory.free_bytes),
-            or_dash(held.map(|held| held.reserved_bytes)),
-            or_dash(held.map(|held| held.promised_bytes)),
-            or_dash(held.map(|held| held.free_bytes)),
+            or_dash(guarantees.map(|memory| memory.reserved_bytes)),
+            or_dash(guarantees.map(|memory| memory.promised_bytes)),
+            or_dash(guarantees.map(|memory| memory.free_bytes)),
         ]
     });
-    let memory = table(["KIND", "TOTAL", "NOT IN USE", "RESERVED", "PROMISED", "TO PROMISE"], rows);
-    parts.push(titled("Memory", text(&memory)));
+    let memory = table(["KIND", "TOTAL", "NOT IN USE", "RESERVED", "GUARANTEED", "AVAILABLE"], rows);
+    parts.push(titled("Memory", lines_of(&memory)));
 
-    let mut here: Vec<(u64, &Row)> = model
+    let mut here: Vec<(u64, &WorkloadRow)> = model
         .rows
         .values()
         .filter_map(|row| Some((*row.totals.resident.as_ref()?.get(&id)?, row)))
@@ -246,54 +253,55 @@ pub(crate) fn node(model: &Model, id: u32) -> Vec<Line<'static>> {
     here.sort_by_key(|(bytes, row)| (Reverse(*bytes), row.workload.key()));
     let rows: Vec<_> =
         here.iter().map(|(bytes, found)| row([&size(*bytes), &found.workload.workload])).collect();
-    parts.push(titled("Who has memory here", text(&columns(&rows))));
+    parts.push(titled("Workloads with memory on this node", lines_of(&columns(&rows))));
     parts.join(&Line::default())
 }
 
-/// What the keys do and what the columns mean.
-pub(crate) fn help(paint: Paint, is_recorded: bool) -> Vec<Line<'static>> {
+/// Renders the help: keys, columns and marks.
+pub(crate) fn help(palette: Palette, is_recorded: bool) -> Vec<Line<'static>> {
     let replay = [
-        ("t T", "the next moment, the one before"),
-        ("] [", "a minute on, a minute back"),
-        ("n N", "the next moment with an event, the one before"),
+        ("t T", "the next moment, the previous one"),
+        ("] [", "a minute forward, a minute back"),
+        ("n N", "the next moment with an event, the previous one"),
         ("b e", "the beginning, the end"),
         ("p", "play, pause"),
     ];
     let keys = [
         ("Up Down PgUp PgDn Home End", "move; also j and k"),
         ("Tab", "the next pane: workloads, nodes, events"),
-        ("Enter", "look into the workload or node; of an event, into its workload"),
+        ("Enter", "open the workload or node; of an event, its workload"),
         ("Esc q", "back; q on the first screen and Ctrl-C everywhere: quit"),
-        ("s S", "sort by the next column, or the one before"),
+        ("s S", "sort by the next column, or the previous one"),
         ("r", "reverse the order"),
         ("/", "filter by name, kind or cgroup; node:1 for memory on node 1"),
         ("g", "only workloads with a guarantee"),
-        ("Ctrl-Z", "stop; fg goes on"),
+        ("Ctrl-Z", "suspend; fg continues"),
     ];
-    let words = [
-        ("NODES", "the nodes promised to a workload; - without a guarantee"),
-        ("BY NODE", "where its memory lies: each digit is that node's share"),
-        ("RESIDENT", "memory that it has now (memory.numa_stat)"),
-        ("LOCAL", "with a guarantee: how much of it is on the promised nodes, !! is bad;"),
-        ("", "without: how much of what it allocated was local. ! is low"),
+    let columns_help = [
+        ("NODES", "the guaranteed nodes; - without a guarantee"),
+        ("BY NODE", "memory by node: each digit is a node's share"),
+        ("RESIDENT", "memory that the workload has now (memory.numa_stat)"),
+        ("LOCAL", "with a guarantee: share of memory on the guaranteed nodes, !! is bad;"),
+        ("", "without: share of allocated memory that was local. ! is low"),
         ("LOCAL/S", "user memory allocated by a CPU of the page's node"),
         ("REMOTE/S", "user memory allocated by a CPU of another node"),
-        ("ACCESSES", "how many of its sampled accesses go to other nodes; ~ is an estimate;"),
-        ("", "a word says why the kernel samples none: off, mode2, cpuset, bound"),
-        ("MISSED", "user memory placed outside the promised nodes, in all"),
-        ("-", "not known: it is not counted, or the first second is not over"),
+        ("ACCESSES", "share of sampled accesses to other nodes; ~ is an estimate;"),
+        ("", "a word is the reason why no accesses are sampled: off, mode2, cpuset, bound"),
+        ("MISSED", "user memory placed outside the guaranteed nodes, in all"),
+        ("-", "not known: it is not counted, or the first second has not passed"),
     ];
-    let table =
-        |rows: &[(&str, &str)]| text(&columns(&rows.iter().map(|(a, b)| row([a, b])).collect::<Vec<_>>()));
-    let marks = memory_marks(paint).map(|(mark, name, style)| {
+    let table = |rows: &[(&str, &str)]| {
+        lines_of(&columns(&rows.iter().map(|(a, b)| row([a, b])).collect::<Vec<_>>()))
+    };
+    let marks = memory_marks(palette).map(|(mark, name, style)| {
         Line::from(vec![Span::styled(mark, style), Span::raw(format!("  {name}"))])
     });
     let replay = if is_recorded { titled("Keys of a recording", table(&replay)) } else { Vec::new() };
     let mut parts = vec![
         titled("Keys", table(&keys)),
         replay,
-        titled("Words", table(&words)),
-        titled("A node's memory", marks),
+        titled("Columns", table(&columns_help)),
+        titled("Memory of a node", marks),
     ];
     parts.retain(|part| !part.is_empty());
     parts.join(&Line::default())
@@ -306,23 +314,23 @@ mod tests {
     use numaward_api::{Allocation, Allocations, Topology, Version};
 
     use super::*;
-    use crate::top::feed::Update;
+    use crate::top::feed::FeedUpdate;
 
     #[test]
-    fn hidden_siblings_belong_to_who_hides_them() {
+    fn hidden_siblings_belong_to_workload() {
         let topology = Topology::from(&numaward_topology::Machine::default());
-        let mut model = Model::new(topology, Version::on("6.12"), Instant::now());
-        let held = Allocation {
+        let mut model = TopModel::new(topology, Version::on("6.12"), Instant::now());
+        let allocation = Allocation {
             name: "database".to_owned(),
             cpus: "1,5".to_owned(),
             hidden_cpus: "9,13".to_owned(),
             ..Allocation::default()
         };
-        let allocations = Allocations { allocations: vec![Arc::new(held)], ..Allocations::default() };
-        model.take(Update::Allocations(Ok(Box::new(allocations))), Instant::now());
+        let allocations = Allocations { allocations: vec![Arc::new(allocation)], ..Allocations::default() };
+        model.take(FeedUpdate::Allocations(Ok(Box::new(allocations))), Instant::now());
         let node = Node { node: 0, cpus: "0-3,8-11".to_owned(), memory: Vec::new(), allocated: None };
-        let of: Vec<(u32, &str)> =
-            exclusive(&model, &node).into_iter().map(|(cpu, of)| (cpu.0, of)).collect();
-        assert_eq!(of, [(1, "database"), (9, "database")]);
+        let cpus: Vec<(u32, &str)> =
+            exclusive_cpus(&model, &node).into_iter().map(|(cpu, workload)| (cpu.0, workload)).collect();
+        assert_eq!(cpus, [(1, "database"), (9, "database")]);
     }
 }

@@ -1,7 +1,7 @@
-//! Draws the screen, whatever its size.
+//! Drawing of the screen at any size.
 //!
-//! Each view is lines of text. The three panes share a screen that is high enough; on a lower one the pane that has the
-//! keys is shown alone. Nothing is shown by colour alone.
+//! Each view consists of lines of text. A high screen shows all three panes; a lower one shows only the pane that has
+//! the focus. Colour alone never carries information.
 
 use std::{fmt::Write as _, ops::Range, time::Instant};
 
@@ -15,30 +15,30 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{
     detail,
-    list::{bar, node_cell, rate},
-    model::{Level, Model, Row},
-    screen::{Pane, Place, Screen, View},
+    list::{node_bar, node_cell, rate},
+    model::{Level, TopModel, WorkloadRow},
+    screen::{Pane, PaneCursor, Screen, View},
 };
 use crate::{
     column::Column,
     text::{clean, cut},
 };
 
-/// Events at the bottom of a screen with all panes.
-const EVENTS: usize = 4;
-/// Lines that the workloads need beside other panes.
-const FEW: usize = 8;
+/// Number of events at the bottom of a screen with all panes.
+const EVENT_LINES: usize = 4;
+/// Minimum height of the workload pane beside other panes.
+const MIN_WORKLOAD_LINES: usize = 8;
 
-/// How the terminal can be drawn on.
+/// Capabilities of the terminal.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Paint {
+pub(crate) struct Palette {
     pub(crate) colours: bool,
     /// Characters beyond ASCII.
     pub(crate) unicode: bool,
 }
 
-impl Paint {
-    /// As the user's environment has it (<https://no-color.org>; locale(7)).
+impl Palette {
+    /// Reads the user's environment (<https://no-color.org>; locale(7)).
     pub(crate) fn from_environment() -> Self {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
@@ -61,59 +61,59 @@ impl Paint {
         })
     }
 
-    /// A node's own colour; more than six repeat, and differ in their digit. None is red, not even a light one: that is for what
-    /// is broken.
+    /// Returns a node's own colour. Beyond six nodes, the colours repeat, and only the digits differ. No node is red or
+    /// light red: red is for broken guarantees.
     fn node(self, node: u32) -> Style {
         const COLOURS: [Color; 6] =
             [Color::Cyan, Color::Magenta, Color::Yellow, Color::Green, Color::Blue, Color::LightMagenta];
         self.colour(COLOURS[node as usize % COLOURS.len()])
     }
 
-    /// Something promised is broken.
+    /// Style of a broken guarantee.
     pub(crate) fn alarm(self) -> Style {
         self.colour(Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// The figures are old. No promise is broken by that.
+    /// Style of stale figures, which do not mean that a guarantee is broken.
     fn stale(self) -> Style {
         self.colour(Color::Yellow).add_modifier(Modifier::BOLD)
     }
 }
 
 pub(crate) const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
-const QUIET: Style = Style::new().add_modifier(Modifier::DIM);
+const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 
-/// Draws what is to be seen now.
-pub(crate) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, model: &Model, now: Instant) {
+/// Draws the screen.
+pub(crate) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, model: &TopModel, now: Instant) {
     let area = frame.area();
     let (columns, height) = (usize::from(area.width), usize::from(area.height));
-    let mut lines = vec![head(screen, model, now, columns)];
+    let mut lines = vec![header(screen, model, now, columns)];
     if height > 2 {
         lines.extend(notice(screen, model, now));
     }
-    let foot = (height > 4).then(|| foot(screen, model.recorded.is_some()));
-    let room = height.saturating_sub(lines.len() + usize::from(foot.is_some()));
+    let footer = (height > 4).then(|| footer(screen, model.recorded.is_some()));
+    let room = height.saturating_sub(lines.len() + usize::from(footer.is_some()));
     let text = match &screen.view {
         View::Lists => None,
-        View::Workload(key) => Some(detail::workload(model, key, screen.paint, columns)),
+        View::Workload(key) => Some(detail::workload(model, key, screen.palette, columns)),
         View::Node(node) => Some(detail::node(model, *node)),
-        View::Help => Some(detail::help(screen.paint, model.recorded.is_some())),
+        View::Help => Some(detail::help(screen.palette, model.recorded.is_some())),
     };
     lines.extend(match text {
         None => lists(screen, model, columns, room),
-        Some(text) => scrolled(screen, text, room),
+        Some(text) => visible_lines(screen, text, room),
     });
-    if let Some(foot) = foot {
+    if let Some(footer) = footer {
         lines.resize(height - 1, Line::default());
-        lines.push(foot);
+        lines.push(footer);
     }
     frame.render_widget(Text::from(lines), area);
 }
 
-/// Who is watched, and whether the figures are of now.
-fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'static> {
-    let paint = screen.paint;
+/// Returns the line at the top: the host, and whether the figures are current.
+fn header(screen: &Screen, model: &TopModel, now: Instant, columns: usize) -> Line<'static> {
+    let palette = screen.palette;
     let link = match model.samples {
         _ if let Some(now) = &model.recorded => {
             let (date, time) =
@@ -121,12 +121,12 @@ fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'s
             let state = if now.is_playing { "playing" } else { "paused" };
             Span::styled(
                 format!("{date} {time}  {}/{}  {state}", now.number, now.count),
-                paint.colour(Color::Cyan),
+                palette.colour(Color::Cyan),
             )
         }
-        _ if model.staleness(now).is_some() => Span::styled("STALE", paint.stale()),
+        _ if model.staleness(now).is_some() => Span::styled("STALE", palette.stale()),
         0 => Span::raw("waiting"),
-        _ => Span::styled("live", paint.colour(Color::Green)),
+        _ => Span::styled("live", palette.colour(Color::Green)),
     };
     let guaranteed = model.rows.values().filter(|row| row.allocation.is_some()).count();
     let rates: Vec<_> = model.rows.values().filter_map(|row| row.rates).collect();
@@ -143,7 +143,7 @@ fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'s
     let mut text = String::new();
     for fact in facts {
         let glue = if text.is_empty() { "" } else { "  " };
-        // The host's name alone is cut; what does not fit is not drawn.
+        // Only the host's name is cut; other facts that do not fit are omitted.
         if !text.is_empty() && text.width() + glue.len() + fact.width() > room {
             continue;
         }
@@ -155,21 +155,21 @@ fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'s
     Line::from(vec![Span::styled(text, BOLD), Span::raw(" ".repeat(gap)), link])
 }
 
-/// What is wrong with what is shown, if anything: the worst of it.
-fn notice(screen: &Screen, model: &Model, now: Instant) -> Option<Line<'static>> {
-    let paint = screen.paint;
+/// Returns the most important problem with the figures, if any.
+fn notice(screen: &Screen, model: &TopModel, now: Instant) -> Option<Line<'static>> {
+    let palette = screen.palette;
     if let Some(reason) = model.staleness(now) {
-        return Some(Line::styled(clean(&reason).into_owned(), paint.stale()));
+        return Some(Line::styled(clean(&reason).into_owned(), palette.stale()));
     }
-    let warn = paint.colour(Color::Yellow);
-    if let Some((what, reason)) = model.troubles.first_key_value() {
-        return Some(Line::styled(format!("{what}: {}", clean(reason)), warn));
+    let warn = palette.colour(Color::Yellow);
+    if let Some((subject, reason)) = model.failures.first_key_value() {
+        return Some(Line::styled(format!("{subject}: {}", clean(reason)), warn));
     }
     let status = model.status.as_ref()?;
     let absent = status.probes.iter().find(|probe| probe.probe == "alloc" && probe.mode == "absent");
     let text = match (absent, status.degraded.first()) {
         (Some(probe), _) => {
-            let reason = probe.reason.as_deref().unwrap_or("numaward doctor may know why");
+            let reason = probe.reason.as_deref().unwrap_or("run numaward doctor for possible reasons");
             format!("allocations are not counted: {}", clean(reason))
         }
         (None, Some(degraded)) => format!("{}: {}", clean(&degraded.part), clean(&degraded.reason)),
@@ -178,15 +178,15 @@ fn notice(screen: &Screen, model: &Model, now: Instant) -> Option<Line<'static>>
     Some(Line::styled(text, warn))
 }
 
-/// What can be done here.
-fn foot(screen: &Screen, is_recorded: bool) -> Line<'static> {
+/// Returns the line at the bottom: the keys of the view.
+fn footer(screen: &Screen, is_recorded: bool) -> Line<'static> {
     if screen.is_filtering {
-        let filter = clean(&screen.choice.filter).into_owned();
+        let filter = clean(&screen.list.filter).into_owned();
         return Line::from(vec![
             Span::styled("filter: ", BOLD),
             Span::raw(filter),
             Span::styled(" ", REVERSED),
-            Span::styled("  Enter keeps it, Esc drops it", QUIET),
+            Span::styled("  Enter applies it, Esc clears it", DIM),
         ]);
     }
     let keys: &[(&str, &str)] = match screen.view {
@@ -197,14 +197,14 @@ fn foot(screen: &Screen, is_recorded: bool) -> Line<'static> {
             ("] [", "minute"),
             ("n N", "event"),
             ("p", "play"),
-            ("Enter", "look into"),
+            ("Enter", "open"),
             ("/", "filter"),
         ],
         _ if is_recorded => &[("q", "back"), ("?", "help"), ("Up/Down", "scroll"), ("t T", "step")],
         View::Lists => &[
             ("q", "quit"),
             ("?", "help"),
-            ("Enter", "look into"),
+            ("Enter", "open"),
             ("s", "sort"),
             ("r", "reverse"),
             ("/", "filter"),
@@ -215,48 +215,48 @@ fn foot(screen: &Screen, is_recorded: bool) -> Line<'static> {
     };
     let mut spans = Vec::new();
     for (key, does) in keys {
-        spans.extend([Span::styled(*key, BOLD), Span::styled(format!(" {does}  "), QUIET)]);
+        spans.extend([Span::styled(*key, BOLD), Span::styled(format!(" {does}  "), DIM)]);
     }
-    let choice = &screen.choice;
-    if choice.guaranteed && screen.view == View::Lists {
+    let list = &screen.list;
+    if list.guaranteed && screen.view == View::Lists {
         spans.push(Span::raw("only guaranteed  "));
     }
-    if !choice.filter.is_empty() && screen.view == View::Lists {
-        spans.push(Span::raw(format!("filter: {}", clean(&choice.filter))));
+    if !list.filter.is_empty() && screen.view == View::Lists {
+        spans.push(Span::raw(format!("filter: {}", clean(&list.filter))));
     }
     Line::from(spans)
 }
 
-fn scrolled(screen: &mut Screen, lines: Vec<Line<'static>>, room: usize) -> Vec<Line<'static>> {
+fn visible_lines(screen: &mut Screen, lines: Vec<Line<'static>>, room: usize) -> Vec<Line<'static>> {
     screen.page = room;
     screen.scrolled = screen.scrolled.min(lines.len().saturating_sub(room));
     lines.into_iter().skip(screen.scrolled).take(room).collect()
 }
 
-fn lists(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec<Line<'static>> {
+fn lists(screen: &mut Screen, model: &TopModel, columns: usize, room: usize) -> Vec<Line<'static>> {
     let nodes_room = (model.nodes.len() + 1).min((room / 3).max(3));
-    let with_nodes = room >= nodes_room + 1 + FEW;
-    let with_events = room >= nodes_room + 1 + FEW + 1 + EVENTS;
+    let with_nodes = room >= nodes_room + 1 + MIN_WORKLOAD_LINES;
+    let with_events = room >= nodes_room + 1 + MIN_WORKLOAD_LINES + 1 + EVENT_LINES;
     match screen.pane {
         Pane::Workloads if !with_nodes => return workloads(screen, model, columns, room),
         Pane::Nodes if !with_nodes => return nodes(screen, model, columns, room),
-        // A user who goes there wants to see them.
+        // The focus is on the events, so they are shown even without room for all panes.
         Pane::Events if !with_events => return events(screen, model, room),
         _ => {}
     }
-    let above_events = room - if with_events { 1 + EVENTS } else { 0 };
+    let above_events = room - if with_events { 1 + EVENT_LINES } else { 0 };
     let mut lines = nodes(screen, model, columns, nodes_room);
     lines.push(Line::default());
     lines.extend(workloads(screen, model, columns, above_events - nodes_room - 1));
     if with_events {
         lines.resize(above_events + 1, Line::default());
-        lines.extend(events(screen, model, EVENTS));
+        lines.extend(events(screen, model, EVENT_LINES));
     }
     lines
 }
 
-/// A cell, as wide as its column.
-fn padded(text: &str, cells: usize, is_text: bool) -> String {
+/// Pads or cuts a text to the width of its column.
+fn pad(text: &str, cells: usize, is_text: bool) -> String {
     let text = cut(text, cells);
     let gap = " ".repeat(cells.saturating_sub(text.width()));
     if is_text { format!("{text}{gap}") } else { format!("{gap}{text}") }
@@ -266,43 +266,43 @@ fn heading(pane: Pane, screen: &Screen) -> Style {
     if pane == screen.pane { BOLD.add_modifier(Modifier::UNDERLINED) } else { BOLD }
 }
 
-/// A line of a pane, with a mark in front where it is the selected one. Of the workloads it is marked from everywhere.
-fn marked(screen: &Screen, pane: Pane, index: usize, mut line: Line<'static>) -> Line<'static> {
+/// Marks a line of a pane if it is selected. The selected workload is marked even if another pane has the focus.
+fn mark_selected(screen: &Screen, pane: Pane, index: usize, mut line: Line<'static>) -> Line<'static> {
     let is_here = pane == screen.pane;
-    let is_selected = index == screen.places[pane as usize].at && (is_here || pane == Pane::Workloads);
+    let is_selected = index == screen.cursors[pane as usize].at && (is_here || pane == Pane::Workloads);
     line.spans.insert(0, Span::raw(if is_selected { ">" } else { " " }));
     if is_selected && is_here { line.patch_style(REVERSED) } else { line }
 }
 
-/// Which lines of a pane are in sight below its title, the selected one among them.
-fn in_sight(screen: &mut Screen, pane: Pane, count: usize, room: usize) -> Range<usize> {
+/// Returns the visible lines of a pane below its title, which include the selected one.
+fn visible_range(screen: &mut Screen, pane: Pane, count: usize, room: usize) -> Range<usize> {
     let shown = room.saturating_sub(1);
     if pane == screen.pane {
         screen.page = shown;
     }
-    let Place { at, from } = &mut screen.places[pane as usize];
+    let PaneCursor { at, first_visible } = &mut screen.cursors[pane as usize];
     *at = (*at).min(count.saturating_sub(1));
     let (least, most) = ((*at + 1).saturating_sub(shown.max(1)), count.saturating_sub(shown.max(1)));
-    *from = (*from).min(most).min(*at).max(least);
-    *from..count.min(*from + shown)
+    *first_visible = (*first_visible).min(most).min(*at).max(least);
+    *first_visible..count.min(*first_visible + shown)
 }
 
-fn workloads(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec<Line<'static>> {
-    let rows = screen.choice.rows(model);
-    screen.places[Pane::Workloads as usize].at = screen.position(&rows);
-    let sight = in_sight(screen, Pane::Workloads, rows.len(), room);
-    let (chosen, name) = Column::fitting(columns.saturating_sub(1), screen.choice.sort);
-    let cells = |column: Column| if column == Column::Name { name } else { column.head().1 };
+fn workloads(screen: &mut Screen, model: &TopModel, columns: usize, room: usize) -> Vec<Line<'static>> {
+    let rows = screen.list.rows(model);
+    screen.cursors[Pane::Workloads as usize].at = screen.position(&rows);
+    let visible = visible_range(screen, Pane::Workloads, rows.len(), room);
+    let (chosen, name) = Column::fitting(columns.saturating_sub(1), screen.list.sort);
+    let cells = |column: Column| if column == Column::Name { name } else { column.title_and_width().1 };
     let mut titles = String::from(" ");
     for column in &chosen {
-        let mark = match (*column == screen.choice.sort, screen.paint.unicode) {
+        let mark = match (*column == screen.list.sort, screen.palette.unicode) {
             (false, _) => "",
-            (true, true) if screen.choice.reversed => "▴",
+            (true, true) if screen.list.reversed => "▴",
             (true, true) => "▾",
-            (true, false) if screen.choice.reversed => "^",
+            (true, false) if screen.list.reversed => "^",
             (true, false) => "*",
         };
-        let mut title = format!("{}{mark}", column.head().0);
+        let mut title = format!("{}{mark}", column.title_and_width().0);
         if *column == Column::Name {
             let _ = match rows.len() {
                 count if count == model.rows.len() => write!(title, " ({count})"),
@@ -311,158 +311,158 @@ fn workloads(screen: &mut Screen, model: &Model, columns: usize, room: usize) ->
         } else {
             titles.push(' ');
         }
-        titles.push_str(&padded(&title, cells(*column), column.is_text()));
+        titles.push_str(&pad(&title, cells(*column), column.is_text()));
     }
     let mut lines = vec![Line::styled(titles, heading(Pane::Workloads, screen))];
-    for (index, (_, row)) in sight.clone().zip(&rows[sight]) {
+    for (index, (_, row)) in visible.clone().zip(&rows[visible]) {
         let mut spans = Vec::new();
         for column in &chosen {
             if *column != Column::Name {
                 spans.push(Span::raw(" "));
             }
-            spans.extend(workload_cell(screen.paint, row, *column, cells(*column)));
+            spans.extend(workload_cell(screen.palette, row, *column, cells(*column)));
         }
-        lines.push(marked(screen, Pane::Workloads, index, Line::from(spans)));
+        lines.push(mark_selected(screen, Pane::Workloads, index, Line::from(spans)));
     }
     if rows.is_empty() && room > 1 {
-        let why = match () {
-            () if model.samples == 0 => " waiting for the first figures",
+        let text = match () {
+            () if model.samples == 0 => " waiting for the first sample",
             () if model.rows.is_empty() => " no workloads",
-            () => " none match",
+            () => " no workload matches the filter",
         };
-        lines.push(Line::styled(why, QUIET));
+        lines.push(Line::styled(text, DIM));
     }
     lines
 }
 
-fn workload_cell(paint: Paint, row: &Row, column: Column, cells: usize) -> Vec<Span<'static>> {
+fn workload_cell(palette: Palette, row: &WorkloadRow, column: Column, cells: usize) -> Vec<Span<'static>> {
     let text = column.cell(row);
     let style = match column {
-        Column::Bar => return node_digits(paint, &text, cells),
-        Column::Local => row.level().map(|level| paint.level(level)).unwrap_or_default(),
+        Column::Bar => return node_digits(palette, &text, cells),
+        Column::Local => row.level().map(|level| palette.level(level)).unwrap_or_default(),
         Column::Missed if row.totals.missed.is_some_and(|missed| missed > 0) && row.allocation.is_some() => {
-            paint.alarm()
+            palette.alarm()
         }
         Column::Name if row.allocation.is_some() => BOLD,
         _ => Style::new(),
     };
-    vec![Span::styled(padded(&text, cells, column.is_text()), style)]
+    vec![Span::styled(pad(&text, cells, column.is_text()), style)]
 }
 
-/// A bar of digits, each in the colour of its node.
-fn node_digits(paint: Paint, digits: &str, cells: usize) -> Vec<Span<'static>> {
-    let style = |c: char| c.to_digit(36).map(|node| paint.node(node)).unwrap_or_default();
+/// Returns a bar of digits, each in the colour of its node.
+fn node_digits(palette: Palette, digits: &str, cells: usize) -> Vec<Span<'static>> {
+    let style = |c: char| c.to_digit(36).map(|node| palette.node(node)).unwrap_or_default();
     let mut spans: Vec<_> = digits.chars().map(|c| Span::styled(String::from(c), style(c))).collect();
     spans.push(Span::raw(" ".repeat(cells.saturating_sub(digits.len()))));
     spans
 }
 
-/// The columns of nodes: title, width, whether it is text.
-const NODE: (&str, usize, bool) = ("NODE", 4, false);
+/// Columns of the node pane: title, width, and whether the cells are text.
+const NODE_COLUMN: (&str, usize, bool) = ("NODE", 4, false);
 const NODE_COLUMNS: [(&str, usize, bool); 7] = [
     ("FREE", 10, false),
-    ("PROMISED", 10, false),
+    ("GUARANTEED", 10, false),
     ("REMOTE/S", 12, false),
     ("CPUS", 9, true),
     ("LOCAL/S", 12, false),
     ("TOTAL", 10, false),
     ("EXCL", 4, false),
 ];
-const LEAST_BAR: usize = 10;
-const MOST_BAR: usize = 40;
+const MIN_BAR_CELLS: usize = 10;
+const MAX_BAR_CELLS: usize = 40;
 
-fn nodes(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec<Line<'static>> {
-    let sight = in_sight(screen, Pane::Nodes, model.nodes.len(), room);
-    let mut left = columns.saturating_sub(1 + NODE.1 + 1);
+fn nodes(screen: &mut Screen, model: &TopModel, columns: usize, room: usize) -> Vec<Line<'static>> {
+    let visible = visible_range(screen, Pane::Nodes, model.nodes.len(), room);
+    let mut left = columns.saturating_sub(1 + NODE_COLUMN.1 + 1);
     let mut chosen = Vec::new();
     for column in NODE_COLUMNS {
-        if left >= LEAST_BAR + 1 + column.1 {
+        if left >= MIN_BAR_CELLS + 1 + column.1 {
             left -= column.1 + 1;
             chosen.push(column);
         }
     }
-    let bar_cells = left.min(MOST_BAR);
-    let mut titles = format!(" {} {}", NODE.0, padded("MEMORY", bar_cells, true));
+    let bar_cells = left.min(MAX_BAR_CELLS);
+    let mut titles = format!(" {} {}", NODE_COLUMN.0, pad("MEMORY", bar_cells, true));
     for (title, cells, is_text) in &chosen {
         titles.push(' ');
-        titles.push_str(&padded(title, *cells, *is_text));
+        titles.push_str(&pad(title, *cells, *is_text));
     }
     let mut lines = vec![Line::styled(titles, heading(Pane::Nodes, screen))];
-    for (index, node) in sight.clone().zip(&model.nodes[sight]) {
-        let label = padded(&node.node.to_string(), NODE.1, false);
-        let mut spans = vec![Span::styled(label, screen.paint.node(node.node)), Span::raw(" ")];
-        spans.extend(memory_bar(screen.paint, model, node, bar_cells));
+    for (index, node) in visible.clone().zip(&model.nodes[visible]) {
+        let label = pad(&node.node.to_string(), NODE_COLUMN.1, false);
+        let mut spans = vec![Span::styled(label, screen.palette.node(node.node)), Span::raw(" ")];
+        spans.extend(memory_bar(screen.palette, model, node, bar_cells));
         for (title, cells, is_text) in &chosen {
-            spans.push(Span::raw(format!(" {}", padded(&node_cell(model, node, title), *cells, *is_text))));
+            spans.push(Span::raw(format!(" {}", pad(&node_cell(model, node, title), *cells, *is_text))));
         }
-        lines.push(marked(screen, Pane::Nodes, index, Line::from(spans)));
+        lines.push(mark_selected(screen, Pane::Nodes, index, Line::from(spans)));
     }
     lines
 }
 
-/// Bytes of a node's base memory: reserved, promised, used beyond that, free.
-fn memory_parts(model: &Model, node: &Node) -> Option<[u64; 4]> {
+/// Returns the bytes of a node's base memory: reserved, guaranteed, used beyond that, free.
+fn memory_parts(model: &TopModel, node: &Node) -> Option<[u64; 4]> {
     let base = node.memory.iter().find(|memory| memory.kind == "memory")?;
-    let held = model.promises(node.node, "memory");
-    let (reserved, promised) = held.map_or((0, 0), |held| (held.reserved_bytes, held.promised_bytes));
+    let kind = model.node_guarantees(node.node, "memory");
+    let (reserved, guaranteed) = kind.map_or((0, 0), |memory| (memory.reserved_bytes, memory.promised_bytes));
     let free = base.free_bytes.unwrap_or(0);
-    let used = base.total_bytes.saturating_sub(free).saturating_sub(reserved).saturating_sub(promised);
-    let rest = base.total_bytes.saturating_sub(reserved).saturating_sub(promised).saturating_sub(used);
-    Some([reserved, promised, used, rest])
+    let used = base.total_bytes.saturating_sub(free).saturating_sub(reserved).saturating_sub(guaranteed);
+    let rest = base.total_bytes.saturating_sub(reserved).saturating_sub(guaranteed).saturating_sub(used);
+    Some([reserved, guaranteed, used, rest])
 }
 
-/// How the parts of a node's memory are drawn: reserved, promised, used beyond that, free.
-pub(crate) fn memory_marks(paint: Paint) -> [(&'static str, &'static str, Style); 4] {
-    let marks = if paint.unicode { ["▒", "█", "▓", "░"] } else { ["r", "P", "#", "."] };
-    let names = ["reserved", "promised", "used, not promised", "free"];
+/// Returns mark, name and style of the parts of a node's memory: reserved, guaranteed, used beyond that, free.
+pub(crate) fn memory_marks(palette: Palette) -> [(&'static str, &'static str, Style); 4] {
+    let marks = if palette.unicode { ["▒", "█", "▓", "░"] } else { ["r", "G", "#", "."] };
+    let names = ["reserved", "guaranteed", "used, not guaranteed", "free"];
     let styles = [
-        paint.colour(Color::DarkGray),
-        paint.colour(Color::Blue),
-        paint.colour(Color::Yellow),
-        paint.colour(Color::DarkGray),
+        palette.colour(Color::DarkGray),
+        palette.colour(Color::Blue),
+        palette.colour(Color::Yellow),
+        palette.colour(Color::DarkGray),
     ];
     std::array::from_fn(|part| (marks[part], names[part], styles[part]))
 }
 
-fn memory_bar(paint: Paint, model: &Model, node: &Node, cells: usize) -> Vec<Span<'static>> {
+fn memory_bar(palette: Palette, model: &TopModel, node: &Node, cells: usize) -> Vec<Span<'static>> {
     let parts = memory_parts(model, node).unwrap_or_default();
     let parts: Vec<(u32, u64)> = (0..).zip(parts).collect();
-    let filled = bar(&parts, cells);
-    let marks = memory_marks(paint);
+    let filled = node_bar(&parts, cells);
+    let marks = memory_marks(palette);
     let filling = filled.iter().map(|part| marks[*part as usize]);
     let mut spans: Vec<_> = filling.map(|(mark, _, style)| Span::styled(mark, style)).collect();
     spans.push(Span::raw(" ".repeat(cells - filled.len())));
     spans
 }
 
-fn events(screen: &mut Screen, model: &Model, room: usize) -> Vec<Line<'static>> {
-    screen.places[Pane::Events as usize].from = 0;
-    let mut sight = in_sight(screen, Pane::Events, model.events.len(), room);
+fn events(screen: &mut Screen, model: &TopModel, room: usize) -> Vec<Line<'static>> {
+    screen.cursors[Pane::Events as usize].first_visible = 0;
+    let mut visible = visible_range(screen, Pane::Events, model.events.len(), room);
     if screen.pane != Pane::Events {
-        sight = 0..sight.len();
+        visible = 0..visible.len();
     }
     let more = match model.missed_events {
         0 => String::new(),
-        missed => format!(" ({missed} came too fast to be shown)"),
+        missed => format!(" ({missed} events came too fast to be shown)"),
     };
     let mut lines = vec![Line::styled(format!(" EVENTS{more}"), heading(Pane::Events, screen))];
-    for (index, event) in sight.clone().zip(model.events.range(sight)) {
-        lines.push(marked(screen, Pane::Events, index, event_line(screen.paint, event)));
+    for (index, event) in visible.clone().zip(model.events.range(visible)) {
+        lines.push(mark_selected(screen, Pane::Events, index, event_line(screen.palette, event)));
     }
     if model.events.is_empty() && room > 1 {
-        lines.push(Line::styled(" nothing has happened", QUIET));
+        lines.push(Line::styled(" no events", DIM));
     }
     lines
 }
 
-/// An event in a line.
-pub(crate) fn event_line(paint: Paint, event: &Event) -> Line<'static> {
+/// Renders an event in a line.
+pub(crate) fn event_line(palette: Palette, event: &Event) -> Line<'static> {
     let style = match event.severity {
         Severity::Info => Style::new(),
-        Severity::Warning => paint.colour(Color::Yellow),
-        Severity::Critical => paint.alarm(),
+        Severity::Warning => palette.colour(Color::Yellow),
+        Severity::Critical => palette.alarm(),
     };
-    // The time of day; the date is on the page and in the API.
+    // Only the time of day; the web page and the API have the date.
     let time = event.time.get(11..19).unwrap_or(&event.time);
     let kind = event.kind.as_str().replace('_', " ");
     let name = event.workload.as_deref().map(|name| cut(&clean(name), 32).into_owned());
@@ -470,10 +470,10 @@ pub(crate) fn event_line(paint: Paint, event: &Event) -> Line<'static> {
     let about: Vec<String> = name.into_iter().chain(node).collect();
     let more = match event.suppressed {
         0 => String::new(),
-        count => format!(" ({count} more like it were not reported)"),
+        count => format!(" ({count} similar events were not reported)"),
     };
     Line::from(vec![
-        Span::styled(format!("{} ", clean(time)), QUIET),
+        Span::styled(format!("{} ", clean(time)), DIM),
         Span::styled(kind, style),
         Span::raw(format!(" {}: {}{more}", about.join(", "), clean(&event.message))),
     ])
@@ -485,9 +485,9 @@ mod tests {
 
     #[test]
     fn no_node_is_red() {
-        let paint = Paint { colours: true, unicode: true };
+        let palette = Palette { colours: true, unicode: true };
         for node in 0..36 {
-            let colour = paint.node(node).fg;
+            let colour = palette.node(node).fg;
             assert!(!matches!(colour, None | Some(Color::Red | Color::LightRed)), "node {node}: {colour:?}");
         }
     }

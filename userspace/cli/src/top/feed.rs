@@ -1,7 +1,8 @@
-//! What a daemon sends to those who watch, as it comes.
+//! Feed of the daemon's data, live.
 //!
-//! One task keeps a stream of server-sent events open and makes it again, less and less often, when it is lost or
-//! silent. Beside it, what the stream only announces is asked for: allocations when they changed, the status now and then.
+//! One task keeps a stream of server-sent events open. If the stream is lost or silent, the task opens it again, with
+//! growing pauses. Two other tasks fetch data that the stream does not contain: the allocations whenever they change,
+//! and the status periodically.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -19,46 +20,46 @@ use tokio_util::{
     codec::{AnyDelimiterCodec, Decoder},
 };
 
-use crate::client::{ClientError, MAX_BYTES, Server};
+use crate::client::{ClientError, MAX_ANSWER_BYTES, Server};
 
-/// Samples come each second; a stream that says nothing for so long is given up.
-const SILENCE: Duration = Duration::from_secs(20);
-const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// Time between two questions for the status.
-const STATUS: Duration = Duration::from_secs(5);
+/// Time after which a silent stream is given up. Samples come each second.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(500);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(8);
+/// Time between two requests for the status.
+const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Something that the daemon sent, or that it sends nothing.
+/// An update of the daemon's data, or the loss of the connection.
 #[derive(Debug)]
-pub(crate) enum Update {
+pub(crate) enum FeedUpdate {
     /// A connection was made; the next sample is complete.
-    Connected(Box<Host>),
-    /// What is seen now.
+    Connected(Box<FeedHost>),
+    /// A sample of nodes and workloads.
     Sample(Box<Sample>),
-    /// Something happened.
+    /// An event.
     Event(Box<Event>),
-    /// So many events came faster than they were read.
+    /// Number of events that were missed because they came faster than they were read.
     Missed(u64),
-    /// What is promised, or why that is not known.
+    /// The guarantees, or the reason why they are not known.
     Allocations(Result<Box<Allocations>, String>),
-    /// How the daemon is doing, or why that is not known.
+    /// The daemon's status, or the reason why it is not known.
     Status(Result<Box<Status>, String>),
-    /// The connection is gone; it will be tried again.
+    /// The connection was lost.
     Lost {
-        /// Why.
+        /// Reason of the loss.
         reason: String,
-        /// In how long.
-        again: Duration,
+        /// Time until the next attempt.
+        retry_in: Duration,
     },
 }
 
-/// What seldom changes, and what happened before.
+/// Data that rarely changes, and the events so far.
 #[derive(Debug)]
-pub(crate) struct Host {
+pub(crate) struct FeedHost {
     pub(crate) topology: Topology,
     pub(crate) version: Version,
     pub(crate) events: Vec<Event>,
-    /// The last ten minutes of the workloads; absent where the daemon keeps none.
+    /// History of the workloads in the last ten minutes; absent if the daemon keeps none.
     pub(crate) past: Option<Trends>,
 }
 
@@ -70,115 +71,115 @@ pub(crate) enum FeedError {
     Broken(#[from] hyper::Error),
     #[error("the daemon ended its stream")]
     Ended,
-    #[error("the daemon said nothing for {} seconds", SILENCE.as_secs())]
+    #[error("the daemon sent nothing for {} seconds", SILENCE_TIMEOUT.as_secs())]
     Silent,
-    #[error("the daemon sent a message of more than {} MiB", MAX_BYTES >> 20)]
+    #[error("the daemon sent a message of more than {} MiB", MAX_ANSWER_BYTES >> 20)]
     TooLarge,
-    #[error("the daemon sent what is not numaward's: {0}; is it of another version?")]
+    #[error("the daemon sent a message that is not one of numaward: {0}; is it of another version?")]
     Malformed(#[from] serde_json::Error),
-    /// Nobody listens to the updates any more.
-    #[error("nobody watches")]
-    Unwatched,
+    /// The receiver of the updates has ended.
+    #[error("the receiver of the updates has ended")]
+    ReceiverClosed,
 }
 
-/// Asks for what seldom changes: whether there is a daemon is known then.
-pub(crate) async fn connect(server: &Server) -> Result<Host, ClientError> {
+/// Fetches the data that rarely changes. Fails if no daemon is reachable.
+pub(crate) async fn connect(server: &Server) -> Result<FeedHost, ClientError> {
     let topology = server.get("/api/v1/topology").await?;
     let version = server.get("/api/v1/version").await?;
     let events: EventPage = server.get("/api/v1/events").await?;
     let past = server.get("/api/v1/history/workloads").await.ok();
-    Ok(Host { topology, version, events: events.events, past })
+    Ok(FeedHost { topology, version, events: events.events, past })
 }
 
-/// Sends updates until nobody receives them. The first connection was made by [`connect`].
-pub(crate) async fn follow(server: Arc<Server>, host: Host, updates: mpsc::Sender<Update>) {
-    let mut pause = SHORTEST_PAUSE;
+/// Sends updates until the receiver is closed. The first connection was made by [`connect`].
+pub(crate) async fn follow(server: Arc<Server>, host: FeedHost, updates: mpsc::Sender<FeedUpdate>) {
+    let mut pause = MIN_RETRY_PAUSE;
     let mut connected = Ok(host);
     loop {
         let ended = match connected {
             Ok(host) => {
-                let Err(error) = session(&server, host, &updates, &mut pause).await;
+                let Err(error) = run_session(&server, host, &updates, &mut pause).await;
                 error
             }
             Err(error) => FeedError::Client(error),
         };
-        let lost = Update::Lost { reason: ended.to_string(), again: pause };
-        if matches!(ended, FeedError::Unwatched) || updates.send(lost).await.is_err() {
+        let lost = FeedUpdate::Lost { reason: ended.to_string(), retry_in: pause };
+        if matches!(ended, FeedError::ReceiverClosed) || updates.send(lost).await.is_err() {
             return;
         }
         sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_RETRY_PAUSE);
         connected = connect(&server).await;
     }
 }
 
-/// Sends what one connection brings. With the first sample, the next pause is a short one again.
-async fn session(
+/// Sends the updates of one connection. The first sample resets the pause before the next attempt.
+async fn run_session(
     server: &Arc<Server>,
-    host: Host,
-    updates: &mpsc::Sender<Update>,
+    host: FeedHost,
+    updates: &mpsc::Sender<FeedUpdate>,
     pause: &mut Duration,
 ) -> Result<Infallible, FeedError> {
     let last = host.events.last().map_or(0, |event| event.id);
-    let mut stream = Stream::open(server, &format!("/api/v1/stream?samples=true&since={last}")).await?;
-    let send = async |update| updates.send(update).await.map_err(|_| FeedError::Unwatched);
-    send(Update::Connected(Box::new(host))).await?;
+    let mut stream = EventStream::open(server, &format!("/api/v1/stream?samples=true&since={last}")).await?;
+    let send = async |update| updates.send(update).await.map_err(|_| FeedError::ReceiverClosed);
+    send(FeedUpdate::Connected(Box::new(host))).await?;
     let (revision, changes) = watch::channel(None);
-    // Both end with the session.
-    let mut beside = JoinSet::new();
-    beside.spawn(fetch_allocations(server.clone(), changes, updates.clone()));
-    beside.spawn(fetch_status(server.clone(), updates.clone()));
+    // Both tasks end with the session.
+    let mut fetchers = JoinSet::new();
+    fetchers.spawn(fetch_allocations(server.clone(), changes, updates.clone()));
+    fetchers.spawn(fetch_status(server.clone(), updates.clone()));
     loop {
         let message = stream.next().await?;
         match message.kind.as_str() {
             "sample" => {
                 let sample: Sample = serde_json::from_str(&message.data)?;
-                *pause = SHORTEST_PAUSE;
+                *pause = MIN_RETRY_PAUSE;
                 revision.send_if_modified(|known| known.replace(sample.promises) != Some(sample.promises));
-                send(Update::Sample(Box::new(sample))).await?;
+                send(FeedUpdate::Sample(Box::new(sample))).await?;
             }
             "missed" => {
-                let Missed { missed } = serde_json::from_str(&message.data)?;
-                send(Update::Missed(missed)).await?;
+                let MissedEvents { missed } = serde_json::from_str(&message.data)?;
+                send(FeedUpdate::Missed(missed)).await?;
             }
-            "message" => send(Update::Event(serde_json::from_str(&message.data)?)).await?,
-            // Of a newer daemon.
+            "message" => send(FeedUpdate::Event(serde_json::from_str(&message.data)?)).await?,
+            // A kind of message of a newer daemon.
             _ => {}
         }
     }
 }
 
 #[derive(Deserialize)]
-pub(crate) struct Missed {
+pub(crate) struct MissedEvents {
     pub(crate) missed: u64,
 }
 
-/// A stream that the daemon holds open, message by message.
-pub(crate) struct Stream {
+/// A stream of server-sent events.
+pub(crate) struct EventStream {
     body: Incoming,
-    messages: Messages,
+    messages: MessageParser,
 }
 
-impl Stream {
-    /// Opens the one at a path.
+impl EventStream {
+    /// Opens the stream at a path.
     pub(crate) async fn open(server: &Server, path: &str) -> Result<Self, ClientError> {
-        Ok(Self { body: server.open(path).await?, messages: Messages::new(MAX_BYTES) })
+        Ok(Self { body: server.open(path).await?, messages: MessageParser::new(MAX_ANSWER_BYTES) })
     }
 
     /// Waits for the next message.
-    pub(crate) async fn next(&mut self) -> Result<Message, FeedError> {
+    pub(crate) async fn next(&mut self) -> Result<StreamMessage, FeedError> {
         loop {
             if let Some(message) = self.messages.next() {
                 return Ok(message);
             }
-            self.messages.push(&more(&mut self.body).await?)?;
+            self.messages.push(&read_chunk(&mut self.body).await?)?;
         }
     }
 }
 
-async fn more(body: &mut Incoming) -> Result<hyper::body::Bytes, FeedError> {
+async fn read_chunk(body: &mut Incoming) -> Result<hyper::body::Bytes, FeedError> {
     loop {
-        let frame = timeout(SILENCE, body.frame()).await.map_err(|_| FeedError::Silent)?;
+        let frame = timeout(SILENCE_TIMEOUT, body.frame()).await.map_err(|_| FeedError::Silent)?;
         if let Ok(data) = frame.ok_or(FeedError::Ended)??.into_data() {
             return Ok(data);
         }
@@ -188,37 +189,37 @@ async fn more(body: &mut Incoming) -> Result<hyper::body::Bytes, FeedError> {
 async fn fetch_allocations(
     server: Arc<Server>,
     mut changes: watch::Receiver<Option<u64>>,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<FeedUpdate>,
 ) {
     while changes.changed().await.is_ok() {
         let answer = server.get("/api/v1/allocations").await.map_err(|error| error.to_string());
-        if updates.send(Update::Allocations(answer)).await.is_err() {
+        if updates.send(FeedUpdate::Allocations(answer)).await.is_err() {
             return;
         }
     }
 }
 
-async fn fetch_status(server: Arc<Server>, updates: mpsc::Sender<Update>) {
+async fn fetch_status(server: Arc<Server>, updates: mpsc::Sender<FeedUpdate>) {
     loop {
         let answer = server.get("/api/v1/status").await.map_err(|error| error.to_string());
-        if updates.send(Update::Status(answer)).await.is_err() {
+        if updates.send(FeedUpdate::Status(answer)).await.is_err() {
             return;
         }
-        sleep(STATUS).await;
+        sleep(STATUS_INTERVAL).await;
     }
 }
 
-/// A message of a stream.
+/// A server-sent event.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Message {
+pub(crate) struct StreamMessage {
     pub(crate) kind: String,
     pub(crate) data: String,
 }
 
-/// Cuts a stream into its messages
+/// Splits a stream into its messages
 /// (<https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation>).
-struct Messages {
-    /// The most that a message may take.
+struct MessageParser {
+    /// Maximum size of a message.
     limit: usize,
     lines: AnyDelimiterCodec,
     bytes: BytesMut,
@@ -226,7 +227,7 @@ struct Messages {
     data: String,
 }
 
-impl Messages {
+impl MessageParser {
     fn new(limit: usize) -> Self {
         let lines = AnyDelimiterCodec::new(b"\n".to_vec(), Vec::new());
         Self { limit, lines, bytes: BytesMut::new(), kind: String::new(), data: String::new() }
@@ -240,15 +241,15 @@ impl Messages {
         Ok(())
     }
 
-    fn next(&mut self) -> Option<Message> {
+    fn next(&mut self) -> Option<StreamMessage> {
         while let Ok(Some(line)) = self.lines.decode(&mut self.bytes) {
             let line = String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(&line));
             if line.is_empty() {
                 let kind = std::mem::take(&mut self.kind);
                 let mut data = std::mem::take(&mut self.data);
-                // Comments alone make no message.
+                // Comments alone are no message.
                 if data.pop().is_some() {
-                    return Some(Message {
+                    return Some(StreamMessage {
                         kind: if kind.is_empty() { "message".to_owned() } else { kind },
                         data,
                     });
@@ -275,11 +276,11 @@ mod tests {
     use super::*;
 
     fn read(pieces: &[&str]) -> Vec<(String, String)> {
-        let mut messages = Messages::new(100);
+        let mut messages = MessageParser::new(100);
         let mut found = Vec::new();
         for piece in pieces {
             messages.push(piece.as_bytes()).unwrap();
-            while let Some(Message { kind, data }) = messages.next() {
+            while let Some(StreamMessage { kind, data }) = messages.next() {
                 found.push((kind, data));
             }
         }
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_cut_into_messages_wherever_it_breaks() {
+    fn splits_stream_at_any_chunk_boundary() {
         let text = ": hello\n\nevent: sample\ndata: {\"a\":\ndata: 1}\n\nid: 7\ndata:x\r\n\r\nevent: lonely\n\n:\n\ndata: ä\n\n";
         let expected = [("sample", "{\"a\":\n1}"), ("message", "x"), ("message", "ä")];
         let expected = expected.map(|(kind, data)| (kind.to_owned(), data.to_owned()));
@@ -300,17 +301,17 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_an_end_is_given_up() {
-        let mut messages = Messages::new(100);
+    fn refuses_endless_message() {
+        let mut messages = MessageParser::new(100);
         let mut pushed = 0;
-        let given_up = std::iter::repeat_with(|| {
+        let error = std::iter::repeat_with(|| {
             let refused = messages.push(b"data: 12345\n").err();
             let _ = messages.next();
             pushed += 1;
             refused
         });
-        let given_up = given_up.take(100).flatten().next();
+        let error = error.take(100).flatten().next();
         assert!((8..20).contains(&pushed), "{pushed}");
-        assert!(matches!(given_up, Some(FeedError::TooLarge)), "{given_up:?}");
+        assert!(matches!(error, Some(FeedError::TooLarge)), "{error:?}");
     }
 }

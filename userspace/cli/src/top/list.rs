@@ -1,4 +1,4 @@
-//! Which workloads are shown, in which order, and what their cells say: the same on a screen and in a table.
+//! Rows and cells of the workload list: selection, order and text, the same on a screen and in a table.
 
 use std::cmp::Ordering;
 
@@ -8,25 +8,25 @@ use numaward_api::Node;
 use super::{
     accesses::Accesses,
     detail,
-    model::{Level, Model, Row},
+    model::{Level, TopModel, WorkloadRow},
 };
 use crate::{
-    args::Choice,
+    args::WorkloadListArgs,
     column::Column,
     table::{or_dash, size},
     text::clean,
 };
 
-impl Choice {
-    /// The workloads that are shown, in order, with their keys.
-    pub(crate) fn rows<'a>(&self, model: &'a Model) -> Vec<(&'a str, &'a Row)> {
+impl WorkloadListArgs {
+    /// Returns the selected workloads in order, each with its key.
+    pub(crate) fn rows<'a>(&self, model: &'a TopModel) -> Vec<(&'a str, &'a WorkloadRow)> {
         let filter = self.filter.to_lowercase();
         let words: Vec<&str> = filter.split_whitespace().collect();
-        let shown = |row: &Row| {
+        let is_selected = |row: &WorkloadRow| {
             (!self.guaranteed || row.allocation.is_some()) && words.iter().all(|word| matches(row, word))
         };
-        let rows = model.rows.iter().filter(|(_, row)| shown(row));
-        // What is compared is made once for each, not once for each comparison.
+        let rows = model.rows.iter().filter(|(_, row)| is_selected(row));
+        // Sort values are computed once per row instead of once per comparison.
         let mut rows: Vec<_> =
             rows.map(|(key, row)| (sort_value(self.sort, row), key.as_str(), row)).collect();
         rows.sort_by(|(a, a_key, a_row), (b, b_key, b_row)| {
@@ -36,13 +36,13 @@ impl Choice {
                 _ => Ordering::Equal,
             };
             let order = if self.reversed { order.reverse() } else { order };
-            // What is not known comes last, in either order.
+            // Unknown values come last, in either order.
             a.is_none().cmp(&b.is_none()).then(order).then_with(|| a_key.cmp(b_key))
         });
         rows.into_iter().map(|(_, key, row)| (key, row)).collect()
     }
 
-    /// The next or the previous column to sort by.
+    /// Selects the next or the previous column to sort by.
     pub(crate) fn sort_by_next(&mut self, back: bool) {
         let all = Column::value_variants();
         let at = all.iter().position(|sort| *sort == self.sort).unwrap_or(0);
@@ -52,7 +52,7 @@ impl Choice {
     }
 }
 
-fn matches(row: &Row, word: &str) -> bool {
+fn matches(row: &WorkloadRow, word: &str) -> bool {
     if let Some(node) = word.strip_prefix("node:").and_then(|node| node.parse().ok()) {
         let nodes = row.totals.resident.as_ref();
         return nodes.and_then(|nodes| nodes.get(&node)).is_some_and(|bytes| *bytes > 0);
@@ -61,33 +61,33 @@ fn matches(row: &Row, word: &str) -> bool {
     has(&row.workload.workload) || has(&row.workload.kind) || row.workload.cgroup.as_deref().is_some_and(has)
 }
 
-/// What a workload is sorted by, the smallest first. Names are compared as they are.
+/// Returns the value that a workload is sorted by, smallest first; `None` for columns that are not numbers.
 #[expect(clippy::cast_precision_loss, reason = "workloads that differ by so little may be in any order")]
-fn sort_value(sort: Column, row: &Row) -> Option<f64> {
+fn sort_value(sort: Column, row: &WorkloadRow) -> Option<f64> {
     Some(match sort {
         Column::Name | Column::Nodes | Column::Bar => return None,
         Column::Resident => -(row.totals.resident_bytes()? as f64),
         Column::Local => row.local_share()?,
         Column::LocalRate => -row.rates?.local,
         Column::RemoteRate => -row.rates?.remote,
-        Column::Accesses => -Accesses::of(&row.workload)?.remote_share()?,
+        Column::Accesses => -Accesses::from_workload(&row.workload)?.remote_share()?,
         Column::Missed => -(row.totals.missed? as f64),
     })
 }
 
 impl Column {
-    /// What it says about a workload.
-    pub(crate) fn cell(self, row: &Row) -> String {
+    /// Returns the text of the column for a workload.
+    pub(crate) fn cell(self, row: &WorkloadRow) -> String {
         match self {
             Self::Name => clean(&row.workload.workload).into_owned(),
-            Self::Nodes => or_dash(row.promised_nodes()),
+            Self::Nodes => or_dash(row.guaranteed_nodes()),
             Self::Bar => row.totals.resident.as_ref().map_or_else(String::new, |nodes| {
                 let bytes: Vec<_> = nodes.iter().map(|(node, bytes)| (*node, *bytes)).collect();
-                bar(&bytes, self.head().1).into_iter().map(digit).collect()
+                node_bar(&bytes, self.title_and_width().1).into_iter().map(node_digit).collect()
             }),
             Self::Resident => or_dash(row.totals.resident_bytes().map(size)),
             Self::Local => {
-                // Seen without colours too.
+                // The mark repeats the colour for terminals without colours.
                 let mark = match row.level() {
                     Some(Level::Bad) => "!!",
                     Some(Level::Warn) => "! ",
@@ -98,30 +98,32 @@ impl Column {
             }
             Self::LocalRate => or_dash(row.rates.map(|rates| rate(rates.local))),
             Self::RemoteRate => or_dash(row.rates.map(|rates| rate(rates.remote))),
-            Self::Accesses => or_dash(Accesses::of(&row.workload).map(|accesses| accesses.cell())),
+            Self::Accesses => or_dash(Accesses::from_workload(&row.workload).map(|accesses| accesses.cell())),
             Self::Missed => or_dash(row.totals.missed.filter(|_| row.allocation.is_some()).map(size)),
         }
     }
 }
 
-/// What the column of nodes with this title says about a node.
-pub(crate) fn node_cell(model: &Model, node: &Node, title: &str) -> String {
+/// Returns the text of a column of the node table, selected by its title.
+pub(crate) fn node_cell(model: &TopModel, node: &Node, title: &str) -> String {
     let base = node.memory.iter().find(|memory| memory.kind == "memory");
     let rates = model.node_rates.get(&node.node);
     match title {
         "NODE" => node.node.to_string(),
         "FREE" => or_dash(base.and_then(|memory| memory.free_bytes).map(size)),
         "TOTAL" => or_dash(base.map(|memory| size(memory.total_bytes))),
-        "PROMISED" => or_dash(model.promises(node.node, "memory").map(|held| size(held.promised_bytes))),
+        "GUARANTEED" => {
+            or_dash(model.node_guarantees(node.node, "memory").map(|memory| size(memory.promised_bytes)))
+        }
         "REMOTE/S" => or_dash(rates.map(|rates| rate(rates.remote_bytes_per_second))),
         "LOCAL/S" => or_dash(rates.map(|rates| rate(rates.local_bytes_per_second))),
         "CPUS" if node.cpus.is_empty() => "none".to_owned(),
         "CPUS" => clean(&node.cpus).into_owned(),
-        _ => or_dash(model.allocations.as_ref().map(|_| detail::exclusive(model, node).len())),
+        _ => or_dash(model.allocations.as_ref().map(|_| detail::exclusive_cpus(model, node).len())),
     }
 }
 
-/// A share of 1 in percent. What is not all does not read as all, and what is not nothing not as nothing.
+/// Formats a share of 1 in percent. A share below 1 is never printed as 100 %, and a share above 0 never as 0 %.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     match percent {
@@ -132,7 +134,7 @@ pub(crate) fn percent(share: f64) -> String {
     }
 }
 
-/// Bytes per second; a plain 0 for none, so that what moves stands out.
+/// Formats bytes per second. Zero is a plain 0, so that other values stand out.
 pub(crate) fn rate(bytes: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
@@ -143,8 +145,9 @@ pub(crate) fn rate(bytes: f64) -> String {
     if bytes == 0 { "0".to_owned() } else { format!("{}/s", size(bytes)) }
 }
 
-/// Cells of a bar, each with the node whose memory it stands for. A node with anything has a cell, if there are enough.
-pub(crate) fn bar(parts: &[(u32, u64)], cells: usize) -> Vec<u32> {
+/// Distributes the cells of a bar over nodes in proportion to their bytes. A node with memory gets at least one cell,
+/// if there are enough.
+pub(crate) fn node_bar(parts: &[(u32, u64)], cells: usize) -> Vec<u32> {
     let all: u128 = parts.iter().map(|(_, bytes)| u128::from(*bytes)).sum();
     if all == 0 {
         return Vec::new();
@@ -155,16 +158,18 @@ pub(crate) fn bar(parts: &[(u32, u64)], cells: usize) -> Vec<u32> {
         let whole = usize::try_from(exact / all).unwrap_or(cells).max(1);
         lengths.push((node, exact, whole));
     }
-    // Rounding left too many or too few: the node furthest from what is due takes or gives.
+    // After rounding, the cells may be too many or too few: adjust the nodes with the largest rounding error.
     let used = |lengths: &[(u32, u128, usize)]| lengths.iter().map(|(_, _, length)| length).sum::<usize>();
     while used(&lengths) != cells {
         let grow = used(&lengths) < cells;
-        let short = |length: &(u32, u128, usize)| {
-            let (due, has) = (length.1, length.2 as u128 * all);
-            if grow { due.saturating_sub(has) } else { has.saturating_sub(due) }
+        let rounding_error = |length: &(u32, u128, usize)| {
+            let (exact, has) = (length.1, length.2 as u128 * all);
+            if grow { exact.saturating_sub(has) } else { has.saturating_sub(exact) }
         };
-        let Some(most) =
-            lengths.iter_mut().filter(|length| grow || length.2 > 0).max_by_key(|length| short(length))
+        let Some(most) = lengths
+            .iter_mut()
+            .filter(|length| grow || length.2 > 0)
+            .max_by_key(|length| rounding_error(length))
         else {
             break;
         };
@@ -173,8 +178,8 @@ pub(crate) fn bar(parts: &[(u32, u64)], cells: usize) -> Vec<u32> {
     lengths.into_iter().flat_map(|(node, _, length)| std::iter::repeat_n(node, length)).collect()
 }
 
-/// A node in one cell: its number, beyond 9 its letter.
-pub(crate) fn digit(node: u32) -> char {
+/// Returns the character for a node: its number, or a letter above 9.
+pub(crate) fn node_digit(node: u32) -> char {
     char::from_digit(node % 36, 36).unwrap_or('?')
 }
 
@@ -183,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_do_not_read_as_all_or_nothing_unless_they_are() {
+    fn percent_rounds_to_0_or_100_only_exactly() {
         for (share, text) in [
             (0.0, "0 %"),
             (0.0001, "<0.1 %"),
@@ -198,8 +203,10 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_as_long_as_asked_and_shows_the_smallest() {
-        let text = |parts: &[(u32, u64)], cells| bar(parts, cells).into_iter().map(digit).collect::<String>();
+    fn bar_fills_cells_and_shows_each_node() {
+        let text = |parts: &[(u32, u64)], cells| {
+            node_bar(parts, cells).into_iter().map(node_digit).collect::<String>()
+        };
         assert_eq!(text(&[(0, 3), (1, 1)], 8), "00000011");
         assert_eq!(text(&[(0, 1 << 40), (11, 1)], 8), "0000000b");
         assert_eq!(text(&[(0, 1), (1, 1), (2, 1)], 4).len(), 4);
@@ -211,11 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn columns_fit_every_width_and_hold_what_is_sorted_by() {
+    fn columns_fit_and_include_sort_column() {
         for width in 0..200 {
             for sort in Column::value_variants() {
                 let (columns, name) = Column::fitting(width, *sort);
-                let taken: usize = columns.iter().map(|column| column.head().1 + 1).sum::<usize>() - 1;
+                let taken: usize =
+                    columns.iter().map(|column| column.title_and_width().1 + 1).sum::<usize>() - 1;
                 assert_eq!(taken + name, width);
                 assert_eq!(columns[0], Column::Name);
                 if width >= 23 {

@@ -1,12 +1,12 @@
-//! `numaward top`: nodes and workloads live; and `numaward replay`: the same of a recording.
+//! `numaward top`: nodes and workloads live; and `numaward replay`: the same for a recording.
 //!
 //! ```text
-//! daemon ──── stream ── feed ── updates ──┬── model ──┬── screen (keys, what is shown) ── draw ── terminal
+//! daemon ──── stream ── feed ── updates ──┬── model ──┬── screen (keys, view) ── draw ── terminal
 //! recording ── moments ── replay ─────────┘           └── batch ── tables, or JSON lines
 //! ```
 //!
-//! The screen works over ssh, on 80×24 and on whatever else, without colours (`NO_COLOR`) and without characters beyond
-//! ASCII (a locale that is not UTF-8). The terminal is given back as it was, however it ends.
+//! The screen works over ssh, on 80×24 and any other size, without colours (`NO_COLOR`) and without characters beyond
+//! ASCII (if the locale is not UTF-8). The terminal's previous state is restored, however the command ends.
 
 mod accesses;
 mod batch;
@@ -29,50 +29,52 @@ use anyhow::bail;
 use tokio::sync::mpsc;
 
 pub(crate) use self::model::Totals;
-use self::{feed::Update, model::Model, replay::Player, terminal::Source};
+use self::{feed::FeedUpdate, model::TopModel, replay::Player, terminal::ScreenSource};
 use crate::{
-    args::{Format, Replay, Shown},
+    args::{OutputFormat, ReplayArgs, TopArgs},
     client::Server,
 };
 
-/// Updates that wait to be shown; the stream waits when they are so many.
-const UPDATES: usize = 64;
+/// Maximum number of pending updates; the stream waits when it is reached.
+const MAX_PENDING_UPDATES: usize = 64;
 
-/// Shows what the daemon sends, until the user has seen enough.
-pub(crate) async fn run(server: Server, shown: &Shown, format: Format) -> anyhow::Result<()> {
-    let is_batch = is_batch(shown, format)?;
+/// Shows the daemon's data until the user ends it.
+pub(crate) async fn run(server: Server, args: &TopArgs, format: OutputFormat) -> anyhow::Result<()> {
+    let is_batch = is_batch(args, format)?;
     let host = feed::connect(&server).await?;
-    let mut model = Model::new(host.topology.clone(), host.version.clone(), Instant::now());
-    let (sender, mut updates) = mpsc::channel::<Update>(UPDATES);
+    let mut model = TopModel::new(host.topology.clone(), host.version.clone(), Instant::now());
+    let (sender, mut updates) = mpsc::channel::<FeedUpdate>(MAX_PENDING_UPDATES);
     let feed = tokio::spawn(feed::follow(Arc::new(server), host, sender));
-    let done = if is_batch {
-        batch::run(&mut updates, &mut model, shown, format).await
+    let result = if is_batch {
+        batch::run(&mut updates, &mut model, args, format).await
     } else {
-        terminal::run(Source::Live { updates, model: Box::new(model) }, shown.choice.clone()).await
+        terminal::run(ScreenSource::Live { updates, model: Box::new(model) }, args.list.clone()).await
     };
     feed.abort();
-    done
+    result
 }
 
-/// Shows what was recorded.
-pub(crate) async fn replay(asked: &Replay) -> anyhow::Result<()> {
-    let shown = &asked.shown;
-    let is_batch = is_batch(shown, asked.output.output)?;
-    let player = Player::open(asked)?;
+/// Shows a recording.
+pub(crate) async fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
+    let top_args = &args.top;
+    let is_batch = is_batch(top_args, args.output.output)?;
+    let player = Player::open(args)?;
     if is_batch {
-        batch::replay(player, shown, asked.output.output)
+        batch::replay(player, top_args, args.output.output)
     } else {
-        terminal::run(Source::Recorded(Box::new(player)), shown.choice.clone()).await
+        terminal::run(ScreenSource::Recorded(Box::new(player)), top_args.list.clone()).await
     }
 }
 
-/// Whether tables are wanted rather than a screen.
-fn is_batch(shown: &Shown, format: Format) -> anyhow::Result<bool> {
-    let is_batch =
-        shown.batch || shown.once || shown.count.is_some() || matches!(format, Format::Json | Format::Yaml);
+/// Returns whether the output is tables instead of a screen.
+fn is_batch(args: &TopArgs, format: OutputFormat) -> anyhow::Result<bool> {
+    let is_batch = args.batch
+        || args.once
+        || args.count.is_some()
+        || matches!(format, OutputFormat::Json | OutputFormat::Yaml);
     if !is_batch {
         if !io::stdout().is_terminal() {
-            bail!("the output is no terminal; --batch or --once print tables");
+            bail!("the output is not a terminal; --batch or --once print tables");
         }
         if matches!(std::env::var("TERM").as_deref(), Err(_) | Ok("" | "dumb")) {
             bail!(

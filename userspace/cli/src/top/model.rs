@@ -1,8 +1,8 @@
-//! What is known of the host: the last sample, the rates between samples, and a short history of each workload.
+//! Model of the host for the screen: the latest sample, rates between samples, and a short history of each workload.
 //!
-//! The first sample of a connection is complete, later ones hold what changed. Counters only grow: one that went back
-//! belongs to another workload, and its rate is not known until the next sample. What is not counted is absent and
-//! never a zero.
+//! The first sample of a connection is complete; later ones contain only changes. Counters never decrease: a counter
+//! that is lower than before belongs to a new workload, and its rate is known from the next sample on. A value that is
+//! not counted is absent, never zero.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -17,16 +17,16 @@ use numaward_api::{
 use numaward_topology::{NodeId, NodeSet};
 use serde::Serialize;
 
-use super::feed::{Host, Update};
+use super::feed::{FeedHost, FeedUpdate};
 
-/// Samples of a workload that are kept: two minutes, where they come each second.
-pub(crate) const HISTORY: usize = 120;
-/// Events that are kept.
-const EVENTS: usize = 200;
-/// Samples come each second; without one for so long what is shown is old.
-const STALE: Duration = Duration::from_secs(5);
+/// Number of samples that are kept of a workload: two minutes at one per second.
+pub(crate) const MAX_HISTORY_SAMPLES: usize = 120;
+/// Number of events that are kept.
+const MAX_EVENTS: usize = 200;
+/// Age from which the figures count as stale. Samples come each second.
+const STALE_AFTER: Duration = Duration::from_secs(5);
 
-/// Bytes per second of user memory.
+/// User memory of a workload in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Rates {
@@ -34,11 +34,11 @@ pub(crate) struct Rates {
     pub(crate) local: f64,
     /// Allocated by a CPU of another node.
     pub(crate) remote: f64,
-    /// Placed outside the promised nodes.
+    /// Placed outside the guaranteed nodes.
     pub(crate) missed: f64,
 }
 
-/// Bytes per second of user memory on a node.
+/// User memory on a node in bytes per second.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeRates {
@@ -46,14 +46,14 @@ pub(crate) struct NodeRates {
     pub(crate) remote_bytes_per_second: f64,
 }
 
-/// Sums over nodes.
+/// Sums over all nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Totals {
-    /// Bytes allocated: local, remote. Absent where they are not counted.
+    /// Bytes allocated: local and remote. Absent if they are not counted.
     pub(crate) allocated: Option<(u64, u64)>,
-    /// Bytes outside the promised nodes; absent without a promise.
+    /// Bytes outside the guaranteed nodes; absent without a guarantee.
     pub(crate) missed: Option<u64>,
-    /// Bytes that lie on each node. Absent where that cannot be read.
+    /// Resident bytes by node. Absent if they cannot be read.
     pub(crate) resident: Option<BTreeMap<u32, u64>>,
 }
 
@@ -64,7 +64,7 @@ impl Totals {
             .map(|nodes| nodes.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)))
     }
 
-    pub(crate) fn of(workload: &Workload) -> Self {
+    pub(crate) fn from_workload(workload: &Workload) -> Self {
         let mut totals = Self::default();
         for node in &workload.nodes {
             if let Some(AllocatedBytes { local_bytes, remote_bytes, .. }) = node.allocated {
@@ -76,15 +76,15 @@ impl Totals {
                 let all = totals.missed.get_or_insert_default();
                 *all = all.saturating_add(missed);
             }
-            let base = node.resident.map(|lies| {
-                lies.anon_bytes.saturating_add(lies.file_bytes).saturating_add(lies.kernel_bytes)
+            let base = node.resident.map(|resident| {
+                resident.anon_bytes.saturating_add(resident.file_bytes).saturating_add(resident.kernel_bytes)
             });
-            let huge = node.hugepages.iter().filter_map(|of| of.resident_bytes);
+            let huge = node.hugepages.iter().filter_map(|pages| pages.resident_bytes);
             if let Some(bytes) = base.into_iter().chain(huge).reduce(u64::saturating_add) {
                 totals.resident.get_or_insert_default().insert(node.node, bytes);
             }
             for huge in &node.hugepages {
-                // Alone, where base pages are not counted, they would say too little.
+                // Without the base pages, the huge pages alone would be misleading.
                 if let (Some((local, remote)), Some(more)) = (&mut totals.allocated, huge.allocated) {
                     *local = local.saturating_add(more.local_bytes);
                     *remote = remote.saturating_add(more.remote_bytes);
@@ -98,7 +98,7 @@ impl Totals {
     }
 }
 
-/// How near memory is.
+/// Rating of a workload's local share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     Good,
@@ -106,25 +106,25 @@ pub(crate) enum Level {
     Bad,
 }
 
-/// A workload.
+/// A workload with its derived values.
 #[derive(Debug)]
-pub(crate) struct Row {
+pub(crate) struct WorkloadRow {
     pub(crate) workload: Workload,
     pub(crate) totals: Totals,
-    /// Absent until two samples are known, and where nothing is counted.
+    /// Absent until the second sample, and if nothing is counted.
     pub(crate) rates: Option<Rates>,
-    /// The latest last.
+    /// Rates of earlier samples, latest last.
     pub(crate) history: VecDeque<Rates>,
     pub(crate) allocation: Option<Arc<Allocation>>,
 }
 
-impl Row {
-    /// The share of its memory that is near: with a guarantee, what lies on the promised nodes; without one, what was
-    /// allocated by a CPU of the page's node.
+impl WorkloadRow {
+    /// Returns the share of the memory that is local: with a guarantee, the resident memory on the guaranteed nodes;
+    /// otherwise, the memory that was allocated by a CPU of the page's node.
     pub(crate) fn local_share(&self) -> Option<f64> {
-        if let Some(promised) = self.promised_nodes() {
+        if let Some(guaranteed) = self.guaranteed_nodes() {
             let resident = self.totals.resident.as_ref()?.iter();
-            let inside = resident.filter(|(node, _)| promised.contains(NodeId(**node)));
+            let inside = resident.filter(|(node, _)| guaranteed.contains(NodeId(**node)));
             return share(
                 inside.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes)),
                 self.totals.resident_bytes()?,
@@ -134,22 +134,23 @@ impl Row {
         share(local, local.saturating_add(remote))
     }
 
-    /// The nodes that are promised to it.
-    pub(crate) fn promised_nodes(&self) -> Option<NodeSet> {
+    /// Returns the guaranteed nodes.
+    pub(crate) fn guaranteed_nodes(&self) -> Option<NodeSet> {
         let nodes: NodeSet = self.allocation.as_ref()?.nodes.parse().ok()?;
         (!nodes.is_empty()).then_some(nodes)
     }
 
-    /// Whether the daemon means it by this name.
+    /// Returns whether the daemon's events name the workload like this.
     pub(crate) fn is_called(&self, name: &str) -> bool {
-        self.workload.workload == name || self.allocation.as_ref().is_some_and(|held| held.name == name)
+        self.workload.workload == name
+            || self.allocation.as_ref().is_some_and(|allocation| allocation.name == name)
     }
 
-    /// How good its share is. Only a promise can be broken.
+    /// Returns the rating of the local share. Without a guarantee, it is never [`Level::Bad`].
     pub(crate) fn level(&self) -> Option<Level> {
         let share = self.local_share()?;
-        let has_promise = self.promised_nodes().is_some();
-        let (good, warn) = if has_promise { (0.999, 0.95) } else { (0.9, 0.0) };
+        let has_guarantee = self.guaranteed_nodes().is_some();
+        let (good, warn) = if has_guarantee { (0.999, 0.95) } else { (0.9, 0.0) };
         Some(match () {
             () if share >= good => Level::Good,
             () if share >= warn => Level::Warn,
@@ -157,8 +158,8 @@ impl Row {
         })
     }
 
-    fn remember(&mut self) {
-        if self.history.len() == HISTORY {
+    fn append_to_history(&mut self) {
+        if self.history.len() == MAX_HISTORY_SAMPLES {
             self.history.pop_front();
         }
         self.history.push_back(self.rates.unwrap_or_default());
@@ -175,53 +176,53 @@ fn rate(before: u64, now: u64, seconds: f64) -> Option<f64> {
     now.checked_sub(before).map(|grown| grown as f64 / seconds)
 }
 
-/// All that is known.
+/// State of the host that is shown.
 #[derive(Debug)]
-pub(crate) struct Model {
+pub(crate) struct TopModel {
     pub(crate) topology: Topology,
     pub(crate) version: Version,
     pub(crate) nodes: Vec<Node>,
     pub(crate) node_rates: BTreeMap<u32, NodeRates>,
-    /// By [`Workload::key`].
-    pub(crate) rows: BTreeMap<String, Row>,
+    /// Workloads by [`Workload::key`].
+    pub(crate) rows: BTreeMap<String, WorkloadRow>,
     pub(crate) allocations: Option<Allocations>,
     pub(crate) status: Option<Status>,
-    /// What cannot be asked for, and why.
-    pub(crate) troubles: BTreeMap<&'static str, String>,
-    /// The latest first.
+    /// Reasons of failed requests, by their subject.
+    pub(crate) failures: BTreeMap<&'static str, String>,
+    /// Latest event first.
     pub(crate) events: VecDeque<Event>,
-    /// Events that came faster than they were read.
+    /// Number of events that were missed because they came faster than they were read.
     pub(crate) missed_events: u64,
-    /// Why no samples come, and when it is tried again; absent while they come.
+    /// Reason why no samples come, and the time of the next attempt; absent while samples come.
     lost: Option<(String, Instant)>,
-    /// When the last sample was taken, in the daemon's clock; absent until one came over this connection.
+    /// Time of the latest sample in the daemon's clock; absent until the first sample of this connection.
     at_millis: Option<u64>,
-    /// When it came, in ours.
-    came: Instant,
-    /// Samples over this connection.
+    /// Time at which that sample was received.
+    received_at: Instant,
+    /// Number of samples of this connection.
     pub(crate) samples: u64,
-    /// What was before the first sample of this connection.
+    /// History from before the first sample of this connection.
     past: Option<Trends>,
-    /// Seconds from one sample to the next.
+    /// Seconds between two samples.
     pub(crate) step_seconds: u32,
-    /// Which moment of a recording it is; absent for what is now.
-    pub(crate) recorded: Option<Recorded>,
+    /// Position in a recording; absent for live data.
+    pub(crate) recorded: Option<ReplayPosition>,
 }
 
-/// A moment of a recording.
+/// Position in a recording.
 #[derive(Debug)]
-pub(crate) struct Recorded {
-    /// In RFC 3339.
+pub(crate) struct ReplayPosition {
+    /// Time of the moment in RFC 3339.
     pub(crate) time: String,
-    /// Its number among those that are shown, from 1.
+    /// Number of the moment among those that are shown, from 1.
     pub(crate) number: usize,
-    /// How many are shown.
+    /// Number of moments that are shown.
     pub(crate) count: usize,
     pub(crate) is_playing: bool,
 }
 
-impl Model {
-    /// Of a host of which no sample came yet.
+impl TopModel {
+    /// Creates a model without samples.
     pub(crate) fn new(topology: Topology, version: Version, now: Instant) -> Self {
         Self {
             topology,
@@ -231,12 +232,12 @@ impl Model {
             rows: BTreeMap::new(),
             allocations: None,
             status: None,
-            troubles: BTreeMap::new(),
+            failures: BTreeMap::new(),
             events: VecDeque::new(),
             missed_events: 0,
             lost: None,
             at_millis: None,
-            came: now,
+            received_at: now,
             samples: 0,
             past: None,
             step_seconds: 1,
@@ -244,81 +245,83 @@ impl Model {
         }
     }
 
-    /// Whether two samples were seen over this connection.
+    /// Returns whether rates are known: after two samples of this connection.
     pub(crate) fn shows_rates(&self) -> bool {
         self.samples >= 2
     }
 
-    /// Whether no samples come.
+    /// Returns whether no samples come.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.is_some()
     }
 
-    /// Takes in what the daemon sent.
-    pub(crate) fn take(&mut self, update: Update, now: Instant) {
+    /// Takes an update of the feed.
+    pub(crate) fn take(&mut self, update: FeedUpdate, now: Instant) {
         match update {
-            Update::Connected(host) => {
-                let Host { topology, version, events, past } = *host;
+            FeedUpdate::Connected(host) => {
+                let FeedHost { topology, version, events, past } = *host;
                 self.past = past;
                 (self.topology, self.version) = (topology, version);
-                (self.at_millis, self.samples, self.came, self.lost) = (None, 0, now, None);
+                (self.at_millis, self.samples, self.received_at, self.lost) = (None, 0, now, None);
                 for event in events {
-                    self.event(event);
+                    self.add_event(event);
                 }
             }
-            Update::Sample(sample) => self.sample(*sample, now),
-            Update::Event(event) => self.event(*event),
-            Update::Missed(missed) => self.missed_events += missed,
-            Update::Allocations(answer) => {
-                if let Some(allocations) = self.answered("allocations", answer) {
-                    self.promise(allocations);
+            FeedUpdate::Sample(sample) => self.add_sample(*sample, now),
+            FeedUpdate::Event(event) => self.add_event(*event),
+            FeedUpdate::Missed(missed) => self.missed_events += missed,
+            FeedUpdate::Allocations(answer) => {
+                if let Some(allocations) = self.record_answer("allocations", answer) {
+                    self.set_allocations(allocations);
                 }
             }
-            Update::Status(answer) => self.status = self.answered("status", answer).or(self.status.take()),
-            Update::Lost { reason, again } => self.lost = Some((reason, now + again)),
+            FeedUpdate::Status(answer) => {
+                self.status = self.record_answer("status", answer).or(self.status.take());
+            }
+            FeedUpdate::Lost { reason, retry_in } => self.lost = Some((reason, now + retry_in)),
         }
     }
 
-    fn answered<T>(&mut self, what: &'static str, answer: Result<Box<T>, String>) -> Option<T> {
+    fn record_answer<T>(&mut self, subject: &'static str, answer: Result<Box<T>, String>) -> Option<T> {
         match answer {
             Ok(value) => {
-                self.troubles.remove(what);
+                self.failures.remove(subject);
                 Some(*value)
             }
             Err(reason) => {
-                self.troubles.insert(what, reason);
+                self.failures.insert(subject, reason);
                 None
             }
         }
     }
 
-    /// Whether what is shown is of now; if not, why.
+    /// Returns the reason why the figures are stale; `None` if they are current.
     pub(crate) fn staleness(&self, now: Instant) -> Option<String> {
-        let age = now.duration_since(self.came);
+        let age = now.duration_since(self.received_at);
         match &self.lost {
             Some((reason, _)) if self.recorded.is_some() => Some(reason.clone()),
-            Some((reason, again)) => Some(match again.saturating_duration_since(now).as_secs() {
+            Some((reason, retry_at)) => Some(match retry_at.saturating_duration_since(now).as_secs() {
                 0 => format!("{reason}; connecting"),
                 left => format!("{reason}; again in {left} s"),
             }),
-            None => (age >= STALE).then(|| format!("no figures for {} s", age.as_secs())),
+            None => (age >= STALE_AFTER).then(|| format!("no new figures for {} s", age.as_secs())),
         }
     }
 
-    /// What is promised of a kind of memory on a node.
-    pub(crate) fn promises(&self, node: u32, kind: &str) -> Option<&KindCapacity> {
-        let node = self.allocations.as_ref()?.nodes.iter().find(|promises| promises.node == node)?;
-        node.memory.iter().find(|promises| promises.kind == kind)
+    /// Returns the guarantees on a node's memory of one kind.
+    pub(crate) fn node_guarantees(&self, node: u32, kind: &str) -> Option<&KindCapacity> {
+        let node = self.allocations.as_ref()?.nodes.iter().find(|guarantees| guarantees.node == node)?;
+        node.memory.iter().find(|memory| memory.kind == kind)
     }
 
-    fn sample(&mut self, sample: Sample, now: Instant) {
+    fn add_sample(&mut self, sample: Sample, now: Instant) {
         #[expect(clippy::cast_precision_loss, reason = "seconds between samples are few")]
         let seconds = self
             .at_millis
             .and_then(|before| sample.at_millis.checked_sub(before))
             .filter(|millis| *millis > 0)
             .map(|millis| millis as f64 / 1000.0);
-        (self.at_millis, self.came) = (Some(sample.at_millis), now);
+        (self.at_millis, self.received_at) = (Some(sample.at_millis), now);
         self.samples += 1;
         self.lost = None;
         self.sample_nodes(sample.nodes, seconds);
@@ -329,36 +332,37 @@ impl Model {
             self.sample_workload(workload, seconds);
         }
         if let Some(past) = self.past.take() {
-            self.begin_with(past);
+            self.add_past(past);
         }
         if sample.full {
             self.rows.retain(|key, _| seen.contains(key));
         } else {
             sample.removed.iter().for_each(|key| drop(self.rows.remove(key)));
-            // What is not in it did nothing.
+            // A workload that is not in the sample had no activity.
             for (_, row) in self.rows.iter_mut().filter(|(key, _)| !seen.contains(*key)) {
                 row.rates = row.totals.allocated.map(|_| Rates::default());
-                row.remember();
+                row.append_to_history();
             }
         }
     }
 
-    /// Gives workloads that were not known before the past that the daemon remembers: a mean for each sample of a step.
+    /// Gives new workloads the history that the daemon keeps: the mean of each step, repeated for each sample of the
+    /// step.
     #[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits than a float has")]
-    fn begin_with(&mut self, past: Trends) {
+    fn add_past(&mut self, past: Trends) {
         for trend in past.workloads {
             let Some(row) = self.rows.get_mut(&trend.key).filter(|row| row.history.len() <= 1) else {
                 continue;
             };
             let latest = row.history.pop_back();
             let steps = trend.local_bytes_per_second.iter().zip(&trend.remote_bytes_per_second);
-            // What is not known has no place in a line without gaps: it begins after that.
+            // The history has no gaps: it starts after the last unknown step.
             let known = steps.rev().map_while(|(local, remote)| {
                 Some(Rates { local: (*local)? as f64, remote: (*remote)? as f64, missed: 0.0 })
             });
             let samples =
                 known.flat_map(|rates| (0..past.step_seconds / self.step_seconds).map(move |_| rates));
-            samples.take(HISTORY - 1).for_each(|rates| row.history.push_front(rates));
+            samples.take(MAX_HISTORY_SAMPLES - 1).for_each(|rates| row.history.push_front(rates));
             row.history.extend(latest);
         }
     }
@@ -377,10 +381,10 @@ impl Model {
     }
 
     fn sample_workload(&mut self, workload: Workload, seconds: Option<f64>) {
-        let totals = Totals::of(&workload);
+        let totals = Totals::from_workload(&workload);
         let allocations = self.allocations.as_ref();
-        let row = self.rows.entry(workload.key().to_owned()).or_insert_with(|| Row {
-            allocation: held(allocations, &workload),
+        let row = self.rows.entry(workload.key().to_owned()).or_insert_with(|| WorkloadRow {
+            allocation: find_allocation(allocations, &workload),
             workload: workload.clone(),
             totals: Totals::default(),
             rates: None,
@@ -397,27 +401,27 @@ impl Model {
         });
         row.totals = totals;
         row.workload = workload;
-        row.remember();
+        row.append_to_history();
     }
 
-    fn promise(&mut self, allocations: Allocations) {
+    fn set_allocations(&mut self, allocations: Allocations) {
         for row in self.rows.values_mut() {
-            row.allocation = held(Some(&allocations), &row.workload);
+            row.allocation = find_allocation(Some(&allocations), &row.workload);
         }
         self.allocations = Some(allocations);
     }
 
-    fn event(&mut self, event: Event) {
+    fn add_event(&mut self, event: Event) {
         if self.events.iter().any(|known| known.id == event.id) {
             return;
         }
         self.events.push_front(event);
-        self.events.truncate(EVENTS);
+        self.events.truncate(MAX_EVENTS);
     }
 }
 
-/// What is promised to a workload.
-fn held(allocations: Option<&Allocations>, workload: &Workload) -> Option<Arc<Allocation>> {
+/// Returns the guarantee of a workload.
+fn find_allocation(allocations: Option<&Allocations>, workload: &Workload) -> Option<Arc<Allocation>> {
     let cgroup = workload.cgroup.as_ref()?;
     let mut allocations = allocations?.allocations.iter();
     allocations.find(|allocation| allocation.cgroup == *cgroup).cloned()
@@ -445,8 +449,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_bad_without_a_guarantee() {
-        let row = |local, remote| Row {
+    fn no_bad_level_without_guarantee() {
+        let row = |local, remote| WorkloadRow {
             workload: workload("/a"),
             totals: Totals { allocated: Some((local, remote)), ..Totals::default() },
             rates: None,
@@ -462,10 +466,10 @@ mod tests {
     }
 
     #[test]
-    fn workloads_begin_with_what_the_daemon_remembers() {
+    fn history_starts_with_daemons_history() {
         let topology = Topology::from(&numaward_topology::Machine::default());
         let now = Instant::now();
-        let mut model = Model::new(topology.clone(), Version::on("6.12"), now);
+        let mut model = TopModel::new(topology.clone(), Version::on("6.12"), now);
         let trend = |key: &str, local: Vec<Option<u64>>| Trend {
             key: key.to_owned(),
             remote_bytes_per_second: vec![Some(1); local.len()],
@@ -477,8 +481,8 @@ mod tests {
             trend("/long", vec![Some(5); 60]),
         ];
         let past = Some(Trends { step_seconds: 10, end_millis: 60_000, workloads });
-        let host = Host { topology, version: Version::on("6.12"), events: Vec::new(), past };
-        model.take(Update::Connected(Box::new(host)), now);
+        let host = FeedHost { topology, version: Version::on("6.12"), events: Vec::new(), past };
+        model.take(FeedUpdate::Connected(Box::new(host)), now);
         let sample = Sample {
             at_millis: 61_000,
             full: true,
@@ -489,10 +493,10 @@ mod tests {
             workloads: ["/a", "/long", "/new"].map(workload).to_vec(),
             removed: Vec::new(),
         };
-        model.take(Update::Sample(Box::new(sample)), now);
+        model.take(FeedUpdate::Sample(Box::new(sample)), now);
         let lengths: Vec<usize> = model.rows.values().map(|row| row.history.len()).collect();
-        assert_eq!(lengths, [21, HISTORY, 1]);
+        assert_eq!(lengths, [21, MAX_HISTORY_SAMPLES, 1]);
         let locals: Vec<f64> = model.rows["/a"].history.iter().map(|rates| rates.local).collect();
-        assert_eq!((locals[0], locals[10], locals[20]), (20.0, 30.0, 0.0), "the oldest that is known first");
+        assert_eq!((locals[0], locals[10], locals[20]), (20.0, 30.0, 0.0), "oldest known step first");
     }
 }

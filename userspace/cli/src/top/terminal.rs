@@ -1,4 +1,4 @@
-//! The terminal: taken over, drawn on, and given back.
+//! Terminal of `top` and `replay`: takes it over, draws, and restores it.
 
 use std::{
     io, thread,
@@ -19,64 +19,67 @@ use tokio::{
 
 use super::{
     draw,
-    feed::Update,
-    model::Model,
+    feed::FeedUpdate,
+    model::TopModel,
     replay::Player,
-    screen::{Screen, Then},
+    screen::{KeyAction, Screen},
 };
-use crate::args::Choice;
+use crate::args::WorkloadListArgs;
 
-/// Ages and waiting times that are shown grow also while nothing comes.
-const TICK: Duration = Duration::from_secs(1);
+/// Interval at which the screen is drawn without new data, so that ages and waiting times grow.
+const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Gives the terminal back when dropped. A panic gives it back too, by the hook that ratatui sets.
-struct Taken(DefaultTerminal);
+/// Terminal that is restored when this is dropped. After a panic, the hook that ratatui sets restores it.
+struct TerminalGuard(DefaultTerminal);
 
-impl Taken {
+impl TerminalGuard {
     fn take() -> io::Result<Self> {
-        // It may have come half-way. The first error says more than one from here.
+        // The setup may have failed half-way. Its error is more useful than one of the restoration.
         ratatui::try_init().map(Self).inspect_err(|_| drop(ratatui::try_restore()))
     }
 }
 
-impl Drop for Taken {
+impl Drop for TerminalGuard {
     fn drop(&mut self) {
         let _ = self.0.show_cursor();
-        // Where there is no terminal any more, nothing is left to give back.
+        // If the terminal no longer exists, nothing can be restored.
         let _ = ratatui::try_restore();
     }
 }
 
-/// Where what is drawn comes from.
-pub(crate) enum Source {
+/// Source of the data that is drawn.
+pub(crate) enum ScreenSource {
     /// A daemon.
-    Live { updates: mpsc::Receiver<Update>, model: Box<Model> },
+    Live { updates: mpsc::Receiver<FeedUpdate>, model: Box<TopModel> },
     /// A recording.
     Recorded(Box<Player>),
 }
 
-impl Source {
-    fn model(&self) -> &Model {
+impl ScreenSource {
+    fn model(&self) -> &TopModel {
         match self {
             Self::Live { model, .. } => model,
             Self::Recorded(player) => &player.model,
         }
     }
 
-    /// The time at which the model is looked at.
+    /// Returns the time that ages are relative to.
     fn now(&self) -> Instant {
         match self {
             Self::Live { .. } => Instant::now(),
-            Self::Recorded(player) => player.came,
+            Self::Recorded(player) => player.shown_at,
         }
     }
 
-    /// Waits until there is something new.
+    /// Waits for new data.
     async fn next(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Live { updates, model } => {
-                model.take(updates.recv().await.context("the daemon is no longer followed")?, Instant::now());
-                // All that is there is taken in before it is drawn.
+                model.take(
+                    updates.recv().await.context("the connection to the daemon has ended")?,
+                    Instant::now(),
+                );
+                // All pending updates are taken before the next drawing.
                 while let Ok(update) = updates.try_recv() {
                     model.take(update, Instant::now());
                 }
@@ -86,7 +89,7 @@ impl Source {
         }
     }
 
-    /// Does what a key asks for, if the screen has nothing to do with it.
+    /// Handles a key that the screen does not use. Returns whether it was used.
     fn key(&mut self, key: KeyEvent) -> anyhow::Result<bool> {
         match self {
             Self::Live { .. } => Ok(false),
@@ -95,21 +98,22 @@ impl Source {
     }
 }
 
-/// Draws until the user has seen enough, or the terminal is gone.
-pub(crate) async fn run(mut source: Source, choice: Choice) -> anyhow::Result<()> {
-    let paint = draw::Paint::from_environment();
-    let mut screen = Screen { choice, paint, ..Screen::default() };
-    let mut ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
-    let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut ends else {
+/// Draws until the user quits, or the terminal is gone.
+pub(crate) async fn run(mut source: ScreenSource, list: WorkloadListArgs) -> anyhow::Result<()> {
+    let palette = draw::Palette::from_environment();
+    let mut screen = Screen { list, palette, ..Screen::default() };
+    let mut exit_signals =
+        [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
+    let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut exit_signals else {
         anyhow::bail!("signals cannot be received");
     };
     let unusable = "the terminal cannot be used; --batch or --once print tables";
-    let mut taken = Taken::take().context(unusable)?;
+    let mut terminal = TerminalGuard::take().context(unusable)?;
     let mut keys = keys();
-    let mut ticks = interval(TICK);
+    let mut ticks = interval(REDRAW_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        taken
+        terminal
             .0
             .draw(|frame| draw::draw(frame, &mut screen, source.model(), source.now()))
             .context(unusable)?;
@@ -120,18 +124,18 @@ pub(crate) async fn run(mut source: Source, choice: Choice) -> anyhow::Result<()
                     if !screen.takes_text(key) && source.key(key)? {
                         continue;
                     }
-                    match screen.key(key, source.model()) {
-                        Then::Draw => {}
-                        Then::Quit => return Ok(()),
-                        Then::Suspend => {
-                            drop(taken);
-                            // Goes on where it is continued.
+                    match screen.handle_key(key, source.model()) {
+                        KeyAction::Draw => {}
+                        KeyAction::Quit => return Ok(()),
+                        KeyAction::Suspend => {
+                            drop(terminal);
+                            // After `fg`, the process continues here.
                             kill_process(getpid(), Signal::TSTP).context("this process cannot be stopped")?;
-                            taken = Taken::take().context(unusable)?;
+                            terminal = TerminalGuard::take().context(unusable)?;
                         }
                     }
                 }
-                // Its size is asked for each time it is drawn on.
+                // The size is read at each drawing, so that a resize needs no action.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error).context(unusable),
                 None => return Ok(()),
@@ -144,7 +148,7 @@ pub(crate) async fn run(mut source: Source, choice: Choice) -> anyhow::Result<()
     }
 }
 
-/// Keys as they are pressed, read by a thread of their own.
+/// Reads keys in a thread of its own.
 fn keys() -> mpsc::Receiver<io::Result<Event>> {
     let (sender, receiver) = mpsc::channel(16);
     thread::spawn(move || {

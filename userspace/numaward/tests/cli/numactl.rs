@@ -211,7 +211,7 @@ fn weighted_interleave_needs_kernel() {
             Some(0) => assert_eq!(text(&output.stdout), " weighted interleave:0 \n", "{options:?}"),
             code => {
                 assert_eq!(code, Some(1), "{output:?}");
-                assert!(text(&output.stderr).contains("it takes Linux 6.9 or newer"), "{output:?}");
+                assert!(text(&output.stderr).contains("requires Linux 6.9 or newer"), "{output:?}");
             }
         }
     }

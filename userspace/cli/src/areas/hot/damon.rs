@@ -1,8 +1,8 @@
-//! The kernel's monitor of data accesses (DAMON), by its files in sysfs
+//! The kernel's monitor of data accesses (DAMON), through its files in sysfs
 //! (<https://docs.kernel.org/admin-guide/mm/damon/usage.html>).
 //!
-//! Each process gets a monitor of its own, a thread called `kdamond`: the files with what was found do not name the
-//! process.
+//! Each process gets a monitor of its own, a kernel thread called `kdamond`, because the result files of a monitor do
+//! not name the process.
 
 use std::{
     fs::{self, File},
@@ -16,55 +16,57 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Where the monitors are, below the root.
-const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
-/// How often a page of each area is looked at, and how often the looks are added up, in microseconds. The kernel's defaults.
-const SAMPLE: u32 = 5_000;
-pub(super) const AGGREGATE: u32 = 100_000;
-/// Looks that are added up.
-pub(super) const LOOKS: u32 = AGGREGATE / SAMPLE;
-/// How many areas a process has, at least and at most. The kernel's defaults.
-const AREAS: [(&str, u32); 2] = [("min", 10), ("max", 1000)];
-/// While a monitor is at its files, the kernel refuses others: how often, and after which time, that is tried again.
-const TRIES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(10);
-/// The most of each that an area may have so that the scheme counts it: all do.
-const PATTERN: [(&str, u64); 3] = [("sz", u64::MAX), ("nr_accesses", LOOKS as u64), ("age", u32::MAX as u64)];
+/// Directory of the monitors, below the root.
+const KDAMONDS_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
+/// Intervals at which a page of each area is checked, and at which the checks are summed up, in microseconds: the
+/// kernel's defaults.
+const SAMPLE_MICROS: u32 = 5_000;
+pub(super) const AGGREGATION_MICROS: u32 = 100_000;
+/// Number of checks that are summed up.
+pub(super) const CHECKS_PER_AGGREGATION: u32 = AGGREGATION_MICROS / SAMPLE_MICROS;
+/// Minimum and maximum number of areas of a process: the kernel's defaults.
+const AREA_LIMITS: [(&str, u32); 2] = [("min", 10), ("max", 1000)];
+// While a monitor uses its files, the kernel refuses other accesses to them with EBUSY.
+const MAX_ATTEMPTS: u32 = 20;
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// Upper limits of the scheme's access pattern, which all areas match.
+const MAX_ACCESS_PATTERN: [(&str, u64); 3] =
+    [("sz", u64::MAX), ("nr_accesses", CHECKS_PER_AGGREGATION as u64), ("age", u32::MAX as u64)];
 
-/// Why nothing can be monitored.
+/// Reason why memory cannot be monitored.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DamonError {
-    /// This kernel has none, or one that is too old.
+    /// The kernel has no DAMON, or an old one.
     #[error(
-        "{}: this kernel has no {what} there: --hot takes Linux 6.2 or newer with CONFIG_DAMON_SYSFS and CONFIG_DAMON_VADDR",
+        "{}: this kernel has no {what} there: --hot requires Linux 6.2 or newer with CONFIG_DAMON_SYSFS and CONFIG_DAMON_VADDR",
         path.display()
     )]
     Absent { path: PathBuf, what: &'static str },
-    /// Somebody else has monitors.
+    /// Another program has monitors.
     #[error(
-        "{}: somebody else uses DAMON (monitors: {count}), and it serves one at a time; if the one who made them is gone, \
+        "{}: another program uses DAMON (monitors: {count}), which serves one program at a time; if that program has ended, \
          write off into the file state of each, and then 0 into this one",
         path.display()
     )]
     InUse { path: PathBuf, count: usize },
-    /// So does another numaward.
+    /// Another process of numaward has monitors.
     #[error("{}: another numaward watches a workload on this host: wait until it has ended", _0.display())]
     Locked(PathBuf),
-    /// What was watched is no longer there.
-    #[error("it has ended")]
+    /// The monitored process has ended.
+    #[error("the process has ended")]
     Ended,
     /// A file cannot be read or written.
     #[error("{}: {source}{}", path.display(), hint(source))]
     File { path: PathBuf, source: io::Error },
-    /// A file has something else than a number.
-    #[error("{}: {text:?} is no number", path.display())]
-    NoNumber { path: PathBuf, text: String },
+    /// A file does not contain a number.
+    #[error("{}: {text:?} is not a number", path.display())]
+    NotANumber { path: PathBuf, text: String },
 }
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => "; --hot takes root on the workload's own host",
-        io::ErrorKind::ReadOnlyFilesystem => "; --hot takes a /sys that can be written",
+        io::ErrorKind::PermissionDenied => "; --hot requires root on the workload's own host",
+        io::ErrorKind::ReadOnlyFilesystem => "; --hot requires a writable /sys",
         io::ErrorKind::ResourceBusy => {
             "; the kernel uses DAMON itself if one of \
              /sys/module/{damon_stat,damon_reclaim,damon_lru_sort}/parameters/enabled is Y: write N there"
@@ -73,31 +75,31 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// An area of a process's memory, whose pages are accessed about equally often.
+/// An area of a process's memory with pages that are accessed about equally often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Accessed {
+pub(super) struct MonitoredArea {
     pub(super) start: u64,
     pub(super) end: u64,
-    /// In how many of [`LOOKS`] the page that was looked at had been accessed.
-    pub(super) looks: u32,
-    /// For how many aggregations this has been so.
+    /// Number of the [`CHECKS_PER_AGGREGATION`] checks that found the checked page accessed.
+    pub(super) accesses: u32,
+    /// Number of aggregations for which this has been stable.
     pub(super) age: u32,
 }
 
-/// Monitors of processes. They go when this is dropped.
+/// Monitors of processes, which end when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Monitors {
     kdamonds: PathBuf,
-    /// By monitor, whether it has started, or why not.
+    /// Result of the start of each monitor.
     started: Vec<Result<(), DamonError>>,
-    /// Held locked: another numaward may come at the same time.
+    /// Exclusive lock against other processes of numaward.
     _lock: File,
 }
 
 impl Monitors {
-    /// Makes a monitor for each of some processes, of which one at least has to start.
+    /// Starts a monitor for each process. Fails if none of them starts.
     pub(super) fn start(root: &Path, processes: &[u32]) -> Result<Self, DamonError> {
-        let kdamonds = root.join(KDAMONDS);
+        let kdamonds = root.join(KDAMONDS_DIR);
         let number = kdamonds.join("nr_kdamonds");
         if !number.exists() {
             return Err(DamonError::Absent { path: kdamonds, what: "nr_kdamonds" });
@@ -136,34 +138,34 @@ impl Monitors {
         write(&self.dir(at).join("contexts/nr_contexts"), &1)?;
         let context = self.context(at);
         let operations = context.join("avail_operations");
-        if !fs::read_to_string(&operations).is_ok_and(|all| all.lines().any(|one| one == "vaddr")) {
+        if !fs::read_to_string(&operations).is_ok_and(|all| all.lines().any(|name| name == "vaddr")) {
             return Err(DamonError::Absent { path: operations, what: "vaddr" });
         }
         write(&context.join("operations"), "vaddr")?;
         let attributes = context.join("monitoring_attrs");
-        for (name, micros) in [("sample_us", SAMPLE), ("aggr_us", AGGREGATE)] {
+        for (name, micros) in [("sample_us", SAMPLE_MICROS), ("aggr_us", AGGREGATION_MICROS)] {
             write(&attributes.join("intervals").join(name), &micros)?;
         }
-        for (name, areas) in AREAS {
+        for (name, areas) in AREA_LIMITS {
             write(&attributes.join("nr_regions").join(name), &areas)?;
         }
         write(&context.join("targets/nr_targets"), &1)?;
         write(&context.join("targets/0/pid_target"), &process)?;
-        // Areas can be read where a scheme has them: one that only counts.
+        // A scheme with the action `stat` only counts, and makes the areas readable.
         write(&context.join("schemes/nr_schemes"), &1)?;
         let scheme = context.join("schemes/0");
         if !scheme.join("tried_regions").exists() {
             return Err(DamonError::Absent { path: scheme, what: "tried_regions" });
         }
         write(&scheme.join("action"), "stat")?;
-        for (name, most) in PATTERN {
-            write(&scheme.join("access_pattern").join(name).join("max"), &most)?;
+        for (name, max) in MAX_ACCESS_PATTERN {
+            write(&scheme.join("access_pattern").join(name).join("max"), &max)?;
         }
         Ok(())
     }
 
-    /// What the monitor of a process knows now. Waits for the next time that looks are added up.
-    pub(super) fn areas(&mut self, at: usize) -> Result<Vec<Accessed>, DamonError> {
+    /// Returns the current areas of a process. Waits for the end of the current aggregation.
+    pub(super) fn areas(&mut self, at: usize) -> Result<Vec<MonitoredArea>, DamonError> {
         mem::replace(self.started.get_mut(at).ok_or(DamonError::Ended)?, Ok(()))?;
         write(&self.dir(at).join("state"), "update_schemes_tried_regions").map_err(|error| match error {
             // A monitor ends with its process.
@@ -177,14 +179,14 @@ impl Monitors {
         let mut areas = Vec::new();
         for entry in fs::read_dir(&tried).map_err(failed)? {
             let dir = entry.map_err(failed)?.path();
-            // Beside the areas, newer kernels have files there.
+            // Newer kernels have files beside the areas.
             if !dir.is_dir() {
                 continue;
             }
-            areas.push(Accessed {
+            areas.push(MonitoredArea {
                 start: read(&dir.join("start"))?,
                 end: read(&dir.join("end"))?,
-                looks: read(&dir.join("nr_accesses"))?,
+                accesses: read(&dir.join("nr_accesses"))?,
                 age: read(&dir.join("age"))?,
             });
         }
@@ -192,7 +194,7 @@ impl Monitors {
         if areas.is_empty() { Err(DamonError::Ended) } else { Ok(areas) }
     }
 
-    /// The thread that monitors; `None` if it has ended, with its process.
+    /// Returns the thread id of a monitor; `None` if it has ended with its process.
     pub(super) fn thread(&self, at: usize) -> Option<i32> {
         read(&self.dir(at).join("pid")).ok().filter(|&thread| thread > 0)
     }
@@ -201,35 +203,35 @@ impl Monitors {
 impl Drop for Monitors {
     fn drop(&mut self) {
         for at in 0..self.started.len() {
-            // One that has ended, or was never on, refuses.
+            // The kernel refuses this for a monitor that has ended or was never on.
             let _ = write(&self.dir(at).join("state"), "off");
         }
         if let Err(error) = write(&self.kdamonds.join("nr_kdamonds"), &0) {
-            eprintln!("numaward: DAMON's monitors stay: {error}");
+            eprintln!("numaward: the monitors of DAMON could not be removed: {error}");
         }
     }
 }
 
 fn write(path: &Path, value: &(impl ToString + ?Sized)) -> Result<(), DamonError> {
     let text = value.to_string();
-    unless_busy(path, || File::options().write(true).open(path)?.write_all(text.as_bytes()))
+    retry_while_busy(path, || File::options().write(true).open(path)?.write_all(text.as_bytes()))
 }
 
 fn read<T: FromStr>(path: &Path) -> Result<T, DamonError> {
-    let text = unless_busy(path, || fs::read_to_string(path))?;
+    let text = retry_while_busy(path, || fs::read_to_string(path))?;
     let text = text.trim();
-    text.parse().map_err(|_| DamonError::NoNumber { path: path.to_owned(), text: text.to_owned() })
+    text.parse().map_err(|_| DamonError::NotANumber { path: path.to_owned(), text: text.to_owned() })
 }
 
-fn unless_busy<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> Result<T, DamonError> {
-    let mut tries = 0;
+fn retry_while_busy<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> Result<T, DamonError> {
+    let mut attempts = 0;
     loop {
-        tries += 1;
+        attempts += 1;
         match work() {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
-                thread::sleep(PAUSE);
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && attempts < MAX_ATTEMPTS => {
+                thread::sleep(RETRY_PAUSE);
             }
-            done => return done.map_err(|source| DamonError::File { path: path.to_owned(), source }),
+            result => return result.map_err(|source| DamonError::File { path: path.to_owned(), source }),
         }
     }
 }
@@ -238,10 +240,10 @@ fn unless_busy<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> Resul
 mod tests {
     use super::*;
 
-    /// A made-up tree in the state in which one monitor was made. Its files only keep what is written.
+    /// Creates a tree like that of a kernel with one monitor. Its files only store the written text.
     fn tree() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        let kdamonds = root.path().join(KDAMONDS);
+        let kdamonds = root.path().join(KDAMONDS_DIR);
         let context = "0/contexts/0";
         let files = [
             ("nr_kdamonds", "0\n"),
@@ -268,60 +270,60 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        for (at, start, end, looks) in [(10, 8192, 12288, 0), (9, 4096, 8192, 20)] {
+        for (at, start, end, accesses) in [(10, 8192, 12288, 0), (9, 4096, 8192, 20)] {
             let dir = kdamonds.join(format!("{context}/schemes/0/tried_regions/{at}"));
             fs::create_dir_all(&dir).unwrap();
-            for (name, value) in [("start", start), ("end", end), ("nr_accesses", looks), ("age", 3)] {
+            for (name, value) in [("start", start), ("end", end), ("nr_accesses", accesses), ("age", 3)] {
                 fs::write(dir.join(name), format!("{value}\n")).unwrap();
             }
         }
         root
     }
 
-    fn shown(root: &Path, name: &str) -> String {
-        fs::read_to_string(root.join(KDAMONDS).join(name)).unwrap()
+    fn content(root: &Path, name: &str) -> String {
+        fs::read_to_string(root.join(KDAMONDS_DIR).join(name)).unwrap()
     }
 
     #[test]
-    fn a_monitor_is_made_read_and_taken_away() {
+    fn starts_reads_and_ends_monitor() {
         let root = tree();
         let root = root.path();
         let mut monitors = Monitors::start(root, &[4711]).unwrap();
-        assert!(shown(root, "nr_kdamonds").starts_with('1'));
-        assert!(shown(root, "0/contexts/0/targets/0/pid_target").starts_with("4711"));
-        assert!(shown(root, "0/state").starts_with("on"));
+        assert!(content(root, "nr_kdamonds").starts_with('1'));
+        assert!(content(root, "0/contexts/0/targets/0/pid_target").starts_with("4711"));
+        assert!(content(root, "0/state").starts_with("on"));
         let intervals = "0/contexts/0/monitoring_attrs/intervals";
-        assert!(shown(root, &format!("{intervals}/sample_us")).starts_with("5000"));
+        assert!(content(root, &format!("{intervals}/sample_us")).starts_with("5000"));
         for (name, most) in [("sz", "18446744073709551615"), ("nr_accesses", "20"), ("age", "4294967295")] {
             let pattern = format!("0/contexts/0/schemes/0/access_pattern/{name}/max");
-            assert!(shown(root, &pattern).starts_with(most), "{name}");
+            assert!(content(root, &pattern).starts_with(most), "{name}");
         }
         let another = Monitors::start(root, &[1]).unwrap_err();
         assert!(matches!(another, DamonError::Locked(_)), "{another}");
         let areas = monitors.areas(0).unwrap();
-        let area = |start, looks| Accessed { start, end: start + 4096, looks, age: 3 };
+        let area = |start, accesses| MonitoredArea { start, end: start + 4096, accesses, age: 3 };
         assert_eq!(areas, [area(4096, 20), area(8192, 0)]);
         assert_eq!(monitors.thread(0), Some(77));
         drop(monitors);
-        assert!(shown(root, "0/state").starts_with("off"));
-        assert!(shown(root, "nr_kdamonds").starts_with('0'));
+        assert!(content(root, "0/state").starts_with("off"));
+        assert!(content(root, "nr_kdamonds").starts_with('0'));
     }
 
     #[test]
-    fn monitors_of_somebody_else_are_left_alone() {
+    fn keeps_monitors_of_other_programs() {
         let root = tree();
-        fs::write(root.path().join(KDAMONDS).join("nr_kdamonds"), "2\n").unwrap();
+        fs::write(root.path().join(KDAMONDS_DIR).join("nr_kdamonds"), "2\n").unwrap();
         let refused = Monitors::start(root.path(), &[1]).unwrap_err();
         assert!(matches!(refused, DamonError::InUse { count: 2, .. }), "{refused}");
-        assert_eq!(shown(root.path(), "nr_kdamonds"), "2\n");
-        assert_eq!(shown(root.path(), "0/state"), "off\n");
+        assert_eq!(content(root.path(), "nr_kdamonds"), "2\n");
+        assert_eq!(content(root.path(), "0/state"), "off\n");
     }
 
     #[test]
-    fn one_that_does_not_start_is_named_and_without_any_nothing_stays() {
+    fn names_monitor_that_does_not_start() {
         let root = tree();
         let root = root.path();
-        let kdamonds = root.join(KDAMONDS);
+        let kdamonds = root.join(KDAMONDS_DIR);
         let copied =
             std::process::Command::new("cp").arg("-r").args(["0", "1"]).current_dir(&kdamonds).status();
         assert!(copied.unwrap().success());
@@ -342,11 +344,11 @@ mod tests {
         refuse(0);
         let failed = Monitors::start(root, &[1, 2]).unwrap_err();
         assert!(matches!(failed, DamonError::File { .. }), "{failed}");
-        assert!(shown(root, "nr_kdamonds").starts_with('0'));
+        assert!(content(root, "nr_kdamonds").starts_with('0'));
     }
 
     #[test]
-    fn what_a_kernel_does_not_have_is_named_and_nothing_stays() {
+    fn names_missing_kernel_feature() {
         let nothing = tempfile::tempdir().unwrap();
         let absent = Monitors::start(nothing.path(), &[1]).unwrap_err().to_string();
         assert!(absent.contains("Linux 6.2"), "{absent}");
@@ -355,14 +357,14 @@ mod tests {
             ("schemes/0/tried_regions", None, "tried_regions"),
         ] {
             let root = tree();
-            let path = root.path().join(KDAMONDS).join("0/contexts/0").join(name);
+            let path = root.path().join(KDAMONDS_DIR).join("0/contexts/0").join(name);
             match text {
                 Some(text) => fs::write(path, text).unwrap(),
                 None => fs::remove_dir_all(path).unwrap(),
             }
             let absent = Monitors::start(root.path(), &[1]).unwrap_err();
             assert!(absent.to_string().contains(&format!("has no {what} there")), "{absent}");
-            assert!(shown(root.path(), "nr_kdamonds").starts_with('0'));
+            assert!(content(root.path(), "nr_kdamonds").starts_with('0'));
         }
     }
 }

@@ -1,11 +1,12 @@
-//! `numaward regions --hot`: which areas of a workload's memory are accessed, and on which node those lie.
+//! `numaward regions --hot`: areas of a workload's memory by how often they are accessed, with the nodes of their
+//! pages.
 //!
-//! The kernel's monitor (DAMON) looks at one page of each area of a process 200 times a second, and splits and joins areas by
-//! what it sees. It does not see which CPU accessed a page, so what is remote is an estimate: as if each area were
-//! accessed from the nodes on which the threads of its process spend their time, in proportion.
+//! The kernel's monitor (DAMON) checks one page of each area of a process 200 times a second, and splits and joins
+//! areas by the results. It does not report the CPU of an access, so the remote share is an estimate: it assumes that
+//! each area is accessed from the nodes on which the threads of its process run, in proportion to their CPU time.
 
 mod damon;
-mod running;
+mod node_cpu_time;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,15 +25,16 @@ use serde_with_macros::skip_serializing_none;
 use tokio::time::{interval, sleep};
 
 use self::{
-    damon::{AGGREGATE, Accessed, LOOKS, Monitors},
-    running::Running,
+    damon::{AGGREGATION_MICROS, CHECKS_PER_AGGREGATION, MonitoredArea, Monitors},
+    node_cpu_time::NodeCpuTime,
 };
 use super::{
-    ROWS, Share,
-    ends::Ends,
-    maps::{self, Mapping},
-    percent, sys,
-    workload::Workload,
+    MAX_TABLE_ROWS, NodeShare,
+    exit_signals::ExitSignals,
+    format_percent,
+    maps::{self, MappedRegion},
+    sys,
+    workload::WorkloadProcesses,
 };
 use crate::{
     client::Server,
@@ -40,35 +42,36 @@ use crate::{
     text::clean,
 };
 
-/// Processes that are monitored at most, those with the most memory: each costs a thread of the kernel.
-const PROCESSES: usize = 16;
-/// Pages of an area of which the node is asked; more where none of these is in memory, but some were accessed.
-const PAGES: u64 = 64;
-const MORE_PAGES: u64 = 4096;
+/// Maximum number of monitored processes, as each one costs a kernel thread. Those with the most memory are chosen.
+const MAX_PROCESSES: usize = 16;
+/// Number of pages of an area for which the node is looked up.
+const SAMPLED_PAGES: u64 = 64;
+/// Number of pages that are looked up if none of the first ones is in memory, but some were accessed.
+const MAX_SAMPLED_PAGES: u64 = 4096;
 
-/// Which areas of a workload's memory were accessed.
+/// Areas of a workload's memory, with how often they were accessed.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Hot {
-    /// For how long it was looked at.
+pub(crate) struct HotAreas {
+    /// Duration of the monitoring in seconds.
     seconds: f64,
-    processes: Vec<Watched>,
-    /// What is missing, and why.
+    processes: Vec<MonitoredProcess>,
+    /// Missing parts, with the reasons.
     notes: Vec<String>,
-    /// The areas with memory, those that are accessed most first.
-    areas: Vec<Area>,
+    /// Areas with memory, most accessed first.
+    areas: Vec<HotArea>,
 }
 
-/// A process that was looked at.
+/// A process that was monitored.
 #[skip_serializing_none]
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Watched {
+struct MonitoredProcess {
     pid: u32,
     command: String,
-    /// Where its threads ran; empty if they used too little CPU time to say.
-    ran_on: Vec<Share>,
-    /// CPU time of the thread that monitored it; absent where the kernel does not say.
+    /// Nodes where its threads ran; empty if they used too little CPU time.
+    ran_on: Vec<NodeShare>,
+    /// CPU time of its monitor's kernel thread; absent if the kernel does not provide it.
     monitor_millis: Option<u64>,
 }
 
@@ -76,66 +79,66 @@ struct Watched {
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Area {
+struct HotArea {
     pid: u32,
-    /// As in the regions: `[heap]`, `[stack]`, `[anonymous]`, or a file.
+    /// Name as in the regions: `[heap]`, `[stack]`, `[anonymous]`, or a file.
     region: String,
-    /// The first address, and the one behind the last, in hexadecimal.
+    /// First address, and the one after the last, in hexadecimal.
     start: String,
     end: String,
-    /// In which share of the looks a page had been accessed since the one before, 5 ms earlier.
+    /// Share of the checks, which are 5 ms apart, that found a page accessed since the previous check.
     accessed_percent: f64,
-    /// For how long that has been so.
+    /// Time for which the accesses have been stable.
     age_seconds: f64,
-    /// Its memory by node, estimated by some of its pages; empty if none of these is in memory.
+    /// Memory by node, estimated from some of the pages; empty if none of these is in memory.
     nodes: Vec<RegionNode>,
-    /// The share of accesses that reach across nodes, estimated; absent if it is not known where the threads ran.
+    /// Estimated share of accesses across nodes; absent if the nodes of the threads are not known.
     remote_percent: Option<f64>,
 }
 
-impl Area {
+impl HotArea {
     fn bytes(&self) -> u64 {
-        self.nodes.iter().map(|on| on.bytes).sum()
+        self.nodes.iter().map(|part| part.bytes).sum()
     }
 
-    /// What it counts for: how much memory is accessed, how often.
-    #[expect(clippy::cast_precision_loss, reason = "only to sort by")]
+    /// Returns the value that areas are sorted by: bytes weighted with the frequency of accesses.
+    #[expect(clippy::cast_precision_loss, reason = "only for sorting")]
     fn weight(&self) -> f64 {
         self.accessed_percent * self.bytes() as f64
     }
 }
 
-/// Watches the processes of a workload for some time, or until the user has enough.
-pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<Hot> {
+/// Monitors the processes of a workload for some time, or until the user ends it.
+pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<HotAreas> {
     let mut notes = BTreeSet::new();
-    let processes = most(Workload::find(server, name).await?.processes(&mut notes)?, &mut notes);
+    let processes = largest(WorkloadProcesses::find(server, name).await?.processes(&mut notes)?, &mut notes);
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
-    let mut running = Running::new(&numaward_topology::sysfs::read(Path::new("/"))?);
-    let mut ends = Ends::new()?;
+    let mut cpu_time = NodeCpuTime::new(&numaward_topology::sysfs::read(Path::new("/"))?);
+    let mut exit_signals = ExitSignals::new()?;
     let began = Instant::now();
     let mut monitors = Monitors::start(Path::new("/"), &pids)?;
     let mut over = pin!(sleep(span));
     let mut seconds = interval(Duration::from_secs(1));
     loop {
         tokio::select! {
-            _ = seconds.tick() => running.sample(&pids),
+            _ = seconds.tick() => cpu_time.sample(&pids),
             () = &mut over => break,
-            () = ends.next() => break,
+            () = exit_signals.next() => break,
         }
     }
-    running.sample(&pids);
-    let mut hot = Hot { seconds: began.elapsed().as_secs_f64(), ..Hot::default() };
+    cpu_time.sample(&pids);
+    let mut hot = HotAreas { seconds: began.elapsed().as_secs_f64(), ..HotAreas::default() };
     for (at, (pid, command)) in processes.into_iter().enumerate() {
-        let monitor_millis = monitors.thread(at).and_then(running::cpu_millis);
-        let ran_on = running.shares(pid);
+        let monitor_millis = monitors.thread(at).and_then(node_cpu_time::cpu_millis);
+        let ran_on = cpu_time.shares(pid);
         match monitors.areas(at).map_err(anyhow::Error::from).and_then(|found| areas(pid, &found, &ran_on)) {
             Ok(areas) => hot.areas.extend(areas),
             Err(error) => {
-                notes.insert(format!("process {pid} ({}) is missing: {error:#}", clean(&command)));
+                notes.insert(format!("process {pid} ({}) is not included: {error:#}", clean(&command)));
                 continue;
             }
         }
-        hot.processes.push(Watched { pid, command, ran_on, monitor_millis });
+        hot.processes.push(MonitoredProcess { pid, command, ran_on, monitor_millis });
     }
     drop(monitors);
     if hot.processes.is_empty() {
@@ -146,92 +149,97 @@ pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow
     Ok(hot)
 }
 
-/// Keeps the processes with the most memory, and notes that there are more.
-fn most(mut processes: Vec<(u32, String)>, notes: &mut BTreeSet<String>) -> Vec<(u32, String)> {
-    if let Some(rest) = processes.len().checked_sub(PROCESSES).filter(|rest| *rest > 0) {
+/// Returns the processes with the most memory, and adds a note if there are more.
+fn largest(mut processes: Vec<(u32, String)>, notes: &mut BTreeSet<String>) -> Vec<(u32, String)> {
+    if let Some(rest) = processes.len().checked_sub(MAX_PROCESSES).filter(|rest| *rest > 0) {
         notes.insert(format!(
-            "only the {PROCESSES} processes with the most memory were looked at: {rest} more are there"
+            "only the {MAX_PROCESSES} processes with the most memory are included: there are {rest} more"
         ));
-        processes.truncate(PROCESSES);
+        processes.truncate(MAX_PROCESSES);
     }
     processes
 }
 
-/// The areas of a process that have memory, cut where its mappings end.
-fn areas(pid: u32, found: &[Accessed], ran_on: &[Share]) -> anyhow::Result<Vec<Area>> {
+/// Returns the areas of a process that have memory, split at the ends of its mappings.
+fn areas(pid: u32, found: &[MonitoredArea], ran_on: &[NodeShare]) -> anyhow::Result<Vec<HotArea>> {
     let maps = maps::read(Path::new("/proc"), pid)?;
-    let pieces = cut(found, &maps);
-    let on = |pieces: &[&Piece<'_>], most| nodes_of(pieces, most, |addresses| sys::nodes(pid, addresses));
-    let all: Vec<&Piece<'_>> = pieces.iter().collect();
-    let mut nodes = on(&all, PAGES)?;
+    let pieces = split_by_mapping(found, &maps);
+    let look_up = |pieces: &[&AreaPiece<'_>], max_pages| {
+        nodes_of(pieces, max_pages, |addresses| sys::nodes_of_pages(pid, addresses))
+    };
+    let all: Vec<&AreaPiece<'_>> = pieces.iter().collect();
+    let mut nodes = look_up(&all, SAMPLED_PAGES)?;
     for (piece, nodes) in pieces.iter().zip(&mut nodes) {
-        // What is accessed is somewhere.
-        if nodes.is_empty() && piece.looks > 0 {
-            *nodes = on(&[piece], MORE_PAGES)?.pop().unwrap_or_default();
+        // An accessed area has pages in memory.
+        if nodes.is_empty() && piece.accesses > 0 {
+            *nodes = look_up(&[piece], MAX_SAMPLED_PAGES)?.pop().unwrap_or_default();
         }
     }
-    let there = pieces.iter().zip(nodes).filter(|(piece, nodes)| piece.looks > 0 || !nodes.is_empty());
-    let area = |(piece, nodes): (&Piece<'_>, Vec<RegionNode>)| Area {
+    let there = pieces.iter().zip(nodes).filter(|(piece, nodes)| piece.accesses > 0 || !nodes.is_empty());
+    let area = |(piece, nodes): (&AreaPiece<'_>, Vec<RegionNode>)| HotArea {
         pid,
         region: piece.region.to_owned(),
         start: format!("{:#x}", piece.start),
         end: format!("{:#x}", piece.end),
-        accessed_percent: f64::from(piece.looks.min(LOOKS)) / f64::from(LOOKS) * 100.0,
-        age_seconds: f64::from(piece.age) * f64::from(AGGREGATE) / 1e6,
-        remote_percent: remote(&nodes, ran_on),
+        accessed_percent: f64::from(piece.accesses.min(CHECKS_PER_AGGREGATION))
+            / f64::from(CHECKS_PER_AGGREGATION)
+            * 100.0,
+        age_seconds: f64::from(piece.age) * f64::from(AGGREGATION_MICROS) / 1e6,
+        remote_percent: remote_percent(&nodes, ran_on),
         nodes,
     };
     Ok(there.map(area).collect())
 }
 
-/// Where pieces lie, by so many of the pages of each at most: the bytes of each by node.
+/// Looks up the nodes of at most `max_pages` pages of each piece, and returns the bytes of each piece by node.
 fn nodes_of(
-    pieces: &[&Piece<'_>],
-    most: u64,
-    ask: impl FnOnce(&[usize]) -> io::Result<Vec<Option<u32>>>,
+    pieces: &[&AreaPiece<'_>],
+    max_pages: u64,
+    look_up: impl FnOnce(&[usize]) -> io::Result<Vec<Option<u32>>>,
 ) -> io::Result<Vec<Vec<RegionNode>>> {
     let page = rustix::param::page_size();
     let addresses: Vec<Vec<usize>> =
-        pieces.iter().map(|piece| sample(piece.start, piece.end, page, most)).collect();
-    let mut nodes = ask(&addresses.concat())?.into_iter();
-    let of = pieces.iter().zip(&addresses).map(|(piece, addresses)| {
-        let asked = addresses.len();
-        by_node(piece.end.saturating_sub(piece.start), asked, nodes.by_ref().take(asked))
+        pieces.iter().map(|piece| sample_addresses(piece.start, piece.end, page, max_pages)).collect();
+    let mut nodes = look_up(&addresses.concat())?.into_iter();
+    let bytes = pieces.iter().zip(&addresses).map(|(piece, addresses)| {
+        let sampled = addresses.len();
+        by_node(piece.end.saturating_sub(piece.start), sampled, nodes.by_ref().take(sampled))
     });
-    Ok(of.collect())
+    Ok(bytes.collect())
 }
 
-/// A part of an area that lies in one mapping.
+/// The part of an area that is in one mapping.
 #[derive(Debug, PartialEq, Eq)]
-struct Piece<'a> {
+struct AreaPiece<'a> {
     start: u64,
     end: u64,
     region: &'a str,
-    looks: u32,
+    accesses: u32,
     age: u32,
 }
 
-/// Cuts areas where mappings end; both are in the order of addresses.
-fn cut<'a>(areas: &[Accessed], maps: &'a [Mapping]) -> Vec<Piece<'a>> {
+/// Splits areas at the ends of mappings; both are in the order of addresses.
+fn split_by_mapping<'a>(areas: &[MonitoredArea], maps: &'a [MappedRegion]) -> Vec<AreaPiece<'a>> {
     let mut pieces = Vec::new();
     for area in areas {
-        pieces.extend(maps::within(maps, area.start, area.end).map(|map| Piece {
+        pieces.extend(maps::overlapping(maps, area.start, area.end).map(|map| AreaPiece {
             start: area.start.max(map.start),
             end: area.end.min(map.end),
             region: &map.region,
-            looks: area.looks,
+            accesses: area.accesses,
             age: area.age,
         }));
     }
     pieces
 }
 
-/// Addresses of pages of an area: all, or one in each of so many equal parts. Which one is by chance, but always the same:
-/// at equal distances, interleaved pages would all be of one node.
-fn sample(start: u64, end: u64, page: usize, most: u64) -> Vec<usize> {
+/// Returns the addresses of pages of an area: all of them, or one in each of `max_pages` equal parts. The position in a
+/// part is pseudo-random but reproducible: at equal distances, the chosen pages of an interleaved area would all be on
+/// one node.
+fn sample_addresses(start: u64, end: u64, page: usize, max_pages: u64) -> Vec<usize> {
     let pages = end.saturating_sub(start).div_ceil(page as u64);
-    let count = pages.min(most);
-    // Pages are fewer than 2^52, and parts than 2^12.
+    let count = pages.min(max_pages);
+    // There are fewer than 2^52 pages and 2^12 parts, so the product fits.
     let bound = |part: u64| pages * part / count;
     let address = |part: u64| {
         let (first, behind) = (bound(part), bound(part + 1));
@@ -243,20 +251,21 @@ fn sample(start: u64, end: u64, page: usize, most: u64) -> Vec<usize> {
     (0..count).filter_map(address).collect()
 }
 
-/// The bytes of an area by node, from the nodes of so many of its pages.
-fn by_node(bytes: u64, asked: usize, nodes: impl Iterator<Item = Option<u32>>) -> Vec<RegionNode> {
+/// Returns the bytes of an area by node, extrapolated from the nodes of the sampled pages.
+fn by_node(bytes: u64, sampled: usize, nodes: impl Iterator<Item = Option<u32>>) -> Vec<RegionNode> {
     let mut counts = BTreeMap::<u32, u64>::new();
     for node in nodes.flatten() {
         *counts.entry(node).or_default() += 1;
     }
-    let share = |count: u64| u128::from(bytes) * u128::from(count) / (asked.max(1) as u128);
+    let share = |count: u64| u128::from(bytes) * u128::from(count) / (sampled.max(1) as u128);
     let on = |(node, count)| RegionNode { node, bytes: u64::try_from(share(count)).unwrap_or(u64::MAX) };
     counts.into_iter().map(on).collect()
 }
 
-/// The share of accesses that reach across nodes if threads access all of it, in proportion to where they ran.
-#[expect(clippy::cast_precision_loss, reason = "a share needs no more")]
-fn remote(nodes: &[RegionNode], ran_on: &[Share]) -> Option<f64> {
+/// Returns the estimated share of accesses across nodes, if threads access all of the area in proportion to their CPU
+/// time.
+#[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
+fn remote_percent(nodes: &[RegionNode], ran_on: &[NodeShare]) -> Option<f64> {
     let bytes: u64 = nodes.iter().map(|on| on.bytes).sum();
     if bytes == 0 || ran_on.is_empty() {
         return None;
@@ -268,44 +277,48 @@ fn remote(nodes: &[RegionNode], ran_on: &[Share]) -> Option<f64> {
     Some((100.0 - nodes.iter().map(local).sum::<f64>()).clamp(0.0, 100.0))
 }
 
-/// For people: the areas that are accessed most, and what the others come to.
-pub(crate) fn render(hot: &Hot) -> String {
+/// Renders the areas that are accessed most, and the sum of the remaining ones.
+pub(crate) fn render(hot: &HotAreas) -> String {
     let nodes: BTreeSet<u32> =
         hot.areas.iter().flat_map(|area| area.nodes.iter().map(|on| on.node)).collect();
-    let accessed: Vec<&Area> = hot.areas.iter().filter(|area| area.accessed_percent > 0.0).collect();
+    let accessed: Vec<&HotArea> = hot.areas.iter().filter(|area| area.accessed_percent > 0.0).collect();
     let mut text = String::new();
     if accessed.is_empty() {
-        text.push_str("none of the memory that was looked at was accessed\n");
+        text.push_str("none of the monitored memory was accessed\n");
     } else {
         let mut titles = row(["PID", "ADDRESS", "REGION", "ACCESSED", "FOR"]);
         titles.extend(nodes.iter().map(|node| format!("NODE {node}")));
         titles.push("REMOTE".to_owned());
-        let cells = |area: &&Area| {
+        let cells = |area: &&HotArea| {
             let mut cells = row([&area.pid.to_string(), &area.start, &area.region]);
-            cells.push(percent(area.accessed_percent));
+            cells.push(format_percent(area.accessed_percent));
             cells.push(format!("{:.1} s", area.age_seconds));
             let on = |node: &u32| area.nodes.iter().find(|on| on.node == *node).map_or(0, |on| on.bytes);
             cells.extend(nodes.iter().map(|node| size(on(node))));
-            cells.push(or_dash(area.remote_percent.map(percent)));
+            cells.push(or_dash(area.remote_percent.map(format_percent)));
             cells
         };
-        let rows = accessed.iter().take(ROWS).map(cells);
+        let rows = accessed.iter().take(MAX_TABLE_ROWS).map(cells);
         text.push_str(&columns(&std::iter::once(titles).chain(rows).collect::<Vec<_>>()));
-        if accessed.len() > ROWS {
-            let _ = writeln!(text, "{} more areas are accessed less: -o json has all", accessed.len() - ROWS);
+        if accessed.len() > MAX_TABLE_ROWS {
+            let _ = writeln!(
+                text,
+                "{} more areas are accessed less: -o json has all",
+                accessed.len() - MAX_TABLE_ROWS
+            );
         }
     }
-    let all: u64 = hot.areas.iter().map(Area::bytes).sum();
+    let all: u64 = hot.areas.iter().map(HotArea::bytes).sum();
     let of_accessed: u64 = accessed.iter().map(|area| area.bytes()).sum();
     let _ = writeln!(text, "not accessed: {} of {}", size(all - of_accessed), size(all));
     for process in &hot.processes {
-        let shares = super::on_nodes(&process.ran_on);
-        let ran_on = if shares.is_empty() { "on no node for long enough to say" } else { &shares };
+        let shares = super::format_shares(&process.ran_on);
+        let ran_on = if shares.is_empty() { "not known, as it used too little CPU time" } else { &shares };
         let _ = writeln!(text, "process {} ({}) ran on: {ran_on}", process.pid, clean(&process.command));
     }
     let cost = hot.processes.iter().map(|process| process.monitor_millis).sum::<Option<u64>>();
     if let Some(millis) = cost {
-        let _ = writeln!(text, "looking took {millis} ms of CPU time in {:.1} s", hot.seconds);
+        let _ = writeln!(text, "monitoring took {millis} ms of CPU time in {:.1} s", hot.seconds);
     }
     for note in &hot.notes {
         let _ = writeln!(text, "{note}");
@@ -323,31 +336,35 @@ mod tests {
         RegionNode { node, bytes }
     }
 
-    fn area(accessed_percent: f64, nodes: Vec<RegionNode>) -> Area {
-        Area {
+    fn area(accessed_percent: f64, nodes: Vec<RegionNode>) -> HotArea {
+        HotArea {
             pid: 7,
             region: "[heap]".to_owned(),
             start: "0x1000".to_owned(),
             end: "0x2000".to_owned(),
             accessed_percent,
             age_seconds: 2.5,
-            remote_percent: remote(
+            remote_percent: remote_percent(
                 &nodes,
-                &[Share { node: 0, percent: 75.0 }, Share { node: 1, percent: 25.0 }],
+                &[NodeShare { node: 0, percent: 75.0 }, NodeShare { node: 1, percent: 25.0 }],
             ),
             nodes,
         }
     }
 
     #[test]
-    fn areas_are_cut_where_mappings_end() {
-        let areas =
-            [(100, 300, 20), (300, 500, 0)].map(|(start, end, looks)| Accessed { start, end, looks, age: 1 });
+    fn splits_areas_at_ends_of_mappings() {
+        let areas = [(100, 300, 20), (300, 500, 0)].map(|(start, end, accesses)| MonitoredArea {
+            start,
+            end,
+            accesses,
+            age: 1,
+        });
         let maps = [(0, 50, "[heap]"), (120, 200, "/a"), (200, 400, "[anonymous]"), (450, 600, "[stack]")]
-            .map(|(start, end, name)| Mapping { start, end, region: name.to_owned() });
-        let pieces = cut(&areas, &maps);
+            .map(|(start, end, name)| MappedRegion { start, end, region: name.to_owned() });
+        let pieces = split_by_mapping(&areas, &maps);
         let found: Vec<_> =
-            pieces.iter().map(|piece| (piece.start, piece.end, piece.region, piece.looks)).collect();
+            pieces.iter().map(|piece| (piece.start, piece.end, piece.region, piece.accesses)).collect();
         let expected = [
             (120, 200, "/a", 20),
             (200, 300, "[anonymous]", 20),
@@ -358,53 +375,53 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_asked_for_stand_for_the_others() {
+    fn sampled_pages_represent_interleaving() {
         const PAGE: u64 = 0x1000;
-        assert_eq!(sample(0x1000, 0x4000, 0x1000, PAGES), [0x1000, 0x2000, 0x3000]);
-        assert!(sample(5, 5, 0x1000, PAGES).is_empty());
-        let all = sample(0, 1 << 30, 0x1000, PAGES);
+        assert_eq!(sample_addresses(0x1000, 0x4000, 0x1000, SAMPLED_PAGES), [0x1000, 0x2000, 0x3000]);
+        assert!(sample_addresses(5, 5, 0x1000, SAMPLED_PAGES).is_empty());
+        let all = sample_addresses(0, 1 << 30, 0x1000, SAMPLED_PAGES);
         assert!(
             all.iter().zip(0..).all(|(address, part)| address >> 24 == part),
             "one in each part: {all:?}"
         );
         // Interleaved by small and by huge pages.
         for (pages, every) in [(16 << 10, 1), (256 << 10, 512)] {
-            let piece = Piece { start: 0, end: pages * PAGE, region: "", looks: 0, age: 0 };
-            let ask = |addresses: &[usize]| {
+            let piece = AreaPiece { start: 0, end: pages * PAGE, region: "", accesses: 0, age: 0 };
+            let look_up = |addresses: &[usize]| {
                 let node = |address: &usize| u32::try_from(*address as u64 / PAGE / every % 2).ok();
                 Ok(addresses.iter().map(node).collect())
             };
-            let nodes = nodes_of(&[&piece], PAGES, ask).unwrap().remove(0);
+            let nodes = nodes_of(&[&piece], SAMPLED_PAGES, look_up).unwrap().remove(0);
             let share = nodes[0].bytes * 100 / (pages * PAGE);
             assert!((35..=65).contains(&share), "{every}: {nodes:?}");
         }
     }
 
     #[test]
-    fn a_page_that_is_not_there_has_no_bytes() {
+    fn absent_page_has_no_bytes() {
         let nodes = [Some(0), Some(1), Some(1), None];
         assert_eq!(by_node(4 * MIB, 4, nodes.into_iter()), [on(0, MIB), on(1, 2 * MIB)]);
         assert!(by_node(MIB, 1, [None].into_iter()).is_empty());
     }
 
     #[test]
-    fn what_is_remote_goes_by_where_the_threads_ran() {
-        let ran_on = [Share { node: 0, percent: 75.0 }, Share { node: 1, percent: 25.0 }];
-        assert_eq!(remote(&[on(0, MIB)], &ran_on), Some(25.0));
-        assert_eq!(remote(&[on(0, MIB), on(1, MIB)], &ran_on), Some(50.0));
-        assert_eq!(remote(&[on(2, MIB)], &ran_on), Some(100.0));
-        assert_eq!(remote(&[on(0, MIB)], &[]), None);
-        assert_eq!(remote(&[], &ran_on), None);
+    fn remote_share_follows_cpu_time() {
+        let ran_on = [NodeShare { node: 0, percent: 75.0 }, NodeShare { node: 1, percent: 25.0 }];
+        assert_eq!(remote_percent(&[on(0, MIB)], &ran_on), Some(25.0));
+        assert_eq!(remote_percent(&[on(0, MIB), on(1, MIB)], &ran_on), Some(50.0));
+        assert_eq!(remote_percent(&[on(2, MIB)], &ran_on), Some(100.0));
+        assert_eq!(remote_percent(&[on(0, MIB)], &[]), None);
+        assert_eq!(remote_percent(&[], &ran_on), None);
     }
 
     #[test]
-    fn people_see_what_is_accessed_and_what_is_not() {
-        let hot = Hot {
+    fn renders_accessed_and_other_memory() {
+        let hot = HotAreas {
             seconds: 10.0,
-            processes: vec![Watched {
+            processes: vec![MonitoredProcess {
                 pid: 7,
                 command: "db\n".to_owned(),
-                ran_on: vec![Share { node: 0, percent: 100.0 }],
+                ran_on: vec![NodeShare { node: 0, percent: 100.0 }],
                 monitor_millis: Some(12),
             }],
             notes: vec!["something is missing".to_owned()],
@@ -419,8 +436,11 @@ mod tests {
         assert_eq!(lines[1].join(" "), "7 0x1000 [heap] 95 % 2.5 s 0 B 2.0 MiB 75 %");
         assert!(text.contains("\nnot accessed: 6.0 MiB of 8.0 MiB\n"), "{text}");
         assert!(text.contains("\nprocess 7 (db\\n) ran on: node 0 100 %\n"), "{text}");
-        assert!(text.contains("looking took 12 ms of CPU time in 10.0 s\nsomething is missing\n"), "{text}");
-        let nothing = render(&Hot::default());
-        assert!(nothing.starts_with("none of the memory that was looked at was accessed\n"), "{nothing}");
+        assert!(
+            text.contains("monitoring took 12 ms of CPU time in 10.0 s\nsomething is missing\n"),
+            "{text}"
+        );
+        let nothing = render(&HotAreas::default());
+        assert!(nothing.starts_with("none of the monitored memory was accessed\n"), "{nothing}");
     }
 }

@@ -1,10 +1,11 @@
-//! `numaward regions --sampled`: which areas of a workload's memory are accessed, and from which nodes, by addresses that
-//! the processor samples.
+//! `numaward regions --sampled`: areas of a workload's memory by the accesses that the processor samples, with their
+//! source nodes.
 //!
-//! The processor picks one of many micro-ops or loads, and writes down its address, its CPU and where the data came from
-//! (AMD: IBS, Intel: PEBS, Arm: SPE). Unlike the kernel's monitor of accesses (`--hot`), this sees which CPU accessed a page,
-//! so what is remote is seen, not estimated. IBS and PEBS see all processes of the host; those of others are passed over. SPE
-//! does not say which process it was, and is asked for threads of the workload.
+//! The processor selects one of many micro-ops or loads and records its address, its CPU and the source of the data
+//! (AMD: IBS, Intel: PEBS, Arm: SPE). In contrast to the kernel's monitor of accesses (`--hot`), the CPU of an access
+//! is known, so that remote accesses are measured instead of estimated. IBS and PEBS sample all processes of the host;
+//! samples of other workloads are skipped. SPE does not record the process, so single threads of the workload are
+//! sampled.
 
 mod aux;
 mod pmu;
@@ -31,22 +32,23 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 pub(crate) use self::show::render;
 use self::{
-    pmu::{Form, Unit},
-    rings::{Counts, Rings},
-    source::Sources,
+    pmu::{OutputForm, SamplingUnit},
+    rings::{ReadCounts, Rings},
+    source::SourceCounts,
     tally::Tally,
 };
-use super::{Share, ends::Ends, maps, sys, workload::Workload};
+use super::{NodeShare, exit_signals::ExitSignals, maps, sys, workload::WorkloadProcesses};
 use crate::client::Server;
 
-/// How often the rings are read: ten times a second, and each tenth time the samples are folded and processes looked for.
-const PAUSE: Duration = Duration::from_millis(100);
-const FOLD: u32 = 10;
+/// Interval at which the rings are read.
+const READ_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of readings after which the samples are folded and new processes are looked up.
+const READINGS_PER_FOLD: u32 = 10;
 
-/// Why nothing can be sampled.
+/// Reason why accesses cannot be sampled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SampledError {
-    /// No unit for it.
+    /// The host has no unit that samples addresses.
     #[error(
         "{}: nothing there samples addresses: neither ibs_op (AMD), mem-loads of cpu, cpu_core or cpu_atom (Intel), nor \
          arm_spe_0 (Arm). Most virtual machines have none. --hot shows what is accessed without it",
@@ -56,13 +58,13 @@ pub(crate) enum SampledError {
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    /// A file has something else than it should.
-    #[error("{}: {text:?} is not {what}", path.display())]
-    Malformed { path: PathBuf, text: String, what: &'static str },
-    /// An event sets what the unit does not have.
+    /// A file has unexpected content.
+    #[error("{}: {text:?} is not {expected}", path.display())]
+    Malformed { path: PathBuf, text: String, expected: &'static str },
+    /// An event has a parameter that the unit does not have.
     #[error("{}: {parameter} does not fit into the unit's parameters, see its folder format", path.display())]
     Parameter { path: PathBuf, parameter: String },
-    /// The kernel refuses.
+    /// The kernel refuses the event.
     #[error("{unit} on {place}: {source}{}", hint(source))]
     Refused { unit: String, place: String, source: io::Error },
 }
@@ -70,138 +72,139 @@ pub(crate) enum SampledError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "; --sampled takes root on the workload's own host, and lockdown or an LSM may forbid it"
+            "; --sampled requires root on the workload's own host, and lockdown or an LSM may forbid it"
         }
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ResourceBusy => {
-            "; no counter is free: somebody else holds it (another --sampled, perf, the NMI watchdog)"
+            "; no counter is free: another program holds it (another --sampled, perf, the NMI watchdog)"
         }
         _ if error.raw_os_error() == Some(libc::EMFILE) => {
-            "; each CPU takes up to two descriptors, each thread one: raise `ulimit -Hn`"
+            "; each CPU requires up to two descriptors, each thread one: raise `ulimit -Hn`"
         }
-        _ => "; --hot shows what is accessed without it",
+        _ => "; --hot shows the accessed areas without it",
     }
 }
 
-/// Which areas of a workload's memory were accessed, and from where.
+/// Areas of a workload's memory with their sampled accesses.
 #[derive(Debug, Default, Serialize)]
 #[skip_serializing_none]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Sampled {
-    /// For how long it was looked at.
+pub(crate) struct SampledAreas {
+    /// Duration of the sampling in seconds.
     seconds: f64,
-    /// As it calls itself.
+    /// Name of the processor model.
     processor: String,
-    units: Vec<Used>,
-    /// Samples of the workload in the areas.
+    units: Vec<UsedUnit>,
+    /// Number of the workload's samples in the areas.
     samples: u64,
-    /// Those of them of which the node of the page is known, and that of the CPU.
+    /// Number of samples for which the nodes of the page and of the CPU are known.
     placed_samples: u64,
-    /// The share of these from a CPU of another node than that of the page; absent if there are none.
+    /// Share of the placed samples with the CPU on another node than the page; absent if there are none.
     remote_percent: Option<f64>,
-    /// Where their data came from, as the processor says.
-    sources: Sources,
-    /// CPU time that this command took itself. What the kernel took for sampling is not in it.
+    /// Sources of the data, as the processor reports them.
+    sources: SourceCounts,
+    /// CPU time of this command. The kernel's time for sampling is not included.
     reading_millis: u64,
-    processes: Vec<Process>,
-    /// What is missing, and why.
+    processes: Vec<SampledProcess>,
+    /// Missing parts, with the reasons.
     notes: Vec<String>,
-    /// Those with the most samples first.
-    areas: Vec<Area>,
+    /// Areas, most samples first.
+    areas: Vec<SampledArea>,
 }
 
 /// A unit that sampled.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Used {
+struct UsedUnit {
     name: String,
     cpus: String,
-    /// One of so many was sampled.
+    /// Sampling period: one of so many operations was sampled.
     period: u64,
-    /// Of what.
+    /// Kind of the counted operations.
     counts: String,
 }
 
 /// A process with samples.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Process {
+struct SampledProcess {
     pid: u32,
     command: String,
     samples: u64,
-    /// The nodes of the CPUs.
-    from: Vec<Share>,
+    /// Shares of its samples by the node of the CPU.
+    from: Vec<NodeShare>,
 }
 
-/// Adjacent parts of a region that are accessed about equally often, on one node for the most part.
+/// Adjacent blocks of a region with similar numbers of samples, most of them on the same node.
 #[skip_serializing_none]
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Area {
+struct SampledArea {
     pid: u32,
-    /// As in the regions: `[heap]`, `[stack]`, `[anonymous]`, or a file.
+    /// Name as in the regions: `[heap]`, `[stack]`, `[anonymous]`, or a file.
     region: String,
-    /// The first address, and the one behind the last, in hexadecimal.
+    /// First address, and the one after the last, in hexadecimal.
     start: String,
     end: String,
     bytes: u64,
     samples: u64,
-    /// Those of them of which the node of the page is known, and that of the CPU.
+    /// Number of samples for which the nodes of the page and of the CPU are known.
     placed_samples: u64,
-    /// The share of these from a CPU of another node than that of the page; absent if there are none.
+    /// Share of the placed samples with the CPU on another node than the page; absent if there are none.
     remote_percent: Option<f64>,
-    /// The share whose data came from memory, of those where the processor says; absent if it says so for none.
+    /// Share of the samples with data from memory among those with a known source; absent if no source is known.
     dram_percent: Option<f64>,
-    /// The nodes of the pages, by the samples whose page was found; empty if none was in memory when it was asked for.
-    nodes: Vec<Share>,
-    sources: Sources,
+    /// Nodes of the pages that were found, by their samples; empty if no page was in memory when it was looked up.
+    nodes: Vec<NodeShare>,
+    sources: SourceCounts,
 }
 
-/// Samples the accesses of a workload for some time, or until the user has enough.
-pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<Sampled> {
+/// Samples the accesses of a workload for some time, or until the user ends it.
+pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<SampledAreas> {
     let machine = numaward_topology::sysfs::read(Path::new("/"))?;
     let units = pmu::find(Path::new("/"), &machine.cpu_ids())?;
-    let workload = Workload::find(server, name).await?;
-    let mut seen = Seen::new(&machine);
-    let ids = workload.ids(&mut seen.notes);
+    let workload = WorkloadProcesses::find(server, name).await?;
+    let mut session = SamplingSession::new(&machine);
+    let ids = workload.process_ids(&mut session.notes);
     if ids.is_empty() {
-        return Err(workload.no_process());
+        return Err(workload.no_process_error());
     }
-    let mut ends = Ends::new()?;
+    let mut exit_signals = ExitSignals::new()?;
     let mut rings = Rings::start(&units)?;
-    rings.watch(&ids, &mut seen.counts)?;
+    rings.watch(&ids, &mut session.counts)?;
     let over = async {
         tokio::select! {
             () = sleep(span) => {}
-            () = ends.next() => {}
+            () = exit_signals.next() => {}
         }
     };
-    seen.follow(rings, ids, |notes| workload.ids(notes), over).await;
-    Ok(seen.report(units))
+    session.follow(rings, ids, |notes| workload.process_ids(notes), over).await;
+    Ok(session.report(units))
 }
 
-/// What was sampled so far.
-struct Seen {
+/// Samples and processes so far.
+struct SamplingSession {
     began: Instant,
     tally: Tally,
-    counts: Counts,
-    /// The processes with samples, also those that have ended.
+    counts: ReadCounts,
+    /// Commands of the processes with samples, including ended ones.
     commands: BTreeMap<u32, String>,
-    /// What is missing of the processes.
+    /// Notes about processes that are not included.
     notes: BTreeSet<String>,
 }
 
-impl Seen {
+impl SamplingSession {
     fn new(machine: &Machine) -> Self {
         Self {
             began: Instant::now(),
             tally: Tally::new(machine),
-            counts: Counts::default(),
+            counts: ReadCounts::default(),
             commands: BTreeMap::new(),
             notes: BTreeSet::new(),
         }
     }
 
-    /// Reads rings until it is over: samples of these processes, and once a second asks which there are now.
+    /// Reads rings until `over` ends. Counts the samples of the workload's processes, which `processes` looks up once a
+    /// second.
     async fn follow(
         &mut self,
         mut rings: Rings,
@@ -210,12 +213,12 @@ impl Seen {
         over: impl Future<Output = ()>,
     ) {
         let mut over = pin!(over);
-        let mut ticks = interval(PAUSE);
-        // What folding takes longer than that is not made up for.
+        let mut ticks = interval(READ_INTERVAL);
+        // A reading that is late because of folding is not repeated.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for tick in 1_u32.. {
             let is_over = tokio::select! {
-                // Where each tick is late, it ends all the same.
+                // `biased`, so that sampling ends even if each reading is late.
                 biased;
                 () = &mut over => true,
                 _ = ticks.tick() => false,
@@ -232,15 +235,15 @@ impl Seen {
                     }
                 }
             });
-            if is_over || tick % FOLD == 0 {
+            if is_over || tick % READINGS_PER_FOLD == 0 {
                 fold(&mut self.tally);
             }
             if is_over {
                 rings.count_lost(&mut self.counts);
                 break;
             }
-            if tick % FOLD == 0 {
-                // Processes that began meanwhile count from now on.
+            if tick % READINGS_PER_FOLD == 0 {
+                // New processes are counted from now on.
                 ids = processes(&mut self.notes);
                 if let Err(refused) = rings.watch(&ids, &mut self.counts) {
                     self.notes.insert(refused.to_string());
@@ -249,9 +252,9 @@ impl Seen {
         }
     }
 
-    fn report(&self, units: Vec<Unit>) -> Sampled {
+    fn report(&self, units: Vec<SamplingUnit>) -> SampledAreas {
         let total = self.tally.total();
-        Sampled {
+        SampledAreas {
             seconds: self.began.elapsed().as_secs_f64(),
             processor: pmu::processor(Path::new("/")),
             samples: total.samples,
@@ -263,13 +266,13 @@ impl Seen {
             notes: [notes(&units, self.counts), self.notes.iter().cloned().collect(), self.tally.notes()]
                 .concat(),
             areas: self.tally.areas(),
-            units: units.into_iter().map(used).collect(),
+            units: units.into_iter().map(used_unit).collect(),
         }
     }
 }
 
 fn fold(tally: &mut Tally) {
-    tally.fold(|pid| maps::read(Path::new("/proc"), pid), sys::nodes);
+    tally.fold(|pid| maps::read(Path::new("/proc"), pid), sys::nodes_of_pages);
 }
 
 fn command(pid: u32) -> String {
@@ -277,30 +280,30 @@ fn command(pid: u32) -> String {
     stat.map(|stat| stat.comm).unwrap_or_default()
 }
 
-/// The CPU time of this process.
+/// Returns the CPU time of this process.
 fn cpu_millis() -> u64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     u64::try_from(time.tv_sec * 1000 + time.tv_nsec / 1_000_000).unwrap_or_default()
 }
 
-fn used(unit: Unit) -> Used {
-    Used { name: unit.name, cpus: unit.cpus.to_string(), period: unit.period, counts: unit.counts }
+fn used_unit(unit: SamplingUnit) -> UsedUnit {
+    UsedUnit { name: unit.name, cpus: unit.cpus.to_string(), period: unit.period, counts: unit.counts }
 }
 
-/// What is missing.
-fn notes(units: &[Unit], counts: Counts) -> Vec<String> {
+/// Returns notes about missing samples.
+fn notes(units: &[SamplingUnit], counts: ReadCounts) -> Vec<String> {
     let mut notes = Vec::new();
     if counts.accesses == 0 && counts.without_address > 0 {
         notes.push(format!(
-            "none of {} samples has an address: with AMD's ibs_op that takes Linux 6.2 or newer",
+            "none of {} samples has an address: AMD's ibs_op provides it since Linux 6.2",
             counts.without_address
         ));
     }
     if counts.accesses + counts.without_address == 0 {
         let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).collect();
-        let by_thread = units.iter().any(|unit| matches!(unit.form, Form::Packets { .. }));
-        let whose = if by_thread { "the workload's threads" } else { "any process" };
-        notes.push(format!("{} sampled nothing, of {whose}", names.join(", ")));
+        let by_thread = units.iter().any(|unit| matches!(unit.form, OutputForm::Packets { .. }));
+        let target = if by_thread { "the workload's threads" } else { "any process" };
+        notes.push(format!("{} has no samples of {target}", names.join(", ")));
     }
     if counts.lost > 0 {
         notes.push(format!("{} samples were lost: they came faster than they were read", counts.lost));
@@ -308,21 +311,21 @@ fn notes(units: &[Unit], counts: Counts) -> Vec<String> {
     if counts.throttled > 0 {
         notes.push(format!(
             "the kernel paused sampling {} times, as samples came too fast (kernel.perf_event_max_sample_rate) or took too \
-             much time (kernel.perf_cpu_time_max_percent): busy CPUs have fewer samples than they should",
+             much time (kernel.perf_cpu_time_max_percent): busy CPUs have too few samples",
             counts.throttled
         ));
     }
     if counts.gaps > 0 {
         notes.push(format!(
-            "samples are missing: the kernel said so {} times, as a thread's room was full or samples came too close",
+            "samples are missing: the kernel reported {} gaps, as the buffer of a thread was full or samples came too close",
             counts.gaps
         ));
     }
-    if counts.passed_over > 0 {
+    if counts.skipped_threads > 0 {
         notes.push(format!(
-            "only the {} threads that ran most were sampled at once: up to {} others were not",
-            threads::MOST,
-            counts.passed_over
+            "only the {} threads with the most CPU time were sampled at once: up to {} threads were not",
+            threads::MAX_THREADS,
+            counts.skipped_threads
         ));
     }
     if counts.unreadable > 0 {
@@ -339,42 +342,47 @@ mod tests {
 
     use super::*;
 
-    /// More than what an allocator keeps to use again.
-    const BYTES: usize = 64 << 20;
+    /// Larger than the memory that an allocator keeps for reuse.
+    const BUFFER_BYTES: usize = 64 << 20;
 
-    /// The whole way but for the processor: page faults of this thread instead of its samples.
+    /// Tests everything but the processor: page faults of this thread replace its samples.
     #[test]
-    fn a_process_is_followed_until_it_is_over() {
+    fn follows_processes_until_the_end() {
         let machine = numaward_topology::sysfs::read(Path::new("/")).unwrap();
         let own = std::process::id();
-        let Some(rings) = rings::tests::of_this_thread() else { return };
-        let mut seen = Seen::new(&machine);
-        let looks = Cell::new(0);
-        let mut memory = [vec![0_u8; BYTES], vec![0_u8; BYTES]];
-        // It is no process of the workload at first, so that nothing counts before one looks again.
+        let Some(rings) = rings::tests::rings_of_this_thread() else { return };
+        let mut session = SamplingSession::new(&machine);
+        let lookups = Cell::new(0);
+        let mut memory = [vec![0_u8; BUFFER_BYTES], vec![0_u8; BUFFER_BYTES]];
+        // At first, this process does not belong to the workload, so that nothing counts before the first lookup.
         let over = async {
             for (at, memory) in memory.iter_mut().enumerate() {
-                while looks.get() < at {
+                while lookups.get() < at {
                     sleep(Duration::from_millis(10)).await;
                 }
-                memory.iter_mut().skip(BYTES / 2).take(1 << 20).step_by(4096).for_each(|byte| *byte = 1);
+                memory
+                    .iter_mut()
+                    .skip(BUFFER_BYTES / 2)
+                    .take(1 << 20)
+                    .step_by(4096)
+                    .for_each(|byte| *byte = 1);
             }
         };
         let processes = |_: &mut BTreeSet<String>| {
-            looks.set(looks.get() + 1);
+            lookups.set(lookups.get() + 1);
             [own].into()
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(seen.follow(rings, BTreeSet::new(), processes, over));
-        let report = seen.report(vec![rings::tests::faults(CpuSet::default())]);
+        runtime.block_on(session.follow(rings, BTreeSet::new(), processes, over));
+        let report = session.report(vec![rings::tests::faults(CpuSet::default())]);
         let process = &report.processes[0];
         assert_eq!((process.pid, process.samples, process.command.is_empty()), (own, report.samples, false));
         let found = |memory: &Vec<u8>| {
-            let place = (memory.as_ptr().addr() + BYTES / 2) as u64;
+            let place = (memory.as_ptr().addr() + BUFFER_BYTES / 2) as u64;
             let bound = |text: &str| u64::from_str_radix(&text[2..], 16).unwrap();
             report.areas.iter().any(|area| (bound(&area.start)..bound(&area.end)).contains(&place))
         };
-        assert!(!found(&memory[0]), "before it was a process of the workload");
+        assert!(!found(&memory[0]), "accesses before the process belonged to the workload");
         assert!(found(&memory[1]), "{:?}", report.areas);
         let text = render(&report);
         assert!(text.contains(", by page faults (1 in 1 faults) of "), "{text}");
@@ -382,16 +390,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
-        assert!(notes(&[], Counts { accesses: 1, ..Counts::default() }).is_empty());
-        let old = notes(&[], Counts { without_address: 5, ..Counts::default() });
+    fn notes_missing_samples() {
+        assert!(notes(&[], ReadCounts { accesses: 1, ..ReadCounts::default() }).is_empty());
+        let old = notes(&[], ReadCounts { without_address: 5, ..ReadCounts::default() });
         assert!(old.len() == 1 && old[0].contains("Linux 6.2"), "{old:?}");
-        let all = Counts {
+        let all = ReadCounts {
             accesses: 1,
             lost: 2,
             throttled: 3,
             gaps: 5,
-            passed_over: 6,
+            skipped_threads: 6,
             unreadable: 4,
             without_address: 0,
         };
@@ -400,26 +408,28 @@ mod tests {
             "2 samples were lost",
             "paused sampling 3 times",
             "kernel.perf_event_max_sample_rate",
-            "said so 5 times",
-            "the 64 threads that ran most were sampled at once: up to 6 others",
+            "reported 5 gaps",
+            "the 64 threads with the most CPU time were sampled at once: up to 6 threads",
             "4 records",
         ] {
             assert!(all.contains(expected), "{all}");
         }
-        assert!(notes(&[], Counts::default())[0].contains("sampled nothing, of any process"));
-        let form = Form::Packets { says_source: true };
-        let arm = Unit { form, ..rings::tests::faults(CpuSet::default()) };
-        assert!(notes(&[arm], Counts::default())[0].ends_with("sampled nothing, of the workload's threads"));
+        assert!(notes(&[], ReadCounts::default())[0].contains("has no samples of any process"));
+        let form = OutputForm::Packets { says_source: true };
+        let arm = SamplingUnit { form, ..rings::tests::faults(CpuSet::default()) };
+        assert!(
+            notes(&[arm], ReadCounts::default())[0].ends_with("has no samples of the workload's threads")
+        );
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn refusals_have_hints() {
         let refused = |source| {
             SampledError::Refused { unit: "ibs_op".into(), place: "CPU 3".into(), source }.to_string()
         };
         for (source, expected) in [
-            (io::Error::from_raw_os_error(libc::EACCES), "takes root"),
-            (io::Error::from_raw_os_error(libc::EPERM), "takes root"),
+            (io::Error::from_raw_os_error(libc::EACCES), "requires root"),
+            (io::Error::from_raw_os_error(libc::EPERM), "requires root"),
             (io::ErrorKind::UnexpectedEof.into(), "the NMI watchdog"),
             (io::Error::from_raw_os_error(libc::EMFILE), "ulimit"),
             (io::Error::from_raw_os_error(libc::EOPNOTSUPP), "--hot"),

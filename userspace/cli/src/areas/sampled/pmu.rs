@@ -1,9 +1,10 @@
-//! What of this host's processors samples addresses, as the kernel lists it below `/sys/bus/event_source/devices`
+//! Units of this host's processors that sample addresses, from `/sys/bus/event_source/devices`
 //! (`Documentation/ABI/testing/sysfs-bus-event_source-devices-format` and `-events`).
 //!
-//! A *unit* (PMU) has a type. Its folder `format` says which bits of an event each parameter takes, and `events` has
-//! events by name, written with these parameters. The crate's own reader of these files (`Dynamic`) takes neither
-//! parameters in several ranges of bits nor events that set some of them only, so they are read here.
+//! A *unit* (PMU) has a type. Its directory `format` contains the bits of each event parameter, and its directory
+//! `events` has named events that are written with these parameters. The reader of the `perf_event` crate (`Dynamic`)
+//! supports neither parameters with several ranges of bits nor events that set only some parameters, so this module has
+//! its own.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -12,118 +13,124 @@ use perf_event::SampleSkid;
 
 use super::SampledError;
 
-const DEVICES: &str = "sys/bus/event_source/devices";
-/// AMD's unit for instruction based sampling (IBS) of micro-ops.
-const IBS: &str = "ibs_op";
-/// Counts micro-ops instead of cycles: sampling by cycles would favor what waits.
+/// Directory of the units, below the root.
+const DEVICES_DIR: &str = "sys/bus/event_source/devices";
+/// AMD's unit for instruction-based sampling (IBS) of micro-ops.
+const IBS_UNIT: &str = "ibs_op";
+/// Parameter that counts micro-ops instead of cycles: a period in cycles would favor instructions that wait.
 const MICRO_OPS: &str = "cnt_ctl";
-/// Says that `exclude_kernel` is to be heeded. Older kernels do not have it, and refuse that.
+/// Parameter that makes the unit respect `exclude_kernel`. Older kernels do not have it, and refuse `exclude_kernel`.
 const FILTER: &str = "swfilt";
-/// One micro-op of so many is sampled: the most that processors without `OpCntExt` can count to. The hardware ignores the
-/// lowest four bits, so they have to be 0.
+/// Sampling period in micro-ops: the maximum for processors without `OpCntExt`. The hardware ignores the lowest four
+/// bits, so they must be 0.
 const IBS_PERIOD: u64 = 0xffff << 4;
-/// Intel's units: the second and the third one where there are cores of two kinds.
+/// Intel's units; the second and the third one exist on processors with two kinds of cores.
 const INTEL: [&str; 3] = ["cpu", "cpu_core", "cpu_atom"];
-/// The event that samples loads (PEBS), and the one that Sapphire Rapids and newer want to be counted beside it.
+/// Event that samples loads (PEBS).
 const LOADS: &str = "mem-loads";
-const LOADS_BESIDE: &str = "mem-loads-aux";
-/// The parameter for how long a load takes at least, and the value of `perf mem`, in cycles.
+/// Event that must lead the group of [`LOADS`] on Sapphire Rapids and newer processors.
+const LOADS_LEADER: &str = "mem-loads-aux";
+/// Parameter for the minimum latency of a load, and the value of `perf mem`, in cycles.
 const LATENCY: (&str, u64) = ("ldlat", 30);
-/// One of so many of such loads is sampled: a prime, so that loops do not fall into step with it.
+/// Sampling period in such loads. A prime, so that it does not resonate with loops.
 const PEBS_PERIOD: u64 = 10_007;
-/// Arm's units begin with this: one for each kind of cores.
-const SPE: &str = "arm_spe_";
-/// Loads and stores only, at intervals that vary a little so that loops do not fall into step with them.
+/// Prefix of Arm's units, one for each kind of cores.
+const SPE_PREFIX: &str = "arm_spe_";
+/// Parameters that limit the samples to loads and stores, and vary the period so that it does not resonate with loops.
 const LOADS_AND_STORES: [&str; 3] = ["load_filter", "store_filter", "jitter"];
-/// One operation of so many is sampled, of all kinds. The hardware ignores the lowest eight bits, so they have to be 0.
+/// Sampling period in operations of all kinds. The hardware ignores the lowest eight bits, so they must be 0.
 const SPE_PERIOD: u64 = 1 << 20;
-/// Cores that number the sources of data alike, by bits of the register `MIDR_EL1`: Arm's Neoverse N1, N2, V1 and V2.
-const MIDR: u64 = 0xff00_fff0;
+/// Mask of the register `MIDR_EL1` for the kind of a core.
+const MIDR_MASK: u64 = 0xff00_fff0;
+/// Kinds of cores that number the sources of data in the same way: Arm's Neoverse N1, N2, V1 and V2.
 const NEOVERSE: [u64; 4] = [0x4100_d0c0, 0x4100_d490, 0x4100_d400, 0x4100_d4f0];
 
-/// Which event is counted: `type`, `config`, `config1` and `config2` of `struct perf_event_attr` (`linux/perf_event.h`).
+/// A perf event: `type`, `config`, `config1` and `config2` of `struct perf_event_attr` (`linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Event {
+pub(super) struct PerfEvent {
     pub(super) kind: u32,
     pub(super) config: [u64; 3],
 }
 
-/// A unit that samples addresses, and how.
+/// A unit that samples addresses, with its settings.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Unit {
+pub(super) struct SamplingUnit {
     pub(super) name: String,
-    /// The CPUs that have it.
+    /// CPUs with this unit.
     pub(super) cpus: CpuSet,
-    pub(super) event: Event,
-    /// The event that has to lead its group.
-    pub(super) leader: Option<Event>,
+    pub(super) event: PerfEvent,
+    /// Event that must lead the group.
+    pub(super) leader: Option<PerfEvent>,
     pub(super) period: u64,
-    /// What it counts, to be read behind "1 in 1000".
+    /// Kind of the counted operations, which follows "1 in 1000" in the output.
     pub(super) counts: String,
     pub(super) skid: SampleSkid,
-    /// Whether it takes `exclude_kernel`. If not, samples of the kernel are passed over when they are read.
+    /// Whether the unit supports `exclude_kernel`. Otherwise, the reader skips samples of the kernel.
     pub(super) takes_exclude_kernel: bool,
-    /// Whether it takes `exclude_guest`.
+    /// Whether the unit supports `exclude_guest`.
     pub(super) takes_exclude_guest: bool,
-    pub(super) form: Form,
+    pub(super) form: OutputForm,
 }
 
-/// What a unit writes.
+/// Form of a unit's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    /// Samples of the kernel, of all processes on a CPU.
+pub(super) enum OutputForm {
+    /// Samples that the kernel writes, of all processes on a CPU.
     Samples,
-    /// Packets of its own, of one thread. Whether what they say about the source of data is known for this processor.
+    /// Packets that the unit writes, of one thread. `says_source`: whether this processor's numbers for sources of data
+    /// are known.
     Packets { says_source: bool },
 }
 
-/// The units of this host for some CPUs, one at least. `root` is `/` in production.
-pub(super) fn find(root: &Path, online: &CpuSet) -> Result<Vec<Unit>, SampledError> {
-    let devices = root.join(DEVICES);
-    let ibs = devices.join(IBS);
+/// Finds the units of this host for some CPUs, at least one. `root` is `/` except in tests.
+pub(super) fn find(root: &Path, online: &CpuSet) -> Result<Vec<SamplingUnit>, SampledError> {
+    let devices = root.join(DEVICES_DIR);
+    let ibs = devices.join(IBS_UNIT);
     if ibs.exists() {
-        return Ok(vec![of_amd(&ibs, online)?]);
+        return Ok(vec![amd_unit(&ibs, online)?]);
     }
     let loads = INTEL.iter().filter(|name| devices.join(name).join("events").join(LOADS).exists());
-    let units = loads.map(|name| of_intel(&devices, name, online)).collect::<Result<Vec<_>, _>>()?;
+    let units = loads.map(|name| intel_unit(&devices, name, online)).collect::<Result<Vec<_>, _>>()?;
     if !units.is_empty() {
         return Ok(units);
     }
     let entries = fs::read_dir(&devices).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut names: Vec<String> = names.filter(|name| name.starts_with(SPE)).collect();
+    let mut names: Vec<String> = names.filter(|name| name.starts_with(SPE_PREFIX)).collect();
     names.sort();
     if names.is_empty() {
         return Err(SampledError::Absent(devices));
     }
-    names.iter().map(|name| of_arm(root, &devices.join(name), name, online)).collect()
+    names.iter().map(|name| arm_unit(root, &devices.join(name), name, online)).collect()
 }
 
-fn of_arm(root: &Path, dir: &Path, name: &str, online: &CpuSet) -> Result<Unit, SampledError> {
+fn arm_unit(root: &Path, dir: &Path, name: &str, online: &CpuSet) -> Result<SamplingUnit, SampledError> {
     let cpus = own_cpus(&dir.join("cpumask"), online)?;
     let core = cpus.iter().next().and_then(|cpu| midr(root, cpu));
-    Ok(Unit {
+    Ok(SamplingUnit {
         name: name.to_owned(),
         cpus,
-        event: Format::read(dir)?.event(dir, LOADS_AND_STORES.iter().map(|name| (*name, 1)))?,
+        event: EventFormat::read(dir)?.event(dir, LOADS_AND_STORES.iter().map(|name| (*name, 1)))?,
         leader: None,
         period: SPE_PERIOD,
         counts: "operations".to_owned(),
         skid: SampleSkid::Arbitrary,
         takes_exclude_kernel: true,
         takes_exclude_guest: false,
-        form: Form::Packets { says_source: core.is_some_and(|core| NEOVERSE.contains(&(core & MIDR))) },
+        form: OutputForm::Packets {
+            says_source: core.is_some_and(|core| NEOVERSE.contains(&(core & MIDR_MASK))),
+        },
     })
 }
 
-/// Which core a CPU is: the register `MIDR_EL1`.
+/// Returns the kind of a CPU's core: the register `MIDR_EL1`.
 fn midr(root: &Path, cpu: CpuId) -> Option<u64> {
     let cpus = root.join("sys/devices/system/cpu");
     let text = fs::read_to_string(cpus.join(format!("cpu{}/regs/identification/midr_el1", cpu.0))).ok()?;
     u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
 }
 
-/// The CPUs that a unit's file lists, of those that are online; all of them without the file.
+/// Returns the online CPUs that a unit's file lists; all online CPUs if the file does not exist.
 fn own_cpus(path: &Path, online: &CpuSet) -> Result<CpuSet, SampledError> {
     if !path.exists() {
         return Ok(online.clone());
@@ -133,70 +140,70 @@ fn own_cpus(path: &Path, online: &CpuSet) -> Result<CpuSet, SampledError> {
     Ok(online.iter().filter(|cpu| own.contains(*cpu)).collect())
 }
 
-fn of_amd(dir: &Path, online: &CpuSet) -> Result<Unit, SampledError> {
-    let format = Format::read(dir)?;
+fn amd_unit(dir: &Path, online: &CpuSet) -> Result<SamplingUnit, SampledError> {
+    let format = EventFormat::read(dir)?;
     let (counts_ops, takes_filter) = (format.has(MICRO_OPS), format.has(FILTER));
     let parameters = [(MICRO_OPS, counts_ops), (FILTER, takes_filter)];
     let set = parameters.iter().filter(|(_, is_there)| *is_there).map(|(name, _)| (*name, 1));
-    Ok(Unit {
-        name: IBS.to_owned(),
+    Ok(SamplingUnit {
+        name: IBS_UNIT.to_owned(),
         cpus: online.clone(),
         event: format.event(dir, set)?,
         leader: None,
         period: IBS_PERIOD,
         counts: if counts_ops { "micro-ops" } else { "cycles" }.to_owned(),
-        // The unit is precise by itself, and refuses to be asked for it.
+        // The unit is always precise, and refuses a request for precision.
         skid: SampleSkid::Arbitrary,
         takes_exclude_kernel: takes_filter,
         takes_exclude_guest: false,
-        form: Form::Samples,
+        form: OutputForm::Samples,
     })
 }
 
-fn of_intel(devices: &Path, name: &str, online: &CpuSet) -> Result<Unit, SampledError> {
+fn intel_unit(devices: &Path, name: &str, online: &CpuSet) -> Result<SamplingUnit, SampledError> {
     let dir = &devices.join(name);
-    let format = Format::read(dir)?;
-    let of_file = |path: &Path, change: Option<(&'static str, u64)>| {
+    let format = EventFormat::read(dir)?;
+    let event_in_file = |path: &Path, change: Option<(&'static str, u64)>| {
         let text = read(path)?;
-        let mut parameters = parameters(&text).ok_or_else(|| malformed(path, &text, "an event"))?;
+        let mut parameters = parse_parameters(&text).ok_or_else(|| malformed(path, &text, "an event"))?;
         if let Some((name, value)) = change {
             parameters.insert(name, value);
         }
         format.event(path, parameters.into_iter())
     };
     let latency = Some(LATENCY).filter(|(name, _)| format.has(name));
-    let beside = dir.join("events").join(LOADS_BESIDE);
-    let takes = latency.map_or_else(String::new, |(_, cycles)| format!(" of {cycles} cycles or more"));
-    Ok(Unit {
+    let leader = dir.join("events").join(LOADS_LEADER);
+    let condition = latency.map_or_else(String::new, |(_, cycles)| format!(" of {cycles} cycles or more"));
+    Ok(SamplingUnit {
         name: format!("{name}/{LOADS}"),
         cpus: own_cpus(&dir.join("cpus"), online)?,
-        event: of_file(&dir.join("events").join(LOADS), latency)?,
-        leader: beside.exists().then(|| of_file(&beside, None)).transpose()?,
+        event: event_in_file(&dir.join("events").join(LOADS), latency)?,
+        leader: leader.exists().then(|| event_in_file(&leader, None)).transpose()?,
         period: PEBS_PERIOD,
-        counts: format!("loads{takes}"),
+        counts: format!("loads{condition}"),
         skid: SampleSkid::RequestZero,
         takes_exclude_kernel: true,
-        // What is precise takes it: `perf` sets it too.
+        // Precise events support it, and `perf` sets it, too.
         takes_exclude_guest: true,
-        form: Form::Samples,
+        form: OutputForm::Samples,
     })
 }
 
-/// The type of a unit, and which bits of an event its parameters take.
+/// Type of a unit, and the bits of its event parameters.
 #[derive(Debug)]
-struct Format {
+struct EventFormat {
     kind: u32,
-    fields: BTreeMap<String, Field>,
+    fields: BTreeMap<String, FormatField>,
 }
 
-/// Bits of `config`, `config1` or `config2`, the lowest bit of the value first: from and to, both included.
+/// Bits of `config`, `config1` or `config2`, from the value's lowest bit upwards, as inclusive ranges.
 #[derive(Debug, PartialEq, Eq)]
-struct Field {
+struct FormatField {
     word: usize,
     ranges: Vec<(u32, u32)>,
 }
 
-impl Format {
+impl EventFormat {
     fn read(unit: &Path) -> Result<Self, SampledError> {
         let path = unit.join("type");
         let text = read(&path)?;
@@ -206,8 +213,10 @@ impl Format {
         let mut fields = BTreeMap::new();
         for entry in fs::read_dir(&dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            // Fields in words that this program does not know are no use to it.
-            if let (Some(field), Ok(name)) = (field(&read(&entry.path())?), entry.file_name().into_string()) {
+            // Fields in other words are not supported, and not needed.
+            if let (Some(field), Ok(name)) =
+                (parse_field(&read(&entry.path())?), entry.file_name().into_string())
+            {
                 fields.insert(name, field);
             }
         }
@@ -218,27 +227,26 @@ impl Format {
         self.fields.contains_key(name)
     }
 
-    /// An event with parameters that `path` asks for.
+    /// Returns the event with these parameters. `path` is the file that requests them.
     fn event<'a>(
         &self,
         path: &Path,
         parameters: impl Iterator<Item = (&'a str, u64)>,
-    ) -> Result<Event, SampledError> {
+    ) -> Result<PerfEvent, SampledError> {
         let mut config = [0; 3];
         for (name, value) in parameters {
             let field = self.fields.get(name);
-            field.and_then(|field| field.put(&mut config, value)).ok_or_else(|| SampledError::Parameter {
-                path: path.to_owned(),
-                parameter: format!("{name}={value:#x}"),
+            field.and_then(|field| field.write_value(&mut config, value)).ok_or_else(|| {
+                SampledError::Parameter { path: path.to_owned(), parameter: format!("{name}={value:#x}") }
             })?;
         }
-        Ok(Event { kind: self.kind, config })
+        Ok(PerfEvent { kind: self.kind, config })
     }
 }
 
-impl Field {
-    /// Writes a value; `None` if it has more bits than the field.
-    fn put(&self, words: &mut [u64; 3], mut value: u64) -> Option<()> {
+impl FormatField {
+    /// Writes a value; returns `None` if it has more bits than the field.
+    fn write_value(&self, words: &mut [u64; 3], mut value: u64) -> Option<()> {
         let word = words.get_mut(self.word)?;
         for &(first, last) in &self.ranges {
             let width = last - first + 1;
@@ -250,8 +258,8 @@ impl Field {
     }
 }
 
-/// `config:0-7,32-35`, `config1:3`
-fn field(text: &str) -> Option<Field> {
+/// Parses a field: `config:0-7,32-35`, `config1:3`.
+fn parse_field(text: &str) -> Option<FormatField> {
     let (word, bits) = text.trim().split_once(':')?;
     let word = ["config", "config1", "config2"].iter().position(|known| *known == word)?;
     let range = |text: &str| {
@@ -259,11 +267,11 @@ fn field(text: &str) -> Option<Field> {
         let (first, last) = (first.parse().ok()?, last.parse().ok()?);
         (first <= last && last < 64).then_some((first, last))
     };
-    Some(Field { word, ranges: bits.split(',').map(range).collect::<Option<_>>()? })
+    Some(FormatField { word, ranges: bits.split(',').map(range).collect::<Option<_>>()? })
 }
 
-/// `event=0xcd,umask=0x1,ldlat=3`; a name without a value is 1.
-fn parameters(text: &str) -> Option<BTreeMap<&str, u64>> {
+/// Parses an event: `event=0xcd,umask=0x1,ldlat=3`. A name without a value means 1.
+fn parse_parameters(text: &str) -> Option<BTreeMap<&str, u64>> {
     let parameter = |text| match str::split_once(text, '=') {
         None => Some((text, 1)),
         Some((name, value)) => {
@@ -278,11 +286,11 @@ fn read(path: &Path) -> Result<String, SampledError> {
     fs::read_to_string(path).map_err(|source| SampledError::File { path: path.to_owned(), source })
 }
 
-fn malformed(path: &Path, text: &str, what: &'static str) -> SampledError {
-    SampledError::Malformed { path: path.to_owned(), text: text.trim().to_owned(), what }
+fn malformed(path: &Path, text: &str, expected: &'static str) -> SampledError {
+    SampledError::Malformed { path: path.to_owned(), text: text.trim().to_owned(), expected }
 }
 
-/// The processor's name for people, from `/proc/cpuinfo`.
+/// Returns the processor's model name from `/proc/cpuinfo`.
 pub(super) fn processor(root: &Path) -> String {
     let text = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let name = text.lines().find_map(|line| {
@@ -296,23 +304,23 @@ pub(super) fn processor(root: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// A made-up tree with these files below the units' folder.
+    /// Creates a directory tree with these files below the units' directory.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join(DEVICES)).unwrap();
+        fs::create_dir_all(root.path().join(DEVICES_DIR)).unwrap();
         for (name, text) in files {
-            let path = root.path().join(DEVICES).join(name);
+            let path = root.path().join(DEVICES_DIR).join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
         root
     }
 
-    fn found(files: &[(&str, &str)]) -> Result<Vec<Unit>, SampledError> {
+    fn found(files: &[(&str, &str)]) -> Result<Vec<SamplingUnit>, SampledError> {
         find(tree(files).path(), &"0-3".parse().unwrap())
     }
 
-    /// As on Ice Lake.
+    /// Files of an Ice Lake processor.
     const CPU: [(&str, &str); 6] = [
         ("cpu/type", "4\n"),
         ("cpu/format/event", "config:0-7\n"),
@@ -323,11 +331,11 @@ mod tests {
     ];
 
     #[test]
-    fn amd_counts_micro_ops_and_leaves_the_kernel_to_the_reader() {
+    fn amd_counts_micro_ops() {
         let base = [("ibs_op/type", "11\n"), ("ibs_op/format/cnt_ctl", "config:19\n")];
         let units = found(&base).unwrap();
         let [unit] = units.as_slice() else { panic!("{units:?}") };
-        assert_eq!(unit.event, Event { kind: 11, config: [1 << 19, 0, 0] });
+        assert_eq!(unit.event, PerfEvent { kind: 11, config: [1 << 19, 0, 0] });
         assert_eq!((unit.counts.as_str(), unit.period, unit.cpus.len()), ("micro-ops", 1_048_560, 4));
         assert!(!unit.takes_exclude_kernel && !unit.takes_exclude_guest);
         let newer = found(&[base.as_slice(), &[("ibs_op/format/swfilt", "config2:0\n")]].concat()).unwrap();
@@ -338,22 +346,22 @@ mod tests {
     }
 
     #[test]
-    fn intel_samples_loads_that_take_a_while() {
+    fn intel_samples_slow_loads() {
         let units = found(&CPU).unwrap();
         let [unit] = units.as_slice() else { panic!("{units:?}") };
-        assert_eq!(unit.event, Event { kind: 4, config: [0x1cd, 30, 0] });
+        assert_eq!(unit.event, PerfEvent { kind: 4, config: [0x1cd, 30, 0] });
         assert_eq!((unit.leader, unit.skid), (None, SampleSkid::RequestZero));
         assert_eq!(
             (unit.name.as_str(), unit.counts.as_str()),
             ("cpu/mem-loads", "loads of 30 cycles or more")
         );
-        let beside = [("cpu/events/mem-loads-aux", "event=0x03,umask=0x82\n")];
-        let newer = found(&[CPU.as_slice(), &beside].concat()).unwrap();
-        assert_eq!(newer[0].leader, Some(Event { kind: 4, config: [0x8203, 0, 0] }));
+        let leader = [("cpu/events/mem-loads-aux", "event=0x03,umask=0x82\n")];
+        let newer = found(&[CPU.as_slice(), &leader].concat()).unwrap();
+        assert_eq!(newer[0].leader, Some(PerfEvent { kind: 4, config: [0x8203, 0, 0] }));
     }
 
     #[test]
-    fn cores_of_two_kinds_have_a_unit_each() {
+    fn each_kind_of_cores_has_a_unit() {
         let units = found(&[
             ("cpu_core/type", "4\n"),
             ("cpu_core/cpus", "0-1\n"),
@@ -379,16 +387,16 @@ mod tests {
     }
 
     #[test]
-    fn without_such_a_unit_the_error_says_what_was_looked_for() {
+    fn error_lists_supported_units() {
         let none =
             found(&[("cpu/type", "4\n"), ("cpu/events/cycles", "event=0x76\n")]).unwrap_err().to_string();
-        for name in ["ibs_op", "mem-loads", "arm_spe_0", "--hot", DEVICES] {
+        for name in ["ibs_op", "mem-loads", "arm_spe_0", "--hot", DEVICES_DIR] {
             assert!(none.contains(name), "{none}");
         }
     }
 
-    /// As the driver has it; with a core of this kind as CPU 2.
-    fn of_arm(midr: &str) -> Vec<Unit> {
+    /// Finds the units of a tree like that of the driver, with a core of this kind as CPU 2.
+    fn arm_tree_units(midr: &str) -> Vec<SamplingUnit> {
         let root = tree(&[
             ("arm_spe_0/type", "9\n"),
             ("arm_spe_0/cpumask", "2-5\n"),
@@ -407,48 +415,48 @@ mod tests {
 
     #[test]
     fn arm_samples_loads_and_stores() {
-        let units = of_arm("0x00000000413fd0c1\n");
+        let units = arm_tree_units("0x00000000413fd0c1\n");
         let [unit] = units.as_slice() else { panic!("{units:?}") };
-        assert_eq!(unit.event, Event { kind: 9, config: [1 << 16 | 3 << 33, 0, 0] });
+        assert_eq!(unit.event, PerfEvent { kind: 9, config: [1 << 16 | 3 << 33, 0, 0] });
         assert_eq!((unit.name.as_str(), unit.cpus.to_string().as_str()), ("arm_spe_0", "2-3"));
         assert_eq!((unit.period, unit.counts.as_str()), (1_048_576, "operations"));
         assert!(unit.takes_exclude_kernel && !unit.takes_exclude_guest && unit.leader.is_none());
-        assert_eq!(unit.form, Form::Packets { says_source: true });
+        assert_eq!(unit.form, OutputForm::Packets { says_source: true });
         for other in ["0x00000000c00fac30\n", "0x00000000413fd0b1\n", "nonsense"] {
-            assert_eq!(of_arm(other)[0].form, Form::Packets { says_source: false }, "{other}");
+            assert_eq!(arm_tree_units(other)[0].form, OutputForm::Packets { says_source: false }, "{other}");
         }
     }
 
     #[test]
-    fn values_fill_the_ranges_of_a_field_from_below() {
-        let umask = field("config:8-15,40-47\n").unwrap();
+    fn values_fill_ranges_from_lowest_bit() {
+        let umask = parse_field("config:8-15,40-47\n").unwrap();
         let mut words = [0xff, 0, 0];
-        umask.put(&mut words, 0x1234).unwrap();
+        umask.write_value(&mut words, 0x1234).unwrap();
         assert_eq!(words[0], 0x1200_0000_34ff);
-        assert_eq!(umask.put(&mut words, 0x1_0000), None, "more bits than the field has");
+        assert_eq!(umask.write_value(&mut words, 0x1_0000), None, "more bits than the field has");
         let mut whole = [0; 3];
-        field("config2:0-63").unwrap().put(&mut whole, u64::MAX).unwrap();
+        parse_field("config2:0-63").unwrap().write_value(&mut whole, u64::MAX).unwrap();
         assert_eq!(whole, [0, 0, u64::MAX]);
         for text in
             ["", "config", "config:", "config:7-3", "config:64", "config:a", "config3:0-63", "other:0"]
         {
-            assert_eq!(field(text), None, "{text}");
+            assert_eq!(parse_field(text), None, "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_event_is_named() {
+    fn names_malformed_event() {
         for text in ["event=0xyz\n", "event=0xcd,colour=1\n", "event=0x1cd\n", ""] {
             let mut files = CPU;
             files[5].1 = text;
             let error = found(&files).unwrap_err().to_string();
             assert!(error.contains("cpu/events/mem-loads"), "{text}: {error}");
         }
-        assert_eq!(parameters("a=0x10,b=10,c\n"), Some([("a", 16), ("b", 10), ("c", 1)].into()));
+        assert_eq!(parse_parameters("a=0x10,b=10,c\n"), Some([("a", 16), ("b", 10), ("c", 1)].into()));
     }
 
     #[test]
-    fn the_processor_has_its_name() {
+    fn reads_processor_name() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(processor(root.path()), "this processor");
         fs::create_dir(root.path().join("proc")).unwrap();

@@ -1,24 +1,24 @@
-//! What was sampled, for people.
+//! Text output of the sampled areas.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::{
-    super::{ROWS, on_nodes, percent, percent_of},
-    Area, Sampled,
+    super::{MAX_TABLE_ROWS, format_percent, format_shares, percent_of},
+    SampledArea, SampledAreas,
 };
 use crate::{
     table::{columns, or_dash, row, size},
     text::clean,
 };
 
-/// For people: the areas with the most samples, and what all of them come to.
-pub(crate) fn render(sampled: &Sampled) -> String {
+/// Renders the areas with the most samples, and the sums over all areas.
+pub(crate) fn render(sampled: &SampledAreas) -> String {
     let mut text = String::new();
     if sampled.areas.is_empty() {
         text.push_str("no access of the workload was sampled\n");
     } else {
         text.push_str(&table(&sampled.areas));
-        if let Some(more) = sampled.areas.len().checked_sub(ROWS).filter(|more| *more > 0) {
+        if let Some(more) = sampled.areas.len().checked_sub(MAX_TABLE_ROWS).filter(|more| *more > 0) {
             let _ = writeln!(text, "{more} more areas have fewer samples: -o json has all");
         }
     }
@@ -40,7 +40,7 @@ pub(crate) fn render(sampled: &Sampled) -> String {
             text,
             "of the {} samples whose page was found, {} are remote",
             sampled.placed_samples,
-            percent(share)
+            format_percent(share)
         );
     }
     if sampled.samples > 0 {
@@ -49,58 +49,61 @@ pub(crate) fn render(sampled: &Sampled) -> String {
             ("local memory", Some(sources.local_memory)),
             ("remote memory", Some(sources.remote_memory)),
             ("caches of other nodes", Some(sources.remote_cache)),
-            // Few processors do not distinguish these.
+            // Only some processors do not distinguish these.
             ("memory or caches of another chip", Some(sources.elsewhere).filter(|count| *count > 0)),
             ("other caches", Some(sources.cache)),
             ("unknown", Some(sources.unknown)),
         ];
         let shares = shares.into_iter().filter_map(|(name, count)| Some((name, count?)));
         let shares: Vec<String> = shares
-            .map(|(name, count)| format!("{name} {}", percent(percent_of(count, sampled.samples))))
+            .map(|(name, count)| format!("{name} {}", format_percent(percent_of(count, sampled.samples))))
             .collect();
         let _ = writeln!(text, "the data came from: {}", shares.join(", "));
     }
-    for process in sampled.processes.iter().take(ROWS) {
-        let from = on_nodes(&process.from);
+    for process in sampled.processes.iter().take(MAX_TABLE_ROWS) {
+        let from = format_shares(&process.from);
         let _ = writeln!(text, "process {} ({}) accessed from: {from}", process.pid, clean(&process.command));
     }
-    if let Some(more) = sampled.processes.len().checked_sub(ROWS).filter(|more| *more > 0) {
+    if let Some(more) = sampled.processes.len().checked_sub(MAX_TABLE_ROWS).filter(|more| *more > 0) {
         let _ = writeln!(text, "{more} more processes have fewer samples: -o json has all");
     }
     let _ =
-        writeln!(text, "reading took {} ms of CPU time, sampling itself not counted", sampled.reading_millis);
+        writeln!(text, "reading took {} ms of CPU time, without the sampling itself", sampled.reading_millis);
     for note in &sampled.notes {
         let _ = writeln!(text, "{note}");
     }
     text
 }
 
-fn table(areas: &[Area]) -> String {
-    let shown = areas.get(..ROWS).unwrap_or(areas);
-    let nodes: BTreeSet<u32> = shown.iter().flat_map(|area| area.nodes.iter().map(|on| on.node)).collect();
+fn table(areas: &[SampledArea]) -> String {
+    let visible = areas.get(..MAX_TABLE_ROWS).unwrap_or(areas);
+    let nodes: BTreeSet<u32> =
+        visible.iter().flat_map(|area| area.nodes.iter().map(|share| share.node)).collect();
     let mut titles = row(["PID", "ADDRESS", "SIZE", "REGION", "SAMPLES", "REMOTE", "DRAM"]);
     titles.extend(nodes.iter().map(|node| format!("NODE {node}")));
-    let cells = |area: &Area| {
+    let cells = |area: &SampledArea| {
         let mut cells = row([&area.pid.to_string(), &area.start, &size(area.bytes), &area.region]);
         cells.push(area.samples.to_string());
-        cells.push(or_dash(area.remote_percent.map(percent)));
-        cells.push(or_dash(area.dram_percent.map(percent)));
-        let on = |node: &u32| area.nodes.iter().find(|on| on.node == *node).map_or(0.0, |on| on.percent);
-        cells.extend(nodes.iter().map(|node| percent(on(node))));
+        cells.push(or_dash(area.remote_percent.map(format_percent)));
+        cells.push(or_dash(area.dram_percent.map(format_percent)));
+        let on = |node: &u32| {
+            area.nodes.iter().find(|share| share.node == *node).map_or(0.0, |share| share.percent)
+        };
+        cells.extend(nodes.iter().map(|node| format_percent(on(node))));
         cells
     };
-    columns(&std::iter::once(titles).chain(shown.iter().map(cells)).collect::<Vec<_>>())
+    columns(&std::iter::once(titles).chain(visible.iter().map(cells)).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{super::Share, Process, Sources, Used},
+        super::{super::NodeShare, SampledProcess, SourceCounts, UsedUnit},
         *,
     };
 
-    fn area(start: u64, samples: u64) -> Area {
-        Area {
+    fn area(start: u64, samples: u64) -> SampledArea {
+        SampledArea {
             pid: 7,
             region: "/a\nb".to_owned(),
             start: format!("{start:#x}"),
@@ -110,16 +113,16 @@ mod tests {
             placed_samples: samples,
             remote_percent: Some(98.4),
             dram_percent: None,
-            nodes: vec![Share { node: 1, percent: 100.0 }],
-            sources: Sources { unknown: samples, ..Sources::default() },
+            nodes: vec![NodeShare { node: 1, percent: 100.0 }],
+            sources: SourceCounts { unknown: samples, ..SourceCounts::default() },
         }
     }
 
-    fn sampled(areas: Vec<Area>) -> Sampled {
-        Sampled {
+    fn sampled(areas: Vec<SampledArea>) -> SampledAreas {
+        SampledAreas {
             seconds: 10.0,
             processor: "AMD EPYC\n".to_owned(),
-            units: vec![Used {
+            units: vec![UsedUnit {
                 name: "ibs_op".to_owned(),
                 cpus: "0-3".to_owned(),
                 period: 1_048_560,
@@ -128,19 +131,19 @@ mod tests {
             samples: 200,
             placed_samples: 150,
             remote_percent: Some(98.4),
-            sources: Sources {
+            sources: SourceCounts {
                 local_memory: 20,
                 remote_memory: 100,
                 cache: 60,
                 unknown: 20,
-                ..Sources::default()
+                ..SourceCounts::default()
             },
             reading_millis: 12,
-            processes: vec![Process {
+            processes: vec![SampledProcess {
                 pid: 7,
                 command: "db\n".to_owned(),
                 samples: 200,
-                from: vec![Share { node: 0, percent: 75.0 }, Share { node: 1, percent: 25.0 }],
+                from: vec![NodeShare { node: 0, percent: 75.0 }, NodeShare { node: 1, percent: 25.0 }],
             }],
             notes: vec!["something is missing".to_owned()],
             areas,
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_what_is_accessed_and_from_where() {
+    fn renders_areas_and_sources() {
         let text = render(&sampled((0..22).map(|at| area(at << 22, 100 - at)).collect()));
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["PID", "ADDRESS", "SIZE", "REGION", "SAMPLES", "REMOTE", "DRAM", "NODE", "1"]);
@@ -159,7 +162,7 @@ mod tests {
             "\nof the 150 samples whose page was found, 98 % are remote\n",
             "local memory 10 %, remote memory 50 %, caches of other nodes 0 %, other caches 30 %, unknown 10 %\n",
             "process 7 (db\\n) accessed from: node 0 75 %, node 1 25 %\n",
-            "reading took 12 ms of CPU time, sampling itself not counted\nsomething is missing\n",
+            "reading took 12 ms of CPU time, without the sampling itself\nsomething is missing\n",
         ] {
             assert!(text.contains(expected), "{text}");
         }
@@ -170,19 +173,19 @@ mod tests {
             text.contains("caches of other nodes 0 %, memory or caches of another chip 25 %, other"),
             "{text}"
         );
-        let nothing = render(&Sampled::default());
+        let nothing = render(&SampledAreas::default());
         assert!(nothing.starts_with("no access of the workload was sampled\n0 samples"), "{nothing}");
         assert!(!nothing.contains("remote"), "{nothing}");
     }
 
     #[test]
-    fn programs_see_all_areas() {
+    fn json_has_all_areas() {
         let json = serde_json::to_value(sampled(vec![area(4096, 3)])).unwrap();
         assert_eq!(json["placedSamples"], 150);
         assert_eq!(json["units"][0]["counts"], "micro-ops");
         assert_eq!(json["sources"]["remoteMemory"], 100);
         let area = &json["areas"][0];
         assert_eq!((&area["start"], &area["samples"]), (&"0x1000".into(), &3.into()));
-        assert!(area.get("dramPercent").is_none(), "what is not known is absent: {area}");
+        assert!(area.get("dramPercent").is_none(), "an unknown value is absent: {area}");
     }
 }

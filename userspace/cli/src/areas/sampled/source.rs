@@ -1,13 +1,14 @@
-//! Where the data of an access came from, in the processor's own words: `union perf_mem_data_src` (`linux/perf_event.h`).
+//! Source of the data of an access: `union perf_mem_data_src` (`linux/perf_event.h`).
 //!
-//! Kernels and processors fill in different parts of it. Bits of `mem_lvl` say most where they name memory: Intel's number
-//! of the level is that of the L3 cache for some accesses to remote memory. Older kernels have no number for AMD.
-//! Both call another cache of the same node remote, with a distance that says so or without any.
+//! Kernels and processors fill in different fields. If bits of `mem_lvl` name memory, they are the most reliable: for
+//! some accesses to remote memory, Intel's `mem_lvl_num` is that of the L3 cache, and older kernels set no number for
+//! AMD. Both vendors report another cache of the same node as remote, with a distance (`mem_hops`) that shows this, or
+//! without any.
 
 use perf_event::data::{DataSource, MemLevel, MemLevelNum};
 use serde::Serialize;
 
-/// Numbers of levels that the crate does not name: `PERF_MEM_LVLNUM_L2_MHB`, `_MSC`, `_L0`, `_CXL`.
+// Levels that the perf_event crate does not name: `PERF_MEM_LVLNUM_L2_MHB`, `_MSC`, `_L0`, `_CXL`.
 const L2_BUFFER: MemLevelNum = MemLevelNum::new(5);
 const MEMORY_SIDE_CACHE: MemLevelNum = MemLevelNum::new(6);
 const L0: MemLevelNum = MemLevelNum::new(7);
@@ -15,22 +16,22 @@ const CXL: MemLevelNum = MemLevelNum::new(9);
 /// `PERF_MEM_HOPS_0`: another core of the same node.
 const SAME_NODE: u8 = 1;
 
-/// Where data came from.
+/// Source of the data of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Source {
+pub(super) enum AccessSource {
     /// A cache of this node, or a buffer of the core.
     Cache,
     LocalMemory,
     RemoteMemory,
     /// A cache of another node.
     RemoteCache,
-    /// Memory or a cache of another chip, which the processor does not distinguish.
+    /// Memory or a cache of another chip; the processor does not distinguish them.
     Elsewhere,
     Unknown,
 }
 
-impl Source {
-    pub(super) fn of(data: DataSource) -> Self {
+impl AccessSource {
+    pub(super) fn from_data_source(data: DataSource) -> Self {
         let (levels, number) = (data.mem_lvl(), data.mem_lvl_num());
         let is_elsewhere = data.mem_remote() && data.mem_hops() != SAME_NODE;
         if levels.intersects(MemLevel::REM_RAM1 | MemLevel::REM_RAM2) {
@@ -54,7 +55,7 @@ impl Source {
                 L2_BUFFER,
             ]
             .contains(&number);
-        // A miss without a hit says where the data was not.
+        // A miss without a hit does not show the source.
         if !is_cache || levels.contains(MemLevel::MISS) && !levels.contains(MemLevel::HIT) {
             Self::Unknown
         } else if is_elsewhere || levels.contains(MemLevel::REM_CCE2) {
@@ -65,28 +66,28 @@ impl Source {
     }
 }
 
-/// How many accesses got their data from where.
+/// Number of accesses by their source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Sources {
+pub(super) struct SourceCounts {
     pub(super) cache: u64,
     pub(super) local_memory: u64,
     pub(super) remote_memory: u64,
     pub(super) remote_cache: u64,
-    /// Memory or caches of another chip, which the processor does not distinguish.
+    /// Memory or caches of another chip; the processor does not distinguish them.
     pub(super) elsewhere: u64,
     pub(super) unknown: u64,
 }
 
-impl Sources {
-    pub(super) fn count(&mut self, source: Source) {
+impl SourceCounts {
+    pub(super) fn count(&mut self, source: AccessSource) {
         *match source {
-            Source::Cache => &mut self.cache,
-            Source::LocalMemory => &mut self.local_memory,
-            Source::RemoteMemory => &mut self.remote_memory,
-            Source::RemoteCache => &mut self.remote_cache,
-            Source::Elsewhere => &mut self.elsewhere,
-            Source::Unknown => &mut self.unknown,
+            AccessSource::Cache => &mut self.cache,
+            AccessSource::LocalMemory => &mut self.local_memory,
+            AccessSource::RemoteMemory => &mut self.remote_memory,
+            AccessSource::RemoteCache => &mut self.remote_cache,
+            AccessSource::Elsewhere => &mut self.elsewhere,
+            AccessSource::Unknown => &mut self.unknown,
         } += 1;
     }
 
@@ -99,12 +100,12 @@ impl Sources {
         self.unknown += other.unknown;
     }
 
-    /// Those of which is known whether a cache had the data.
+    /// Returns the number of accesses with a source that is known to be a cache or memory.
     pub(super) fn known(&self) -> u64 {
         self.cache + self.memory() + self.remote_cache
     }
 
-    /// Those from memory, of this node or of another one.
+    /// Returns the number of accesses to memory of any node.
     pub(super) fn memory(&self) -> u64 {
         self.local_memory + self.remote_memory
     }
@@ -120,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    // Positions of the fields, and their values, from linux/perf_event.h.
+    // Values of the fields from linux/perf_event.h.
     const HIT: u64 = 0x02;
     const MISS: u64 = 0x04;
     const L1: u64 = 0x08;
@@ -132,63 +133,71 @@ mod tests {
     const REM_CCE2: u64 = 0x800;
     const UNC: u64 = 0x2000;
 
-    /// From `mem_lvl`, `mem_lvl_num`, `mem_remote` and `mem_hops`.
-    fn of(levels: u64, number: u64, remote: u64, hops: u64) -> Source {
+    /// Returns the source for values of `mem_lvl`, `mem_lvl_num`, `mem_remote` and `mem_hops`.
+    fn source_of(levels: u64, number: u64, remote: u64, hops: u64) -> AccessSource {
         let value = 0x2 | levels << 5 | number << 33 | remote << 37 | hops << 43;
         let config: ParseConfig<perf_event::data::endian::Native> =
             (*Builder::new(Software::DUMMY).attrs()).into();
         let bytes = value.to_ne_bytes();
-        Source::of(Parser::new(bytes.as_slice(), config).parse().unwrap())
+        AccessSource::from_data_source(Parser::new(bytes.as_slice(), config).parse().unwrap())
     }
 
     #[test]
-    fn intel_words_are_understood() {
+    fn decodes_sources_of_intel() {
         // arch/x86/events/intel/ds.c, pebs_data_source.
-        assert_eq!(of(MISS, 3, 0, 0), Source::Unknown, "no L3 hit");
-        assert_eq!(of(L1 | HIT, 1, 0, 0), Source::Cache);
-        assert_eq!(of(LFB | HIT, 0xc, 0, 0), Source::Cache);
-        assert_eq!(of(REM_CCE1 | HIT, 3, 1, 0), Source::RemoteCache);
-        assert_eq!(of(LOC_RAM | HIT, 0xd, 0, 0), Source::LocalMemory);
-        assert_eq!(of(REM_RAM1 | HIT, 3, 1, 0), Source::RemoteMemory, "shared, with the number of the L3");
-        assert_eq!(of(REM_RAM1 | HIT, 0xd, 1, 0), Source::RemoteMemory);
-        assert_eq!(of(UNC | HIT, 0xf, 0, 0), Source::Unknown);
-        assert_eq!(of(HIT, 5, 0, 0), Source::Cache);
-        assert_eq!(of(HIT, 6, 0, 0), Source::LocalMemory);
-        assert_eq!(of(HIT, 7, 0, 0), Source::Cache, "L0");
+        assert_eq!(source_of(MISS, 3, 0, 0), AccessSource::Unknown, "no L3 hit");
+        assert_eq!(source_of(L1 | HIT, 1, 0, 0), AccessSource::Cache);
+        assert_eq!(source_of(LFB | HIT, 0xc, 0, 0), AccessSource::Cache);
+        assert_eq!(source_of(REM_CCE1 | HIT, 3, 1, 0), AccessSource::RemoteCache);
+        assert_eq!(source_of(LOC_RAM | HIT, 0xd, 0, 0), AccessSource::LocalMemory);
+        assert_eq!(
+            source_of(REM_RAM1 | HIT, 3, 1, 0),
+            AccessSource::RemoteMemory,
+            "shared, with the number of the L3"
+        );
+        assert_eq!(source_of(REM_RAM1 | HIT, 0xd, 1, 0), AccessSource::RemoteMemory);
+        assert_eq!(source_of(UNC | HIT, 0xf, 0, 0), AccessSource::Unknown);
+        assert_eq!(source_of(HIT, 5, 0, 0), AccessSource::Cache);
+        assert_eq!(source_of(HIT, 6, 0, 0), AccessSource::LocalMemory);
+        assert_eq!(source_of(HIT, 7, 0, 0), AccessSource::Cache, "L0");
     }
 
     #[test]
-    fn amd_words_are_understood() {
-        // arch/x86/events/amd/ibs.c: older kernels write no number, newer ones a number and a distance.
+    fn decodes_sources_of_amd() {
+        // arch/x86/events/amd/ibs.c: older kernels set no number, newer ones set a number and a distance.
         for (number, remote, hops) in [(0xf, 0, 0), (0xb, 1, 1)] {
-            assert_eq!(of(REM_CCE1 | HIT, number, remote, hops), Source::Cache, "another cache of the node");
-            assert_eq!(of(L3 | REM_CCE1 | HIT, number, remote, hops), Source::Cache);
+            assert_eq!(
+                source_of(REM_CCE1 | HIT, number, remote, hops),
+                AccessSource::Cache,
+                "another cache of the node"
+            );
+            assert_eq!(source_of(L3 | REM_CCE1 | HIT, number, remote, hops), AccessSource::Cache);
         }
-        assert_eq!(of(REM_CCE2 | HIT, 0xf, 0, 0), Source::RemoteCache);
-        assert_eq!(of(REM_CCE2 | HIT, 0xb, 1, 2), Source::RemoteCache);
-        assert_eq!(of(LOC_RAM | HIT, 0xf, 0, 0), Source::LocalMemory);
-        assert_eq!(of(LOC_RAM | HIT, 0xd, 0, 0), Source::LocalMemory);
-        assert_eq!(of(REM_RAM1 | HIT, 0xd, 1, 2), Source::RemoteMemory);
-        assert_eq!(of(0, 0x9, 0, 0), Source::LocalMemory, "CXL");
-        assert_eq!(of(0, 0x9, 1, 2), Source::RemoteMemory);
-        assert_eq!(of(1, 0xf, 0, 0), Source::Unknown, "a store that missed");
-        assert_eq!(of(0, 0, 0, 0), Source::Unknown);
+        assert_eq!(source_of(REM_CCE2 | HIT, 0xf, 0, 0), AccessSource::RemoteCache);
+        assert_eq!(source_of(REM_CCE2 | HIT, 0xb, 1, 2), AccessSource::RemoteCache);
+        assert_eq!(source_of(LOC_RAM | HIT, 0xf, 0, 0), AccessSource::LocalMemory);
+        assert_eq!(source_of(LOC_RAM | HIT, 0xd, 0, 0), AccessSource::LocalMemory);
+        assert_eq!(source_of(REM_RAM1 | HIT, 0xd, 1, 2), AccessSource::RemoteMemory);
+        assert_eq!(source_of(0, 0x9, 0, 0), AccessSource::LocalMemory, "CXL");
+        assert_eq!(source_of(0, 0x9, 1, 2), AccessSource::RemoteMemory);
+        assert_eq!(source_of(1, 0xf, 0, 0), AccessSource::Unknown, "a store that missed");
+        assert_eq!(source_of(0, 0, 0, 0), AccessSource::Unknown);
     }
 
     #[test]
-    fn accesses_are_counted_by_source() {
-        let mut sources = Sources::default();
+    fn counts_accesses_by_source() {
+        let mut sources = SourceCounts::default();
         for source in [
-            Source::Cache,
-            Source::LocalMemory,
-            Source::RemoteMemory,
-            Source::RemoteCache,
-            Source::Elsewhere,
-            Source::Unknown,
+            AccessSource::Cache,
+            AccessSource::LocalMemory,
+            AccessSource::RemoteMemory,
+            AccessSource::RemoteCache,
+            AccessSource::Elsewhere,
+            AccessSource::Unknown,
         ] {
             sources.count(source);
         }
-        sources.add(&Sources { remote_memory: 2, unknown: 1, ..Sources::default() });
+        sources.add(&SourceCounts { remote_memory: 2, unknown: 1, ..SourceCounts::default() });
         assert_eq!((sources.known(), sources.memory()), (6, 4));
         assert_eq!((sources.elsewhere, sources.unknown), (1, 2));
     }

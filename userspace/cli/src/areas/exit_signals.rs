@@ -1,12 +1,12 @@
-//! When the user has enough: Ctrl-C and the other signals that end a program.
+//! Ctrl-C and the other signals by which the user ends a command.
 
 use anyhow::bail;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that end watching. From when this is made on, they do not end the program.
-pub(super) struct Ends([Signal; 4]);
+/// Signals that end watching. Once this value exists, they no longer end the program.
+pub(super) struct ExitSignals([Signal; 4]);
 
-impl Ends {
+impl ExitSignals {
     pub(super) fn new() -> anyhow::Result<Self> {
         let kinds =
             [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()];
@@ -16,7 +16,7 @@ impl Ends {
         Ok(Self([terminate, hangup, interrupt, quit]))
     }
 
-    /// Waits for one of them.
+    /// Waits for one of the signals.
     pub(super) async fn next(&mut self) {
         let [terminate, hangup, interrupt, quit] = &mut self.0;
         tokio::select! {
