@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs, io, iter,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -360,24 +360,25 @@ pub fn processes(dir: &Path) -> Result<Vec<u32>, ReadError> {
     ids(dir, "cgroup.procs")
 }
 
+/// Returns the directories of a cgroup and of its descendants, read as the iterator advances. A directory that is gone by
+/// then has no descendants.
+pub fn subtree(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let mut open = vec![dir.to_owned()];
+    iter::from_fn(move || {
+        let dir = open.pop()?;
+        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
+        let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        open.extend(below.map(|entry| entry.path()));
+        Some(dir)
+    })
+}
+
 /// Returns at most `most` processes in a cgroup and its descendants. A cgroup that cannot be read counts as empty: it
 /// is gone, or it is threaded and its processes are listed in the domain above. Processes of another PID namespace are
 /// not returned.
 pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
-    let mut found = Vec::new();
-    let mut open = vec![dir.to_owned()];
-    while let Some(dir) = open.pop() {
-        found.extend(processes(&dir).unwrap_or_default().into_iter().filter(|&process| process != 0));
-        if found.len() >= most {
-            found.truncate(most);
-            break;
-        }
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        open.extend(
-            below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
-        );
-    }
-    found
+    let all = subtree(dir).flat_map(|dir| processes(&dir).unwrap_or_default());
+    all.filter(|&process| process != 0).take(most).collect()
 }
 
 /// Reads `cgroup.threads`: the threads in the cgroup itself. 0 stands for a thread of another PID namespace.

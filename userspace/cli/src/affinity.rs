@@ -1,9 +1,12 @@
 //! Threads with a guarantee that are bound to fewer CPUs than their cgroup has, on this host.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use numaward_api as api;
-use numaward_cgroup::affinity::{NarrowThreads, narrow_threads};
+use numaward_cgroup::{
+    affinity::{NarrowThreads, narrow_threads},
+    read,
+};
 use serde::Serialize;
 
 use crate::text;
@@ -27,21 +30,16 @@ pub(crate) fn bound_threads(proc: &Path, allocation: &api::Allocation) -> Option
         return None;
     }
     let mut sum: Option<NarrowThreads> = None;
-    let mut open = vec![Path::new(&allocation.directory).to_owned()];
-    while let Some(dir) = open.pop() {
-        if let Ok(Some(found)) = narrow_threads(proc, &dir) {
-            sum = Some(match sum {
-                Some(sum) => NarrowThreads {
-                    threads: sum.threads + found.threads,
-                    cpus: &sum.cpus | &found.cpus,
-                    available: &sum.available | &found.available,
-                },
-                None => found,
-            });
-        }
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-        open.extend(below.filter(is_dir).map(|entry| entry.path()));
+    let dirs = read::subtree(Path::new(&allocation.directory));
+    for found in dirs.filter_map(|dir| narrow_threads(proc, &dir).ok()?) {
+        sum = Some(match sum {
+            Some(sum) => NarrowThreads {
+                threads: sum.threads + found.threads,
+                cpus: &sum.cpus | &found.cpus,
+                available: &sum.available | &found.available,
+            },
+            None => found,
+        });
     }
     sum.map(|threads| BoundThreads {
         workload: allocation.name.clone(),
@@ -67,6 +65,8 @@ fn warning(BoundThreads { workload, threads, cpus, available }: &BoundThreads) -
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -63,19 +63,10 @@ pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::R
 ///
 /// A process belongs to another PID namespace.
 pub(super) fn visible_processes(dir: &Path) -> io::Result<Vec<u32>> {
-    let (mut found, mut open) = (Vec::new(), vec![dir.to_owned()]);
-    while let Some(dir) = open.pop() {
-        let processes = read::processes(&dir).unwrap_or_default();
-        if processes.contains(&0) {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "processes of another PID namespace",
-            ));
-        }
-        found.extend(processes);
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-        open.extend(below.filter(is_dir).map(|entry| entry.path()));
+    let found: Vec<u32> =
+        read::subtree(dir).flat_map(|dir| read::processes(&dir).unwrap_or_default()).collect();
+    if found.contains(&0) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "processes of another PID namespace"));
     }
     Ok(found)
 }
