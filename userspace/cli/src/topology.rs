@@ -196,4 +196,40 @@ Last-level caches: 2, each of 4 CPUs
             expected
         );
     }
+
+    #[test]
+    fn machine_with_sparse_nodes_of_which_some_have_no_memory_or_nothing() {
+        let pages = HugepageSize(Bytes::mib(2));
+        let machine = Machine::builder()
+            .node_ids([4, 5, 6, 31].map(NodeId))
+            .cores_per_node(2)
+            .memory(Bytes::gib(1))
+            .node(NodeId(4), |node| node.hugepages(pages, 12))
+            .node(NodeId(5), |node| node.hugepages(pages, 8))
+            .node(NodeId(6), |node| node.memory(Bytes(0)))
+            .node(NodeId(31), |node| node.cores(0).memory(Bytes(0)))
+            .build()
+            .unwrap();
+        let expected = "\
+4 nodes, 1 socket, 6 cores, 6 CPUs, 2.0 GiB
+
+NODE  CPUS  MEMORY   HUGEPAGES 2Mi
+4     0-1   1.0 GiB  12 (12 free)
+5     2-3   1.0 GiB  8 (8 free)
+6     4-5   0 B      -
+31          0 B      -
+
+DISTANCE  4   5   6   31
+4         10  20  20  20
+5         20  10  20  20
+6         20  20  10  20
+31        20  20  20  10
+
+SOCKET  NODES  CORES  CPUS
+0       4-6    6      0-5
+
+Last-level caches: 3, each of 2 CPUs
+";
+        assert_eq!(render(&Shown { topology: Topology::from(&machine), promised: None }), expected);
+    }
 }

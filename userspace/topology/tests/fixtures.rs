@@ -16,6 +16,7 @@ const AMD: &str = include_str!("fixtures/amd-nps4.txt");
 const ARM: &str = include_str!("fixtures/arm-2s.txt");
 const GRACE: &str = include_str!("fixtures/grace.txt");
 const CXL: &str = include_str!("fixtures/cxl.txt");
+const ODD: &str = include_str!("fixtures/odd.txt");
 
 const TWO_MIB: HugepageSize = HugepageSize(Bytes::mib(2));
 const ONE_GIB: HugepageSize = HugepageSize(Bytes::gib(1));
@@ -164,6 +165,22 @@ fn reads_arm_with_gpu_memory() {
     assert_eq!(sections.first(), Some(&(16, NodeId(0))));
     assert_eq!(sections.last(), Some(&(65_471 * 4 + 3, NodeId(1))));
     assert_eq!(sections.len(), (960 + 192) * 4);
+}
+
+#[test]
+fn machine_without_node_0_and_with_memory_on_few_nodes() {
+    let machine = read_fixture(ODD);
+    assert_eq!(machine.node_ids().to_string(), "4-7");
+    let shown: Vec<_> = machine
+        .nodes
+        .values()
+        .map(|node| (node.cpus.to_string(), node.memory, node.hugepages[&TWO_MIB].total))
+        .collect();
+    let expected = [("0-3", 16, 12), ("4-7", 16, 8), ("8-11", 0, 0), ("", 0, 0)]
+        .map(|(cpus, memory, pages)| (cpus.to_owned(), Bytes::gib(memory), pages));
+    assert_eq!(shown, expected);
+    assert_eq!(machine.distance(NodeId(4), NodeId(7)), Some(12));
+    assert_eq!(machine.distance(NodeId(0), NodeId(4)), None);
 }
 
 /// A change to one path of a machine.
