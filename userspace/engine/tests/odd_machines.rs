@@ -10,7 +10,7 @@ use numaward_engine::{
     Request, Resources, Strategy, Terms,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 };
-use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, NodeSet, ZoneKind};
+use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, NodeSet, ZoneKind};
 
 const TWO_MIB: HugepageSize = HugepageSize(Bytes::mib(2));
 
@@ -67,12 +67,8 @@ fn cpus_and_nodes(got: &[Option<Allocation>]) -> Vec<Option<(u64, String)>> {
 }
 
 fn is_disjoint(got: &[Option<Allocation>]) -> bool {
-    let all: Vec<u32> = got
-        .iter()
-        .flatten()
-        .flat_map(|of| of.cpus.iter().flat_map(|cpus| cpus.iter()))
-        .map(|cpu| cpu.0)
-        .collect();
+    let all: Vec<u32> =
+        got.iter().flatten().flat_map(|of| of.cpus.iter().flat_map(CpuSet::iter)).map(|cpu| cpu.0).collect();
     let mut unique = all.clone();
     unique.sort_unstable();
     unique.dedup();
