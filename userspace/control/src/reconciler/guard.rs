@@ -720,6 +720,43 @@ mod tests {
     }
 
     #[test]
+    fn room_that_one_workload_takes_is_not_there_for_the_next() {
+        let mut bench = Bench::new(&["a", "b"]);
+        let others = ["a", "b"].map(|name| UnguaranteedWorkload {
+            resident: vec![(NodeId(1), Bytes::mib(100))],
+            ..bench.other(name)
+        });
+        let ReconcilerLoop { controllers: Controllers { guard, .. }, core, .. } =
+            bench.reconciler.as_mut().unwrap();
+        let mut spare = BTreeMap::from([(NodeId(0), Bytes::mib(150))]);
+        let steered = others.map(|other| {
+            loop {
+                match guard.steer_off(core, &mut spare, &other, NodeId(1)) {
+                    Ok(None) => drop(guard.policies.take()),
+                    done => return done.map_err(|obstacle| obstacle.reason),
+                }
+            }
+        });
+        let refused = "it has 100Mi there, and nodes 0 have room for 50Mi".to_owned();
+        assert_eq!(steered, [Ok(Some("0".parse().unwrap())), Err(refused)]);
+    }
+
+    #[test]
+    fn next_workload_is_not_steered_before_the_last_step_shows() {
+        let mut bench = Bench::new(&["a", "b"]);
+        let others = [("a", 200), ("b", 100)];
+        bench.see(true, [-10, 1000], &others);
+        let mems = |bench: &Bench| ["a", "b"].map(|of| bench.mems(of));
+        assert_eq!(mems(&bench), ["0", ""]);
+        // A look a second later.
+        bench.now -= SETTLE - Duration::from_secs(1);
+        bench.see(true, [-10, 1000], &others);
+        assert_eq!(mems(&bench), ["0", ""]);
+        bench.see(true, [-10, 1000], &others);
+        assert_eq!(mems(&bench), ["0", "0"]);
+    }
+
+    #[test]
     fn what_cannot_be_given_back_is_listed_and_tried_again() {
         let mut bench = Bench::new(&["hog"]);
         bench.see(true, [-10, 1000], &[("hog", 100)]);
