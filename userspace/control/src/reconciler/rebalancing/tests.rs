@@ -22,7 +22,7 @@ use numaward_model::{
     pod::{GuaranteeSource, POD_SHARE, PodName},
     port::MachineSource as _,
 };
-use numaward_topology::{NodeId, ZoneKind};
+use numaward_topology::{HugepagePool, HugepageSize, NodeId, ZoneKind};
 use tempfile::TempDir;
 
 use super::{Asked as Room, *};
@@ -495,6 +495,32 @@ fn what_has_a_home_only_is_not_moved() {
     assert_eq!(bench.nodes()[0], ("a".to_owned(), "0".to_owned()));
     let none = bench.start().unwrap_err();
     assert!(matches!(none, AdmissionError::NoPlan { .. }), "{none}");
+}
+
+#[test]
+fn workload_with_reserved_huge_pages_is_not_moved() {
+    let mut bench = Bench::new(RebalanceMode::Off);
+    let put = |file: &str, text: &str| {
+        let file = bench.dir.path().join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    put("cgroup/a/cgroup.procs", "77\n");
+    put("proc/77/maps", "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n");
+    put("proc/77/status", "HugetlbPages:\t 0 kB\n");
+    let core = &mut bench.reconciler.core;
+    core.config.host_root = bench.dir.path().to_owned();
+    for node in Arc::make_mut(&mut core.policy.machine).nodes.values_mut() {
+        node.hugepages.insert(HugepageSize(Bytes::mib(2)), HugepagePool { total: 64, free: 64, surplus: 0 });
+    }
+    let moves = |bench: &mut Bench| {
+        let plan = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default());
+        plan.map_or(0, |plan| plan.moves.len())
+    };
+    assert_eq!(moves(&mut bench), 0);
+    // All are touched.
+    fs::write(bench.dir.path().join("proc/77/status"), "HugetlbPages:\t 16384 kB\n").unwrap();
+    assert_eq!(moves(&mut bench), 1);
 }
 
 #[test]
