@@ -88,7 +88,9 @@ pub(crate) fn render(events: &[Event]) -> String {
 fn print(event: &Event, format: OutputFormat) -> anyhow::Result<()> {
     let text = match format {
         OutputFormat::Json => format!("{}\n", clean_json(&serde_json::to_string(event)?)),
-        OutputFormat::Yaml => format!("---\n{}", numaward_config::yaml(&clean_value(serde_json::to_value(event)?))),
+        OutputFormat::Yaml => {
+            format!("---\n{}", numaward_config::yaml(&clean_value(serde_json::to_value(event)?)))
+        }
         OutputFormat::Table => {
             let workload = or_dash(event.workload.as_ref());
             let line = format!("{} {} {workload}: {}", event.time, event.kind.as_str(), event.message);

@@ -194,10 +194,7 @@ fn shows_details_and_help() {
     session.press("?\t\x1b[B\r");
     session.wait_for_text("none: memory only");
     let text = session.terminal.text();
-    assert!(
-        text.contains("Node 1") && text.contains("17 to node 1") && text.contains("AVAILABLE"),
-        "{text}"
-    );
+    assert!(text.contains("Node 1") && text.contains("17 to node 1") && text.contains("AVAILABLE"), "{text}");
     // From an event to its workload.
     session.press("\x1b");
     session.wait_for_text("WORKLOAD (3)");

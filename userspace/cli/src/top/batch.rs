@@ -102,7 +102,9 @@ fn print(
     events: Vec<Event>,
 ) -> anyhow::Result<()> {
     let text = match format {
-        OutputFormat::Json => format!("{}\n", clean_json(&serde_json::to_string(&report(model, list, events))?)),
+        OutputFormat::Json => {
+            format!("{}\n", clean_json(&serde_json::to_string(&report(model, list, events))?))
+        }
         // One document after another.
         OutputFormat::Yaml => {
             let report = clean_value(serde_json::to_value(report(model, list, events))?);

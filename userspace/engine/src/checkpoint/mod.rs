@@ -42,10 +42,7 @@ pub enum CheckpointError {
     #[error(
         "the checkpoint is damaged, or of a kubelet that is not known: its dataChecksum is {stored}, that of its data is {computed}"
     )]
-    DataChecksum {
-        stored: u64,
-        computed: u64,
-    },
+    DataChecksum { stored: u64, computed: u64 },
     /// A value is not a CPU list. The first field is its place in the file.
     #[error("the checkpoint is corrupted: {0}: {1}")]
     Cpus(String, ListError),
