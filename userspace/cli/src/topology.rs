@@ -230,6 +230,6 @@ SOCKET  NODES  CORES  CPUS
 
 Last-level caches: 3, each of 2 CPUs
 ";
-        assert_eq!(render(&Shown { topology: Topology::from(&machine), promised: None }), expected);
+        assert_eq!(render(&TopologyReport { topology: Topology::from(&machine), guarantees: None }), expected);
     }
 }

@@ -50,12 +50,12 @@ fn all_and_first() -> Option<(CpuSet, CpuSet)> {
     (all != first).then_some((all, first))
 }
 
-impl Tree {
+impl FakeHierarchy {
     fn run(&self, cgroup: &str, threads: &[&Thread], available: &CpuSet) {
         let threads: Vec<String> = threads.iter().map(|thread| thread.id.to_string()).collect();
         let threads = threads.join("\n");
         fs::write(path(cgroup).dir(self.root.path()).join("cgroup.threads"), threads).unwrap();
-        self.put(cgroup, "cpuset.cpus.effective", &available.to_string());
+        self.write_file(cgroup, "cpuset.cpus.effective", &available.to_string());
     }
 
     /// The cgroup is narrowed.
@@ -79,7 +79,7 @@ fn reset(threads: usize) -> ResetThreads {
 #[test]
 fn threads_that_asked_for_the_cpus_of_a_narrowed_cgroup_get_all_back() {
     let Some((all, first)) = all_and_first() else { return };
-    let tree = Tree::new(&["/a", "/a/b"]);
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
     let (kept, other) = (Thread::start(None), Thread::start(None));
     tree.run("/a", &[&kept], &all);
     tree.run("/a/b", &[&other], &all);
@@ -92,7 +92,7 @@ fn threads_that_asked_for_the_cpus_of_a_narrowed_cgroup_get_all_back() {
 #[test]
 fn threads_with_affinities_of_their_own_keep_them() {
     let Some((all, first)) = all_and_first() else { return };
-    let tree = Tree::new(&["/a", "/a/b"]);
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
     let (own, new, kept) = (Thread::start(Some(&first)), Thread::start(Some(&first)), Thread::start(None));
     tree.run("/a", &[&own], &all);
     tree.run("/a/b", &[&kept], &all);
@@ -109,7 +109,7 @@ fn threads_with_affinities_of_their_own_keep_them() {
 #[test]
 fn affinity_of_its_own_is_known_when_another_cgroup_is_narrowed_instead() {
     let Some((all, first)) = all_and_first() else { return };
-    let tree = Tree::new(&["/a", "/a/b"]);
+    let tree = FakeHierarchy::new(&["/a", "/a/b"]);
     let own = Thread::start(Some(&first));
     tree.run("/a", &[], &all);
     tree.run("/a/b", &[&own], &all);
@@ -126,7 +126,7 @@ fn affinity_of_its_own_is_known_when_another_cgroup_is_narrowed_instead() {
 #[test]
 fn threads_are_left_alone_if_their_affinities_before_are_not_known() {
     let Some((all, first)) = all_and_first() else { return };
-    let tree = Tree::new(&["/a"]);
+    let tree = FakeHierarchy::new(&["/a"]);
     let thread = Thread::start(None);
     tree.run("/a", &[&thread], &all);
     // A thread of another PID namespace.
@@ -141,7 +141,7 @@ fn threads_are_left_alone_if_their_affinities_before_are_not_known() {
 #[test]
 fn affinities_that_are_no_set_of_the_narrowed_cgroup_stay() {
     let Some((all, first)) = all_and_first() else { return };
-    let tree = Tree::new(&["/a"]);
+    let tree = FakeHierarchy::new(&["/a"]);
     let thread = Thread::start(None);
     tree.run("/a", &[&thread], &all);
     let applied = tree.narrow(&AppliedSettings::default(), "/a", &first);

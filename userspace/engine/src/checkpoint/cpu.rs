@@ -182,7 +182,7 @@ impl CpuCheckpoint {
             Ok::<_, CheckpointError>((owner.as_str().into(), cpus))
         });
         let pods = pods.collect::<Result<BTreeMap<_, _>, _>>()?;
-        let read = Self::of_v2(file, (!pods.is_empty()).then_some(pods))?;
+        let read = Self::from_v2(file, (!pods.is_empty()).then_some(pods))?;
         if let Err(fault) = data.verify() {
             let fields = Self::read_fields(text)?;
             if (&fields.policy, &fields.shared_pool, &fields.entries)
