@@ -209,6 +209,24 @@ impl FreeCapacity {
             && self.load(host, &[a]) == self.load(host, &[b])
     }
 
+    /// Returns whether a node between two others, in the order of ids, has the same free amount of a resource and is not
+    /// alike. Nodes with equal free amounts give in the order of ids, so it matters on which side of it a node is.
+    pub(super) fn has_tie_between(
+        &self,
+        host: &HostModel,
+        group: &PlacementGroup,
+        a: usize,
+        b: usize,
+    ) -> bool {
+        let free = |resource: usize, at: usize| {
+            let withheld = self.withheld_of(resource).get(at).copied().unwrap_or(0);
+            self.free[resource][at].saturating_add(withheld)
+        };
+        let needed = (0..self.free.len()).filter(|&resource| group.need[resource] > 0).collect::<Vec<_>>();
+        let ties = |at: usize| needed.iter().any(|&resource| free(resource, at) == free(resource, a));
+        (a + 1..b).any(|at| ties(at) && !self.are_alike(host, group, a, at))
+    }
+
     /// Returns the load of other nodes on a set of nodes.
     pub(super) fn load(&self, host: &HostModel, nodes: &[usize]) -> u64 {
         let of = |at: &usize| self.conditions.load.get(&host.id(*at)).copied().unwrap_or(0);

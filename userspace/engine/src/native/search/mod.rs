@@ -267,7 +267,10 @@ impl SearchState<'_> {
                 let before = items.iter().copied().take_while(|&before| before < at);
                 before
                     .into_iter()
-                    .find(|&before| free_capacity.are_alike(host, group, before, at))
+                    .find(|&before| {
+                        free_capacity.are_alike(host, group, before, at)
+                            && !free_capacity.has_tie_between(host, group, before, at)
+                    })
                     .unwrap_or(at)
             };
             self.share.charge(items.len() * items.len());
