@@ -45,7 +45,7 @@ samples numaward_numa_miss_bytes_total
 section "placed allocations"
 allocations
 section "placed assigned"
-numaward-cri --socket /run/numaward/pod-resources.sock assigned
+numaward-cri --socket /run/numaward/pod-resources/kubelet.sock assigned
 section "placed shared"
 where $web
 section "placed protection"

@@ -126,6 +126,6 @@ fn the_image_runs_as_the_manifests_demand() {
     assert_eq!(report.section("enforce refused calls"), refused);
     assert!(report.section("enforce made calls").lines().any(|call| call == "bpf"), "{report}");
     let sockets: Vec<_> = report.section("enforce sockets").lines().collect();
-    assert_eq!(sockets, ["control.sock", "pod-resources.sock"]);
+    assert_eq!(sockets, ["control.sock", "pod-resources", "pod-resources/kubelet.sock"]);
     report.section("end");
 }

@@ -84,7 +84,7 @@ calls refused $(sed -n 's/^PPid:\t//p' /proc/$daemon/status)
 section "enforce made calls"
 calls made $daemon
 section "enforce sockets"
-ls -1 /run/numaward
+(cd /run/numaward && find . -mindepth 1 | sed "s#^./##" | sort)
 section "enforce log"
 report
 section "end"

@@ -40,10 +40,14 @@ const OVERLAYS: [&str; 7] = [
 ];
 /// The oldest and the newest supported version of Kubernetes.
 const KUBERNETES: [&str; 2] = ["1.26", "1.37"];
+/// The API group of admission policies, which are newer than the oldest Kubernetes.
+const ADMISSION: &str = "admissionregistration.k8s.io/";
 /// The API group of the Prometheus operator.
 const MONITORING: &str = "monitoring.coreos.com/";
 /// The API group of `OpenShift`, for which there are no schemas here.
 const OPENSHIFT: &str = "security.openshift.io/";
+/// Where the control socket is by default.
+const CONTROL_SOCKET: &str = "/run/numaward/control.sock";
 const RULES: &str = "dashboards/prometheus/rules.yaml";
 /// Address of the runbooks in Kubernetes, where an instance is the name of a node: any daemon after `kubectl
 /// port-forward`. The chart has the same.
@@ -65,9 +69,12 @@ pub(crate) fn check() -> Result<()> {
         faults.extend(dangling(&resources).into_iter().map(|fault| format!("{name}: {fault}")));
         let of = |group: &'static str| move |resource: &&Value| api_version(resource).starts_with(group);
         let monitoring: Vec<_> = resources.iter().filter(of(MONITORING)).collect();
-        let others =
-            resources.iter().filter(|resource| !of(MONITORING)(resource) && !of(OPENSHIFT)(resource));
-        validate(&cache, others).with_context(|| name.clone())?;
+        let is_known = |resource: &&Value| !of(MONITORING)(resource) && !of(OPENSHIFT)(resource);
+        let (newer, others): (Vec<_>, Vec<_>) = resources.iter().filter(is_known).partition(of(ADMISSION));
+        validate(&cache, &KUBERNETES, &others).with_context(|| name.clone())?;
+        if !newer.is_empty() {
+            validate(&cache, &KUBERNETES[1..], &newer).with_context(|| name.clone())?;
+        }
         if !monitoring.is_empty() {
             validate_monitoring(&tests, &monitoring).with_context(|| name.clone())?;
         }
@@ -99,11 +106,11 @@ fn api_version(resource: &Value) -> &str {
     resource["apiVersion"].as_str().unwrap_or_default()
 }
 
-fn validate<'a>(cache: &Cache, resources: impl Iterator<Item = &'a Value>) -> Result<()> {
+fn validate(cache: &Cache, versions: &[&str], resources: &[&Value]) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("numaward-manifests-").tempdir()?;
     let mut validate = PythonTool::KUBERNETES_VALIDATE.command(cache);
     validate.args(["--strict", "--quiet"]);
-    for version in KUBERNETES {
+    for version in versions {
         validate.args(["-k", version]);
     }
     for resource in resources {
@@ -134,7 +141,8 @@ fn validate_monitoring(tests: &Path, resources: &[&Value]) -> Result<()> {
 
 /// Returns references without a target or with another version, and unnecessary requests.
 fn dangling(resources: &[Value]) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut faults = admission_faults(resources);
+    faults.extend(resources.iter().filter_map(socket_fault));
     let named = |kind: &str| -> BTreeSet<&str> {
         let of_kind = resources.iter().filter(|resource| resource["kind"] == kind);
         of_kind.filter_map(|resource| resource["metadata"]["name"].as_str()).collect()
@@ -165,6 +173,7 @@ fn dangling(resources: &[Value]) -> Vec<String> {
             let name = container["image"].as_str().and_then(|image| image.rsplit('/').next());
             refer("this version's image", &name.into(), &image);
         }
+        faults.extend(list(&pod["containers"]).iter().filter_map(escalation_fault));
         if pod["hostNetwork"] == true {
             faults.push("the DaemonSet has the host's network, which it does not need".to_owned());
         }
@@ -172,6 +181,60 @@ fn dangling(resources: &[Value]) -> Vec<String> {
         let labels = &set["spec"]["template"]["metadata"]["labels"];
         if !selected.is_some_and(|selected| selected.iter().all(|(key, value)| labels[key] == *value)) {
             faults.push("the DaemonSet does not select its own pods".to_owned());
+        }
+    }
+    faults
+}
+
+/// What is wrong with how a container may gain privileges. Kubernetes refuses to forbid it with `SYS_ADMIN`.
+fn escalation_fault(container: &Value) -> Option<String> {
+    let security = &container["securityContext"];
+    let is_admin = list(&security["capabilities"]["add"]).contains(&"SYS_ADMIN".into());
+    let is_forbidden = security["allowPrivilegeEscalation"] == false;
+    match (is_admin, is_forbidden) {
+        (true, true) => Some("allowPrivilegeEscalation is false with SYS_ADMIN".to_owned()),
+        (false, false) => {
+            Some("allowPrivilegeEscalation is not false, and no capability needs it".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// What is wrong with the sockets of a configuration: an agent mounts the directory of the PodResources socket, and must not get the
+/// control socket with it.
+fn socket_fault(resource: &Value) -> Option<String> {
+    let config: Value = serde_norway::from_str(resource["data"]["config.yaml"].as_str()?).ok()?;
+    let parent = |path: &str| Path::new(path).parent().map(Path::to_owned);
+    let served = parent(config["kubernetes"]["podResources"]["socket"].as_str()?);
+    let control = parent(config["controlSocket"].as_str().unwrap_or(CONTROL_SOCKET));
+    (served == control).then(|| "the PodResources socket is beside the control socket".to_owned())
+}
+
+/// Policies that are bound to nothing, or are for another service account than that of the daemon.
+fn admission_faults(resources: &[Value]) -> Vec<String> {
+    let of_kind = |kind: &'static str| resources.iter().filter(move |resource| resource["kind"] == kind);
+    let is_bound = |policy: &Value| {
+        of_kind("ValidatingAdmissionPolicyBinding")
+            .any(|binding| binding["spec"]["policyName"] == policy["metadata"]["name"])
+    };
+    let accounts: Vec<String> = of_kind("ServiceAccount")
+        .filter_map(|account| {
+            account["metadata"]["namespace"].as_str().zip(account["metadata"]["name"].as_str())
+        })
+        .map(|(namespace, name)| {
+            format!("request.userInfo.username == \"system:serviceaccount:{namespace}:{name}\"")
+        })
+        .collect();
+    let mut faults = Vec::new();
+    for policy in of_kind("ValidatingAdmissionPolicy") {
+        let conditions = list(&policy["spec"]["matchConditions"]);
+        let is_daemons =
+            |condition: &Value| accounts.iter().any(|account| condition["expression"] == **account);
+        if !conditions.iter().all(is_daemons) || conditions.is_empty() {
+            faults.push("a policy is not for the service account of the daemon".to_owned());
+        }
+        if !is_bound(policy) {
+            faults.push("a policy is bound to nothing".to_owned());
         }
     }
     faults
@@ -259,7 +322,7 @@ mod tests {
             "kind: ServiceAccount\nmetadata: {{name: a}}\n---\nkind: ConfigMap\nmetadata: {{name: c}}\n---\n\
              kind: DaemonSet\nspec:\n  selector: {{matchLabels: {{x: y}}}}\n  template:\n    metadata: {{labels: {{x: y}}}}\n\
              \x20   spec:\n      serviceAccountName: a\n      volumes: [{{name: v, configMap: {{name: c}}}}]\n      \
-             containers:\n      - image: numaward:{}\n        ports: [{{name: p}}]\n        volumeMounts: [{{name: v}}]\n\
+             containers:\n      - image: numaward:{}\n        securityContext: {{allowPrivilegeEscalation: false}}\n        ports: [{{name: p}}]\n        volumeMounts: [{{name: v}}]\n\
              \x20       startupProbe: &probe {{httpGet: {{port: p}}}}\n        readinessProbe: *probe\n        \
              livenessProbe: *probe\n",
             env!("CARGO_PKG_VERSION")
@@ -287,8 +350,42 @@ mod tests {
         }
         let faults = faults(|spec| spec["template"]["metadata"]["labels"]["x"] = "z".into());
         assert_eq!(faults, ["the DaemonSet does not select its own pods"]);
+        let admin = self::faults(|spec| {
+            let security = &mut spec["template"]["spec"]["containers"][0]["securityContext"];
+            security["capabilities"]["add"] = serde_json::json!(["SYS_ADMIN"]);
+        });
+        assert_eq!(admin, ["allowPrivilegeEscalation is false with SYS_ADMIN"]);
+        let escalation = self::faults(|spec| {
+            spec["template"]["spec"]["containers"][0]["securityContext"] = Value::Null;
+        });
+        assert_eq!(escalation, ["allowPrivilegeEscalation is not false, and no capability needs it"]);
         let network = self::faults(|spec| spec["template"]["spec"]["hostNetwork"] = true.into());
         assert_eq!(network, ["the DaemonSet has the host's network, which it does not need"]);
+    }
+
+    #[test]
+    fn control_socket_has_own_directory() {
+        let fault = |config: &str| socket_fault(&serde_json::json!({ "data": { "config.yaml": config } }));
+        let served = |path: &str| format!("kubernetes: {{podResources: {{socket: {path}}}}}");
+        assert!(fault(&served("/run/numaward/pod-resources.sock")).is_some());
+        assert!(fault(&(served("/run/a/b.sock") + "\ncontrolSocket: /run/a/control.sock")).is_some());
+        assert_eq!(fault(&served("/run/numaward/pod-resources/kubelet.sock")), None);
+        assert_eq!(fault("mode: observe"), None);
+    }
+
+    #[test]
+    fn policies_are_bound_to_daemon() {
+        let resources = |account: &str, policy: &str| {
+            vec![
+                serde_json::json!({ "kind": "ServiceAccount", "metadata": { "namespace": "a", "name": "b" } }),
+                serde_json::json!({ "kind": "ValidatingAdmissionPolicy", "metadata": { "name": "p" }, "spec": {
+                    "matchConditions": [{ "expression": format!("request.userInfo.username == \"{account}\"") }]
+                } }),
+                serde_json::json!({ "kind": "ValidatingAdmissionPolicyBinding", "spec": { "policyName": policy } }),
+            ]
+        };
+        assert_eq!(admission_faults(&resources("system:serviceaccount:a:b", "p")), [""; 0]);
+        assert_eq!(admission_faults(&resources("system:serviceaccount:a:c", "q")).len(), 2);
     }
 
     #[test]

@@ -256,7 +256,7 @@ fn part<'a>(list: &'a Value, part: &str) -> BTreeMap<&'a str, &'a Value> {
 /// CPUs and memory they have is numaward's to say.
 fn is_what_the_kubelet_reports(cluster: &Cluster) {
     for (reader, socket) in [
-        (Reader::Numaward, "/run/numaward/pod-resources.sock"),
+        (Reader::Numaward, "/run/numaward/pod-resources/kubelet.sock"),
         (Reader::Kubelet, "/var/lib/kubelet/pod-resources/kubelet.sock"),
     ] {
         let port = reader.port();

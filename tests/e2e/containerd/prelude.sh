@@ -88,5 +88,5 @@ kubernetes:
   nri:
     enabled: true
   podResources:
-    socket: /run/numaward/pod-resources.sock
+    socket: /run/numaward/pod-resources/kubelet.sock
 END

@@ -106,7 +106,7 @@ where $cgroup
 section "forged: allocations"
 allocations
 section "forged: assigned"
-numaward-cri --socket /run/numaward/pod-resources.sock assigned
+numaward-cri --socket /run/numaward/pod-resources/kubelet.sock assigned
 numaward-cri remove-pod $pod
 section "forged: removed"
 allocations

@@ -34,7 +34,8 @@ pub struct Kubelet {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodResources {
-    /// The socket on which the PodResources API is served. Default: it is not served.
+    /// The socket on which the PodResources API is served, in another directory than `controlSocket`, as agents mount it. Default: it is
+    /// not served.
     pub socket: Option<PathBuf>,
 }
 

@@ -136,6 +136,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
         warnings.extend(exported::warnings(&config.metrics));
         warnings.extend(kubelet_keys::warnings(&config));
         warnings.extend(secrets_that_others_read(&config, &given));
+        warnings.extend(sockets_in_one_directory(&config));
         return Ok(LoadedConfig { config, file, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
@@ -162,6 +163,18 @@ fn secrets_that_others_read(config: &Config, given: &Node) -> Option<String> {
             file.display(),
             mode & 0o7777,
             keys.join(", ")
+        )
+    })
+}
+
+/// Returns a warning if a mount of the directory of the PodResources socket includes the control socket.
+fn sockets_in_one_directory(config: &Config) -> Option<String> {
+    let served = config.kubernetes.pod_resources.socket.as_deref()?;
+    (served.parent() == config.control_socket.parent()).then(|| {
+        format!(
+            "kubernetes.podResources.socket: {} is in the directory of the control socket: root in a pod that mounts it can change \
+             guarantees; give the socket a directory of its own",
+            served.display()
         )
     })
 }

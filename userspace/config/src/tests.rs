@@ -71,6 +71,17 @@ fn readable_file_with_secrets_warns() {
 }
 
 #[test]
+fn sockets_in_one_directory_warn() {
+    let warnings = |socket: &str| {
+        let file = format!("kubernetes: {{podResources: {{socket: {socket}}}}}");
+        with_file(&file, &[], vec![]).unwrap().warnings
+    };
+    let found = warnings("/run/numaward/pod-resources.sock");
+    assert!(found.len() == 1 && found[0].contains("the directory of the control socket"), "{found:?}");
+    assert_eq!(warnings("/run/numaward/pod-resources/kubelet.sock"), [""; 0]);
+}
+
+#[test]
 fn parses_duty_cycles() {
     let cycle = "5s/1m".parse::<DutyCycle>().unwrap();
     assert_eq!((cycle.on.0, cycle.period.0), (Duration::from_secs(5), Duration::from_mins(1)));

@@ -10,7 +10,7 @@ use numaward_vm::Cache;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{list, parse, render};
+use super::{ADMISSION, api_version, list, parse, render};
 use crate::command;
 use crate::setup::PythonTool;
 
@@ -46,6 +46,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
                 "cpuPower": on,
                 "resctrl": on,
                 "networkPolicy": on,
+                "ownNode": on,
                 "nodeResourceTopology": on,
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },
                 "selinux": on,
@@ -225,6 +226,10 @@ fn comparable(resources: &[Value]) -> BTreeMap<String, Value> {
     let named = resources.map(|mut resource| {
         if let Some(Value::Object(labels)) = resource.pointer_mut("/metadata/labels") {
             labels.retain(|label, _| !OWN_LABELS.contains(&label.as_str()));
+        }
+        // Kustomize gives a namespace to kinds that it does not know; the API server takes it away from those of the cluster.
+        if api_version(&resource).starts_with(ADMISSION) && resource["metadata"]["namespace"].is_string() {
+            resource["metadata"]["namespace"].take();
         }
         if let Some(Value::Object(annotations)) = resource.pointer_mut("/spec/template/metadata/annotations")
         {
