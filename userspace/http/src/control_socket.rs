@@ -56,7 +56,7 @@ impl Accept for ControlListener {
         async {
             let stream = self.next().await?;
             let opened: Opened = (Box::new(stream), Peer::default());
-            Ok(Accepted { source: None, open: ready(Ok(opened)).boxed() })
+            Ok(Accepted { source: None, local: None, open: ready(Ok(opened)).boxed() })
         }
         .boxed()
     }

@@ -52,6 +52,7 @@ impl<S> Paced<S> {
         match written {
             Poll::Ready(Ok(bytes)) => {
                 self.place.took(bytes);
+                self.place.note_stall(false);
                 self.stall = self.stall.take().filter(|_| bytes < wanted).and_then(|stall| {
                     let left = stall.left.checked_sub(bytes).filter(|left| *left > 0)?;
                     Some(Stall { left, ..stall })
@@ -59,6 +60,7 @@ impl<S> Paced<S> {
                 Poll::Ready(Ok(bytes))
             }
             Poll::Pending => {
+                self.place.note_stall(true);
                 let start = || Stall { ends: Box::pin(sleep(self.limit)), left: MIN_TAKEN };
                 let stall = self.stall.get_or_insert_with(start);
                 ready!(stall.ends.as_mut().poll(context));
@@ -136,6 +138,7 @@ mod tests {
         // Bytes that it reads in each second, and whether that is enough.
         for (pace, is_enough) in [(0, false), (1024, false), (4096, true)] {
             let (mut server, mut client) = pair();
+            let place = server.place.clone();
             tokio::spawn(async move {
                 let mut buffer = vec![0; pace];
                 loop {
@@ -154,6 +157,12 @@ mod tests {
                 assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut, "{pace}");
                 assert_eq!(start.elapsed(), LIMIT, "{pace}");
             }
+            // The client's time, all but that in which the connection takes what there is.
+            let stalled = place.stalled();
+            assert!(
+                stalled <= start.elapsed() && stalled + Duration::from_secs(2) > start.elapsed(),
+                "{stalled:?}"
+            );
         }
     }
 

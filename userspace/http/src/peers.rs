@@ -3,8 +3,8 @@
 //! Problem: connections, and responses that nobody reads, are bounded for all clients together; one client that opens
 //! connections and reads nothing would keep out everybody else, the kubelet's probes among them.
 //!
-//! Terms: a *peer* is what one party can have of addresses at no cost: an IPv4 address, 64 bits of an IPv6 address, all
-//! addresses of this host's loopback. Clients of a Unix socket are one peer without limits of its own: the file's
+//! Terms: a *peer* is what one party can have of addresses at no cost: an IPv4 address, 64 bits of an IPv6 address, a user of this
+//! host on its loopback ([`crate::local_users`]). Clients of a Unix socket are one peer without limits of its own: the file's
 //! mode says who they are. A *place* is one connection's; it is *served* once it has one of the limited permits.
 //!
 //! Algorithm: where all permits are taken, a connection takes that of the oldest place of the peer with the most, if its own
@@ -19,13 +19,37 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::Limits;
+
+/// A peer, unless it is that of a Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PeerId {
+    address: IpAddr,
+    /// On the loopback: the user, where that is known.
+    user: Option<u32>,
+}
+
+impl PeerId {
+    /// What costs nothing to have more of is one.
+    pub(crate) fn of(address: IpAddr, user: Option<u32>) -> Self {
+        let address = address.to_canonical();
+        if address.is_loopback() {
+            return Self { address: Ipv6Addr::LOCALHOST.into(), user };
+        }
+        let address = match address {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            IpAddr::V4(_) => address,
+        };
+        Self { address, user: None }
+    }
+}
 
 /// What one peer holds.
 #[derive(Debug, Default)]
@@ -40,7 +64,7 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Peers {
     limits: Limits,
-    held: Mutex<BTreeMap<Option<IpAddr>, Held>>,
+    held: Mutex<BTreeMap<Option<PeerId>, Held>>,
     entered: AtomicU64,
 }
 
@@ -49,9 +73,8 @@ impl Peers {
         Arc::new(Self { limits, held: Mutex::default(), entered: AtomicU64::new(0) })
     }
 
-    /// A place for a connection from this address; none, where its peer has as many as it may.
-    pub(crate) fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Arc<Place>> {
-        let peer = address.map(peer);
+    /// A place for a connection of this peer; none, where it has as many as it may.
+    pub(crate) fn enter(self: &Arc<Self>, peer: Option<PeerId>) -> Option<Arc<Place>> {
         let mut all = self.held.lock();
         let connections: usize = all.values().map(|held| held.connections).sum();
         let most = all.values().map(|held| held.served.len()).max().unwrap_or_default();
@@ -66,19 +89,8 @@ impl Peers {
         held.connections += 1;
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
         let displaced = CancellationToken::new();
-        Some(Arc::new(Place { peers: self.clone(), peer, number, displaced, unread: AtomicUsize::new(0) }))
-    }
-}
-
-/// What costs nothing to have more of is one.
-fn peer(address: IpAddr) -> IpAddr {
-    let address = address.to_canonical();
-    if address.is_loopback() {
-        return Ipv6Addr::LOCALHOST.into();
-    }
-    match address {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
-        IpAddr::V4(_) => address,
+        let (unread, stalls) = (AtomicUsize::new(0), Mutex::default());
+        Some(Arc::new(Place { peers: self.clone(), peer, number, displaced, unread, stalls }))
     }
 }
 
@@ -86,14 +98,46 @@ fn peer(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 pub(crate) struct Place {
     peers: Arc<Peers>,
-    peer: Option<IpAddr>,
+    peer: Option<PeerId>,
     number: u64,
     displaced: CancellationToken,
     /// Bytes of large responses that its client has not taken.
     unread: AtomicUsize,
+    stalls: Mutex<Stalls>,
+}
+
+/// How long the kernel took nothing more, as the client did not read.
+#[derive(Debug, Default)]
+struct Stalls {
+    ended: Duration,
+    since: Option<Instant>,
 }
 
 impl Place {
+    /// Who has it.
+    pub(crate) fn peer(&self) -> Option<PeerId> {
+        self.peer
+    }
+
+    /// Notes whether the kernel takes nothing more at the moment.
+    pub(crate) fn note_stall(&self, is_stalled: bool) {
+        let mut stalls = self.stalls.lock();
+        match (is_stalled, stalls.since) {
+            (true, None) => stalls.since = Some(Instant::now()),
+            (false, Some(since)) => {
+                stalls.ended += since.elapsed();
+                stalls.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// The time that its client has let pass without reading.
+    pub(crate) fn stalled(&self) -> Duration {
+        let stalls = self.stalls.lock();
+        stalls.ended + stalls.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// It is served from now on.
     pub(crate) fn serve(&self, permit: OwnedSemaphorePermit) {
         if let Some(held) = self.peers.held.lock().get_mut(&self.peer) {
@@ -179,7 +223,7 @@ mod tests {
         Limits { connections_of_a_peer: 2, unread: 100, unread_of_a_peer: 40, ..Limits::USUAL };
 
     fn enter(peers: &Arc<Peers>, address: &str) -> Option<Arc<Place>> {
-        peers.enter(Some(address.parse().unwrap()))
+        peers.enter(Some(PeerId::of(address.parse().unwrap(), None)))
     }
 
     #[test]
@@ -198,6 +242,11 @@ mod tests {
             drop(second);
             assert!(peers.held.lock().is_empty(), "{addresses:?}");
         }
+        let peers = Peers::new(LIMITS);
+        let of_user = |user| peers.enter(Some(PeerId::of("127.0.0.1".parse().unwrap(), user)));
+        let [first, second, third] = [0; 3].map(|user| of_user(Some(user)));
+        assert!(first.is_some() && second.is_some() && third.is_none());
+        assert!(of_user(Some(1000)).is_some() && of_user(None).is_some(), "each user is a peer");
         let peers = Peers::new(LIMITS);
         let places: Vec<_> = (0..9).map(|_| peers.enter(None)).collect();
         assert!(places.iter().all(Option::is_some), "a Unix socket has no limit of a peer");

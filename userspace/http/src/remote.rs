@@ -109,8 +109,9 @@ impl Accept for RemoteListener {
     fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
         async {
             let (stream, address) = self.listener.accept().await?;
+            let local = stream.local_addr().ok();
             let open = open(stream, address, self.gate.clone()).boxed();
-            Ok(Accepted { source: Some(address.ip()), open })
+            Ok(Accepted { source: Some(address), local, open })
         }
         .boxed()
     }

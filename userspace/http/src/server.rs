@@ -1,8 +1,10 @@
 //! Listens, accepts, and serves each connection.
 
 use std::{
+    collections::{HashMap, VecDeque},
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -30,10 +32,21 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{limits::Limits, paced::Paced, peer::Peer, peers::Peers};
+use crate::{
+    blocking,
+    limits::Limits,
+    local_users::{Ends, users},
+    paced::Paced,
+    peer::Peer,
+    peers::{PeerId, Peers},
+};
 
 /// Requests under way when the daemon stops may take this long to end.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
+/// Connections that are accepted before their users are looked up, at most.
+const MAX_BATCH: usize = 64;
+/// The files of this network namespace, in which the addresses are.
+const OWN_NETWORK: &str = "/proc/self/net";
 
 /// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +80,9 @@ pub trait Accept: Send + Sync + 'static {
 /// A connection as it came.
 pub struct Accepted {
     /// From where; none, where that is no address.
-    pub source: Option<IpAddr>,
+    pub source: Option<SocketAddr>,
+    /// At which address it was accepted, where that is known.
+    pub local: Option<SocketAddr>,
     /// Does what must be done before requests can be read. Others are accepted meanwhile.
     pub open: BoxFuture<'static, io::Result<Opened>>,
 }
@@ -75,8 +90,14 @@ pub struct Accepted {
 impl Accepted {
     /// A connection over TCP on which requests can be read at once.
     pub fn plain(stream: TcpStream, address: SocketAddr) -> Self {
+        let local = stream.local_addr().ok();
         let opened: Opened = (Box::new(stream), Peer { address: Some(address), ..Peer::default() });
-        Self { source: Some(address.ip()), open: ready(Ok(opened)).boxed() }
+        Self { source: Some(address), local, open: ready(Ok(opened)).boxed() }
+    }
+
+    /// Its ends, if it came over the loopback.
+    fn loopback_ends(&self) -> Option<Ends> {
+        self.source.zip(self.local).filter(|(source, _)| source.ip().to_canonical().is_loopback())
     }
 }
 
@@ -120,21 +141,25 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(limits.connections));
     let peers = Peers::new(limits);
+    // Connections that were accepted together, each with its peer.
+    let mut accepted = VecDeque::new();
     loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => break,
-            accepted = listener.accept() => match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // Out of file descriptors, or the client went away again: neither ends the server.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            },
+        let Some((peer, Accepted { source, open, .. })) = accepted.pop_front() else {
+            accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                batch = accept_batch(&*listener) => match batch {
+                    Ok(batch) => batch,
+                    Err(error) => {
+                        // Out of file descriptors, or the client went away again: neither ends the server.
+                        tracing::warn!(%error, "cannot accept a connection");
+                        sleep(Duration::from_millis(100)).await;
+                        continue;
+                    }
+                },
+            };
+            continue;
         };
-        let Accepted { source, open } = accepted;
-        let Some(held) = peers.enter(source) else {
+        let Some(held) = peers.enter(peer) else {
             tracing::debug!(peer = ?source, "closed: this peer has as many connections as it may");
             continue;
         };
@@ -195,8 +220,32 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
     }
 }
 
+/// Waits for a connection, and takes those that have come as well. Each comes with its peer.
+async fn accept_batch(listener: &dyn Accept) -> io::Result<VecDeque<(Option<PeerId>, Accepted)>> {
+    let mut batch = vec![listener.accept().await?];
+    while batch.len() < MAX_BATCH
+        && let Some(Ok(accepted)) = listener.accept().now_or_never()
+    {
+        batch.push(accepted);
+    }
+    let ends: Vec<Ends> = batch.iter().filter_map(Accepted::loopback_ends).collect();
+    let users = if ends.is_empty() {
+        HashMap::new()
+    } else {
+        // Without them, the loopback is one peer.
+        blocking::spawn(move || users(Path::new(OWN_NETWORK), &ends)).await.unwrap_or_default()
+    };
+    let peer = |accepted: &Accepted| {
+        let user = accepted.loopback_ends().and_then(|ends| users.get(&ends).copied());
+        accepted.source.map(|source| PeerId::of(source.ip(), user))
+    };
+    Ok(batch.into_iter().map(|accepted| (peer(&accepted), accepted)).collect())
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::{net::IpAddr, os::unix::process::CommandExt as _};
+
     use axum::{extract::Request, routing::get};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -292,6 +341,35 @@ pub(crate) mod tests {
         wait_for(address, "/livez").await;
     }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_of_one_user_of_the_loopback_keep_no_other_user_out() {
+        // Another user needs root.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::USUAL };
+        let address = serving(limits).await;
+        let script = "for i in 1 2 3 4 5 6 7 8; do exec {fd}<>/dev/tcp/127.0.0.1/$0 || exit; done; echo; exec sleep 300";
+        let flood = std::process::Command::new("bash")
+            .args(["-c", script, &address.port().to_string()])
+            .uid(65534)
+            .stdout(std::process::Stdio::piped())
+            .spawn();
+        // A host without bash.
+        let Ok(mut flood) = flood else { return };
+        io::Read::read_exact(flood.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let mut held = Vec::new();
+        for number in 0..limits.connections_of_a_peer {
+            let mut stream = send(address, "/livez", 1).await;
+            let answer = head(&mut stream).await;
+            assert!(answer.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")), "{number}");
+            held.push(stream);
+        }
+        assert_eq!(head(&mut send(address, "/livez", 1).await).await, None, "the limit of this user");
+        flood.kill().unwrap();
+        flood.wait().unwrap();
+    }
+
     /// Connections over the loopback, of which each address is a peer.
     pub(crate) struct Peers<A>(pub(crate) A);
 
@@ -300,8 +378,9 @@ pub(crate) mod tests {
             async {
                 let accepted = self.0.accept().await?;
                 let source = accepted.source.and_then(|source| {
-                    let IpAddr::V4(ip) = source else { return None };
-                    Some(std::net::Ipv4Addr::from_bits(ip.to_bits() & 0x00ff_ffff | 10 << 24).into())
+                    let IpAddr::V4(ip) = source.ip() else { return None };
+                    let ip = std::net::Ipv4Addr::from_bits(ip.to_bits() & 0x00ff_ffff | 10 << 24);
+                    Some((ip, source.port()).into())
                 });
                 Ok(Accepted { source, ..accepted })
             }

@@ -292,7 +292,10 @@ mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;
-    use crate::{limits::Limits, peers::Peers};
+    use crate::{
+        limits::Limits,
+        peers::{PeerId, Peers},
+    };
     use numaward_api::EventKind;
     use numaward_model::EventReport;
     use numaward_observe::events::Events;
@@ -333,7 +336,7 @@ mod tests {
     async fn messages_are_charged_to_the_peer_and_one_that_takes_nothing_is_closed() {
         let limits = Limits { unread_of_a_peer: 100, ..Limits::USUAL };
         let peers = Peers::new(limits);
-        let enter = || peers.enter(Some("127.0.0.1".parse().unwrap())).unwrap();
+        let enter = || peers.enter(Some(PeerId::of("127.0.0.1".parse().unwrap(), None))).unwrap();
         let (other, place) = (enter(), enter());
         assert!(other.may_send(100));
         let events = Events::default();

@@ -19,7 +19,6 @@ use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::{Format, Metrics};
 use serde::Serialize;
 use serde_json::json;
-use tokio::sync::Semaphore;
 use tower_http::{
     CompressionLevel,
     compression::{CompressionLayer, DefaultPredicate, Predicate as _},
@@ -33,8 +32,10 @@ use utoipa_axum::{
 use crate::{
     accept::{Offer, choose},
     blocking::Blocking,
+    peer::Peer,
     problem::Failure,
     samples::Samples,
+    scrapes::Scrapes,
     shared_reads::SharedReads,
     streaming_body,
 };
@@ -52,16 +53,13 @@ pub struct App {
     recalling: Blocking,
     /// Runs what looks inside of workloads: one that hangs does not keep others.
     inside: SharedReads,
-    /// Scrapes that are written at once; each takes a thread.
-    scrapes: Arc<Semaphore>,
+    /// Scrapes that are written at once.
+    scrapes: Scrapes,
     /// What those who watch are shown.
     pub(crate) samples: Arc<Samples>,
     /// The OpenAPI document as JSON.
     open_api: serde_json::Value,
 }
-
-/// Scrapes at once: a Prometheus pair and a person.
-const MAX_SCRAPES: usize = 4;
 
 impl App {
     /// Puts the parts together. `described` are the routes that others add.
@@ -81,7 +79,7 @@ impl App {
             blocking: Blocking::default(),
             recalling: Blocking::default(),
             inside: SharedReads::default(),
-            scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
+            scrapes: Scrapes::default(),
             open_api: open_api(described),
         })
     }
@@ -268,12 +266,17 @@ impl<S: Sync> FromRequestParts<S> for PlainJson {
         (status = 406, description = "No format, or no encoding, is accepted", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
-async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<Response, Failure> {
+async fn metrics(
+    State(app): State<Arc<App>>,
+    peer: Option<Extension<Peer>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
     has_key(&uri, None)?;
     let format = *accepted(&headers, &METRICS)?;
-    // The semaphore is never closed; without a place, the scrape would merely not be counted.
-    let place = app.scrapes.clone().acquire_owned().await.ok();
-    let body = streaming_body::scrape(app.metrics.clone(), format, place);
+    let connection = peer.and_then(|Extension(peer)| peer.place);
+    let place = app.scrapes.place(connection.as_ref().and_then(|of| of.peer())).await;
+    let body = streaming_body::scrape(app.metrics.clone(), format, place, connection);
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 

@@ -1,0 +1,156 @@
+//! Which scrapes are written at once: each takes a thread.
+//!
+//! # Problem
+//! A client that asks for many scrapes, and reads them slowly, must not keep out the others.
+//!
+//! # Algorithm
+//! A place that becomes free goes to the peer that has the fewest places, of these to the request that came first. So the next place is
+//! that of a peer without one, however many requests of another peer wait before it. Whoever writes gives up a client that reads slowly
+//! while a request waits ([`ScrapePlace::is_wanted`]).
+//!
+//! Invariant: a place is given back when it is dropped, also where its request has ended before it got the place.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::peers::PeerId;
+
+/// Scrapes at once: a Prometheus pair and a person.
+const MAX_SCRAPES: usize = 4;
+
+/// All places.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scrapes(Arc<Mutex<Queue>>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Places that each peer has.
+    held: BTreeMap<Option<PeerId>, usize>,
+    waiting: VecDeque<(Option<PeerId>, oneshot::Sender<ScrapePlace>)>,
+}
+
+/// The place of one scrape.
+#[derive(Debug)]
+pub(crate) struct ScrapePlace {
+    /// None once it is taken back.
+    queue: Option<Arc<Mutex<Queue>>>,
+    peer: Option<PeerId>,
+}
+
+impl Scrapes {
+    /// Waits for a place of this peer.
+    pub(crate) async fn place(&self, peer: Option<PeerId>) -> Option<ScrapePlace> {
+        let (sender, receiver) = oneshot::channel();
+        self.0.lock().waiting.push_back((peer, sender));
+        hand_out(&self.0);
+        // The sender is dropped only with a place in it.
+        receiver.await.ok()
+    }
+}
+
+impl ScrapePlace {
+    /// Whether a request waits for a place.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let is_open = |(_, sender): &(_, oneshot::Sender<Self>)| !sender.is_closed();
+        self.queue.as_ref().is_some_and(|queue| queue.lock().waiting.iter().any(is_open))
+    }
+}
+
+impl Drop for ScrapePlace {
+    fn drop(&mut self) {
+        let Some(queue) = self.queue.take() else { return };
+        queue.lock().remove(self.peer);
+        hand_out(&queue);
+    }
+}
+
+impl Queue {
+    fn remove(&mut self, peer: Option<PeerId>) {
+        if let Some(held) = self.held.get_mut(&peer) {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(&peer);
+            }
+        }
+    }
+
+    /// The request that gets the next place.
+    fn next(&mut self) -> Option<(Option<PeerId>, oneshot::Sender<ScrapePlace>)> {
+        self.waiting.retain(|(_, sender)| !sender.is_closed());
+        if self.held.values().sum::<usize>() >= MAX_SCRAPES {
+            return None;
+        }
+        let held = |peer: &Option<PeerId>| self.held.get(peer).copied().unwrap_or_default();
+        let next = self.waiting.iter().enumerate().min_by_key(|(_, (peer, _))| held(peer))?.0;
+        self.waiting.remove(next)
+    }
+}
+
+/// Gives free places to requests that wait.
+fn hand_out(queue: &Arc<Mutex<Queue>>) {
+    let mut all = queue.lock();
+    while let Some((peer, sender)) = all.next() {
+        *all.held.entry(peer).or_default() += 1;
+        // A request that has just ended does not take it.
+        if let Err(mut place) = sender.send(ScrapePlace { queue: Some(queue.clone()), peer }) {
+            place.queue = None;
+            all.remove(peer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn peer(number: u8) -> PeerId {
+        PeerId::of(std::net::Ipv4Addr::new(10, 0, 0, number).into(), None)
+    }
+
+    #[tokio::test]
+    async fn peer_without_a_place_gets_the_next_one() {
+        let scrapes = Scrapes::default();
+        let mut held = Vec::new();
+        for _ in 0..MAX_SCRAPES {
+            held.push(scrapes.place(Some(peer(1))).await.unwrap());
+        }
+        assert!(!held[0].is_wanted());
+        let mut many: Vec<_> = (0..30).map(|_| Box::pin(scrapes.place(Some(peer(1))))).collect();
+        assert!(many.iter_mut().all(|of| of.now_or_never().is_none()));
+        let mut other = Box::pin(scrapes.place(Some(peer(2))));
+        assert!((&mut other).now_or_never().is_none() && held[0].is_wanted());
+        held.pop();
+        held.push((&mut other).now_or_never().flatten().expect("before those that came first"));
+        assert!(many.iter_mut().all(|of| of.now_or_never().is_none()));
+        // One peer alone has all places, in the order of its requests.
+        held.remove(0);
+        assert!(many.remove(0).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn request_that_ends_keeps_no_place() {
+        let scrapes = Scrapes::default();
+        let mut held = Vec::new();
+        for _ in 0..MAX_SCRAPES {
+            held.push(scrapes.place(Some(peer(1))).await.unwrap());
+        }
+        let mut gone = Box::pin(scrapes.place(Some(peer(2))));
+        let mut given = Box::pin(scrapes.place(Some(peer(3))));
+        assert!((&mut gone).now_or_never().is_none() && (&mut given).now_or_never().is_none());
+        drop(gone);
+        held.pop();
+        // It has a place, and does not take it.
+        drop(given);
+        assert!(!held[0].is_wanted());
+        assert!(scrapes.place(Some(peer(4))).now_or_never().is_some());
+        drop(held);
+        assert!(scrapes.0.lock().held.is_empty() && scrapes.0.lock().waiting.is_empty());
+    }
+}
