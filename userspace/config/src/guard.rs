@@ -37,8 +37,9 @@ pub enum GuardMode {
     /// it, pods without a guarantee are evicted: `BestEffort` before `Burstable`, and within a class the pod with the
     /// most memory on the node. One pod at a time, with 30 seconds between two, and as each `PodDisruptionBudget`
     /// allows. Pods of a `DaemonSet`, static pods, pods without a controller, pods with a system priority
-    /// (`system-cluster-critical`, `system-node-critical`), and pods in `kubernetes.placementOffNamespaces` stay. Needs
-    /// `kubernetes.nodeName`, and permission to create `pods/eviction`.
+    /// (`system-cluster-critical`, `system-node-critical`), and pods in `kubernetes.placementOffNamespaces` stay, and as
+    /// long as one of them is in the way, so do pods with less memory on the node. Needs `kubernetes.nodeName`,
+    /// and permission to create `pods/eviction`.
     Evict,
 }
 

@@ -18,6 +18,8 @@ pub struct Kubernetes {
     pub nri: Nri,
     /// The name of this host in Kubernetes. If given, the pods of this host are read from the API server.
     pub node_name: Option<String>,
+    /// The UID of the pod that numaward runs in, which it does not evict. The manifests set it.
+    pub pod_uid: Option<String>,
     /// The kubeconfig with the address of the API server and the credentials. Default: the service account of the pod
     /// that numaward runs in.
     pub kubeconfig: Option<PathBuf>,

@@ -180,7 +180,7 @@ fn deployed_files_load_without_warning() {
         let names = text.lines().filter_map(|line| line.trim().strip_prefix("- name: NUMAWARD_"));
         variables.extend(names.map(|name| (format!("NUMAWARD_{name}"), "true".to_owned())));
     }
-    assert_eq!(variables.len(), 2, "{variables:?}");
+    assert_eq!(variables.len(), 3, "{variables:?}");
     let read = |file: &str| {
         let file = Some(checkout("deploy").join(file));
         let loaded = load(&Sources { file, variables: variables.clone(), flags: vec![] }).unwrap();

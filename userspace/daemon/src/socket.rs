@@ -35,7 +35,7 @@ pub enum SocketError {
 /// Makes a socket for its owner alone. That of a daemon that died is replaced. `key` is what sets its path.
 pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
     let fail = |action| move |error| SocketError::Io(path.to_owned(), action, error);
-    if let Some(parent) = path.parent() {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         private_directory::prepare(parent)?;
     }
     match fs::symlink_metadata(path) {

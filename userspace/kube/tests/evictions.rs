@@ -73,7 +73,7 @@ async fn run_at(pace: Pace, why: Why, pods: &[Value]) -> Run {
             Arc::new(move || listed.lock().unwrap().clone())
         },
         spared: ["kube-system".to_owned()].into(),
-        own_pod: "numaward-x".to_owned(),
+        own_pod: Some("uid-own".to_owned()),
         pace,
         metrics: metrics.clone(),
         report: {
@@ -185,7 +185,7 @@ async fn what_would_not_be_made_anew_elsewhere_stays_and_is_reported_once() {
     // Of several owners only the controller counts.
     let mut owned = pod("owned", Some("ReplicaSet"));
     owned["metadata"]["ownerReferences"][0]["controller"] = json!(false);
-    let own = pod("numaward-x", Some("ReplicaSet"));
+    let own = pod("own", Some("ReplicaSet"));
     let pods = [pod("bare", None), owned, pod("daemon", Some("DaemonSet")), mirror, spared, own];
     let run = run(&pods).await;
     let words = [
@@ -194,7 +194,7 @@ async fn what_would_not_be_made_anew_elsewhere_stays_and_is_reported_once() {
         ("daemon", "the DaemonSet n1"),
         ("mirror", "a static pod"),
         ("spared", "placementOffNamespaces"),
-        ("numaward-x", "numaward's own"),
+        ("own", "numaward's own"),
     ];
     for (name, words) in words {
         until(name, || !run.events(name).is_empty()).await;
@@ -279,6 +279,45 @@ async fn pods_in_the_way_go_in_their_order_and_where_one_may_not_the_next_one_do
     until("the other one goes", || run.count_of("node_short", "evicted") == 2).await;
     assert!(ended.elapsed() + 2 * FAST.look >= FAST.pause, "{:?}", ended.elapsed());
     assert!(run.evictions().last().unwrap().contains("/pods/budget/"));
+}
+
+/// A tenant that fills a node by a pod that is never evicted would have others evicted one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_smaller_pod_goes_while_a_larger_one_that_cannot_be_evicted_is_in_the_way() {
+    let pods = [
+        pod("larger", Some("ReplicaSet")),
+        pod("bare", None),
+        pod("budget", Some("ReplicaSet")),
+        pod("smaller", Some("ReplicaSet")),
+        pod("elsewhere", Some("ReplicaSet")),
+    ];
+    let run = run_at(FAST, SHORT, &pods[..0]).await;
+    for pod in &pods {
+        run.server.put_pod(pod.clone());
+    }
+    run.server.refuse(Some(("/pods/budget/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    let listed = |names: &[(usize, u32, u64)]| {
+        let name = |(index, node, mib): &(usize, u32, u64)| {
+            let text = |key: &str| pods[*index]["metadata"][key].as_str().unwrap().to_owned();
+            let id = PodId { namespace: text("namespace"), name: text("name"), uid: text("uid") };
+            (id, Why::NodeShort { node: NodeId(*node), has: Bytes::mib(*mib) })
+        };
+        *run.listed.lock().unwrap() = names.iter().map(name).collect();
+    };
+    let gone = |name: &str| run.evictions().iter().any(|asked| asked.contains(&format!("/pods/{name}/")));
+    listed(&[(1, 1, 300), (3, 1, 200)]);
+    tokio::time::sleep(FAST.longest_retry).await;
+    assert_eq!(run.evictions(), [""; 0], "behind a bare pod");
+    listed(&[(2, 1, 300), (3, 1, 200)]);
+    until("the larger one is asked for", || gone("budget")).await;
+    tokio::time::sleep(FAST.longest_retry).await;
+    assert!(!gone("smaller"), "behind a pod with a budget: {:?}", run.evictions());
+    listed(&[(0, 1, 400), (1, 1, 300), (3, 1, 200)]);
+    until("the larger one goes", || gone("larger")).await;
+    run.end("larger");
+    listed(&[(1, 1, 300), (3, 1, 200), (4, 2, 100)]);
+    until("one of another node goes", || gone("elsewhere")).await;
+    assert!(!gone("smaller"), "{:?}", run.evictions());
 }
 
 #[tokio::test(flavor = "multi_thread")]

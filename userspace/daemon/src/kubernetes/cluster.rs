@@ -183,8 +183,7 @@ impl Cluster {
                 pods: pods.clone(),
                 to_evict,
                 spared: kubernetes.placement_off_namespaces.clone(),
-                // A pod has its name as its host name.
-                own_pod: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+                own_pod: kubernetes.pod_uid.clone(),
                 pace: Pace::default(),
                 metrics: metrics.clone(),
                 report: report(Part::Evictions),
@@ -210,11 +209,18 @@ impl Cluster {
 }
 
 /// The pods that the guard names, in the order in which they are to go: those of the class `BestEffort` first, and of a
-/// class those with the most. Guaranteed pods do not go.
+/// class those with the most. Guaranteed pods do not go, nor any that has less than one of them.
 fn in_the_way(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, Why)> {
-    let named = crowded.iter().flat_map(|of| of.pods.iter().map(|(uid, has)| (of.node, uid, *has)));
+    let find = |uid: &String| pods.iter().find(|stored| stored.pod.id.uid == *uid);
+    let is_guaranteed =
+        |uid: &String| find(uid).is_some_and(|of| of.pod.request().qos() == QosClass::Guaranteed);
+    let named = crowded.iter().flat_map(|of| {
+        let stay = of.pods.iter().filter(|(uid, _)| is_guaranteed(uid)).map(|(_, has)| *has).max();
+        let may_go = of.pods.iter().filter(move |(_, has)| stay.is_none_or(|stay| *has >= stay));
+        may_go.map(|(uid, has)| (of.node, uid, *has))
+    });
     let known = named.filter_map(|(node, uid, has)| {
-        let of = pods.iter().find(|stored| stored.pod.id.uid == *uid)?;
+        let of = find(uid)?;
         let rank = match of.pod.request().qos() {
             QosClass::BestEffort => 0,
             QosClass::Burstable => 1,
@@ -338,17 +344,15 @@ mod tests {
         let of = |name: &str, mib| (format!("uid-{name}"), Bytes::mib(mib));
         let crowded = [CrowdedNode {
             node: NodeId(1),
-            pods: vec![
-                of("guaranteed", 900),
-                of("burstable", 800),
-                of("large", 30),
-                of("small", 20),
-                of("unknown", 10),
-            ],
+            pods: vec![of("burstable", 800), of("large", 30), of("small", 20), of("unknown", 10)],
         }];
         let to_go = in_the_way(&crowded, &pods);
         let names: Vec<&str> = to_go.iter().map(|(id, _)| id.name.as_str()).collect();
         assert_eq!(names, ["large", "small", "burstable"]);
         assert_eq!(to_go[0].1, Why::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
+        let mut behind = crowded;
+        behind[0].pods.push(of("guaranteed", 30));
+        let names = in_the_way(&behind, &pods).into_iter().map(|(id, _)| id.name).collect::<Vec<_>>();
+        assert_eq!(names, ["large", "burstable"], "none that has less than one that stays");
     }
 }

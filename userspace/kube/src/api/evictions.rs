@@ -10,7 +10,8 @@
 //! runs without what it asks for gets an event that says why.
 //!
 //! Invariants: one pod at a time; only the pod that was looked at, by its UID; only one that its controller makes again,
-//! and may make elsewhere.
+//! and may make elsewhere; of pods in the way on a node, none while one that has more there cannot be evicted: it would go in vain, and
+//! whoever made the other could choose which pods go.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -118,8 +119,8 @@ pub struct Evictor {
     pub to_evict: ToEvict,
     /// Namespaces whose pods stay.
     pub spared: BTreeSet<String>,
-    /// The name of the pod that this runs in.
-    pub own_pod: String,
+    /// The UID of the pod that this runs in, if it is known.
+    pub own_pod: Option<String>,
     /// How fast.
     pub pace: Pace,
     /// What is counted.
@@ -155,6 +156,10 @@ struct Candidate {
     is_announced: bool,
     /// Whether it is settled: it is gone, or it stays.
     is_done: bool,
+    /// Whether its eviction was refused the last time, as by a `PodDisruptionBudget`.
+    is_refused: bool,
+    /// Whether the log says which other pod it stays for.
+    is_behind: bool,
 }
 
 impl Evictor {
@@ -183,7 +188,7 @@ impl Evictor {
         if stored.is_critical && why != Why::Unplaced {
             return Some(Stays::Critical);
         }
-        if pod.id.name == self.own_pod {
+        if self.own_pod.as_ref() == Some(&pod.id.uid) {
             return Some(Stays::Own);
         }
         if self.spared.contains(&pod.id.namespace) {
@@ -235,6 +240,8 @@ impl Evicting {
                     retry: pace.retry,
                     is_announced: false,
                     is_done: false,
+                    is_refused: false,
+                    is_behind: false,
                 });
             }
             // A pod that is leaving makes room, whatever the reason why it goes.
@@ -251,10 +258,33 @@ impl Evicting {
                 continue;
             }
             for (id, why) in &listed {
-                if self.look_at(id, *why).await {
+                if let Some(larger) = self.larger_that_stays(&listed, *why) {
+                    self.note_behind(id, larger);
+                } else if self.look_at(id, *why).await {
                     break;
                 }
             }
+        }
+    }
+
+    /// A pod that has more on the node than the one that is in the way there for this reason, and cannot be evicted.
+    fn larger_that_stays<'a>(&self, listed: &'a [(PodId, Why)], why: Why) -> Option<&'a PodId> {
+        let Why::NodeShort { node, has } = why else { return None };
+        let is_larger =
+            |other: Why| matches!(other, Why::NodeShort { node: at, has: more } if at == node && more > has);
+        let stays = |id: &PodId, other: Why| {
+            let known = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal);
+            let is_refused = self.candidates.get(&id.uid).is_some_and(|of| of.is_refused);
+            known.is_some_and(|stored| is_refused || self.evictor.stays(&stored, other).is_some())
+        };
+        listed.iter().find(|(id, other)| is_larger(*other) && stays(id, *other)).map(|(id, _)| id)
+    }
+
+    fn note_behind(&mut self, id: &PodId, larger: &PodId) {
+        if let Some(candidate) = self.candidates.get_mut(&id.uid)
+            && !std::mem::replace(&mut candidate.is_behind, true)
+        {
+            tracing::info!(pod = %id, %larger, "it is not evicted: a larger pod in the way cannot be evicted");
         }
     }
 
@@ -328,6 +358,7 @@ impl Evicting {
             },
         };
         metrics.evicted(why, result);
+        candidate.is_refused = matches!(result, Eviction::Blocked);
         self.is_failing = matches!(result, Eviction::Forbidden | Eviction::Failed);
         if let Err(error) = &answer
             && self.is_failing
