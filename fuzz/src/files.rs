@@ -3,9 +3,7 @@
 use std::{
     collections::BTreeMap,
     env, fs,
-    io::Write as _,
     path::{Component, Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -15,7 +13,6 @@ use numaward_engine::{
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     policy::KubeletVersion,
 };
-use numaward_observe::function_names;
 use numaward_store::{LoadedLedger, Store, StoreError, encode_save};
 use numaward_topology::{Bytes, sysfs};
 use serde_json::{Value, value::RawValue};
@@ -211,14 +208,4 @@ pub(crate) fn sysfs(data: &[u8]) {
     for (id, cpu) in &machine.cpus {
         assert!(machine.nodes.get(&cpu.node).is_some_and(|node| node.cpus.contains(*id)));
     }
-}
-
-/// Whatever a program is, its functions have names or none, and none is long.
-pub(crate) fn program(data: &[u8]) {
-    let mut file = tempfile::tempfile().unwrap();
-    file.write_all(data).unwrap();
-    let last = u64::try_from(data.len()).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(5);
-    let names = function_names(&file, [0, 1, last / 2, last, u64::MAX], deadline);
-    assert!(names.into_iter().flatten().all(|(_, name)| name.len() <= 1024));
 }

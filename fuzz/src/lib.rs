@@ -16,6 +16,7 @@ mod files;
 mod http;
 mod nri;
 mod pods;
+mod processes;
 mod requests;
 mod text;
 
@@ -28,7 +29,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 17] = [
     Target { name: "annotations", run: pods::annotations },
     Target { name: "checkpoint", run: files::checkpoint },
     Target { name: "config", run: files::config },
@@ -36,9 +37,11 @@ pub const TARGETS: [Target; 15] = [
     Target { name: "http", run: http::run },
     Target { name: "knob", run: text::knob },
     Target { name: "ledger", run: files::ledger },
+    Target { name: "maps", run: processes::maps },
     Target { name: "nri", run: nri::run },
+    Target { name: "numa_maps", run: processes::numa_maps },
     Target { name: "pod", run: pods::pod },
-    Target { name: "program", run: files::program },
+    Target { name: "program", run: processes::program },
     Target { name: "record", run: text::record },
     Target { name: "request", run: requests::run },
     Target { name: "reserved", run: text::reserved },

@@ -55,8 +55,6 @@ mod stacks;
 mod state;
 mod table;
 
-#[cfg(feature = "testing")]
-pub use self::stacks::function_names;
 pub use self::{
     follow::{CgroupSource, Latches, spawn},
     foreign::ForeignPromises,
@@ -64,3 +62,5 @@ pub use self::{
     observer::Observer,
     part::Part,
 };
+#[cfg(feature = "testing")]
+pub use self::{regions::regions_of, stacks::function_names};

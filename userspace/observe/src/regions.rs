@@ -166,6 +166,14 @@ pub(crate) fn read(
     Regions { processes, notes: notes.into_iter().collect(), promised, home, regions }
 }
 
+/// The regions of the process in the directory `process`, for fuzzing.
+#[cfg(feature = "testing")]
+pub fn regions_of(process: &Path, deadline: Instant) -> io::Result<Vec<Region>> {
+    let mut sums = Sums::default();
+    read_one(process, None, deadline, &mut sums)?;
+    Ok(sums.into_regions(false))
+}
+
 /// Adds the regions of a process; `false` where time ran out.
 fn read_one(dir: &Path, belongs: Option<&Belongs>, deadline: Instant, sums: &mut Sums) -> io::Result<bool> {
     if Instant::now() >= deadline {

@@ -79,6 +79,16 @@ pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool)
     Ok(found)
 }
 
+/// The addresses of [`on_node`], for fuzzing.
+#[cfg(feature = "testing")]
+pub fn mappings_on_node(
+    process: &Path,
+    node: NodeId,
+    is_over: impl Fn() -> bool,
+) -> io::Result<Vec<Range<usize>>> {
+    Ok(on_node(process, node, &is_over)?.mappings.into_iter().map(|mapping| mapping.addresses).collect())
+}
+
 /// Calls `each` for the lines of a file.
 fn for_lines(path: &Path, is_over: &impl Fn() -> bool, mut each: impl FnMut(&str)) -> io::Result<()> {
     let mut lines = TruncatedLines::new(BufReader::with_capacity(1 << 16, File::open(path)?));

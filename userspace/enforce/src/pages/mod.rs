@@ -29,6 +29,8 @@ mod reclaim;
 mod sys;
 
 pub use huge::untouched_huge_pages;
+#[cfg(feature = "testing")]
+pub use mappings::mappings_on_node;
 pub use policies::{NamedNodes, named_nodes};
 pub use reclaim::reclaim;
 
