@@ -12,6 +12,7 @@ use std::{
 
 use axum::Router;
 use futures_util::FutureExt as _;
+use listenfd::ListenFd;
 use numaward_config::{Config, OperatingMode};
 use numaward_guarantee::{
     error::StartError,
@@ -102,6 +103,7 @@ pub enum RunError {
 pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), RunError> {
     let traces = Traces::new(&config.otlp);
     logging::start(&config.log, &traces);
+    let activated = activated();
     reserve_descriptors();
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
@@ -121,7 +123,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     let metrics = Arc::new(metrics);
     let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
-    let (address, listener) = reading_address(config, mode)?;
+    let (address, listener) = reading_address(config, mode, activated)?;
     let reading = config.read_access();
     let reading = reading.is_configured().then(|| Gate::open(reading)).transpose()?;
     let remote = control_address(config, mode)?;
@@ -229,13 +231,37 @@ fn reserve_descriptors() {
     }
 }
 
-/// Listens on the read-only address. Another program that has it keeps no guarantee from being kept: where guarantees are enforced,
-/// that is tried again later.
+/// The socket that systemd listens on for the daemon (`numaward.socket`, `sd_listen_fds(3)`). It is there before the daemon, and stays while
+/// the daemon is restarted, so that no other program takes the port.
+fn activated() -> Option<std::net::TcpListener> {
+    let listener = ListenFd::from_env().take_tcp_listener(0);
+    let listener = listener.and_then(|listener| {
+        listener.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true)).map(|()| listener)
+    });
+    listener.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the socket of systemd cannot be used: is it one of TCP?");
+        None
+    })
+}
+
+/// Listens on the read-only address, if systemd does not. Another program that has it keeps no guarantee from being kept: where
+/// guarantees are enforced, that is tried again later.
 fn reading_address(
     config: &Config,
     mode: OperatingMode,
+    activated: Option<std::net::TcpListener>,
 ) -> Result<(SocketAddr, Option<std::net::TcpListener>), ListenError> {
     let address = config.listen.0;
+    if let Some(listener) = activated {
+        match listener.local_addr() {
+            Ok(found) if found == address => return Ok((address, Some(listener))),
+            // Who may read is decided by the address of the configuration.
+            found => {
+                let found = found.map_or_else(|error| error.to_string(), |found| found.to_string());
+                tracing::warn!(%address, found, "the socket of systemd has another address than `listen`, and is not used");
+            }
+        }
+    }
     match (http::listen(address, LISTEN), mode) {
         (Err(error), OperatingMode::Enforce) => {
             let every = LISTEN_RETRY_INTERVAL;
@@ -526,6 +552,18 @@ mod tests {
         assert!(size.trim().parse::<i32>().unwrap() > LAST_DESCRIPTOR, "{size}");
     }
 
+    #[test]
+    fn socket_of_systemd_is_used_if_it_has_the_address_of_the_configuration() {
+        let listen = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (own, other) = (listen(), listen());
+        let mut config = Config::default();
+        config.listen.0 = own.local_addr().unwrap();
+        // While systemd listens, no other program can, nor the daemon by itself.
+        assert!(reading_address(&config, OperatingMode::Observe, Some(other)).is_err());
+        let (address, listener) = reading_address(&config, OperatingMode::Observe, Some(own)).unwrap();
+        assert_eq!(listener.unwrap().local_addr().unwrap(), address);
+    }
+
     /// Any user can listen on a port that the daemon had before a restart.
     #[tokio::test]
     async fn address_of_another_program_is_tried_again_where_guarantees_are_enforced() {
@@ -533,8 +571,8 @@ mod tests {
         let address = squatter.local_addr().unwrap();
         let mut config = Config::default();
         config.listen.0 = address;
-        assert!(reading_address(&config, OperatingMode::Observe).is_err());
-        let (tried, listener) = reading_address(&config, OperatingMode::Enforce).unwrap();
+        assert!(reading_address(&config, OperatingMode::Observe, None).is_err());
+        let (tried, listener) = reading_address(&config, OperatingMode::Enforce, None).unwrap();
         assert!(tried == address && listener.is_none());
 
         let (stop, heartbeats) = (CancellationToken::new(), Heartbeats::default());

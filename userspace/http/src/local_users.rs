@@ -14,7 +14,7 @@
 //!   peer's limits.
 //! - A user may have any number of ids from [`FIRST_SUBORDINATE`] on, by a user namespace. They count as one.
 //!
-//! Source: Documentation/networking/proc_net_tcp.rst.
+//! Source: `Documentation/networking/proc_net_tcp.rst`.
 
 use std::{
     collections::HashMap,

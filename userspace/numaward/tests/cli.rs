@@ -10,9 +10,9 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::net::UnixListener,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     time::Duration,
 };
 
@@ -486,6 +486,35 @@ fn import_refuses_invalid_state() {
     let said = text(&damaged.stderr);
     assert!(damaged.status.code() == Some(1) && said.contains("cpu_manager_state"), "{said}");
     assert!(!host.path().join("state").exists());
+}
+
+#[test]
+fn socket_of_systemd_is_served() {
+    let host = host();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // As systemd does: file descriptor 3, for this process.
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" run";
+    let mut daemon = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_numaward")])
+        .env("NUMAWARD_HOST_ROOT", host.path())
+        .env("NUMAWARD_STATE_DIRECTORY", host.path().join("state"))
+        .env("NUMAWARD_CONTROL_SOCKET", host.path().join("control.sock"))
+        .env("NUMAWARD_PROBES_ALLOCATION_ENABLED", "false")
+        .env("NUMAWARD_LISTEN", address.to_string())
+        .stdin(OwnedFd::from(listener))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It waits in the kernel until the daemon serves it.
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(read.is_ok() && answer.starts_with("HTTP/1.1 200"), "{read:?} {answer}");
 }
 
 #[test]

@@ -32,10 +32,12 @@ const AFTER_INSTALLING: &str = r#"#!/bin/sh
 set -e
 case "$1" in
 configure | abort-upgrade | abort-deconfigure | abort-remove)
-    if deb-systemd-helper --quiet was-enabled numaward.service; then
-        deb-systemd-helper enable numaward.service >/dev/null || true
-    fi
-    deb-systemd-helper update-state numaward.service >/dev/null || true
+    for unit in numaward.service numaward.socket; do
+        if deb-systemd-helper --quiet was-enabled $unit; then
+            deb-systemd-helper enable $unit >/dev/null || true
+        fi
+        deb-systemd-helper update-state $unit >/dev/null || true
+    done
     if [ -z "${DPKG_ROOT:-}" ] && [ -d /run/systemd/system ]; then
         systemctl --system daemon-reload >/dev/null || true
         if [ -n "$2" ]; then
@@ -49,7 +51,7 @@ esac
 const BEFORE_REMOVING: &str = r#"#!/bin/sh
 set -e
 if [ -z "${DPKG_ROOT:-}" ] && [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-    deb-systemd-invoke stop numaward.service >/dev/null || true
+    deb-systemd-invoke stop numaward.socket numaward.service >/dev/null || true
 fi
 "#;
 
@@ -59,7 +61,7 @@ if [ -z "${DPKG_ROOT:-}" ] && [ "$1" = remove ] && [ -d /run/systemd/system ]; t
     systemctl --system daemon-reload >/dev/null || true
 fi
 if [ "$1" = purge ]; then
-    deb-systemd-helper purge numaward.service >/dev/null || true
+    deb-systemd-helper purge numaward.service numaward.socket >/dev/null || true
     rm -rf "${DPKG_ROOT:-}/var/lib/numaward"
 fi
 "#;

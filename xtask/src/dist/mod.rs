@@ -361,7 +361,7 @@ impl Contents {
     fn for_archive(&self, program: &Program) -> Result<Vec<PackageFile>> {
         let mut entries =
             vec![PackageFile { mode: EXECUTABLE, ..entry("bin/numaward", program.bytes.clone()) }];
-        for file in ["numaward.preset", "numaward.service"] {
+        for file in ["numaward.preset", "numaward.service", "numaward.socket"] {
             entries.push(entry(format!("systemd/{file}"), checkout(&format!("deploy/systemd/{file}"))?));
         }
         entries.extend(self.manual.iter().map(|page| renamed(page, format!("man/man1/{}", page.path))));
@@ -379,6 +379,7 @@ impl Contents {
         let mut entries = vec![PackageFile { mode: EXECUTABLE, ..entry(PROGRAM, program.bytes.clone()) }];
         for (path, file) in [
             ("usr/lib/systemd/system/numaward.service", "numaward.service"),
+            ("usr/lib/systemd/system/numaward.socket", "numaward.socket"),
             ("usr/lib/systemd/system-preset/90-numaward.preset", "numaward.preset"),
             (CONFIGURATION, "config.yaml"),
         ] {
@@ -465,6 +466,7 @@ mod tests {
             "-rwxr-xr-x root/root         7 2023-11-14 22:13 ./usr/bin/numaward",
             "./etc/numaward/config.yaml",
             "./usr/lib/systemd/system/numaward.service",
+            "./usr/lib/systemd/system/numaward.socket",
             "./usr/lib/systemd/system-preset/90-numaward.preset",
             "./usr/share/bash-completion/completions/numaward",
             "./usr/share/fish/vendor_completions.d/numaward.fish",

@@ -40,12 +40,12 @@ const AFTER_INSTALLING: &str = "if [ -d /run/systemd/system ]; then
     systemctl daemon-reload >/dev/null 2>&1 || :
 fi
 if [ \"$1\" -eq 1 ]; then
-    systemctl --no-reload preset numaward.service >/dev/null 2>&1 || :
+    systemctl --no-reload preset numaward.service numaward.socket >/dev/null 2>&1 || :
 fi
 ";
 
 const BEFORE_REMOVING: &str = "if [ \"$1\" -eq 0 ]; then
-    systemctl --no-reload disable --now numaward.service >/dev/null 2>&1 || :
+    systemctl --no-reload disable --now numaward.socket numaward.service >/dev/null 2>&1 || :
 fi
 ";
 
@@ -143,6 +143,7 @@ mod tests {
         assert_eq!(file("/usr/bin/numaward").mode().permissions(), 0o755);
         for path in [
             "/usr/lib/systemd/system/numaward.service",
+            "/usr/lib/systemd/system/numaward.socket",
             "/usr/lib/systemd/system-preset/90-numaward.preset",
             "/usr/share/bash-completion/completions/numaward",
             "/usr/share/fish/vendor_completions.d/numaward.fish",
@@ -152,6 +153,6 @@ mod tests {
             assert_eq!(file(path).mode().permissions(), 0o644, "{path}");
         }
         let removal = package.get_pre_uninstall_script().unwrap().script;
-        assert!(removal.contains("disable --now numaward.service"), "{removal}");
+        assert!(removal.contains("disable --now numaward.socket numaward.service"), "{removal}");
     }
 }

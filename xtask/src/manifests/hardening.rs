@@ -150,6 +150,16 @@ mod tests {
     }
 
     #[test]
+    fn socket_has_the_default_address() {
+        let read = |path: &str| fs::read_to_string(command::root().join(path)).unwrap();
+        let socket = read("deploy/systemd/numaward.socket");
+        let address = socket.lines().find_map(|line| line.strip_prefix("ListenStream=")).unwrap();
+        let keys = read("docs/configuration.md");
+        let listen = keys.lines().find(|line| line.starts_with("| `listen`<br>")).unwrap();
+        assert!(listen.contains(&format!("| `{address}` |")), "{address}: {listen}");
+    }
+
+    #[test]
     fn documented_number_of_calls_is_right() {
         let read = |path: &str| fs::read_to_string(command::root().join(path)).unwrap();
         let text = read(PROFILE);
