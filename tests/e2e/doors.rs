@@ -104,3 +104,34 @@ fn nobody_and_a_container_get_at_nothing() {
     assert!(after.ends_with("ok\nrestarts 0"), "{after}");
     report.section("end");
 }
+
+/// The most memory of the daemon under attack, in KiB.
+const MOST_MEMORY: u64 = 96 << 10;
+
+#[test]
+fn floods_of_one_user_hold_up_nobody() {
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
+    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
+    let report = boot(&vm, include_str!("doors_floods.sh"));
+    eprintln!("{report}");
+
+    for attack in ["connections", "scrapes", "streams"] {
+        let codes: Vec<_> = report.section(attack).lines().collect();
+        assert_eq!(codes, ["code 0"; 5], "three scrapes and two changes under {attack}:\n{report}");
+    }
+    assert_eq!(report.section("files"), "code 0\n1\n1", "{report}");
+    let port = report.section("port");
+    assert!(port == "never taken\ncode 0" || port.starts_with("taken\n"), "{report}");
+    if port.starts_with("taken") {
+        assert!(port.contains("victim.service") && port.ends_with("\nactive\ncode 0"), "{port}");
+    }
+    assert_eq!(report.section("late"), "", "/livez is answered within a second throughout:\n{report}");
+    for section in ["peak before the restart", "peak"] {
+        let peak: u64 = report.section(section).trim().parse().unwrap();
+        assert!(peak > 0 && peak < MOST_MEMORY, "{section}: {peak} KiB");
+    }
+    assert_eq!(report.section("held"), "same\nrestarts 0", "{report}");
+    report.section("end");
+}

@@ -152,7 +152,8 @@ pub(crate) const ROWS: &[TestRow] = &[
         &["6.12", "6.12-16k", "latest"],
     ),
     also_arm64(row("deploy::the_image_runs_as_the_manifests_demand", &[(Rest, &["6.12"])]), &["6.12"]),
-    row("doors::nobody_and_a_container_get_at_nothing", &[(CI, &["6.12"])]),
+    row("doors::floods_of_one_user_hold_up_nobody", &[(CI, &["6.12"]), (Rest, &["6.1"])]),
+    row("doors::nobody_and_a_container_get_at_nothing", &[(CI, &["6.12"]), (Rest, &["6.1"])]),
     also_arm64(
         row(
             "enforce::enforcement_holds_on_this_kernel",

@@ -1,0 +1,182 @@
+# What an unprivileged user tries to stop or starve the daemon: floods of mapped files, of connections, of slow readers and of event
+# streams, and its port over a restart. The daemon answers other users meanwhile, and keeps what is guaranteed.
+set -eu
+# A mistake that runs this outside of a machine does nothing.
+[ -e /numaward.service ] || exit 1
+# as_nobody COMMAND...: in place of this process, which has to be one of its own.
+as_nobody() {
+    exec numaward-capabilities nobody "$@" >/dev/null 2>&1
+}
+# attack.pl KIND: one of them, until it is ended; /run/attack/KIND says that it has begun. Perl has no modules here.
+cat >/run/attack.pl <<'PERL'
+use strict;
+my ($kind) = @ARGV;
+my $address = pack 'S n C4 x8', 2, 9560, 127, 0, 0, 1;
+sub begun { open my $file, '>', "/run/attack/$kind" or die $!; print $file "begun\n"; close $file }
+sub client {
+    socket my $socket, 2, 1, 0 or die $!;
+    return connect($socket, $address) ? $socket : undef;
+}
+sub ask { my ($socket, $path) = @_; syswrite $socket, "GET $path HTTP/1.1\r\nHost: localhost\r\n\r\n" }
+# Whether there is something to read, or the end.
+sub is_ready { my ($socket) = @_; my $bits = ''; vec($bits, fileno $socket, 1) = 1; return select $bits, undef, undef, 0 }
+$SIG{PIPE} = 'IGNORE';
+if ($kind eq 'connections') {
+    # Again and again: those that are closed are opened anew.
+    my @open;
+    for my $round (0 .. 1_000_000) {
+        push @open, grep { defined } client();
+        shift @open if @open > 500;
+        begun() if $round == 100;
+        select undef, undef, undef, 0.005;
+    }
+} elsif ($kind eq 'scrapes' or $kind eq 'streams') {
+    my $path = $kind eq 'scrapes' ? '/metrics' : '/api/v1/stream';
+    my @open;
+    for my $round (0 .. 1_000_000) {
+        while (@open < 40) {
+            my $socket = client() or last;
+            ask($socket, $path);
+            push @open, $socket;
+        }
+        # A little of each, as slowly as is allowed.
+        @open = grep { !is_ready($_) or sysread $_, my $buffer, $kind eq 'scrapes' ? 256 : 4096 } @open if $round % 20 == 19;
+        begun() if $round == 0;
+        select undef, undef, undef, 0.1;
+    }
+} elsif ($kind eq 'port') {
+    socket my $socket, 2, 1, 0 or die $!;
+    setsockopt $socket, 1, 2, pack 'l', 1;
+    select undef, undef, undef, 0.001 until bind $socket, $address;
+    listen $socket, 5 or die $!;
+    begun();
+    while (accept my $victim, $socket) {
+        syswrite $victim, "HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\nforged\n";
+        close $victim;
+    }
+} elsif ($kind eq 'files') {
+    # One page of one file under many long names: MAP_SHARED | MAP_POPULATE.
+    my $mmap = `uname -m` =~ /aarch64/ ? 222 : 9;
+    mkdir '/run/attack/folder';
+    chdir '/run/attack/folder' or die $!;
+    for my $level (10 .. 24) {
+        my $name = $level . 'x' x 248;
+        mkdir $name;
+        chdir $name or die $!;
+    }
+    open my $file, '>', 'f' or die $!;
+    print $file 'a' x 4096;
+    close $file;
+    for my $number (1 .. 50_000) {
+        link 'f', "l$number" or die $!;
+        open my $link, '<', "l$number" or die $!;
+        my $place = syscall $mmap, 0, 4096, 1, 0x8001, fileno $link, 0;
+        die "mmap: $!" if $place == -1;
+        close $link;
+    }
+    begun();
+    sleep 100_000;
+}
+PERL
+mkdir -m 777 /run/attack
+victim=$cgroups/system.slice/victim.service
+mkdir -p /etc/numaward
+echo 'observe: {callChains: {enabled: true}}' >/etc/numaward/config.yaml
+cp /numaward.service /run/systemd/system/numaward.service
+printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/victim.service
+printf '[Service]\nUser=nobody\nEnvironment=PATH=/numaward-vm/bin:/usr/bin:/bin\nExecStart=%s /run/attack.pl files\n' \
+    "$(command -v perl)" >/run/systemd/system/tenant.service
+systemctl daemon-reload
+systemctl start numaward victim || fail "the units do not start"
+wait_for 100 ready
+quiet_guarantee victim.service --cpus 1 --memory 64Mi
+held=$(cat $victim/cpuset.cpus)
+# peak: the most memory that the daemon had since it started, in KiB.
+peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --value -p MainPID numaward)/status"; }
+# Root asks all the time whether the daemon is alive, but for a restart.
+watch() {
+    while [ ! -e /run/over ]; do
+        if [ ! -e /run/restarting ] && ! wget -q -T 1 -O /dev/null http://127.0.0.1:9560/livez; then
+            [ -e /run/restarting ] || date >>/run/late
+        fi
+        sleep 0.2
+    done
+}
+: >/run/late
+watch 2>/dev/null &
+watcher=$!
+# began KIND: the attack is under way.
+began() { [ -s /run/attack/$1 ]; }
+# scrape: a scrape of root gets through in the time that Prometheus gives it.
+scrape() { wget -q -T 10 -O /run/figures http://127.0.0.1:9560/metrics && grep -q '^numaward_build_info' /run/figures; }
+# resize BYTES: a change gets through.
+resize() { numaward resize victim.service --memory $1 >/dev/null 2>&1; }
+
+for attack in connections scrapes streams; do
+    section "$attack"
+    as_nobody perl /run/attack.pl $attack &
+    attacker=$!
+    wait_for 60 began $attack
+    sleep 5
+    for _try in 1 2 3; do with_code scrape; done
+    with_code resize 65Mi
+    with_code resize 64Mi
+    end $attacker
+done
+
+section "files"
+systemctl start tenant
+wait_for 300 began files
+asking=
+for _client in 1 2 3 4 5 6 7 8; do
+    numaward regions tenant.service -o json >/run/regions-$_client 2>&1 &
+    asking="$asking $!"
+    numaward stacks tenant.service >/dev/null 2>&1 &
+    asking="$asking $!"
+done
+with_code scrape
+for _asked in $asking; do wait $_asked || true; done
+for _client in 1 8; do grep -c '"regions"' /run/regions-$_client || true; done
+systemctl stop tenant
+section "peak before the restart"
+peak
+
+section "port"
+allow_error "no figures are served"
+attacker=
+for _try in $(seq 20); do
+    rm -f /run/attack/port
+    : >/run/restarting
+    as_nobody perl /run/attack.pl port &
+    attacker=$!
+    systemctl restart numaward
+    sleep 1
+    if began port; then break; fi
+    end $attacker
+    attacker=
+done
+if [ -n "$attacker" ]; then
+    echo "taken"
+    # The daemon tries again meanwhile, and root is not shown what the other program says.
+    wait_for 100 numaward get victim.service
+    numaward get
+    systemctl is-active numaward
+    end $attacker
+else
+    echo "never taken"
+fi
+_served() { ask /readyz >/run/ready && ! grep -q forged /run/ready; }
+wait_for 60 _served
+rm /run/restarting
+with_code scrape
+
+section "late"
+: >/run/over
+wait $watcher
+cat /run/late
+section "peak"
+peak
+section "held"
+[ "$(cat $victim/cpuset.cpus)" = "$held" ] && echo same
+echo "restarts $(systemctl show --value -p NRestarts numaward)"
+section "end"
