@@ -5,7 +5,7 @@
 //!
 //! # Algorithm
 //! A place that becomes free goes to the peer that has the fewest places, of these to the request that came first. So the next place is
-//! that of a peer without one, however many requests of another peer wait before it. Whoever writes gives up a client that reads slowly
+//! that of a peer without one, however many requests of another peer wait before it. The body of a scrape gives up a client that reads slowly
 //! while a request waits ([`ScrapePlace::is_wanted`]).
 //!
 //! Invariant: a place is given back when it is dropped, also where its request has ended before it got the place.

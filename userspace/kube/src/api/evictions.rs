@@ -11,7 +11,7 @@
 //!
 //! Invariants: one pod at a time; only the pod that was looked at, by its UID; only one that its controller makes again,
 //! and may make elsewhere; of pods in the way on a node, none while one that has more there cannot be evicted: it would go in vain, and
-//! whoever made the other could choose which pods go.
+//! the owner of the other could choose which pods go.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
