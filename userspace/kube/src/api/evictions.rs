@@ -158,8 +158,6 @@ struct Candidate {
     is_done: bool,
     /// Whether its eviction was refused the last time, as by a `PodDisruptionBudget`.
     is_refused: bool,
-    /// Whether the log says which other pod it stays for.
-    is_behind: bool,
 }
 
 impl Evictor {
@@ -241,7 +239,6 @@ impl Evicting {
                     is_announced: false,
                     is_done: false,
                     is_refused: false,
-                    is_behind: false,
                 });
             }
             // A pod that is leaving makes room, whatever the reason why it goes.
@@ -259,7 +256,7 @@ impl Evicting {
             }
             for (id, why) in &listed {
                 if let Some(larger) = self.larger_that_stays(&listed, *why) {
-                    self.note_behind(id, larger);
+                    tracing::debug!(pod = %id, %larger, "it is not evicted: a larger pod in the way cannot be evicted");
                 } else if self.look_at(id, *why).await {
                     break;
                 }
@@ -278,14 +275,6 @@ impl Evicting {
             known.is_some_and(|stored| is_refused || self.evictor.stays(&stored, other).is_some())
         };
         listed.iter().find(|(id, other)| is_larger(*other) && stays(id, *other)).map(|(id, _)| id)
-    }
-
-    fn note_behind(&mut self, id: &PodId, larger: &PodId) {
-        if let Some(candidate) = self.candidates.get_mut(&id.uid)
-            && !std::mem::replace(&mut candidate.is_behind, true)
-        {
-            tracing::info!(pod = %id, %larger, "it is not evicted: a larger pod in the way cannot be evicted");
-        }
     }
 
     /// Evicts a pod, if it is to be evicted and its time has come; whether that was tried.
