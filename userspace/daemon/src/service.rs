@@ -103,7 +103,6 @@ pub enum RunError {
 pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), RunError> {
     let traces = Traces::new(&config.otlp);
     logging::start(&config.log, &traces);
-    let activated = activated();
     reserve_descriptors();
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
@@ -123,7 +122,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     let metrics = Arc::new(metrics);
     let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
-    let (address, listener) = reading_address(config, mode, activated)?;
+    let (address, listener) = reading_address(config, mode, activated())?;
     let reading = config.read_access();
     let reading = reading.is_configured().then(|| Gate::open(reading)).transpose()?;
     let remote = control_address(config, mode)?;
