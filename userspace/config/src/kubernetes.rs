@@ -1,13 +1,16 @@
 //! Kubernetes: placement and observation of this host's pods.
 
-use std::{collections::BTreeSet, path::PathBuf, str::FromStr};
+use std::{collections::BTreeSet, path::PathBuf, str::FromStr, time::Duration};
 
 use educe::Educe;
 use numaward_topology::serde_as_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::cluster::{Kubelet, NodeResourceTopology, PodResources};
+use super::{
+    cluster::{Kubelet, NodeResourceTopology, PodResources},
+    types::Interval,
+};
 
 /// Kubernetes: placement and observation of this host's pods.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -41,6 +44,25 @@ pub struct Kubernetes {
     pub cpu_quota: CpuQuota,
     /// The handling of a pod that started without numaward if its CPUs or memory are not available.
     pub unpinned: UnpinnedPolicy,
+    /// What becomes of a pod that is refused.
+    pub refused: WhenRefused,
+    /// With `kubernetes.refused: evict`: for how long a pod must have been refused before it is evicted.
+    #[educe(Default(expression = Interval(Duration::from_secs(30))))]
+    pub refused_after: Interval,
+}
+
+/// What becomes of a pod that is refused: its policy cannot be kept on this host, or there is not enough of what it asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenRefused {
+    /// It stays bound to this host and holds there what it requests. The kubelet tries again, and starts it as soon as there is room.
+    #[default]
+    Wait,
+    /// After `kubernetes.refusedAfter` it is also evicted, so that its controller makes it anew, and the scheduler chooses a host
+    /// again. One at a time, with 30 seconds in between. Pods of which a container was ever created, pods of a `DaemonSet`, static
+    /// pods, pods without a controller, those in `kubernetes.placementOffNamespaces`, and those that every host would refuse stay.
+    /// Needs `kubernetes.nodeName`, and the right to create `pods/eviction`.
+    Evict,
 }
 
 /// The handling of a pod that started without numaward if its CPUs or memory are not available.

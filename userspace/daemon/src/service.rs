@@ -163,12 +163,13 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = Names::new(&config.listen_names);
         let controlled = reconciler.clone();
-        cluster.evict(reconciler.as_ref());
+        let refusals = nri::Refusals::new(&config.kubernetes);
+        cluster.evict(reconciler.as_ref(), &refusals);
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
             tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
         } else if config.kubernetes.nri.enabled {
             let watched = (&heartbeats, &stop);
-            start_placing(config, reconciler.clone(), &observer, &cluster, placing, watched);
+            start_placing(config, reconciler.clone(), &observer, &cluster, (placing, refusals), watched);
         }
         if let Some((listener, gate)) = remote {
             let served = (listener, gate, names.clone());
@@ -399,14 +400,14 @@ fn start_placing(
     reconciler: Option<Reconciler>,
     observer: &Arc<Observer>,
     cluster: &Cluster,
-    metrics: nri::NriMetrics,
+    counted: (nri::NriMetrics, nri::Refusals),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) {
     let Some(reconciler) = reconciler else {
         return tracing::error!("no container is placed: guarantees cannot be given");
     };
     let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
-    let plugin = nri::plugin(config, reconciler, observer.clone(), pods, metrics, stop);
+    let plugin = nri::plugin(config, reconciler, observer.clone(), pods, counted, stop);
     tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())).boxed());
     let socket = config.kubernetes.nri.socket.display();
     tracing::info!(%socket, "containers are placed when they are created");

@@ -328,11 +328,66 @@ async fn what_runs_without_its_claim_is_evicted_also_if_it_is_critical() {
     until("it goes", || run.count("evicted") == 1).await;
 }
 
+const REFUSED: Why = Why::Refused { after: Duration::from_millis(200) };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_pod_goes_after_its_time_if_none_of_its_containers_was_ever_created() {
+    // Not that of pods that run.
+    let pace = Pace { patience: Duration::from_mins(5), ..FAST };
+    let mut running = pod("running", Some("ReplicaSet"));
+    running["status"] = json!({"phase": "Pending", "containerStatuses": [
+        {"name": "main", "containerID": "containerd://abc"},
+        {"name": "side", "state": {"waiting": {"reason": "CreateContainerError"}}},
+    ]});
+    let mut over = pod("over", Some("ReplicaSet"));
+    over["status"] = json!({"phase": "Failed"});
+    let mut critical = pod("critical", Some("ReplicaSet"));
+    critical["spec"]["priority"] = json!(2_000_000_000);
+    let pods = [
+        running,
+        over,
+        pod("daemon", Some("DaemonSet")),
+        pod("static", Some("Node")),
+        pod("bare", None),
+        critical,
+        pod("a", Some("Job")),
+    ];
+    let began = Instant::now();
+    let run = run_at(pace, REFUSED, &pods).await;
+    until("one goes", || run.count_of("refused", "evicted") == 1).await;
+    assert!(began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
+    assert_eq!(run.evictions(), ["POST /api/v1/namespaces/ns/pods/critical/eviction"]);
+    let expected =
+        "It has been refused on this node for 200ms. It is evicted, so that the ReplicaSet n1 makes it anew.";
+    assert_eq!(run.events("critical"), [("NumaRefusalEviction".to_owned(), expected.to_owned())]);
+    run.end("critical");
+    until("the other goes", || run.count_of("refused", "evicted") == 2).await;
+    assert_eq!(run.evictions()[1..], ["POST /api/v1/namespaces/ns/pods/a/eviction"]);
+    run.end("a");
+    tokio::time::sleep(FAST.pause * 2).await;
+    assert_eq!((run.evictions().len(), run.server.events().len()), (2, 2), "the others stay");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_starts_while_its_event_is_written_stays() {
+    let run = run_at(FAST, REFUSED, &[pod("a", Some("ReplicaSet"))]).await;
+    run.server.delay(Duration::from_secs(1));
+    until("it is to go", || run.server.asked().iter().any(|asked| asked.contains("/events"))).await;
+    run.listed.lock().unwrap().clear();
+    until("it has its event", || run.events("a").len() == 1).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(run.evictions(), [""; 0]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_right_names_the_component_that_gives_it() {
-    let run = run_at(FAST, SHORT, &[pod("a", Some("ReplicaSet"))]).await;
-    run.server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
-    until("it is said", || !run.reports.lock().unwrap().is_empty()).await;
-    let problem = run.reports.lock().unwrap()[0].clone().unwrap_err();
-    assert!(problem.contains("guard-evict") && problem.contains("guardEvict.enabled"), "{problem}");
+    for (why, component, value) in
+        [(SHORT, "guard-evict", "guardEvict.enabled"), (REFUSED, "evict-refused", "evictRefused.enabled")]
+    {
+        let run = run_at(FAST, why, &[pod("a", Some("ReplicaSet"))]).await;
+        run.server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
+        until("it is said", || !run.reports.lock().unwrap().is_empty()).await;
+        let problem = run.reports.lock().unwrap()[0].clone().unwrap_err();
+        assert!(problem.contains(component) && problem.contains(value), "{problem}");
+    }
 }

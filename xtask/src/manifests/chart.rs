@@ -42,6 +42,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             json!({
                 "kubeletDirectory": "/var/lib/k0s/kubelet/",
                 "evictUnpinned": on,
+                "evictRefused": on,
                 "guardEvict": on,
                 "cpuPower": on,
                 "resctrl": on,
@@ -120,7 +121,7 @@ fn documented_values() -> Vec<Value> {
 }
 
 /// Returns invalid values.
-fn wrong_values() -> [Value; 6] {
+fn wrong_values() -> [Value; 7] {
     [
         json!({ "mode": "maybe" }),
         json!({ "modus": "try" }),
@@ -128,6 +129,7 @@ fn wrong_values() -> [Value; 6] {
         json!({ "kubeletDirectory": "kubelet" }),
         json!({ "guardEvict": { "enabled": true }, "config": { "guard": "report" } }),
         json!({ "evictUnpinned": { "enabled": true }, "config": { "kubernetes": { "unpinned": "report" } } }),
+        json!({ "evictRefused": { "enabled": true }, "config": { "kubernetes": { "refused": "wait" } } }),
     ]
 }
 

@@ -8,7 +8,10 @@ use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::{
-    Config, OperatingMode, guard::GuardMode, kubernetes::UnpinnedPolicy, policy::TopologyManagerScope,
+    Config, OperatingMode,
+    guard::GuardMode,
+    kubernetes::{UnpinnedPolicy, WhenRefused},
+    policy::TopologyManagerScope,
 };
 use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
 use numaward_guarantee::reconciler::{CrowdedNode, Reconciler};
@@ -38,6 +41,7 @@ use super::{
         load::Load,
     },
     kubelet::{Policies, pod_resources_socket},
+    nri::Refusals,
 };
 use crate::socket::{self, SocketError};
 
@@ -100,13 +104,18 @@ impl Cluster {
         self.pods.as_ref().map(|(pods, ..)| pods.clone())
     }
 
-    /// Evicts pods that run without what they ask for, and those that the guard names, if that is configured.
-    pub fn evict(&mut self, reconciler: Option<&Reconciler>) {
+    /// Evicts pods that run without what they ask for, those that are refused, and those that the guard names, if that is
+    /// configured.
+    pub fn evict(&mut self, reconciler: Option<&Reconciler>, refusals: &Refusals) {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
         let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
+        let of_refused = kubernetes.nri.enabled && kubernetes.refused == WhenRefused::Evict;
         let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
-        let Some(reconciler) = reconciler.filter(|_| of_unplaced || of_crowded).cloned() else { return };
-        let pods = self.pods();
+        let Some(reconciler) = reconciler.cloned() else { return };
+        if !(of_unplaced || of_refused || of_crowded) {
+            return;
+        }
+        let (pods, refusals) = (self.pods(), refusals.clone());
         let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
         self.to_evict = Some(Arc::new(move || {
             let unplaced = if of_unplaced { reconciler.unplaced() } else { Vec::new() };
@@ -114,7 +123,9 @@ impl Cluster {
             // Only `guard: evict` names any.
             let crowded = reconciler.crowded();
             let known = pods.iter().filter(|_| !crowded.is_empty()).flat_map(Pods::all).collect::<Vec<_>>();
-            unplaced.chain(in_the_way(&crowded, &known)).collect()
+            // Others wait for nothing of theirs, so they come last.
+            let refused = refusals.to_evict().into_iter().map(|(id, after)| (id, Why::Refused { after }));
+            unplaced.chain(in_the_way(&crowded, &known)).chain(refused).collect()
         }));
     }
 

@@ -164,7 +164,8 @@ impl Place {
             config.kubernetes.nri.enabled = true;
             config.kubernetes.nri.socket = runtime.to_owned();
             let ports = observer.clone();
-            let plugin = nri::plugin(&config, reconciler, ports, Arc::new(NoPods), placing, &stop);
+            let counted = (placing, nri::Refusals::new(&config.kubernetes));
+            let plugin = nri::plugin(&config, reconciler, ports, Arc::new(NoPods), counted, &stop);
             tokio::spawn(plugin.run(stop.clone()));
         }
         Ok(Whole { address, stop, threads })

@@ -2,7 +2,7 @@
 //!
 //! Problem: a container that was started without us, and whose CPUs or memory are not there, shares what is nobody's until
 //! something becomes free. Where that is worse than a restart, its pod is to go. So is one without a guarantee whose memory
-//! is in the way of what is promised on a node ([`Why`]).
+//! is in the way of what is promised on a node, and one that is refused here and may be admitted elsewhere ([`Why`]).
 //!
 //! Algorithm: which pods these are is looked at again and again. A pod that stays among them for a while gets an event, and
 //! the API server is asked for its eviction, which a `PodDisruptionBudget` can put off: then the next one is tried. After an
@@ -11,7 +11,8 @@
 //!
 //! Invariants: one pod at a time; only the pod that was looked at, by its UID; only one that its controller makes again,
 //! and may make elsewhere; of pods in the way on a node, none while one that has more there cannot be evicted: it would go in vain, and
-//! the owner of the other could choose which pods go.
+//! the owner of the other could choose which pods go; of refused
+//! pods, only those without a container that was ever created.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,6 +22,7 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use kube::{Client, core::Status};
+use numaward_config::Interval;
 use numaward_topology::{Bytes, NodeId};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -53,6 +55,12 @@ pub enum Why {
         /// What it has there that cannot be dropped.
         has: Bytes,
     },
+    /// No container of it can be created here.
+    #[display("It has been refused on this node for {}", Interval(*after))]
+    Refused {
+        /// For how long that must have been so.
+        after: Duration,
+    },
 }
 
 impl Why {
@@ -61,6 +69,7 @@ impl Why {
         match self {
             Self::Unplaced => "NumaPlacementEviction",
             Self::NodeShort { .. } => "NumaNodeShortEviction",
+            Self::Refused { .. } => "NumaRefusalEviction",
         }
     }
 
@@ -69,6 +78,7 @@ impl Why {
         match self {
             Self::Unplaced => "unplaced",
             Self::NodeShort { .. } => "node_short",
+            Self::Refused { .. } => "refused",
         }
     }
 
@@ -77,6 +87,16 @@ impl Why {
         match self {
             Self::Unplaced => "the component evict-unpinned, or evictUnpinned.enabled of the chart",
             Self::NodeShort { .. } => "the component guard-evict, or guardEvict.enabled of the chart",
+            Self::Refused { .. } => "the component evict-refused, or evictRefused.enabled of the chart",
+        }
+    }
+
+    /// How long a pod must have been named for this. The guard has waited before it names one that is in the way.
+    fn patience(self, pace: &Pace) -> Duration {
+        match self {
+            Self::Unplaced => pace.patience,
+            Self::NodeShort { .. } => Duration::ZERO,
+            Self::Refused { after } => after,
         }
     }
 }
@@ -86,7 +106,7 @@ impl Why {
 pub struct Pace {
     /// How often pods are looked for.
     pub look: Duration,
-    /// How long a pod may run without what it asks for. The guard has waited before it names one that is in the way.
+    /// How long a pod may run without what it asks for.
     pub patience: Duration,
     /// After a pod is gone.
     pub pause: Duration,
@@ -144,6 +164,8 @@ enum Stays {
     Spared(String),
     #[display("its priority is that of what the cluster needs")]
     Critical,
+    #[display("a container of it was created before")]
+    HasContainers,
 }
 
 /// A pod that is to be evicted.
@@ -183,8 +205,11 @@ impl Evictor {
     fn stays(&self, stored: &StoredPod, why: Why) -> Option<Stays> {
         let pod = &stored.pod;
         // Made anew, it would have what it asks for; in the way of others, it is worth more than they are.
-        if stored.is_critical && why != Why::Unplaced {
+        if stored.is_critical && matches!(why, Why::NodeShort { .. }) {
             return Some(Stays::Critical);
+        }
+        if matches!(why, Why::Refused { .. }) && (stored.is_running || !stored.container_ids.is_empty()) {
+            return Some(Stays::HasContainers);
         }
         if self.own_pod.as_ref() == Some(&pod.id.uid) {
             return Some(Stays::Own);
@@ -231,8 +256,7 @@ impl Evicting {
             }
             let now = Instant::now();
             for (id, why) in &listed {
-                let patience = if *why == Why::Unplaced { pace.patience } else { Duration::ZERO };
-                let due = now + patience;
+                let due = now + why.patience(pace);
                 self.candidates.entry(id.uid.clone()).or_insert(Candidate {
                     due,
                     retry: pace.retry,
@@ -299,6 +323,10 @@ impl Evicting {
             let controller = stored.controller.as_ref().map(ToString::to_string).unwrap_or_default();
             let message = format!("{why}. It is evicted, so that {controller} makes it anew.");
             self.announce(&stored, why.event(), message).await;
+            // It may have got what it asks for meanwhile.
+            if !(self.evictor.to_evict)().iter().any(|(listed, _)| listed == id) {
+                return true;
+            }
         }
         let answer = self.evict(&stored).await;
         self.note(id, why, answer);

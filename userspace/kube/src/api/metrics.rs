@@ -1,5 +1,7 @@
 //! What the talk with the API server comes to, counted.
 
+use std::time::Duration;
+
 use educe::Educe;
 use numaward_topology::{Bytes, NodeId};
 use prometheus_client::{
@@ -69,7 +71,8 @@ fn all_at_zero() -> Family<Labels, Counter> {
 
 fn no_evictions() -> Family<Labels, Counter> {
     let evictions = Family::default();
-    for why in [Why::Unplaced, Why::NodeShort { node: NodeId(0), has: Bytes(0) }] {
+    let refused = Why::Refused { after: Duration::ZERO };
+    for why in [Why::Unplaced, Why::NodeShort { node: NodeId(0), has: Bytes(0) }, refused] {
         for &result in Eviction::VARIANTS {
             drop(evictions.get_or_create(&of_eviction(why, result)));
         }
@@ -120,8 +123,8 @@ impl ApiMetrics {
         );
         registry.register(
             "kubernetes_evictions",
-            "Requests for the eviction of a pod, by result and reason: it runs without what it asks for, or it has no \
-             guarantee and is in the way of what is promised on a node",
+            "Requests for the eviction of a pod, by result and reason: it runs without what it asks for, it has no guarantee \
+             and is in the way of what is promised on a node, or it is refused",
             self.evictions.clone(),
         );
         registry.register(

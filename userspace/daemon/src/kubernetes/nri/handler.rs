@@ -25,6 +25,7 @@ use super::{
     NriMetrics, Ports,
     annotations::OFF_IGNORED,
     memory_policy,
+    refusals::Refusals,
     request::{LeftAlone, RequestBuilder, id_of, settings_in},
     updates::PendingUpdates,
 };
@@ -47,9 +48,7 @@ pub(super) struct NriHandler {
     pub(super) is_dry_run: bool,
     /// The UIDs of pods that were warned of `placement: off`.
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
-    /// The UIDs of pods that have a sandbox and were not admitted: their first container is refused, if that is still so then. A
-    /// sandbox is never refused: containerd 2.0 to 2.3 keeps its process and its name, and does not start again afterwards.
-    pub(super) not_admitted: Arc<Mutex<BTreeSet<String>>>,
+    pub(super) refusals: Refusals,
     /// What the runtime does not know yet.
     pub(super) pending: PendingUpdates,
     pub(super) policies: memory_policy::Asked,
@@ -79,9 +78,6 @@ fn settings(of: &Held) -> Settings {
 fn cgroup_of(container: &Container) -> Option<CgroupPath> {
     container.cgroup.as_ref().and_then(|path| path.parse().ok())
 }
-
-/// What becomes of a pod that is refused.
-const STAYS: &str = "The kubelet tries again on this node, and the scheduler does not move the pod.";
 
 /// What can be done about a refusal for this reason, one of the kubelet's.
 fn ways_out(reason: &str) -> String {
@@ -272,10 +268,12 @@ impl NriHandler {
             return Ok(());
         }
         self.figures.refused.inc();
+        self.refusals.refused(pod, &rejection.reason);
         let text = format!("numaward cannot place {what}: {refused}");
         // The API server takes no more than 1024 bytes, and what each node has free may be long.
         let reason = &rejection.reason;
-        let mut message = format!("{reason}. {STAYS} {}. In full: {text}.", ways_out(reason));
+        let outlook = self.refusals.outlook(reason);
+        let mut message = format!("{reason}. {outlook} {}. In full: {text}.", ways_out(reason));
         for note in &explanation.notes {
             message = format!("{message} Note: {note}.");
         }
@@ -299,6 +297,54 @@ impl NriHandler {
         Err(Refusal(format!("numaward cannot resize {what}: {refused}")))
     }
 
+    /// Decides on a container that is to be created.
+    async fn create(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
+        self.ports.update_containers(vec![(container.id.clone(), full_name(&pod, &container))], false);
+        if self.refusals.is_not_admitted(&pod.uid) {
+            // There may be room by now.
+            if let Err(refused) = self.admit_pod(&pod).await {
+                self.refused(&pod, &pod_of(&pod), &refused)?;
+            }
+            self.refusals.admitted(&pod.uid);
+        }
+        let ask = match self.builder.container(&pod, &container) {
+            Ok(ask) => ask,
+            Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
+            Err(LeftAlone::NoCgroup) => {
+                let problem = container.malformed.first().map(ToString::to_string);
+                tracing::warn!(
+                    pod = pod.name,
+                    container = container.name,
+                    problem,
+                    "has no cgroup that we know"
+                );
+                self.unpinned(&pod, &container, NoAnswerReason::Unreadable(String::new()).label());
+                return Ok(Creation::default());
+            }
+        };
+        let is_whole = matches!(ask.pod.asked, Asked::Pod(_));
+        let id = container.id.clone();
+        let policy = ask.pod.terms.memory_policy;
+        match self.reconciler.create(ask).await {
+            Ok((wanted, unpinned)) => {
+                match unpinned {
+                    Some(reason) => self.unpinned(&pod, &container, reason.label()),
+                    None if self.is_dry_run => {}
+                    None => drop(self.figures.placed.inc()),
+                }
+                let settings = settings(&wanted);
+                let policy = policy.filter(|_| self.policies.is_on);
+                let memory_policy = policy.and_then(|policy| self.memory_policy(&pod, &container, policy));
+                Ok(Creation { settings, memory_policy, updates: self.pending(&id) })
+            }
+            // Its pod would not have come so far, and that was reported.
+            Err(AdmissionError::Rejected(..)) if self.is_dry_run && is_whole => Ok(Creation::default()),
+            Err(refused) => {
+                self.refused(&pod, &container_of(&pod, &container), &refused).map(|()| Creation::default())
+            }
+        }
+    }
+
     /// What an answer about this container changes besides.
     fn pending(&self, about: &str) -> Vec<Update> {
         if self.is_dry_run { Vec::new() } else { self.pending.take(about, &self.online()) }
@@ -320,6 +366,7 @@ impl NriHandler {
         let named = snapshot.containers.iter().filter_map(|container| {
             Some((container.id.clone(), full_name(snapshot.pods.get(&container.pod_id)?, container)))
         });
+        self.refusals.compare(&snapshot);
         let is_complete = snapshot.unreadable == 0;
         self.ports.update_containers(named.collect(), is_complete);
         snapshot.pods.values().for_each(|pod| self.warn_of_off(pod));
@@ -370,7 +417,7 @@ impl Handler for NriHandler {
         match self.admit_pod(&pod).await {
             Ok(()) => Ok(()),
             Err(AdmissionError::Rejected(..)) if !self.is_dry_run => {
-                self.not_admitted.lock().insert(pod.uid);
+                self.refusals.not_admitted(pod.uid);
                 Ok(())
             }
             Err(refused) => self.refused(&pod, &pod_of(&pod), &refused),
@@ -385,50 +432,12 @@ impl Handler for NriHandler {
     }
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
-        self.ports.update_containers(vec![(container.id.clone(), full_name(&pod, &container))], false);
-        if self.not_admitted.lock().contains(&pod.uid) {
-            // There may be room by now.
-            if let Err(refused) = self.admit_pod(&pod).await {
-                self.refused(&pod, &pod_of(&pod), &refused)?;
-            }
-            self.not_admitted.lock().remove(&pod.uid);
+        let uid = pod.uid.clone();
+        let created = self.create(pod, container).await;
+        if created.is_ok() {
+            self.refusals.created(uid);
         }
-        let ask = match self.builder.container(&pod, &container) {
-            Ok(ask) => ask,
-            Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
-            Err(LeftAlone::NoCgroup) => {
-                let problem = container.malformed.first().map(ToString::to_string);
-                tracing::warn!(
-                    pod = pod.name,
-                    container = container.name,
-                    problem,
-                    "has no cgroup that we know"
-                );
-                self.unpinned(&pod, &container, NoAnswerReason::Unreadable(String::new()).label());
-                return Ok(Creation::default());
-            }
-        };
-        let is_whole = matches!(ask.pod.asked, Asked::Pod(_));
-        let id = container.id.clone();
-        let policy = ask.pod.terms.memory_policy;
-        match self.reconciler.create(ask).await {
-            Ok((wanted, unpinned)) => {
-                match unpinned {
-                    Some(reason) => self.unpinned(&pod, &container, reason.label()),
-                    None if self.is_dry_run => {}
-                    None => drop(self.figures.placed.inc()),
-                }
-                let settings = settings(&wanted);
-                let policy = policy.filter(|_| self.policies.is_on);
-                let memory_policy = policy.and_then(|policy| self.memory_policy(&pod, &container, policy));
-                Ok(Creation { settings, memory_policy, updates: self.pending(&id) })
-            }
-            // Its pod would not have come so far, and that was reported.
-            Err(AdmissionError::Rejected(..)) if self.is_dry_run && is_whole => Ok(Creation::default()),
-            Err(refused) => {
-                self.refused(&pod, &container_of(&pod, &container), &refused).map(|()| Creation::default())
-            }
-        }
+        created
     }
 
     async fn update_container(
@@ -464,6 +473,8 @@ impl Handler for NriHandler {
     async fn event(&self, event: Event) {
         match event {
             Event::Container(ContainerEvent::Starting, pod, container) => {
+                // It may have been created without an answer of ours.
+                self.refusals.created(pod.uid.clone());
                 // One that somebody else has pinned may have been yielded to.
                 let is_ours = !container.resources.is_pinned();
                 let ask = is_ours.then(|| self.builder.container(&pod, &container).ok()).flatten();
@@ -486,7 +497,7 @@ impl Handler for NriHandler {
                 if event == PodEvent::Removed {
                     self.warned.lock().remove(&pod.uid);
                 }
-                self.not_admitted.lock().remove(&pod.uid);
+                self.refusals.gone(&pod.uid);
                 note_stopping(self.reconciler.pod_over(pod.uid, pod.id).await);
             }
             Event::Container(
@@ -501,6 +512,9 @@ impl Handler for NriHandler {
         let NoAnswer { call: Call::CreateContainer, pod, container, reason } = call else { return };
         if let Some(container) = &container {
             self.policies.waiting.lock().remove(&container.id);
+        }
+        if let Some(pod) = &pod {
+            self.refusals.created(pod.uid.clone());
         }
         match (pod, container) {
             // That somebody else places it may be intended.

@@ -15,6 +15,7 @@ mod devices;
 mod handler;
 mod memory_policy;
 mod metrics;
+mod refusals;
 mod request;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -37,8 +38,8 @@ use numaward_model::port::{ContainerNames, EventSink, MachineSource};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-pub use self::metrics::NriMetrics;
 use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
+pub use self::{metrics::NriMetrics, refusals::Refusals};
 
 /// What placing containers asks of the parts around it.
 pub trait Ports: MachineSource + EventSink + ContainerNames {}
@@ -51,14 +52,14 @@ pub fn plugin(
     reconciler: Reconciler,
     ports: Arc<dyn Ports>,
     pods: Arc<dyn PodSource>,
-    figures: NriMetrics,
+    (figures, refusals): (NriMetrics, Refusals),
     stop: &CancellationToken,
 ) -> Plugin<impl Handler> {
     let (updates, queue) = mpsc::unbounded_channel();
     reconciler.send_updates(updates);
     let builder = RequestBuilder::new(pods, config);
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
-    let (counted, warned, not_admitted) = (figures.clone(), Arc::default(), Arc::default());
+    let (counted, warned) = (figures.clone(), Arc::default());
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
     let policies = memory_policy::Asked {
@@ -75,7 +76,7 @@ pub fn plugin(
         figures: counted,
         is_dry_run,
         warned,
-        not_admitted,
+        refusals,
         pending,
         policies,
     };

@@ -4,6 +4,7 @@ mod faults;
 mod pods;
 mod policy;
 mod quota;
+mod refusals;
 mod uninstall;
 
 use std::{
@@ -39,7 +40,7 @@ use numaward_model::port::MachineSource as _;
 use numaward_topology::{Bytes, CpuSet, Machine};
 use tokio_util::sync::CancellationToken;
 
-use super::{NriMetrics, plugin};
+use super::{NriMetrics, Refusals, plugin};
 
 const PLUGIN: &str = "90-numaward";
 
@@ -80,6 +81,7 @@ struct Daemon {
     thread: Option<JoinHandle<()>>,
     stop: CancellationToken,
     figures: NriMetrics,
+    refusals: Refusals,
 }
 
 impl Daemon {
@@ -147,17 +149,17 @@ impl Bench {
         let root = self.dir.path().join("cgroup");
         let (reconciler, thread, stop) =
             fixture::reconciler(&self.config, &root, ReconcilerPorts::of(&self.host), None, systemd);
-        let figures = NriMetrics::default();
+        let (figures, refusals) = (NriMetrics::default(), Refusals::new(&self.config.kubernetes));
         let plugin = plugin(
             &self.config,
             reconciler.clone(),
             self.host.clone(),
             self.pods.clone(),
-            figures.clone(),
+            (figures.clone(), refusals.clone()),
             &stop,
         );
         tokio::spawn(plugin.run_with(self.runtime.connector(), stop.clone()));
-        Daemon { reconciler, thread: Some(thread), stop, figures }
+        Daemon { reconciler, thread: Some(thread), stop, figures, refusals }
     }
 
     /// Runs a pod's sandbox; the kubelet has made its cgroup.

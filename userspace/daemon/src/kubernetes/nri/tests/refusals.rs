@@ -1,0 +1,117 @@
+//! Pods that are refused: what becomes of them, and which may be evicted.
+
+use numaward_config::{Interval, kubernetes::WhenRefused};
+
+use super::*;
+
+fn guaranteed(name: &str, cpus: u64) -> ContainerRequest {
+    let amounts = Resources::none().with_cpu(cpus.to_string().parse().unwrap());
+    ContainerRequest::guaranteed(name, amounts.with_memory("1Gi".parse().unwrap()))
+}
+
+/// A pod that the API server reports, with a container of so many CPUs.
+async fn pod(bench: &Bench, known: &Known, uid: &str, cpus: u64) -> (PodSpec, ContainerSpec) {
+    known.tell(uid, vec![guaranteed("db", cpus)], None);
+    let pod = bench.pod(uid, "", &[]).await.unwrap();
+    let db = container(&pod, "db", cpus, Bytes::gib(1));
+    (pod, db)
+}
+
+impl Daemon {
+    fn to_evict(&self) -> Vec<String> {
+        self.refusals.to_evict().into_iter().map(|(id, _)| id.uid).collect()
+    }
+}
+
+fn evicting(known: &Arc<Known>) -> Bench {
+    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+    bench.config.kubernetes.refused = WhenRefused::Evict;
+    bench.config.kubernetes.refused_after = Interval(Duration::from_secs(90));
+    bench
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_are_refused_are_to_be_evicted_until_they_start_or_go() {
+    let known = Arc::new(Known::default());
+    let bench = evicting(&known);
+    let daemon = bench.start().await;
+    let (first_pod, first) = pod(&bench, &known, "first", 40).await;
+    bench.run(&first).await.unwrap();
+    let (_, second) = pod(&bench, &known, "second", 40).await;
+    assert_eq!(daemon.to_evict(), [""; 0], "it has a sandbox, and its container may find room");
+    let (third_pod, third) = pod(&bench, &known, "third", 41).await;
+    for spec in [&third, &second, &third] {
+        bench.run(spec).await.unwrap_err();
+    }
+    assert_eq!(daemon.to_evict(), ["third", "second"], "in the order in which they were refused");
+    let after = daemon.refusals.to_evict()[0].1;
+    assert_eq!(after, Duration::from_secs(90));
+    let notice = known.notices.lock().unwrap()[0].clone();
+    let words =
+        "If that is refused for 1m30s, the pod is evicted, unless nothing would make it anew elsewhere.";
+    assert!(notice.message.contains(words), "{notice:?}");
+
+    // There is room, and one of them starts; the other one goes.
+    bench.remove(&first).await;
+    bench.runtime.remove_pod(&first_pod.id).await.unwrap();
+    bench.run(&second).await.unwrap();
+    assert_eq!(daemon.to_evict(), ["third"]);
+    bench.runtime.remove_pod(&third_pod.id).await.unwrap();
+    assert_eq!(daemon.to_evict(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_of_which_a_container_was_created_is_not_evicted() {
+    // The API server does not say what the pod as a whole asks for: each container is decided on by itself.
+    let known = Arc::new(Known::default());
+    let bench = evicting(&known);
+    let daemon = bench.start().await;
+    let two = bench.pod("two", "", &[]).await.unwrap();
+    let (one, other) =
+        (container(&two, "one", 40, Bytes::gib(1)), container(&two, "other", 40, Bytes::gib(1)));
+    bench.run(&one).await.unwrap();
+    bench.run(&other).await.unwrap_err();
+    assert_eq!(daemon.to_evict(), [""; 0]);
+
+    // Nor by a daemon that was not there then.
+    daemon.stop(&bench.runtime).await;
+    let daemon = bench.start().await;
+    bench.run(&other).await.unwrap_err();
+    assert_eq!(daemon.to_evict(), [""; 0]);
+
+    // Nor one that was refused, and then started while there was no daemon.
+    let none = bench.pod("none", "", &[]).await.unwrap();
+    let none = container(&none, "none", 40, Bytes::gib(1));
+    bench.run(&none).await.unwrap_err();
+    assert_eq!(daemon.to_evict(), ["none"]);
+    bench.runtime.stop();
+    bench.runtime.add_running(&bench.spec("none", "", &[]), &none);
+    bench.runtime.start();
+    assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    until("it is seen", || daemon.to_evict().is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_every_host_would_refuse_is_not_evicted_and_by_default_nothing_is() {
+    let whole_cores: BTreeMap<_, _> = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
+    let none = BTreeMap::new();
+    for (setting, options, cpus, expected) in [
+        (WhenRefused::Evict, whole_cores, 3, None),
+        (WhenRefused::Evict, none.clone(), 80, Some("bad")),
+        (WhenRefused::Wait, none, 80, None),
+    ] {
+        let known = Arc::new(Known::default());
+        let mut bench = evicting(&known);
+        let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(8).smt(2).memory(Bytes::gib(64));
+        bench.host = Arc::new(Host::new(machine.build().unwrap()));
+        bench.config.kubernetes.refused = setting;
+        bench.config.cpu_manager_policy_options = options;
+        let daemon = bench.start().await;
+        let (_, db) = pod(&bench, &known, "bad", cpus).await;
+        bench.run(&db).await.unwrap_err();
+        assert_eq!(daemon.to_evict(), Vec::from_iter(expected), "{setting:?} {cpus}");
+        let message = known.notices.lock().unwrap()[0].message.clone();
+        assert_eq!(message.contains("the pod is evicted"), expected.is_some(), "{message}");
+        assert_eq!(message.contains("the scheduler does not move the pod"), expected.is_none(), "{message}");
+    }
+}
