@@ -65,8 +65,16 @@ impl Run {
     }
 }
 
-/// The rows of a fleet with moves.
-const FLEET: &[&str] = &["\nkubelet ", "\nnative, attached, 3 moves ", "\nno NUMA ", "12 hosts in "];
+/// The rows of a fleet, and what they rest on.
+const FLEET: &[&str] = &[
+    "12 hosts in ",
+    "seed 1: ",
+    " kubelet ",
+    " native, attached ",
+    " evict ",
+    " no NUMA ",
+    "What the rows rest on:",
+];
 
 const RUNS: &[Run] = &[
     run("curl -s http://127.0.0.1:9560/metrics", Way::Ends, &["numaward_memory_allocated_bytes_total{"]),
@@ -115,10 +123,9 @@ const RUNS: &[Run] = &[
     run("numaward replay night.record --begin 02:30", Way::Types("paused", "q"), &[" 02:3", "1/"]),
     run("numaward replay night.record -o json", Way::Ends, &["T02:3", "small.service"]),
     run("numaward resize", Way::Ends, &["postgresql@17-main.service", "120.0 MiB"]),
-    run("numaward simulate traces/ --hosts 1000 --moves 3", Way::Ends, FLEET),
-    run("numaward simulate traces/ --hosts 1000 --moves 3 --each", Way::Ends, FLEET)
+    run("numaward simulate traces/ --hosts 1000", Way::Ends, FLEET),
+    run("numaward simulate traces/ --hosts 1000 --each", Way::Ends, FLEET)
         .after("true", "hosts of 4 nodes, "),
-    run("numaward simulate traces/ --hosts 1000", Way::Ends, &["12 hosts in ", "seed 1: ", "\nno NUMA "]),
     run(
         "numaward simulate traces/ --hosts 1000 --seed 2 -o json",
         Way::Ends,
@@ -137,9 +144,9 @@ const RUNS: &[Run] = &[
     .before("configured")
     .after("rm /etc/numaward/config.yaml", ""),
     run(
-        "numaward simulate traces/ --moves 3",
+        "numaward simulate traces/ --tiers strict",
         Way::Ends,
-        &["12 traces, ", "\nkubelet ", "\nnative, attached ", "\nnative, attached, 3 moves "],
+        &["12 traces, ", "\nkubelet ", "\nnative, strict "],
     ),
     run("numaward status", Way::Ends, &["PROBE", "alloc"]),
     run("numaward top", Way::Types("redis.service", "q"), &["WORKLOAD"]),

@@ -53,8 +53,6 @@ pub struct StrategyOutcome {
     pub strategy: String,
     /// The use of memory-only nodes, with `native`.
     pub tiers: Option<String>,
-    /// The number of containers that may be moved for a request, with `native`.
-    pub moves: Option<usize>,
     /// The number of traces on whose machine the strategy does not start; none of their pods is admitted.
     pub not_started: u64,
     /// The reason for the first of these traces.
@@ -70,12 +68,6 @@ pub struct StrategyOutcome {
     pub unusable_cpus_per_mille: Option<u64>,
     /// The share of free memory on nodes on which the average pod does not fit, in tenths of a percent.
     pub unusable_memory_per_mille: Option<u64>,
-    /// The number of requests that were admitted after containers were moved.
-    pub admitted_after_moves: u64,
-    /// The number of containers that were moved.
-    pub moved: u64,
-    /// The bytes of memory that were moved.
-    pub moved_bytes: u64,
 }
 
 /// The results of a simulated fleet of hosts for traces of pods.
@@ -132,10 +124,12 @@ pub struct FleetOutcome {
     pub strategy: String,
     /// The use of memory-only nodes, with `native`.
     pub tiers: Option<String>,
-    /// The number of containers that may be moved for a request, with `native`.
-    pub moves: Option<usize>,
     /// The plugins of the scheduler: `NodeResourcesFit`, or also `NodeResourceTopologyMatch`.
     pub scheduler: String,
+    /// The handling of a pod that a host refuses: `fail`, as with the kubelet, or the setting of `kubernetes.refused`.
+    pub refused: String,
+    /// The assumptions of the simulation, in sentences.
+    pub assumptions: Vec<String>,
     /// The number of hosts on which the strategy does not start; no pod is admitted there.
     pub not_started_hosts: u64,
     /// The reason for the first of these hosts.
@@ -144,18 +138,14 @@ pub struct FleetOutcome {
     pub admitted: PodTotals,
     /// The memory time that is lost compared with the strategy `none`; negative if it is gained.
     pub lost_to_numa_mib_ticks: i64,
-    /// The number of times that a host refused a pod.
+    /// The number of pods that a host refused when they were bound to it.
     pub refusals: u64,
+    /// The number of these pods that started there later.
+    pub started_later: u64,
     /// The number of times that a controller created a new pod for a refused one.
     pub retries: u64,
     /// The number of pods that were never placed.
     pub never_placed: u64,
-    /// The number of requests that were admitted after containers were moved.
-    pub admitted_after_moves: u64,
-    /// The number of containers that were moved.
-    pub moved: u64,
-    /// The bytes of memory that were moved.
-    pub moved_bytes: u64,
 }
 
 /// The suggested reservation of memory for the system, from the observed use.

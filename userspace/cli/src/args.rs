@@ -845,9 +845,6 @@ pub(crate) struct Simulate {
     /// How memory-only nodes count with native [default: as --config says, else attached]
     #[arg(long, value_name = "TIERS", value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
     pub(crate) tiers: Option<Tiers>,
-    /// Replay native also with at most so many containers moved for a request
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
-    pub(crate) moves: Option<u16>,
     /// Another machine: "here", the directory of a host's root, or a description such as 4x32,128Gi
     ///
     /// Descriptions: nodes x CPUs of each, memory of each, and after further commas smt=THREADS, sockets=NUMBER,
@@ -864,7 +861,8 @@ pub(crate) struct Simulate {
     /// Replay a fleet of so many hosts, whose pods a scheduler sends to hosts
     ///
     /// Each host brings the pods of one trace, shifted in time. Printed is what is admitted with the default scheduler
-    /// and with the plugin NodeResourceTopologyMatch, and on hosts without nodes.
+    /// and with the plugin NodeResourceTopologyMatch, with native for each setting of kubernetes.refused, and on hosts
+    /// without nodes; and what the figures rest on.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub(crate) hosts: Option<u16>,
     /// What the fleet's random numbers begin with: the same number, the same fleet
@@ -875,7 +873,7 @@ pub(crate) struct Simulate {
     pub(crate) each: bool,
     /// Suggest reservedMemory from what this host uses beside containers and commands of numaward exec
     #[arg(long, conflicts_with_all = [
-        "traces", "strategy", "tiers", "moves", "machine", "config", "policy", "hosts", "each",
+        "traces", "strategy", "tiers", "machine", "config", "policy", "hosts", "each",
     ])]
     pub(crate) reserved_memory: bool,
     /// How long this host is watched for that, such as 10m

@@ -5,7 +5,7 @@
 use numaward_engine::{
     policy::Tiers,
     simulation::{
-        fleet::{Deciders, Fleet, FleetError, Member, Outcome},
+        fleet::{Deciders, Fleet, FleetError, Member, Outcome, Refused, Step},
         trace::Trace,
         variant::Variant,
     },
@@ -49,12 +49,15 @@ fn fleet(traces: &[Trace], hosts: usize, seed: u64) -> Result<Fleet<'_>, FleetEr
     Fleet::new(traces.iter().map(member).collect(), hosts, seed)
 }
 
-const KUBELET: Deciders = Deciders { host: Some(Variant::Kubelet), topology_match: false };
+const KUBELET: Deciders =
+    Deciders { host: Some(Variant::Kubelet), refused: Refused::Fails, topology_match: false };
 const WITH_PLUGIN: Deciders = Deciders { topology_match: true, ..KUBELET };
-const NO_NUMA: Deciders = Deciders { host: None, topology_match: false };
+const NO_NUMA: Deciders = Deciders { host: None, ..KUBELET };
+const WAITS: Deciders = native(Refused::Waits);
+const EVICTED: Deciders = native(Refused::Evicted { after: 1 });
 
-fn native(moves: usize) -> Deciders {
-    Deciders { host: Some(Variant::Native { tiers: Tiers::Strict, moves }), topology_match: false }
+const fn native(refused: Refused) -> Deciders {
+    Deciders { host: Some(Variant::Native { tiers: Tiers::Strict }), refused, topology_match: false }
 }
 
 /// Admitted, refused, made anew.
@@ -83,7 +86,83 @@ fn the_default_scheduler_sends_a_pod_where_the_kubelet_refuses_it_and_node_resou
         assert_eq!(run(KUBELET), (3, 4, 3));
         assert_eq!(run(WITH_PLUGIN), (4, 0, 0));
         assert_eq!(run(NO_NUMA), (4, 0, 0));
-        assert_eq!(run(native(1)).0, 4);
+        // It is bound once.
+        assert_eq!(run(WAITS), (3, 1, 0));
+        // A tick after each refusal it is made anew, three times in the three ticks.
+        assert_eq!(run(EVICTED), (3, 4, 3));
+        assert_eq!(run(Deciders { topology_match: true, ..WAITS }), (4, 0, 0));
+    }
+}
+
+/// What happens to which pod, in its order. The pods of one trace have numbers, and a dot and another one each time that they are
+/// made anew.
+fn steps(fleet: &Fleet<'_>, deciders: Deciders) -> (Outcome, Vec<(String, Step)>) {
+    let mut steps = Vec::new();
+    let outcome = fleet.groups[0].run_watched(deciders, &mut |_, request, step, _| {
+        steps.push((request.owner.to_string(), step));
+    });
+    (outcome.unwrap(), steps)
+}
+
+const REFUSED: Step = Step::Bound { is_admitted: false };
+const STUCK: Step = Step::Again { is_admitted: false };
+const STARTS: Step = Step::Again { is_admitted: true };
+
+#[test]
+fn a_refused_pod_that_waits_keeps_what_it_requests_and_starts_on_its_host_when_there_is_room() {
+    let long = (0, 100);
+    // As above, but a pod beside the one that is refused leaves, and another one like it arrives.
+    let (a, b, c) = (pod("a", long, 4, 40), pod("b", long, 2, 1), pod("c", (0, 3), 2, 1));
+    let pods = [a, b, c, pod("d", long, 3, 1), pod("e", long, 3, 1)];
+    for seed in 0..8 {
+        let traces = [trace(3, &pods), trace(3, &[])];
+        let fleet = fleet(&traces, 2, seed).unwrap();
+        let (outcome, steps) = steps(&fleet, WAITS);
+        // What the first of the two requests counts where it was refused, so that the other is not sent there.
+        assert_eq!((counts(&outcome), outcome.started_later), ((5, 1, 0), 1));
+        let of_d: Vec<_> = steps.iter().filter(|(name, _)| name == "3.0").map(|(_, step)| *step).collect();
+        assert_eq!(of_d, [REFUSED, STARTS, Step::Left]);
+    }
+}
+
+/// One host: node 0 has two CPUs left and a GiB, node 1 no CPU and much memory. Of the pods with one CPU and 10 GiB, none fits.
+fn torn_host(retry_after: u64, life: u64) -> Trace {
+    let long = (0, 100);
+    let stuck = |name: &str| pod(name, long, 1, 10);
+    trace(retry_after, &[pod("a", (0, life), 4, 1), pod("b", long, 1, 62), stuck("c"), stuck("d")])
+}
+
+#[test]
+fn of_the_pods_that_a_host_refused_one_is_evicted_at_a_time_and_that_first_which_was_refused_first() {
+    let traces = [torn_host(3, 100)];
+    let (outcome, steps) = steps(&fleet(&traces, 1, 1).unwrap(), EVICTED);
+    assert_eq!(counts(&outcome), (2, 5, 3));
+    let of = |name: &str, step| (name.to_owned(), step);
+    let expected = [
+        of("2.0", REFUSED),
+        of("3.0", REFUSED),
+        of("2.0", Step::Evicted),
+        of("2.1", REFUSED),
+        of("3.0", Step::Evicted),
+        of("3.1", REFUSED),
+        of("2.1", Step::Evicted),
+        of("2.2", REFUSED),
+        of("2.2", Step::GivenUp),
+        of("3.1", Step::GivenUp),
+    ];
+    assert_eq!(steps[2..12], expected);
+}
+
+#[test]
+fn refused_pods_are_tried_again_on_their_host_before_they_are_evicted() {
+    let traces = [torn_host(3, 1)];
+    for deciders in [WAITS, EVICTED] {
+        let (outcome, steps) = steps(&fleet(&traces, 1, 1).unwrap(), deciders);
+        assert_eq!((counts(&outcome), outcome.started_later), ((4, 2, 0), 2));
+        let names =
+            |wanted| steps.iter().filter(move |(_, step)| *step == wanted).map(|(name, _)| name.as_str());
+        assert_eq!(names(STARTS).collect::<Vec<_>>(), ["2.0", "3.0"]);
+        assert_eq!(names(STUCK).count(), 0);
     }
 }
 
@@ -139,7 +218,7 @@ fn the_same_seed_is_the_same_fleet() {
     let traces = [trace(5, &pods)];
     let run = |seed| {
         let fleet = fleet(&traces, 9, seed).unwrap();
-        [KUBELET, WITH_PLUGIN, native(0), native(2), NO_NUMA].map(|by| fleet.groups[0].run(by).unwrap())
+        [KUBELET, WITH_PLUGIN, WAITS, EVICTED, NO_NUMA].map(|by| fleet.groups[0].run(by).unwrap())
     };
     assert_eq!(run(5), run(5));
     assert_ne!(run(5), run(6));

@@ -668,9 +668,6 @@ fn simulates_strategies_and_machines() {
     let own = shares(&[]);
     assert_eq!(own.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["kubelet", "native"]);
     assert!(own[1].1 > own[0].1, "{own:?}");
-    let moved = shares(&["--strategy", "native", "--moves", "3"]);
-    assert!(moved.len() == 2 && moved[1].1 > moved[0].1, "{moved:?}");
-    assert_eq!(moved[0], own[1]);
     let strict = shares(&["--strategy", "native", "--tiers", "strict"]);
     assert!(strict[0].1 < own[1].1, "{strict:?}");
     let larger = shares(&["--strategy", "native", "--machine", "4x64,512Gi,smt=2,sockets=2"]);
@@ -688,24 +685,43 @@ fn simulates_fleet_with_schedulers() {
     let hosts: Vec<_> = groups.iter().map(|group| group["hosts"].as_u64().unwrap()).collect();
     assert_eq!(hosts.iter().sum::<u64>(), 12, "{hosts:?}");
     let outcomes = seventh["outcomes"].as_array().unwrap();
-    let who: Vec<_> = outcomes
-        .iter()
-        .map(|of| (of["strategy"].as_str().unwrap(), of["scheduler"].as_str().unwrap()))
-        .collect();
+    let text = |of: &Value, key: &str| of[key].as_str().unwrap().to_owned();
+    let who: Vec<_> =
+        outcomes.iter().map(|of| ["strategy", "scheduler", "refused"].map(|key| text(of, key))).collect();
     let (fit, topology) = ("NodeResourcesFit", "NodeResourceTopologyMatch");
-    let expected =
-        [("kubelet", fit), ("kubelet", topology), ("native", fit), ("native", topology), ("none", fit)];
+    let expected = [
+        ["kubelet", fit, "fail"],
+        ["kubelet", topology, "fail"],
+        ["native", fit, "wait"],
+        ["native", topology, "wait"],
+        ["native", fit, "evict"],
+        ["native", topology, "evict"],
+        ["none", fit, "fail"],
+    ];
     assert_eq!(who, expected);
     let time = |of: &Value| of["admitted"]["memoryMibTicks"].as_i64().unwrap();
     for (number, of) in outcomes.iter().enumerate() {
-        assert_eq!(of["lostToNumaMibTicks"].as_i64().unwrap(), time(&outcomes[4]) - time(of));
+        assert_eq!(of["lostToNumaMibTicks"].as_i64().unwrap(), time(&outcomes[6]) - time(of));
         let sum: i64 = groups.iter().map(|group| time(&group["outcomes"][number])).sum();
         assert_eq!(sum, time(of));
+        // What the row rests on: hosts, scheduler, refused pods, order.
+        let assumed: Vec<_> =
+            of["assumptions"].as_array().unwrap().iter().map(|of| of.as_str().unwrap()).collect();
+        assert_eq!(assumed.len(), 4, "{assumed:?}");
+        assert!(assumed[1].contains(fit) && assumed[1].contains(topology) == (who[number][1] == topology));
+        let setting = format!("kubernetes.refused: {}", who[number][2]);
+        assert_eq!(assumed[2].contains(&setting), who[number][2] != "fail", "{assumed:?}");
+        assert_eq!(of["retries"].as_u64() > Some(0), who[number][2] != "wait", "{of}");
     }
     assert!(time(&outcomes[0]) < time(&outcomes[2]), "{outcomes:?}");
     let (printed, code) =
         run_command(&["simulate", traces, "--hosts", "6", "--strategy", "native", "--each"]);
     assert!(code == 0 && printed.contains("6 hosts in") && printed.contains("no NUMA"), "{printed}");
+    for words in
+        ["What the rows rest on:", "(rows 3, 4)", "kubernetes.refused: evict", "(rows 1, 2, 3, 4, 5)"]
+    {
+        assert!(printed.contains(words), "{words}: {printed}");
+    }
 }
 
 /// Runs each `numaward simulate` of the book with fewer hosts, and checks that it prints what its comment says.
@@ -742,9 +758,6 @@ fn simulations_of_the_book_run() {
                 (false, false) => &["kubelet", "native"],
             };
             assert!(words.iter().all(|word| printed.contains(word)), "{page}: {command}: {printed}");
-            if args.contains(&"--moves") {
-                assert!(printed.contains(", 3 moves"), "{page}: {command}: {printed}");
-            }
         }
     }
 }

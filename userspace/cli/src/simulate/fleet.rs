@@ -12,27 +12,76 @@ use anyhow::bail;
 use numaward_api::simulation::{FleetGroup, FleetOutcome, PodTotals, SimulatedFleet};
 use numaward_config::Config;
 use numaward_engine::simulation::{
-    fleet::{Deciders, Fleet, Group, Outcome},
+    fleet::{Deciders, Fleet, Group, Outcome, Refused},
     quality::per_mille,
     trace::Sums,
     variant::Variant,
 };
 
-use super::{Configured, amounts, members, moved_of, named, percent, share, title, traces, variants};
+use super::{Configured, amounts, members, named, percent, share, title, traces, variants};
 use crate::{
     args::Simulate,
     table::{size, table},
 };
 
+/// A tick is taken for at least a minute: by then a pod is evicted with the default `kubernetes.refusedAfter` and pace.
+const EVICTED: Refused = Refused::Evicted { after: 1 };
+
 /// Who decides, in the order in which it is printed. Last comes that against which the others are held.
 fn deciders(variants: &[Variant]) -> Vec<Deciders> {
     let mut deciders = Vec::new();
     for &variant in variants {
+        let settings: &[Refused] = match variant {
+            Variant::Kubelet => &[Refused::Fails],
+            Variant::Native { .. } => &[Refused::Waits, EVICTED],
+        };
         let host = Some(variant);
-        deciders.extend([false, true].map(|topology_match| Deciders { host, topology_match }));
+        for &refused in settings {
+            deciders.extend([false, true].map(|topology_match| Deciders { host, refused, topology_match }));
+        }
     }
-    deciders.push(Deciders { host: None, topology_match: false });
+    deciders.push(Deciders { host: None, refused: Refused::Fails, topology_match: false });
     deciders
+}
+
+/// What becomes of a refused pod, in a word.
+const fn refused(by: Deciders) -> &'static str {
+    match by.refused {
+        Refused::Fails => "fail",
+        Refused::Waits => "wait",
+        Refused::Evicted { .. } => "evict",
+    }
+}
+
+/// What the figures of a row rest on.
+fn assumptions(by: Deciders) -> Vec<String> {
+    let hosts = if by.host.is_some() {
+        "hosts: each decides by its strategy, with the reservations of its trace or of --config"
+    } else {
+        "hosts: each is one node with what its nodes have and with their reservations, and decides as the kubelet does"
+    };
+    let scheduler = if by.topology_match {
+        "scheduler: NodeResourcesFit, LeastAllocated and NodeResourceTopologyMatch with LeastNUMANodes over all hosts; what hosts \
+         publish of nodes is always fresh, and without pods that are bound and refused"
+    } else {
+        "scheduler: NodeResourcesFit and LeastAllocated over all hosts, which knows sums of a host only"
+    };
+    let refused = match by.refused {
+        Refused::Fails => {
+            "refused pods: have failed and hold nothing; their controller makes a new one at once, then after 1, 2, 4, 8 … ticks"
+        }
+        Refused::Waits => {
+            "refused pods (kubernetes.refused: wait): keep what they request reserved, and are tried again on that host when pods \
+             have left it"
+        }
+        Refused::Evicted { .. } => {
+            "refused pods (kubernetes.refused: evict): the same for a tick, which is taken for a minute; then they are evicted, one \
+             of each host a tick, and their controller makes a new one at once"
+        }
+    };
+    let order = "order of a tick: pods leave or are given up, hosts try refused pods again, evictions, pods made anew and pods \
+         without a host, arrivals; the oldest first";
+    [hosts, scheduler, refused, order].map(str::to_owned).to_vec()
 }
 
 /// What came of a group, or of all.
@@ -70,8 +119,8 @@ impl Tally {
 
     /// `without_numa`: the memory time that is admitted where each host is one node.
     fn document(&self, deciders: Deciders, asked: &Sums, without_numa: u64) -> FleetOutcome {
-        let Outcome { sums, refusals, retries, moves: cost, .. } = &self.outcome;
-        let (strategy, tiers, moves) = deciders.host.map_or(("none", None, None), named);
+        let Outcome { sums, refusals, started_later, retries, .. } = &self.outcome;
+        let (strategy, tiers) = deciders.host.map_or(("none", None), named);
         let lost =
             i64::try_from(without_numa).unwrap_or(i64::MAX).saturating_sub_unsigned(sums.memory_mib_ticks);
         let scheduler =
@@ -79,18 +128,17 @@ impl Tally {
         FleetOutcome {
             strategy: strategy.to_owned(),
             tiers,
-            moves,
             scheduler: scheduler.to_owned(),
+            refused: refused(deciders).to_owned(),
+            assumptions: assumptions(deciders),
             not_started_hosts: self.not_started,
             reason: self.reason.clone(),
             admitted: PodTotals { pods: sums.admitted(), ..amounts(sums) },
             lost_to_numa_mib_ticks: lost,
             refusals: *refusals,
+            started_later: *started_later,
             retries: *retries,
             never_placed: asked.guaranteed - sums.admitted(),
-            admitted_after_moves: cost.plans,
-            moved: cost.moves,
-            moved_bytes: cost.bytes.0,
         }
     }
 }
@@ -198,44 +246,66 @@ pub(crate) fn render(fleet: &SimulatedFleet, each: bool) -> String {
             let _ = writeln!(text, "\n{strategy} does not start on {hosts} hosts: {reason}");
         }
     }
-    text + "\nPODS, CPU TIME and MEMORY TIME: admitted, of what was asked for. LOST TO NUMA: memory time, against hosts of \
-            one node.\nREFUSALS: by hosts. RETRIES: pods made anew. NEVER PLACED: not within their trace's retry_after.\n"
+    text += "\nPODS, CPU TIME and MEMORY TIME: admitted, of what was asked for. LOST TO NUMA: memory time, against hosts of one \
+             node.\nREFUSALS: pods that a host refused when they were bound to it. STARTED LATER: on the host that had refused \
+             them.\nMADE ANEW: pods for refused ones. NEVER PLACED: not within their trace's retry_after.\n\nWhat the rows rest \
+             on:\n";
+    let mut lines: Vec<(&str, Vec<String>)> = Vec::new();
+    for (number, outcome) in fleet.outcomes.iter().enumerate() {
+        for text in &outcome.assumptions {
+            let row = (number + 1).to_string();
+            match lines.iter_mut().find(|(known, _)| known == text) {
+                Some((_, rows)) => rows.push(row),
+                None => lines.push((text, vec![row])),
+            }
+        }
+    }
+    lines.sort_by_key(|(text, _)| text.split_once(':').map(|(what, _)| what));
+    for (line, rows) in lines {
+        let of = if rows.len() == 1 { "row" } else { "rows" };
+        let _ = writeln!(text, "- {line} ({of} {})", rows.join(", "));
+    }
+    text
 }
 
 fn outcomes(offered: &PodTotals, outcomes: &[FleetOutcome]) -> String {
-    let rows = outcomes.iter().map(|outcome| {
-        let FleetOutcome { strategy, tiers, moves, admitted, .. } = outcome;
+    let rows = outcomes.iter().enumerate().map(|(number, outcome)| {
+        let FleetOutcome { strategy, tiers, admitted, refused, .. } = outcome;
         let hosts = match strategy.as_str() {
             "none" => "no NUMA".to_owned(),
-            strategy => title(strategy, tiers.as_deref(), *moves),
+            strategy => title(strategy, tiers.as_deref()),
         };
         let lost = outcome.lost_to_numa_mib_ticks;
         let sign = if lost < 0 { "-" } else { "" };
         vec![
+            (number + 1).to_string(),
             hosts,
             outcome.scheduler.clone(),
+            refused.clone(),
             share(admitted.pods, offered.pods),
             share(admitted.cpu_milli_ticks, offered.cpu_milli_ticks),
             share(admitted.memory_mib_ticks, offered.memory_mib_ticks),
             format!("{sign}{}", percent(per_mille(lost.unsigned_abs(), offered.memory_mib_ticks))),
             outcome.refusals.to_string(),
+            outcome.started_later.to_string(),
             outcome.retries.to_string(),
             outcome.never_placed.to_string(),
-            moved_of(outcome.moved, outcome.moved_bytes),
         ]
     });
     table(
         [
+            "ROW",
             "HOSTS",
             "SCHEDULER",
+            "REFUSED PODS",
             "PODS",
             "CPU TIME",
             "MEMORY TIME",
             "LOST TO NUMA",
             "REFUSALS",
-            "RETRIES",
+            "STARTED LATER",
+            "MADE ANEW",
             "NEVER PLACED",
-            "MOVED",
         ],
         rows,
     )

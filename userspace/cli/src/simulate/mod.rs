@@ -27,20 +27,16 @@ pub(crate) use self::{
 };
 use crate::{
     args::{Simulate, StrategyName},
-    table::{or_dash, size, table},
+    table::{or_dash, table},
 };
 
 /// The strategies that are replayed.
 fn variants(args: &Simulate, config: Option<&Config>) -> Vec<Variant> {
     let tiers = args.tiers.or(config.map(|config| config.tiers)).unwrap_or_default();
     let wanted = |name| args.strategy.is_empty() || args.strategy.contains(&name);
-    let native = |moves| Variant::Native { tiers, moves };
     let mut variants = Vec::new();
     variants.extend(wanted(StrategyName::Kubelet).then_some(Variant::Kubelet));
-    if wanted(StrategyName::Native) {
-        variants.push(native(0));
-        variants.extend(args.moves.map(|moves| native(moves.into())));
-    }
+    variants.extend(wanted(StrategyName::Native).then_some(Variant::Native { tiers }));
     variants
 }
 
@@ -142,7 +138,6 @@ impl Sum {
 
     fn add(&mut self, other: &Self) {
         self.replay.sums.add(&other.replay.sums);
-        self.replay.moves.add(&other.replay.moves);
         self.replay.quality.add(&other.replay.quality);
         self.not_started += other.not_started;
         if self.reason.is_none() {
@@ -151,12 +146,11 @@ impl Sum {
     }
 
     fn document(&self, variant: Variant) -> StrategyOutcome {
-        let Replay { sums, moves: cost, quality, .. } = &self.replay;
-        let (strategy, tiers, moves) = named(variant);
+        let Replay { sums, quality, .. } = &self.replay;
+        let (strategy, tiers) = named(variant);
         StrategyOutcome {
             strategy: strategy.to_owned(),
             tiers,
-            moves,
             not_started: self.not_started,
             reason: self.reason.clone(),
             admitted: PodTotals { pods: sums.admitted(), ..amounts(sums) },
@@ -164,34 +158,25 @@ impl Sum {
             distance_in_hundredths: quality.distance_in_hundredths(),
             unusable_cpus_per_mille: quality.unusable_cpus_per_mille(),
             unusable_memory_per_mille: quality.unusable_memory_per_mille(),
-            admitted_after_moves: cost.plans,
-            moved: cost.moves,
-            moved_bytes: cost.bytes.0,
         }
     }
 }
 
-/// A variant in the words of the documents: strategy, tiers, moves.
-fn named(variant: Variant) -> (&'static str, Option<String>, Option<usize>) {
+/// A variant in the words of the documents: strategy, tiers.
+fn named(variant: Variant) -> (&'static str, Option<String>) {
     match variant {
-        Variant::Kubelet => ("kubelet", None, None),
-        Variant::Native { tiers, moves } => ("native", Some(tiers.to_string()), Some(moves)),
+        Variant::Kubelet => ("kubelet", None),
+        Variant::Native { tiers } => ("native", Some(tiers.to_string())),
     }
 }
 
 /// The same for people.
-fn title(strategy: &str, tiers: Option<&str>, moves: Option<usize>) -> String {
-    let tiers = tiers.map(|tiers| format!(", {tiers}")).unwrap_or_default();
-    let moves = moves.filter(|&moves| moves > 0).map(|moves| format!(", {moves} moves")).unwrap_or_default();
-    format!("{strategy}{tiers}{moves}")
+fn title(strategy: &str, tiers: Option<&str>) -> String {
+    tiers.map_or_else(|| strategy.to_owned(), |tiers| format!("{strategy}, {tiers}"))
 }
 
 fn percent(per_mille: u64) -> String {
     format!("{}.{} %", per_mille / 10, per_mille % 10)
-}
-
-fn moved_of(containers: u64, bytes: u64) -> String {
-    or_dash((containers > 0).then(|| format!("{containers} ({})", size(bytes))))
 }
 
 fn share(part: u64, whole: u64) -> String {
@@ -225,14 +210,16 @@ pub(crate) fn render(simulation: &Simulation, each: bool) -> String {
         }
     }
     text + "\nPODS, CPU TIME and MEMORY TIME: admitted, of what was asked for. DISTANCE: from exclusive CPUs to memory, 10 \
-            is local.\nUNUSABLE: free on a node on which the average pod does not fit.\n"
+            is local.\nUNUSABLE: free on a node on which the average pod does not fit.\nAt each tick pods leave, then those are tried \
+            again that were refused, then pods arrive. A pod that is refused holds nothing, and is\ntried once more, after its \
+            trace's retry_after. There is no scheduler.\n"
 }
 
 fn strategies(offered: &PodTotals, strategies: &[StrategyOutcome]) -> String {
     let rows = strategies.iter().map(|simulated| {
-        let StrategyOutcome { strategy, tiers, admitted, moves, moved, .. } = simulated;
+        let StrategyOutcome { strategy, tiers, admitted, .. } = simulated;
         vec![
-            title(strategy, tiers.as_deref(), *moves),
+            title(strategy, tiers.as_deref()),
             share(admitted.pods, offered.pods),
             share(admitted.cpu_milli_ticks, offered.cpu_milli_ticks),
             share(admitted.memory_mib_ticks, offered.memory_mib_ticks),
@@ -240,7 +227,6 @@ fn strategies(offered: &PodTotals, strategies: &[StrategyOutcome]) -> String {
             or_dash(simulated.distance_in_hundredths.map(|of| format!("{}.{:02}", of / 100, of % 100))),
             or_dash(simulated.unusable_cpus_per_mille.map(percent)),
             or_dash(simulated.unusable_memory_per_mille.map(percent)),
-            moved_of(*moved, simulated.moved_bytes),
         ]
     });
     table(
@@ -253,7 +239,6 @@ fn strategies(offered: &PodTotals, strategies: &[StrategyOutcome]) -> String {
             "DISTANCE",
             "UNUSABLE CPUS",
             "UNUSABLE MEMORY",
-            "MOVED",
         ],
         rows,
     )

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use numaward_topology::{Bytes, CpuSet, Machine, NodeId, ZoneKind};
+use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
 
 use super::{
     quality::{Quality, Shapes},
@@ -24,47 +24,14 @@ pub struct Replay {
     pub outcome: String,
     /// The sums over the Guaranteed pods.
     pub sums: Sums,
-    /// How many containers were moved, in how many plans.
-    pub moves: Moves,
     /// How well they were placed.
     pub quality: Quality,
     /// What must not be and was; empty if all is well. At most a few are reported.
     pub faults: Vec<String>,
 }
 
-/// What moving cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moves {
-    /// Requests that were admitted after moves.
-    pub plans: u64,
-    /// Containers that were moved.
-    pub moves: u64,
-    /// Memory that was moved.
-    pub bytes: Bytes,
-}
-
-impl Moves {
-    /// Adds what others cost.
-    pub const fn add(&mut self, other: &Self) {
-        self.plans += other.plans;
-        self.moves += other.moves;
-        self.bytes.0 = self.bytes.0.saturating_add(other.bytes.0);
-    }
-}
-
-/// What an attempt to admit a request by moving others came to: the ledger afterwards, and what it cost.
-pub type Moved = Option<(Ledger, Moves)>;
-
-/// Moves others so that a request is admitted, where it can.
-pub type MakeRoom<'a> = dyn Fn(&Ledger, &Request) -> Moved + 'a;
-
-/// Replays a trace on a machine. Where a request is rejected, `make_room` may move others and admit it.
-pub fn replay(
-    trace: &Trace,
-    (machine, requests): (&Machine, &[Request]),
-    strategy: &dyn Strategy,
-    make_room: &MakeRoom<'_>,
-) -> Replay {
+/// Replays a trace on a machine.
+pub fn replay(trace: &Trace, (machine, requests): (&Machine, &[Request]), strategy: &dyn Strategy) -> Replay {
     let mut replay = Replay::default();
     let mut letters = vec![' '; requests.len()];
     let (mut departures, mut retries) = (Due::default(), Due::default());
@@ -89,7 +56,7 @@ pub fn replay(
             again.into_iter().map(|index| (index, 'R')).chain(first.into_iter().map(|index| (index, 'A')));
         for (index, letter) in tries {
             let request = &requests[index];
-            let is_admitted = admit(strategy, make_room, &mut ledger, request, &mut replay.moves);
+            let is_admitted = admit(strategy, &mut ledger, request);
             if is_admitted {
                 letters[index] = letter;
                 let pod = &trace.pods[index];
@@ -120,21 +87,10 @@ pub fn replay(
 }
 
 /// Decides on a request, and starts all containers of one that is admitted. Whether it is.
-pub(super) fn admit(
-    strategy: &dyn Strategy,
-    make_room: &MakeRoom<'_>,
-    ledger: &mut Ledger,
-    request: &Request,
-    moves: &mut Moves,
-) -> bool {
+pub(super) fn admit(strategy: &dyn Strategy, ledger: &mut Ledger, request: &Request) -> bool {
     let decision = strategy.admit(ledger, request);
-    if decision.outcome.is_ok() {
-        *ledger = decision.ledger;
-    } else if let Some((moved, cost)) = make_room(ledger, request) {
-        moves.add(&cost);
-        *ledger = moved;
-    } else {
-        *ledger = decision.ledger;
+    *ledger = decision.ledger;
+    if decision.outcome.is_err() {
         return false;
     }
     for container in request.all_containers() {

@@ -5,17 +5,15 @@ use std::fmt;
 use numaward_topology::Machine;
 
 use super::{
-    replay::{MakeRoom, Moves, Replay, replay},
+    replay::{Replay, replay},
     trace::Trace,
 };
 use crate::{
     kubelet::KubeletStrategy,
-    moves::RebalanceLimits,
     native::{NativeOptions, NativeStrategy},
     policy::{PolicyConfig, StartError, Tiers},
     request::Request,
     strategy::Strategy,
-    terms::Terms,
 };
 
 /// A strategy, with what makes a difference to what it admits.
@@ -27,8 +25,6 @@ pub enum Variant {
     Native {
         /// How memory-only nodes count.
         tiers: Tiers,
-        /// So many containers are moved for a request, at most.
-        moves: usize,
     },
 }
 
@@ -36,8 +32,7 @@ impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kubelet => f.write_str("kubelet"),
-            Self::Native { tiers, moves: 0 } => write!(f, "native, {tiers}"),
-            Self::Native { tiers, moves } => write!(f, "native, {tiers}, {moves} moves"),
+            Self::Native { tiers } => write!(f, "native, {tiers}"),
         }
     }
 }
@@ -50,29 +45,21 @@ impl Variant {
         (machine, requests): (&Machine, &[Request]),
         config: &PolicyConfig,
     ) -> Result<Replay, StartError> {
-        self.with(machine, config, |strategy, make_room| {
-            replay(trace, (machine, requests), strategy, make_room)
-        })
+        self.with(machine, config, |strategy| replay(trace, (machine, requests), strategy))
     }
 
-    /// Does something with the strategy and its moves, or says why the strategy does not start.
+    /// Does something with the strategy, or says why it does not start.
     pub(super) fn with<T>(
         self,
         machine: &Machine,
         config: &PolicyConfig,
-        work: impl FnOnce(&dyn Strategy, &MakeRoom<'_>) -> T,
+        work: impl FnOnce(&dyn Strategy) -> T,
     ) -> Result<T, StartError> {
         match self {
-            Self::Kubelet => Ok(work(&KubeletStrategy::new(machine, config)?, &|_, _| None)),
-            Self::Native { tiers, moves } => {
+            Self::Kubelet => Ok(work(&KubeletStrategy::new(machine, config)?)),
+            Self::Native { tiers } => {
                 let options = NativeOptions { tiers, ..NativeOptions::default() };
-                let native = NativeStrategy::new(machine, config, &options)?;
-                let limits = RebalanceLimits { moves, ..RebalanceLimits::default() };
-                Ok(work(&native, &|ledger, request| {
-                    let plan = native.plan(ledger, request, &Terms::default(), &limits)?;
-                    let moves = Moves { plans: 1, moves: plan.moves.len() as u64, bytes: plan.bytes };
-                    Some((plan.decision.ledger, moves))
-                }))
+                Ok(work(&NativeStrategy::new(machine, config, &options)?))
             }
         }
     }

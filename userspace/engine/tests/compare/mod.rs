@@ -1,16 +1,15 @@
 //! Comparison of both strategies with the same traces.
 //!
-//! The strategy `kubelet` must repeat the recorded outcomes. `native` is replayed in four variants: memory-only nodes
-//! as separate or attached nodes, with no moves or at most [`MAX_MOVES`] moves for a request. It must violate no
-//! invariant and, for each policy and load, admit at least as much memory time as the kubelet.
+//! The strategy `kubelet` must repeat the recorded outcomes. `native` is replayed in two variants: memory-only nodes
+//! as separate or attached nodes. It must violate no invariant and, for each policy and load, admit at least as much
+//! memory time as the kubelet.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
 use numaward_engine::{
     PolicyConfig,
     policy::{Tiers, TopologyManagerPolicy},
     simulation::{
-        replay::Moves,
         trace::{Sums, Trace},
         variant::Variant,
     },
@@ -20,11 +19,7 @@ use self::table::Table;
 
 mod table;
 
-/// Maximum number of moves for a request.
-pub(crate) const MAX_MOVES: usize = 3;
-
-const TITLES: [&str; 6] =
-    ["kubelet", "strict", "strict, moves", "attached", "attached, moves", "totals only"];
+const TITLES: [&str; 4] = ["kubelet", "strict", "attached", "totals only"];
 
 /// Results of many traces.
 #[derive(Clone, Debug)]
@@ -33,13 +28,11 @@ pub(crate) struct Comparison {
     failures: Vec<String>,
     /// Number of traces.
     pub(crate) traces: u64,
-    /// Moves by title.
-    moves: BTreeMap<&'static str, Moves>,
 }
 
 impl Comparison {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(&TITLES), failures: Vec::new(), traces: 0, moves: BTreeMap::new() }
+        Self { table: Table::new(&TITLES), failures: Vec::new(), traces: 0 }
     }
 
     /// Returns the violated conditions.
@@ -98,15 +91,9 @@ impl Comparison {
             }
         }
         let mut columns = vec![got.sums];
-        for (title, tiers, moves) in [
-            (TITLES[1], Tiers::Strict, 0),
-            (TITLES[2], Tiers::Strict, MAX_MOVES),
-            (TITLES[3], Tiers::Attached, 0),
-            (TITLES[4], Tiers::Attached, MAX_MOVES),
-        ] {
-            let got = replay(Variant::Native { tiers, moves })?;
+        for (title, tiers) in [(TITLES[1], Tiers::Strict), (TITLES[2], Tiers::Attached)] {
+            let got = replay(Variant::Native { tiers })?;
             self.failures.extend(got.faults.iter().map(|fault| format!("{}: {title}: {fault}", trace.name)));
-            self.moves.entry(title).or_default().add(&got.moves);
             if let Some(totals) = &trace.totals_only {
                 self.check_best_effort(&config, trace, title, &got.sums, totals);
             }
@@ -144,15 +131,6 @@ impl Comparison {
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.table.text())?;
-        for (title, moves) in self.moves.iter().filter(|(_, moves)| moves.plans > 0) {
-            writeln!(
-                f,
-                "{title}: {} requests admitted after {} moves, {} MiB a request",
-                moves.plans,
-                moves.moves,
-                (moves.bytes.0 >> 20) / moves.plans
-            )?;
-        }
         let failures = self.failures();
         for failure in &failures {
             writeln!(f, "FAILED {failure}")?;

@@ -1,6 +1,7 @@
 //! The daemon's side of NRI against a container runtime in memory, on a tree of plain files.
 
 mod faults;
+mod fleet;
 mod pods;
 mod policy;
 mod quota;

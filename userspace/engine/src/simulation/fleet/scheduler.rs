@@ -175,22 +175,23 @@ impl Scheduler {
         left.sum::<u64>() / 2
     }
 
-    /// A host decided on a pod that it was sent.
-    pub(super) fn decided(&mut self, host: usize, asked: &Asked, is_admitted: bool, ledger: &Ledger) {
-        self.hosts[host].available = self.available(ledger);
-        if is_admitted {
-            let host = &mut self.hosts[host];
-            add(&mut host.used, &asked.total);
-            add(&mut host.weight, &asked.weight);
-        }
+    /// A pod is bound to a host: what it requests counts there.
+    pub(super) fn bind(&mut self, host: usize, asked: &Asked) {
+        let host = &mut self.hosts[host];
+        add(&mut host.used, &asked.total);
+        add(&mut host.weight, &asked.weight);
     }
 
-    /// A pod left a host.
-    pub(super) fn left(&mut self, host: usize, asked: &Asked, ledger: &Ledger) {
-        self.hosts[host].available = self.available(ledger);
+    /// A pod is bound to a host no more.
+    pub(super) fn unbind(&mut self, host: usize, asked: &Asked) {
         let host = &mut self.hosts[host];
         let both = host.used.iter_mut().zip(&asked.total).chain(host.weight.iter_mut().zip(&asked.weight));
         both.for_each(|(used, asked)| *used = used.saturating_sub(*asked));
+    }
+
+    /// A host publishes what is available on it.
+    pub(super) fn published(&mut self, host: usize, ledger: &Ledger) {
+        self.hosts[host].available = self.available(ledger);
     }
 
     /// What a host publishes as available, as the daemon does.
@@ -310,7 +311,7 @@ mod tests {
         let asked = scheduler.asked(&request);
         assert_eq!((asked.total.as_slice(), asked.weight), (&[1000, 1 << 30, 4 << 20][..], [1000, 1 << 30]));
         assert_eq!(scheduler.pick(&asked), Some(0));
-        scheduler.decided(0, &asked, true, &Ledger::default());
+        scheduler.bind(0, &asked);
         assert_eq!(scheduler.pick(&asked), None);
     }
 
@@ -323,22 +324,20 @@ mod tests {
             containers: vec![container(cpu, memory)],
             resources: None,
         };
-        let (idle, small) = (Ledger::default(), scheduler.asked(&workload("1", "1Gi")));
+        let small = scheduler.asked(&workload("1", "1Gi"));
         let chosen: BTreeSet<_> = (0..20).map(|_| scheduler.pick(&small)).collect();
         assert_eq!(chosen, [Some(0), Some(1)].into(), "chance picks of equal ones");
         let large = scheduler.asked(&workload("2", "6Gi"));
-        scheduler.decided(0, &large, true, &idle);
+        scheduler.bind(0, &large);
         let asked = scheduler.asked(&workload("4", "1Gi"));
-        scheduler.decided(1, &asked, true, &idle);
+        scheduler.bind(1, &asked);
         // 70 % of CPUs and 30 % of memory are left with it on the first, 50 % and 80 % on the second.
         assert_eq!(scheduler.least_allocated(&scheduler.hosts[0], &small), 50);
         assert_eq!(scheduler.least_allocated(&scheduler.hosts[1], &small), 65);
         assert_eq!(scheduler.pick(&small), Some(1));
         assert_eq!(scheduler.pick(&scheduler.asked(&workload("7", "1Gi"))), Some(0), "only there is room");
         assert_eq!(scheduler.pick(&scheduler.asked(&workload("9", "1Gi"))), None);
-        // A pod that was refused holds nothing, and one that left neither.
-        scheduler.decided(1, &small, false, &idle);
-        scheduler.left(0, &large, &idle);
+        scheduler.unbind(0, &large);
         assert_eq!(scheduler.pick(&small), Some(0));
     }
 }
