@@ -163,8 +163,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = Names::new(&config.listen_names);
         let controlled = reconciler.clone();
-        let refusals = nri::Refusals::new(&config.kubernetes);
-        cluster.evict(reconciler.as_ref(), &refusals);
+        let refusals = cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
             tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
         } else if config.kubernetes.nri.enabled {

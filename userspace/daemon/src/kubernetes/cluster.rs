@@ -105,17 +105,16 @@ impl Cluster {
     }
 
     /// Evicts pods that run without what they ask for, those that are refused, and those that the guard names, if that is
-    /// configured.
-    pub fn evict(&mut self, reconciler: Option<&Reconciler>, refusals: &Refusals) {
+    /// configured. Returns where refused pods are to be noted.
+    pub fn evict(&mut self, reconciler: Option<&Reconciler>) -> Refusals {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
         let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
         let of_refused = kubernetes.nri.enabled && kubernetes.refused == WhenRefused::Evict;
         let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
-        let Some(reconciler) = reconciler.cloned() else { return };
-        if !(of_unplaced || of_refused || of_crowded) {
-            return;
-        }
-        let (pods, refusals) = (self.pods(), refusals.clone());
+        let refusals = Refusals::new(kubernetes);
+        let is_any = of_unplaced || of_refused || of_crowded;
+        let Some(reconciler) = reconciler.filter(|_| is_any).cloned() else { return refusals };
+        let (pods, refused) = (self.pods(), refusals.clone());
         let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
         self.to_evict = Some(Arc::new(move || {
             let unplaced = if of_unplaced { reconciler.unplaced() } else { Vec::new() };
@@ -124,9 +123,10 @@ impl Cluster {
             let crowded = reconciler.crowded();
             let known = pods.iter().filter(|_| !crowded.is_empty()).flat_map(Pods::all).collect::<Vec<_>>();
             // Others wait for nothing of theirs, so they come last.
-            let refused = refusals.to_evict().into_iter().map(|(id, after)| (id, Why::Refused { after }));
+            let refused = refused.to_evict().into_iter().map(|(id, after)| (id, Why::Refused { after }));
             unplaced.chain(in_the_way(&crowded, &known)).chain(refused).collect()
         }));
+        refusals
     }
 
     /// Starts what is configured. `source` gives what is assigned, where anything can be. To be called within a
