@@ -230,6 +230,9 @@ SOCKET  NODES  CORES  CPUS
 
 Last-level caches: 3, each of 2 CPUs
 ";
-        assert_eq!(render(&TopologyReport { topology: Topology::from(&machine), guarantees: None }), expected);
+        assert_eq!(
+            render(&TopologyReport { topology: Topology::from(&machine), guarantees: None }),
+            expected
+        );
     }
 }
