@@ -28,7 +28,7 @@ type Outcome = (CheckResult, String, Option<String>);
 
 /// The first release in which demotion heeds `cpuset.mems`.
 ///
-/// Source: `can_demote` in `mm/vmscan.c`, commit 7d709f49babc (*vmscan,cgroup: apply mems_effective to reclaim*).
+/// Source: `can_demote` in `mm/vmscan.c`, commit 7d709f49babc ("vmscan,cgroup: apply `mems_effective` to reclaim").
 const DEMOTION_HEEDS_CPUSETS: KernelRelease = KernelRelease::new(6, 16);
 
 fn ok(finding: impl Into<String>) -> Outcome {
