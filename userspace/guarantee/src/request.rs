@@ -550,7 +550,7 @@ mod tests {
                 "none are asked for",
             ),
             (|asked| asked.memory_limit = Some("1Mi".to_owned()), "memoryLimit", "less than"),
-            (|asked| asked.memory = Some("16E".to_owned()), "memory", "more than any machine"),
+            (|asked| asked.memory = Some("16E".to_owned()), "memory", "is too large"),
             (|asked| asked.target = api::Target::Cgroup("a".to_owned()), "target.cgroup", "no such path"),
             (
                 |asked| asked.target = api::Target::Cgroup("/a/../b".to_owned()),
