@@ -43,7 +43,7 @@ section "without descriptors"
 must_fail numaward exec --cpus 1 --memory 16Mi --name refused -- true 2>&1
 for _ in 1 2 3; do
     # Nobody is let in either.
-    must_fail wget -q -T 2 -O /dev/null http://127.0.0.1:9560/metrics
+    must_fail timeout 2 wget -q -O /dev/null http://127.0.0.1:9560/metrics
 done
 numaward-crash-check files $daemon 1024 || fail "no limit"
 agrees "with descriptors again"

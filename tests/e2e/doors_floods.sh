@@ -96,7 +96,7 @@ peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --v
 # Root asks all the time whether the daemon is alive, but for a restart.
 watch() {
     while [ ! -e /run/over ]; do
-        if [ ! -e /run/restarting ] && ! wget -q -T 1 -O /dev/null http://127.0.0.1:9560/livez; then
+        if [ ! -e /run/restarting ] && ! timeout 1 wget -q -O /dev/null http://127.0.0.1:9560/livez; then
             [ -e /run/restarting ] || date >>/run/late
         fi
         sleep 0.2
@@ -108,7 +108,7 @@ watcher=$!
 # began KIND: the attack is under way.
 began() { [ -s /run/attack/$1 ]; }
 # scrape: a scrape of root gets through in the time that Prometheus gives it.
-scrape() { wget -q -T 10 -O /run/figures http://127.0.0.1:9560/metrics && grep -q '^numaward_build_info' /run/figures; }
+scrape() { timeout 10 wget -q -O /run/figures http://127.0.0.1:9560/metrics && grep -q '^numaward_build_info' /run/figures; }
 # resize BYTES: a change gets through.
 resize() { numaward resize victim.service --memory $1 >/dev/null 2>&1; }
 
