@@ -1,29 +1,31 @@
-//! What others than those with a promise use of the nodes' memory, beyond what is reserved: it is not there for the next
+//! Memory that processes without a guarantee use on each node beyond the reservation. It is not available to the next
 //! request.
 //!
-//! Terms: memory is in *use* if nobody can have it: pages taken from a hugepage pool; of base pages those that are neither
-//! free nor reclaimable, without the pools.
+//! # Terms
+//! Memory is *in use* if it cannot be allocated: pages taken from a hugepage pool, and base pages outside the pools
+//! that are neither free nor reclaimable.
 //!
-//! Algorithm: from what is in use on a node, what workloads with a promise have is subtracted, up to what is promised to
-//! each. It counts first on the nodes on which it is promised, then on the others: so a workload that is being moved, or
-//! whose pages are not on its home node, does not count as another. What is left beyond the reservation is withheld. Of
-//! base pages it counts in steps, and stays as it was while it is less than a step off: each change has an effect on
-//! decisions and what is shown.
+//! # Algorithm
+//! The memory that workloads have within their guarantees is subtracted from the memory in use on a node. It counts
+//! first on the nodes where it is guaranteed, then on the other nodes; so the pages of a workload that is being
+//! moved, or that are not on the preferred node, do not count as used by another program. The remainder beyond the
+//! reservation is withheld. For base pages it is rounded to steps, and it stays unchanged while the difference is
+//! less than a step, because each change affects decisions and reports.
 //!
-//! No file here: the caller passes readings.
+//! This module reads no file: the caller passes readings.
 
 use std::collections::BTreeMap;
 
 use numaward_engine::{HostConditions, Ledger};
 use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs::NodeMeminfo};
 
-/// What workloads with a promise have of what is in use, within their promises.
+/// Memory in use that workloads have within their guarantees, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owned(BTreeMap<(ZoneKind, NodeId), u64>);
 
 impl Owned {
-    /// Adds a promise of a kind: what is placed on each node, and what the workloads that share it have. Where that is not
-    /// known they count as having all that is promised.
+    /// Adds a guarantee of a kind of memory: the bytes placed on each node, and the bytes that the workloads that
+    /// share it have (`has`). If `has` is not known, the workloads count as having all guaranteed memory.
     pub(crate) fn add(
         &mut self,
         kind: ZoneKind,

@@ -1,4 +1,4 @@
-//! Follows the host: its cgroups as they come and go, its machine as it changes.
+//! The loop that follows changes of the host: created and removed cgroups, and changes of the machine.
 
 use std::{
     io,
@@ -26,26 +26,28 @@ use crate::{
     slots::{AT_ONCE, Moving},
 };
 
-/// How long a turn of the loop waits for news, at most: also how late it notices that it is to stop.
+/// Longest time for which an iteration of the loop waits for cgroup events, and therefore the longest delay before it
+/// stops.
 const TURN: Duration = Duration::from_millis(250);
 
-/// How often the probes' events are read and the slots looked after while nothing is promised. News of cgroups do not wait for it.
+/// Interval at which the loop reads probe events and updates slots while there is no guarantee. Cgroup events are
+/// handled at once.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 
-/// How often to look whether the machine changed.
+/// Interval at which the loop checks whether the machine changed.
 const COMPARE: Duration = Duration::from_secs(1);
 
-/// How long to wait before what failed is tried again.
+/// Delay before the cgroup hierarchy is opened again after a failure.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// How long a turn of `follow` may take before it counts as hung.
+/// Longest duration of an iteration of `follow` before the thread counts as hung.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(30);
-/// Likewise for those that read files of many cgroups.
+/// The same limit for threads that read files of many cgroups.
 const READ_LIMIT: Duration = Duration::from_mins(1);
-/// Likewise for the samples of the history, a minute apart at most.
+/// The same limit for the history, whose samples are at most a minute apart.
 const HISTORY_LIMIT: Duration = Duration::from_mins(2);
 
-/// The latches of the observing parts.
+/// Readiness latches of this crate's parts.
 #[derive(Debug)]
 pub struct Latches {
     topology: Latch,
@@ -54,7 +56,6 @@ pub struct Latches {
 }
 
 impl Latches {
-    /// Makes them.
     pub fn new(readiness: &mut Readiness) -> Self {
         Self {
             topology: readiness.latch("topology"),
@@ -64,14 +65,14 @@ impl Latches {
     }
 }
 
-/// Where the cgroups are found.
+/// Source of the cgroup hierarchy's path.
 #[derive(Clone, Debug)]
 pub enum CgroupSource {
-    /// In the mount table of this process.
+    /// The mount table of this process.
     MountTable,
-    /// In this directory, which must be cgroup v2.
+    /// This directory, which must be a cgroup v2 mount.
     Mount(Box<Path>),
-    /// In this directory, whatever its file system: for tests.
+    /// This directory, whatever its file system; for tests.
     Directory(Box<Path>),
 }
 
@@ -121,7 +122,7 @@ pub fn spawn(
 }
 
 fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &CancellationToken) {
-    // Both were done, as far as they can be, before this thread was started.
+    // Both were attempted before this thread was started.
     latches.topology.release();
     latches.probes.release();
     let mut latch = Some(latches.cgroups);
@@ -143,7 +144,7 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
             thread::sleep(TURN);
             false
         };
-        // The first turn has found every cgroup, or has reported why it cannot.
+        // The first iteration has found every cgroup, or has reported the error.
         if let Some(latch) = latch.take() {
             latch.release();
         }
@@ -174,8 +175,9 @@ impl Observer {
         Some(Watcher::new(hierarchy, WatchOptions::default()))
     }
 
-    /// Whether nothing of the probes has to be looked after several times a second: nothing is promised, or was a moment ago, and
-    /// they are neither measured nor attached for a part of the time.
+    /// Returns whether the probes need attention only once per [`IDLE_LOOK`]: there are no guarantees and no
+    /// exclusive CPUs, the cost of the probes is not being measured, and they neither run with a duty cycle nor write
+    /// a debug log.
     fn is_idle(&self) -> bool {
         let allocation = &self.config.probes.allocation;
         if allocation.duty_cycle.is_some() || allocation.debug_log {
@@ -185,7 +187,7 @@ impl Observer {
         probing.cost.is_none() && state.promises.workloads().is_empty() && state.exclusive.owners.is_empty()
     }
 
-    /// Reports the probes' events, gives out slots, and keeps the probes as they are to be.
+    /// Reports the probes' events, assigns slots, and attaches or detaches probes as required.
     fn look_after_probes(&self) {
         self.report_probe_events();
         self.follow_slot_policy(Instant::now());
@@ -205,7 +207,7 @@ impl Observer {
         self.report_intruders();
     }
 
-    /// Waits for news of cgroups and takes it in. Returns whether there was any.
+    /// Waits for cgroup events and processes them. Returns whether there were any.
     fn follow_cgroups(&self, watcher: &mut Watcher) -> bool {
         let events = match watcher.next(TURN) {
             Ok(events) => events,
@@ -217,13 +219,13 @@ impl Observer {
         };
         let has_news = !events.is_empty();
         if has_news {
-            // Before cgroups that are gone give back their slots.
+            // Before removed cgroups release their slots.
             self.report_probe_events();
             self.listeners.lock().retain(|listener| listener(&events));
             let mut moving = self.moving();
             for event in events {
                 moving.take(event);
-                // There may be tens of thousands.
+                // A batch may hold tens of thousands of events.
                 health::beat();
             }
         }
@@ -237,7 +239,7 @@ impl Observer {
         has_news
     }
 
-    /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
+    /// Reads the machine again, because memory and CPUs can be added and removed at run time.
     fn read_machine(&self) {
         let machine = sysfs::read_again(&self.config.host_root, &self.machine());
         let Some(machine) = self.health.noted(Part::Topology, machine) else { return };

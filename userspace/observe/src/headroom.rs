@@ -1,17 +1,22 @@
-//! Whether a node can keep what is promised on it: what is still available, against what is promised and not yet used.
+//! Headroom of nodes: available memory compared with the guaranteed memory that is not used yet.
 //!
-//! Problem: memory that is promised and not used yet is free, and others take it. The promise breaks later, when the
-//! workload asks for it.
+//! # Problem
+//! Guaranteed memory that is not used yet is free, so other processes can take it. The guarantee then fails later,
+//! when the workload allocates.
 //!
-//! Terms: what is *available* of a node is what is free or reclaimable, less what the kernel keeps for itself. A promise
-//! *holds* page cache and slab: what a workload has of it within its promise counts as used, so it is not there for
-//! others. A node's *room* is what is available, less what promises hold of it and what they have not used.
+//! # Terms
+//! - *available*: free or reclaimable memory of a node, less the kernel's own reserve.
+//! - *held*: page cache and slab that a workload has within its guarantee. It counts as used, so it is not available
+//!   to other processes.
+//! - *room*: available memory, less the held memory and less the guaranteed memory that is not used yet.
 //!
-//! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its base pages, at least 32 MiB, but no more than
-//! what is promised and not used), and until it was at least twice that for half a minute. It is *tight* while so much is not free that what is promised and not used
-//! would have to be reclaimed when it is asked for.
+//! # Algorithm
+//! A node becomes *low* as soon as its room is below a margin: a fiftieth of its base pages, at least 32 MiB, but no
+//! more than the unused guaranteed memory. It recovers when its room has been at least twice the margin for half a
+//! minute. A node is *tight* while so little is free that the kernel would have to reclaim memory when workloads
+//! allocate the rest of their guarantees.
 //!
-//! No file and no clock here: the caller passes readings and times.
+//! This module reads no file and no clock: the caller passes readings and times.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,17 +29,17 @@ use numaward_model::{
 };
 use numaward_topology::{Bytes, NodeId};
 
-/// What promises take of the nodes.
+/// Memory of each node that guarantees claim, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claims {
-    /// Promised and not used yet.
+    /// Guaranteed memory that is not used yet.
     unused: BTreeMap<NodeId, u64>,
-    /// What workloads with a promise have within it and the kernel could drop.
+    /// Droppable memory (page cache, slab) that workloads have within their guarantees.
     held: BTreeMap<NodeId, u64>,
 }
 
 impl Claims {
-    /// Adds those of a promise: what is placed on each node, and what the workloads that share it have there.
+    /// Adds a guarantee: the memory placed on each node, and the resident memory of the workloads that share it.
     pub(crate) fn add(
         &mut self,
         placed: &BTreeMap<NodeId, Bytes>,
@@ -49,42 +54,42 @@ impl Claims {
         }
     }
 
-    /// The nodes on which memory is promised.
+    /// Returns the nodes with guaranteed memory.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.unused.keys().copied()
     }
 
-    /// Promised on a node and not used yet.
+    /// Returns the guaranteed memory of a node that is not used yet.
     pub(crate) fn unused(&self, node: NodeId) -> Bytes {
         Bytes(self.unused.get(&node).copied().unwrap_or(0))
     }
 
-    /// What is left of what is available, when promises keep what they hold.
+    /// Returns the obtainable memory of a node, less the memory that guarantees hold.
     pub(crate) fn left(&self, node: NodeId, obtainable: Bytes) -> Bytes {
         Bytes(obtainable.0.saturating_sub(self.held.get(&node).copied().unwrap_or(0)))
     }
 }
 
-/// How much more than what is promised is to be there, on a node with so many bytes in base pages.
+/// Returns the room that a node with `base` bytes in base pages should have.
 pub(crate) fn margin(base: Bytes) -> Bytes {
     Bytes((base.0 / 50).max(Bytes::mib(32).0))
 }
 
-/// Which nodes are low.
+/// Low nodes, each with the time since which it has had enough room, if it has.
 #[derive(Debug, Default)]
 pub(crate) struct Lows(BTreeMap<NodeId, Option<Instant>>);
 
-/// Which nodes are tight.
+/// Tight nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Tights(BTreeSet<NodeId>);
 
 impl Tights {
-    /// Whether any of these would be judged to be tight.
+    /// Returns whether any of the nodes would be judged tight.
     pub(crate) fn would_be(&self, nodes: &[NodeHeadroom]) -> bool {
         nodes.iter().any(|of| of.becomes_tight(self.0.contains(&of.node)))
     }
 
-    /// Judges the nodes, and enters which are tight.
+    /// Judges which nodes are tight, and stores the result.
     pub(crate) fn judge(&mut self, nodes: &mut [NodeHeadroom]) {
         for of in &mut *nodes {
             of.is_tight = of.becomes_tight(self.0.contains(&of.node));
@@ -92,7 +97,7 @@ impl Tights {
         self.0 = nodes.iter().filter(|of| of.is_tight).map(|of| of.node).collect();
     }
 
-    /// Marks those that were judged to be tight.
+    /// Marks the nodes that the latest judgement found tight.
     pub(crate) fn mark(&self, nodes: &mut [NodeHeadroom]) {
         for of in nodes {
             of.is_tight = self.0.contains(&of.node);
@@ -100,24 +105,23 @@ impl Tights {
     }
 }
 
-/// What is news of a node.
+/// Change of a node's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// It is low from now on.
+    /// The node became low.
     Begins(NodeHeadroom),
-    /// It no longer is.
+    /// The node has recovered.
     Ends(NodeHeadroom),
-    /// It is no longer watched.
+    /// The low node is no longer monitored.
     Over(NodeId),
 }
 
 impl Lows {
-    /// Whether any node is low.
     pub(crate) fn is_any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Judges the nodes, and enters which are low.
+    /// Judges which nodes are low, stores the result and returns the changes.
     pub(crate) fn judge(&mut self, nodes: &mut [NodeHeadroom], now: Instant) -> Vec<News> {
         let mut news = Vec::new();
         let there: BTreeSet<NodeId> = nodes.iter().map(|of| of.node).collect();

@@ -1,10 +1,14 @@
-//! Whether the kernel samples a workload's accesses at all, so that silence is never taken for health.
+//! Detection of workloads whose accesses the kernel does not sample, so that missing samples do not look like local
+//! accesses.
 //!
-//! Automatic NUMA balancing (`kernel.numa_balancing`) makes pages fault now and then to see who accesses them. It
-//! leaves many alone: everybody while it is off or serves tiering only (mode 2); since about Linux 6.18 tasks whose
-//! cpuset has one node, whom it could not help; and mappings whose memory policy does not ask for it, such as plain
-//! `MPOL_BIND`. The probe `scan` sees which mappings it came across; where that probe is absent, `memory.stat` says
-//! from Linux 6.12 on whether anything was sampled.
+//! Automatic NUMA balancing (`kernel.numa_balancing`) makes pages fault from time to time to find out which node
+//! accesses them. It does not sample all memory:
+//! - no memory while it is off or serves tiering only (mode 2);
+//! - since about Linux 6.18, no memory of tasks whose cpuset has a single node, because balancing could not move it;
+//! - no mapping whose memory policy excludes balancing, such as plain `MPOL_BIND`.
+//!
+//! The probe `scan` counts the mappings that balancing visited. Without that probe, `memory.stat` shows from Linux
+//! 6.12 on whether any page was sampled.
 
 use std::{
     collections::BTreeMap,
@@ -18,60 +22,59 @@ use numaward_probes::{Mode, Probe, ProbeReport, ScannedPages};
 
 use crate::estimate::Estimates;
 
-/// How long what was seen last holds good: balancing comes back to a task after a minute at the latest.
+/// Duration for which the latest evidence of sampling is valid. Balancing revisits a task after at most a minute.
 const HOLDS: Duration = Duration::from_mins(5);
 
-/// Whether a workload's accesses are sampled.
+/// Sampling state of a workload's accesses.
 ///
 /// Its text is the metric label `state`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Sampling {
-    /// Yes.
+    /// The accesses are sampled.
     On,
-    /// No: NUMA balancing is off, or there is one node.
+    /// Not sampled: NUMA balancing is off, or the machine has a single node.
     Off,
-    /// No: NUMA balancing serves tiering of memory only.
+    /// Not sampled: NUMA balancing serves memory tiering only.
     Mode2,
-    /// No: its cpuset has one node, and this kernel leaves such tasks alone.
+    /// Not sampled: the cpuset has a single node, and this kernel skips such tasks.
     SkippedCpuset,
-    /// Hardly: the memory policy of most of its memory excludes it.
+    /// Hardly sampled: the memory policy of most of the memory excludes it.
     Bound,
-    /// Nothing was seen yet, or nothing can be.
+    /// No evidence yet, or no source of evidence.
     #[default]
     Unknown,
 }
 
-/// What is known of a workload's sampling.
+/// Sampling state of a workload and the counters from which it is derived.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) state: Sampling,
     pub(crate) scanned: Option<ScannedPages>,
     pte_updates: Option<u64>,
-    /// What was seen last of mappings or pages, and when.
+    /// Latest state derived from scanned mappings or pages, and the time of that evidence.
     verdict: Option<(Sampling, Instant)>,
-    /// Pages that balancing moved to the node that accessed them (`memory.stat`): so many remote accesses at least.
+    /// Pages that balancing moved to the accessing node (`memory.stat`): a lower bound of the remote accesses.
     pub(crate) moved: Option<u64>,
 }
 
-/// What is known of the accesses of all workloads.
+/// Sampling states and estimates of all workloads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sampled {
-    /// Whether they are sampled.
     pub(crate) seen: BTreeMap<CgroupId, Seen>,
-    /// Where they are not, and that is asked for: how many would be remote.
+    /// Estimated remote accesses of workloads that are not sampled, if estimates are enabled.
     pub(crate) estimates: Estimates,
-    /// Whether `memory.stat` says something of sampling, where the probes do not.
+    /// True if `memory.stat` counts sampled pages, in place of an absent probe.
     pub(crate) memory_stat_serves: bool,
 }
 
 impl Sampled {
-    /// Whether those of a cgroup are sampled.
+    /// Returns the sampling state of a cgroup's accesses.
     pub(crate) fn state(&self, id: CgroupId) -> Sampling {
         self.seen.get(&id).map(|seen| seen.state).unwrap_or_default()
     }
 
-    /// How a probe is attached, or what serves in its place.
+    /// Returns the mode in which a probe is attached, or the name of the source that replaces it.
     pub(crate) fn mode(&self, report: &ProbeReport) -> String {
         match (report.probe, report.mode) {
             (Probe::Hint, Mode::Absent) if self.memory_stat_serves => "memory_stat".to_owned(),
@@ -81,17 +84,18 @@ impl Sampled {
     }
 }
 
-/// What holds for the whole host.
+/// Properties of the host that decide whether accesses are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// `kernel.numa_balancing`; `None` where it cannot be read.
+    /// Value of `kernel.numa_balancing`; `None` if it cannot be read.
     pub(crate) balancing: Option<u32>,
     pub(crate) nodes: usize,
     pub(crate) skips_single_node_cpusets: Option<bool>,
 }
 
 impl Host {
-    /// What can be said without looking at what was sampled. `allowed` is how many nodes the cpuset has.
+    /// Derives the state from the host's properties and the number of nodes in the cpuset (`allowed`). Returns `None`
+    /// if it depends on the samples.
     pub(crate) fn judge(self, allowed: Option<usize>) -> Option<Sampling> {
         match self.balancing {
             _ if self.nodes < 2 => Some(Sampling::Off),
@@ -107,7 +111,7 @@ impl Host {
     }
 }
 
-/// Reads `kernel.numa_balancing`. A kernel without it does not balance.
+/// Reads `kernel.numa_balancing`. Returns 0 for a kernel without NUMA balancing.
 pub(crate) fn balancing(root: &Path) -> Option<u32> {
     match fs::read_to_string(root.join("proc/sys/kernel/numa_balancing")) {
         Ok(text) => text.trim().parse().ok(),
@@ -117,7 +121,7 @@ pub(crate) fn balancing(root: &Path) -> Option<u32> {
 }
 
 impl Seen {
-    /// Takes in what is known now; each part is absent where it is not known.
+    /// Updates the state from new readings; a reading that is not available is `None`.
     pub(crate) fn update(
         &mut self,
         by_host: Option<Sampling>,

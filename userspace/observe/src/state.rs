@@ -1,4 +1,4 @@
-//! The books of this host: its workloads, their names, and what is promised to them. No file and no map is read here.
+//! State of this host: its workloads, their names and their guarantees. This module reads no file and no BPF map.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,49 +15,48 @@ use crate::{
     table::{Member, Table},
 };
 
-/// The books. What is shared with readers is copied when it changes while they hold it.
+/// State of this host. Parts shared with readers are copied on write while a reader holds them.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) table: Arc<Table<SlotId>>,
-    /// Where cgroups are found, once that is known.
+    /// The cgroup hierarchy, once it is open.
     pub(crate) hierarchy: Option<Hierarchy>,
     pub(crate) promises: Arc<Guarantees>,
-    /// How often that changed.
+    /// Number of changes of `promises`.
     pub(crate) revision: u64,
-    /// Somebody else's promises, where they are taken for our own.
+    /// Guarantees of another program that this daemon adopts, if configured.
     pub(crate) foreign: Option<Arc<dyn ForeignPromises>>,
-    /// The names of pods' containers, which their cgroups do not say, by the runtime's ids.
+    /// Names of pods' containers by the runtime's container ids, because the cgroup path does not contain them.
     ///
-    /// They come from the container runtime when it creates them, else from the API server, else from `foreign`. A
-    /// container that was seen before is served under its name from then on; what was counted before stays under the old
-    /// one. A name is forgotten when its container is.
+    /// The container runtime reports a name when it creates the container; otherwise it comes from the API server or
+    /// from `foreign`. A container that was served under another name before is served under this name from then on;
+    /// earlier counts stay under the old name. A name is removed together with its container.
     pub(crate) containers: HashMap<String, Arc<str>>,
-    /// Is notified of containers to which nothing is known to be promised.
+    /// Notified when a container without a known guarantee appears.
     pub(crate) containers_came: Arc<Notify>,
     pub(crate) exclusive: Exclusive,
     pub(crate) slot_policy: SlotPolicy,
 }
 
 impl State {
-    /// The workloads, to be changed.
     pub(crate) fn table_mut(&mut self) -> &mut Table<SlotId> {
         Arc::make_mut(&mut self.table)
     }
 
-    /// The name under which a workload is served.
+    /// Returns the name under which a workload is served.
     pub(crate) fn name_of(&self, workload: &CgroupWorkload) -> String {
         self.label(workload.container.as_ref()).unwrap_or_else(|| naming::name(workload))
     }
 
-    /// The name under which a container of a pod is served, where it is known. Another container with the same id may be
-    /// anybody's cgroup.
+    /// Returns the name under which a pod's container is served, if it is known. A container id outside of a pod is
+    /// not trusted, because any cgroup can carry it.
     pub(crate) fn label(&self, container: Option<&ContainerIdentity>) -> Option<String> {
         let container = container.filter(|container| container.pod_uid.is_some())?;
         let known = self.containers.get(&container.id).map(ToString::to_string);
         known.or_else(|| self.foreign.as_ref()?.label(container))
     }
 
-    /// Returns the workloads that are to be served under another name than before, with that name.
+    /// Returns the workloads whose name has changed, with the new name.
     pub(crate) fn renamed(&self) -> impl Iterator<Item = (CgroupId, String, &Member<SlotId>)> {
         self.table.members().filter_map(|(id, member)| {
             let label = self.label(member.container.as_ref())?;
@@ -66,7 +65,7 @@ impl State {
         })
     }
 
-    /// The cgroup of a container came: what is promised to it holds from its first page.
+    /// Handles a new cgroup of a container. A guarantee of another program applies from the container's first page.
     pub(crate) fn container_came(
         &mut self,
         id: CgroupId,
@@ -80,12 +79,12 @@ impl State {
             .and_then(|(foreign, container)| foreign.promise(id, cgroup, container));
         match promise {
             Some(promise) => Arc::make_mut(&mut self.promises).insert(promise),
-            // Maybe the promise is news too.
+            // The guarantee may be new, too.
             None => self.containers_came.notify_one(),
         }
     }
 
-    /// The cgroup of a container went.
+    /// Handles the removal of a container's cgroup.
     pub(crate) fn container_went(&mut self, id: CgroupId) {
         if self.foreign.is_some() && self.promises.has(id) {
             Arc::make_mut(&mut self.promises).remove(id);
