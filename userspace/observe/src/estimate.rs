@@ -1,17 +1,21 @@
-//! An estimate of remote accesses, for workloads whose accesses the kernel does not sample (`observe.remoteEstimate`).
+//! Estimate of remote accesses, for workloads whose accesses the kernel does not sample (`observe.remoteEstimate`).
 //!
-//! Problem: a workload that is bound to nodes, by its cpuset or its memory policy, is left alone by NUMA balancing, and
-//! only hardware counters then show whether it reaches across nodes.
+//! # Problem
+//! NUMA balancing skips a workload that is bound to nodes by its cpuset or its memory policy. Only hardware counters
+//! could then show whether it accesses memory of other nodes.
 //!
-//! Algorithm: it is assumed that every thread uses all memory of its workload alike. Then the share of remote accesses
-//! is the share of the CPU time spent on one node times the share of the memory that lies on others, over all nodes.
-//! Memory is what tasks have mapped (anonymous memory and mapped files, by `memory.numa_stat`). CPU time is known
-//! without looking where the cpuset has CPUs of one node only; else it is what each thread used since the last look
-//! (`/proc/PID/task/TID/stat`), booked to the node of the CPU on which it ran last.
+//! # Algorithm
+//! The estimate assumes that every thread accesses all memory of its workload evenly. The share of remote accesses is
+//! then the sum over all nodes of the share of CPU time on the node times the share of memory on the other nodes.
+//! Memory is the memory mapped by tasks (anonymous memory and mapped files, from `memory.numa_stat`). If all CPUs of
+//! the cpuset belong to a single node, the distribution of CPU time is known. Otherwise the CPU time that each thread
+//! used since the last iteration (`/proc/PID/task/TID/stat`) counts for the node of the CPU on which it ran last.
 //!
-//! Invariants: no more files are opened in one look than the budget allows; workloads take turns when it does not
-//! suffice for all. Of a workload's threads, the first [`THREADS`] stand for all. What did not run keeps its estimate
-//! for [`HOLDS`].
+//! # Invariants
+//! - An iteration opens at most as many files as the budget allows; workloads take turns if it does not suffice for
+//!   all.
+//! - At most [`THREADS`] threads of a workload are read; they represent all of its threads.
+//! - A workload that did not run keeps its estimate for [`HOLDS`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,22 +31,22 @@ use numaward_cgroup::{
 };
 use numaward_topology::{CpuId, Machine, NodeId};
 
-/// Threads of a workload that are looked at.
+/// Most threads of a workload that are read.
 const THREADS: usize = 256;
-/// How long an estimate is served after the workload ran.
+/// Duration for which an estimate is served after the workload last ran.
 const HOLDS: Duration = Duration::from_mins(5);
 
-/// The estimates of all workloads that have one, in thousandths.
+/// Estimated shares of remote accesses in thousandths, with the time of the estimate.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Estimates(pub(crate) BTreeMap<CgroupId, (u32, Instant)>);
 
 impl Estimates {
-    /// That of a cgroup.
+    /// Returns the estimate of a cgroup unless it has expired.
     pub(crate) fn of(&self, id: CgroupId) -> Option<u32> {
         self.0.get(&id).filter(|(_, at)| at.elapsed() < HOLDS).map(|(share, _)| *share)
     }
 
-    /// The mean of those of several.
+    /// Returns the mean estimate of several cgroups.
     pub(crate) fn mean<'a>(&self, ids: impl Iterator<Item = &'a CgroupId>) -> Option<u32> {
         let (sum, count) = ids
             .filter_map(|id| self.of(*id))
@@ -51,22 +55,22 @@ impl Estimates {
     }
 }
 
-/// What a thread had used when it was looked at, by its id and when it was started: ids are reused.
+/// CPU time of threads at the last reading, by thread id and start time, because ids are reused.
 type Threads = BTreeMap<(u32, u64), u64>;
-/// Time by node, in any unit.
+/// CPU time by node, in any unit.
 pub(crate) type Ran = BTreeMap<NodeId, u64>;
 
-/// Looks at threads.
+/// Reads the CPU times of threads, within a budget of files.
 #[derive(Debug)]
 pub(crate) struct Estimator {
-    /// Files that may be opened in one look.
+    /// Most files that are opened per iteration.
     budget: usize,
-    /// Whose turn it is.
+    /// First workload of the next iteration.
     next: Option<CgroupId>,
     seen: BTreeMap<CgroupId, Threads>,
 }
 
-/// A workload to look at.
+/// A workload to estimate.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) id: CgroupId,
@@ -75,24 +79,24 @@ pub(crate) struct Target {
     pub(crate) lies: BTreeMap<NodeId, u64>,
 }
 
-/// What a look at a workload found.
+/// Result of reading a workload's threads.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Where it ran; nowhere, if it did not.
+    /// CPU time by node since the last reading; empty if the workload did not run.
     Ran(Ran),
-    /// Nothing yet: it was looked at for the first time.
+    /// First reading of the workload: nothing to compare it with.
     First,
-    /// The budget is used up.
+    /// The budget is exhausted.
     Spent,
 }
 
 impl Estimator {
-    /// `budget` files are opened in one look at most.
+    /// Creates an estimator that opens at most `budget` files per iteration.
     pub(crate) fn new(budget: u32) -> Self {
         Self { budget: budget as usize, next: None, seen: BTreeMap::new() }
     }
 
-    /// Looks at the targets in turn, beginning with the one that was skipped last time.
+    /// Reads the targets in turn, starting with the one that was skipped last time.
     pub(crate) fn look(
         &mut self,
         proc: &Path,
@@ -145,7 +149,7 @@ impl Estimator {
             if !spend(left) {
                 return Look::Spent;
             }
-            // One that ended meanwhile is none.
+            // Skips a thread that has ended.
             let stat = fs::read_to_string(proc.join(format!("{id}/task/{id}/stat")));
             let Some(thread) = stat.ok().and_then(|text| Thread::parse(&text)) else { continue };
             let known = before.and_then(|before| before.get(&(id, thread.started)));
@@ -167,7 +171,8 @@ fn spend(left: &mut usize) -> bool {
     enough
 }
 
-/// The first threads of a cgroup and those below it, without `others`; `None` where the budget is used up.
+/// Returns the first threads of a cgroup and its descendants, without the cgroups in `others`; `None` if the budget
+/// is exhausted.
 fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Option<Vec<u32>> {
     let mut ids = Vec::new();
     let mut dirs = vec![dir.to_owned()];
@@ -175,11 +180,11 @@ fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Op
         if ids.len() >= THREADS {
             break;
         }
-        // Two: the directory and its file.
+        // Two files: the directory and its list of threads.
         if !spend(left) || !spend(left) {
             return None;
         }
-        // One that went meanwhile has none; 0 is a thread that is not seen from here.
+        // A removed cgroup has no threads; id 0 is a thread outside of this PID namespace.
         ids.extend(threads(&dir).unwrap_or_default().into_iter().filter(|id| *id != 0));
         let below = fs::read_dir(&dir).into_iter().flatten().flatten();
         let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -189,12 +194,12 @@ fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Op
     Some(ids)
 }
 
-/// What `/proc/PID/task/TID/stat` says (`proc_pid_stat(5)`).
+/// Fields of `/proc/PID/task/TID/stat` (`proc_pid_stat(5)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Thread {
     /// CPU time in clock ticks.
     used: u64,
-    /// When it was started, in clock ticks since boot.
+    /// Start time in clock ticks since boot.
     started: u64,
     /// The CPU on which it ran last.
     cpu: CpuId,
@@ -202,7 +207,7 @@ struct Thread {
 
 impl Thread {
     fn parse(text: &str) -> Option<Self> {
-        // The name, the second field, may have blanks and brackets of its own.
+        // The name, the second field, may contain blanks and brackets.
         let (_, rest) = text.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         // Fields are numbered from 1; the first after the name is the third.
@@ -216,8 +221,8 @@ impl Thread {
     }
 }
 
-/// The share of remote accesses in thousandths; `None` where it did not run or has no memory. `home` is where the memory of
-/// a node's CPUs is local.
+/// Returns the share of remote accesses in thousandths; `None` if the workload did not run or has no memory. `home`
+/// maps a node to the node whose memory is local to its CPUs.
 pub(crate) fn remote_share(
     ran: &Ran,
     lies: &BTreeMap<NodeId, u64>,
@@ -227,7 +232,7 @@ pub(crate) fn remote_share(
     let (time, memory) = (sum(ran), sum(lies));
     let local = ran.iter().fold(0_u128, |local, (node, time)| {
         let near = lies.get(&home(*node)).copied().unwrap_or(0);
-        // The share of the memory that is near, in millionths, weighted with the time.
+        // Share of local memory in millionths, weighted with the CPU time.
         let share = (u128::from(near) * 1_000_000).checked_div(memory).unwrap_or(0);
         local.saturating_add(share * u128::from(*time))
     });

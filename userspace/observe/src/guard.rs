@@ -1,17 +1,21 @@
-//! The headroom guard: looks whether the nodes can keep what is promised on them, and reports where not. What acts on it
-//! reads what was seen ([`HeadroomSource`](numaward_model::port::HeadroomSource)).
+//! The headroom guard: checks whether the nodes can keep the guarantees placed on them, and reports if not. Modules
+//! that act on a shortage read its snapshot ([`HeadroomSource`](numaward_model::port::HeadroomSource)).
 //!
-//! Algorithm: each second the nodes' memory is read: a file for each. Where the workloads with a promise have their memory
-//! takes longer to read, some 50 µs each. What they take or give back changes what is available and what they have not used
-//! alike, so it is read now and then only, and whenever a node seems low. The other workloads are read where a node is low
-//! and somebody is to act. Where what is promised is kept free, all of them are also read now and then while a node is tight.
+//! # Algorithm
+//! Each second the guard reads the memory of the nodes, one file for each. Reading the resident memory of workloads
+//! with a guarantee takes longer, about 50 µs each. A page that such a workload allocates or frees changes the
+//! available memory and its unused guarantee alike, so the guard reads these workloads only every [`READ`] and
+//! whenever a node seems low. It reads workloads without a guarantee if a node is low and the configuration asks for
+//! an action. If guaranteed memory is to be kept free, it also reads them every [`RECLAIM`] while a node is tight.
 //!
-//! With the strategy `native` it also says what others use of the nodes ([`crate::conditions`], [`crate::load`]), promised
-//! or not; then workloads with a promise are read at each look.
+//! With the strategy `native`, the guard also measures the memory in use without a guarantee ([`crate::conditions`])
+//! and the load of the nodes ([`crate::load`]), even if there is no guarantee; workloads with a guarantee are then
+//! read each second.
 //!
-//! Invariants: without a promise of memory nothing is read, unless the strategy is `native`. Reading cgroups takes no more
-//! than a fiftieth of the time, except that new promises are read at the next look. No node is declared low by readings of
-//! different looks.
+//! # Invariants
+//! - Without a guarantee of memory nothing is read, unless the strategy is `native`.
+//! - Reading cgroups takes at most a fiftieth of the time, except that new guarantees are read in the next iteration.
+//! - A node is declared low only by readings of a single iteration.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,37 +54,37 @@ use crate::{
     table::Table,
 };
 
-/// How often the nodes are looked at.
+/// Interval at which the nodes' memory is read.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often it is read what workloads with a promise use, while no node seems low.
+/// Interval at which workloads with a guarantee are read while no node seems low.
 const READ: Duration = Duration::from_secs(10);
-/// How often the page cache of others is read, while what is promised is not free.
+/// Interval at which the page cache of workloads without a guarantee is read while guaranteed memory is not free.
 const RECLAIM: Duration = Duration::from_secs(5);
-/// How often the watermarks are read: they hardly ever change, and the file is long.
+/// Interval at which the watermarks are read. They rarely change, and the file is long.
 const MARKS: Duration = Duration::from_mins(1);
-/// Reading cgroups takes no more than this share of the time: one of so many parts.
+/// Inverse of the largest share of the time that reading cgroups may take.
 const COST: u32 = 50;
 
-/// What the guard knows.
+/// State of the guard between iterations.
 #[derive(Debug, Default)]
 struct Guard {
     lows: Lows,
     tights: Tights,
-    /// Before, the page cache of others is not read again.
+    /// Earliest time at which page cache is read again.
     cache_not_before: Option<Instant>,
     claims: Claims,
-    /// Whose claims these are.
+    /// The guarantees from which `claims` was computed.
     of: Option<Arc<Guarantees>>,
     read: Option<Instant>,
-    /// Before, no cgroup is read again.
+    /// Earliest time at which a cgroup is read again.
     not_before: Option<Instant>,
     marks: Option<Instant>,
     load: Load,
-    /// What decisions have to heed.
+    /// Host conditions that placement decisions use.
     conditions: Arc<HostConditions>,
 }
 
-/// Looks until `stop` is cancelled. The caller that cancels it also wakes the thread.
+/// Runs the guard until `stop` is cancelled. The caller that cancels it also wakes the thread.
 pub(crate) fn keep_guard(observer: &Observer, stop: &CancellationToken) {
     let mut guard = Guard::default();
     while !stop.is_cancelled() {
@@ -121,7 +125,7 @@ impl Observer {
         let seems_low = nodes.iter().any(NodeHeadroom::is_short) || guard.lows.is_any();
         let may_read = guard.not_before.is_none_or(|not_before| now >= not_before);
         if seems_low && !is_new && !may_read {
-            // What workloads used when they were read last is too old to judge by.
+            // The last readings of the workloads are too old to judge the nodes by.
             return;
         }
         let may_reclaim = may_read
@@ -142,7 +146,7 @@ impl Observer {
         let news = guard.lows.judge(&mut nodes, now);
         self.report_headroom(&news);
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
-        // By what was used at another time, nobody is judged.
+        // Usage that was read at another time cannot be used for a judgement.
         if self.config.drops_page_cache() && reads {
             guard.tights.judge(&mut nodes);
         } else {
@@ -156,7 +160,7 @@ impl Observer {
         } else {
             Vec::new()
         };
-        // To read page cache alone must not put off the look at a node that becomes low.
+        // The time spent on page cache alone must not delay the check of a node that becomes low.
         let mut apart = Duration::ZERO;
         if is_cache_read {
             let took = started.elapsed();
@@ -170,7 +174,7 @@ impl Observer {
         self.show_headroom(Headroom { look: 0, nodes, spare, others, is_cache_read, conditions });
     }
 
-    /// What decisions have to heed, from these readings.
+    /// Computes the host conditions from these readings.
     fn read_conditions(
         &self,
         guard: &mut Guard,
@@ -193,7 +197,8 @@ impl Observer {
         }
     }
 
-    /// Reads how much memory of each node the CPUs of other nodes took, if it is time. Nothing where no probe counts that.
+    /// Reads how much memory of each node the CPUs of other nodes allocated, if the interval has passed. Does nothing
+    /// if no probe counts these allocations.
     fn read_load(&self, load: &mut Load) {
         let period = self.config.probes.allocation.duty_cycle.map_or(Duration::ZERO, |cycle| cycle.period.0);
         let now = Instant::now();
@@ -215,12 +220,12 @@ impl Observer {
     pub(crate) fn read_watermarks(&self) {
         match sysfs::watermarks(&self.config.host_root, Bytes(self.page_size)) {
             Ok(marks) => drop(self.latest.watermarks.send_replace(Arc::new(marks))),
-            // What the kernel keeps is little; without it a node seems to have that much more.
+            // The kernel's reserve is small; without it a node seems to have that much more memory.
             Err(error) => tracing::debug!(%error, "the nodes' watermarks are not known"),
         }
     }
 
-    /// How the nodes are doing on which memory is promised, and what each node has to spare.
+    /// Returns the headroom of each node with guaranteed memory, and judges which nodes are low.
     fn judge(
         &self,
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
@@ -244,7 +249,7 @@ impl Observer {
         (nodes, spare)
     }
 
-    /// What is available of a node.
+    /// Returns the memory of a node that can be allocated: free or reclaimable, less the kernel's reserve.
     pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMeminfo) -> Bytes {
         self.watermarks(node).obtainable(memory)
     }
@@ -253,7 +258,7 @@ impl Observer {
         self.latest.watermarks.borrow().get(&node).copied().unwrap_or_default()
     }
 
-    /// Shows what was seen, as the next look.
+    /// Publishes a headroom snapshot with the next sequence number.
     fn show_headroom(&self, seen: Headroom) {
         self.latest.headroom.send_modify(|headroom| {
             *headroom = Arc::new(Headroom { look: headroom.look + 1, ..seen });
@@ -267,7 +272,7 @@ impl Observer {
     }
 }
 
-/// An event, as a sentence.
+/// Formats a change of a node's state as an event.
 fn describe(news: &News) -> EventReport {
     let mib = |bytes: Bytes| format!("{} MiB", bytes.0 >> 20);
     let numbers = |of: &NodeHeadroom| {
@@ -296,8 +301,8 @@ fn describe(news: &News) -> EventReport {
     }
 }
 
-/// CPUs of the shared pool that the root cgroup does not have, as cpuset partitions have them. Those of guarantees are not in the
-/// pool. Not every kernel gives the root cgroup the file.
+/// Returns the CPUs of the shared pool that the root cgroup lacks because cpuset partitions hold them. CPUs of
+/// guarantees are not in the pool. Some kernels have no such file in the root cgroup.
 fn partition_cpus(hierarchy: &Hierarchy, ledger: &Ledger) -> CpuSet {
     match Knob::CpusetCpusEffective.read(hierarchy.root()) {
         Ok(KnobValue::Cpus(effective)) if !effective.is_empty() => ledger.shared_pool() - &effective,
@@ -305,7 +310,7 @@ fn partition_cpus(hierarchy: &Hierarchy, ledger: &Ledger) -> CpuSet {
     }
 }
 
-/// Reads what workloads with a promise use of it. One that is gone meanwhile uses nothing.
+/// Reads how much of their guarantees the workloads use. A workload whose cgroup is gone uses nothing.
 fn read_claims(hierarchy: &Hierarchy, promises: &Guarantees) -> (Claims, Owned) {
     let (mut claims, mut owned) = (Claims::default(), Owned::default());
     for share in shares(promises) {
@@ -333,7 +338,8 @@ fn read_claims(hierarchy: &Hierarchy, promises: &Guarantees) -> (Claims, Owned) 
     (claims, owned)
 }
 
-/// What several cgroups have together, if it can be read of all. One that is gone has nothing.
+/// Returns the sum of several cgroups' memory by node, or `None` if one of them cannot be read. A removed cgroup has
+/// none.
 fn together(
     read: impl Iterator<Item = Result<BTreeMap<NodeId, Bytes>, ReadError>>,
 ) -> Option<BTreeMap<NodeId, Bytes>> {
@@ -353,8 +359,8 @@ fn together(
     Some(sum)
 }
 
-/// The workloads without a promise that have memory on these nodes, or page cache if that is to be known: none that has a
-/// promise above or below it, or another workload below it.
+/// Returns the workloads without a guarantee that have memory (or page cache, on request) on these nodes. Workloads
+/// with a guarantee above or below them, or with another workload below them, are excluded.
 fn others(
     hierarchy: &Hierarchy,
     table: &Table<SlotId>,
@@ -368,7 +374,7 @@ fn others(
     members.sort_by(|a, b| a.1.cmp(b.1));
     let mut found = Vec::new();
     for (index, (id, path)) in members.iter().enumerate() {
-        // What is below one comes right after it.
+        // Descendants directly follow their ancestor.
         let is_outer = members.get(index + 1).is_some_and(|(_, next)| path.contains(next));
         let is_promised = |other: &&CgroupPath| path.contains(other) || other.contains(path);
         if is_outer || path.is_root() || kept.iter().any(is_promised) {

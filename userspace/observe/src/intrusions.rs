@@ -1,9 +1,9 @@
-//! Notices when others run on CPUs that are exclusive to a workload.
+//! Detection of foreign threads on CPUs that are exclusive to a workload.
 //!
-//! Algorithm: every [`LOOK`], while a CPU is exclusive, the time of each class of intruders is compared with that of the
-//! look before. It is worth an event where tasks of others ran for more than [`TASKS`] of the time, or kernel threads,
-//! some of which every CPU has and needs, for more than [`KERNEL_THREADS`]. The events' hub sees to it that there is
-//! one a minute.
+//! # Algorithm
+//! While a CPU is exclusive, the time of each class of intruders is compared once per [`LOOK`] with the previous
+//! reading. It causes an event if foreign tasks ran for at least a [`TASKS`]th of the time, or kernel threads, some
+//! of which every CPU needs, for at least a [`KERNEL_THREADS`]th. The event hub limits the events to one a minute.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,36 +15,36 @@ use numaward_model::EventReport;
 use numaward_probes::{CpuUsage, Intruder, IntruderClass, SlotId};
 use numaward_topology::{CpuId, CpuSet};
 
-/// Time between two looks.
+/// Interval between two readings.
 pub(crate) const LOOK: Duration = Duration::from_secs(5);
-/// One in so many parts of the time, for tasks and for kernel threads.
+/// Inverse of the share of the time from which an event is reported, for tasks and for kernel threads.
 const TASKS: u32 = 1000;
 const KERNEL_THREADS: u32 = 20;
-/// Names that an event gives.
+/// Most names of intruders in an event.
 const NAMES: usize = 3;
 
-/// What was seen at the last look.
+/// State at the last reading.
 #[derive(Debug, Default)]
 pub(crate) struct Intrusions {
     pub(crate) looked: Option<Instant>,
     used: BTreeMap<CpuId, CpuUsage>,
-    /// The time of each name, when it was last needed.
+    /// Time of each intruder by name, when it was last needed.
     pub(crate) by_name: BTreeMap<Name, Duration>,
 }
 
 pub(crate) type Name = (SlotId, IntruderClass, Option<SlotId>, String);
 
-/// One of those who ran on CPUs of others.
+/// An intruder that ran on exclusive CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     command: String,
     class: IntruderClass,
-    /// The name of its workload, where it has one.
+    /// Name of the intruder's workload, if it belongs to one.
     workload: Option<String>,
 }
 
 impl Seen {
-    /// Its name in a sentence. Names are what somebody else chose.
+    /// Formats the intruder's name for a sentence. Names are untrusted input.
     fn who(&self) -> String {
         match &self.workload {
             Some(workload) => workload.escape_debug().to_string(),
@@ -53,11 +53,11 @@ impl Seen {
     }
 }
 
-/// Others ran on CPUs of one workload.
+/// Time for which intruders ran on the CPUs of a workload.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intrusion {
     cpus: CpuSet,
-    /// Processes of the host and of other workloads.
+    /// Time of processes of the host and of other workloads.
     tasks: Duration,
     kernel_threads: Duration,
 }
@@ -67,12 +67,13 @@ impl Intrusion {
         self.is_by_tasks(elapsed) || self.kernel_threads * KERNEL_THREADS >= elapsed
     }
 
-    /// Whether it is tasks that are worth an event. Kernel threads, which every CPU has, come second.
+    /// Returns whether tasks ran long enough for an event. Kernel threads have lower priority, because every CPU has
+    /// some.
     pub(crate) fn is_by_tasks(&self, elapsed: Duration) -> bool {
         self.tasks * TASKS >= elapsed
     }
 
-    /// The event of `owner`. It begins with who ran there: what is read of a long line is its beginning.
+    /// Creates the event of `owner`. It begins with the intruders, because long lines are often cut.
     pub(crate) fn report(&self, elapsed: Duration, owner: &str, seen: &[Seen]) -> EventReport {
         let is_by_tasks = self.is_by_tasks(elapsed);
         let time = if is_by_tasks { self.tasks } else { self.kernel_threads };
@@ -108,7 +109,7 @@ impl Intrusion {
 }
 
 impl Intrusions {
-    /// Compares with the last look: who was intruded upon, and for how long that look was.
+    /// Compares with the previous reading. Returns the intrusions and the time between the readings.
     pub(crate) fn compare(
         &mut self,
         owners: &BTreeMap<CpuId, SlotId>,
@@ -135,8 +136,8 @@ impl Intrusions {
         (intrusions, elapsed)
     }
 
-    /// Who intruded upon `owner` since this was last asked for, the longest first: tasks before kernel threads where
-    /// tasks are worth an event. `name_of` says what a workload is called.
+    /// Returns the intruders of `owner` since the previous call, the longest first; tasks precede kernel threads if
+    /// tasks are worth an event. `name_of` returns the name of a workload.
     pub(crate) fn seen(
         &self,
         owner: SlotId,

@@ -1,4 +1,4 @@
-//! Holds the state of this host.
+//! The observer, which owns the state of this host.
 
 use std::{
     collections::BTreeMap,
@@ -28,48 +28,49 @@ use crate::{
     state::State,
 };
 
-/// Who asks for the workloads' figures, and who reads them.
+/// Demand for the workloads' figures, and the thread that reads them.
 #[derive(Debug)]
 pub(crate) struct Demand {
-    /// When somebody last asked.
+    /// Time of the latest request.
     pub(crate) asked: Instant,
-    /// Reads while somebody asks.
+    /// Thread that reads the figures while there are requests.
     pub(crate) reader: Option<Thread>,
 }
 
-/// What was seen last, each replaced as a whole: readers take no lock for longer than it takes to clone an `Arc`.
+/// Latest snapshots. Each is replaced as a whole, so readers hold a lock only while they clone an `Arc`.
 #[derive(Debug, Default)]
 pub(crate) struct Latest {
-    /// The machine. Replaced under the lock of `Observer.state`.
+    /// Replaced under the lock of `Observer.state`.
     pub(crate) machine: watch::Sender<Arc<Machine>>,
-    /// What is known of the workloads' accesses.
+    /// Sampling states and estimates of the workloads' accesses.
     pub(crate) sampled: watch::Sender<Arc<Sampled>>,
-    /// What the kernel keeps of each node; only where the guard looks.
+    /// Memory that the kernel reserves on each node; read only while the guard runs.
     pub(crate) watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
-    /// What the guard saw.
+    /// Headroom of the nodes as last published by the guard.
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
 }
 
-/// The state of this host as last seen.
+/// Latest known state of this host.
 ///
-/// Locks are taken in the order of the fields, and no file is read while one is held, but for those of the process itself under
-/// `affinity`: its threads. Under `probing` and `state` there are a few steps in memory, and slots are written and read in the probes'
-/// maps: no map as a whole, as that takes as long as it is large.
+/// Locks are taken in the order of the fields. No file is read while a lock is held, except files of this process's
+/// own threads under `affinity`. Under `probing` and `state` the code only takes short steps in memory and reads or
+/// writes single slots of the probes' maps; it never reads a whole map, because the time for that grows with the
+/// map's size.
 pub struct Observer {
     pub(crate) config: Config,
     pub(crate) events: Events,
     pub(crate) start: Instant,
     pub(crate) page_size: u64,
-    /// Those who are called with cgroups that come and go.
+    /// Callbacks for cgroups that are created or removed.
     pub(crate) listeners: Mutex<Vec<CgroupListener>>,
-    /// Where our own threads run, if they are to keep off exclusive CPUs.
+    /// CPU affinity of this process's threads, if they are to avoid exclusive CPUs.
     pub(crate) affinity: Mutex<Option<Affinity>>,
     pub(crate) demand: Mutex<Demand>,
     probing: Mutex<Probing>,
     state: Mutex<State>,
     pub(crate) latest: Latest,
     pub(crate) health: Arc<Health>,
-    /// The last hour. Locked alone.
+    /// History of the last hour. Never locked together with another field.
     pub(crate) history: Mutex<History>,
 }
 
@@ -80,9 +81,10 @@ impl fmt::Debug for Observer {
 }
 
 impl Observer {
-    /// Reads the machine and attaches the probes. What fails is noted, not returned: the rest works.
+    /// Reads the machine and attaches the probes. Failures are noted in the health state, not returned, because the
+    /// other parts work.
     ///
-    /// Attaching needs privileges; nothing later does.
+    /// Attaching needs privileges; later operations do not.
     pub fn new(config: &Config) -> Self {
         let health = Arc::new(Health::default());
         let machine = sysfs::read(&config.host_root).unwrap_or_else(|error| {
@@ -90,7 +92,7 @@ impl Observer {
             health.note(Part::Topology, Err(error_chain(&error)));
             Machine::default()
         });
-        // Before they are loaded: they check themselves at once.
+        // Before the probes are loaded, because loading verifies them at once.
         let window = probes::stats_window()
             .inspect_err(|error| tracing::info!(%error, "what the probes cost is not measured"));
         let cost = window.ok().map(|window| (window, Instant::now() + MEASURED));
@@ -132,22 +134,21 @@ impl Observer {
         }
     }
 
-    /// Where what happens is reported.
     pub fn events(&self) -> &Events {
         &self.events
     }
 
-    /// The machine as last read.
+    /// Returns the machine as last read.
     pub fn machine(&self) -> Arc<Machine> {
         self.latest.machine.borrow().clone()
     }
 
-    /// Grows with each change of what is promised.
+    /// Returns the number of changes of the guarantees.
     pub fn revision(&self) -> u64 {
         self.lock().revision
     }
 
-    /// Why a probe is not attached better.
+    /// Returns the reason why a probe is not attached in its best mode.
     pub(crate) fn reason(&self, report: &ProbeReport) -> Option<String> {
         if let (false, key) = switch(&self.config.probes, report.probe) {
             return Some(format!("switched off by {key}"));
@@ -155,7 +156,7 @@ impl Observer {
         report.reason.clone()
     }
 
-    /// The same in a word, for metrics; empty where all is well.
+    /// Returns the same reason as a single word for metrics; empty if the probe is attached in its best mode.
     pub(crate) fn obstacle(&self, report: &ProbeReport) -> &'static str {
         let obstacle = if is_enabled(&self.config.probes, report.probe) {
             report.obstacle
@@ -165,17 +166,17 @@ impl Observer {
         obstacle.map_or("", Into::into)
     }
 
-    /// Notes that a part works, or why not; logs what changed.
+    /// Notes that a part works, or the reason why it does not; logs changes.
     pub fn note(&self, part: Part, result: Result<(), String>) {
         self.health.note(part, result);
     }
 
-    /// Time since it was started.
+    /// Returns the time since the start.
     pub fn uptime(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Somebody asks for the workloads' figures.
+    /// Records a request for the workloads' figures.
     pub(crate) fn ask(&self) {
         let mut demand = self.demand.lock();
         demand.asked = Instant::now();
@@ -184,7 +185,7 @@ impl Observer {
         }
     }
 
-    /// Whether the probes can be read only by a process with `CAP_BPF`.
+    /// Returns whether reading the probes requires `CAP_BPF`.
     pub fn needs_cap_bpf(&self) -> bool {
         self.probing().probes.needs_cap_bpf().unwrap_or_else(|error| {
             tracing::warn!(%error, "it is not known whether the probes can be read without CAP_BPF: it is kept");
@@ -192,18 +193,18 @@ impl Observer {
         })
     }
 
-    /// The probes. To be locked before the books, where both are.
+    /// Locks the probes. Must be locked before the state if both are needed.
     pub(crate) fn probing(&self) -> MutexGuard<'_, Probing> {
         self.probing.lock()
     }
 
-    /// The books.
+    /// Locks the state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 }
 
-/// Whether the configuration allows a probe, and the key that says so.
+/// Returns whether the configuration enables a probe, and the key that does.
 fn switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'static str) {
     match probe {
         Probe::Alloc | Probe::Hugepages => (config.allocation.enabled, "probes.allocation.enabled"),
@@ -212,7 +213,7 @@ fn switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'static str
         Probe::OomKill => (config.oom_kills.enabled, "probes.oomKills.enabled"),
         Probe::Switch => (config.intruders.enabled, "probes.intruders.enabled"),
         Probe::Hardware => (config.hardware.enabled, "probes.hardware.enabled"),
-        // They are loaded only where that is true.
+        // They are loaded only if the key is true.
         Probe::AllocChains | Probe::AccessChains => (true, "observe.callChains.enabled"),
     }
 }

@@ -1,11 +1,12 @@
-//! Who gets counters of its own where there are more workloads than slots.
+//! Assignment of counter slots if there are more workloads than slots.
 //!
-//! Workloads with a promise come first, for theirs are the misses that matter; then the busiest, by the CPU time of
-//! their cgroups: who does not run allocates nothing. The others are counted together as `other`.
+//! Workloads with a guarantee have priority, because their misses matter most. The busiest workloads follow, by the
+//! CPU time of their cgroups: a workload that does not run allocates nothing. The remaining workloads are counted
+//! together under the name `other`.
 //!
-//! While somebody waits, all cgroups' CPU times are read once in [`LOOK`], and a few slots change hands: only from one
-//! that is far less busy, so that two that are alike do not take turns. A slot that is given back rests for a second
-//! before it counts for another.
+//! While a workload waits for a slot, the CPU times of all cgroups are read once per [`LOOK`], and a few slots are
+//! reassigned. A slot is only taken from a workload that is far less busy, so that two similar workloads do not
+//! alternate. A released slot stays unused for a second before it is assigned again.
 
 use std::{
     collections::BTreeMap,
@@ -14,38 +15,38 @@ use std::{
 
 use numaward_cgroup::CgroupId;
 
-/// How often it is looked who is busy, while somebody waits.
+/// Interval at which CPU times are read while a workload waits for a slot.
 pub(crate) const LOOK: Duration = Duration::from_mins(1);
 
-/// Who takes a slot was at least so many times as busy.
+/// Least ratio of the CPU times of the new and the previous owner of a slot.
 const FACTOR: u32 = 4;
 
-/// Less CPU time than this since the last look is none.
+/// CPU time per interval below which a workload counts as idle.
 const IDLE: Duration = Duration::from_millis(10);
 
-/// Slots that change hands at one look, at most.
+/// Most slots that are reassigned per interval.
 const MAX_EXCHANGES: usize = 16;
 
-/// What is known of who is busy.
+/// CPU times from which slots are assigned.
 #[derive(Debug, Default)]
 pub(crate) struct SlotPolicy {
     pub(crate) looked: Option<Instant>,
-    /// The CPU time of each cgroup at the last look, and by how much it grew since the one before.
+    /// CPU time of each cgroup at the last reading, and (`busy`) its growth since the reading before.
     used: BTreeMap<CgroupId, Duration>,
     busy: BTreeMap<CgroupId, Duration>,
 }
 
-/// A workload that has a slot, or wants one.
+/// A workload that has a slot or waits for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) id: CgroupId,
     pub(crate) has_slot: bool,
     pub(crate) is_promised: bool,
-    /// CPU time since the last look; `None` where that is not known yet.
+    /// CPU time between the last two readings; `None` if it is not known yet.
     pub(crate) busy: Option<Duration>,
 }
 
-/// Who gives a slot to whom: the least busy to the busiest of those that wait.
+/// Returns pairs of a slot's owner and its successor: the least busy owner with the busiest waiting workload first.
 pub(crate) fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
     let known = |has_slot| {
         let mut found: Vec<(Duration, CgroupId)> = candidates
@@ -65,14 +66,14 @@ pub(crate) fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
 }
 
 impl SlotPolicy {
-    /// Looks who was how busy since the last look.
+    /// Stores a reading of the CPU times, and computes their growth.
     pub(crate) fn look(&mut self, used: BTreeMap<CgroupId, Duration>) {
         let grown = used.iter().filter_map(|(id, now)| Some((*id, now.checked_sub(*self.used.get(id)?)?)));
         self.busy = grown.collect();
         self.used = used;
     }
 
-    /// How busy a cgroup was between the last two looks; `None` where that is not known.
+    /// Returns the CPU time of a cgroup between the last two readings; `None` if it is not known.
     pub(crate) fn busy(&self, id: CgroupId) -> Option<Duration> {
         self.busy.get(&id).copied()
     }
