@@ -1,5 +1,5 @@
-//! What workloads do apart from allocating, by name: accesses, migrations, stalls, kills. [`crate::table`] keeps it as
-//! it keeps allocations.
+//! Activity of workloads other than allocations, by name: accesses, migrations, stalls, kills. [`crate::table`] keeps
+//! it like allocations.
 
 use std::{
     array,
@@ -17,21 +17,21 @@ use numaward_topology::{HugepageSize, NodeId};
 
 use crate::table::Table;
 
-/// What was counted by one reading of the probes.
+/// Counts of one reading of the probes.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) slots: SlotMap<Activity>,
-    /// What no name has.
+    /// Activity outside all slots.
     pub(crate) other: Activity,
 }
 
 impl Counted {
-    /// The accesses of all since the start, with those that workloads of `table` that are gone had counted.
+    /// Returns the accesses of all workloads since the start, including those of `table` that are gone.
     pub(crate) fn accesses(&self, table: &Table<SlotId>) -> Vec<NodeAccesses> {
         let mut sum = Activity::default();
         let bases = table.series().filter_map(|(_, series)| series.base_activity.as_deref());
         let all = bases.chain(self.slots.values()).chain([&self.other, &table.gone_activity]);
-        // One at a time, as the rest of an activity is of no interest here.
+        // Accesses are added one by one, because the rest of an activity is not needed here.
         for activity in
             all.filter(|activity| activity.accesses.iter().any(|of| of.local.0 > 0 || of.remote.0 > 0))
         {
@@ -51,7 +51,7 @@ impl Attached {
         Self(attached.map(|report| report.probe).collect())
     }
 
-    /// Whether none counts by workload.
+    /// Returns whether no probe that counts by workload is attached.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -60,7 +60,7 @@ impl Attached {
         self.0.contains(&probe)
     }
 
-    /// What metrics serve.
+    /// Converts an activity to metrics.
     pub(crate) fn figures(
         &self,
         activity: &Activity,
@@ -88,7 +88,7 @@ impl Attached {
         }
     }
 
-    /// What the API serves.
+    /// Converts an activity for the API.
     pub(crate) fn served(&self, activity: &Activity, page_size: u64) -> api::Activity {
         let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), pages.saturating_mul(page_size));
         let kills = || {
@@ -110,7 +110,7 @@ impl Attached {
     }
 }
 
-/// What metrics serve of what was taken from the pools: of these sizes, and of others where there is something.
+/// Returns the hugepages allocated from the pools as metrics: for these sizes, and for other sizes with a count.
 pub(crate) fn allocated(
     activity: &Activity,
     nodes: &[NodeId],
@@ -128,13 +128,14 @@ pub(crate) fn allocated(
     sizes.into_iter().map(|size| (size, nodes.iter().map(|node| of(size, node)).collect())).collect()
 }
 
-/// Pages by reason: those of NUMA balancing are there from the start, the others from when they happen.
+/// Returns the migrated pages by reason. Reasons of NUMA balancing are always present, others once they have
+/// occurred.
 fn migrated(activity: &Activity) -> Vec<(&'static str, u64)> {
     let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
     let happened = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED_INDEX || pages.0 > 0);
     let mut by_reason: Vec<(&'static str, u64)> = Vec::new();
     for (_, (reason, pages)) in happened {
-        // Several numbers may be called the same.
+        // Several numbers may have the same name.
         match by_reason.iter_mut().find(|(known, _)| known == reason) {
             Some((_, sum)) => *sum = sum.saturating_add(pages.0),
             None => by_reason.push((reason, pages.0)),
@@ -143,7 +144,7 @@ fn migrated(activity: &Activity) -> Vec<(&'static str, u64)> {
     by_reason
 }
 
-/// Accesses as the API serves them.
+/// Converts accesses for the API.
 pub(crate) fn accesses(of: &NodeAccesses) -> api::NodeAccesses {
     let remote = of.remote_by_memory.iter().map(|(memory, pages)| api::RemoteAccesses {
         memory_node: memory.map(|node| node.0),

@@ -1,4 +1,4 @@
-//! Follows who runs on exclusive CPUs, and reports it.
+//! Use of exclusive CPUs by other workloads and the kernel: reading and reporting.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -19,17 +19,17 @@ use crate::{
     part::Part,
 };
 
-/// Who used a CPU while it was exclusive.
+/// Use of a CPU while it was exclusive.
 struct Used {
     cpu: CpuId,
-    /// To whom it is exclusive now.
+    /// The workload to which the CPU is exclusive now.
     owner: Option<SlotId>,
     by: CpuUsage,
     interrupts: Option<InterruptFigures>,
 }
 
 impl Observer {
-    /// From now on, all threads of this process keep off exclusive CPUs.
+    /// Keeps all threads of this process off exclusive CPUs from now on.
     pub fn keep_off_exclusive_cpus(&self) {
         match Affinity::of_this_thread() {
             Ok(affinity) => *self.affinity.lock() = Some(affinity),
@@ -37,7 +37,7 @@ impl Observer {
         }
     }
 
-    /// Keeps our own threads off exclusive CPUs.
+    /// Moves this process's threads off exclusive CPUs.
     pub(crate) fn step_aside(&self) {
         let mut held = self.affinity.lock();
         let Some(affinity) = held.as_mut() else { return };
@@ -49,7 +49,7 @@ impl Observer {
         }
     }
 
-    /// Begins and ends counting interrupts where CPUs became exclusive or no longer are.
+    /// Starts or ends the counting of interrupts if the set of exclusive CPUs changed.
     pub(crate) fn follow_interrupts(&self) {
         if self.lock().exclusive.is_due() {
             match self.read_interrupts() {
@@ -65,7 +65,7 @@ impl Observer {
         interrupts.ok()
     }
 
-    /// Who used the CPUs that are exclusive, or were.
+    /// Returns the use of all CPUs that are exclusive or have been.
     fn cpu_use(&self) -> Vec<Used> {
         if self.lock().exclusive.interrupts.is_empty() {
             return Vec::new();
@@ -81,7 +81,7 @@ impl Observer {
         used.iter().filter_map(of).collect()
     }
 
-    /// The same, as metrics serve it.
+    /// Returns the same as figures for metrics.
     pub(crate) fn cpu_figures(&self) -> Vec<(CpuId, CpuFigures)> {
         let figures = |Used { cpu, by, interrupts, .. }| {
             let intruders = IntruderClass::ALL.map(|class| (class.as_str(), by.time_of(class)));
@@ -90,7 +90,7 @@ impl Observer {
         self.cpu_use().into_iter().map(figures).collect()
     }
 
-    /// The exclusive CPUs and how clean each was.
+    /// Returns the exclusive CPUs and their use by intruders.
     pub fn exclusive_cpus(&self) -> Vec<api::ExclusiveCpu> {
         let used = self.cpu_use();
         let table = self.lock().table.clone();
@@ -110,8 +110,8 @@ impl Observer {
         known.collect()
     }
 
-    /// Who ran on the exclusive CPUs of the workloads of a name, the longest first; `None` where there is no such
-    /// workload.
+    /// Returns the intruders on the exclusive CPUs of the workloads of a name, the longest first; `None` if there is
+    /// no such workload.
     pub fn intruders(&self, name: &str) -> Option<api::Intruders> {
         let cpus = self.exclusive_cpus().into_iter().filter(|cpu| cpu.workload == name).collect();
         let (found, watching, table) = {
@@ -139,7 +139,7 @@ impl Observer {
         Some(api::Intruders { watching, cpus, intruders })
     }
 
-    /// Looks who ran on CPUs that are exclusive to others, if it is time to.
+    /// Compares the use of exclusive CPUs with the previous reading, if the interval has passed.
     fn look_for_intruders(&self, now: Instant) -> Vec<EventReport> {
         let mut probing = self.probing();
         let (owners, table) = {
@@ -156,7 +156,7 @@ impl Observer {
         let Some(used) = probing.cpu_use() else { return Vec::new() };
         let first = probing.intrusions.looked.is_none();
         let (found, elapsed) = probing.intrusions.compare(&owners, used, now);
-        // What ran before the CPUs were exclusive is moved away; the first look only notes what there is.
+        // Threads that ran before the CPUs became exclusive are moved away, so the first reading is only a baseline.
         if first || found.is_empty() {
             return Vec::new();
         }
@@ -172,7 +172,7 @@ impl Observer {
         reports
     }
 
-    /// Reports who ran on CPUs that are exclusive to others, if it is time to look.
+    /// Reports intruders on exclusive CPUs, if the interval has passed.
     pub(crate) fn report_intruders(&self) {
         for report in self.look_for_intruders(Instant::now()) {
             self.events.report(report);

@@ -1,7 +1,7 @@
-//! Exclusive CPUs: whose they are, and which interrupts they take.
+//! Owners of exclusive CPUs, and the interrupts that these CPUs handle.
 //!
-//! Interrupts are counted by the kernel; what a CPU counted while it was
-//! exclusive is the growth between two readings of `/proc/interrupts` and `/proc/softirqs`.
+//! The kernel counts interrupts. The interrupts of a CPU while it was exclusive are the growth between two readings
+//! of `/proc/interrupts` and `/proc/softirqs`.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -9,23 +9,23 @@ use numaward_model::snapshot::InterruptFigures;
 use numaward_probes::SlotId;
 use numaward_topology::CpuId;
 
-/// The CPUs that are exclusive, or were since the daemon started.
+/// CPUs that are exclusive or have been since the daemon started.
 #[derive(Debug, Default)]
 pub(crate) struct Exclusive {
     pub(crate) owners: BTreeMap<CpuId, SlotId>,
     pub(crate) interrupts: BTreeMap<CpuId, Book>,
-    /// Whether interrupts are to be read, as the owners changed since.
+    /// True if the owners changed since the interrupts were last read.
     is_behind: bool,
 }
 
-/// Interrupts on a CPU.
+/// Interrupts of a CPU while it was exclusive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Book {
-    /// Those of earlier times in which it was exclusive.
+    /// Interrupts of former periods in which the CPU was exclusive.
     sum: InterruptFigures,
-    /// What the kernel had counted when it became so; `None` while it is not.
+    /// The kernel's counts when the current period began; `None` while the CPU is not exclusive.
     base: Option<InterruptFigures>,
-    /// The largest total so far. Readings may come in another order than they were made, and a counter never falls.
+    /// Largest total so far. Readings may be processed out of order, and a counter must not decrease.
     total: InterruptFigures,
 }
 
@@ -41,7 +41,7 @@ impl Book {
 }
 
 impl Exclusive {
-    /// These own CPUs from now on. Interrupts are counted from when they are read next.
+    /// Sets the owners of exclusive CPUs. Interrupts are counted from the next reading on.
     pub(crate) fn own(&mut self, owners: BTreeMap<CpuId, SlotId>) {
         for cpu in owners.keys() {
             self.interrupts.entry(*cpu).or_default();
@@ -50,17 +50,17 @@ impl Exclusive {
         self.is_behind = true;
     }
 
-    /// Whether interrupts are to be read for [`Exclusive::count`]; says so once.
+    /// Returns once per change whether the interrupts must be read for [`Exclusive::count`].
     pub(crate) fn is_due(&mut self) -> bool {
         std::mem::take(&mut self.is_behind)
     }
 
-    /// They could not be read: they are to be read again.
+    /// Requests another reading after a failed one.
     pub(crate) fn retry(&mut self) {
         self.is_behind = true;
     }
 
-    /// Begins and ends counting with what the kernel has counted now.
+    /// Starts or ends the counting of interrupts with the kernel's current counts.
     pub(crate) fn count(&mut self, now: &BTreeMap<CpuId, InterruptFigures>) {
         for (cpu, book) in &mut self.interrupts {
             let now = now.get(cpu).copied();
@@ -81,7 +81,7 @@ pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, InterruptFi
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         sums(&text).ok_or_else(|| {
             let reason = if text.is_empty() {
-                // A masked path: /dev/null in its place. The kubelet masks this one since 2025.
+                // Container runtimes mask a path with /dev/null. The kubelet masks this one since 2025.
                 "it is empty, as container runtimes hide it from containers"
             } else {
                 "expected a line of CPUs and lines of numbers"
@@ -96,8 +96,8 @@ pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, InterruptFi
     Ok(both.collect())
 }
 
-/// The sum of each column. The first line names the CPUs (those online); each line below has a name, a number for
-/// each CPU (or one for all, in `ERR` and `MIS`), and a description.
+/// Returns the sum of each column. The first line names the online CPUs; each further line has a name, a number per
+/// CPU (or a single number, in `ERR` and `MIS`), and a description.
 fn sums(text: &str) -> Option<BTreeMap<CpuId, u64>> {
     let mut lines = text.lines();
     let cpus: Vec<CpuId> = lines
@@ -183,12 +183,12 @@ pub(crate) mod tests {
             "the CPU was offline and counts anew: a counter never falls"
         );
 
-        // A scrape read 1007 after the files were read for the end, and came first.
+        // A scrape that read 1007 after the final reading was processed first.
         assert_eq!(total(&mut exclusive, 1007), 17);
         change(&mut exclusive, &none, &at(1005));
         assert_eq!(total(&mut exclusive, 2000), 17);
 
-        // Where they cannot be read, it goes on counting until they can.
+        // While the interrupts cannot be read, counting continues.
         change(&mut exclusive, &one, &at(3000));
         exclusive.own(none.clone());
         assert!(exclusive.is_due());
@@ -197,7 +197,7 @@ pub(crate) mod tests {
         assert!(exclusive.is_due(), "it is tried again");
     }
 
-    /// Some slot, always the same.
+    /// Returns an arbitrary slot, always the same.
     pub(crate) fn slot() -> SlotId {
         let machine = numaward_topology::Machine::default();
         let options = numaward_probes::ProbeOptions {

@@ -225,7 +225,7 @@ impl Observer {
         }
     }
 
-    /// Returns the headroom of each node with guaranteed memory, and judges which nodes are low.
+    /// Returns the headroom of each node with guaranteed memory, not yet judged, and the spare memory of every node.
     fn judge(
         &self,
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],

@@ -1,5 +1,5 @@
-//! Hugepages of workloads: where they lie (`hugetlb.*.numa_stat`), where they were taken from the pools (a probe), and
-//! what of both is outside the promise.
+//! Hugepages of workloads: resident pages by node (`hugetlb.*.numa_stat`), allocations from the pools by node (a
+//! probe), and the pages of both that are outside the guaranteed nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,13 +15,14 @@ use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 
 use crate::{reading::Read, table::Series};
 
-/// The sizes of which the host has pages: no workload can have others.
+/// Returns the page sizes of the host's pools; workloads cannot have other sizes.
 pub(crate) fn pools(machine: &Machine) -> BTreeSet<HugepageSize> {
     let pools = machine.nodes.values().flat_map(|node| &node.hugepages);
     pools.filter(|(_, pool)| pool.total > 0).map(|(size, _)| *size).collect()
 }
 
-/// Those of a cgroup and all below it, of these sizes. Where the controller is off, none are known.
+/// Reads the resident hugepages of a cgroup and its descendants for these sizes. Empty if the `hugetlb` controller is
+/// off.
 pub(crate) fn resident(
     dir: &Path,
     sizes: &BTreeSet<HugepageSize>,
@@ -41,7 +42,7 @@ pub(crate) fn resident(
     Ok(resident)
 }
 
-/// Takes what a nested workload has off the one it is nested in.
+/// Subtracts the hugepages of a nested workload from those of the outer workload.
 pub(crate) fn take_off(rest: &mut ResidentHugepages, inner: &ResidentHugepages) {
     for (size, inner) in inner {
         let rest = rest.get_mut(size).into_iter().flatten();
@@ -50,7 +51,7 @@ pub(crate) fn take_off(rest: &mut ResidentHugepages, inner: &ResidentHugepages) 
 }
 
 impl<S> Series<S> {
-    /// Where the hugepages lie; sizes that could be read of no member are absent.
+    /// Returns the hugepages of all members by node; sizes that could not be read for any member are absent.
     pub(crate) fn hugepages(&self) -> Arc<ResidentHugepages> {
         let mut read = self.members.values().map(|member| &member.hugepages).filter(|read| !read.is_empty());
         let Some(mut sum) = read.next().cloned() else { return Arc::default() };
@@ -62,7 +63,8 @@ impl<S> Series<S> {
     }
 }
 
-/// What the API serves of a node: of the sizes that are known of it. `activity` is absent where nothing is counted.
+/// Returns the hugepages of a node for the API, for all sizes that are known of it. `activity` is absent if
+/// allocations are not counted.
 pub(crate) fn of_node(
     (index, node): (usize, NodeId),
     resident: &ResidentHugepages,
@@ -87,7 +89,8 @@ pub(crate) fn of_node(
 }
 
 impl Read {
-    /// Hugepages that workloads with a promise were given outside its nodes. Those of a promise that ended stay counted.
+    /// Returns the hugepages that workloads with a guarantee allocated outside its nodes. Counts of ended guarantees
+    /// are kept.
     pub(crate) fn missed_hugepages(&self) -> Vec<HugepagesOutside> {
         if !self.attached.has(Probe::Hugepages) {
             return Vec::new();
@@ -111,7 +114,7 @@ impl Read {
         missed
     }
 
-    /// Hugepages that lie outside the nodes promised to their workload.
+    /// Returns the resident hugepages outside the nodes guaranteed to their workload.
     pub(crate) fn misplaced_hugepages(&self) -> Vec<HugepagesOutside> {
         let mut misplaced = Vec::new();
         for (name, series) in self.table.series() {
@@ -133,7 +136,7 @@ impl Read {
         misplaced
     }
 
-    /// Whether memory is promised to one of the workloads of a name.
+    /// Returns whether one of the workloads of a name has a memory guarantee.
     pub(crate) fn is_promised(&self, series: &Series<SlotId>) -> bool {
         series.members.keys().any(|&id| self.promises.nodes_of(id).is_some())
     }

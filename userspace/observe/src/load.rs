@@ -1,12 +1,14 @@
-//! How much memory of each node the CPUs of other nodes take: of nodes that are equally good otherwise, the strategy
-//! `native` takes those with less.
+//! Rate at which CPUs of other nodes allocate memory of each node. Among equally good nodes, the strategy `native`
+//! prefers those with a lower rate.
 //!
-//! Terms: the *class* of a rate is the binary logarithm of its MiB in a second; 0 below 64 MiB.
+//! # Terms
+//! The *class* of a rate is the binary logarithm of its MiB per second; 0 below 64 MiB/s.
 //!
-//! Algorithm: the rate is that between two readings of the probe of allocations. A higher class holds at once; a class is
-//! left when the rate is below half of where it begins, so that it does not change all the time.
+//! # Algorithm
+//! The rate is computed from two readings of the allocation probe. A higher class applies at once. A class is left
+//! when the rate falls below half of the rate where the class begins, so that it does not oscillate.
 //!
-//! No map and no clock here: the caller passes readings and times.
+//! This module reads no map and no clock: the caller passes readings and times.
 
 use std::{
     collections::BTreeMap,
@@ -15,9 +17,9 @@ use std::{
 
 use numaward_topology::{Bytes, NodeId};
 
-/// How often it is read: locks on the probes are held for it.
+/// Interval between readings, which hold locks on the probes.
 const PACE: Duration = Duration::from_secs(10);
-/// Below this rate the class is 0.
+/// Rate in MiB per second below which the class is 0.
 const LEAST: u64 = 64;
 
 /// The class of each node.
@@ -29,12 +31,13 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Whether it is time for another reading, where the probe watches for a part of each `period` only.
+    /// Returns whether another reading is due. The probe counts only during a part of each `period`, so readings are
+    /// at least that far apart.
     pub(crate) fn is_due(&self, period: Duration, now: Instant) -> bool {
         self.read.is_none_or(|read| now.duration_since(read) >= PACE.max(period))
     }
 
-    /// What was taken of each node up to now.
+    /// Stores the bytes that were allocated on each node so far, and updates the classes.
     pub(crate) fn set(&mut self, taken: BTreeMap<NodeId, Bytes>, now: Instant) {
         let before = std::mem::replace(&mut self.taken, taken);
         let Some(read) = self.read.replace(now) else { return };
@@ -49,13 +52,13 @@ impl Load {
         self.classes = self.taken.iter().filter_map(class_of).collect();
     }
 
-    /// The nodes with a class above 0.
+    /// Returns the nodes with a class above 0.
     pub(crate) fn classes(&self) -> &BTreeMap<NodeId, u64> {
         &self.classes
     }
 }
 
-/// The class of so many MiB in a second, where it was that before.
+/// Returns the class of a rate in MiB per second, given the previous class.
 fn class(rate: u64, was: u64) -> u64 {
     let class = if rate < LEAST { 0 } else { u64::from(rate.ilog2()) };
     let begins = |class: u64| 1_u64 << class;

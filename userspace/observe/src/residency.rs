@@ -1,11 +1,11 @@
-//! Reads where each workload's memory lies, and what it lost because memory was short.
+//! Periodic reading of each workload's resident memory by node, and of its memory pressure and kills.
 //!
-//! The kernel adds the figures up on each reading (some 50 µs a cgroup), so they are read in turns, apart
-//! from scrapes, and only while somebody asks: a daemon that nobody scrapes reads nothing.
+//! The kernel sums these figures up on each reading (about 50 µs per cgroup). Therefore they are read periodically,
+//! not per scrape, and only while there are requests for them.
 //!
-//! `memory.numa_stat` and `hugetlb.*.numa_stat` cover a cgroup and all below it. Where workloads are nested (`nginx.service` below
-//! `system.slice`), the outer one gets what is left when the inner ones are taken off. The other files do not
-//! add up so: for a workload with others below it they are not read.
+//! `memory.numa_stat` and `hugetlb.*.numa_stat` cover a cgroup and its descendants. If workloads are nested
+//! (`nginx.service` below `system.slice`), the figures of the inner ones are subtracted from those of the outer one.
+//! The other files cannot be subtracted like this, so they are not read for a workload with others nested in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,7 @@ use crate::{
     table::{Readings, Table, Trouble},
 };
 
-/// Reads in turns until `stop` is cancelled. The caller that cancels it also wakes the thread.
+/// Reads all workloads periodically until `stop` is cancelled. The caller that cancels it also wakes the thread.
 pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
     let estimate = &observer.config.observe.remote_estimate;
@@ -75,19 +75,20 @@ struct Target {
     resident: Option<Vec<ResidentFigures>>,
     hugepages: ResidentHugepages,
     trouble: Trouble,
-    /// Whether other workloads are below it.
+    /// True if other workloads are nested in this one.
     is_outer: bool,
 }
 
 impl Observer {
-    /// Whether somebody asked for the workloads of late. Readers that ask less often get figures as old as the question
-    /// before.
+    /// Returns whether there was a recent request for the workloads' figures. Less frequent readers get figures as
+    /// old as their previous request.
     pub(crate) fn is_asked(&self) -> bool {
         let interest = (3 * self.config.observe.residency_interval.0).max(Duration::from_mins(1));
         self.demand.lock().asked.elapsed() < interest
     }
 
-    /// Where cgroups are found, the workloads and the machine, of one instant; `None` while the first is not known.
+    /// Returns a consistent snapshot of the hierarchy, the workloads and the machine; `None` while the hierarchy is
+    /// not open.
     fn placed(&self) -> Option<(Hierarchy, Arc<Table<SlotId>>, Arc<Machine>)> {
         let state = self.lock();
         Some((state.hierarchy.clone()?, state.table.clone(), self.machine()))
@@ -128,7 +129,8 @@ impl Observer {
                 first.get_or_insert_with(|| error_chain(&error));
             }
         }
-        // A controller may well be missing in a single cgroup. If all do, nothing can be read on this host.
+        // The controller may be missing in a single cgroup. If it is missing in all, this host does not provide the
+        // figures.
         if targets.iter().all(|target| target.resident.is_none()) {
             failed = failed.or(absent);
         }
@@ -146,11 +148,11 @@ impl Observer {
         self.note(Part::Residency, failed.map_or(Ok(()), Err));
     }
 
-    /// Takes what was read of the workloads into the table. This goes through all workloads, so it is done on a copy, without the lock
-    /// that an admission needs, as long as the table does not change again and again meanwhile.
+    /// Stores the readings in the table. Because this visits all workloads, it is done on a copy without the lock
+    /// that admissions need, unless the table changes during each of the attempts.
     fn take_readings(&self, readings: &[(CgroupId, Readings)], nodes: &[NodeId]) {
         const MAX_ATTEMPTS: usize = 3;
-        // Figures are known by the position of their node.
+        // Figures are indexed by the position of their node.
         let is_as_before = || self.machine().nodes.keys().eq(nodes);
         let take = |table: &mut Table<SlotId>, as_before: bool| {
             for (id, read) in readings {
@@ -176,7 +178,7 @@ impl Observer {
 }
 
 impl Target {
-    /// Reads all files, also after one failed; returns the first failure.
+    /// Reads all files, even after a failure; returns the first error.
     fn read(&mut self, nodes: &[NodeId], sizes: &BTreeSet<HugepageSize>) -> Result<(), ReadError> {
         let resident = memory_numa_stat(&self.dir).map(|stat| {
             let of = |node| stat.get(node).copied().unwrap_or_default();
@@ -200,7 +202,7 @@ impl Target {
 }
 
 impl Observer {
-    /// Looks at every workload once.
+    /// Updates the sampling state of every workload.
     pub(crate) fn judge_sampling(&self) {
         let (has_hints, skips_single_node_cpusets, maps) = {
             let probing = self.probing();
@@ -224,7 +226,7 @@ impl Observer {
                 Ok(KnobValue::Nodes(nodes)) => Some(nodes.len()),
                 _ => None,
             };
-            // Only where no probe sees it: this file is long.
+            // Read only if no probe provides the figures, because this file is long.
             let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
             let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(member.slot?)?.scanned));
             looked.insert(id, (host.judge(allowed), scanned, stat));
@@ -241,7 +243,7 @@ impl Observer {
         self.latest.sampled.send_replace(Arc::new(sampled));
     }
 
-    /// Looks at every workload that is not sampled, as far as the budget goes.
+    /// Updates the estimate of every workload that is not sampled, within the budget.
     pub(crate) fn estimate_remote(&self, estimator: &mut Estimator) {
         let Some((hierarchy, table, machine)) = self.placed() else { return };
         let mut sampled = Sampled::clone(&self.latest.sampled.borrow());
@@ -276,7 +278,7 @@ impl Observer {
     }
 }
 
-/// What a cgroup has on a node.
+/// Converts a cgroup's memory on a node.
 pub(crate) fn resident(memory: CgroupNodeMemory) -> ResidentFigures {
     ResidentFigures {
         anon: memory.anon,
@@ -287,7 +289,7 @@ pub(crate) fn resident(memory: CgroupNodeMemory) -> ResidentFigures {
     }
 }
 
-/// What was moved between tiers from and to all nodes.
+/// Returns the bytes moved between memory tiers from and to all nodes.
 fn tiering<'a>(nodes: impl Iterator<Item = &'a CgroupNodeMemory>, page_size: u64) -> Option<TieringFigures> {
     let bytes = |pages: u64| Bytes(pages.saturating_mul(page_size));
     let moved = nodes.filter_map(|node| node.tiering);
@@ -296,8 +298,8 @@ fn tiering<'a>(nodes: impl Iterator<Item = &'a CgroupNodeMemory>, page_size: u64
         .reduce(TieringFigures::plus)
 }
 
-/// For each target the nearest one that it is below. Targets are in the order of their paths, so that one
-/// is directly followed by those below it.
+/// Returns the nearest enclosing target of each target. Targets are sorted by path, so descendants directly follow
+/// their ancestor.
 fn nest(targets: &[Target]) -> Vec<Option<usize>> {
     let mut open: Vec<usize> = Vec::new();
     let mut outer = Vec::with_capacity(targets.len());
@@ -311,8 +313,8 @@ fn nest(targets: &[Target]) -> Vec<Option<usize>> {
     outer
 }
 
-/// Takes what nested workloads have off the ones they are nested in. What moved between two readings may make
-/// the outer one's rest too small; it is never below zero.
+/// Subtracts the figures of nested workloads from those of the outer ones. Pages that moved between two readings may
+/// make the difference too small; it is never negative.
 fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
     let whole: Vec<(Option<Vec<ResidentFigures>>, ResidentHugepages)> =
         targets.iter().map(|target| (target.resident.clone(), target.hugepages.clone())).collect();

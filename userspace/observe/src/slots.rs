@@ -1,4 +1,4 @@
-//! Workloads come and go, and slots pass between them.
+//! Assignment of the probes' slots to workloads as cgroups are created and removed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,24 +19,24 @@ use crate::{
     table::Member,
 };
 
-/// Slots that are given away before others may lock the books.
+/// Most slots that are assigned before the locks are released for other threads.
 pub(crate) const AT_ONCE: usize = 256;
 
-/// The probes and the books together: slots move only while both are held, so that a reader of the counters
-/// sees either as they were or as they are. The probes are locked first.
+/// Locks on the probes and the state together. Slots only change while both are held, so a reader of the counters
+/// sees the assignment before or after a change. The probes are locked first.
 pub(crate) struct Moving<'a> {
     pub(crate) probing: MutexGuard<'a, Probing>,
     pub(crate) state: MutexGuard<'a, State>,
 }
 
 impl Moving<'_> {
-    /// Takes in that a cgroup came or went.
+    /// Handles the creation or removal of a cgroup.
     pub(crate) fn take(&mut self, event: CgroupEvent) {
         match event {
             CgroupEvent::Added(cgroup) => {
                 let workload = classify(&cgroup.path, |_| false);
-                // Deeper cgroups fold into their workload. What the root cgroup has is `other`: a slot
-                // for it would take what those without a slot allocate.
+                // Descendant cgroups count for their workload. Allocations of the root cgroup count as `other`: a
+                // slot for it would also count the allocations of all workloads without a slot.
                 if workload.root != cgroup.path || workload.kind == WorkloadKind::Root {
                     return;
                 }
@@ -54,16 +54,16 @@ impl Moving<'_> {
         }
     }
 
-    /// Takes a cgroup from the table; its last counts stay with its name.
+    /// Removes a cgroup from the table; its last counts are added to its name.
     pub(crate) fn give_up(&mut self, id: CgroupId) {
         let counted = self.release(id, "last counts are lost").unwrap_or_default();
         self.state.table_mut().remove(id, &counted, Instant::now());
     }
 
-    /// Gives free slots to at most `at_once` workloads that wait, and takes from the list what has been gone for `keep`.
-    /// Says whether there are more.
+    /// Assigns free slots to at most `at_once` waiting workloads, and removes names whose last member has been gone
+    /// for `keep`. Returns whether there is more to do.
     pub(crate) fn keep_books(&mut self, keep: Duration, at_once: usize) -> bool {
-        // Where nothing expires, nothing is copied that a reader holds.
+        // The check avoids a copy of the table, which readers may hold, if nothing has expired.
         let now = Instant::now();
         if self.state.table.has_expired(now, keep) {
             self.state.table_mut().expire(now, keep);
@@ -102,13 +102,14 @@ impl Moving<'_> {
         false
     }
 
-    /// Takes slots from workloads without a promise for those with one that wait. Says whether some are on their way.
+    /// Releases slots of workloads without a guarantee for waiting workloads with one. Returns whether some of these
+    /// slots are not free yet.
     pub(crate) fn make_room(&mut self) -> bool {
         let waiting =
             self.state.table.waiting().filter(|id| self.state.promises.nodes_of(*id).is_some()).count();
         let mut coming = self.probing.probes.cooling_slots();
         while coming < waiting {
-            // The least busy at the last look.
+            // The least busy workload at the last reading.
             let held = self.state.table.members().filter(|(_, member)| member.slot.is_some());
             let unpromised = held.map(|(id, _)| id).filter(|id| self.state.promises.nodes_of(*id).is_none());
             let Some(id) = unpromised.min_by_key(|id| self.state.slot_policy.busy(*id)) else { break };
@@ -118,14 +119,15 @@ impl Moving<'_> {
         waiting > 0 && coming > 0
     }
 
-    /// Takes a workload's slot back; it waits for another.
+    /// Releases a workload's slot; the workload waits for another one.
     fn take_slot(&mut self, id: CgroupId) {
         if let Some(counted) = self.release(id, "its slot cannot be taken back") {
             self.state.table_mut().suspend(id, &counted);
         }
     }
 
-    /// Takes a workload's slot from the probes. Returns what it allocated; its other counts are kept.
+    /// Releases a workload's slot in the probes. Returns the allocations it had counted; its other counts are kept in
+    /// the table.
     fn release(&mut self, id: CgroupId, failure: &'static str) -> Option<NodeCounters> {
         let (slot, name) = (self.state.table.slot(id)?, self.state.table.name(id)?.clone());
         match self.probing.probes.activity_of(slot) {
@@ -140,7 +142,7 @@ impl Moving<'_> {
             .ok()
     }
 
-    /// Sets in the probes which nodes a workload may use.
+    /// Writes the nodes that a workload may use to the probes.
     pub(crate) fn allow(&mut self, id: CgroupId) {
         let Some(slot) = self.state.table.slot(id) else { return };
         let promises = self.state.promises.clone();
@@ -148,7 +150,7 @@ impl Moving<'_> {
         self.probing.health.noted(Part::Slots, set);
     }
 
-    /// Serves under its name who has become known.
+    /// Moves workloads whose name has become known to that name.
     pub(crate) fn rename(&mut self) {
         let renamed: Vec<_> = self
             .state
@@ -163,7 +165,7 @@ impl Moving<'_> {
         }
     }
 
-    /// Sets in the probe which CPUs are exclusive to whom, if that changed.
+    /// Writes the owners of exclusive CPUs to the probe if they changed.
     pub(crate) fn follow_exclusive_cpus(&mut self) {
         let mut owners = BTreeMap::new();
         for promise in self.state.promises.workloads() {
@@ -181,18 +183,19 @@ impl Moving<'_> {
 }
 
 impl Observer {
-    /// Locks both, to move slots.
+    /// Locks the probes and the state to change slots.
     pub(crate) fn moving(&self) -> Moving<'_> {
         let probing = self.probing();
         Moving { probing, state: self.lock() }
     }
 
-    /// Looks who is busy, if it is time and somebody waits for a slot, and lets the busiest have some.
+    /// Reads the CPU times of cgroups, if the interval has passed and a workload waits for a slot, and reassigns
+    /// slots to the busiest workloads.
     pub(crate) fn follow_slot_policy(&self, now: Instant) {
         let targets: Vec<_> = {
             let Moving { probing, mut state } = self.moving();
             if state.table.waiting().next().is_none() || probing.attached.is_empty() {
-                // What was seen is of no use later.
+                // The readings are of no use later.
                 state.slot_policy = SlotPolicy::default();
                 return;
             }
@@ -203,7 +206,7 @@ impl Observer {
             let Some(hierarchy) = &state.hierarchy else { return };
             state.table.members().map(|(id, member)| (id, hierarchy.dir(&member.path))).collect()
         };
-        // A cgroup that vanishes meanwhile is not busy.
+        // A cgroup that was removed meanwhile counts as idle.
         let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_time(&dir).ok()?))).collect();
         let mut moving = self.moving();
         let state = &mut *moving.state;
@@ -224,7 +227,7 @@ impl Observer {
             moving.take_slot(giver);
             moving.state.table_mut().prefer(taker);
         }
-        // Those with a promise before all others.
+        // Workloads with a guarantee first.
         let state = &mut *moving.state;
         let promised: Vec<CgroupId> =
             state.table.waiting().filter(|id| state.promises.nodes_of(*id).is_some()).collect();

@@ -1,23 +1,31 @@
-//! The workloads and their books.
+//! Table of workloads and their counters.
 //!
-//! Problem: probes count per slot, slots are fewer than workloads and are reused, cgroups come and go;
-//! but a counter that is served must never go down, and the sum over all must never lose a page.
+//! # Problem
+//! Probes count per slot. Slots are fewer than workloads and are reused, and cgroups are created and removed.
+//! Nevertheless, a counter that is served must never decrease, and the sum of all counters must never lose a page.
 //!
-//! Terms: a *member* is one workload, known by its cgroup. It may hold a *slot* or wait for one. Members
-//! with the same *name* are served as one series (see [`crate::naming`]): all containers of Docker, say. The
-//! *base* of a name is what its former members had counted when they gave back their slots.
+//! # Terms
+//! - *member*: a workload, identified by its cgroup. It holds a *slot* or waits for one.
+//! - *name*: label under which members are served as one series (see [`crate::naming`]), for example all containers
+//!   of Docker.
+//! - *base*: counts that former members of a name had when they released their slots.
+//! - *gone*: counts of names that are no longer listed.
+//! - `other`: counts of the probes outside all slots.
 //!
-//! Algorithm: slots go to members in the order in which they were seen, parents before children; who finds
-//! none waits, and the one that waited longest gets the next that is free, unless another is preferred (see
-//! [`crate::slot_policy`]). A member whose slot is taken back waits again. A name's counter is its base plus
-//! the slots of its members. When the last member is gone the name is kept for a while, so that its
-//! last values are scraped; then it goes, and its base is added to what is *gone*: that counts in the sums over all, and is
-//! served under no name. `other` is what the probes count outside all slots: it must not jump when somebody's name goes.
+//! # Algorithm
+//! Slots are assigned in the order in which members were found, parents before children. A member without a slot
+//! waits, and the one that has waited longest gets the next free slot, unless another is preferred (see
+//! [`crate::slot_policy`]). A member whose slot is revoked waits again. The counter of a name is its base plus the
+//! slots of its members. After the last member is removed, the name is listed for a while so that its last values are
+//! scraped. Then its base is added to *gone*, which counts in the totals but is served under no name. It is not added
+//! to `other`, which must not jump when a name is removed.
 //!
-//! Invariants: while a name is listed, its counters do not go down; the sum over all names, `other` and what is gone never
-//! does. What exceeds 64 bits stays at the largest number.
+//! # Invariants
+//! - While a name is listed, its counters do not decrease.
+//! - The sum of all names, `other` and *gone* never decreases.
+//! - Counters saturate at 64 bits.
 //!
-//! No I/O and no clock here: the caller passes counts and times.
+//! This module does no I/O and reads no clock: the caller passes counts and times.
 
 use std::{
     borrow::Cow,
@@ -39,16 +47,16 @@ use crate::small_map::SmallMap;
 pub(crate) struct Table<S> {
     /// Shared with copies of the table that are being read.
     series: BTreeMap<Arc<str>, Arc<Series<S>>>,
-    /// Under which name a cgroup is served.
+    /// Name under which each cgroup is served.
     names: BTreeMap<CgroupId, Arc<str>>,
     waiting: VecDeque<CgroupId>,
-    /// What names that are no longer listed had counted.
+    /// Allocations counted under names that are no longer listed.
     gone: NodeCounters,
-    /// What they did apart from allocating.
+    /// Other activity counted under these names.
     pub(crate) gone_activity: Activity,
 }
 
-/// What is served under one name.
+/// Counters and members of a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Series<S> {
     pub(crate) members: SmallMap<CgroupId, Member<S>>,
@@ -107,7 +115,7 @@ impl<S> Member<S> {
         Self { path, kind, container, slot: None, resident, hugepages, trouble }
     }
 
-    /// Its memory on all nodes, hugepages included; `None` where it was not read.
+    /// Returns the resident memory on all nodes, hugepages included; `None` if it was not read.
     pub(crate) fn resident_bytes(&self) -> Option<u64> {
         let resident =
             self.resident.as_deref().map(|nodes| nodes.iter().flat_map(|of| [of.anon, of.file, of.kernel]));
@@ -122,7 +130,7 @@ impl<S: Copy + Eq> Table<S> {
         self.series.get_mut(self.names.get(&id)?).map(Arc::make_mut)
     }
 
-    /// A workload appeared; it waits for a slot. One that is known already is left as it is.
+    /// Adds a workload, which then waits for a slot. Does nothing if it is already known.
     pub(crate) fn add(&mut self, id: CgroupId, name: &str, member: Member<S>) {
         if self.names.contains_key(&id) {
             return;
@@ -149,17 +157,17 @@ impl<S: Copy + Eq> Table<S> {
         self.waiting.push_back(id);
     }
 
-    /// The cgroup that is next to get a slot.
+    /// Returns the cgroup that gets the next slot.
     pub(crate) fn next_waiting(&self) -> Option<CgroupId> {
         self.waiting.front().copied()
     }
 
-    /// Who waits for a slot, in the order in which they get one.
+    /// Returns the waiting cgroups in the order in which they get slots.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = CgroupId> {
         self.waiting.iter().copied()
     }
 
-    /// Lets a cgroup that waits be the next to get a slot.
+    /// Moves a waiting cgroup to the front of the queue.
     pub(crate) fn prefer(&mut self, id: CgroupId) {
         if let Some(place) = self.waiting.iter().position(|&waiting| waiting == id) {
             self.waiting.remove(place);
@@ -167,14 +175,14 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// A cgroup is about to give back its slot, for which this was counted apart from allocations.
+    /// Keeps the activity that was counted in a slot which its cgroup is about to release.
     pub(crate) fn keep_activity(&mut self, id: CgroupId, last: &Activity) {
         if let Some(series) = self.series_mut(id) {
             series.base_activity.get_or_insert_default().add(last);
         }
     }
 
-    /// A cgroup's slot was taken back, and had counted this; it waits for another.
+    /// Keeps the allocations counted in a revoked slot; its cgroup waits for another one.
     pub(crate) fn suspend(&mut self, id: CgroupId, counted: &NodeCounters) {
         let Some(series) = self.series_mut(id) else { return };
         let Some(member) = series.members.get_mut(&id) else { return };
@@ -184,7 +192,7 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// The cgroup that waited longest got a slot, or can never have one (`None`).
+    /// Gives the slot to the cgroup that waited longest. `None` means that it can never have one.
     pub(crate) fn settle_waiting(&mut self, slot: Option<S>) {
         let Some(id) = self.waiting.pop_front() else { return };
         if let (Some(series), Some(slot)) = (self.series_mut(id), slot)
@@ -199,7 +207,7 @@ impl<S: Copy + Eq> Table<S> {
         self.names.get(&id)
     }
 
-    /// The name of the workload with this slot.
+    /// Returns the name of the workload with this slot.
     pub(crate) fn name_of_slot(&self, slot: S) -> Option<&Arc<str>> {
         let (id, _) = self.members().find(|(_, member)| member.slot == Some(slot))?;
         self.name(id)
@@ -213,7 +221,7 @@ impl<S: Copy + Eq> Table<S> {
         self.member(id)?.slot
     }
 
-    /// A cgroup is gone; `counted` is what its slot, now given back, had counted.
+    /// Removes a cgroup; `counted` are the allocations that its released slot had counted.
     pub(crate) fn remove(&mut self, id: CgroupId, counted: &NodeCounters, now: Instant) {
         let Some(name) = self.names.remove(&id) else { return };
         self.waiting.retain(|&waiting| waiting != id);
@@ -227,7 +235,7 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// Takes names from the list whose members have all been gone for `keep`.
+    /// Removes names whose members have all been gone for `keep`.
     pub(crate) fn expire(&mut self, now: Instant, keep: Duration) {
         let (gone, gone_activity) = (&mut self.gone, &mut self.gone_activity);
         self.series.retain(|_, series| {
@@ -240,27 +248,27 @@ impl<S: Copy + Eq> Table<S> {
         });
     }
 
-    /// Whether there is anything to expire.
+    /// Returns whether a name has expired.
     pub(crate) fn has_expired(&self, now: Instant, keep: Duration) -> bool {
         self.series.values().any(|series| series.has_expired(now, keep))
     }
 
-    /// What is served, by name.
+    /// Returns all series by name.
     pub(crate) fn series(&self) -> impl Iterator<Item = (&Arc<str>, &Series<S>)> {
         self.series.iter().map(|(name, series)| (name, &**series))
     }
 
-    /// All workloads that live.
+    /// Returns all existing workloads.
     pub(crate) fn members(&self) -> impl Iterator<Item = (CgroupId, &Member<S>)> {
         self.series.values().flat_map(|series| series.members.iter()).map(|(&id, member)| (id, member))
     }
 
-    /// Notes what was read of a cgroup. One that is gone meanwhile is left alone.
+    /// Stores the readings of a cgroup, unless it has been removed meanwhile.
     pub(crate) fn set_read(&mut self, id: CgroupId, read: Readings) {
         if let Some(member) = self.series_mut(id).and_then(|series| series.members.get_mut(&id)) {
             let trouble = read.trouble;
             (member.resident, member.hugepages) = (read.resident, read.hugepages);
-            // A file that cannot be read for once does not take back what it said before.
+            // A failed reading does not reset the previous value.
             member.trouble = Trouble {
                 pressure: trouble.pressure.or(member.trouble.pressure),
                 oom_kills: trouble.oom_kills.or(member.trouble.oom_kills),
@@ -269,14 +277,15 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// Forgets where the memory of each workload lies, until that is read again.
+    /// Clears the resident memory of each workload until it is read again.
     pub(crate) fn forget_residents(&mut self) {
         for member in self.series.values_mut().flat_map(|series| Arc::make_mut(series).members.values_mut()) {
             (member.resident, member.hugepages) = Default::default();
         }
     }
 
-    /// What all allocated since the start, also those that are gone: by the probes in these slots, and outside all.
+    /// Returns the allocations of all workloads since the start, including removed ones: in these slots, and outside
+    /// of all slots.
     pub(crate) fn sum<'a>(
         &'a self,
         of_slot: impl Fn(S) -> Option<&'a NodeCounters>,
@@ -288,7 +297,7 @@ impl<S: Copy + Eq> Table<S> {
         sum
     }
 
-    /// Workloads with a slot, and without.
+    /// Returns the numbers of workloads with and without a slot.
     pub(crate) fn slots(&self) -> (u64, u64) {
         self.members().fold((0, 0), |(with, without), (_, member)| match member.slot {
             Some(_) => (with + 1, without),
@@ -298,13 +307,14 @@ impl<S: Copy + Eq> Table<S> {
 }
 
 impl<S> Series<S> {
-    /// Whether all its members have been gone for so long.
+    /// Returns whether all members have been gone for `keep`.
     fn has_expired(&self, now: Instant, keep: Duration) -> bool {
         self.removed.is_some_and(|removed| now.duration_since(removed) >= keep)
     }
 }
 
-/// The sum of parts, which is a part itself where the others are empty: as with nearly all workloads, which have one member.
+/// Returns the sum of the parts. It borrows a part if the other parts are empty, as for workloads with a single
+/// member.
 fn sum<'a, T: Clone + Default>(
     parts: impl Iterator<Item = &'a T>,
     is_empty: impl Fn(&T) -> bool,
@@ -319,7 +329,7 @@ fn sum<'a, T: Clone + Default>(
 }
 
 impl<S: Copy> Series<S> {
-    /// What was allocated under this name; `None` if no member ever had a slot.
+    /// Returns the allocations counted under this name; `None` if no member ever had a slot.
     pub(crate) fn counters<'a>(
         &'a self,
         of_slot: impl Fn(S) -> Option<&'a NodeCounters>,
@@ -327,7 +337,7 @@ impl<S: Copy> Series<S> {
         self.counted.then(|| sum(self.counted_parts(of_slot), NodeCounters::is_empty, NodeCounters::add))
     }
 
-    /// What was allocated under this name, in parts.
+    /// Returns the summands of the allocations counted under this name.
     fn counted_parts<'a>(
         &'a self,
         of_slot: impl Fn(S) -> Option<&'a NodeCounters>,
@@ -336,14 +346,14 @@ impl<S: Copy> Series<S> {
         iter::once(&self.base).chain(held)
     }
 
-    /// What was done under this name apart from allocating.
+    /// Returns the activity other than allocations counted under this name.
     pub(crate) fn activity<'a>(&'a self, of_slot: impl Fn(S) -> Option<&'a Activity>) -> Cow<'a, Activity> {
         let held = self.members.values().filter_map(|member| of_slot(member.slot?));
         let parts = self.base_activity.as_deref().into_iter().chain(held);
         sum(parts, |_| false, Activity::add)
     }
 
-    /// Where the memory lies, by node; `None` if no member could be read.
+    /// Returns the resident memory by node; `None` if no member could be read.
     pub(crate) fn resident(&self) -> Option<Arc<[ResidentFigures]>> {
         let mut read = self.members.values().filter_map(|member| member.resident.as_ref());
         let first = read.next()?;
@@ -357,7 +367,7 @@ impl<S: Copy> Series<S> {
         Some(sum.into())
     }
 
-    /// What went wrong because memory was short since the name was seen first.
+    /// Returns the memory pressure and kills since the name was first seen.
     pub(crate) fn trouble(&self) -> Trouble {
         self.members.values().fold(self.base_trouble, |sum, member| sum.plus(member.trouble))
     }
