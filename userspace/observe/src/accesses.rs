@@ -1,4 +1,4 @@
-//! Which node's memory workloads use, for those who choose homes.
+//! Accesses of workloads by memory node, from which preferred nodes are chosen.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::{
 
 impl AccessSource for Observer {
     fn accesses(&self) -> Vec<WorkloadAccesses> {
-        // Whether accesses are sampled is known only while somebody asks.
+        // The sampling state is only updated while there are requests.
         self.ask();
         let read = self.read();
         let sampled = self.latest.sampled.borrow().clone();
@@ -38,11 +38,11 @@ impl AccessSource for Observer {
     }
 }
 
-/// The workloads that have no other below them, but for the root.
+/// Returns the workloads without nested workloads, except the root.
 fn leaves(table: &Table<SlotId>) -> Vec<(CgroupId, &Member<SlotId>)> {
     let mut members: Vec<_> = table.members().collect();
     members.sort_by(|a, b| a.1.path.cmp(&b.1.path));
-    // What is below one comes right after it.
+    // Descendants directly follow their ancestor.
     let paths: Vec<&CgroupPath> = members.iter().skip(1).map(|(_, next)| &next.path).collect();
     let is_outer = |index: usize, member: &Member<SlotId>| {
         paths.get(index).is_some_and(|next| member.path.contains(next))
@@ -51,14 +51,14 @@ fn leaves(table: &Table<SlotId>) -> Vec<(CgroupId, &Member<SlotId>)> {
     kept.map(|(_, found)| *found).filter(|(_, member)| !member.path.is_root()).collect()
 }
 
-/// The accesses of one workload, as the processor counts them, or else as they are sampled.
+/// Returns the accesses of a workload, as counted by the processor if possible, otherwise as sampled.
 fn accesses(attached: &Attached, sampled: &Sampled, id: CgroupId, of: &Activity) -> Option<Accesses> {
     let sum = |local: u64, more: u64| local.saturating_add(more);
     let is_counted = !of.dram.is_empty() && of.dram.iter().all(|of| of.local.is_some());
     if attached.has(Probe::Hardware) && is_counted {
         let local = of.dram.iter().filter_map(|of| of.local).fold(0, sum);
         let remote = of.dram.iter().map(|of| of.remote).fold(0, sum);
-        // Of remote accesses the processor does not say to which node.
+        // The processor does not count remote accesses by node.
         return Some(Accesses { by: CountingMethod::Hardware, local, remote, memory: BTreeMap::new() });
     }
     let is_sampled = matches!(sampled.state(id), Sampling::On | Sampling::Unknown);

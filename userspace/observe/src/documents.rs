@@ -1,4 +1,4 @@
-//! What the API serves.
+//! Documents of the API.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     table::Trouble,
 };
 
-/// Where the memory of a workload lies.
+/// Resident memory of a workload by node.
 #[derive(Clone, Copy)]
 struct Lies<'a> {
     resident: Option<&'a Arc<[ResidentFigures]>>,
@@ -29,7 +29,7 @@ struct Lies<'a> {
 }
 
 impl Observer {
-    /// The nodes and what happens on them.
+    /// Returns the nodes and their activity.
     pub fn nodes(&self) -> api::Nodes {
         let memory = self.node_memory();
         let read = self.read();
@@ -58,7 +58,7 @@ impl Observer {
         }
     }
 
-    /// The workloads.
+    /// Returns the workloads.
     pub fn workloads(&self) -> api::Workloads {
         self.ask();
         let read = self.read();
@@ -165,7 +165,7 @@ impl Observer {
         }
     }
 
-    /// How the daemon itself is doing.
+    /// Returns the state of the daemon itself.
     pub fn status(&self) -> api::Status {
         let (table, sampled) = (self.lock().table.clone(), self.latest.sampled.borrow().clone());
         let exclusive_cpus = self.exclusive_cpus();
@@ -229,7 +229,7 @@ impl Observer {
     }
 }
 
-/// How a node is doing, as it is served.
+/// Converts a node's headroom for the API.
 fn headroom(of: &NodeHeadroom) -> api::NodeHeadroom {
     api::NodeHeadroom {
         node: of.node.0,

@@ -1,4 +1,4 @@
-//! Promises that somebody else made: they are taken for our own, for containers whose cgroups are there.
+//! Guarantees of another program, which this daemon adopts for containers whose cgroups exist.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use numaward_engine::Ledger;
 use numaward_model::WorkloadGuarantee;
 use numaward_topology::CpuSet;
 
-/// What somebody else promised, and to whom.
+/// Source of another program's guarantees.
 pub trait ForeignPromises: fmt::Debug + Send + Sync {
-    /// What is promised to the container with this cgroup.
+    /// Returns the guarantee of the container with this cgroup.
     fn promise(
         &self,
         id: CgroupId,
         cgroup: &CgroupPath,
         container: &ContainerIdentity,
     ) -> Option<WorkloadGuarantee>;
-    /// The name under which a container is served, where it is known.
+    /// Returns the name under which a container is served, if it is known.
     fn label(&self, container: &ContainerIdentity) -> Option<String>;
-    /// The accounts of the nodes.
+    /// Returns the accounts of the nodes.
     fn ledger(&self) -> &Ledger;
-    /// CPUs that can still become exclusive.
+    /// Returns the CPUs that can still become exclusive.
     fn free_cpus(&self) -> CpuSet;
 }

@@ -1,20 +1,25 @@
-//! The last hour, without a database.
+//! History of the last hour, kept in memory.
 //!
-//! Problem: who opens the page, or looks after an alarm, wants to know what was before. Prometheus may not be there.
+//! # Problem
+//! An engineer who opens the page, possibly after an alert, needs the recent past. Prometheus may not be installed.
 //!
-//! Terms: a *step* is five seconds. *Rings* keep the last ten minutes by step and the last hour by minute. A workload is
-//! known by its *key*, its cgroup or else its name.
+//! # Terms
+//! - *step*: five seconds.
+//! - *rings*: figures of the last ten minutes by step and of the last hour by minute.
+//! - *key*: identifies a workload; its cgroup or, without one, its name.
 //!
-//! Algorithm: a sample is one reading of the probes' counters. The rates since the sample before go into the rings of every
-//! node and workload, once for each step in between, so that all rings end at the same time. A sample takes some processor
-//! time; the next comes so late that it is no more than a thousandth of all, a minute later at most. Every twelve
-//! steps a minute is made of the last ones: means of rates, the last of what lies.
+//! # Algorithm
+//! A sample is one reading of the probes' counters. The rates since the previous sample are added to the rings of
+//! every node and workload, once for each step in between, so that all rings end at the same time. Sampling may take
+//! a thousandth of a CPU at most: the pause before the next sample grows with the cost of the last one, up to a
+//! minute. Every twelve steps are summarized into a minute: the mean of rates, the last value of levels.
 //!
-//! Bounds: [`MAX_HISTORIES`] workloads have rings. Another gets those of one that is gone, else of one without a guarantee
-//! that has been idle for ten minutes, the longest idle first; with a guarantee, of any without. One that is gone is
-//! forgotten after an hour.
+//! # Bounds
+//! [`MAX_HISTORIES`] workloads have rings. A further workload takes the rings of a removed workload, else of a
+//! workload without a guarantee that has been idle for ten minutes, the longest idle first. A workload with a
+//! guarantee may take the rings of any workload without one. A removed workload is forgotten after an hour.
 //!
-//! Where memory lies is not read for this: it is known while somebody asks for the workloads.
+//! Resident memory is not read for the history: it is available while there are requests for the workloads.
 
 #![expect(
     clippy::cast_precision_loss,
@@ -35,24 +40,24 @@ use numaward_topology::NodeId;
 
 const STEP: Duration = Duration::from_secs(5);
 const STEP_SECONDS: u32 = 5;
-/// Steps that are kept: ten minutes.
+/// Number of steps in the ring of ten minutes.
 const RECENT: usize = 120;
-/// Steps in a minute.
+/// Number of steps per minute.
 const MINUTE: usize = 12;
-/// Minutes that are kept.
+/// Number of minutes in the ring of an hour.
 const HOUR: usize = 60;
-/// Steps that make one of a trend.
+/// Number of steps per point of a trend.
 const TREND: usize = 2;
-/// Samples take no more than this share of one CPU: one of so many parts.
+/// Inverse of the largest share of one CPU that samples may take.
 const COST: u32 = 1000;
-/// Of this time at most the mean rate is as good as none.
+/// Longest time between samples for which a mean rate is meaningful.
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// A figure of one step. Bytes, or bytes per second; NaN where it is not known. 24 bits are enough for a chart.
+/// A figure of one step in bytes or bytes per second; NaN if unknown. 24 bits of precision are enough for a chart.
 type Figure = f32;
 const UNKNOWN: Figure = Figure::NAN;
 
-/// Which of the rings.
+/// Selects one of the two rings.
 #[derive(Clone, Copy)]
 enum Length {
     Recent,
@@ -68,7 +73,7 @@ impl Length {
     }
 }
 
-/// Figures of one thing: `N` at each step. Of these, the last `LEVELS` say how much there is; the others are rates.
+/// Rings of `N` figures per step. The last `LEVELS` figures are levels; the others are rates.
 #[derive(Debug)]
 struct Rings<const N: usize, const LEVELS: usize> {
     recent: VecDeque<[Figure; N]>,
@@ -90,7 +95,7 @@ impl<const N: usize, const LEVELS: usize> Rings<N, LEVELS> {
         push(&mut self.recent, figures, RECENT);
     }
 
-    /// A minute is over.
+    /// Adds a finished minute to the ring of the hour.
     fn summarize(&mut self) {
         let minute = self.recent.range(self.recent.len().saturating_sub(MINUTE)..);
         let mut figures = [UNKNOWN; N];
@@ -100,7 +105,7 @@ impl<const N: usize, const LEVELS: usize> Rings<N, LEVELS> {
                 known.next_back().unwrap_or(UNKNOWN)
             } else {
                 let (sum, count) = known.fold((0.0, 0.0), |(sum, count), figure| (sum + figure, count + 1.0));
-                // NaN where nothing is known.
+                // NaN if no step is known.
                 sum / count
             };
         }
@@ -108,7 +113,7 @@ impl<const N: usize, const LEVELS: usize> Rings<N, LEVELS> {
     }
 }
 
-/// Adds to a ring that never holds more than `most`, nor takes memory for more.
+/// Appends to a ring of at most `most` values, and reserves no memory for more.
 fn push<T>(ring: &mut VecDeque<T>, value: T, most: usize) {
     if ring.len() == most {
         ring.pop_front();
@@ -118,22 +123,22 @@ fn push<T>(ring: &mut VecDeque<T>, value: T, most: usize) {
     ring.push_back(value);
 }
 
-/// What was counted of a workload up to now, in bytes: local, remote, missed.
+/// Bytes that a workload has allocated so far: local, remote, missed.
 pub(crate) type Counted = [u64; 3];
 
-/// A workload, as a sample found it.
+/// A workload in a sample.
 #[derive(Debug)]
 pub(crate) struct Seen<'a> {
     pub(crate) key: &'a str,
     pub(crate) name: &'a str,
     pub(crate) is_promised: bool,
-    /// Absent where it is not counted by itself.
+    /// Absent if the workload has no counters of its own.
     pub(crate) counted: Option<Counted>,
-    /// Absent where it is not read.
+    /// Absent if the resident memory was not read.
     pub(crate) resident: Option<u64>,
 }
 
-/// A node, as a sample found it: what was allocated there in bytes, local and remote, and what is free.
+/// A node in a sample: bytes allocated there (local and remote) and free bytes.
 #[derive(Debug)]
 pub(crate) struct SeenNode {
     pub(crate) node: NodeId,
@@ -146,11 +151,11 @@ struct Past {
     name: Box<str>,
     is_promised: bool,
     counted: Option<Counted>,
-    /// The number of steps when it was there last.
+    /// Step at which the workload was last present.
     seen: u64,
-    /// The number of steps when it allocated last.
+    /// Step at which the workload last allocated.
     active: u64,
-    /// None beyond the cap.
+    /// `None` if the number of rings is exhausted.
     rings: Option<WorkloadRings>,
 }
 
@@ -160,19 +165,20 @@ struct NodePast {
     rings: NodeRings,
 }
 
-/// What is kept of the last hour.
+/// Rings of the host and of all workloads for the last hour.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// When the last sample was taken; the rings end there.
+    /// Time of the last sample, at which the rings end.
     at: Option<Instant>,
-    /// Steps up to now.
+    /// Number of steps so far.
     steps: u64,
     host: HostRings,
     nodes: BTreeMap<NodeId, NodePast>,
     workloads: HashMap<Box<str>, Past>,
 }
 
-/// What was added in each second; from 0 on if the counter began anew, as that of another cgroup does.
+/// Returns the growth per second; counts from 0 if the counter was reset, for example by another cgroup of the same
+/// name.
 fn rate(now: u64, before: u64, seconds: f32) -> Figure {
     now.checked_sub(before).unwrap_or(now) as Figure / seconds
 }
@@ -188,7 +194,7 @@ fn figure(bytes: Option<u64>) -> Figure {
 }
 
 impl History {
-    /// Takes in a sample. Counters of the first say nothing of when they were counted: it only gives the beginning.
+    /// Adds a sample. The first sample only sets the baseline, because the time span of its counts is unknown.
     pub(crate) fn take<'a>(
         &mut self,
         at: Instant,
@@ -198,9 +204,9 @@ impl History {
         let before = self.at.replace(at);
         let elapsed = before.map(|before| at.duration_since(before)).unwrap_or_default();
         let seconds = elapsed.as_secs_f32();
-        // As many as there were, so that rings that end now begin when they should.
+        // All steps since the last sample, so that a ring that ends now starts at the right time.
         let steps = if before.is_some() { (seconds / STEP.as_secs_f32()).round().max(1.0) as u64 } else { 0 };
-        // After a long pause, means would pretend to know what happened in it.
+        // After a long pause, a mean would claim to describe the time in between.
         let known = if elapsed > 2 * LONGEST { 1 } else { steps };
         self.steps += steps;
         let now = self.steps;
@@ -226,7 +232,7 @@ impl History {
                     is_promised: false,
                     counted: None,
                     seen: now,
-                    // Idle, unless it allocated since it came.
+                    // Idle, unless it has allocated since it appeared.
                     active: now.saturating_sub(1),
                     rings: None,
                 }),
@@ -275,7 +281,7 @@ impl History {
         }
     }
 
-    /// Gives rings to those that have none, as far as there are.
+    /// Assigns rings to workloads without any, up to the bound.
     fn give_rings(&mut self, now: u64) {
         let mut room = MAX_HISTORIES.saturating_sub(self.kept());
         let mut wanting: Vec<(bool, u64, Box<str>)> = Vec::new();
@@ -323,7 +329,7 @@ impl History {
         self.workloads.values().filter(|past| past.rings.is_some()).count()
     }
 
-    /// The host's last hour.
+    /// Returns the host's last hour.
     pub(crate) fn host(&self, start: Instant) -> api::History {
         let series =
             |length: Length, pick: fn(&NodeRings) -> &VecDeque<[Figure; 3]>, missed| api::HostSeries {
@@ -353,7 +359,8 @@ impl History {
         }
     }
 
-    /// The last hour of the workload with this key, or of all with this name together. `None` if none is kept.
+    /// Returns the last hour of the workload with this key, or the sum of all workloads with this name. `None` if
+    /// there is no history.
     pub(crate) fn workload(&self, start: Instant, asked: &str) -> Option<api::WorkloadHistory> {
         let of_key = self.workloads.get(asked).and_then(|past| past.rings.as_ref());
         let of_name = || {
@@ -381,7 +388,7 @@ impl History {
         })
     }
 
-    /// The last ten minutes of all workloads.
+    /// Returns the last ten minutes of all workloads.
     pub(crate) fn trends(&self, start: Instant) -> api::Trends {
         let mut workloads: Vec<api::Trend> = self
             .workloads
@@ -405,12 +412,12 @@ impl History {
         }
     }
 
-    /// When such a ring ends.
+    /// Returns the end of a ring in milliseconds.
     fn end_millis(&self, length: Length, start: Instant) -> u64 {
         let since = self.at.map(|at| at.saturating_duration_since(start)).unwrap_or_default();
         let after = match length {
             Length::Recent => 0,
-            // A minute that is not over yet.
+            // Without the unfinished minute.
             Length::Hour => self.steps % MINUTE as u64 * u64::from(STEP_SECONDS) * 1000,
         };
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX).saturating_sub(after)
@@ -423,7 +430,7 @@ impl Past {
     }
 }
 
-/// Rings that end at the same time, added up. What is not known of one is not added.
+/// Returns the sum of rings that end at the same time. Unknown figures are skipped.
 fn total<'a, const N: usize>(
     rings: impl Iterator<Item = &'a VecDeque<[Figure; N]>>,
 ) -> VecDeque<[Figure; N]> {
@@ -445,7 +452,7 @@ fn column<const N: usize>(ring: &VecDeque<[Figure; N]>, index: usize) -> Vec<Opt
     ring.iter().map(|step| (!step[index].is_nan()).then(|| step[index].round() as u64)).collect()
 }
 
-/// Means of [`TREND`] steps each, the latest last.
+/// Returns means of [`TREND`] steps each, the latest last.
 fn coarse(figures: &[Option<u64>]) -> Vec<Option<u64>> {
     let mean = |steps: &[Option<u64>]| {
         let (sum, count) = steps
@@ -457,7 +464,7 @@ fn coarse(figures: &[Option<u64>]) -> Vec<Option<u64>> {
     figures.rchunks(TREND).map(mean).rev().collect()
 }
 
-/// When the next sample is due after one that took so long: a number of steps.
+/// Returns the pause after a sample of the given cost: a whole number of steps.
 pub(crate) fn pause(cost: Duration) -> Duration {
     let steps = (cost * COST).as_secs().div_ceil(STEP.as_secs()).max(1);
     (STEP * u32::try_from(steps).unwrap_or(u32::MAX)).min(LONGEST)

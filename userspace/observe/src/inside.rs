@@ -1,5 +1,5 @@
-//! What is looked up within the processes of a workload, when somebody asks: which code reaches across nodes, and which regions
-//! of the address space have how much memory on which node.
+//! Inspection of a workload's processes on request: code that accesses other nodes, and memory by region of the
+//! address space and by node.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -15,14 +15,13 @@ use crate::{
     table::{Member, Table},
 };
 
-/// Why there is nothing to show of the inside of a workload.
+/// Reason why a workload cannot be inspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotInside {
-    /// There is no such workload.
     NoWorkload,
-    /// The name stands for all that belongs to no workload.
+    /// The name stands for everything outside of workloads.
     Others,
-    /// Call chains are not taken, and why.
+    /// Call chains are not sampled, for this reason.
     Off(String),
 }
 
@@ -35,7 +34,7 @@ fn members_of(table: &Table<SlotId>, name: &str) -> Result<Members, NotInside> {
 }
 
 impl Observer {
-    /// The call chains of the workloads of a name. Reads maps of the probes and files of the workload.
+    /// Returns the call chains of the workloads of a name. Reads maps of the probes and files of the workload.
     pub fn stacks(&self, name: &str) -> Result<api::Stacks, NotInside> {
         let settings = &self.config.observe.call_chains;
         if !settings.enabled {
@@ -46,7 +45,7 @@ impl Observer {
         }
         let (members, chains, lost, kernel) = {
             let mut probing = self.probing();
-            // Slots change hands under both locks only.
+            // Slots are only reassigned under both locks.
             let members = members_of(&self.lock().table, name)?;
             let reports = probing.probes.reports().iter();
             let chain_probes =
@@ -76,8 +75,8 @@ impl Observer {
         Ok(api::Stacks { sample_every: settings.sample_every, ..named })
     }
 
-    /// Where the memory of the workloads of a name lies, by what it is for. Has the kernel go through the page tables of
-    /// their processes.
+    /// Returns the memory of the workloads of a name by purpose and node. The kernel walks the page tables of their
+    /// processes for this.
     pub fn regions(&self, name: &str) -> Result<api::Regions, NotInside> {
         let (members, promises) = {
             let state = self.lock();
@@ -92,7 +91,7 @@ impl Observer {
         Ok(regions::read(&proc, dirs, Instant::now() + regions::PATIENCE))
     }
 
-    /// The directories of the cgroups of workloads.
+    /// Returns the cgroup directories of workloads.
     fn dirs(&self, members: &Members) -> impl Iterator<Item = PathBuf> {
         let hierarchy = self.lock().hierarchy.clone();
         let dirs: Vec<PathBuf> =

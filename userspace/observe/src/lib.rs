@@ -1,16 +1,16 @@
-//! What this host does: its machine, its workloads, and what the probes count.
+//! Observation of this host: its machine, its workloads, and the counts of the probes.
 //!
-//! One [`Observer`] holds the state; threads keep it up to date ([`spawn`]): one follows the cgroups and
-//! the machine, another reads where each workload's memory lies, but only while somebody asks, and the guard looks
-//! whether the nodes can keep what is promised on them. Scrapes
-//! and the API read the probes' counters at once and the rest from memory.
+//! One [`Observer`] holds the state, and threads keep it up to date ([`spawn`]). One follows the cgroups and the
+//! machine. Another reads each workload's resident memory by node while there are requests for it. A third keeps the
+//! history, and the guard checks whether the nodes can keep their guarantees. Scrapes and the API read the probes'
+//! counters directly and all other figures from memory.
 //!
-//! What assigns CPUs and memory must not wait for any of them, as a container waits for it. So no lock is held
-//! while files are read, but for a few in `/proc/self` ([`Observer`] says which); the probes and the books have a lock
-//! each; and what takes time works on copies of the books, which share what did not change since.
+//! Code that assigns CPUs and memory must not wait for these threads, because a container waits for it. Therefore no
+//! lock is held while files are read, except for a few in `/proc/self` (see [`Observer`]); the probes and the state
+//! have a lock each; and long operations work on copies of the state, which share unchanged parts.
 //!
-//! Nothing here ends the daemon. What does not work is logged once, listed by `/api/v1/status`, and
-//! tried again.
+//! No failure here ends the daemon. A failure is logged once, listed by `/api/v1/status`, and the operation is tried
+//! again.
 
 #![forbid(unsafe_code)]
 

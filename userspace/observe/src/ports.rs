@@ -1,4 +1,4 @@
-//! What other parts of the daemon ask of the observer, or report to it.
+//! Interfaces of the observer to other parts of the daemon.
 
 use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
@@ -51,9 +51,9 @@ impl CgroupEvents for Observer {
 }
 
 impl AssignmentSink for Observer {
-    /// The probes know the nodes of a workload when this returns: its first page is judged by them.
+    /// On return, the probes know the nodes of each workload, so its first page is judged by them.
     fn publish_guarantees(&self, promises: Guarantees) {
-        // While it is known what was promised before.
+        // While the previous guarantees are still known.
         self.read_probe_events();
         let unfit = promises.unfit.as_ref().map(|problems| {
             format!("the policy does not fit the machine ({problems}): guarantees are kept, and no new ones are given")
@@ -78,7 +78,7 @@ impl ContainerNames for Observer {
         if all {
             known.retain(|id, _| there.contains(id));
         }
-        // Nothing is renamed for a container that is being created: it has no cgroup yet.
+        // A container that is being created is not renamed, because it has no cgroup yet.
         if state.renamed().next().is_some() {
             drop(state);
             self.moving().rename();
@@ -91,7 +91,8 @@ impl ContainerNames for Observer {
 }
 
 impl Observer {
-    /// Takes these promises for our own from now on. Those that are held already, by identity, change nothing.
+    /// Adopts the guarantees of another program from now on. Guarantees that are already known, by identity, change
+    /// nothing.
     pub fn hold_to(&self, foreign: &Arc<dyn ForeignPromises>) {
         self.read_probe_events();
         let mut moving = self.moving();
@@ -107,7 +108,7 @@ impl Observer {
             .collect();
         let mut promises = Guarantees::new(containers, foreign.ledger().clone());
         promises.free_cpus = foreign.free_cpus();
-        // Still under the lock: a container that comes meanwhile gets its promise afterwards.
+        // Still under the lock, so a container that appears meanwhile gets its guarantee afterwards.
         self.assign(moving, promises);
     }
 
@@ -127,7 +128,7 @@ impl Observer {
                 }
                 continue;
             }
-            // What was promised before and is no longer known is gone, and nobody would report so again.
+            // A workload that had a guarantee and is no longer known is gone, and no later event would report that.
             if before.has(promise.id) && moving.state.table.name(promise.id).is_none() {
                 continue;
             }
@@ -144,24 +145,24 @@ impl Observer {
         self.step_aside();
     }
 
-    /// What is promised.
+    /// Returns the guarantees.
     pub fn promises(&self) -> Arc<Guarantees> {
         self.lock().promises.clone()
     }
 
-    /// Is notified when a container comes to which nothing is known to be promised.
+    /// Returns the notification of a container that appears without a known guarantee.
     pub fn containers_came(&self) -> Arc<Notify> {
         self.lock().containers_came.clone()
     }
 
-    /// The containers whose cgroups are there.
+    /// Returns the containers whose cgroups exist.
     pub fn containers(&self) -> Vec<(CgroupPath, ContainerIdentity)> {
         let table = self.lock().table.clone();
         let members = table.members();
         members.filter_map(|(_, member)| Some((member.path.clone(), member.container.clone()?))).collect()
     }
 
-    /// Where the hierarchy of cgroups is, once that is known.
+    /// Returns the root of the cgroup hierarchy, once it is open.
     pub fn cgroup_root(&self) -> Option<PathBuf> {
         self.lock().hierarchy.as_ref().map(|hierarchy| hierarchy.root().to_owned())
     }

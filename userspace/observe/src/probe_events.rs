@@ -1,4 +1,4 @@
-//! What the probes report at once, as events: misses, kills, long stalls.
+//! Events that the probes report immediately: misses, kills, long stalls.
 
 use numaward_api::{EventKind, Severity};
 use numaward_model::EventReport;
@@ -7,14 +7,14 @@ use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
 
 use crate::{observer::Observer, probing::Subject};
 
-/// Events that wait to be reported, at most; more are left in the probes, which count what they lose.
+/// Most events that wait to be reported. Further events stay in the probes, which count lost ones.
 const UNREPORTED: usize = 1024;
 
-/// Memory that is free elsewhere when a pin kills: with less, the machine was full.
+/// Least free memory elsewhere for which a kill is blamed on the pin; with less, the machine was full.
 const FREE_ELSEWHERE: Bytes = Bytes::mib(64);
 
 impl Observer {
-    /// Reads what the probes report, while it is known whose slots are meant and what is promised to whom.
+    /// Reads the probes' events while the owners of slots and the guarantees they refer to are still known.
     pub(crate) fn read_probe_events(&self) {
         let mut probing = self.probing();
         if probing.events.len() >= UNREPORTED {
@@ -33,7 +33,7 @@ impl Observer {
         }));
     }
 
-    /// Reports what the probes reported.
+    /// Reports the events that were read.
     pub(crate) fn report_probe_events(&self) {
         self.read_probe_events();
         let events = std::mem::take(&mut self.probing().events);
@@ -59,7 +59,7 @@ impl Observer {
         }
     }
 
-    /// Free memory on the nodes that are not `promised`, or on the one with the most where nothing is promised.
+    /// Returns the free memory on the nodes outside `promised`; without a guarantee, that of the node with the most.
     fn free_elsewhere(&self, promised: Option<&NodeSet>) -> Bytes {
         let machine = self.machine();
         let free = machine.nodes.keys().filter_map(|&node| {
@@ -75,7 +75,8 @@ impl Observer {
     }
 }
 
-/// The event of memory that is not where it was promised. `promised` is absent where the promise ended meanwhile.
+/// Creates the event for memory outside the guaranteed nodes. `promised` is absent if the guarantee has ended
+/// meanwhile.
 fn miss(
     promised: Option<&NodeSet>,
     node: Option<NodeId>,
@@ -103,7 +104,7 @@ fn miss(
     }
 }
 
-/// The event of a process that the OOM killer took.
+/// Creates the event for a process that the OOM killer chose.
 fn oom_kill(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) -> EventReport {
     let pinned = ["cpuset", "mempolicy"].contains(&constraint);
     let why = match constraint {

@@ -1,4 +1,4 @@
-//! The probes and what is known of them. Each reading of a map notes whether it worked.
+//! The probes and the data derived from them. Each reading of a map notes whether it succeeded.
 
 use std::{
     collections::BTreeMap,
@@ -17,14 +17,14 @@ use crate::{
     stacks::KernelSymbols,
 };
 
-/// How long the probes are measured after the start: how long they run.
+/// Duration for which the cost of the probes is measured after the start.
 ///
-/// The kernel measures BPF programs only while somebody asks it to, and that costs every program of the host a little. To
-/// ask takes a privilege that the daemon gives up; what it asked for before holds until it is done. `numaward status
-/// --cost` measures anew: it asks the kernel itself.
+/// The kernel measures BPF programs only on request, which costs every program of the host a little. The request
+/// needs a privilege that the daemon drops; a request made earlier stays in force until it is closed. `numaward
+/// status --cost` measures again with its own request to the kernel.
 pub(crate) const MEASURED: Duration = Duration::from_secs(10);
 
-/// What is known of the workload that an event is about.
+/// Attributes of the workload that an event is about.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) name: Arc<str>,
@@ -33,38 +33,38 @@ pub(crate) struct Subject {
 
 pub(crate) struct Probing {
     pub(crate) probes: Probes,
-    /// Those that are attached.
+    /// The attached probes.
     pub(crate) attached: Arc<Attached>,
-    /// While the kernel measures them, and until when.
+    /// Handle that keeps the kernel measuring, and the time when it is closed.
     pub(crate) cost: Option<(OwnedFd, Instant)>,
-    /// What others did on exclusive CPUs.
+    /// Use of exclusive CPUs by intruders.
     pub(crate) intrusions: Intrusions,
-    /// Events that are read and not yet reported.
+    /// Events that were read but not reported yet.
     pub(crate) events: Vec<(ProbeEvent, Option<Subject>)>,
     pub(crate) health: Arc<Health>,
-    /// The kernel's functions, where call chains are taken.
+    /// Symbols of the kernel, if call chains are sampled.
     pub(crate) kernel_symbols: Option<Arc<KernelSymbols>>,
 }
 
 impl Probing {
-    /// Who used the CPUs that are exclusive, or were.
+    /// Reads the use of all CPUs that are exclusive or have been.
     pub(crate) fn cpu_use(&mut self) -> Option<BTreeMap<CpuId, CpuUsage>> {
         let used = self.probes.cpu_usage();
         self.health.noted(Part::Intruders, used)
     }
 
-    /// Who ran on CPUs that are exclusive to others.
+    /// Reads the intruders on exclusive CPUs.
     pub(crate) fn intruders(&self) -> Vec<Intruder> {
         self.health.noted(Part::Intruders, self.probes.intruders()).unwrap_or_default()
     }
 
-    /// What the probes reported since it was asked last.
+    /// Reads the probes' events since the last call.
     pub(crate) fn events(&mut self) -> Option<Vec<ProbeEvent>> {
         let events = self.probes.events();
         self.health.noted(Part::ProbeEvents, events)
     }
 
-    /// Ends measuring when it is time; attaches or detaches what has a duty cycle.
+    /// Stops the measurement when its time is over; attaches or detaches probes with a duty cycle.
     pub(crate) fn follow_cost(&mut self, now: Instant) {
         self.cost.take_if(|(_, until)| now >= *until);
         let kept = self.probes.apply_duty_cycle(now);

@@ -1,4 +1,4 @@
-//! What the daemon's own process takes, as Prometheus' client libraries say it
+//! Resource usage of the daemon's own process, in the metrics of Prometheus client libraries
 //! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>). Sources: proc(5).
 
 use std::{
@@ -10,20 +10,20 @@ use std::{
 use numaward_model::snapshot::ProcessFigures;
 use numaward_topology::Bytes;
 
-/// In what the kernel counts for a process.
+/// Units of the kernel's figures for a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Units {
     pub(crate) ticks_per_second: u64,
     pub(crate) page_size: u64,
 }
 
-/// Reads them below `proc`, which is `/proc` in production. What cannot be read is absent.
+/// Reads the figures below `proc`, which is `/proc` in production. Unreadable figures are absent.
 pub(crate) fn read(proc: &Path, units: Units) -> Option<ProcessFigures> {
     let stat = fs::read_to_string(proc.join("self/stat")).ok()?;
-    // The name, in brackets, may hold anything.
+    // The name, in brackets, may contain any character.
     let (_, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
-    // The state, which follows the name, is the third.
+    // The state, which follows the name, is the third field.
     let field = |number: usize| fields.get(number.checked_sub(3)?)?.parse::<u64>().ok();
     let time = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000) / units.ticks_per_second.max(1));
     let limits = fs::read_to_string(proc.join("self/limits")).unwrap_or_default();
@@ -37,14 +37,14 @@ pub(crate) fn read(proc: &Path, units: Units) -> Option<ProcessFigures> {
     })
 }
 
-/// When the host was started.
+/// Returns the boot time of the host.
 fn boot(proc: &Path) -> Option<SystemTime> {
     let stat = fs::read_to_string(proc.join("stat")).ok()?;
     let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
-/// Without the one by which they are listed.
+/// Counts the open file descriptors, except the one used for listing them.
 fn open_fds(dir: &Path) -> io::Result<u64> {
     let mut listed = 0_u64;
     for entry in fs::read_dir(dir)? {
@@ -54,7 +54,7 @@ fn open_fds(dir: &Path) -> io::Result<u64> {
     Ok(listed.saturating_sub(1))
 }
 
-/// The soft limit; what is not limited is the largest number.
+/// Returns the soft limit; `unlimited` is the largest number.
 fn max_fds(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {

@@ -1,11 +1,11 @@
-//! Where which part of the memory of a workload lies, from `/proc/PID/numa_maps` (`numa(7)`).
+//! Memory of a workload by region of the address space and by node, from `/proc/PID/numa_maps` (`numa(7)`).
 //!
-//! The kernel goes through the page tables of a process for that, mapping by mapping, 10 to 23 ms for each GiB of small
-//! pages. So it is read only when somebody asks, and for [`PATIENCE`] at most: what was not read by then is missing, and said
-//! to be.
+//! The kernel walks the page tables of the process for this, mapping by mapping: 10 to 23 ms per GiB of small pages.
+//! Therefore the file is read only on request and for [`PATIENCE`] at most; the result says if it is incomplete.
 //!
-//! A program chooses how many files it maps and how long their names are. So lines are [cut](TruncatedLines) while they are read, of a name
-//! [`MAX_NAME`] bytes are kept, and no more than [`MAX_NAMES`] names at a time: those of the smallest regions are folded into one.
+//! A program controls the number and the names of the files that it maps. Lines are therefore [cut](TruncatedLines)
+//! while they are read, at most [`MAX_NAME`] bytes of a name are kept, and at most [`MAX_NAMES`] names at a time: the
+//! smallest regions are folded into one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,21 +21,21 @@ use numaward_topology::{NodeId, NodeSet};
 
 use crate::stacks::processes_below;
 
-/// Time to read.
+/// Longest time for reading.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// Regions that have a name while it is read.
+/// Most named regions while reading.
 const MAX_NAMES: usize = 2 * MAX_REGIONS;
-/// Bytes of a name. Files of which this much is the same are one region.
+/// Most bytes of a name. Files whose names share these bytes count as one region.
 const MAX_NAME: usize = 1 << 10;
-/// The region that smaller ones are folded into.
+/// Name of the region into which smaller ones are folded.
 const OTHERS: &str = "[others]";
 
-/// Where memory of a workload is to be.
+/// Intended placement of a workload's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Belongs {
-    /// On the nodes that are promised.
+    /// On the guaranteed nodes.
     Promised(NodeSet),
-    /// On the node of its home.
+    /// On the preferred node.
     Home(NodeId),
 }
 
@@ -48,7 +48,7 @@ impl Belongs {
     }
 }
 
-/// Bytes of a region, and those of them that are off the nodes where they are to be.
+/// Bytes of a region, and how many of them are off the intended nodes.
 #[derive(Debug, Default)]
 struct Sum {
     nodes: BTreeMap<NodeId, u64>,
@@ -73,7 +73,7 @@ impl Sum {
     }
 }
 
-/// The regions by name, and all that have no name any more.
+/// Regions by name, and the sum of the folded ones.
 #[derive(Debug, Default)]
 struct Sums {
     named: BTreeMap<String, Sum>,
@@ -81,7 +81,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// The sum of a region. Makes room for it first: only the largest keep their names.
+    /// Returns the sum of a region, which is added if necessary. Folds smaller regions if there are too many.
     fn of(&mut self, name: String) -> &mut Sum {
         if self.named.len() >= MAX_NAMES && !self.named.contains_key(&name) {
             self.keep(MAX_REGIONS);
@@ -89,12 +89,12 @@ impl Sums {
         self.named.entry(name).or_default()
     }
 
-    /// Folds all but so many of the largest.
+    /// Folds all regions except the `most` largest.
     fn keep(&mut self, most: usize) {
         let mut sizes: Vec<u64> = self.named.values().map(Sum::bytes).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         let Some(&limit) = sizes.get(most) else { return };
-        // Of those of the same size, as many as there is room for.
+        // Among regions of equal size, as many as there is room for.
         let mut room = most - sizes.iter().take_while(|size| **size > limit).count();
         let others = self.others.get_or_insert_default();
         for (_, sum) in self.named.extract_if(.., |_, sum| {
@@ -107,7 +107,7 @@ impl Sums {
         }
     }
 
-    /// Those with the most bytes first; the last one stands for the others, if there are some.
+    /// Returns the regions, largest first, followed by the folded ones if there are any.
     fn into_regions(mut self, belongs: bool) -> Vec<Region> {
         if self.others.is_some() || self.named.len() > MAX_REGIONS {
             self.keep(MAX_REGIONS - 1);
@@ -124,7 +124,8 @@ impl Sums {
     }
 }
 
-/// Reads the regions of processes in cgroups; with each, where its memory is to be. `proc` is where processes are.
+/// Reads the regions of processes in cgroups; each cgroup comes with the intended placement of its memory. `proc` is
+/// the mount point of procfs.
 pub(crate) fn read(
     proc: &Path,
     dirs: impl Iterator<Item = (PathBuf, Option<Belongs>)>,
@@ -150,7 +151,7 @@ pub(crate) fn read(
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     notes.insert(format!("some processes cannot be read without CAP_SYS_PTRACE: {error}"));
                 }
-                // It has ended.
+                // The process has ended.
                 Err(_) => {}
             }
         }
@@ -166,7 +167,7 @@ pub(crate) fn read(
     Regions { processes, notes: notes.into_iter().collect(), promised, home, regions }
 }
 
-/// The regions of the process in the directory `process`, for fuzzing.
+/// Reads the regions of the process in the directory `process`, for fuzzing.
 #[cfg(feature = "testing")]
 pub fn regions_of(process: &Path, deadline: Instant) -> io::Result<Vec<Region>> {
     let mut sums = Sums::default();
@@ -174,7 +175,7 @@ pub fn regions_of(process: &Path, deadline: Instant) -> io::Result<Vec<Region>> 
     Ok(sums.into_regions(false))
 }
 
-/// Adds the regions of a process; `false` where time ran out.
+/// Adds the regions of a process; returns `false` if time ran out.
 fn read_one(dir: &Path, belongs: Option<&Belongs>, deadline: Instant, sums: &mut Sums) -> io::Result<bool> {
     if Instant::now() >= deadline {
         return Ok(false);
@@ -198,7 +199,7 @@ fn read_one(dir: &Path, belongs: Option<&Belongs>, deadline: Instant, sums: &mut
     Ok(true)
 }
 
-/// The region that a line of `numa_maps` is of, and its bytes by node; `None` where it has none.
+/// Returns the region of a line of `numa_maps` and its bytes by node; `None` if the line has none.
 fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
     // 7f0000000000 default file=/usr/lib/a\040file mapped=9 N0=5 N1=4 kernelpagesize_kB=4
     let (mut name, mut page, mut pages) = ("[anonymous]".to_owned(), 4, Vec::new());
@@ -206,7 +207,7 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
             "heap" | "stack" => name = format!("[{key}]"),
-            // Some characters are written as `\040`.
+            // Some characters are escaped, for example as `\040`.
             "file" => {
                 name = String::from_utf8_lossy(&unescape(value.as_bytes(), b"\\", 3, 8)).into_owned();
                 name.truncate(name.floor_char_boundary(MAX_NAME));

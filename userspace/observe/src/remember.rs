@@ -1,4 +1,4 @@
-//! Takes the samples of the history: what the probes have counted up to now, of every node and workload.
+//! Sampling for the history: the current counts of the probes for every node and workload.
 
 use std::{
     thread,
@@ -17,7 +17,7 @@ use crate::{
     observer::Observer,
 };
 
-/// Samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
+/// Takes samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
 pub(crate) fn keep_history(observer: &Observer, stop: &CancellationToken) {
     let mut due = Instant::now();
     while !stop.is_cancelled() {
@@ -33,14 +33,13 @@ pub(crate) fn keep_history(observer: &Observer, stop: &CancellationToken) {
     }
 }
 
-/// What this thread has used of the CPUs.
+/// Returns the CPU time of this thread.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 impl Observer {
-    /// Takes a sample.
     pub(crate) fn remember(&self) {
         let memory = self.node_memory();
         let is_asked = self.is_asked();
@@ -77,7 +76,7 @@ impl Observer {
         self.history.lock().take(at, nodes, members.chain(other));
     }
 
-    /// What a workload allocated up to now, hugepages included.
+    /// Returns the bytes that a workload has allocated so far, hugepages included.
     fn totals(&self, counters: Option<&NodeCounters>, activity: Option<&Activity>) -> Counted {
         let mut sum = [0_u64; 3];
         let mut add = |of: Counted| {
@@ -93,17 +92,18 @@ impl Observer {
         sum
     }
 
-    /// The last hour of the host.
+    /// Returns the last hour of the host.
     pub fn history(&self) -> api::History {
         self.history.lock().host(self.start)
     }
 
-    /// The last hour of the workload with this cgroup, or of all with this name together; `None` where none is kept.
+    /// Returns the last hour of the workload with this cgroup, or the sum of all with this name; `None` if there is
+    /// no history.
     pub fn workload_history(&self, asked: &str) -> Option<api::WorkloadHistory> {
         self.history.lock().workload(self.start, asked)
     }
 
-    /// The last ten minutes of all workloads.
+    /// Returns the last ten minutes of all workloads.
     pub fn trends(&self) -> api::Trends {
         self.history.lock().trends(self.start)
     }

@@ -1,7 +1,7 @@
-//! Workloads that share what is promised to them, and what they have of it.
+//! Workloads that share a guarantee, and the memory that they use of it.
 //!
-//! The containers of a pod that hold their memory as a whole have one promise: it is entered with one of them, and each
-//! uses it.
+//! Containers of a pod that hold their memory as a whole have a single guarantee. It is stored with one of them, and
+//! all of them use it.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use crate::{
     table::{Member, Table},
 };
 
-/// Workloads that share one promise; most of the time a single one.
+/// Workloads that share a guarantee; usually a single one.
 #[derive(Debug)]
 pub(crate) struct Share<'a> {
     pub(crate) workloads: Vec<&'a WorkloadGuarantee>,
-    /// What is promised to all of them together, by kind and the node that is charged.
+    /// Guarantee of all of them together, by kind of memory and the node that is charged.
     pub(crate) placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
 }
 
-/// All that is promised.
+/// Groups all guarantees by the workloads that share them.
 pub(crate) fn shares(promises: &Guarantees) -> Vec<Share<'_>> {
     let mut shares = BTreeMap::new();
     for promise in promises.workloads() {
@@ -39,12 +39,12 @@ pub(crate) fn shares(promises: &Guarantees) -> Vec<Share<'_>> {
     shares.into_values().collect()
 }
 
-/// What workloads have together with all below them, as it was read last.
+/// Memory of workloads and their descendants, from the latest readings.
 #[derive(Debug)]
 pub(crate) struct Holdings<'a> {
     nodes: Vec<NodeId>,
     table: &'a Table<SlotId>,
-    /// In the order of their paths, so that one is directly followed by those below it.
+    /// Sorted by path, so descendants directly follow their ancestor.
     members: Vec<&'a Member<SlotId>>,
 }
 
@@ -55,13 +55,13 @@ impl<'a> Holdings<'a> {
         Self { nodes: read.machine.nodes.keys().copied().collect(), table: &read.table, members }
     }
 
-    /// Whether it is known of all of them what they have.
+    /// Returns whether the memory of all these workloads is known.
     pub(crate) fn are_known(&self, workloads: &[&WorkloadGuarantee]) -> bool {
         let mut members = workloads.iter().map(|of| self.table.member(of.id));
         members.all(|member| member.is_some_and(|member| member.resident.is_some()))
     }
 
-    /// What they have on each node, as far as it is known.
+    /// Returns the resident memory of these workloads on each node, as far as it is known.
     pub(crate) fn resident(&self, workloads: &[&WorkloadGuarantee]) -> BTreeMap<NodeId, ResidentFigures> {
         let mut sum: BTreeMap<NodeId, ResidentFigures> = BTreeMap::new();
         for resident in self.within(workloads).filter_map(|member| member.resident.as_ref()) {
@@ -73,7 +73,7 @@ impl<'a> Holdings<'a> {
         sum
     }
 
-    /// The same of hugepages.
+    /// Returns their resident hugepages.
     pub(crate) fn hugepages(
         &self,
         workloads: &[&WorkloadGuarantee],
@@ -89,7 +89,7 @@ impl<'a> Holdings<'a> {
         sum
     }
 
-    /// These and all below them. Each has what those below it leave.
+    /// Returns these workloads and their descendants. The figures of each exclude its descendants.
     fn within(&self, workloads: &[&WorkloadGuarantee]) -> impl Iterator<Item = &'a Member<SlotId>> {
         workloads.iter().flat_map(|of| {
             let first = self.members.partition_point(|member| member.path < of.cgroup);

@@ -1,4 +1,4 @@
-//! What a scrape serves.
+//! Snapshot of all figures that a scrape of the metrics returns.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,7 +41,7 @@ impl SnapshotSource for Observer {
         self.ask();
         let read = self.read();
         let (sampled, counted) = (self.latest.sampled.borrow().clone(), &read.counted);
-        // Nodes may have come since.
+        // Nodes may have been added since.
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let pools = pools(&read.machine);
         let workloads = read.table.series().map(|(name, series)| {
@@ -112,7 +112,7 @@ impl SnapshotSource for Observer {
     }
 }
 
-/// Accesses by the node of the CPU and that of the memory.
+/// Returns the accesses by the node of the CPU and the node of the memory.
 fn pairs(accesses: &[probes::NodeAccesses]) -> Vec<(NodeId, Option<NodeId>, u64)> {
     let of = |from: &probes::NodeAccesses| {
         let local = (from.node, Some(from.node), from.local.0);
@@ -122,14 +122,14 @@ fn pairs(accesses: &[probes::NodeAccesses]) -> Vec<(NodeId, Option<NodeId>, u64)
     accesses.iter().flat_map(of).collect()
 }
 
-/// A node's memory; nothing of it where that could not be read.
+/// Converts a node's memory; all figures are absent if it could not be read.
 pub(crate) fn node_figures(
     (node, memory): &(NodeId, Option<sysfs::NodeMeminfo>),
 ) -> snapshot::NodeMemoryFigures {
     snapshot::NodeMemoryFigures { node: *node, kinds: memory.as_ref().map(kinds).unwrap_or_default() }
 }
 
-/// Hugepages by size and what they leave of the node's memory.
+/// Returns the hugepages by size, and the base memory that the pools leave.
 fn kinds(memory: &sysfs::NodeMeminfo) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
     let hugepages = memory.hugepages.iter().map(|(&size, pool)| {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
@@ -139,7 +139,7 @@ fn kinds(memory: &sysfs::NodeMeminfo) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
 }
 
 impl Observer {
-    /// The memory of each node as it is now.
+    /// Reads the current memory of each node.
     pub(crate) fn node_memory(&self) -> Vec<(NodeId, Option<sysfs::NodeMeminfo>)> {
         let machine = self.machine();
         let mut failed = None;
@@ -159,17 +159,17 @@ impl Observer {
         }
     }
 
-    /// Pages as bytes. What is too large is the largest number, so that it does not go down.
+    /// Converts pages to bytes; saturates, so that a counter does not decrease.
     pub(crate) fn bytes_of(&self, pages: Pages) -> Bytes {
         Bytes(pages.0.saturating_mul(self.page_size))
     }
 
-    /// Pages as bytes, in the order of `nodes`.
+    /// Converts counters from pages to bytes, in the order of `nodes`.
     fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<AllocatedFigures> {
         nodes.iter().map(|&node| self.in_bytes(counters.get(node))).collect()
     }
 
-    /// Those of one node.
+    /// Converts the counters of a single node.
     pub(crate) fn in_bytes(&self, counters: Option<&Counters>) -> AllocatedFigures {
         let counters = counters.copied().unwrap_or_default();
         AllocatedFigures {
@@ -179,7 +179,7 @@ impl Observer {
         }
     }
 
-    /// What is still available of each kind of memory on each node, less what is promised there and not yet used.
+    /// Returns the available memory of each kind on each node, less the guaranteed memory that is not used yet.
     fn headroom(
         &self,
         read: &Read,
@@ -187,7 +187,7 @@ impl Observer {
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
     ) -> Vec<(NodeId, ZoneKind, i64)> {
         if self.latest.watermarks.borrow().is_empty() {
-            // The guard does not look, or not yet.
+            // The guard is off or has not run yet.
             self.read_watermarks();
         }
         let (mut claims, mut unused) = (Claims::default(), BTreeMap::<(NodeId, ZoneKind), u64>::new());
@@ -213,7 +213,7 @@ impl Observer {
                 let unused = unused.get(&(*node, kind)).copied().unwrap_or(0);
                 headroom.push((*node, kind, free.cast_signed().saturating_sub_unsigned(unused)));
             }
-            // What the guard saw is newer than what was read of the workloads for this.
+            // The guard's readings are newer than the workloads' readings used here.
             let room = seen.node(*node).map_or_else(
                 || {
                     let left = claims.left(*node, self.obtainable(*node, memory)).0.cast_signed();
@@ -226,8 +226,8 @@ impl Observer {
         headroom
     }
 
-    /// What workloads with memory on several nodes have there above their shares, where they are held to these. Containers
-    /// of a pod that was admitted as a whole count together, under the first of their names.
+    /// Returns the memory above their shares that workloads with memory on several nodes have there, if shares are
+    /// enforced. Containers of a pod that was admitted as a whole count together, under the first of their names.
     fn over_budget(&self, read: &Read, holdings: &Holdings<'_>) -> Vec<BudgetExcess> {
         if !self.config.holds_budgets() {
             return Vec::new();
@@ -260,7 +260,8 @@ impl Observer {
             .collect()
     }
 
-    /// What is promised to each workload, and how much of it and of all below it lies on its nodes, by kind of memory.
+    /// Returns the guarantee of each workload, and how much of its subtree's memory is on the guaranteed nodes, by
+    /// kind of memory.
     fn residency(read: &Read, holdings: &Holdings<'_>) -> Vec<GuaranteeResidency> {
         let mut found: BTreeMap<(&Arc<str>, ZoneKind), GuaranteeResidency> = BTreeMap::new();
         for promise in read.promises.workloads() {
@@ -294,8 +295,8 @@ impl Observer {
         found.into_values().collect()
     }
 
-    /// How much of what a workload has lies on the nodes promised to it, and how much elsewhere, by kind. What a Burstable
-    /// one has beyond its promise may lie anywhere.
+    /// Returns a workload's memory on and off its guaranteed nodes, by kind. Memory that a Burstable workload uses
+    /// beyond its guarantee may be on any node.
     fn by_place(
         promise: &WorkloadGuarantee,
         nodes: &NodeSet,
@@ -315,7 +316,7 @@ impl Observer {
         places
     }
 
-    /// What is promised and not there, by the label of the workload.
+    /// Returns guaranteed memory and CPUs that the machine no longer has, by the label of the workload.
     fn missing(&self, promises: &Guarantees) -> Vec<MissingCapacityFigures> {
         let workloads: Vec<_> = promises
             .workloads()
@@ -339,7 +340,7 @@ impl Observer {
         missing.into_values().collect()
     }
 
-    /// What is promised, and which pages lie elsewhere.
+    /// Returns the guarantees, and the pages outside the guaranteed nodes.
     fn promise_figures(
         &self,
         read: &Read,
@@ -354,7 +355,7 @@ impl Observer {
             let slots = &read.counted.as_ref()?.slots;
             let counters = series.counters(|slot| slots.get(slot))?;
             let is_promised = read.is_promised(series);
-            // Misses of a promise that ended stay counted.
+            // Misses of an ended guarantee stay counted.
             if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
                 return None;
             }
@@ -367,7 +368,8 @@ impl Observer {
         let missed = missed.collect();
         let holdings = Holdings::new(read);
         let headroom = self.headroom(read, &holdings, memory);
-        // Init containers pass theirs on, and where names are not known each container may have what its pod has.
+        // Init containers pass on their CPUs. If container names are unknown, each container may have the CPUs of its
+        // pod.
         let exclusive = promises.held_cpus();
         GuaranteeFigures {
             missed,
@@ -405,7 +407,7 @@ impl Observer {
 }
 
 impl Read {
-    /// What is served of what the workloads of a name did apart from allocating.
+    /// Returns the activity, other than allocations, of the workloads of a name.
     fn activity_figures(
         &self,
         series: &table::Series<SlotId>,
@@ -415,7 +417,7 @@ impl Read {
     ) -> snapshot::WorkloadActivity {
         let mut states: Vec<Sampling> = Vec::new();
         let mut moved: Option<u64> = None;
-        // Nearly all have one member: a short list is cheaper than a set.
+        // Nearly all names have one member, so a short list is cheaper than a set.
         for seen in series.members.keys().filter_map(|id| sampled.seen.get(id)) {
             if !states.contains(&seen.state) {
                 states.push(seen.state);

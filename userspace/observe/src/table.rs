@@ -60,13 +60,13 @@ pub(crate) struct Table<S> {
 #[derive(Clone, Debug)]
 pub(crate) struct Series<S> {
     pub(crate) members: SmallMap<CgroupId, Member<S>>,
-    /// The kind of the member that came last.
+    /// Kind of the member that was added last.
     pub(crate) kind: WorkloadKind,
     base: NodeCounters,
-    /// What its former members did apart from allocating. Most have none.
+    /// Other activity of former members. Absent for most names.
     pub(crate) base_activity: Option<Box<Activity>>,
     base_trouble: Trouble,
-    /// Whether a member ever held a slot: if not, there are no counters to serve.
+    /// True if a member ever held a slot; otherwise there are no counters to serve.
     counted: bool,
     removed: Option<Instant>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Member<S> {
     pub(crate) trouble: Trouble,
 }
 
-/// What was read of a cgroup.
+/// Readings of a cgroup's files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readings {
     pub(crate) resident: Option<Arc<[ResidentFigures]>>,
@@ -91,12 +91,12 @@ pub(crate) struct Readings {
     pub(crate) trouble: Trouble,
 }
 
-/// What became of a cgroup because memory was short; parts that cannot be read are absent.
+/// Memory pressure, kills and tiering of a cgroup; unreadable parts are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trouble {
     pub(crate) pressure: Option<PressureFigures>,
     pub(crate) oom_kills: Option<u64>,
-    /// Where the machine has several memory tiers.
+    /// Absent unless the machine has several memory tiers.
     pub(crate) tiering: Option<TieringFigures>,
 }
 
@@ -109,7 +109,7 @@ impl<S> Default for Table<S> {
 }
 
 impl<S> Member<S> {
-    /// A workload of which nothing is known yet.
+    /// Creates a member without a slot or readings.
     pub(crate) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<ContainerIdentity>) -> Self {
         let (resident, hugepages, trouble) = Default::default();
         Self { path, kind, container, slot: None, resident, hugepages, trouble }
