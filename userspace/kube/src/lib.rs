@@ -1,12 +1,12 @@
-//! Kubernetes: containers are placed at their creation.
+//! Integration with Kubernetes: containers are placed when they are created.
 //!
-//! - [`node_topology`]: what is free on each NUMA node, published for the scheduler.
-//! - [`nri`]: the Node Resource Interface plugin, through which the container runtime asks where a container
-//!   are to run, and through which running containers are moved.
-//! - [`api`]: the API server: pods, events.
+//! - [`node_topology`]: free resources of each NUMA node, published for the scheduler.
+//! - [`nri`]: the Node Resource Interface plugin, through which the container runtime asks for the placement of new
+//!   containers, and through which running containers are moved.
+//! - [`api`]: client of the API server: pods, events.
 //! - [`pod`]: pods as the API server describes them.
-//! - [`pod_resources`]: the API over which the kubelet reports what it assigned, and numaward what it did.
-//! - [`cgroup_path`]: where the cgroups of pods and containers are, for both cgroup drivers.
+//! - [`pod_resources`]: the API through which the kubelet, and likewise numaward, reports assigned resources.
+//! - [`cgroup_path`]: cgroup paths of pods and containers, for both cgroup drivers.
 
 #![forbid(unsafe_code)]
 

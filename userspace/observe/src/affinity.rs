@@ -1,5 +1,5 @@
-//! The daemon keeps its own threads off exclusive CPUs, wherever its cgroup may run: it must not be the intruder that it
-//! reports.
+//! CPU affinity of the daemon's own threads, which avoid exclusive CPUs whatever the cpuset of its cgroup, so that
+//! the daemon is not an intruder itself.
 
 use std::{collections::BTreeSet, fs, io};
 
@@ -9,29 +9,30 @@ use numaward_topology::{
 };
 use rustix::io::Errno;
 
-/// On which CPUs the threads of this process run.
+/// CPU affinity of this process's threads.
 #[derive(Debug)]
 pub(crate) struct Affinity {
-    /// As the process was started.
+    /// CPUs allowed when the process was started.
     allowed: CpuSet,
     now: CpuSet,
 }
 
 impl Affinity {
-    /// That of this thread, which those it started share.
+    /// Reads the affinity of this thread, which threads started by it inherit.
     pub(crate) fn of_this_thread() -> io::Result<Self> {
         let allowed = affinity(None)?;
         Ok(Self { now: allowed.clone(), allowed })
     }
 
-    /// Keeps all threads off these CPUs, and on the others they may run on. Where there are no others, nothing is done.
+    /// Moves all threads off the exclusive CPUs, to the remaining allowed ones. Does nothing if there are no
+    /// remaining CPUs.
     pub(crate) fn keep_off(&mut self, exclusive: &CpuSet) -> io::Result<()> {
         let wanted = &self.allowed - exclusive;
         if wanted.is_empty() || wanted == self.now {
             return Ok(());
         }
         let mut done = BTreeSet::new();
-        // A thread that was started meanwhile may have the affinity of one that is not done yet.
+        // A thread that was started meanwhile may have inherited an affinity that is not updated yet.
         loop {
             let threads = fs::read_dir("/proc/self/task")?
                 .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -41,7 +42,7 @@ impl Affinity {
             }
             for thread in new {
                 match set_affinity(Some(thread), &wanted) {
-                    // It has ended.
+                    // The thread has ended.
                     Err(error) if Errno::from_io_error(&error) != Some(Errno::SRCH) => return Err(error),
                     Ok(()) | Err(_) => {}
                 }

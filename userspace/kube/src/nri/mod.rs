@@ -1,26 +1,26 @@
 //! The plugin side of NRI, the Node Resource Interface of containerd and CRI-O.
 //!
-//! The runtime asks its plugins before it creates a container; what they answer goes into the container's
-//! OCI specification, so the container is pinned from its first instruction. An answer may also change
-//! containers that run.
+//! The runtime calls its plugins before it creates a container and adds their answers to the container's OCI
+//! specification, so the container is pinned from its first instruction. An answer may also change running
+//! containers.
 //!
-//! NRI lets plugins change containers unasked, too (`UpdateContainers`). We never do: where the runtime handles an event
-//! at the same time, its two locks are taken in opposite orders, and it creates and stops no container any more
-//! (containerd's issue 13733, in every version before NRI's pull request 301).
+//! NRI also lets plugins change containers at any time (`UpdateContainers`). This plugin never does: if the runtime
+//! handles an event at the same time, it takes two locks in opposite orders and can no longer create or stop
+//! containers (containerd's issue 13733, in every version before NRI's pull request 301).
 //!
-//! NRI fails open. A plugin that answers late, dies or is not there loses its say, and the container starts
-//! unpinned; late, it is also thrown out. Therefore:
+//! NRI fails open. If a plugin answers late, dies or is absent, the container starts unpinned; a plugin that answers
+//! late is also disconnected. Therefore:
 //!
-//! - a call is answered half a second before [`Options::answer_within`] is over, if need be with "no change", and the
-//!   owner learns of it by [`Handler::no_answer`], so that it can repair what started unpinned;
-//! - the connection is made again whenever it is lost, and every connection starts with
-//!   [`Handler::synchronize`], whose answer pins whatever runs without its pin;
+//! - a call is answered half a second before [`Options::answer_within`] has passed, if necessary with "no change",
+//!   and [`Handler::no_answer`] reports this so that the unpinned container can be repaired;
+//! - a lost connection is made again, and every connection starts with [`Handler::synchronize`], whose answer pins
+//!   all unpinned containers;
 //! - an answer that would fail in the kernel or in the runtime is not sent: [`types::Settings::check`].
 //!
 //! Only a [`Refusal`] makes a creation fail.
 //!
-//! Layers, from the outside in: [`Plugin`] (reconnects), a session (handshake, one task per call, deadlines),
-//! a link (calls and answers), the wire (frames). Everything above the wire speaks in the types of [`types`].
+//! Layers, from the outside in: [`Plugin`] (reconnects), a session (handshake, one task per call, deadlines), a link
+//! (calls and answers), the wire (frames). Everything above the wire uses the types of [`types`].
 //!
 //! Sources: NRI's protocol `nri.pkg.api.v1alpha1` and its adaptation in containerd 1.7 and 2.1.
 
@@ -60,7 +60,7 @@ use self::{
     types::{Container, Creation, Event, NoAnswer, Online, Pod, Refusal, Resources, Snapshot, Update},
 };
 
-/// A connection that was kept for so long was a good one.
+/// Duration after which a connection counts as stable.
 const GOOD_CONNECTION: Duration = Duration::from_secs(5);
 
 fn status(code: Code, message: &str) -> Response {
@@ -68,28 +68,29 @@ fn status(code: Code, message: &str) -> Response {
     Response { status: Some(status), payload: Vec::new() }
 }
 
-/// Who answers the runtime.
+/// Handler of the runtime's calls.
 ///
-/// All answers must come from memory: the runtime serialises its calls, so what is spent here is added to the
-/// start of every pod. A future that is not done in time is dropped, and [`no_answer`](Self::no_answer) says
-/// so; it must leave nothing half done wherever it awaits. One that is just running on another thread runs on
-/// to its next await, maybe beyond that notice: what it did is settled by comparing with what the runtime has.
+/// Answers must not wait for I/O: the runtime serialises its calls, so the time of each call is added to the start of
+/// every pod. A future that does not complete in time is dropped, and [`no_answer`](Self::no_answer) reports it; its
+/// state must be consistent at each await. A future that is running on another thread continues to its next await,
+/// possibly after that report; its effects are reconciled with the state of the runtime.
 ///
-/// Changes to other containers go into the answer.
+/// Changes to other containers are part of the answer.
 pub trait Handler: Send + Sync + 'static {
-    /// The CPUs and nodes that containers may be pinned to.
+    /// Returns the CPUs and nodes to which containers may be pinned.
     fn online(&self) -> Online;
 
-    /// A connection was made: all that runs. The answer pins what is not pinned yet.
+    /// Handles a new connection; `snapshot` lists all running pods and containers. The answer pins the unpinned ones.
     fn synchronize(&self, snapshot: Snapshot) -> impl Future<Output = Vec<Update>> + Send;
 
-    /// A pod's sandbox is to run. A refusal fails the pod. Nothing can be set for it.
+    /// Handles the start of a pod's sandbox. A refusal fails the pod. No settings can be returned.
     fn run_pod(&self, pod: Pod) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// A pod's resources are to change to `resources`. A refusal fails the change. Only from NRI 0.10 on.
+    /// Handles a change of a pod's resources to `resources`. A refusal fails the change. Only called from NRI 0.10
+    /// on.
     fn update_pod(&self, pod: Pod, resources: Resources) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// A container is to be created. A refusal fails the creation.
+    /// Handles the creation of a container. A refusal fails the creation.
     ///
     /// Not called for containers that are already pinned, unless [`Options::when_pinned`] says so.
     fn create_container(
@@ -98,8 +99,8 @@ pub trait Handler: Send + Sync + 'static {
         container: Container,
     ) -> impl Future<Output = Result<Creation, Refusal>> + Send;
 
-    /// A container's resources are to change to `requested`; the update for the same container in the answer is
-    /// laid over that. A refusal fails the change.
+    /// Handles a change of a container's resources to `requested`. The answer's update for the same container takes
+    /// precedence. A refusal fails the change.
     fn update_container(
         &self,
         pod: Pod,
@@ -107,27 +108,28 @@ pub trait Handler: Send + Sync + 'static {
         requested: Resources,
     ) -> impl Future<Output = Result<Vec<Update>, Refusal>> + Send;
 
-    /// A container has ended, was stopped, or failed to be created. The answer may give others what it had.
+    /// Handles a container that has ended, was stopped, or failed to be created. The answer may assign its resources
+    /// to other containers.
     fn stop_container(&self, pod: Pod, container: Container) -> impl Future<Output = Vec<Update>> + Send;
 
-    /// Something else happened. The runtime waits until this returns.
+    /// Handles any other event. The runtime waits until this returns.
     fn event(&self, event: Event) -> impl Future<Output = ()> + Send;
 
-    /// A call got no answer of ours. Must not block.
+    /// Reports a call that got no answer from the handler. Must not block.
     fn no_answer(&self, call: NoAnswer);
 }
 
-/// How to be a plugin.
+/// Options of the plugin.
 #[derive(Clone, Debug, Educe)]
 #[educe(Default)]
 pub struct Options {
-    /// Where the runtime listens, what the plugin is called, and what it does with containers that somebody else has pinned.
-    /// That it is enabled is for others to heed.
+    /// Socket of the runtime, name of the plugin, and behaviour for containers that another program has pinned. The
+    /// caller evaluates whether the plugin is enabled.
     pub plugin: Nri,
-    /// The time that the runtime gives us for an answer, unless it reports a shorter one.
+    /// Time that the runtime allows for an answer, unless it reports a shorter one.
     #[educe(Default(expression = Duration::from_secs(2)))]
     pub answer_within: Duration,
-    /// How long to wait before connecting again. After a connection of 5 seconds it begins again.
+    /// Delays between connection attempts. They start again after a connection of 5 seconds.
     #[educe(Default(expression = reconnection()))]
     pub backoff: ExponentialBuilder,
 }
@@ -141,38 +143,37 @@ fn reconnection() -> ExponentialBuilder {
         .without_max_times()
 }
 
-/// How far the connection is.
+/// Phase of the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// There is none.
+    /// Not connected.
     #[default]
     Disconnected,
-    /// The stream is open; we have asked to be registered.
+    /// The stream is open; the plugin has asked to be registered.
     Registering,
-    /// The runtime has configured us, and will report what runs.
+    /// The runtime has configured the plugin, and will report running containers.
     Synchronizing,
     /// Containers are placed as they are created.
     Connected,
 }
 
-/// The runtime, as it introduced itself.
+/// Runtime information from the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeInfo {
-    /// Its name, such as `containerd`.
+    /// Name, for example `containerd`.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// The version of NRI that it reported, or that follows from its name and version; none where neither does.
+    /// Version of NRI as reported, or derived from name and version of the runtime; `None` if neither is possible.
     pub nri_version: Option<NriVersion>,
-    /// The events that we subscribed to.
+    /// Events to which the plugin subscribed.
     pub events: EventMask,
-    /// How long it waits for answers.
+    /// Time for which the runtime waits for answers.
     pub request_timeout: Duration,
 }
 
 impl RuntimeInfo {
-    /// Whether it gives containers the memory policies that plugins ask for, as far as it is known: from NRI 0.12 on
-    /// (containerd 2.3). Its OCI runtime has to set them, too (runc does from 1.4 on).
+    /// Returns whether the runtime applies memory policies of plugins, as far as known: from NRI 0.12 on (containerd
+    /// 2.3). Its OCI runtime must support them, too (runc does from 1.4 on).
     pub fn sets_memory_policies(&self) -> bool {
         self.nri_version.is_some_and(|version| version >= NriVersion::new(0, 12, 0))
     }
@@ -181,42 +182,40 @@ impl RuntimeInfo {
 /// The state of the connection.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// How far it is.
     pub phase: Phase,
-    /// The runtime of the present connection, or else of the last.
+    /// Runtime of the current connection, or else of the previous one.
     pub runtime: Option<RuntimeInfo>,
-    /// Why the last connection ended, or could not be made.
+    /// Error that ended the last connection or prevented it.
     pub last_disconnect: Option<Arc<Disconnect>>,
-    /// How often [`Phase::Connected`] was reached.
+    /// Number of times that [`Phase::Connected`] was reached.
     pub connections: u64,
-    /// How often it was left.
+    /// Number of times that [`Phase::Connected`] was left.
     pub disconnects: u64,
 }
 
-/// Why a connection ended, or could not be made.
+/// Reason why a connection ended or could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Disconnect {
-    /// There is nobody at the socket.
+    /// No process listens on the socket.
     #[error(
         "cannot connect to the container runtime's NRI socket {}: {source} (is the runtime running, with NRI \
          enabled? containerd 1.7 needs `disable = false` under [plugins.'io.containerd.nri.v1.nri'])",
         socket.display()
     )]
     Connect {
-        /// The socket.
         socket: PathBuf,
-        /// Why not.
+        /// Error of the connection attempt.
         source: io::Error,
     },
-    /// The runtime would not have us.
+    /// The runtime rejected the registration.
     #[error("the runtime did not register the plugin: {0}")]
     Register(CallError),
-    /// The runtime did not go on.
+    /// The runtime did not continue the handshake.
     #[error("the runtime did not call {awaited} within {within:?}")]
     Handshake {
-        /// The call that was waited for.
+        /// Call that did not arrive.
         awaited: &'static str,
-        /// How long it was waited for.
+        /// Time after which the wait ended.
         within: Duration,
     },
     /// The runtime closed the connection while it was in this phase.
@@ -228,15 +227,15 @@ pub enum Disconnect {
     /// Reading or writing failed.
     #[error("the connection to the runtime failed: {0}")]
     Io(#[source] io::Error),
-    /// What the runtime sent is not NRI.
+    /// The runtime sent data that is not NRI.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// We were asked to stop.
+    /// The plugin was asked to stop.
     #[error("stopped on request")]
     Stopped,
 }
 
-/// When the connection was closed, and what that may mean.
+/// Describes the phase in which the connection was closed, and the possible cause.
 fn closed_text(phase: Phase) -> &'static str {
     match phase {
         Phase::Disconnected | Phase::Registering => {
@@ -249,22 +248,22 @@ fn closed_text(phase: Phase) -> &'static str {
     }
 }
 
-/// What all sessions of a plugin share.
+/// State shared by all sessions of a plugin.
 struct Shared<H> {
     options: Options,
     handler: Arc<H>,
     status: watch::Sender<Status>,
-    /// The runtime that closed the connection when it was asked for more than the basic events.
+    /// Name and version of the runtime that closed the connection after a subscription to more than the basic events.
     knows_only_basic_events: Mutex<Option<(String, String)>>,
 }
 
-/// An NRI plugin that keeps itself connected.
+/// NRI plugin that reconnects automatically.
 pub struct Plugin<H> {
     shared: Arc<Shared<H>>,
 }
 
 impl<H: Handler> Plugin<H> {
-    /// A plugin that is not connected yet.
+    /// Creates a plugin that is not connected yet.
     pub fn new(options: Options, handler: Arc<H>) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -276,13 +275,13 @@ impl<H: Handler> Plugin<H> {
         }
     }
 
-    /// How the connection is; the receiver can also wait for changes.
+    /// Returns the state of the connection; the receiver can also wait for changes.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.shared.status.subscribe()
     }
 
-    /// Connects to the runtime's socket, and again whenever the connection is lost, until `shutdown`. Calls
-    /// that are being answered then are still answered.
+    /// Connects to the runtime's socket, and again whenever the connection is lost, until `shutdown`. Calls in
+    /// progress at that time are still answered.
     pub fn run(self, shutdown: CancellationToken) -> BoxFuture<'static, ()> {
         async move {
             let socket = self.shared.options.plugin.socket.clone();
@@ -319,7 +318,7 @@ impl<H: Handler> Plugin<H> {
                 waits = backoff.build();
             }
             let wait = waits.next().unwrap_or_default();
-            // The same trouble again and again is logged once.
+            // A repeated failure is logged once.
             let text = end.to_string();
             if text == logged {
                 tracing::debug!(?wait, "NRI: {text}");

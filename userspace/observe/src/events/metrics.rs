@@ -1,4 +1,4 @@
-//! What is counted of events.
+//! Metrics of events.
 
 use numaward_api::EventKind;
 use prometheus_client::{
@@ -8,22 +8,22 @@ use prometheus_client::{
 
 type By = Family<[(&'static str, &'static str); 1], Counter>;
 
-/// Why a reader of the stream did not get an event.
+/// Reason why a reader of the stream missed an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(super) enum Dropped {
-    /// It was too slow, learned how many it missed, and goes on.
+    /// The reader was too slow, received the number of missed events, and continues.
     Lagged,
-    /// It took nothing at all for too long; the stream was closed.
+    /// The reader read nothing for too long; the stream was closed.
     Hung,
 }
 
 /// Counts since the daemon started.
 #[derive(Debug)]
 pub(super) struct EventMetrics {
-    /// By kind.
+    /// Accepted events by kind.
     pub(super) taken: By,
-    /// By kind.
+    /// Suppressed events by kind.
     pub(super) suppressed: By,
     dropped: By,
 }

@@ -1,18 +1,22 @@
-//! What happened on this host that somebody should know of: a promise broken, a process killed, a knob changed.
+//! Events of this host that operators should see: a broken guarantee, a killed process, a changed knob.
 //!
-//! Problem: events come from all parts of the daemon, seldom or in storms; people want the first of them at once,
-//! scripts want to miss none, and nobody wants a thousand lines that say the same.
+//! # Problem
+//! Events come from all parts of the daemon, rarely or in bursts. Operators want to see the first one at once,
+//! scripts must not miss any, and a thousand identical lines help neither.
 //!
-//! Terms: a *kind* is what sort of event it is; an event is about a *workload* or about the host. Of each
-//! kind and workload, [`EventKind::per_minute`] are taken in a minute; what exceeds this is *suppressed*: only
-//! counted, and reported with the next event that is taken.
+//! # Terms
+//! - *kind*: category of an event. An event is about a *workload* or about the host.
+//! - *suppressed*: for each kind and workload, [`EventKind::per_minute`] events are accepted per minute. Further
+//!   events are only counted, and the count is reported with the next accepted event.
 //!
-//! Algorithm: [`Events::report`] takes an event, gives it an id, logs it, appends it to a bounded history
-//! and hands it to all who [subscribed](Events::subscribe). Nobody is waited for: a subscriber that is too
-//! slow learns how many it missed.
+//! # Algorithm
+//! [`Events::report`] accepts an event, assigns an id, logs it, appends it to a bounded history and sends it to all
+//! [subscribers](Events::subscribe). It never waits: a subscriber that is too slow receives the number of missed
+//! events.
 //!
-//! Invariants: ids only grow, also over restarts (they begin at the time of the start); the history, the
-//! subscribers' queues and the book of what was suppressed are bounded.
+//! # Invariants
+//! - Ids only increase, also across restarts, because they begin at the time of the start.
+//! - The history, the queues of subscribers and the record of suppressed events are bounded.
 
 mod metrics;
 
@@ -31,16 +35,16 @@ use tokio_util::sync::CancellationToken;
 
 use self::metrics::{Dropped, EventMetrics};
 
-/// Events that are kept.
+/// Most events in the history.
 pub const HISTORY: usize = 1024;
-/// Events that a subscriber may be behind.
+/// Most events that wait for a subscriber.
 const QUEUE: usize = 256;
-/// Pairs of kind and workload whose rate is known; in a storm of more, the rest is suppressed.
+/// Most pairs of kind and workload whose rate is tracked; events of further pairs are suppressed.
 const MAX_WINDOWS: usize = 4096;
-/// For which a number of events is allowed.
+/// Period to which the limit on the number of events applies.
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// Takes events and hands them on. Clones are handles to the same hub.
+/// Hub that accepts events and distributes them. Clones are handles to the same hub.
 #[derive(Clone, Debug)]
 pub struct Events(Arc<Hub>);
 
@@ -59,7 +63,7 @@ struct Books {
     windows: HashMap<(EventKind, Option<Arc<str>>), Window>,
 }
 
-/// What was taken of one kind and workload since `start`.
+/// Number of accepted and suppressed events of a kind and workload since `start`.
 #[derive(Debug)]
 struct Window {
     start: Instant,
@@ -69,7 +73,8 @@ struct Window {
 
 impl Default for Events {
     fn default() -> Self {
-        // A million ids for each second of the clock: a daemon that restarts goes on above those it gave before.
+        // A million ids per second of the clock, so that a restarted daemon continues above the ids of its
+        // predecessor.
         let start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self(Arc::new(Hub {
             books: Mutex::new(Books {
@@ -85,7 +90,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Takes an event, or suppresses it where too many like it came within a minute. Never waits.
+    /// Accepts an event, or suppresses it if there were too many similar ones within a minute. Never waits.
     pub fn report(&self, report: EventReport) {
         self.report_at(report, Instant::now(), SystemTime::now());
     }
@@ -114,8 +119,8 @@ impl Events {
                 books.history.pop_front();
             }
             books.history.push_back(event.clone());
-            // Sent under the lock, so that subscribers see ids in order. Sending does not wait; it fails
-            // where nobody is subscribed.
+            // Sent under the lock, so that subscribers see ids in order. Sending does not wait; it fails if there is
+            // no subscriber.
             let _ = self.0.subscribers.send(event.clone());
             event
         };
@@ -123,7 +128,8 @@ impl Events {
         log(&event);
     }
 
-    /// Events that match `filter`: those that follow [`EventFilter::since`], oldest first, or the last ones.
+    /// Returns the events that match `filter`: the ones after [`EventFilter::since`], oldest first, or the latest
+    /// ones.
     pub fn page(&self, filter: &EventFilter) -> EventPage {
         let books = self.0.books.lock();
         let matching = books.history.iter().filter(|event| filter.matches(event));
@@ -141,7 +147,7 @@ impl Events {
         }
     }
 
-    /// Hands on every event from now on, and those of the history that follow `since`, without a gap between.
+    /// Subscribes to all events from now on, preceded without a gap by those of the history after `since`.
     pub fn subscribe(&self, since: Option<u64>) -> Subscription {
         let books = self.0.books.lock();
         let missed =
@@ -154,19 +160,19 @@ impl Events {
         }
     }
 
-    /// Ends all subscriptions: the daemon stops.
+    /// Ends all subscriptions when the daemon stops.
     pub fn close(&self) {
         self.0.closed.cancel();
     }
 
-    /// Registers what is counted of events.
+    /// Registers the metrics of events.
     pub fn register(&self, registry: &mut Registry) {
         self.0.metrics.register(registry);
     }
 }
 
 impl Books {
-    /// Whether one more event of this kind is taken; how many were suppressed before it.
+    /// Returns the number of events suppressed before this one, or `None` if this one is suppressed.
     fn allow(&mut self, kind: EventKind, workload: Option<Arc<str>>, now: Instant) -> Option<u64> {
         let key = (kind, workload);
         if !self.windows.contains_key(&key) && self.windows.len() >= MAX_WINDOWS {
@@ -200,18 +206,17 @@ fn log(event: &Event) {
     }
 }
 
-/// What comes next of a subscription.
+/// Next item of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// An event.
     Event(Arc<Event>),
-    /// The subscriber was too slow, and so many events are lost to it.
+    /// The subscriber was too slow and missed this number of events.
     Missed(u64),
-    /// The daemon stops.
+    /// The daemon is stopping.
     Closed,
 }
 
-/// Hands on events.
+/// A subscription to events.
 #[derive(Debug)]
 pub struct Subscription {
     missed: VecDeque<Arc<Event>>,
@@ -221,7 +226,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Waits for what comes next. May be cancelled without loss.
+    /// Waits for the next item. Cancel-safe.
     pub async fn next(&mut self) -> Next {
         if let Some(event) = self.missed.pop_front() {
             return Next::Event(event);
@@ -239,7 +244,7 @@ impl Subscription {
         }
     }
 
-    /// The subscriber took nothing for too long and is given up.
+    /// Ends the subscription of a client that has read nothing for too long.
     pub fn give_up(self) {
         let waiting = self.events.len() + self.missed.len() + 1;
         self.hub.metrics.dropped(Dropped::Hung, waiting as u64);

@@ -1,16 +1,17 @@
-//! Which of many symbols some addresses belong to, when symbols come in any order and are far too many to be kept.
+//! Lookup of the symbols that contain given addresses, for symbols that arrive unsorted and are too many to be
+//! stored.
 
-/// The symbol that begins last at or before each of some addresses.
+/// For each address, the closest symbol that begins at or before it.
 #[derive(Debug)]
 pub(super) struct Floor<T> {
-    /// In order, each once.
+    /// Sorted and unique.
     addresses: Vec<u64>,
-    /// The last symbol that begins at or before this address and after the one before it.
+    /// Closest symbol that begins at or before this address and after the previous one.
     best: Vec<Option<(u64, T)>>,
 }
 
 impl<T: Clone> Floor<T> {
-    /// Nothing is known of these addresses yet.
+    /// Starts a lookup without any symbol.
     pub(super) fn new(addresses: impl IntoIterator<Item = u64>) -> Self {
         let mut addresses: Vec<u64> = addresses.into_iter().collect();
         addresses.sort_unstable();
@@ -18,7 +19,7 @@ impl<T: Clone> Floor<T> {
         Self { best: vec![None; addresses.len()], addresses }
     }
 
-    /// A symbol that begins at `start`; `symbol` is asked for where it is the best so far.
+    /// Offers a symbol that begins at `start`; `symbol` is only called if it is the closest so far.
     pub(super) fn offer(&mut self, start: u64, symbol: impl FnOnce() -> T) {
         let place = self.addresses.partition_point(|address| *address < start);
         if let Some(best) = self.best.get_mut(place)
@@ -28,7 +29,7 @@ impl<T: Clone> Floor<T> {
         }
     }
 
-    /// Each address, and the symbol that begins last at or before it.
+    /// Returns each address with the closest symbol that begins at or before it.
     pub(super) fn found(self) -> impl Iterator<Item = (u64, Option<(u64, T)>)> {
         let mut last = None;
         self.addresses.into_iter().zip(self.best).map(move |(address, best)| {

@@ -1,8 +1,8 @@
-//! Names of the kernel's functions, from `/proc/kallsyms`.
+//! Names of kernel functions, from `/proc/kallsyms`.
 //!
-//! The kernel shows addresses to those only who may see them when the file is opened (`kernel.kptr_restrict`,
-//! `CAP_SYSLOG`). So it is opened at the start, before privileges are given up, and read when somebody asks. It is gone
-//! through line by line: all symbols together would take some 15 MB.
+//! The kernel shows addresses only if the process is privileged when it opens the file (`kernel.kptr_restrict`,
+//! `CAP_SYSLOG`). Therefore the file is opened at the start, before privileges are dropped, and read on request. It
+//! is read line by line, because all symbols together would take about 15 MB.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 
 use super::floor::Floor;
 
-/// The kernel's symbols.
 #[derive(Debug)]
 pub(crate) struct KernelSymbols(Mutex<File>);
 
@@ -25,7 +24,7 @@ impl KernelSymbols {
         File::open(host_root.join("proc/kallsyms")).map(|file| Self(Mutex::new(file)))
     }
 
-    /// The names of the functions at these addresses. Empty where this process may not see addresses.
+    /// Returns the names of the functions at these addresses. Empty if this process may not see addresses.
     pub(super) fn names(
         &self,
         addresses: impl IntoIterator<Item = u64>,
@@ -55,7 +54,7 @@ fn names(
     Ok(floor.found().filter_map(|(address, symbol)| Some((address, symbol?.1))).collect())
 }
 
-/// Whether a function is part of the probe itself, which sees itself on top of the stack.
+/// Returns whether a function is part of the probe itself, which is on top of every stack.
 pub(super) fn is_of_probe(name: &str) -> bool {
     [
         "bpf_prog_",

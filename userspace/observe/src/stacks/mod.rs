@@ -1,10 +1,10 @@
-//! Which code of a workload allocates and accesses memory of other nodes (`observe.callChains`).
+//! Call chains of a workload's code that allocates and accesses memory of other nodes (`observe.callChains`).
 //!
-//! The probes keep addresses. They become names when somebody asks, from the processes of the workload as they are then: one
-//! that has ended takes the names of its functions with it. Another process of the workload stands in for it, if it
-//! has code at all of the addresses: a process and its forks have the same.
+//! The probes record addresses. They are resolved on request, from the workload's current processes, so the names of
+//! an ended process are lost. Another process of the workload is used instead if it has code at all of the addresses,
+//! because forks share their mappings.
 //!
-//! Names are looked for during [`PATIENCE`]; what is not found by then is shown by its place in a file.
+//! Resolving takes at most [`PATIENCE`]; an address that is not resolved by then is shown as an offset in a file.
 
 mod elf;
 mod floor;
@@ -28,19 +28,19 @@ use self::{
     process::{Mapping, Process, Search},
 };
 
-/// Time to look for names.
+/// Longest time for resolving names.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes that names may have while an answer is made: those of files, those of functions, and those in its frames, each. Programs choose
-/// how long their names are and how many they have.
+/// Most bytes of names while a response is prepared; applies separately to file names, function names, and the names
+/// in its frames. Programs control the number and the length of their names.
 const MAX_NAMES: usize = 4 << 20;
-/// Processes of a workload that may stand in for one that has ended.
+/// Most processes of a workload that are tried in place of an ended one.
 const STAND_INS: usize = 64;
-/// A function of which nothing is known.
+/// Name of a function that cannot be resolved.
 const UNKNOWN: &str = "[unknown]";
-/// A function of the kernel, where its names may not be read.
+/// Name of a kernel function if the kernel's symbols cannot be read.
 const KERNEL: &str = "[kernel]";
 
-/// The names of the functions at these offsets of a program or library: [`elf::names`], for fuzzing.
+/// Names of the functions at these offsets of a program or library: [`elf::names`], for fuzzing.
 #[cfg(feature = "testing")]
 pub fn function_names(
     file: &std::fs::File,
@@ -50,16 +50,16 @@ pub fn function_names(
     elf::names(file, offsets, deadline, &mut MAX_NAMES.clone())
 }
 
-/// The chains of some workloads.
+/// Call chains of some workloads.
 pub(crate) struct Found {
     pub(crate) chains: Vec<CallChain>,
-    /// How often one of any workload found no room.
+    /// Number of chains of any workload that were lost for lack of space.
     pub(crate) lost: u64,
-    /// The directories of their cgroups.
+    /// Directories of the workloads' cgroups.
     pub(crate) dirs: Vec<PathBuf>,
 }
 
-/// The chains with names. `proc` is where processes are.
+/// Resolves the names of chains. `proc` is the mount point of procfs.
 pub(crate) fn named(
     found: Found,
     proc: &Path,
@@ -75,7 +75,7 @@ pub(crate) fn named(
     addresses.dedup();
     let mut processes =
         Processes::below(proc, &dirs, Search { addresses, room: MAX_NAMES, is_full: false, deadline });
-    // Those with the most pages first: what comes last may find no room.
+    // Chains with the most pages first, because there may be no space for the last ones.
     let mut chains = chains;
     chains.sort_by_key(|chain| Reverse(chain.pages));
     let owners: Vec<Option<u32>> = chains.iter().map(|chain| processes.of(chain)).collect();
@@ -127,12 +127,12 @@ pub(crate) fn named(
     api::Stacks { sample_every: 1, lost, notes: notes.into_iter().collect(), stacks }
 }
 
-/// Bytes by what they are of, on which node, and by which frames.
+/// Bytes by kind, node and frames.
 type Sums = BTreeMap<(StackKind, Option<u32>, Vec<String>), u64>;
 /// Bytes whose frames are not kept.
 type Rest = BTreeMap<(StackKind, Option<u32>), u64>;
 
-/// Those with the most bytes first; what is too much is added up by kind and node.
+/// Returns the stacks with the most bytes first; the excess is summed up by kind and node.
 fn most(mut stacks: Vec<CallStack>, mut sums: Rest) -> Vec<CallStack> {
     stacks.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.frames.cmp(&b.frames)));
     for stack in stacks.split_off(stacks.len().min(MAX_STACKS)) {
@@ -144,7 +144,7 @@ fn most(mut stacks: Vec<CallStack>, mut sums: Rest) -> Vec<CallStack> {
     stacks
 }
 
-/// The names of the kernel's functions in chains.
+/// Returns the names of the kernel functions in chains.
 fn kernel_names(
     chains: &[CallChain],
     symbols: Option<&KernelSymbols>,
@@ -162,8 +162,8 @@ fn kernel_names(
     names
 }
 
-/// The addresses by which the functions of a stack are known, the innermost first. All but the first are where a function
-/// returns to, which may be the beginning of the next one.
+/// Returns the addresses by which the functions of a stack are looked up, the innermost first. All but the first are
+/// return addresses, which may already belong to the next function.
 fn looked_up(stack: &Stack) -> Vec<u64> {
     let Stack::Addresses(addresses) = stack else { return Vec::new() };
     addresses
@@ -173,7 +173,7 @@ fn looked_up(stack: &Stack) -> Vec<u64> {
         .collect()
 }
 
-/// The kernel's part, the outermost first.
+/// Returns the kernel frames, the outermost first.
 fn kernel_frames(stack: &Stack, names: &BTreeMap<u64, String>) -> Vec<String> {
     let mut addresses = looked_up(stack);
     let is_of_probe = |address: &u64| names.get(address).is_some_and(|name| is_of_probe(name));
@@ -187,7 +187,7 @@ fn kernel_frames(stack: &Stack, names: &BTreeMap<u64, String>) -> Vec<String> {
     addresses.iter().rev().map(name).collect()
 }
 
-/// The user's part, the outermost first.
+/// Returns the user frames, the outermost first.
 fn user_frames(
     stack: &Stack,
     process: Option<&Process>,
@@ -211,12 +211,12 @@ fn unknown() -> String {
     UNKNOWN.to_owned()
 }
 
-/// A place in a file.
+/// Formats an address as an offset in its file.
 fn place(mapping: &Mapping, address: u64) -> String {
     let name = mapping.name.rsplit('/').next().unwrap_or_default();
     match name {
         "" => unknown(),
-        // What the kernel maps, such as [vdso].
+        // A mapping of the kernel, such as [vdso].
         _ if name.starts_with('[') => name.to_owned(),
         _ => format!(
             "{name}+{:#x}",
@@ -225,7 +225,7 @@ fn place(mapping: &Mapping, address: u64) -> String {
     }
 }
 
-/// The processes of a workload.
+/// Processes of a workload.
 struct Processes<'a> {
     proc: &'a Path,
     all: Vec<u32>,
@@ -244,8 +244,8 @@ impl<'a> Processes<'a> {
         self.known.entry(pid).or_insert_with(|| Process::read(proc, pid, search)).as_ref()
     }
 
-    /// The process whose names are those of a chain: its own if that still is of the workload, or one with code at the
-    /// same addresses. None after the deadline.
+    /// Returns the process from which a chain is resolved: its own if it still belongs to the workload, or one with
+    /// code at the same addresses. `None` after the deadline.
     fn of(&mut self, chain: &CallChain) -> Option<u32> {
         if Instant::now() >= self.search.deadline {
             return None;
@@ -260,13 +260,13 @@ impl<'a> Processes<'a> {
         if addresses.is_empty() { None } else { others.find(|pid| self.read(*pid).is_some_and(has_all)) }
     }
 
-    /// The names of the functions in chains, by process and address. Each file is read once.
+    /// Returns the names of the functions in chains, by process and address. Each file is read once.
     fn names<'b>(
         &self,
         chains: impl Iterator<Item = (&'b CallChain, Option<u32>)>,
         deadline: Instant,
     ) -> BTreeMap<u32, BTreeMap<u64, String>> {
-        // By file, as it is in each process: two containers may have different ones of a name.
+        // Keyed by process and file, because two containers may have different files of the same name.
         let mut wanted: BTreeMap<(u32, &str), BTreeMap<u64, u64>> = BTreeMap::new();
         let mut mappings = BTreeMap::new();
         for (chain, owner) in chains {

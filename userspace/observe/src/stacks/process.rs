@@ -1,8 +1,8 @@
-//! The processes of a workload: what is mapped where, and the files of that.
+//! Processes of a workload: their mappings, and the mapped files.
 //!
-//! A file is opened as the process sees it, below `/proc/PID/root`, step by step: a link that leads out of there is followed
-//! within, so that a container cannot have files of the host read. Only files are opened, and only the one that is mapped,
-//! by its inode.
+//! A file is opened as the process sees it, below `/proc/PID/root`, component by component. A link that leads out of
+//! that root is resolved within it, so that a container cannot make the daemon read files of the host. Only regular
+//! files are opened, and only if the inode is the mapped one.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -23,19 +23,19 @@ use rustix::{
     io::Errno,
 };
 
-/// Processes of a workload that are known by name.
+/// Most processes of a workload that are listed.
 const PROCESSES: usize = 4096;
-/// Links on the way to a file.
+/// Most symbolic links in a path.
 const LINKS: usize = 40;
 
-/// A part of a process that is code.
+/// An executable mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {
     pub(super) range: Range<u64>,
-    /// Where it begins in the file.
+    /// Offset of the mapping in the file.
     pub(super) offset: u64,
     pub(super) inode: u64,
-    /// The file, or a name in brackets; empty where it has none.
+    /// Path of the file or a name in brackets; empty if there is none.
     pub(super) name: String,
 }
 
@@ -44,27 +44,27 @@ pub(super) struct Mapping {
 pub(super) struct Process {
     dir: PathBuf,
     pub(super) command: String,
-    /// Its code that is looked for, by address. Empty where it may not be read.
+    /// Mappings that contain searched addresses, by address. Empty if they cannot be read.
     pub(super) code: Vec<Mapping>,
-    /// Why its code is not known.
+    /// Error that prevented reading the mappings.
     pub(super) denied: Option<io::Error>,
 }
 
-/// What is looked for in the mappings of processes.
+/// Search for mappings of processes.
 #[derive(Debug)]
 pub(super) struct Search {
-    /// The addresses whose mappings are kept, in order.
+    /// Addresses whose mappings are kept, sorted.
     pub(super) addresses: Vec<u64>,
-    /// Bytes that the names of mappings may still have.
+    /// Bytes still available for names of mappings.
     pub(super) room: usize,
-    /// Whether there was no room for some mappings.
+    /// True if there was no space for some mappings.
     pub(super) is_full: bool,
-    /// Until when is read.
+    /// Time at which reading stops.
     pub(super) deadline: Instant,
 }
 
 impl Process {
-    /// Reads it below `proc`; `None` where it is gone.
+    /// Reads a process below `proc`; `None` if it is gone.
     pub(super) fn read(proc: &Path, pid: u32, search: &mut Search) -> Option<Self> {
         let dir = proc.join(pid.to_string());
         let command = fs::read(dir.join("comm")).ok()?;
@@ -77,13 +77,13 @@ impl Process {
         Some(Self { dir, command, code, denied })
     }
 
-    /// The mapping of an address.
+    /// Returns the mapping of an address.
     pub(super) fn mapping(&self, address: u64) -> Option<&Mapping> {
         let place = self.code.partition_point(|mapping| mapping.range.end <= address);
         self.code.get(place).filter(|mapping| mapping.range.contains(&address))
     }
 
-    /// The file of a mapping.
+    /// Opens the file of a mapping.
     pub(super) fn open(&self, mapping: &Mapping) -> io::Result<File> {
         let file = open_below(&self.dir.join("root"), Path::new(&mapping.name))?;
         if fstat(&file)?.st_ino == mapping.inode {
@@ -94,7 +94,7 @@ impl Process {
     }
 }
 
-/// The mappings with code that is looked for, from `/proc/PID/maps`, in the order of addresses.
+/// Returns the executable mappings that contain searched addresses, from `/proc/PID/maps`, by address.
 pub(super) fn mappings(maps: impl BufRead, search: &mut Search) -> io::Result<Vec<Mapping>> {
     let (mut lines, mut found) = (TruncatedLines::new(maps), Vec::new());
     while let Some(line) = lines.next_line()? {
@@ -130,12 +130,12 @@ fn mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range: start..end, offset, inode, name })
 }
 
-/// The processes in a cgroup and below, at most [`PROCESSES`].
+/// Returns the processes in a cgroup and its descendants, at most [`PROCESSES`].
 pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
     read::processes_below(dir, PROCESSES)
 }
 
-/// Opens a file as somebody sees it whose root is `root`.
+/// Opens a file as seen by a process whose root directory is `root`.
 fn open_below(root: &Path, path: &Path) -> io::Result<File> {
     let only_look = OFlags::PATH | OFlags::CLOEXEC;
     let mut dirs: Vec<OwnedFd> = vec![openat(CWD, root, only_look | OFlags::DIRECTORY, Mode::empty())?];
@@ -143,7 +143,7 @@ fn open_below(root: &Path, path: &Path) -> io::Result<File> {
     let mut links = 0;
     while let Some(step) = rest.pop() {
         if step == ".." {
-            // Above the root is the root.
+            // The parent of the root is the root.
             if dirs.len() > 1 {
                 dirs.pop();
             }
@@ -163,7 +163,7 @@ fn open_below(root: &Path, path: &Path) -> io::Result<File> {
             }
             FileType::Symlink => return Err(Errno::LOOP.into()),
             FileType::Directory => dirs.push(fd),
-            // It was only looked at so far: to open a device or a pipe may have effects.
+            // Up to here the path was only resolved, because opening a device or a pipe may have side effects.
             FileType::RegularFile if rest.is_empty() => {
                 return File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
             }
@@ -173,7 +173,7 @@ fn open_below(root: &Path, path: &Path) -> io::Result<File> {
     Err(io::ErrorKind::NotFound.into())
 }
 
-/// The steps of a path, the last one first.
+/// Returns the components of a path, the last one first.
 fn steps(path: &Path) -> Vec<OsString> {
     let step = |component| match component {
         Component::Normal(name) => Some(OsStr::from_bytes(name.as_bytes()).to_owned()),
