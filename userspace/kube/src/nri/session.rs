@@ -1,11 +1,11 @@
-//! One connection to the runtime, from the handshake to its end.
+//! A connection to the runtime, from the handshake to its end.
 //!
-//! Order of the handshake: we serve the runtime's calls first, then ask to be registered. The runtime then
-//! calls `Configure` (before or after it answers the registration) and, once its creations under way are
-//! done, `Synchronize`, in several parts if there is much to report. From then on calls come.
+//! Order of the handshake: the plugin first serves the runtime's calls, then asks to be registered. The runtime calls
+//! `Configure` (before or after it answers the registration) and, when pending creations are finished, `Synchronize`,
+//! in several parts if there is much to report. Regular calls follow.
 //!
-//! Each call is served by its own task, and the handler's part of it by another, so that a handler that blocks
-//! or panics does not keep the answer from being sent in time.
+//! Each call is served by its own task, and its handler runs in a further task, so that a handler that blocks or
+//! panics does not prevent a timely answer.
 
 use std::{collections::HashSet, mem, pin::pin, sync::Arc, time::Duration};
 
@@ -38,21 +38,22 @@ use super::{
     wire::{self, Connection, Decoder, Message},
 };
 
-/// What is read at once, in bytes.
+/// Size of the read buffer in bytes.
 const READ: usize = 16 << 10;
-/// Calls that are served at once. The runtime makes one at a time; the bound is against a broken one.
+/// Most calls that are served concurrently. The runtime makes one at a time; the bound protects against a faulty one.
 const CALLS: usize = 64;
-/// The most pods and containers that are kept of what a runtime reports, and their encoded bytes. A hundred times what a
-/// kubelet allows. More are skipped.
+/// Most pods and containers that are kept of a runtime's report. A hundred times the limit of a kubelet; further ones
+/// are skipped.
 const MAX_OBJECTS: usize = 1 << 16;
 const MAX_SNAPSHOT: usize = 64 << 20;
-/// From connecting until the runtime has registered and configured us. Longer, and it disconnects.
+/// Longest time from connecting until the runtime has registered and configured the plugin. The runtime disconnects
+/// after it.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// From being configured until all that runs has been reported. The runtime first finishes the creations that it is at.
+/// Longest time from `Configure` until all running pods are reported. The runtime first finishes pending creations.
 const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long before its time is up an answer must be sent; never more than half of that time.
+/// Time before the deadline at which an answer must be sent; at most half of the time allowed.
 const ANSWER_MARGIN: Duration = Duration::from_millis(500);
-/// The runtime's default for an answer, which it reports as zero.
+/// The runtime's default timeout for an answer, which it reports as zero.
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves one connection until it ends.
@@ -85,7 +86,7 @@ where
     };
     tasks.close();
     if matches!(end, Disconnect::Stopped) {
-        // What was asked is still answered. Each call ends at its deadline, if the runtime reads the answers.
+        // Calls in progress are still answered. Each ends at its deadline, if the runtime reads the answers.
         let _given_up = tokio::time::timeout(session.shared.options.answer_within, tasks.wait()).await;
     }
     session.link.close();
@@ -96,7 +97,7 @@ where
     end
 }
 
-/// How far the handshake is.
+/// Phase of the handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     #[default]
@@ -106,15 +107,15 @@ enum Stage {
     Synchronized,
 }
 
-/// The parts of a `Synchronize` that have come so far.
+/// The parts of a `Synchronize` received so far.
 #[derive(Default)]
 struct Reported {
     snapshot: Snapshot,
-    /// How many pods and containers are kept of them.
+    /// Number of pods and containers kept.
     objects: usize,
-    /// Their encoded bytes, without what is not kept: tenants choose how large an environment is.
+    /// Encoded bytes of the objects without skipped fields, because tenants control the size of an environment.
     bytes: usize,
-    /// When the first part came: the time for an answer counts from there.
+    /// Arrival of the first part, from which the time for an answer counts.
     since: Option<Instant>,
 }
 
@@ -126,7 +127,7 @@ struct Session<H> {
     calls: Arc<Semaphore>,
 }
 
-/// An answer, and what is to be done when it was sent, or could not be.
+/// An answer, and the actions for the cases that it was sent or could not be sent.
 struct Answer {
     response: Response,
     sent: Option<Stage>,
@@ -147,13 +148,13 @@ fn not_understood(error: &prost::DecodeError) -> Answer {
     status(Code::InvalidArgument, &format!("the request could not be read: {error}")).into()
 }
 
-/// What is reported of a call that got no answer of ours: unless another reason is found, that it could not be sent.
+/// Creates the report for a call without an answer. The default reason is that the answer could not be sent.
 fn unanswered(call: Call, pod: &Pod, container: Option<&Container>) -> NoAnswer {
     let reason = NoAnswerReason::ConnectionLost;
     NoAnswer { call, pod: Some(pod.clone()), container: container.cloned(), reason }
 }
 
-/// A call that makes no sense, and why.
+/// An invalid call and its error.
 struct Unreadable(Call, String);
 
 fn read<M: prost::Message + Default>(call: Call, payload: &[u8]) -> Result<M, Unreadable> {
@@ -289,7 +290,7 @@ impl<H: Handler> Session<H> {
             (_, Ok(EventKind::UpdateContainer)) => self.update_container(payload, deadline).await,
             (_, Ok(EventKind::StopContainer)) => self.stop_container(payload, deadline).await,
             (_, Ok(EventKind::UpdatePodSandbox)) => self.update_pod(payload, deadline).await,
-            // Not subscribed to; whatever others set is fine.
+            // Not subscribed to; settings of other plugins are accepted.
             (_, Ok(EventKind::ValidateContainerAdjustment)) => return ok(&()),
             (_, Ok(kind)) => match read::<messages::ContainerRequest>(Call::Event, payload) {
                 Ok(request) => self.event(kind, request.pod, request.container, deadline).await,
@@ -306,7 +307,7 @@ impl<H: Handler> Session<H> {
         })
     }
 
-    /// How long an answer may take, from the time that the runtime says it will wait (nanoseconds, zero: not
+    /// Returns the time allowed for an answer, from the timeout that the runtime reports (nanoseconds, zero: not
     /// reported).
     fn time_to_answer(&self, timeout_nano: i64) -> Duration {
         let reported = u64::try_from(timeout_nano).ok().filter(|&nanos| nanos > 0).map(Duration::from_nanos);
@@ -314,7 +315,7 @@ impl<H: Handler> Session<H> {
         within.saturating_sub(ANSWER_MARGIN.min(within / 2))
     }
 
-    /// The handler's answer, or why there is none.
+    /// Returns the handler's answer, or the reason why there is none.
     async fn ask<T: Send + 'static>(
         &self,
         deadline: Instant,
@@ -344,8 +345,8 @@ impl<H: Handler> Session<H> {
         self.shared.handler.no_answer(call);
     }
 
-    /// Asks the handler and makes a message of what it says. Nothing is answered where it has nothing to say, has not
-    /// said it by the deadline, or says what would fail.
+    /// Calls the handler and encodes its answer. Sends nothing if the handler has no answer, misses the deadline, or
+    /// returns an answer that would fail.
     async fn answer<T, M>(
         &self,
         lost: NoAnswer,
@@ -421,9 +422,9 @@ impl<H: Handler> Session<H> {
         Answer { sent: Some(Stage::Configured), ..response }
     }
 
-    /// A runtime that hangs up on the answer to `Configure` may know fewer events than its version says: from
-    /// then on that runtime and version is asked for the basic ones only. Where it had just been stopped, no
-    /// more is lost than what it would report about changes of pods.
+    /// Handles a disconnection on the answer to `Configure`, which may mean that the runtime supports fewer events
+    /// than its version implies. From then on the plugin subscribes only to the basic events of that runtime and
+    /// version. If the runtime had merely been stopped, only reports about changes of pods are lost.
     fn note_refused_events(&self) {
         let status = self.shared.status.borrow();
         let Some(runtime) = &status.runtime else { return };
@@ -475,7 +476,7 @@ impl<H: Handler> Session<H> {
         let request: messages::ContainerRequest = read(call, payload)?;
         let (pod, container) = read_both(call, request.pod, request.container)?;
         let lost = unanswered(call, &pod, Some(&container));
-        // The handler is not asked about one that is left alone, but learns of it.
+        // The handler is not asked about a container that stays as it is, but is notified.
         if container.resources.is_pinned() && self.shared.options.plugin.when_pinned == PinnedPolicy::Yield {
             self.no_answer(NoAnswer { reason: NoAnswerReason::PinnedByOther, ..lost });
             return Ok(ok(&()));
@@ -535,7 +536,7 @@ impl<H: Handler> Session<H> {
         self.event(kind, change.pod, change.container, deadline).await
     }
 
-    /// An event that has come by a call of its own or as a change of state.
+    /// Handles an event that arrived as a separate call or as a change of state.
     async fn event(
         &self,
         kind: EventKind,
@@ -571,7 +572,7 @@ impl Reported {
         self.snapshot.containers.extend(containers.into_iter().map(convert::container));
     }
 
-    /// Those that can be read, and for which there is room; counts the others.
+    /// Decodes the valid objects for which there is space; counts the remaining ones.
     fn read_each<M: prost::Message + Default + Trim>(&mut self, encoded: Vec<Vec<u8>>, what: &str) -> Vec<M> {
         let (mut read, mut skipped, mut problem) = (Vec::new(), 0, None);
         for bytes in encoded {
@@ -637,7 +638,7 @@ fn read_event(
     }
 }
 
-/// Updates as messages, if the kernel and the runtime would take them. Those that change nothing are skipped.
+/// Encodes updates if the kernel and the runtime would accept them. Updates without a change are skipped.
 fn check_updates(
     updates: &[Update],
     creating: Option<&str>,

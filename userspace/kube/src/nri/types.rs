@@ -1,4 +1,4 @@
-//! What the runtime reports about pods and containers, and what can be asked of it.
+//! Types for pods and containers as reported by the runtime, and for the changes that a plugin may request.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,60 +8,55 @@ use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeSet};
 /// A limit that may be absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit<T> {
-    /// No limit: `-1` in the runtime's words, `max` in those of cgroup v2.
+    /// No limit: `-1` in NRI, `max` in cgroup v2.
     Unlimited,
-    /// At most this.
     At(T),
 }
 
-/// A pod, as the runtime knows it.
+/// A pod as reported by the runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
-    /// The sandbox's id. A pod whose sandbox is replaced gets a new one.
+    /// Id of the sandbox. A pod whose sandbox is replaced gets a new one.
     pub id: String,
-    /// The pod's name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its UID in the API server. For a static pod the hash of its manifest.
+    /// UID in the API server. For a static pod, the hash of its manifest.
     pub uid: String,
-    /// Its labels, with those of the kubelet (`io.kubernetes.*`): the first ones, up to 32 KiB.
+    /// Labels, including those of the kubelet (`io.kubernetes.*`): the first ones, up to 32 KiB.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
+    /// Annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
     pub annotations: BTreeMap<String, String>,
-    /// Its cgroup below the root of the hierarchy, where the runtime reported one that can be resolved.
+    /// Cgroup relative to the root of the hierarchy, if the runtime reported a path that can be resolved.
     pub cgroup: Option<String>,
-    /// What the pod itself costs, where reported.
+    /// Resources of the pod itself, if reported.
     pub overhead: Option<Resources>,
 }
 
-/// A container, as the runtime knows it.
+/// A container as reported by the runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Container {
-    /// Its id.
     pub id: String,
-    /// The id of its pod's sandbox.
+    /// Id of the pod's sandbox.
     pub pod_id: String,
-    /// Its name within the pod.
+    /// Name within the pod.
     pub name: String,
-    /// Where it is in its life.
     pub state: ContainerState,
-    /// Its annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
+    /// Annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
     pub annotations: BTreeMap<String, String>,
-    /// Its resources. In a creation, what plugins of lower index set is included.
+    /// Resources. In a creation, settings of plugins with a lower index are included.
     pub resources: Resources,
-    /// Its cgroup below the root of the hierarchy, where the runtime reported one that can be resolved. Known
+    /// Cgroup relative to the root of the hierarchy, if the runtime reported a path that can be resolved. Known
     /// before the cgroup exists.
     pub cgroup: Option<String>,
     /// Its device files.
     pub devices: Vec<Device>,
-    /// Its first process; none before the runtime has started it.
+    /// Process id of the first process; `None` before the runtime has started it.
     pub pid: Option<u32>,
-    /// What could not be read, and was ignored.
+    /// Values that could not be parsed and were ignored.
     pub malformed: Vec<Malformed>,
 }
 
-/// Where a container is in its life.
+/// State in the lifecycle of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
@@ -99,8 +94,8 @@ pub enum DeviceKind {
     Character,
 }
 
-/// Limits and placement of a container or pod, as its OCI specification has them. None: not set; in a request
-/// to update, unchanged.
+/// Limits and placement of a container or pod from its OCI specification. `None` means not set; in an update request,
+/// unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
     /// The weight of its CPU time.
@@ -115,21 +110,22 @@ pub struct Resources {
     pub mems: Option<NodeSet>,
     /// `memory.max`.
     pub memory_limit: Option<Limit<Bytes>>,
-    /// The most huge pages of each size, in bytes.
+    /// Limits on hugepages in bytes, by page size.
     pub hugepage_limits: BTreeMap<HugepageSize, Bytes>,
     /// Files of cgroup v2 and their contents.
     pub unified: BTreeMap<String, String>,
-    /// What could not be read, and was ignored.
+    /// Values that could not be parsed and were ignored.
     pub malformed: Vec<Malformed>,
 }
 
 impl Resources {
-    /// Whether somebody else has said where it runs, also in words that could not be read.
+    /// Returns whether another program has set the placement, even with values that could not be parsed.
     pub fn is_pinned(&self) -> bool {
         self.cpus.is_some() || self.mems.is_some() || self.has_malformed_pin()
     }
 
-    /// Whether that leaves it less than the whole machine. A pin cannot be taken back, only be made as wide as this.
+    /// Returns whether the placement is narrower than the whole machine. A pin cannot be removed, only widened to the
+    /// whole machine.
     pub fn is_confined(&self, online: &Online) -> bool {
         self.cpus.as_ref().is_some_and(|cpus| !online.cpus.is_subset(cpus))
             || self.mems.as_ref().is_some_and(|mems| !online.mems.is_subset(mems))
@@ -141,19 +137,18 @@ impl Resources {
     }
 }
 
-/// A value from the runtime that could not be read.
+/// A value from the runtime that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} = {value:?}: {problem}")]
 pub struct Malformed {
     /// The field, such as `cpu.cpus`.
     pub field: &'static str,
-    /// What it holds.
     pub value: String,
-    /// What is wrong with it.
+    /// Parse error.
     pub problem: String,
 }
 
-/// Everything that runs, as reported after connecting.
+/// All running pods and containers, as reported after connecting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// All pods by sandbox id.
@@ -164,19 +159,19 @@ pub struct Snapshot {
     pub unreadable: usize,
 }
 
-/// What is to be set for a container. None: unchanged.
+/// Settings of a container. `None` means unchanged.
 ///
-/// There is no way to say "no CPUs" or to take a pin back: a container is unpinned by [`Settings::unpinned`].
-/// Hugepage limits cannot be set: the runtime would append them at each update.
+/// An empty CPU set cannot be expressed and a pin cannot be removed: [`Settings::unpinned`] unpins a container.
+/// Hugepage limits cannot be set, because the runtime would append them at each update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// `cpuset.cpus`: not empty, online CPUs only.
     pub cpus: Option<CpuSet>,
     /// `cpuset.mems`: not empty, online nodes with memory only.
     pub mems: Option<NodeSet>,
-    /// `memory.min`. Its ancestors limit what it is worth.
+    /// `memory.min`. Limited in effect by the ancestors' values.
     pub memory_min: Option<Limit<Bytes>>,
-    /// `memory.low`. Its ancestors limit what it is worth.
+    /// `memory.low`. Limited in effect by the ancestors' values.
     pub memory_low: Option<Limit<Bytes>>,
     /// `memory.high`.
     pub memory_high: Option<Limit<Bytes>>,
@@ -185,17 +180,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What gives a container all of the machine again.
+    /// Returns settings that give a container the whole machine again.
     pub fn unpinned(online: &Online) -> Self {
         Self { cpus: Some(online.cpus.clone()), mems: Some(online.mems.clone()), ..Self::default() }
     }
 
-    /// Whether nothing is to be set.
+    /// Returns whether all settings are unchanged.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Checks against the machine. What passes, the kernel takes.
+    /// Checks the settings against the machine. The kernel accepts settings that pass.
     pub fn check(&self, online: &Online) -> Result<(), InvalidSettings> {
         if let Some(cpus) = &self.cpus {
             if cpus.is_empty() {
@@ -242,7 +237,7 @@ pub enum InvalidSettings {
     BeingCreated(String),
 }
 
-/// What a container may be pinned to.
+/// CPUs and nodes to which a container may be pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Online {
     /// The online CPUs.
@@ -272,18 +267,18 @@ pub struct Update {
 /// The answer to a creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Creation {
-    /// What the new container gets.
+    /// Settings of the new container.
     pub settings: Settings,
-    /// The memory policy that its processes begin with, and the nodes that it is over: those of them that the container may
-    /// use, also when that changes (`MPOL_F_STATIC_NODES`). Runtimes without
+    /// Initial memory policy of the container's processes, and its nodes. It applies to those nodes that the
+    /// container may use, also when that set changes (`MPOL_F_STATIC_NODES`). Runtimes without
     /// [`RuntimeInfo::sets_memory_policies`](super::RuntimeInfo::sets_memory_policies) ignore it.
     pub memory_policy: Option<(MemoryPolicy, NodeSet)>,
-    /// What other containers get because of it, such as a smaller shared pool.
+    /// Resulting updates of other containers, such as a smaller shared pool.
     pub updates: Vec<Update>,
 }
 
 impl Creation {
-    /// Checks the container's own part against the machine. What passes, the kernel takes.
+    /// Checks the new container's settings against the machine. The kernel accepts settings that pass.
     pub fn check(&self, online: &Online) -> Result<(), InvalidSettings> {
         self.settings.check(online)?;
         let Some((_, nodes)) = &self.memory_policy else { return Ok(()) };
@@ -298,12 +293,12 @@ impl Creation {
     }
 }
 
-/// A refusal: what was asked for fails, and the text reaches the user by way of the kubelet.
+/// A refusal: the request fails, and the kubelet shows the text to the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);
 
-/// Something happened that can neither be changed nor refused.
+/// An event that can neither be changed nor refused.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Of a pod.
@@ -312,7 +307,7 @@ pub enum Event {
     Container(ContainerEvent, Pod, Box<Container>),
 }
 
-/// What happened to a pod.
+/// Kind of an event of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodEvent {
     /// Its resources were changed.
@@ -323,7 +318,7 @@ pub enum PodEvent {
     Removed,
 }
 
-/// What happened to a container.
+/// Kind of an event of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerEvent {
     /// It was created; its resources are final.
@@ -338,7 +333,7 @@ pub enum ContainerEvent {
     Removed,
 }
 
-/// Why a call got no answer of ours.
+/// Reason why a call got no answer from the handler.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum NoAnswerReason {
@@ -395,16 +390,15 @@ pub enum Call {
     Event,
 }
 
-/// A call that got no answer of ours: the runtime went on as if there were no plugin.
+/// A call without an answer from the handler: the runtime continued as if there were no plugin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NoAnswer {
-    /// What had been asked. With [`Call::CreateContainer`] the container starts unpinned.
+    /// The call. With [`Call::CreateContainer`] the container starts unpinned.
     pub call: Call,
-    /// About which pod, where it could be read.
+    /// Pod of the call, if it could be parsed.
     pub pod: Option<Pod>,
-    /// About which container, where it could be read.
+    /// Container of the call, if it could be parsed.
     pub container: Option<Container>,
-    /// Why.
     pub reason: NoAnswerReason,
 }
 
