@@ -42,8 +42,8 @@ use super::{
 const READ: usize = 16 << 10;
 /// Most calls that are served concurrently. The runtime makes one at a time; the bound protects against a faulty one.
 const CALLS: usize = 64;
-/// Most pods and containers that are kept of a runtime's report. A hundred times the limit of a kubelet; further ones
-/// are skipped.
+/// Most pods and containers, and most encoded bytes, that are kept of a runtime's report: a hundred times the limit of a
+/// kubelet. Further ones are skipped.
 const MAX_OBJECTS: usize = 1 << 16;
 const MAX_SNAPSHOT: usize = 64 << 20;
 /// Longest time from connecting until the runtime has registered and configured the plugin. The runtime disconnects

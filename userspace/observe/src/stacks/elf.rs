@@ -1,8 +1,8 @@
 //! Names of functions in the file of a program or library, from its symbol tables.
 //!
-//! The files are those of workloads, so they may be anything, and may change while they are read: they are not mapped
-//! into memory, a table is read piece by piece, and no size in them decides how much memory is taken. Debug information is
-//! not used: it can be gigabytes.
+//! The files belong to workloads, so their content is untrusted and may change while it is read. Therefore they are
+//! not mapped into memory, tables are read in pieces, and no size in a file determines how much memory is allocated.
+//! Debug information is not used, because it can be gigabytes.
 
 use std::{
     collections::BTreeMap,
@@ -27,25 +27,25 @@ use super::floor::Floor;
 type Endian = LittleEndian;
 const E: Endian = LittleEndian;
 
-/// Headers of a kind that are looked at.
+/// Most headers of a kind that are read.
 const HEADERS: usize = 256;
-/// Symbols that are read at once.
+/// Number of symbols that are read at once.
 const PIECE: usize = 4096;
-/// Symbols that are looked at; the largest programs have some millions.
+/// Most symbols that are read; the largest programs have some millions.
 const SYMBOLS: u64 = 8 << 20;
-/// Bytes of a name. Those of C++ and Rust can be long.
+/// Most bytes of a name. Names of C++ and Rust can be long.
 const NAME: usize = 1024;
 
-/// A symbol that may be the one.
+/// A symbol that may contain the searched address.
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     size: u64,
-    /// Where its name is in the file.
+    /// Offset of the symbol's name in the file.
     name: u64,
 }
 
-/// The names of the functions at these offsets of a file. What has no name is absent; so is all after `deadline`, and what has no room
-/// any more: `room` is how many bytes names may still have.
+/// Returns the names of the functions at these offsets of a file. Offsets without a name are absent, as are all
+/// offsets that are not resolved before `deadline` or within `room`, the bytes still available for names.
 pub(super) fn names(
     file: &File,
     offsets: impl IntoIterator<Item = u64>,
@@ -61,7 +61,7 @@ pub(super) fn names(
     let segments: Vec<ProgramHeader64<Endian>> = read_at(file, header.e_phoff.get(E), count)?;
     let count = usize::from(header.e_shnum.get(E)).min(HEADERS);
     let sections: Vec<SectionHeader64<Endian>> = read_at(file, header.e_shoff.get(E), count)?;
-    // Symbols have the addresses at which the file wants to be loaded.
+    // Symbols have the virtual addresses of the file.
     let at: Vec<(u64, u64)> =
         offsets.into_iter().filter_map(|offset| Some((address_of(&segments, offset)?, offset))).collect();
     let mut floor = Floor::new(at.iter().map(|(address, _)| *address));
@@ -74,7 +74,7 @@ pub(super) fn names(
     let mut by_address = BTreeMap::new();
     for (address, symbol) in floor.found() {
         if let Some((start, symbol)) = symbol
-            // What assembler wrote may have no size.
+            // Symbols from assembler code may have no size.
             && (symbol.size == 0 || address - start < symbol.size)
             && let Some(name) = name_at(file, symbol.name)
         {
@@ -88,7 +88,7 @@ pub(super) fn names(
     Ok(found.collect())
 }
 
-/// Goes through a table of symbols.
+/// Offers all symbols of a table.
 fn offer(
     file: &File,
     table: &SectionHeader64<Endian>,
@@ -105,7 +105,7 @@ fn offer(
         for symbol in read_at::<Sym64<Endian>>(file, at, piece)? {
             let kind = symbol.st_info & 0xf;
             let start = symbol.st_value.get(E);
-            // One that is not defined here has no address.
+            // Undefined symbols have no address.
             if (kind == STT_FUNC || kind == STT_GNU_IFUNC) && start != 0 {
                 let name = names.saturating_add(symbol.st_name.get(E).into());
                 floor.offer(start, || Symbol { size: symbol.st_size.get(E), name });
@@ -116,7 +116,7 @@ fn offer(
     Ok(())
 }
 
-/// The address at which an offset of the file is to be loaded.
+/// Returns the virtual address of an offset of the file.
 fn address_of(segments: &[ProgramHeader64<Endian>], offset: u64) -> Option<u64> {
     segments.iter().filter(|segment| segment.p_type.get(E) == PT_LOAD).find_map(|segment| {
         let within = offset.checked_sub(segment.p_offset.get(E))?;
@@ -124,7 +124,7 @@ fn address_of(segments: &[ProgramHeader64<Endian>], offset: u64) -> Option<u64> 
     })
 }
 
-/// The name that begins there, as people write it.
+/// Returns the demangled name at this offset.
 fn name_at(file: &File, at: u64) -> Option<String> {
     let mut bytes = vec![0; NAME];
     let length = file.read_at(&mut bytes, at).ok()?;
@@ -133,7 +133,7 @@ fn name_at(file: &File, at: u64) -> Option<String> {
     Some(readable(name))
 }
 
-/// A name as it is in the source, where it is one of Rust or C++ and is not too long there.
+/// Demangles a name of Rust or C++, unless the result is too long.
 fn readable(name: &str) -> String {
     let mut text = Short::default();
     let written = if let Ok(rust) = rustc_demangle::try_demangle(name) {
@@ -149,8 +149,8 @@ fn readable(name: &str) -> String {
     if written.is_ok() { text.0 } else { name.to_owned() }
 }
 
-/// Takes [`NAME`] bytes at most. Names refer to parts of themselves, so a few hundred bytes can stand for more than any
-/// memory holds.
+/// Writer that accepts [`NAME`] bytes at most. Mangled names refer to parts of themselves, so a few hundred bytes can
+/// expand beyond any memory.
 #[derive(Default)]
 struct Short(String);
 
@@ -164,7 +164,7 @@ impl fmt::Write for Short {
     }
 }
 
-/// `count` values from an offset of a file.
+/// Reads `count` values at an offset of a file.
 fn read_at<T: Pod>(file: &File, offset: u64, count: usize) -> io::Result<Vec<T>> {
     let length = count * size_of::<T>();
     // Aligned as all of these types are.
