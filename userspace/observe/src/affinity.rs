@@ -57,7 +57,7 @@ impl Affinity {
 mod tests {
     use super::*;
 
-    /// Whether others are kept off is seen where a daemon runs: here all tests would be moved.
+    /// The effect on other threads is tested with a running daemon, because here it would move all tests.
     #[test]
     fn it_does_not_move_if_nothing_or_everything_is_exclusive() {
         let before = affinity(None).unwrap();

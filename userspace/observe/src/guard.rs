@@ -446,7 +446,7 @@ mod tests {
         observer
     }
 
-    /// What the strategy `native` has when nothing is promised: of node 0, 200 MiB are reserved.
+    /// Host conditions of the strategy `native` without guarantees: 200 MiB of node 0 are reserved.
     fn ledger() -> Ledger {
         let nodes = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
         let reserved = MemoryReservation {

@@ -1,4 +1,4 @@
-//! Noticing that the machine changed: CPUs, nodes and memory that come and go.
+//! Detection of changes of the machine: CPUs, nodes and memory that are added or removed.
 //!
 //! Reading the whole machine takes milliseconds, and the kernel reports changes only by uevents, which do not reach
 //! every container. So a few small files are compared every second, and the machine is read when they differ.
@@ -9,12 +9,12 @@ use numaward_api::EventKind;
 use numaward_model::EventReport;
 use numaward_topology::{Bytes, Machine};
 
-/// What differs after the machine changed.
+/// Values of small files that differ after the machine has changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fingerprint(Vec<Option<String>>);
 
 impl Fingerprint {
-    /// Takes it. What cannot be read stays unknown: the slow reading finds what that hides.
+    /// Reads the files. An unreadable value is unknown; the periodic reading of the whole machine finds such changes.
     pub(crate) fn take(root: &Path) -> Self {
         let read = |file: &str| fs::read_to_string(root.join(file)).ok();
         // `MemTotal` changes with the memory that is online, `Hugetlb` with the pools of all page sizes.
@@ -29,7 +29,7 @@ impl Fingerprint {
     }
 }
 
-/// What became of a machine, an event for each part.
+/// Returns the changes of a machine as events, one for each part.
 pub(crate) fn changes(before: &Machine, after: &Machine) -> Vec<EventReport> {
     let mut reports = Vec::new();
     let mut report = |message: String| reports.push(EventReport::new(EventKind::MachineChange, message));
