@@ -1,4 +1,4 @@
-//! The thread that reads what workloads without a guarantee use, and moves their pages: both take as long as the kernel likes.
+//! The thread that reads the usage of workloads without a guarantee and moves their pages: both may block in the kernel.
 
 use std::{
     collections::BTreeMap,
@@ -24,19 +24,19 @@ use crate::{
     worker::Worker,
 };
 
-/// How long reading one workload, or moving one window of pages, may take before the thread counts as hung.
+/// Time for one workload or one window of pages, after which the thread counts as hung.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// What is to be done.
+/// A job of the thread.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Look at all workloads, and at what these nodes have free.
+    /// Read all workloads, and the free memory of these nodes.
     Look(Vec<NodeId>),
-    /// Move pages of this one.
+    /// Move pages of this workload.
     Move(CgroupPath, PageMove),
 }
 
-/// What was done.
+/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
     /// What was seen.
@@ -45,47 +45,41 @@ pub(crate) enum Done {
     Moved { cgroup: CgroupPath, order: PageMove, moved: PagesMoved },
 }
 
-/// What was seen.
+/// The readings of one round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Look {
-    /// The workloads whose accesses are counted, and whose files could be read.
+    /// The workloads whose accesses are counted and whose files could be read.
     pub(crate) workloads: Vec<Reading>,
-    /// What each node has room for.
+    /// Free memory of each node.
     pub(crate) room: ByNode,
-    /// How long it took.
+    /// Duration of the round.
     pub(crate) took: Duration,
 }
 
-/// What a workload has used up to now.
+/// The counters of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// Its cgroup.
     pub(crate) cgroup: CgroupPath,
-    /// Which cgroup of that path.
+    /// The identity of the cgroup: a new cgroup may have the same path.
     pub(crate) id: CgroupId,
-    /// When it was read.
+    /// Time of the reading.
     pub(crate) at: Instant,
-    /// Its accesses.
     pub(crate) accesses: Accesses,
-    /// Its user memory.
     pub(crate) resident: ByNode,
-    /// Its CPU time.
     pub(crate) cpu: Duration,
 }
 
-/// Gives jobs to the thread.
 pub(crate) type HomeWorker = Worker<Job, Done>;
 
-/// Whose figures are read, and from where.
+/// The sources of the readings.
 pub(crate) struct Sources {
     pub(crate) host_root: PathBuf,
     pub(crate) hierarchy: Hierarchy,
     pub(crate) accesses: Arc<dyn AccessSource>,
-    /// Who may have a home.
+    /// The configuration, which selects the eligible workloads.
     pub(crate) config: Home,
 }
 
-/// Starts the thread.
 pub(crate) fn start(
     sources: Sources,
     heartbeats: &Heartbeats,
@@ -109,7 +103,7 @@ impl Sources {
         Look { workloads, room, took: started.elapsed() }
     }
 
-    /// What one workload has used; nothing where it is not to be read, or cannot be.
+    /// Returns the counters of one workload; `None` if it is not eligible or cannot be read.
     fn read(&self, of: WorkloadAccesses) -> Option<Reading> {
         health::beat();
         let WorkloadAccesses { cgroup, id, accesses } = of;
@@ -123,7 +117,7 @@ impl Sources {
         Some(Reading { cgroup, id, at: Instant::now(), accesses, resident, cpu })
     }
 
-    /// Moves as much as the other node has room for.
+    /// Moves as many pages as the target node has room for.
     fn carry_out(&self, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
         let bytes = order.bytes.min(room(&self.host_root, order.to));
         if bytes < LEAST {

@@ -1,13 +1,16 @@
-//! Gives back all that was written, for `numaward uninstall --restore`.
+//! Restores all settings that were written, for `numaward uninstall --restore`.
 //!
-//! Problem: a host from which numaward is removed is to be as it was. What was found where is in the ledger, and on the cgroups
+//! # Problem
+//! After numaward is removed, the host should have its original settings. They are in the ledger, and on the cgroups
 //! themselves.
 //!
-//! Algorithm: take the ledger over as a daemon does whose enforcement is switched off, wait until nothing is held any
-//! more, disable the controllers that were enabled for it, and look into the ledger again.
+//! # Algorithm
+//! Take the ledger over like a daemon whose enforcement is off, wait until no setting is held any more, disable the
+//! controllers that were enabled, and read the ledger again.
 //!
-//! Invariants: no daemon runs meanwhile (the ledger is locked); what cannot be given back stays in the ledger, and is
-//! reported.
+//! # Invariants
+//! - No daemon runs meanwhile: the ledger is locked.
+//! - A setting that cannot be restored stays in the ledger and is reported.
 
 use std::{
     collections::BTreeMap,
@@ -44,18 +47,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{ControlMetrics, hierarchy, start_on_this_host};
 
-/// How long a write that fails is tried again.
+/// Time for which a failed write is retried.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often it is looked whether all is done.
+/// Interval between two checks whether all settings are restored.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What was written cannot be given back.
+/// Reason why settings cannot be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The ledger cannot be opened, as a daemon runs, or cannot be read.
+    /// The ledger cannot be read, or is locked by a running daemon.
     #[error("{0} (if the daemon runs, stop it first)")]
     Store(#[from] StoreError),
-    /// There are no cgroups in which anything could have been written.
+    /// There is no cgroup hierarchy in which settings could have been written.
     #[error(transparent)]
     Hierarchy(#[from] OpenError),
     /// The ledger cannot be taken over.
@@ -64,12 +67,12 @@ pub enum RestoreError {
     /// The ledger cannot be taken over on this machine.
     #[error("nothing can be promised on this machine, so nothing was given back: the log says why")]
     Unusable,
-    /// The thread ended before all was done.
+    /// The thread ended before all settings were restored.
     #[error("ended before all was given back: the log says why")]
     Ended,
 }
 
-/// Gives back all that this configuration's ledger and the cgroups say was written. Nothing is promised afterwards.
+/// Restores all settings recorded in this configuration's ledger and on the cgroups. No guarantee remains.
 pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<RestoreReport, RestoreError> {
     let hierarchy = hierarchy(config)?;
     let mut config = config.clone();
@@ -132,7 +135,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     Ok(RestoreReport { cgroups: restored.collect(), left: left.chain(kept).collect() })
 }
 
-/// Whether nothing is held any more that is tried again.
+/// Returns true if no setting is held any more whose restore is retried.
 pub(crate) fn is_all_back(reconciler: &Reconciler) -> bool {
     let held = reconciler.allocations();
     held.allocations.is_empty()
@@ -141,7 +144,7 @@ pub(crate) fn is_all_back(reconciler: &Reconciler) -> bool {
         && !reconciler.owes_host()
 }
 
-/// Disables the controllers that were enabled, and gives what the ledger holds in the end, with those that are left.
+/// Disables the controllers that were enabled, and returns the final content of the ledger and the controllers left.
 pub(crate) fn disable_controllers(
     config: &Config,
     hierarchy: &Hierarchy,
@@ -157,13 +160,13 @@ pub(crate) fn disable_controllers(
     Ok((state, left))
 }
 
-/// What the ledger holds, as far as it can be read.
+/// Returns the readable content of the ledger.
 fn stored(config: &Config) -> Result<State, StoreError> {
     let (_, loaded) = Store::<State>::open(&config.state_directory)?;
     Ok(loaded.ledger().unwrap_or_default())
 }
 
-/// Removes the cgroup in which those of commands were made, if none runs.
+/// Removes the parent cgroup of commands if no command runs.
 fn remove_parent(hierarchy: &Hierarchy) {
     let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
     if let Err(error) = fs::remove_dir(hierarchy.dir(&parent)) {
@@ -171,7 +174,7 @@ fn remove_parent(hierarchy: &Hierarchy) {
     }
 }
 
-/// A machine, and nobody who would want to hear of anything.
+/// A machine without subscribers.
 struct Alone(Arc<Machine>);
 
 impl MachineSource for Alone {

@@ -1,22 +1,27 @@
-//! Herding: workloads without exclusive CPUs stay off those of others.
+//! CPU isolation: keeps all other cgroups off the CPUs that a workload holds exclusively.
 //!
-//! Problem: a CPU is exclusive only if everybody else keeps off it. The kernel hands CPUs down the tree, so that the
-//! higher the cgroup that is narrowed, the fewer have to be; but a cgroup above one with exclusive CPUs must keep
-//! them.
+//! # Problem
+//! The kernel limits the CPUs of a whole subtree, so confining a cgroup high in the tree changes few knobs. An
+//! ancestor of a workload with exclusive CPUs cannot be confined itself: the workload would lose its CPUs.
 //!
-//! Terms: the *herd* are the cgroups that are narrowed. A cgroup is *opened* if its children are herded instead: the
-//! root, and whatever is above a cgroup with an allocation or could be above one of `systemSlices`.
+//! # Terms
+//! - *confined*: `cpuset.cpus` is limited to the shared pool.
+//! - *descended*: not confined, because a cgroup with a guarantee or one of `systemSlices` may be below it; its
+//! children are confined instead. The root is always descended.
 //!
-//! Algorithm: while any CPU is exclusive, each highest cgroup that is neither opened, nor has an allocation, nor is one
-//! of `systemSlices`, has as `cpuset.cpus` what it was set to before as far as it is in the shared pool; all of the pool if
-//! it was set to nothing. What is no longer herded gets back what was found. This is done before CPUs become exclusive,
-//! after they have ceased to be, when a child of an opened cgroup comes, and now and then.
+//! # Algorithm
+//! While any CPU is exclusive, each highest cgroup that is neither descended, nor has a guarantee, nor is one of
+//! `systemSlices`, is confined: to the intersection of its original set and the shared pool, or to the whole pool if
+//! it had no set. A cgroup that is no longer confined gets its original set again. This happens before CPUs become
+//! exclusive, after they are released, when a descended cgroup gets a new child, and periodically.
 //!
-//! Where the configuration does not herd, a workload can ask for it (`isolate`): while it holds exclusive CPUs, the same
-//! is done with all CPUs but those of workloads that ask.
+//! If the configuration does not isolate, a workload can request it (`isolate`): while it holds exclusive CPUs, other
+//! cgroups are confined to all CPUs except those of the workloads that request isolation.
 //!
-//! Invariants: what is to be applied and what was found is stored before the knob is written; a set is never widened
-//! beyond what was found, and never emptied. What cannot be herded is reported and left as it is.
+//! # Invariants
+//! - The ledger stores the original and the new CPU set before the knob is written.
+//! - A confined set is a non-empty subset of the original set.
+//! - A cgroup that cannot be confined is reported and keeps its CPUs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,48 +44,48 @@ use numaward_topology::CpuSet;
 
 use super::{Core, execution::STEPS_PER_LOOK, machine::has_exclusive_cpus};
 
-/// A report of no more cgroups that would be herded does not delay the next one.
+/// Number of additional cgroups in a dry-run report up to which the next report is not delayed.
 const FEW: usize = 100;
-/// After one of more, the next waits until this many times its duration have passed,
+/// Delay of the next report after a larger one, as a multiple of the time that the report took.
 const REPORT_COST: u32 = 20;
-/// but no longer than this.
+/// Upper bound of the delay between two reports.
 const REPORT_LATEST: Duration = Duration::from_mins(1);
 
-/// What is known of the herd.
+/// State of CPU isolation.
 #[derive(Debug, Default)]
 pub(crate) struct CpuIsolation {
-    /// As configured.
+    /// The configured mode.
     mode: EnforcementMode,
-    /// As it is with what is promised now: on also while a workload asks for it.
+    /// The effective mode: also on while a workload requests isolation.
     effective: EnforcementMode,
     system: Vec<CgroupPattern>,
     opened: BTreeSet<CgroupPath>,
-    /// In a dry run: what would be written.
+    /// CPU sets that a dry run would write.
     would: BTreeMap<CgroupPath, CpuSet>,
     refused: BTreeMap<CgroupPath, Refusal>,
     processes_in_root: Option<u64>,
-    /// Whether what would be written has to be found out anew.
+    /// True if the dry-run report is out of date.
     is_outdated: bool,
-    /// When that may be done; at any time if there is none.
+    /// Earliest time of the next dry-run report; `None` if it is not delayed.
     pub(crate) next_report: Option<Instant>,
 }
 
-/// Why a cgroup is not herded.
+/// Reason why a cgroup cannot be confined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Refusal {
-    /// What it was to have; none if nothing could be found for it.
+    /// The CPU set that was intended; `None` if it could not be determined.
     wanted: Option<CpuSet>,
     reason: String,
 }
 
-/// Who is herded, and who is opened for it.
+/// Partition of the cgroup tree into confined and descended cgroups.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Chosen {
     herd: Vec<CgroupPath>,
     opened: BTreeSet<CgroupPath>,
 }
 
-/// Returns the highest cgroups that may be narrowed; `None` if it was given up.
+/// Returns the highest cgroups that may be confined; `None` if the search was interrupted.
 fn choose<C: IntoIterator<Item = CgroupPath>>(
     children: impl Fn(&CgroupPath) -> C,
     system: &[CgroupPattern],
@@ -113,7 +118,7 @@ fn choose<C: IntoIterator<Item = CgroupPath>>(
     Some(chosen)
 }
 
-/// Returns the number of processes in the root cgroup that are not the kernel's; `None` where they cannot be read, or if it was given up.
+/// Returns the number of user processes in the root cgroup; `None` if they cannot be read, or if it was interrupted.
 fn processes_in_root(
     host_root: &Path,
     hierarchy: &Hierarchy,
@@ -124,7 +129,7 @@ fn processes_in_root(
     let processes = fs::read_to_string(hierarchy.root().join("cgroup.procs")).ok()?;
     let is_kernels = |process: &str| {
         let stat = fs::read_to_string(host_root.join("proc").join(process).join("stat")).ok()?;
-        // The name, in brackets, may hold anything. The flags are the seventh field after it (proc(5)).
+        // The name, in brackets, may hold any character. The flags are the seventh field after it (proc(5)).
         let flags = stat.rsplit_once(") ")?.1.split(' ').nth(6)?.parse::<u64>().ok()?;
         Some(flags & KERNEL_THREAD != 0)
     };
@@ -138,7 +143,7 @@ fn processes_in_root(
     Some(count)
 }
 
-/// All CPUs but those of workloads that ask for isolation; none where no workload does.
+/// Returns all CPUs except those of workloads that request isolation; `None` if no workload does.
 fn beside_isolated(ledger: &Ledger, shared_pool: CpuSet) -> Option<CpuSet> {
     let (mut isolated, mut others) = (CpuSet::new(), shared_pool);
     for (_, account) in ledger.owners() {
@@ -153,12 +158,12 @@ impl CpuIsolation {
         Self { mode, effective: mode, system, ..Self::default() }
     }
 
-    /// Whether anybody is to be herded, or reported to be.
+    /// Returns true if cgroups are confined, or reported by a dry run.
     pub(crate) fn is_on(&self) -> bool {
         self.effective != EnforcementMode::Off
     }
 
-    /// Whether this event may change who is herded.
+    /// Returns true if this event may change the set of confined cgroups.
     pub(crate) fn concerns(&self, event: &CgroupEvent) -> bool {
         let (CgroupEvent::Added(cgroup) | CgroupEvent::Removed(cgroup)) = event;
         self.is_on() && cgroup.path.parent().is_some_and(|parent| self.opened.contains(&parent))
@@ -166,13 +171,13 @@ impl CpuIsolation {
 }
 
 impl Core {
-    /// Herds those that are to be herded as things stand, and lets go of the others.
+    /// Confines and restores cgroups according to the current guarantees.
     pub(crate) fn herd(&mut self, retry: bool) {
         self.herd_beside(&[], retry);
     }
 
-    /// Herds as [`herd`](Self::herd) does. Where that is only a report, it waits until nobody waits for anything else,
-    /// and after a costly one until it is time for the next.
+    /// Like [`herd`](Self::herd), but a dry-run report waits until no other work is pending, and after a costly
+    /// report until its delay is over.
     pub(crate) fn herd_in_time(&mut self, is_busy: bool) {
         self.isolation.is_outdated = !self.writes_herd();
         if !self.isolation.is_outdated || (self.is_herd_report_due() && !is_busy) {
@@ -180,29 +185,29 @@ impl Core {
         }
     }
 
-    /// Whether a report of who would be herded has waited, and for long enough.
+    /// Returns true if a dry-run report is pending and its delay is over.
     pub(crate) fn is_herd_report_due(&self) -> bool {
         self.isolation.is_outdated && self.isolation.next_report.is_none_or(|next| Instant::now() >= next)
     }
 
-    /// Herds others off the CPUs that these cgroups are about to be promised, and lets go of those above them.
+    /// Confines other cgroups off the CPUs that these cgroups are about to get, and restores the ancestors of these.
     pub(super) fn make_room(&mut self, paths: &[&CgroupPath]) {
         for path in paths {
             self.let_go_around(path);
         }
-        // A report comes when it is promised.
+        // The report follows once the guarantee is given.
         if self.writes_herd() {
             self.herd_beside(paths, false);
         }
     }
 
-    /// Whether others get other CPUs, or theirs back, when they are herded as things stand.
+    /// Returns true if confining by the current guarantees would write CPU sets.
     fn writes_herd(&self) -> bool {
         !self.kept.state.isolated().is_empty()
             || self.herding_with(&self.kept.state.ledger).0 == EnforcementMode::On
     }
 
-    /// Herds all but what is promised and these cgroups.
+    /// Confines all cgroups except these and those with a guarantee.
     fn herd_beside(&mut self, paths: &[&CgroupPath], retry: bool) {
         let (effective, pool) = self.herding_with(&self.kept.state.ledger);
         self.isolation.effective = effective;
@@ -228,7 +233,7 @@ impl Core {
         self.isolation.next_report = is_costly.then(|| start + (took * REPORT_COST).min(REPORT_LATEST));
     }
 
-    /// How far others are herded while this is promised, and onto which CPUs; none where no CPU is exclusive.
+    /// Returns the mode and the shared pool with the guarantees of this ledger; no pool if no CPU is exclusive.
     fn herding_with(&self, ledger: &Ledger) -> (EnforcementMode, Option<CpuSet>) {
         let (mode, pool) = (self.isolation.mode, self.policy.shared_pool(ledger));
         let asked = beside_isolated(ledger, pool.clone())
@@ -239,13 +244,12 @@ impl Core {
         }
     }
 
-    /// Whether nobody is herded, nor to be.
+    /// Returns true if no cgroup is confined, nor to be confined.
     fn has_no_herd(&self) -> bool {
         !self.isolation.is_on() && self.kept.state.isolated().is_empty() && self.isolation.would.is_empty()
     }
 
-    /// What a cgroup is to hold whose allocation ends: nothing, so that it gets back what was found, or what it has in the
-    /// herd.
+    /// Returns the settings of a cgroup after its guarantee ends: its confined CPU set, or `None` to restore the original.
     pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Option<Settings> {
         if let (EnforcementMode::On, Some(pool)) = self.herding_with(after) {
             let mut promised = self.promised_cgroups();
@@ -271,10 +275,10 @@ impl Core {
         promised.chain(placed).cloned().collect()
     }
 
-    /// What a cgroup is to have of the shared pool; `None` if it never had more.
+    /// Returns the confined CPU set of a cgroup; `None` if its original set is already within the pool.
     fn share_of(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
         let found = match self.isolation.effective {
-            // For a report what the kernel has will do: systemd would have to be asked again and again, and for long.
+            // A report uses the set in the kernel: asking systemd each time would take too long.
             EnforcementMode::DryRun if self.kept.state.applied.get(path).is_none() => {
                 match Knob::CpusetCpus.read(&self.hierarchy.dir(path)).map_err(|error| error.to_string())? {
                     KnobValue::Cpus(cpus) => cpus,
@@ -293,14 +297,14 @@ impl Core {
         }
     }
 
-    /// The CPUs that isolated cgroups share; `None` where none is exclusive.
+    /// Returns the shared pool of isolated cgroups; `None` if no CPU is exclusive.
     pub(super) fn pool_of_isolated(&self) -> Option<CpuSet> {
         self.herding_with(&self.kept.state.ledger).1
     }
 
-    /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded. Returns `false` if a report was
-    /// given up because a container runtime waits for an answer: reading the knobs of thousands of cgroups takes longer than the
-    /// runtime may be kept waiting.
+    /// Confines all cgroups except these to this shared pool; without a pool, confines none. Returns `false` if a
+    /// report was interrupted because a container runtime waits for an answer: reading the knobs of thousands of
+    /// cgroups takes longer than the runtime may wait.
     fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) -> bool {
         let mut wanted = BTreeMap::new();
         let mut refused = BTreeMap::new();
@@ -361,7 +365,7 @@ impl Core {
         true
     }
 
-    /// What differs between the herd as it is and as it is to be.
+    /// Returns the differences between the current and the intended confined sets.
     fn changes(
         &self,
         wanted: &BTreeMap<CgroupPath, CpuSet>,
@@ -369,7 +373,7 @@ impl Core {
     ) -> Vec<(CgroupPath, Option<CpuSet>)> {
         let has = |path: &CgroupPath| {
             let record = self.kept.state.applied.get(path)?;
-            // A cgroup that was made again at this path has none of it.
+            // A cgroup that was created again at this path has none of these settings.
             let is_it = record.owner != Owner::Cgroupfs
                 || self.hierarchy.id_of(path).is_ok_and(|id| id == Some(record.id));
             record.settings.cpus.as_ref().filter(|_| is_it)
@@ -378,7 +382,7 @@ impl Core {
             .iter()
             .filter(|(path, share)| !self.kept.state.isolated().contains(*path) || has(path) != Some(*share))
             .map(|(path, share)| (path.clone(), Some(share.clone())));
-        // What is promised now gets its new settings in place of these.
+        // A cgroup with a new guarantee gets its new settings in place of these.
         let goes = self
             .kept
             .state
@@ -388,7 +392,7 @@ impl Core {
         comes.chain(goes.map(|path| (path.clone(), None))).collect()
     }
 
-    /// Writes; `true` if there was anything to write.
+    /// Writes the changes; returns `true` if there were any.
     fn apply(&mut self, changes: Vec<(CgroupPath, Option<CpuSet>)>) -> bool {
         if changes.is_empty() {
             return false;
@@ -431,7 +435,7 @@ impl Core {
             self.isolation.refused.remove(path);
             return;
         };
-        // Of what was tried together, the intent may still be among the applied settings.
+        // The failed joint plan may have left its intent among the applied settings.
         self.widen(path, |narrowing| narrowing.is_isolated = false);
         let is_gone = match &refused {
             AdmissionError::Enforce(error) => error.is_gone(),
@@ -452,11 +456,11 @@ impl Core {
         }
     }
 
-    /// In a dry run: reports what is new.
+    /// Reports the changes that a dry run would make since the last report.
     fn report_dry_run(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
         let changed = self.isolation.would != wanted;
         if changed {
-            // They may be thousands, and all get other CPUs whenever some become exclusive.
+            // There may be thousands of cgroups, and all of them change whenever CPUs become exclusive.
             tracing::info!(cgroups = wanted.len(), "dry run: would be herded, as `numaward status` lists");
         }
         self.isolation.would = wanted;
@@ -468,7 +472,7 @@ impl Core {
         self.metrics.herd(herded, would, self.isolation.refused.len());
     }
 
-    /// The herd as it is served.
+    /// Returns the state of CPU isolation for the API.
     pub(crate) fn herding(&self, drift: impl Fn(&CgroupPath) -> Vec<api::Drift>) -> api::CpuIsolation {
         let herded = |path: &CgroupPath, cpus: &CpuSet, state| api::ConfinedCgroup {
             cgroup: path.to_string(),
@@ -510,7 +514,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Who is herded in a tree of these cgroups.
+    /// Returns the confined cgroups in a tree of these cgroups.
     fn herd(cgroups: &[&str], system: &[&str], promised: &[&str]) -> Vec<String> {
         let cgroups: Vec<CgroupPath> = cgroups.iter().map(|text| path(text)).collect();
         let children = |parent: &CgroupPath| {

@@ -1,12 +1,16 @@
-//! Giving workloads without a guarantee a home, and taking it back.
+//! Assigns preferred nodes to workloads without a guarantee, and ends them.
 //!
-//! Terms: a cgroup *has a home* while its `cpuset.cpus` is held to CPUs of one node because of that.
+//! # Terms
+//! A cgroup *has a preferred node* while its `cpuset.cpus` is confined to CPUs of one node for this reason.
 //!
-//! Algorithm: `cpuset.cpus` becomes the node's CPUs that are exclusive to nobody. `cpuset.mems` stays as it is, so that new
-//! memory comes from the node as long as it has some. What was found comes back, as for every knob, when the home ends.
+//! # Algorithm
+//! `cpuset.cpus` becomes the node's CPUs that are not exclusive. `cpuset.mems` stays unchanged, so that new memory
+//! comes from the node while it has some. When the preferred node ends, the original set is restored.
 //!
-//! Invariants: what is to be applied and what was found is stored before the knob is written. Nobody gets a home whose
-//! cpuset somebody else set. A cgroup that is herded or steered as well keeps what it has for that.
+//! # Invariants
+//! - The ledger stores the original and the new set before the knob is written.
+//! - A cgroup whose cpuset another program set gets no preferred node.
+//! - A cgroup that is also confined or steered keeps these settings.
 
 use std::collections::BTreeMap;
 
@@ -26,19 +30,19 @@ use numaward_topology::{CpuSet, NodeId};
 use super::Core;
 
 impl Core {
-    /// The CPUs of a node that are exclusive to nobody.
+    /// Returns the CPUs of a node that are not exclusive.
     pub(crate) fn shared_cpus_of(&self, node: NodeId) -> CpuSet {
         let of = self.policy.machine.nodes.get(&node).map(|node| node.cpus.clone()).unwrap_or_default();
         &of & self.kept.state.ledger.shared_pool()
     }
 
-    /// Whether something is promised to a cgroup, or above or below it.
+    /// Returns true if this cgroup, an ancestor or a descendant has a guarantee.
     pub(crate) fn is_near_promise(&self, path: &CgroupPath) -> bool {
         self.promised_cgroups().iter().any(|other| other.overlaps(path))
     }
 
-    /// The CPUs that a cgroup would have at home on a node, or why it can have none there: its cpuset is somebody else's, or what
-    /// is above it may not use the node.
+    /// Returns the CPUs that a cgroup would get on this preferred node. Fails if another program set its cpuset, or if
+    /// its parent may not use the node.
     pub(crate) fn cpus_at_home(&mut self, path: &CgroupPath, node: NodeId) -> Result<CpuSet, String> {
         if self.kept.state.steered().get(path).is_some_and(|off| off.contains(node)) {
             return Err(format!("it is kept off node {node}"));
@@ -63,12 +67,12 @@ impl Core {
         }
     }
 
-    /// The CPUs to which a cgroup is held because it has a home.
+    /// Returns the CPUs to which a cgroup is confined because of its preferred node.
     pub(crate) fn home_cpus(&self, path: &CgroupPath) -> Option<&CpuSet> {
         self.kept.state.homes().contains_key(path).then(|| self.applied_settings(path)?.cpus.as_ref())?
     }
 
-    /// Those that have a home, as they are served.
+    /// Returns the cgroups with a preferred node, for the API.
     pub(crate) fn homes(&self) -> Vec<api::AutoPlacedWorkload> {
         let of = |(path, home): (&CgroupPath, &Home)| api::AutoPlacedWorkload {
             cgroup: path.to_string(),
@@ -80,12 +84,12 @@ impl Core {
         self.kept.state.homes().iter().map(of).collect()
     }
 
-    /// The nodes on which cgroups have a home.
+    /// Returns the preferred node of each cgroup that has one.
     pub(crate) fn home_nodes(&self) -> BTreeMap<CgroupPath, NodeId> {
         self.kept.state.homes().iter().map(|(path, home)| (path.clone(), home.node)).collect()
     }
 
-    /// Gives a cgroup this home.
+    /// Assigns this preferred node to a cgroup.
     pub(crate) fn give_home(&mut self, path: &CgroupPath, home: Home) -> Result<(), AdmissionError> {
         let cpus_before = self.home_cpus(path).cloned();
         self.narrow(path, |narrowing| narrowing.home = Some(Home { cpus_before, ..home }))?;
@@ -94,7 +98,7 @@ impl Core {
         Ok(())
     }
 
-    /// Changes what is remembered of a home.
+    /// Changes the stored state of a preferred node.
     pub(crate) fn note_home(&mut self, path: &CgroupPath, note: impl FnOnce(&mut Home)) {
         if let Some(home) = self.kept.state.home_mut(path) {
             note(home);
@@ -109,7 +113,7 @@ impl Core {
         self.store_outcome();
     }
 
-    /// Ends the homes of cgroups whose CPUs somebody else has set while no daemon ran.
+    /// Ends the preferred nodes of cgroups whose CPUs another program set while no daemon ran.
     pub(crate) fn yield_homes(&mut self) {
         let homes: Vec<(CgroupPath, Option<CpuSet>)> = self
             .kept
@@ -134,8 +138,8 @@ impl Core {
         }
     }
 
-    /// Ends the home of a cgroup whose CPUs somebody else has set, and leaves them so: it asked for nothing, and they did. Whether
-    /// that was done; one that is held to CPUs for another reason as well is not given up.
+    /// Ends the preferred node of a cgroup whose CPUs another program set, and keeps that program's set. Returns true if
+    /// it ended; it does not if the cgroup is confined for another reason as well.
     pub(crate) fn yield_home(&mut self, drift: &Drift) -> bool {
         let (path, state) = (&drift.cgroup, &self.kept.state);
         let Some(KnobValue::Cpus(found)) =

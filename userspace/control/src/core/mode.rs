@@ -1,8 +1,12 @@
-//! How far the kernel is involved: `enforcement.mode`.
+//! Enforcement modes: `enforcement.mode`.
 //!
-//! `on` writes what is decided. `dry-run` decides, keeps the ledger, logs what would be written, and writes nothing;
-//! only the cgroup of a command is made, without any settings. `off` promises nothing. What an earlier run wrote is
-//! given back in both. With `off`, the controllers that it enabled are disabled once nothing is held any more.
+//! - `on` writes the decisions to the kernel.
+//! - `dry-run` decides, keeps the ledger and logs the intended writes, but writes nothing; only the cgroup of a
+//! command is created, without settings.
+//! - `off` gives no guarantees.
+//!
+//! The latter two restore the settings of earlier runs. With `off`, the controllers that an earlier run enabled are
+//! disabled once no setting is held any more.
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
@@ -43,8 +47,8 @@ impl Core {
         self.disable_controllers();
     }
 
-    /// Whether enforcement is off, and what was written for the host as a whole is not all given back. What cannot be given back
-    /// before a node or a CPU is there again does not count.
+    /// Returns true if enforcement is off and settings of the host are still to be restored. Those that wait for an
+    /// absent node or CPU do not count.
     pub(crate) fn owes_host(&self) -> bool {
         let State { interrupts, power, weights, .. } = &self.kept.state;
         let online = self.policy.machine.cpu_ids();
@@ -56,8 +60,8 @@ impl Core {
         self.mode() == EnforcementMode::Off && (!interrupts.is_empty() || owes_power || owes_weight())
     }
 
-    /// With enforcement off, disables the controllers that were enabled once nothing is held any more. A dry run keeps promises,
-    /// and with them what is to be enforced again.
+    /// With enforcement off, disables the enabled controllers once no setting is held any more. A dry run keeps its
+    /// guarantees, which may be enforced again later.
     pub(super) fn disable_controllers(&mut self) {
         let state = &self.kept.state;
         if self.mode() != EnforcementMode::Off || state.enabled.is_empty() {
@@ -84,7 +88,7 @@ impl Core {
         self.store_outcome();
     }
 
-    /// Enforces allocations that are not: of a dry run, say.
+    /// Enforces guarantees that are not enforced, for example those of a dry run.
     fn hold_again(&mut self) {
         let is_held =
             |path| self.kept.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
@@ -108,7 +112,7 @@ impl Core {
         }
     }
 
-    /// Gives back all that was written.
+    /// Restores all settings that were written.
     fn give_all_back(&mut self) {
         self.note_unrecorded();
         // Also what was noted just now, and what a crash left half given back.
