@@ -121,7 +121,7 @@ for attack in connections scrapes streams; do
     for _try in 1 2 3; do with_code scrape; done
     with_code resize 65Mi
     with_code resize 64Mi
-    end $attacker
+    end $attacker 2>/dev/null
 done
 
 section "files"
@@ -152,7 +152,7 @@ for _try in $(seq 20); do
     systemctl restart numaward
     sleep 1
     if began port; then break; fi
-    end $attacker
+    end $attacker 2>/dev/null
     attacker=
 done
 if [ -n "$attacker" ]; then
@@ -161,7 +161,7 @@ if [ -n "$attacker" ]; then
     wait_for 100 numaward get victim.service
     numaward get
     systemctl is-active numaward
-    end $attacker
+    end $attacker 2>/dev/null
 else
     echo "never taken"
 fi
