@@ -47,7 +47,10 @@ fn siblings_of_exclusive_cpus_are_hidden() {
     let held = &report.json("held")[0];
     assert_eq!((&held["cpus"], &held["hiddenCpus"]), (&"4,6".into(), &"5,7".into()), "{held}");
     assert_eq!(held["placement"]["hideSiblings"], true);
-    assert!(report.section("explained").contains("other threads of its cores stay unused: CPUs 5,7"), "{report}");
+    assert!(
+        report.section("explained").contains("other threads of its cores stay unused: CPUs 5,7"),
+        "{report}"
+    );
     assert_eq!(report.section("its CPUs"), "4,6");
     assert_eq!(report.section("those of others"), "0-3,8-11");
     for (section, words) in

@@ -55,7 +55,11 @@ pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     let is_empty = || Ok(fs::read_dir(path).map_err(fail("list it"))?.next().is_none());
     let has_own_name = path.file_name().is_some_and(|name| name == OWN_NAME) && !is_writable;
     if uid == own && mode != PRIVATE_MODE && (has_own_name || is_empty()?) {
-        fs::set_permissions(path, Permissions::from_mode(PRIVATE_MODE)).map_err(fail("set its mode"))?;
+        match fs::set_permissions(path, Permissions::from_mode(PRIVATE_MODE)) {
+            // No user can write there; the first file that the daemon writes reports it.
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => return Ok(()),
+            done => done.map_err(fail("set its mode"))?,
+        }
         // Another user may have put a file there before.
         return if is_writable && !is_empty()? { Err(insecure()) } else { Ok(()) };
     }
