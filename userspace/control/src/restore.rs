@@ -174,7 +174,7 @@ fn remove_parent(hierarchy: &Hierarchy) {
     }
 }
 
-/// A machine without subscribers.
+/// A machine without subscribers; events are only logged.
 struct Alone(Arc<Machine>);
 
 impl MachineSource for Alone {

@@ -44,9 +44,9 @@ use numaward_topology::CpuSet;
 
 use super::{Core, execution::STEPS_PER_LOOK, machine::has_exclusive_cpus};
 
-/// Number of additional cgroups in a dry-run report up to which the next report is not delayed.
+/// Number of cgroups in a dry-run report up to which the next report is not delayed.
 const FEW: usize = 100;
-/// Delay of the next report after a larger one, as a multiple of the time that the report took.
+/// Delay from the start of a larger or interrupted report to the next one, as a multiple of the time that it took.
 const REPORT_COST: u32 = 20;
 /// Upper bound of the delay between two reports.
 const REPORT_LATEST: Duration = Duration::from_mins(1);

@@ -41,8 +41,8 @@ impl Core {
         self.promised_cgroups().iter().any(|other| other.overlaps(path))
     }
 
-    /// Returns the CPUs that a cgroup would get on this preferred node. Fails if another program set its cpuset, or if
-    /// its parent may not use the node.
+    /// Returns the CPUs that a cgroup would get on this preferred node. Fails if the guard
+    /// keeps it off the node, if its cpuset is set, or if its parent may not use the node.
     pub(crate) fn cpus_at_home(&mut self, path: &CgroupPath, node: NodeId) -> Result<CpuSet, String> {
         if self.kept.state.steered().get(path).is_some_and(|off| off.contains(node)) {
             return Err(format!("it is kept off node {node}"));
