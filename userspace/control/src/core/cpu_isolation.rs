@@ -7,7 +7,7 @@
 //! # Terms
 //! - *confined*: `cpuset.cpus` is limited to the shared pool.
 //! - *descended*: not confined, because a cgroup with a guarantee or one of `systemSlices` may be below it; its
-//! children are confined instead. The root is always descended.
+//!   children are confined instead. The root is always descended.
 //!
 //! # Algorithm
 //! While any CPU is exclusive, each highest cgroup that is neither descended, nor has a guarantee, nor is one of

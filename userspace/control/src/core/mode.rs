@@ -2,7 +2,7 @@
 //!
 //! - `on` writes the decisions to the kernel.
 //! - `dry-run` decides, keeps the ledger and logs the intended writes, but writes nothing; only the cgroup of a
-//! command is created, without settings.
+//!   command is created, without settings.
 //! - `off` gives no guarantees.
 //!
 //! The latter two restore the settings of earlier runs. With `off`, the controllers that an earlier run enabled are
