@@ -1,7 +1,7 @@
 //! The engine: a machine, a policy and a sequence of requests, decided by both strategies.
 //!
-//! The work of each decision stays within its limit. After each step: nothing is promised twice, what is promised adds up, and the ledger reads as it was written. In the
-//! end all is given back. The kubelet has defects of its own, which its strategy repeats: from the moment on at which two
+//! The work of each decision stays within its limit. After each step, no
+//! resource is guaranteed twice, the sums are right, and the ledger reads as it was written. At the end everything is free again. The kubelet has defects of its own, which its strategy repeats: from the moment on at which two
 //! nodes of a group do not agree on it, not all may come back.
 
 use std::{collections::BTreeMap, sync::Arc};

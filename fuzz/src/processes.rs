@@ -1,4 +1,4 @@
-//! What the kernel reports of a process: its mappings, whose names and number the process chooses, and its programs.
+//! Readers of a process's files: its mappings, with names and a number that the process chooses, and its programs.
 
 use std::{
     fs,
@@ -13,9 +13,9 @@ use numaward_observe::{function_names, regions_of};
 use numaward_tests_support::{peak, reset_peak};
 use numaward_topology::NodeId;
 
-/// Memory that a reader may take beyond what the target has, whatever the input is.
+/// Maximum increase of the peak memory by a reader, for any input.
 const CEILING: u64 = 24 << 20;
-/// Bytes of a file that is made of an input.
+/// Maximum size of a file that is made from an input.
 const MAX_FILE: usize = 8 << 20;
 
 /// Writes a file of an input: the first byte is how often the rest is repeated, as a power of two (`0` to `?`), in which `#` stands for
@@ -37,7 +37,7 @@ fn write_repeated(path: &Path, input: &[u8]) {
     fs::write(path, file).unwrap();
 }
 
-/// Runs a reader, whose memory must not depend on what it reads.
+/// Runs a reader and checks that its memory does not depend on the input.
 fn within_ceiling<T>(read: impl FnOnce() -> T) -> T {
     reset_peak();
     let before = peak();
@@ -51,7 +51,7 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(5)
 }
 
-/// Whatever is in `numa_maps`, its regions are few, and their names short.
+/// Checks that the regions of any `numa_maps` are few, and their names short.
 pub(crate) fn numa_maps(data: &[u8]) {
     let process = tempfile::tempdir().unwrap();
     write_repeated(&process.path().join("numa_maps"), data);
@@ -63,7 +63,7 @@ pub(crate) fn numa_maps(data: &[u8]) {
     }
 }
 
-/// Whatever is in `maps` and, behind a zero byte, in `numa_maps`, mappings of a node have addresses, and are limited.
+/// Checks that the mappings of a node have addresses and a limited number, for any `maps` and, behind a zero byte, `numa_maps`.
 pub(crate) fn maps(data: &[u8]) {
     let mut files = data.splitn(2, |byte| *byte == 0);
     let process = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ pub(crate) fn maps(data: &[u8]) {
     assert!(found.len() <= 1 << 16 && found.iter().all(|addresses| !addresses.is_empty()));
 }
 
-/// Whatever a program is, its functions have names or none, and none is long.
+/// Checks that the function names of any program are short.
 pub(crate) fn program(data: &[u8]) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(data).unwrap();

@@ -20,7 +20,7 @@ expect_error "a damaged ledger was set aside"
 
 mkdir /state
 # Too small to begin with.
-mount -t tmpfs -o size=1m tmpfs /state
+mount -t tmpfs -o size=1m,mode=700 tmpfs /state
 start_daemon
 section "no room"
 with_code numaward exec --cpus 1 --memory 16Mi --name room -- true 2>&1
@@ -31,7 +31,7 @@ allocations
 die "no room: killed"
 umount /state
 
-mount -t tmpfs -o size=2100k tmpfs /state
+mount -t tmpfs -o size=2100k,mode=700 tmpfs /state
 start_daemon
 
 # Somebody rewrites two knobs of a workload, again and again. It takes the daemon a minute to give up.
@@ -120,7 +120,7 @@ end $load_pid
 
 section "read-only"
 # Over the directory: one in which files are open for writing cannot be made read-only.
-mount -t tmpfs -o ro tmpfs /state
+mount -t tmpfs -o ro,mode=700 tmpfs /state
 with_code numaward exec --cpus 1 --memory 16Mi --name readonly -- true 2>&1
 die "read-only: killed"
 section "read-only: start"

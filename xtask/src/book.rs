@@ -13,7 +13,7 @@ use numaward_vm::Cache;
 use crate::command;
 use crate::setup::DebianTool;
 
-/// Where the book is made, in the checkout.
+/// The output folder of the book, in the checkout.
 const MADE: &str = "target/book";
 /// All chapters on one page, with links as they were on their own.
 const ONE_PAGE: &str = "print.html";
@@ -94,7 +94,7 @@ fn rendered(made: &Path) -> Result<(usize, Vec<String>)> {
     Ok((count, faults))
 }
 
-/// What is wrong with the links of a page of the repository.
+/// Returns the broken links of a page of the repository.
 fn written(root: &Path, page: &Path) -> Result<Vec<String>> {
     let text =
         fs::read_to_string(root.join(page)).with_context(|| format!("cannot read {}", page.display()))?;
@@ -125,7 +125,7 @@ fn attributes<'a>(html: &'a str, names: &'static [&'static str]) -> impl Iterato
     })
 }
 
-/// What links in Markdown lead to.
+/// Returns the targets of links in Markdown.
 fn targets(markdown: &str) -> impl Iterator<Item = &str> {
     markdown.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next())
 }

@@ -165,7 +165,7 @@ impl Share {
 }
 
 type Shares = BTreeMap<Metric, Share>;
-/// By crate and name of the metric.
+/// Limits by crate and name of the metric.
 type Limits = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// A place that counts for a metric.
@@ -394,7 +394,7 @@ impl Counter {
     }
 }
 
-/// Whether the path of an attribute ends in `test`, as in `tokio::test`.
+/// Returns true if the path of an attribute ends in `test`, as in `tokio::test`.
 fn ends_in_test(path: &str) -> bool {
     path.split(|c: char| !c.is_alphanumeric() && c != '_').any(|part| part == "test")
 }
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn measures_names_of_tests() {
-        let text = "#[test]\nfn abcd() {}\n#[cfg(test)]\nmod tests {}\n#[tokio::test]\n#[ignore]\nasync fn ab() {}\nfn other() {}\n";
+        let text = "#[test]\nfn abcd() {}\n#[cfg(test)]\nmod tests {}\n#[tokio::test]\n#[should_panic]\nasync fn ab() {}\nfn other() {}\n";
         assert_eq!(count(text).0[&Metric::Testnames], share(6, 2));
     }
 

@@ -46,7 +46,7 @@ const ADMISSION: &str = "admissionregistration.k8s.io/";
 const MONITORING: &str = "monitoring.coreos.com/";
 /// The API group of `OpenShift`, for which there are no schemas here.
 const OPENSHIFT: &str = "security.openshift.io/";
-/// Where the control socket is by default.
+/// The default path of the control socket.
 const CONTROL_SOCKET: &str = "/run/numaward/control.sock";
 const RULES: &str = "dashboards/prometheus/rules.yaml";
 /// Address of the runbooks in Kubernetes, where an instance is the name of a node: any daemon after `kubectl
@@ -186,7 +186,7 @@ fn dangling(resources: &[Value]) -> Vec<String> {
     faults
 }
 
-/// What is wrong with how a container may gain privileges. Kubernetes refuses to forbid it with `SYS_ADMIN`.
+/// Returns the faults of a container's privilege escalation. Kubernetes refuses to forbid it with `SYS_ADMIN`.
 fn escalation_fault(container: &Value) -> Option<String> {
     let security = &container["securityContext"];
     let is_admin = list(&security["capabilities"]["add"]).contains(&"SYS_ADMIN".into());
@@ -200,7 +200,7 @@ fn escalation_fault(container: &Value) -> Option<String> {
     }
 }
 
-/// What is wrong with the sockets of a configuration: an agent mounts the directory of the PodResources socket, and must not get the
+/// Returns the faults of the sockets of a configuration: an agent mounts the directory of the PodResources socket, and must not get the
 /// control socket with it.
 fn socket_fault(resource: &Value) -> Option<String> {
     let config: Value = serde_norway::from_str(resource["data"]["config.yaml"].as_str()?).ok()?;

@@ -1,17 +1,17 @@
-//! Text of outside origin in logs, on terminals and in JSON for people.
+//! Untrusted text in logs, on terminals and in JSON for people.
 //!
 //! # Problem
-//! Names of cgroups, units, processes and files are chosen by those who make them. A name may hold an escape sequence that moves the
-//! cursor, changes the title or hides what follows, a line break that begins a forged line of a log, or characters that change the
-//! direction of text.
+//! Other programs choose the names of cgroups, units, processes and files. A name may contain an escape sequence that moves the
+//! cursor, changes the title or hides the following text, a line break that begins a forged line of a log, or characters that change
+//! the direction of text.
 //!
 //! # Algorithm
-//! What a terminal would obey is written as an escape (`\x1b`): control characters (C0, C1, delete), and those of Unicode that change
-//! the direction of text or cannot be seen. JSON has an escape of its own, which stands for the same character: `\u009b`.
+//! Control characters (C0, C1, delete), and Unicode characters that are invisible or change the direction of text, are written as
+//! escapes (`\x1b`). In JSON they are written as JSON's own escape of the same character (`\u009b`).
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Whether a terminal may do something else with the character than show it.
+/// Returns true if a terminal may interpret the character instead of showing it.
 pub(crate) fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -19,17 +19,17 @@ pub(crate) fn is_unsafe(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// A name or a message, in one line.
+/// Escapes a name or a message in one line.
 pub fn clean(text: &str) -> Cow<'_, str> {
     escaped(text, is_unsafe, write_escape)
 }
 
-/// Text of several lines.
+/// Escapes text of several lines.
 pub fn clean_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n' && is_unsafe(c), write_escape)
 }
 
-/// Serialized JSON with the same values. Line breaks and tabs between them stay.
+/// Escapes serialized JSON without changing its values. Line breaks and tabs between values stay.
 pub fn clean_json(json: &str) -> Cow<'_, str> {
     escaped(json, |c| c >= '\x7f' && is_unsafe(c), write_json_escape)
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_escaped() {
+    fn terminal_controls_are_escaped() {
         for (name, safe) in [
             ("a.service", "a.service"),
             ("dev-disk-by\\x2dlabel", "dev-disk-by\\x2dlabel"),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_same_values_and_nothing_that_a_terminal_would_obey() {
+    fn escaped_json_keeps_values() {
         let value =
             serde_json::json!({ "a\u{202e}": ["\u{9b}31m", "\r\n\t\x1b\x7f", "\u{e0041}", "größe 🦀"] });
         let pretty = serde_json::to_string_pretty(&value).unwrap();

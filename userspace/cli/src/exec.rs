@@ -101,7 +101,7 @@ fn signal_exit_code(signal: Signal) -> ExitCode {
 /// A signal that this process received.
 struct ReceivedSignal {
     signal: Signal,
-    /// Whether a terminal sent it, so that the command received it as well.
+    /// True if a terminal sent it, so that the command received it as well.
     is_from_terminal: bool,
 }
 

@@ -51,7 +51,7 @@ use numaward_topology::CpuSet;
 pub(crate) use self::inbox::Numbered;
 pub(crate) use self::{
     admission::{Admission, remove_cgroup},
-    effects::{Effects, HeldChange, Widened},
+    effects::{Effects, HeldChange, WidenedCgroup},
     execution::Worker,
     home::most,
     inbox::{CgroupNews, Inbox, Kind, Waiting, goes_with},

@@ -1,15 +1,18 @@
-//! Threads that stay on the CPUs to which their cgroup was narrowed once it is wide again.
+//! Threads that keep a narrow affinity after their cgroup has its CPUs back.
 //!
-//! Problem: since Linux 6.2, the kernel remembers the CPUs that a thread has asked for. A runtime that reads its affinity while its
-//! cgroup is narrowed, and sets it again, has asked for the CPUs of that time, and keeps them.
+//! # Problem
+//! Since Linux 6.2, the kernel remembers the affinity that a thread requested. A runtime that reads its affinity while its cgroup is
+//! narrowed, and sets it again, has requested the narrow set, and keeps it.
 //!
-//! Algorithm: before a cgroup is narrowed, the cgroups at and below it are noted in which a thread runs on fewer CPUs than it could:
-//! these have affinities of their own. While the cgroup is narrowed, the sets of CPUs that it is given are noted. When it gets others,
-//! each thread of the other cgroups whose affinity is exactly one of these sets, as far as its cgroup has it, may run on all CPUs
-//! of its cgroup again.
+//! # Algorithm
+//! Before a cgroup is narrowed, the daemon records the cgroups at and below it in which a thread may use fewer CPUs than the cgroup:
+//! these threads have their own affinities. While the cgroup is narrowed, the daemon records the CPU sets that the cgroup is given.
+//! When it gets other CPUs, the affinity of each thread that equals one of these sets, intersected with the CPUs of the thread's cgroup,
+//! is widened to all CPUs of that cgroup.
 //!
-//! Invariants: no thread is changed in a cgroup that had threads with affinities of their own, nor if it is not known which ones had.
-//! What is read and changed is bounded in number and in time.
+//! # Invariants
+//! - No thread is changed in a cgroup with recorded own affinities, nor if they could not be read.
+//! - The number of cgroups and threads, and the time, are limited.
 
 use std::{
     collections::BTreeSet,
@@ -24,38 +27,40 @@ use numaward_topology::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Sets of CPUs that are noted for one cgroup.
+/// Maximum number of CPU sets that are recorded for a cgroup.
 const MAX_GIVEN: usize = 16;
-/// Cgroups that are noted for one that is narrowed.
+/// Maximum number of cgroups with own affinities that are recorded for a narrowed one.
 const MAX_OWN: usize = 32;
-/// Cgroups and threads that are read at once.
+/// Maximum numbers of cgroups and threads that are read for a narrowed cgroup.
 const MAX_CGROUPS: usize = 4096;
 const MAX_THREADS: usize = 65_536;
+/// Number of threads between two checks of the deadline; reading them takes some 50 µs.
+const THREADS_PER_CHECK: usize = 64;
 
-/// The state of the threads of a narrowed cgroup, and of those below it.
+/// Record of the affinities in a narrowed cgroup and its descendants.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadMasks {
-    /// The CPUs that the cgroup was given.
+    /// The CPU sets that the cgroup was given.
     given: Vec<CpuSet>,
-    /// The cgroups in which a thread had an affinity of its own before.
+    /// The cgroups in which a thread had its own affinity before.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     own: BTreeSet<CgroupPath>,
 }
 
-/// What became of threads that kept the CPUs of a narrowed cgroup.
+/// Outcome of [`ThreadMasks::reset`], in threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResetThreads {
-    /// May run on all CPUs of their cgroup again.
+    /// Threads that may run on all CPUs of their cgroup again.
     pub reset: usize,
-    /// The kernel refused it.
+    /// Threads for which the kernel refused it.
     pub refused: usize,
-    /// Whether not all could be read.
+    /// True if not all threads could be read.
     pub is_partial: bool,
 }
 
 impl ThreadMasks {
-    /// The state before a cgroup is narrowed, with what is known of cgroups above and below it that are narrowed already; `None` if
-    /// it cannot be read until the deadline.
+    /// Reads the record of a cgroup before it is narrowed, including the records of narrowed cgroups above and below it. Returns `None`
+    /// if one of those is unknown, or if the threads cannot be read until the deadline.
     pub(super) fn read(
         root: &Path,
         path: &CgroupPath,
@@ -77,7 +82,7 @@ impl ThreadMasks {
         (is_complete && masks.own.len() <= MAX_OWN).then_some(masks)
     }
 
-    /// Takes note of CPUs that the cgroup is about to be given; `None` if there were too many sets.
+    /// Records CPUs that the cgroup is about to be given. Returns `None` if there are too many sets.
     pub(super) fn give(&mut self, cpus: &CpuSet) -> Option<()> {
         if !self.given.contains(cpus) {
             self.given.push(cpus.clone());
@@ -85,8 +90,8 @@ impl ThreadMasks {
         (self.given.len() <= MAX_GIVEN).then_some(())
     }
 
-    /// Lets the threads run on all CPUs of their cgroup again that have kept those which a cgroup was given, but for those of the
-    /// cgroup `except`. Takes no longer than `limit`.
+    /// Widens the affinity of each thread that has kept a set of the cgroup to all CPUs of its own cgroup, except in the cgroup
+    /// `except`. Stops after `limit`.
     pub fn reset(
         &self,
         root: &Path,
@@ -112,8 +117,8 @@ impl ThreadMasks {
     }
 }
 
-/// Reads the threads of a cgroup and of those below it, with the CPUs that their cgroup has and those on which they may run. Returns
-/// whether these are all.
+/// Visits the threads of a cgroup and its descendants, with the CPUs of their cgroup and their affinity. Returns true if all could be
+/// read.
 fn each_thread(
     root: &Path,
     path: &CgroupPath,
@@ -133,7 +138,10 @@ fn each_thread(
             return false;
         }
         let available = if here.is_empty() { None } else { available_cpus(&dir) };
-        for thread in here {
+        for (index, thread) in here.into_iter().enumerate() {
+            if index % THREADS_PER_CHECK == THREADS_PER_CHECK - 1 && Instant::now() >= deadline {
+                return false;
+            }
             // 0 is a thread of another PID namespace.
             let thread = i32::try_from(thread).ok().filter(|thread| *thread > 0);
             let (Some(thread), Some(available)) = (thread, &available) else { return false };

@@ -1,13 +1,13 @@
-//! Directories of the daemon: the ledger's, and those of its sockets.
+//! The directories of the ledger and the sockets.
 //!
 //! # Problem
-//! systemd makes them with mode 0700 (`StateDirectoryMode`, `RuntimeDirectoryMode`), Kubernetes' `DirectoryOrCreate` with 0755. In one
-//! that another user may write to, that user can put another ledger or socket in place of the daemon's.
+//! systemd creates them with mode 0700 (`StateDirectoryMode`, `RuntimeDirectoryMode`), Kubernetes' `DirectoryOrCreate` with 0755. A user
+//! with write permission could replace the ledger or a socket of the daemon.
 //!
 //! # Algorithm
-//! A missing directory is made with mode 0700. An empty one of the daemon's user gets mode 0700, such as a new tmpfs. Any other must
-//! belong to root or the daemon's user, and no other user may write to it. With the name `numaward` it gets mode 0700 as well; otherwise
-//! it keeps its mode, because it may be `/run`.
+//! A missing directory is made with mode 0700. An existing one must belong to root or the daemon's user, and no other user may write
+//! to it: it may be `/tmp`. If it has the name `numaward`, or is empty, it is the daemon's alone and gets mode 0700. Any other keeps its
+//! mode, because it may be `/run`.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -50,20 +50,22 @@ pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     let found = fs::metadata(path).map_err(fail("look at it"))?;
     let (uid, mode) = (found.uid(), found.mode() & 0o7777);
     let own = rustix::process::geteuid().as_raw();
-    let insecure = || DirectoryError::Insecure { path: path.to_owned(), uid, mode };
-    let is_writable = mode & 0o022 != 0;
-    let is_empty = || Ok(fs::read_dir(path).map_err(fail("list it"))?.next().is_none());
-    let has_own_name = path.file_name().is_some_and(|name| name == OWN_NAME) && !is_writable;
-    if uid == own && mode != PRIVATE_MODE && (has_own_name || is_empty()?) {
+    if (uid != 0 && uid != own) || mode & 0o022 != 0 {
+        return Err(DirectoryError::Insecure { path: path.to_owned(), uid, mode });
+    }
+    if uid == own && mode != PRIVATE_MODE && is_private(path).map_err(fail("list it"))? {
         match fs::set_permissions(path, Permissions::from_mode(PRIVATE_MODE)) {
             // No user can write there; the first file that the daemon writes reports it.
             Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => return Ok(()),
             done => done.map_err(fail("set its mode"))?,
         }
-        // Another user may have put a file there before.
-        return if is_writable && !is_empty()? { Err(insecure()) } else { Ok(()) };
     }
-    if (uid != 0 && uid != own) || is_writable { Err(insecure()) } else { Ok(()) }
+    Ok(())
+}
+
+/// Returns true if only the daemon uses the directory.
+fn is_private(path: &Path) -> io::Result<bool> {
+    Ok(path.file_name().is_some_and(|name| name == OWN_NAME) || fs::read_dir(path)?.next().is_none())
 }
 
 #[cfg(test)]
@@ -77,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_made_private_also_where_kubernetes_made_it() {
+    fn private_directory_gets_mode_0700() {
         let root = tempfile::tempdir().unwrap();
         let made = root.path().join("a/b");
         prepare(&made).unwrap();
@@ -99,15 +101,10 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_other_users_can_change_is_refused_and_not_touched() {
+    fn private_directory_refuses_writable() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("numaward");
         fs::create_dir(&path).unwrap();
-        // As a new tmpfs is.
-        fs::set_permissions(&path, Permissions::from_mode(0o1777)).unwrap();
-        prepare(&path).unwrap();
-        assert_eq!(mode(&path), 0o700);
-        fs::write(path.join("ledger.json"), "").unwrap();
         for refused in [0o777, 0o1777, 0o770] {
             fs::set_permissions(&path, Permissions::from_mode(refused)).unwrap();
             let error = prepare(&path).unwrap_err();

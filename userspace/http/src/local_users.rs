@@ -1,16 +1,16 @@
-//! Which user of this host is at the other end of a connection over the loopback.
+//! The local user of a connection over the loopback.
 //!
 //! # Problem
 //! All clients on the loopback have the same address. If they shared one peer's limits, any user could take all of them, and a
 //! Prometheus on this host would get no connection and no scrape.
 //!
 //! # Algorithm
-//! `/proc/net/tcp` and `tcp6` have a line for each socket: its address, that of the other end, and the user who made it. The client's own
-//! line is the one whose addresses are those of the connection the other way round. A read serves all connections that are accepted
-//! together, and is limited.
+//! `/proc/net/tcp` and `tcp6` have a line for each socket: its address, that of the other end, and the user that created it. The client's own
+//! line has the addresses of the accepted connection in reverse order. One read, limited in size, serves all connections that are accepted
+//! together.
 //!
 //! # Invariants
-//! - A client whose line is not found (it is closed already, or there are too many sockets) is of no known user. All of these share one
+//! - A client without a line (it is closed already, or there are too many sockets) has no known user. All of these share one
 //!   peer's limits.
 //! - A user may have any number of ids from [`FIRST_SUBORDINATE`] on, by a user namespace. They count as one.
 //!
@@ -24,15 +24,15 @@ use std::{
     path::Path,
 };
 
-/// Bytes of a file that are read, with some 50,000 sockets. The kernel takes about 1 µs for each.
+/// Maximum number of bytes that are read of a file: some 50,000 sockets, about 1 µs each.
 const MAX_BYTES: u64 = 8 << 20;
-/// Ids from here on are given to user namespaces (`/etc/subuid`), some 65,536 to each user.
+/// First id of user namespaces (`/etc/subuid`), which has some 65,536 for each user.
 pub(crate) const FIRST_SUBORDINATE: u32 = 1 << 16;
 
-/// A connection: the client's address, and that at which it was accepted.
+/// A connection: the client's address and the accepting address.
 pub(crate) type Ends = (SocketAddr, SocketAddr);
 
-/// The users of clients, as far as they are found.
+/// Returns the users of the connections that are found.
 pub(crate) fn users(net: &Path, connections: &[Ends]) -> HashMap<Ends, u32> {
     let wanted: HashMap<Ends, Ends> = connections
         .iter()
@@ -55,7 +55,7 @@ pub(crate) fn users(net: &Path, connections: &[Ends]) -> HashMap<Ends, u32> {
     found
 }
 
-/// The ends of the socket of this line, its own first, and its user. A socket that no process has any more has no inode, and no user.
+/// Returns the ends of the socket of a line, its own end first, and its user. A socket without a process has no inode and no user.
 fn parse(line: &str) -> Option<(Ends, u32)> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (own, other) = (address(fields.next()?)?, address(fields.next()?)?);
@@ -65,7 +65,7 @@ fn parse(line: &str) -> Option<(Ends, u32)> {
     (inode != "0").then_some(((own, other), user))
 }
 
-/// An address as the kernel writes it: words of the processor's byte order as hexadecimal digits, and the port.
+/// Parses an address in the kernel's notation: words in the processor's byte order as hexadecimal digits, and the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |from: usize| {
@@ -86,7 +86,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
 }
 
-/// An IPv4 address as such, also where it is written as one of IPv6.
+/// Returns the address with an IPv4-mapped IPv6 address converted to IPv4.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_of_a_client_is_found() {
+    fn local_users_finds_client() {
         let own = rustix::process::geteuid().as_raw().min(FIRST_SUBORDINATE);
         for (listen, connect) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
             // A host without IPv6.
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_read_up_to_a_limit_and_what_is_odd_is_skipped() {
+    fn local_users_are_read_up_to_limit() {
         let net = tempfile::tempdir().unwrap();
         let bytes = |word: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(word));
         let home = bytes([127, 0, 0, 1]);

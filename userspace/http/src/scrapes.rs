@@ -1,14 +1,15 @@
-//! Which scrapes are written at once: each takes a thread.
+//! The limit of concurrent scrapes. Each takes a thread.
 //!
 //! # Problem
-//! A client that asks for many scrapes, and reads them slowly, must not keep out the others.
+//! A client with many slow scrapes must not keep out other clients.
 //!
 //! # Algorithm
-//! A place that becomes free goes to the peer that has the fewest places, of these to the request that came first. So the next place is
-//! that of a peer without one, however many requests of another peer wait before it. The body of a scrape gives up a client that reads slowly
-//! while a request waits ([`ScrapePlace::is_wanted`]).
+//! A free place goes to the peer with the fewest places, and among its requests to the oldest. So a peer without a place gets the next
+//! one, however many requests of another peer wait before it. The body of a scrape gives up a slow client while a request waits
+//! ([`ScrapePlace::is_wanted`]).
 //!
-//! Invariant: a place is given back when it is dropped, also where its request has ended before it got the place.
+//! # Invariant
+//! Dropping a place frees it, also if its request has ended before it got the place.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,16 +21,16 @@ use tokio::sync::oneshot;
 
 use crate::peers::PeerId;
 
-/// Scrapes at once: a Prometheus pair and a person.
+/// Maximum number of concurrent scrapes: two Prometheus servers and a person.
 const MAX_SCRAPES: usize = 4;
 
-/// All places.
+/// The places of scrapes; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scrapes(Arc<Mutex<Queue>>);
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Places that each peer has.
+    /// The number of places of each peer.
     held: BTreeMap<Option<PeerId>, usize>,
     waiting: VecDeque<(Option<PeerId>, oneshot::Sender<ScrapePlace>)>,
 }
@@ -37,13 +38,13 @@ struct Queue {
 /// The place of one scrape.
 #[derive(Debug)]
 pub(crate) struct ScrapePlace {
-    /// None once it is taken back.
+    /// `None` if it was not taken.
     queue: Option<Arc<Mutex<Queue>>>,
     peer: Option<PeerId>,
 }
 
 impl Scrapes {
-    /// Waits for a place of this peer.
+    /// Waits for a place for this peer.
     pub(crate) async fn place(&self, peer: Option<PeerId>) -> Option<ScrapePlace> {
         let (sender, receiver) = oneshot::channel();
         self.0.lock().waiting.push_back((peer, sender));
@@ -54,7 +55,7 @@ impl Scrapes {
 }
 
 impl ScrapePlace {
-    /// Whether a request waits for a place.
+    /// Returns true if a request waits for a place.
     pub(crate) fn is_wanted(&self) -> bool {
         let is_open = |(_, sender): &(_, oneshot::Sender<Self>)| !sender.is_closed();
         self.queue.as_ref().is_some_and(|queue| queue.lock().waiting.iter().any(is_open))
@@ -79,7 +80,7 @@ impl Queue {
         }
     }
 
-    /// The request that gets the next place.
+    /// Removes the request that gets the next place from the queue.
     fn next(&mut self) -> Option<(Option<PeerId>, oneshot::Sender<ScrapePlace>)> {
         self.waiting.retain(|(_, sender)| !sender.is_closed());
         if self.held.values().sum::<usize>() >= MAX_SCRAPES {
@@ -91,7 +92,7 @@ impl Queue {
     }
 }
 
-/// Gives free places to requests that wait.
+/// Gives free places to waiting requests.
 fn hand_out(queue: &Arc<Mutex<Queue>>) {
     let mut all = queue.lock();
     while let Some((peer, sender)) = all.next() {

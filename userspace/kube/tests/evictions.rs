@@ -283,7 +283,7 @@ async fn pods_in_the_way_go_in_their_order_and_where_one_may_not_the_next_one_do
 
 /// A tenant that fills a node by a pod that is never evicted would have others evicted one after the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_smaller_pod_goes_while_a_larger_one_that_cannot_be_evicted_is_in_the_way() {
+async fn larger_unevictable_pod_blocks_smaller() {
     let pods = [
         pod("larger", Some("ReplicaSet")),
         pod("bare", None),
@@ -331,7 +331,7 @@ async fn what_runs_without_its_claim_is_evicted_also_if_it_is_critical() {
 const REFUSED: Why = Why::Refused { after: Duration::from_millis(200) };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_pod_goes_after_its_time_if_none_of_its_containers_was_ever_created() {
+async fn refused_pod_is_evicted_after_its_time() {
     // Not that of pods that run.
     let pace = Pace { patience: Duration::from_mins(5), ..FAST };
     let mut running = pod("running", Some("ReplicaSet"));
@@ -369,7 +369,7 @@ async fn a_refused_pod_goes_after_its_time_if_none_of_its_containers_was_ever_cr
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_starts_while_its_event_is_written_stays() {
+async fn pod_that_starts_meanwhile_stays() {
     let run = run_at(FAST, REFUSED, &[pod("a", Some("ReplicaSet"))]).await;
     run.server.delay(Duration::from_secs(1));
     until("it is to go", || run.server.asked().iter().any(|asked| asked.contains("/events"))).await;

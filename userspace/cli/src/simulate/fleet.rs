@@ -27,7 +27,7 @@ use crate::{
 /// A tick is taken for at least a minute: by then a pod is evicted with the default `kubernetes.refusedAfter` and pace.
 const EVICTED: Refused = Refused::Evicted { after: 1 };
 
-/// Who decides, in the order in which it is printed. Last comes that against which the others are held.
+/// The deciders in the order of the rows. The last one is the reference for the losses of the other ones.
 fn deciders(variants: &[Variant]) -> Vec<Deciders> {
     let mut deciders = Vec::new();
     for &variant in variants {
@@ -44,7 +44,7 @@ fn deciders(variants: &[Variant]) -> Vec<Deciders> {
     deciders
 }
 
-/// What becomes of a refused pod, in a word.
+/// Returns the handling of a refused pod in one word.
 const fn refused(by: Deciders) -> &'static str {
     match by.refused {
         Refused::Fails => "fail",
@@ -53,7 +53,7 @@ const fn refused(by: Deciders) -> &'static str {
     }
 }
 
-/// What the figures of a row rest on.
+/// Returns the assumptions of a row.
 fn assumptions(by: Deciders) -> Vec<String> {
     let hosts = if by.host.is_some() {
         "hosts: each decides by its strategy, with the reservations of its trace or of --config"
@@ -84,7 +84,7 @@ fn assumptions(by: Deciders) -> Vec<String> {
     [hosts, scheduler, refused, order].map(str::to_owned).to_vec()
 }
 
-/// What came of a group, or of all.
+/// Returns the outcome of a group, or of all groups.
 #[derive(Clone, Default)]
 struct Tally {
     outcome: Outcome,

@@ -107,7 +107,7 @@ pub(crate) fn simulate(
     Ok(Simulation { machine: args.machine.clone(), offered: amounts(&all), strategies, traces: simulated })
 }
 
-/// What a strategy did with one trace, or with several.
+/// The outcome of a strategy for one or several traces.
 #[derive(Default)]
 struct Sum {
     replay: Replay,

@@ -1,4 +1,4 @@
-//! What to reserve for the system, from what it is seen to use.
+//! A suggestion for the system's reservation, from its observed use.
 //!
 //! A node's memory is in use by the kernel and the system if it is neither available ([`Watermarks::obtainable`], by which
 //! the daemon withholds what others use as well), nor is in a hugepage pool, nor is anonymous memory of a pod's container
@@ -27,7 +27,7 @@ use crate::{
 
 /// Between two looks.
 const PACE: Duration = Duration::from_secs(1);
-/// What is reserved is a multiple of this.
+/// The unit of the reservation.
 const GRAIN: u64 = 64 << 20;
 
 /// Watches this host for so long.
@@ -51,7 +51,7 @@ pub(crate) fn suggest(observe: Duration) -> anyhow::Result<SuggestedReservation>
     }
 }
 
-/// What is in use for good and by the system, by node.
+/// Memory in use by the system that cannot be reclaimed, by node.
 fn used(root: &Path, machine: &Machine, hierarchy: &Hierarchy) -> anyhow::Result<BTreeMap<NodeId, Bytes>> {
     let mut of_workloads: BTreeMap<NodeId, u64> = BTreeMap::new();
     for cgroup in hierarchy.walk().context("the cgroups of this host cannot be read")? {

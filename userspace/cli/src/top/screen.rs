@@ -62,7 +62,7 @@ pub(crate) struct Screen {
     pub(crate) scrolled: usize,
     /// Number of lines that the pane or the view showed last; 0 before the first drawing.
     pub(crate) page: usize,
-    /// Whether the user is editing the filter.
+    /// True while the user edits the filter.
     pub(crate) is_filtering: bool,
 }
 

@@ -25,11 +25,11 @@ pub(crate) struct Effects {
     /// What holds something else than before, in order.
     pub(crate) held: Vec<HeldChange>,
     /// Cgroups that have got other CPUs: their threads may have kept those that they had.
-    pub(crate) widened: Vec<Widened>,
+    pub(crate) widened: Vec<WidenedCgroup>,
 }
 
 /// A cgroup that has got other CPUs, and the state of its threads before.
-pub(crate) type Widened = (CgroupPath, CgroupId, Arc<ThreadMasks>);
+pub(crate) type WidenedCgroup = (CgroupPath, CgroupId, Arc<ThreadMasks>);
 
 /// A cgroup that holds something else than before.
 #[derive(Debug)]

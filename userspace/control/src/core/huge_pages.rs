@@ -24,12 +24,12 @@ use super::Core;
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// The huge pages that a workload has mapped and not touched; the reason if they are not known.
-pub(crate) type Untouched = Result<Bytes, String>;
+pub(crate) type UntouchedBytes = Result<Bytes, String>;
 
 impl Core {
     /// Reads the huge pages that the processes of these cgroups have mapped and not touched. This waits, and the runtime is answered
     /// meanwhile. Nothing is read on a host without pools of huge pages.
-    fn read_untouched(&mut self, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, Untouched> {
+    fn read_untouched(&mut self, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, UntouchedBytes> {
         let has_pools = self
             .policy
             .machine
@@ -58,7 +58,7 @@ impl Core {
     /// free.
     pub(crate) fn check_untouched_huge_pages(
         &self,
-        untouched: Untouched,
+        untouched: UntouchedBytes,
         left: &NodeSet,
     ) -> Result<(), HugePageShortage> {
         if untouched == Ok(Bytes(0)) {
@@ -93,7 +93,7 @@ impl Core {
     }
 
     /// Reads what a decision on nodes for this running cgroup has to heed; `None` where that is nothing.
-    pub(super) fn untouched_huge_pages(&mut self, path: &CgroupPath) -> Option<Untouched> {
+    pub(super) fn untouched_huge_pages(&mut self, path: &CgroupPath) -> Option<UntouchedBytes> {
         self.read_untouched(vec![path.clone()]).remove(path)
     }
 
@@ -103,7 +103,7 @@ impl Core {
         &self,
         path: &CgroupPath,
         mems: Option<&NodeSet>,
-        untouched: Option<Untouched>,
+        untouched: Option<UntouchedBytes>,
     ) -> Result<(), AdmissionError> {
         let (Some(mems), Some(untouched)) = (mems, untouched) else { return Ok(()) };
         let now = Knob::CpusetMemsEffective.read(&self.hierarchy.dir(path));

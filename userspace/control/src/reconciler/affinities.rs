@@ -1,8 +1,7 @@
-//! Threads that have kept the CPUs of a time when their cgroup was narrowed: they may run on all of its CPUs again.
+//! Reset of the affinities of threads that have kept the CPUs of a narrowed cgroup (see [`ThreadMasks`]).
 //!
-//! Problem: see [`ThreadMasks`]. CPU isolation, homes and guarantees narrow the CPUs of cgroups.
-//!
-//! Algorithm: each cgroup that has got other CPUs is handed to a thread of its own, one after the other.
+//! CPU isolation, automatic placement and guarantees narrow cgroups. Each cgroup that gets other CPUs is queued for the thread
+//! `affinities`, which resets one after the other.
 
 use std::{collections::VecDeque, mem, time::Duration};
 
@@ -11,32 +10,31 @@ use numaward_enforce::{ResetThreads, ThreadMasks};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    core::{Core, Widened},
+    core::{Core, WidenedCgroup},
     worker::Worker,
 };
 
-/// Time for the threads of one cgroup and of those below it.
-const TIME: Duration = Duration::from_secs(5);
-/// The time after which the thread counts as hung.
-const LIMIT: Duration = Duration::from_mins(1);
-/// Cgroups that wait. The threads of others keep their CPUs.
+/// Time limit for the threads of one cgroup and its descendants.
+const RESET_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without a heartbeat after which the thread counts as hung.
+const HEARTBEAT_LIMIT: Duration = Duration::from_mins(1);
+/// Maximum number of queued cgroups. The threads of further cgroups keep their CPUs.
 const MAX_WAITING: usize = 4096;
 
-/// Hands cgroups to the thread.
+/// Queue of cgroups and the thread that resets their threads.
 #[derive(Debug)]
 pub(super) struct Affinities {
-    waiting: VecDeque<Widened>,
-    worker: Option<Worker<Widened, (CgroupPath, ResetThreads)>>,
+    waiting: VecDeque<WidenedCgroup>,
+    worker: Option<Worker<WidenedCgroup, (CgroupPath, ResetThreads)>>,
     stop: CancellationToken,
 }
 
 impl Affinities {
-    /// None has got other CPUs yet.
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self { waiting: VecDeque::new(), worker: None, stop }
     }
 
-    /// Whether there are cgroups whose threads are yet to be looked at.
+    /// Returns true if a cgroup is queued or in progress.
     pub(super) fn is_busy(&self, core: &Core) -> bool {
         let is_working = self.worker.as_ref().is_some_and(Worker::is_busy);
         is_working || !self.waiting.is_empty() || !core.effects.widened.is_empty()
@@ -54,7 +52,7 @@ impl Affinities {
             self.worker.as_mut().and_then(Worker::take)
         {
             if reset > 0 {
-                tracing::info!(%cgroup, threads = reset, "threads that had kept the CPUs of their narrowed cgroup may run on all again");
+                tracing::info!(%cgroup, threads = reset, "threads that had kept the CPUs of their narrowed cgroup may use all of its CPUs again");
             }
             if refused > 0 || is_partial {
                 tracing::warn!(%cgroup, refused, is_partial, "threads may have kept the CPUs of their narrowed cgroup");
@@ -75,11 +73,11 @@ impl Affinities {
 
     fn start(&mut self, core: &Core) {
         let hierarchy = core.hierarchy.clone();
-        let perform = move |(path, id, masks): Widened| {
+        let perform = move |(path, id, masks): WidenedCgroup| {
             let done = reset(&hierarchy, &path, id, &masks);
             (path, done)
         };
-        match Worker::start("affinities", LIMIT, &core.ports.heartbeats, &self.stop, perform) {
+        match Worker::start("affinities", HEARTBEAT_LIMIT, &core.ports.heartbeats, &self.stop, perform) {
             Ok(worker) => self.worker = Some(worker),
             Err(error) => {
                 tracing::error!(%error, "threads may keep the CPUs of their narrowed cgroups: no thread can be started");
@@ -92,7 +90,7 @@ impl Affinities {
 fn reset(hierarchy: &Hierarchy, path: &CgroupPath, id: CgroupId, masks: &ThreadMasks) -> ResetThreads {
     if hierarchy.id_of(path).is_ok_and(|now| now == Some(id)) {
         // The daemon's own threads keep off exclusive CPUs by themselves.
-        masks.reset(hierarchy.root(), path, hierarchy.own_cgroup().as_ref(), TIME)
+        masks.reset(hierarchy.root(), path, hierarchy.own_cgroup().as_ref(), RESET_TIMEOUT)
     } else {
         ResetThreads::default()
     }

@@ -112,7 +112,7 @@ async fn a_workload_that_asks_has_others_kept_off_its_cpus_alone() {
 }
 
 #[tokio::test]
-async fn threads_that_set_the_affinity_of_a_confined_cgroup_get_all_cpus_back() {
+async fn confined_affinities_are_widened() {
     let all = affinity(None).unwrap();
     let shared: CpuSet = &all & &"0,3-7".parse().unwrap();
     if !all.contains(CpuId(1)) || shared.is_empty() {

@@ -17,16 +17,16 @@ use crate::{
     strategy::{Allocatable, Strategy},
 };
 
-/// What became of a trace.
+/// The outcome of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replay {
     /// A letter a pod: `A` admitted at the first try, `R` on retry, `X` dropped.
     pub outcome: String,
     /// The sums over the Guaranteed pods.
     pub sums: Sums,
-    /// How well they were placed.
+    /// The quality of the placements.
     pub quality: Quality,
-    /// What must not be and was; empty if all is well. At most a few are reported.
+    /// Violated invariants; at most a few are reported.
     pub faults: Vec<String>,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn admit(strategy: &dyn Strategy, ledger: &mut Ledger, request: &Requ
     true
 }
 
-/// What is due at which tick.
+/// Due events by tick.
 #[derive(Default)]
 pub(super) struct Due(BTreeMap<u64, Vec<usize>>);
 
@@ -112,7 +112,7 @@ impl Due {
         self.0.keys().next().copied()
     }
 
-    /// What is due, in the order of the trace.
+    /// Returns the due events in the order of the trace.
     pub(super) fn take(&mut self, tick: u64) -> Vec<usize> {
         let mut due = self.0.remove(&tick).unwrap_or_default();
         due.sort_unstable();
@@ -120,7 +120,7 @@ impl Due {
     }
 }
 
-/// What must never be: a CPU exclusive to two owners or reserved, or more bytes promised on a node than it has.
+/// Returns violated invariants: a CPU exclusive to two owners or reserved, or more bytes promised on a node than it has.
 pub fn faults(ledger: &Ledger, allocatable: &Allocatable) -> Vec<String> {
     let mut faults = Vec::new();
     let mut seen: BTreeMap<&OwnerId, CpuSet> = BTreeMap::new();

@@ -24,9 +24,9 @@ pub struct Trace {
     pub config: ConfigVector,
     /// The pods in the order in which they arrive.
     pub pods: Vec<TracePod>,
-    /// What the kubelet did.
+    /// The kubelet's outcomes.
     pub kubelet: Option<Recorded>,
-    /// What a machine without nodes would have admitted.
+    /// The admissions of a machine without nodes.
     pub totals_only: Option<Sums>,
 }
 
@@ -35,19 +35,19 @@ pub struct Trace {
 pub struct TracePod {
     /// The tick at which it arrives.
     pub at: u64,
-    /// How many ticks it lives.
+    /// Its lifetime in ticks.
     pub life: u64,
-    /// Whether it counts.
+    /// True if it counts.
     #[serde(default)]
     pub guaranteed: bool,
-    /// What it asks for.
+    /// Its requests.
     pub pod: PodVector,
-    /// What it holds while it lives.
+    /// Its use while it lives.
     #[serde(default)]
     pub held: Held,
 }
 
-/// What a pod holds while it lives.
+/// The use of a pod while it lives.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Held {
     /// CPUs, in thousandths.
@@ -61,7 +61,7 @@ pub struct Held {
     pub hugepages_mib: Vec<u64>,
 }
 
-/// What was done with a trace.
+/// The outcome of a trace.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Recorded {
     /// The sums.

@@ -14,7 +14,7 @@ pub(super) struct NodeCpuTime {
     /// CPU time of threads by process and thread, in clock ticks.
     ticks_by_thread: HashMap<(u32, i32), u64>,
     ticks: BTreeMap<(u32, NodeId), u64>,
-    /// Whether a sample was taken: a thread without an earlier value has started since then.
+    /// True after the first sample: a thread without an earlier value has started since then.
     has_sample: bool,
 }
 

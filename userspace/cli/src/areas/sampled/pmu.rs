@@ -65,9 +65,9 @@ pub(super) struct SamplingUnit {
     /// Kind of the counted operations, which follows "1 in 1000" in the output.
     pub(super) counts: String,
     pub(super) skid: SampleSkid,
-    /// Whether the unit supports `exclude_kernel`. Otherwise, the reader skips samples of the kernel.
+    /// True if the unit supports `exclude_kernel`. Otherwise, the reader skips samples of the kernel.
     pub(super) takes_exclude_kernel: bool,
-    /// Whether the unit supports `exclude_guest`.
+    /// True if the unit supports `exclude_guest`.
     pub(super) takes_exclude_guest: bool,
     pub(super) form: OutputForm,
 }

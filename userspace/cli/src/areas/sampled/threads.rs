@@ -50,7 +50,7 @@ pub(super) struct SampledThreads {
     /// CPU time of the workload's threads at the previous lookup, in clock ticks.
     last_ticks: BTreeMap<ThreadId, u64>,
     has_stopped: bool,
-    /// Whether a refused thread was reported.
+    /// True once a refused thread was reported.
     has_refused: bool,
 }
 
@@ -59,7 +59,7 @@ struct SampledThread {
     area: AuxArea,
     ring: Sampler,
     process: u32,
-    /// Whether the thread is read once more and then closed.
+    /// True if the thread is read once more and then closed.
     is_leaving: bool,
 }
 

@@ -162,7 +162,7 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerAsk {
 }
 
 #[test]
-fn runtime_is_answered_while_reserved_huge_pages_are_read() {
+fn runtime_waits_for_no_huge_pages() {
     let mut bench = Bench::new();
     let root = bench.dir.path().to_owned();
     let put = |file: &str, text: &str| {

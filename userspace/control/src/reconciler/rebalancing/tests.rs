@@ -498,7 +498,7 @@ fn what_has_a_home_only_is_not_moved() {
 }
 
 #[test]
-fn workload_with_reserved_huge_pages_is_not_moved() {
+fn reserved_huge_pages_are_not_moved() {
     let mut bench = Bench::new(RebalanceMode::Off);
     let put = |file: &str, text: &str| {
         let file = bench.dir.path().join(file);

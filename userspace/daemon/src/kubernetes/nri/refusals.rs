@@ -1,10 +1,10 @@
-//! Pods that are refused, until a container of them is created or they are gone.
+//! Refused pods, until a container of them is created or they are gone.
 //!
-//! A sandbox is never refused: containerd 2.0 to 2.3 keeps its process and its name, and does not start again afterwards. So a
-//! pod that is not admitted with its sandbox is refused with its first container, if that is still so then.
+//! A sandbox is never refused: containerd 2.0 to 2.3 keeps its process and its name, and does not start again afterwards. A
+//! pod that is not admitted with its sandbox is refused with its first container, unless it is admitted by then.
 //!
-//! With `kubernetes.refused: evict`, pods that stay refused are [`Refusals::to_evict`]. A pod of which a container was ever created
-//! is none of them: what runs is not ended for room.
+//! With `kubernetes.refused: evict`, [`Refusals::to_evict`] returns the pods that stay refused. It never returns a pod with a container
+//! that was ever created: a running workload is not ended to make room.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,29 +20,28 @@ use parking_lot::Mutex;
 
 use super::request::id_of;
 
-/// What becomes of a pod that is refused and waits.
-const WAITS: &str = "The kubelet tries again on this node, and the scheduler does not move the pod.";
+/// The part of a message about a refused pod that is not evicted.
+const WAITING_NOTE: &str = "The kubelet tries again on this node, and the scheduler does not move the pod.";
 
-/// What is known of the pods of this host. Clones share it.
+/// The refused pods of this host; clones share them.
 #[derive(Clone, Debug)]
 pub struct Refusals {
-    pods: Arc<Mutex<BTreeMap<String, Known>>>,
+    pods: Arc<Mutex<BTreeMap<String, PodRefusal>>>,
     evicted_after: Option<Duration>,
 }
 
-/// What is known of a pod.
+/// The state of a pod.
 #[derive(Debug, Default)]
-struct Known {
-    /// It has a sandbox, and was not admitted with it.
+struct PodRefusal {
+    /// True if the pod has a sandbox and was not admitted with it.
     is_not_admitted: bool,
-    /// A container of it was created, at any time.
+    /// True if a container was created at any time.
     has_containers: bool,
-    /// As which of all it was refused first, if another host could have room for it.
+    /// The position in the order of first refusals, if another host could have room for the pod.
     refused: Option<(usize, PodId)>,
 }
 
 impl Refusals {
-    /// None yet.
     pub fn new(config: &Kubernetes) -> Self {
         let evicted_after = match config.refused {
             WhenRefused::Wait => None,
@@ -51,7 +50,7 @@ impl Refusals {
         Self { pods: Arc::default(), evicted_after }
     }
 
-    /// The pods that are to be evicted, and how long after they are found here; those first that were refused first.
+    /// Returns the pods to evict, with the delay of the eviction, in the order of their first refusals.
     pub fn to_evict(&self) -> Vec<(PodId, Duration)> {
         let Some(after) = self.evicted_after else { return Vec::new() };
         let pods = self.pods.lock();
@@ -61,36 +60,36 @@ impl Refusals {
         refused.into_iter().map(|(_, id)| (id, after)).collect()
     }
 
-    /// What becomes of a pod that is refused for this reason, in a sentence.
+    /// Returns a sentence on the future of a pod that is refused for this reason.
     pub(super) fn outlook(&self, reason: &str) -> String {
         match self.evicted_after.filter(|_| is_for_room(reason)) {
-            None => WAITS.to_owned(),
+            None => WAITING_NOTE.to_owned(),
             Some(after) => format!(
-                "The kubelet tries again on this node. If that is refused for {}, the pod is evicted, unless nothing would make it \
-                 anew elsewhere.",
+                "The kubelet tries again on this node. If that is refused for {}, the pod is evicted, unless it has no \
+                 controller that would create it elsewhere.",
                 Interval(after)
             ),
         }
     }
 
-    /// Whether a pod has a sandbox and was not admitted.
+    /// Returns true if a pod has a sandbox and was not admitted.
     pub(super) fn is_not_admitted(&self, uid: &str) -> bool {
         self.pods.lock().get(uid).is_some_and(|known| known.is_not_admitted)
     }
 
-    /// A pod has a sandbox, and is not admitted.
+    /// Records a pod with a sandbox that is not admitted.
     pub(super) fn not_admitted(&self, uid: String) {
         self.pods.lock().entry(uid).or_default().is_not_admitted = true;
     }
 
-    /// A pod is admitted after all.
+    /// Records that a pod is admitted after all.
     pub(super) fn admitted(&self, uid: &str) {
         if let Some(known) = self.pods.lock().get_mut(uid) {
             known.is_not_admitted = false;
         }
     }
 
-    /// A container of a pod is refused, or the pod with its first one.
+    /// Records the refusal of a container, or of a pod with its first container.
     pub(super) fn refused(&self, pod: &Pod, reason: &str) {
         if self.evicted_after.is_none() || !is_for_room(reason) {
             return;
@@ -103,17 +102,17 @@ impl Refusals {
         known.refused.get_or_insert_with(|| (number, id_of(pod)));
     }
 
-    /// A container of a pod is created.
+    /// Records the creation of a container.
     pub(super) fn created(&self, uid: String) {
         self.pods.lock().entry(uid).or_default().has_containers = true;
     }
 
-    /// A pod has no sandbox any more.
+    /// Forgets a pod without a sandbox.
     pub(super) fn gone(&self, uid: &str) {
         self.pods.lock().remove(uid);
     }
 
-    /// The runtime says what there is.
+    /// Compares the records with the runtime's pods and containers.
     pub(super) fn compare(&self, snapshot: &Snapshot) {
         let mut pods = self.pods.lock();
         if snapshot.unreadable == 0 {
@@ -126,7 +125,7 @@ impl Refusals {
     }
 }
 
-/// Whether a refusal for this reason, one of the kubelet's, is for what is free: another host may have it.
+/// Returns true if a refusal for this reason, one of the kubelet's, is for free resources, which another host may have.
 fn is_for_room(reason: &str) -> bool {
     matches!(reason, "TopologyAffinityError" | "UnexpectedAdmissionError")
 }

@@ -33,7 +33,7 @@ pub struct Member<'a> {
     pub machine: Machine,
     /// The configuration of its hosts.
     pub policy: PolicyConfig,
-    /// What its pods ask for.
+    /// The requests of its pods.
     pub requests: Vec<Request>,
 }
 
@@ -51,7 +51,7 @@ pub struct Group<'a> {
     pub machine: Machine,
     /// Their configuration.
     pub policy: PolicyConfig,
-    /// How many there are.
+    /// The number of hosts.
     pub hosts: usize,
     /// The tick before which the last pod arrives.
     pub window: u64,
@@ -129,7 +129,7 @@ impl<'a> Group<'a> {
         self.traces.iter().map(|&(trace, _)| trace)
     }
 
-    /// What all pods ask for.
+    /// The requests of all pods.
     pub fn asked(&self) -> Sums {
         let mut sums = Sums::default();
         for arrival in &self.arrivals {

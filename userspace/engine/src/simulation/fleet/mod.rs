@@ -41,7 +41,7 @@ use crate::{
     strategy::{Allocatable, Strategy},
 };
 
-/// What becomes of a pod that a host refused.
+/// The handling of a pod that a host refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// It has failed, as with the kubelet, and takes nothing of the host. Its controller makes a new one: after the first refusal
@@ -53,23 +53,23 @@ pub enum Refused {
     /// The same for a while. Then it is evicted, one pod of each host a tick, and its controller makes a new one at once
     /// (`kubernetes.refused: evict`).
     Evicted {
-        /// So many ticks after it was refused.
+        /// The number of ticks after the refusal.
         after: u64,
     },
 }
 
-/// Who decides in a fleet.
+/// The deciders in a fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deciders {
     /// On the hosts. `None`: each host is one node, and the kubelet decides. What is lost against that is lost to NUMA.
     pub host: Option<Variant>,
     /// On pods that a host refused.
     pub refused: Refused,
-    /// Whether the scheduler has the plugin `NodeResourceTopologyMatch`, beside `NodeResourcesFit`.
+    /// True if the scheduler has the plugin `NodeResourceTopologyMatch`, beside `NodeResourcesFit`.
     pub topology_match: bool,
 }
 
-/// What became of the pods of a group, or of several.
+/// The outcome for the pods of one or several groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The sums over the Guaranteed pods.
@@ -78,9 +78,9 @@ pub struct Outcome {
     pub refusals: u64,
     /// Of these, pods that started there later.
     pub started_later: u64,
-    /// How often a controller made a new pod for one that was refused.
+    /// The number of new pods that controllers created for refused ones.
     pub retries: u64,
-    /// What must not be and was; empty if all is well.
+    /// Violated invariants.
     pub faults: Vec<String>,
 }
 
@@ -95,17 +95,17 @@ impl Outcome {
     }
 }
 
-/// What happens on a host.
+/// An event on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A pod is bound to it that it admits, or refuses.
     Bound {
-        /// Whether it is admitted.
+        /// True if the pod is admitted.
         is_admitted: bool,
     },
     /// A pod that it refused is tried again.
     Again {
-        /// Whether it is admitted.
+        /// True if the pod is admitted.
         is_admitted: bool,
     },
     /// A pod's life is over.
@@ -116,11 +116,11 @@ pub enum Step {
     Evicted,
 }
 
-/// A look at each step: the host, the pod, what happens to it, and what the host accounts for afterwards.
+/// A callback for each step: the host, the pod, the event, and the ledger of the host afterwards.
 pub type Watch<'a> = dyn FnMut(usize, &Request, Step, &Ledger) + 'a;
 
 impl Group<'_> {
-    /// What became of the pods, or why strategy or scheduler do not start.
+    /// Returns the outcome, or the reason why the strategy or the scheduler does not start.
     pub fn run(&self, deciders: Deciders) -> Result<Outcome, String> {
         self.run_with(deciders, None)
     }
@@ -175,7 +175,7 @@ fn of_one_node(policy: &PolicyConfig) -> PolicyConfig {
     PolicyConfig { reserved_memory, ..policy.clone() }
 }
 
-/// What a host can allocate: all there is of what the strategy does not manage.
+/// Returns the allocatable resources of a host: all of a resource that the strategy does not manage.
 fn allocatable(strategy: &dyn Strategy, machine: &Machine) -> Allocatable {
     let mut allocatable = strategy.allocatable();
     if allocatable.cpus.is_empty() {
@@ -209,7 +209,7 @@ struct Run<'a, 'w> {
     due: Dates,
     /// Pods for which no host has room.
     waiting: BTreeSet<usize>,
-    /// How often hosts refused a pod.
+    /// The number of refusals by hosts.
     refusals: BTreeMap<usize, u32>,
     outcome: Outcome,
 }
@@ -362,7 +362,7 @@ impl<'a, 'w> Run<'a, 'w> {
         }
     }
 
-    /// Evicts what is to be evicted; the pods for which controllers make new ones.
+    /// Evicts pods that are due, and returns those for which controllers create new ones.
     fn evict(&mut self, tick: u64) -> Vec<usize> {
         let (mut hosts, mut evicted) = (BTreeSet::new(), Vec::new());
         let mut due = self.due.evictions.take(tick);

@@ -34,10 +34,10 @@ const UNSET: [u64; 2] = [100, 200 << 20];
 /// Amounts of resources: thousandths of CPUs, bytes of base pages, bytes of hugepages by size.
 pub(super) type Amounts = Vec<u64>;
 
-/// What a pod asks the scheduler for.
+/// The requests of a pod, as the scheduler counts them.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    /// What it takes of a host.
+    /// The amounts that it takes of a host.
     total: Amounts,
     /// CPUs and memory, as they count for the score.
     weight: [u64; 2],
@@ -45,7 +45,7 @@ pub(super) struct Asked {
     pub(super) aligned: Option<Aligned>,
 }
 
-/// What the scheduler knows of a host.
+/// The scheduler's state of a host.
 #[derive(Clone, Debug)]
 struct Host {
     used: Amounts,
@@ -57,7 +57,7 @@ struct Host {
 pub(super) struct Scheduler {
     /// Base pages come first.
     kinds: Vec<ZoneKind>,
-    /// What each host can allocate.
+    /// The allocatable amounts of each host.
     capacity: Amounts,
     topology_match: Option<TopologyMatch>,
     /// The allocatable CPUs of each node.
@@ -101,7 +101,7 @@ impl Scheduler {
         self.hosts.extend(vec![host; count]);
     }
 
-    /// What a pod asks for.
+    /// Returns the requests of a pod.
     pub(super) fn asked(&self, request: &Request) -> Asked {
         let amounts = |of: &ContainerRequest| self.amounts(&of.requests);
         let weight = total(request, 2, |of| {
@@ -194,7 +194,7 @@ impl Scheduler {
         self.hosts[host].available = self.available(ledger);
     }
 
-    /// What a host publishes as available, as the daemon does.
+    /// Returns the amounts that a host publishes as available, as the daemon does.
     fn available(&self, ledger: &Ledger) -> Amounts {
         if self.topology_match.is_none() {
             return Amounts::new();

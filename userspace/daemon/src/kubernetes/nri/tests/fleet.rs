@@ -20,14 +20,14 @@ use super::*;
 const HOSTS: usize = 3;
 
 /// CPUs and nodes of memory of a container.
-type Held = BTreeMap<String, (CpuSet, String)>;
+type HeldByContainer = BTreeMap<String, (CpuSet, String)>;
 
 /// A step of the simulation, and what its host holds afterwards.
-struct Seen {
+struct ObservedStep {
     host: usize,
     pod: Request,
     step: Step,
-    held: Held,
+    held: HeldByContainer,
 }
 
 /// Pods of one or two containers, which come faster than they go.
@@ -59,7 +59,7 @@ fn bench(refused: WhenRefused) -> (Arc<Known>, Bench) {
 }
 
 /// The steps of a fleet of hosts like this one.
-fn simulated(bench: &Bench, refused: Refused) -> Vec<Seen> {
+fn simulated(bench: &Bench, refused: Refused) -> Vec<ObservedStep> {
     let (trace, machine) = (trace(), Machine::clone(&bench.host.machine()));
     let policy = policy::engine(&bench.config, &machine).unwrap();
     let requests = trace.pods.iter().map(|pod| pod.pod.request().unwrap()).collect();
@@ -72,14 +72,14 @@ fn simulated(bench: &Bench, refused: Refused) -> Vec<Seen> {
         let held = ledger.allocations().map(|(owner, container, held)| {
             (format!("{owner}/{container}"), (held.held_cpus(), held.memory_nodes().to_string()))
         });
-        seen.push(Seen { host, pod: pod.clone(), step, held: held.collect() });
+        seen.push(ObservedStep { host, pod: pod.clone(), step, held: held.collect() });
     });
     assert_eq!(outcome.unwrap().faults, [""; 0]);
     seen
 }
 
 /// What a daemon has promised.
-fn held(daemon: &Daemon) -> Held {
+fn held(daemon: &Daemon) -> HeldByContainer {
     let held = daemon.reconciler.allocations();
     let of = |of: &Arc<numaward_api::Allocation>| {
         let name = of.name.trim_start_matches("default/pod-").to_owned();
@@ -90,14 +90,14 @@ fn held(daemon: &Daemon) -> Held {
 }
 
 /// A host, and what runs on it.
-struct Played {
+struct FakeHost {
     known: Arc<Known>,
     bench: Bench,
     daemon: Daemon,
     pods: BTreeMap<String, (PodSpec, Vec<ContainerSpec>)>,
 }
 
-impl Played {
+impl FakeHost {
     /// Whether a pod's containers are created; if not, none of them is.
     async fn creates(&self, uid: &str) -> bool {
         let (_, containers) = &self.pods[uid];
@@ -137,7 +137,7 @@ impl Played {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn daemons_decide_step_by_step_as_the_hosts_of_the_simulation() {
+async fn daemons_repeat_simulated_hosts() {
     for (setting, refused) in
         [(WhenRefused::Wait, Refused::Waits), (WhenRefused::Evict, Refused::Evicted { after: 1 })]
     {
@@ -146,9 +146,9 @@ async fn daemons_decide_step_by_step_as_the_hosts_of_the_simulation() {
         for _ in 0..HOSTS {
             let (known, bench) = bench(setting);
             let daemon = bench.start().await;
-            hosts.push(Played { known, bench, daemon, pods: BTreeMap::new() });
+            hosts.push(FakeHost { known, bench, daemon, pods: BTreeMap::new() });
         }
-        for (number, Seen { host, pod, step, held: expected }) in steps.iter().enumerate() {
+        for (number, ObservedStep { host, pod, step, held: expected }) in steps.iter().enumerate() {
             // Each is a pod of its own.
             let (uid, played) = (pod.owner.to_string(), &mut hosts[*host]);
             let what = format!("{setting:?}, step {number}, host {host}: pod {uid}: {step:?}");

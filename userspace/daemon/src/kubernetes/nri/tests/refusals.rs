@@ -31,7 +31,7 @@ fn evicting(known: &Arc<Known>) -> Bench {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_that_are_refused_are_to_be_evicted_until_they_start_or_go() {
+async fn refused_pods_are_named_until_gone() {
     let known = Arc::new(Known::default());
     let bench = evicting(&known);
     let daemon = bench.start().await;
@@ -47,8 +47,7 @@ async fn pods_that_are_refused_are_to_be_evicted_until_they_start_or_go() {
     let after = daemon.refusals.to_evict()[0].1;
     assert_eq!(after, Duration::from_secs(90));
     let notice = known.notices.lock().unwrap()[0].clone();
-    let words =
-        "If that is refused for 1m30s, the pod is evicted, unless nothing would make it anew elsewhere.";
+    let words = "If that is refused for 1m30s, the pod is evicted, unless it has no controller that would create it elsewhere.";
     assert!(notice.message.contains(words), "{notice:?}");
 
     // There is room, and one of them starts; the other one goes.
@@ -61,7 +60,7 @@ async fn pods_that_are_refused_are_to_be_evicted_until_they_start_or_go() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_of_which_a_container_was_created_is_not_evicted() {
+async fn pod_with_a_container_is_not_evicted() {
     // The API server does not say what the pod as a whole asks for: each container is decided on by itself.
     let known = Arc::new(Known::default());
     let bench = evicting(&known);
@@ -92,7 +91,7 @@ async fn a_pod_of_which_a_container_was_created_is_not_evicted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_every_host_would_refuse_is_not_evicted_and_by_default_nothing_is() {
+async fn only_refusals_for_room_are_evicted() {
     let whole_cores: BTreeMap<_, _> = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
     let none = BTreeMap::new();
     for (setting, options, cpus, expected) in [
