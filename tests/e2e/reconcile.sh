@@ -106,7 +106,7 @@ node=$(cat $cgroups/numaward/job/cpuset.mems)
 pages=/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
 echo 400 >$pages
 report 20 '"missing":'
-wait_for 60 has_event ' have what is promised on it'
+wait_for 60 has_event ' does not have what is promised on it'
 section "less memory metrics"
 ask /metrics | grep -E 'promised_memory|node_memory_bytes'
 echo 0 >$pages

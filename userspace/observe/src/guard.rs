@@ -280,7 +280,7 @@ fn describe(news: &News) -> EventReport {
         format!("{obtainable} is available there, {unused} are promised and not used yet")
     };
     match news {
-        News::Begins(of) => {
+        News::Begins(of) | News::Worsens(of) => {
             let is_broken = of.headroom_bytes() < 0;
             let may = if is_broken { "does not have" } else { "may soon not have" };
             let message = format!("Node {} {may} what is promised on it: {}.", of.node, numbers(of));

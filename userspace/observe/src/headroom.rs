@@ -75,9 +75,18 @@ pub(crate) fn margin(base: Bytes) -> Bytes {
     Bytes((base.0 / 50).max(Bytes::mib(32).0))
 }
 
-/// Low nodes, each with the time since which it has had enough room, if it has.
+/// Low nodes.
 #[derive(Debug, Default)]
-pub(crate) struct Lows(BTreeMap<NodeId, Option<Instant>>);
+pub(crate) struct Lows(BTreeMap<NodeId, Low>);
+
+/// State of a low node.
+#[derive(Debug)]
+struct Low {
+    /// The room has been negative since the node became low.
+    was_broken: bool,
+    /// The time since which the node has had enough room, if it has.
+    enough_since: Option<Instant>,
+}
 
 /// Tight nodes.
 #[derive(Debug, Default)]
@@ -110,6 +119,8 @@ impl Tights {
 pub(crate) enum News {
     /// The node became low.
     Begins(NodeHeadroom),
+    /// The room of the low node became negative.
+    Worsens(NodeHeadroom),
     /// The node has recovered.
     Ends(NodeHeadroom),
     /// The low node is no longer monitored.
@@ -133,24 +144,26 @@ impl Lows {
             stays
         });
         for of in nodes {
-            let has_enough = of.has_recovered();
-            let was = self.0.get_mut(&of.node);
-            of.is_low = was.is_some() || of.is_short();
-            match was {
-                None if of.is_low => {
-                    self.0.insert(of.node, None);
+            let (has_enough, is_broken) = (of.has_recovered(), of.headroom_bytes() < 0);
+            let Some(low) = self.0.get_mut(&of.node) else {
+                of.is_low = of.is_short();
+                if of.is_low {
+                    self.0.insert(of.node, Low { was_broken: is_broken, enough_since: None });
                     news.push(News::Begins(*of));
                 }
-                Some(enough) if has_enough => {
-                    let since = *enough.get_or_insert(now);
-                    if now.duration_since(since) >= RECOVERY_TIME {
-                        self.0.remove(&of.node);
-                        of.is_low = false;
-                        news.push(News::Ends(*of));
-                    }
-                }
-                Some(enough) => *enough = None,
-                None => {}
+                continue;
+            };
+            of.is_low = true;
+            if is_broken && !low.was_broken {
+                low.was_broken = true;
+                news.push(News::Worsens(*of));
+            }
+            if !has_enough {
+                low.enough_since = None;
+            } else if now.duration_since(*low.enough_since.get_or_insert(now)) >= RECOVERY_TIME {
+                self.0.remove(&of.node);
+                of.is_low = false;
+                news.push(News::Ends(*of));
             }
         }
         news
@@ -229,6 +242,30 @@ mod tests {
         assert_eq!(at(52, 90), (true, 1, true));
         assert!(matches!(lows.judge(&mut [], start)[..], [News::Over(NodeId(1))]));
         assert!(!lows.is_any());
+    }
+
+    #[test]
+    fn a_low_node_that_breaks_is_reported_once_more() {
+        let start = Instant::now();
+        let mut lows = Lows::default();
+        let mut at = |seconds: u64, obtainable: u64| {
+            let mut nodes = [NodeHeadroom {
+                node: NodeId(1),
+                obtainable: Bytes::mib(obtainable),
+                free: Bytes(0),
+                unused: Bytes::mib(100),
+                margin: margin(Bytes::gib(1)),
+                is_low: false,
+                is_tight: false,
+            }];
+            lows.judge(&mut nodes, start + Duration::from_secs(seconds))
+        };
+        assert!(matches!(at(0, 131)[..], [News::Begins(_)]));
+        assert!(matches!(at(1, 99)[..], [News::Worsens(_)]));
+        assert!(at(2, 120).is_empty() && at(3, 99).is_empty(), "once until the node has recovered");
+        assert!(at(4, 300).is_empty());
+        assert!(matches!(at(34, 300)[..], [News::Ends(_)]));
+        assert!(matches!(at(35, 99)[..], [News::Begins(_)]));
     }
 
     #[test]
