@@ -9,7 +9,7 @@ use numaward_engine::{
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
     simulation::replay::faults,
 };
-use numaward_guarantee::pod::Asked;
+use numaward_guarantee::pod::PodClaim;
 use numaward_kube::{
     api,
     nri::types::{Container, Limit, Online, Pod, Resources},
@@ -60,7 +60,7 @@ impl Builders {
             let of_container = asked.container.into_iter().flatten().map(|ask| ask.pod);
             for ask in of_container.chain([asked.pod]) {
                 assert!(ask.notes.iter().all(|note| !note.is_empty()));
-                let (Asked::Pod(request) | Asked::Container(request)) = ask.asked else { continue };
+                let (PodClaim::Pod(request) | PodClaim::Container(request)) = ask.asked else { continue };
                 let _ = strategy.check_terms(&ask.terms);
                 let idle = strategy.idle();
                 let decision = strategy.admit_watched(&idle, &request, &ask.terms, &|_| {});

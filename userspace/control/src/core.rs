@@ -11,14 +11,15 @@
 //! All others look after what is held between two changes, see [`crate::reconciler`].
 
 mod admission;
+mod auto_placement;
+mod batch;
+mod burstable_home;
 mod conditions;
 mod cpu_isolation;
 #[cfg(test)]
 pub(crate) mod disorder;
 mod effects;
 mod execution;
-mod home;
-mod homing;
 mod huge_pages;
 mod inbox;
 mod machine;
@@ -29,7 +30,6 @@ pub(crate) mod pods;
 mod rebalance;
 mod resize;
 mod storage;
-mod together;
 
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
@@ -51,9 +51,9 @@ use numaward_topology::CpuSet;
 pub(crate) use self::inbox::Numbered;
 pub(crate) use self::{
     admission::{Admission, remove_cgroup},
+    burstable_home::most,
     effects::{Effects, HeldChange, WidenedCgroup},
     execution::Worker,
-    home::most,
     inbox::{CgroupNews, Inbox, Kind, Waiting, goes_with},
     machine::MissingCapacity,
     rebalance::{Begun, id as plan_id},
@@ -63,7 +63,7 @@ use self::{
     execution::Execution,
     machine::Policy,
     pods::Pods,
-    storage::{KeptState, Storage},
+    storage::{StateStore, Storage},
 };
 use crate::ControlMetrics;
 
@@ -83,13 +83,13 @@ pub(crate) struct Core {
     pub(crate) ports: Ports,
     pub(crate) metrics: ControlMetrics,
     pub(crate) policy: Policy,
-    pub(crate) kept: KeptState,
+    pub(crate) store: StateStore,
     pub(crate) execution: Execution,
     pods: Pods,
     pub(crate) isolation: CpuIsolation,
     pub(crate) effects: Effects,
     /// What was seen last of what decisions have to heed.
-    heeded: Arc<Headroom>,
+    last_headroom: Arc<Headroom>,
 }
 
 impl Core {
@@ -138,12 +138,12 @@ impl Core {
             ports,
             metrics,
             policy,
-            kept: KeptState::new(state, storage, !is_complete && !is_fresh),
+            store: StateStore::new(state, storage, !is_complete && !is_fresh),
             execution: Execution::new(enforcer),
             pods: Pods::default(),
             isolation,
             effects: Effects::default(),
-            heeded: Arc::default(),
+            last_headroom: Arc::default(),
         };
         core.report_unfit();
         core.recharge();
@@ -157,18 +157,18 @@ impl Core {
     /// Whether the guarantee of this cgroup is being released.
     pub(crate) fn is_releasing(&self, cgroup: &CgroupPath) -> bool {
         let mut releasing =
-            self.kept.state.releasing.iter().filter_map(|name| self.kept.state.guarantees.get(name));
+            self.store.state.releasing.iter().filter_map(|name| self.store.state.guarantees.get(name));
         releasing.any(|held| held.cgroup == *cgroup)
     }
 
     /// The CPUs of workloads that hold none.
     pub(crate) fn shared_pool(&self) -> CpuSet {
-        self.policy.shared_pool(&self.kept.state.ledger)
+        self.policy.shared_pool(&self.store.state.ledger)
     }
 
     /// CPUs that can still become exclusive.
     pub(crate) fn free_cpus(&self) -> CpuSet {
-        let ledger = &self.kept.state.ledger;
+        let ledger = &self.store.state.ledger;
         &(&self.policy.strategy.allocatable().cpus & ledger.shared_pool())
             - &ledger.conditions().partition_cpus
     }
@@ -205,9 +205,9 @@ impl Core {
     pub(crate) fn refresh(&mut self) {
         self.execution.enforcer.refresh();
         // At a start after a reboot, the bus may not have been there yet.
-        let left: BTreeSet<CgroupPath> = self.kept.state.applied.unwritten().cloned().collect();
-        self.kept.unwritten.retain(|path| left.contains(path));
-        if self.kept.unwritten.iter().any(|path| self.hierarchy.dir(path).is_dir()) {
+        let left: BTreeSet<CgroupPath> = self.store.state.applied.unwritten().cloned().collect();
+        self.store.unwritten.retain(|path| left.contains(path));
+        if self.store.unwritten.iter().any(|path| self.hierarchy.dir(path).is_dir()) {
             self.uphold();
         }
         if self.forget_disabled()
@@ -215,7 +215,7 @@ impl Core {
         {
             tracing::error!(%error, "the ledger cannot be stored");
         }
-        self.execution.migrations.retain_held(&self.kept.state.applied);
+        self.execution.migrations.retain_held(&self.store.state.applied);
         self.remove_strays();
         self.herd(true);
         self.disable_controllers();
@@ -226,7 +226,7 @@ impl Core {
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         self.note_moved();
         self.heed_conditions();
-        self.kept.storage.write_out(false);
+        self.store.storage.write_out(false);
         let is_changed = self.follow_machine();
         self.look_after_pods(now);
         is_changed

@@ -24,15 +24,15 @@ use numaward_enforce::{Enforcer, EnforcerOptions, Systemd, systemd};
 use numaward_guarantee::{
     error::StartError,
     policy,
-    ports::{Guarantor, Ports},
-    reconciler::Reconciler,
+    ports::{Ports, ReconcilerFactory},
+    reconciler::ReconcilerHandle,
 };
 use prometheus_client::registry::Registry;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
+mod auto_placement_worker;
 mod core;
-mod home_worker;
 pub mod metrics;
 mod page_worker;
 mod policy_worker;
@@ -70,7 +70,7 @@ struct Prepared {
     watch: Option<KnobWatch>,
 }
 
-impl Guarantor for Control {
+impl ReconcilerFactory for Control {
     fn register(&self, registry: &mut Registry) {
         self.metrics.register(registry);
     }
@@ -109,7 +109,7 @@ impl Guarantor for Control {
         ports: Ports,
         runtime: &Handle,
         stop: &CancellationToken,
-    ) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError> {
+    ) -> Result<Option<(ReconcilerHandle, JoinHandle<()>)>, StartError> {
         let Some(Prepared { watch }) = self.prepared else { return Ok(None) };
         start_on_this_host(config, ports, self.metrics, watch, runtime, stop)
     }
@@ -124,7 +124,7 @@ fn start_on_this_host(
     watch: Option<KnobWatch>,
     runtime: &Handle,
     stop: &CancellationToken,
-) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError> {
+) -> Result<Option<(ReconcilerHandle, JoinHandle<()>)>, StartError> {
     let machine = ports.machine.machine();
     if machine.nodes.is_empty() {
         tracing::warn!("nothing can be promised: the machine is not known");

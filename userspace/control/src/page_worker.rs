@@ -39,7 +39,7 @@ pub(crate) enum Job {
 
 /// What was done.
 #[derive(Debug)]
-pub(crate) enum Done {
+pub(crate) enum JobOutcome {
     /// Where it lies, by name. What cannot be read is not there.
     Read { found: BTreeMap<String, ByNode>, took: Duration },
     /// What became of the pages.
@@ -47,7 +47,7 @@ pub(crate) enum Done {
 }
 
 /// Gives jobs to the thread.
-pub(crate) type PageWorker = Worker<Job, Done>;
+pub(crate) type PageWorker = Worker<Job, JobOutcome>;
 
 /// Starts the thread.
 pub(crate) fn start(
@@ -59,16 +59,16 @@ pub(crate) fn start(
     Worker::start("pages", LIMIT, heartbeats, stop, move |job| perform(&root, job, &ended))
 }
 
-fn perform(root: &Path, job: Job, stop: &CancellationToken) -> Done {
+fn perform(root: &Path, job: Job, stop: &CancellationToken) -> JobOutcome {
     match job {
         Job::Read(of) => {
             let started = Instant::now();
             let found = of.into_iter().filter_map(|(name, dirs)| Some((name, user_memory(&dirs)?))).collect();
-            Done::Read { found, took: started.elapsed() }
+            JobOutcome::Read { found, took: started.elapsed() }
         }
         Job::Move(name, order) => {
             let moved = carry_out(root, &order, stop);
-            Done::Moved { name, order, moved }
+            JobOutcome::Moved { name, order, moved }
         }
     }
 }

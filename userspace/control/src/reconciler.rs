@@ -5,14 +5,15 @@
 //! as [`crate::core::Effects`], and the loop sees to it.
 
 mod affinities;
+mod auto_placement;
+mod batch;
 mod budgets;
+mod burstable_home;
 mod caches;
 mod controllers;
 mod declared;
 mod drift;
 mod guard;
-mod home;
-mod homing;
 mod interrupts;
 mod liveness;
 mod notices;
@@ -23,7 +24,6 @@ mod restores;
 #[cfg(test)]
 mod tests;
 mod throttling;
-mod together;
 mod weights;
 
 use std::{
@@ -48,7 +48,7 @@ use numaward_guarantee::{
     error::{AdmissionError, StartError},
     export,
     ports::Ports,
-    reconciler::{Reconciler, Shown},
+    reconciler::{ReconcilerHandle, ReconcilerStatus},
     request::Request,
 };
 use numaward_model::{Guarantees, health, pod::PodName};
@@ -59,7 +59,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     controllers::Controllers,
     read_model::ReadModel,
-    rebalancing::{Over, Rebalancing},
+    rebalancing::{RebalanceOutcome, Rebalancing},
 };
 use crate::{
     ControlMetrics,
@@ -114,7 +114,7 @@ pub fn start(
     metrics: ControlMetrics,
     watch: Option<KnobWatch>,
     stop: CancellationToken,
-) -> Result<(Reconciler, JoinHandle<()>), StartError> {
+) -> Result<(ReconcilerHandle, JoinHandle<()>), StartError> {
     let (commands, queue) = mpsc::channel();
     let heartbeats = ports.heartbeats.clone();
     let write_monitor = watch.map(|watch| Arc::new(WriteMonitor::new(watch)));
@@ -141,7 +141,7 @@ pub fn start(
     }
     let ended = stop.clone();
     let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
-    Ok((Reconciler::new(commands, shown), thread))
+    Ok((ReconcilerHandle::new(commands, shown), thread))
 }
 
 struct ReconcilerLoop {
@@ -175,8 +175,8 @@ impl ReconcilerLoop {
     }
 
     /// What clients see without asking.
-    fn shown(&self) -> Shown {
-        Shown {
+    fn shown(&self) -> ReconcilerStatus {
+        ReconcilerStatus {
             allocations: Arc::clone(&self.view),
             rebalance: self.rebalancing.shown(),
             unplaced: Arc::clone(&self.unplaced),
@@ -194,7 +194,7 @@ impl ReconcilerLoop {
             }
         }
         self.show();
-        self.core.kept.storage.write_out(true);
+        self.core.store.storage.write_out(true);
     }
 
     /// Does what was asked for first, and looks after what is held when it is time for that; `false` if nobody can ask.
@@ -216,7 +216,7 @@ impl ReconcilerLoop {
         } else {
             let waiting = inbox.next();
             if !waiting.is_empty() {
-                self.together(waiting);
+                self.handle_batch(waiting);
             } else if self.core.has_to_bind() {
                 self.core.bind_next();
             } else {
@@ -228,15 +228,15 @@ impl ReconcilerLoop {
         if is_awaited && now < *next + LATEST {
             return true;
         }
-        let turn = if self.core.kept.state.holds_nothing() { IDLE_TURN } else { TURN };
+        let turn = if self.core.store.state.holds_nothing() { IDLE_TURN } else { TURN };
         if now >= *next {
             *next = now + turn;
-            self.look_after();
+            self.run_maintenance();
         } else {
             // The first guarantee does not wait for the end of a longer turn.
             *next = (*next).min(now + turn);
         }
-        self.settle();
+        self.process_effects();
         true
     }
 
@@ -253,8 +253,8 @@ impl ReconcilerLoop {
                 let _ = answer.send(resized);
             }
             Command::Release { name, answer } => {
-                let result = self.core.release_together(&[&name]).pop();
-                self.settle();
+                let result = self.core.release_batch(&[&name]).pop();
+                self.process_effects();
                 let _ = answer.send(result.unwrap_or(Err(AdmissionError::Unknown(name))));
             }
             Command::Plan { request, limits, answer } => {
@@ -267,8 +267,8 @@ impl ReconcilerLoop {
                 let _ = answer.send(self.rebalancing.cancel(&self.core));
             }
             Command::KubeletState { answer } => {
-                let Core { config, policy, kept, .. } = &self.core;
-                let _ = answer.send(export::export(config, &policy.machine, &kept.state));
+                let Core { config, policy, store, .. } = &self.core;
+                let _ = answer.send(export::export(config, &policy.machine, &store.state));
             }
             Command::Cgroups(events) => {
                 self.dispatch(&Event::Cgroups(&events));
@@ -294,7 +294,7 @@ impl ReconcilerLoop {
         result: Result<Admission, AdmissionError>,
         name: &str,
     ) -> Result<Answer, AdmissionError> {
-        self.settle();
+        self.process_effects();
         match result? {
             // As it was just published.
             Admission::Given => {
@@ -320,11 +320,11 @@ impl ReconcilerLoop {
             self.end_rebalance(over);
         }
         // It may start the next one.
-        self.settle();
+        self.process_effects();
     }
 
     /// Shows how a rebalance ended, and answers the client that waits for it.
-    fn end_rebalance(&mut self, Over { shown, admitted, waiter }: Over) {
+    fn end_rebalance(&mut self, RebalanceOutcome { shown, admitted, waiter }: RebalanceOutcome) {
         self.show();
         let allocation = admitted.and_then(|name| self.read_model.of(&name));
         self.rebalancing.show_end(api::Rebalance { allocation: allocation.clone(), ..shown });
@@ -352,7 +352,7 @@ impl ReconcilerLoop {
 
     /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
     fn adopt(&mut self) {
-        let names: Vec<String> = self.core.kept.state.guarantees.keys().cloned().collect();
+        let names: Vec<String> = self.core.store.state.guarantees.keys().cloned().collect();
         for name in names {
             self.dispatch(&Event::Held(&HeldChange::Given(name)));
         }
@@ -360,7 +360,7 @@ impl ReconcilerLoop {
         self.core.remove_strays();
         self.core.yield_homes();
         if let Some(rewritten) = self.core.uphold() {
-            let allocations = self.core.kept.state.guarantees.len();
+            let allocations = self.core.store.state.guarantees.len();
             tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");
         }
         self.core.follow_mode();
@@ -370,11 +370,11 @@ impl ReconcilerLoop {
         }
         self.core.herd(true);
         self.core.promises_changed();
-        self.settle();
+        self.process_effects();
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
         self.controllers.host.turn(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&mut self.core);
-        homing::Homing::adopt(&mut self.core);
+        auto_placement::AutoPlacement::adopt(&mut self.core);
         self.show_whether_host_is_owed();
     }
 
@@ -384,7 +384,7 @@ impl ReconcilerLoop {
         self.owes_host.store(is_owed, Ordering::Relaxed);
     }
 
-    fn look_after(&mut self) {
+    fn run_maintenance(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.refreshed) >= REFRESH {
             self.refreshed = now;
@@ -416,7 +416,7 @@ impl ReconcilerLoop {
             self.read_model.follow(&self.core, &self.controllers);
             let homes = self.core.home_nodes();
             if is_promise || homes != self.homes {
-                let ledger = self.core.kept.state.ledger.clone();
+                let ledger = self.core.store.state.ledger.clone();
                 let mut promises = Guarantees::new(self.read_model.promises(), ledger);
                 promises.free_cpus = self.core.free_cpus();
                 promises.homes.clone_from(&homes);
@@ -437,7 +437,7 @@ impl ReconcilerLoop {
     }
 
     /// Does what follows from what was changed.
-    fn settle(&mut self) {
+    fn process_effects(&mut self) {
         // What was refused may have left CPUs to those who share.
         self.core.follow_pool();
         // Each may cause the other, but not without end: what is given is not given again.

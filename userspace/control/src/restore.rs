@@ -31,7 +31,7 @@ use numaward_enforce::{
     resctrl::{HostKernel, Resctrl},
     weights::Weights,
 };
-use numaward_guarantee::{error::StartError, ports::Ports, reconciler::Reconciler, state::State};
+use numaward_guarantee::{error::StartError, ports::Ports, reconciler::ReconcilerHandle, state::State};
 use numaward_model::{
     EventReport, Guarantees,
     accesses::WorkloadAccesses,
@@ -78,7 +78,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let mut config = config.clone();
     config.enforcement.mode = EnforcementMode::Off;
     let before = stored(&config)?;
-    let (alone, stop) = (Arc::new(Alone(Arc::new(machine))), CancellationToken::new());
+    let (alone, stop) = (Arc::new(NoopPorts(Arc::new(machine))), CancellationToken::new());
     let metrics = ControlMetrics::default();
     let started = start_on_this_host(&config, Ports::of(&alone), metrics, None, runtime, &stop)?;
     let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
@@ -136,7 +136,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
 }
 
 /// Returns true if no setting is held any more whose restore is retried.
-pub(crate) fn is_all_back(reconciler: &Reconciler) -> bool {
+pub(crate) fn is_all_back(reconciler: &ReconcilerHandle) -> bool {
     let held = reconciler.allocations();
     held.allocations.is_empty()
         && held.enforcement.herding.cgroups.is_empty()
@@ -175,36 +175,36 @@ fn remove_parent(hierarchy: &Hierarchy) {
 }
 
 /// A machine without subscribers; events are only logged.
-struct Alone(Arc<Machine>);
+struct NoopPorts(Arc<Machine>);
 
-impl MachineSource for Alone {
+impl MachineSource for NoopPorts {
     fn machine(&self) -> Arc<Machine> {
         self.0.clone()
     }
 }
 
-impl AssignmentSink for Alone {
+impl AssignmentSink for NoopPorts {
     fn publish_guarantees(&self, _: Guarantees) {}
 }
 
-impl EventSink for Alone {
+impl EventSink for NoopPorts {
     fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         let cgroup = cgroup.map(ToString::to_string);
         tracing::info!(cgroup, event = report.message, "happened");
     }
 }
 
-impl CgroupEvents for Alone {
+impl CgroupEvents for NoopPorts {
     fn subscribe(&self, _: CgroupListener) {}
 }
 
-impl AccessSource for Alone {
+impl AccessSource for NoopPorts {
     fn accesses(&self) -> Vec<WorkloadAccesses> {
         Vec::new()
     }
 }
 
-impl HeadroomSource for Alone {
+impl HeadroomSource for NoopPorts {
     fn headroom(&self) -> Arc<Headroom> {
         Arc::default()
     }

@@ -25,7 +25,7 @@ pub(crate) fn admit(name: &str, dry_run: bool) -> EnteredSpan {
 }
 
 /// So many admissions or releases are stored and carried out as one.
-pub(crate) fn together(what: &str, requests: usize) -> EnteredSpan {
+pub(crate) fn batch(what: &str, requests: usize) -> EnteredSpan {
     span!("together", numaward.requests = requests, numaward.what = what).entered()
 }
 

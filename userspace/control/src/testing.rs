@@ -10,7 +10,7 @@ use std::{
 use numaward_cgroup::{CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::{Enforcer, EnforcerOptions, Systemd};
-use numaward_guarantee::{ports::Ports, reconciler::Reconciler};
+use numaward_guarantee::{ports::Ports, reconciler::ReconcilerHandle};
 use numaward_model::{
     EventReport, Guarantees,
     accesses::WorkloadAccesses,
@@ -161,7 +161,7 @@ pub fn reconciler(
     ports: Ports,
     watch: Option<KnobWatch>,
     systemd: Option<Systemd>,
-) -> (Reconciler, JoinHandle<()>, CancellationToken) {
+) -> (ReconcilerHandle, JoinHandle<()>, CancellationToken) {
     let (hierarchy, stop) = (Hierarchy::at(root), CancellationToken::new());
     let enforcer = enforcer(root, &ports.machine.machine(), systemd);
     let (reconciler, thread) =

@@ -49,11 +49,11 @@ impl Bench {
         fixture::line(&self.dir.path().join("cgroup").join(path))
     }
 
-    fn start(&self) -> (Reconciler, JoinHandle<()>, CancellationToken) {
+    fn start(&self) -> (ReconcilerHandle, JoinHandle<()>, CancellationToken) {
         self.start_with(Config::default())
     }
 
-    fn start_with(&self, config: Config) -> (Reconciler, JoinHandle<()>, CancellationToken) {
+    fn start_with(&self, config: Config) -> (ReconcilerHandle, JoinHandle<()>, CancellationToken) {
         let config = Config { state_directory: self.dir.path().join("state"), ..config };
         let root = self.dir.path().join("cgroup");
         // Plain files are watched like knobs; without the privilege they are looked at.
@@ -77,7 +77,11 @@ fn request(cgroup: &str, cpus: u32) -> Request {
     .unwrap()
 }
 
-async fn admit(reconciler: &Reconciler, cgroup: &str, cpus: u32) -> Result<api::Allocation, AdmissionError> {
+async fn admit(
+    reconciler: &ReconcilerHandle,
+    cgroup: &str,
+    cpus: u32,
+) -> Result<api::Allocation, AdmissionError> {
     match reconciler.admit(request(cgroup, cpus), false).await? {
         Answer::Admitted(allocation) => Ok(allocation),
         Answer::Dry(dry) => panic!("{dry:?}"),
@@ -262,7 +266,7 @@ fn damage(bench: &Bench, files: &[&str]) {
     }
 }
 
-fn held(reconciler: &Reconciler) -> Vec<(String, String, String)> {
+fn held(reconciler: &ReconcilerHandle) -> Vec<(String, String, String)> {
     let held = reconciler.allocations();
     let rows = held.allocations.iter();
     rows.map(|held| (held.name.clone(), held.cpus.clone(), held.nodes.clone())).collect()
@@ -556,7 +560,7 @@ async fn a_cgroup_of_another_boot_is_another_one() {
     let boot_id = root.join("proc/sys/kernel/random/boot_id");
     fs::create_dir_all(boot_id.parent().unwrap()).unwrap();
     let config = || Config { host_root: root.clone(), ..Config::default() };
-    let held = |reconciler: &Reconciler| -> Vec<String> {
+    let held = |reconciler: &ReconcilerHandle| -> Vec<String> {
         reconciler.allocations().allocations.iter().map(|held| held.name.clone()).collect()
     };
     fs::write(&boot_id, "one\n").unwrap();

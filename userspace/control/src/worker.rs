@@ -10,19 +10,19 @@ use numaward_model::health::{self, Heartbeats};
 use tokio_util::sync::CancellationToken;
 
 /// Gives jobs to the thread.
-pub(crate) struct Worker<Job, Done> {
+pub(crate) struct Worker<Job, JobOutcome> {
     jobs: Sender<Job>,
-    done: Receiver<Done>,
+    done: Receiver<JobOutcome>,
     is_busy: bool,
 }
 
-impl<Job, Done> fmt::Debug for Worker<Job, Done> {
+impl<Job, JobOutcome> fmt::Debug for Worker<Job, JobOutcome> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("is_busy", &self.is_busy).finish_non_exhaustive()
     }
 }
 
-impl<Job: Send + 'static, Done: Send + 'static> Worker<Job, Done> {
+impl<Job: Send + 'static, JobOutcome: Send + 'static> Worker<Job, JobOutcome> {
     /// Starts the thread, which counts as hung when it does not beat within `limit`. It ends with this, or when `stop` is
     /// cancelled and its job is done.
     pub(crate) fn start(
@@ -30,7 +30,7 @@ impl<Job: Send + 'static, Done: Send + 'static> Worker<Job, Done> {
         limit: Duration,
         heartbeats: &Heartbeats,
         stop: &CancellationToken,
-        mut perform: impl FnMut(Job) -> Done + Send + 'static,
+        mut perform: impl FnMut(Job) -> JobOutcome + Send + 'static,
     ) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel();
         let (sender, done) = mpsc::channel();
@@ -62,7 +62,7 @@ impl<Job: Send + 'static, Done: Send + 'static> Worker<Job, Done> {
     }
 
     /// What came of the last job, once.
-    pub(crate) fn take(&mut self) -> Option<Done> {
+    pub(crate) fn take(&mut self) -> Option<JobOutcome> {
         let done = self.done.try_recv().ok()?;
         self.is_busy = false;
         Some(done)

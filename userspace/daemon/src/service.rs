@@ -16,8 +16,8 @@ use listenfd::ListenFd;
 use numaward_config::{Config, OperatingMode};
 use numaward_guarantee::{
     error::StartError,
-    ports::{Guarantor, Ports},
-    reconciler::{Reconciler, View},
+    ports::{Ports, ReconcilerFactory},
+    reconciler::{ReconcilerHandle, View},
 };
 use numaward_http::{
     self as http, App, ControlListener, CredentialError, Gate, ListenError, Names, RemoteListener,
@@ -100,7 +100,7 @@ pub enum RunError {
 ///
 /// What fails while observing degrades the daemon and does not end it. An address that cannot be
 /// listened on does, where it only observes: nobody could see what it does.
-pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), RunError> {
+pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result<(), RunError> {
     let traces = Traces::new(&config.otlp);
     logging::start(&config.log, &traces);
     reserve_descriptors();
@@ -346,7 +346,7 @@ fn log_configuration(config: &Config) {
 fn all_metrics(
     (config, mode): (&Config, OperatingMode),
     observer: &Arc<Observer>,
-    guarantor: &dyn Guarantor,
+    guarantor: &dyn ReconcilerFactory,
     placing: &nri::NriMetrics,
     sharing: &cluster::ClusterMetrics,
     alerts: &alerts::AlertMetrics,
@@ -396,7 +396,7 @@ fn start_sending(
 /// Places containers when they are created, where anything can be promised to them.
 fn start_placing(
     config: &Config,
-    reconciler: Option<Reconciler>,
+    reconciler: Option<ReconcilerHandle>,
     observer: &Arc<Observer>,
     cluster: &Cluster,
     counted: (nri::NriMetrics, nri::Refusals),
@@ -444,7 +444,7 @@ fn control_address(
 /// Takes changes over TCP.
 fn serve_remote(
     app: &Arc<App>,
-    reconciler: Option<&Reconciler>,
+    reconciler: Option<&ReconcilerHandle>,
     (listener, gate, names): (std::net::TcpListener, Arc<Gate>, Names),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {

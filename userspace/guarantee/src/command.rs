@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
     error::AdmissionError,
-    pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
+    pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, Synchronized, Unpinned, Update},
     request::{Request, Resize},
 };
 
@@ -25,7 +25,7 @@ pub enum Answer {
 
 /// A rebalance that is asked for.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RebalanceCommand {
     /// What room is made for.
     pub request: Request,
     /// What may be moved.
@@ -72,7 +72,7 @@ pub enum Command {
     },
     /// They are to be carried out.
     Rebalance {
-        asked: Box<Asked>,
+        asked: Box<RebalanceCommand>,
         answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
     },
     /// What is being carried out is cancelled.
@@ -92,17 +92,17 @@ pub enum Command {
 /// What the runtime asks of us, or reports.
 pub enum PodCommand {
     RunPod {
-        ask: Box<PodAsk>,
+        ask: Box<PodPlacementRequest>,
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     Create {
-        ask: Box<ContainerAsk>,
+        ask: Box<ContainerPlacementRequest>,
         answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
     },
     Bind {
         id: String,
         /// What to make of it if it is not known: its creation was not answered in time.
-        ask: Option<Box<ContainerAsk>>,
+        ask: Option<Box<ContainerPlacementRequest>>,
         answer: oneshot::Sender<Option<Unpinned>>,
     },
     Stopped {
@@ -115,7 +115,7 @@ pub enum PodCommand {
         answer: oneshot::Sender<()>,
     },
     Synchronize {
-        containers: Vec<ContainerAsk>,
+        containers: Vec<ContainerPlacementRequest>,
         /// The UIDs of pods by the ids of their sandboxes.
         sandboxes: BTreeMap<String, String>,
         complete: bool,
@@ -124,7 +124,7 @@ pub enum PodCommand {
     Resize {
         id: String,
         to: engine::Resources,
-        memory: Option<MemoryAsk>,
+        memory: Option<MemoryClaim>,
         has: Box<Settings>,
         answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
     },

@@ -141,7 +141,7 @@ mod tests {
     use numaward_topology::{Bytes, NodeId, ZoneKind};
 
     use super::*;
-    use crate::pod::Admitted;
+    use crate::pod::AdmittedPod;
 
     fn machine() -> Machine {
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap()
@@ -162,7 +162,7 @@ mod tests {
         let Some(uid) = owner.split('/').next().filter(|uid| uid.starts_with("uid")) else { return };
         let pod =
             PodName { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
-        let admitted = Admitted {
+        let admitted = AdmittedPod {
             pod,
             sandbox: String::new(),
             container: container.map(str::to_owned),

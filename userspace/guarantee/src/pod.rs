@@ -35,7 +35,7 @@ pub fn check_account(request: &engine::Request, terms: &engine::Terms) -> Result
 /// An owner that was admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Admitted {
+pub struct AdmittedPod {
     /// Its pod.
     pub pod: PodName,
     /// The sandbox for which it was admitted last.
@@ -51,14 +51,14 @@ pub struct Admitted {
 /// A container that was placed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Placed {
+pub struct PlacedContainer {
     /// Which.
     pub of: PodContainer,
     /// Its cgroup, which may not exist yet.
     pub cgroup: CgroupPath,
     /// What its protection follows from.
     #[serde(default)]
-    pub memory: MemoryAsk,
+    pub memory: MemoryClaim,
     /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_pod_quota: bool,
@@ -70,7 +70,7 @@ pub struct Placed {
 /// What a container asks for of memory, as far as its protection follows from it.
 #[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryAsk {
+pub struct MemoryClaim {
     /// The class of service of its pod; none where nothing says so.
     pub class: Option<QosClass>,
     /// What it requests; none where only an API server could say.
@@ -84,7 +84,7 @@ pub struct MemoryAsk {
 
 /// What is asked for with a container or a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum PodClaim {
     /// The whole pod, which is known.
     Pod(engine::Request),
     /// This container alone.
@@ -95,13 +95,13 @@ pub enum Asked {
 
 /// A pod that is to run.
 #[derive(Clone, Debug)]
-pub struct PodAsk {
+pub struct PodPlacementRequest {
     /// Which.
     pub pod: PodName,
     /// Its sandbox.
     pub sandbox: String,
     /// What is asked for.
-    pub asked: Asked,
+    pub asked: PodClaim,
     /// How it wants to be placed.
     pub terms: engine::Terms,
     /// What the explanation should say besides.
@@ -110,9 +110,9 @@ pub struct PodAsk {
 
 /// A container that is to be placed.
 #[derive(Clone, Debug)]
-pub struct ContainerAsk {
+pub struct ContainerPlacementRequest {
     /// Its pod, with what is asked for.
-    pub pod: PodAsk,
+    pub pod: PodPlacementRequest,
     /// The runtime's id.
     pub id: String,
     /// Its name within the pod.
@@ -122,7 +122,7 @@ pub struct ContainerAsk {
     /// Which of its pod's allocations it is, where the pod is admitted as a whole.
     pub slice: GuaranteeSource,
     /// What its protection follows from.
-    pub memory: MemoryAsk,
+    pub memory: MemoryClaim,
     /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
     pub keeps_pod_quota: bool,
     /// What the runtime sets for it, of what we may set as well. In a creation, what others ask for.
@@ -131,13 +131,13 @@ pub struct ContainerAsk {
     pub is_yielded_to: bool,
 }
 
-impl ContainerAsk {
+impl ContainerPlacementRequest {
     /// Whether more is asked for with it than its share of what is nobody's.
     pub fn has_claim(&self) -> bool {
         match &self.pod.asked {
-            Asked::Nothing => false,
-            Asked::Container(_) => true,
-            Asked::Pod(request) => {
+            PodClaim::Nothing => false,
+            PodClaim::Container(_) => true,
+            PodClaim::Pod(request) => {
                 self.slice != GuaranteeSource::Own || request.has_container(&self.name.as_str().into())
             }
         }

@@ -11,10 +11,10 @@ use prometheus_client::registry::Registry;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{error::StartError, reconciler::Reconciler};
+use crate::{error::StartError, reconciler::ReconcilerHandle};
 
 /// Gives guarantees, when the daemon starts it.
-pub trait Guarantor {
+pub trait ReconcilerFactory {
     /// Adds its metrics.
     fn register(&self, registry: &mut Registry);
 
@@ -35,7 +35,7 @@ pub trait Guarantor {
         ports: Ports,
         runtime: &Handle,
         stop: &CancellationToken,
-    ) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError>;
+    ) -> Result<Option<(ReconcilerHandle, JoinHandle<()>)>, StartError>;
 }
 
 /// The parts around the reconciler.

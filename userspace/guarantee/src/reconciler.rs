@@ -17,9 +17,9 @@ use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
 
 use crate::{
-    command::{Answer, Asked, Command, Message, PodCommand},
+    command::{Answer, Command, Message, PodCommand, RebalanceCommand},
     error::AdmissionError,
-    pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
+    pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, Synchronized, Unpinned, Update},
     request::{Request, Resize},
 };
 
@@ -40,38 +40,38 @@ pub struct CrowdedNode {
 }
 
 /// What is shown of the latest rebalance, if there was one.
-pub type ShownRebalance = Arc<RwLock<Option<Arc<api::Rebalance>>>>;
+pub type LatestRebalance = Arc<RwLock<Option<Arc<api::Rebalance>>>>;
 
 /// What is shown of crowded nodes.
-pub type ShownCrowded = Arc<RwLock<Arc<Vec<CrowdedNode>>>>;
+pub type LatestCrowdedNodes = Arc<RwLock<Arc<Vec<CrowdedNode>>>>;
 
 /// What the thread shows of its work, to those who do not wait for it.
 #[derive(Clone, Debug, Default)]
-pub struct Shown {
+pub struct ReconcilerStatus {
     /// What is held.
     pub allocations: Arc<RwLock<Arc<api::Allocations>>>,
     /// The latest rebalance.
-    pub rebalance: ShownRebalance,
+    pub rebalance: LatestRebalance,
     /// Pods that run without what they ask for.
     pub unplaced: Arc<RwLock<Vec<PodName>>>,
     /// Nodes from which pods may be evicted.
-    pub crowded: ShownCrowded,
+    pub crowded: LatestCrowdedNodes,
     /// Whether enforcement is off, and what was written for the host as a whole is not all given back.
     pub owes_host: Arc<AtomicBool>,
 }
 
 /// Asks the thread. Clones ask the same one.
 #[derive(Clone, Debug)]
-pub struct Reconciler {
+pub struct ReconcilerHandle {
     /// What clients ask waits in it only as far as there are `places`, and the container runtime waits for each answer.
     commands: mpsc::Sender<Message>,
     places: Arc<Semaphore>,
-    shown: Shown,
+    shown: ReconcilerStatus,
 }
 
-impl Reconciler {
+impl ReconcilerHandle {
     /// The way to the thread that receives these commands and shows this.
-    pub fn new(commands: mpsc::Sender<Message>, shown: Shown) -> Self {
+    pub fn new(commands: mpsc::Sender<Message>, shown: ReconcilerStatus) -> Self {
         Self { commands, places: Arc::new(Semaphore::new(MAX_WAITING)), shown }
     }
 
@@ -99,8 +99,8 @@ impl Reconciler {
         self.ask(|answer| Command::Plan { request: Box::new(request), limits, answer }).await
     }
 
-    /// Begins to carry moves out that make a request fit; [`Reconciler::rebalance`] says how far it is.
-    pub async fn start_rebalance(&self, asked: Asked) -> Result<api::Rebalance, AdmissionError> {
+    /// Begins to carry moves out that make a request fit; [`ReconcilerHandle::rebalance`] says how far it is.
+    pub async fn start_rebalance(&self, asked: RebalanceCommand) -> Result<api::Rebalance, AdmissionError> {
         self.ask(|answer| Command::Rebalance { asked: Box::new(asked), answer }).await
     }
 
@@ -163,7 +163,7 @@ impl Reconciler {
 }
 
 /// What the container runtime asks.
-impl Reconciler {
+impl ReconcilerHandle {
     /// From now on what we write ourselves to containers is reported.
     pub fn send_updates(&self, sender: UnboundedSender<Vec<Update>>) {
         // If the reconciler ends already, there is nothing to send.
@@ -181,12 +181,15 @@ impl Reconciler {
     }
 
     /// A pod is to run: what it asks for as a whole is admitted, or refused.
-    pub async fn run_pod(&self, ask: PodAsk) -> Result<(), AdmissionError> {
+    pub async fn run_pod(&self, ask: PodPlacementRequest) -> Result<(), AdmissionError> {
         self.runtime(|answer| PodCommand::RunPod { ask: Box::new(ask), answer }).await?
     }
 
     /// A container is to be created: what the runtime is to set, and why it goes without a guarantee if it does.
-    pub async fn create(&self, ask: ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
+    pub async fn create(
+        &self,
+        ask: ContainerPlacementRequest,
+    ) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
         self.runtime(|answer| PodCommand::Create { ask: Box::new(ask), answer }).await?
     }
 
@@ -195,7 +198,7 @@ impl Reconciler {
     pub async fn bind(
         &self,
         id: String,
-        ask: Option<Box<ContainerAsk>>,
+        ask: Option<Box<ContainerPlacementRequest>>,
     ) -> Result<Option<Unpinned>, AdmissionError> {
         self.runtime(|answer| PodCommand::Bind { id, ask, answer }).await
     }
@@ -213,7 +216,7 @@ impl Reconciler {
     /// These containers run, in these sandboxes with their pods' UIDs; no others, where this is `complete`.
     pub async fn synchronize(
         &self,
-        containers: Vec<ContainerAsk>,
+        containers: Vec<ContainerPlacementRequest>,
         sandboxes: BTreeMap<String, String>,
         complete: bool,
     ) -> Result<Synchronized, AdmissionError> {
@@ -226,7 +229,7 @@ impl Reconciler {
         &self,
         id: String,
         to: engine::Resources,
-        memory: Option<MemoryAsk>,
+        memory: Option<MemoryClaim>,
         has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
         self.runtime(|answer| PodCommand::Resize { id, to, memory, has: Box::new(has), answer }).await?

@@ -148,10 +148,10 @@ impl Request {
             }
         }
         let memory = asked.memory.as_ref().map(|memory| bytes("memory", memory)).transpose()?;
-        let is_named_only = target == Target::Exec
+        let has_no_guarantee = target == Target::Exec
             && cpus.is_none()
             && (&asked.memory_limit, asked.hugepages.is_empty(), terms.burstable) == (&None, true, false);
-        if memory.is_none() && shares && !is_named_only {
+        if memory.is_none() && shares && !has_no_guarantee {
             let problem = "neither memory nor whole CPUs are asked for, so nothing would be promised";
             return Err(FieldError::new(
                 "memory",
@@ -203,7 +203,7 @@ impl Request {
     }
 
     /// Whether nothing is to be promised: it is a workload with a name.
-    pub fn is_named_only(&self) -> bool {
+    pub fn has_no_guarantee(&self) -> bool {
         let asks = |container: &engine::ContainerRequest| {
             !container.requests.memory.is_empty()
                 || container.requests.cpu.is_some_and(|cpu| cpu.whole_cpus().is_some())

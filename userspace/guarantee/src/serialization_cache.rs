@@ -26,7 +26,7 @@ use serde_with_macros::skip_serializing_none;
 use crate::{
     moving::Moving,
     narrowing::{Home, LeftAlone},
-    pod::{Admitted, Placed},
+    pod::{AdmittedPod, PlacedContainer},
     state::{Guarantee, State},
 };
 
@@ -64,8 +64,8 @@ struct Stored<'a> {
     cache_ways: Option<&'a ReducedWays>,
     releasing: Option<&'a BTreeSet<String>>,
     admitting: Option<&'a BTreeSet<String>>,
-    pods: Option<&'a SharedMap<String, Admitted>>,
-    containers: Option<&'a SharedMap<String, Placed>>,
+    pods: Option<&'a SharedMap<String, AdmittedPod>>,
+    containers: Option<&'a SharedMap<String, PlacedContainer>>,
     moving: Option<&'a Moving>,
 }
 
@@ -247,7 +247,7 @@ mod tests {
         state.ledger = strategy.release(&state.ledger, &OwnerId::from("a"));
         is_whole(&mut texts, &state);
         let pod = serde_json::json!({"pod": {"namespace": "n", "name": "p", "uid": "u"}, "sandbox": "s"});
-        state.pods.insert("u".to_owned(), serde_json::from_value::<Admitted>(pod).unwrap());
+        state.pods.insert("u".to_owned(), serde_json::from_value::<AdmittedPod>(pod).unwrap());
         is_whole(&mut texts, &state);
         let recent = serde_json::json!({"recent": [{"owner": "m", "at": 7, "bytes": 4096}], "running": {"moves": [], "begun": 0}});
         state.moving = serde_json::from_value(recent).unwrap();

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     moving::Moving,
     narrowing::{Home, LeftAlone, Narrowing},
-    pod::{Admitted, MemoryAsk, Placed},
+    pod::{AdmittedPod, MemoryClaim, PlacedContainer},
     request::Target,
 };
 
@@ -74,10 +74,10 @@ pub struct State {
     pub admitting: BTreeSet<String>,
     /// Pods, or containers of pods, that the engine has admitted, by the name of the owner in the ledger.
     #[serde(default, skip_serializing_if = "is_empty")]
-    pub pods: SharedMap<String, Admitted>,
+    pub pods: SharedMap<String, AdmittedPod>,
     /// Containers that were placed, by the runtime's id.
     #[serde(default, skip_serializing_if = "is_empty")]
-    pub containers: SharedMap<String, Placed>,
+    pub containers: SharedMap<String, PlacedContainer>,
     /// Workloads that are being moved.
     #[serde(default, skip_serializing_if = "Moving::is_empty")]
     pub moving: Moving,
@@ -223,7 +223,7 @@ impl State {
     pub(crate) fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
         let is_alone = of.owner != of.pod.uid;
         if !self.pods.contains_key(&of.owner) {
-            let admitted = Admitted {
+            let admitted = AdmittedPod {
                 pod: of.pod.clone(),
                 sandbox: of.sandbox.clone(),
                 container: is_alone.then(|| of.container.clone()),
@@ -232,10 +232,10 @@ impl State {
             self.pods.insert(of.owner.clone(), admitted);
         }
         // The runtime reports it again, as soon as it is connected.
-        let placed = Placed {
+        let placed = PlacedContainer {
             of: of.clone(),
             cgroup: cgroup.clone(),
-            memory: MemoryAsk::default(),
+            memory: MemoryClaim::default(),
             keeps_pod_quota: false,
             without_us: None,
         };
@@ -357,7 +357,7 @@ pub struct Guarantee {
 
 impl Guarantee {
     /// Whether nothing is promised: it is a workload with a name.
-    pub fn is_named_only(&self) -> bool {
+    pub fn has_no_guarantee(&self) -> bool {
         self.settings == Settings::default()
     }
 

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_low_node_that_breaks_is_reported_once_more() {
+    fn a_broken_node_is_reported_again() {
         let start = Instant::now();
         let mut lows = Lows::default();
         let mut at = |seconds: u64, obtainable: u64| {

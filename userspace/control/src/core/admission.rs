@@ -91,7 +91,7 @@ impl Core {
     /// The settings that follow from an allocation.
     pub(super) fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
         // It is herded like all that has nothing promised.
-        if request.is_named_only() {
+        if request.has_no_guarantee() {
             return Settings::default();
         }
         let nodes = allocation.memory_nodes();
@@ -198,7 +198,7 @@ impl Core {
 
     /// Refuses a name that a guarantee has.
     pub(super) fn check_name(&self, name: &str) -> Result<(), AdmissionError> {
-        let Some(held) = self.kept.state.guarantees.get(name) else { return Ok(()) };
+        let Some(held) = self.store.state.guarantees.get(name) else { return Ok(()) };
         let problem = format!("{name:?} is held by {}", held.cgroup);
         Err(AdmissionError::conflict("name", problem, "a name that is not in use"))
     }
@@ -206,14 +206,14 @@ impl Core {
     /// Refuses what conflicts with what is held, or does not go with cgroup, configuration or machine; gives the terms.
     fn check(&self, request: &Request, path: &CgroupPath) -> Result<Terms, AdmissionError> {
         self.check_name(&request.name)?;
-        if self.kept.state.pods.contains_key(&request.name) {
+        if self.store.state.pods.contains_key(&request.name) {
             let problem = format!("{:?} is held by a pod", request.name);
             return Err(AdmissionError::conflict("name", problem, "a name that is not in use"));
         }
         if request.target != Target::Exec {
             self.check_cgroup(path, request)?;
         }
-        let mut guarantees = self.kept.state.guarantees.iter();
+        let mut guarantees = self.store.state.guarantees.iter();
         if let Some((name, held)) = guarantees.find(|(_, held)| path.overlaps(&held.cgroup)) {
             let problem =
                 format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
@@ -356,7 +356,7 @@ impl Core {
             placement: api::Placement::from_terms(terms, Some(preferred).filter(|nodes| !nodes.is_empty())),
             settings: settings.map(|(knob, value)| (knob.to_string(), value.to_string())).collect(),
             enforced: self.mode() == EnforcementMode::On,
-            releasing: self.kept.state.releasing.contains(name),
+            releasing: self.store.state.releasing.contains(name),
             moved: self.moved_of(cgroup),
             // The caller adds the rest of what is known of one that is held.
             ..api::Allocation::default()
@@ -419,9 +419,9 @@ impl Core {
         let path = &granted.path;
         let mut change = self.begin();
         // From now on nobody else is promised any of it.
-        change.kept.state.ledger = granted.ledger.clone();
-        change.kept.state.admitting.insert(request.name.clone());
-        change.make_room(&[path]);
+        change.store.state.ledger = granted.ledger.clone();
+        change.store.state.admitting.insert(request.name.clone());
+        change.confine_others(&[path]);
         let id = change.id_of(path)?;
         let plan = change.plan(SettingsChange::Hold(path.clone(), granted.settings.clone()))?;
         change.enter(request, granted, id);
@@ -439,7 +439,7 @@ impl Core {
 
     /// Enters a guarantee into the state.
     pub(super) fn enter(&mut self, request: &Request, granted: &Granted, id: CgroupId) {
-        self.kept.state.set_narrowing(&granted.path, Narrowing::default());
+        self.store.state.set_narrowing(&granted.path, Narrowing::default());
         let guarantee = Guarantee {
             target: request.target.clone(),
             cgroup: granted.path.clone(),
@@ -448,20 +448,20 @@ impl Core {
             declared: request.declared.clone(),
             explanation: granted.explanation.clone(),
         };
-        self.kept.state.guarantees.insert(request.name.clone(), guarantee);
-        self.kept.state.admitting.remove(&request.name);
+        self.store.state.guarantees.insert(request.name.clone(), guarantee);
+        self.store.state.admitting.remove(&request.name);
     }
 
     /// Keeps why a guarantee was given, and notes who is to know.
     pub(super) fn note_given(&mut self, request: &Request) {
-        self.kept.storage.decisions.note(&request.name, &self.kept.state);
+        self.store.storage.decisions.note(&request.name, &self.store.state);
         self.effects.held.push(HeldChange::Given(request.name.clone()));
-        self.effects.isolate |= request.is_named_only();
+        self.effects.isolate |= request.has_no_guarantee();
     }
 
     /// Refuses to release what is declared: it would be given again at once; and what is a container's.
     pub(super) fn check_release(&self, name: &str) -> Result<(), AdmissionError> {
-        let Some(held) = self.kept.state.guarantees.get(name) else { return Ok(()) };
+        let Some(held) = self.store.state.guarantees.get(name) else { return Ok(()) };
         if let Target::Container(_) = held.target {
             return Err(AdmissionError::Conflict(numaward_guarantee::request::is_the_runtimes()));
         }
@@ -483,7 +483,7 @@ impl Core {
     /// after its release.
     pub(crate) fn remove_strays(&self) {
         let held: BTreeSet<_> =
-            self.kept.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
+            self.store.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
         let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
         let strays = parent.children(self.hierarchy.root()).filter(|path| !held.contains(path));
         for path in strays.collect::<Vec<_>>() {

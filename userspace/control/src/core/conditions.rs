@@ -17,23 +17,23 @@ impl Core {
     /// A ledger [for one cgroup](Self::ledger_for) keeps its own conditions until the next look.
     pub(crate) fn heed_conditions(&mut self) {
         let seen = self.ports.headroom.headroom();
-        if Arc::ptr_eq(&seen, &self.heeded) {
+        if Arc::ptr_eq(&seen, &self.last_headroom) {
             return;
         }
-        if *self.kept.state.ledger.conditions() != seen.conditions {
-            let before = self.kept.state.ledger.conditions().partition_cpus.clone();
-            self.kept.state.ledger.set_conditions(seen.conditions.clone());
+        if *self.store.state.ledger.conditions() != seen.conditions {
+            let before = self.store.state.ledger.conditions().partition_cpus.clone();
+            self.store.state.ledger.set_conditions(seen.conditions.clone());
             // What is free is published.
             self.effects.promises |= before != seen.conditions.partition_cpus;
             self.effects.view = true;
             self.effects.declared = true;
         }
-        self.heeded = seen;
+        self.last_headroom = seen;
     }
 
     /// The ledger for a decision about this cgroup, which may not exist: what it uses beyond what it holds is there for it.
     pub(super) fn ledger_for(&self, path: Option<&CgroupPath>, held: Option<&Allocation>) -> Ledger {
-        let mut ledger = self.kept.state.ledger.clone();
+        let mut ledger = self.store.state.ledger.clone();
         let conditions = ledger.conditions().clone();
         let Some(path) = path.filter(|_| !conditions.withheld.is_empty()) else { return ledger };
         let dir = self.hierarchy.dir(path);

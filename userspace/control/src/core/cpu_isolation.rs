@@ -191,7 +191,7 @@ impl Core {
     }
 
     /// Confines other cgroups off the CPUs that these cgroups are about to get, and restores the ancestors of these.
-    pub(super) fn make_room(&mut self, paths: &[&CgroupPath]) {
+    pub(super) fn confine_others(&mut self, paths: &[&CgroupPath]) {
         for path in paths {
             self.let_go_around(path);
         }
@@ -203,13 +203,13 @@ impl Core {
 
     /// Returns true if confining by the current guarantees would write CPU sets.
     fn writes_herd(&self) -> bool {
-        !self.kept.state.isolated().is_empty()
-            || self.herding_with(&self.kept.state.ledger).0 == EnforcementMode::On
+        !self.store.state.isolated().is_empty()
+            || self.herding_with(&self.store.state.ledger).0 == EnforcementMode::On
     }
 
     /// Confines all cgroups except these and those with a guarantee.
     fn herd_beside(&mut self, paths: &[&CgroupPath], retry: bool) {
-        let (effective, pool) = self.herding_with(&self.kept.state.ledger);
+        let (effective, pool) = self.herding_with(&self.store.state.ledger);
         self.isolation.effective = effective;
         self.isolation.is_outdated = false;
         if !self.isolation.is_on() || pool.is_none() {
@@ -246,7 +246,7 @@ impl Core {
 
     /// Returns true if no cgroup is confined, nor to be confined.
     fn has_no_herd(&self) -> bool {
-        !self.isolation.is_on() && self.kept.state.isolated().is_empty() && self.isolation.would.is_empty()
+        !self.isolation.is_on() && self.store.state.isolated().is_empty() && self.isolation.would.is_empty()
     }
 
     /// Returns the settings of a cgroup after its guarantee ends: its confined CPU set, or `None` to restore the original.
@@ -260,7 +260,7 @@ impl Core {
             let cpus = is_herded.then(|| self.share_of(path, &pool));
             if let Some(Ok(Some(cpus))) = cpus {
                 let narrowing = Narrowing { is_isolated: true, ..Narrowing::default() };
-                self.kept.state.set_narrowing(path, narrowing);
+                self.store.state.set_narrowing(path, narrowing);
                 return Some(Settings { cpus: Some(cpus), ..Settings::default() });
             }
         }
@@ -268,10 +268,10 @@ impl Core {
     }
 
     pub(super) fn promised_cgroups(&self) -> BTreeSet<CgroupPath> {
-        let promised = self.kept.state.guarantees.values().filter(|guarantee| !guarantee.is_named_only());
+        let promised = self.store.state.guarantees.values().filter(|guarantee| !guarantee.has_no_guarantee());
         let promised = promised.map(|guarantee| &guarantee.cgroup);
         // Containers keep to the shared pool by themselves.
-        let placed = self.kept.state.containers.values().map(|placed| &placed.cgroup);
+        let placed = self.store.state.containers.values().map(|placed| &placed.cgroup);
         promised.chain(placed).cloned().collect()
     }
 
@@ -279,7 +279,7 @@ impl Core {
     fn share_of(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
         let found = match self.isolation.effective {
             // A report uses the set in the kernel: asking systemd each time would take too long.
-            EnforcementMode::DryRun if self.kept.state.applied.get(path).is_none() => {
+            EnforcementMode::DryRun if self.store.state.applied.get(path).is_none() => {
                 match Knob::CpusetCpus.read(&self.hierarchy.dir(path)).map_err(|error| error.to_string())? {
                     KnobValue::Cpus(cpus) => cpus,
                     _ => CpuSet::new(),
@@ -287,7 +287,7 @@ impl Core {
             }
             _ => self.cpus_found(path).map_err(|error| error.to_string())?,
         };
-        let narrowing = Narrowing { is_isolated: true, ..self.kept.state.narrowing(path) };
+        let narrowing = Narrowing { is_isolated: true, ..self.store.state.narrowing(path) };
         match self.narrowed_cpus_within(path, &narrowing, &found, Some(pool)) {
             Some(share) => Ok(Some(share).filter(|share| *share != found)),
             None if pool.is_empty() => Err("the shared pool is empty".to_owned()),
@@ -299,7 +299,7 @@ impl Core {
 
     /// Returns the shared pool of isolated cgroups; `None` if no CPU is exclusive.
     pub(super) fn pool_of_isolated(&self) -> Option<CpuSet> {
-        self.herding_with(&self.kept.state.ledger).1
+        self.herding_with(&self.store.state.ledger).1
     }
 
     /// Confines all cgroups except these to this shared pool; without a pool, confines none. Returns `false` if a
@@ -372,7 +372,7 @@ impl Core {
         promised: &BTreeSet<CgroupPath>,
     ) -> Vec<(CgroupPath, Option<CpuSet>)> {
         let has = |path: &CgroupPath| {
-            let record = self.kept.state.applied.get(path)?;
+            let record = self.store.state.applied.get(path)?;
             // A cgroup that was created again at this path has none of these settings.
             let is_it = record.owner != Owner::Cgroupfs
                 || self.hierarchy.id_of(path).is_ok_and(|id| id == Some(record.id));
@@ -380,11 +380,11 @@ impl Core {
         };
         let comes = wanted
             .iter()
-            .filter(|(path, share)| !self.kept.state.isolated().contains(*path) || has(path) != Some(*share))
+            .filter(|(path, share)| !self.store.state.isolated().contains(*path) || has(path) != Some(*share))
             .map(|(path, share)| (path.clone(), Some(share.clone())));
         // A cgroup with a new guarantee gets its new settings in place of these.
         let goes = self
-            .kept
+            .store
             .state
             .isolated()
             .iter()
@@ -397,7 +397,7 @@ impl Core {
         if changes.is_empty() {
             return false;
         }
-        if let Err(error) = self.apply_together(&changes) {
+        if let Err(error) = self.apply_batch(&changes) {
             tracing::debug!(%error, "not all can be herded together: one by one");
             for (path, share) in changes {
                 self.apply_alone(&path, share);
@@ -406,10 +406,10 @@ impl Core {
         true
     }
 
-    fn apply_together(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
+    fn apply_batch(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
         let (mut narrowings, mut settings) = (Vec::new(), Vec::new());
         for (path, share) in changes {
-            let narrowing = Narrowing { is_isolated: share.is_some(), ..self.kept.state.narrowing(path) };
+            let narrowing = Narrowing { is_isolated: share.is_some(), ..self.store.state.narrowing(path) };
             let cpus = match share {
                 Some(share) => Some(share.clone()),
                 None => self.narrowed_cpus(path, &narrowing)?,
@@ -468,7 +468,7 @@ impl Core {
     }
 
     fn count_herd(&self) {
-        let (herded, would) = (self.kept.state.isolated().len(), self.isolation.would.len());
+        let (herded, would) = (self.store.state.isolated().len(), self.isolation.would.len());
         self.metrics.herd(herded, would, self.isolation.refused.len());
     }
 
@@ -481,8 +481,8 @@ impl Core {
             reason: None,
             drift: drift(path),
         };
-        let held = self.kept.state.isolated().iter().filter_map(|path| {
-            let cpus = self.kept.state.applied.get(path)?.settings.cpus.as_ref()?;
+        let held = self.store.state.isolated().iter().filter_map(|path| {
+            let cpus = self.store.state.applied.get(path)?.settings.cpus.as_ref()?;
             Some(herded(path, cpus, api::ConfinementState::Confined))
         });
         let would =

@@ -142,7 +142,7 @@ impl Worker {
 }
 
 /// What came of a plan.
-pub(super) struct Done {
+pub(super) struct PlanOutcome {
     pub(super) result: Result<(), Box<EnforcementFailure>>,
     /// Whether that is what was stored before.
     pub(super) is_stored: bool,
@@ -172,14 +172,14 @@ impl DerefMut for Transaction<'_> {
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        self.of.kept.end(self.is_kept);
+        self.of.store.end(self.is_kept);
     }
 }
 
 impl Transaction<'_> {
     /// Whether anything changed.
     pub(super) fn is_change(&self) -> bool {
-        self.of.kept.is_changed()
+        self.of.store.is_changed()
     }
 
     /// Stores what changed, or nothing does.
@@ -245,17 +245,17 @@ impl Transaction<'_> {
     /// What was written stays written, also where a change around this one goes back.
     fn outlive(&mut self) {
         let of = &mut *self.of;
-        if let Some((before, around)) = of.kept.open.split_last_mut() {
+        if let Some((before, around)) = of.store.open.split_last_mut() {
             for open in around {
-                open.patch(before, &of.kept.state, &*of.policy.strategy);
+                open.patch(before, &of.store.state, &*of.policy.strategy);
             }
         }
     }
 
     /// Stores what was before. It goes on as an open change.
     fn go_back(&mut self) {
-        if let Some(before) = self.of.kept.open.last() {
-            self.of.kept.state = before.clone();
+        if let Some(before) = self.of.store.open.last() {
+            self.of.store.state = before.clone();
         }
         if let Err(error) = self.save() {
             tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
@@ -266,17 +266,17 @@ impl Transaction<'_> {
 impl Core {
     /// Begins a change. It costs a few pointers.
     pub(crate) fn begin(&mut self) -> Transaction<'_> {
-        self.kept.begin();
+        self.store.begin();
         Transaction { of: self, is_kept: false }
     }
 
     /// Plans a change. Where systemd has to be asked for it, this may wait.
     pub(crate) fn plan(&mut self, change: SettingsChange) -> Result<EnforcementPlan, EnforceError> {
-        let cgroups = change.cgroups(&self.kept.state.applied);
+        let cgroups = change.cgroups(&self.store.state.applied);
         if !self.execution.enforcer.asks_systemd(&cgroups) {
-            return self.execution.enforcer.plan(&self.kept.state.applied, &change);
+            return self.execution.enforcer.plan(&self.store.state.applied, &change);
         }
-        let applied = self.kept.state.applied.clone();
+        let applied = self.store.state.applied.clone();
         self.wait_for(cgroups, move |enforcer| enforcer.plan(&applied, &change))?
     }
 
@@ -318,10 +318,10 @@ impl Core {
         found: fn(&Enforcer, &AppliedSettings, &CgroupPath) -> Result<T, EnforceError>,
     ) -> Result<T, EnforceError> {
         let cgroups = BTreeSet::from([path.clone()]);
-        if self.kept.state.applied.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
-            return found(&self.execution.enforcer, &self.kept.state.applied, path);
+        if self.store.state.applied.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
+            return found(&self.execution.enforcer, &self.store.state.applied, path);
         }
-        let (applied, path) = (self.kept.state.applied.clone(), path.clone());
+        let (applied, path) = (self.store.state.applied.clone(), path.clone());
         self.wait_for(cgroups, move |enforcer| found(enforcer, &applied, &path))?
     }
 
@@ -342,13 +342,13 @@ impl Core {
     }
 
     /// Stores what is intended, and writes the knobs. What came of it is part of the state, and not stored yet where
-    /// [`Done`] says so.
-    pub(super) fn write(&mut self, plan: EnforcementPlan) -> Result<Done, AdmissionError> {
+    /// [`PlanOutcome`] says so.
+    pub(super) fn write(&mut self, plan: EnforcementPlan) -> Result<PlanOutcome, AdmissionError> {
         let _span = spans::reconcile();
-        self.kept.state.applied.patch(&plan.base, &plan.intent);
+        self.store.state.applied.patch(&plan.base, &plan.intent);
         self.note_enabled(&plan.enable);
         if let Err(error) = self.save() {
-            self.kept.state.applied.patch(&plan.intent, &plan.base);
+            self.store.state.applied.patch(&plan.intent, &plan.base);
             self.forget_disabled();
             return Err(error.into());
         }
@@ -371,11 +371,11 @@ impl Core {
             Err(failure) if plan.is_undone() => plan.undone(&failure.undo),
             Err(failure) => plan.outcome_of(&failure.report),
         };
-        self.kept.state.applied.patch(&plan.intent, &outcome);
+        self.store.state.applied.patch(&plan.intent, &outcome);
         self.effects.widened.extend(outcome.thread_masks_since(&plan.base));
         if executed.is_ok() || plan.is_undone() {
             // Likewise where a change around it goes back.
-            for open in &mut self.kept.open {
+            for open in &mut self.store.open {
                 open.applied.patch(&plan.base, &outcome);
             }
         }
@@ -409,7 +409,7 @@ impl Core {
             }
         };
         let is_stored = if result.is_ok() { outcome == plan.intent } else { plan.is_undone() };
-        Ok(Done { result, is_stored, late })
+        Ok(PlanOutcome { result, is_stored, late })
     }
 
     /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why not all are, without
@@ -436,7 +436,7 @@ impl Core {
             return Err(late.error.to_string());
         }
         done.result.map_err(|failure| failure.to_string())?;
-        let record = self.kept.state.applied.get(path);
+        let record = self.store.state.applied.get(path);
         match record
             .filter(|record| record.has_pending_cpus())
             .and_then(|record| record.written.0.get(&Knob::CpusetCpus))
@@ -451,20 +451,20 @@ impl Core {
     /// What others have set a knob to, over which ours is about to be written again, is what its cgroup gets back.
     pub(crate) fn note_found(&mut self, drift: &Drift) {
         let Some(found) = drift.found.clone() else { return };
-        self.kept.state.applied.note_found(&drift.cgroup, &Values([(drift.knob, found)].into()));
+        self.store.state.applied.note_found(&drift.cgroup, &Values([(drift.knob, found)].into()));
         self.store_outcome();
     }
 
     /// Writes one knob again that drifted.
     pub(crate) fn repair(&mut self, drift: &Drift) -> Result<EnforcementReport, EnforceError> {
-        let step = self.execution.enforcer.repair_step(&self.kept.state.applied, drift);
+        let step = self.execution.enforcer.repair_step(&self.store.state.applied, drift);
         if drift.found.is_none() {
             self.enable_above(&step.cgroup, step.knob)?;
         }
         if !self.execution.enforcer.may_wait(std::slice::from_ref(&step)) {
-            return self.execution.enforcer.repair(&self.kept.state.applied, drift);
+            return self.execution.enforcer.repair(&self.store.state.applied, drift);
         }
-        let (applied, drift) = (self.kept.state.applied.clone(), drift.clone());
+        let (applied, drift) = (self.store.state.applied.clone(), drift.clone());
         self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&applied, &drift))?
     }
 
@@ -485,7 +485,7 @@ impl Core {
 
     /// Takes note of controllers that are about to be enabled: they stay so, also where a change goes back.
     fn note_enabled(&mut self, controllers: &EnabledControllers) {
-        for state in self.kept.all_mut() {
+        for state in self.store.all_mut() {
             state.enabled.note(controllers);
         }
     }
@@ -493,10 +493,10 @@ impl Core {
     /// Forgets controllers that are not enabled, as a change has failed or somebody else disabled them: if they are enabled
     /// again, that is not by us. Says whether there were any.
     pub(super) fn forget_disabled(&mut self) -> bool {
-        let still = self.execution.enforcer.still_enabled(&self.kept.state.enabled);
-        let is_change = still != self.kept.state.enabled;
+        let still = self.execution.enforcer.still_enabled(&self.store.state.enabled);
+        let is_change = still != self.store.state.enabled;
         if is_change {
-            for state in self.kept.all_mut() {
+            for state in self.store.all_mut() {
                 state.enabled = still.clone();
             }
         }
@@ -565,7 +565,7 @@ impl Core {
                 && !self.execution.enforcer.asks_systemd(&BTreeSet::from([cgroup.clone()]))
         };
         let is_container_apart =
-            |id: &str| self.kept.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
+            |id: &str| self.store.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
         match command {
             PodCommand::RunPod { .. } | PodCommand::Create { .. } | PodCommand::SendUpdates(_) => true,
             PodCommand::Bind { id, ask, .. } => {
@@ -575,7 +575,7 @@ impl Core {
             }
             PodCommand::Stopped { id, .. } => !self.is_put_off(id, None) && is_container_apart(id),
             PodCommand::PodOver { uid, sandbox, .. } => {
-                let mut containers = self.kept.state.containers.values();
+                let mut containers = self.store.state.containers.values();
                 !self.is_put_off("", Some(uid))
                     && containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))
             }
@@ -591,7 +591,7 @@ impl Core {
             PodCommand::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
             PodCommand::RunPod { ask, .. } => uid == Some(ask.pod.uid.as_str()),
             PodCommand::Bind { id: of, .. } => {
-                let pod = self.kept.state.containers.get(of).map(|placed| placed.of.pod.uid.as_str());
+                let pod = self.store.state.containers.get(of).map(|placed| placed.of.pod.uid.as_str());
                 of == id || uid.is_some() && uid == pod
             }
             _ => false,
@@ -600,12 +600,12 @@ impl Core {
 
     /// Handles a command of the runtime while something is waited for. What changes is no part of what is waited for.
     pub(super) fn answer_meanwhile(&mut self, command: Numbered, overtakes: bool) {
-        let before = self.kept.state.clone();
+        let before = self.store.state.clone();
         if let Some(reply) = self.pod_command(command, overtakes) {
             reply();
         }
-        for open in &mut self.kept.open {
-            open.patch(&before, &self.kept.state, &*self.policy.strategy);
+        for open in &mut self.store.open {
+            open.patch(&before, &self.store.state, &*self.policy.strategy);
         }
     }
 }

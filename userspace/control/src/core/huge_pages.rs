@@ -86,7 +86,7 @@ impl Core {
 
     /// The guarantees whose workload has mapped huge pages that it has not touched, and to which none are promised.
     pub(super) fn with_unpromised_huge_pages(&mut self) -> BTreeSet<CgroupPath> {
-        let unpromised = self.kept.state.guarantees.values().filter(|held| held.settings.hugetlb.is_empty());
+        let unpromised = self.store.state.guarantees.values().filter(|held| held.settings.hugetlb.is_empty());
         let unpromised = unpromised.map(|held| held.cgroup.clone()).collect();
         let untouched = self.read_untouched(unpromised).into_iter();
         untouched.filter(|(_, of)| of.as_ref().is_ok_and(|bytes| bytes.0 > 0)).map(|(path, _)| path).collect()

@@ -144,22 +144,22 @@ impl Core {
 
     /// Charges the machine, as it is, with what is promised, and returns what of it is not there.
     pub(super) fn recharge(&mut self) {
-        let (ledger, uncovered) = self.policy.strategy.rebase(&self.kept.state.ledger);
-        self.kept.state.ledger = ledger;
+        let (ledger, uncovered) = self.policy.strategy.rebase(&self.store.state.ledger);
+        self.store.state.ledger = ledger;
         self.note_missing(uncovered);
     }
 
     /// Takes note of what is promised and not there.
     pub(super) fn note_missing(&mut self, uncovered: Vec<UncoveredMemory>) {
         let mut missing: BTreeMap<String, MissingCapacity> = BTreeMap::new();
-        for (owner, _, held) in self.kept.state.ledger.allocations() {
+        for (owner, _, held) in self.store.state.ledger.allocations() {
             let Some(cpus) = &held.cpus else { continue };
             let offline = offline(cpus, &self.policy.machine);
             if !offline.is_empty() {
                 let missing = missing.entry(owner.as_str().to_owned()).or_default();
                 missing.cpus = &missing.cpus | &offline;
             }
-            let account = self.kept.state.ledger.owner(owner);
+            let account = self.store.state.ledger.owner(owner);
             for kind in account.iter().flat_map(|account| &account.terms.cpu_kinds) {
                 let Some(of_kind) = kind.cpus_of(&self.policy.machine) else { continue };
                 let others = &(cpus - &offline) - &of_kind;
@@ -174,7 +174,7 @@ impl Core {
             missing.entry(owner.as_str().to_owned()).or_default().memory.push(block);
         }
         let before = std::mem::take(&mut self.policy.missing);
-        for (name, guarantee) in &self.kept.state.guarantees {
+        for (name, guarantee) in &self.store.state.guarantees {
             let owner = guarantee.owner(name);
             let report = match (before.get(owner), missing.get(owner)) {
                 (before, Some(now)) if before != Some(now) => {

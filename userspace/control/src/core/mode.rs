@@ -25,17 +25,17 @@ impl Core {
         // Whatever holds settings and no allocation is isolated, also where the ledger had to be rebuilt.
         let promised = self.promised_cgroups();
         let is_other =
-            |path: &&CgroupPath| !promised.contains(*path) && self.kept.state.narrowing(path).is_empty();
-        let isolated = self.kept.state.applied.held().map(|(path, _)| path).filter(is_other);
+            |path: &&CgroupPath| !promised.contains(*path) && self.store.state.narrowing(path).is_empty();
+        let isolated = self.store.state.applied.held().map(|(path, _)| path).filter(is_other);
         for path in isolated.cloned().collect::<Vec<_>>() {
-            self.kept.state.set_narrowing(&path, Narrowing { is_isolated: true, ..Narrowing::default() });
+            self.store.state.set_narrowing(&path, Narrowing { is_isolated: true, ..Narrowing::default() });
         }
         match self.mode() {
             EnforcementMode::On => self.hold_again(),
             EnforcementMode::DryRun => self.give_all_back(),
             EnforcementMode::Off => {
                 self.give_all_back();
-                let names: Vec<String> = self.kept.state.guarantees.keys().cloned().collect();
+                let names: Vec<String> = self.store.state.guarantees.keys().cloned().collect();
                 for name in names {
                     tracing::info!(name, "to be released: enforcement is off");
                     if let Err(error) = self.release(&name) {
@@ -50,7 +50,7 @@ impl Core {
     /// Returns true if enforcement is off and settings of the host are still to be restored. Those that wait for an
     /// absent node or CPU do not count.
     pub(crate) fn owes_host(&self) -> bool {
-        let State { interrupts, power, weights, .. } = &self.kept.state;
+        let State { interrupts, power, weights, .. } = &self.store.state;
         let online = self.policy.machine.cpu_ids();
         let owes_power = power.values().any(|held| !(&held.cpus & &online).is_empty());
         let owes_weight = || {
@@ -63,7 +63,7 @@ impl Core {
     /// With enforcement off, disables the enabled controllers once no setting is held any more. A dry run keeps its
     /// guarantees, which may be enforced again later.
     pub(super) fn disable_controllers(&mut self) {
-        let state = &self.kept.state;
+        let state = &self.store.state;
         if self.mode() != EnforcementMode::Off || state.enabled.is_empty() {
             return;
         }
@@ -77,12 +77,12 @@ impl Core {
             let controllers::StillEnabled { cgroup, controller, reason } = left;
             tracing::debug!(%cgroup, controller, reason, "a controller stays enabled");
         }
-        if enabled == self.kept.state.enabled {
+        if enabled == self.store.state.enabled {
             return;
         }
         let rest = if enabled.is_empty() { "" } else { ", but for those that cgroups use" };
         tracing::info!("controllers that an earlier run enabled are disabled{rest}");
-        for state in self.kept.all_mut() {
+        for state in self.store.all_mut() {
             state.enabled = enabled.clone();
         }
         self.store_outcome();
@@ -91,18 +91,22 @@ impl Core {
     /// Enforces guarantees that are not enforced, for example those of a dry run.
     fn hold_again(&mut self) {
         let is_held =
-            |path| self.kept.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
-        let kept =
-            self.kept.state.guarantees.iter().filter(|(name, _)| !self.kept.state.releasing.contains(*name));
+            |path| self.store.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
+        let kept = self
+            .store
+            .state
+            .guarantees
+            .iter()
+            .filter(|(name, _)| !self.store.state.releasing.contains(*name));
         let missing = kept.map(|(_, held)| held).filter(|held| {
             !held.settings.is_empty()
-                && (!is_held(&held.cgroup) || self.kept.state.isolated().contains(&held.cgroup))
+                && (!is_held(&held.cgroup) || self.store.state.isolated().contains(&held.cgroup))
         });
         let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
         for (path, settings) in missing {
-            self.make_room(&[&path]);
+            self.confine_others(&[&path]);
             let mut change = self.begin();
-            change.kept.state.set_narrowing(&path, Narrowing::default());
+            change.store.state.set_narrowing(&path, Narrowing::default());
             let plan = change.plan(SettingsChange::Hold(path.clone(), settings));
             let done = plan.map_err(AdmissionError::from).and_then(|plan| change.carry_out(plan));
             match done {
@@ -116,15 +120,16 @@ impl Core {
     fn give_all_back(&mut self) {
         self.note_unrecorded();
         // Also what was noted just now, and what a crash left half given back.
-        let held = self.kept.state.applied.iter().count();
+        let held = self.store.state.applied.iter().count();
         if held == 0 {
             return;
         }
         tracing::info!(cgroups = held, mode = ?self.mode(), "what an earlier run wrote is given back");
-        self.kept.state.clear_narrowings();
+        self.store.state.clear_narrowings();
         // Where partitions end by the first round, others get back their CPUs by the second.
         for _ in 0..2 {
-            let held: Vec<_> = self.kept.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();
+            let held: Vec<_> =
+                self.store.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();
             if held.is_empty() {
                 return;
             }

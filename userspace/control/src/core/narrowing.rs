@@ -34,7 +34,7 @@ impl Core {
         path: &CgroupPath,
         change: impl FnOnce(&mut Narrowing),
     ) -> Result<(), AdmissionError> {
-        let mut narrowing = self.kept.state.narrowing(path);
+        let mut narrowing = self.store.state.narrowing(path);
         change(&mut narrowing);
         let cpus = self.narrowed_cpus(path, &narrowing)?;
         let settings = self.narrowed_settings(path, &narrowing, cpus);
@@ -60,7 +60,7 @@ impl Core {
     ) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         for (path, narrowing) in narrowings {
-            change.kept.state.set_narrowing(&path, narrowing);
+            change.store.state.set_narrowing(&path, narrowing);
             change.effects.held.push(HeldChange::Rewritten(path));
         }
         change.carry_out(plan)
@@ -70,15 +70,16 @@ impl Core {
     pub(super) fn widen(&mut self, path: &CgroupPath, change: impl Fn(&mut Narrowing)) {
         if let Err(error) = self.narrow(path, &change) {
             tracing::warn!(cgroup = %path, %error, "the cgroup cannot be given back what it had");
-            let mut narrowing = self.kept.state.narrowing(path);
+            let mut narrowing = self.store.state.narrowing(path);
             change(&mut narrowing);
-            self.kept.state.set_narrowing(path, narrowing);
+            self.store.state.set_narrowing(path, narrowing);
         }
     }
 
     /// Keeps a cgroup off these nodes from now on, and off no others; its home ends if it is on one of them.
     pub(crate) fn keep_off(&mut self, path: &CgroupPath, off: &NodeSet) -> Result<(), AdmissionError> {
-        let home = self.kept.state.homes().get(path).map(|home| home.node).filter(|home| off.contains(*home));
+        let home =
+            self.store.state.homes().get(path).map(|home| home.node).filter(|home| off.contains(*home));
         self.narrow(path, |narrowing| {
             narrowing.off = off.clone();
             narrowing.home.take_if(|home| off.contains(home.node));
@@ -140,7 +141,7 @@ impl Core {
 
     /// What is applied to a cgroup.
     pub(super) fn applied_settings(&self, path: &CgroupPath) -> Option<&Settings> {
-        self.kept.state.applied.get(path).map(|record| &record.settings)
+        self.store.state.applied.get(path).map(|record| &record.settings)
     }
 
     /// The nodes that a cgroup may use when the guard keeps it off none.
@@ -168,15 +169,15 @@ impl Core {
     /// a home at once.
     pub(crate) fn forget_gone(&mut self) {
         self.let_go_of(|core, path| {
-            let known = core.kept.state.applied.get(path).map(|record| record.id);
+            let known = core.store.state.applied.get(path).map(|record| record.id);
             core.hierarchy.id_of(path).is_ok_and(|id| id.is_none() || id != known)
         });
-        let Self { hierarchy, kept, .. } = self;
-        kept.state.left_alone.retain(|path, of| hierarchy.id_of(path).map_or(true, |id| id == Some(of.id)));
+        let Self { hierarchy, store, .. } = self;
+        store.state.left_alone.retain(|path, of| hierarchy.id_of(path).map_or(true, |id| id == Some(of.id)));
     }
 
     fn let_go_of(&mut self, is_one: impl Fn(&Self, &CgroupPath) -> bool) {
-        let placed = self.kept.state.homes().keys().chain(self.kept.state.steered().keys());
+        let placed = self.store.state.homes().keys().chain(self.store.state.steered().keys());
         let these: BTreeSet<CgroupPath> = placed.filter(|path| is_one(self, path)).cloned().collect();
         for path in these {
             self.widen(&path, |narrowing| (narrowing.home, narrowing.off) = (None, NodeSet::new()));

@@ -53,7 +53,10 @@ use numaward_guarantee::{
     error::AdmissionError,
     explain,
     narrowing::Narrowing,
-    pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update, check_account},
+    pod::{
+        AdmittedPod, ContainerPlacementRequest, PlacedContainer, PodClaim, PodPlacementRequest, Unpinned,
+        Update, check_account,
+    },
     request::Target,
     state::Guarantee,
 };
@@ -122,8 +125,8 @@ impl Pods {
 
 impl Core {
     /// Admits a pod as a whole.
-    fn run_pod(&mut self, ask: &PodAsk, attempt: Attempt) -> Result<(), AdmissionError> {
-        let Asked::Pod(request) = &ask.asked else { return Ok(()) };
+    fn run_pod(&mut self, ask: &PodPlacementRequest, attempt: Attempt) -> Result<(), AdmissionError> {
+        let PodClaim::Pod(request) = &ask.asked else { return Ok(()) };
         let _span = spans::admit(request.owner.as_str(), false);
         let mut change = self.begin();
         change.admit_owner(request, ask, (None, None), attempt)?;
@@ -135,12 +138,12 @@ impl Core {
     fn admit_owner(
         &mut self,
         request: &engine::Request,
-        ask: &PodAsk,
+        ask: &PodPlacementRequest,
         (container, cgroup): (Option<&str>, Option<&CgroupPath>),
         attempt: Attempt,
     ) -> Result<(), AdmissionError> {
         let owner = request.owner.as_str();
-        if let Some(admitted) = self.kept.state.pods.get_mut(owner) {
+        if let Some(admitted) = self.store.state.pods.get_mut(owner) {
             admitted.sandbox.clone_from(&ask.sandbox);
             return Ok(());
         }
@@ -202,14 +205,14 @@ impl Core {
         explanation.notes = notes;
         match decision.outcome {
             Ok(_) => {
-                self.kept.state.ledger = decision.ledger;
-                let admitted = Admitted {
+                self.store.state.ledger = decision.ledger;
+                let admitted = AdmittedPod {
                     pod: ask.pod.clone(),
                     sandbox: ask.sandbox.clone(),
                     container: container.map(str::to_owned),
                     explanation,
                 };
-                self.kept.state.pods.insert(owner.to_owned(), admitted);
+                self.store.state.pods.insert(owner.to_owned(), admitted);
                 Ok(())
             }
             Err(rejection) => {
@@ -227,7 +230,7 @@ impl Core {
     /// set.
     fn create(
         &mut self,
-        ask: &ContainerAsk,
+        ask: &ContainerPlacementRequest,
         attempt: Attempt,
     ) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
         let _span = spans::admit(&ask.id, false);
@@ -260,7 +263,7 @@ impl Core {
     }
 
     /// Admits what is asked for with a container; says who its owner is. Nothing is stored yet.
-    fn place(&mut self, ask: &ContainerAsk, attempt: Attempt) -> Result<String, AdmissionError> {
+    fn place(&mut self, ask: &ContainerPlacementRequest, attempt: Attempt) -> Result<String, AdmissionError> {
         let alone = |request: &engine::Request| engine::Request {
             owner: ask.alone().into(),
             init_containers: Vec::new(),
@@ -273,18 +276,20 @@ impl Core {
         };
         let request = match &ask.pod.asked {
             // A pod that was begun container by container goes on so.
-            Asked::Pod(request) if self.is_split(&ask.pod.pod.uid) => alone(request),
-            Asked::Pod(request) => {
+            PodClaim::Pod(request) if self.is_split(&ask.pod.pod.uid) => alone(request),
+            PodClaim::Pod(request) => {
                 let pod = ask.cgroup.parent().filter(|pod| !pod.is_root());
                 self.admit_owner(request, &ask.pod, (None, pod.as_ref()), attempt)?;
                 return Ok(request.owner.to_string());
             }
             // What a kubelet promised, it promised to the pod.
-            Asked::Container(_) if self.take_over_imported(&ask.pod) || self.is_whole(&ask.pod.pod.uid) => {
+            PodClaim::Container(_)
+                if self.take_over_imported(&ask.pod) || self.is_whole(&ask.pod.pod.uid) =>
+            {
                 return Ok(ask.pod.pod.uid.clone());
             }
-            Asked::Container(request) => request.clone(),
-            Asked::Nothing => return Ok(ask.alone()),
+            PodClaim::Container(request) => request.clone(),
+            PodClaim::Nothing => return Ok(ask.alone()),
         };
         if !request.containers.is_empty() {
             self.admit_owner(&request, &ask.pod, (Some(&ask.name), Some(&ask.cgroup)), attempt)?;
@@ -294,16 +299,16 @@ impl Core {
 
     /// Whether containers of this pod were admitted one by one.
     fn is_split(&self, uid: &str) -> bool {
-        let of_pod = |admitted: &Arc<Admitted>| admitted.pod.uid == uid && admitted.container.is_some();
-        self.kept.state.pods.values().any(of_pod)
+        let of_pod = |admitted: &Arc<AdmittedPod>| admitted.pod.uid == uid && admitted.container.is_some();
+        self.store.state.pods.values().any(of_pod)
     }
 
     /// Whether this pod was admitted as a whole.
     fn is_whole(&self, uid: &str) -> bool {
-        self.kept.state.pods.get(uid).is_some_and(|admitted| admitted.container.is_none())
+        self.store.state.pods.get(uid).is_some_and(|admitted| admitted.container.is_none())
     }
 
-    fn note_placed(&mut self, ask: &ContainerAsk, owner: String) -> Placed {
+    fn note_placed(&mut self, ask: &ContainerPlacementRequest, owner: String) -> PlacedContainer {
         let of = PodContainer {
             pod: ask.pod.pod.clone(),
             container: ask.name.clone(),
@@ -312,25 +317,25 @@ impl Core {
             slice: if owner == ask.pod.pod.uid { ask.slice } else { GuaranteeSource::Own },
             owner,
         };
-        let known = self.kept.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
+        let known = self.store.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
         let without_us = known.or_else(|| self.without_us(&ask.has));
         let (cgroup, memory, keeps_pod_quota) = (ask.cgroup.clone(), ask.memory, ask.keeps_pod_quota);
-        let placed = Placed { of, cgroup, memory, keeps_pod_quota, without_us };
-        self.kept.state.containers.insert(ask.id.clone(), placed.clone());
+        let placed = PlacedContainer { of, cgroup, memory, keeps_pod_quota, without_us };
+        self.store.state.containers.insert(ask.id.clone(), placed.clone());
         placed
     }
 
     pub(crate) fn allocation_for(&self, of: &PodContainer) -> Option<&Allocation> {
-        self.kept.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.ledger_name())
+        self.store.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.ledger_name())
     }
 
     /// On which terms a container was admitted.
     fn terms_of(&self, of: &PodContainer) -> Option<&Terms> {
-        self.kept.state.ledger.owner(&OwnerId::from(of.owner.as_str())).map(|account| &account.terms)
+        self.store.state.ledger.owner(&OwnerId::from(of.owner.as_str())).map(|account| &account.terms)
     }
 
     /// What a container is to hold now.
-    pub(super) fn settings_of(&self, placed: &Placed) -> Settings {
+    pub(super) fn settings_of(&self, placed: &PlacedContainer) -> Settings {
         let limit = |bytes: Option<Bytes>| bytes.map(Limit::Bytes);
         let memory = self.memory_knobs(placed);
         let mut settings = Settings {
@@ -361,19 +366,19 @@ impl Core {
     }
 
     /// Whether a container is held to more than the shared pool.
-    fn is_promised(&self, placed: &Placed) -> bool {
+    fn is_promised(&self, placed: &PlacedContainer) -> bool {
         self.allocation_for(&placed.of).is_some() || self.memory_knobs(placed) != MemoryKnobs::default()
     }
 
-    fn try_bind(&mut self, placed: &Placed) -> Result<(), AdmissionError> {
+    fn try_bind(&mut self, placed: &PlacedContainer) -> Result<(), AdmissionError> {
         let gone = || EnforceError::Gone { cgroup: placed.cgroup.clone() };
         let id = self.hierarchy.id_of(&placed.cgroup).ok().flatten().ok_or_else(gone)?;
         let mut change = self.begin();
         if placed.of.slice != GuaranteeSource::PodInit {
             // Init containers that ran before it have ended, and leave what they held.
             let owner = OwnerId::from(placed.of.owner.as_str());
-            change.kept.state.ledger = change.policy.strategy.note_started(
-                &change.kept.state.ledger,
+            change.store.state.ledger = change.policy.strategy.note_started(
+                &change.store.state.ledger,
                 &owner,
                 &placed.of.ledger_name(),
             );
@@ -391,16 +396,16 @@ impl Core {
         if let Some(without_us) = placed.without_us.as_ref().filter(|_| change.mode() == EnforcementMode::On)
         {
             let (enforcer, knobs) = (change.enforcer().clone(), settings.values().0.into_keys());
-            enforcer.record_created(&mut change.kept.state.applied, &placed.cgroup, without_us, knobs);
+            enforcer.record_created(&mut change.store.state.applied, &placed.cgroup, without_us, knobs);
         }
         let plan = change.plan(SettingsChange::Hold(placed.cgroup.clone(), settings.clone()))?;
-        change.kept.state.set_narrowing(&placed.cgroup, Narrowing::default());
+        change.store.state.set_narrowing(&placed.cgroup, Narrowing::default());
         let mut name = placed.of.full_name();
-        if change.kept.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
+        if change.store.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
             // The container before it has not been removed yet.
             name = format!("{name}@{}", placed.of.id);
         }
-        let admitted = change.kept.state.pods.get(&placed.of.owner);
+        let admitted = change.store.state.pods.get(&placed.of.owner);
         let guarantee = Guarantee {
             target: Target::Container(placed.of.clone()),
             cgroup: placed.cgroup.clone(),
@@ -409,9 +414,9 @@ impl Core {
             declared: None,
             explanation: admitted.map(|admitted| admitted.explanation.clone()).unwrap_or_default(),
         };
-        change.kept.state.guarantees.insert(name.clone(), guarantee);
+        change.store.state.guarantees.insert(name.clone(), guarantee);
         change.enforce(plan)?;
-        self.kept.storage.decisions.note(&name, &self.kept.state);
+        self.store.storage.decisions.note(&name, &self.store.state);
         self.effects.held.push(HeldChange::Given(name.clone()));
         self.promises_changed();
         let allocation = self.allocation_for(&placed.of).cloned().unwrap_or_default();
@@ -456,8 +461,8 @@ impl Core {
     }
 
     /// Containers whose CPUs are those of the shared pool, and whose cgroups exist.
-    fn sharing(&self) -> impl Iterator<Item = &Arc<Placed>> {
-        self.kept.state.containers.values().filter(|placed| {
+    fn sharing(&self) -> impl Iterator<Item = &Arc<PlacedContainer>> {
+        self.store.state.containers.values().filter(|placed| {
             let holds = self.allocation_for(&placed.of).is_some_and(|held| held.cpus.is_some());
             !holds && self.pods.bound.contains(&placed.of.id)
         })
@@ -489,7 +494,7 @@ impl Core {
             let mut settings = Settings { cpus: Some(self.pods.pool.clone()), ..Settings::default() };
             // Of those with promised memory the CPUs are applied settings.
             if self
-                .kept
+                .store
                 .state
                 .applied
                 .get(&placed.cgroup)
@@ -529,21 +534,21 @@ impl Core {
     /// have; and all that they are to hold.
     fn guarantees_off_pool(&self) -> Vec<(CgroupPath, Settings)> {
         let wanted = |(name, held): (&String, &Arc<Guarantee>)| {
-            let is_other = matches!(held.target, Target::Container(_)) || held.is_named_only();
-            if is_other || self.kept.state.releasing.contains(name) {
+            let is_other = matches!(held.target, Target::Container(_)) || held.has_no_guarantee();
+            if is_other || self.store.state.releasing.contains(name) {
                 return None;
             }
-            let account = self.kept.state.ledger.owner(&OwnerId::from(name.as_str()))?;
+            let account = self.store.state.ledger.owner(&OwnerId::from(name.as_str()))?;
             let allocation = account.containers.values().next().filter(|held| held.cpus.is_none())?;
             let cpus = self.shared_cpus(&account.terms, &allocation.memory_nodes())?;
-            let held_settings = &self.kept.state.applied.get(&held.cgroup)?.settings;
+            let held_settings = &self.store.state.applied.get(&held.cgroup)?.settings;
             // During a wait, what was written last is in the guarantee only.
             [&held_settings.cpus, &held.settings.cpus]
                 .iter()
                 .any(|held| held.as_ref() != Some(&cpus))
                 .then(|| (held.cgroup.clone(), Settings { cpus: Some(cpus), ..held_settings.clone() }))
         };
-        self.kept.state.guarantees.iter().filter_map(wanted).collect()
+        self.store.state.guarantees.iter().filter_map(wanted).collect()
     }
 
     /// Has cgroups run on the CPUs of these settings at once: others may be waiting for those that they leave.
@@ -573,13 +578,13 @@ impl Core {
         self.look_after_unbound(now);
         self.go_on_ending();
         let after = self.pods.looked_at.take();
-        let mut next: Vec<Arc<Placed>> = self
+        let mut next: Vec<Arc<PlacedContainer>> = self
             .sharing()
             .filter(|placed| after.as_ref().is_none_or(|after| placed.of.id > *after))
             .take(LOOKED_AT)
             .cloned()
             .collect();
-        next.retain(|placed| !self.kept.state.guarantees.values().any(|held| held.cgroup == placed.cgroup));
+        next.retain(|placed| !self.store.state.guarantees.values().any(|held| held.cgroup == placed.cgroup));
         self.pods.looked_at = next.last().map(|placed| placed.of.id.clone());
         let kept = self.keep_to_pool(next.iter().map(|placed| &placed.cgroup));
         for (placed, kept) in next.into_iter().zip(kept) {

@@ -82,7 +82,7 @@ impl Core {
     /// Owners that cannot be moved: their cgroups are not held, or not for long, or not bound to nodes, or have reserved huge pages
     /// of no node, as these cgroups have.
     fn immovable(&self, unpromised: &BTreeSet<CgroupPath>) -> BTreeSet<OwnerId> {
-        let state = &self.kept.state;
+        let state = &self.store.state;
         let is_held = |name: &str| !state.releasing.contains(name) && !state.admitting.contains(name);
         let held: BTreeSet<&str> = state
             .guarantees
@@ -106,11 +106,17 @@ impl Core {
         }
         let ago = |span: Duration| now().saturating_sub(span.as_secs());
         let moved =
-            self.kept.state.moving.since(ago(HOUR)).fold(0u64, |sum, of| sum.saturating_add(of.bytes.0));
+            self.store.state.moving.since(ago(HOUR)).fold(0u64, |sum, of| sum.saturating_add(of.bytes.0));
         Some(RebalanceLimits {
             moves: config.max_moves as usize,
             bytes: Bytes(config.max_bytes_per_hour.0.0.saturating_sub(moved)),
-            kept: self.kept.state.moving.since(ago(config.dwell_time.0)).map(|of| of.owner.clone()).collect(),
+            kept: self
+                .store
+                .state
+                .moving
+                .since(ago(config.dwell_time.0))
+                .map(|of| of.owner.clone())
+                .collect(),
             ..RebalanceLimits::default()
         })
     }
@@ -121,31 +127,31 @@ impl Core {
             Target::Container(of) => of.owner == owner.as_str() && of.ledger_name() == *container,
             _ => name == owner.as_str(),
         };
-        let holders = self.kept.state.guarantees.iter().filter(|(name, held)| holds(name, &held.target));
+        let holders = self.store.state.guarantees.iter().filter(|(name, held)| holds(name, &held.target));
         holders.map(|(name, _)| name.clone()).collect()
     }
 
     /// Takes note of moves that are to be made.
     pub(crate) fn start_moves(&mut self, moves: Vec<ContainerMove>) -> Result<(), AdmissionError> {
         let mut change = self.begin();
-        change.kept.state.moving.running = Some(Running { moves, ..Running::default() });
+        change.store.state.moving.running = Some(Running { moves, ..Running::default() });
         change.store()
     }
 
     /// Whether what is left of the moves can still be made, and the request fits then.
     pub(crate) fn check_moves(&self, request: &Request) -> Result<(), AdmissionError> {
-        let Some(Running { moves, begun, .. }) = &self.kept.state.moving.running else { return Ok(()) };
+        let Some(Running { moves, begun, .. }) = &self.store.state.moving.running else { return Ok(()) };
         self.check_rest(request, moves, *begun)
     }
 
     /// Begins the next move: the ledger has it, both sides are charged for, and nothing is written yet.
     pub(crate) fn begin_move(&mut self) -> Result<Begun, AdmissionError> {
-        let Some(running) = self.kept.state.moving.running.clone() else { return Ok(Begun::Gone) };
+        let Some(running) = self.store.state.moving.running.clone() else { return Ok(Begun::Gone) };
         let Some(next) = running.moves.get(running.begun) else { return Ok(Begun::Gone) };
         let begun = &running.moves[..running.begun];
-        let is_gone = self.kept.state.ledger.allocation(&next.owner, &next.container).is_none();
+        let is_gone = self.store.state.ledger.allocation(&next.owner, &next.container).is_none();
         let ledger = (!is_gone)
-            .then(|| in_flight::begin_move(&*self.policy.strategy, &self.kept.state.ledger, begun, next))
+            .then(|| in_flight::begin_move(&*self.policy.strategy, &self.store.state.ledger, begun, next))
             .transpose()?;
         let mut change = self.begin();
         let leaving = ledger.as_ref().map(|_| Leaving {
@@ -153,16 +159,16 @@ impl Core {
             container: next.container.clone(),
             held: next.from.clone(),
         });
-        if let Some(running) = &mut change.kept.state.moving.running {
+        if let Some(running) = &mut change.store.state.moving.running {
             (running.begun, running.leaving) = (running.begun + 1, leaving);
         }
         let Some(ledger) = ledger else {
             change.store()?;
             return Ok(Begun::Gone);
         };
-        change.kept.state.ledger = ledger;
+        change.store.state.ledger = ledger;
         let keep = now().saturating_sub(HOUR.max(change.config.rebalance.dwell_time.0).as_secs());
-        let recent = &mut change.kept.state.moving.recent;
+        let recent = &mut change.store.state.moving.recent;
         recent.retain(|of| of.at >= keep);
         recent.push(Recent { owner: next.owner.clone(), at: now(), bytes: next.bytes });
         change.store()?;
@@ -173,21 +179,22 @@ impl Core {
 
     /// Writes the place that the ledger has for a guarantee. Pages may go on moving afterwards, see [`Core::is_moving`].
     pub(crate) fn write_place(&mut self, name: &str) -> Result<Option<CgroupPath>, AdmissionError> {
-        let held = self.kept.state.guarantees.get(name).filter(|_| !self.kept.state.releasing.contains(name));
+        let held =
+            self.store.state.guarantees.get(name).filter(|_| !self.store.state.releasing.contains(name));
         let Some(held) = held.cloned() else { return Ok(None) };
         let path = held.cgroup.clone();
         // Others leave the CPUs before they are given.
         self.follow_pool();
-        self.make_room(&[&path]);
+        self.confine_others(&[&path]);
         let mut change = self.begin();
         let placed = match &held.target {
-            Target::Container(of) => change.kept.state.containers.get(&of.id).cloned(),
+            Target::Container(of) => change.store.state.containers.get(&of.id).cloned(),
             _ => None,
         };
         let settings = if let Some(placed) = &placed {
             change.settings_of(placed)
         } else {
-            let account = change.kept.state.ledger.owner(&OwnerId::from(held.owner(name)));
+            let account = change.store.state.ledger.owner(&OwnerId::from(held.owner(name)));
             let place = account.and_then(|account| account.containers.values().next());
             let mut settings = at(&held.settings, place);
             if let Some((account, place)) = account.zip(place).filter(|(_, place)| place.cpus.is_none()) {
@@ -196,7 +203,7 @@ impl Core {
             settings
         };
         let plan = change.plan(SettingsChange::Hold(path.clone(), settings.clone()))?;
-        if let Some(held) = change.kept.state.guarantees.get_mut(name) {
+        if let Some(held) = change.store.state.guarantees.get_mut(name) {
             held.settings = settings.clone();
         }
         change.enforce(plan)?;
@@ -211,13 +218,13 @@ impl Core {
     /// The pages of the move that was begun last have arrived: forwards, or back.
     pub(crate) fn arrived(&mut self, is_back: bool) -> Result<(), AdmissionError> {
         let mut change = self.begin();
-        let Some(running) = &mut change.kept.state.moving.running else { return Ok(()) };
+        let Some(running) = &mut change.store.state.moving.running else { return Ok(()) };
         running.leaving = None;
         if is_back {
             running.begun = running.begun.saturating_sub(1);
             let begun = running.moves[..running.begun].to_vec();
-            change.kept.state.ledger =
-                in_flight::reserve_for(&*change.policy.strategy, &change.kept.state.ledger, &begun);
+            change.store.state.ledger =
+                in_flight::reserve_for(&*change.policy.strategy, &change.store.state.ledger, &begun);
         }
         change.store()?;
         fault::point("rebalance.arrived");
@@ -228,25 +235,25 @@ impl Core {
     /// Takes the move that was begun last back: the ledger has the container where it was, both sides are charged for,
     /// and nothing is written yet.
     pub(crate) fn take_back_move(&mut self) -> Result<Begun, AdmissionError> {
-        let Some(running) = self.kept.state.moving.running.clone() else { return Ok(Begun::Gone) };
+        let Some(running) = self.store.state.moving.running.clone() else { return Ok(Begun::Gone) };
         let begun = &running.moves[..running.begun.min(running.moves.len())];
         let Some(last) = begun.last() else { return Ok(Begun::Gone) };
         // An earlier attempt was stored and not written.
         let is_taken_back =
             running.leaving.as_ref().is_some_and(|of| {
                 of.owner == last.owner && of.container == last.container && of.held == last.to
-            }) && self.kept.state.ledger.allocation(&last.owner, &last.container) == Some(&last.from);
+            }) && self.store.state.ledger.allocation(&last.owner, &last.container) == Some(&last.from);
         if is_taken_back {
             return Ok(Begun::Moves(self.holders(&last.owner, &last.container)));
         }
-        let Some(ledger) = in_flight::revert_move(&*self.policy.strategy, &self.kept.state.ledger, begun)
+        let Some(ledger) = in_flight::revert_move(&*self.policy.strategy, &self.store.state.ledger, begun)
         else {
             self.arrived(true)?;
             return Ok(Begun::Gone);
         };
         let mut change = self.begin();
-        change.kept.state.ledger = ledger;
-        if let Some(running) = &mut change.kept.state.moving.running {
+        change.store.state.ledger = ledger;
+        if let Some(running) = &mut change.store.state.moving.running {
             let (owner, container) = (last.owner.clone(), last.container.clone());
             running.leaving = Some(Leaving { owner, container, held: last.to.clone() });
         }
@@ -259,7 +266,7 @@ impl Core {
     /// The move that is being taken back cannot be: the kernel has the workload at its new place, and so has the ledger
     /// again.
     pub(crate) fn stay(&mut self) -> Result<(), AdmissionError> {
-        let Some(mut running) = self.kept.state.moving.running.clone() else { return Ok(()) };
+        let Some(mut running) = self.store.state.moving.running.clone() else { return Ok(()) };
         if running.begun == 0 {
             return Ok(());
         }
@@ -269,12 +276,12 @@ impl Core {
         let begun = running.moves[..running.begun].to_vec();
         let strategy = &*self.policy.strategy;
         // Where it is to stay is set aside by now, and no place of its own.
-        let ledger = in_flight::reserve_for(strategy, &self.kept.state.ledger, &begun);
+        let ledger = in_flight::reserve_for(strategy, &self.store.state.ledger, &begun);
         let ledger = in_flight::begin_move(strategy, &ledger, &begun, &last)?;
         let ledger = in_flight::reserve_for(strategy, &ledger, &begun);
         let mut change = self.begin();
-        change.kept.state.ledger = ledger;
-        change.kept.state.moving.running = Some(running);
+        change.store.state.ledger = ledger;
+        change.store.state.moving.running = Some(running);
         change.store()?;
         self.promises_changed();
         Ok(())
@@ -283,9 +290,9 @@ impl Core {
     /// Nothing is set aside any more: all was taken back.
     pub(crate) fn end_moves(&mut self) -> Result<(), AdmissionError> {
         let mut change = self.begin();
-        change.kept.state.moving.running = None;
-        change.kept.state.ledger =
-            in_flight::reserve_for(&*change.policy.strategy, &change.kept.state.ledger, &[]);
+        change.store.state.moving.running = None;
+        change.store.state.ledger =
+            in_flight::reserve_for(&*change.policy.strategy, &change.store.state.ledger, &[]);
         change.store()?;
         self.promises_changed();
         Ok(())
@@ -294,9 +301,9 @@ impl Core {
     /// All moves are made: the request is admitted, or just found to fit. If it does not, nothing changes.
     pub(crate) fn use_room(&mut self, request: &Request, is_admitted: bool) -> Result<(), AdmissionError> {
         let mut change = self.begin();
-        change.kept.state.moving.running = None;
-        change.kept.state.ledger =
-            in_flight::reserve_for(&*change.policy.strategy, &change.kept.state.ledger, &[]);
+        change.store.state.moving.running = None;
+        change.store.state.ledger =
+            in_flight::reserve_for(&*change.policy.strategy, &change.store.state.ledger, &[]);
         if is_admitted {
             change.admit(request, false)?;
         } else {
@@ -350,7 +357,7 @@ impl Core {
         let nodes = to.memory_nodes();
         let mut sum = 0u64;
         for name in holders {
-            let dir = self.hierarchy.dir(&self.kept.state.guarantees.get(name)?.cgroup);
+            let dir = self.hierarchy.dir(&self.store.state.guarantees.get(name)?.cgroup);
             let memory = read::memory_numa_stat(&dir).ok()?;
             let mut by_node: BTreeMap<NodeId, u64> =
                 memory.iter().map(|(&node, of)| (node, of.anon.0.saturating_add(of.file.0))).collect();

@@ -145,25 +145,25 @@ impl Core {
     fn held(&self, name: &str) -> Result<Held, AdmissionError> {
         let conflict = |problem: String, allowed| AdmissionError::conflict("name", problem, allowed);
         let unknown = || AdmissionError::Unknown(name.to_owned());
-        let guarantee = Guarantee::clone(self.kept.state.guarantees.get(name).ok_or_else(unknown)?);
+        let guarantee = Guarantee::clone(self.store.state.guarantees.get(name).ok_or_else(unknown)?);
         if let Target::Container(_) = guarantee.target {
             let problem = "a container of a pod is changed by Kubernetes (in-place resize of the pod)";
             return Err(conflict(problem.to_owned(), "a cgroup, a unit or a command"));
         }
-        if guarantee.is_named_only() {
+        if guarantee.has_no_guarantee() {
             let problem = format!("nothing is promised to {name:?}: it is a workload with a name");
             return Err(conflict(problem, "one with a guarantee; release this one and ask for a guarantee"));
         }
-        if self.kept.state.releasing.contains(name) {
+        if self.store.state.releasing.contains(name) {
             let problem = format!("{name:?} is being released");
             return Err(conflict(problem, "one that is not"));
         }
         let owner = OwnerId::from(name);
-        if self.kept.state.moving.is_moved(&owner) {
+        if self.store.state.moving.is_moved(&owner) {
             let problem = format!("{name:?} is being moved to other nodes");
             return Err(conflict(problem, "one that is not; wait for the moves to end, or cancel them"));
         }
-        let account = self.kept.state.ledger.owner(&owner).ok_or_else(unknown)?;
+        let account = self.store.state.ledger.owner(&owner).ok_or_else(unknown)?;
         let engine = account.request.as_deref().cloned().ok_or_else(unknown)?;
         let container = engine.containers.first().map(|of| of.name.clone()).ok_or_else(unknown)?;
         let settings = &guarantee.settings;
@@ -214,8 +214,8 @@ impl Core {
         let cgroup = &guarantee.cgroup;
         let owner = OwnerId::from(request.name.as_str());
         let mut change = self.begin();
-        change.kept.state.ledger = ledger;
-        let account = change.kept.state.ledger.owner(&owner).cloned().unwrap_or_default();
+        change.store.state.ledger = ledger;
+        let account = change.store.state.ledger.owner(&owner).cloned().unwrap_or_default();
         let engine = account.request.as_deref().unwrap_or(&request.engine).clone();
         let allocation = account.containers.get(container).cloned().unwrap_or_default();
         let resized = Request { engine, limit, ..request.clone() };
@@ -227,10 +227,10 @@ impl Core {
             return Ok(Admission::Dry(Box::new(dry)));
         }
         change.note_settings(cgroup, &settings);
-        if let Some(kept) = change.kept.state.guarantees.get_mut(&resized.name) {
+        if let Some(kept) = change.store.state.guarantees.get_mut(&resized.name) {
             kept.declared.clone_from(&guarantee.declared);
         }
-        change.make_room(&[cgroup]);
+        change.confine_others(&[cgroup]);
         change.change_held(SettingsChange::Hold(cgroup.clone(), settings))?;
         let cpus = allocation.cpus.unwrap_or_default();
         tracing::info!(name = resized.name, %cgroup, %cpus, "resized");

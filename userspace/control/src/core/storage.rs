@@ -19,7 +19,7 @@ use crate::spans;
 const PATIENCE: u32 = 40;
 
 /// The state, what it goes back to, and where it is kept.
-pub(crate) struct KeptState {
+pub(crate) struct StateStore {
     pub(crate) state: State,
     /// What the open transactions go back to.
     pub(super) open: Vec<State>,
@@ -30,7 +30,7 @@ pub(crate) struct KeptState {
     pub(super) unwritten: BTreeSet<CgroupPath>,
 }
 
-impl KeptState {
+impl StateStore {
     pub(super) fn new(state: State, storage: Storage, is_rebuilt: bool) -> Self {
         let unwritten = state.applied.unwritten().cloned().collect();
         Self { state, open: Vec::new(), storage, is_rebuilt, unwritten }
@@ -131,7 +131,7 @@ impl Storage {
 impl Core {
     /// Stores the state.
     pub(super) fn save(&mut self) -> Result<(), StoreError> {
-        self.kept.save()
+        self.store.save()
     }
 
     /// Stores a part of the state, if it changed.
@@ -140,11 +140,11 @@ impl Core {
         part: fn(&mut State) -> &mut T,
         now: T,
     ) -> Result<(), AdmissionError> {
-        if *part(&mut self.kept.state) == now {
+        if *part(&mut self.store.state) == now {
             return Ok(());
         }
         let mut change = self.begin();
-        *part(&mut change.kept.state) = now;
+        *part(&mut change.store.state) = now;
         change.store()
     }
 }

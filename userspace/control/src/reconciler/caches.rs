@@ -73,7 +73,7 @@ impl CacheClasses {
             return;
         }
         let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
-        let nothing = ResctrlSpec { reduced: core.kept.state.cache_ways.clone(), ..ResctrlSpec::default() };
+        let nothing = ResctrlSpec { reduced: core.store.state.cache_ways.clone(), ..ResctrlSpec::default() };
         if nothing.is_needed() || !tree.own_groups().is_empty() {
             let mut done = tree.reconcile(&nothing);
             store(core, &mut done);
@@ -103,7 +103,7 @@ impl CacheClasses {
                 self.next_look = (!goes_on).then(|| now + LOOK.max(took * COST));
             }
         }
-        self.wanted.reduced.clone_from(&core.kept.state.cache_ways);
+        self.wanted.reduced.clone_from(&core.store.state.cache_ways);
         let is_busy = self.worker.as_ref().is_some_and(CacheWorker::is_busy);
         let is_idle = !self.wanted.is_needed() && self.problems.is_empty() && self.next_look.is_some();
         if is_busy || is_idle || self.next_look.is_some_and(|next| now < next) {
@@ -177,7 +177,7 @@ fn store(core: &mut Core, done: &mut ResctrlOutcome) -> bool {
 
 /// All who hold a guarantee, and the labels of their figures.
 fn workloads(core: &Core) -> (BTreeMap<String, ResctrlWorkload>, BTreeMap<String, CacheLabels>) {
-    let state = &core.kept.state;
+    let state = &core.store.state;
     let (mut workloads, mut labels) = (BTreeMap::new(), BTreeMap::new());
     for (name, held) in &state.guarantees {
         let account = state.ledger.owner(&OwnerId::from(held.owner(name)));

@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Event, affinities::Affinities, budgets::Budgets, caches::CacheClasses, declared::Declarations,
-    drift::DriftController, guard::Guard, home::Homes, homing::Homing, interrupts::Interrupts,
-    liveness::Liveness, power::PowerSettings, restores::Restores, throttling::Throttling,
-    weights::InterleaveWeights,
+    Event, affinities::Affinities, auto_placement::AutoPlacement, budgets::Budgets, burstable_home::Homes,
+    caches::CacheClasses, declared::Declarations, drift::DriftController, guard::Guard,
+    interrupts::Interrupts, liveness::Liveness, power::PowerSettings, restores::Restores,
+    throttling::Throttling, weights::InterleaveWeights,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
@@ -20,7 +20,7 @@ pub(super) struct Controllers {
     pub(super) affinities: Affinities,
     pub(super) throttling: Throttling,
     pub(super) homes: Homes,
-    pub(super) homing: Homing,
+    pub(super) auto_placement: AutoPlacement,
     pub(super) budgets: Budgets,
     pub(super) guard: Guard,
     pub(super) host: HostSettings,
@@ -64,7 +64,7 @@ impl Controllers {
             affinities: Affinities::new(stop.clone()),
             throttling: Throttling::new(core.hierarchy.clone()),
             homes: Homes::new(core.config.enforcement.home_dwell_time.0),
-            homing: Homing::new(stop.clone()),
+            auto_placement: AutoPlacement::new(stop.clone()),
             caches: CacheClasses::new(stop.clone()),
             budgets: Budgets::new(stop.clone()),
             guard: Guard::new(stop),
@@ -80,7 +80,7 @@ impl Controllers {
             Event::Written(now) => self.drift.look(core, now, false),
             Event::Machine(now) => {
                 self.drift.look_at_all(core, now);
-                self.homing.is_outdated = true;
+                self.auto_placement.is_outdated = true;
             }
             Event::Cgroups(events) => {
                 self.liveness.question_removed(core, events);
@@ -91,11 +91,11 @@ impl Controllers {
                 self.drift.follow_held(change);
             }
             Event::Changed => {
-                self.drift.follow(&core.kept.state.applied);
-                self.restores.follow(&core.kept.state.applied);
+                self.drift.follow(&core.store.state.applied);
+                self.restores.follow(&core.store.state.applied);
                 self.throttling.is_outdated = true;
                 self.homes.is_outdated = true;
-                self.homing.is_outdated = true;
+                self.auto_placement.is_outdated = true;
                 self.budgets.is_outdated = true;
                 self.caches.is_outdated = true;
             }
@@ -110,7 +110,7 @@ impl Controllers {
         self.drift.look(core, now, true);
         self.throttling.look(core, now);
         self.homes.look(core, now);
-        self.homing.turn(core, now);
+        self.auto_placement.turn(core, now);
         self.budgets.turn(core, now);
         self.guard.turn(core, now);
         self.host.turn(core, now);

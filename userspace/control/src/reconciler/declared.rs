@@ -104,7 +104,7 @@ impl Declarations {
     /// Releases what is not declared any more, and gives what is.
     pub(super) fn reconcile(&mut self, core: &mut Core) {
         let is_gone = |held: &Guarantee| held.declared.is_some() && self.rule_of(&held.cgroup).is_none();
-        let gone = core.kept.state.guarantees.iter().filter(|(_, held)| is_gone(held));
+        let gone = core.store.state.guarantees.iter().filter(|(_, held)| is_gone(held));
         let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
             tracing::info!(name, "no longer declared: to be released");
@@ -154,7 +154,7 @@ impl Declarations {
 
     /// The cgroups whose guarantee was declared in another way, and its name.
     fn changed(&self, core: &Core) -> BTreeMap<CgroupPath, String> {
-        let state = &core.kept.state;
+        let state = &core.store.state;
         let is_changed = |name: &str, held: &Guarantee| {
             let rule = || self.rule_of(&held.cgroup).and_then(|(rule, _)| self.rules.get(rule));
             held.declared.is_some() && !state.releasing.contains(name) && rule() != held.declared.as_ref()
@@ -174,7 +174,7 @@ impl Declarations {
             let Some((rule, target)) = self.rule_of(&path) else { continue };
             let Some(declared) = self.rules.get(rule) else { continue };
             let changed = changed.get(&path);
-            if changed.is_none() && core.kept.state.has_guarantee_around(&path) {
+            if changed.is_none() && core.store.state.has_guarantee_around(&path) {
                 self.waiting.insert(path, Waiting { rule, refused: None });
                 continue;
             }
@@ -205,7 +205,7 @@ impl Declarations {
             self.note_result(core, &path, rule, result.err());
         }
         core.metrics.declared(
-            core.kept.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
+            core.store.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
             self.waiting.values().filter(|waiting| waiting.refused.is_some()).count(),
         );
     }
@@ -226,7 +226,7 @@ impl Declarations {
             _ => None,
         };
         let mut text = refused.to_string();
-        if core.kept.state.guarantees.values().any(|held| held.cgroup == *path) {
+        if core.store.state.guarantees.values().any(|held| held.cgroup == *path) {
             text += "; it keeps what it holds";
         }
         let reason = Reason { text, rejection };

@@ -338,7 +338,7 @@ impl DriftController {
     /// Looks at everything: the machine changed.
     pub(super) fn look_at_all(&mut self, core: &mut Core, now: Instant) {
         let seen = self.take();
-        let paths = core.kept.state.applied.iter().map(|(path, _)| path.clone()).collect();
+        let paths = core.store.state.applied.iter().map(|(path, _)| path.clone()).collect();
         self.look_at(core, paths, seen, now.duration_since(self.start));
     }
 
@@ -348,14 +348,14 @@ impl DriftController {
         let seen = self.take();
         let mut paths = BTreeSet::new();
         if seen.everything {
-            paths.extend(core.kept.state.applied.iter().map(|(path, _)| path.clone()));
+            paths.extend(core.store.state.applied.iter().map(|(path, _)| path.clone()));
         }
         for (path, knob) in seen.knobs.keys() {
-            if core.kept.state.applied.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
+            if core.store.state.applied.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
                 paths.insert(path.clone());
             }
             if NARROWING.contains(knob) {
-                let below = core.kept.state.applied.iter().map(|(path, _)| path);
+                let below = core.store.state.applied.iter().map(|(path, _)| path);
                 paths.extend(below.filter(|below| path.contains(below)).cloned());
             }
         }
@@ -371,11 +371,11 @@ impl DriftController {
         for path in paths {
             self.due.remove(&path);
             core.catch_up_with_pool();
-            if core.kept.state.applied.get(&path).is_none() || core.is_releasing(&path) {
+            if core.store.state.applied.get(&path).is_none() || core.is_releasing(&path) {
                 // It was released in the same turn, or goes back to what it was.
                 continue;
             }
-            let drifts = match core.enforcer().drift(&core.kept.state.applied, &path) {
+            let drifts = match core.enforcer().drift(&core.store.state.applied, &path) {
                 Ok(drifts) => drifts,
                 Err(error) if error.is_gone() => continue,
                 Err(error) => {
@@ -410,7 +410,7 @@ impl DriftController {
     fn note_holding(&mut self, core: &Core, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
         let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
         if self.conflicts.is_contested(path)
-            && let Some(record) = core.kept.state.applied.get(path)
+            && let Some(record) = core.store.state.applied.get(path)
         {
             for knob in record.written.0.keys().filter(|knob| holds(**knob)) {
                 self.conflicts.holds(path, *knob, now);
@@ -510,7 +510,7 @@ impl DriftController {
         }
         if let Some(news) = news {
             // What is an ancestor's concerns nobody in particular.
-            let is_held = core.kept.state.guarantees.values().any(|held| held.cgroup == path);
+            let is_held = core.store.state.guarantees.values().any(|held| held.cgroup == path);
             core.report(is_held.then_some(&path), noted.report(&news));
         }
         let is_new = before != noted;

@@ -28,7 +28,7 @@ use numaward_api::{EnforcementMode, EventKind, Severity};
 use numaward_cgroup::{CgroupId, CgroupPath, classify};
 use numaward_config::guard::GuardMode;
 use numaward_engine::ledger::NodeAccount;
-use numaward_guarantee::reconciler::ShownCrowded;
+use numaward_guarantee::reconciler::LatestCrowdedNodes;
 use numaward_model::{
     EventReport, Retry,
     headroom::{NodeHeadroom, RECOVERY_TIME, UnguaranteedWorkload},
@@ -111,7 +111,7 @@ impl Guard {
     }
 
     /// What is shown of nodes where pods may be evicted.
-    pub(super) fn crowded(&self) -> ShownCrowded {
+    pub(super) fn crowded(&self) -> LatestCrowdedNodes {
         self.crowding.shown.clone()
     }
 
@@ -135,10 +135,10 @@ impl Guard {
         }
         self.policies.known.retain(|path, (id, _)| is_there(core, path, *id));
         self.were_low.extend(low.iter());
-        let steered: BTreeSet<NodeId> = core.kept.state.steered().values().flat_map(NodeSet::iter).collect();
+        let steered: BTreeSet<NodeId> = core.store.state.steered().values().flat_map(NodeSet::iter).collect();
         // In the first looks after a start it is not known what is promised.
         let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.guaranteed.0 > 0);
-        let promised = core.kept.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
+        let promised = core.store.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
         let promised: NodeSet = promised.map(|(node, _)| *node).collect();
         let keep: NodeSet = steered
             .into_iter()
@@ -168,7 +168,7 @@ impl Guard {
         if core.config.guard == GuardMode::Evict {
             self.crowding.follow(core, &seen, &stuck, now);
         }
-        core.metrics.steered(core.kept.state.steered().len());
+        core.metrics.steered(core.store.state.steered().len());
     }
 
     /// Whether a node that workloads are kept off is no longer low. Of one that an earlier run found low this run judges
@@ -198,7 +198,7 @@ impl Guard {
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
         let mut is_unknown = false;
         for other in others {
-            let is_off = core.kept.state.steered().get(&other.cgroup).is_some_and(|off| off.contains(node));
+            let is_off = core.store.state.steered().get(&other.cgroup).is_some_and(|off| off.contains(node));
             if is_off || !may_be_steered(core, &pods, other) {
                 continue;
             }
@@ -234,7 +234,7 @@ impl Guard {
         other: &UnguaranteedWorkload,
         node: NodeId,
     ) -> Result<Option<NodeSet>, Obstacle> {
-        let mut off = core.kept.state.steered().get(&other.cgroup).cloned().unwrap_or_default();
+        let mut off = core.store.state.steered().get(&other.cgroup).cloned().unwrap_or_default();
         off.extend([node]);
         let allowed = core.nodes_without_steering(&other.cgroup)?;
         if !allowed.contains(node) {
@@ -265,8 +265,8 @@ impl Guard {
 
     /// Lets those that are steered off other nodes than `still` says have them back.
     fn give_back(&mut self, core: &mut Core, now: Instant, still: impl Fn(&CgroupPath, &NodeSet) -> NodeSet) {
-        self.retries.retain(|path, _| core.kept.state.steered().contains_key(path));
-        let steered = core.kept.state.steered().iter();
+        self.retries.retain(|path, _| core.store.state.steered().contains_key(path));
+        let steered = core.store.state.steered().iter();
         let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
             .map(|(path, off)| (path.clone(), off.clone(), still(path, off)))
             .filter(|(_, off, still)| off != still)
@@ -287,7 +287,7 @@ impl Guard {
                     retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).postpone(now);
                 }
             }
-            core.metrics.steered(core.kept.state.steered().len());
+            core.metrics.steered(core.store.state.steered().len());
         }
     }
 }
@@ -299,7 +299,7 @@ fn pod_of(cgroup: &CgroupPath) -> Option<String> {
 
 /// The pods to which, or to a container of which, something is promised, by UID.
 fn pods_with_promise(core: &Core) -> BTreeSet<String> {
-    let state = &core.kept.state;
+    let state = &core.store.state;
     let held = state.guarantees.values().filter_map(|held| pod_of(&held.cgroup));
     held.chain(state.pods.values().map(|admitted| admitted.pod.uid.clone())).collect()
 }
@@ -308,7 +308,7 @@ fn pods_with_promise(core: &Core) -> BTreeSet<String> {
 /// and it is still what was seen.
 fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &UnguaranteedWorkload) -> bool {
     let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
-    let is_promised = core.kept.state.has_guarantee_around(&other.cgroup)
+    let is_promised = core.store.state.has_guarantee_around(&other.cgroup)
         || pod_of(&other.cgroup).is_some_and(|uid| promised_pods.contains(&uid));
     !is_exempt && !is_promised && is_there(core, &other.cgroup, other.id)
 }
@@ -328,7 +328,7 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::{Config, enforcement::CgroupPattern};
-    use numaward_guarantee::{pod::Admitted, request::Request};
+    use numaward_guarantee::{pod::AdmittedPod, request::Request};
     use numaward_model::{headroom::Headroom, pod::PodName};
     use numaward_topology::{HugepagePool, HugepageSize};
 
@@ -506,13 +506,13 @@ mod tests {
         pub(super) fn admit_pod(&mut self, uid: &str) {
             let pod = PodName { uid: uid.to_owned(), ..PodName::default() };
             let explanation = api::Explanation::default();
-            let admitted = Admitted { pod, sandbox: String::new(), container: None, explanation };
+            let admitted = AdmittedPod { pod, sandbox: String::new(), container: None, explanation };
             let core = &mut self.reconciler.as_mut().unwrap().core;
-            core.kept.state.pods.insert(uid.to_owned(), admitted);
+            core.store.state.pods.insert(uid.to_owned(), admitted);
         }
 
         fn state(&self) -> &numaward_guarantee::state::State {
-            &self.reconciler.as_ref().unwrap().core.kept.state
+            &self.reconciler.as_ref().unwrap().core.store.state
         }
 
         pub(super) fn forget_reports(&self) {
@@ -655,7 +655,7 @@ mod tests {
             admitted.map(drop).map_err(|error| error.to_string())
         };
         bench.huge_pages([7, 60]);
-        bench.reconciler.as_mut().unwrap().look_after();
+        bench.reconciler.as_mut().unwrap().run_maintenance();
         let error = asked(&mut bench).unwrap_err();
         assert!(
             error.contains("16Mi of huge pages that they have not touched yet, and nodes 0 have 14Mi"),
@@ -799,7 +799,7 @@ mod tests {
         fs::remove_file(&knob).unwrap();
         fs::write(&knob, "1\n").unwrap();
         let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
-        let drift = core.enforcer().drift(&core.kept.state.applied, &"/hog".parse().unwrap());
+        let drift = core.enforcer().drift(&core.store.state.applied, &"/hog".parse().unwrap());
         assert_eq!(drift.unwrap(), [], "it is not written again");
         controllers.restores.turn(core, bench.now);
         assert_eq!(controllers.restores.shown(), []);

@@ -60,8 +60,8 @@ impl Interrupts {
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let is_on = core.config.enforcement.moves_interrupts();
-        let avoid = if is_on { core.kept.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
-        let is_idle = avoid.is_empty() && core.kept.state.interrupts.is_empty();
+        let avoid = if is_on { core.store.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
+        let is_idle = avoid.is_empty() && core.store.state.interrupts.is_empty();
         let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
         if avoid == self.avoid && (is_idle || !is_due) {
             return;
@@ -80,7 +80,7 @@ impl Interrupts {
         if !self.avoid.is_empty() {
             left.extend(self.ban(core)?);
         }
-        let before = core.kept.state.interrupts.affinities.clone();
+        let before = core.store.state.interrupts.affinities.clone();
         let mut seen = self.affinities.read_all(&before);
         for affinity in &mut seen {
             let is_refused = self.refused.get(&affinity.path).is_some_and(|(name, _)| *name == affinity.name);
@@ -91,7 +91,7 @@ impl Interrupts {
         let stored = |core: &mut Core, affinities| {
             core.save_part(
                 |state| &mut state.interrupts,
-                MovedAffinities { affinities, ..core.kept.state.interrupts.clone() },
+                MovedAffinities { affinities, ..core.store.state.interrupts.clone() },
             )
         };
         stored(core, plan.moved.clone())?;
@@ -133,7 +133,7 @@ impl Interrupts {
         if self.avoid.is_empty() {
             left.extend(self.lift_ban(core)?);
         }
-        core.metrics.affinities(core.kept.state.interrupts.affinities.len(), left.len());
+        core.metrics.affinities(core.store.state.interrupts.affinities.len(), left.len());
         self.report(core, [moved, back, returned], left);
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Interrupts {
         let all = Irqbalance::all(&self.root);
         self.asked.retain(|(one, _)| all.contains(one));
         for one in all {
-            let found = match core.kept.state.interrupts.banned.clone().map_or_else(|| one.banned(), Ok) {
+            let found = match core.store.state.interrupts.banned.clone().map_or_else(|| one.banned(), Ok) {
                 Ok(found) => found,
                 Err(error) => return Ok(Some(self.unheeded(&error.to_string()))),
             };
@@ -153,7 +153,7 @@ impl Interrupts {
             }
             core.save_part(
                 |state| &mut state.interrupts,
-                MovedAffinities { banned: Some(found), ..core.kept.state.interrupts.clone() },
+                MovedAffinities { banned: Some(found), ..core.store.state.interrupts.clone() },
             )?;
             if let Err(error) = one.ban(&wanted.1) {
                 return Ok(Some(self.unheeded(&error.to_string())));
@@ -167,7 +167,7 @@ impl Interrupts {
 
     /// Lets irqbalance use all CPUs again that its configuration lets it use; why it does not.
     fn lift_ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
-        let Some(found) = core.kept.state.interrupts.banned.clone() else { return Ok(None) };
+        let Some(found) = core.store.state.interrupts.banned.clone() else { return Ok(None) };
         self.asked.clear();
         for one in Irqbalance::all(&self.root) {
             if let Err(error) = one.ban(&found) {
@@ -176,7 +176,7 @@ impl Interrupts {
         }
         core.save_part(
             |state| &mut state.interrupts,
-            MovedAffinities { banned: None, ..core.kept.state.interrupts.clone() },
+            MovedAffinities { banned: None, ..core.store.state.interrupts.clone() },
         )?;
         Ok(None)
     }
@@ -320,7 +320,7 @@ mod tests {
         assert!(bench.happened().is_empty(), "nothing is exclusive");
         admit(&mut reconciler);
         turn(&mut reconciler);
-        let exclusive = reconciler.core.kept.state.ledger.all_exclusive_cpus();
+        let exclusive = reconciler.core.store.state.ledger.all_exclusive_cpus();
         assert_eq!(exclusive, "1-3".parse().unwrap());
         assert_eq!((bench.of(24).as_str(), bench.of(25).as_str()), ("0,4-7", "1-2"));
         assert_eq!(bench.read("sys/devices/virtual/workqueue/cpumask"), "000000f1");
@@ -345,7 +345,7 @@ mod tests {
         let happened = bench.happened();
         let last = "Given back the CPUs that they had before: unbound workqueues, interrupt 24 (eth0).";
         assert_eq!(happened.last().map(String::as_str), Some(last));
-        assert!(reconciler.core.kept.state.interrupts.is_empty());
+        assert!(reconciler.core.store.state.interrupts.is_empty());
     }
 
     #[test]

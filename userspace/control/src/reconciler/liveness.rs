@@ -225,7 +225,7 @@ impl Liveness {
     pub(super) fn follow_held(&mut self, core: &Core, change: &HeldChange) {
         match change {
             HeldChange::Given(name) => {
-                if let Some(guarantee) = core.kept.state.guarantees.get(name) {
+                if let Some(guarantee) = core.store.state.guarantees.get(name) {
                     self.hold(name, guarantee);
                 }
             }
@@ -246,12 +246,12 @@ impl Liveness {
         if turn {
             self.turn();
         }
-        let begun = core.kept.state.releasing.iter();
+        let begun = core.store.state.releasing.iter();
         let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
         for name in std::mem::take(&mut self.in_question) {
             let found = self.find(core, &name, now);
-            if core.kept.state.releasing.contains(&name) {
+            if core.store.state.releasing.contains(&name) {
                 if let Found::Over(_) = found {
                     // What was refused before may be done now.
                     self.retries.remove(&name);
@@ -271,7 +271,7 @@ impl Liveness {
         }
         for (name, reason) in over {
             let unit =
-                core.kept.state.guarantees.get(&name).filter(|held| matches!(held.target, Target::Unit(_)));
+                core.store.state.guarantees.get(&name).filter(|held| matches!(held.target, Target::Unit(_)));
             if let Some(cgroup) = unit.map(|held| held.cgroup.clone())
                 && !self.retries.contains_key(&name)
             {
@@ -288,7 +288,7 @@ impl Liveness {
                 };
                 tracing::error!(name, %error, "cannot be released; tried again");
             }
-            if !core.kept.state.releasing.contains(&name) {
+            if !core.store.state.releasing.contains(&name) {
                 self.in_question.insert(name);
             }
         }
@@ -296,7 +296,7 @@ impl Liveness {
 
     fn find(&mut self, core: &mut Core, name: &str, now: Instant) -> Found {
         let (Some(guarantee), Some(held)) =
-            (core.kept.state.guarantees.get(name).cloned(), self.held.get_mut(name))
+            (core.store.state.guarantees.get(name).cloned(), self.held.get_mut(name))
         else {
             return Found::There;
         };
@@ -318,7 +318,7 @@ impl Liveness {
         }
         if let Some(id) = id.filter(|id| *id != guarantee.id) {
             // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
-            if let Some(guarantee) = core.kept.state.guarantees.get_mut(name) {
+            if let Some(guarantee) = core.store.state.guarantees.get_mut(name) {
                 guarantee.id = id;
             }
             return Found::Restarted;
@@ -336,7 +336,7 @@ fn absent_unit(core: &mut Core, (name, unit): (&str, &str), cgroup: &CgroupPath,
     match found {
         AbsentUnit::Waits => Found::Waits,
         // It was released while systemd was asked.
-        _ if !core.kept.state.guarantees.contains_key(name) => Found::There,
+        _ if !core.store.state.guarantees.contains_key(name) => Found::There,
         AbsentUnit::Stops => {
             let message = format!(
                 "{unit} does not run. What is promised to it is kept for a day, or until `numaward release {name}`."

@@ -68,11 +68,11 @@ impl PowerSettings {
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let wanted = core.config.enforcement.power_settings().map(power_settings).unwrap_or_default();
         // Nobody runs on hidden CPUs: they may sleep.
-        let ledger = &core.kept.state.ledger;
+        let ledger = &core.store.state.ledger;
         let exclusive = || ledger.allocations().filter_map(|(_, _, held)| held.cpus.as_ref());
         let cpus =
             if wanted.is_empty() { CpuSet::new() } else { exclusive().flat_map(CpuSet::iter).collect() };
-        let is_idle = cpus.is_empty() && core.kept.state.power.is_empty();
+        let is_idle = cpus.is_empty() && core.store.state.power.is_empty();
         if is_idle && cpus == self.cpus {
             return;
         }
@@ -92,7 +92,7 @@ impl PowerSettings {
     }
 
     fn follow(&mut self, core: &mut Core, wanted: &PowerTargets) -> Result<(), AdmissionError> {
-        let mut before = core.kept.state.power.clone();
+        let mut before = core.store.state.power.clone();
         expect_reset(&mut before, &self.online);
         let (seen, refused) = self.power.read_settings(wanted, &self.cpus);
         let PowerPlan { mut writes, mut held, foreign } =
@@ -361,7 +361,7 @@ mod tests {
         );
         let back = "Given back what was found: governor schedutil (CPUs 1-3); wake-up latency 0 (CPUs 1-3).";
         assert_eq!(bench.happened(), [back]);
-        assert!(reconciler.core.kept.state.power.is_empty());
+        assert!(reconciler.core.store.state.power.is_empty());
     }
 
     #[test]
@@ -430,7 +430,7 @@ mod tests {
         assert!(bench.happened().is_empty());
         reconciler.core.release("a").unwrap();
         turn(&mut reconciler);
-        assert!(reconciler.core.kept.state.power.is_empty());
+        assert!(reconciler.core.store.state.power.is_empty());
     }
 
     #[test]
@@ -447,7 +447,7 @@ mod tests {
         assert!(happened[0].ends_with("governor performance (CPUs 2-3)."), "{happened:?}");
         let problem = "it holds \"\" after \"performance\" was written (CPUs 1).";
         assert!(happened[1].ends_with(problem), "{happened:?}");
-        assert_eq!(reconciler.core.kept.state.power.len(), 2, "nothing is to be given back there");
+        assert_eq!(reconciler.core.store.state.power.len(), 2, "nothing is to be given back there");
         fs::remove_file(&governor).unwrap();
         fs::write(&governor, "schedutil\n").unwrap();
         turn(&mut reconciler);
@@ -501,7 +501,7 @@ mod tests {
                 (bench.governors(), bench.latencies()),
                 (on_1_to_3("schedutil", "schedutil"), on_1_to_3("0", "0"))
             );
-            assert!(reconciler.core.kept.state.power.is_empty());
+            assert!(reconciler.core.store.state.power.is_empty());
         }
     }
 

@@ -65,8 +65,8 @@ impl ReadModel {
         let Controllers { drift, throttling, liveness, .. } = controllers;
         let mut before = std::mem::take(&mut self.0).into_iter().peekable();
         let mut shared = BTreeSet::new();
-        let mut now = Vec::with_capacity(core.kept.state.guarantees.len());
-        for (name, guarantee) in &core.kept.state.guarantees {
+        let mut now = Vec::with_capacity(core.store.state.guarantees.len());
+        for (name, guarantee) in &core.store.state.guarantees {
             // What a pod holds as a whole is there once, however many containers share it.
             let is_shown = match &guarantee.target {
                 Target::Container(of) => of.shares_pod() && !shared.insert(&of.owner),
@@ -75,14 +75,14 @@ impl ReadModel {
             let owner = guarantee.owner(name);
             let source = Source {
                 guarantee: guarantee.clone(),
-                account: core.kept.state.ledger.owner(&OwnerId::from(owner)).cloned(),
-                record: core.kept.state.applied.get(&guarantee.cgroup).cloned(),
+                account: core.store.state.ledger.owner(&OwnerId::from(owner)).cloned(),
+                record: core.store.state.applied.get(&guarantee.cgroup).cloned(),
                 drift: drift.of(&guarantee.cgroup),
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.moved_of(&guarantee.cgroup),
                 stalled: throttling.stalls(name),
                 stopped: liveness.is_stopped(name),
-                releasing: core.kept.state.releasing.contains(name),
+                releasing: core.store.state.releasing.contains(name),
                 is_shown,
                 leaves: leaves(core, owner, &guarantee.target),
             };
@@ -104,7 +104,7 @@ impl ReadModel {
         waiting: Vec<api::PendingGuarantee>,
         pending_restores: Vec<api::PendingRestore>,
     ) -> api::Allocations {
-        let ledger = &core.kept.state.ledger;
+        let ledger = &core.store.state.ledger;
         let free_cpus = core.free_cpus();
         let memory = ledger.memory();
         let nodes = core.policy.machine.nodes.iter().map(|(&id, node)| api::NodeCapacity {
@@ -189,5 +189,5 @@ fn leaves(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
         Target::Container(of) => of.ledger_name(),
         _ => owner.into(),
     };
-    core.kept.state.moving.left_by(&OwnerId::from(owner), &container).cloned()
+    core.store.state.moving.left_by(&OwnerId::from(owner), &container).cloned()
 }

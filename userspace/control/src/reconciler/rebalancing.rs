@@ -23,9 +23,9 @@ use numaward_api::{self as api, EnforcementMode, EventKind, MoveState, Rebalance
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{Allocation, Ledger, RebalancePlan};
 use numaward_guarantee::{
-    command::{Answer, Asked},
+    command::{Answer, RebalanceCommand},
     error::AdmissionError,
-    reconciler::ShownRebalance,
+    reconciler::LatestRebalance,
     request::Request,
 };
 use numaward_model::EventReport;
@@ -51,7 +51,7 @@ type Waiter = oneshot::Sender<Result<Answer, AdmissionError>>;
 #[derive(Default)]
 pub(super) struct Rebalancing {
     run: Option<Run>,
-    shown: ShownRebalance,
+    shown: LatestRebalance,
     /// What no room was made for lately, by the name of the request.
     tried: BTreeMap<String, Tried>,
 }
@@ -94,7 +94,7 @@ enum Phase {
 }
 
 /// A rebalance that is over.
-pub(super) struct Over {
+pub(super) struct RebalanceOutcome {
     /// How it ended.
     pub(super) shown: api::Rebalance,
     /// The request that was admitted, by its name.
@@ -105,13 +105,13 @@ pub(super) struct Over {
 
 impl Rebalancing {
     /// What is shown of the latest one.
-    pub(super) fn shown(&self) -> ShownRebalance {
+    pub(super) fn shown(&self) -> LatestRebalance {
         self.shown.clone()
     }
 
     /// Rolls back what an earlier run of the daemon began.
     pub(super) fn adopt(&mut self, core: &mut Core) {
-        let Some(running) = &core.kept.state.moving.running else { return };
+        let Some(running) = &core.store.state.moving.running else { return };
         let mut shown = core.describe_moves(&running.moves);
         for (place, of) in shown.iter_mut().enumerate() {
             of.state = Some(if place < running.begun { MoveState::Moved } else { MoveState::Planned });
@@ -145,8 +145,12 @@ impl Rebalancing {
     }
 
     /// Begins to carry out what is asked for.
-    pub(super) fn start(&mut self, core: &mut Core, asked: Asked) -> Result<api::Rebalance, AdmissionError> {
-        let Asked { request, limits, plan: expected, admit } = asked;
+    pub(super) fn start(
+        &mut self,
+        core: &mut Core,
+        asked: RebalanceCommand,
+    ) -> Result<api::Rebalance, AdmissionError> {
+        let RebalanceCommand { request, limits, plan: expected, admit } = asked;
         self.check_start(core)?;
         let plan = core.plan_moves(&request, &limits)?;
         if let Some(expected) = expected.filter(|expected| *expected != plan_id(&plan)) {
@@ -161,7 +165,7 @@ impl Rebalancing {
     }
 
     /// Begins to make room for a request that was refused, where the configuration allows that. Otherwise returns who
-    /// waits for it. Without a waiter the caller asks again and again, and is not heeded each time.
+    /// waits for it. Without a waiter the caller asks again and again, and is not last_headroom each time.
     pub(super) fn start_automatic(
         &mut self,
         core: &mut Core,
@@ -173,7 +177,7 @@ impl Rebalancing {
         };
         let now = Instant::now();
         self.tried.retain(|_, tried| now < tried.until);
-        let is_same = |tried: &Tried| tried.promised.as_ref().is_none_or(|of| *of == core.kept.state.ledger);
+        let is_same = |tried: &Tried| tried.promised.as_ref().is_none_or(|of| *of == core.store.state.ledger);
         if waiter.is_none() && self.tried.get(&request.name).is_some_and(is_same) {
             return None;
         }
@@ -189,7 +193,7 @@ impl Rebalancing {
             Some(Err(error)) => tracing::error!(name = request.name, %error, "no room can be made"),
             None => {}
         }
-        let tried = Tried { until: now + AGAIN, promised: Some(core.kept.state.ledger.clone()) };
+        let tried = Tried { until: now + AGAIN, promised: Some(core.store.state.ledger.clone()) };
         self.tried.insert(request.name.clone(), tried);
         waiter
     }
@@ -270,7 +274,7 @@ impl Rebalancing {
     }
 
     /// Does the next step; what is over, if it is.
-    pub(super) fn step(&mut self, core: &mut Core) -> Option<Over> {
+    pub(super) fn step(&mut self, core: &mut Core) -> Option<RebalanceOutcome> {
         let run = self.run.as_mut()?;
         if run.back.is_none() && run.waiter.as_ref().is_some_and(|(waiter, _)| waiter.is_closed()) {
             run.go_back(RebalanceState::Cancelled, "nobody waits for the request any more".to_owned());
@@ -301,7 +305,7 @@ impl Rebalancing {
             run.request.filter(|(_, admit)| is_admitted && *admit).map(|(request, _)| request.name);
         // Those that are declared are tried again.
         core.effects.declared = true;
-        Some(Over { shown: run.shown, admitted, waiter: run.waiter })
+        Some(RebalanceOutcome { shown: run.shown, admitted, waiter: run.waiter })
     }
 
     /// Shows how a rebalance ended.
@@ -357,12 +361,12 @@ fn report_step(
 impl Run {
     /// The place of the move that is being made, or taken back.
     fn current(core: &Core) -> Option<usize> {
-        core.kept.state.moving.running.as_ref()?.begun.checked_sub(1)
+        core.store.state.moving.running.as_ref()?.begun.checked_sub(1)
     }
 
     /// What the move that is being made, or taken back, leaves and goes to.
     fn target(&self, core: &Core) -> Option<(Allocation, Allocation)> {
-        let of = core.kept.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
+        let of = core.store.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
         let (from, to) = (of.from.clone(), of.to.clone());
         Some(if self.back.is_some() { (to, from) } else { (from, to) })
     }
@@ -391,7 +395,7 @@ impl Run {
 
     /// Begins the next move, or takes the last one back, or ends; whether it is over.
     fn next(&mut self, core: &mut Core) -> bool {
-        let Some(running) = &core.kept.state.moving.running else { return self.end(core) };
+        let Some(running) = &core.store.state.moving.running else { return self.end(core) };
         let (begun, count) = (running.begun, running.moves.len());
         if self.back.is_some() {
             if begun == 0 {
@@ -554,7 +558,7 @@ impl Run {
     /// It is over.
     fn end(&mut self, core: &mut Core) -> bool {
         let end = self.back.unwrap_or(RebalanceState::Done);
-        if core.kept.state.moving.running.is_some()
+        if core.store.state.moving.running.is_some()
             && let Err(error) = core.end_moves()
         {
             self.rest(&error, Phase::Next);

@@ -60,7 +60,7 @@ impl Restores {
 
     /// Tries again what is due. A guarantee that is being released has its own retries.
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
-        core.effects.view |= self.follow(&core.kept.state.applied);
+        core.effects.view |= self.follow(&core.store.state.applied);
         let due = self.pending.iter().filter(|(path, pending)| {
             pending.retry.as_ref().is_none_or(|retry| retry.is_due(now)) && !core.is_releasing(path)
         });
@@ -73,7 +73,7 @@ impl Restores {
             let retry = &mut pending.retry;
             retry.get_or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).postpone(now);
         }
-        core.effects.view |= self.follow(&core.kept.state.applied);
+        core.effects.view |= self.follow(&core.store.state.applied);
     }
 
     /// What is pending, as it is shown.
@@ -159,7 +159,7 @@ mod tests {
         fn release(&mut self, name: &str) {
             let reconciler = self.reconciler.as_mut().unwrap();
             reconciler.core.release(name).unwrap();
-            reconciler.settle();
+            reconciler.process_effects();
         }
 
         /// So many seconds later, it is tried again; what is pending then.
@@ -198,7 +198,7 @@ mod tests {
         bench.put("a/memory.current", &mib(100));
         assert_eq!(bench.pending_after(6), []);
         assert_eq!(bench.knob("a/memory.max"), mib(128));
-        assert!(bench.reconciler.as_ref().unwrap().core.kept.state.applied.is_empty());
+        assert!(bench.reconciler.as_ref().unwrap().core.store.state.applied.is_empty());
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         assert!(matches!(bench.admit("a"), Err(AdmissionError::Failed(_))));
         assert_eq!(bench.knob("a/memory.max"), mib(256));
         bench.restart();
-        assert!(bench.reconciler.as_ref().unwrap().core.kept.state.guarantees.is_empty());
+        assert!(bench.reconciler.as_ref().unwrap().core.store.state.guarantees.is_empty());
         assert_eq!(bench.pending_after(0).len(), 1);
         bench.put("a/memory.current", &mib(100));
         assert_eq!(bench.pending_after(6), []);

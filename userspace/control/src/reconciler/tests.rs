@@ -1,9 +1,9 @@
 //! What traces show of the reconciler: each admission and repair is a tree of spans.
 
+mod batch;
 mod clients;
 mod conditions;
 mod interleaving;
-mod together;
 
 use std::{
     collections::BTreeMap,
@@ -101,7 +101,7 @@ pub(super) fn reconciler_loop(config: &Config, root: &Path, host: &Arc<Host>) ->
 /// A reconciler that is stepped, and a client that asks it.
 struct Served {
     held: ReconcilerLoop,
-    client: Reconciler,
+    client: ReconcilerHandle,
     /// What the client sends.
     commands: mpsc::Sender<Message>,
     root: PathBuf,
@@ -119,7 +119,7 @@ impl Served {
         let mut held = reconciler_loop(&config, &root, &host);
         let (commands, queue) = mpsc::channel();
         held.core.execution.inbox = Some(Inbox::new(queue));
-        let client = Reconciler::new(commands.clone(), held.shown());
+        let client = ReconcilerHandle::new(commands.clone(), held.shown());
         Self { held, client, commands, root, dir }
     }
 }

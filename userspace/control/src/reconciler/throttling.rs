@@ -130,7 +130,7 @@ impl Throttling {
         }
         self.looked = Some(now);
         if std::mem::take(&mut self.is_outdated) {
-            self.follow_limited(&core.kept.state);
+            self.follow_limited(&core.store.state);
         }
         let mut heard = BTreeSet::new();
         let mut is_everything = !self.notices.work();
@@ -225,7 +225,7 @@ impl Throttling {
         cgroup: &CgroupPath,
         high: Bytes,
     ) -> Result<Limit, String> {
-        let Some(held) = core.kept.state.guarantees.get(name) else {
+        let Some(held) = core.store.state.guarantees.get(name) else {
             return Err("it is released".to_owned());
         };
         let ceiling = match held.settings.memory_max {
@@ -237,7 +237,7 @@ impl Throttling {
         let mut change = core.begin();
         let plan = change.plan(SettingsChange::Hold(cgroup.clone(), settings.clone()));
         let plan = plan.map_err(|error| error.to_string())?;
-        if let Some(held) = change.kept.state.guarantees.get_mut(name) {
+        if let Some(held) = change.store.state.guarantees.get_mut(name) {
             held.settings = settings;
         }
         change.enforce(plan).map_err(|refused| refused.to_string())?;

@@ -77,7 +77,7 @@ impl InterleaveWeights {
     }
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
-        let is_idle = core.config.enforcement.set_weights().is_none() && core.kept.state.weights.is_empty();
+        let is_idle = core.config.enforcement.set_weights().is_none() && core.store.state.weights.is_empty();
         let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
         if is_idle || !is_due {
             return;
@@ -89,7 +89,7 @@ impl InterleaveWeights {
     }
 
     fn follow(&mut self, core: &mut Core, now: Instant) -> Result<(), AdmissionError> {
-        let before = core.kept.state.weights.clone();
+        let before = core.store.state.weights.clone();
         let configured = core.config.enforcement.set_weights();
         let source = configured.map(|of| of.source).unwrap_or_default();
         let known = configured.map(|of| interleave_weights(of, &self.weights));
@@ -245,7 +245,7 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::Config;
-    use numaward_guarantee::reconciler::Reconciler;
+    use numaward_guarantee::reconciler::ReconcilerHandle;
 
     use super::*;
     use crate::{
@@ -352,7 +352,7 @@ mod tests {
         // In a dry run, nothing is ours.
         bench.config.enforcement.mode = api::EnforcementMode::DryRun;
         let reconciler = bench.start();
-        assert!(reconciler.core.kept.state.weights.is_empty());
+        assert!(reconciler.core.store.state.weights.is_empty());
         let back = "The weights for weighted-interleave are as found before: 1 on node 0 and 1 on node 2.";
         assert_eq!((bench.now(), bench.happened()), (["1", "1"].map(str::to_owned), vec![back.to_owned()]));
     }
@@ -376,7 +376,7 @@ mod tests {
         drop(reconciler);
         bench.set(0, 1);
         bench.configure("{}");
-        assert!(bench.start().core.kept.state.weights.is_empty());
+        assert!(bench.start().core.store.state.weights.is_empty());
         assert_eq!(bench.now(), ["1", "1"]);
     }
 
@@ -385,21 +385,22 @@ mod tests {
         let mut bench = Bench::new(GIVEN);
         drop(bench.start());
         bench.config.enforcement.mode = api::EnforcementMode::Off;
-        let client =
-            |reconciler: &ReconcilerLoop| Reconciler::new(std::sync::mpsc::channel().0, reconciler.shown());
+        let client = |reconciler: &ReconcilerLoop| {
+            ReconcilerHandle::new(std::sync::mpsc::channel().0, reconciler.shown())
+        };
         let file = bench.dir.path().join(WEIGHTS).join("node2");
         let refused = fixture::refuse(&file);
         let mut reconciler = bench.start();
         assert_eq!(bench.now(), ["1", "2"]);
         assert!(!is_all_back(&client(&reconciler)));
         turn(&mut reconciler);
-        reconciler.look_after();
+        reconciler.run_maintenance();
         assert!(!is_all_back(&client(&reconciler)), "it cannot be written yet");
         drop(refused);
         fs::remove_file(&file).unwrap();
         bench.set(2, 2);
         turn(&mut reconciler);
-        reconciler.look_after();
+        reconciler.run_maintenance();
         assert!(is_all_back(&client(&reconciler)));
         assert_eq!(bench.now(), ["1", "1"]);
         drop(reconciler);
@@ -410,7 +411,7 @@ mod tests {
         fs::remove_file(&file).unwrap();
         bench.config.enforcement.mode = api::EnforcementMode::Off;
         let reconciler = bench.start();
-        assert!(is_all_back(&client(&reconciler)) && !reconciler.core.kept.state.weights.is_empty());
+        assert!(is_all_back(&client(&reconciler)) && !reconciler.core.store.state.weights.is_empty());
         drop(reconciler);
         // One that is enforced owes nothing.
         bench.config.enforcement.mode = api::EnforcementMode::On;
@@ -437,7 +438,7 @@ mod tests {
         bench.configure("{}");
         let reconciler = bench.start();
         assert_eq!((bench.now(), bench.happened().len()), (["1", "9"].map(str::to_owned), 1));
-        assert!(reconciler.core.kept.state.weights.is_empty());
+        assert!(reconciler.core.store.state.weights.is_empty());
     }
 
     #[test]
@@ -469,7 +470,7 @@ mod tests {
         turn(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 1 && happened[0].contains("Linux 6.9"), "{happened:?}");
-        assert!(reconciler.core.kept.state.weights.nodes.keys().eq([&NodeId(0)]), "it may come back");
+        assert!(reconciler.core.store.state.weights.nodes.keys().eq([&NodeId(0)]), "it may come back");
     }
 
     #[test]
@@ -482,7 +483,7 @@ mod tests {
         turn(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 1 && happened[0].contains("node0 cannot be written: "), "{happened:?}");
-        assert!(reconciler.core.kept.state.weights.is_empty());
+        assert!(reconciler.core.store.state.weights.is_empty());
         drop(sealed);
         // A file takes it by now, which is not tried at once.
         for (node, file) in [0, 2].into_iter().zip(&files) {
@@ -571,7 +572,7 @@ mod tests {
         turn(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 2 && happened[1].contains("auto cannot be written: "), "{happened:?}");
-        let held = &reconciler.core.kept.state.weights;
+        let held = &reconciler.core.store.state.weights;
         assert!(held.nodes.is_empty() && held.auto.is_some());
         drop(sealed);
         fs::remove_file(&auto).unwrap();
@@ -579,7 +580,7 @@ mod tests {
         turn(&mut reconciler);
         let again = "The kernel chooses all weights for weighted-interleave by itself again.";
         assert_eq!((bench.line("auto"), bench.happened()), ("true".to_owned(), vec![again.to_owned()]));
-        assert!(reconciler.core.kept.state.weights.is_empty());
+        assert!(reconciler.core.store.state.weights.is_empty());
     }
 
     #[test]

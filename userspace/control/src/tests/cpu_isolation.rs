@@ -13,7 +13,7 @@ use super::*;
 
 /// A daemon that runs on a bench.
 struct Run {
-    reconciler: Reconciler,
+    reconciler: ReconcilerHandle,
     thread: JoinHandle<()>,
     stop: CancellationToken,
 }

@@ -88,7 +88,7 @@ async fn what_cannot_be_given_back_is_not_promised_again() {
     let _sealed = refuse(&bench, "a/memory.min");
     let refused = reconciler.release("a".to_owned()).await.unwrap_err();
     assert!(matches!(refused, AdmissionError::Releasing(_)), "{refused}");
-    let is_releasing = |reconciler: &Reconciler| {
+    let is_releasing = |reconciler: &ReconcilerHandle| {
         let held = reconciler.allocations();
         held.allocations.iter().find(|held| held.name == "a").map(|held| held.releasing)
     };

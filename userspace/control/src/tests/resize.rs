@@ -9,7 +9,7 @@ fn shared(cgroup: &str, cpus: Option<&str>) -> api::AllocationRequest {
     api::AllocationRequest { cpus, ..api::AllocationRequest::new(cgroup, target, "1Gi") }
 }
 
-async fn give(reconciler: &Reconciler, asked: &api::AllocationRequest) -> api::Allocation {
+async fn give(reconciler: &ReconcilerHandle, asked: &api::AllocationRequest) -> api::Allocation {
     match reconciler.admit(Request::new(asked).unwrap(), false).await.unwrap() {
         Answer::Admitted(allocation) => allocation,
         Answer::Dry(dry) => panic!("{dry:?}"),
@@ -22,7 +22,7 @@ fn to(cpus: Option<&str>, memory: Option<&str>) -> api::Resize {
 }
 
 async fn resize(
-    reconciler: &Reconciler,
+    reconciler: &ReconcilerHandle,
     name: &str,
     asked: &api::Resize,
 ) -> Result<api::Allocation, AdmissionError> {

@@ -16,7 +16,7 @@ use numaward_enforce::EnforceError;
 use numaward_guarantee::{
     command::Answer,
     error::AdmissionError,
-    reconciler::{Reconciler, View},
+    reconciler::{ReconcilerHandle, View},
     request::{FieldError, Request, Resize},
 };
 use numaward_http::{App, Blocking, Gate, Names};
@@ -34,7 +34,7 @@ fn reads() -> OpenApiRouter<Reading> {
     OpenApiRouter::new().routes(routes!(allocations))
 }
 
-fn changes() -> OpenApiRouter<Arc<Reconciler>> {
+fn changes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
     let changes = OpenApiRouter::new()
         .routes(routes!(admit))
         .routes(routes!(resize))
@@ -49,7 +49,7 @@ pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names:
 }
 
 /// All routes of the control socket.
-pub fn control_router(app: Arc<App>, reconciler: Reconciler) -> Router {
+pub fn control_router(app: Arc<App>, reconciler: ReconcilerHandle) -> Router {
     numaward_http::control_router(app, controlling(reconciler))
 }
 
@@ -59,7 +59,7 @@ pub fn observing_router(app: Arc<App>, view: Option<View>) -> Router {
 }
 
 /// All routes of the control address.
-pub fn remote_router(app: Arc<App>, reconciler: Reconciler, gate: Arc<Gate>, names: Names) -> Router {
+pub fn remote_router(app: Arc<App>, reconciler: ReconcilerHandle, gate: Arc<Gate>, names: Names) -> Router {
     numaward_http::remote_router(app, controlling(reconciler), gate, names)
 }
 
@@ -67,7 +67,7 @@ fn reading(view: Option<View>) -> Router {
     reads().with_state(Reading(view, Blocking::default())).into()
 }
 
-fn controlling(reconciler: Reconciler) -> Router {
+fn controlling(reconciler: ReconcilerHandle) -> Router {
     let view = reconciler.view();
     let changes: Router = changes().with_state(Arc::new(reconciler)).into();
     reading(Some(view)).merge(changes)
@@ -123,7 +123,7 @@ async fn allocations(
     )
 )]
 async fn admit(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
     RawQuery(query): RawQuery,
     body: Result<Bytes, BytesRejection>,
@@ -199,7 +199,7 @@ fn read<T: DeserializeOwned>(
     )
 )]
 async fn resize(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
     UrlPath(name): UrlPath<String>,
     RawQuery(query): RawQuery,
@@ -234,7 +234,7 @@ async fn resize(
     )
 )]
 async fn release(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
     UrlPath(name): UrlPath<String>,
 ) -> Result<StatusCode, Response> {
@@ -259,7 +259,7 @@ async fn release(
     )
 )]
 async fn kubelet_state(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
 ) -> Result<Json<api::KubeletState>, Response> {
     reconciler.kubelet_state().await.map(Json).map_err(|error| refused(&error, uri.path()))

@@ -14,16 +14,16 @@ use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_engine::RebalanceLimits;
 use numaward_guarantee::{
-    command::Asked,
+    command::RebalanceCommand,
     error::AdmissionError,
-    reconciler::Reconciler,
+    reconciler::ReconcilerHandle,
     request::{FieldError, Request, limits},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{read, refusal, refused, respond};
 
-pub(super) fn routes() -> OpenApiRouter<Arc<Reconciler>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
     OpenApiRouter::new().routes(routes!(plan)).routes(routes!(start, progress, cancel))
 }
 
@@ -68,7 +68,7 @@ fn sound(
     )
 )]
 async fn plan(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<api::MovePlan>, Response> {
@@ -100,7 +100,7 @@ async fn plan(
     )
 )]
 async fn start(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<api::Rebalance>), Response> {
@@ -108,7 +108,7 @@ async fn start(
     let refused = |error: &AdmissionError| refused(error, uri.path());
     let (request, limits) = sound(&asked.request, asked.max_moves, asked.max_bytes.as_deref())
         .map_err(|wrong| refused(&wrong.into()))?;
-    let asked = Asked { request, limits, plan: asked.plan, admit: asked.admit };
+    let asked = RebalanceCommand { request, limits, plan: asked.plan, admit: asked.admit };
     let begun = reconciler.start_rebalance(asked).await;
     begun.map(|begun| (StatusCode::ACCEPTED, Json(begun))).map_err(|error| refused(&error))
 }
@@ -127,7 +127,7 @@ async fn start(
     )
 )]
 async fn progress(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
 ) -> Result<Json<api::Rebalance>, Response> {
     let none = || {
@@ -152,7 +152,7 @@ async fn progress(
     )
 )]
 async fn cancel(
-    State(reconciler): State<Arc<Reconciler>>,
+    State(reconciler): State<Arc<ReconcilerHandle>>,
     uri: Uri,
 ) -> Result<(StatusCode, Json<api::Rebalance>), Response> {
     let cancelled = reconciler.cancel_rebalance().await;

@@ -14,7 +14,7 @@ use numaward_config::{
     policy::TopologyManagerScope,
 };
 use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
-use numaward_guarantee::reconciler::{CrowdedNode, Reconciler};
+use numaward_guarantee::reconciler::{CrowdedNode, ReconcilerHandle};
 use numaward_kube::{
     api::{self, EventQueue, EventWriter, Evictor, Pace, Pods, StoredPod, ToEvict, Why},
     node_topology::{NodeTopology, Publisher, fingerprint},
@@ -106,7 +106,7 @@ impl Cluster {
 
     /// Evicts pods that run without what they ask for, those that are refused, and those that the guard names, if that is
     /// configured. Returns where refused pods are to be noted.
-    pub fn evict(&mut self, reconciler: Option<&Reconciler>) -> Refusals {
+    pub fn evict(&mut self, reconciler: Option<&ReconcilerHandle>) -> Refusals {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
         let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
         let of_refused = kubernetes.nri.enabled && kubernetes.refused == WhenRefused::Evict;

@@ -16,7 +16,7 @@ use numaward_cgroup::{Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_control::testing;
 use numaward_daemon::allocations;
-use numaward_guarantee::{ports::Ports, reconciler::Reconciler};
+use numaward_guarantee::{ports::Ports, reconciler::ReconcilerHandle};
 use numaward_http::App;
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::Observer;
@@ -83,7 +83,7 @@ impl Host {
 /// The parts of a daemon that give guarantees. Dropped, it ends.
 pub(crate) struct Daemon {
     pub(crate) app: Arc<App>,
-    pub(crate) reconciler: Reconciler,
+    pub(crate) reconciler: ReconcilerHandle,
     pub(crate) stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use numaward_config::Config;
 use numaward_engine::{Quantity, Request, Resources, Terms};
-use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
+use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest};
 use numaward_model::{
     Settings,
     pod::{GuaranteeSource, PodName},
@@ -67,13 +67,13 @@ impl Bench {
         result
     }
 
-    pub(in crate::core) fn create(&self, ask: &ContainerAsk) -> Receiver<impl Sized + use<>> {
+    pub(in crate::core) fn create(&self, ask: &ContainerPlacementRequest) -> Receiver<impl Sized + use<>> {
         self.ask(|answer| PodCommand::Create { ask: Box::new(ask.clone()), answer })
     }
 
     pub(in crate::core) fn bind(
         &self,
-        ask: &ContainerAsk,
+        ask: &ContainerPlacementRequest,
     ) -> Receiver<Option<numaward_guarantee::pod::Unpinned>> {
         let dir = self.dir_of(ask);
         fixture::cgroup(dir.parent().unwrap(), &self.core.policy.machine);
@@ -82,7 +82,7 @@ impl Bench {
     }
 
     /// The directory of a container's cgroup.
-    pub(in crate::core) fn dir_of(&self, ask: &ContainerAsk) -> PathBuf {
+    pub(in crate::core) fn dir_of(&self, ask: &ContainerPlacementRequest) -> PathBuf {
         self.dir.path().join("cgroup").join(ask.cgroup.as_str().trim_start_matches('/'))
     }
 
@@ -109,7 +109,7 @@ impl Bench {
 
     /// Whether a cgroup holds something else than was written.
     fn has_drifted(&self, path: &CgroupPath) -> bool {
-        let drifts = self.core.enforcer().drift(&self.core.kept.state.applied, path).unwrap();
+        let drifts = self.core.enforcer().drift(&self.core.store.state.applied, path).unwrap();
         // A fake's effective CPUs and nodes never change.
         drifts.iter().any(|drift| drift.kind == numaward_enforce::DriftKind::Rewritten)
     }
@@ -132,21 +132,21 @@ impl Bench {
 }
 
 /// The one container of a pod, of the class Guaranteed.
-pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerAsk {
+pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerPlacementRequest {
     let resources = Resources::none().with_cpu(Quantity::milli(millicpus));
     let resources = resources.with_memory(Quantity::whole(Bytes::mib(64).0));
     let owner = format!("uid-{name}/c");
     let mut request = Request::workload(owner.as_str(), resources);
     request.containers[0].name = "c".into();
-    ContainerAsk {
-        pod: PodAsk {
+    ContainerPlacementRequest {
+        pod: PodPlacementRequest {
             pod: PodName {
                 namespace: "default".to_owned(),
                 name: name.to_owned(),
                 uid: format!("uid-{name}"),
             },
             sandbox: format!("sandbox-{name}"),
-            asked: Asked::Container(request),
+            asked: PodClaim::Container(request),
             terms: Terms::default(),
             notes: Vec::new(),
         },
@@ -154,7 +154,7 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerAsk {
         name: "c".to_owned(),
         cgroup: format!("/kubepods/pod-{name}/{name}").parse().unwrap(),
         slice: GuaranteeSource::Own,
-        memory: MemoryAsk::default(),
+        memory: MemoryClaim::default(),
         keeps_pod_quota: false,
         has: Settings::default(),
         is_yielded_to: false,
@@ -220,8 +220,8 @@ fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
     assert_eq!(over.try_recv(), Ok(()));
     assert!(created.try_recv().is_ok());
     assert_eq!(bound.try_recv(), Ok(None));
-    assert_eq!(bench.core.kept.state.ledger.shared_pool().len(), 4);
-    assert!(bench.core.kept.state.guarantees.contains_key("default/second/c"));
+    assert_eq!(bench.core.store.state.ledger.shared_pool().len(), 4);
+    assert!(bench.core.store.state.guarantees.contains_key("default/second/c"));
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_container_whose_pages_may_move_is_bound_when_nothing_else_is_waited_for() {
     assert_eq!(bound.try_recv(), Err(TryRecvError::Empty));
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(None));
-    assert!(bench.core.kept.state.guarantees.contains_key("default/a/c"));
+    assert!(bench.core.store.state.guarantees.contains_key("default/a/c"));
 }
 
 #[test]
@@ -316,14 +316,14 @@ fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
     // What is gone is released on a thread that has something else to do first; meanwhile a pod is admitted.
     bench.keep_busy();
     let new = container("new", 3000);
-    let Asked::Container(request) = &new.pod.asked else { panic!("{new:?}") };
+    let PodClaim::Container(request) = &new.pod.asked else { panic!("{new:?}") };
     let request = Request { owner: "uid-new".into(), ..request.clone() };
-    let pod = PodAsk { asked: Asked::Pod(request), ..new.pod.clone() };
+    let pod = PodPlacementRequest { asked: PodClaim::Pod(request), ..new.pod.clone() };
     let mut admitted = bench.ask(|answer| PodCommand::RunPod { ask: Box::new(pod), answer });
     bench.core.synchronize(&[], &BTreeMap::new(), true);
     assert!(admitted.try_recv().unwrap().is_ok());
-    assert!(!bench.core.kept.state.pods.contains_key("uid-gone/c"));
-    assert!(bench.core.kept.state.pods.contains_key("uid-new"), "the list is older");
+    assert!(!bench.core.store.state.pods.contains_key("uid-gone/c"));
+    assert!(bench.core.store.state.pods.contains_key("uid-new"), "the list is older");
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn a_controller_that_was_enabled_stays_known_where_a_change_goes_back() {
     let mut change = bench.core.begin();
     change.enable_above(&"/other/inner".parse().unwrap(), Knob::CpusetCpus).unwrap();
     drop(change);
-    let enabled: Vec<_> = bench.core.kept.state.enabled.iter().collect();
+    let enabled: Vec<_> = bench.core.store.state.enabled.iter().collect();
     assert_eq!(enabled.len(), 1);
     assert!(enabled[0].0.as_str() == "/other" && enabled[0].1.controllers.contains("cpuset"));
     assert_eq!(fixture::line(&root.join("other/cgroup.subtree_control")), "+cpuset");
@@ -345,5 +345,5 @@ fn a_controller_that_was_enabled_stays_known_where_a_change_goes_back() {
     // Somebody else has disabled it, in the words of the kernel.
     std::fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
     bench.core.refresh();
-    assert!(bench.core.kept.state.enabled.is_empty());
+    assert!(bench.core.store.state.enabled.is_empty());
 }

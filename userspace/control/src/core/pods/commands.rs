@@ -44,14 +44,14 @@ impl Core {
                     self.execution.put_off.push(Numbered { number, command });
                     return None;
                 }
-                let owner = created.as_ref().ok().and_then(|_| self.kept.state.containers.get(&ask.id));
+                let owner = created.as_ref().ok().and_then(|_| self.store.state.containers.get(&ask.id));
                 let owner = owner.map(|placed| placed.of.owner.clone());
                 let created =
                     created.map(|(settings, unpinned)| (self.for_runtime(&ask.id, settings), unpinned));
                 drop(answer.send(created));
                 // The container is being made meanwhile.
                 if let Some(owner) = owner {
-                    self.kept.storage.decisions.note(&owner, &self.kept.state);
+                    self.store.storage.decisions.note(&owner, &self.store.state);
                     self.promises_changed();
                 }
                 return None;
@@ -71,7 +71,7 @@ impl Core {
                 return None;
             }
             PodCommand::Bind { id, ask, answer } => {
-                if let Some(ask) = ask.filter(|_| !self.kept.state.containers.contains_key(&id)) {
+                if let Some(ask) = ask.filter(|_| !self.store.state.containers.contains_key(&id)) {
                     self.adopt_started(&ask);
                 }
                 reply(answer, self.bind(&id))
@@ -110,7 +110,7 @@ impl Core {
     /// Whether something else is waited for, and this would have to wait as well: pages would have to move.
     fn is_too_early(&mut self, command: &PodCommand) -> bool {
         let PodCommand::Bind { id, .. } = command else { return false };
-        let Some(placed) = self.kept.state.containers.get(id).cloned() else { return false };
+        let Some(placed) = self.store.state.containers.get(id).cloned() else { return false };
         if self.execution.busy.is_none() || !self.is_promised(&placed) {
             return false;
         }

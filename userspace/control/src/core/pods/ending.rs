@@ -16,9 +16,9 @@ use crate::core::Core;
 impl Core {
     /// A container ended, or was never started. What its pod holds stays until the pod is over.
     pub(super) fn stopped(&mut self, id: &str) {
-        let Some(placed) = self.kept.state.containers.get(id).cloned() else { return };
+        let Some(placed) = self.store.state.containers.get(id).cloned() else { return };
         let mut names =
-            self.kept.state.guarantees.iter().filter_map(|(name, guarantee)| match &guarantee.target {
+            self.store.state.guarantees.iter().filter_map(|(name, guarantee)| match &guarantee.target {
                 Target::Container(of) if of.id == id => Some(name.clone()),
                 _ => None,
             });
@@ -26,17 +26,17 @@ impl Core {
             && let Err(error) = self.release(&name)
         {
             tracing::error!(name, %error, "a container that ended cannot be released; tried again");
-            self.kept.state.releasing.insert(name);
+            self.store.state.releasing.insert(name);
             self.pods.unbound.remove(id);
             self.pods.ended.insert(id.to_owned());
             return;
         }
-        let before = self.kept.state.clone();
+        let before = self.store.state.clone();
         self.forget_container(id);
-        let mut containers = self.kept.state.containers.values();
+        let mut containers = self.store.state.containers.values();
         let is_shared = containers.any(|other| other.of.owner == placed.of.owner);
         let is_alone =
-            self.kept.state.pods.get(&placed.of.owner).is_some_and(|owner| owner.container.is_some());
+            self.store.state.pods.get(&placed.of.owner).is_some_and(|owner| owner.container.is_some());
         if is_alone && !is_shared {
             self.remove_owner(&placed.of.owner);
         }
@@ -44,7 +44,7 @@ impl Core {
     }
 
     fn forget_container(&mut self, id: &str) {
-        self.kept.state.containers.remove(id);
+        self.store.state.containers.remove(id);
         self.pods.bound.remove(id);
         self.pods.unbound.remove(id);
         self.pods.ended.remove(id);
@@ -52,8 +52,8 @@ impl Core {
     }
 
     pub(super) fn remove_owner(&mut self, owner: &str) {
-        self.kept.state.pods.remove(owner);
-        self.kept.state.give_back(&OwnerId::from(owner), &*self.policy.strategy);
+        self.store.state.pods.remove(owner);
+        self.store.state.give_back(&OwnerId::from(owner), &*self.policy.strategy);
         if !self.policy.missing.is_empty() {
             // What it gives back belongs to those that miss it.
             self.recharge();
@@ -62,7 +62,7 @@ impl Core {
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.
     pub(super) fn store_given_back(&mut self, before: &State) {
-        if self.kept.state == *before {
+        if self.store.state == *before {
             return;
         }
         if let Err(error) = self.save() {
@@ -74,7 +74,7 @@ impl Core {
     /// A sandbox was stopped: what its pod holds is free, unless the pod has another sandbox by now.
     pub(super) fn pod_over(&mut self, uid: &str, sandbox: &str) {
         let of_sandbox: Vec<String> = self
-            .kept
+            .store
             .state
             .containers
             .values()
@@ -88,9 +88,9 @@ impl Core {
             self.pods.over.insert((uid.to_owned(), sandbox.to_owned()));
             return;
         }
-        let before = self.kept.state.clone();
+        let before = self.store.state.clone();
         let owners: Vec<String> = self
-            .kept
+            .store
             .state
             .pods
             .iter()
@@ -106,7 +106,7 @@ impl Core {
 
     /// Whether containers of a sandbox are there, or not released yet.
     fn has_containers(&self, sandbox: &str) -> bool {
-        self.kept.state.containers.values().any(|placed| placed.of.sandbox == sandbox)
+        self.store.state.containers.values().any(|placed| placed.of.sandbox == sandbox)
     }
 
     /// Goes on with containers and pods that were over and could not be released at once.
@@ -114,7 +114,7 @@ impl Core {
         let released = self.pods.ended.iter().filter(|id| {
             let is_of =
                 |held: &Arc<Guarantee>| matches!(&held.target, Target::Container(of) if of.id == **id);
-            !self.kept.state.guarantees.values().any(is_of)
+            !self.store.state.guarantees.values().any(is_of)
         });
         for id in released.cloned().collect::<Vec<_>>() {
             self.pods.ended.remove(&id);

@@ -15,7 +15,7 @@
 use numaward_config::{Config, memory_qos::MemoryReservationPolicy};
 use numaward_engine::memory_qos::MemorySettings;
 use numaward_guarantee::{
-    pod::{MemoryAsk, Placed},
+    pod::{MemoryClaim, PlacedContainer},
     policy,
 };
 use numaward_topology::{Bytes, ZoneKind};
@@ -32,7 +32,7 @@ fn slack(of: Bytes) -> Bytes {
 }
 
 /// The knobs of a container. `ceiling` stands for the limit of who has none.
-fn knobs(config: &Config, ask: &MemoryAsk, is_promised: bool, ceiling: Bytes) -> MemoryKnobs {
+fn knobs(config: &Config, ask: &MemoryClaim, is_promised: bool, ceiling: Bytes) -> MemoryKnobs {
     let (Some(class), Some(request)) = (ask.class, ask.request) else { return MemoryKnobs::default() };
     let default =
         if is_promised { MemoryReservationPolicy::TieredReservation } else { MemoryReservationPolicy::None };
@@ -49,7 +49,7 @@ fn knobs(config: &Config, ask: &MemoryAsk, is_promised: bool, ceiling: Bytes) ->
 
 impl Core {
     /// The knobs of a container's memory.
-    pub(super) fn memory_knobs(&self, placed: &Placed) -> MemoryKnobs {
+    pub(super) fn memory_knobs(&self, placed: &PlacedContainer) -> MemoryKnobs {
         let is_promised = self.allocation_for(&placed.of).is_some_and(|held| {
             held.blocks.iter().any(|block| block.kind == ZoneKind::Memory && block.bytes.0 > 0)
         });
@@ -99,7 +99,7 @@ mod tests {
             (SLOWED, Burstable, None, 200, false, [None; 3]),
         ] {
             let read: Config = serde_json::from_str(config).unwrap();
-            let ask = MemoryAsk {
+            let ask = MemoryClaim {
                 class: Some(class),
                 request: request.map(Bytes::mib),
                 limit: (limit > 0).then_some(Bytes::mib(limit)),
@@ -109,6 +109,9 @@ mod tests {
             let found = [found.min, found.low, found.high].map(mib);
             assert_eq!(found, expected, "{config} {class} {request:?} of {limit}, promised: {is_promised}");
         }
-        assert_eq!(knobs(&Config::default(), &MemoryAsk::default(), true, Bytes(0)), MemoryKnobs::default());
+        assert_eq!(
+            knobs(&Config::default(), &MemoryClaim::default(), true, Bytes(0)),
+            MemoryKnobs::default()
+        );
     }
 }

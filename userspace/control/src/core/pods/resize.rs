@@ -8,7 +8,7 @@ use numaward_enforce::SettingsChange;
 use numaward_engine::{ContainerName, OwnerId, Quantity, Resources};
 use numaward_guarantee::{
     error::AdmissionError,
-    pod::{MemoryAsk, Placed, Update},
+    pod::{MemoryClaim, PlacedContainer, Update},
 };
 use numaward_model::{Settings, pod::POD_SHARE};
 
@@ -21,12 +21,12 @@ impl Core {
         &mut self,
         id: &str,
         to: &Resources,
-        memory: Option<MemoryAsk>,
+        memory: Option<MemoryClaim>,
         has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
-        let placed = self.kept.state.containers.get(id).filter(|_| !self.pods.ended.contains(id));
+        let placed = self.store.state.containers.get(id).filter(|_| !self.pods.ended.contains(id));
         let Some(placed) = placed else { return Ok(None) };
-        let mut placed = Placed::clone(placed);
+        let mut placed = PlacedContainer::clone(placed);
         let to = &match (self.terms_of(&placed.of), memory.and_then(|memory| memory.request)) {
             // What is promised is what it requests, and the runtime knows its limits.
             (Some(terms), request) if terms.burstable => {
@@ -41,13 +41,13 @@ impl Core {
         // What the pod holds as a whole does not change with one of its containers.
         if !placed.of.shares_pod() {
             let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.ledger_name());
-            let held = change.kept.state.ledger.allocation(&owner, &container);
+            let held = change.store.state.ledger.allocation(&owner, &container);
             let ledger = change.ledger_for(Some(&placed.cgroup), held);
-            change.kept.state.ledger = change.policy.strategy.resize(&ledger, &owner, &container, to)?;
+            change.store.state.ledger = change.policy.strategy.resize(&ledger, &owner, &container, to)?;
         }
         placed.memory = memory.unwrap_or(placed.memory);
         if let Some(without_us) = placed.without_us.take() {
-            change.kept.state.applied.note_found(&placed.cgroup, &has.values());
+            change.store.state.applied.note_found(&placed.cgroup, &has.values());
             placed.without_us = Some(Settings {
                 cpus: has.cpus.or(without_us.cpus),
                 mems: has.mems.or(without_us.mems),
@@ -58,8 +58,8 @@ impl Core {
                 ..Settings::default()
             });
         }
-        if change.kept.state.containers.get(id).is_none_or(|known| **known != placed) {
-            change.kept.state.containers.insert(id.to_owned(), placed.clone());
+        if change.store.state.containers.get(id).is_none_or(|known| **known != placed) {
+            change.store.state.containers.insert(id.to_owned(), placed.clone());
         }
         let settings = change.settings_of(&placed);
         if !change.is_change() {
@@ -81,9 +81,9 @@ impl Core {
 
     /// Notes what a cgroup is to hold from now on; `false` if it is not held.
     pub(in crate::core) fn note_settings(&mut self, cgroup: &CgroupPath, settings: &Settings) -> bool {
-        let held = self.kept.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
+        let held = self.store.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
         let Some(name) = held.map(|(name, _)| name.clone()) else { return false };
-        if let Some(held) = self.kept.state.guarantees.get_mut(&name) {
+        if let Some(held) = self.store.state.guarantees.get_mut(&name) {
             held.settings = settings.clone();
         }
         true
@@ -93,12 +93,12 @@ impl Core {
     pub(crate) fn resize_pod(&mut self, uid: &str, to: &Resources) -> Result<(), AdmissionError> {
         let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
         let mut change = self.begin();
-        change.kept.state.ledger =
-            change.policy.strategy.resize(&change.kept.state.ledger, &owner, &slice, to)?;
+        change.store.state.ledger =
+            change.policy.strategy.resize(&change.store.state.ledger, &owner, &slice, to)?;
         if !change.is_change() {
             return Ok(());
         }
-        let containers = change.kept.state.containers.values();
+        let containers = change.store.state.containers.values();
         let sharing = containers.filter(|placed| placed.of.owner == uid && placed.of.shares_pod());
         let sharing: BTreeMap<_, _> = sharing.map(|placed| (placed.cgroup.clone(), placed.clone())).collect();
         let (mut changes, mut updates) = (Vec::new(), Vec::new());

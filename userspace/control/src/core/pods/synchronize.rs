@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_cgroup::knob::Quota;
-use numaward_guarantee::pod::{ContainerAsk, Synchronized, Unpinned, Update};
+use numaward_guarantee::pod::{ContainerPlacementRequest, Synchronized, Unpinned, Update};
 
 use crate::core::Core;
 
@@ -11,7 +11,7 @@ impl Core {
     /// Releases what is gone, where the runtime has listed all that runs.
     pub(super) fn drop_gone(
         &mut self,
-        containers: &[ContainerAsk],
+        containers: &[ContainerPlacementRequest],
         sandboxes: &BTreeMap<String, String>,
         complete: bool,
     ) {
@@ -21,8 +21,8 @@ impl Core {
         let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
         // All of it before anything is released: while that waits, new pods and containers come.
         let gone: Vec<String> =
-            self.kept.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
-        let pods = self.kept.state.pods.values();
+            self.store.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
+        let pods = self.store.state.pods.values();
         let over = pods.filter(|admitted| !sandboxes.contains_key(&admitted.sandbox));
         let over: BTreeSet<(String, String)> =
             over.map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone())).collect();
@@ -39,17 +39,17 @@ impl Core {
     /// what has no pins gets them.
     pub(crate) fn synchronize(
         &mut self,
-        containers: &[ContainerAsk],
+        containers: &[ContainerPlacementRequest],
         sandboxes: &BTreeMap<String, String>,
         complete: bool,
     ) -> Synchronized {
         // What a rebuilt ledger does not know may have its pins from us. Those of a kubelet whose promises were taken over
         // are nobody's any more.
-        let is_taken_over = self.kept.is_rebuilt || self.imported().next().is_some();
+        let is_taken_over = self.store.is_rebuilt || self.imported().next().is_some();
         self.drop_gone(containers, sandboxes, complete);
         let mut result = Synchronized::default();
-        let is_theirs = |ask: &&ContainerAsk| {
-            ask.is_yielded_to && !is_taken_over && !self.kept.state.containers.contains_key(&ask.id)
+        let is_theirs = |ask: &&ContainerPlacementRequest| {
+            ask.is_yielded_to && !is_taken_over && !self.store.state.containers.contains_key(&ask.id)
         };
         let (theirs, containers): (Vec<_>, Vec<_>) = containers.iter().partition(is_theirs);
         for ask in theirs {
@@ -59,7 +59,7 @@ impl Core {
         let mut placed = Vec::new();
         let mut change = self.begin();
         for &ask in &containers {
-            let known = change.kept.state.containers.get(&ask.id).cloned();
+            let known = change.store.state.containers.get(&ask.id).cloned();
             placed.push(if let Some(known) = known {
                 change.note_known(ask, &known)
             } else {

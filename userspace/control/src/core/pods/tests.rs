@@ -9,11 +9,11 @@ use crate::core::execution::tests::{Bench, container};
 
 /// The CPUs that nobody holds.
 fn pool(bench: &Bench) -> String {
-    bench.core.kept.state.ledger.shared_pool().to_string()
+    bench.core.store.state.ledger.shared_pool().to_string()
 }
 
 /// A container that runs and cannot be bound: a knob of its cgroup is in the way.
-fn unbound(bench: &mut Bench) -> ContainerAsk {
+fn unbound(bench: &mut Bench) -> ContainerPlacementRequest {
     let ask = container("a", 2000);
     drop(bench.create(&ask));
     bench.handle();
@@ -21,11 +21,11 @@ fn unbound(bench: &mut Bench) -> ContainerAsk {
     in_the_way(bench, &ask, true);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(Some(Unpinned::Enforcement)));
-    assert!(bench.core.kept.state.guarantees.is_empty());
+    assert!(bench.core.store.state.guarantees.is_empty());
     ask
 }
 
-fn in_the_way(bench: &Bench, ask: &ContainerAsk, is_there: bool) {
+fn in_the_way(bench: &Bench, ask: &ContainerPlacementRequest, is_there: bool) {
     let knob = bench.dir_of(ask).join("cpuset.cpus");
     if is_there {
         fs::remove_file(&knob).unwrap();
@@ -50,10 +50,10 @@ fn a_container_that_could_not_be_bound_is_tried_again() {
     let ask = unbound(&mut bench);
     let now = Instant::now();
     turn(&mut bench, now);
-    assert!(bench.core.kept.state.guarantees.is_empty(), "not at once");
+    assert!(bench.core.store.state.guarantees.is_empty(), "not at once");
     in_the_way(&bench, &ask, false);
     turn(&mut bench, now + Duration::from_secs(2));
-    assert!(bench.core.kept.state.guarantees.contains_key("default/a/c"));
+    assert!(bench.core.store.state.guarantees.contains_key("default/a/c"));
     assert_eq!(crate::testing::line(&bench.dir_of(&ask).join("cpuset.cpus")), "1-2");
     let much_later = now + Duration::from_hours(1);
     turn(&mut bench, much_later);
@@ -72,7 +72,7 @@ fn what_a_container_holds_that_cannot_be_bound_stays_its_own_while_somebody_runs
     fs::write(bench.dir_of(&ask).join("cgroup.events"), "populated 0\n").unwrap();
     turn(&mut bench, now + Duration::from_mins(62));
     assert_eq!(pool(&bench), "0-7");
-    assert!(bench.core.kept.state.containers.is_empty() && bench.core.pods.unbound.is_empty());
+    assert!(bench.core.store.state.containers.is_empty() && bench.core.pods.unbound.is_empty());
 }
 
 #[test]
@@ -104,13 +104,13 @@ fn what_a_container_held_stays_promised_until_it_is_given_back() {
     let now = Instant::now();
     turn(&mut bench, now);
     assert_eq!(pool(&bench), "0,3-7");
-    assert!(bench.core.kept.state.releasing.contains("default/a/c"));
+    assert!(bench.core.store.state.releasing.contains("default/a/c"));
 
     in_the_way(&bench, &ask, false);
     bench.core.release("default/a/c").unwrap();
     turn(&mut bench, now);
     assert_eq!(pool(&bench), "0-7");
-    let state = &bench.core.kept.state;
+    let state = &bench.core.store.state;
     assert!(state.containers.is_empty() && state.pods.is_empty() && state.releasing.is_empty());
 }
 
@@ -133,7 +133,7 @@ fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hol
 
     bench.core.config.enforcement.mode = EnforcementMode::Off;
     bench.core.follow_mode();
-    assert!(bench.core.kept.state.applied.is_empty() && bench.core.kept.state.guarantees.is_empty());
+    assert!(bench.core.store.state.applied.is_empty() && bench.core.store.state.guarantees.is_empty());
     // What the runtime has on its books, before and after it was asked to change that.
     ask.has.cpus = Some("1-2".parse().unwrap());
     for has_asked in [false, true] {
@@ -152,13 +152,13 @@ fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hol
     }
     bench.core.refresh();
     assert_eq!(crate::testing::line(&root.join("other/cgroup.subtree_control")), "-cpuset");
-    assert!(bench.core.kept.state.enabled.is_empty());
+    assert!(bench.core.store.state.enabled.is_empty());
 }
 
 /// A container of the class `BestEffort`.
-fn best_effort(name: &str) -> ContainerAsk {
+fn best_effort(name: &str) -> ContainerPlacementRequest {
     let ask = container(name, 1000);
-    ContainerAsk { pod: PodAsk { asked: Asked::Nothing, ..ask.pod }, ..ask }
+    ContainerPlacementRequest { pod: PodPlacementRequest { asked: PodClaim::Nothing, ..ask.pod }, ..ask }
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty
         "enforcement": {"herding": {"mode": "on"}},
     });
     let mut bench = Bench::with(serde_json::from_value(config).unwrap());
-    let create = |bench: &mut Bench, ask: &ContainerAsk| {
+    let create = |bench: &mut Bench, ask: &ContainerPlacementRequest| {
         drop(bench.create(ask));
         let mut bound = bench.bind(ask);
         bench.handle();
@@ -203,7 +203,7 @@ fn account_that_is_too_large_is_refused() {
     let error = bench.core.create(&ask, Attempt::First).unwrap_err();
     assert!(error.to_string().starts_with("AccountTooLarge: what uid-a/c asks for takes 1048"), "{error}");
     assert_eq!(pool(&bench), "0-7");
-    assert!(bench.core.kept.state.pods.is_empty());
+    assert!(bench.core.store.state.pods.is_empty());
     ask.pod.terms.labels = [("key".to_owned(), "x".repeat(8 << 10))].into();
     bench.core.create(&ask, Attempt::First).unwrap();
     assert_eq!(pool(&bench), "0,3-7");

@@ -61,14 +61,14 @@ impl Core {
 
     /// Holds a container's cgroup, which exists now, and informs the probes.
     pub(super) fn bind(&mut self, id: &str) -> Option<Unpinned> {
-        let placed = self.kept.state.containers.get(id)?.clone();
+        let placed = self.store.state.containers.get(id)?.clone();
         let unpinned = match self.try_bind(&placed) {
             Ok(()) => {
                 self.pods.unbound.remove(id);
                 self.pods.bound.insert(id.to_owned());
                 // While that waited, others may have been promised CPUs of the pool that it was given.
                 let cpus = self.settings_of(&placed).cpus;
-                let record = self.kept.state.applied.get(&placed.cgroup);
+                let record = self.store.state.applied.get(&placed.cgroup);
                 self.pods.is_behind |= record.is_some_and(|record| record.settings.cpus != cpus);
                 self.follow_pool();
                 return None;
@@ -97,7 +97,7 @@ impl Core {
     pub(super) fn look_after_unbound(&mut self, now: Instant) {
         let due = self.pods.unbound.iter().filter(|(_, unbound)| unbound.is_due(now));
         for id in due.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
-            let Some(placed) = self.kept.state.containers.get(&id) else { continue };
+            let Some(placed) = self.store.state.containers.get(&id) else { continue };
             let is_empty = self.is_empty(&placed.cgroup);
             let Some(unbound) = self.pods.unbound.get_mut(&id) else { continue };
             if is_empty && unbound.is_late(now) {

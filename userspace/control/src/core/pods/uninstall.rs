@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, mem};
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::{Knob, Limit, Quota};
 use numaward_config::kubernetes::PinnedPolicy;
-use numaward_guarantee::pod::{ContainerAsk, Placed, Update};
+use numaward_guarantee::pod::{ContainerPlacementRequest, PlacedContainer, Update};
 use numaward_model::Settings;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
@@ -26,7 +26,7 @@ impl Core {
             return None;
         }
         // What a rebuilt ledger does not know may have its values from us.
-        let mut has = if self.kept.is_rebuilt { Settings::default() } else { has.clone() };
+        let mut has = if self.store.is_rebuilt { Settings::default() } else { has.clone() };
         let (cpus, mems) = self.everything();
         has.cpus = has.cpus.filter(|has| !cpus.is_subset(has));
         has.mems = has.mems.filter(|has| !mems.is_subset(has));
@@ -53,26 +53,26 @@ impl Core {
     /// Takes note of what the cgroups of containers are to get back, where no record says so: they hold CPUs of the shared
     /// pool, or were not bound yet.
     pub(in crate::core) fn note_unrecorded(&mut self) {
-        let placed: Vec<_> = self.kept.state.containers.values().cloned().collect();
+        let placed: Vec<_> = self.store.state.containers.values().cloned().collect();
         for placed in placed {
             let Some(without_us) = &placed.without_us else { continue };
             let mut knobs: BTreeSet<Knob> = self.settings_of(&placed).values().0.into_keys().collect();
             knobs.insert(Knob::CpusetCpus);
             let enforcer = self.enforcer().clone();
-            enforcer.record_created(&mut self.kept.state.applied, &placed.cgroup, without_us, knobs);
+            enforcer.record_created(&mut self.store.state.applied, &placed.cgroup, without_us, knobs);
         }
     }
 
     /// What the runtime has to change, where nothing is enforced any more, so that it no longer repeats what we said. What
     /// it has changed is over.
-    pub(super) fn take_back(&mut self, containers: &[ContainerAsk]) -> Vec<Update> {
+    pub(super) fn take_back(&mut self, containers: &[ContainerPlacementRequest]) -> Vec<Update> {
         let (cpus, mems) = self.everything();
         let (none, max) = (Some(Limit::Bytes(Bytes(0))), Some(Limit::Max));
         let mut updates = Vec::new();
         let mut taken_back = mem::take(&mut self.pods.taken_back);
         let mut change = self.begin();
-        for ContainerAsk { id, has, .. } in containers {
-            let Some(placed) = change.kept.state.containers.get(id) else { continue };
+        for ContainerPlacementRequest { id, has, .. } in containers {
+            let Some(placed) = change.store.state.containers.get(id) else { continue };
             let Some(without_us) = placed.without_us.clone() else { continue };
             // Only what the runtime has on its books.
             let mut settings = Settings {
@@ -95,8 +95,8 @@ impl Core {
             let is_asked = settings == *has || !taken_back.insert(id.clone());
             if is_back && is_asked {
                 taken_back.remove(id);
-                let placed = Placed { without_us: None, ..Placed::clone(placed) };
-                change.kept.state.containers.insert(id.clone(), placed);
+                let placed = PlacedContainer { without_us: None, ..PlacedContainer::clone(placed) };
+                change.store.state.containers.insert(id.clone(), placed);
             } else {
                 updates.push(Update { id: id.clone(), settings });
             }
@@ -104,7 +104,7 @@ impl Core {
         if let Err(error) = change.store() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
-        taken_back.retain(|id| self.kept.state.containers.contains_key(id));
+        taken_back.retain(|id| self.store.state.containers.contains_key(id));
         self.pods.taken_back = taken_back;
         updates
     }

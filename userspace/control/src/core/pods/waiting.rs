@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{Ledger, OwnerId, in_flight::RESERVE_OWNER};
-use numaward_guarantee::pod::{Admitted, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
+use numaward_guarantee::pod::{
+    AdmittedPod, ContainerPlacementRequest, MemoryClaim, PlacedContainer, PodPlacementRequest, Update,
+};
 use numaward_model::pod::PodName;
 
 use super::{Attempt, Core};
@@ -20,14 +22,14 @@ use super::{Attempt, Core};
 /// Those that wait.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    asks: BTreeMap<String, ContainerAsk>,
+    asks: BTreeMap<String, ContainerPlacementRequest>,
     /// What was promised when they were tried last.
     tried: Option<Ledger>,
 }
 
 impl Waiting {
     /// One more waits.
-    pub(crate) fn add(&mut self, ask: &ContainerAsk) {
+    pub(crate) fn add(&mut self, ask: &ContainerPlacementRequest) {
         self.asks.insert(ask.id.clone(), ask.clone());
     }
 
@@ -39,19 +41,23 @@ impl Waiting {
 
 impl Core {
     /// A container that is known runs: what is reported of it now counts, and what it still misses is waited for.
-    pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: &Placed) -> Placed {
-        let memory = if ask.memory == MemoryAsk::default() { known.memory } else { ask.memory };
+    pub(super) fn note_known(
+        &mut self,
+        ask: &ContainerPlacementRequest,
+        known: &PlacedContainer,
+    ) -> PlacedContainer {
+        let memory = if ask.memory == MemoryClaim::default() { known.memory } else { ask.memory };
         let without_us = known.without_us.clone().or_else(|| self.known_without_us(&ask.has));
-        let placed = Placed { memory, without_us, ..known.clone() };
+        let placed = PlacedContainer { memory, without_us, ..known.clone() };
         if placed != *known {
-            self.kept.state.containers.insert(ask.id.clone(), placed.clone());
+            self.store.state.containers.insert(ask.id.clone(), placed.clone());
         }
         if placed.memory != known.memory {
             // To be held to it.
             self.pods.bound.remove(&ask.id);
         }
         // One that was admitted may hold nothing all the same: no CPUs where it asks for parts of them.
-        if ask.has_claim() && !self.kept.state.pods.contains_key(&placed.of.owner) {
+        if ask.has_claim() && !self.store.state.pods.contains_key(&placed.of.owner) {
             self.pods.waiting.add(ask);
         }
         placed
@@ -59,7 +65,7 @@ impl Core {
 
     /// Takes note of a container that runs and is not known, with what it asks for if that is there (`true`). Nothing is
     /// stored yet.
-    pub(super) fn adopt_container(&mut self, ask: &ContainerAsk) -> (Placed, bool) {
+    pub(super) fn adopt_container(&mut self, ask: &ContainerPlacementRequest) -> (PlacedContainer, bool) {
         match self.place(ask, Attempt::First) {
             Ok(owner) => (self.note_placed(ask, owner), true),
             Err(error) => {
@@ -75,7 +81,7 @@ impl Core {
 
     /// A container starts that is not known: its creation was not answered in time, so it cannot be refused any more,
     /// but must keep off what is promised to others.
-    pub(super) fn adopt_started(&mut self, ask: &ContainerAsk) {
+    pub(super) fn adopt_started(&mut self, ask: &ContainerPlacementRequest) {
         let mut change = self.begin();
         let (placed, _) = change.adopt_container(ask);
         if let Err(error) = change.store() {
@@ -106,10 +112,10 @@ impl Core {
         if self.pods.waiting.asks.is_empty() || self.mode() == EnforcementMode::Off {
             return;
         }
-        if self.pods.waiting.tried.as_ref() == Some(&self.kept.state.ledger) {
+        if self.pods.waiting.tried.as_ref() == Some(&self.store.state.ledger) {
             return;
         }
-        let asks: Vec<ContainerAsk> = self.pods.waiting.asks.values().cloned().collect();
+        let asks: Vec<ContainerPlacementRequest> = self.pods.waiting.asks.values().cloned().collect();
         let mut updates = Vec::new();
         for ask in asks {
             let mut change = self.begin();
@@ -127,45 +133,45 @@ impl Core {
             tracing::info!(name, cgroup = %placed.cgroup, "got what it asked for, and had been started without");
             updates.push(Update { id: ask.id, settings: self.settings_of(&placed) });
         }
-        self.pods.waiting.tried = Some(self.kept.state.ledger.clone());
+        self.pods.waiting.tried = Some(self.store.state.ledger.clone());
         if self.mode() == EnforcementMode::On {
             self.pods.send(updates);
         }
     }
 
     /// A pod to which a kubelet promised something keeps that; `true` if it is one.
-    pub(super) fn take_over_imported(&mut self, ask: &PodAsk) -> bool {
+    pub(super) fn take_over_imported(&mut self, ask: &PodPlacementRequest) -> bool {
         let uid = ask.pod.uid.as_str();
-        if self.kept.state.pods.contains_key(uid)
-            || self.kept.state.ledger.owner(&OwnerId::from(uid)).is_none()
+        if self.store.state.pods.contains_key(uid)
+            || self.store.state.ledger.owner(&OwnerId::from(uid)).is_none()
         {
             return false;
         }
         let mut notes = ask.notes.clone();
         notes.push("taken over from the state of the kubelet, which placed it".to_owned());
-        let admitted = Admitted {
+        let admitted = AdmittedPod {
             pod: ask.pod.clone(),
             sandbox: ask.sandbox.clone(),
             container: None,
             explanation: api::Explanation { notes, ..api::Explanation::default() },
         };
         tracing::info!(pod = ask.pod.name, uid, "keeps what the kubelet promised to it");
-        self.kept.state.pods.insert(uid.to_owned(), admitted);
+        self.store.state.pods.insert(uid.to_owned(), admitted);
         true
     }
 
     /// The UIDs of pods to which a kubelet promised something, and of which no container was seen yet.
     pub(super) fn imported(&self) -> impl Iterator<Item = &str> {
-        self.kept.state.ledger.owners().map(|(owner, _)| owner.as_str()).filter(|owner| {
-            let is_held = self.kept.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
-            !is_held && !self.kept.state.pods.contains_key(*owner) && *owner != RESERVE_OWNER
+        self.store.state.ledger.owners().map(|(owner, _)| owner.as_str()).filter(|owner| {
+            let is_held = self.store.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
+            !is_held && !self.store.state.pods.contains_key(*owner) && *owner != RESERVE_OWNER
         })
     }
 
     /// What a kubelet promised to pods that are gone is given back.
     pub(super) fn drop_imported(&mut self, sandboxes: &BTreeMap<String, String>) {
         let runs: BTreeSet<&str> = sandboxes.values().map(String::as_str).collect();
-        let before = self.kept.state.clone();
+        let before = self.store.state.clone();
         let gone: Vec<String> =
             self.imported().filter(|owner| !runs.contains(owner)).map(str::to_owned).collect();
         for owner in gone {

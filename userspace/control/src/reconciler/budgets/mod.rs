@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use self::share::{News, Shares};
 use crate::{
     core::Core,
-    page_worker::{self, ByNode, Done, Job, LEAST, PageWorker},
+    page_worker::{self, ByNode, Job, JobOutcome, LEAST, PageWorker},
 };
 
 /// How often it is read where memory lies, while somebody has more than a budget.
@@ -82,7 +82,7 @@ fn budgets_of(state: &State, owner: &str) -> Option<ByNode> {
 
 /// Whether a rebalance moves this owner: its budgets are those of the new place already, and its pages are on their way.
 fn is_moved(core: &Core, owner: &str) -> bool {
-    core.kept.state.moving.is_moved(&OwnerId::from(owner))
+    core.store.state.moving.is_moved(&OwnerId::from(owner))
 }
 
 impl Budgets {
@@ -95,19 +95,19 @@ impl Budgets {
             return;
         }
         if std::mem::take(&mut self.is_outdated) {
-            self.follow(&core.kept.state);
+            self.follow(&core.store.state);
         }
         if self.workloads.is_empty() && self.worker.is_none() {
             return;
         }
         match self.worker.as_mut().and_then(PageWorker::take) {
-            Some(Done::Read { found, took }) => {
+            Some(JobOutcome::Read { found, took }) => {
                 self.read(core, found, now);
                 let is_over = self.workloads.values().any(|of| of.shares.is_over());
                 let pace = if is_over { PACE } else { CALM };
                 self.next_look = Some(now + pace.max(took * COST));
             }
-            Some(Done::Moved { name, order, moved }) => self.moved(core, &name, &order, &moved, now),
+            Some(JobOutcome::Moved { name, order, moved }) => self.moved(core, &name, &order, &moved, now),
             None => {}
         }
         self.go_on(core, now);
@@ -283,7 +283,7 @@ mod tests {
     fn what_has_a_home_has_no_budgets() {
         for (burstable, nodes) in [(false, 2), (true, 0)] {
             let (_dir, _host, reconciler) = bench(burstable);
-            let state = &reconciler.core.kept.state;
+            let state = &reconciler.core.store.state;
             let held = state.ledger.allocation(&"a".into(), &"a".into()).unwrap();
             assert_eq!(held.placed[&ZoneKind::Memory].len(), 2);
             assert_eq!(budgets_of(state, "a").unwrap_or_default().len(), nodes);
@@ -295,14 +295,14 @@ mod tests {
         for is_moved in [false, true] {
             let (_dir, host, mut reconciler) = bench(false);
             let core = &mut reconciler.core;
-            let held = core.kept.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
+            let held = core.store.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
             if is_moved {
                 let (owner, container) = ("a".into(), "a".into());
                 let of = ContainerMove { owner, container, from: held.clone(), to: held, bytes: Bytes(0) };
-                core.kept.state.moving.running = Some(Running { moves: vec![of], ..Running::default() });
+                core.store.state.moving.running = Some(Running { moves: vec![of], ..Running::default() });
             }
             let mut budgets = Budgets::new(CancellationToken::new());
-            budgets.follow(&core.kept.state);
+            budgets.follow(&core.store.state);
             let mut now = Instant::now();
             for _ in 0..2 {
                 let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();
@@ -321,7 +321,7 @@ mod tests {
         reconciler.core.config.budgets.rate.0 = Bytes::kib(64);
         let core = &reconciler.core;
         let mut budgets = Budgets::new(CancellationToken::new());
-        budgets.follow(&core.kept.state);
+        budgets.follow(&core.store.state);
         let now = Instant::now();
         for seconds in [0, 5] {
             let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();

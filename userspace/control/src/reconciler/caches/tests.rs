@@ -71,7 +71,7 @@ fn admit(reconciler: &mut ReconcilerLoop, name: &str, class: Option<&str>) -> Re
 
 fn release(reconciler: &mut ReconcilerLoop, name: &str) {
     reconciler.core.release(name).unwrap();
-    reconciler.settle();
+    reconciler.process_effects();
 }
 
 /// A look, now, until its result is taken.
@@ -153,7 +153,7 @@ fn an_unknown_class_is_refused_with_those_that_there_are() {
     };
     assert_eq!(field, "placement.resctrlClass");
     assert!(problem.contains("there is no class \"dp\"") && problem.ends_with("batch, db"), "{problem}");
-    assert!(reconciler.core.kept.state.guarantees.is_empty());
+    assert!(reconciler.core.store.state.guarantees.is_empty());
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn ways_of_an_exclusive_class_come_back_over_a_crash_and_with_another_configurat
     drop(reconciler);
     bench.fake.commands();
     let mut reconciler = bench.start();
-    assert!(!reconciler.core.kept.state.cache_ways.is_empty(), "what was found is in the ledger");
+    assert!(!reconciler.core.store.state.cache_ways.is_empty(), "what was found is in the ledger");
     turn(&mut reconciler);
     assert!(bench.fake.commands().is_empty() && bench.happened().is_empty());
     // As at a start with another configuration.
@@ -284,5 +284,5 @@ fn ways_of_an_exclusive_class_come_back_over_a_crash_and_with_another_configurat
     core.config.resctrl = resctrl::Resctrl::default();
     controllers.caches.adopt(core);
     assert_eq!((default(&bench), bench.fake.groups().len()), ("L3:0=fff;1=3ff".to_owned(), 0));
-    assert!(reconciler.core.kept.state.cache_ways.is_empty());
+    assert!(reconciler.core.store.state.cache_ways.is_empty());
 }

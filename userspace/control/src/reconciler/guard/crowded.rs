@@ -16,7 +16,7 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_guarantee::reconciler::{CrowdedNode, ShownCrowded};
+use numaward_guarantee::reconciler::{CrowdedNode, LatestCrowdedNodes};
 use numaward_model::{
     EventReport,
     headroom::{Headroom, UnguaranteedWorkload},
@@ -37,7 +37,7 @@ pub(super) struct Crowding {
     /// What is in the way on those that are crowded.
     crowded: BTreeMap<NodeId, Vec<(String, Bytes)>>,
     /// What others see of it.
-    pub(super) shown: ShownCrowded,
+    pub(super) shown: LatestCrowdedNodes,
 }
 
 impl Crowding {

@@ -13,7 +13,7 @@ use numaward_config::{
 use numaward_engine::{HostConditions, RebalanceLimits, in_flight::RESERVE_OWNER};
 use numaward_guarantee::{
     command::{Command, PodCommand},
-    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
+    pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest},
     state::State,
 };
 use numaward_model::{
@@ -25,7 +25,7 @@ use numaward_model::{
 use numaward_topology::{HugepagePool, HugepageSize, NodeId, ZoneKind};
 use tempfile::TempDir;
 
-use super::{Asked as Room, *};
+use super::{RebalanceCommand as Room, *};
 use crate::{
     core::Numbered,
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
@@ -69,7 +69,7 @@ impl Bench {
         if let Some(reply) = self.reconciler.core.pod_command(Numbered { number: 0, command }, false) {
             reply();
         }
-        self.reconciler.settle();
+        self.reconciler.process_effects();
     }
 
     fn root(&self) -> PathBuf {
@@ -91,7 +91,7 @@ impl Bench {
     }
 
     fn nodes(&self) -> Vec<(String, String)> {
-        let ledger = &self.reconciler.core.kept.state.ledger;
+        let ledger = &self.reconciler.core.store.state.ledger;
         ledger
             .allocations()
             .map(|(owner, _, held)| (owner.to_string(), held.memory_nodes().to_string()))
@@ -103,18 +103,18 @@ impl Bench {
     }
 
     /// Containers of a pod start that hold their cgroups.
-    fn run_pod(&mut self, asked: &Asked, slice: GuaranteeSource, names: &[&str]) {
+    fn run_pod(&mut self, asked: &PodClaim, slice: GuaranteeSource, names: &[&str]) {
         let pod = PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
         let (sandbox, terms) = ("sandbox".to_owned(), numaward_engine::Terms::default());
-        let pod = PodAsk { pod, sandbox, asked: asked.clone(), terms, notes: Vec::new() };
+        let pod = PodPlacementRequest { pod, sandbox, asked: asked.clone(), terms, notes: Vec::new() };
         for name in names {
-            let ask = ContainerAsk {
+            let ask = ContainerPlacementRequest {
                 pod: pod.clone(),
                 id: format!("id-{name}"),
                 name: (*name).to_owned(),
                 cgroup: format!("/kubepods/pod/{name}").parse().unwrap(),
                 slice,
-                memory: MemoryAsk::default(),
+                memory: MemoryClaim::default(),
                 keeps_pod_quota: false,
                 has: Settings::default(),
                 is_yielded_to: false,
@@ -133,8 +133,8 @@ impl Bench {
         let withheld = [(ZoneKind::Memory, nodes)].into();
         let conditions = Arc::new(HostConditions { withheld, ..HostConditions::default() });
         *self.host.headroom.lock().unwrap() = Arc::new(Headroom { conditions, ..Headroom::default() });
-        self.reconciler.look_after();
-        self.reconciler.settle();
+        self.reconciler.run_maintenance();
+        self.reconciler.process_effects();
     }
 
     /// A cgroup has so much memory on each node, in MiB.
@@ -203,7 +203,7 @@ impl Bench {
 
     /// What a start would read.
     fn promised(&self) -> (Vec<(String, String)>, State) {
-        let state = &self.reconciler.core.kept.state;
+        let state = &self.reconciler.core.store.state;
         let moving =
             numaward_guarantee::moving::Moving { running: state.moving.running.clone(), recent: Vec::new() };
         let mut state = state.clone();
@@ -294,7 +294,7 @@ fn a_plan_changes_nothing_and_is_carried_out() {
     let expected = [("a", "1"), ("b", "0"), ("c", "1"), ("new", "0")];
     assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
     assert_eq!(bench.knobs("new"), ["1".to_owned(), "0".to_owned()]);
-    let ledger = &bench.reconciler.core.kept.state.ledger;
+    let ledger = &bench.reconciler.core.store.state.ledger;
     assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
     assert_eq!(bench.said(), ["planned", "planned", "planned", "started", "moved", "done"]);
 }
@@ -338,7 +338,7 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     bench.runtime(PodCommand::SendUpdates(sender));
     let mut asked = request("uid/c", "1Gi").engine;
     asked.containers[0].name = "c".into();
-    bench.run_pod(&Asked::Container(asked), GuaranteeSource::Own, &["c"]);
+    bench.run_pod(&PodClaim::Container(asked), GuaranteeSource::Own, &["c"]);
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
     }
@@ -372,7 +372,7 @@ fn what_cannot_be_taken_back_keeps_its_new_place() {
     let expected =
         [("a", "1"), ("b", "0"), ("c", "1")].map(|(name, nodes)| (name.to_owned(), nodes.to_owned()));
     assert_eq!(bench.nodes(), expected, "the ledger has it where the kernel has it");
-    let ledger = &bench.reconciler.core.kept.state.ledger;
+    let ledger = &bench.reconciler.core.store.state.ledger;
     assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
 }
 
@@ -414,7 +414,7 @@ fn what_ends_meanwhile_leaves_the_ledger_right() {
         for name in ["b", "c", "new"] {
             bench.reconciler.core.release(name).unwrap();
         }
-        assert_eq!(bench.reconciler.core.kept.state.ledger, bench.reconciler.core.policy.strategy.idle());
+        assert_eq!(bench.reconciler.core.store.state.ledger, bench.reconciler.core.policy.strategy.idle());
     }
 }
 
@@ -529,7 +529,7 @@ fn containers_that_share_a_pod_stay_together() {
     fixture::cgroup(&bench.root().join("kubepods/pod/d"), &bench.host.machine());
     let mut asked = request("uid", "1Gi").engine;
     asked.containers[0].name = POD_SHARE.into();
-    bench.run_pod(&Asked::Pod(asked), GuaranteeSource::Pod, &["c", "d"]);
+    bench.run_pod(&PodClaim::Pod(asked), GuaranteeSource::Pod, &["c", "d"]);
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
     }

@@ -56,8 +56,8 @@ impl Bench {
             HostConditions { withheld: [(kind, nodes.into())].into(), ..HostConditions::default() };
         *self.host.headroom.lock().unwrap() =
             Arc::new(Headroom { conditions: conditions.into(), ..Headroom::default() });
-        self.reconciler.look_after();
-        self.reconciler.settle();
+        self.reconciler.run_maintenance();
+        self.reconciler.process_effects();
     }
 
     fn admit(&mut self, name: &str, [memory, huge]: [u64; 2]) -> Result<Answer, AdmissionError> {
@@ -90,8 +90,8 @@ fn cpus_of_other_partitions_are_neither_free_nor_given() {
     let conditions = HostConditions { partition_cpus, ..HostConditions::default() };
     *bench.host.headroom.lock().unwrap() =
         Arc::new(Headroom { conditions: conditions.into(), ..Headroom::default() });
-    bench.reconciler.look_after();
-    bench.reconciler.settle();
+    bench.reconciler.run_maintenance();
+    bench.reconciler.process_effects();
     let free = |bench: &Bench| bench.host.assigned.lock().unwrap().free_cpus.to_string();
     assert_eq!(free(&bench), "4,6-7");
     let shown: Vec<_> =
@@ -126,7 +126,7 @@ fn huge_pages_that_somebody_took_are_not_promised_until_they_are_free() {
     assert_eq!(bench.shown(), [512, 0]);
     // Who holds something keeps it, whatever others take.
     bench.see(ZoneKind::Hugepages(SIZE), [1024, 1024]);
-    let ledger = &bench.reconciler.core.kept.state.ledger;
+    let ledger = &bench.reconciler.core.store.state.ledger;
     assert_eq!(ledger.owners().count(), 1);
     assert_eq!(bench.shown(), [1024, 0], "of node 1 nothing is free");
 }
@@ -140,13 +140,13 @@ fn a_report_of_who_would_be_herded_waits_after_a_costly_one() {
     bench.reconciler.core.isolation.next_report = Some(Instant::now() + Duration::from_hours(1));
     bench.reconciler.core.release("a").unwrap();
     for _ in 0..2 {
-        bench.reconciler.settle();
+        bench.reconciler.process_effects();
         assert_eq!(would(&bench), 1);
-        bench.reconciler.look_after();
+        bench.reconciler.run_maintenance();
     }
     bench.reconciler.core.isolation.next_report = Some(Instant::now());
-    bench.reconciler.look_after();
-    bench.reconciler.settle();
+    bench.reconciler.run_maintenance();
+    bench.reconciler.process_effects();
     assert_eq!(would(&bench), 0);
 }
 
@@ -163,13 +163,13 @@ fn what_a_workload_uses_already_is_there_for_it_and_for_nobody_else() {
     assert!(matches!(bench.admit("b", [512, 0]), Ok(Answer::Admitted(_))));
     // Then what was seen holds again, also where it is the same as before.
     let withheld = |bench: &Bench| {
-        let conditions = bench.reconciler.core.kept.state.ledger.conditions();
+        let conditions = bench.reconciler.core.store.state.ledger.conditions();
         conditions.withheld_on(ZoneKind::Memory, NodeId(1)).0 >> 20
     };
     assert_eq!(withheld(&bench), 0);
     let seen = (**bench.host.headroom.lock().unwrap()).clone();
     *bench.host.headroom.lock().unwrap() = Arc::new(Headroom { look: seen.look + 1, ..seen });
-    bench.reconciler.look_after();
+    bench.reconciler.run_maintenance();
     assert_eq!(withheld(&bench), 2000);
 }
 
@@ -195,8 +195,8 @@ fn a_home_follows_to_where_only_its_workload_is() {
     // Beyond its promise it counts as others' use, which leaves no room for it.
     bench.see(ZoneKind::Memory, [3500, 0]);
     lies([3500, 0]);
-    bench.reconciler.look_after();
-    let home = &bench.reconciler.core.kept.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().blocks;
+    bench.reconciler.run_maintenance();
+    let home = &bench.reconciler.core.store.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().blocks;
     assert_eq!(home[0].affinity.to_string(), "0");
 }
 

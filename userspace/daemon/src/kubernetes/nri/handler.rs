@@ -6,7 +6,7 @@ use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
 use numaward_cgroup::{CgroupPath, knob};
 use numaward_config::policy::MemoryPolicy;
-use numaward_guarantee::{error::AdmissionError, pod::Asked, reconciler::Reconciler};
+use numaward_guarantee::{error::AdmissionError, pod::PodClaim, reconciler::ReconcilerHandle};
 use numaward_kube::{
     nri::{
         Handler,
@@ -40,7 +40,7 @@ const WOULD_REFUSE: &str = "NumaRefusalDryRun";
 /// Asks the reconciler on behalf of the runtime.
 #[derive(Clone)]
 pub(super) struct NriHandler {
-    pub(super) reconciler: Reconciler,
+    pub(super) reconciler: ReconcilerHandle,
     pub(super) ports: Arc<dyn Ports>,
     pub(super) builder: RequestBuilder,
     pub(super) figures: NriMetrics,
@@ -224,7 +224,7 @@ impl NriHandler {
     /// Admits a pod as a whole, with the devices that the kubelet has assigned to it.
     async fn admit_pod(&self, pod: &Pod) -> Result<(), AdmissionError> {
         let mut ask = self.builder.pod(pod);
-        if !matches!(ask.asked, Asked::Pod(_)) {
+        if !matches!(ask.asked, PodClaim::Pod(_)) {
             return Ok(());
         }
         self.builder.add_devices(pod, &mut ask).await;
@@ -322,7 +322,7 @@ impl NriHandler {
                 return Ok(Creation::default());
             }
         };
-        let is_whole = matches!(ask.pod.asked, Asked::Pod(_));
+        let is_whole = matches!(ask.pod.asked, PodClaim::Pod(_));
         let id = container.id.clone();
         let policy = ask.pod.terms.memory_policy;
         match self.reconciler.create(ask).await {

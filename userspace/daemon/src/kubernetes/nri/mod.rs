@@ -29,7 +29,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::Config;
-use numaward_guarantee::reconciler::Reconciler;
+use numaward_guarantee::reconciler::ReconcilerHandle;
 use numaward_kube::{
     nri::{Handler, Options, Phase, Plugin, Status},
     pod::PodSource,
@@ -49,7 +49,7 @@ impl<P: MachineSource + EventSink + ContainerNames> Ports for P {}
 /// tokio.
 pub fn plugin(
     config: &Config,
-    reconciler: Reconciler,
+    reconciler: ReconcilerHandle,
     ports: Arc<dyn Ports>,
     pods: Arc<dyn PodSource>,
     (figures, refusals): (NriMetrics, Refusals),

@@ -24,7 +24,7 @@ use numaward_config::{
 use numaward_engine::{
     ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, policy::PodLevelSupport,
 };
-use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
+use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest};
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
@@ -111,18 +111,18 @@ impl RequestBuilder {
     }
 
     /// A pod as a whole, as far as it is known.
-    pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
+    pub(super) fn pod(&self, pod: &nri::Pod) -> PodPlacementRequest {
         let annotations = self.annotations(pod);
         let mut notes = Vec::new();
         let asked = self.known(pod).map(|known| self.asked(&known, &annotations, &mut notes));
-        let mut ask = self.ask(pod, asked.unwrap_or(Asked::Nothing), &annotations);
+        let mut ask = self.ask(pod, asked.unwrap_or(PodClaim::Nothing), &annotations);
         ask.notes.append(&mut notes);
         ask
     }
 
     /// What is asked for with a pod that the API server has reported. What a pod has as a whole, the kubelet's managers
     /// do not look at in 1.32; in 1.36 they leave such a pod alone, unless a gate has them place it.
-    fn asked(&self, known: &pod::Pod, annotations: &Annotations, notes: &mut Vec<String>) -> Asked {
+    fn asked(&self, known: &pod::Pod, annotations: &Annotations, notes: &mut Vec<String>) -> PodClaim {
         if self.strategy == StrategyKind::Native || known.resources.is_none() {
             return whole::asked(known, annotations);
         }
@@ -138,14 +138,14 @@ impl RequestBuilder {
              container (the strategy native does, and the feature gate PodLevelResourceManagers has them do it)",
             self.version
         ));
-        Asked::Nothing
+        PodClaim::Nothing
     }
 
     /// What is asked for with a pod, on the terms of its annotations and labels.
-    fn ask(&self, pod: &nri::Pod, asked: Asked, annotations: &Annotations) -> PodAsk {
+    fn ask(&self, pod: &nri::Pod, asked: PodClaim, annotations: &Annotations) -> PodPlacementRequest {
         let mut terms = annotations.terms.clone();
         let mut notes = annotations.ignored.clone();
-        if let Asked::Pod(request) | Asked::Container(request) = &asked {
+        if let PodClaim::Pod(request) | PodClaim::Container(request) = &asked {
             for container in request.all_containers() {
                 let wishes = annotations.of(container.name.as_str());
                 if let Some(nodes) = wishes.preferred_nodes {
@@ -171,11 +171,11 @@ impl RequestBuilder {
             );
         }
         // By these others can name it, which only `native` knows.
-        if self.strategy == StrategyKind::Native && asked != Asked::Nothing {
+        if self.strategy == StrategyKind::Native && asked != PodClaim::Nothing {
             terms.name = Some(format!("{}/{}", pod.namespace, pod.name));
             terms.labels = labels(pod, &mut notes);
         }
-        PodAsk {
+        PodPlacementRequest {
             pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
             sandbox: pod.id.clone(),
             asked,
@@ -185,9 +185,9 @@ impl RequestBuilder {
     }
 
     /// Adds the nodes of the devices that the kubelet has assigned to the pod.
-    pub(super) async fn add_devices(&self, pod: &nri::Pod, ask: &mut PodAsk) {
+    pub(super) async fn add_devices(&self, pod: &nri::Pod, ask: &mut PodPlacementRequest) {
         for (container, nodes) in self.kubelet.nodes(&pod.namespace, &pod.name).await {
-            let has_slice = matches!(&ask.asked, Asked::Pod(request) if request.has_container(&container));
+            let has_slice = matches!(&ask.asked, PodClaim::Pod(request) if request.has_container(&container));
             add_device_nodes(ask, if has_slice { container } else { POD_SHARE.into() }, &nodes);
         }
     }
@@ -197,7 +197,7 @@ impl RequestBuilder {
         &self,
         pod: &nri::Pod,
         container: &nri::Container,
-    ) -> Result<ContainerAsk, LeftAlone> {
+    ) -> Result<ContainerPlacementRequest, LeftAlone> {
         let annotations = self.annotations(pod);
         if annotations.of(&container.name).placement == Placement::Off {
             return Err(LeftAlone::OptedOut);
@@ -225,7 +225,7 @@ impl RequestBuilder {
             GuaranteeSource::Pod | GuaranteeSource::PodInit => POD_SHARE,
         };
         add_device_nodes(&mut pod, holder.into(), &devices);
-        Ok(ContainerAsk {
+        Ok(ContainerPlacementRequest {
             pod,
             id: container.id.clone(),
             name: container.name.clone(),
@@ -244,10 +244,10 @@ impl RequestBuilder {
         pod: &nri::Pod,
         container: &nri::Container,
         online: &nri::Online,
-    ) -> Result<ContainerAsk, LeftAlone> {
+    ) -> Result<ContainerPlacementRequest, LeftAlone> {
         let is_yielded_to =
             self.when_pinned == PinnedPolicy::Yield && container.resources.is_confined(online);
-        Ok(ContainerAsk { is_yielded_to, ..self.container(pod, container)? })
+        Ok(ContainerPlacementRequest { is_yielded_to, ..self.container(pod, container)? })
     }
 
     /// What a change of a container's resources asks for, and what the protection of its memory follows from then, if
@@ -257,7 +257,7 @@ impl RequestBuilder {
         pod: &nri::Pod,
         container: &nri::Container,
         requested: &nri::Resources,
-    ) -> (Resources, Option<MemoryAsk>) {
+    ) -> (Resources, Option<MemoryClaim>) {
         let now = &container.resources;
         let merged = nri::Resources {
             cpu_shares: requested.cpu_shares.or(now.cpu_shares),
@@ -298,7 +298,7 @@ fn memory(
     pod: &nri::Pod,
     container: &nri::Container,
     has: &nri::Resources,
-) -> MemoryAsk {
+) -> MemoryClaim {
     if let Some(known) = known {
         return whole::memory(known, &container.name);
     }
@@ -310,7 +310,7 @@ fn memory(
     let class = class_of(pod, container);
     // For other classes, the runtime does not receive the memory request.
     let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
-    MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
+    MemoryClaim { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
 }
 
 /// The labels of a pod that others can name it by, as far as they are kept: the first ones, by key.
@@ -372,7 +372,7 @@ fn class_of(pod: &nri::Pod, container: &nri::Container) -> Option<QosClass> {
 }
 
 /// Adds nodes of devices to those of the container that holds them.
-fn add_device_nodes(ask: &mut PodAsk, container: ContainerName, nodes: &NodeSet) {
+fn add_device_nodes(ask: &mut PodPlacementRequest, container: ContainerName, nodes: &NodeSet) {
     if !nodes.is_empty() {
         let known = ask.terms.preferences.devices.entry(container).or_default();
         *known = &*known | nodes;
@@ -385,11 +385,11 @@ fn alone(
     container: &nri::Container,
     annotations: &Annotations,
     notes: &mut Vec<String>,
-) -> Asked {
+) -> PodClaim {
     let class = class_of(pod, container);
     let wishes = annotations.of(&container.name);
     if wishes.placement != Placement::Auto {
-        return Asked::Nothing;
+        return PodClaim::Nothing;
     }
     if class != Some(QosClass::Guaranteed) {
         if wishes.extra != Extra::None {
@@ -397,7 +397,7 @@ fn alone(
                 "memory is not promised: the API server, which has its requests, has not reported this pod";
             notes.push(note.to_owned());
         }
-        return Asked::Nothing;
+        return PodClaim::Nothing;
     }
     notes.push(
         "decided from what the container runtime reports, one container at a time: the API server has not reported \
@@ -406,13 +406,13 @@ fn alone(
     );
     let (Some(cpu), Some(Limit::At(memory))) = (cpus(&container.resources), container.resources.memory_limit)
     else {
-        return Asked::Nothing;
+        return PodClaim::Nothing;
     };
     let mut resources = Resources::none().with_cpu(cpu).with_memory(Quantity::whole(memory.0));
     for (&size, &bytes) in container.resources.hugepage_limits.iter().filter(|(_, bytes)| bytes.0 > 0) {
         resources = resources.with_hugepages(size, Quantity::whole(bytes.0));
     }
-    Asked::Container(Request {
+    PodClaim::Container(Request {
         owner: format!("{}/{}", pod.uid, container.name).into(),
         init_containers: Vec::new(),
         containers: vec![ContainerRequest::guaranteed(container.name.as_str(), resources)],
@@ -548,8 +548,8 @@ mod tests {
             ContainerRequest::guaranteed("db", resources("2", "1Gi")),
             ContainerRequest::guaranteed("log", resources("1", "64Mi")),
         ]);
-        let names = |asked: &Asked| match asked {
-            Asked::Pod(request) => {
+        let names = |asked: &PodClaim| match asked {
+            PodClaim::Pod(request) => {
                 assert_eq!((request.owner.as_str(), request.qos()), ("u1", QosClass::Guaranteed));
                 request.containers.iter().map(|c| c.name.to_string()).collect::<Vec<_>>()
             }
@@ -560,7 +560,7 @@ mod tests {
         assert_eq!(names(&builder.pod(&opted).asked), ["db"]);
         let all = pod(&[("numaward.io/placement", "shared"), ("numaward.io/guarantee", "cpu")]);
         let ask = builder.pod(&all);
-        assert_eq!(ask.asked, Asked::Nothing);
+        assert_eq!(ask.asked, PodClaim::Nothing);
         assert!(
             matches!(&ask.notes[..], [note] if note.contains("expected auto, memory or burstable")),
             "{:?}",
@@ -575,8 +575,9 @@ mod tests {
     #[test]
     fn a_burstable_container_can_have_its_memory_promised() {
         let builder = known(vec![burstable("db", "2", "1Gi"), burstable("log", "1", "64Mi")]);
-        assert_eq!(builder.pod(&pod(&[])).asked, Asked::Nothing);
-        let Asked::Pod(request) = builder.pod(&pod(&[("db.numaward.io/guarantee", "memory")])).asked else {
+        assert_eq!(builder.pod(&pod(&[])).asked, PodClaim::Nothing);
+        let PodClaim::Pod(request) = builder.pod(&pod(&[("db.numaward.io/guarantee", "memory")])).asked
+        else {
             panic!("nothing is asked for");
         };
         assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Guaranteed));
@@ -592,7 +593,7 @@ mod tests {
         builder.strategy = StrategyKind::Kubelet;
         let ask = builder.pod(&pod(&wished));
         assert!(
-            matches!(&ask.asked, Asked::Pod(request) if request.containers.len() == 1)
+            matches!(&ask.asked, PodClaim::Pod(request) if request.containers.len() == 1)
                 && !ask.terms.burstable
         );
         assert!(matches!(&ask.notes[..], [note] if note.contains("strategy native")), "{:?}", ask.notes);
@@ -600,11 +601,11 @@ mod tests {
         let ask = builder.pod(&pod(&wished));
         assert!(matches!(&ask.notes[..], [note] if note.contains("ignored for log")), "{:?}", ask.notes);
         let ask = builder.pod(&pod(&wished[..1]));
-        let Asked::Pod(request) = &ask.asked else { panic!("nothing is asked for") };
+        let PodClaim::Pod(request) = &ask.asked else { panic!("nothing is asked for") };
         assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Burstable));
         assert!(ask.terms.burstable);
         let all = builder.pod(&pod(&[("numaward.io/guarantee", "burstable")]));
-        let Asked::Pod(request) = &all.asked else { panic!("nothing is asked for") };
+        let PodClaim::Pod(request) = &all.asked else { panic!("nothing is asked for") };
         assert_eq!((request.containers.len(), all.terms.burstable), (2, true));
         let mut guaranteed = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         guaranteed.strategy = StrategyKind::Native;
@@ -622,8 +623,8 @@ mod tests {
         let known = pod::Pod { id, containers, resources: Some(of_pod), ..pod::Pod::default() };
         builder.pods = Arc::new(One(known.clone()));
         let db = container("db", "", limits(2000, Bytes::gib(4)));
-        let held = |asked: &Asked| match asked {
-            Asked::Pod(request) => request.containers.iter().map(|of| of.name.to_string()).collect(),
+        let held = |asked: &PodClaim| match asked {
+            PodClaim::Pod(request) => request.containers.iter().map(|of| of.name.to_string()).collect(),
             _ => Vec::new(),
         };
         let more = limits(6000, Bytes::gib(12));
@@ -650,7 +651,11 @@ mod tests {
         with_log.containers.push(burstable("log", "100m", "64Mi"));
         builder.pods = Arc::new(One(with_log));
         let ask = builder.pod(&pod(&[]));
-        assert!(matches!(&ask.asked, Asked::Pod(request) if request.resources.is_some()), "{:?}", ask.asked);
+        assert!(
+            matches!(&ask.asked, PodClaim::Pod(request) if request.resources.is_some()),
+            "{:?}",
+            ask.asked
+        );
         assert_eq!((held(&ask.asked), ask.notes.len()), (vec!["db".to_owned(), "log".to_owned()], 0));
         let slice = |name: &str| {
             builder.container(&pod(&[]), &container(name, "", limits(2000, Bytes::gib(4)))).unwrap().slice
@@ -733,7 +738,7 @@ mod tests {
         };
         let (two, gib) = (limits(2000, Bytes::gib(1)), Some(Bytes::gib(1)));
         let builder = builder(Arc::new(NoPods));
-        let ask = |class, request, limit| MemoryAsk { class: Some(class), request, limit, overhead: None };
+        let ask = |class, request, limit| MemoryClaim { class: Some(class), request, limit, overhead: None };
         assert_eq!(memory(&builder, "", two.clone()), ask(QosClass::Guaranteed, gib, gib));
         assert_eq!(memory(&builder, "/burstable", two.clone()), ask(QosClass::Burstable, None, gib));
         assert_eq!(
@@ -770,7 +775,7 @@ mod tests {
         two.hugepage_limits =
             [(HugepageSize(Bytes::mib(2)), Bytes::mib(8)), (HugepageSize(Bytes::gib(1)), Bytes(0))].into();
         let ask = builder.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
-        let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+        let PodClaim::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
         assert_eq!((request.owner.as_str(), request.qos()), ("u1/db", QosClass::Guaranteed));
         let wanted = &request.containers[0].requests;
         assert_eq!(wanted.cpu.unwrap().whole_cpus(), Some(2));
@@ -786,7 +791,7 @@ mod tests {
             |shares| nri::Resources { cpu_shares: Some(shares), cpu_quota: None, ..limits(0, Bytes::gib(1)) };
         for (shares_given, whole) in [(2048, Some(2)), (1536, None), (2, None)] {
             let ask = builder.container(&pod(&[]), &container("db", "", shares(shares_given))).unwrap();
-            let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+            let PodClaim::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
             assert_eq!(request.containers[0].requests.cpu.unwrap().whole_cpus(), whole, "{shares_given}");
         }
 
@@ -800,7 +805,7 @@ mod tests {
             ("", vec![], unlimited),
         ] {
             let ask = builder.container(&pod(&annotations), &container("db", class, resources)).unwrap();
-            assert_eq!(ask.pod.asked, Asked::Nothing, "{class} {annotations:?}");
+            assert_eq!(ask.pod.asked, PodClaim::Nothing, "{class} {annotations:?}");
         }
         let lost = nri::Container { cgroup: None, ..container("db", "", two) };
         assert_eq!(builder.container(&pod(&[]), &lost).unwrap_err(), LeftAlone::NoCgroup);

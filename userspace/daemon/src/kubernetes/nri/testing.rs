@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numaward_config::Config;
 use numaward_engine::Resources;
-use numaward_guarantee::pod::{ContainerAsk, MemoryAsk, PodAsk};
+use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest};
 use numaward_kube::{
     nri::types::{self as nri, Online},
     pod::PodSource,
@@ -16,11 +16,11 @@ use super::request::RequestBuilder;
 #[derive(Debug)]
 pub struct Asked {
     /// With the pod as a whole.
-    pub pod: PodAsk,
+    pub pod: PodPlacementRequest,
     /// With the container, where it is not left alone: when it is created, and when it already runs.
-    pub container: Option<[ContainerAsk; 2]>,
+    pub container: Option<[ContainerPlacementRequest; 2]>,
     /// With a change of the container's resources.
-    pub resized: (Resources, Option<MemoryAsk>),
+    pub resized: (Resources, Option<MemoryClaim>),
     /// With a change of the pod's resources.
     pub pod_resized: Option<Resources>,
 }

@@ -28,7 +28,7 @@ use numaward_config::{
 use numaward_control::{testing as fixture, testing::Host};
 use numaward_enforce::Systemd;
 use numaward_engine::{ContainerRequest, Resources};
-use numaward_guarantee::{ports::Ports as ReconcilerPorts, reconciler::Reconciler};
+use numaward_guarantee::{ports::Ports as ReconcilerPorts, reconciler::ReconcilerHandle};
 use numaward_kube::{
     cgroup_path,
     nri::{
@@ -78,7 +78,7 @@ struct Bench {
 
 /// A daemon that runs.
 struct Daemon {
-    reconciler: Reconciler,
+    reconciler: ReconcilerHandle,
     thread: Option<JoinHandle<()>>,
     stop: CancellationToken,
     figures: NriMetrics,

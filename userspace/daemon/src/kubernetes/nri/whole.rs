@@ -6,7 +6,7 @@
 //! share (KEP-5526). Init containers have what those after them have: they are no part of the sum.
 
 use numaward_engine::{ContainerRequest, PodResources, QosClass, Quantity, Request, Resources};
-use numaward_guarantee::pod::{Asked, MemoryAsk};
+use numaward_guarantee::pod::{MemoryClaim, PodClaim};
 use numaward_kube::pod::Pod;
 use numaward_model::pod::{GuaranteeSource, POD_SHARE};
 use numaward_topology::{Bytes, ZoneKind};
@@ -19,7 +19,7 @@ pub(super) fn class(pod: &Pod) -> QosClass {
 }
 
 /// What is asked for with a pod.
-pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> Asked {
+pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> PodClaim {
     let is_guaranteed = class(pod) == QosClass::Guaranteed;
     let of_pod = pod.resources.as_ref().filter(|_| is_guaranteed);
     let wanted = |container: &ContainerRequest| {
@@ -41,12 +41,12 @@ pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> Asked {
         resources: None,
     };
     request.containers.extend(of_pod.and_then(|of_pod| share(pod, of_pod, annotations)));
-    if request.containers.is_empty() { Asked::Nothing } else { Asked::Pod(request) }
+    if request.containers.is_empty() { PodClaim::Nothing } else { PodClaim::Pod(request) }
 }
 
 /// What is asked for with a pod that has resources as a whole, where the kubelet's managers place such pods: all of it, of
 /// which its containers get parts.
-pub(super) fn asked_as_whole(pod: &Pod, annotations: &Annotations) -> Asked {
+pub(super) fn asked_as_whole(pod: &Pod, annotations: &Annotations) -> PodClaim {
     if class(pod) != QosClass::Guaranteed {
         return asked(pod, annotations);
     }
@@ -54,14 +54,14 @@ pub(super) fn asked_as_whole(pod: &Pod, annotations: &Annotations) -> Asked {
     let is_auto = |of: &ContainerRequest| annotations.of(of.name.as_str()).placement == Placement::Auto;
     request.init_containers.retain(is_auto);
     request.containers.retain(is_auto);
-    if request.containers.is_empty() { Asked::Nothing } else { Asked::Pod(request) }
+    if request.containers.is_empty() { PodClaim::Nothing } else { PodClaim::Pod(request) }
 }
 
 /// What the containers of a Guaranteed pod share when it has these amounts as a whole: nothing, where others take it
 /// all. None if they share none now.
 pub(super) fn share_of(pod: &Pod, annotations: &Annotations, amounts: Resources) -> Option<Resources> {
     let shared = |pod: &Pod| match asked(pod, annotations) {
-        Asked::Pod(Request { containers, .. }) => {
+        PodClaim::Pod(Request { containers, .. }) => {
             containers.into_iter().find(|of| of.name.as_str() == POD_SHARE)
         }
         _ => None,
@@ -73,8 +73,13 @@ pub(super) fn share_of(pod: &Pod, annotations: &Annotations, amounts: Resources)
 }
 
 /// Which of its pod's allocations a container is served out of, the pod asking for this.
-pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, container: &str) -> GuaranteeSource {
-    let Asked::Pod(request) = asked else { return GuaranteeSource::Own };
+pub(super) fn slice(
+    pod: &Pod,
+    asked: &PodClaim,
+    annotations: &Annotations,
+    container: &str,
+) -> GuaranteeSource {
+    let PodClaim::Pod(request) = asked else { return GuaranteeSource::Own };
     let wanted = request.all_containers().find(|of| of.name.as_str() == container);
     if request.resources.is_some() && wanted.is_some_and(|of| !has_cpus(of)) {
         return GuaranteeSource::Part;
@@ -92,10 +97,12 @@ pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, contain
 
 /// Whether the pod's quota of CPU time stays where some of its containers have CPUs of their own: it has one as a whole,
 /// and others have no limit but that.
-pub(super) fn keeps_quota(pod: &Pod, asked: &Asked) -> bool {
+pub(super) fn keeps_quota(pod: &Pod, asked: &PodClaim) -> bool {
     let has_cpus = |name: &str| match asked {
-        Asked::Pod(request) => request.all_containers().filter(|of| of.name.as_str() == name).any(has_cpus),
-        Asked::Container(_) | Asked::Nothing => false,
+        PodClaim::Pod(request) => {
+            request.all_containers().filter(|of| of.name.as_str() == name).any(has_cpus)
+        }
+        PodClaim::Container(_) | PodClaim::Nothing => false,
     };
     let mut containers = pod.init_containers.iter().chain(&pod.containers);
     pod.resources.is_some() && !containers.all(|of| has_cpus(of.name.as_str()))
@@ -107,13 +114,13 @@ fn has_cpus(container: &ContainerRequest) -> bool {
 }
 
 /// What the protection of a container's memory follows from.
-pub(super) fn memory(pod: &Pod, container: &str) -> MemoryAsk {
+pub(super) fn memory(pod: &Pod, container: &str) -> MemoryClaim {
     let found = pod.init_containers.iter().chain(&pod.containers).find(|of| of.name.as_str() == container);
     let bytes = |resources: &Resources| {
         let amount = resources.memory.get(&ZoneKind::Memory).copied().unwrap_or_default();
         Bytes(amount.units().unwrap_or(u64::MAX))
     };
-    MemoryAsk {
+    MemoryClaim {
         class: Some(class(pod)),
         // One that was put into a running pod to look into it requests nothing.
         request: Some(found.map_or(Bytes(0), |of| bytes(&of.requests))),
@@ -206,7 +213,7 @@ mod tests {
 
     /// Who gets what, in CPUs and Gi.
     fn slices(pod: &Pod, annotations: &Annotations) -> Vec<(String, u64, u64)> {
-        let Asked::Pod(request) = asked(pod, annotations) else { return Vec::new() };
+        let PodClaim::Pod(request) = asked(pod, annotations) else { return Vec::new() };
         assert_eq!(request.qos(), QosClass::Guaranteed);
         let of = |container: &ContainerRequest| {
             let memory = container.requests.memory[&ZoneKind::Memory].units().unwrap();
@@ -269,7 +276,7 @@ mod tests {
         burstable.resources =
             Some(PodResources { requests: resources("2", "4Gi"), limits: Resources::none() });
         assert_eq!(class(&burstable), QosClass::Burstable);
-        assert_eq!(asked(&burstable, &none()), Asked::Nothing);
+        assert_eq!(asked(&burstable, &none()), PodClaim::Nothing);
         let memory = memory(&burstable, "db");
         assert_eq!((memory.class, memory.request), (Some(QosClass::Burstable), Some(Bytes::gib(4))));
         let unknown = super::memory(&pod(vec![], vec![]), "debugger");

@@ -37,7 +37,7 @@ fn what_is_declared_is_not_planned_for_again_and_again() {
     bench.see([300, 0]);
     assert_eq!(until(&bench), before);
 
-    // A client that asks is heeded all the same.
+    // A client that asks is last_headroom all the same.
     let (answer, _result) = oneshot::channel();
     let request = Box::new(request("new", "2Gi"));
     bench.see([0, 0]);

@@ -4,7 +4,7 @@ use numaward_api as api;
 use numaward_engine::{Quantity, Request as EngineRequest, Resources, Terms};
 use numaward_guarantee::{
     error::AdmissionError,
-    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
+    pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest},
     request::Request,
 };
 use numaward_model::{
@@ -39,21 +39,21 @@ pub(super) fn admission(name: &str, cpus: api::Cpus, memory: &str) -> Call {
 }
 
 /// The only container of a pod, which asks for this as a whole or by itself.
-pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> ContainerAsk {
+pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> ContainerPlacementRequest {
     let resources = Resources::none().with_cpu(Quantity::milli(millicpus));
     let resources = resources.with_memory(Quantity::whole(Bytes::mib(256).0));
     let owner = if is_whole { format!("uid-{name}") } else { format!("uid-{name}/c") };
     let mut request = EngineRequest::workload(owner.as_str(), resources);
     request.containers[0].name = "c".into();
-    ContainerAsk {
-        pod: PodAsk {
+    ContainerPlacementRequest {
+        pod: PodPlacementRequest {
             pod: PodName {
                 namespace: "default".to_owned(),
                 name: name.to_owned(),
                 uid: format!("uid-{name}"),
             },
             sandbox: format!("sandbox-{name}"),
-            asked: if is_whole { Asked::Pod(request) } else { Asked::Container(request) },
+            asked: if is_whole { PodClaim::Pod(request) } else { PodClaim::Container(request) },
             terms: Terms::default(),
             notes: Vec::new(),
         },
@@ -61,7 +61,7 @@ pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> Container
         id: name.to_owned(),
         name: "c".to_owned(),
         slice: GuaranteeSource::Own,
-        memory: MemoryAsk::default(),
+        memory: MemoryClaim::default(),
         keeps_pod_quota: false,
         has: Settings::default(),
         is_yielded_to: false,

@@ -96,7 +96,7 @@ fn live(config: &Config, root: &Path, host: &Arc<Host>, others: &Others) {
     {
         let mut world = lock(others);
         world.serve(commands, reconciler.view.clone());
-        world.happens(Call::Inspect, inspected(&reconciler.core.kept.state));
+        world.happens(Call::Inspect, inspected(&reconciler.core.store.state));
     }
     let mut still = 0;
     while still < 12 {
@@ -115,8 +115,8 @@ fn live(config: &Config, root: &Path, host: &Arc<Host>, others: &Others) {
     }
     let mut world = lock(others);
     world.settled();
-    world.happens(Call::Inspect, inspected(&reconciler.core.kept.state));
-    for guarantee in reconciler.core.kept.state.guarantees.values() {
+    world.happens(Call::Inspect, inspected(&reconciler.core.store.state));
+    for guarantee in reconciler.core.store.state.guarantees.values() {
         let is_there = root.join(guarantee.cgroup.as_str().trim_start_matches('/')).exists();
         assert!(is_there || matches!(guarantee.target, Target::Container(_)), "{} is gone", guarantee.cgroup);
     }
@@ -124,7 +124,7 @@ fn live(config: &Config, root: &Path, host: &Arc<Host>, others: &Others) {
 
 /// What holds after each step.
 fn check(core: &Core, world: &World, root: &Path) {
-    let (state, allocatable) = (&core.kept.state, core.policy.strategy.allocatable());
+    let (state, allocatable) = (&core.store.state, core.policy.strategy.allocatable());
     let mut taken = CpuSet::new();
     let mut placed: BTreeMap<_, Bytes> = BTreeMap::new();
     for (owner, _, held) in state.ledger.allocations() {

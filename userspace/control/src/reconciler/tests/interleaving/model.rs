@@ -8,7 +8,7 @@ use std::{
 
 use numaward_engine::{Ledger, OwnerId, Resources, Strategy};
 use numaward_guarantee::{
-    pod::{Asked, ContainerAsk},
+    pod::{ContainerPlacementRequest, PodClaim},
     request::Request,
     state::State,
 };
@@ -31,9 +31,9 @@ pub(super) enum Call {
     Undo(usize),
     /// What this workload holds, or that it does not any more, is published.
     Publish(String),
-    RunPod(Box<ContainerAsk>),
-    Create(Box<ContainerAsk>),
-    Bind(Box<ContainerAsk>),
+    RunPod(Box<ContainerPlacementRequest>),
+    Create(Box<ContainerPlacementRequest>),
+    Bind(Box<ContainerPlacementRequest>),
     Stopped(String),
     PodOver(String),
     /// These containers run in these sandboxes, and no others.
@@ -54,10 +54,10 @@ impl fmt::Debug for Call {
             });
             words.collect::<Vec<_>>().join(" + ")
         };
-        let container = |ask: &ContainerAsk| match &ask.pod.asked {
-            Asked::Pod(request) => format!("{} of a pod with {}", ask.id, amounts(request)),
-            Asked::Container(request) => format!("{} with {}", ask.id, amounts(request)),
-            Asked::Nothing => ask.id.clone(),
+        let container = |ask: &ContainerPlacementRequest| match &ask.pod.asked {
+            PodClaim::Pod(request) => format!("{} of a pod with {}", ask.id, amounts(request)),
+            PodClaim::Container(request) => format!("{} with {}", ask.id, amounts(request)),
+            PodClaim::Nothing => ask.id.clone(),
         };
         match self {
             Self::Admit(request) => write!(f, "admit {}: {}", request.name, amounts(&request.engine)),
@@ -214,8 +214,8 @@ impl Promises {
     }
 
     /// Admits the owner of a container, unless it is admitted already; whether it is.
-    fn admit_owner(&mut self, ask: &ContainerAsk) -> bool {
-        let (Asked::Pod(request) | Asked::Container(request)) = &ask.pod.asked else { return true };
+    fn admit_owner(&mut self, ask: &ContainerPlacementRequest) -> bool {
+        let (PodClaim::Pod(request) | PodClaim::Container(request)) = &ask.pod.asked else { return true };
         let owner = request.owner.to_string();
         if self.owners.contains_key(&owner) {
             return true;
@@ -225,12 +225,12 @@ impl Promises {
             return false;
         }
         self.ledger = decision.ledger;
-        let is_pod = matches!(ask.pod.asked, Asked::Pod(_));
+        let is_pod = matches!(ask.pod.asked, PodClaim::Pod(_));
         self.owners.insert(owner, (ask.pod.sandbox.clone(), is_pod));
         true
     }
 
-    fn create(&mut self, ask: &ContainerAsk) -> Answer {
+    fn create(&mut self, ask: &ContainerPlacementRequest) -> Answer {
         if !self.admit_owner(ask) {
             return Answer::Refused;
         }
@@ -298,10 +298,10 @@ impl Promises {
 }
 
 /// On whose account a container is.
-pub(super) fn owner(ask: &ContainerAsk) -> String {
+pub(super) fn owner(ask: &ContainerPlacementRequest) -> String {
     match &ask.pod.asked {
-        Asked::Pod(request) | Asked::Container(request) => request.owner.to_string(),
-        Asked::Nothing => ask.alone(),
+        PodClaim::Pod(request) | PodClaim::Container(request) => request.owner.to_string(),
+        PodClaim::Nothing => ask.alone(),
     }
 }
 

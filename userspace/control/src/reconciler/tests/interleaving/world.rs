@@ -12,7 +12,7 @@ use numaward_api as api;
 use numaward_engine::{Quantity, Resources};
 use numaward_guarantee::{
     command::{Command, Message, PodCommand},
-    pod::{Asked, ContainerAsk, Synchronized, Unpinned},
+    pod::{ContainerPlacementRequest, PodClaim, Synchronized, Unpinned},
     request::Resize,
 };
 use numaward_model::Settings;
@@ -47,7 +47,7 @@ struct Waiting {
 
 /// A pod's only container, as the container runtime knows it.
 struct Container {
-    ask: ContainerAsk,
+    ask: ContainerPlacementRequest,
     stage: Stage,
     is_waiting: bool,
 }
@@ -323,7 +323,7 @@ impl World {
         }
     }
 
-    fn dir_of(&self, ask: &ContainerAsk) -> PathBuf {
+    fn dir_of(&self, ask: &ContainerPlacementRequest) -> PathBuf {
         self.root.join(ask.cgroup.as_str().trim_start_matches('/'))
     }
 
@@ -443,7 +443,7 @@ impl World {
         let before: Vec<usize> = self.calls.iter().map(|(waiting, _)| waiting.index).collect();
         self.drop_calls();
         let there = || self.containers.values().filter(|it| it.stage >= Stage::Created);
-        let containers: Vec<ContainerAsk> =
+        let containers: Vec<ContainerPlacementRequest> =
             there().filter(|it| it.stage < Stage::Stopped).map(|it| it.ask.clone()).collect();
         // One that was admitted as a whole and has no container yet is a sandbox all the same.
         let pods = self.containers.values().filter(|it| it.stage >= Stage::Admitted);
@@ -488,7 +488,7 @@ impl World {
         container.is_waiting = true;
         let (ask, stage) = (container.ask.clone(), container.stage);
         let (call, command, poll): (_, _, Poll) = match stage {
-            Stage::Asked if matches!(ask.pod.asked, Asked::Pod(_)) => {
+            Stage::Asked if matches!(ask.pod.asked, PodClaim::Pod(_)) => {
                 let (answer, result) = oneshot::channel();
                 let command = PodCommand::RunPod { ask: Box::new(ask.pod.clone()), answer };
                 let done = |it: Result<(), _>| it.map(|()| Answer::Done).or_else(refused);

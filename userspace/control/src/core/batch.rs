@@ -68,8 +68,8 @@ impl Core {
             let granted = change.grant(request, &path, Attempt::First);
             results.push(granted.map(|granted| {
                 // From now on nobody else is promised any of it.
-                change.kept.state.ledger = granted.ledger.clone();
-                change.kept.state.admitting.insert(request.name.clone());
+                change.store.state.ledger = granted.ledger.clone();
+                change.store.state.admitting.insert(request.name.clone());
                 given.push(Given { place, request, granted });
                 Admission::Given
             }));
@@ -83,7 +83,7 @@ impl Core {
             }
             [..] => {}
         }
-        let span = spans::together("admit", given.len());
+        let span = spans::batch("admit", given.len());
         let failed = hold_all(change, &mut given);
         drop(span);
         match failed {
@@ -130,7 +130,7 @@ impl Core {
                 }
                 Err(error) => {
                     tracing::error!(name = request.name, %error, "was not admitted, and cannot be released; tried again");
-                    self.kept.state.releasing.insert(request.name.clone());
+                    self.store.state.releasing.insert(request.name.clone());
                 }
             }
             results[place] = Err(AdmissionError::Failed(failure));
@@ -139,7 +139,7 @@ impl Core {
     }
 
     /// Ends allocations that were asked for, each of another name.
-    pub(crate) fn release_together(&mut self, names: &[&str]) -> Vec<Result<(), AdmissionError>> {
+    pub(crate) fn release_batch(&mut self, names: &[&str]) -> Vec<Result<(), AdmissionError>> {
         let mut results: Vec<_> = names.iter().map(|name| self.check_release(name)).collect();
         let may: Vec<&str> =
             names.iter().zip(&results).filter(|(_, may)| may.is_ok()).map(|(name, _)| *name).collect();
@@ -161,7 +161,7 @@ impl Core {
         if let [name] = names {
             return vec![self.release(name)];
         }
-        let span = spans::together("release", names.len());
+        let span = spans::batch("release", names.len());
         let results = self.try_release(names);
         drop(span);
         results.unwrap_or_else(|error| {
@@ -191,12 +191,12 @@ impl Core {
         let changes = changes.collect();
         let plan = self.plan(SettingsChange::Each(changes))?;
         // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
-        let begun = self.kept.state.releasing.clone();
-        self.kept.state.releasing.extend(held.iter().map(|(_, name, _)| (*name).to_owned()));
+        let begun = self.store.state.releasing.clone();
+        self.store.state.releasing.extend(held.iter().map(|(_, name, _)| (*name).to_owned()));
         let done = match self.write(plan) {
             Ok(done) => done,
             Err(refused) => {
-                self.kept.state.releasing = begun;
+                self.store.state.releasing = begun;
                 return Err(refused);
             }
         };
@@ -227,10 +227,10 @@ impl Core {
         fault::point("guarantee.released");
         let mut change = self.begin();
         for (_, name, _) in &over {
-            change.kept.state.guarantees.remove(*name);
-            change.kept.state.releasing.remove(*name);
-            change.kept.state.ledger =
-                change.policy.strategy.release(&change.kept.state.ledger, &OwnerId::from(*name));
+            change.store.state.guarantees.remove(*name);
+            change.store.state.releasing.remove(*name);
+            change.store.state.ledger =
+                change.policy.strategy.release(&change.store.state.ledger, &OwnerId::from(*name));
         }
         if !change.policy.missing.is_empty() {
             // What is given back belongs to those that miss it.
@@ -253,14 +253,14 @@ impl Core {
     }
 
     fn held_by(&self, name: &str) -> Result<Arc<Guarantee>, AdmissionError> {
-        let held = self.kept.state.guarantees.get(name).cloned();
+        let held = self.store.state.guarantees.get(name).cloned();
         held.ok_or_else(|| AdmissionError::Unknown(name.to_owned()))
     }
 
     /// What the cgroup of this allocation is to hold when that is released, if anything.
     fn settings_without(&mut self, name: &str, cgroup: &CgroupPath) -> Option<Settings> {
         // Others that end with it may run on what they hold for as long as it is not given back.
-        let after = self.policy.strategy.release(&self.kept.state.ledger, &OwnerId::from(name));
+        let after = self.policy.strategy.release(&self.store.state.ledger, &OwnerId::from(name));
         self.let_go(cgroup, &after)
     }
 }
@@ -273,7 +273,7 @@ fn hold_all(
 ) -> Result<Vec<Option<Box<EnforcementFailure>>>, AdmissionError> {
     let paths: Vec<CgroupPath> = given.iter().map(|given| given.granted.path.clone()).collect();
     let paths: Vec<&CgroupPath> = paths.iter().collect();
-    change.make_room(&paths);
+    change.confine_others(&paths);
     for Given { request, granted, .. } in &mut *given {
         // The later ones have left fewer CPUs to share.
         granted.settings = change.settings(request, &granted.allocation);

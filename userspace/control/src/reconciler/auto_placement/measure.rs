@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use numaward_topology::{Bytes, NodeId};
 
-use crate::{home_worker::Reading, page_worker::ByNode};
+use crate::{auto_placement_worker::Reading, page_worker::ByNode};
 
 /// So many accesses say something.
 pub(super) const ENOUGH: u64 = 200;

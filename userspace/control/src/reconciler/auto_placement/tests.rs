@@ -72,11 +72,11 @@ impl Bench {
     }
 
     /// The controller and the core, without the thread.
-    fn with<T>(&mut self, act: impl FnOnce(&mut Homing, &mut Core, Instant) -> T) -> T {
+    fn with<T>(&mut self, act: impl FnOnce(&mut AutoPlacement, &mut Core, Instant) -> T) -> T {
         let now = self.now;
         let ReconcilerLoop { controllers, core, .. } = self.inner();
-        controllers.homing.follow(core, now);
-        act(&mut controllers.homing, core, now)
+        controllers.auto_placement.follow(core, now);
+        act(&mut controllers.auto_placement, core, now)
     }
 
     /// One look, ten seconds after the last; each node has room for so many MiB.
@@ -101,9 +101,9 @@ impl Bench {
             .collect();
         let room = [0, 1].map(NodeId).into_iter().zip(room.map(Bytes::mib)).collect();
         let look = Look { workloads: workloads.collect(), room, took: Duration::ZERO };
-        self.with(|homing, core, now| {
-            homing.policies.known = policies;
-            homing.looked(core, look, now);
+        self.with(|auto_placement, core, now| {
+            auto_placement.policies.known = policies;
+            auto_placement.looked(core, look, now);
         });
     }
 
@@ -113,11 +113,11 @@ impl Bench {
 
     /// All pages that are to be moved are moved.
     fn move_pages(&mut self) -> Vec<(u32, u32, u64)> {
-        self.with(|homing, core, _| {
+        self.with(|auto_placement, core, _| {
             let mut orders = Vec::new();
-            while let Some((path, order)) = homing.next_order(core) {
+            while let Some((path, order)) = auto_placement.next_order(core) {
                 let moved = PagesMoved([(PageOutcome::Moved, order.bytes)].into());
-                homing.moved(core, &path, &order, &moved);
+                auto_placement.moved(core, &path, &order, &moved);
                 orders.push((order.from.0, order.to.0, order.bytes.0 >> 20));
             }
             orders
@@ -133,7 +133,7 @@ impl Bench {
     }
 
     fn homes(&self) -> Vec<(String, u32, bool)> {
-        let state = &self.reconciler.as_ref().unwrap().core.kept.state;
+        let state = &self.reconciler.as_ref().unwrap().core.store.state;
         state.homes().iter().map(|(path, home)| (path.to_string(), home.node.0, home.is_kept)).collect()
     }
 
@@ -165,7 +165,7 @@ impl Bench {
         });
         let admitted = self.inner().admit(&request.unwrap(), false);
         assert!(admitted.is_ok(), "{:?}", admitted.err());
-        self.inner().settle();
+        self.inner().process_effects();
     }
 }
 
@@ -202,7 +202,7 @@ fn one_that_gains_keeps_its_home_over_a_restart_until_the_mode_is_off() {
     bench.config.home.mode = HomeMode::Report;
     bench.restart();
     assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
-    assert!(bench.inner().core.kept.state.applied.is_empty());
+    assert!(bench.inner().core.store.state.applied.is_empty());
     assert_eq!(bench.steps().last().unwrap(), "ended");
 }
 
@@ -273,7 +273,7 @@ fn one_that_does_not_gain_is_put_back_with_its_pages_and_left_alone_for_longer_e
         bench.look(&[AWAY]);
         assert_eq!(bench.homes(), [], "it is left alone");
         let path = "/a".parse().unwrap();
-        let left = bench.inner().core.kept.state.left_alone.get_mut(&path).unwrap();
+        let left = bench.inner().core.store.state.left_alone.get_mut(&path).unwrap();
         until.push(left.until - seconds_now());
         // The time is over.
         left.until = 0;
@@ -329,7 +329,7 @@ fn one_whose_cpus_somebody_else_sets_has_no_home_any_more() {
         assert_eq!((bench.cpus("/a"), bench.homes().len()), ("4-7".to_owned(), 1));
         write(&mut bench, set);
         assert_eq!((bench.cpus("/a").as_str(), bench.homes()), (set, Vec::new()));
-        assert!(bench.inner().core.kept.state.applied.is_empty());
+        assert!(bench.inner().core.store.state.applied.is_empty());
         assert_eq!(bench.steps(), ["placed", "ended"]);
         let expected = format!("somebody else set its CPUs to {set}");
         assert!(bench.reported().contains(&expected), "{}", bench.reported());
@@ -353,7 +353,7 @@ fn what_somebody_sets_while_the_daemon_is_stopped_stays_and_the_home_ends() {
         bench.config.home.mode = mode;
         bench.restart();
         assert_eq!((bench.cpus("/a").as_str(), bench.homes()), ("2-5", Vec::new()), "{mode:?}");
-        assert!(bench.inner().core.kept.state.applied.is_empty());
+        assert!(bench.inner().core.store.state.applied.is_empty());
         assert_eq!(bench.steps(), ["placed", "ended"]);
         assert!(bench.reported().contains("somebody else set its CPUs to 2-5"), "{}", bench.reported());
         bench.restart();
@@ -410,7 +410,7 @@ fn one_whose_accesses_are_not_counted_at_home_is_put_back() {
         let mut reading = reading("/a", bench.now, counted, [0, 400], 0);
         reading.id = id_of(&bench.root().join("a"));
         let look = Look { workloads: vec![reading], ..Look::default() };
-        bench.with(|homing, core, now| homing.looked(core, look, now));
+        bench.with(|auto_placement, core, now| auto_placement.looked(core, look, now));
     };
     for _ in 0..WINDOWS {
         silent(&mut bench);

@@ -38,7 +38,7 @@ pub(crate) enum Job {
 
 /// The result of a job.
 #[derive(Debug)]
-pub(crate) enum Done {
+pub(crate) enum JobOutcome {
     /// What was seen.
     Looked(Look),
     /// What became of the pages.
@@ -69,7 +69,7 @@ pub(crate) struct Reading {
     pub(crate) cpu: Duration,
 }
 
-pub(crate) type HomeWorker = Worker<Job, Done>;
+pub(crate) type AutoPlacementWorker = Worker<Job, JobOutcome>;
 
 /// The sources of the readings.
 pub(crate) struct Sources {
@@ -84,13 +84,13 @@ pub(crate) fn start(
     sources: Sources,
     heartbeats: &Heartbeats,
     stop: &CancellationToken,
-) -> io::Result<HomeWorker> {
+) -> io::Result<AutoPlacementWorker> {
     let ended = stop.clone();
     Worker::start("homes", LIMIT, heartbeats, stop, move |job| match job {
-        Job::Look(nodes) => Done::Looked(sources.look(&nodes)),
+        Job::Look(nodes) => JobOutcome::Looked(sources.look(&nodes)),
         Job::Move(cgroup, order) => {
             let moved = sources.carry_out(&order, &ended);
-            Done::Moved { cgroup, order, moved }
+            JobOutcome::Moved { cgroup, order, moved }
         }
     })
 }

@@ -42,8 +42,8 @@ use self::{
     measure::{Measured, has_fallen},
 };
 use crate::{
+    auto_placement_worker::{self, AutoPlacementWorker, Job, JobOutcome, Look, Reading, Sources},
     core::Core,
-    home_worker::{self, Done, HomeWorker, Job, Look, Reading, Sources},
     metrics::homes::HomeRefusal,
     page_worker::{ByNode, LEAST},
     policy_worker::Policies,
@@ -62,8 +62,8 @@ const DOUBLINGS: u32 = 6;
 
 /// Gives homes.
 #[derive(Debug)]
-pub(super) struct Homing {
-    worker: Option<HomeWorker>,
+pub(super) struct AutoPlacement {
+    worker: Option<AutoPlacementWorker>,
     /// Memory policies of those that would get a home.
     policies: Policies,
     /// From which reading on each workload is counted, and for how many windows.
@@ -100,7 +100,7 @@ enum Stage {
     Kept(Instant),
 }
 
-impl Homing {
+impl AutoPlacement {
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self {
             worker: None,
@@ -118,7 +118,7 @@ impl Homing {
     /// Takes back the homes that an earlier run gave, where none are to be given, or these are not.
     pub(super) fn adopt(core: &mut Core) {
         let (is_on, config) = (core.config.places_workloads(), &core.config.home);
-        let ended = core.kept.state.homes().keys().filter(|path| !is_on || !config.admits(path));
+        let ended = core.store.state.homes().keys().filter(|path| !is_on || !config.admits(path));
         let ended: Vec<CgroupPath> = ended.cloned().collect();
         for path in ended {
             match core.narrow(&path, |narrowing| narrowing.home = None) {
@@ -134,13 +134,13 @@ impl Homing {
         }
         self.follow(core, now);
         self.policies.take();
-        match self.worker.as_mut().and_then(HomeWorker::take) {
-            Some(Done::Looked(look)) => {
+        match self.worker.as_mut().and_then(AutoPlacementWorker::take) {
+            Some(JobOutcome::Looked(look)) => {
                 let pause = core.config.home.window.0.max(look.took * COST);
                 self.looked(core, look, now);
                 self.next_look = Some(now + pause);
             }
-            Some(Done::Moved { cgroup, order, moved }) => self.moved(core, &cgroup, &order, &moved),
+            Some(JobOutcome::Moved { cgroup, order, moved }) => self.moved(core, &cgroup, &order, &moved),
             None => {}
         }
         self.go_on(core, now);
@@ -149,7 +149,7 @@ impl Homing {
     /// Takes note of who has a home, and lets their CPUs follow what others have for themselves.
     fn follow(&mut self, core: &mut Core, now: Instant) {
         self.forget_ended(core);
-        let homes = core.kept.state.homes();
+        let homes = core.store.state.homes();
         for (path, home) in homes {
             self.at_home.entry(path.clone()).or_insert_with(|| AtHome {
                 stage: if home.is_kept { Stage::Kept(now) } else { Stage::Moving(None) },
@@ -181,7 +181,7 @@ impl Homing {
 
     /// Gives the thread its next job.
     fn go_on(&mut self, core: &mut Core, now: Instant) {
-        if self.worker.as_ref().is_some_and(HomeWorker::is_busy) {
+        if self.worker.as_ref().is_some_and(AutoPlacementWorker::is_busy) {
             return;
         }
         let job = if self.next_look.is_none_or(|next| now >= next) {
@@ -200,7 +200,7 @@ impl Homing {
     }
 
     /// The thread, which is started when it is needed first.
-    fn worker(&mut self, core: &Core) -> Option<&mut HomeWorker> {
+    fn worker(&mut self, core: &Core) -> Option<&mut AutoPlacementWorker> {
         if self.worker.is_none() {
             let sources = Sources {
                 host_root: core.config.host_root.clone(),
@@ -208,7 +208,7 @@ impl Homing {
                 accesses: core.ports.accesses.clone(),
                 config: core.config.home.clone(),
             };
-            match home_worker::start(sources, &core.ports.heartbeats, &self.stop) {
+            match auto_placement_worker::start(sources, &core.ports.heartbeats, &self.stop) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => tracing::error!(%error, "nobody gets a home: no thread can be started"),
             }
@@ -218,7 +218,7 @@ impl Homing {
 
     /// What to move next.
     fn next_order(&mut self, core: &Core) -> Option<(CgroupPath, PageMove)> {
-        let (homes, rate) = (core.kept.state.homes(), core.config.home.rate.0);
+        let (homes, rate) = (core.store.state.homes(), core.config.home.rate.0);
         let most = Bytes(rate.0.saturating_mul(ORDER)).max(LEAST);
         for (path, of) in &self.at_home {
             let (Stage::Moving(Some(left)), Some(home)) = (&of.stage, homes.get(path)) else { continue };
@@ -283,7 +283,7 @@ impl Homing {
             let path = reading.cgroup.clone();
             if let Some(AtHome { stage: Stage::Moving(left), .. }) = self.at_home.get_mut(&path) {
                 if left.is_none() {
-                    let home = core.kept.state.homes().get(&path).map(|home| home.node);
+                    let home = core.store.state.homes().get(&path).map(|home| home.node);
                     *left = Some(elsewhere(&reading.resident, home));
                     self.begin_trial(&path);
                 }
@@ -333,7 +333,7 @@ impl Homing {
     /// Whether a workload keeps its home.
     fn judge(&mut self, core: &mut Core, path: &CgroupPath, of: &Measured, now: Instant) {
         let (Some(home), Some(known)) =
-            (core.kept.state.homes().get(path).cloned(), self.at_home.get_mut(path))
+            (core.store.state.homes().get(path).cloned(), self.at_home.get_mut(path))
         else {
             return;
         };
@@ -359,7 +359,7 @@ impl Homing {
             }
             Stage::Trial if has_gained => {
                 known.stage = Stage::Kept(now);
-                core.kept.state.left_alone.remove(path);
+                core.store.state.left_alone.remove(path);
                 core.note_home(path, |home| home.is_kept = true);
                 core.metrics.home_outcome("kept");
                 report(core, path, "kept", format!("{path} keeps its home on node {}: {shares}.", home.node));
@@ -371,8 +371,8 @@ impl Homing {
 
     /// Takes a home back, and the pages that were moved for it; the workload is left alone for a while.
     fn put_back(&mut self, core: &mut Core, path: &CgroupPath, outcome: &'static str, why: &str) {
-        let Some(home) = core.kept.state.homes().get(path).cloned() else { return };
-        let id = core.kept.state.applied.get(path).map(|record| record.id);
+        let Some(home) = core.store.state.homes().get(path).cloned() else { return };
+        let id = core.store.state.applied.get(path).map(|record| record.id);
         if let Err(error) = core.narrow(path, |narrowing| narrowing.home = None) {
             tracing::error!(cgroup = %path, %error, "its home cannot be taken back: it is tried again");
             self.is_outdated = true;
@@ -385,7 +385,7 @@ impl Homing {
         }
         if let Some(id) = id {
             let before =
-                core.kept.state.left_alone.get(path).filter(|of| of.id == id).map_or(0, |of| of.times);
+                core.store.state.left_alone.get(path).filter(|of| of.id == id).map_or(0, |of| of.times);
             let pause = core.config.home.back_off.0.as_secs() << before.min(DOUBLINGS);
             let left_alone =
                 LeftAlone { id, times: before.saturating_add(1), until: seconds_now().saturating_add(pause) };
@@ -441,7 +441,7 @@ impl Homing {
         of: &Measured,
         places: &mut [Place],
     ) -> Result<(), (HomeRefusal, String)> {
-        let off = core.kept.state.narrowing(path).off;
+        let off = core.store.state.narrowing(path).off;
         let open: Vec<Place> = places.iter().filter(|place| !off.contains(place.node)).copied().collect();
         let (node, bytes) = choose(of, &open).map_err(|refusal| {
             let why = match refusal {
@@ -499,7 +499,7 @@ impl Homing {
                 let cpus = core.shared_cpus_of(node).len() as u64 * 1000;
                 let mut place = Place { node, cpus, used: 0, room };
                 for (path, of) in &self.at_home {
-                    if core.kept.state.homes().get(path).is_some_and(|home| home.node == node) {
+                    if core.store.state.homes().get(path).is_some_and(|home| home.node == node) {
                         let coming = match &of.stage {
                             Stage::Moving(Some(left)) => {
                                 left.values().fold(0, |sum, of| of.0.saturating_add(sum))
@@ -516,7 +516,7 @@ impl Homing {
 
     /// Forgets workloads whose homes have ended: their cgroup is gone, say.
     fn forget_ended(&mut self, core: &Core) {
-        let homes = core.kept.state.homes();
+        let homes = core.store.state.homes();
         for (path, _) in self.at_home.extract_if(.., |path, _| !homes.contains_key(path)) {
             self.watched.remove(&path);
         }
@@ -525,7 +525,7 @@ impl Homing {
     /// How many have a home on each node.
     fn count(core: &Core) {
         for node in core.policy.machine.nodes.keys() {
-            let homes = core.kept.state.homes().values().filter(|home| home.node == *node).count();
+            let homes = core.store.state.homes().values().filter(|home| home.node == *node).count();
             core.metrics.homes(*node, homes);
         }
     }
@@ -551,7 +551,7 @@ fn is_candidate(core: &Core, of: &Measured) -> bool {
 }
 
 fn is_left_alone(core: &Core, path: &CgroupPath) -> bool {
-    core.kept.state.left_alone.get(path).is_some_and(|of| of.until > seconds_now())
+    core.store.state.left_alone.get(path).is_some_and(|of| of.until > seconds_now())
 }
 
 fn seconds_now() -> u64 {

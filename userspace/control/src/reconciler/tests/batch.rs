@@ -36,13 +36,13 @@ fn given(asking: &mut Asking<'_, Answer>) -> String {
 }
 
 /// Asks for so many CPUs, and waits.
-fn admit<'a>(client: &'a Reconciler, name: &str, cpus: u32) -> Asking<'a, Answer> {
+fn admit<'a>(client: &'a ReconcilerHandle, name: &str, cpus: u32) -> Asking<'a, Answer> {
     let mut asking: Asking<'a, Answer> = Box::pin(client.admit(request(name, cpus), false));
     assert!(poll(&mut asking).is_pending());
     asking
 }
 
-fn release<'a>(client: &'a Reconciler, name: &str) -> Asking<'a, ()> {
+fn release<'a>(client: &'a ReconcilerHandle, name: &str) -> Asking<'a, ()> {
     let mut asking: Asking<'a, ()> = Box::pin(client.release(name.to_owned()));
     assert!(poll(&mut asking).is_pending());
     asking
@@ -58,7 +58,7 @@ fn step(held: &mut ReconcilerLoop) -> u32 {
     saves.get()
 }
 
-fn held_by(client: &Reconciler) -> Vec<(String, String)> {
+fn held_by(client: &ReconcilerHandle) -> Vec<(String, String)> {
     let held = client.allocations();
     held.allocations.iter().map(|held| (held.name.clone(), held.cpus.clone())).collect()
 }
@@ -98,7 +98,7 @@ fn admissions_that_wait_together_are_stored_once_and_releases_twice() {
     );
     assert_eq!(names.map(knob), ["", "", "", "", "", ""].map(str::to_owned));
     assert_eq!(held_by(&client), []);
-    assert_eq!(held.core.kept.state.ledger.shared_pool().to_string(), "0-7");
+    assert_eq!(held.core.store.state.ledger.shared_pool().to_string(), "0-7");
 }
 
 #[test]
@@ -134,8 +134,8 @@ fn what_cannot_be_written_fails_for_its_workload_alone() {
     assert_eq!((line("a/cpuset.cpus"), line("c/cpuset.cpus")), ("1-2".to_owned(), "6-7".to_owned()));
     assert_eq!((line("b/cpuset.cpus"), line("b/memory.min")), (String::new(), "0".to_owned()));
     assert_eq!(held_by(&client), pairs(&[("a", "1-2"), ("c", "6-7")]));
-    assert_eq!(held.core.kept.state.ledger.shared_pool().to_string(), "0,3-5");
-    assert!(held.core.kept.state.releasing.is_empty() && held.core.kept.state.admitting.is_empty());
+    assert_eq!(held.core.store.state.ledger.shared_pool().to_string(), "0,3-5");
+    assert!(held.core.store.state.releasing.is_empty() && held.core.store.state.admitting.is_empty());
 
     // Likewise of releases: what is not given back is not promised to others.
     let mut again = admit(&client, "d", 2);
@@ -150,8 +150,8 @@ fn what_cannot_be_written_fails_for_its_workload_alone() {
     assert!(matches!(refused, AdmissionError::Releasing(_)), "{refused}");
     assert!(refused.to_string().contains("/c/memory.min"), "{refused}");
     assert_eq!(held_by(&client), pairs(&[("c", "6-7")]));
-    assert_eq!(held.core.kept.state.ledger.shared_pool().to_string(), "0-5");
-    assert!(held.core.kept.state.releasing.iter().eq(["c"]));
+    assert_eq!(held.core.store.state.ledger.shared_pool().to_string(), "0-5");
+    assert!(held.core.store.state.releasing.iter().eq(["c"]));
     drop(sealed);
 }
 
@@ -168,7 +168,7 @@ fn what_cannot_be_stored_fails_for_each() {
         assert!(matches!(refused, AdmissionError::Store(_)), "{refused}");
     }
     assert_eq!(held_by(&client), []);
-    assert_eq!(held.core.kept.state.ledger.shared_pool().to_string(), "0-7");
+    assert_eq!(held.core.store.state.ledger.shared_pool().to_string(), "0-7");
     assert_eq!(fixture::line(&root.join("a/cpuset.cpus")), "");
 }
 
@@ -267,6 +267,6 @@ fn a_report_of_confined_cgroups_gives_way_to_a_container_runtime() {
     let start = Instant::now();
     while confined(&held) != 1 {
         assert!(start.elapsed() < Duration::from_mins(1), "the report was forgotten");
-        held.settle();
+        held.process_effects();
     }
 }

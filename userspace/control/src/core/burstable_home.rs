@@ -43,7 +43,7 @@ impl Core {
         cgroup: Option<&CgroupPath>,
         to: NodeId,
     ) -> Result<bool, AdmissionError> {
-        let Some(account) = self.kept.state.ledger.owner(owner).cloned() else { return Ok(false) };
+        let Some(account) = self.store.state.ledger.owner(owner).cloned() else { return Ok(false) };
         let Some(request) = account.request.as_deref() else { return Ok(false) };
         let home = NodeSet::single(to);
         let mut terms = account.terms.clone();
@@ -62,7 +62,7 @@ impl Core {
         let ledger = started
             .fold(decision.ledger, |ledger, container| strategy.note_started(&ledger, owner, container));
         let mut change = self.begin();
-        change.kept.state.ledger = ledger;
+        change.store.state.ledger = ledger;
         change.store()?;
         self.promises_changed();
         Ok(true)

@@ -107,12 +107,12 @@ impl Homes {
 /// The Burstable owners whose promise may move, with the names and cgroups of their guarantees.
 fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
     let mut found: BTreeMap<OwnerId, Vec<(String, CgroupPath)>> = BTreeMap::new();
-    for (name, guarantee) in &core.kept.state.guarantees {
+    for (name, guarantee) in &core.store.state.guarantees {
         let owner = OwnerId::from(guarantee.owner(name));
-        let account = core.kept.state.ledger.owner(&owner);
+        let account = core.store.state.ledger.owner(&owner);
         let follows = account.is_some_and(|account| account.terms.burstable && !account.terms.immovable);
-        let is_kept = !core.kept.state.releasing.contains(name);
-        if follows && is_kept && !core.kept.state.moving.is_moved(&owner) {
+        let is_kept = !core.store.state.releasing.contains(name);
+        if follows && is_kept && !core.store.state.moving.is_moved(&owner) {
             found.entry(owner).or_default().push((name.clone(), guarantee.cgroup.clone()));
         }
     }
@@ -121,7 +121,7 @@ fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
 
 /// The nodes on which base pages are promised to an owner.
 fn home_of(core: &Core, owner: &OwnerId) -> NodeSet {
-    let account = core.kept.state.ledger.owner(owner);
+    let account = core.store.state.ledger.owner(owner);
     let held = account.into_iter().flat_map(|account| account.containers.values());
     let blocks = held.flat_map(|held| &held.blocks).filter(|block| block.kind == ZoneKind::Memory);
     blocks.flat_map(|block| block.affinity.iter()).collect()

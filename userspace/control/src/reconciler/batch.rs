@@ -12,7 +12,7 @@ use crate::core::{Admission, Kind, Waiting, goes_with};
 
 impl ReconcilerLoop {
     /// Handles what was taken from the inbox at once.
-    pub(super) fn together(&mut self, mut waiting: Vec<Waiting>) {
+    pub(super) fn handle_batch(&mut self, mut waiting: Vec<Waiting>) {
         match waiting.first().and_then(|first| goes_with(&first.command)) {
             Some((kind, _)) if waiting.len() > 1 => match kind {
                 Kind::Admission => self.admissions(waiting),
@@ -29,7 +29,7 @@ impl ReconcilerLoop {
         });
         let requests: Vec<&Request> = requests.collect();
         let mut results = self.core.admit_together(&requests).into_iter();
-        self.settle();
+        self.process_effects();
         let mut later = Vec::new();
         let mut answers = Vec::new();
         for waiting in waiting {
@@ -57,8 +57,8 @@ impl ReconcilerLoop {
         });
         let asked: Vec<_> = asked.collect();
         let names: Vec<&str> = asked.iter().map(|(name, _)| name.as_str()).collect();
-        let results = self.core.release_together(&names);
-        self.settle();
+        let results = self.core.release_batch(&names);
+        self.process_effects();
         for ((_, answer), result) in asked.into_iter().zip(results) {
             let _ = answer.send(result);
         }
@@ -87,7 +87,7 @@ impl ReconcilerLoop {
             tracing::info!(name = request.name, "nobody waits for this allocation any more");
             let _ = self.core.release(&request.name);
             // Also where the container runtime waits for something.
-            self.settle();
+            self.process_effects();
         }
     }
 }

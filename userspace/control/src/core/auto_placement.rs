@@ -33,7 +33,7 @@ impl Core {
     /// Returns the CPUs of a node that are not exclusive.
     pub(crate) fn shared_cpus_of(&self, node: NodeId) -> CpuSet {
         let of = self.policy.machine.nodes.get(&node).map(|node| node.cpus.clone()).unwrap_or_default();
-        &of & self.kept.state.ledger.shared_pool()
+        &of & self.store.state.ledger.shared_pool()
     }
 
     /// Returns true if this cgroup, an ancestor or a descendant has a guarantee.
@@ -44,7 +44,7 @@ impl Core {
     /// Returns the CPUs that a cgroup would get on this preferred node. Fails if the guard
     /// keeps it off the node, if its cpuset is set, or if its parent may not use the node.
     pub(crate) fn cpus_at_home(&mut self, path: &CgroupPath, node: NodeId) -> Result<CpuSet, String> {
-        if self.kept.state.steered().get(path).is_some_and(|off| off.contains(node)) {
+        if self.store.state.steered().get(path).is_some_and(|off| off.contains(node)) {
             return Err(format!("it is kept off node {node}"));
         }
         let cpus = self.cpus_found(path).map_err(|error| error.to_string())?;
@@ -69,7 +69,7 @@ impl Core {
 
     /// Returns the CPUs to which a cgroup is confined because of its preferred node.
     pub(crate) fn home_cpus(&self, path: &CgroupPath) -> Option<&CpuSet> {
-        self.kept.state.homes().contains_key(path).then(|| self.applied_settings(path)?.cpus.as_ref())?
+        self.store.state.homes().contains_key(path).then(|| self.applied_settings(path)?.cpus.as_ref())?
     }
 
     /// Returns the cgroups with a preferred node, for the API.
@@ -81,12 +81,12 @@ impl Core {
             kept: home.is_kept,
             remote_percent_before: home.remote_before / 10,
         };
-        self.kept.state.homes().iter().map(of).collect()
+        self.store.state.homes().iter().map(of).collect()
     }
 
     /// Returns the preferred node of each cgroup that has one.
     pub(crate) fn home_nodes(&self) -> BTreeMap<CgroupPath, NodeId> {
-        self.kept.state.homes().iter().map(|(path, home)| (path.clone(), home.node)).collect()
+        self.store.state.homes().iter().map(|(path, home)| (path.clone(), home.node)).collect()
     }
 
     /// Assigns this preferred node to a cgroup.
@@ -100,7 +100,7 @@ impl Core {
 
     /// Changes the stored state of a preferred node.
     pub(crate) fn note_home(&mut self, path: &CgroupPath, note: impl FnOnce(&mut Home)) {
-        if let Some(home) = self.kept.state.home_mut(path) {
+        if let Some(home) = self.store.state.home_mut(path) {
             note(home);
             self.effects.view = true;
             self.store_outcome();
@@ -109,21 +109,21 @@ impl Core {
 
     /// A cgroup that was put back is left alone.
     pub(crate) fn leave_alone(&mut self, path: &CgroupPath, left_alone: LeftAlone) {
-        self.kept.state.left_alone.insert(path.clone(), left_alone);
+        self.store.state.left_alone.insert(path.clone(), left_alone);
         self.store_outcome();
     }
 
     /// Ends the preferred nodes of cgroups whose CPUs another program set while no daemon ran.
     pub(crate) fn yield_homes(&mut self) {
         let homes: Vec<(CgroupPath, Option<CpuSet>)> = self
-            .kept
+            .store
             .state
             .homes()
             .iter()
             .map(|(path, home)| (path.clone(), home.cpus_before.clone()))
             .collect();
         for (path, before) in homes {
-            match self.enforcer().drift(&self.kept.state.applied, &path) {
+            match self.enforcer().drift(&self.store.state.applied, &path) {
                 Ok(drifts) => {
                     let before = before.map(KnobValue::Cpus);
                     // Ours as well: an earlier run died before it wrote the others.
@@ -141,7 +141,7 @@ impl Core {
     /// Ends the preferred node of a cgroup whose CPUs another program set, and keeps that program's set. Returns true if
     /// it ended; it does not if the cgroup is confined for another reason as well.
     pub(crate) fn yield_home(&mut self, drift: &Drift) -> bool {
-        let (path, state) = (&drift.cgroup, &self.kept.state);
+        let (path, state) = (&drift.cgroup, &self.store.state);
         let Some(KnobValue::Cpus(found)) =
             drift.found.as_ref().filter(|_| drift.kind == DriftKind::Rewritten)
         else {
