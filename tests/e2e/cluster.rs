@@ -16,6 +16,7 @@ mod life;
 mod load;
 mod node;
 mod readers;
+mod refusals;
 mod siblings;
 mod whole;
 
@@ -340,6 +341,22 @@ fn overlay(cluster: &Cluster, name: &str, change: impl FnOnce(String) -> String)
     let config = overlay.join("config.yaml");
     fs::write(&config, change(fs::read_to_string(&config).unwrap())).unwrap();
     overlay.display().to_string()
+}
+
+/// Returns the path of a copy of the overlay `enforce` with components.
+fn component_overlay(cluster: &Cluster, components: &[&str]) -> String {
+    overlay(cluster, "enforce", |config| config);
+    let folder = cluster.folder.path().join("deploy/overlays/components");
+    fs::create_dir(&folder).unwrap();
+    let components: Vec<_> = components.iter().map(|name| format!("../../components/{name}")).collect();
+    let text = json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../enforce"],
+        "components": components,
+    });
+    fs::write(folder.join("kustomization.yaml"), text.to_string()).unwrap();
+    folder.display().to_string()
 }
 
 #[test]

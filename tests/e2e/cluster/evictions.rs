@@ -1,11 +1,11 @@
 //! `deploy/components/evict-unpinned`: a pod that was started without numaward, and for whose claim there is no room, is
 //! evicted through the API server, which asks the disruption budgets first.
 
-use std::{collections::BTreeSet, fs, thread, time::Duration};
+use std::{collections::BTreeSet, thread, time::Duration};
 
 use serde_json::json;
 
-use super::{Cluster, RESTRICTED, ROLLOUT, condition, container, guaranteed, overlay};
+use super::{Cluster, RESTRICTED, ROLLOUT, component_overlay, condition, container, guaranteed};
 use crate::containerd::nodes;
 
 /// CPU 0 is never exclusive, so three CPUs are on node 1 alone, and once.
@@ -87,17 +87,8 @@ fn has_own(cpus: Option<&BTreeSet<u64>>) -> bool {
 
 fn is_installed(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
-    overlay(cluster, "enforce", |config| config);
-    let folder = cluster.folder.path().join("deploy/overlays/evict");
-    fs::create_dir(&folder).unwrap();
-    let text = json!({
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["../enforce"],
-        "components": ["../../components/evict-unpinned"],
-    });
-    fs::write(folder.join("kustomization.yaml"), text.to_string()).unwrap();
-    kubectl.must(&["apply", "--kustomize", &folder.display().to_string()]);
+    let overlay = component_overlay(cluster, &["evict-unpinned"]);
+    kubectl.must(&["apply", "--kustomize", &overlay]);
     kubectl.must(&["set", "env", "daemonset/numaward", "--namespace=numaward", RESTRICTED]);
     cluster.wait_for("numaward runs", || cluster.daemon());
     kubectl.must(&ROLLOUT);

@@ -44,24 +44,26 @@ pub struct Kubernetes {
     pub cpu_quota: CpuQuota,
     /// The handling of a pod that started without numaward if its CPUs or memory are not available.
     pub unpinned: UnpinnedPolicy,
-    /// What becomes of a pod that is refused.
-    pub refused: WhenRefused,
+    /// The handling of a pod that this host refuses.
+    pub refused: RefusalPolicy,
     /// With `kubernetes.refused: evict`: for how long a pod must have been refused before it is evicted.
     #[educe(Default(expression = Interval(Duration::from_secs(30))))]
     pub refused_after: Interval,
 }
 
-/// What becomes of a pod that is refused: its policy cannot be kept on this host, or there is not enough of what it asks for.
+/// The handling of a pod that this host refuses: its policy cannot be kept, or too little of a resource is free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum WhenRefused {
-    /// It stays bound to this host and holds there what it requests. The kubelet tries again, and starts it as soon as there is room.
-    #[default]
+pub enum RefusalPolicy {
+    /// The pod stays bound to this host, where its requests stay reserved. The kubelet tries again, and starts it as
+    /// soon as there is room.
     Wait,
-    /// After `kubernetes.refusedAfter` it is also evicted, so that its controller makes it anew, and the scheduler chooses a host
-    /// again. One at a time, with 30 seconds in between. Pods of which a container was ever created, pods of a `DaemonSet`, static
-    /// pods, pods without a controller, those in `kubernetes.placementOffNamespaces`, and those that every host would refuse stay.
-    /// Needs `kubernetes.nodeName`, and the right to create `pods/eviction`.
+    /// After `kubernetes.refusedAfter`, the pod is also evicted, so that its controller creates a new one, and the
+    /// scheduler chooses a host again. One pod at a time, with 30 seconds between two. Pods with a container that was
+    /// ever created, pods of a `Job` (which counts them as failed) or a `DaemonSet`, static pods, pods without a
+    /// controller, pods in `kubernetes.placementOffNamespaces`, and pods that every host would refuse stay. Without
+    /// `kubernetes.nodeName`, all pods stay. Needs permission to create `pods/eviction`.
+    #[default]
     Evict,
 }
 

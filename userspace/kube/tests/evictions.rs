@@ -350,7 +350,8 @@ async fn refused_pod_is_evicted_after_its_time() {
         pod("static", Some("Node")),
         pod("bare", None),
         critical,
-        pod("a", Some("Job")),
+        pod("job", Some("Job")),
+        pod("a", Some("StatefulSet")),
     ];
     let began = Instant::now();
     let run = run_at(pace, REFUSED, &pods).await;
@@ -381,9 +382,10 @@ async fn pod_that_starts_meanwhile_stays() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_right_names_the_component_that_gives_it() {
-    for (why, component, value) in
-        [(SHORT, "guard-evict", "guardEvict.enabled"), (REFUSED, "evict-refused", "evictRefused.enabled")]
-    {
+    for (why, component, value) in [
+        (SHORT, "guard-evict", "guardEvict.enabled"),
+        (REFUSED, "kubernetes.refused: wait", "evictRefused.enabled"),
+    ] {
         let run = run_at(FAST, why, &[pod("a", Some("ReplicaSet"))]).await;
         run.server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
         until("it is said", || !run.reports.lock().unwrap().is_empty()).await;

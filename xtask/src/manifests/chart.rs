@@ -42,7 +42,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             json!({
                 "kubeletDirectory": "/var/lib/k0s/kubelet/",
                 "evictUnpinned": on,
-                "evictRefused": on,
+                "evictRefused": { "enabled": false },
                 "guardEvict": on,
                 "cpuPower": on,
                 "resctrl": on,
@@ -121,7 +121,7 @@ fn documented_values() -> Vec<Value> {
 }
 
 /// Returns invalid values.
-fn wrong_values() -> [Value; 7] {
+fn wrong_values() -> [Value; 8] {
     [
         json!({ "mode": "maybe" }),
         json!({ "modus": "try" }),
@@ -129,7 +129,8 @@ fn wrong_values() -> [Value; 7] {
         json!({ "kubeletDirectory": "kubelet" }),
         json!({ "guardEvict": { "enabled": true }, "config": { "guard": "report" } }),
         json!({ "evictUnpinned": { "enabled": true }, "config": { "kubernetes": { "unpinned": "report" } } }),
-        json!({ "evictRefused": { "enabled": true }, "config": { "kubernetes": { "refused": "wait" } } }),
+        json!({ "config": { "kubernetes": { "refused": "wait" } } }),
+        json!({ "evictRefused": { "enabled": false }, "config": { "kubernetes": { "refused": "evict" } } }),
     ]
 }
 

@@ -120,6 +120,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     cluster("cluster::life::pods_outlive_changes"),
     cluster("cluster::pods_get_what_they_are_promised"),
     cluster("cluster::readers::what_readers_see"),
+    cluster("cluster::refusals::refused_pods_are_evicted"),
     cluster("cluster::siblings::whole_cores_are_given_where_they_are_demanded"),
     cluster("cluster::whole::what_the_kubelet_decides_of_whole_pods_is_repeated"),
     row("containerd::a_tenant_takes_nothing_from_others", &[(CI, &["6.12"])]),

@@ -76,7 +76,7 @@ fn assumptions(by: Deciders) -> Vec<String> {
         }
         Refused::Evicted { .. } => {
             "refused pods (kubernetes.refused: evict): the same for a tick, which is taken for a minute; then they are evicted, one \
-             of each host a tick, and their controller makes a new one at once"
+             of each host a tick, and their controller makes a new one at once; pods of Jobs, which stay in a cluster, are evicted too"
         }
     };
     let order = "order of a tick: pods leave or are given up, hosts try refused pods again, evictions, pods made anew and pods \

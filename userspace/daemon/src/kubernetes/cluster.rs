@@ -8,10 +8,7 @@ use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::{
-    Config, OperatingMode,
-    guard::GuardMode,
-    kubernetes::{UnpinnedPolicy, WhenRefused},
-    policy::TopologyManagerScope,
+    Config, OperatingMode, guard::GuardMode, kubernetes::UnpinnedPolicy, policy::TopologyManagerScope,
 };
 use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
 use numaward_guarantee::reconciler::{CrowdedNode, ReconcilerHandle};
@@ -109,9 +106,9 @@ impl Cluster {
     pub fn evict(&mut self, reconciler: Option<&ReconcilerHandle>) -> Refusals {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
         let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
-        let of_refused = kubernetes.nri.enabled && kubernetes.refused == WhenRefused::Evict;
         let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
         let refusals = Refusals::new(kubernetes);
+        let of_refused = kubernetes.nri.enabled && refusals.evicts();
         let is_any = of_unplaced || of_refused || of_crowded;
         let Some(reconciler) = reconciler.filter(|_| is_any).cloned() else { return refusals };
         let (pods, refused) = (self.pods(), refusals.clone());

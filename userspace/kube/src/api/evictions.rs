@@ -87,7 +87,10 @@ impl Why {
         match self {
             Self::Unplaced => "the component evict-unpinned, or evictUnpinned.enabled of the chart",
             Self::NodeShort { .. } => "the component guard-evict, or guardEvict.enabled of the chart",
-            Self::Refused { .. } => "the component evict-refused, or evictRefused.enabled of the chart",
+            Self::Refused { .. } => {
+                "overlays/enforce/rbac.yaml, or evictRefused.enabled of the chart; without the right, set \
+                 kubernetes.refused: wait"
+            }
         }
     }
 
@@ -156,6 +159,8 @@ enum Stays {
     Static,
     #[display("the DaemonSet {_0} would start it here again")]
     DaemonSet(String),
+    #[display("the Job {_0} would count it as failed")]
+    Job(String),
     #[display("no controller would make it again")]
     Bare,
     #[display("it is numaward's own")]
@@ -223,6 +228,10 @@ impl Evictor {
             Some(controller) if controller.kind == "Node" => Some(Stays::Static),
             Some(controller) if controller.kind == "DaemonSet" => {
                 Some(Stays::DaemonSet(controller.name.clone()))
+            }
+            // A Job fails after `backoffLimit` of them, where a pod that waits would have started later.
+            Some(controller) if controller.kind == "Job" && matches!(why, Why::Refused { .. }) => {
+                Some(Stays::Job(controller.name.clone()))
             }
             Some(_) => None,
         }

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numaward_config::{
     Interval,
-    kubernetes::{Kubernetes, WhenRefused},
+    kubernetes::{Kubernetes, RefusalPolicy},
 };
 use numaward_kube::{
     nri::types::{Pod, Snapshot},
@@ -43,11 +43,14 @@ struct PodRefusal {
 
 impl Refusals {
     pub fn new(config: &Kubernetes) -> Self {
-        let evicted_after = match config.refused {
-            WhenRefused::Wait => None,
-            WhenRefused::Evict => Some(config.refused_after.0),
-        };
+        // Without the API server, no pod can be evicted.
+        let evicts = config.refused == RefusalPolicy::Evict && config.node_name.is_some();
+        let evicted_after = evicts.then_some(config.refused_after.0);
         Self { pods: Arc::default(), evicted_after }
+    }
+
+    pub fn evicts(&self) -> bool {
+        self.evicted_after.is_some()
     }
 
     /// Returns the pods to evict, with the delay of the eviction, in the order of their first refusals.
