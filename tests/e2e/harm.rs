@@ -22,6 +22,14 @@ fn no_bystander_is_killed_or_narrowed() {
     assert!(pending.contains("memory.max") && pending.contains("/limited"), "{report}");
     assert_eq!(report.section("kills by the limit"), "0", "{report}");
 
+    // No workload is left nodes without the huge pages that it has reserved.
+    let refused = report.section("reserved huge pages");
+    assert!(refused.contains("of huge pages that they have not touched yet"), "{report}");
+    assert_eq!(report.section("reserved huge pages after"), "nodes \nlives", "{report}");
+
+    // A move that a release overtakes leaves all nodes.
+    assert_eq!(report.section("moved"), ["nodes "; 3].join("\n"), "{report}");
+
     // CPUs of another program's partition are not chosen.
     let mut partition = report.section("partition").lines();
     assert_eq!((partition.next(), partition.last()), (Some("isolated"), Some("3,5")), "{report}");

@@ -7,6 +7,7 @@ guard: act
 EOF
 start_daemon
 _oom_kills() { sed -n 's/^oom_kill //p' "$cgroups/$1/memory.events"; }
+_is_on_node_0() { sed -n 's/^anon N0=\([0-9]*\) .*/\1/p' $cgroups/moved/memory.numa_stat | awk '{ exit $1 < 190 * 1048576 }'; }
 _free_mib() { awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$1/meminfo; }
 
 # A guarantee raises a limit, the workload uses more than the old one, and the guarantee ends.
@@ -30,6 +31,42 @@ wait_for 90 _has_old_limit
 section "kills by the limit"
 _oom_kills limited
 unload limited $first
+
+# A process has mapped huge pages of node 0 and not touched them; node 1 has none.
+echo 8 >/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages
+mkdir $cgroups/postgres
+numaward-harm-check bystander huge-pages --cgroup $cgroups/postgres >/tmp/postgres &
+postgres=$!
+wait_for 20 test -s /tmp/postgres
+section "reserved huge pages"
+with_code numaward guarantee /postgres --memory 64Mi --node 1 2>&1
+section "reserved huge pages after"
+echo "nodes $(cat $cgroups/postgres/cpuset.mems)"
+numaward guarantee /postgres --memory 64Mi --node 0 2>>$remarks >/dev/null
+sleep 10
+kill -0 $postgres && echo lives
+numaward release /postgres
+end $postgres
+echo 0 >/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages
+wait_for 20 nothing_promised
+rmdir $cgroups/postgres
+
+# A guarantee ends while the pages of its workload still move: no later step of the move narrows the nodes again.
+load moved --cpus 0 --size 200M
+section "moved"
+for delay in 0.05 0.2 0.6; do
+    quiet_guarantee /moved --memory 220Mi --node 1
+    sleep $delay
+    numaward release /moved
+    wait_for 20 nothing_promised
+    sleep 5
+    echo "nodes $(cat $cgroups/moved/cpuset.mems)"
+    numaward guarantee /moved --memory 220Mi --node 0 2>>$remarks >/dev/null
+    wait_for 20 _is_on_node_0
+    numaward release /moved
+    wait_for 20 nothing_promised
+done
+unload moved $load_pid
 
 # A CPU belongs to another program's partition.
 echo +cpuset >$cgroups/cgroup.subtree_control

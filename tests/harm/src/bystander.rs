@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use memmap2::MmapOptions;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The mount point of the cgroup hierarchy.
 pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
@@ -42,6 +42,8 @@ pub(crate) enum Behavior {
     Anonymous,
     /// Restricts itself to CPU 1.
     Affinity,
+    /// Reads its affinity and sets it again, as runtimes do that pin their threads.
+    AffinityAgain,
     /// Reserves huge pages, and touches one more now and then.
     HugePages,
 }
@@ -94,6 +96,13 @@ pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
                 thread::sleep(USE_INTERVAL);
             }
         }
+        Behavior::AffinityAgain => {
+            ready();
+            loop {
+                sched_setaffinity(None, &sched_getaffinity(None)?)?;
+                thread::sleep(USE_INTERVAL);
+            }
+        }
         Behavior::HugePages => {
             ready();
             loop {
@@ -132,6 +141,7 @@ impl Bystanders {
         all.behave("page_cache", Behavior::PageCache)?;
         all.behave("growth", Behavior::Growth)?;
         all.behave("affinity", Behavior::Affinity)?;
+        all.behave("affinity_again", Behavior::AffinityAgain)?;
 
         all.load("tmpfs", &["--kind", "tmpfs", "--size", "24M"])?;
         all.load("interleave", &["--policy", "interleave:0-1", "--size", "16M"])?;

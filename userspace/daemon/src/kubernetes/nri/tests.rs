@@ -6,6 +6,7 @@ mod pods;
 mod policy;
 mod quota;
 mod refusals;
+mod tenant;
 mod uninstall;
 
 use std::{
