@@ -16,7 +16,7 @@ use numaward_cgroup::{
 };
 use numaward_enforce::pages;
 use numaward_guarantee::error::AdmissionError;
-use numaward_topology::{Bytes, HugepageSize, NodeId, NodeSet, sysfs};
+use numaward_topology::{Bytes, HugepageSize, NodeSet, sysfs};
 
 use super::Core;
 
@@ -31,11 +31,11 @@ impl Core {
     /// meanwhile. Nothing is read on a host without pools of huge pages.
     fn read_untouched(&mut self, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, UntouchedBytes> {
         // Read anew: an administrator changes pools at any time.
-        let has_pool = |node: &NodeId| {
-            sysfs::node_memory(&self.config.host_root, *node)
-                .is_ok_and(|memory| memory.hugepages.values().any(|pool| pool.total > 0))
-        };
-        if cgroups.is_empty() || !self.policy.machine.nodes.keys().any(has_pool) {
+        let mut pools = self.policy.machine.nodes.iter().flat_map(|(id, node)| {
+            let memory = sysfs::node_memory(&self.config.host_root, *id);
+            memory.map_or_else(|_| node.hugepages.clone(), |memory| memory.hugepages)
+        });
+        if cgroups.is_empty() || !pools.any(|(_, pool)| pool.total > 0) {
             return BTreeMap::new();
         }
         let (proc, hierarchy) = (self.config.host_root.join("proc"), self.hierarchy.clone());

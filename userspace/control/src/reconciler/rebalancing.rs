@@ -165,7 +165,7 @@ impl Rebalancing {
     }
 
     /// Begins to make room for a request that was refused, where the configuration allows that. Otherwise returns who
-    /// waits for it. Without a waiter the caller asks again and again, and is not last_headroom each time.
+    /// waits for it. Without a waiter the caller asks again and again, and is not heeded each time.
     pub(super) fn start_automatic(
         &mut self,
         core: &mut Core,
