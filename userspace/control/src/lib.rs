@@ -145,7 +145,7 @@ fn start_on_this_host(
     match start(config, hierarchy, enforcer, ports, metrics, watch, stop.clone()) {
         Err(StartError::Policy(problems)) => {
             tracing::error!(
-                problems = policy::in_words(&problems),
+                problems = policy::join_problems(&problems),
                 "nothing can be promised on this machine, nor given back"
             );
             Ok(None)

@@ -126,7 +126,7 @@ pub fn start(
         let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
         let send = move |events: &[_]| {
             !news.add(events.len())
-                || commands.send(Message::Other(Command::Cgroups(events.to_vec()))).is_ok()
+                || commands.send(Message::Internal(Command::Cgroups(events.to_vec()))).is_ok()
         };
         reconciler.core.ports.cgroups.subscribe(Box::new(send));
     }
@@ -136,7 +136,7 @@ pub fn start(
     if let Some(write_monitor) = write_monitor {
         let commands = commands.clone();
         // It ends with the reconciler: nobody takes its commands then.
-        let wake = move || commands.send(Message::Other(Command::Written)).is_ok();
+        let wake = move || commands.send(Message::Internal(Command::KnobsChanged)).is_ok();
         write_monitor.spawn(wake, &heartbeats, &stop)?;
     }
     let ended = stop.clone();
@@ -153,7 +153,7 @@ struct ReconcilerLoop {
     homes: BTreeMap<CgroupPath, NodeId>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     unplaced: Arc<RwLock<Vec<PodName>>>,
-    owes_host: Arc<AtomicBool>,
+    has_pending_host_restores: Arc<AtomicBool>,
     cgroup_news: CgroupNews,
     refreshed: Instant,
 }
@@ -167,7 +167,7 @@ impl ReconcilerLoop {
             homes: BTreeMap::new(),
             view: Arc::default(),
             unplaced: Arc::default(),
-            owes_host: Arc::default(),
+            has_pending_host_restores: Arc::default(),
             cgroup_news: CgroupNews::default(),
             refreshed: Instant::now(),
             core,
@@ -181,7 +181,7 @@ impl ReconcilerLoop {
             rebalance: self.rebalancing.shown(),
             unplaced: Arc::clone(&self.unplaced),
             crowded: self.controllers.guard.crowded(),
-            owes_host: Arc::clone(&self.owes_host),
+            has_pending_host_restores: Arc::clone(&self.has_pending_host_restores),
         }
     }
 
@@ -278,7 +278,7 @@ impl ReconcilerLoop {
                     self.controllers.declarations.reconcile(&mut self.core);
                 }
             }
-            Command::Written => self.dispatch(&Event::Written(Instant::now())),
+            Command::KnobsChanged => self.dispatch(&Event::Written(Instant::now())),
         }
     }
 
@@ -380,8 +380,9 @@ impl ReconcilerLoop {
 
     /// Shows whether something outside of cgroups is yet to be given back.
     fn show_whether_host_is_owed(&self) {
-        let is_owed = self.core.owes_host() || self.controllers.affinities.is_busy(&self.core);
-        self.owes_host.store(is_owed, Ordering::Relaxed);
+        let is_owed =
+            self.core.has_pending_host_restores() || self.controllers.affinities.is_busy(&self.core);
+        self.has_pending_host_restores.store(is_owed, Ordering::Relaxed);
     }
 
     fn run_maintenance(&mut self) {

@@ -80,7 +80,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let before = stored(&config)?;
     let (alone, stop) = (Arc::new(NoopPorts(Arc::new(machine))), CancellationToken::new());
     let metrics = ControlMetrics::default();
-    let started = start_on_this_host(&config, Ports::of(&alone), metrics, None, runtime, &stop)?;
+    let started = start_on_this_host(&config, Ports::from_part(&alone), metrics, None, runtime, &stop)?;
     let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
     let until = Instant::now() + PATIENCE;
     while !thread.is_finished() && Instant::now() < until && !is_all_back(&reconciler) {
@@ -141,7 +141,7 @@ pub(crate) fn is_all_back(reconciler: &ReconcilerHandle) -> bool {
     held.allocations.is_empty()
         && held.enforcement.herding.cgroups.is_empty()
         && held.enforcement.pending_restores.is_empty()
-        && !reconciler.owes_host()
+        && !reconciler.has_pending_host_restores()
 }
 
 /// Disables the controllers that were enabled, and returns the final content of the ledger and the controllers left.

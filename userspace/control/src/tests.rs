@@ -57,7 +57,7 @@ impl Bench {
         let config = Config { state_directory: self.dir.path().join("state"), ..config };
         let root = self.dir.path().join("cgroup");
         // Plain files are watched like knobs; without the privilege they are looked at.
-        fixture::reconciler(&config, &root, Ports::of(&self.host), KnobWatch::new(&root).ok(), None)
+        fixture::reconciler(&config, &root, Ports::from_part(&self.host), KnobWatch::new(&root).ok(), None)
     }
 }
 

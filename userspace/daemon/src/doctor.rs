@@ -482,7 +482,7 @@ impl Host<'_> {
             Err(problems) => fail(
                 format!(
                     "does not fit the machine: {}. The daemon keeps guarantees, and gives no new ones",
-                    policy::in_words(&problems)
+                    policy::join_problems(&problems)
                 ),
                 "change these keys of the configuration and restart the daemon, or give back to the machine what they \
                  name; `numaward uninstall --restore` gives back all that was written",

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
     error::AdmissionError,
-    pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, Synchronized, Unpinned, Update},
+    pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
     request::{Request, Resize},
 };
 
@@ -43,9 +43,9 @@ pub enum Message {
     /// A client asks something: it keeps a place while it waits.
     Client(Command, OwnedSemaphorePermit),
     /// Others report something.
-    Other(Command),
+    Internal(Command),
     /// What was waited for is done.
-    Done,
+    Completed,
 }
 
 /// What the reconciler is asked by others than the container runtime.
@@ -86,7 +86,7 @@ pub enum Command {
     /// Cgroups came or went.
     Cgroups(Vec<CgroupEvent>),
     /// Somebody else wrote knobs.
-    Written,
+    KnobsChanged,
 }
 
 /// What the runtime asks of us, or reports.
@@ -97,19 +97,19 @@ pub enum PodCommand {
     },
     Create {
         ask: Box<ContainerPlacementRequest>,
-        answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
+        answer: oneshot::Sender<Result<(Settings, Option<UnpinnedReason>), AdmissionError>>,
     },
     Bind {
         id: String,
         /// What to make of it if it is not known: its creation was not answered in time.
         ask: Option<Box<ContainerPlacementRequest>>,
-        answer: oneshot::Sender<Option<Unpinned>>,
+        answer: oneshot::Sender<Option<UnpinnedReason>>,
     },
     Stopped {
         id: String,
         answer: oneshot::Sender<()>,
     },
-    PodOver {
+    PodStopped {
         uid: String,
         sandbox: String,
         answer: oneshot::Sender<()>,
@@ -119,7 +119,7 @@ pub enum PodCommand {
         /// The UIDs of pods by the ids of their sandboxes.
         sandboxes: BTreeMap<String, String>,
         complete: bool,
-        answer: oneshot::Sender<Synchronized>,
+        answer: oneshot::Sender<SyncResult>,
     },
     Resize {
         id: String,

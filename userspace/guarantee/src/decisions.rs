@@ -27,7 +27,7 @@ const SPARE: usize = 256;
 
 /// The file.
 #[derive(Debug)]
-pub struct Decisions {
+pub struct DecisionLog {
     path: PathBuf,
     /// Open to append; `None` after a failure: then it has to be written anew.
     file: Option<File>,
@@ -46,7 +46,7 @@ struct Line<N, E> {
     explanation: E,
 }
 
-impl Decisions {
+impl DecisionLog {
     /// Reads what explains what is held.
     pub fn open(dir: &Path, state: &mut State) -> Self {
         let path = dir.join(NAME);
@@ -155,14 +155,14 @@ mod tests {
     /// What a start finds of this state, of which the ledger keeps no explanation.
     fn found(dir: &Path, state: &State) -> Vec<String> {
         let mut state: State = serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap();
-        Decisions::open(dir, &mut state);
+        DecisionLog::open(dir, &mut state);
         state.guarantees.values().map(|held| held.explanation.notes.join(" ")).collect()
     }
 
     #[test]
     fn the_last_decision_on_what_is_held_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
-        let mut decisions = Decisions::open(dir.path(), &mut State::default());
+        let mut decisions = DecisionLog::open(dir.path(), &mut State::default());
         for name in ["a", "b"] {
             decisions.note(name, &state(&[("a", 1), ("b", 2)]));
         }
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(found(dir.path(), &state(&[("a", 9), ("b", 2)])), ["", "b 2"], "of another cgroup");
 
         // Half a line, and one that is none.
-        decisions = Decisions::open(dir.path(), &mut now.clone());
+        decisions = DecisionLog::open(dir.path(), &mut now.clone());
         let mut text = fs::read_to_string(&file).unwrap();
         text.truncate(text.len() - 5);
         fs::write(&file, format!("nonsense\n{text}")).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn the_file_does_not_grow_for_ever_and_a_failure_is_made_good() {
         let dir = tempfile::tempdir().unwrap();
-        let mut decisions = Decisions::open(dir.path(), &mut State::default());
+        let mut decisions = DecisionLog::open(dir.path(), &mut State::default());
         for id in 0..1000 {
             decisions.note("a", &state(&[("a", id)]));
         }

@@ -21,10 +21,10 @@ pub enum AdmissionError {
     #[error("{0}")]
     Conflict(FieldError),
     /// The engine says no.
-    #[error("{}", in_words(.0))]
+    #[error("{}", describe_rejection(.0))]
     Rejected(api::Rejection, api::Explanation),
     /// Nobody can be moved so that it fits.
-    #[error("{reason}: {}", in_words(.rejection))]
+    #[error("{reason}: {}", describe_rejection(.rejection))]
     NoPlan {
         /// Why nobody is moved.
         reason: &'static str,
@@ -93,7 +93,7 @@ impl AdmissionError {
 }
 
 /// What a rejection says, on one line.
-pub fn in_words(rejection: &api::Rejection) -> String {
+pub fn describe_rejection(rejection: &api::Rejection) -> String {
     let mut text = format!("{}: {}", rejection.reason, rejection.message);
     for shortfall in &rejection.shortfalls {
         let amount = |amount: u64| match shortfall.resource.as_str() {
@@ -112,7 +112,7 @@ pub fn in_words(rejection: &api::Rejection) -> String {
 }
 
 /// Each problem on a line of its own, each begun with a newline.
-pub fn listed(problems: &[PolicyError]) -> String {
+pub fn list_problems(problems: &[PolicyError]) -> String {
     problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
 }
 
@@ -120,7 +120,7 @@ pub fn listed(problems: &[PolicyError]) -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The policy does not fit the machine.
-    #[error("the policy cannot be applied:{}", listed(.0))]
+    #[error("the policy cannot be applied:{}", list_problems(.0))]
     Policy(Vec<PolicyError>),
     /// The state directory cannot be made, or other users can change what is in it.
     #[error(transparent)]

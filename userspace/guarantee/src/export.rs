@@ -26,15 +26,15 @@ use numaward_model::pod::POD_SHARE;
 use numaward_topology::{Machine, NodeSet};
 
 use crate::{
-    error::{AdmissionError, listed},
+    error::{AdmissionError, list_problems},
     policy,
     state::State,
 };
 
 /// The state files for what is promised, and what a kubelet would make of them.
 pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<KubeletState, AdmissionError> {
-    let kubelet =
-        policy::kubelet(config, machine).map_err(|problems| AdmissionError::NoKubelet(listed(&problems)))?;
+    let kubelet = policy::kubelet(config, machine)
+        .map_err(|problems| AdmissionError::NoKubelet(list_problems(&problems)))?;
     let (mut held, mut wholes, mut others) = (Vec::new(), Vec::new(), BTreeSet::new());
     let mut pods: BTreeMap<String, (String, Request)> = BTreeMap::new();
     for (owner, account) in state.ledger.owners() {

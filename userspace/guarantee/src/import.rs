@@ -64,7 +64,7 @@ pub enum ImportError {
     )]
     Nothing(PathBuf),
     /// The configuration does not fit the machine.
-    #[error("the policy cannot be applied:{}", super::error::listed(.0))]
+    #[error("the policy cannot be applied:{}", super::error::list_problems(.0))]
     Policy(Vec<PolicyError>),
     /// The kubelet itself would not start with them.
     #[error(

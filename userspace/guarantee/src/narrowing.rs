@@ -12,7 +12,7 @@ pub struct Narrowing {
     /// Whether CPU isolation keeps it off exclusive CPUs.
     pub is_isolated: bool,
     /// Where automatic placement has put it.
-    pub home: Option<Home>,
+    pub home: Option<PreferredNode>,
     /// The nodes off which the headroom guard keeps it.
     pub off: NodeSet,
 }
@@ -27,7 +27,7 @@ impl Narrowing {
 /// The home of a workload without a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Home {
+pub struct PreferredNode {
     /// The node.
     pub node: NodeId,
     /// How many of its accesses were remote before, in thousandths.
@@ -43,7 +43,7 @@ pub struct Home {
     pub cpus_before: Option<CpuSet>,
 }
 
-impl Home {
+impl PreferredNode {
     /// A home on trial, for a workload of whose accesses so many thousandths are remote.
     pub fn new(node: NodeId, remote_before: u32) -> Self {
         Self { node, remote_before, is_kept: false, moved: BTreeMap::new(), cpus_before: None }
@@ -53,7 +53,7 @@ impl Home {
 /// A workload that was put back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LeftAlone {
+pub struct PlacementBackoff {
     /// Which cgroup of that path.
     pub id: CgroupId,
     /// How often it was.

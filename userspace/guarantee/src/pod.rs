@@ -128,7 +128,7 @@ pub struct ContainerPlacementRequest {
     /// What the runtime sets for it, of what we may set as well. In a creation, what others ask for.
     pub has: Settings,
     /// Whether somebody else has chosen its CPUs and nodes, so that it is left alone, unless we have placed it before.
-    pub is_yielded_to: bool,
+    pub is_placed_by_other_program: bool,
 }
 
 impl ContainerPlacementRequest {
@@ -144,7 +144,7 @@ impl ContainerPlacementRequest {
     }
 
     /// The owner that the container is by itself.
-    pub fn alone(&self) -> String {
+    pub fn container_owner(&self) -> String {
         format!("{}/{}", self.pod.pod.uid, self.name)
     }
 }
@@ -160,17 +160,17 @@ pub struct Update {
 
 /// What came of a comparison with what runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Synchronized {
+pub struct SyncResult {
     /// What the runtime has to change.
     pub updates: Vec<Update>,
     /// Containers that ran without their pins, with why.
-    pub unpinned: Vec<(String, Unpinned)>,
+    pub unpinned: Vec<(String, UnpinnedReason)>,
 }
 
 /// Why a container ran without what it should have had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Unpinned {
+pub enum UnpinnedReason {
     /// It was started while we were not connected.
     Away,
     /// It was started while we were not connected, and what it asks for is not there.
@@ -183,7 +183,7 @@ pub enum Unpinned {
     Enforcement,
 }
 
-impl Unpinned {
+impl UnpinnedReason {
     /// All of them.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 

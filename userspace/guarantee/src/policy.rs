@@ -66,7 +66,7 @@ pub enum PolicyError {
 }
 
 /// The engine's configuration for a machine, or everything that is wrong with what the operator said.
-pub fn engine(config: &Config, machine: &Machine) -> Result<PolicyConfig, Vec<PolicyError>> {
+pub fn engine_config(config: &Config, machine: &Machine) -> Result<PolicyConfig, Vec<PolicyError>> {
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
     if problems.is_empty() { Ok(policy) } else { Err(problems) }
@@ -97,7 +97,7 @@ pub fn fallback(config: &Config, machine: &Machine) -> Option<Box<dyn Strategy>>
 }
 
 /// All problems on one line.
-pub fn in_words(problems: &[PolicyError]) -> String {
+pub fn join_problems(problems: &[PolicyError]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 

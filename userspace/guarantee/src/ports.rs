@@ -59,7 +59,7 @@ pub struct Ports {
 
 impl Ports {
     /// Where all of them are one part.
-    pub fn of<P>(part: &Arc<P>) -> Self
+    pub fn from_part<P>(part: &Arc<P>) -> Self
     where
         P: MachineSource
             + AssignmentSink

@@ -222,7 +222,7 @@ mod tests {
     use numaward_cgroup::CgroupId;
 
     use super::*;
-    use crate::narrowing::{Home, LeftAlone};
+    use crate::narrowing::{PlacementBackoff, PreferredNode};
 
     /// A state of a boot in which the host and cgroups without a guarantee were changed.
     fn changed(hierarchy: &Hierarchy) -> State {
@@ -249,8 +249,10 @@ mod tests {
         }
         state.isolated.insert("/isolated".parse().unwrap());
         state.steered.insert("/steered".parse().unwrap(), "0".parse().unwrap());
-        state.homes.insert("/home".parse().unwrap(), Home::new(NodeId(1), 500));
-        state.left_alone.insert("/b".parse().unwrap(), LeftAlone { id: CgroupId(7), times: 1, until: 9 });
+        state.homes.insert("/home".parse().unwrap(), PreferredNode::new(NodeId(1), 500));
+        state
+            .left_alone
+            .insert("/b".parse().unwrap(), PlacementBackoff { id: CgroupId(7), times: 1, until: 9 });
         state
     }
 

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
 use crate::{
     command::{Answer, Command, Message, PodCommand, RebalanceCommand},
     error::AdmissionError,
-    pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, Synchronized, Unpinned, Update},
+    pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
     request::{Request, Resize},
 };
 
@@ -57,7 +57,7 @@ pub struct ReconcilerStatus {
     /// Nodes from which pods may be evicted.
     pub crowded: LatestCrowdedNodes,
     /// Whether enforcement is off, and what was written for the host as a whole is not all given back.
-    pub owes_host: Arc<AtomicBool>,
+    pub has_pending_host_restores: Arc<AtomicBool>,
 }
 
 /// Asks the thread. Clones ask the same one.
@@ -136,8 +136,8 @@ impl ReconcilerHandle {
 
     /// Whether enforcement is off, and what was written for the host as a whole (interrupts, power settings, weights of nodes) is
     /// not all given back: it is tried again.
-    pub fn owes_host(&self) -> bool {
-        self.shown.owes_host.load(Ordering::Relaxed)
+    pub fn has_pending_host_restores(&self) -> bool {
+        self.shown.has_pending_host_restores.load(Ordering::Relaxed)
     }
 
     /// Gives what is held.
@@ -189,7 +189,7 @@ impl ReconcilerHandle {
     pub async fn create(
         &self,
         ask: ContainerPlacementRequest,
-    ) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
+    ) -> Result<(Settings, Option<UnpinnedReason>), AdmissionError> {
         self.runtime(|answer| PodCommand::Create { ask: Box::new(ask), answer }).await?
     }
 
@@ -199,7 +199,7 @@ impl ReconcilerHandle {
         &self,
         id: String,
         ask: Option<Box<ContainerPlacementRequest>>,
-    ) -> Result<Option<Unpinned>, AdmissionError> {
+    ) -> Result<Option<UnpinnedReason>, AdmissionError> {
         self.runtime(|answer| PodCommand::Bind { id, ask, answer }).await
     }
 
@@ -209,8 +209,8 @@ impl ReconcilerHandle {
     }
 
     /// The sandbox of a pod was stopped.
-    pub async fn pod_over(&self, uid: String, sandbox: String) -> Result<(), AdmissionError> {
-        self.runtime(|answer| PodCommand::PodOver { uid, sandbox, answer }).await
+    pub async fn pod_stopped(&self, uid: String, sandbox: String) -> Result<(), AdmissionError> {
+        self.runtime(|answer| PodCommand::PodStopped { uid, sandbox, answer }).await
     }
 
     /// These containers run, in these sandboxes with their pods' UIDs; no others, where this is `complete`.
@@ -219,7 +219,7 @@ impl ReconcilerHandle {
         containers: Vec<ContainerPlacementRequest>,
         sandboxes: BTreeMap<String, String>,
         complete: bool,
-    ) -> Result<Synchronized, AdmissionError> {
+    ) -> Result<SyncResult, AdmissionError> {
         self.runtime(|answer| PodCommand::Synchronize { containers, sandboxes, complete, answer }).await
     }
 

@@ -98,7 +98,7 @@ impl Request {
                 Target::Cgroup(path)
             }
             api::Target::Unit(unit) => Target::Unit(check_unit(unit)?),
-            api::Target::Container(_) => return Err(is_the_runtimes()),
+            api::Target::Container(_) => return Err(runtime_owned_error()),
         };
         let terms = terms(asked)?;
         let cpus = asked.cpus.map(cpus).transpose()?;
@@ -419,7 +419,7 @@ fn partition(kind: api::PartitionKind) -> Partition {
 }
 
 /// Why nobody else may promise to a container, or take it back.
-pub fn is_the_runtimes() -> FieldError {
+pub fn runtime_owned_error() -> FieldError {
     let problem = "a container of a pod is placed when the runtime creates it, and released with its pod";
     FieldError::new("target", problem, "a cgroup, a unit or a command")
 }

@@ -24,8 +24,8 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_with_macros::skip_serializing_none;
 
 use crate::{
-    moving::Moving,
-    narrowing::{Home, LeftAlone},
+    moving::MoveLog,
+    narrowing::{PlacementBackoff, PreferredNode},
     pod::{AdmittedPod, PlacedContainer},
     state::{Guarantee, State},
 };
@@ -56,8 +56,8 @@ struct Stored<'a> {
     #[serde(rename = "herded")]
     isolated: Option<&'a BTreeSet<CgroupPath>>,
     steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
-    homes: Option<&'a BTreeMap<CgroupPath, Home>>,
-    left_alone: Option<&'a BTreeMap<CgroupPath, LeftAlone>>,
+    homes: Option<&'a BTreeMap<CgroupPath, PreferredNode>>,
+    left_alone: Option<&'a BTreeMap<CgroupPath, PlacementBackoff>>,
     interrupts: Option<&'a MovedAffinities>,
     power: Option<&'a PowerRecords>,
     weights: Option<&'a WeightRecords>,
@@ -66,7 +66,7 @@ struct Stored<'a> {
     admitting: Option<&'a BTreeSet<String>>,
     pods: Option<&'a SharedMap<String, AdmittedPod>>,
     containers: Option<&'a SharedMap<String, PlacedContainer>>,
-    moving: Option<&'a Moving>,
+    moving: Option<&'a MoveLog>,
 }
 
 /// The engine's ledger, likewise.
@@ -113,7 +113,7 @@ impl<K: Serialize, V> Serialize for Kept<K, V> {
 
 impl SerializationCache {
     /// The text of a state.
-    pub fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
+    pub fn serialize(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
         let State {
             boot,
             ledger,
@@ -201,7 +201,7 @@ mod tests {
 
     /// As it is written in one go, and as it is read.
     fn is_whole(texts: &mut SerializationCache, state: &State) {
-        let text = texts.of(state).unwrap();
+        let text = texts.serialize(state).unwrap();
         assert_eq!(text.get(), serde_json::to_string(state).unwrap());
         assert_eq!(serde_json::from_str::<State>(text.get()).unwrap(), *state);
     }

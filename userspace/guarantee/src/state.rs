@@ -19,8 +19,8 @@ use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    moving::Moving,
-    narrowing::{Home, LeftAlone, Narrowing},
+    moving::MoveLog,
+    narrowing::{Narrowing, PlacementBackoff, PreferredNode},
     pod::{AdmittedPod, MemoryClaim, PlacedContainer},
     request::Target,
 };
@@ -50,10 +50,10 @@ pub struct State {
     pub(crate) steered: BTreeMap<CgroupPath, NodeSet>,
     /// Cgroups without a guarantee that were given a home.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) homes: BTreeMap<CgroupPath, Home>,
+    pub(crate) homes: BTreeMap<CgroupPath, PreferredNode>,
     /// Cgroups that were put back, and are left alone for a while.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub left_alone: BTreeMap<CgroupPath, LeftAlone>,
+    pub left_alone: BTreeMap<CgroupPath, PlacementBackoff>,
     /// What of the kernel's own work is kept off exclusive CPUs.
     #[serde(default, skip_serializing_if = "MovedAffinities::is_empty")]
     pub interrupts: MovedAffinities,
@@ -79,8 +79,8 @@ pub struct State {
     #[serde(default, skip_serializing_if = "is_empty")]
     pub containers: SharedMap<String, PlacedContainer>,
     /// Workloads that are being moved.
-    #[serde(default, skip_serializing_if = "Moving::is_empty")]
-    pub moving: Moving,
+    #[serde(default, skip_serializing_if = "MoveLog::is_empty")]
+    pub moving: MoveLog,
 }
 
 impl State {
@@ -150,12 +150,12 @@ impl State {
     }
 
     /// Returns the homes that automatic placement has given.
-    pub fn homes(&self) -> &BTreeMap<CgroupPath, Home> {
+    pub fn preferred_nodes(&self) -> &BTreeMap<CgroupPath, PreferredNode> {
         &self.homes
     }
 
     /// Returns the home of a cgroup, to take note of how it goes there.
-    pub fn home_mut(&mut self, path: &CgroupPath) -> Option<&mut Home> {
+    pub fn preferred_node_mut(&mut self, path: &CgroupPath) -> Option<&mut PreferredNode> {
         self.homes.get_mut(path)
     }
 
@@ -243,7 +243,7 @@ impl State {
     }
 
     /// Takes from an owner all that it holds.
-    pub fn give_back(&mut self, owner: &OwnerId, strategy: &dyn Strategy) {
+    pub fn release_owner(&mut self, owner: &OwnerId, strategy: &dyn Strategy) {
         let request = self.ledger.owner(owner).and_then(|account| account.request.clone());
         // What was never started is given back at once too.
         for container in request.iter().flat_map(|request| request.all_containers()) {
@@ -257,7 +257,7 @@ impl State {
         for owner in mem::take(&mut self.admitting) {
             if !self.guarantees.contains_key(&owner) {
                 tracing::info!(owner, "was being admitted: that is undone");
-                self.give_back(&owner.as_str().into(), strategy);
+                self.release_owner(&owner.as_str().into(), strategy);
             }
         }
     }
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn the_narrowing_of_a_cgroup_is_what_was_set_last() {
         let (mut state, path): (State, CgroupPath) = (State::default(), "/a".parse().unwrap());
-        let home = Some(Home::new(NodeId(1), 500));
+        let home = Some(PreferredNode::new(NodeId(1), 500));
         let all = Narrowing { is_isolated: true, home, off: "0".parse().unwrap() };
         let some = Narrowing { home: None, ..all.clone() };
         for narrowing in [Narrowing::default(), all.clone(), some.clone(), Narrowing::default()] {
@@ -467,8 +467,8 @@ mod tests {
         let mut answered = with(&*strategy, &open, "answered", 2);
         answered.isolated.insert("/isolated".parse().unwrap());
         answered.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
-        answered.homes.insert("/home".parse().unwrap(), Home::new(NodeId(1), 500));
-        let left_alone = LeftAlone { id: CgroupId(7), times: 1, until: 9 };
+        answered.homes.insert("/home".parse().unwrap(), PreferredNode::new(NodeId(1), 500));
+        let left_alone = PlacementBackoff { id: CgroupId(7), times: 1, until: 9 };
         answered.left_alone.insert("/back".parse().unwrap(), left_alone);
         let power =
             serde_json::json!({"/f": {"knob": "wakeUpLatency", "cpus": "1", "found": "0", "written": "20"}});
@@ -493,7 +493,7 @@ mod tests {
         let mut free = after.ledger.shared_pool().clone();
         free = &free | expected.cpus.as_ref().unwrap();
         assert_eq!(free, *before.ledger.shared_pool(), "what was open is in the pool again");
-        after.give_back(&"answered".into(), &*strategy);
+        after.release_owner(&"answered".into(), &*strategy);
         assert_eq!(after.ledger.shared_pool(), before.ledger.shared_pool());
     }
 

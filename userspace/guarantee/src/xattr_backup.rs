@@ -187,12 +187,12 @@ impl XattrBackup {
                 marks.remove(&place, &name);
             }
         }
-        marks.follow(state);
+        marks.update(state);
         marks
     }
 
     /// Marks the cgroups as the state is.
-    pub fn follow(&mut self, state: &State) {
+    pub fn update(&mut self, state: &State) {
         let held: HashMap<&CgroupPath, (&String, &Arc<Guarantee>)> =
             state.guarantees.iter().map(|(name, held)| (&held.cgroup, (name, held))).collect();
         let over: Vec<CgroupPath> =

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     numaward_cli::main(&DaemonHooks {
         run: |config| Ok(numaward_daemon::run(config, Box::<Control>::default())?),
         examine: numaward_daemon::doctor::examine,
-        policy: |config, machine| Ok(policy::engine(config, machine).map_err(StartError::Policy)?),
+        policy: |config, machine| Ok(policy::engine_config(config, machine).map_err(StartError::Policy)?),
         import: |config, machine, directory, dry_run| {
             let hierarchy = numaward_control::hierarchy(config).ok();
             Ok(import::import(config, machine, hierarchy.as_ref(), directory, dry_run)?)

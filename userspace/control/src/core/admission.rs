@@ -15,7 +15,7 @@ use numaward_engine::{
     policy::{StartProblem, TopologyManagerPolicy},
 };
 use numaward_guarantee::{
-    error::{AdmissionError, in_words, listed},
+    error::{AdmissionError, describe_rejection, list_problems},
     explain,
     narrowing::Narrowing,
     policy,
@@ -138,7 +138,7 @@ impl Core {
             }
             Target::Cgroup(path) => path.clone(),
             Target::Container(_) => {
-                return Err(AdmissionError::Conflict(numaward_guarantee::request::is_the_runtimes()));
+                return Err(AdmissionError::Conflict(numaward_guarantee::request::runtime_owned_error()));
             }
             Target::Unit(unit) => {
                 let cgroups = self.hierarchy.walk();
@@ -308,7 +308,7 @@ impl Core {
                 let rejection = explain::rejection(&rejection);
                 // One that is declared is tried again and again, and reported once.
                 if request.declared.is_none() {
-                    tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
+                    tracing::info!(name = request.name, reason = describe_rejection(&rejection), "refused");
                 }
                 return Err(AdmissionError::Rejected(rejection, explanation));
             }
@@ -376,7 +376,7 @@ impl Core {
                 }
                 _ => ("policy", "a policy that goes with topologyManagerPolicyOptions and the machine"),
             };
-            FieldError::new(field, listed(&[problem.into()]), allowed).into()
+            FieldError::new(field, list_problems(&[problem.into()]), allowed).into()
         })
     }
 
@@ -463,7 +463,7 @@ impl Core {
     pub(super) fn check_release(&self, name: &str) -> Result<(), AdmissionError> {
         let Some(held) = self.store.state.guarantees.get(name) else { return Ok(()) };
         if let Target::Container(_) = held.target {
-            return Err(AdmissionError::Conflict(numaward_guarantee::request::is_the_runtimes()));
+            return Err(AdmissionError::Conflict(numaward_guarantee::request::runtime_owned_error()));
         }
         if let Some(declared) = &held.declared {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());

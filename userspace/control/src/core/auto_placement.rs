@@ -22,7 +22,7 @@ use numaward_cgroup::{
 use numaward_enforce::{Drift, DriftKind, EnforcementPlan, SettingsChange};
 use numaward_guarantee::{
     error::AdmissionError,
-    narrowing::{Home, LeftAlone, Narrowing},
+    narrowing::{Narrowing, PlacementBackoff, PreferredNode},
 };
 use numaward_model::EventReport;
 use numaward_topology::{CpuSet, NodeId};
@@ -69,38 +69,42 @@ impl Core {
 
     /// Returns the CPUs to which a cgroup is confined because of its preferred node.
     pub(crate) fn home_cpus(&self, path: &CgroupPath) -> Option<&CpuSet> {
-        self.store.state.homes().contains_key(path).then(|| self.applied_settings(path)?.cpus.as_ref())?
+        self.store
+            .state
+            .preferred_nodes()
+            .contains_key(path)
+            .then(|| self.applied_settings(path)?.cpus.as_ref())?
     }
 
     /// Returns the cgroups with a preferred node, for the API.
-    pub(crate) fn homes(&self) -> Vec<api::AutoPlacedWorkload> {
-        let of = |(path, home): (&CgroupPath, &Home)| api::AutoPlacedWorkload {
+    pub(crate) fn preferred_nodes(&self) -> Vec<api::AutoPlacedWorkload> {
+        let of = |(path, home): (&CgroupPath, &PreferredNode)| api::AutoPlacedWorkload {
             cgroup: path.to_string(),
             node: home.node.0,
             cpus: self.home_cpus(path).map(ToString::to_string).unwrap_or_default(),
             kept: home.is_kept,
             remote_percent_before: home.remote_before / 10,
         };
-        self.store.state.homes().iter().map(of).collect()
+        self.store.state.preferred_nodes().iter().map(of).collect()
     }
 
     /// Returns the preferred node of each cgroup that has one.
     pub(crate) fn home_nodes(&self) -> BTreeMap<CgroupPath, NodeId> {
-        self.store.state.homes().iter().map(|(path, home)| (path.clone(), home.node)).collect()
+        self.store.state.preferred_nodes().iter().map(|(path, home)| (path.clone(), home.node)).collect()
     }
 
     /// Assigns this preferred node to a cgroup.
-    pub(crate) fn give_home(&mut self, path: &CgroupPath, home: Home) -> Result<(), AdmissionError> {
+    pub(crate) fn give_home(&mut self, path: &CgroupPath, home: PreferredNode) -> Result<(), AdmissionError> {
         let cpus_before = self.home_cpus(path).cloned();
-        self.narrow(path, |narrowing| narrowing.home = Some(Home { cpus_before, ..home }))?;
+        self.narrow(path, |narrowing| narrowing.home = Some(PreferredNode { cpus_before, ..home }))?;
         // From now on, these CPUs are another program's as well.
         self.note_home(path, |home| home.cpus_before = None);
         Ok(())
     }
 
     /// Changes the stored state of a preferred node.
-    pub(crate) fn note_home(&mut self, path: &CgroupPath, note: impl FnOnce(&mut Home)) {
-        if let Some(home) = self.store.state.home_mut(path) {
+    pub(crate) fn note_home(&mut self, path: &CgroupPath, note: impl FnOnce(&mut PreferredNode)) {
+        if let Some(home) = self.store.state.preferred_node_mut(path) {
             note(home);
             self.effects.view = true;
             self.store_outcome();
@@ -108,7 +112,7 @@ impl Core {
     }
 
     /// A cgroup that was put back is left alone.
-    pub(crate) fn leave_alone(&mut self, path: &CgroupPath, left_alone: LeftAlone) {
+    pub(crate) fn leave_alone(&mut self, path: &CgroupPath, left_alone: PlacementBackoff) {
         self.store.state.left_alone.insert(path.clone(), left_alone);
         self.store_outcome();
     }
@@ -118,7 +122,7 @@ impl Core {
         let homes: Vec<(CgroupPath, Option<CpuSet>)> = self
             .store
             .state
-            .homes()
+            .preferred_nodes()
             .iter()
             .map(|(path, home)| (path.clone(), home.cpus_before.clone()))
             .collect();

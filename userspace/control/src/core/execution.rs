@@ -518,7 +518,7 @@ impl Core {
         let work = move |enforcer: &Enforcer| {
             // The loop waits for it, or has ended.
             let _ = sender.send(work(enforcer));
-            let _ = done.send(Message::Done);
+            let _ = done.send(Message::Completed);
         };
         // A thread that has ended has dropped its end of the result.
         let _ = worker.work.send(Box::new(work));
@@ -574,7 +574,7 @@ impl Core {
                     && ask.as_ref().is_none_or(|ask| is_apart(&ask.cgroup))
             }
             PodCommand::Stopped { id, .. } => !self.is_put_off(id, None) && is_container_apart(id),
-            PodCommand::PodOver { uid, sandbox, .. } => {
+            PodCommand::PodStopped { uid, sandbox, .. } => {
                 let mut containers = self.store.state.containers.values();
                 !self.is_put_off("", Some(uid))
                     && containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))

@@ -30,13 +30,15 @@ fn is_abandoned(command: &Command) -> bool {
         Command::Plan { answer, .. } => answer.is_closed(),
         Command::Rebalance { answer, .. } => answer.is_closed(),
         Command::KubeletState { answer } => answer.is_closed(),
-        Command::Release { .. } | Command::Cancel { .. } | Command::Cgroups(_) | Command::Written => false,
+        Command::Release { .. } | Command::Cancel { .. } | Command::Cgroups(_) | Command::KnobsChanged => {
+            false
+        }
     }
 }
 
 /// Whether it only says what has happened already.
 fn is_news(command: &Command) -> bool {
-    matches!(command, Command::Cgroups(_) | Command::Written)
+    matches!(command, Command::Cgroups(_) | Command::KnobsChanged)
 }
 
 /// With what a command can be done together, and for whom it is. Not what systemd is asked for first.
@@ -151,9 +153,9 @@ impl Inbox {
                     self.runtime.push_back(Numbered { number, command: *command });
                 }
                 Message::Client(command, place) => self.enter(command, Some(place)),
-                Message::Other(command) => self.enter(command, None),
+                Message::Internal(command) => self.enter(command, None),
                 // It only wakes.
-                Message::Done => {}
+                Message::Completed => {}
             }
             next = self.queue.try_recv().ok();
         }

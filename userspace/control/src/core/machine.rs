@@ -35,7 +35,7 @@ impl Policy {
         let (strategy, unfit) = match policy::strategy(config, &machine) {
             Ok(strategy) => (strategy, None),
             Err(problems) => {
-                let unfit = policy::in_words(&problems);
+                let unfit = policy::join_problems(&problems);
                 (policy::fallback(config, &machine).ok_or(StartError::Policy(problems))?, Some(unfit))
             }
         };
@@ -119,7 +119,7 @@ impl Core {
                 }
             }
             Err(problems) => {
-                let unfit = Some(policy::in_words(&problems));
+                let unfit = Some(policy::join_problems(&problems));
                 if self.policy.unfit != unfit {
                     self.policy.unfit = unfit;
                     self.report_unfit();

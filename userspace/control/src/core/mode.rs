@@ -49,7 +49,7 @@ impl Core {
 
     /// Returns true if enforcement is off and settings of the host are still to be restored. Those that wait for an
     /// absent node or CPU do not count.
-    pub(crate) fn owes_host(&self) -> bool {
+    pub(crate) fn has_pending_host_restores(&self) -> bool {
         let State { interrupts, power, weights, .. } = &self.store.state;
         let online = self.policy.machine.cpu_ids();
         let owes_power = power.values().any(|held| !(&held.cpus & &online).is_empty());

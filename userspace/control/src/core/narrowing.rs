@@ -78,8 +78,13 @@ impl Core {
 
     /// Keeps a cgroup off these nodes from now on, and off no others; its home ends if it is on one of them.
     pub(crate) fn keep_off(&mut self, path: &CgroupPath, off: &NodeSet) -> Result<(), AdmissionError> {
-        let home =
-            self.store.state.homes().get(path).map(|home| home.node).filter(|home| off.contains(*home));
+        let home = self
+            .store
+            .state
+            .preferred_nodes()
+            .get(path)
+            .map(|home| home.node)
+            .filter(|home| off.contains(*home));
         self.narrow(path, |narrowing| {
             narrowing.off = off.clone();
             narrowing.home.take_if(|home| off.contains(home.node));
@@ -177,7 +182,7 @@ impl Core {
     }
 
     fn let_go_of(&mut self, is_one: impl Fn(&Self, &CgroupPath) -> bool) {
-        let placed = self.store.state.homes().keys().chain(self.store.state.steered().keys());
+        let placed = self.store.state.preferred_nodes().keys().chain(self.store.state.steered().keys());
         let these: BTreeSet<CgroupPath> = placed.filter(|path| is_one(self, path)).cloned().collect();
         for path in these {
             self.widen(&path, |narrowing| (narrowing.home, narrowing.off) = (None, NodeSet::new()));

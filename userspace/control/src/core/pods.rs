@@ -54,8 +54,8 @@ use numaward_guarantee::{
     explain,
     narrowing::Narrowing,
     pod::{
-        AdmittedPod, ContainerPlacementRequest, PlacedContainer, PodClaim, PodPlacementRequest, Unpinned,
-        Update, check_account,
+        AdmittedPod, ContainerPlacementRequest, PlacedContainer, PodClaim, PodPlacementRequest,
+        UnpinnedReason, Update, check_account,
     },
     request::Target,
     state::Guarantee,
@@ -232,7 +232,7 @@ impl Core {
         &mut self,
         ask: &ContainerPlacementRequest,
         attempt: Attempt,
-    ) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
+    ) -> Result<(Settings, Option<UnpinnedReason>), AdmissionError> {
         let _span = spans::admit(&ask.id, false);
         let mut change = self.begin();
         let (owner, unpinned) = match change.place(ask, attempt) {
@@ -241,7 +241,7 @@ impl Core {
             // No fault of the container's.
             Err(error) => {
                 tracing::error!(container = ask.id, %error, "a container gets no guarantee");
-                (ask.alone(), Some(Unpinned::Unfit))
+                (ask.container_owner(), Some(UnpinnedReason::Unfit))
             }
         };
         let placed = change.note_placed(ask, owner);
@@ -257,7 +257,7 @@ impl Core {
             Err(error) => {
                 // It must keep off what is promised to others, even if nothing can be promised to it.
                 tracing::error!(container = ask.id, %error, "a container gets no guarantee");
-                Ok((self.shared(), Some(Unpinned::Ledger)))
+                Ok((self.shared(), Some(UnpinnedReason::Ledger)))
             }
         }
     }
@@ -265,7 +265,7 @@ impl Core {
     /// Admits what is asked for with a container; says who its owner is. Nothing is stored yet.
     fn place(&mut self, ask: &ContainerPlacementRequest, attempt: Attempt) -> Result<String, AdmissionError> {
         let alone = |request: &engine::Request| engine::Request {
-            owner: ask.alone().into(),
+            owner: ask.container_owner().into(),
             init_containers: Vec::new(),
             containers: request
                 .all_containers()
@@ -289,7 +289,7 @@ impl Core {
                 return Ok(ask.pod.pod.uid.clone());
             }
             PodClaim::Container(request) => request.clone(),
-            PodClaim::Nothing => return Ok(ask.alone()),
+            PodClaim::Nothing => return Ok(ask.container_owner()),
         };
         if !request.containers.is_empty() {
             self.admit_owner(&request, &ask.pod, (Some(&ask.name), Some(&ask.cgroup)), attempt)?;

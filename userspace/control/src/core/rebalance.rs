@@ -31,7 +31,7 @@ use numaward_engine::{
 use numaward_guarantee::{
     error::AdmissionError,
     explain,
-    moving::{Leaving, Recent, Running},
+    moving::{MigratingContainer, RecentMove, RunningMoves},
     pod::Update,
     request::{Request, Target},
 };
@@ -134,13 +134,13 @@ impl Core {
     /// Takes note of moves that are to be made.
     pub(crate) fn start_moves(&mut self, moves: Vec<ContainerMove>) -> Result<(), AdmissionError> {
         let mut change = self.begin();
-        change.store.state.moving.running = Some(Running { moves, ..Running::default() });
+        change.store.state.moving.running = Some(RunningMoves { moves, ..RunningMoves::default() });
         change.store()
     }
 
     /// Whether what is left of the moves can still be made, and the request fits then.
     pub(crate) fn check_moves(&self, request: &Request) -> Result<(), AdmissionError> {
-        let Some(Running { moves, begun, .. }) = &self.store.state.moving.running else { return Ok(()) };
+        let Some(RunningMoves { moves, begun, .. }) = &self.store.state.moving.running else { return Ok(()) };
         self.check_rest(request, moves, *begun)
     }
 
@@ -154,7 +154,7 @@ impl Core {
             .then(|| in_flight::begin_move(&*self.policy.strategy, &self.store.state.ledger, begun, next))
             .transpose()?;
         let mut change = self.begin();
-        let leaving = ledger.as_ref().map(|_| Leaving {
+        let leaving = ledger.as_ref().map(|_| MigratingContainer {
             owner: next.owner.clone(),
             container: next.container.clone(),
             held: next.from.clone(),
@@ -170,7 +170,7 @@ impl Core {
         let keep = now().saturating_sub(HOUR.max(change.config.rebalance.dwell_time.0).as_secs());
         let recent = &mut change.store.state.moving.recent;
         recent.retain(|of| of.at >= keep);
-        recent.push(Recent { owner: next.owner.clone(), at: now(), bytes: next.bytes });
+        recent.push(RecentMove { owner: next.owner.clone(), at: now(), bytes: next.bytes });
         change.store()?;
         fault::point("rebalance.begun");
         self.promises_changed();
@@ -255,7 +255,7 @@ impl Core {
         change.store.state.ledger = ledger;
         if let Some(running) = &mut change.store.state.moving.running {
             let (owner, container) = (last.owner.clone(), last.container.clone());
-            running.leaving = Some(Leaving { owner, container, held: last.to.clone() });
+            running.leaving = Some(MigratingContainer { owner, container, held: last.to.clone() });
         }
         change.store()?;
         fault::point("rebalance.taken-back");

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use numaward_cgroup::{CgroupPath, HierarchyLock};
 use numaward_guarantee::{
-    decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, state::State,
+    decisions::DecisionLog, error::AdmissionError, serialization_cache::SerializationCache, state::State,
     xattr_backup::XattrBackup,
 };
 use numaward_store::{Store, StoreError};
@@ -71,7 +71,7 @@ pub(crate) struct Storage {
     _lock: Option<HierarchyLock>,
     texts: SerializationCache,
     backup: XattrBackup,
-    pub(crate) decisions: Decisions,
+    pub(crate) decisions: DecisionLog,
     written_out: WrittenOut,
 }
 
@@ -97,16 +97,16 @@ impl Storage {
             _lock: lock,
             texts: SerializationCache::default(),
             backup,
-            decisions: Decisions::open(dir, state),
+            decisions: DecisionLog::open(dir, state),
             written_out: WrittenOut::default(),
         }
     }
 
     fn save(&mut self, state: &State) -> Result<(), StoreError> {
         let _span = spans::ledger();
-        let text = self.texts.of(state).map_err(StoreError::Serialize)?;
+        let text = self.texts.serialize(state).map_err(StoreError::Serialize)?;
         self.store.save_text(&text)?;
-        self.backup.follow(state);
+        self.backup.update(state);
         Ok(())
     }
 

@@ -31,7 +31,7 @@ use numaward_api::{EnforcementMode, EventKind};
 use numaward_cgroup::CgroupPath;
 use numaward_config::home::HomeMode;
 use numaward_enforce::pages::{PageMove, PageOutcome, PagesMoved};
-use numaward_guarantee::narrowing::{Home, LeftAlone};
+use numaward_guarantee::narrowing::{PlacementBackoff, PreferredNode};
 use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId};
 use strum::VariantArray as _;
@@ -118,7 +118,7 @@ impl AutoPlacement {
     /// Takes back the homes that an earlier run gave, where none are to be given, or these are not.
     pub(super) fn adopt(core: &mut Core) {
         let (is_on, config) = (core.config.places_workloads(), &core.config.home);
-        let ended = core.store.state.homes().keys().filter(|path| !is_on || !config.admits(path));
+        let ended = core.store.state.preferred_nodes().keys().filter(|path| !is_on || !config.admits(path));
         let ended: Vec<CgroupPath> = ended.cloned().collect();
         for path in ended {
             match core.narrow(&path, |narrowing| narrowing.home = None) {
@@ -149,7 +149,7 @@ impl AutoPlacement {
     /// Takes note of who has a home, and lets their CPUs follow what others have for themselves.
     fn follow(&mut self, core: &mut Core, now: Instant) {
         self.forget_ended(core);
-        let homes = core.store.state.homes();
+        let homes = core.store.state.preferred_nodes();
         for (path, home) in homes {
             self.at_home.entry(path.clone()).or_insert_with(|| AtHome {
                 stage: if home.is_kept { Stage::Kept(now) } else { Stage::Moving(None) },
@@ -160,7 +160,7 @@ impl AutoPlacement {
         if !std::mem::take(&mut self.is_outdated) {
             return;
         }
-        let homes: Vec<(CgroupPath, Home)> =
+        let homes: Vec<(CgroupPath, PreferredNode)> =
             homes.iter().map(|(path, home)| (path.clone(), home.clone())).collect();
         for (path, home) in homes {
             match core.cpus_at_home(&path, home.node) {
@@ -218,7 +218,7 @@ impl AutoPlacement {
 
     /// What to move next.
     fn next_order(&mut self, core: &Core) -> Option<(CgroupPath, PageMove)> {
-        let (homes, rate) = (core.store.state.homes(), core.config.home.rate.0);
+        let (homes, rate) = (core.store.state.preferred_nodes(), core.config.home.rate.0);
         let most = Bytes(rate.0.saturating_mul(ORDER)).max(LEAST);
         for (path, of) in &self.at_home {
             let (Stage::Moving(Some(left)), Some(home)) = (&of.stage, homes.get(path)) else { continue };
@@ -283,7 +283,7 @@ impl AutoPlacement {
             let path = reading.cgroup.clone();
             if let Some(AtHome { stage: Stage::Moving(left), .. }) = self.at_home.get_mut(&path) {
                 if left.is_none() {
-                    let home = core.store.state.homes().get(&path).map(|home| home.node);
+                    let home = core.store.state.preferred_nodes().get(&path).map(|home| home.node);
                     *left = Some(elsewhere(&reading.resident, home));
                     self.begin_trial(&path);
                 }
@@ -333,7 +333,7 @@ impl AutoPlacement {
     /// Whether a workload keeps its home.
     fn judge(&mut self, core: &mut Core, path: &CgroupPath, of: &Measured, now: Instant) {
         let (Some(home), Some(known)) =
-            (core.store.state.homes().get(path).cloned(), self.at_home.get_mut(path))
+            (core.store.state.preferred_nodes().get(path).cloned(), self.at_home.get_mut(path))
         else {
             return;
         };
@@ -371,7 +371,7 @@ impl AutoPlacement {
 
     /// Takes a home back, and the pages that were moved for it; the workload is left alone for a while.
     fn put_back(&mut self, core: &mut Core, path: &CgroupPath, outcome: &'static str, why: &str) {
-        let Some(home) = core.store.state.homes().get(path).cloned() else { return };
+        let Some(home) = core.store.state.preferred_nodes().get(path).cloned() else { return };
         let id = core.store.state.applied.get(path).map(|record| record.id);
         if let Err(error) = core.narrow(path, |narrowing| narrowing.home = None) {
             tracing::error!(cgroup = %path, %error, "its home cannot be taken back: it is tried again");
@@ -387,8 +387,11 @@ impl AutoPlacement {
             let before =
                 core.store.state.left_alone.get(path).filter(|of| of.id == id).map_or(0, |of| of.times);
             let pause = core.config.home.back_off.0.as_secs() << before.min(DOUBLINGS);
-            let left_alone =
-                LeftAlone { id, times: before.saturating_add(1), until: seconds_now().saturating_add(pause) };
+            let left_alone = PlacementBackoff {
+                id,
+                times: before.saturating_add(1),
+                until: seconds_now().saturating_add(pause),
+            };
             core.leave_alone(path, left_alone);
         }
         core.metrics.home_outcome(outcome);
@@ -475,7 +478,7 @@ impl AutoPlacement {
             self.policies.read(core, path, id);
             return Err((HomeRefusal::MemoryPolicy, why));
         }
-        core.give_home(path, Home::new(node, of.remote))
+        core.give_home(path, PreferredNode::new(node, of.remote))
             .map_err(|error| (HomeRefusal::Write, error.to_string()))?;
         let stage = Stage::Moving(Some(elsewhere(&of.resident, Some(node))));
         self.at_home.insert(path.clone(), AtHome { stage, cpu: of.cpu, unseen: 0 });
@@ -499,7 +502,7 @@ impl AutoPlacement {
                 let cpus = core.shared_cpus_of(node).len() as u64 * 1000;
                 let mut place = Place { node, cpus, used: 0, room };
                 for (path, of) in &self.at_home {
-                    if core.store.state.homes().get(path).is_some_and(|home| home.node == node) {
+                    if core.store.state.preferred_nodes().get(path).is_some_and(|home| home.node == node) {
                         let coming = match &of.stage {
                             Stage::Moving(Some(left)) => {
                                 left.values().fold(0, |sum, of| of.0.saturating_add(sum))
@@ -516,7 +519,7 @@ impl AutoPlacement {
 
     /// Forgets workloads whose homes have ended: their cgroup is gone, say.
     fn forget_ended(&mut self, core: &Core) {
-        let homes = core.store.state.homes();
+        let homes = core.store.state.preferred_nodes();
         for (path, _) in self.at_home.extract_if(.., |path, _| !homes.contains_key(path)) {
             self.watched.remove(&path);
         }
@@ -525,7 +528,7 @@ impl AutoPlacement {
     /// How many have a home on each node.
     fn count(core: &Core) {
         for node in core.policy.machine.nodes.keys() {
-            let homes = core.store.state.homes().values().filter(|home| home.node == *node).count();
+            let homes = core.store.state.preferred_nodes().values().filter(|home| home.node == *node).count();
             core.metrics.homes(*node, homes);
         }
     }

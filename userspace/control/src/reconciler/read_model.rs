@@ -119,7 +119,7 @@ impl ReadModel {
             enforcement: api::Enforcement {
                 mode: core.mode(),
                 herding: core.herding(|cgroup| drift.of(cgroup)),
-                homes: core.homes(),
+                homes: core.preferred_nodes(),
                 pending_restores,
             },
             waiting,
@@ -189,5 +189,5 @@ fn leaves(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
         Target::Container(of) => of.ledger_name(),
         _ => owner.into(),
     };
-    core.store.state.moving.left_by(&OwnerId::from(owner), &container).cloned()
+    core.store.state.moving.allocation_before_move(&OwnerId::from(owner), &container).cloned()
 }

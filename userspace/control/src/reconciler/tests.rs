@@ -92,7 +92,8 @@ fn request(name: &str, cpus: u32) -> Request {
 /// Without its thread.
 pub(super) fn reconciler_loop(config: &Config, root: &Path, host: &Arc<Host>) -> ReconcilerLoop {
     let enforcer = fixture::enforcer(root, &host.machine(), None);
-    let core = Core::open(config, Hierarchy::at(root), enforcer, Ports::of(host), ControlMetrics::default());
+    let core =
+        Core::open(config, Hierarchy::at(root), enforcer, Ports::from_part(host), ControlMetrics::default());
     let mut reconciler = ReconcilerLoop::new(core.unwrap(), None, CancellationToken::new());
     reconciler.adopt();
     reconciler

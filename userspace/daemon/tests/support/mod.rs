@@ -65,7 +65,7 @@ impl Host {
         config.probes.allocation.enabled = false;
         // Without the privilege, knobs are looked at all the time.
         let watch = KnobWatch::new(hierarchy.root()).ok();
-        let ports = Ports::of(&Arc::new(testing::Host::new(self.machine.clone())));
+        let ports = Ports::from_part(&Arc::new(testing::Host::new(self.machine.clone())));
         let (reconciler, thread, stop) = testing::reconciler(&config, hierarchy.root(), ports, watch, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));

@@ -144,7 +144,7 @@ impl Place {
         let root = self.dir.join("cgroup");
         let source = CgroupSource::Directory(root.clone().into());
         let mut threads = spawn(&observer, source, latches, &heartbeats, &stop)?;
-        let ports = Ports { heartbeats: heartbeats.clone(), ..Ports::of(&observer) };
+        let ports = Ports { heartbeats: heartbeats.clone(), ..Ports::from_part(&observer) };
         let enforcer = testing::enforcer(&root, &observer.machine(), None);
         // Without the privilege, knobs are looked at all the time.
         let watch = KnobWatch::new(&root).ok();

@@ -44,7 +44,8 @@ impl Bench {
         let config = Config { state_directory: dir.path().join("state"), ..config };
         let enforcer = fixture::enforcer(&root, &host.machine(), None);
         let hierarchy = numaward_cgroup::Hierarchy::at(&root);
-        let opened = Core::open(&config, hierarchy, enforcer, Ports::of(&host), ControlMetrics::default());
+        let opened =
+            Core::open(&config, hierarchy, enforcer, Ports::from_part(&host), ControlMetrics::default());
         let (mut core, (send, queue)) = (opened.unwrap(), mpsc::channel());
         let worker = Worker::start(
             core.enforcer().clone(),
@@ -74,7 +75,7 @@ impl Bench {
     pub(in crate::core) fn bind(
         &self,
         ask: &ContainerPlacementRequest,
-    ) -> Receiver<Option<numaward_guarantee::pod::Unpinned>> {
+    ) -> Receiver<Option<numaward_guarantee::pod::UnpinnedReason>> {
         let dir = self.dir_of(ask);
         fixture::cgroup(dir.parent().unwrap(), &self.core.policy.machine);
         fixture::cgroup(&dir, &self.core.policy.machine);
@@ -157,7 +158,7 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerPlaceme
         memory: MemoryClaim::default(),
         keeps_pod_quota: false,
         has: Settings::default(),
-        is_yielded_to: false,
+        is_placed_by_other_program: false,
     }
 }
 
@@ -202,10 +203,10 @@ fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
     // All of this arrives while a cgroup beside them is waited for. The end of the first has to wait, so that the second
     // finds no room yet.
     let (uid, sandbox) = ("uid-first".to_owned(), "sandbox-first".to_owned());
-    let mut over = bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer });
+    let mut over = bench.ask(|answer| PodCommand::PodStopped { uid, sandbox, answer });
     let mut created = bench.create(&second);
     let mut bound = bench.bind(&second);
-    let mut ended = bench.ask(|answer| PodCommand::PodOver {
+    let mut ended = bench.ask(|answer| PodCommand::PodStopped {
         uid: "uid-none".to_owned(),
         sandbox: String::new(),
         answer,
@@ -281,7 +282,7 @@ fn one_that_shares_a_pool_that_grew_and_shrank_during_a_wait_leaves_what_others_
     bench.share("other");
     assert_eq!(bench.cpus("other"), "0");
     let (uid, sandbox) = ("uid-first".to_owned(), "sandbox-first".to_owned());
-    let mut over = bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer });
+    let mut over = bench.ask(|answer| PodCommand::PodStopped { uid, sandbox, answer });
     let mut created = bench.create(&container("second", 3000));
     bench.wait("/busy");
     assert!(over.try_recv() == Ok(()) && created.try_recv().is_ok());

@@ -2,7 +2,7 @@
 
 use numaward_api::EnforcementMode;
 use numaward_enforce::SettingsChange;
-use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::Synchronized};
+use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::SyncResult};
 use numaward_model::Settings;
 use tokio::sync::oneshot;
 
@@ -80,12 +80,12 @@ impl Core {
                 self.stopped(&id);
                 reply(answer, ())
             }
-            PodCommand::PodOver { uid, sandbox, answer } => {
-                self.pod_over(&uid, &sandbox);
+            PodCommand::PodStopped { uid, sandbox, answer } => {
+                self.pod_stopped(&uid, &sandbox);
                 reply(answer, ())
             }
             PodCommand::Synchronize { containers, sandboxes, complete, answer } => {
-                let mut result = Synchronized::default();
+                let mut result = SyncResult::default();
                 if is_off {
                     self.drop_gone(&containers, &sandboxes, complete);
                 } else {

@@ -53,7 +53,7 @@ impl Core {
 
     pub(super) fn remove_owner(&mut self, owner: &str) {
         self.store.state.pods.remove(owner);
-        self.store.state.give_back(&OwnerId::from(owner), &*self.policy.strategy);
+        self.store.state.release_owner(&OwnerId::from(owner), &*self.policy.strategy);
         if !self.policy.missing.is_empty() {
             // What it gives back belongs to those that miss it.
             self.recharge();
@@ -72,7 +72,7 @@ impl Core {
     }
 
     /// A sandbox was stopped: what its pod holds is free, unless the pod has another sandbox by now.
-    pub(super) fn pod_over(&mut self, uid: &str, sandbox: &str) {
+    pub(super) fn pod_stopped(&mut self, uid: &str, sandbox: &str) {
         let of_sandbox: Vec<String> = self
             .store
             .state
@@ -124,7 +124,7 @@ impl Core {
             if self.has_containers(&sandbox) {
                 self.pods.over.insert((uid, sandbox));
             } else {
-                self.pod_over(&uid, &sandbox);
+                self.pod_stopped(&uid, &sandbox);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_cgroup::knob::Quota;
-use numaward_guarantee::pod::{ContainerPlacementRequest, Synchronized, Unpinned, Update};
+use numaward_guarantee::pod::{ContainerPlacementRequest, SyncResult, UnpinnedReason, Update};
 
 use crate::core::Core;
 
@@ -30,7 +30,7 @@ impl Core {
             self.stopped(&id);
         }
         for (uid, sandbox) in over {
-            self.pod_over(&uid, &sandbox);
+            self.pod_stopped(&uid, &sandbox);
         }
         self.drop_imported(sandboxes);
     }
@@ -42,14 +42,16 @@ impl Core {
         containers: &[ContainerPlacementRequest],
         sandboxes: &BTreeMap<String, String>,
         complete: bool,
-    ) -> Synchronized {
+    ) -> SyncResult {
         // What a rebuilt ledger does not know may have its pins from us. Those of a kubelet whose promises were taken over
         // are nobody's any more.
         let is_taken_over = self.store.is_rebuilt || self.imported().next().is_some();
         self.drop_gone(containers, sandboxes, complete);
-        let mut result = Synchronized::default();
+        let mut result = SyncResult::default();
         let is_theirs = |ask: &&ContainerPlacementRequest| {
-            ask.is_yielded_to && !is_taken_over && !self.store.state.containers.contains_key(&ask.id)
+            ask.is_placed_by_other_program
+                && !is_taken_over
+                && !self.store.state.containers.contains_key(&ask.id)
         };
         let (theirs, containers): (Vec<_>, Vec<_>) = containers.iter().partition(is_theirs);
         for ask in theirs {
@@ -64,7 +66,7 @@ impl Core {
                 change.note_known(ask, &known)
             } else {
                 let (placed, fits) = change.adopt_container(ask);
-                let reason = if fits { Unpinned::Away } else { Unpinned::DoesNotFit };
+                let reason = if fits { UnpinnedReason::Away } else { UnpinnedReason::DoesNotFit };
                 // What has no claim was to have nothing of its own.
                 if ask.has_claim() {
                     result.unpinned.push((ask.id.clone(), reason));
@@ -74,7 +76,7 @@ impl Core {
         }
         if let Err(error) = change.store() {
             tracing::error!(%error, "what runs is not adopted");
-            return Synchronized::default();
+            return SyncResult::default();
         }
         self.promises_changed();
         // The pool is only known when all have been placed.
@@ -86,7 +88,7 @@ impl Core {
             if !has_cpus || is_throttled || (settings.mems.is_some() && settings.mems != ask.has.mems) {
                 result.updates.push(Update { id: ask.id.clone(), settings });
             } else {
-                result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == Unpinned::DoesNotFit);
+                result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == UnpinnedReason::DoesNotFit);
             }
             if !self.pods.bound.contains(&ask.id) {
                 self.await_bind(&ask.id);

@@ -20,7 +20,7 @@ fn unbound(bench: &mut Bench) -> ContainerPlacementRequest {
     let mut bound = bench.bind(&ask);
     in_the_way(bench, &ask, true);
     bench.handle();
-    assert_eq!(bound.try_recv(), Ok(Some(Unpinned::Enforcement)));
+    assert_eq!(bound.try_recv(), Ok(Some(UnpinnedReason::Enforcement)));
     assert!(bench.core.store.state.guarantees.is_empty());
     ask
 }
@@ -98,7 +98,7 @@ fn what_a_container_held_stays_promised_until_it_is_given_back() {
     in_the_way(&bench, &ask, true);
     let (id, uid, sandbox) = (ask.id.clone(), ask.pod.pod.uid.clone(), ask.pod.sandbox.clone());
     let mut stopped = bench.ask(|answer| PodCommand::Stopped { id, answer });
-    let mut over = bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer });
+    let mut over = bench.ask(|answer| PodCommand::PodStopped { uid, sandbox, answer });
     bench.handle();
     assert_eq!((stopped.try_recv(), over.try_recv()), (Ok(()), Ok(())), "the runtime does not wait");
     let now = Instant::now();
@@ -189,7 +189,7 @@ fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty
     assert_eq!(bench.cpus("kubepods/pod-before/before"), "0");
 
     let (uid, sandbox) = ("uid-all".to_owned(), "sandbox-all".to_owned());
-    drop(bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer }));
+    drop(bench.ask(|answer| PodCommand::PodStopped { uid, sandbox, answer }));
     bench.handle();
     assert_eq!(bench.cpus("kubepods/pod-before/before"), "1-7");
 }

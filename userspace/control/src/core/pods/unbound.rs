@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use numaward_cgroup::{CgroupPath, read};
-use numaward_guarantee::{error::AdmissionError, pod::Unpinned};
+use numaward_guarantee::{error::AdmissionError, pod::UnpinnedReason};
 use numaward_model::Retry;
 
 use crate::core::Core;
@@ -60,7 +60,7 @@ impl Core {
     }
 
     /// Holds a container's cgroup, which exists now, and informs the probes.
-    pub(super) fn bind(&mut self, id: &str) -> Option<Unpinned> {
+    pub(super) fn bind(&mut self, id: &str) -> Option<UnpinnedReason> {
         let placed = self.store.state.containers.get(id)?.clone();
         let unpinned = match self.try_bind(&placed) {
             Ok(()) => {
@@ -83,8 +83,8 @@ impl Core {
                     name, cgroup = %placed.cgroup, %error, "a container is not held to its promise; tried again"
                 );
                 Some(match error {
-                    AdmissionError::Store(_) => Unpinned::Ledger,
-                    _ => Unpinned::Enforcement,
+                    AdmissionError::Store(_) => UnpinnedReason::Ledger,
+                    _ => UnpinnedReason::Enforcement,
                 })
             }
         };

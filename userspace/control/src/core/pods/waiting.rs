@@ -74,7 +74,7 @@ impl Core {
                     "runs already and is not promised what it asks for"
                 );
                 self.pods.waiting.add(ask);
-                (self.note_placed(ask, ask.alone()), false)
+                (self.note_placed(ask, ask.container_owner()), false)
             }
         }
     }

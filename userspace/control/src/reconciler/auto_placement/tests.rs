@@ -132,9 +132,13 @@ impl Bench {
         fixture::line(&self.root().join(&path[1..]).join("cpuset.mems"))
     }
 
-    fn homes(&self) -> Vec<(String, u32, bool)> {
+    fn preferred_nodes(&self) -> Vec<(String, u32, bool)> {
         let state = &self.reconciler.as_ref().unwrap().core.store.state;
-        state.homes().iter().map(|(path, home)| (path.to_string(), home.node.0, home.is_kept)).collect()
+        state
+            .preferred_nodes()
+            .iter()
+            .map(|(path, home)| (path.to_string(), home.node.0, home.is_kept))
+            .collect()
     }
 
     fn steps(&self) -> Vec<String> {
@@ -181,14 +185,14 @@ const AWAY: Window = ("/a", 500, [100, 300], 10);
 fn one_that_gains_keeps_its_home_over_a_restart_until_the_mode_is_off() {
     let mut bench = Bench::new(&["a"]);
     bench.look(&[AWAY]);
-    assert_eq!(bench.homes(), [], "one reading is no window");
+    assert_eq!(bench.preferred_nodes(), [], "one reading is no window");
     bench.look(&[AWAY]);
     assert_eq!((bench.cpus("/a"), bench.mems("/a")), ("4-7".to_owned(), String::new()));
     assert_eq!(bench.move_pages(), [(0, 1, 100)]);
     // What was counted while pages moved does not count.
     bench.look(&[("/a", 900, [0, 400], 10)]);
     bench.look(&[("/a", 350, [0, 400], 10)]);
-    assert_eq!(bench.homes(), [("/a".to_owned(), 1, true)]);
+    assert_eq!(bench.preferred_nodes(), [("/a".to_owned(), 1, true)]);
     assert_eq!(bench.steps(), ["placed", "kept"]);
     assert!(
         bench.reported().contains("50 % of its accesses were remote before, 35 % are now"),
@@ -198,10 +202,13 @@ fn one_that_gains_keeps_its_home_over_a_restart_until_the_mode_is_off() {
     bench.restart();
     bench.look(&[("/a", 0, [0, 400], 10)]);
     bench.look(&[("/a", 0, [0, 400], 10)]);
-    assert_eq!((bench.homes(), bench.cpus("/a")), (vec![("/a".to_owned(), 1, true)], "4-7".to_owned()));
+    assert_eq!(
+        (bench.preferred_nodes(), bench.cpus("/a")),
+        (vec![("/a".to_owned(), 1, true)], "4-7".to_owned())
+    );
     bench.config.home.mode = HomeMode::Report;
     bench.restart();
-    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+    assert_eq!((bench.preferred_nodes(), bench.cpus("/a")), (Vec::new(), String::new()));
     assert!(bench.inner().core.store.state.applied.is_empty());
     assert_eq!(bench.steps().last().unwrap(), "ended");
 }
@@ -214,7 +221,7 @@ fn workload_with_a_policy_that_names_nodes_gets_no_home() {
     for _ in 0..3 {
         bench.look(&[AWAY]);
     }
-    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+    assert_eq!((bench.preferred_nodes(), bench.cpus("/a")), (Vec::new(), String::new()));
     assert_eq!(bench.steps(), ["refused"], "said once");
     assert!(bench.reported().contains(&format!("/a gets no home: {policy}")), "{}", bench.reported());
     bench.policies.clear();
@@ -231,7 +238,7 @@ fn home_ends_on_a_node_that_the_guard_keeps_the_workload_off_and_none_begins_the
     assert_eq!((bench.cpus("/a"), bench.mems("/a")), ("4-7".to_owned(), String::new()));
     bench.with(|_, core, _| core.keep_off(&path, &"1".parse().unwrap()).unwrap());
     assert_eq!((bench.cpus("/a"), bench.mems("/a")), (String::new(), "0".to_owned()));
-    assert_eq!((bench.homes(), bench.steps().last().unwrap().as_str()), (Vec::new(), "ended"));
+    assert_eq!((bench.preferred_nodes(), bench.steps().last().unwrap().as_str()), (Vec::new(), "ended"));
     // Most of its memory is still on node 1.
     bench.look(&[AWAY]);
     bench.look(&[AWAY]);
@@ -267,11 +274,11 @@ fn one_that_does_not_gain_is_put_back_with_its_pages_and_left_alone_for_longer_e
         assert_eq!((bench.cpus("/a"), bench.move_pages()), ("4-7".to_owned(), vec![(0, 1, 100)]));
         bench.look(&[("/a", 400, [0, 400], 10)]);
         bench.look(&[("/a", 400, [0, 400], 10)]);
-        assert_eq!((bench.cpus("/a"), bench.homes()), (String::new(), Vec::new()));
+        assert_eq!((bench.cpus("/a"), bench.preferred_nodes()), (String::new(), Vec::new()));
         assert_eq!(bench.move_pages(), [(1, 0, 100)], "its pages go back too");
         bench.look(&[AWAY]);
         bench.look(&[AWAY]);
-        assert_eq!(bench.homes(), [], "it is left alone");
+        assert_eq!(bench.preferred_nodes(), [], "it is left alone");
         let path = "/a".parse().unwrap();
         let left = bench.inner().core.store.state.left_alone.get_mut(&path).unwrap();
         until.push(left.until - seconds_now());
@@ -302,12 +309,12 @@ fn one_that_is_kept_is_put_back_when_it_has_no_use_of_its_home_any_more() {
         bench.look(&[("/a", 0, [0, 400], 10)]);
         if step == Some("no_gain") {
             bench.look(&[window]);
-            assert_eq!(bench.homes().len(), 1, "it stays for a while");
+            assert_eq!(bench.preferred_nodes().len(), 1, "it stays for a while");
         }
         bench.now += Duration::from_secs(50);
         bench.look(&[(window.0, window.1, window.2, window.3 * 6)]);
         assert_eq!(bench.steps().get(2).map(String::as_str), step);
-        assert_eq!(bench.homes().is_empty(), step.is_some());
+        assert_eq!(bench.preferred_nodes().is_empty(), step.is_some());
     }
 }
 
@@ -326,9 +333,9 @@ fn one_whose_cpus_somebody_else_sets_has_no_home_any_more() {
         };
         // Emptied, as by somebody who makes a cgroup anew.
         write(&mut bench, "");
-        assert_eq!((bench.cpus("/a"), bench.homes().len()), ("4-7".to_owned(), 1));
+        assert_eq!((bench.cpus("/a"), bench.preferred_nodes().len()), ("4-7".to_owned(), 1));
         write(&mut bench, set);
-        assert_eq!((bench.cpus("/a").as_str(), bench.homes()), (set, Vec::new()));
+        assert_eq!((bench.cpus("/a").as_str(), bench.preferred_nodes()), (set, Vec::new()));
         assert!(bench.inner().core.store.state.applied.is_empty());
         assert_eq!(bench.steps(), ["placed", "ended"]);
         let expected = format!("somebody else set its CPUs to {set}");
@@ -337,7 +344,7 @@ fn one_whose_cpus_somebody_else_sets_has_no_home_any_more() {
         for _ in 0..2 {
             bench.look(&[AWAY]);
         }
-        assert_eq!((bench.cpus("/a").as_str(), bench.homes()), (set, Vec::new()));
+        assert_eq!((bench.cpus("/a").as_str(), bench.preferred_nodes()), (set, Vec::new()));
     }
 }
 
@@ -352,7 +359,7 @@ fn what_somebody_sets_while_the_daemon_is_stopped_stays_and_the_home_ends() {
         fs::write(bench.root().join("a/cpuset.cpus"), "2-5\n").unwrap();
         bench.config.home.mode = mode;
         bench.restart();
-        assert_eq!((bench.cpus("/a").as_str(), bench.homes()), ("2-5", Vec::new()), "{mode:?}");
+        assert_eq!((bench.cpus("/a").as_str(), bench.preferred_nodes()), ("2-5", Vec::new()), "{mode:?}");
         assert!(bench.inner().core.store.state.applied.is_empty());
         assert_eq!(bench.steps(), ["placed", "ended"]);
         assert!(bench.reported().contains("somebody else set its CPUs to 2-5"), "{}", bench.reported());
@@ -369,7 +376,7 @@ fn a_home_stays_where_a_crash_kept_its_cpus_from_being_written() {
     // It died before the first write.
     fs::write(bench.root().join("a/cpuset.cpus"), "\n").unwrap();
     bench.restart();
-    assert_eq!((bench.cpus("/a").as_str(), bench.homes().len()), ("4-7", 1));
+    assert_eq!((bench.cpus("/a").as_str(), bench.preferred_nodes().len()), ("4-7", 1));
     // It died when it had stored that a guarantee takes a CPU away from it, and had not written so yet.
     bench.guarantee_on("kept", "/kept", "1");
     bench.inner().dispatch(&Event::Changed);
@@ -379,7 +386,7 @@ fn a_home_stays_where_a_crash_kept_its_cpus_from_being_written() {
     bench.inner().core.note_home(&"/a".parse().unwrap(), |home| home.cpus_before = "4-7".parse().ok());
     fs::write(bench.root().join("a/cpuset.cpus"), "4-7\n").unwrap();
     bench.restart();
-    assert_eq!((bench.cpus("/a"), bench.homes().len()), (narrowed, 1));
+    assert_eq!((bench.cpus("/a"), bench.preferred_nodes().len()), (narrowed, 1));
     assert_eq!(bench.steps(), ["placed"]);
 }
 
@@ -395,7 +402,7 @@ fn what_somebody_sets_ends_the_home_also_where_it_is_what_the_home_was_before() 
     bench.reconciler = None;
     fs::write(bench.root().join("a/cpuset.cpus"), "4-7\n").unwrap();
     bench.restart();
-    assert_eq!((bench.cpus("/a").as_str(), bench.homes()), ("4-7", Vec::new()));
+    assert_eq!((bench.cpus("/a").as_str(), bench.preferred_nodes()), ("4-7", Vec::new()));
 }
 
 #[test]
@@ -414,11 +421,11 @@ fn one_whose_accesses_are_not_counted_at_home_is_put_back() {
     };
     for _ in 0..WINDOWS {
         silent(&mut bench);
-        assert_eq!(bench.homes().len(), 1);
+        assert_eq!(bench.preferred_nodes().len(), 1);
     }
     silent(&mut bench);
     assert_eq!(
-        (bench.homes(), bench.steps()),
+        (bench.preferred_nodes(), bench.steps()),
         (Vec::new(), vec!["placed".to_owned(), "not_measured".to_owned()])
     );
 }
@@ -437,9 +444,9 @@ fn one_of_which_nothing_is_counted_any_more_is_put_back_unless_its_home_was_of_u
         for _ in 1..WINDOWS {
             bench.look(&[]);
         }
-        assert_eq!(bench.homes(), [("/a".to_owned(), 1, is_kept)]);
+        assert_eq!(bench.preferred_nodes(), [("/a".to_owned(), 1, is_kept)]);
         bench.look(&[]);
-        assert_eq!(bench.homes().len(), usize::from(is_kept));
+        assert_eq!(bench.preferred_nodes().len(), usize::from(is_kept));
     }
 }
 
@@ -448,10 +455,10 @@ fn one_that_the_configuration_excludes_now_has_no_home_any_more() {
     let mut bench = Bench::new(&["a"]);
     bench.look(&[AWAY]);
     bench.look(&[AWAY]);
-    assert_eq!(bench.homes().len(), 1);
+    assert_eq!(bench.preferred_nodes().len(), 1);
     bench.config.home.exclude = vec![CgroupPattern::new("/a").unwrap()];
     bench.restart();
-    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+    assert_eq!((bench.preferred_nodes(), bench.cpus("/a")), (Vec::new(), String::new()));
 }
 
 #[test]
@@ -460,14 +467,14 @@ fn one_whose_cpus_cannot_be_given_back_gets_them_later() {
     bench.look(&[AWAY]);
     bench.look(&[AWAY]);
     let (at_home, knob) = (bench.cpus("/a"), bench.root().join("a/cpuset.cpus"));
-    assert_eq!(bench.homes().len(), 1);
+    assert_eq!(bench.preferred_nodes().len(), 1);
     bench.move_pages();
     let refused = fixture::refuse(&knob);
     for _ in 0..3 {
         bench.look(&[AWAY]);
     }
     // It is left alone all the same, and its pages are moved back.
-    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), at_home.clone()));
+    assert_eq!((bench.preferred_nodes(), bench.cpus("/a")), (Vec::new(), at_home.clone()));
     assert_eq!(bench.steps(), ["placed", "no_gain"]);
     assert_eq!(bench.move_pages().len(), 1);
     drop(refused);
@@ -487,7 +494,11 @@ fn small_idle_and_local_ones_are_left_where_they_are() {
         bench.restart();
         bench.look(&[window]);
         bench.look(&[window]);
-        assert_eq!((bench.homes(), bench.steps()), (Vec::new(), Vec::<String>::new()), "{window:?}");
+        assert_eq!(
+            (bench.preferred_nodes(), bench.steps()),
+            (Vec::new(), Vec::<String>::new()),
+            "{window:?}"
+        );
     }
 }
 
@@ -501,7 +512,7 @@ fn it_is_said_why_one_gets_no_home() {
         bench.look_with(&windows, [1000, 1000]);
     }
     assert_eq!(
-        (bench.homes(), bench.steps()),
+        (bench.preferred_nodes(), bench.steps()),
         (Vec::new(), vec!["refused".to_owned(); 3]),
         "each is said once"
     );
@@ -522,14 +533,14 @@ fn no_more_are_on_trial_at_once_than_configured_and_the_farthest_comes_first() {
     let windows = [AWAY, ("/b", 900, [100, 300], 10), ("/c", 400, [100, 300], 10)];
     bench.look(&windows);
     bench.look(&windows);
-    assert_eq!(bench.homes(), [("/b".to_owned(), 1, false)]);
+    assert_eq!(bench.preferred_nodes(), [("/b".to_owned(), 1, false)]);
     bench.look(&windows);
-    assert_eq!(bench.homes().len(), 1);
+    assert_eq!(bench.preferred_nodes().len(), 1);
     bench.move_pages();
     let there = [AWAY, ("/b", 0, [0, 400], 10), ("/c", 400, [100, 300], 10)];
     bench.look(&there);
     bench.look(&there);
-    assert_eq!(bench.homes(), [("/a".to_owned(), 1, false), ("/b".to_owned(), 1, true)]);
+    assert_eq!(bench.preferred_nodes(), [("/a".to_owned(), 1, false), ("/b".to_owned(), 1, true)]);
 }
 
 #[test]
@@ -541,7 +552,7 @@ fn a_report_writes_nothing_and_says_once_where_it_would_be() {
         bench.look(&[AWAY]);
     }
     assert_eq!(
-        (bench.homes(), bench.cpus("/a"), bench.move_pages()),
+        (bench.preferred_nodes(), bench.cpus("/a"), bench.move_pages()),
         (Vec::new(), String::new(), Vec::new())
     );
     assert_eq!(bench.steps(), ["would"]);
@@ -554,7 +565,7 @@ fn who_gets_a_guarantee_has_no_home_any_more_and_exclusive_cpus_are_nobody_elses
     let windows = [AWAY, ("/above", 500, [100, 300], 10)];
     bench.look(&windows);
     bench.look(&windows);
-    assert_eq!(bench.homes().len(), 2);
+    assert_eq!(bench.preferred_nodes().len(), 2);
     bench.move_pages();
     bench.guarantee("below", "/above/below");
     assert_eq!(bench.cpus("/above"), "", "what is above a guarantee has no home");
@@ -565,7 +576,7 @@ fn who_gets_a_guarantee_has_no_home_any_more_and_exclusive_cpus_are_nobody_elses
     let home: CpuSet = bench.cpus("/a").parse().unwrap();
     assert!((&home & &exclusive).is_empty() && !home.is_empty(), "{home} {exclusive}");
     bench.guarantee("a", "/a");
-    assert_eq!(bench.homes(), []);
+    assert_eq!(bench.preferred_nodes(), []);
     assert!(!bench.mems("/a").is_empty(), "it holds what it was promised");
     bench.inner().core.release("a").unwrap();
     assert_eq!(
@@ -575,7 +586,7 @@ fn who_gets_a_guarantee_has_no_home_any_more_and_exclusive_cpus_are_nobody_elses
     );
     bench.look(&[("/kept", 900, [100, 300], 10)]);
     bench.look(&[("/kept", 900, [100, 300], 10)]);
-    assert_eq!(bench.homes(), [], "who has a guarantee gets no home");
+    assert_eq!(bench.preferred_nodes(), [], "who has a guarantee gets no home");
 }
 
 #[test]
@@ -588,5 +599,5 @@ fn a_new_cgroup_of_the_same_path_has_no_home() {
     fs::rename(root.join("a"), root.join("old")).unwrap();
     fixture::cgroup(&root.join("a"), &bench.host.machine.lock().unwrap());
     bench.look(&[AWAY]);
-    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+    assert_eq!((bench.preferred_nodes(), bench.cpus("/a")), (Vec::new(), String::new()));
 }

@@ -253,7 +253,7 @@ mod tests {
     use numaward_api as api;
     use numaward_config::{Config, policy::StrategyKind};
     use numaward_engine::ContainerMove;
-    use numaward_guarantee::{moving::Running, request::Request};
+    use numaward_guarantee::{moving::RunningMoves, request::Request};
 
     use super::*;
     use crate::{
@@ -299,7 +299,8 @@ mod tests {
             if is_moved {
                 let (owner, container) = ("a".into(), "a".into());
                 let of = ContainerMove { owner, container, from: held.clone(), to: held, bytes: Bytes(0) };
-                core.store.state.moving.running = Some(Running { moves: vec![of], ..Running::default() });
+                core.store.state.moving.running =
+                    Some(RunningMoves { moves: vec![of], ..RunningMoves::default() });
             }
             let mut budgets = Budgets::new(CancellationToken::new());
             budgets.follow(&core.store.state);

@@ -117,7 +117,7 @@ impl Bench {
                 memory: MemoryClaim::default(),
                 keeps_pod_quota: false,
                 has: Settings::default(),
-                is_yielded_to: false,
+                is_placed_by_other_program: false,
             };
             let id = ask.id.clone();
             let (answer, _created) = oneshot::channel();
@@ -205,7 +205,7 @@ impl Bench {
     fn promised(&self) -> (Vec<(String, String)>, State) {
         let state = &self.reconciler.core.store.state;
         let moving =
-            numaward_guarantee::moving::Moving { running: state.moving.running.clone(), recent: Vec::new() };
+            numaward_guarantee::moving::MoveLog { running: state.moving.running.clone(), recent: Vec::new() };
         let mut state = state.clone();
         state.moving = moving;
         (self.nodes(), state)
@@ -354,7 +354,7 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     assert_eq!(update.settings.cpus.as_ref().unwrap().to_string(), bench.knobs("kubepods/pod/c")[0]);
     // It counts as any other from then on.
     let (answer, _over) = oneshot::channel();
-    bench.runtime(PodCommand::PodOver { uid: "uid".to_owned(), sandbox: "sandbox".to_owned(), answer });
+    bench.runtime(PodCommand::PodStopped { uid: "uid".to_owned(), sandbox: "sandbox".to_owned(), answer });
     let expected = [("b", "0"), ("c", "1"), ("new", "0")];
     assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
 }

@@ -498,7 +498,7 @@ impl Handler for NriHandler {
                     self.warned.lock().remove(&pod.uid);
                 }
                 self.refusals.gone(&pod.uid);
-                note_stopping(self.reconciler.pod_over(pod.uid, pod.id).await);
+                note_stopping(self.reconciler.pod_stopped(pod.uid, pod.id).await);
             }
             Event::Container(
                 ContainerEvent::Created | ContainerEvent::Started | ContainerEvent::Updated,

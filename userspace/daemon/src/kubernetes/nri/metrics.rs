@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use numaward_guarantee::pod::Unpinned;
+use numaward_guarantee::pod::UnpinnedReason;
 use numaward_kube::nri::types::NoAnswerReason;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -26,7 +26,8 @@ impl NriMetrics {
         let Self { connected, disconnects, unpinned, placed, refused, memory_policies_missing } =
             self.clone();
         // All at zero from the start.
-        for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.iter().map(|of| of.label()))
+        for reason in
+            NoAnswerReason::LABELS.iter().copied().chain(UnpinnedReason::ALL.iter().map(|of| of.label()))
         {
             drop(unpinned.get_or_create(&[("reason", reason)]));
         }

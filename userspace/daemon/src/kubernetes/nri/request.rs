@@ -234,7 +234,7 @@ impl RequestBuilder {
             memory,
             keeps_pod_quota,
             has: settings_in(&container.resources),
-            is_yielded_to: false,
+            is_placed_by_other_program: false,
         })
     }
 
@@ -245,9 +245,9 @@ impl RequestBuilder {
         container: &nri::Container,
         online: &nri::Online,
     ) -> Result<ContainerPlacementRequest, LeftAlone> {
-        let is_yielded_to =
+        let is_placed_by_other_program =
             self.when_pinned == PinnedPolicy::Yield && container.resources.is_confined(online);
-        Ok(ContainerPlacementRequest { is_yielded_to, ..self.container(pod, container)? })
+        Ok(ContainerPlacementRequest { is_placed_by_other_program, ..self.container(pod, container)? })
     }
 
     /// What a change of a container's resources asks for, and what the protection of its memory follows from then, if

@@ -150,7 +150,7 @@ impl Bench {
     fn start_with(&self, systemd: Option<Systemd>) -> Daemon {
         let root = self.dir.path().join("cgroup");
         let (reconciler, thread, stop) =
-            fixture::reconciler(&self.config, &root, ReconcilerPorts::of(&self.host), None, systemd);
+            fixture::reconciler(&self.config, &root, ReconcilerPorts::from_part(&self.host), None, systemd);
         let (figures, refusals) = (NriMetrics::default(), Refusals::new(&self.config.kubernetes));
         let plugin = plugin(
             &self.config,

@@ -64,7 +64,7 @@ pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> Container
         memory: MemoryClaim::default(),
         keeps_pod_quota: false,
         has: Settings::default(),
-        is_yielded_to: false,
+        is_placed_by_other_program: false,
     }
 }
 

@@ -73,8 +73,9 @@ fn live(config: &Config, root: &Path, host: &Arc<Host>, others: &Others) {
     let watched = others.clone();
     fault::watch(Some(Box::new(move |name| lock(&watched).point(name))));
     let enforcer = fixture::enforcer(root, &host.machine(), None);
-    let core = Core::open(config, Hierarchy::at(root), enforcer, Ports::of(host), ControlMetrics::default())
-        .unwrap();
+    let core =
+        Core::open(config, Hierarchy::at(root), enforcer, Ports::from_part(host), ControlMetrics::default())
+            .unwrap();
     let mut reconciler = ReconcilerLoop::new(core, None, CancellationToken::new());
     reconciler.adopt();
     let (commands, queue) = mpsc::channel();

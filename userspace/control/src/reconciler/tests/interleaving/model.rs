@@ -35,7 +35,7 @@ pub(super) enum Call {
     Create(Box<ContainerPlacementRequest>),
     Bind(Box<ContainerPlacementRequest>),
     Stopped(String),
-    PodOver(String),
+    PodStopped(String),
     /// These containers run in these sandboxes, and no others.
     Synchronize(Vec<String>, Vec<String>),
     /// What is published of those that are not pods.
@@ -75,7 +75,7 @@ impl fmt::Debug for Call {
             Self::Create(ask) => write!(f, "create {}", container(ask)),
             Self::Bind(ask) => write!(f, "start {}", ask.id),
             Self::Stopped(id) => write!(f, "stop {id}"),
-            Self::PodOver(sandbox) => write!(f, "{sandbox} is over"),
+            Self::PodStopped(sandbox) => write!(f, "{sandbox} is over"),
             Self::Synchronize(containers, sandboxes) => write!(f, "{containers:?} run in {sandboxes:?}"),
             Self::Look => write!(f, "look"),
             Self::Inspect => write!(f, "inspect"),
@@ -253,11 +253,11 @@ impl Promises {
     fn remove_owner(&mut self, owner: &str) {
         self.owners.remove(owner);
         let mut state = State::with_ledger(self.ledger.clone());
-        state.give_back(&owner.into(), &*self.strategy);
+        state.release_owner(&owner.into(), &*self.strategy);
         self.ledger = state.ledger;
     }
 
-    fn pod_over(&mut self, sandbox: &str) {
+    fn pod_stopped(&mut self, sandbox: &str) {
         let of_sandbox = self.containers.iter().filter(|(_, (_, of))| of == sandbox);
         for id in of_sandbox.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
             self.stopped(&id);
@@ -275,7 +275,7 @@ impl Promises {
         }
         let over = self.owners.values().map(|(sandbox, _)| sandbox).filter(|it| !sandboxes.contains(it));
         for sandbox in over.cloned().collect::<Vec<_>>() {
-            self.pod_over(&sandbox);
+            self.pod_stopped(&sandbox);
         }
     }
 
@@ -301,7 +301,7 @@ impl Promises {
 pub(super) fn owner(ask: &ContainerPlacementRequest) -> String {
     match &ask.pod.asked {
         PodClaim::Pod(request) | PodClaim::Container(request) => request.owner.to_string(),
-        PodClaim::Nothing => ask.alone(),
+        PodClaim::Nothing => ask.container_owner(),
     }
 }
 
@@ -367,8 +367,8 @@ impl Model for Promises {
                 next.stopped(id);
                 Answer::Done
             }
-            Call::PodOver(sandbox) => {
-                next.pod_over(sandbox);
+            Call::PodStopped(sandbox) => {
+                next.pod_stopped(sandbox);
                 Answer::Done
             }
             Call::Synchronize(containers, sandboxes) => {

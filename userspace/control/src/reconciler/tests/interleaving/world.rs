@@ -12,7 +12,7 @@ use numaward_api as api;
 use numaward_engine::{Quantity, Resources};
 use numaward_guarantee::{
     command::{Command, Message, PodCommand},
-    pod::{ContainerPlacementRequest, PodClaim, Synchronized, Unpinned},
+    pod::{ContainerPlacementRequest, PodClaim, SyncResult, UnpinnedReason},
     request::Resize,
 };
 use numaward_model::Settings;
@@ -368,7 +368,7 @@ impl World {
             3..=4 => {
                 let index = self.asked(Call::Release(name.to_owned()));
                 let (answer, result) = oneshot::channel();
-                self.send(Message::Other(Command::Release { name: name.to_owned(), answer }));
+                self.send(Message::Internal(Command::Release { name: name.to_owned(), answer }));
                 let done = |()| Answer::Done;
                 self.clients
                     .push(Waiting { index, poll: poll(result, move |it| it.map(done).or_else(refused)) });
@@ -390,7 +390,7 @@ impl World {
         let Call::Admit(request) = call.clone() else { return };
         let index = self.asked(call);
         let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Admit { request, dry_run: false, answer }));
+        self.send(Message::Internal(Command::Admit { request, dry_run: false, answer }));
         self.clients.push(Waiting { index, poll: poll(result, given) });
     }
 
@@ -401,7 +401,7 @@ impl World {
         let to = Resources::none().with_memory(Quantity::whole(resize.memory.unwrap().0));
         let index = self.asked(Call::Resize(name.to_owned(), to));
         let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Resize { resize: Box::new(resize), dry_run: false, answer }));
+        self.send(Message::Internal(Command::Resize { resize: Box::new(resize), dry_run: false, answer }));
         self.clients.push(Waiting { index, poll: poll(result, given) });
     }
 
@@ -457,7 +457,7 @@ impl World {
         let (answer, result) = oneshot::channel();
         let list = PodCommand::Synchronize { containers, sandboxes, complete: true, answer };
         self.send(Message::Runtime(Box::new(list)));
-        let done = |_: Synchronized| Ok(Answer::Done);
+        let done = |_: SyncResult| Ok(Answer::Done);
         self.calls.push((Waiting { index, poll: poll(result, done) }, String::new()));
         self.listed = Some(index);
     }
@@ -497,7 +497,7 @@ impl World {
             Stage::Asked | Stage::Admitted => {
                 let (answer, result) = oneshot::channel();
                 let command = PodCommand::Create { ask: Box::new(ask.clone()), answer };
-                let created = |it: Result<(Settings, Option<Unpinned>), _>| match it {
+                let created = |it: Result<(Settings, Option<UnpinnedReason>), _>| match it {
                     Ok((settings, None)) => {
                         let cpus = settings.cpus.unwrap_or_default().to_string();
                         Ok(Answer::Given(cpus, settings.mems.unwrap_or_default().to_string()))
@@ -533,8 +533,8 @@ impl World {
                 self.containers.remove(&id);
                 let (answer, result) = oneshot::channel();
                 let (uid, sandbox) = (ask.pod.pod.uid.clone(), ask.pod.sandbox.clone());
-                let command = PodCommand::PodOver { uid, sandbox: sandbox.clone(), answer };
-                (Call::PodOver(sandbox), command, poll(result, |()| Ok(Answer::Done)))
+                let command = PodCommand::PodStopped { uid, sandbox: sandbox.clone(), answer };
+                (Call::PodStopped(sandbox), command, poll(result, |()| Ok(Answer::Done)))
             }
         };
         let index = self.asked(call);

@@ -62,7 +62,7 @@ fn bench(refused: RefusalPolicy) -> (Arc<Known>, Bench) {
 /// The steps of a fleet of hosts like this one.
 fn simulated(bench: &Bench, refused: Refused) -> Vec<ObservedStep> {
     let (trace, machine) = (trace(), Machine::clone(&bench.host.machine()));
-    let policy = policy::engine(&bench.config, &machine).unwrap();
+    let policy = policy::engine_config(&bench.config, &machine).unwrap();
     let requests = trace.pods.iter().map(|pod| pod.pod.request().unwrap()).collect();
     let member = Member { trace: &trace, machine, policy, requests };
     let fleet = Fleet::new(vec![member], HOSTS, 3).unwrap();
