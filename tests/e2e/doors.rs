@@ -96,7 +96,7 @@ fn nobody_and_a_container_get_at_nothing() {
     assert!(marks.iter().any(|line| line.starts_with("set user.numaward.")), "{report}");
     assert!(marks.iter().any(|line| line.starts_with("cannot set trusted.numaward.")), "{report}");
     assert_eq!(names(&report, "rebuilt"), ["victim.service"]);
-    assert!(report.section("rebuilt log").contains("a mark is not believed"), "{report}");
+    assert!(report.section("rebuilt log").contains("a mark on a cgroup is ignored"), "{report}");
 
     let status = report.json("flood");
     assert!(status.to_string().contains("below /system.slice/tenant.service"), "{status:#}");

@@ -167,7 +167,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (post, ALLOCATIONS, sound("hugepages", serde_json::json!({"2M": "2Mi"})), 422, "hugepages.2M", ""),
         (post, ALLOCATIONS, target("cgroup", "/nowhere"), 422, "target.cgroup", "/nowhere does not exist"),
         (post, ALLOCATIONS, target("cgroup", "/"), 422, "target.cgroup", "the whole host"),
-        (post, ALLOCATIONS, target("cgroup", "/../etc"), 422, "target.cgroup", "no such path"),
+        (post, ALLOCATIONS, target("cgroup", "/../etc"), 422, "target.cgroup", "not a path of a cgroup"),
         (post, ALLOCATIONS, target("unit", "nowhere.service"), 422, "target.unit", "has no cgroup"),
         (post, ALLOCATIONS, target("cgroup", "/bare/undelegated"), 422, "target", "cpuset"),
         (post, ALLOCATIONS, request("a", "/c", 1, "1Gi"), 409, "name", "is held by /a"),

@@ -1,11 +1,11 @@
-//! What is configured of L3 caches and memory bandwidth.
+//! Conversion of the resctrl configuration (L3 caches, memory bandwidth) to class shares.
 
 use std::collections::BTreeMap;
 
 use numaward_config::resctrl::{Class, Resctrl};
 use numaward_enforce::resctrl::{ClassShare, Ways};
 
-/// The share of each class, by name.
+/// Returns the configured share of each resctrl class, by class name.
 pub fn shares(config: &Resctrl) -> BTreeMap<String, ClassShare> {
     let share = |class: &Class| {
         let Class { l3_ways, l3_percent, memory_bandwidth_percent, exclusive } = *class;

@@ -1,4 +1,4 @@
-//! What the thread that gives guarantees is asked, and what it is informed of.
+//! Messages to the reconciler's thread: commands of API clients and of the container runtime, and notifications.
 
 use std::collections::BTreeMap;
 
@@ -14,41 +14,39 @@ use crate::{
     request::{Request, Resize},
 };
 
-/// What a request for an allocation comes to.
+/// Successful result of an admission or a resize.
 #[derive(Debug)]
 pub enum Answer {
-    /// It was admitted or changed, and the kernel holds it.
+    /// The guarantee was admitted or changed, and the kernel has its settings.
     Admitted(api::Allocation),
-    /// It was a dry run.
+    /// Result of a dry run; nothing was changed.
     Dry(api::DryRun),
 }
 
-/// A rebalance that is asked for.
+/// Command to move running workloads so that a request fits.
 #[derive(Clone, Debug)]
 pub struct RebalanceCommand {
-    /// What room is made for.
+    /// The request that the moves make room for.
     pub request: Request,
-    /// What may be moved.
     pub limits: RebalanceLimits,
-    /// The plan that the client has seen.
+    /// ID of the plan that the client has seen. The command is refused if the plan has changed since.
     pub plan: Option<String>,
-    /// Whether the request is admitted in the end.
+    /// True if the request is admitted after the last move.
     pub admit: bool,
 }
 
-/// What the thread receives.
+/// A message to the reconciler's thread.
 pub enum Message {
-    /// The container runtime asks something, or reports something.
     Runtime(Box<PodCommand>),
-    /// A client asks something: it keeps a place while it waits.
+    /// Command of an API client, with its place in the bounded queue. The place is free again when the permit is dropped.
     Client(Command, OwnedSemaphorePermit),
-    /// Others report something.
+    /// Command of another part of the daemon.
     Internal(Command),
-    /// What was waited for is done.
+    /// A background operation has ended; wakes the thread.
     Completed,
 }
 
-/// What the reconciler is asked by others than the container runtime.
+/// A command that does not come from the container runtime.
 pub enum Command {
     Admit {
         request: Box<Request>,
@@ -64,32 +62,31 @@ pub enum Command {
         name: String,
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
-    /// Moves that make a request fit are asked for.
+    /// Plans moves that make a request fit, without moving anything.
     Plan {
         request: Box<Request>,
         limits: RebalanceLimits,
         answer: oneshot::Sender<Result<api::MovePlan, AdmissionError>>,
     },
-    /// They are to be carried out.
     Rebalance {
         asked: Box<RebalanceCommand>,
         answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
     },
-    /// What is being carried out is cancelled.
+    /// Cancels the rebalance in progress.
     Cancel {
         answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
     },
-    /// What is promised, as the kubelet's state files.
+    /// Exports the guarantees in the format of the kubelet's state files.
     KubeletState {
         answer: oneshot::Sender<Result<api::KubeletState, AdmissionError>>,
     },
-    /// Cgroups came or went.
+    /// Cgroups were created or removed.
     Cgroups(Vec<CgroupEvent>),
-    /// Somebody else wrote knobs.
+    /// Another program may have written knobs of cgroups.
     KnobsChanged,
 }
 
-/// What the runtime asks of us, or reports.
+/// A command or a notification of the container runtime.
 pub enum PodCommand {
     RunPod {
         ask: Box<PodPlacementRequest>,
@@ -101,7 +98,7 @@ pub enum PodCommand {
     },
     Bind {
         id: String,
-        /// What to make of it if it is not known: its creation was not answered in time.
+        /// The request of the creation; used if the container is not known because its creation was not answered in time.
         ask: Option<Box<ContainerPlacementRequest>>,
         answer: oneshot::Sender<Option<UnpinnedReason>>,
     },
@@ -116,7 +113,7 @@ pub enum PodCommand {
     },
     Synchronize {
         containers: Vec<ContainerPlacementRequest>,
-        /// The UIDs of pods by the ids of their sandboxes.
+        /// Pod UIDs by sandbox ID.
         sandboxes: BTreeMap<String, String>,
         complete: bool,
         answer: oneshot::Sender<SyncResult>,
@@ -128,12 +125,12 @@ pub enum PodCommand {
         has: Box<Settings>,
         answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
     },
-    /// What the containers of a pod share that have nothing of their own.
+    /// Changes the share of a pod that its containers without an own guarantee have in common.
     ResizePod {
         uid: String,
         to: engine::Resources,
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
-    /// From now on the runtime is informed of settings that we write ourselves.
+    /// Sets the channel for settings that the reconciler changes on its own and that the runtime has to know.
     SendUpdates(mpsc::UnboundedSender<Vec<Update>>),
 }

@@ -1,11 +1,14 @@
-//! Why each allocation was given, kept beside the ledger.
+//! Explanations of decisions, stored beside the ledger.
 //!
-//! Problem: what explains a decision is long, and the ledger is written anew at every change. Nothing depends on an
-//! explanation: one that is lost is only not shown any more.
+//! # Problem
+//! An explanation is long, and the ledger is rewritten at every change. Explanations are only shown, so losing one is harmless.
 //!
-//! Algorithm: each decision is a line of JSON, appended to `decisions.jsonl` without a sync. At the start the last line of
-//! each workload counts. Then, and whenever most lines are of workloads that are gone, the file is written anew with
-//! what is held. A line that cannot be read is skipped.
+//! # Algorithm
+//! Each decision is one line of JSON, appended to `decisions.jsonl` without a sync. On start, the last line of each workload is
+//! used. The
+//! file is then rewritten with the explanations of the present guarantees; also later, when most of its lines are of guarantees
+//! that were
+//! released. A line that cannot be parsed is skipped.
 
 use std::{
     collections::HashMap,
@@ -21,35 +24,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::State;
 
-const NAME: &str = "decisions.jsonl";
-/// The file is written anew when it has more than twice as many lines as are needed, and these.
-const SPARE: usize = 256;
+const FILE_NAME: &str = "decisions.jsonl";
+/// Number of surplus lines that the file may have in addition to twice the needed lines before it is rewritten.
+const MAX_SURPLUS_LINES: usize = 256;
 
-/// The file.
+/// The file `decisions.jsonl`.
 #[derive(Debug)]
 pub struct DecisionLog {
     path: PathBuf,
-    /// Open to append; `None` after a failure: then it has to be written anew.
+    /// File opened for appending; `None` after a failure, so that the next write replaces the file.
     file: Option<File>,
     lines: usize,
-    /// A failure was reported.
-    reported: bool,
+    /// True if a write failure was logged; it is logged once.
+    failure_logged: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Line<N, E> {
-    /// The name of the workload, or of a pod in the ledger.
+    /// Name of the guarantee, or owner of a pod in the ledger.
     name: N,
-    /// Which cgroup it has; none for a pod.
+    /// Cgroup of the guarantee; `None` for a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cgroup: Option<CgroupId>,
     explanation: E,
 }
 
 impl DecisionLog {
-    /// Reads what explains what is held.
+    /// Loads the stored explanations into the state and rewrites the file.
     pub fn open(dir: &Path, state: &mut State) -> Self {
-        let path = dir.join(NAME);
+        let path = dir.join(FILE_NAME);
         let text = fs::read(&path).unwrap_or_default();
         let lines = text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
         let mut known: HashMap<(String, Option<CgroupId>), api::Explanation> =
@@ -69,17 +72,17 @@ impl DecisionLog {
                 admitted.explanation = explanation;
             }
         }
-        let mut decisions = Self { path, file: None, lines: 0, reported: false };
-        decisions.keep(|decisions| decisions.write_anew(state));
+        let mut decisions = Self { path, file: None, lines: 0, failure_logged: false };
+        decisions.try_write(|decisions| decisions.rewrite(state));
         decisions
     }
 
-    /// A guarantee, or a pod, of this name was given, and is in the state.
+    /// Stores the explanation of the guarantee or pod with this name, which must be in the state.
     pub fn note(&mut self, name: &str, state: &State) {
-        self.keep(|decisions| {
+        self.try_write(|decisions| {
             let needed = state.guarantees.len() + state.pods.len();
-            if decisions.file.is_none() || decisions.lines > 2 * needed + SPARE {
-                return decisions.write_anew(state);
+            if decisions.file.is_none() || decisions.lines > 2 * needed + MAX_SURPLUS_LINES {
+                return decisions.rewrite(state);
             }
             let of_name = all(state).filter(|line| line.name == name);
             let lines = of_name.map(|line| text(&line)).collect::<io::Result<Vec<_>>>()?;
@@ -88,7 +91,7 @@ impl DecisionLog {
         });
     }
 
-    fn write_anew(&mut self, state: &State) -> io::Result<()> {
+    fn rewrite(&mut self, state: &State) -> io::Result<()> {
         let lines = all(state).map(|line| text(&line)).collect::<io::Result<Vec<_>>>()?;
         let new = self.path.with_extension("jsonl.new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -98,18 +101,18 @@ impl DecisionLog {
         Ok(())
     }
 
-    fn keep(&mut self, write: impl FnOnce(&mut Self) -> io::Result<()>) {
+    fn try_write(&mut self, write: impl FnOnce(&mut Self) -> io::Result<()>) {
         if let Err(error) = write(self) {
             self.file = None;
-            if !std::mem::replace(&mut self.reported, true) {
+            if !std::mem::replace(&mut self.failure_logged, true) {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "why allocations were given is not known any more after a restart");
+                tracing::warn!(%path, %error, "explanations of guarantees cannot be stored and will be missing after a restart");
             }
         }
     }
 }
 
-/// What explains all that is held.
+/// Returns a line for each guarantee and each pod.
 fn all(state: &State) -> impl Iterator<Item = Line<&str, &api::Explanation>> {
     let guarantees = state.guarantees.iter().map(|(name, held)| Line {
         name: name.as_str(),
@@ -152,7 +155,7 @@ mod tests {
         State { guarantees: guarantees.collect(), ..State::default() }
     }
 
-    /// What a start finds of this state, of which the ledger keeps no explanation.
+    /// Returns the explanations that a start loads for this state.
     fn found(dir: &Path, state: &State) -> Vec<String> {
         let mut state: State = serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap();
         DecisionLog::open(dir, &mut state);
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_decision_on_what_is_held_is_found_again() {
+    fn start_loads_last_explanations() {
         let dir = tempfile::tempdir().unwrap();
         let mut decisions = DecisionLog::open(dir.path(), &mut State::default());
         for name in ["a", "b"] {
@@ -168,13 +171,13 @@ mod tests {
         }
         let now = state(&[("a", 3), ("b", 2)]);
         decisions.note("a", &now);
-        let file = dir.path().join(NAME);
+        let file = dir.path().join(FILE_NAME);
         assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 3);
         assert_eq!(found(dir.path(), &now), ["a 3", "b 2"]);
-        assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 2, "written anew");
+        assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 2, "rewritten");
         assert_eq!(found(dir.path(), &state(&[("a", 9), ("b", 2)])), ["", "b 2"], "of another cgroup");
 
-        // Half a line, and one that is none.
+        // The last line is truncated, the first is no JSON.
         decisions = DecisionLog::open(dir.path(), &mut now.clone());
         let mut text = fs::read_to_string(&file).unwrap();
         text.truncate(text.len() - 5);
@@ -184,20 +187,20 @@ mod tests {
     }
 
     #[test]
-    fn the_file_does_not_grow_for_ever_and_a_failure_is_made_good() {
+    fn file_size_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let mut decisions = DecisionLog::open(dir.path(), &mut State::default());
         for id in 0..1000 {
             decisions.note("a", &state(&[("a", id)]));
         }
-        let lines = || fs::read_to_string(dir.path().join(NAME)).unwrap().lines().count();
-        assert!(lines() <= SPARE + 3, "{}", lines());
+        let lines = || fs::read_to_string(dir.path().join(FILE_NAME)).unwrap().lines().count();
+        assert!(lines() <= MAX_SURPLUS_LINES + 3, "{}", lines());
 
-        // Where the file is to be written, there is a directory; later there is none.
+        // A directory with the name of the new file makes writing fail; then it is removed.
         fs::create_dir(dir.path().join("decisions.jsonl.new")).unwrap();
         decisions.file = None;
         decisions.note("a", &state(&[("a", 1000)]));
-        assert!(decisions.reported && decisions.file.is_none());
+        assert!(decisions.failure_logged && decisions.file.is_none());
         fs::remove_dir(dir.path().join("decisions.jsonl.new")).unwrap();
         let now = state(&[("a", 1000), ("b", 1)]);
         decisions.note("b", &now);

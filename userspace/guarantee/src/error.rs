@@ -1,4 +1,4 @@
-//! Why something is not done.
+//! Errors of admissions, resizes, rebalances and of the start.
 
 use std::{fmt::Write as _, io, path::PathBuf};
 
@@ -11,88 +11,84 @@ use numaward_topology::Bytes;
 
 use crate::{policy::PolicyError, private_directory::DirectoryError, request::FieldError};
 
-/// Why something asked for was not done. Nothing was changed.
+/// Reason why a command was not executed. Unless a variant says otherwise, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
-    /// A field is wrong.
+    /// A field is invalid.
     #[error(transparent)]
     Field(#[from] FieldError),
-    /// It conflicts with what is held.
+    /// The request conflicts with an existing guarantee.
     #[error("{0}")]
     Conflict(FieldError),
-    /// The engine says no.
+    /// The engine rejected the request.
     #[error("{}", describe_rejection(.0))]
     Rejected(api::Rejection, api::Explanation),
-    /// Nobody can be moved so that it fits.
+    /// No permitted sequence of moves makes the request fit.
     #[error("{reason}: {}", describe_rejection(.rejection))]
     NoPlan {
-        /// Why nobody is moved.
         reason: &'static str,
-        /// Why it does not fit as things are.
+        /// Reason why the request does not fit without moves.
         rejection: api::Rejection,
     },
-    /// The plan does not go with what is held by now.
+    /// The plan no longer matches the ledger.
     #[error("the plan is stale: {0}; ask for another one")]
     Stale(#[from] numaward_engine::in_flight::MoveConflict),
-    /// Nothing is promised at all.
-    #[error("enforcement.mode is off in the configuration: nothing is promised")]
+    /// Enforcement is off.
+    #[error("enforcement.mode is off in the configuration: no guarantees are given")]
     Off,
-    /// The resources of a container cannot be changed within its promise.
+    /// The engine cannot resize the guarantee.
     #[error(transparent)]
     Resize(#[from] ResizeError),
-    /// There is no such allocation.
     #[error("there is no allocation named {0:?}")]
     Unknown(String),
-    /// The kernel does not take the settings.
+    /// The settings cannot be enforced; nothing was written.
     #[error("the settings cannot be enforced, and nothing was changed: {0}")]
     Enforce(#[from] EnforceError),
-    /// The kernel did not take all settings.
+    /// The kernel refused some of the settings.
     #[error("the settings cannot be enforced: {0}")]
     Failed(#[from] Box<EnforcementFailure>),
-    /// A release was begun, and its workload may still run on what it holds.
+    /// The release has begun, but some settings could not be restored: the workload may still use its CPUs and memory.
     #[error(
-        "it is being released, and not everything could be given back yet: {0}; this is tried again, and until then \
-         nothing of it is promised to others"
+        "the guarantee is being released, but not all settings could be restored: {0}; the release is retried, and until \
+         then its CPUs and memory are not available to other workloads"
     )]
     Releasing(#[source] Box<EnforcementFailure>),
-    /// A cgroup could not be made.
-    #[error("{path}: cannot make this cgroup: {source}", path = .path.display())]
+    /// A cgroup could not be created.
+    #[error("{path}: cannot create this cgroup: {source}", path = .path.display())]
     Make {
-        /// Its directory.
+        /// Directory of the cgroup.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// The ledger could not be stored.
     #[error("the ledger cannot be stored, and nothing was changed: {0}")]
     Store(#[from] StoreError),
     /// The policy does not fit the machine.
-    #[error("the policy does not fit the machine ({0}): nothing new is promised until it does")]
+    #[error("the policy does not fit the machine ({0}): no new guarantees are given until it does")]
     Unfit(String),
-    /// There are no state files of a kubelet for what is promised.
+    /// The guarantees cannot be expressed as state files of a kubelet.
     #[error(
-        "a kubelet cannot be configured like this, or cannot promise this, so there are no state files of one: {0}"
+        "a kubelet cannot have this configuration or these guarantees, so there are no state files to export: {0}"
     )]
     NoKubelet(String),
-    /// Too much was asked that is not answered yet.
+    /// The queue of client commands is full.
     #[error(
-        "too many requests wait for an answer, so this one was not taken, and nothing was changed: ask again in a few \
-         seconds, and fewer at a time"
+        "too many requests are waiting, so this one was refused and nothing was changed: retry in a few seconds, with \
+         fewer requests at a time"
     )]
     Busy,
-    /// The daemon is ending.
     #[error("the daemon is stopping")]
     Stopping,
 }
 
 impl AdmissionError {
-    /// What is asked for goes against what is held.
+    /// Returns a conflict of a field with an existing guarantee.
     pub fn conflict(field: &str, problem: impl Into<String>, allowed: &str) -> Self {
         Self::Conflict(FieldError::new(field, problem, allowed))
     }
 }
 
-/// What a rejection says, on one line.
+/// Formats a rejection and its shortfalls on one line.
 pub fn describe_rejection(rejection: &api::Rejection) -> String {
     let mut text = format!("{}: {}", rejection.reason, rejection.message);
     for shortfall in &rejection.shortfalls {
@@ -111,27 +107,25 @@ pub fn describe_rejection(rejection: &api::Rejection) -> String {
     text
 }
 
-/// Each problem on a line of its own, each begun with a newline.
+/// Formats a list of problems: a line break and two spaces before each.
 pub fn list_problems(problems: &[PolicyError]) -> String {
     problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
 }
 
-/// Guarantees cannot be given at all.
+/// Reasons why the reconciler cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The policy does not fit the machine.
     #[error("the policy cannot be applied:{}", list_problems(.0))]
     Policy(Vec<PolicyError>),
-    /// The state directory cannot be made, or other users can change what is in it.
+    /// The state directory cannot be created, or other users can write to it.
     #[error(transparent)]
     StateDirectory(#[from] DirectoryError),
-    /// The ledger cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another daemon gives guarantees to the same cgroups.
+    /// Another daemon manages the same cgroups.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// No thread can be started.
+    /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
 }

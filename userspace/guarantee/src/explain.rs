@@ -1,4 +1,4 @@
-//! The engine's decisions in the form in which the API serves them.
+//! Conversion of the engine's decisions to the types of the API.
 
 use numaward_api as api;
 use numaward_engine::{
@@ -8,7 +8,7 @@ use numaward_engine::{
     placement_search::PlacementSearch,
 };
 
-/// Why a request is rejected.
+/// Converts a rejection.
 pub fn rejection(rejection: &engine::Rejection) -> api::Rejection {
     api::Rejection {
         reason: rejection.reason.to_string(),
@@ -28,7 +28,7 @@ fn shortfalls(shortfalls: &[engine::Shortfall]) -> Vec<api::Shortfall> {
     shortfalls.collect()
 }
 
-/// Why a guarantee is not changed, in a word of Kubernetes for the same.
+/// Converts a resize error. The reason is Kubernetes' `Deferred` if the resize can succeed later, otherwise `Infeasible`.
 pub fn resize(error: &engine::ResizeError) -> api::Rejection {
     let (reason, missing) = match error {
         engine::ResizeError::Shortfall(missing) => ("Deferred", missing.as_slice()),
@@ -36,13 +36,13 @@ pub fn resize(error: &engine::ResizeError) -> api::Rejection {
         _ => ("Infeasible", &[][..]),
     };
     let message = match error {
-        engine::ResizeError::Shortfall(_) => "what is missing is not free on its nodes".to_owned(),
+        engine::ResizeError::Shortfall(_) => "its nodes do not have enough free resources".to_owned(),
         _ => error.to_string(),
     };
     api::Rejection { reason: reason.to_owned(), message, shortfalls: shortfalls(missing) }
 }
 
-/// How a decision came about.
+/// Converts the explanation of a decision.
 pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
     let in_use = explanation.withheld.iter().map(|of| {
         let engine::conditions::WithheldMemory { node, kind, bytes } = of;
@@ -64,7 +64,7 @@ pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanati
     api::Explanation { merges, notes: notes.collect() }
 }
 
-/// Says so where there may be better candidates than those that were looked at.
+/// Returns a note if the search ended early, so that better candidates may exist.
 fn cut_off(search: &PlacementSearch) -> Option<String> {
     let compared = search.considered;
     search
@@ -72,14 +72,14 @@ fn cut_off(search: &PlacementSearch) -> Option<String> {
         .then(|| format!("the search ended after {compared} candidates: there may be better ones"))
 }
 
-/// A search of the strategy `native`: what it chose from. It asks nobody for hints.
+/// Converts a search of the strategy `native`, which uses candidates instead of hints.
 fn search(search: &PlacementSearch) -> api::Merge {
     let chosen = search.chosen.and_then(|index| search.candidates.get(index));
     let candidates = search.candidates.iter().zip(search.verdicts());
     api::Merge {
         hints: Vec::new(),
         candidates: candidates
-            .take(LISTED)
+            .take(MAX_LISTED_SETS)
             .map(|(candidate, verdict)| api::MergeCandidate {
                 nodes: candidate.nodes.to_string(),
                 preferred: search
@@ -89,19 +89,21 @@ fn search(search: &PlacementSearch) -> api::Merge {
                 verdict: verdict.to_string(),
             })
             .collect(),
-        candidates_omitted: search.considered.saturating_sub(search.candidates.len().min(LISTED) as u64),
-        // Where nothing will do, that is not every node.
+        candidates_omitted: search
+            .considered
+            .saturating_sub(search.candidates.len().min(MAX_LISTED_SETS) as u64),
+        // An empty string is "no nodes"; an absent field would mean all nodes.
         nodes: Some(chosen.map_or_else(String::new, |candidate| candidate.nodes.to_string())),
         accepted: chosen.is_some(),
     }
 }
 
-/// As many sets of nodes are listed of each kind. On eight nodes there are no more; from there on they double with each.
-const LISTED: usize = 256;
+/// Maximum number of node sets per list. Eight nodes have at most 256 sets, and each further node doubles the number.
+const MAX_LISTED_SETS: usize = 256;
 
-/// How many of so many are omitted.
+/// Returns the number of list items that are omitted.
 fn omitted(all: usize) -> u64 {
-    all.saturating_sub(LISTED) as u64
+    all.saturating_sub(MAX_LISTED_SETS) as u64
 }
 
 fn merge(merge: &Merge) -> api::Merge {
@@ -110,7 +112,7 @@ fn merge(merge: &Merge) -> api::Merge {
         hints: merge.hints.iter().flat_map(|(provider, hints)| by_resource(*provider, hints)).collect(),
         candidates: candidates
             .iter()
-            .take(LISTED)
+            .take(MAX_LISTED_SETS)
             .map(|candidate| api::MergeCandidate {
                 nodes: candidate.affinity.to_string(),
                 preferred: candidate.preferred,
@@ -132,11 +134,11 @@ fn by_resource(provider: Provider, hints: &ProviderHints) -> Vec<api::ResourceHi
             .iter()
             .map(|(resource, hints)| api::ResourceHints {
                 resource: resource.to_string(),
-                // Small sets come first, and those that are preferred are the smallest.
+                // Small sets are first, and preferred sets are the smallest.
                 sets: Some(
                     hints
                         .iter()
-                        .take(LISTED)
+                        .take(MAX_LISTED_SETS)
                         .map(|hint| api::Hint {
                             nodes: hint.affinity.map_or_else(String::new, |nodes| nodes.to_string()),
                             preferred: hint.preferred,

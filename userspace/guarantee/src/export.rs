@@ -1,13 +1,16 @@
-//! What is promised, as the state files of a kubelet with the same policies.
+//! Export of the guarantees as state files of a kubelet with the same policies.
 //!
-//! Problem: there are readers that know only the kubelet's state files, and a kubelet that is to manage a host again can
-//! start from them. numaward promises also what a kubelet does not know (workloads that are no pods), and places as a
-//! kubelet with the same policies would not.
+//! # Problem
+//! Some programs read only the kubelet's state files, and a kubelet that is to manage the host again can start from them. A kubelet
+//! does not
+//! know some guarantees (workloads that are no pods), and with the same policies it might have placed the pods elsewhere.
 //!
-//! Algorithm: containers go by the UID of their pod. Everything else stays in the files under its own name, so that its
-//! CPUs are in no shared pool and its memory is not free. The accounts of the nodes are those of a kubelet that promised
-//! the same. What a kubelet would make of the files is tried with the strategy `kubelet`: it starts with them, and
-//! admits each pod again, as a kubelet does.
+//! # Algorithm
+//! A container is listed under the UID of its pod. Every other workload is listed under its own name, so that its CPUs are not in
+//! the shared
+//! pool and its memory is not free. The node accounts are computed as a kubelet does. Then the strategy `kubelet` starts with the
+//! files and
+//! admits each pod again; each difference is reported as a problem.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,35 +34,40 @@ use crate::{
     state::State,
 };
 
-/// The state files for what is promised, and what a kubelet would make of them.
+/// Returns the state files, with the problems that a kubelet would have with them.
 pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<KubeletState, AdmissionError> {
     let kubelet = policy::kubelet(config, machine)
         .map_err(|problems| AdmissionError::NoKubelet(list_problems(&problems)))?;
-    let (mut held, mut wholes, mut others) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let (mut held, mut pod_level, mut other_workloads) = (Vec::new(), Vec::new(), BTreeSet::new());
     let mut pods: BTreeMap<String, (String, Request)> = BTreeMap::new();
     for (owner, account) in state.ledger.owners() {
         let pod = state.pods.get(owner.as_str()).map(|admitted| &admitted.pod);
         let is_workload = pod.is_none()
             && (owner.as_str() == RESERVE_OWNER || state.guarantees.contains_key(owner.as_str()));
-        // What was imported and does not run yet goes by the UID already.
+        // An imported pod that does not run yet already has its UID as owner.
         let uid = pod.map_or_else(|| owner.clone(), |pod| pod.uid.as_str().into());
         let name = pod.map_or_else(|| owner.to_string(), |pod| format!("{}/{}", pod.namespace, pod.name));
         for (container, allocation) in &account.containers {
             if is_workload || container.as_str() == POD_SHARE {
-                others.insert(name.clone());
+                other_workloads.insert(name.clone());
             }
             let mut allocation = allocation.clone();
             let hidden = mem::take(&mut allocation.hidden_cpus);
             if !hidden.is_empty() {
-                // A kubelet would refuse a container that has other CPUs than it asks for. An entry of a container that
-                // does not exist keeps its CPUs from others until the kubelet clears it away.
-                let nobody = format!("{container}-hidden").as_str().into();
-                held.push((uid.clone(), nobody, Allocation { cpus: Some(hidden), ..Allocation::default() }));
+                // A kubelet refuses a container with other CPUs than it requests. An entry of a container that does not exist keeps
+                // the hidden
+                // siblings out of the shared pool until the kubelet removes it.
+                let placeholder = format!("{container}-hidden").as_str().into();
+                held.push((
+                    uid.clone(),
+                    placeholder,
+                    Allocation { cpus: Some(hidden), ..Allocation::default() },
+                ));
             }
             held.push((uid.clone(), container.clone(), allocation));
         }
         if !account.pod_level.is_empty() {
-            wholes.push((uid.clone(), account.pod_level.clone()));
+            pod_level.push((uid.clone(), account.pod_level.clone()));
         }
         if let Some(request) = account.request.as_ref().filter(|_| !is_workload) {
             let empty = Request {
@@ -74,7 +82,7 @@ pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<Kubel
         }
     }
     let files = kubelet
-        .checkpoints_for(held, wholes)
+        .checkpoints_for(held, pod_level)
         .map_err(|error| AdmissionError::NoKubelet(error.to_string()))?;
     let write = |file: Option<Result<String, CheckpointError>>| {
         file.transpose()
@@ -83,30 +91,34 @@ pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<Kubel
     };
     let mut problems = problems(&kubelet, &files, &pods);
     if config.enforcement.mode == EnforcementMode::DryRun {
-        problems.insert(0, "enforcement.mode is dry-run: the kernel holds nothing of this".to_owned());
+        problems.insert(
+            0,
+            "enforcement.mode is dry-run: these guarantees are not applied in the kernel".to_owned(),
+        );
     }
     Ok(KubeletState {
         cpu_manager_state: write(files.cpus.as_ref().map(CpuCheckpoint::write))?,
         memory_manager_state: write(files.memory.as_ref().map(MemoryCheckpoint::write))?,
-        others: others.into_iter().collect(),
+        others: other_workloads.into_iter().collect(),
         problems,
     })
 }
 
-/// Why a kubelet may not start where two containers have memory on node sets that overlap. It makes the accounts anew in no
-/// defined order, and what comes of such sets depends on the order.
+/// Returns the problem of overlapping memory node sets, if two containers have them. A kubelet rebuilds its accounts in undefined
+/// order, and
+/// with such sets the result depends on the order.
 fn overlaps(ledger: &Ledger) -> Option<String> {
     let blocks = ledger.allocations().flat_map(|(_, _, allocation)| &allocation.blocks);
     let sets: BTreeSet<&NodeSet> = blocks.map(|block| &block.affinity).collect();
     let pairs = sets.iter().flat_map(|a| sets.range::<NodeSet, _>(..*a).map(move |b| (b, a)));
     let (a, b) = pairs.into_iter().find(|(a, b)| a.intersects(b))?;
     Some(format!(
-        "a kubelet may not start with them: memory is promised on nodes {a} and on nodes {b}, and a kubelet never lets \
-         different sets of nodes overlap"
+        "a kubelet may fail to start with these files: memory is guaranteed on nodes {a} and on nodes {b}, and a kubelet \
+         never lets different sets of nodes overlap"
     ))
 }
 
-/// What is wrong where a kubelet starts with these files and these pods run.
+/// Returns the problems of a kubelet that starts with these files while these pods run.
 fn problems(
     kubelet: &KubeletStrategy,
     files: &Checkpoints,
@@ -114,7 +126,7 @@ fn problems(
 ) -> Vec<String> {
     let mut ledger = match kubelet.restore(files.clone(), "DIR").ledger {
         Ok(ledger) => ledger,
-        Err(error) => return vec![format!("a kubelet does not start with them: {error}")],
+        Err(error) => return vec![format!("a kubelet does not start with these files: {error}")],
     };
     let mut problems = overlaps(&ledger).into_iter().collect::<Vec<_>>();
     for (name, request) in pods.values() {
@@ -127,7 +139,7 @@ fn problems(
         let before = ledger.owner(&request.owner).map(|account| &account.containers);
         let after = decision.ledger.owner(&request.owner).map(|account| &account.containers);
         if before.is_some_and(|before| after != Some(before)) {
-            problems.push(format!("a kubelet gives the pod {name} something else when it starts"));
+            problems.push(format!("a kubelet places the pod {name} differently when it starts"));
         }
         ledger = decision.ledger;
     }
@@ -151,7 +163,7 @@ mod tests {
         Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0))
     }
 
-    /// Admits a request; one of a pod goes by the UID of the pod, or as its container alone.
+    /// Admits a request. An owner `UID/CONTAINER` is a container that is admitted on its own.
     fn admit(state: &mut State, config: &Config, request: &Request, container: Option<&str>) {
         let strategy = policy::strategy(config, &machine()).unwrap();
         let ledger = if state.ledger == Ledger::default() { strategy.idle() } else { state.ledger.clone() };
@@ -188,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_go_by_the_uid_of_their_pod_and_a_kubelet_starts_with_the_files() {
+    fn lists_containers_by_pod_uid() {
         let config = Config::default();
         let mut state = State::default();
         admit(&mut state, &config, &pod("uid-1", &[("a", 1, 1), ("b", 1, 1)]), None);
@@ -204,7 +216,7 @@ mod tests {
             (names("uid-1"), names("uid-2")),
             (vec!["a".to_owned(), "b".to_owned()], vec!["c".to_owned()])
         );
-        // What our own reader makes of them is what is promised.
+        // The project's own reader finds the same guarantees.
         let ledger = files.ledger();
         for (owner, container, allocation) in state.ledger.allocations() {
             let owner: OwnerId = owner.as_str().split('/').next().unwrap().into();
@@ -214,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_is_no_pod_keeps_its_cpus_and_memory_from_others() {
+    fn exports_workloads_without_pod() {
         let config = Config::default();
         let mut state = State::default();
         let request = Request::workload(RESERVE_OWNER, resources(2, 1));
@@ -230,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_beside_cpus_is_nobodys() {
+    fn hidden_cpus_stay_out_of_shared_pool() {
         let config: Config = serde_json::from_str(r#"{"strategy": "native"}"#).unwrap();
         let machine = Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(4));
         let machine = machine.build().unwrap();
@@ -250,8 +262,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kubelet_would_not_take_over_is_said() {
-        // A part of a node, and then more than the other node has: a kubelet never shares a node like this.
+    fn reports_problems_of_kubelet() {
+        // The first pod has a part of node 0, the second needs more than node 1 has.
         let config: Config = serde_json::from_str(r#"{"topologyManagerPolicy": "best-effort"}"#).unwrap();
         let mut state = State::default();
         admit(&mut state, &config, &pod("uid-1", &[("a", 1, 1)]), None);

@@ -1,15 +1,20 @@
-//! Takes over what a kubelet promised, from its state files.
+//! Import of the guarantees in a kubelet's state files.
 //!
-//! Problem: a host whose kubelet has placed containers with its static policies is to be run by numaward, without
-//! disturbing what runs.
+//! # Problem
+//! A host on which a kubelet has placed containers with its static policies is to be managed by numaward, without disturbing the
+//! containers.
 //!
-//! Algorithm: the state files are read and checked as the kubelet itself does when it starts: checksums, policies,
-//! machine, reserved memory. Then each pod is admitted again, for just what it holds, as the kubelet admits its pods
-//! again after a restart. What comes of it becomes the ledger, keyed by the UIDs of pods: those that are found
-//! running are adopted with it.
+//! # Algorithm
+//! The state files are checked as the kubelet does on start: checksums, policies, machine, reserved memory. Then each pod is
+//! admitted again
+//! with a request for exactly its present CPUs and memory, as the kubelet admits its pods after a restart. The result becomes the
+//! ledger, with
+//! pod UIDs as owners. When the runtime reports a running pod, it gets the guarantee of its UID.
 //!
-//! Invariants: a ledger in which anything is promised is never replaced; the kubelet's files are only read; no
-//! daemon runs meanwhile (the ledger is locked).
+//! # Invariants
+//! - A ledger that has a guarantee is never replaced.
+//! - The kubelet's files are only read.
+//! - No daemon runs during the import: the ledger is locked.
 
 use std::{
     borrow::Cow,
@@ -39,24 +44,18 @@ use crate::{
     xattr_backup,
 };
 
-/// The kubelet's state files.
+/// File names of the kubelet's CPU Manager and Memory Manager state.
 const CPU_STATE: &str = "cpu_manager_state";
 const MEMORY_STATE: &str = "memory_manager_state";
-/// No state file is larger: 100,000 containers take half of it.
+/// Maximum size of a state file. 100,000 containers need half of it.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// A kubelet's promises cannot be taken over. Nothing was changed.
+/// Reason why the import failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// A state file cannot be read.
     #[error("{path}: cannot be read: {source}", path = .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// There is none.
+    Read { path: PathBuf, source: io::Error },
+    /// The directory has neither state file.
     #[error(
         "{path}: there is neither {CPU_STATE} nor {MEMORY_STATE}; the kubelet's directory is usually \
          /var/lib/kubelet",
@@ -66,41 +65,40 @@ pub enum ImportError {
     /// The configuration does not fit the machine.
     #[error("the policy cannot be applied:{}", super::error::list_problems(.0))]
     Policy(Vec<PolicyError>),
-    /// The kubelet itself would not start with them.
+    /// A kubelet with this configuration would not start with these files.
     #[error(
         "{CPU_STATE} or {MEMORY_STATE}: {0}; numaward's policies and reserved memory must be the kubelet's for this"
     )]
     Unfit(#[from] StartError),
-    /// A CPU is exclusive to two pods.
     #[error("{0}: only one of them can have it; delete one of the pods, then import again")]
     Shared(#[from] SharedCpus),
-    /// The engine does not keep what a pod holds.
-    #[error("pod {pod}: what it holds cannot be promised here: {problem}")]
+    /// The engine does not admit a pod with its present CPUs and memory.
+    #[error("pod {pod}: its CPUs and memory cannot be guaranteed here: {problem}")]
     Refused {
-        /// The UID of the pod.
+        /// UID of the pod.
         pod: String,
-        /// The engine's words.
+        /// Message of the engine.
         problem: String,
     },
-    /// Something is promised already.
+    /// The ledger already has guarantees.
     #[error(
         "{directory}: the ledger there holds {allocations} allocations already; release them first, or import into \
          another stateDirectory",
         directory = .directory.display()
     )]
     NotEmpty {
-        /// Where the ledger is.
+        /// Directory of the ledger.
         directory: PathBuf,
-        /// What it holds.
+        /// Number of guarantees in the ledger.
         allocations: usize,
     },
-    /// The ledger cannot be opened or saved.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Reads the state files in a directory into the ledger of the configuration. A dry run only shows what they hold. What the cgroups
-/// of the hierarchy say is taken over if the ledger is missing or damaged.
+/// Imports the state files in `directory` into the ledger of the configuration. A dry run only returns the report. If the ledger is
+/// missing
+/// or damaged, the marks on the cgroups of `hierarchy` are used instead of it.
 pub fn import(
     config: &Config,
     machine: &Machine,
@@ -145,7 +143,7 @@ pub fn import(
         if allocations > 0 {
             return Err(ImportError::NotEmpty { directory: config.state_directory.clone(), allocations });
         }
-        // What cgroups and the host are to get back stays.
+        // The pending restores of cgroups and of the host are kept.
         store.save(&State { ledger, ..held })?;
         store.write_out()?;
     }
@@ -157,20 +155,21 @@ fn read(path: &Path) -> Result<Option<String>, ImportError> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(fail(error)),
-        Ok(found) if !found.is_file() => Err(fail(io::Error::other("it is no file"))),
-        Ok(found) if found.len() > MAX_FILE_BYTES => {
-            Err(fail(io::Error::other(format!("{} bytes are too many for it", found.len()))))
-        }
+        Ok(found) if !found.is_file() => Err(fail(io::Error::other("it is not a regular file"))),
+        Ok(found) if found.len() > MAX_FILE_BYTES => Err(fail(io::Error::other(format!(
+            "{} bytes are more than the maximum of {MAX_FILE_BYTES}",
+            found.len()
+        )))),
         Ok(_) => fs::read_to_string(path).map(Some).map_err(fail),
     }
 }
 
-/// Every pod asks for what it holds, so that nothing counts as stale.
+/// Admits each pod for its present CPUs and memory, so that no entry counts as stale.
 fn admit_again(strategy: &KubeletStrategy, restored: &Ledger) -> Result<Ledger, ImportError> {
     let mut ledger = restored.clone();
     for (owner, account) in restored.owners() {
         let containers = account.containers.iter().map(|(name, held)| {
-            // A container without exclusive CPUs asked for parts of some, how much is not recorded.
+            // A container without exclusive CPUs requested a fraction of a CPU; the file does not record which.
             let cpus = held.cpus.as_ref().and_then(|cpus| u64::try_from(cpus.len()).ok());
             let cpus = cpus.map_or(Quantity::milli(1), Quantity::whole);
             let mut resources = Resources::none().with_cpu(cpus);
@@ -206,8 +205,8 @@ fn describe(ledger: &Ledger) -> ImportReport {
         cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
         memory: allocation.blocks.iter().map(Into::into).collect(),
     });
-    let wholes = ledger.owners().filter(|(_, account)| !account.pod_level.is_empty());
-    let pods = wholes.map(|(owner, account)| Pod {
+    let pods_with_share = ledger.owners().filter(|(_, account)| !account.pod_level.is_empty());
+    let pods = pods_with_share.map(|(owner, account)| Pod {
         uid: owner.to_string(),
         cpus: account.pod_level.cpus.clone().unwrap_or_default().to_string(),
         memory: account.pod_level.blocks.iter().map(Into::into).collect(),
@@ -238,7 +237,7 @@ mod tests {
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap()
     }
 
-    /// The state files of a kubelet on which one container holds two CPUs and a gibibyte.
+    /// Writes the state files of a kubelet with one container that has two CPUs and 1 GiB.
     fn state_files(dir: &Path) {
         let strategy = policy::kubelet(&Config::default(), &machine()).unwrap();
         let ledger = strategy.idle();
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kubelet_promised_is_in_the_ledger() {
+    fn imports_containers_of_kubelet() {
         let dir = tempfile::tempdir().unwrap();
         state_files(dir.path());
         let config = config(dir.path());
@@ -273,7 +272,7 @@ mod tests {
         let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
         let LoadedLedger::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
         assert_eq!(describe(&state.ledger), imported);
-        // The next admission takes nothing of it away.
+        // The next admission does not change the imported guarantee.
         let strategy = policy::strategy(&config, &machine()).unwrap();
         let resources =
             Resources::none().with_cpu(Quantity::whole(1)).with_memory(Quantity::whole(Bytes::gib(1).0));
@@ -281,9 +280,9 @@ mod tests {
         assert_eq!(describe(&next).containers[1..], imported.containers);
     }
 
-    /// Written with a feature gate that is off here.
+    /// The files were written with a feature gate that is off in the importing configuration.
     #[test]
-    fn what_a_pod_has_as_a_whole_is_taken_over() {
+    fn imports_pod_level_resources() {
         let dir = tempfile::tempdir().unwrap();
         let gated = Config {
             strategy: StrategyKind::Kubelet,
@@ -324,7 +323,7 @@ mod tests {
         assert_eq!(strategy.rebase(&state.ledger).0.shared_pool().to_string(), "0,4-7");
     }
 
-    /// The state file of a CPU Manager with these entries.
+    /// Writes a CPU Manager state file.
     fn cpu_state(dir: &Path, shared: &str, entries: &str) {
         let text = format!(
             r#"{{"policyName":"static","defaultCpuSet":"{shared}","entries":{entries},"checksum":0}}"#
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn no_cpu_is_exclusive_to_two_pods() {
+    fn refuses_cpu_of_two_pods() {
         let dir = tempfile::tempdir().unwrap();
         cpu_state(dir.path(), "0,4-7", r#"{"p1":{"a":"1-2"},"p2":{"b":"2-3"}}"#);
         let error = import(&config(dir.path()), &machine(), None, dir.path(), false).unwrap_err().to_string();
@@ -357,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_taken_over_changes_nothing() {
+    fn failed_import_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
         let fails = |config: &Config, machine: &Machine, words: &str| {
@@ -366,7 +365,7 @@ mod tests {
         };
         fails(&config, &machine(), "neither cpu_manager_state nor memory_manager_state");
         state_files(dir.path());
-        // Of another machine, of another policy, damaged.
+        // State files of another machine, of another policy, and damaged ones.
         let other = Machine::builder().nodes(1).cores_per_node(2).memory(Bytes::gib(4)).build().unwrap();
         fails(&config, &other, CPU_STATE);
         let none = Config { cpu_manager_policy: Some(policy_none()), ..config.clone() };
@@ -378,11 +377,11 @@ mod tests {
         fails(&config, &machine(), MEMORY_STATE);
         fs::remove_file(dir.path().join(MEMORY_STATE)).unwrap();
         fs::create_dir(dir.path().join(MEMORY_STATE)).unwrap();
-        fails(&config, &machine(), "it is no file");
+        fails(&config, &machine(), "it is not a regular file");
         fs::remove_dir(dir.path().join(MEMORY_STATE)).unwrap();
         assert!(!config.state_directory.exists());
 
-        // A ledger without a guarantee keeps what cgroups and the host are to get back.
+        // The import keeps the pending restores in a ledger without guarantees.
         state_files(dir.path());
         let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}});
         let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
@@ -407,7 +406,7 @@ mod tests {
         store.save(&State::default()).unwrap();
         drop(store);
 
-        // A ledger that is in use, and one that holds something.
+        // A ledger that a daemon has open, and one with a guarantee.
         state_files(dir.path());
         let (store, _) = Store::<State>::open(&config.state_directory).unwrap();
         fails(&config, &machine(), "has the ledger open");
@@ -417,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cgroups_say_of_a_ledger_that_is_missing_is_kept() {
+    fn import_uses_marks_without_ledger() {
         let dir = tempfile::tempdir().unwrap();
         state_files(dir.path());
         let (config, hierarchy) = (config(dir.path()), Hierarchy::at(&dir.path().join("cgroup")));

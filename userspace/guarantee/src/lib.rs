@@ -1,10 +1,14 @@
-//! What workloads ask for, what is promised to them, how both outlive the daemon, and the way to the thread that decides.
+//! Requests for guarantees, the durable state of the guarantees, and the client of the reconciler's thread.
 //!
-//! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`state::State`] is all that must
-//! survive: the engine's ledger, the guarantees, and the settings applied to each cgroup.
+//! # Terms
+//! - *guarantee*: the exclusive CPUs, the memory on nodes and the settings that a workload is given, with its cgroup.
+//! - [`state::State`]: everything that is stored on disk: the engine's ledger, the guarantees, and the settings that were applied
+//!   to
+//! cgroups and to the host.
 //!
-//! Nothing here decides when something happens, and nothing runs on its own: that is `numaward_control`. The
-//! daemon's servers ask for guarantees through this crate alone, so that a change of the reconciler does not build them anew.
+//! This crate starts no thread and applies no settings; `numaward_control` does. The daemon's servers depend only on this crate, so
+//! that they
+//! need not be rebuilt after a change of the reconciler.
 
 #![forbid(unsafe_code)]
 

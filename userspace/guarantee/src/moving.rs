@@ -1,76 +1,72 @@
-//! What of a rebalance survives a restart.
+//! The part of a rebalance that is stored in the ledger.
 
 use numaward_engine::{Allocation, ContainerMove, ContainerName, OwnerId};
 use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Workloads that are being moved, and those that were moved lately.
+/// Moves of containers: those in progress and the recent ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MoveLog {
-    /// The moves that are being made: a start takes them back.
+    /// Moves in progress. If the daemon restarts, it reverts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<RunningMoves>,
-    /// The moves of late.
+    /// Moves of the past day or so, for the limits on automatic rebalancing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent: Vec<RecentMove>,
 }
 
-/// Moves that are being made, or taken back.
+/// Moves of a plan that is being executed or reverted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunningMoves {
-    /// The moves, in their order.
+    /// All moves of the plan, in order of execution.
     pub moves: Vec<ContainerMove>,
-    /// So many of them are begun and not taken back.
+    /// Number of moves that have begun and were not reverted.
     pub begun: usize,
-    /// Whose pages are on their way, if anybody's.
+    /// The container that is being migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leaving: Option<MigratingContainer>,
 }
 
-/// A container whose pages are on their way.
+/// A container during the migration of its pages to another node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigratingContainer {
-    /// Whose it is.
     pub owner: OwnerId,
-    /// Which.
     pub container: ContainerName,
-    /// What it held before.
+    /// Allocation before the move.
     pub held: Allocation,
 }
 
-/// A move of late.
+/// A move in the past.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RecentMove {
-    /// Who was moved.
     pub owner: OwnerId,
-    /// When, in seconds since 1970.
+    /// Time of the move, in seconds since 1970.
     pub at: u64,
-    /// How much memory had to go to another node.
+    /// Size of the memory that had to be migrated to another node.
     pub bytes: Bytes,
 }
 
 impl MoveLog {
-    /// Whether a plan that is being carried out moves this owner.
+    /// Returns true if the plan in progress moves this owner.
     pub fn is_moved(&self, owner: &OwnerId) -> bool {
         self.running.iter().flat_map(|running| &running.moves).any(|of| of.owner == *owner)
     }
 
-    /// Whether there is nothing to keep.
     pub fn is_empty(&self) -> bool {
         self.running.is_none() && self.recent.is_empty()
     }
 
-    /// What a container held before, while its pages are on their way.
+    /// Returns the allocation of a container before its move, while its pages are being migrated.
     pub fn allocation_before_move(&self, owner: &OwnerId, container: &ContainerName) -> Option<&Allocation> {
         let leaving = self.running.as_ref()?.leaving.as_ref()?;
         (leaving.owner == *owner && leaving.container == *container).then_some(&leaving.held)
     }
 
-    /// The moves since this second.
+    /// Returns the moves at or after this time, in seconds since 1970.
     pub fn since(&self, second: u64) -> impl Iterator<Item = &RecentMove> {
         self.recent.iter().filter(move |of| of.at >= second)
     }

@@ -1,4 +1,4 @@
-//! What the container runtime asks for pods and their containers, and what is stored of them.
+//! Requests of the container runtime for pods and containers, and the stored data of admitted ones.
 
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
@@ -11,128 +11,127 @@ use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-/// Bytes that what an owner asks for has in the ledger, at most. The ledger is held in memory, and read whole at a start: with this,
-/// that of a node with 110 pods has some MiB, whatever they ask for.
-const MAX_ACCOUNT: usize = 32 << 10;
+/// Maximum size of a request in the ledger, in bytes. The ledger is kept in memory and read whole on start: with this limit, the
+/// ledger of a
+/// node with 110 pods has a few MiB.
+const MAX_ACCOUNT_BYTES: usize = 32 << 10;
 
-/// Refuses what would take too much of the ledger.
+/// Checks the size of a request in the ledger.
 ///
 /// # Errors
 ///
-/// It takes more than 32 KiB.
+/// The request has more than 32 KiB.
 pub fn check_account(request: &engine::Request, terms: &engine::Terms) -> Result<(), api::Rejection> {
     let size = serde_json::to_vec(&(request, terms)).map_or(usize::MAX, |account| account.len());
-    if size <= MAX_ACCOUNT {
+    if size <= MAX_ACCOUNT_BYTES {
         return Ok(());
     }
     let message = format!(
-        "what {} asks for takes {size} bytes in the ledger, and may take {MAX_ACCOUNT}: it has too many containers, labels or annotations",
+        "the request of {} has {size} bytes in the ledger, and the maximum is {MAX_ACCOUNT_BYTES}: it has too many containers, labels or annotations",
         request.owner
     );
     Err(api::Rejection { reason: "AccountTooLarge".to_owned(), message, shortfalls: Vec::new() })
 }
 
-/// An owner that was admitted.
+/// A pod, or a container of a pod, that the engine has admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmittedPod {
-    /// Its pod.
     pub pod: PodName,
-    /// The sandbox for which it was admitted last.
+    /// ID of the sandbox for which it was admitted last.
     pub sandbox: String,
-    /// The container that the owner is; none: the pod as a whole.
+    /// Name of the container; `None` if the pod was admitted as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// Why it was placed there: kept elsewhere.
+    /// Explanation of the placement; stored in `decisions.jsonl`, not in the ledger.
     #[serde(skip)]
     pub explanation: api::Explanation,
 }
 
-/// A container that was placed.
+/// A container to which settings were assigned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacedContainer {
-    /// Which.
     pub of: PodContainer,
-    /// Its cgroup, which may not exist yet.
+    /// Cgroup of the container. It may not exist yet.
     pub cgroup: CgroupPath,
-    /// What its protection follows from.
+    /// Input for the memory protection of the container.
     #[serde(default)]
     pub memory: MemoryClaim,
-    /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
+    /// True if the pod has a CPU quota that stays when the quota of the container is removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_pod_quota: bool,
-    /// What it would hold without us, where the runtime was asked to set something else.
+    /// Settings that the container would have without numaward, if the runtime was asked to set different ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_us: Option<Settings>,
 }
 
-/// What a container asks for of memory, as far as its protection follows from it.
+/// Memory values of a container from which its protection follows.
 #[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryClaim {
-    /// The class of service of its pod; none where nothing says so.
+    /// QoS class of the pod; `None` if it is not known.
     pub class: Option<QosClass>,
-    /// What it requests; none where only an API server could say.
+    /// Memory request; `None` if it is known only to the API server.
     pub request: Option<Bytes>,
-    /// Its limit, if it has one.
+    /// Memory limit, if there is one.
     pub limit: Option<Bytes>,
-    /// What its pod costs besides (the overhead of its `RuntimeClass`): the pod's cgroup is protected with it, as the
-    /// kubelet counts it to what a pod requests.
+    /// Memory overhead of the pod's `RuntimeClass`. It is added to the protection of the pod's cgroup, as the kubelet adds it to
+    /// the pod's
+    /// request.
     pub overhead: Option<Bytes>,
 }
 
-/// What is asked for with a container or a pod.
+/// Scope of a guarantee that a container or pod requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodClaim {
-    /// The whole pod, which is known.
+    /// All containers of the pod are admitted together.
     Pod(engine::Request),
-    /// This container alone.
+    /// Only this container is admitted.
     Container(engine::Request),
-    /// Nothing but its share of what is nobody's.
+    /// No guarantee is requested: the container uses the shared pool.
     Nothing,
 }
 
-/// A pod that is to run.
+/// Request to place a pod before it runs.
 #[derive(Clone, Debug)]
 pub struct PodPlacementRequest {
-    /// Which.
     pub pod: PodName,
-    /// Its sandbox.
+    /// ID of the sandbox.
     pub sandbox: String,
-    /// What is asked for.
     pub asked: PodClaim,
-    /// How it wants to be placed.
+    /// Placement terms.
     pub terms: engine::Terms,
-    /// What the explanation should say besides.
+    /// Notes for the explanation.
     pub notes: Vec<String>,
 }
 
-/// A container that is to be placed.
+/// Request to place a container before it is created.
 #[derive(Clone, Debug)]
 pub struct ContainerPlacementRequest {
-    /// Its pod, with what is asked for.
     pub pod: PodPlacementRequest,
-    /// The runtime's id.
+    /// ID of the container in the runtime.
     pub id: String,
-    /// Its name within the pod.
+    /// Name of the container in the pod.
     pub name: String,
-    /// Its cgroup, which may not exist yet.
+    /// Cgroup of the container. It may not exist yet.
     pub cgroup: CgroupPath,
-    /// Which of its pod's allocations it is, where the pod is admitted as a whole.
+    /// The part of the pod's guarantee that the container uses, if the pod is admitted as a whole.
     pub slice: GuaranteeSource,
-    /// What its protection follows from.
+    /// Input for the memory protection of the container.
     pub memory: MemoryClaim,
-    /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
+    /// True if the pod has a CPU quota that stays when the quota of the container is removed.
     pub keeps_pod_quota: bool,
-    /// What the runtime sets for it, of what we may set as well. In a creation, what others ask for.
+    /// Settings that the runtime applies to the container, out of those that numaward can set. On creation: those that other NRI
+    /// plugins request.
     pub has: Settings,
-    /// Whether somebody else has chosen its CPUs and nodes, so that it is left alone, unless we have placed it before.
+    /// True if another program has chosen the CPUs and nodes of the container. It keeps them unless numaward has placed the
+    /// container before.
     pub is_placed_by_other_program: bool,
 }
 
 impl ContainerPlacementRequest {
-    /// Whether more is asked for with it than its share of what is nobody's.
+    /// Returns true if the container requests a guarantee.
     pub fn has_claim(&self) -> bool {
         match &self.pod.asked {
             PodClaim::Nothing => false,
@@ -143,51 +142,50 @@ impl ContainerPlacementRequest {
         }
     }
 
-    /// The owner that the container is by itself.
+    /// Returns the owner name of a container that is admitted on its own.
     pub fn container_owner(&self) -> String {
         format!("{}/{}", self.pod.pod.uid, self.name)
     }
 }
 
-/// What a container is to get from the runtime.
+/// Settings that the runtime has to apply to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
-    /// The runtime's id of the container.
+    /// ID of the container in the runtime.
     pub id: String,
-    /// What it is to hold.
     pub settings: Settings,
 }
 
-/// What came of a comparison with what runs.
+/// Result of the comparison with the containers that the runtime reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SyncResult {
-    /// What the runtime has to change.
+    /// Settings that the runtime has to change.
     pub updates: Vec<Update>,
-    /// Containers that ran without their pins, with why.
+    /// Containers that ran without their settings, with the reason.
     pub unpinned: Vec<(String, UnpinnedReason)>,
 }
 
-/// Why a container ran without what it should have had.
+/// Reason why a container ran without the settings of its guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum UnpinnedReason {
-    /// It was started while we were not connected.
+    /// The container was started while the daemon was not connected to the runtime.
     Away,
-    /// It was started while we were not connected, and what it asks for is not there.
+    /// The container was started while the daemon was not connected, and its request does not fit.
     DoesNotFit,
-    /// The policy does not fit the machine, so that nothing new is promised.
+    /// The policy does not fit the machine, so no new guarantees are given.
     Unfit,
     /// The ledger could not be stored.
     Ledger,
-    /// The kernel did not take the settings.
+    /// The kernel refused the settings.
     Enforcement,
 }
 
 impl UnpinnedReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
-    /// A short name, for a metric's label.
+    /// Label of the reason in metrics.
     pub fn label(self) -> &'static str {
         self.into()
     }

@@ -1,15 +1,17 @@
-//! The engine's configuration: what the operator said, and sensible values for the rest.
+//! Conversion of the configuration to the engine's policy, with defaults for unset keys.
 //!
-//! Without any configuration guarantees must work, and must not starve the system:
+//! # Defaults
+//! Without configuration, guarantees work and leave resources for the system:
 //!
-//! - exclusive CPUs (`cpuManagerPolicy: static`), with the first core of the machine kept for everybody;
-//! - memory on nodes (`memoryManagerPolicy: Static`), with a twentieth of each node kept for the kernel and
-//!   everybody, at least 64Mi and at most 1Gi;
-//! - `topologyManagerPolicy: restricted`: who asks for a guarantee wants to know when it is not possible.
+//! - exclusive CPUs (`cpuManagerPolicy: static`); the first core of the machine is reserved;
+//! - memory on nodes (`memoryManagerPolicy: Static`); a twentieth of each node is reserved, at least 64Mi and at most 1Gi;
+//! - `topologyManagerPolicy: restricted`: a request that cannot be aligned is rejected.
 //!
-//! Each key that is set replaces just its own default. Reservations by `kubeReserved`, `systemReserved` and
-//! `evictionHard` follow the kubelet's rules: where any is given, they must add up to `reservedMemory`, and where the
-//! last is not, it is the kubelet's default. With the strategy `kubelet`, they must also where none is given.
+//! A key that is set replaces only its own default. Reservations by `kubeReserved`, `systemReserved` and `evictionHard` follow the
+//! kubelet's
+//! rules: if any of them is set, their sum must equal `reservedMemory`, and an unset `evictionHard` has the kubelet's default. With
+//! the
+//! strategy `kubelet`, the sum is checked even if none of them is set.
 
 use std::collections::BTreeMap;
 
@@ -30,49 +32,43 @@ use numaward_engine::{
 };
 use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, NumaNode, ZoneKind};
 
-/// The least and the most memory of a node that is kept back by default.
-const KEPT_MEMORY: (Bytes, Bytes) = (Bytes::mib(64), Bytes::gib(1));
+/// Minimum and maximum memory that is reserved on each node by default.
+const RESERVED_MEMORY_RANGE: (Bytes, Bytes) = (Bytes::mib(64), Bytes::gib(1));
 
-/// Something is wrong with the policy.
+/// A problem of the configured policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// A reservation is of something that cannot be reserved.
+    /// A reservation of an unknown resource, or one that is too large.
     #[error("{key}.{resource}: {problem}")]
     Reservation {
-        /// `kubeReserved` or `systemReserved`, or `evictionHard`.
+        /// `kubeReserved`, `systemReserved` or `evictionHard`.
         key: &'static str,
-        /// The resource.
         resource: String,
-        /// What is wrong with it.
         problem: &'static str,
     },
-    /// A feature gate, or what it opens.
+    /// A feature gate that does not exist or cannot be set, or a key that needs a gate.
     #[error("{key}: {problem}")]
     Gate {
-        /// The key.
+        /// Configuration key, with dots.
         key: String,
-        /// What is wrong with it.
         problem: String,
     },
-    /// A node is named that there cannot be.
+    /// `memoryTiers` has a node that the machine cannot have.
     #[error("memoryTiers.{node}: this machine has no such node")]
-    NoSuchNode {
-        /// The node.
-        node: NodeId,
-    },
+    NoSuchNode { node: NodeId },
     /// The engine refuses the policy for this machine.
     #[error("{0}")]
     Engine(#[from] StartError),
 }
 
-/// The engine's configuration for a machine, or everything that is wrong with what the operator said.
+/// Returns the engine's policy for a machine, or all problems of the configuration.
 pub fn engine_config(config: &Config, machine: &Machine) -> Result<PolicyConfig, Vec<PolicyError>> {
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
     if problems.is_empty() { Ok(policy) } else { Err(problems) }
 }
 
-/// Makes the strategy, or says everything that is wrong.
+/// Creates the configured strategy, or returns all problems of the configuration.
 pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>, Vec<PolicyError>> {
     Ok(match config.strategy {
         StrategyKind::Kubelet => Box::new(kubelet(config, machine)?),
@@ -80,8 +76,9 @@ pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>,
     })
 }
 
-/// A strategy to charge a machine with what is promised already, although the configured policy does not fit it. CPUs are
-/// reserved as configured, if that part fits.
+/// Returns a strategy for the present guarantees when the configured policy does not fit the machine. CPUs are reserved as
+/// configured, if
+/// that part fits.
 pub fn fallback(config: &Config, machine: &Machine) -> Option<Box<dyn Strategy>> {
     let without_memory = Config {
         memory_manager_policy: None,
@@ -96,12 +93,12 @@ pub fn fallback(config: &Config, machine: &Machine) -> Option<Box<dyn Strategy>>
     fitting.map(|native| Box::new(native) as Box<dyn Strategy>)
 }
 
-/// All problems on one line.
+/// Joins the problems on one line.
 pub fn join_problems(problems: &[PolicyError]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Makes the strategy `native`, or says everything that is wrong.
+/// Creates the strategy `native`, or returns all problems of the configuration.
 fn native(config: &Config, machine: &Machine) -> Result<NativeStrategy, Vec<PolicyError>> {
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
@@ -115,7 +112,7 @@ fn native(config: &Config, machine: &Machine) -> Result<NativeStrategy, Vec<Poli
     NativeStrategy::new(machine, &policy, &options).map_err(|error| vec![error.into()])
 }
 
-/// What sort of memory each node has, as configured, or as far as the kernel reports it.
+/// Returns the memory tier of each node: the configured one, otherwise that which the kernel reports.
 fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTier> {
     let reported = |(&id, node): (&NodeId, &NumaNode)| Some((id, memory_tier(node)?));
     let mut tiers: BTreeMap<_, _> = machine.nodes.iter().filter_map(reported).collect();
@@ -123,16 +120,16 @@ fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTi
     tiers
 }
 
-/// Nodes whose memory tier is not known, with the strategy `native`.
+/// Returns the nodes with unknown memory tier, if the strategy is `native`.
 pub fn nodes_of_unknown_tier(config: &Config, machine: &Machine) -> NodeSet {
     let tiers = memory_tiers(config, machine);
     let unknown = machine.nodes.iter().filter(|(id, node)| node.memory.0 > 0 && !tiers.contains_key(id));
     unknown.filter(|_| config.strategy == StrategyKind::Native).map(|(&id, _)| id).collect()
 }
 
-/// Makes the strategy `kubelet`, or says everything that is wrong.
+/// Creates the strategy `kubelet`, or returns all problems of the configuration.
 ///
-/// It gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
+/// The strategy sees the machine as the kubelet does; otherwise `prefer-align-cpus-by-uncorecache` could decide differently.
 pub fn kubelet(config: &Config, machine: &Machine) -> Result<KubeletStrategy, Vec<PolicyError>> {
     let machine = &as_reported_to_kubelet(machine);
     let mut problems = Vec::new();
@@ -144,8 +141,9 @@ pub fn kubelet(config: &Config, machine: &Machine) -> Result<KubeletStrategy, Ve
     KubeletStrategy::new(machine, &policy).map_err(|error| vec![error.into()])
 }
 
-/// Memory `QoS` as configured. `default` is what is reserved where nothing is said, `ceiling` stands for the limit of who
-/// has none.
+/// Returns the configured Memory `QoS`. `default` is the reservation policy if the key is unset; `ceiling` replaces the limit of a
+/// container
+/// without limit.
 pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: Bytes) -> MemoryQos {
     let reservation = config.memory_reservation_policy.unwrap_or(default);
     MemoryQos {
@@ -157,8 +155,9 @@ pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: By
     }
 }
 
-/// By which factor workloads are slowed down. The gate for Memory `QoS` says whether, where it is set; and then the
-/// factor has the kubelet's default.
+/// Returns the factor for `memory.high`, or `None` if workloads are not throttled. If the gate `MemoryQoS` is set, it decides; the
+/// factor
+/// then has the kubelet's default.
 fn throttling(config: &Config) -> Option<ThrottlingFactor> {
     let factor = config.memory_throttling_factor.map(|factor| factor.0);
     match config.gates().setting(gates::MEMORY_QOS) {
@@ -168,9 +167,9 @@ fn throttling(config: &Config) -> Option<ThrottlingFactor> {
     }
 }
 
-/// What protects a workload with this request from reclaim, and where it is slowed down.
+/// Returns the memory protection and throttling of a workload with this request.
 pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
-    // A client that asks for a guarantee wants it protected, unlike the kubelet's pods. Everybody has a limit here.
+    // Unlike the kubelet's pods, a guarantee is protected by default. It always has a limit, so that the ceiling is not used.
     let qos = memory_qos(config, MemoryReservationPolicy::TieredReservation, Bytes(0));
     let settings = request.containers.first().map(|container| qos.container(request, container));
     settings.unwrap_or_default()
@@ -201,7 +200,7 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
     let gate = |name: &'static str| {
         let setting = match config.strategy {
             StrategyKind::Kubelet => Some(config.gates().is_on(name)),
-            // Its options need no gates, but it minds those that are set.
+            // The options of `native` need no gates, but a gate that is set is respected.
             StrategyKind::Native => config.gates().setting(name),
         };
         Some((name.to_owned(), setting?))
@@ -212,7 +211,7 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
         node_reservation,
         cpu_manager_policy: cpu,
         cpu_manager_policy_options: config.cpu_manager_policy_options.clone(),
-        // The engine counts the CPUs that it is to pick, or those that it is given.
+        // The engine needs the number of reserved CPUs also if it does not choose them itself.
         cpu_reservation: cpu_reservation
             .or_else(|| (!reserved_cpus.is_empty()).then(|| Quantity::whole(reserved_cpus.len() as u64))),
         reserved_system_cpus: reserved_cpus,
@@ -224,7 +223,7 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
     }
 }
 
-/// What all reservations add up to: memory by kind, and CPUs. `None` where nothing is said.
+/// Returns the sums of all reservations: memory by kind, and CPUs. `None` if no reservation is configured.
 fn reservations(
     config: &Config,
     machine: &Machine,
@@ -238,7 +237,7 @@ fn reservations(
             let sum = match (resource.as_str(), resource.parse::<ZoneKind>()) {
                 ("cpu", _) => cpus.get_or_insert_with(Quantity::default),
                 (_, Ok(kind)) => memory.entry(kind).or_default(),
-                // The kubelet's other resources are none of the engine's.
+                // The engine does not manage the other resources of the kubelet.
                 ("ephemeral-storage" | "pid", _) => continue,
                 _ => {
                     let problem = "no such resource (expected cpu, memory or hugepages-SIZE)";
@@ -271,14 +270,14 @@ fn add(
     }
 }
 
-/// The core of the first CPU that there is, with all its threads.
+/// Returns the CPUs of the core of the first CPU, with all its threads.
 fn first_core(machine: &Machine) -> CpuSet {
     let Some(first) = machine.cpus.values().next() else { return CpuSet::new() };
     machine.cpus.iter().filter(|(_, cpu)| cpu.core == first.core).map(|(&id, _)| id).collect()
 }
 
 fn default_memory(machine: &Machine) -> Vec<MemoryReservation> {
-    let (least, most) = KEPT_MEMORY;
+    let (least, most) = RESERVED_MEMORY_RANGE;
     let kept = |node: &NumaNode| {
         let pools = node.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
         let base = node.memory.0.saturating_sub(pools.fold(0, u64::saturating_add));
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn without_configuration_a_core_and_some_memory_are_kept() {
+    fn default_reserves_core_and_memory() {
         let allocatable = strategy(&Config::default(), &machine()).unwrap().allocatable();
         assert_eq!(allocatable.cpus.to_string(), "1-3,5-7");
         let kept = Bytes::gib(4).0 / 20;
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_protected_and_throttled_as_configured() {
+    fn memory_settings_follow_config() {
         let settings = |yaml: &str, limit: u64| {
             let config: Config = serde_json::from_str(yaml).unwrap();
             let resources = numaward_engine::Resources::none().with_cpu(Quantity::whole(1));
@@ -336,7 +335,7 @@ mod tests {
         };
         let factor = r#"{"memoryThrottlingFactor": 0.5}"#;
         assert_eq!(settings("{}", 100), [Some(100), None, None]);
-        assert_eq!(settings(factor, 100), [Some(100), None, None], "what is promised is not throttled");
+        assert_eq!(settings(factor, 100), [Some(100), None, None], "guaranteed memory is not throttled");
         assert_eq!(settings("{}", 200), [None, Some(100), None]);
         assert_eq!(settings(factor, 200), [None, Some(100), Some(150)]);
         let older = r#"{"memoryThrottlingFactor": 0.9, "memoryThrottlingFormula": "1.22"}"#;
@@ -347,9 +346,9 @@ mod tests {
         }
     }
 
-    /// As in the kubelet: switched on, the gate for Memory `QoS` throttles at 0.9; switched off, no factor does.
+    /// Same rule as in the kubelet: if the gate is on, the default factor is 0.9; if it is off, no factor is used.
     #[test]
-    fn the_gate_for_memory_qos_says_whether_workloads_are_throttled() {
+    fn memory_qos_gate_decides_throttling() {
         for (config, factor) in [
             ("{}", None),
             (r#"{"memoryThrottlingFactor": 0.5}"#, Some("0.5")),
@@ -363,9 +362,9 @@ mod tests {
         }
     }
 
-    /// With the strategy `kubelet` a gate that is not set is what it is in the kubelet; `native` needs none.
+    /// With the strategy `kubelet`, an unset gate has the kubelet's default; `native` needs no gates.
     #[test]
-    fn feature_gates_decide_which_options_are_accepted() {
+    fn feature_gates_restrict_options() {
         let refused = |keys: &str| problems(&format!("{{{keys}}}"), &machine());
         let alpha = r#""cpuManagerPolicyOptions": {"distribute-cpus-across-cores": "true"}"#;
         let words = "new static policy error: CPU Manager Policy Alpha-level Options not enabled, but option \
@@ -378,12 +377,12 @@ mod tests {
         assert_eq!(refused(&format!("{kubelet}, {alpha}, {on}")), [""; 0]);
         assert_eq!(refused(alpha), [""; 0]);
         assert_eq!(refused(&format!("{alpha}, {off}")), [words]);
-        // What is alpha in 1.32 may be stable in 1.36.
+        // An option that is alpha in 1.32 may be stable in 1.36.
         let strict = r#""cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"}"#;
         assert_eq!(refused(&format!("{kubelet}, {strict}")), [""; 0]);
         let found = refused(&format!(r#"{kubelet}, {strict}, "kubeletVersion": "1.32""#));
         assert!(found[0].contains("Alpha-level Options not enabled"), "{found:?}");
-        // The version may be known only after the configuration was read.
+        // The version may become known only after the configuration was read.
         let found =
             refused(r#""kubeletVersion": "1.36", "featureGates": {"CPUManagerPolicyOptions": false}"#);
         let words = "featureGates.CPUManagerPolicyOptions: cannot set feature gate CPUManagerPolicyOptions to false, \
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn tiny_and_odd_machines_do_not_fail() {
+    fn default_fits_tiny_machines() {
         let tiny = Machine::builder().nodes(1).cores_per_node(1).memory(Bytes::mib(48)).build().unwrap();
         assert!(strategy(&Config::default(), &tiny).unwrap().allocatable().cpus.is_empty());
         let full = Machine::builder()
@@ -406,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_replaces_its_own_default() {
+    fn key_replaces_only_its_default() {
         let config = r#"{"reservedSystemCPUs": "3", "topologyManagerPolicy": "best-effort",
             "reservedMemory": [{"numaNode": 1, "limits": {"memory": "1Gi"}}], "systemReserved": {"memory": "924Mi"}}"#;
         let config: Config = serde_json::from_str(config).unwrap();
@@ -417,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_tiers_are_the_kernels_unless_configured() {
+    fn config_overrides_kernel_tiers() {
         let mut machine = Machine::builder()
             .nodes(2)
             .cores_per_node(2)
@@ -441,7 +440,7 @@ mod tests {
         let wrong = problems(r#"{"strategy": "native", "memoryTiers": {"9": "cxl"}}"#, &machine);
         assert_eq!(wrong, ["memoryTiers.9: this machine has no such node"]);
 
-        // A request for a sort gets no other, and nothing of which nobody knows what it is.
+        // A request for a tier gets neither another tier nor a node of unknown tier.
         let strategy = strategy(&config, &machine).unwrap();
         let place = |tier: MemoryTier, gib: u64| {
             let resources = numaward_engine::Resources::none().with_cpu(Quantity::milli(1));
@@ -457,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_said_at_once() {
+    fn reports_all_problems_at_once() {
         let found = problems(
             r#"{"reservedSystemCPUs": "99", "topologyManagerPolicyOptions": {"nonsense": "true"},
             "reservedMemory": [{"numaNode": 7, "limits": {"memory": "1Gi"}}], "kubeReserved": {"gpu": 1}}"#,
@@ -468,9 +467,9 @@ mod tests {
         }
     }
 
-    /// As in the kubelet: absent, it is 100Mi; given without `memory.available`, none; shares are of all memory.
+    /// Same rule as in the kubelet: unset, the threshold is 100Mi; without `memory.available` it is 0; percentages are of the whole memory.
     #[test]
-    fn the_eviction_threshold_is_part_of_the_reservation() {
+    fn eviction_threshold_is_reserved() {
         let eight = machine();
         for (keys, reserved) in [
             (r#""kubeReserved": {"memory": "400Mi"}, "systemReserved": {"memory": "524Mi"}"#, "1Gi"),
@@ -479,7 +478,7 @@ mod tests {
             (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"nodefs.available": "10%"}"#, "1Gi"),
             (r#""evictionHard": {"memory.available": "200Mi", "pid.available": "5%"}"#, "200Mi"),
             (r#""evictionHard": {"memory.available": "25%"}"#, "2Gi"),
-            // In floating-point numbers of 32 bits, 5% is a little more than a twentieth.
+            // As a 32-bit floating-point number, 5% is slightly more than a twentieth.
             (r#""evictionHard": {"memory.available": "5%"}"#, "429496736"),
             (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"memory.available": "0%"}"#, "1Gi"),
             (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"memory.available": "100%"}"#, "1Gi"),
@@ -494,7 +493,7 @@ mod tests {
             &eight,
         );
         assert!(found[0].contains("1Gi") && found[0].contains("1124Mi"), "{found:?}");
-        // With nothing but `reservedMemory`, a kubelet does not start unless it is 100Mi. A host may have none.
+        // With `reservedMemory` alone, a kubelet starts only if it is 100Mi. The strategy `native` has no such rule.
         let alone = |strategy: &str, reserved: &str| {
             let memory = format!(r#"[{{"numaNode": 0, "limits": {{"memory": "{reserved}"}}}}]"#);
             problems(&format!(r#"{{"strategy": "{strategy}", "reservedMemory": {memory}}}"#), &eight)
@@ -505,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_that_differ_are_both_named() {
+    fn error_names_both_sums() {
         let found = problems(
             r#"{"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}}],
             "systemReserved": {"memory": "512Mi"}, "evictionHard": {"memory.available": "100Mi"}}"#,

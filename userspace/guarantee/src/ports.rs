@@ -1,4 +1,4 @@
-//! What the reconciler asks of the parts around it, and how the daemon starts it.
+//! Interfaces between the reconciler and the daemon.
 
 use std::{sync::Arc, thread::JoinHandle};
 
@@ -13,22 +13,27 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{error::StartError, reconciler::ReconcilerHandle};
 
-/// Gives guarantees, when the daemon starts it.
+/// Creates the reconciler. Implemented in `numaward_control`, used by the daemon.
 pub trait ReconcilerFactory {
-    /// Adds its metrics.
+    /// Registers the reconciler's metrics.
     fn register(&self, registry: &mut Registry);
 
-    /// Adds its metrics under the names that the kubelet gives them.
+    /// Registers metrics under the names of the kubelet's metrics.
     fn register_kubelet(&self, registry: &mut Registry);
 
-    /// Does what needs privileges that the daemon gives up. Where this is not called, nothing is promised.
+    /// Performs the steps that need privileges which the daemon drops afterwards. Without this call, [`start`](Self::start) returns
+    /// `None`.
     fn prepare(&mut self, config: &Config);
 
-    /// Starts to give guarantees on this host. None where it has no cgroup v2 hierarchy, its machine is not known, not even
-    /// the default policy fits it, or [`prepare`](Self::prepare) was not called.
+    /// Starts the reconciler. Returns `None` if the host has no cgroup v2 hierarchy, the machine is not known, not even the default
+    /// policy fits
+    /// it, or [`prepare`](Self::prepare) was not called.
     ///
-    /// A ledger that cannot be used is an error: silence would let go of what is promised. With a policy that does not fit
-    /// the machine, guarantees are kept, and no new ones are given.
+    /// If the policy does not fit the machine, existing guarantees are kept and no new ones are given.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the ledger cannot be used: without it, existing guarantees would be lost silently.
     fn start(
         self: Box<Self>,
         config: &Config,
@@ -38,27 +43,27 @@ pub trait ReconcilerFactory {
     ) -> Result<Option<(ReconcilerHandle, JoinHandle<()>)>, StartError>;
 }
 
-/// The parts around the reconciler.
+/// The services that the reconciler uses.
 #[derive(Clone)]
 pub struct Ports {
-    /// Knows the machine.
+    /// Source of the machine's topology.
     pub machine: Arc<dyn MachineSource>,
-    /// Learns what is assigned, on the reconciler's thread.
+    /// Receives the guarantees after each change, on the reconciler's thread.
     pub assignments: Arc<dyn AssignmentSink>,
-    /// Takes events.
+    /// Receives events.
     pub events: Arc<dyn EventSink>,
-    /// Knows which cgroups come and go.
+    /// Source of created and removed cgroups.
     pub cgroups: Arc<dyn CgroupEvents>,
-    /// Knows whether the nodes can keep what is promised on them.
+    /// Source of the free memory of nodes.
     pub headroom: Arc<dyn HeadroomSource>,
-    /// Knows which memory workloads use.
+    /// Source of the memory accesses of workloads.
     pub accesses: Arc<dyn AccessSource>,
-    /// Sees whether the threads get on.
+    /// Liveness of the daemon's threads.
     pub heartbeats: Heartbeats,
 }
 
 impl Ports {
-    /// Where all of them are one part.
+    /// Returns ports that all use the same object.
     pub fn from_part<P>(part: &Arc<P>) -> Self
     where
         P: MachineSource

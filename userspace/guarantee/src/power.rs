@@ -1,9 +1,9 @@
-//! What is configured of the power settings of exclusive CPUs.
+//! Conversion of the configured power settings of exclusive CPUs.
 
 use numaward_config::cpu_power::CpuPower;
 use numaward_enforce::power::{PowerKnob, PowerTargets};
 
-/// What is configured, as the kernel shows it.
+/// Returns the configured settings as the kernel formats their values.
 pub fn power_settings(power: &CpuPower) -> PowerTargets {
     let CpuPower { governor, energy_preference, wake_up_latency } = power;
     let latency =

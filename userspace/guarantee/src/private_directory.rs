@@ -16,38 +16,35 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Mode of a directory that is the daemon's alone.
+/// Mode of a directory that only the daemon uses.
 const PRIVATE_MODE: u32 = 0o700;
-/// Name of such a directory by default.
+/// Default name of such a directory.
 const OWN_NAME: &str = "numaward";
 
-/// A directory that the daemon cannot keep files in.
+/// Reason why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// It cannot be made or looked at.
+    /// The directory cannot be created or read.
     #[error("{path}: cannot {1}: {2}", path = .0.display())]
     Io(PathBuf, &'static str, #[source] io::Error),
-    /// Another user can change what is in it.
+    /// Another user can write to the directory.
     #[error(
         "{path}: user {uid} owns this directory (mode {mode:04o}), so that other users can replace what is in it; \
          run chown root:root and chmod 0700 once it is known to have nothing of other users",
         path = path.display()
     )]
-    Insecure {
-        /// The directory.
-        path: PathBuf,
-        /// Its owner.
-        uid: u32,
-        /// Its permissions.
-        mode: u32,
-    },
+    Insecure { path: PathBuf, uid: u32, mode: u32 },
 }
 
-/// Makes the directory, with those above it, or checks the one that is there.
+/// Creates the directory and its missing parents, or checks an existing one.
 pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     let fail = |action| move |error| DirectoryError::Io(path.to_owned(), action, error);
-    DirBuilder::new().recursive(true).mode(PRIVATE_MODE).create(path).map_err(fail("make this directory"))?;
-    let found = fs::metadata(path).map_err(fail("look at it"))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(PRIVATE_MODE)
+        .create(path)
+        .map_err(fail("create this directory"))?;
+    let found = fs::metadata(path).map_err(fail("read its metadata"))?;
     let (uid, mode) = (found.uid(), found.mode() & 0o7777);
     let own = rustix::process::geteuid().as_raw();
     if (uid != 0 && uid != own) || mode & 0o022 != 0 {
@@ -85,7 +82,7 @@ mod tests {
         prepare(&made).unwrap();
         assert_eq!((mode(&made), mode(&root.path().join("a"))), (0o700, 0o700));
 
-        // As `DirectoryOrCreate` does; in the second is a ledger of an earlier version.
+        // Kubernetes' `DirectoryOrCreate` uses mode 0755; the second directory has a ledger.
         let (fresh, used) = (root.path().join("fresh"), root.path().join("numaward"));
         let shared = root.path().join("shared");
         for path in [&fresh, &used, &shared] {

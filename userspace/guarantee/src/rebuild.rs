@@ -1,12 +1,18 @@
-//! Rebuilding the state where the ledger is damaged or gone.
+//! Reconstruction of the state if the ledger is damaged or missing.
 //!
-//! Problem: what runs must keep what it has, under the same name, and nothing may be promised twice, although the only
-//! durable record of it cannot be read.
+//! # Problem
+//! Running workloads must keep their guarantees under the same names, and no CPU or memory may be given twice, although the ledger
+//! cannot be
+//! read.
 //!
-//! Sources, in this order: the marks on cgroups ([`crate::xattr_backup`]), which repeat the ledger as it was last; the ledger
-//! before the last, for units that have no cgroup just now, for what was changed of the host as a whole, and for why cgroups
-//! without a guarantee hold settings; and the knobs of the cgroups made for commands, which are
-//! ours whatever else is known. What contradicts an earlier source is not taken over, and is reported.
+//! # Algorithm
+//! Three sources are read in this order. An entry that contradicts an earlier source is not used, and is logged.
+//!
+//! 1. The marks on cgroups ([`crate::xattr_backup`]), which repeat the last ledger.
+//! 2. The previous version of the ledger: for units without a cgroup at the moment, for settings of the host, and for the features
+//! that
+//! changed cgroups without a guarantee.
+//! 3. The knobs of cgroups that numaward created for commands.
 
 use std::collections::BTreeMap;
 
@@ -25,19 +31,19 @@ use numaward_topology::{Bytes, NodeId, ZoneKind};
 use crate::{
     request::Target,
     state::{Guarantee, State},
-    xattr_backup::{Found, Held, Mark},
+    xattr_backup::{FoundMarks, HeldGuarantee, Mark},
 };
 
-/// The state to go on with in this boot: the ledger, or what is known without its last version; and what was set aside.
+/// Returns the state for this boot, from the ledger or reconstructed, and the files that were set aside.
 pub fn take_over_ledger(
     loaded: LoadedLedger<State>,
-    found: &Found,
+    found: &FoundMarks,
     hierarchy: &Hierarchy,
     boot: Option<String>,
 ) -> (State, Vec<SetAsideFile>) {
     let (mut state, set_aside) = match loaded {
         LoadedLedger::Current { ledger, set_aside } => (ledger, set_aside),
-        // Also if the file was removed: what is held is held.
+        // The file may have been removed while workloads have guarantees.
         LoadedLedger::Fresh => (rebuild(None, found, hierarchy), Vec::new()),
         LoadedLedger::Previous { ledger: mut previous, set_aside } => {
             previous.continue_in(boot.clone());
@@ -49,15 +55,15 @@ pub fn take_over_ledger(
     (state, set_aside)
 }
 
-/// What can be known without the ledger. `previous` is the one before the last, if it can be read, as it is in this boot.
-fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {
+/// Reconstructs the state. `previous` is the previous version of the ledger, if it can be read, converted to this boot.
+fn rebuild(previous: Option<State>, found: &FoundMarks, hierarchy: &Hierarchy) -> State {
     let mut state = State::default();
     for mark in &found.marks {
         take_over(&mut state, mark);
     }
     if let Some(previous) = previous {
         state.boot.clone_from(&previous.boot);
-        // What is not enabled any more is forgotten as always.
+        // Controllers that are no longer enabled are removed later, as on every start.
         state.enabled = previous.enabled.clone();
         state.interrupts = previous.interrupts.clone();
         state.power = previous.power.clone();
@@ -66,7 +72,7 @@ fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> Sta
         state.left_alone = previous.left_alone.clone();
         let holds = |path: &CgroupPath| hierarchy.id_of(path).ok().flatten().is_some();
         for (name, guarantee) in &previous.guarantees {
-            // A cgroup that is there and has no mark was released since.
+            // A cgroup that exists without a mark was released after this version was stored.
             let is_to_keep = !found.is_supported || !holds(&guarantee.cgroup);
             let account = previous.ledger.owner(&OwnerId::from(guarantee.owner(name)));
             let record = previous.applied.get(&guarantee.cgroup);
@@ -74,12 +80,13 @@ fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> Sta
             if state.guarantees.contains_key(name) {
                 continue;
             }
-            let held = Held { name: name.clone(), guarantee: guarantee.clone(), account: account.clone() };
+            let held =
+                HeldGuarantee { name: name.clone(), guarantee: guarantee.clone(), account: account.clone() };
             take_over(&mut state, &Mark::new(guarantee.cgroup.clone(), record.clone(), Some(held)));
         }
         for (path, record) in previous.applied.iter() {
             let is_above = state.guarantees.values().any(|held| path.contains(&held.cgroup));
-            // A cgroup without a guarantee has a mark as well, if it can.
+            // Where marks are supported, a cgroup without a guarantee has one too.
             let is_unmarked = !found.is_supported;
             if state.applied.get(path).is_none() && (is_above && record.settings.is_empty() || is_unmarked) {
                 state.applied.insert(path.clone(), record.clone());
@@ -101,18 +108,18 @@ fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> Sta
 
 fn take_over(state: &mut State, mark: &Mark) {
     if let Some(held) = &mark.held {
-        let Held { name, guarantee, account } = held;
+        let HeldGuarantee { name, guarantee, account } = held;
         let owner = OwnerId::from(guarantee.owner(name));
-        // The containers of a pod are held by one owner.
+        // All containers of a pod share one owner.
         let adopted = match (&guarantee.target, state.ledger.owner(&owner)) {
             (Target::Container(_), Some(known)) if known == account => Ok(()),
             _ => state.ledger.adopt(owner, OwnerAccount::clone(account)),
         };
         if let Err(error) = adopted {
-            tracing::error!(name, cgroup = %mark.cgroup, %error, "not taken over again: nothing is promised twice");
+            tracing::error!(name, cgroup = %mark.cgroup, %error, "the guarantee of this cgroup was not recovered: it conflicts with another guarantee");
             return;
         }
-        tracing::warn!(name, cgroup = %mark.cgroup, "taken over again from its cgroup");
+        tracing::warn!(name, cgroup = %mark.cgroup, "guarantee recovered from the mark on its cgroup");
         state.guarantees.insert(name.clone(), guarantee.clone());
         if let Target::Container(of) = &guarantee.target {
             state.take_over_container(of, &guarantee.cgroup);
@@ -121,7 +128,7 @@ fn take_over(state: &mut State, mark: &Mark) {
     state.applied.insert(mark.cgroup.clone(), mark.record.clone());
 }
 
-/// Commands whose cgroups have no marks: the knobs are all that is known.
+/// Recovers running commands without marks from the knobs of their cgroups.
 fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
     let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
     for path in parent.children(hierarchy.root()) {
@@ -129,17 +136,17 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
         if state.applied.get(&path).is_some() || !is_running {
             continue;
         }
-        match of_knobs(hierarchy, &path) {
+        match mark_from_knobs(hierarchy, &path) {
             Some(mark) => take_over(state, &mark),
             None => {
-                tracing::error!(cgroup = %path, "a command runs in a cgroup of ours whose knobs promise nothing: it is left alone");
+                tracing::error!(cgroup = %path, "a command runs in a numaward cgroup without CPU and memory settings: no guarantee was recovered");
             }
         }
     }
     let holds_commands = state.guarantees.values().any(|held| parent.contains(&held.cgroup));
     if holds_commands && state.applied.get(&parent).is_none() {
         let dir = hierarchy.dir(&parent);
-        // Our own cgroup has nothing but what we wrote.
+        // This cgroup has only settings that numaward wrote.
         let unset = |knob: Knob| Some((knob, knob.parse("0").ok()?));
         let written = [Knob::MemoryMin, Knob::MemoryLow]
             .into_iter()
@@ -154,8 +161,8 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
     }
 }
 
-/// What a cgroup of a command holds by its knobs.
-fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
+/// Reconstructs the guarantee of a command from the knobs of its cgroup.
+fn mark_from_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
     let dir = hierarchy.dir(path);
     let name = path.components().last()?.to_owned();
     let Ok(KnobValue::Cpus(cpus)) = Knob::CpusetCpus.read(&dir) else { return None };
@@ -193,7 +200,7 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
     let allocation = Allocation {
         cpus: Some(cpus),
         blocks: vec![MemoryBlock { kind: ZoneKind::Memory, affinity: nodes, bytes: memory }],
-        // What the first node cannot have is charged to the others.
+        // The ledger charges the part that does not fit on the first node to the other nodes.
         placed: [(ZoneKind::Memory, BTreeMap::<NodeId, Bytes>::from([(node, memory)]))].into(),
         ..Allocation::default()
     };
@@ -211,7 +218,7 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
         declared: None,
         explanation: api::Explanation::default(),
     };
-    let held = Held { name, guarantee: guarantee.into(), account: account.into() };
+    let held = HeldGuarantee { name, guarantee: guarantee.into(), account: account.into() };
     Some(Mark::new(path.clone(), record.into(), Some(held)))
 }
 
@@ -224,7 +231,7 @@ mod tests {
     use super::*;
     use crate::narrowing::{PlacementBackoff, PreferredNode};
 
-    /// A state of a boot in which the host and cgroups without a guarantee were changed.
+    /// Returns a state in which settings of the host and of cgroups without a guarantee were changed.
     fn changed(hierarchy: &Hierarchy) -> State {
         let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}});
         let power =
@@ -257,22 +264,22 @@ mod tests {
     }
 
     #[test]
-    fn what_the_previous_ledger_has_of_the_host_and_of_other_cgroups_is_kept() {
+    fn previous_ledger_keeps_host_settings() {
         let dir = tempfile::tempdir().unwrap();
         let hierarchy = Hierarchy::at(dir.path());
         let previous = changed(&hierarchy);
-        // Without marks, what the previous ledger says is all that is known of cgroups.
-        let rebuilt = rebuild(Some(previous.clone()), &Found::default(), &hierarchy);
+        // Without marks, the previous ledger is the only source for cgroups.
+        let rebuilt = rebuild(Some(previous.clone()), &FoundMarks::default(), &hierarchy);
         assert_eq!(rebuilt, previous);
 
-        // Where cgroups can have marks, those without one were given back since.
+        // If marks are supported, a cgroup without one was restored later.
         let marks = |names: &[&str]| {
             let mark = |name: &&str| {
                 let path: CgroupPath = format!("/{name}").parse().unwrap();
                 let record = previous.applied.get(&path).unwrap().clone();
                 Mark::new(path, record, None)
             };
-            let mut found = Found::default();
+            let mut found = FoundMarks::default();
             (found.marks, found.is_supported) = (names.iter().map(mark).collect(), true);
             found
         };
@@ -285,12 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_previous_ledger_has_of_an_earlier_boot_is_over() {
+    fn drops_host_settings_of_old_boot() {
         let dir = tempfile::tempdir().unwrap();
         let hierarchy = Hierarchy::at(dir.path());
         let mut previous = changed(&hierarchy);
         previous.continue_in(Some("two".to_owned()));
-        let rebuilt = rebuild(Some(previous), &Found::default(), &hierarchy);
+        let rebuilt = rebuild(Some(previous), &FoundMarks::default(), &hierarchy);
         assert!(rebuilt.interrupts.is_empty() && rebuilt.power.is_empty());
         assert!(rebuilt.weights.is_empty() && rebuilt.cache_ways.is_empty());
         assert!(rebuilt.applied.iter().all(|(_, record)| record.id == CgroupId::NONE));

@@ -1,4 +1,4 @@
-//! The way to the thread that gives guarantees. The thread itself is `numaward_control`.
+//! Client of the reconciler's thread, which is in `numaward_control`.
 
 use std::{
     collections::BTreeMap,
@@ -23,69 +23,67 @@ use crate::{
     request::{Request, Resize},
 };
 
-/// What clients ask may wait in this many commands.
+/// Maximum number of client commands that wait for an answer.
 pub const MAX_WAITING: usize = 1024;
 
-/// Gives what is assigned now.
+/// Function that returns the current guarantees.
 pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
 
-/// A node that is short although nobody can be kept off it any more, and the pods in the way there.
+/// A node that is short of memory after all workloads that can be steered away were, and the pods that use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrowdedNode {
-    /// The node.
     pub node: NodeId,
-    /// Pods without a guarantee, by UID as the runtime knows it, and what each has there that cannot be dropped: the one
-    /// with the most first.
+    /// Pods without a guarantee: the UID as the runtime reports it, and the bytes on the node that cannot be dropped. The largest
+    /// is first.
     pub pods: Vec<(String, Bytes)>,
 }
 
-/// What is shown of the latest rebalance, if there was one.
+/// The latest rebalance, shared with the reconciler's thread; `None` before the first one.
 pub type LatestRebalance = Arc<RwLock<Option<Arc<api::Rebalance>>>>;
 
-/// What is shown of crowded nodes.
+/// Crowded nodes, shared with the reconciler's thread.
 pub type LatestCrowdedNodes = Arc<RwLock<Arc<Vec<CrowdedNode>>>>;
 
-/// What the thread shows of its work, to those who do not wait for it.
+/// State that the reconciler's thread publishes for readers that do not wait for it.
 #[derive(Clone, Debug, Default)]
 pub struct ReconcilerStatus {
-    /// What is held.
+    /// Current guarantees.
     pub allocations: Arc<RwLock<Arc<api::Allocations>>>,
-    /// The latest rebalance.
     pub rebalance: LatestRebalance,
-    /// Pods that run without what they ask for.
+    /// Pods that run without the guarantee they request.
     pub unplaced: Arc<RwLock<Vec<PodName>>>,
     /// Nodes from which pods may be evicted.
     pub crowded: LatestCrowdedNodes,
-    /// Whether enforcement is off, and what was written for the host as a whole is not all given back.
+    /// True if enforcement is off and host-wide settings have a pending restore.
     pub has_pending_host_restores: Arc<AtomicBool>,
 }
 
-/// Asks the thread. Clones ask the same one.
+/// Sends commands to the reconciler's thread. Clones share one queue.
 #[derive(Clone, Debug)]
 pub struct ReconcilerHandle {
-    /// What clients ask waits in it only as far as there are `places`, and the container runtime waits for each answer.
+    /// Unbounded, but client commands need one of `places`, and the container runtime waits for each answer.
     commands: mpsc::Sender<Message>,
     places: Arc<Semaphore>,
     shown: ReconcilerStatus,
 }
 
 impl ReconcilerHandle {
-    /// The way to the thread that receives these commands and shows this.
+    /// Creates a handle to the thread that receives `commands` and publishes `shown`.
     pub fn new(commands: mpsc::Sender<Message>, shown: ReconcilerStatus) -> Self {
         Self { commands, places: Arc::new(Semaphore::new(MAX_WAITING)), shown }
     }
 
-    /// Asks for an allocation; a dry run only shows what would happen.
+    /// Admits a request. A dry run only returns the result.
     pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, AdmissionError> {
         self.ask(|answer| Command::Admit { request: Box::new(request), dry_run, answer }).await
     }
 
-    /// Changes an allocation; a dry run only shows what would happen.
+    /// Changes a guarantee. A dry run only returns the result.
     pub async fn resize_allocation(&self, resize: Resize, dry_run: bool) -> Result<Answer, AdmissionError> {
         self.ask(|answer| Command::Resize { resize: Box::new(resize), dry_run, answer }).await
     }
 
-    /// Ends an allocation.
+    /// Releases a guarantee.
     pub async fn release(&self, name: String) -> Result<(), AdmissionError> {
         self.ask(|answer| Command::Release { name, answer }).await
     }
@@ -99,54 +97,55 @@ impl ReconcilerHandle {
         self.ask(|answer| Command::Plan { request: Box::new(request), limits, answer }).await
     }
 
-    /// Begins to carry moves out that make a request fit; [`ReconcilerHandle::rebalance`] says how far it is.
+    /// Starts a rebalance; [`ReconcilerHandle::rebalance`] returns its progress.
     pub async fn start_rebalance(&self, asked: RebalanceCommand) -> Result<api::Rebalance, AdmissionError> {
         self.ask(|answer| Command::Rebalance { asked: Box::new(asked), answer }).await
     }
 
-    /// Cancels the rebalance that goes on: what was moved is moved back.
+    /// Cancels the rebalance in progress and reverts its moves.
     pub async fn cancel_rebalance(&self) -> Result<api::Rebalance, AdmissionError> {
         self.ask(|answer| Command::Cancel { answer }).await
     }
 
-    /// What is promised, as the kubelet's state files.
+    /// Returns the guarantees in the format of the kubelet's state files.
     pub async fn kubelet_state(&self) -> Result<api::KubeletState, AdmissionError> {
         self.ask(|answer| Command::KubeletState { answer }).await
     }
 
-    /// The latest rebalance since the daemon started, if there was one.
+    /// Returns the latest rebalance since the daemon started.
     pub fn rebalance(&self) -> Option<Arc<api::Rebalance>> {
         self.shown.rebalance.read().clone()
     }
 
-    /// Pods that run without what they ask for, because it is not there.
+    /// Returns the pods that run without the guarantee they request, because it does not fit.
     pub fn unplaced(&self) -> Vec<PodName> {
         self.shown.unplaced.read().clone()
     }
 
-    /// What is held.
+    /// Returns the current guarantees.
     pub fn allocations(&self) -> Arc<api::Allocations> {
         self.shown.allocations.read().clone()
     }
 
-    /// Nodes that are short although nobody can be kept off them any more, where the guard may have pods evicted.
+    /// Returns nodes that are short of memory and from which pods may be evicted.
     pub fn crowded(&self) -> Arc<Vec<CrowdedNode>> {
         self.shown.crowded.read().clone()
     }
 
-    /// Whether enforcement is off, and what was written for the host as a whole (interrupts, power settings, weights of nodes) is
-    /// not all given back: it is tried again.
+    /// Returns true if enforcement is off and host-wide settings (interrupts, power settings, weights of nodes) have a pending
+    /// restore. It is
+    /// retried.
     pub fn has_pending_host_restores(&self) -> bool {
         self.shown.has_pending_host_restores.load(Ordering::Relaxed)
     }
 
-    /// Gives what is held.
+    /// Returns a function that returns the current guarantees.
     pub fn view(&self) -> View {
         let reconciler = self.clone();
         Arc::new(move || reconciler.allocations())
     }
 
-    /// Asks on behalf of a client, and waits for the answer.
+    /// Sends a command of an API client and waits for the answer.
     async fn ask<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<Result<T, AdmissionError>>) -> Command,
@@ -162,15 +161,15 @@ impl ReconcilerHandle {
     }
 }
 
-/// What the container runtime asks.
+/// Commands of the container runtime.
 impl ReconcilerHandle {
-    /// From now on what we write ourselves to containers is reported.
+    /// Sets the channel for settings that the reconciler changes on its own.
     pub fn send_updates(&self, sender: UnboundedSender<Vec<Update>>) {
-        // If the reconciler ends already, there is nothing to send.
+        // If the reconciler is stopping, there are no more updates.
         let _ = self.send(Message::Runtime(Box::new(PodCommand::SendUpdates(sender))));
     }
 
-    /// Asks on behalf of the container runtime, and waits for the answer.
+    /// Sends a command of the container runtime and waits for the answer.
     async fn runtime<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<T>) -> PodCommand,
@@ -180,12 +179,12 @@ impl ReconcilerHandle {
         result.await.map_err(|_| AdmissionError::Stopping)
     }
 
-    /// A pod is to run: what it asks for as a whole is admitted, or refused.
+    /// Admits a pod as a whole before it runs, or refuses it.
     pub async fn run_pod(&self, ask: PodPlacementRequest) -> Result<(), AdmissionError> {
         self.runtime(|answer| PodCommand::RunPod { ask: Box::new(ask), answer }).await?
     }
 
-    /// A container is to be created: what the runtime is to set, and why it goes without a guarantee if it does.
+    /// Returns the settings for a container that is being created, and the reason if it gets no guarantee.
     pub async fn create(
         &self,
         ask: ContainerPlacementRequest,
@@ -193,8 +192,9 @@ impl ReconcilerHandle {
         self.runtime(|answer| PodCommand::Create { ask: Box::new(ask), answer }).await?
     }
 
-    /// The container's process exists, and its cgroup; `ask` is what to make of it if its creation was not answered in
-    /// time. Why it runs without what it should have, if it does.
+    /// Binds a container to its cgroup, which exists now. `ask` is used if its creation was not answered in time. Returns the
+    /// reason if the
+    /// container runs without its settings.
     pub async fn bind(
         &self,
         id: String,
@@ -203,17 +203,17 @@ impl ReconcilerHandle {
         self.runtime(|answer| PodCommand::Bind { id, ask, answer }).await
     }
 
-    /// A container ended, or was never started.
+    /// Reports that a container has ended or was never started.
     pub async fn stopped(&self, id: String) -> Result<(), AdmissionError> {
         self.runtime(|answer| PodCommand::Stopped { id, answer }).await
     }
 
-    /// The sandbox of a pod was stopped.
+    /// Reports that the sandbox of a pod was stopped.
     pub async fn pod_stopped(&self, uid: String, sandbox: String) -> Result<(), AdmissionError> {
         self.runtime(|answer| PodCommand::PodStopped { uid, sandbox, answer }).await
     }
 
-    /// These containers run, in these sandboxes with their pods' UIDs; no others, where this is `complete`.
+    /// Compares the state with the running containers and the pod UIDs of the sandboxes. If `complete`, no other containers run.
     pub async fn synchronize(
         &self,
         containers: Vec<ContainerPlacementRequest>,
@@ -223,8 +223,9 @@ impl ReconcilerHandle {
         self.runtime(|answer| PodCommand::Synchronize { containers, sandboxes, complete, answer }).await
     }
 
-    /// A container's requests are to change, and the runtime is asked to set `has`. What it is to hold then; none if it is
-    /// not known.
+    /// Changes the resources of a container, for which the runtime was asked to set `has`. Returns the settings to apply, or `None`
+    /// if the
+    /// container is not known.
     pub async fn resize(
         &self,
         id: String,
@@ -235,7 +236,7 @@ impl ReconcilerHandle {
         self.runtime(|answer| PodCommand::Resize { id, to, memory, has: Box::new(has), answer }).await?
     }
 
-    /// What the containers of a pod share that have nothing of their own is to change.
+    /// Changes the share of a pod that its containers without an own guarantee have in common.
     pub async fn resize_pod(&self, uid: String, to: engine::Resources) -> Result<(), AdmissionError> {
         self.runtime(|answer| PodCommand::ResizePod { uid, to, answer }).await?
     }

@@ -1,4 +1,4 @@
-//! From what a client asks for to what the engine decides on.
+//! Validation of API requests and their conversion to requests of the engine.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -10,43 +10,40 @@ use numaward_model::pod::PodContainer;
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-/// No machine has more CPUs.
+/// Maximum number of CPUs in a request; no machine has more.
 const MAX_CPUS: u64 = 65_536;
-/// The most workloads that may be moved for a request.
+/// Maximum number of workloads that may be moved for a request.
 const MAX_MOVES: u32 = 16;
-/// The longest name of a workload; also fits the name of a directory.
+/// Maximum length of a workload's name; it must fit a directory name.
 const MAX_NAME: usize = 200;
 
-/// A field of a request is wrong.
+/// An invalid field of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}; allowed: {allowed}")]
 pub struct FieldError {
-    /// The field, with dots.
+    /// Path of the field, with dots.
     pub field: String,
-    /// What is wrong with it.
     pub problem: String,
-    /// What is allowed.
+    /// The allowed values.
     pub allowed: String,
 }
 
 impl FieldError {
-    /// Names the field, the problem and what is allowed.
     pub fn new(field: impl Into<String>, problem: impl Into<String>, allowed: impl Into<String>) -> Self {
         Self { field: field.into(), problem: problem.into(), allowed: allowed.into() }
     }
 }
 
-/// What an allocation is for.
+/// The kind of workload that a guarantee is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Target {
-    /// A cgroup of ours.
+    /// A command in a cgroup that numaward creates.
     Exec,
-    /// A cgroup that exists.
+    /// An existing cgroup.
     Cgroup(CgroupPath),
-    /// A unit of systemd.
+    /// A systemd unit.
     Unit(String),
-    /// A container of a pod.
     Container(PodContainer),
 }
 
@@ -61,28 +58,25 @@ impl From<&Target> for api::Target {
     }
 }
 
-/// A request that is sound in itself.
+/// A validated request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The name of the workload.
     pub name: String,
-    /// What the allocation is for.
     pub target: Target,
-    /// What the engine is asked.
+    /// The request for the engine.
     pub engine: engine::Request,
-    /// The most that the workload may use; no less than is promised. Only one that is Burstable, or that is promised CPUs
-    /// alone, may have none.
+    /// Memory limit, at least the guaranteed memory. `None` only for a Burstable workload or a guarantee of CPUs alone.
     pub limit: Option<Bytes>,
-    /// How it wants to be placed.
+    /// Placement terms.
     pub terms: Terms,
-    /// Whether its CPUs become a scheduling domain of their own.
+    /// Type of the cpuset partition for the exclusive CPUs.
     pub partition: Partition,
-    /// What it was declared as, if it was.
+    /// The entry of the configuration, if the guarantee is declared there.
     pub declared: Option<DeclaredGuarantee>,
 }
 
 impl Request {
-    /// Checks each field by itself.
+    /// Validates each field of an API request.
     pub fn new(asked: &api::AllocationRequest) -> Result<Self, FieldError> {
         check_name(&asked.name, asked.target == api::Target::Exec)?;
         let target = match &asked.target {
@@ -91,7 +85,7 @@ impl Request {
                 let allowed = "the path of a cgroup below the root, such as /system.slice/nginx.service";
                 let wrong = |problem: String| FieldError::new("target.cgroup", problem, allowed);
                 let path: CgroupPath =
-                    path.parse().map_err(|_| wrong(format!("{path:?} is no such path")))?;
+                    path.parse().map_err(|_| wrong(format!("{path:?} is not a path of a cgroup")))?;
                 if path.is_root() {
                     return Err(wrong("the root cgroup is the whole host".to_owned()));
                 }
@@ -113,7 +107,7 @@ impl Request {
             return Err(FieldError::new("partition", problem, "nothing, or whole CPUs in cpus"));
         }
         if terms.isolate && shares {
-            let problem = "others are kept off exclusive CPUs, and none are asked for";
+            let problem = "it isolates exclusive CPUs, and none are asked for";
             return Err(FieldError::new("placement.isolate", problem, "false, or whole CPUs in cpus"));
         }
         for (field, is_set) in
@@ -144,7 +138,7 @@ impl Request {
                 return Err(wrong("it is over the nodes of the memory, and none is asked for"));
             }
             if terms.burstable {
-                return Err(wrong("the policy would not follow the home node of a Burstable workload"));
+                return Err(wrong("the policy would not follow a Burstable workload to another home node"));
             }
         }
         let memory = asked.memory.as_ref().map(|memory| bytes("memory", memory)).transpose()?;
@@ -152,7 +146,7 @@ impl Request {
             && cpus.is_none()
             && (&asked.memory_limit, asked.hugepages.is_empty(), terms.burstable) == (&None, true, false);
         if memory.is_none() && shares && !has_no_guarantee {
-            let problem = "neither memory nor whole CPUs are asked for, so nothing would be promised";
+            let problem = "neither memory nor whole CPUs are asked for, so there is nothing to guarantee";
             return Err(FieldError::new(
                 "memory",
                 problem,
@@ -173,7 +167,7 @@ impl Request {
         Ok(Self { name: asked.name.clone(), target, engine, limit, terms, partition, declared: None })
     }
 
-    /// The request that is declared for a unit or cgroup.
+    /// Converts a guarantee that the configuration declares for a unit or cgroup.
     pub fn declared(declared: &DeclaredGuarantee, target: api::Target) -> Result<Self, FieldError> {
         let name = match &target {
             api::Target::Unit(name) => name.clone(),
@@ -193,7 +187,7 @@ impl Request {
         Ok(Self { declared: Some(declared.clone()), ..request })
     }
 
-    /// The request by which its class of service goes: with the limit that the placement knows nothing of.
+    /// Returns the engine request with the memory limit, from which the QoS class follows. Placement does not use the limit.
     pub fn limited(&self) -> engine::Request {
         let mut request = self.engine.clone();
         for (container, limit) in request.containers.iter_mut().zip(self.limit) {
@@ -202,7 +196,7 @@ impl Request {
         request
     }
 
-    /// Whether nothing is to be promised: it is a workload with a name.
+    /// Returns true if the request has neither memory nor exclusive CPUs, so that the workload only gets a name.
     pub fn has_no_guarantee(&self) -> bool {
         let asks = |container: &engine::ContainerRequest| {
             !container.requests.memory.is_empty()
@@ -211,7 +205,7 @@ impl Request {
         !self.engine.containers.iter().any(asks)
     }
 
-    /// The huge pages that are asked for.
+    /// Returns the requested huge pages.
     pub fn hugepages(&self) -> impl Iterator<Item = (HugepageSize, Bytes)> {
         self.engine.containers.iter().flat_map(|container| &container.requests.memory).filter_map(
             |(kind, amount)| match kind {
@@ -222,23 +216,20 @@ impl Request {
     }
 }
 
-/// What a running guarantee is to be changed to; what is absent stays as it is.
+/// Change of an existing guarantee. `None` keeps the present value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
-    /// The name of the workload.
     pub name: String,
-    /// CPUs.
     pub cpus: Option<Quantity>,
-    /// The memory that is promised.
+    /// Guaranteed memory.
     pub memory: Option<Bytes>,
-    /// The most that the workload may use.
+    /// Memory limit.
     pub limit: Option<Bytes>,
-    /// Huge pages.
     pub hugepages: BTreeMap<HugepageSize, Bytes>,
 }
 
 impl Resize {
-    /// Checks each field by itself.
+    /// Validates each field of an API request.
     pub fn new(name: String, asked: &api::Resize) -> Result<Self, FieldError> {
         if *asked == api::Resize::default() {
             let allowed = "at least one of cpus, memory, memoryLimit and hugepages";
@@ -254,9 +245,10 @@ impl Resize {
     }
 }
 
-/// What the engine is asked for a workload of one container.
+/// Returns the engine request for a workload with one container.
 ///
-/// A part of a CPU is never exclusive, so the least one stands for none: the class of service takes CPUs and memory.
+/// Without `cpus`, a thousandth of a CPU is requested: a fraction is never exclusive, and the QoS class Guaranteed requires CPUs
+/// and memory.
 fn engine_request(
     name: &str,
     resources: Resources,
@@ -266,16 +258,16 @@ fn engine_request(
     let cpu = cpus.or((!burstable).then(|| Quantity::milli(1)));
     let mut request = engine::Request::workload(name, Resources { cpu, ..resources });
     for container in request.containers.iter_mut().filter(|_| burstable) {
-        // Without limits, so that the class stays what it is whatever is changed later.
+        // Without limits, the QoS class remains Burstable after a resize.
         container.limits = Resources::none();
     }
     request
 }
 
-/// Refuses a limit below what is promised.
+/// Checks that the limit is not below the guaranteed memory.
 pub fn check_limit(memory: Bytes, limit: Option<Bytes>) -> Result<(), FieldError> {
     let Some(limit) = limit.filter(|limit| *limit < memory) else { return Ok(()) };
-    let problem = format!("{limit} is less than what is promised");
+    let problem = format!("{limit} is less than the guaranteed memory");
     Err(FieldError::new("memoryLimit", problem, format!("at least {memory}, or nothing")))
 }
 
@@ -306,7 +298,7 @@ fn hugepages(asked: &BTreeMap<String, String>) -> Result<BTreeMap<HugepageSize, 
     asked.iter().map(read).collect()
 }
 
-/// How a request wants to be placed.
+/// Converts the placement fields of a request.
 fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     let placement = &asked.placement;
     for (key, value) in &placement.labels {
@@ -321,7 +313,7 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     }
     for (field, named) in [("placement.with", &placement.with), ("placement.apart", &placement.apart)] {
         if let Some(wrong) = named.iter().find(|name| name.is_empty() || name.starts_with('=')) {
-            let problem = format!("{wrong:?} names no workload");
+            let problem = format!("{wrong:?} is not the name of a workload");
             return Err(FieldError::new(field, problem, "names of workloads, and labels as key=value"));
         }
     }
@@ -354,7 +346,7 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     Ok(terms)
 }
 
-/// What may be moved for a request, at most; absent: three workloads, and any amount of memory.
+/// Returns the limits of a rebalance. By default, three workloads and any amount of memory may be moved.
 pub fn limits(moves: Option<u32>, bytes: Option<&str>) -> Result<RebalanceLimits, FieldError> {
     let default = RebalanceLimits::default();
     let moves = match moves {
@@ -368,7 +360,7 @@ pub fn limits(moves: Option<u32>, bytes: Option<&str>) -> Result<RebalanceLimits
     Ok(RebalanceLimits { moves, bytes, ..default })
 }
 
-/// Names are labels of metrics, parts of addresses and, for commands, names of directories.
+/// Checks a name. It is used as a label of metrics, in URLs and, for a command, as a directory name.
 fn check_name(name: &str, is_directory: bool) -> Result<(), FieldError> {
     let special = if is_directory { "_.@:-" } else { "_.@:-\\/" };
     let fits = |c: char| c.is_ascii_alphanumeric() || special.contains(c);
@@ -381,7 +373,7 @@ fn check_name(name: &str, is_directory: bool) -> Result<(), FieldError> {
     }
     Err(FieldError::new(
         "name",
-        format!("{name:?} is no name for {}", if is_directory { "a command" } else { "a workload" }),
+        format!("{name:?} is not a valid name for {}", if is_directory { "a command" } else { "a workload" }),
         format!("1 to {MAX_NAME} letters, digits and {special}, of which . - and / not at the start"),
     ))
 }
@@ -418,7 +410,7 @@ fn partition(kind: api::PartitionKind) -> Partition {
     }
 }
 
-/// Why nobody else may promise to a container, or take it back.
+/// Returns the error for a client that admits or releases a container of a pod.
 pub fn runtime_owned_error() -> FieldError {
     let problem = "a container of a pod is placed when the runtime creates it, and released with its pod";
     FieldError::new("target", problem, "a cgroup, a unit or a command")
@@ -437,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_request_is_a_guaranteed_one() {
+    fn default_qos_class_is_guaranteed() {
         let request = Request::new(&asked()).unwrap();
         assert_eq!(request.engine.qos(), engine::QosClass::Guaranteed);
         assert_eq!(request.limit, Some(Bytes::mib(256)));
@@ -445,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_may_be_shared_and_memory_may_burst() {
+    fn accepts_shared_cpus_and_burstable() {
         use engine::QosClass::{Burstable, Guaranteed};
         for (cpus, limit, is_burstable, class, limited, expected) in [
             (None, None, false, Guaranteed, Guaranteed, Some(256)),
@@ -467,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_policy_is_for_commands_with_memory_on_nodes() {
+    fn memory_policy_needs_exec_and_memory() {
         type Change = fn(&mut api::AllocationRequest);
         let table: &[(Change, Option<&str>)] = &[
             (|_| {}, None),
@@ -494,11 +486,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_allowed() {
+    fn error_names_field_and_allowed() {
         type Change = fn(&mut api::AllocationRequest);
         let table: &[(Change, &str, &str)] = &[
-            (|asked| asked.name.clear(), "name", "no name"),
-            (|asked| asked.name = "a/b".to_owned(), "name", "no name for a command"),
+            (|asked| asked.name.clear(), "name", "not a valid name"),
+            (|asked| asked.name = "a/b".to_owned(), "name", "not a valid name for a command"),
             (|asked| asked.name = "..".to_owned(), "name", "not at the start"),
             (|asked| asked.name = "a".repeat(201), "name", "1 to 200"),
             (|asked| asked.cpus = Some(api::Cpus::whole(0)), "cpus", "it is 0"),
@@ -514,7 +506,11 @@ mod tests {
                 "placement.labels",
                 "cannot be named",
             ),
-            (|asked| asked.placement.with.extend([String::new()]), "placement.with", "names no workload"),
+            (
+                |asked| asked.placement.with.extend([String::new()]),
+                "placement.with",
+                "is not the name of a workload",
+            ),
             (
                 |asked| {
                     asked.placement.with.insert("app=db".to_owned());
@@ -532,12 +528,12 @@ mod tests {
                     asked.target = api::Target::Cgroup("/a".to_owned());
                 },
                 "memory",
-                "nothing would be promised",
+                "nothing to guarantee",
             ),
             (
                 |asked| (asked.memory, asked.cpus) = (None, "1500m".parse().ok()),
                 "memory",
-                "nothing would be promised",
+                "nothing to guarantee",
             ),
             (
                 |asked| (asked.placement.hide_siblings, asked.cpus) = (true, None),
@@ -551,11 +547,15 @@ mod tests {
             ),
             (|asked| asked.memory_limit = Some("1Mi".to_owned()), "memoryLimit", "less than"),
             (|asked| asked.memory = Some("16E".to_owned()), "memory", "is too large"),
-            (|asked| asked.target = api::Target::Cgroup("a".to_owned()), "target.cgroup", "no such path"),
+            (
+                |asked| asked.target = api::Target::Cgroup("a".to_owned()),
+                "target.cgroup",
+                "not a path of a cgroup",
+            ),
             (
                 |asked| asked.target = api::Target::Cgroup("/a/../b".to_owned()),
                 "target.cgroup",
-                "no such path",
+                "not a path of a cgroup",
             ),
             (|asked| asked.target = api::Target::Cgroup("/".to_owned()), "target.cgroup", "the whole host"),
             (|asked| asked.target = api::Target::Unit("a".to_owned()), "target.unit", "nginx.service"),
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_moves_are_checked() {
+    fn validates_rebalance_limits() {
         assert_eq!(limits(None, None).unwrap(), RebalanceLimits::default());
         let found = limits(Some(2), Some("1Gi")).unwrap();
         assert_eq!((found.moves, found.bytes), (2, Bytes::gib(1)));
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_existing_workloads_may_be_paths() {
+    fn accepts_path_as_name() {
         let mut asked = asked();
         asked.name = "system.slice/nginx.service".to_owned();
         asked.target = api::Target::Cgroup("/system.slice/nginx.service".to_owned());

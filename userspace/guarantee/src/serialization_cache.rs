@@ -1,10 +1,12 @@
-//! The state as the text that is stored, of which only what changed is written anew.
+//! Serialization of the state that reuses the text of unchanged parts.
 //!
-//! Problem: the ledger file holds everything, and is replaced at each change. To put a thousand workloads into words
-//! takes far longer than to write them down.
+//! # Problem
+//! The ledger file is replaced at each change, and serializing a thousand workloads takes far longer than writing the file.
 //!
-//! Algorithm: the text of each account, guarantee and record is kept with the value that it is of, and serves for as long
-//! as the state holds that very value.
+//! # Algorithm
+//! The JSON text of each account, guarantee and record is cached with a reference to its value. It is used again as long as the
+//! state has a
+//! reference to the same value.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,28 +32,28 @@ use crate::{
     state::{Guarantee, State},
 };
 
-/// The texts of what the state holds.
+/// Cached JSON texts of the state's largest maps.
 #[derive(Debug, Default)]
 pub struct SerializationCache {
-    owners: Kept<OwnerId, OwnerAccount>,
-    guarantees: Kept<String, Guarantee>,
-    records: Kept<CgroupPath, Record>,
+    owners: CachedTexts<OwnerId, OwnerAccount>,
+    guarantees: CachedTexts<String, Guarantee>,
+    records: CachedTexts<CgroupPath, Record>,
 }
 
-/// Values with their texts, in the order of their keys.
+/// Values with their JSON text, ordered by key.
 #[derive(Debug)]
-struct Kept<K, V>(Vec<(K, Arc<V>, Box<RawValue>)>);
+struct CachedTexts<K, V>(Vec<(K, Arc<V>, Box<RawValue>)>);
 
-/// [`State`] with some of its parts in words already. A test holds them against each other.
+/// Serialized form of [`State`] with cached parts. A test compares the two.
 #[skip_serializing_none]
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Stored<'a> {
+struct StoredState<'a> {
     boot: Option<&'a str>,
     ledger: StoredLedger<'a>,
-    guarantees: &'a Kept<String, Guarantee>,
+    guarantees: &'a CachedTexts<String, Guarantee>,
     #[serde(rename = "book")]
-    applied: &'a Kept<CgroupPath, Record>,
+    applied: &'a CachedTexts<CgroupPath, Record>,
     enabled: Option<&'a EnabledControllers>,
     #[serde(rename = "herded")]
     isolated: Option<&'a BTreeSet<CgroupPath>>,
@@ -69,23 +71,23 @@ struct Stored<'a> {
     moving: Option<&'a MoveLog>,
 }
 
-/// The engine's ledger, likewise.
+/// Serialized form of the engine's ledger with cached accounts.
 #[derive(Serialize)]
 struct StoredLedger<'a> {
     nodes: &'a BTreeMap<NodeId, NodeAccount>,
     shared_pool: &'a CpuSet,
-    owners: &'a Kept<OwnerId, OwnerAccount>,
+    owners: &'a CachedTexts<OwnerId, OwnerAccount>,
 }
 
-impl<K, V> Default for Kept<K, V> {
+impl<K, V> Default for CachedTexts<K, V> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<K: Ord + Clone, V: Serialize> Kept<K, V> {
-    /// Puts into words what is new among these, which come in the order of their keys.
-    fn follow<'a>(&mut self, now: impl Iterator<Item = (&'a K, &'a Arc<V>)>) -> Result<(), serde_json::Error>
+impl<K: Ord + Clone, V: Serialize> CachedTexts<K, V> {
+    /// Serializes the new and the changed values. `now` is ordered by key.
+    fn update<'a>(&mut self, now: impl Iterator<Item = (&'a K, &'a Arc<V>)>) -> Result<(), serde_json::Error>
     where
         K: 'a,
         V: 'a,
@@ -95,24 +97,24 @@ impl<K: Ord + Clone, V: Serialize> Kept<K, V> {
         let mut before = before.into_iter().peekable();
         for (key, value) in now {
             while before.next_if(|(old, ..)| old < key).is_some() {}
-            let kept = match before.next_if(|(old, of, _)| old == key && Arc::ptr_eq(of, value)) {
-                Some(kept) => kept,
+            let cached = match before.next_if(|(old, of, _)| old == key && Arc::ptr_eq(of, value)) {
+                Some(cached) => cached,
                 None => (key.clone(), value.clone(), to_raw_value(value)?),
             };
-            self.0.push(kept);
+            self.0.push(cached);
         }
         Ok(())
     }
 }
 
-impl<K: Serialize, V> Serialize for Kept<K, V> {
+impl<K: Serialize, V> Serialize for CachedTexts<K, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(key, _, text)| (key, text)))
     }
 }
 
 impl SerializationCache {
-    /// The text of a state.
+    /// Returns the JSON text of a state.
     pub fn serialize(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
         let State {
             boot,
@@ -134,10 +136,10 @@ impl SerializationCache {
             containers,
             moving,
         } = state;
-        self.owners.follow(ledger.owners())?;
-        self.guarantees.follow(guarantees.iter())?;
-        self.records.follow(applied.iter())?;
-        to_raw_value(&Stored {
+        self.owners.update(ledger.owners())?;
+        self.guarantees.update(guarantees.iter())?;
+        self.records.update(applied.iter())?;
+        to_raw_value(&StoredState {
             boot: boot.as_deref(),
             ledger: StoredLedger {
                 nodes: ledger.nodes(),
@@ -199,27 +201,27 @@ mod tests {
             .insert(path(name), Arc::new(Record { settings, written, found, ..Record::new(id, owner) }));
     }
 
-    /// As it is written in one go, and as it is read.
-    fn is_whole(texts: &mut SerializationCache, state: &State) {
+    /// Compares the text with that of serde, and the state that is read from it.
+    fn assert_same_text(texts: &mut SerializationCache, state: &State) {
         let text = texts.serialize(state).unwrap();
         assert_eq!(text.get(), serde_json::to_string(state).unwrap());
         assert_eq!(serde_json::from_str::<State>(text.get()).unwrap(), *state);
     }
 
     #[test]
-    fn the_text_is_that_of_the_whole_state_whatever_changed() {
+    fn text_equals_uncached_text() {
         let machine = Machine::builder().nodes(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
         let strategy = policy::strategy(&Config::default(), &machine).unwrap();
         let idle = strategy.idle();
         let (mut texts, mut state) =
             (SerializationCache::default(), State { ledger: idle, ..State::default() });
-        is_whole(&mut texts, &state);
+        assert_same_text(&mut texts, &state);
         let resources =
             || Resources::none().with_cpu(Quantity::whole(1)).with_memory(Quantity::whole(Bytes::mib(64).0));
         for (id, name) in ["m", "a", "z", "c"].into_iter().enumerate() {
             hold(&mut state, name, id as u64);
             state.ledger = strategy.admit(&state.ledger, &Request::workload(name, resources())).ledger;
-            is_whole(&mut texts, &state);
+            assert_same_text(&mut texts, &state);
         }
         let before = state.clone();
         let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset", "memory"]}});
@@ -242,18 +244,18 @@ mod tests {
         state.releasing.insert("a".to_owned());
         state.admitting.insert("b".to_owned());
         state.guarantees.get_mut("m").unwrap().id = CgroupId(77);
-        is_whole(&mut texts, &state);
+        assert_same_text(&mut texts, &state);
         state.guarantees.remove("a");
         state.ledger = strategy.release(&state.ledger, &OwnerId::from("a"));
-        is_whole(&mut texts, &state);
+        assert_same_text(&mut texts, &state);
         let pod = serde_json::json!({"pod": {"namespace": "n", "name": "p", "uid": "u"}, "sandbox": "s"});
         state.pods.insert("u".to_owned(), serde_json::from_value::<AdmittedPod>(pod).unwrap());
-        is_whole(&mut texts, &state);
+        assert_same_text(&mut texts, &state);
         let recent = serde_json::json!({"recent": [{"owner": "m", "at": 7, "bytes": 4096}], "running": {"moves": [], "begun": 0}});
         state.moving = serde_json::from_value(recent).unwrap();
-        is_whole(&mut texts, &state);
-        // What was undone.
-        is_whole(&mut texts, &before);
-        is_whole(&mut texts, &State::default());
+        assert_same_text(&mut texts, &state);
+        // Changes that were undone.
+        assert_same_text(&mut texts, &before);
+        assert_same_text(&mut texts, &State::default());
     }
 }

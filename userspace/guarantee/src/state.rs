@@ -1,4 +1,4 @@
-//! The durable state.
+//! The state that is stored in the ledger file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,71 +25,71 @@ use crate::{
     request::Target,
 };
 
-/// All that survives a restart.
+/// Everything that survives a restart of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
-    /// In which boot of the host the cgroups are known by their ids, as in `/proc/sys/kernel/random/boot_id`.
+    /// Boot ID of the host (`/proc/sys/kernel/random/boot_id`). The cgroup IDs in the state are valid only in this boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
-    /// What is promised.
+    /// The engine's ledger: allocations and free resources.
     pub ledger: Ledger,
-    /// For whom, by the name of the workload.
+    /// Guarantees by name of the workload.
     pub guarantees: SharedMap<String, Guarantee>,
-    /// What was written where for it.
+    /// Settings that were written to cgroups, with the original values.
     #[serde(rename = "book")]
     pub applied: AppliedSettings,
-    /// Controllers that were enabled for it.
+    /// cgroup controllers that were enabled.
     #[serde(default, skip_serializing_if = "EnabledControllers::is_empty")]
     pub enabled: EnabledControllers,
-    /// Cgroups that CPU isolation keeps off exclusive CPUs. This and the next two are the columns of one table, see [`Narrowing`].
+    /// Cgroups that CPU isolation confines. This and the next two fields are the columns of one table, see [`Narrowing`].
     #[serde(default, rename = "herded", skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) isolated: BTreeSet<CgroupPath>,
-    /// Cgroups that the headroom guard keeps off nodes, and off which.
+    /// Nodes on which the headroom guard forbids new pages, by cgroup.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) steered: BTreeMap<CgroupPath, NodeSet>,
-    /// Cgroups without a guarantee that were given a home.
+    /// Preferred nodes of cgroups without a guarantee.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) homes: BTreeMap<CgroupPath, PreferredNode>,
-    /// Cgroups that were put back, and are left alone for a while.
+    /// Pauses of automatic placement after it was reverted, by cgroup.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_alone: BTreeMap<CgroupPath, PlacementBackoff>,
-    /// What of the kernel's own work is kept off exclusive CPUs.
+    /// CPU affinities of interrupts and kernel threads that were moved off exclusive CPUs.
     #[serde(default, skip_serializing_if = "MovedAffinities::is_empty")]
     pub interrupts: MovedAffinities,
-    /// Power settings of exclusive CPUs: what was found and what was written.
+    /// Original and written power settings of exclusive CPUs.
     #[serde(default, skip_serializing_if = "PowerRecords::is_empty")]
     pub power: PowerRecords,
-    /// Weights of nodes for weighted-interleave: what was found and what was written.
+    /// Original and written weights of nodes for weighted-interleave.
     #[serde(default, skip_serializing_if = "WeightRecords::is_empty")]
     pub weights: WeightRecords,
-    /// Ways of L3 caches that resctrl's default group gives up: what was found and what was written.
+    /// Original and written L3 cache ways of resctrl's default group.
     #[serde(default, skip_serializing_if = "ReducedWays::is_empty")]
     pub cache_ways: ReducedWays,
-    /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
+    /// Guarantees with an unfinished release. It is continued after a restart.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
-    /// Owners in the ledger whose admission was begun: a start undoes it.
+    /// Owners in the ledger with an unfinished admission. It is undone after a restart.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub admitting: BTreeSet<String>,
-    /// Pods, or containers of pods, that the engine has admitted, by the name of the owner in the ledger.
+    /// Admitted pods, and containers that were admitted on their own, by owner in the ledger.
     #[serde(default, skip_serializing_if = "is_empty")]
     pub pods: SharedMap<String, AdmittedPod>,
-    /// Containers that were placed, by the runtime's id.
+    /// Containers to which settings were assigned, by the runtime's ID.
     #[serde(default, skip_serializing_if = "is_empty")]
     pub containers: SharedMap<String, PlacedContainer>,
-    /// Workloads that are being moved.
+    /// Moves in progress and recent moves of containers.
     #[serde(default, skip_serializing_if = "MoveLog::is_empty")]
     pub moving: MoveLog,
 }
 
 impl State {
-    /// A state in which this is promised, and nothing is written.
+    /// Returns a state with this ledger and no applied settings.
     pub fn with_ledger(ledger: Ledger) -> Self {
         Self { ledger, ..Self::default() }
     }
 
-    /// Whether there is neither a guarantee nor a changed setting of the host, so that there is nothing to keep up.
+    /// Returns true if there is neither a guarantee nor a changed setting of the host.
     pub fn holds_nothing(&self) -> bool {
         let Self {
             boot: _,
@@ -128,7 +128,7 @@ impl State {
     }
 }
 
-/// One table, which the ledger's file has by columns.
+/// Narrowings: rows of a table that is stored as columns.
 impl State {
     /// Returns the narrowing of a cgroup.
     pub fn narrowing(&self, path: &CgroupPath) -> Narrowing {
@@ -144,27 +144,25 @@ impl State {
         self.isolated.iter().chain(self.homes.keys()).chain(self.steered.keys()).collect()
     }
 
-    /// Returns the cgroups that CPU isolation keeps off exclusive CPUs.
+    /// Returns the cgroups that CPU isolation confines.
     pub fn isolated(&self) -> &BTreeSet<CgroupPath> {
         &self.isolated
     }
 
-    /// Returns the homes that automatic placement has given.
+    /// Returns the preferred nodes, by cgroup.
     pub fn preferred_nodes(&self) -> &BTreeMap<CgroupPath, PreferredNode> {
         &self.homes
     }
 
-    /// Returns the home of a cgroup, to take note of how it goes there.
     pub fn preferred_node_mut(&mut self, path: &CgroupPath) -> Option<&mut PreferredNode> {
         self.homes.get_mut(path)
     }
 
-    /// Returns the cgroups that the headroom guard keeps off nodes, and off which.
+    /// Returns the nodes on which the headroom guard forbids new pages, by cgroup.
     pub fn steered(&self) -> &BTreeMap<CgroupPath, NodeSet> {
         &self.steered
     }
 
-    /// Sets the narrowing of a cgroup.
     pub fn set_narrowing(&mut self, path: &CgroupPath, narrowing: Narrowing) {
         fn set<V>(column: &mut BTreeMap<CgroupPath, V>, path: &CgroupPath, value: Option<V>) {
             match value {
@@ -182,7 +180,7 @@ impl State {
         set(&mut self.steered, path, Some(off).filter(|off| !off.is_empty()));
     }
 
-    /// Forgets all narrowings, and returns whether there were any.
+    /// Removes all narrowings. Returns true if there were any.
     pub fn clear_narrowings(&mut self) -> bool {
         let isolated = mem::take(&mut self.isolated);
         let (homes, steered) = (mem::take(&mut self.homes), mem::take(&mut self.steered));
@@ -195,22 +193,22 @@ fn is_empty<V>(map: &SharedMap<String, V>) -> bool {
 }
 
 impl State {
-    /// Whether the cgroup of a guarantee is this one, above it or below it.
+    /// Returns true if the path equals, contains or is below the cgroup of a guarantee.
     pub fn has_guarantee_around(&self, path: &CgroupPath) -> bool {
         self.guarantees.values().any(|held| held.cgroup.overlaps(path))
     }
 
-    /// Goes on in this boot of the host. In another than before no cgroup is one that was known: paths and ids recur.
+    /// Continues in this boot of the host. After a reboot, no stored cgroup ID is valid, because paths and IDs are used again.
     pub fn continue_in(&mut self, boot: Option<String>) {
         let Some(now) = boot else { return };
         let was = self.boot.replace(now.clone());
         if was.is_some_and(|was| was != now) {
             tracing::info!(
-                "the host was started anew since the ledger was saved: no cgroup is one of those in it"
+                "the host was rebooted after the ledger was saved: the cgroup IDs in it are not valid any more"
             );
             self.guarantees.values_mut().for_each(|guarantee| guarantee.id = CgroupId::NONE);
             self.applied.forget_boot();
-            // The kernel has begun anew, and irqbalance with it.
+            // A reboot also resets the settings of the kernel and of irqbalance.
             self.interrupts = MovedAffinities::default();
             self.power = PowerRecords::default();
             self.weights = WeightRecords::default();
@@ -219,7 +217,7 @@ impl State {
         }
     }
 
-    /// Takes note of a container that holds its cgroup, where only that is known.
+    /// Adds a container after its guarantee was recovered from its cgroup.
     pub(crate) fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
         let is_alone = of.owner != of.pod.uid;
         if !self.pods.contains_key(&of.owner) {
@@ -231,7 +229,7 @@ impl State {
             };
             self.pods.insert(of.owner.clone(), admitted);
         }
-        // The runtime reports it again, as soon as it is connected.
+        // The runtime reports the container again when it is connected.
         let placed = PlacedContainer {
             of: of.clone(),
             cgroup: cgroup.clone(),
@@ -242,10 +240,10 @@ impl State {
         self.containers.insert(of.id.clone(), placed);
     }
 
-    /// Takes from an owner all that it holds.
+    /// Removes an owner from the ledger.
     pub fn release_owner(&mut self, owner: &OwnerId, strategy: &dyn Strategy) {
         let request = self.ledger.owner(owner).and_then(|account| account.request.clone());
-        // What was never started is given back at once too.
+        // Containers that were never started are released too.
         for container in request.iter().flat_map(|request| request.all_containers()) {
             self.ledger = strategy.note_started(&self.ledger, owner, &container.name);
         }
@@ -256,14 +254,15 @@ impl State {
     pub fn undo_admitting(&mut self, strategy: &dyn Strategy) {
         for owner in mem::take(&mut self.admitting) {
             if !self.guarantees.contains_key(&owner) {
-                tracing::info!(owner, "was being admitted: that is undone");
+                tracing::info!(owner, "an unfinished admission was undone");
                 self.release_owner(&owner.as_str().into(), strategy);
             }
         }
     }
 
-    /// Applies the difference between two states to this one, which may differ elsewhere. Not that of `enabled`, of which
-    /// every copy takes note at once.
+    /// Applies the changes between `from` and `to` to this state, which may differ from both. Changes of `enabled` are excluded:
+    /// they are made
+    /// in every copy at once.
     pub fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
         fn set<T: Ord + Clone>(set: &mut BTreeSet<T>, from: &BTreeSet<T>, to: &BTreeSet<T>) {
             set.extend(to.difference(from).cloned());
@@ -278,7 +277,7 @@ impl State {
             map.extend(changed.map(|(key, value)| (key.clone(), value.clone())));
             map.retain(|key, _| to.contains_key(key) || !from.contains_key(key));
         }
-        // What is noted meanwhile of one that is not here, as it is being admitted, goes with its admission.
+        // A change of a guarantee that is still being admitted is applied with its admission.
         let is_open =
             |name: &&String| to.guarantees.contains_key(*name) && !self.guarantees.contains_key(*name);
         let open: Vec<String> = from.guarantees.keys().filter(is_open).cloned().collect();
@@ -322,46 +321,44 @@ impl State {
     }
 }
 
-/// Which boot of the host this is, if the kernel says so. Source: `Documentation/admin-guide/sysctl/kernel.rst`.
+/// Returns the boot ID, or `None` if it cannot be read. Source: `Documentation/admin-guide/sysctl/kernel.rst`.
 pub fn boot_id(host_root: &Path) -> Option<String> {
     let path = host_root.join("proc/sys/kernel/random/boot_id");
     match fs::read_to_string(&path) {
         Ok(text) => Some(text.trim().to_owned()),
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "after a reboot, a cgroup may be taken for another one");
+            tracing::warn!(path = %path.display(), %error, "the boot ID cannot be read: after a reboot, a cgroup may be mistaken for another one");
             None
         }
     }
 }
 
-/// A workload that holds an allocation.
+/// Guarantee of a workload: its cgroup and settings. The CPUs and memory are in the engine's ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Guarantee {
-    /// What the allocation is for.
     pub target: Target,
-    /// The cgroup.
     pub cgroup: CgroupPath,
-    /// Which cgroup of that path.
+    /// ID of the cgroup, because a path can be used again.
     pub id: CgroupId,
-    /// What its cgroup is to hold. In a dry run, none of it is applied.
+    /// Settings of the cgroup. A dry run does not apply them.
     #[serde(default)]
     pub settings: Settings,
-    /// What it was declared as in the configuration, if it was.
+    /// The entry of the configuration, if the guarantee is declared there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared: Option<DeclaredGuarantee>,
-    /// Why it was placed there: kept elsewhere.
+    /// Explanation of the placement; stored in `decisions.jsonl`, not in the ledger.
     #[serde(skip)]
     pub explanation: api::Explanation,
 }
 
 impl Guarantee {
-    /// Whether nothing is promised: it is a workload with a name.
+    /// Returns true if the workload only has a name, without CPUs and memory.
     pub fn has_no_guarantee(&self) -> bool {
         self.settings == Settings::default()
     }
 
-    /// The owner in the ledger of a guarantee of this name.
+    /// Returns the owner in the ledger; `name` is the name of this guarantee.
     pub fn owner<'a>(&'a self, name: &'a str) -> &'a str {
         match &self.target {
             Target::Container(of) => &of.owner,
@@ -388,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_state_holds_nothing_and_a_guarantee_or_a_changed_setting_is_held() {
+    fn fresh_state_holds_nothing() {
         assert!(State::default().holds_nothing());
         assert!(state().1.holds_nothing(), "the ledger alone is nothing to keep up");
         let path: CgroupPath = "/a".parse().unwrap();
@@ -410,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn on_the_same_machine_nothing_changes_and_the_file_keeps_all() {
+    fn same_machine_changes_nothing() {
         let (strategy, state) = state();
         let text = serde_json::to_string(&state).unwrap();
         let read: State = serde_json::from_str(&text).unwrap();
@@ -419,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_lost_memory_keeps_its_promises() {
+    fn lost_memory_keeps_guarantees() {
         let (_, mut state) = state();
         let held: Vec<_> = state.ledger.allocations().map(|(_, _, held)| held.clone()).collect();
         let (ledger, uncovered) = strategy(&machine(Bytes::gib(2))).rebase(&state.ledger);
@@ -434,7 +431,7 @@ mod tests {
         assert!(state.ledger.nodes()[&other].kinds[&ZoneKind::Memory].free.0 > 0);
     }
 
-    /// Admits a workload on top of a state.
+    /// Returns the state after admitting a further workload.
     fn with(strategy: &dyn Strategy, state: &State, name: &str, cpus: u64) -> State {
         let resources = Resources::none().with_cpu(Quantity::whole(cpus));
         let resources = resources.with_memory(Quantity::whole(Bytes::mib(64).0));
@@ -444,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowing_of_a_cgroup_is_what_was_set_last() {
+    fn set_narrowing_replaces_narrowing() {
         let (mut state, path): (State, CgroupPath) = (State::default(), "/a".parse().unwrap());
         let home = Some(PreferredNode::new(NodeId(1), 500));
         let all = Narrowing { is_isolated: true, home, off: "0".parse().unwrap() };
@@ -460,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_answered_in_between_outlives_what_is_undone() {
+    fn patch_keeps_concurrent_admission() {
         let (strategy, before) = state();
         let mut open = with(&*strategy, &before, "open", 1);
         open.admitting.insert("open".to_owned());
@@ -498,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn in_another_boot_no_interrupt_is_moved_nothing_is_set_and_no_controller_is_ours() {
+    fn reboot_clears_host_settings() {
         let moved = MovedAffinities { banned: Some("3".parse().unwrap()), ..MovedAffinities::default() };
         let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
         let enabled: EnabledControllers = serde_json::from_value(enabled).unwrap();
@@ -527,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_without_weights_is_read_and_written_as_it_was() {
+    fn ledger_without_weights_is_unchanged() {
         let (_, mut state) = state();
         let old = serde_json::to_string(&state).unwrap();
         assert!(!old.contains("weights"), "{old}");
@@ -543,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_of_one_that_is_being_admitted_goes_with_its_admission() {
+    fn patch_ignores_unfinished_admission() {
         let (strategy, before) = state();
         let guarantee = Guarantee {
             target: Target::Exec,
@@ -561,14 +558,14 @@ mod tests {
         let mut after = before.clone();
         after.patch(&open, &noted, &*strategy);
         assert_eq!(after, before);
-        // One that is held changes.
+        // A change of an admitted guarantee is applied.
         let mut held = open.clone();
         held.patch(&open, &noted, &*strategy);
         assert_eq!(held, noted);
     }
 
     #[test]
-    fn a_start_undoes_an_admission_that_was_not_finished() {
+    fn start_undoes_unfinished_admission() {
         let (strategy, before) = state();
         let mut open = with(&*strategy, &before, "open", 1);
         open.admitting.insert("open".to_owned());

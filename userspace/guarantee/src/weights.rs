@@ -1,9 +1,9 @@
-//! What is configured of the weights of nodes for weighted-interleave.
+//! Conversion of the configured node weights for weighted-interleave.
 
 use numaward_config::interleave_weights::{InterleaveWeights, WeightSource};
 use numaward_enforce::weights::{NodeWeights, WEIGHTS, Weights, by_bandwidth};
 
-/// The weights that a host's nodes are to have, and why some do not get what is configured; else why that cannot be known now.
+/// Returns the weights for the host's nodes and the problems of configured nodes, or the reason why the weights are not known.
 pub fn interleave_weights(
     of: &InterleaveWeights,
     host: &Weights,

@@ -1,15 +1,22 @@
-//! Marks: what is held, noted on the cgroups themselves, for the day on which the ledger cannot be read.
+//! Marks: a copy of the guarantees in extended attributes of cgroups, for recovery if the ledger cannot be read.
 //!
-//! Problem: knobs say what a cgroup has, but not for whom, nor who wrote them, nor what was there before. A ledger that
-//! is damaged is to be rebuilt from what lives, and nobody else may talk us into a promise that was never given.
+//! # Problem
+//! Knobs show the settings of a cgroup, but neither the workload nor the original values. If the ledger is damaged, it is rebuilt
+//! from the
+//! cgroups, and no other user may forge a guarantee.
 //!
-//! Answer: the record of what was applied to a cgroup and what its workload holds is an extended attribute `user.numaward.ID` of the
-//! cgroup ID. Such an attribute can be written by anybody who may write the directory, so it is put on, and believed of,
-//! only directories that belong to the user we run as: of a cgroup that was delegated to somebody else, the mark is on
-//! the nearest ancestor that is ours. It is written after the ledger, which it repeats, and dies with the cgroup.
+//! # Algorithm
+//! The record of the applied settings and the guarantee of a cgroup are stored in the extended attribute `user.numaward.ID` with
+//! the cgroup
+//! ID. The owner of a directory can write such an attribute. So marks are only written to and read from directories that belong to
+//! the
+//! daemon's user and that no other user can write: the mark of a cgroup that is delegated to another user is on its nearest such
+//! ancestor.
+//! A mark is written after the ledger, and is removed with the cgroup.
 //!
-//! `trusted.*` would do without the detour, but takes `CAP_SYS_ADMIN`, which the daemon gives up. cgroup v2 has user
-//! attributes since Linux 5.7, at most 128 on a cgroup.
+//! Attributes `trusted.*` would need no such rule, but require `CAP_SYS_ADMIN`, which the daemon drops. cgroup v2 has user
+//! attributes since
+//! Linux 5.7, at most 128 per cgroup.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -31,67 +38,63 @@ use serde::{Deserialize, Serialize};
 use crate::state::{Guarantee, State};
 
 const PREFIX: &str = "user.numaward.";
-/// The version of the format that is written. Others are not read.
+/// Version of the format. Marks of other versions are ignored.
 const VERSION: u32 = 1;
-/// The longest value that the kernel takes, and the longest list of names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
-const LIMIT: usize = 65_536;
+/// Maximum size of a value and of the list of names in the kernel (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+const MAX_XATTR_BYTES: usize = 65_536;
 
-/// What is noted of a cgroup.
+/// Content of the attribute of one cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Mark {
     version: u32,
-    /// The cgroup.
     pub(crate) cgroup: CgroupPath,
-    /// What was written there.
+    /// Settings that were written to the cgroup.
     pub(crate) record: Arc<Record>,
-    /// For whom; absent for a mere ancestor.
+    /// Guarantee of the cgroup; `None` for an ancestor of one, and for a cgroup without a guarantee.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<HeldGuarantee>,
 }
 
-/// Who holds a cgroup, and what.
+/// A guarantee and its account in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Held {
-    /// The name of the allocation.
+pub(crate) struct HeldGuarantee {
+    /// Name of the guarantee.
     pub(crate) name: String,
-    /// Who holds it.
     pub(crate) guarantee: Arc<Guarantee>,
-    /// What the engine promised.
     pub(crate) account: Arc<OwnerAccount>,
 }
 
-/// What the cgroups say.
+/// Result of reading the marks of a hierarchy.
 #[derive(Debug, Default)]
-pub struct Found {
-    /// The marks that can be believed.
+pub struct FoundMarks {
+    /// The trusted marks.
     pub(crate) marks: Vec<Mark>,
-    /// Every attribute of ours: its directory and name.
+    /// All attributes of this program: directory and attribute name.
     places: Vec<(CgroupPath, String)>,
-    /// Whether cgroups can have marks at all.
+    /// True if cgroups support user attributes.
     pub(crate) is_supported: bool,
 }
 
-impl Found {
-    /// Whether there is no mark that can be believed.
+impl FoundMarks {
     pub fn is_empty(&self) -> bool {
         self.marks.is_empty()
     }
 }
 
-/// Keeps the marks as the state is.
+/// Keeps the marks equal to the state.
 #[derive(Debug)]
 pub struct XattrBackup {
     hierarchy: Hierarchy,
-    /// What was written, with the directory it is on.
+    /// Marks by cgroup, with the directory that has the attribute.
     written: BTreeMap<CgroupPath, (CgroupPath, Mark)>,
-    /// A failure was reported.
-    reported: bool,
+    /// True if a write failure was logged; it is logged once.
+    failure_logged: bool,
 }
 
-/// Whether only the user we run as writes the attributes of this directory.
-fn is_ours(dir: &Path) -> bool {
+/// Returns true if no user but the daemon's can write attributes of this directory.
+fn is_only_writable_by_daemon(dir: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     fs::symlink_metadata(dir).is_ok_and(|dir| dir.uid() == own && dir.mode() & 0o022 == 0)
 }
@@ -100,29 +103,30 @@ fn attribute(id: CgroupId) -> String {
     format!("{PREFIX}{}", id.0)
 }
 
-/// Reads what the cgroups of this hierarchy say.
-pub fn read(hierarchy: &Hierarchy) -> Found {
-    let mut found = Found { is_supported: true, ..Found::default() };
+/// Reads the marks of a hierarchy.
+pub fn read(hierarchy: &Hierarchy) -> FoundMarks {
+    let mut found = FoundMarks { is_supported: true, ..FoundMarks::default() };
     let cgroups = hierarchy.walk().unwrap_or_else(|error| {
-        tracing::error!(%error, "marks on cgroups cannot be read");
+        tracing::error!(%error, "marks on cgroups cannot be read: a damaged ledger could not be rebuilt in full");
         Vec::new()
     });
-    let mut names = vec![0_u8; LIMIT];
+    let mut names = vec![0_u8; MAX_XATTR_BYTES];
     for cgroup in cgroups {
         let dir = hierarchy.dir(&cgroup.path);
         let length = match listxattr(&dir, &mut names[..]) {
             Ok(length) => length,
             Err(Errno::OPNOTSUPP) if cgroup.path.is_root() => {
-                return Found::default();
+                return FoundMarks::default();
             }
             Err(_) => continue,
         };
         for name in names[..length].split(|byte| *byte == 0).filter_map(|name| str::from_utf8(name).ok()) {
             let Some(id) = name.strip_prefix(PREFIX) else { continue };
             found.places.push((cgroup.path.clone(), name.to_owned()));
-            let mark = id.parse().ok().and_then(|id| read_one(hierarchy, &cgroup.path, name, CgroupId(id)));
+            let mark =
+                id.parse().ok().and_then(|id| read_trusted_mark(hierarchy, &cgroup.path, name, CgroupId(id)));
             if mark.is_none() {
-                tracing::warn!(cgroup = %cgroup.path, name, "a mark is not believed");
+                tracing::warn!(cgroup = %cgroup.path, name, "a mark on a cgroup is ignored: it is damaged, outdated, or another user can write it");
             }
             found.marks.extend(mark);
         }
@@ -131,10 +135,10 @@ pub fn read(hierarchy: &Hierarchy) -> Found {
     found
 }
 
-/// A mark that can be believed: on a directory of ours, of a cgroup that is there, at or below it.
-fn read_one(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: CgroupId) -> Option<Mark> {
+/// Returns a mark if it can be trusted: on a directory that only the daemon can write, of an existing cgroup at or below it.
+fn read_trusted_mark(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: CgroupId) -> Option<Mark> {
     let dir = hierarchy.dir(place);
-    let mut text = vec![0_u8; LIMIT];
+    let mut text = vec![0_u8; MAX_XATTR_BYTES];
     let length = getxattr(&dir, name, &mut text[..]).ok()?;
     let mark: Mark = serde_json::from_slice(&text[..length]).ok()?;
     let is_sound = mark.version == VERSION
@@ -145,21 +149,21 @@ fn read_one(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: CgroupId)
             .held
             .as_ref()
             .is_none_or(|held| held.guarantee.cgroup == mark.cgroup && held.guarantee.id == id);
-    (is_sound && is_ours(&dir)).then_some(mark)
+    (is_sound && is_only_writable_by_daemon(&dir)).then_some(mark)
 }
 
 impl Mark {
-    pub(crate) fn new(cgroup: CgroupPath, record: Arc<Record>, held: Option<Held>) -> Self {
+    pub(crate) fn new(cgroup: CgroupPath, record: Arc<Record>, held: Option<HeldGuarantee>) -> Self {
         Self { version: VERSION, cgroup, record, held }
     }
 
-    /// Whether it says just this.
-    fn says(
+    /// Returns true if the mark has this record and guarantee.
+    fn is_equal_to(
         &self,
         record: &Arc<Record>,
         held: Option<(&String, &Arc<Guarantee>, &Arc<OwnerAccount>)>,
     ) -> bool {
-        // Most are the very same, so that nothing has to be compared.
+        // Most values are the same object, which needs no comparison.
         self.record == *record
             && match (&self.held, held) {
                 (Some(old), Some((name, guarantee, account))) => {
@@ -177,9 +181,9 @@ impl Mark {
 }
 
 impl XattrBackup {
-    /// Keeps them in this hierarchy, in which these were found.
-    pub fn new(hierarchy: Hierarchy, found: Found, state: &State) -> Self {
-        let mut marks = Self { hierarchy, written: BTreeMap::new(), reported: false };
+    /// Removes outdated marks and writes those of the state.
+    pub fn new(hierarchy: Hierarchy, found: FoundMarks, state: &State) -> Self {
+        let mut marks = Self { hierarchy, written: BTreeMap::new(), failure_logged: false };
         let wanted: BTreeSet<_> =
             state.applied.iter().map(|(path, record)| (marks.place(path), attribute(record.id))).collect();
         for (place, name) in found.places {
@@ -191,17 +195,17 @@ impl XattrBackup {
         marks
     }
 
-    /// Marks the cgroups as the state is.
+    /// Updates the marks after a change of the state.
     pub fn update(&mut self, state: &State) {
         let held: HashMap<&CgroupPath, (&String, &Arc<Guarantee>)> =
             state.guarantees.iter().map(|(name, held)| (&held.cgroup, (name, held))).collect();
-        let over: Vec<CgroupPath> =
+        let outdated: Vec<CgroupPath> =
             self.written.keys().filter(|path| state.applied.get(path).is_none()).cloned().collect();
         for (path, record) in state.applied.iter() {
             let held = held.get(path).and_then(|&(name, guarantee)| {
                 Some((name, guarantee, state.ledger.owner(&OwnerId::from(guarantee.owner(name)))?))
             });
-            if self.written.get(path).is_some_and(|(_, mark)| mark.says(record, held)) {
+            if self.written.get(path).is_some_and(|(_, mark)| mark.is_equal_to(record, held)) {
                 continue;
             }
             if let Some((place, mark)) = self.written.remove(path)
@@ -209,23 +213,23 @@ impl XattrBackup {
             {
                 self.remove(&place, &attribute(mark.record.id));
             }
-            let held = held.map(|(name, guarantee, account)| Held {
+            let held = held.map(|(name, guarantee, account)| HeldGuarantee {
                 name: name.clone(),
                 guarantee: guarantee.clone(),
                 account: account.clone(),
             });
             self.write(path, Mark::new(path.clone(), record.clone(), held));
         }
-        for path in over {
+        for path in outdated {
             if let Some((place, mark)) = self.written.remove(&path) {
                 self.remove(&place, &attribute(mark.record.id));
             }
         }
     }
 
-    /// The nearest directory of ours.
+    /// Returns the nearest directory that only the daemon can write.
     fn place(&self, path: &CgroupPath) -> Option<CgroupPath> {
-        path.ancestors().find(|place| is_ours(&self.hierarchy.dir(place)))
+        path.ancestors().find(|place| is_only_writable_by_daemon(&self.hierarchy.dir(place)))
     }
 
     fn write(&mut self, path: &CgroupPath, mark: Mark) {
@@ -240,9 +244,9 @@ impl XattrBackup {
         });
         match written {
             Ok(()) => drop(self.written.insert(path.clone(), (place, mark))),
-            Err(_) if self.reported => {}
+            Err(_) if self.failure_logged => {}
             Err(error) => {
-                self.reported = true;
+                self.failure_logged = true;
                 tracing::warn!(cgroup = %place, error, "cgroups cannot be marked: a damaged ledger could not be rebuilt in full");
             }
         }
@@ -252,7 +256,7 @@ impl XattrBackup {
         match removexattr(self.hierarchy.dir(place), name) {
             Ok(()) | Err(Errno::NODATA | Errno::NOENT | Errno::OPNOTSUPP | Errno::NODEV) => {}
             Err(error) => {
-                tracing::warn!(cgroup = %place, name, %error, "a mark that is over cannot be removed");
+                tracing::warn!(cgroup = %place, name, %error, "a mark that is outdated cannot be removed");
             }
         }
     }

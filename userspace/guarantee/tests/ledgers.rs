@@ -1,8 +1,10 @@
-//! The ledgers that released programs have written, in `tests/ledgers/RELEASE`: this program keeps all that is in them, and
-//! what it saves is read by that release again.
+//! Compatibility with the ledgers of releases in `tests/ledgers/RELEASE`: this program keeps all their content, and each release
+//! can read the
+//! ledger that this program saves.
 //!
-//! A release reads what it knows and passes over the rest. So it finds all that it had where what is saved now holds all that it
-//! had written, whatever is there besides, in the same version of the format.
+//! A release ignores unknown fields. So it can read a ledger that has at least the fields it wrote, with the same values and the
+//! same format
+//! version.
 
 use std::{fs, path::Path};
 
@@ -10,7 +12,7 @@ use numaward_guarantee::state::State;
 use numaward_store::{LoadedLedger, Store};
 use serde_json::Value;
 
-/// The parts of `kept` that `now` does not hold, as JSON pointers (RFC 6901).
+/// Returns the JSON pointers (RFC 6901) of the parts of `kept` that `now` does not have.
 fn missing(kept: &Value, now: &Value, at: &str) -> Vec<String> {
     match (kept, now) {
         (Value::Object(kept), Value::Object(now)) => {
@@ -30,7 +32,7 @@ fn missing(kept: &Value, now: &Value, at: &str) -> Vec<String> {
 }
 
 #[test]
-fn ledgers_of_all_releases_are_kept_and_read_by_them_again() {
+fn keeps_ledgers_of_all_releases() {
     let releases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/ledgers");
     let mut count = 0;
     for release in fs::read_dir(releases).unwrap().map(|entry| entry.unwrap().path()) {
@@ -47,7 +49,7 @@ fn ledgers_of_all_releases_are_kept_and_read_by_them_again() {
             else {
                 panic!("{}: {loaded:?}", file.display())
             };
-            assert!(!state.guarantees.is_empty(), "{} shows nothing", file.display());
+            assert!(!state.guarantees.is_empty(), "{} has no guarantee", file.display());
             store.save(&state).unwrap();
             store.write_out().unwrap();
             let read = |path| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
@@ -66,7 +68,7 @@ fn ledgers_of_all_releases_are_kept_and_read_by_them_again() {
 }
 
 #[test]
-fn what_is_lost_or_changed_is_missing() {
+fn finds_missing_and_changed_parts() {
     let kept = serde_json::json!({ "a": { "b": 1 }, "c": [1, { "d": 2 }] });
     let with = |change: fn(&mut Value)| {
         let mut now = kept.clone();

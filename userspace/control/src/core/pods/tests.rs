@@ -201,7 +201,7 @@ fn account_that_is_too_large_is_refused() {
     let mut ask = container("a", 2000);
     ask.pod.terms.labels = [("key".to_owned(), "x".repeat(1 << 20))].into();
     let error = bench.core.create(&ask, Attempt::First).unwrap_err();
-    assert!(error.to_string().starts_with("AccountTooLarge: what uid-a/c asks for takes 1048"), "{error}");
+    assert!(error.to_string().starts_with("AccountTooLarge: the request of uid-a/c has 1048"), "{error}");
     assert_eq!(pool(&bench), "0-7");
     assert!(bench.core.store.state.pods.is_empty());
     ask.pod.terms.labels = [("key".to_owned(), "x".repeat(8 << 10))].into();
