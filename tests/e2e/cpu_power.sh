@@ -11,7 +11,7 @@ state() {
 }
 _set() { [ "$(latency 2)" = n/a ]; }
 _back() { [ "$(latency 2)" = 150 ]; }
-_given_up() { events cpu_power | grep -q 'Somebody else wrote these'; }
+_given_up() { events cpu_power | grep -q 'Another program wrote these'; }
 hold() {
     quiet_guarantee /held --cpus 2 --memory 64Mi --node 1
     wait_for 20 _set

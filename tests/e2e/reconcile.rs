@@ -75,7 +75,7 @@ fn promises_are_kept_against_whatever_changes_them() {
     assert!(report.section("status").contains("job         2-3   1      256.0 MiB  cpuset.cpus"));
     let events = report.section("events");
     let reported = format!("Written by: sh (process {writer}, cgroup /writer).");
-    assert!(events.contains(&reported) && events.contains("it is left to them"), "{events}");
+    assert!(events.contains(&reported) && events.contains("its value is kept"), "{events}");
     let metrics = report.section("drift metrics");
     assert!(metrics.contains("numaward_drift_total{knob=\"cpuset.cpus\"} 10"), "{metrics}");
 

@@ -12,7 +12,7 @@ has_not() { ! has "$1"; }
 # Above what is promised, a workload is slowed down early; one that does not get on gets more.
 expect_error "a damaged ledger was set aside"
 expect_error "does not have what is promised on it"
-expect_error "it is left to them"
+expect_error "its value is kept"
 mkdir -p /etc/numaward
 cat >/etc/numaward/config.yaml <<'END'
 memoryThrottlingFactor: 0.1

@@ -5,7 +5,7 @@ config=/tmp/config.yaml
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 by_bandwidth='{enforcement: {interleaveWeights: {source: bandwidth}}, strategy: native}'
 echo "$by_bandwidth" >$config
-_given_up() { events interleave_weights | grep -q 'Somebody else set weights'; }
+_given_up() { events interleave_weights | grep -q 'Another program set weights'; }
 state() {
     section "$1"
     echo $(cat $weights/node0 $weights/node1)

@@ -1,8 +1,13 @@
-//! The thread that owns what is promised.
+//! The reconciler: the thread that owns the guarantees.
 //!
-//! [`Core`] changes it. Around the core, controllers look after what is held: each is a type of its own that handles
-//! [`Event`]s and changes the core, and knows nothing of the others. What follows from a change, they and the core note
-//! as [`crate::core::Effects`], and the loop sees to it.
+//! # Terms
+//! - [`Core`] has the state and changes it: admissions, resizes, releases.
+//! - A *controller* maintains one aspect of the guarantees or of the host. It handles [`Event`]s, changes the core, and does not
+//!   know the
+//! other controllers.
+//! - [`crate::core::Effects`] are the consequences of changes, such as a new view to publish. The core and the controllers add
+//!   them, and the
+//! loop processes them.
 
 mod affinities;
 mod auto_placement;
@@ -67,44 +72,43 @@ use crate::{
     write_monitor::WriteMonitor,
 };
 
-/// How often what is held is looked after.
-const TURN: Duration = Duration::from_millis(250);
-/// The same while nothing is held.
-const IDLE_TURN: Duration = Duration::from_secs(1);
-/// How often others' claims on memory are read anew.
-const REFRESH: Duration = Duration::from_secs(30);
-/// How much later than that, while the container runtime keeps asking.
-const LATEST: Duration = Duration::from_secs(1);
+/// Interval of the controllers' periodic work.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(250);
+/// The same interval while there is no guarantee.
+const IDLE_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval for updating the memory and CPUs that other programs use.
+const CONDITIONS_REFRESH_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum delay of the periodic work while the container runtime has requests.
+const MAX_MAINTENANCE_DELAY: Duration = Duration::from_secs(1);
 
-/// How long a turn may take before it counts as hung. A wait for pages or systemd is no turn.
-const LIMIT: Duration = Duration::from_mins(1);
+/// Time after which one iteration counts as hung. Waiting for page migrations or systemd is not part of it.
+const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// What those who look after what is held are to know.
+/// An event for the controllers.
 #[derive(Debug)]
 enum Event<'a> {
-    /// Time goes by.
-    Turn(Instant),
-    /// Somebody wrote knobs.
-    Written(Instant),
-    /// The machine changed.
-    Machine(Instant),
-    /// Cgroups came or went.
+    /// Periodic work is due.
+    Tick(Instant),
+    /// The kernel reported writes to watched knobs.
+    KnobsWritten(Instant),
+    /// The machine's topology changed.
+    MachineChanged(Instant),
+    /// Cgroups were created or removed.
     Cgroups(&'a [cgroup::CgroupEvent]),
-    /// A cgroup holds something else than before.
-    Held(&'a HeldChange),
-    /// All that changed is about to be published.
-    Changed,
-    /// Workloads may be gone.
-    Gone(Instant),
-    /// Something came free, or the machine changed.
-    Free,
+    /// The settings of a cgroup changed.
+    SettingsChanged(&'a HeldChange),
+    /// The state changed and is about to be published.
+    StateChanged,
+    /// A workload may have ended.
+    WorkloadsGone(Instant),
+    /// CPUs or memory became free, or the machine changed.
+    CapacityFreed,
 }
 
-/// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
-/// promised stays so.
+/// Loads the guarantees of the previous run and starts the thread. The thread ends when `stop` is cancelled; the guarantees remain.
 #[cfg_attr(
     not(any(test, feature = "testing")),
-    expect(unreachable_pub, reason = "others reach it by the module `testing`")
+    expect(unreachable_pub, reason = "other crates use it through the module `testing`")
 )]
 pub fn start(
     config: &Config,
@@ -122,7 +126,7 @@ pub fn start(
     let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
     let shown = reconciler.shown();
     if reconciler.wants_cgroups() {
-        // Before it looks what there is, so that nothing is missed in between.
+        // Subscribed before the scan in `adopt`, so that no cgroup is missed.
         let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
         let send = move |events: &[_]| {
             !news.add(events.len())
@@ -135,12 +139,12 @@ pub fn start(
     reconciler.core.serve(worker, Inbox::new(queue));
     if let Some(write_monitor) = write_monitor {
         let commands = commands.clone();
-        // It ends with the reconciler: nobody takes its commands then.
+        // The channel closes with the reconciler, which ends this thread too.
         let wake = move || commands.send(Message::Internal(Command::KnobsChanged)).is_ok();
         write_monitor.spawn(wake, &heartbeats, &stop)?;
     }
     let ended = stop.clone();
-    let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
+    let thread = heartbeats.spawn("guarantee", HANG_TIMEOUT, &ended, move || reconciler.run(&stop))?;
     Ok((ReconcilerHandle::new(commands, shown), thread))
 }
 
@@ -149,7 +153,7 @@ struct ReconcilerLoop {
     controllers: Controllers,
     rebalancing: Rebalancing,
     read_model: ReadModel,
-    /// Those that others know of.
+    /// The preferred nodes that were published last.
     homes: BTreeMap<CgroupPath, NodeId>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     unplaced: Arc<RwLock<Vec<PodName>>>,
@@ -174,7 +178,7 @@ impl ReconcilerLoop {
         }
     }
 
-    /// What clients see without asking.
+    /// Returns the published state, for clients.
     fn shown(&self) -> ReconcilerStatus {
         ReconcilerStatus {
             allocations: Arc::clone(&self.view),
@@ -186,31 +190,31 @@ impl ReconcilerLoop {
     }
 
     fn run(mut self, stop: &CancellationToken) {
-        let mut next = Instant::now() + TURN;
+        let mut next = Instant::now() + MAINTENANCE_INTERVAL;
         while !stop.is_cancelled() {
             health::beat();
             if !self.step(&mut next) {
                 break;
             }
         }
-        self.show();
+        self.publish();
         self.core.store.storage.write_out(true);
     }
 
-    /// Does what was asked for first, and looks after what is held when it is time for that; `false` if nobody can ask.
+    /// Executes one command or one background step, then the periodic work if it is due. Returns `false` if all senders are gone.
     fn step(&mut self, next: &mut Instant) -> bool {
         let has_to_bind = self.core.has_to_bind() || self.rebalancing.is_due(&self.core);
         let Some(inbox) = &mut self.core.execution.inbox else { return false };
         let has_work = has_to_bind || !inbox.is_empty();
-        let patience = if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
-        inbox.receive(patience);
+        let timeout = if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
+        inbox.receive(timeout);
         self.core.heed_conditions();
         let Some(inbox) = &mut self.core.execution.inbox else { return false };
-        // What the runtime waits for goes first.
+        // The container runtime waits for its commands, so they go first.
         if let Some(command) = inbox.next_of_runtime() {
             let reply = self.core.pod_command(command, false);
             if let Some(reply) = reply {
-                self.show();
+                self.publish();
                 reply();
             }
         } else {
@@ -224,16 +228,20 @@ impl ReconcilerLoop {
             }
         }
         let now = Instant::now();
-        let is_awaited = self.core.execution.inbox.as_ref().is_some_and(Inbox::has_runtime);
-        if is_awaited && now < *next + LATEST {
+        let runtime_waits = self.core.execution.inbox.as_ref().is_some_and(Inbox::has_runtime);
+        if runtime_waits && now < *next + MAX_MAINTENANCE_DELAY {
             return true;
         }
-        let turn = if self.core.store.state.holds_nothing() { IDLE_TURN } else { TURN };
+        let turn = if self.core.store.state.holds_nothing() {
+            IDLE_MAINTENANCE_INTERVAL
+        } else {
+            MAINTENANCE_INTERVAL
+        };
         if now >= *next {
             *next = now + turn;
             self.run_maintenance();
         } else {
-            // The first guarantee does not wait for the end of a longer turn.
+            // After the first guarantee, the shorter interval applies at once.
             *next = (*next).min(now + turn);
         }
         self.process_effects();
@@ -249,7 +257,7 @@ impl ReconcilerLoop {
             Command::Resize { resize, dry_run, answer } => {
                 let resized = self.core.resize_asked(&resize, dry_run);
                 let resized = self.answer(resized, &resize.name);
-                // The client may be gone; the change stays.
+                // The client may have disconnected; the change stays.
                 let _ = answer.send(resized);
             }
             Command::Release { name, answer } => {
@@ -273,12 +281,14 @@ impl ReconcilerLoop {
             Command::Cgroups(events) => {
                 self.dispatch(&Event::Cgroups(&events));
                 if self.cgroup_news.take(events.len()) {
-                    tracing::warn!("too many cgroups came and went at once: all are looked at");
+                    tracing::warn!(
+                        "too many cgroups were created and removed at once: the whole hierarchy is scanned"
+                    );
                     self.core.effects.isolate = true;
                     self.controllers.declarations.reconcile(&mut self.core);
                 }
             }
-            Command::KnobsChanged => self.dispatch(&Event::Written(Instant::now())),
+            Command::KnobsChanged => self.dispatch(&Event::KnobsWritten(Instant::now())),
         }
     }
 
@@ -288,7 +298,7 @@ impl ReconcilerLoop {
         self.answer(result, &request.name)
     }
 
-    /// Sees to what follows; says what became of what was asked for under this name.
+    /// Processes the effects of an admission and returns the answer for the client.
     fn answer(
         &mut self,
         result: Result<Admission, AdmissionError>,
@@ -296,9 +306,9 @@ impl ReconcilerLoop {
     ) -> Result<Answer, AdmissionError> {
         self.process_effects();
         match result? {
-            // As it was just published.
+            // `process_effects` has just published the guarantee.
             Admission::Given => {
-                self.read_model.of(name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
+                self.read_model.allocation(name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
             }
             Admission::Dry(dry) => Ok(Answer::Dry(*dry)),
         }
@@ -311,22 +321,22 @@ impl ReconcilerLoop {
         Ok(described)
     }
 
-    /// Does the next step of a rebalance, if there is one to be done.
+    /// Executes the next step of a rebalance, if one is due.
     fn rebalance(&mut self) {
         if !self.rebalancing.is_due(&self.core) {
             return;
         }
-        if let Some(over) = self.rebalancing.step(&mut self.core) {
-            self.end_rebalance(over);
+        if let Some(outcome) = self.rebalancing.step(&mut self.core) {
+            self.end_rebalance(outcome);
         }
-        // It may start the next one.
+        // May start the next rebalance.
         self.process_effects();
     }
 
-    /// Shows how a rebalance ended, and answers the client that waits for it.
+    /// Publishes the end of a rebalance and answers the client that waits for it.
     fn end_rebalance(&mut self, RebalanceOutcome { shown, admitted, waiter }: RebalanceOutcome) {
-        self.show();
-        let allocation = admitted.and_then(|name| self.read_model.of(&name));
+        self.publish();
+        let allocation = admitted.and_then(|name| self.read_model.allocation(&name));
         self.rebalancing.show_end(api::Rebalance { allocation: allocation.clone(), ..shown });
         let Some((answer, refused)) = waiter else { return };
         let name = allocation.as_ref().map(|allocation| allocation.name.clone());
@@ -334,34 +344,34 @@ impl ReconcilerLoop {
         if answer.send(result).is_err()
             && let Some(name) = name
         {
-            tracing::info!(name, "nobody waits for this allocation any more");
+            tracing::info!(name, "the client of this request disconnected: the guarantee is released");
             let _ = self.core.release(&name);
         }
     }
 
-    /// Lets all handle an event.
     fn dispatch(&mut self, event: &Event) {
         self.controllers.handle(&mut self.core, event);
     }
 
-    /// Whether it matters that cgroups come and go.
+    /// Returns true if created and removed cgroups have to be reported.
     fn wants_cgroups(&self) -> bool {
         self.core.mode() != EnforcementMode::Off
             && (self.core.isolation.is_on() || !self.controllers.declarations.is_empty())
     }
 
-    /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
+    /// Takes over the guarantees of the previous run: releases those of ended workloads and rewrites settings that changed
+    /// meanwhile.
     fn adopt(&mut self) {
         let names: Vec<String> = self.core.store.state.guarantees.keys().cloned().collect();
         for name in names {
-            self.dispatch(&Event::Held(&HeldChange::Given(name)));
+            self.dispatch(&Event::SettingsChanged(&HeldChange::Given(name)));
         }
-        self.dispatch(&Event::Gone(Instant::now()));
+        self.dispatch(&Event::WorkloadsGone(Instant::now()));
         self.core.remove_strays();
         self.core.yield_homes();
         if let Some(rewritten) = self.core.uphold() {
             let allocations = self.core.store.state.guarantees.len();
-            tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");
+            tracing::info!(allocations, rewritten, "guarantees of the previous run were taken over");
         }
         self.core.follow_mode();
         self.rebalancing.adopt(&mut self.core);
@@ -371,58 +381,58 @@ impl ReconcilerLoop {
         self.core.herd(true);
         self.core.promises_changed();
         self.process_effects();
-        // What an earlier run moved or set is back before anybody is answered, if it is to be.
-        self.controllers.host.turn(&mut self.core, Instant::now());
+        // Host settings that are no longer configured are restored before the first client is answered.
+        self.controllers.host.tick(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&mut self.core);
         auto_placement::AutoPlacement::adopt(&mut self.core);
-        self.show_whether_host_is_owed();
+        self.publish_pending_host_restores();
     }
 
-    /// Shows whether something outside of cgroups is yet to be given back.
-    fn show_whether_host_is_owed(&self) {
-        let is_owed =
+    /// Publishes whether host-wide settings have a pending restore.
+    fn publish_pending_host_restores(&self) {
+        let has_pending =
             self.core.has_pending_host_restores() || self.controllers.affinities.is_busy(&self.core);
-        self.has_pending_host_restores.store(is_owed, Ordering::Relaxed);
+        self.has_pending_host_restores.store(has_pending, Ordering::Relaxed);
     }
 
     fn run_maintenance(&mut self) {
         let now = Instant::now();
-        if now.duration_since(self.refreshed) >= REFRESH {
+        if now.duration_since(self.refreshed) >= CONDITIONS_REFRESH_INTERVAL {
             self.refreshed = now;
             self.core.refresh();
         }
-        self.dispatch(&Event::Turn(now));
-        self.show_whether_host_is_owed();
+        self.dispatch(&Event::Tick(now));
+        self.publish_pending_host_restores();
         if self.core.is_herd_report_due() {
             self.core.herd(false);
         }
         self.rebalancing.look(&self.core);
         if self.core.turn(now) {
-            self.show();
-            self.dispatch(&Event::Machine(now));
+            self.publish();
+            self.dispatch(&Event::MachineChanged(now));
         }
         *self.unplaced.write() = self.core.unplaced();
     }
 
-    /// Publishes what changed.
-    fn show(&mut self) {
+    /// Publishes the changed state.
+    fn publish(&mut self) {
         while self.core.effects.is_shown() {
             let held = mem::take(&mut self.core.effects.held);
             for change in &held {
-                self.dispatch(&Event::Held(change));
+                self.dispatch(&Event::SettingsChanged(change));
             }
             self.core.effects.view = false;
-            let is_promise = mem::take(&mut self.core.effects.promises);
-            self.dispatch(&Event::Changed);
-            self.read_model.follow(&self.core, &self.controllers);
+            let guarantees_changed = mem::take(&mut self.core.effects.promises);
+            self.dispatch(&Event::StateChanged);
+            self.read_model.update(&self.core, &self.controllers);
             let homes = self.core.home_nodes();
-            if is_promise || homes != self.homes {
+            if guarantees_changed || homes != self.homes {
                 let ledger = self.core.store.state.ledger.clone();
-                let mut promises = Guarantees::new(self.read_model.promises(), ledger);
-                promises.free_cpus = self.core.free_cpus();
-                promises.homes.clone_from(&homes);
-                promises.unfit.clone_from(&self.core.policy.unfit);
-                self.core.ports.assignments.publish_guarantees(promises);
+                let mut guarantees = Guarantees::new(self.read_model.guarantees(), ledger);
+                guarantees.free_cpus = self.core.free_cpus();
+                guarantees.homes.clone_from(&homes);
+                guarantees.unfit.clone_from(&self.core.policy.unfit);
+                self.core.ports.assignments.publish_guarantees(guarantees);
                 self.homes = homes;
             }
             let Controllers { drift, declarations, restores, .. } = &self.controllers;
@@ -437,13 +447,13 @@ impl ReconcilerLoop {
         }
     }
 
-    /// Does what follows from what was changed.
+    /// Processes the effects of changes until there are none left.
     fn process_effects(&mut self) {
-        // What was refused may have left CPUs to those who share.
+        // A refused request may have left CPUs in the shared pool.
         self.core.follow_pool();
-        // Each may cause the other, but not without end: what is given is not given again.
+        // Each effect may cause the other, but this ends: what was already applied causes no further effect.
         while self.core.effects.is_due() || (self.core.is_herd_report_due() && !self.is_busy()) {
-            self.show();
+            self.publish();
             let effects = &mut self.core.effects;
             let (gone, declared, isolate) = (
                 mem::take(&mut effects.gone),
@@ -451,10 +461,10 @@ impl ReconcilerLoop {
                 mem::take(&mut effects.isolate),
             );
             if gone {
-                self.dispatch(&Event::Gone(Instant::now()));
+                self.dispatch(&Event::WorkloadsGone(Instant::now()));
             }
             if declared {
-                self.dispatch(&Event::Free);
+                self.dispatch(&Event::CapacityFreed);
                 for request in mem::take(&mut self.core.effects.no_room) {
                     self.rebalancing.start_automatic(&mut self.core, &request, None);
                 }
@@ -465,7 +475,7 @@ impl ReconcilerLoop {
         }
     }
 
-    /// Whether anybody waits for an answer.
+    /// Returns true if a client waits for an answer.
     fn is_busy(&self) -> bool {
         self.core.execution.inbox.as_ref().is_some_and(|inbox| !inbox.is_empty())
     }

@@ -1,4 +1,4 @@
-//! What clients asked for: commands that go together are handled as one, all others alone.
+//! Client commands: consecutive commands of the same kind are executed as one batch, all others one by one.
 
 use numaward_guarantee::{
     command::{Answer, Command},
@@ -11,18 +11,18 @@ use super::ReconcilerLoop;
 use crate::core::{Admission, Kind, Waiting, goes_with};
 
 impl ReconcilerLoop {
-    /// Handles what was taken from the inbox at once.
+    /// Executes the commands that were taken from the inbox.
     pub(super) fn handle_batch(&mut self, mut waiting: Vec<Waiting>) {
         match waiting.first().and_then(|first| goes_with(&first.command)) {
             Some((kind, _)) if waiting.len() > 1 => match kind {
-                Kind::Admission => self.admissions(waiting),
-                Kind::Release => self.releases(waiting),
+                Kind::Admission => self.admit_batch(waiting),
+                Kind::Release => self.release_and_answer(waiting),
             },
             _ => waiting.drain(..).for_each(|waiting| self.command(waiting.command)),
         }
     }
 
-    fn admissions(&mut self, waiting: Vec<Waiting>) {
+    fn admit_batch(&mut self, waiting: Vec<Waiting>) {
         let requests = waiting.iter().filter_map(|waiting| match &waiting.command {
             Command::Admit { request, .. } => Some(&**request),
             _ => None,
@@ -30,18 +30,18 @@ impl ReconcilerLoop {
         let requests: Vec<&Request> = requests.collect();
         let mut results = self.core.admit_together(&requests).into_iter();
         self.process_effects();
-        let mut later = Vec::new();
+        let mut postponed = Vec::new();
         let mut answers = Vec::new();
         for waiting in waiting {
             match results.next() {
-                // What came before it may give back what it asks for.
-                Some(Err(_)) if waiting.overtakes => later.push(waiting),
-                None => later.push(waiting),
+                // An earlier command may release resources that this request needs.
+                Some(Err(_)) if waiting.overtakes => postponed.push(waiting),
+                None => postponed.push(waiting),
                 Some(result) => answers.push((waiting.command, result)),
             }
         }
         if let Some(inbox) = &mut self.core.execution.inbox {
-            inbox.put_back_others(later);
+            inbox.put_back_others(postponed);
         }
         for (command, result) in answers {
             if let Command::Admit { request, dry_run, answer } = command {
@@ -50,7 +50,7 @@ impl ReconcilerLoop {
         }
     }
 
-    fn releases(&mut self, waiting: Vec<Waiting>) {
+    fn release_and_answer(&mut self, waiting: Vec<Waiting>) {
         let asked = waiting.into_iter().filter_map(|waiting| match waiting.command {
             Command::Release { name, answer } => Some((name, answer)),
             _ => None,
@@ -64,7 +64,7 @@ impl ReconcilerLoop {
         }
     }
 
-    /// Answers a client that asked for an allocation, unless room is made for it.
+    /// Answers a client whose request was admitted or refused, unless a rebalance starts for the request.
     pub(super) fn answer_admission(
         &mut self,
         request: &Request,
@@ -82,11 +82,14 @@ impl ReconcilerLoop {
             result => (result, answer),
         };
         let admitted = matches!(result, Ok(Answer::Admitted(_)));
-        // Nobody is there who would use or release it.
+        // No client is left to use or release the guarantee.
         if answer.send(result).is_err() && admitted {
-            tracing::info!(name = request.name, "nobody waits for this allocation any more");
+            tracing::info!(
+                name = request.name,
+                "the client of this request disconnected: the guarantee is released"
+            );
             let _ = self.core.release(&request.name);
-            // Also where the container runtime waits for something.
+            // Needed here too, because the container runtime may wait for the freed resources.
             self.process_effects();
         }
     }

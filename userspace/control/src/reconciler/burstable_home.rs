@@ -20,7 +20,7 @@ use numaward_engine::OwnerId;
 use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
-use super::drift::Round;
+use super::drift::Rotation;
 use crate::core::{Core, most};
 
 /// Each workload is looked at within this; sooner where the dwell time is short.
@@ -36,7 +36,7 @@ pub(super) struct Homes {
     /// The workloads, with the names and cgroups of their guarantees.
     workloads: BTreeMap<OwnerId, Vec<(String, CgroupPath)>>,
     /// They are looked at in turns: the kernel takes its time to say where memory lies.
-    round: Round<OwnerId>,
+    round: Rotation<OwnerId>,
     away: BTreeMap<OwnerId, Away>,
 }
 
@@ -62,7 +62,7 @@ impl Homes {
         Self {
             is_outdated: true,
             workloads: BTreeMap::new(),
-            round: Round::new(PACE.min(dwell / 4)),
+            round: Rotation::new(PACE.min(dwell / 4)),
             away: BTreeMap::new(),
         }
     }
@@ -79,7 +79,7 @@ impl Homes {
             self.follow(core);
         }
         let dwell = core.config.enforcement.home_dwell_time.0;
-        for owner in self.round.turn() {
+        for owner in self.round.next_batch() {
             let Some(cgroups) = self.workloads.get(&owner) else { continue };
             let mut by_node: BTreeMap<NodeId, Bytes> = BTreeMap::new();
             for (node, bytes) in cgroups.iter().flat_map(|(_, cgroup)| core.footprint(cgroup)) {

@@ -1,4 +1,4 @@
-//! Those who look after what is held, in the order in which they learn of an event.
+//! The controllers, in the order in which they handle an event.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
-/// One for each concern; none knows another.
+/// All controllers. They do not use each other.
 pub(super) struct Controllers {
     pub(super) liveness: Liveness,
     pub(super) drift: DriftController,
@@ -28,7 +28,7 @@ pub(super) struct Controllers {
     pub(super) declarations: Declarations,
 }
 
-/// Those that set something of the host as a whole.
+/// Controllers of host-wide settings.
 pub(super) struct HostSettings {
     pub(super) interrupts: Interrupts,
     pub(super) power: PowerSettings,
@@ -44,10 +44,10 @@ impl HostSettings {
         }
     }
 
-    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
-        self.interrupts.turn(core, now);
-        self.power.turn(core, now);
-        self.weights.turn(core, now);
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
+        self.interrupts.tick(core, now);
+        self.power.tick(core, now);
+        self.weights.tick(core, now);
     }
 }
 
@@ -73,47 +73,47 @@ impl Controllers {
         }
     }
 
-    /// Lets those handle an event whom it concerns.
+    /// Passes an event to the controllers that handle it.
     pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
         match *event {
-            Event::Turn(now) => self.turn(core, now),
-            Event::Written(now) => self.drift.look(core, now, false),
-            Event::Machine(now) => {
-                self.drift.look_at_all(core, now);
+            Event::Tick(now) => self.tick(core, now),
+            Event::KnobsWritten(now) => self.drift.check(core, now, false),
+            Event::MachineChanged(now) => {
+                self.drift.check_all(core, now);
                 self.auto_placement.is_outdated = true;
             }
             Event::Cgroups(events) => {
                 self.liveness.question_removed(core, events);
                 self.declarations.follow(core, events);
             }
-            Event::Held(change) => {
+            Event::SettingsChanged(change) => {
                 self.liveness.follow_held(core, change);
                 self.drift.follow_held(change);
             }
-            Event::Changed => {
+            Event::StateChanged => {
                 self.drift.follow(&core.store.state.applied);
-                self.restores.follow(&core.store.state.applied);
+                self.restores.update(&core.store.state.applied);
                 self.throttling.is_outdated = true;
                 self.homes.is_outdated = true;
                 self.auto_placement.is_outdated = true;
                 self.budgets.is_outdated = true;
                 self.caches.is_outdated = true;
             }
-            Event::Gone(now) => self.liveness.release_gone(core, now, false),
-            Event::Free => self.declarations.try_waiting(core),
+            Event::WorkloadsGone(now) => self.liveness.release_gone(core, now, false),
+            Event::CapacityFreed => self.declarations.try_waiting(core),
         }
     }
 
-    fn turn(&mut self, core: &mut Core, now: Instant) {
+    fn tick(&mut self, core: &mut Core, now: Instant) {
         self.liveness.release_gone(core, now, true);
-        self.restores.turn(core, now);
-        self.drift.look(core, now, true);
-        self.throttling.look(core, now);
+        self.restores.tick(core, now);
+        self.drift.check(core, now, true);
+        self.throttling.sample(core, now);
         self.homes.look(core, now);
         self.auto_placement.turn(core, now);
         self.budgets.turn(core, now);
         self.guard.turn(core, now);
-        self.host.turn(core, now);
+        self.host.tick(core, now);
         self.caches.turn(core, now);
         self.affinities.turn(core);
     }

@@ -1,15 +1,23 @@
-//! Guarantees that are declared in the configuration, for workloads yet to come.
+//! Guarantees that the configuration declares for workloads that do not exist yet.
 //!
-//! Problem: a workload is to have its guarantee from the moment its cgroup appears, without anybody asking; it
-//! may not fit now and fit later; and the configuration may say something else after a restart.
+//! # Problem
+//! A workload gets its declared guarantee when its cgroup appears, without a request. It may fit only later, and the declaration
+//! may be
+//! different after a restart.
 //!
-//! Terms: a *rule* is one declared guarantee. A cgroup *waits* if a rule matches and it does not hold an
-//! allocation: because it was refused, or because one above or below it holds one.
+//! # Terms
+//! - *rule*: one declared guarantee.
+//! - *waiting* cgroup: a rule matches it, but it has no guarantee, because the engine refused it or a cgroup above or below has
+//!   one.
 //!
-//! Algorithm: a cgroup that appears is given what the first rule that matches says, or waits. One that waits is tried
-//! again when something is freed or the machine changed; within one such round, a rule that the engine rejected
-//! once is not asked for again. At the start, allocations whose rule is gone are released. Those whose rule says something else
-//! follow it before any other cgroup is given anything; one that cannot keeps what it holds, and is tried again.
+//! # Algorithm
+//! A new cgroup gets the guarantee of the first rule that matches, or waits. Waiting cgroups are retried when resources were freed
+//! or the
+//! machine changed; after a rule was rejected, its other waiting cgroups are skipped in this round.
+//!
+//! On start, guarantees without a rule are released. Guarantees with a changed rule are changed before any other cgroup is served;
+//! one that
+//! cannot be changed stays as it is and is retried.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,29 +31,29 @@ use numaward_model::EventReport;
 
 use crate::core::{Attempt, Core};
 
-/// What is declared, and who waits for it.
+/// The rules and the waiting cgroups.
 #[derive(Debug, Default)]
 pub(super) struct Declarations {
     rules: Vec<DeclaredGuarantee>,
-    waiting: BTreeMap<CgroupPath, Waiting>,
+    waiting: BTreeMap<CgroupPath, WaitingCgroup>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingCgroup {
     rule: usize,
-    /// Why it was refused; `None` if another allocation is in the way.
-    refused: Option<Reason>,
+    /// Reason of the refusal; `None` if a guarantee of another cgroup is in the way.
+    refused: Option<Refusal>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Reason {
+struct Refusal {
     text: String,
     rejection: Option<api::Rejection>,
 }
 
-impl Reason {
-    /// Whether it is the same but for how much is free, which may change at any time.
-    fn is_as(&self, other: &Self) -> bool {
+impl Refusal {
+    /// Returns true if the reasons are equal except for the amount of free resources, which changes often.
+    fn is_same_except_free(&self, other: &Self) -> bool {
         let (Some(ours), Some(theirs)) = (&self.rejection, &other.rejection) else {
             return self == other;
         };
@@ -60,14 +68,13 @@ impl Declarations {
         Self { rules: rules.to_vec(), waiting: BTreeMap::new() }
     }
 
-    /// Whether anything is declared.
     pub(super) fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// The first rule that matches a cgroup, and the target that it makes.
+    /// Returns the first rule that matches a cgroup, with the target for the request.
     fn rule_of(&self, path: &CgroupPath) -> Option<(usize, api::Target)> {
-        // Commands have what they were started with.
+        // Commands have the guarantee that they were started with.
         if path.components().next() == Some(EXEC_PARENT) {
             return None;
         }
@@ -85,7 +92,7 @@ impl Declarations {
         })
     }
 
-    /// Those that were refused.
+    /// Returns the waiting cgroups that were refused.
     pub(super) fn waiting(&self) -> Vec<api::PendingGuarantee> {
         let refused = self.waiting.iter().filter_map(|(path, waiting)| {
             let reason = waiting.refused.as_ref()?;
@@ -101,15 +108,15 @@ impl Declarations {
 }
 
 impl Declarations {
-    /// Releases what is not declared any more, and gives what is.
+    /// Releases guarantees without a rule and serves the cgroups with one.
     pub(super) fn reconcile(&mut self, core: &mut Core) {
         let is_gone = |held: &Guarantee| held.declared.is_some() && self.rule_of(&held.cgroup).is_none();
         let gone = core.store.state.guarantees.iter().filter(|(_, held)| is_gone(held));
         let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
-            tracing::info!(name, "no longer declared: to be released");
+            tracing::info!(name, "the guarantee is no longer declared and is released");
             if let Err(error) = core.release(&name) {
-                tracing::error!(name, %error, "cannot be released");
+                tracing::error!(name, %error, "the guarantee cannot be released");
             }
         }
         if self.is_empty() {
@@ -123,12 +130,14 @@ impl Declarations {
                     self.note_declared(path);
                 }
             }
-            Err(error) => tracing::error!(%error, "declared guarantees cannot be given to what runs"),
+            Err(error) => {
+                tracing::error!(%error, "the cgroup hierarchy cannot be read: running workloads do not get their declared guarantees")
+            }
         }
         self.try_waiting(core);
     }
 
-    /// Takes note of cgroups that came or went.
+    /// Handles created and removed cgroups.
     pub(super) fn follow(&mut self, core: &mut Core, events: &[cgroup::CgroupEvent]) {
         let mut is_new = false;
         for event in events {
@@ -145,14 +154,14 @@ impl Declarations {
         core.effects.declared |= is_new;
     }
 
-    /// A cgroup is there; `true` if a guarantee is declared for it.
+    /// Adds a cgroup if a rule matches it. Returns true in that case.
     fn note_declared(&mut self, path: &CgroupPath) -> bool {
         let Some((rule, _)) = self.rule_of(path) else { return false };
-        self.waiting.entry(path.clone()).or_insert(Waiting { rule, refused: None });
+        self.waiting.entry(path.clone()).or_insert(WaitingCgroup { rule, refused: None });
         true
     }
 
-    /// The cgroups whose guarantee was declared in another way, and its name.
+    /// Returns the names of the guarantees with a changed rule, by cgroup.
     fn changed(&self, core: &Core) -> BTreeMap<CgroupPath, String> {
         let state = &core.store.state;
         let is_changed = |name: &str, held: &Guarantee| {
@@ -163,7 +172,7 @@ impl Declarations {
         changed.map(|(name, held)| (held.cgroup.clone(), name.clone())).collect()
     }
 
-    /// Tries to give those that wait what is declared for them.
+    /// Tries to admit the waiting cgroups.
     pub(super) fn try_waiting(&mut self, core: &mut Core) {
         core.effects.no_room.clear();
         let changed = self.changed(core);
@@ -175,7 +184,7 @@ impl Declarations {
             let Some(declared) = self.rules.get(rule) else { continue };
             let changed = changed.get(&path);
             if changed.is_none() && core.store.state.has_guarantee_around(&path) {
-                self.waiting.insert(path, Waiting { rule, refused: None });
+                self.waiting.insert(path, WaitingCgroup { rule, refused: None });
                 continue;
             }
             if rejected.contains(&rule) && self.waiting.get(&path).is_some_and(|it| it.refused.is_some()) {
@@ -229,18 +238,18 @@ impl Declarations {
         if core.store.state.guarantees.values().any(|held| held.cgroup == *path) {
             text += "; it keeps what it holds";
         }
-        let reason = Reason { text, rejection };
+        let reason = Refusal { text, rejection };
         let before = self.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
-        if !before.is_some_and(|before| before.is_as(&reason)) {
+        if !before.is_some_and(|before| before.is_same_except_free(&reason)) {
             let pattern = self.rules.get(rule).map_or("", DeclaredGuarantee::pattern);
             let message =
                 format!("{path}: the guarantee declared for {pattern} cannot be given: {}", reason.text);
             let report = EventReport::new(EventKind::GuaranteeRefused, message);
             core.report(Some(path), report.detail("declared", pattern));
         }
-        let is_news = before != Some(&reason);
-        self.waiting.insert(path.clone(), Waiting { rule, refused: Some(reason) });
-        if is_news {
+        let has_changed = before != Some(&reason);
+        self.waiting.insert(path.clone(), WaitingCgroup { rule, refused: Some(reason) });
+        if has_changed {
             core.effects.view = true;
         }
     }

@@ -1,18 +1,24 @@
-//! Knobs that hold something else than was written: noticed, reported and repaired.
+//! Drift: knobs whose value differs from the written one are detected, reported and repaired.
 //!
-//! Problem: others write the same knobs, and the kernel itself takes CPUs and nodes away. It has to be seen within a
-//! second, it should be known who it was, and looking at every knob all the time costs too much.
+//! # Problem
+//! Other programs write the same knobs, and the kernel takes CPUs and nodes away. Drift should be detected within a second, with
+//! the process
+//! that caused it, but reading all knobs continuously costs too much.
 //!
-//! Terms: a cgroup is *watched* while the kernel reports writes to all of its knobs that we hold; the others are
-//! *looked at*. A knob is *left* when the conflict over it was given up (see [`numaward_enforce::ConflictBackoff`]).
+//! # Terms
+//! - *watched* cgroup: the kernel reports writes to all knobs that were written here. The other cgroups are polled.
+//! - *left* knob: the conflict with another program was given up (see [`numaward_enforce::ConflictBackoff`]).
 //!
-//! Algorithm: every turn looks at what was written since the last one, at what is due (a repair that waits), and at a
-//! slice of the rest: all cgroups that are not watched within a second, all others within a minute, as marks get lost
-//! and the kernel's own changes are not reported. A write further up narrows what a cgroup has, so that the ancestors are
-//! watched too, and all below one that was written is looked at.
+//! # Algorithm
+//! Each tick checks the cgroups with reported writes, the repairs that are due, and a part of the rest: polled cgroups within a
+//! second, watched
+//! ones within a minute, because marks get lost and the kernel's own changes are not reported. A write to an ancestor can narrow a
+//! cgroup, so
+//! ancestors are watched too, and everything below a written one is checked.
 //!
-//! The kernel reports a write when it is done. That of a cpuset can be read before, as the scheduling domains are made
-//! anew in between: a look that finds such a knob waits a turn for the name of the writer.
+//! The kernel reports a write when it is complete. The new value of a cpuset is visible earlier, because the scheduling domains are
+//! rebuilt in
+//! between. A check that finds such a knob waits one tick for the name of the writer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,77 +35,76 @@ use numaward_enforce::{
 };
 use numaward_model::EventReport;
 
-use super::TURN;
+use super::MAINTENANCE_INTERVAL;
 use crate::{
     core::{Core, HeldChange},
     spans,
     write_monitor::{Seen, WriteMonitor},
 };
 
-/// All cgroups that are not watched are looked at within this.
-const LOOK: Duration = Duration::from_secs(1);
-/// All others within this.
-const SWEEP: Duration = Duration::from_mins(1);
-/// When what could not be repaired is tried again, at the earliest.
-const RETRY: Duration = Duration::from_secs(5);
-/// The process of systemd, which sets knobs back to what a new cgroup has: with `daemon-reload` in cgroups below units with
-/// `Delegate=`, and where it disables a controller that no unit needs.
+/// Time within which all polled cgroups are checked.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time within which all watched cgroups are checked.
+const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
+/// Minimum delay before a failed repair is retried.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// PID of systemd. It resets knobs: `daemon-reload` in cgroups below units with `Delegate=`, and wherever it disables a controller.
 const SERVICE_MANAGER: u32 = 1;
 /// Knobs of an ancestor that take CPUs, nodes or controllers away from what is below it.
 const NARROWING: [Knob; 4] =
     [Knob::CpusetCpus, Knob::CpusetMems, Knob::CpusetPartition, Knob::SubtreeControl];
 
-/// What is known of drift.
+/// State of drift detection.
 #[derive(Debug)]
 pub(super) struct DriftController {
     start: Instant,
     write_monitor: Option<Arc<WriteMonitor>>,
     conflicts: ConflictBackoff,
-    /// The knobs that are watched.
+    /// Watched knobs by cgroup.
     marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
-    /// What is held, as it was followed last.
+    /// Applied settings at the last update.
     followed: AppliedSettings,
-    /// Cgroups whose knobs may be others by now: they are to be marked again.
+    /// Cgroups that may have been created again, so that their knobs have to be marked again.
     replaced: BTreeSet<CgroupPath>,
-    /// What is looked at in turns.
-    looked_at: Round<CgroupPath>,
-    swept: Round<CgroupPath>,
-    /// What is to be looked at at this time.
+    /// Polled cgroups.
+    looked_at: Rotation<CgroupPath>,
+    swept: Rotation<CgroupPath>,
+    /// Time of the next check, by cgroup.
     due: BTreeMap<CgroupPath, Duration>,
-    /// What was found and is not reported yet by the kernel.
+    /// Drift without a reported writer yet.
     awaited: BTreeSet<(CgroupPath, Knob)>,
-    noted: BTreeMap<CgroupPath, BTreeMap<Knob, Noted>>,
+    noted: BTreeMap<CgroupPath, BTreeMap<Knob, DriftRecord>>,
 }
 
-/// What is looked at one after the other, again and again.
+/// Items that are checked in rotation.
 #[derive(Debug)]
-pub(super) struct Round<T> {
-    /// All of it within this.
+pub(super) struct Rotation<T> {
+    /// Time within which all items are checked.
     pub(super) within: Duration,
     pub(super) items: BTreeSet<T>,
-    /// The last one that was looked at.
+    /// The item that was checked last.
     last: Option<T>,
 }
 
 /// A knob that drifted at least once.
 #[derive(Clone, Debug, PartialEq)]
-struct Noted {
+struct DriftRecord {
     drift: Drift,
     state: api::DriftState,
-    /// How often it was found to have drifted.
+    /// Number of times that the knob drifted.
     count: u64,
     noticed: api::DriftDetection,
     writer: Option<KnobWriter>,
 }
 
-impl<T: Clone + Ord> Round<T> {
+impl<T: Clone + Ord> Rotation<T> {
     pub(super) fn new(within: Duration) -> Self {
         Self { within, items: BTreeSet::new(), last: None }
     }
 
-    /// What is to be looked at in this turn.
-    pub(super) fn turn(&mut self) -> Vec<T> {
-        let turns = (self.within.as_millis() / TURN.as_millis()).max(1);
+    /// Returns the items to check in this tick.
+    pub(super) fn next_batch(&mut self) -> Vec<T> {
+        let turns = (self.within.as_millis() / MAINTENANCE_INTERVAL.as_millis()).max(1);
         let count = self.items.len().div_ceil(usize::try_from(turns).unwrap_or(1));
         let after = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let items = self.items.range((after, Bound::Unbounded)).chain(&self.items);
@@ -118,15 +123,15 @@ impl DriftController {
             marks: BTreeMap::new(),
             followed: AppliedSettings::default(),
             replaced: BTreeSet::new(),
-            looked_at: Round::new(LOOK),
-            swept: Round::new(SWEEP),
+            looked_at: Rotation::new(POLL_INTERVAL),
+            swept: Rotation::new(SWEEP_INTERVAL),
             due: BTreeMap::new(),
             awaited: BTreeSet::new(),
             noted: BTreeMap::new(),
         }
     }
 
-    /// Other knobs are held from now on.
+    /// Updates the watched cgroups after a change of the applied settings.
     pub(super) fn follow(&mut self, applied: &AppliedSettings) {
         let before = std::mem::replace(&mut self.followed, applied.clone());
         let mut replaced = std::mem::take(&mut self.replaced);
@@ -156,7 +161,7 @@ impl DriftController {
         });
     }
 
-    /// Watches the knobs of a cgroup that matter, and no others.
+    /// Watches the relevant knobs of a cgroup.
     fn mark(&mut self, path: &CgroupPath, is_replaced: bool, applied: &AppliedSettings) {
         let record = applied.get(path);
         let held = || record.iter().flat_map(|record| record.written.0.keys());
@@ -186,33 +191,33 @@ impl DriftController {
         }
     }
 
-    /// A slice of what is to be looked at in turns.
+    /// Returns the polled and watched cgroups to check in this tick.
     fn turn(&mut self) -> Vec<CgroupPath> {
         if self.write_monitor.as_ref().is_some_and(|write_monitor| !write_monitor.works()) {
-            // Nothing is reported any more.
+            // Writes are not reported any more, so everything is polled.
             self.looked_at.items.append(&mut self.swept.items);
         }
-        let swept = self.swept.turn();
+        let swept = self.swept.next_batch();
         for path in &swept {
-            // Marks get lost. Setting one twice does no harm.
+            // Marks get lost; setting one twice has no effect.
             if let (Some(write_monitor), Some(knobs)) = (&self.write_monitor, self.marks.get(path)) {
                 for knob in knobs {
                     write_monitor.add(path, *knob);
                 }
             }
         }
-        [swept, self.looked_at.turn()].concat()
+        [swept, self.looked_at.next_batch()].concat()
     }
 
-    /// A cgroup is gone, released, or is to hold something new.
+    /// Forgets a cgroup that was removed, released or gets new settings.
     fn forget(&mut self, cgroup: &CgroupPath) {
         self.conflicts.forget(cgroup);
-        // A new cgroup of this name has knobs of its own to mark.
+        // A new cgroup with this path has knobs that are not marked.
         self.replaced.insert(cgroup.clone());
         self.noted.remove(cgroup);
     }
 
-    /// What is known of the drift of a cgroup and its ancestors.
+    /// Returns the drift of a cgroup and its ancestors.
     pub(super) fn of(&self, cgroup: &CgroupPath) -> Vec<api::Drift> {
         let mut above: Vec<_> = cgroup.ancestors().filter_map(|path| self.noted.get(&path)).collect();
         above.reverse();
@@ -223,7 +228,7 @@ impl DriftController {
         self.write_monitor.as_ref().map(|write_monitor| write_monitor.take()).unwrap_or_default()
     }
 
-    /// Whether the kernel reports writes to this knob.
+    /// Returns true if the kernel reports writes to this knob.
     fn is_watched(&self, drift: &Drift) -> bool {
         self.marks.get(&drift.cgroup).is_some_and(|knobs| knobs.contains(&drift.knob))
     }
@@ -245,9 +250,9 @@ impl DriftController {
     }
 }
 
-impl From<&Noted> for api::Drift {
-    fn from(noted: &Noted) -> Self {
-        let Noted { drift, state, count, noticed, writer } = noted;
+impl From<&DriftRecord> for api::Drift {
+    fn from(noted: &DriftRecord) -> Self {
+        let DriftRecord { drift, state, count, noticed, writer } = noted;
         Self {
             cgroup: drift.cgroup.to_string(),
             knob: drift.knob.to_string(),
@@ -265,19 +270,19 @@ impl From<&Noted> for api::Drift {
     }
 }
 
-impl Noted {
-    /// Who it was, in words.
+impl DriftRecord {
+    /// Returns a description of the writer.
     fn who(&self) -> String {
         match (&self.writer, self.noticed) {
             (Some(writer), _) => writer.to_string(),
             (None, api::DriftDetection::Write) => "a process outside of this PID namespace".to_owned(),
-            (None, api::DriftDetection::Check) => "unknown: noticed by looking".to_owned(),
+            (None, api::DriftDetection::Check) => "unknown: found by a check".to_owned(),
         }
     }
 }
 
-impl Noted {
-    /// The event: what drifted, what came of it, and who it was.
+impl DriftRecord {
+    /// Returns the event with the drift, the outcome and the writer.
     fn report(&self, outcome: &str) -> EventReport {
         let Drift { cgroup, knob, wanted, found, .. } = &self.drift;
         let mut report = EventReport::new(
@@ -303,7 +308,7 @@ impl Noted {
     }
 }
 
-/// Who can have caused a drift: `None` if nobody was seen to.
+/// Returns the write that can have caused a drift; `None` if none was reported.
 fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<KnobWriter>> {
     let of = |cgroup: CgroupPath, knob| seen.knobs.get(&(cgroup, knob));
     let above = |knob| drift.cgroup.ancestors().skip(1).find_map(|above| of(above, knob));
@@ -311,13 +316,13 @@ fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<KnobWriter>> {
         Drift { kind: DriftKind::Ineffective, knob, .. } => {
             above(*knob).or_else(|| above(Knob::CpusetPartition))
         }
-        // Where a controller is disabled and enabled again, its knobs begin anew.
+        // Disabling and enabling a controller resets its knobs.
         drift if drift.is_reset() => above(Knob::SubtreeControl),
         _ => None,
     })
 }
 
-/// What a cause means for the conflict over the knob.
+/// Classifies the cause for the conflict over the knob.
 fn drift_cause(drift: &Drift, cause: Option<&Option<KnobWriter>>, is_written: bool) -> DriftCause {
     match cause {
         Some(Some(writer)) if writer.pid == SERVICE_MANAGER && drift.is_reset() => DriftCause::Reset,
@@ -327,7 +332,7 @@ fn drift_cause(drift: &Drift, cause: Option<&Option<KnobWriter>>, is_written: bo
 }
 
 impl DriftController {
-    /// What a cgroup holds is no longer what was written there.
+    /// Forgets a cgroup after its settings changed.
     pub(super) fn follow_held(&mut self, change: &HeldChange) {
         match change {
             HeldChange::Released { cgroup, .. } | HeldChange::Rewritten(cgroup) => self.forget(cgroup),
@@ -335,15 +340,15 @@ impl DriftController {
         }
     }
 
-    /// Looks at everything: the machine changed.
-    pub(super) fn look_at_all(&mut self, core: &mut Core, now: Instant) {
+    /// Checks all cgroups after a change of the machine.
+    pub(super) fn check_all(&mut self, core: &mut Core, now: Instant) {
         let seen = self.take();
         let paths = core.store.state.applied.iter().map(|(path, _)| path.clone()).collect();
         self.look_at(core, paths, seen, now.duration_since(self.start));
     }
 
-    /// Looks at what was written, what is due and, in `turn`, at a slice of the rest.
-    pub(super) fn look(&mut self, core: &mut Core, now: Instant, turn: bool) {
+    /// Checks reported writes, due repairs and, with `turn`, a part of the rest.
+    pub(super) fn check(&mut self, core: &mut Core, now: Instant, turn: bool) {
         let now = now.duration_since(self.start);
         let seen = self.take();
         let mut paths = BTreeSet::new();
@@ -372,7 +377,7 @@ impl DriftController {
             self.due.remove(&path);
             core.catch_up_with_pool();
             if core.store.state.applied.get(&path).is_none() || core.is_releasing(&path) {
-                // It was released in the same turn, or goes back to what it was.
+                // The cgroup was released in this tick, or is being restored.
                 continue;
             }
             let drifts = match core.enforcer().drift(&core.store.state.applied, &path) {
@@ -386,7 +391,7 @@ impl DriftController {
             changed |= self.note_holding(core, &path, &drifts, now);
             for drift in drifts {
                 if cause(&drift, &seen).is_none() {
-                    // The write may be younger than what was asked for.
+                    // The write may have been reported after the last call.
                     let more = self.take();
                     self.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
                     seen.knobs.extend(more.knobs);
@@ -424,7 +429,7 @@ impl DriftController {
             }
             news = true;
             tracing::info!(cgroup = %path, %knob, "holds again what it should");
-            // What the kernel gave back was nobody's doing.
+            // Values that the kernel gave back have no writer.
             let was_written = noted.state != api::DriftState::Ineffective;
             noted.state = api::DriftState::Repaired;
             was_written
@@ -445,7 +450,7 @@ impl DriftController {
         };
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
         let before = self.noted.get(&path).and_then(|knobs| knobs.get(&knob)).cloned();
-        let before = before.unwrap_or_else(|| Noted {
+        let before = before.unwrap_or_else(|| DriftRecord {
             drift: drift.clone(),
             state: api::DriftState::Repaired,
             count: 0,
@@ -453,7 +458,7 @@ impl DriftController {
             writer: None,
         });
         let mut noted = before.clone();
-        // What stands since it was seen first keeps the writer that was found then.
+        // A drift that persists keeps the writer of its first detection.
         if cause.is_some() || noted.state == api::DriftState::Repaired {
             noted.noticed =
                 if cause.is_some() { api::DriftDetection::Write } else { api::DriftDetection::Check };
@@ -473,7 +478,7 @@ impl DriftController {
                 noted.count += 1;
                 core.metrics.drifted(knob);
                 if knob == Knob::CpuMax {
-                    // The kubelet follows the limits of a pod that was resized.
+                    // The kubelet changes the limits of a pod after a resize.
                     core.note_found(&noted.drift);
                 }
                 let _tree = spans::reconcile();
@@ -493,7 +498,7 @@ impl DriftController {
                     }
                     Err(error) => {
                         noted.state = api::DriftState::Waiting;
-                        self.due.insert(path.clone(), now + RETRY);
+                        self.due.insert(path.clone(), now + RETRY_INTERVAL);
                         news = Some(format!("cannot be written again: {error}"));
                     }
                 }
@@ -504,12 +509,12 @@ impl DriftController {
             }
             Some(DriftVerdict::GiveUp) => {
                 noted.state = api::DriftState::Left;
-                news = Some("somebody else keeps writing it: it is left to them".to_owned());
+                news = Some("another program keeps writing it, and its value is kept".to_owned());
             }
             Some(DriftVerdict::GivenUp) => noted.state = api::DriftState::Left,
         }
         if let Some(news) = news {
-            // What is an ancestor's concerns nobody in particular.
+            // Drift of an ancestor concerns no particular workload.
             let is_held = core.store.state.guarantees.values().any(|held| held.cgroup == path);
             core.report(is_held.then_some(&path), noted.report(&news));
         }
@@ -527,7 +532,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_of_a_conflict_over_a_cgroup_that_is_gone() {
+    fn conflict_ends_with_cgroup() {
         let (gone, kept): (CgroupPath, CgroupPath) = ("/pod".parse().unwrap(), "/kept".parse().unwrap());
         let knob = Knob::MemoryMin;
         let mut record = Record::new(CgroupId(7), Owner::Cgroupfs);
@@ -547,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn what_systemd_resets_is_no_rivals_value() {
+    fn reset_by_systemd_is_no_conflict() {
         let inner: CgroupPath = "/machine.slice/vm.scope/vcpu0".parse().unwrap();
         let knob = Knob::CpusetCpus;
         let drift = |found: Option<&str>| Drift {
@@ -580,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_writer_is_waited_for_once() {
+    fn waits_once_for_writer() {
         let cgroup: CgroupPath = "/a".parse().unwrap();
         let knob = Knob::CpusetCpus;
         let drift = |kind| Drift {
@@ -602,7 +607,7 @@ mod tests {
         assert!(controller.awaits_writer(&rewritten, now), "and so the next time");
 
         controller.awaited.clear();
-        let noted = Noted {
+        let noted = DriftRecord {
             drift: rewritten.clone(),
             state: api::DriftState::Waiting,
             count: 1,

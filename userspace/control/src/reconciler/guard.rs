@@ -768,7 +768,7 @@ mod tests {
         let now = bench.now;
         let turn = |bench: &mut Bench, seconds: u64| {
             let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
-            controllers.restores.turn(core, now + Duration::from_secs(seconds));
+            controllers.restores.tick(core, now + Duration::from_secs(seconds));
             controllers.restores.shown()
         };
         let [pending] = &turn(&mut bench, 0)[..] else { panic!() };
@@ -801,7 +801,7 @@ mod tests {
         let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
         let drift = core.enforcer().drift(&core.store.state.applied, &"/hog".parse().unwrap());
         assert_eq!(drift.unwrap(), [], "it is not written again");
-        controllers.restores.turn(core, bench.now);
+        controllers.restores.tick(core, bench.now);
         assert_eq!(controllers.restores.shown(), []);
         assert_eq!(bench.mems("hog"), "1");
     }

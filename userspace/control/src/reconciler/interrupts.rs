@@ -1,11 +1,15 @@
-//! Keeps the kernel's own work off exclusive CPUs: `enforcement.interrupts`.
+//! Moves interrupts and other kernel work off exclusive CPUs: `enforcement.interrupts`.
 //!
-//! Algorithm: when other CPUs are exclusive than before, and every few seconds while any are, as drivers come and others
-//! write the same files, all affinities are read and those that reach exclusive CPUs are written, see
-//! [`numaward_enforce::interrupts`]. irqbalance is asked first to keep off these CPUs, and last to use them again.
+//! # Algorithm
+//! All affinities are read when the exclusive CPUs change, and every few seconds while there are any, because drivers are loaded
+//! and other
+//! programs write the same files. Those that contain exclusive CPUs are written, see [`numaward_enforce::interrupts`]. irqbalance
+//! is asked
+//! first to avoid these CPUs, and last to use them again.
 //!
-//! Invariants: what was found is stored before anything is written. What cannot be moved is reported once, and not tried
-//! again until other CPUs are exclusive.
+//! # Invariants
+//! The original value is stored before a file is written. A failed write is reported once, and retried only when the exclusive CPUs
+//! change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,24 +28,24 @@ use numaward_topology::CpuSet;
 
 use crate::core::Core;
 
-/// How often it is looked what came or was written by others.
-const LOOK: Duration = Duration::from_secs(10);
-/// How many are named in an event.
-const NAMES: usize = 20;
+/// Interval for reading the affinities.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of names in an event.
+const MAX_NAMES_IN_EVENT: usize = 20;
 
-/// Moves interrupts and the like.
+/// Controller of interrupt affinities.
 #[derive(Debug)]
 pub(super) struct Interrupts {
     root: PathBuf,
     affinities: Affinities,
-    /// The CPUs that are kept free.
+    /// CPUs that interrupts avoid.
     avoid: CpuSet,
     looked: Option<Instant>,
-    /// What cannot be written, by file: what it is of, and the reason where it is not the kernel's nature.
+    /// Failed writes by file: name of the interrupt, and the error; `None` if the affinity can never be changed.
     refused: BTreeMap<String, (String, Option<String>)>,
-    /// What could not be moved, as reported last.
+    /// Interrupts that could not be moved, as reported last.
     left: BTreeSet<String>,
-    /// What processes of irqbalance were asked to keep off.
+    /// CPUs that each irqbalance process was asked to avoid.
     asked: Vec<(Irqbalance, CpuSet)>,
 }
 
@@ -58,11 +62,11 @@ impl Interrupts {
         }
     }
 
-    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
         let is_on = core.config.enforcement.moves_interrupts();
         let avoid = if is_on { core.store.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
         let is_idle = avoid.is_empty() && core.store.state.interrupts.is_empty();
-        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
+        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= POLL_INTERVAL);
         if avoid == self.avoid && (is_idle || !is_due) {
             return;
         }
@@ -84,7 +88,7 @@ impl Interrupts {
         let mut seen = self.affinities.read_all(&before);
         for affinity in &mut seen {
             let is_refused = self.refused.get(&affinity.path).is_some_and(|(name, _)| *name == affinity.name);
-            // What is to be given back is tried again and again.
+            // Restores are always retried.
             affinity.is_fixed |= is_refused && !self.avoid.is_empty();
         }
         let mut plan = plan(&seen, &before, &self.avoid, &core.policy.machine);
@@ -138,7 +142,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Asks irqbalance to keep off the CPUs too; why it does not.
+    /// Asks irqbalance to avoid the CPUs. Returns the reason if it does not.
     fn ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
         let all = Irqbalance::all(&self.root);
         self.asked.retain(|(one, _)| all.contains(one));
@@ -165,7 +169,7 @@ impl Interrupts {
         Ok(None)
     }
 
-    /// Lets irqbalance use all CPUs again that its configuration lets it use; why it does not.
+    /// Lets irqbalance use all CPUs of its own configuration again. Returns the reason if it does not.
     fn lift_ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
         let Some(found) = core.store.state.interrupts.banned.clone() else { return Ok(None) };
         self.asked.clear();
@@ -192,19 +196,19 @@ impl Interrupts {
         let avoid = &self.avoid;
         let events = [
             (moved, Severity::Info, format!("Moved off exclusive CPUs {avoid}")),
-            (back, Severity::Info, "Given back the CPUs that they had before".to_owned()),
+            (back, Severity::Info, "Restored the original CPUs".to_owned()),
             (
                 returned,
                 Severity::Warning,
                 format!(
-                    "Somebody moved these to exclusive CPUs {avoid}, and they were moved off again (if it is irqbalance, \
+                    "Another program moved these to exclusive CPUs {avoid}, and they were moved off again (if it is irqbalance, \
                      start it with IRQBALANCE_BANNED_CPULIST={avoid})"
                 ),
             ),
         ];
         let report = |severity, what: &str, names: &[String]| {
             let report =
-                EventReport::new(EventKind::InterruptsMoved, format!("{what}: {}.", in_words(names)));
+                EventReport::new(EventKind::InterruptsMoved, format!("{what}: {}.", join_names(names)));
             core.report(None, report.severity(severity).detail("cpus", avoid).detail("count", names.len()));
         };
         for (names, severity, what) in events.iter().filter(|(names, ..)| !names.is_empty()) {
@@ -218,10 +222,10 @@ impl Interrupts {
     }
 }
 
-/// The first of many, and how many there are.
-fn in_words(names: &[String]) -> String {
-    let shown = names[..names.len().min(NAMES)].join(", ");
-    match names.len().saturating_sub(NAMES) {
+/// Joins the first names, with the number of omitted ones.
+fn join_names(names: &[String]) -> String {
+    let shown = names[..names.len().min(MAX_NAMES_IN_EVENT)].join(", ");
+    match names.len().saturating_sub(MAX_NAMES_IN_EVENT) {
         0 => shown,
         more => format!("{shown}, and {more} more"),
     }
@@ -241,7 +245,7 @@ mod tests {
         testing::{self as fixture, Host},
     };
 
-    /// A host with one cgroup, an interrupt and a fixed one on CPU 1, and workqueues.
+    /// Host with one cgroup, a movable interrupt, a fixed interrupt on CPU 1, and workqueues.
     struct Bench {
         dir: tempfile::TempDir,
         host: Arc<Host>,
@@ -302,9 +306,9 @@ mod tests {
         assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
     }
 
-    fn turn(reconciler: &mut ReconcilerLoop) {
+    fn tick(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
-        controllers.host.interrupts.turn(core, Instant::now());
+        controllers.host.interrupts.tick(core, Instant::now());
     }
 
     fn is_untouched(path: &Path) -> bool {
@@ -313,13 +317,13 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_leave_with_the_guarantee_and_come_back_with_its_release() {
+    fn interrupts_move_until_release() {
         let bench = Bench::new();
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        tick(&mut reconciler);
         assert!(bench.happened().is_empty(), "nothing is exclusive");
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        tick(&mut reconciler);
         let exclusive = reconciler.core.store.state.ledger.all_exclusive_cpus();
         assert_eq!(exclusive, "1-3".parse().unwrap());
         assert_eq!((bench.of(24).as_str(), bench.of(25).as_str()), ("0,4-7", "1-2"));
@@ -331,29 +335,29 @@ mod tests {
                 "These stay on exclusive CPUs 1-3: interrupt 25 (nvme0q2)."
             ]
         );
-        turn(&mut reconciler);
+        tick(&mut reconciler);
         assert!(bench.happened().is_empty(), "it is said once");
-        // The daemon dies, and another one releases.
+        // The daemon is restarted before the release.
         drop(reconciler);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        tick(&mut reconciler);
         assert_eq!(bench.of(24), "0,4-7");
         reconciler.core.release("a").unwrap();
-        turn(&mut reconciler);
+        tick(&mut reconciler);
         assert_eq!((bench.of(24).as_str(), bench.of(25).as_str()), ("0-7", "1-2"));
         assert_eq!(bench.read("sys/devices/virtual/workqueue/cpumask"), "000000ff");
         let happened = bench.happened();
-        let last = "Given back the CPUs that they had before: unbound workqueues, interrupt 24 (eth0).";
+        let last = "Restored the original CPUs: unbound workqueues, interrupt 24 (eth0).";
         assert_eq!(happened.last().map(String::as_str), Some(last));
         assert!(reconciler.core.store.state.interrupts.is_empty());
     }
 
     #[test]
-    fn a_start_without_the_setting_gives_all_back() {
+    fn disabled_setting_restores_affinities() {
         let mut bench = Bench::new();
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        tick(&mut reconciler);
         assert_eq!(bench.of(24), "0,4-7");
         drop(reconciler);
         bench.config.enforcement.interrupts = enforcement::Interrupts::Leave;
@@ -367,7 +371,7 @@ mod tests {
         bench.config.enforcement.interrupts = enforcement::Interrupts::default();
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        tick(&mut reconciler);
         assert_eq!((bench.of(24).as_str(), reconciler.controllers.host.interrupts.looked), ("0-7", None));
         assert!(bench.happened().is_empty() && is_untouched(bench.dir.path()));
     }

@@ -1,18 +1,27 @@
-//! Workloads that are gone, and commands that ended.
+//! Release of guarantees whose workload has ended.
 //!
-//! Problem: what a workload held becomes free for others as soon as it is gone. But to look at each of a thousand
-//! cgroups several times a second costs more than the daemon may take.
+//! # Problem
+//! The resources of a workload are free as soon as it has ended. Checking a thousand cgroups several times a second would take too
+//! much CPU
+//! time.
 //!
-//! Terms: a guarantee is *in question* when the kernel reported something of its cgroup, or while a clock runs for it: a
-//! unit without a cgroup may be restarting, a command may not have been started yet, a release that failed is tried
-//! again. A unit is *stopped* when it has had no cgroup for longer than a restart takes, and systemd has it loaded.
+//! # Terms
+//! - *in question*: a guarantee to be checked, because the kernel reported a change of its cgroup, or because a timeout is running:
+//!   a unit
+//! without cgroup may be restarting, a command may not have started yet, or a failed release is retried.
+//! - *stopped* unit: it has had no cgroup for longer than a restart takes, and systemd still has it loaded.
 //!
-//! Algorithm: the kernel reports which cgroups come and go beside each that is held, and when a command's cgroup gets
-//! its first process or loses its last one. Each turn looks at what is in question, and at a slice of the others: at all
-//! of them within a minute, as watches end with their cgroups; within a second where nothing can be watched.
+//! # Algorithm
+//! The kernel reports created and removed cgroups next to each cgroup with a guarantee, and the first and last process of a
+//! command's cgroup.
+//! Each tick checks the guarantees in question and a part of all guarantees, because a watch ends with its cgroup: all of them
+//! within a
+//! minute, or within a second if nothing can be watched.
 //!
-//! Invariant: a command's cgroup that is empty is released if any process has ever run in it, as the kernel's account of
-//! its CPU time shows also after a restart of the daemon; else its command is still to come.
+//! # Invariants
+//! The empty cgroup of a command is released if a process has ever run in it. The kernel's CPU time of the cgroup shows this also
+//! after a
+//! restart of the daemon. Otherwise the command is still expected to start.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,108 +36,108 @@ use numaward_enforce::EnforceError;
 use numaward_guarantee::{request::Target, state::Guarantee};
 use numaward_model::{EventReport, Retry};
 
-use super::{drift::Round, notices::Notices};
+use super::{drift::Rotation, notices::Notices};
 use crate::core::{Core, HeldChange};
 
-/// All are looked at within this.
-const SWEEP: Duration = Duration::from_mins(1);
-/// Likewise, where nothing is reported.
-const LOOK: Duration = Duration::from_secs(1);
-/// An `exec` that nothing entered for so long was given up by the client that asked for it.
-const ENTER_LIMIT: Duration = Duration::from_mins(1);
-/// A unit that restarts has no cgroup meanwhile.
-const RESTART_LIMIT: Duration = Duration::from_secs(30);
-/// What is promised to a unit that was stopped is kept for so long.
-const STOPPED_LIMIT: Duration = Duration::from_hours(24);
-/// How often systemd is asked whether such a unit is still loaded.
+/// Time within which all guarantees are checked.
+const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
+/// The same if nothing can be watched.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time after which an `exec` without a process counts as abandoned by its client.
+const ENTER_TIMEOUT: Duration = Duration::from_mins(1);
+/// Maximum time without a cgroup during a restart of a unit.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for which the guarantee of a stopped unit is kept.
+const STOPPED_TIMEOUT: Duration = Duration::from_hours(24);
+/// Interval for asking systemd whether a stopped unit is still loaded.
 const ASK_INTERVAL: Duration = Duration::from_mins(1);
-/// What cannot be released now is tried again after so long at first.
+/// Delay before the first retry of a failed release.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
-/// And after so long in the end.
+/// Maximum delay between retries.
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
-/// What is remembered of guarantees, but not over a restart.
+/// State of the liveness checks. It is not stored.
 #[derive(Debug)]
 pub(super) struct Liveness {
     notices: Notices,
-    held: BTreeMap<String, Held>,
+    held: BTreeMap<String, WatchedGuarantee>,
     names: BTreeMap<CgroupPath, String>,
     in_question: BTreeSet<String>,
-    round: Round<String>,
-    /// What could not be released.
+    round: Rotation<String>,
+    /// Releases that failed.
     retries: BTreeMap<String, Retry>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct WatchedGuarantee {
     cgroup: CgroupPath,
     is_command: bool,
     since: Instant,
     absence: Option<Absence>,
 }
 
-/// A unit without a cgroup.
+/// Data of a unit without a cgroup.
 #[derive(Debug)]
 struct Absence {
     since: Instant,
-    /// When systemd was last asked.
+    /// Time of the last question to systemd.
     asked: Option<Instant>,
-    /// Whether it had the unit loaded.
+    /// True if systemd had the unit loaded.
     is_stopped: bool,
 }
 
-/// What follows from an absence.
+/// Result of checking a unit without a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AbsentUnit {
-    /// It may be restarting, or systemd could not be asked.
-    Waits,
-    /// It is stopped from now on.
-    Stops,
-    /// It is gone, or was stopped for too long.
-    Over(&'static str),
+    /// The unit may be restarting, or systemd could not be asked.
+    Pending,
+    /// The unit is stopped from now on.
+    Stopped,
+    /// The unit was removed, or was stopped for too long. Has the reason.
+    Gone(&'static str),
 }
 
 impl Absence {
-    /// Judges the absence of a unit; `is_loaded` asks systemd.
+    /// Checks the absence of a unit; `is_loaded` asks systemd.
     fn judge(&mut self, now: Instant, is_loaded: impl FnOnce() -> Result<bool, EnforceError>) -> AbsentUnit {
         let absent = now.duration_since(self.since);
-        if absent >= STOPPED_LIMIT {
-            return AbsentUnit::Over("its unit was stopped for a day");
+        if absent >= STOPPED_TIMEOUT {
+            return AbsentUnit::Gone("its unit was stopped for a day");
         }
         let is_due = self.asked.is_none_or(|asked| now.duration_since(asked) >= ASK_INTERVAL);
-        if absent < RESTART_LIMIT || !is_due {
-            return AbsentUnit::Waits;
+        if absent < RESTART_TIMEOUT || !is_due {
+            return AbsentUnit::Pending;
         }
         self.asked = Some(now);
         match is_loaded() {
-            Ok(true) if self.is_stopped => AbsentUnit::Waits,
+            Ok(true) if self.is_stopped => AbsentUnit::Pending,
             Ok(true) => {
                 self.is_stopped = true;
-                AbsentUnit::Stops
+                AbsentUnit::Stopped
             }
-            Ok(false) => AbsentUnit::Over("its unit is gone"),
+            Ok(false) => AbsentUnit::Gone("its unit is gone"),
             Err(error) => {
-                tracing::debug!(%error, "it is not known whether a unit is stopped or gone");
-                AbsentUnit::Waits
+                tracing::debug!(%error, "systemd cannot be asked whether the unit is stopped or removed");
+                AbsentUnit::Pending
             }
         }
     }
 }
 
-/// What was found of a guarantee in question.
+/// Result of checking a guarantee in question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    /// It is there.
-    There,
-    /// A clock runs.
-    Waits,
-    /// It is a unit's, with another cgroup.
+enum CheckResult {
+    /// The workload runs.
+    Alive,
+    /// The check is repeated until a timeout.
+    Pending,
+    /// The unit has a new cgroup.
     Restarted,
-    /// It is gone.
-    Over(&'static str),
+    /// The workload has ended. Has the reason.
+    Gone(&'static str),
 }
 
-impl Held {
+impl WatchedGuarantee {
     fn watch(&self, notices: &mut Notices) {
         if let Some(parent) = self.cgroup.parent() {
             notices.watch(&parent, WatchSubject::Children);
@@ -146,21 +155,21 @@ impl Liveness {
             held: BTreeMap::new(),
             names: BTreeMap::new(),
             in_question: BTreeSet::new(),
-            round: Round::new(SWEEP),
+            round: Rotation::new(SWEEP_INTERVAL),
             retries: BTreeMap::new(),
         }
     }
 
-    /// Looks after this guarantee from now on.
-    fn hold(&mut self, name: &str, guarantee: &Guarantee) {
-        let held = Held {
+    /// Starts checking a guarantee.
+    fn start_checking(&mut self, name: &str, guarantee: &Guarantee) {
+        let held = WatchedGuarantee {
             cgroup: guarantee.cgroup.clone(),
             is_command: guarantee.target == Target::Exec,
             since: Instant::now(),
             absence: None,
         };
         held.watch(&mut self.notices);
-        // What happened before it was watched.
+        // The workload may have ended before its cgroup was watched.
         self.in_question.insert(name.to_owned());
         self.names.insert(held.cgroup.clone(), name.to_owned());
         if self.held.insert(name.to_owned(), held).is_none() {
@@ -168,14 +177,14 @@ impl Liveness {
         }
     }
 
-    /// Whether what is promised to a unit is kept although it does not run.
+    /// Returns true if the unit is stopped and its guarantee is kept.
     pub(super) fn is_stopped(&self, name: &str) -> bool {
         let absence = self.held.get(name).and_then(|held| held.absence.as_ref());
         absence.is_some_and(|absence| absence.is_stopped)
     }
 
-    /// It is released.
-    fn let_go(&mut self, name: &str) {
+    /// Stops checking a guarantee.
+    fn stop_checking(&mut self, name: &str) {
         self.retries.remove(name);
         let Some(held) = self.held.remove(name) else { return };
         self.names.remove(&held.cgroup);
@@ -192,17 +201,17 @@ impl Liveness {
         }
     }
 
-    /// Something was reported of a cgroup; `true` if it is held.
+    /// Puts the guarantee of a cgroup in question. Returns true if there is one.
     fn question(&mut self, path: &CgroupPath) -> bool {
         let name = self.names.get(path);
         self.in_question.extend(name.cloned());
         name.is_some()
     }
 
-    /// A slice of all.
-    fn turn(&mut self) {
-        self.round.within = if self.notices.work() { SWEEP } else { LOOK };
-        for name in self.round.turn() {
+    /// Puts the next part of all guarantees in question.
+    fn question_next_batch(&mut self) {
+        self.round.within = if self.notices.is_working() { SWEEP_INTERVAL } else { POLL_INTERVAL };
+        for name in self.round.next_batch() {
             if let Some(held) = self.held.get(&name) {
                 held.watch(&mut self.notices);
             }
@@ -212,7 +221,7 @@ impl Liveness {
 }
 
 impl Liveness {
-    /// What a cgroup that went held becomes free for others.
+    /// Puts the guarantees of removed cgroups in question.
     pub(super) fn question_removed(&mut self, core: &mut Core, events: &[cgroup::CgroupEvent]) {
         for event in events {
             if let cgroup::CgroupEvent::Removed(cgroup) = event {
@@ -221,48 +230,48 @@ impl Liveness {
         }
     }
 
-    /// Follows who holds something.
+    /// Starts or stops checking a guarantee that was given or released.
     pub(super) fn follow_held(&mut self, core: &Core, change: &HeldChange) {
         match change {
             HeldChange::Given(name) => {
                 if let Some(guarantee) = core.store.state.guarantees.get(name) {
-                    self.hold(name, guarantee);
+                    self.start_checking(name, guarantee);
                 }
             }
-            HeldChange::Released { name, .. } => self.let_go(name),
+            HeldChange::Released { name, .. } => self.stop_checking(name),
             HeldChange::Rewritten(_) => {}
         }
     }
 
-    /// Releases workloads that are gone and commands that ended, and goes on with what was begun. In a `turn`, also looks
-    /// at a slice of those of which nothing was reported.
-    pub(super) fn release_gone(&mut self, core: &mut Core, now: Instant, turn: bool) {
+    /// Releases guarantees of ended workloads and continues releases that have begun. With `tick`, a part of all guarantees is
+    /// checked too.
+    pub(super) fn release_gone(&mut self, core: &mut Core, now: Instant, tick: bool) {
         for notice in self.notices.read() {
             match notice {
                 Notice::ChildChanged(path) | Notice::Changed(path, _) => drop(self.question(&path)),
                 Notice::Overflow => self.in_question.extend(self.held.keys().cloned()),
             }
         }
-        if turn {
-            self.turn();
+        if tick {
+            self.question_next_batch();
         }
         let begun = core.store.state.releasing.iter();
         let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
         for name in std::mem::take(&mut self.in_question) {
-            let found = self.find(core, &name, now);
+            let found = self.check(core, &name, now);
             if core.store.state.releasing.contains(&name) {
-                if let Found::Over(_) = found {
-                    // What was refused before may be done now.
+                if let CheckResult::Gone(_) = found {
+                    // The release may succeed now.
                     self.retries.remove(&name);
                 }
                 continue;
             }
             match found {
-                Found::There => {}
-                Found::Waits => drop(self.in_question.insert(name)),
-                Found::Restarted => restarted = true,
-                Found::Over(reason) => over.push((name, reason)),
+                CheckResult::Alive => {}
+                CheckResult::Pending => drop(self.in_question.insert(name)),
+                CheckResult::Restarted => restarted = true,
+                CheckResult::Gone(reason) => over.push((name, reason)),
             }
         }
         if restarted {
@@ -275,18 +284,18 @@ impl Liveness {
             if let Some(cgroup) = unit.map(|held| held.cgroup.clone())
                 && !self.retries.contains_key(&name)
             {
-                report(core, &cgroup, format!("What was promised to {name} is released: {reason}."));
+                report(core, &cgroup, format!("The guarantee of {name} is released: {reason}."));
             }
             let retry = self.retries.entry(name.clone());
             let retry = retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY));
             if retry.is_due(now) {
                 retry.postpone(now);
-                tracing::info!(name, reason, "to be released");
+                tracing::info!(name, reason, "the guarantee is released");
                 let Err(error) = core.release(&name) else {
                     self.retries.remove(&name);
                     continue;
                 };
-                tracing::error!(name, %error, "cannot be released; tried again");
+                tracing::error!(name, %error, "the guarantee cannot be released; the release is retried");
             }
             if !core.store.state.releasing.contains(&name) {
                 self.in_question.insert(name);
@@ -294,14 +303,14 @@ impl Liveness {
         }
     }
 
-    fn find(&mut self, core: &mut Core, name: &str, now: Instant) -> Found {
+    fn check(&mut self, core: &mut Core, name: &str, now: Instant) -> CheckResult {
         let (Some(guarantee), Some(held)) =
             (core.store.state.guarantees.get(name).cloned(), self.held.get_mut(name))
         else {
-            return Found::There;
+            return CheckResult::Alive;
         };
-        // One that cannot be asked for is not known to be gone.
-        let Ok(id) = core.hierarchy.id_of(&guarantee.cgroup) else { return Found::Waits };
+        // If the cgroup cannot be read, the workload is not known to have ended.
+        let Ok(id) = core.hierarchy.id_of(&guarantee.cgroup) else { return CheckResult::Pending };
         match &guarantee.target {
             Target::Unit(unit) if id.is_none() => {
                 let absence =
@@ -310,41 +319,46 @@ impl Liveness {
                 return absent_unit(core, (name, unit), &guarantee.cgroup, found);
             }
             Target::Unit(_) => {}
-            _ if id != Some(guarantee.id) => return Found::Over("its cgroup is gone"),
+            _ if id != Some(guarantee.id) => return CheckResult::Gone("its cgroup is gone"),
             _ => {}
         }
         if held.absence.take().is_some_and(|absence| absence.is_stopped) {
-            report(core, &guarantee.cgroup, format!("{name} runs again, with what was kept for it."));
+            report(core, &guarantee.cgroup, format!("{name} runs again and has its guarantee."));
         }
         if let Some(id) = id.filter(|id| *id != guarantee.id) {
-            // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
+            // A restarted unit has a new cgroup. systemd has applied the settings, because it stores the properties.
             if let Some(guarantee) = core.store.state.guarantees.get_mut(name) {
                 guarantee.id = id;
             }
-            return Found::Restarted;
+            return CheckResult::Restarted;
         }
         if held.is_command {
-            command(&core.hierarchy.dir(&held.cgroup), held.since, now)
+            check_command(&core.hierarchy.dir(&held.cgroup), held.since, now)
         } else {
-            Found::There
+            CheckResult::Alive
         }
     }
 }
 
-/// Reports what follows from the absence of a unit.
-fn absent_unit(core: &mut Core, (name, unit): (&str, &str), cgroup: &CgroupPath, found: AbsentUnit) -> Found {
+/// Reports the result of checking a unit without a cgroup.
+fn absent_unit(
+    core: &mut Core,
+    (name, unit): (&str, &str),
+    cgroup: &CgroupPath,
+    found: AbsentUnit,
+) -> CheckResult {
     match found {
-        AbsentUnit::Waits => Found::Waits,
-        // It was released while systemd was asked.
-        _ if !core.store.state.guarantees.contains_key(name) => Found::There,
-        AbsentUnit::Stops => {
+        AbsentUnit::Pending => CheckResult::Pending,
+        // The guarantee was released while systemd was asked.
+        _ if !core.store.state.guarantees.contains_key(name) => CheckResult::Alive,
+        AbsentUnit::Stopped => {
             let message = format!(
-                "{unit} does not run. What is promised to it is kept for a day, or until `numaward release {name}`."
+                "{unit} does not run. Its guarantee is kept for a day, or until `numaward release {name}`."
             );
             report(core, cgroup, message);
-            Found::Waits
+            CheckResult::Pending
         }
-        AbsentUnit::Over(reason) => Found::Over(reason),
+        AbsentUnit::Gone(reason) => CheckResult::Gone(reason),
     }
 }
 
@@ -353,15 +367,17 @@ fn report(core: &mut Core, cgroup: &CgroupPath, message: String) {
     core.effects.view = true;
 }
 
-/// What became of the command whose cgroup this is.
-fn command(dir: &Path, since: Instant, now: Instant) -> Found {
-    // In this order: what ran before the cgroup was found empty has ended, what enters it in between has not.
+/// Checks a command by its cgroup.
+fn check_command(dir: &Path, since: Instant, now: Instant) -> CheckResult {
+    // The order matters: a process that used CPU time before the cgroup was found empty has ended.
     let has_run = read::cpu_time(dir).is_ok_and(|used| !used.is_zero());
     match read::populated(dir) {
-        Ok(true) => Found::There,
-        Ok(false) if has_run => Found::Over("its command ended"),
-        Ok(false) if now.duration_since(since) >= ENTER_LIMIT => Found::Over("no command entered its cgroup"),
-        _ => Found::Waits,
+        Ok(true) => CheckResult::Alive,
+        Ok(false) if has_run => CheckResult::Gone("its command ended"),
+        Ok(false) if now.duration_since(since) >= ENTER_TIMEOUT => {
+            CheckResult::Gone("no command entered its cgroup")
+        }
+        _ => CheckResult::Pending,
     }
 }
 
@@ -374,7 +390,7 @@ mod tests {
     use numaward_model::Settings;
 
     #[test]
-    fn what_the_kernel_tells_of_is_in_question_and_nothing_else() {
+    fn only_reported_are_in_question() {
         let dir = tempfile::tempdir().unwrap();
         let hierarchy = Hierarchy::at(dir.path());
         let mut liveness = Liveness::new(hierarchy.clone());
@@ -397,7 +413,7 @@ mod tests {
                 declared: None,
                 explanation: api::Explanation::default(),
             };
-            liveness.hold(name, &guarantee);
+            liveness.start_checking(name, &guarantee);
         }
         let reported = |liveness: &mut Liveness| {
             for notice in liveness.notices.read() {
@@ -421,7 +437,7 @@ mod tests {
         fs::remove_dir_all(dir.path().join("b/z")).unwrap();
         assert_eq!(reported(&mut liveness), ["b/z"]);
 
-        liveness.let_go("a/x");
+        liveness.stop_checking("a/x");
         fs::write(
             dir.path().join("a/x/cgroup.events"),
             "populated 1
@@ -430,13 +446,13 @@ mod tests {
         .unwrap();
         fs::remove_dir_all(dir.path().join("a/y")).unwrap();
         assert_eq!(reported(&mut liveness), ["a/y"], "the directory above is watched for the other");
-        liveness.let_go("a/y");
+        liveness.stop_checking("a/y");
         fs::remove_dir_all(dir.path().join("a/x")).unwrap();
         assert_eq!(liveness.notices.read(), BTreeSet::new());
     }
 
     #[test]
-    fn unit_that_is_stopped_and_loaded_is_kept_for_a_day() {
+    fn stopped_unit_is_kept_for_a_day() {
         let start = Instant::now();
         let mut absence = Absence { since: start, asked: None, is_stopped: false };
         let mut asked = 0;
@@ -446,41 +462,41 @@ mod tests {
                 loaded.ok_or_else(|| EnforceError::NoBus { message: "no".to_owned() })
             })
         };
-        assert_eq!(judge(29, Some(false)), AbsentUnit::Waits, "it may be restarting");
-        assert_eq!(judge(30, None), AbsentUnit::Waits, "not known to be gone");
-        assert_eq!(judge(89, Some(false)), AbsentUnit::Waits, "not asked again so soon");
-        assert_eq!(judge(90, Some(true)), AbsentUnit::Stops);
-        assert_eq!(judge(150, Some(true)), AbsentUnit::Waits, "said once");
-        assert_eq!(judge(210, Some(false)), AbsentUnit::Over("its unit is gone"));
-        assert_eq!(judge(86_399, Some(true)), AbsentUnit::Waits);
-        assert_eq!(judge(86_400, Some(true)), AbsentUnit::Over("its unit was stopped for a day"));
+        assert_eq!(judge(29, Some(false)), AbsentUnit::Pending, "it may be restarting");
+        assert_eq!(judge(30, None), AbsentUnit::Pending, "not known to be gone");
+        assert_eq!(judge(89, Some(false)), AbsentUnit::Pending, "not asked again so soon");
+        assert_eq!(judge(90, Some(true)), AbsentUnit::Stopped);
+        assert_eq!(judge(150, Some(true)), AbsentUnit::Pending, "said once");
+        assert_eq!(judge(210, Some(false)), AbsentUnit::Gone("its unit is gone"));
+        assert_eq!(judge(86_399, Some(true)), AbsentUnit::Pending);
+        assert_eq!(judge(86_400, Some(true)), AbsentUnit::Gone("its unit was stopped for a day"));
         assert_eq!(asked, 5);
     }
 
     #[test]
-    fn an_empty_cgroup_is_over_once_something_ran_in_it() {
+    fn empty_cgroup_is_gone_after_use() {
         let dir = tempfile::tempdir().unwrap();
         let start = Instant::now();
-        let find = |events: &str, stat: &str, seconds: u64| {
+        let check = |events: &str, stat: &str, seconds: u64| {
             for (file, text) in [("cgroup.events", events), ("cpu.stat", stat)] {
                 fs::write(dir.path().join(file), text).unwrap();
             }
-            command(dir.path(), start, start + Duration::from_secs(seconds))
+            check_command(dir.path(), start, start + Duration::from_secs(seconds))
         };
         let (empty, full) = ("populated 0\nfrozen 0\n", "populated 1\nfrozen 0\n");
         let (idle, used) = ("usage_usec 0\n", "usage_usec 900\n");
-        assert_eq!(find(empty, idle, 0), Found::Waits);
-        assert_eq!(find(full, idle, 100), Found::There);
-        assert_eq!(find(full, used, 100), Found::There);
-        assert_eq!(find(empty, used, 0), Found::Over("its command ended"));
-        assert_eq!(find(empty, "", 0), Found::Waits, "what cannot be known");
-        assert_eq!(find("", used, 100), Found::Waits, "what cannot be known");
-        assert_eq!(find(empty, idle, 59), Found::Waits);
-        assert_eq!(find(empty, idle, 60), Found::Over("no command entered its cgroup"));
+        assert_eq!(check(empty, idle, 0), CheckResult::Pending);
+        assert_eq!(check(full, idle, 100), CheckResult::Alive);
+        assert_eq!(check(full, used, 100), CheckResult::Alive);
+        assert_eq!(check(empty, used, 0), CheckResult::Gone("its command ended"));
+        assert_eq!(check(empty, "", 0), CheckResult::Pending, "what cannot be known");
+        assert_eq!(check("", used, 100), CheckResult::Pending, "what cannot be known");
+        assert_eq!(check(empty, idle, 59), CheckResult::Pending);
+        assert_eq!(check(empty, idle, 60), CheckResult::Gone("no command entered its cgroup"));
     }
 
     #[test]
-    fn a_command_that_enters_while_its_cgroup_is_looked_at_is_there() {
+    fn entering_command_is_alive() {
         let dir = tempfile::tempdir().unwrap();
         let (events, stat) = (dir.path().join("cgroup.events"), dir.path().join("cpu.stat"));
         fs::write(&events, "populated 0\n").unwrap();
@@ -488,13 +504,13 @@ mod tests {
             .unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Opens once it is read.
+                // Opening the pipe waits until the check reads it.
                 let mut reader = fs::OpenOptions::new().write(true).open(&stat).unwrap();
                 fs::write(&events, "populated 1\n").unwrap();
                 std::io::Write::write_all(&mut reader, b"usage_usec 900\n").unwrap();
             });
             let now = Instant::now();
-            assert_eq!(command(dir.path(), now, now), Found::There);
+            assert_eq!(check_command(dir.path(), now, now), CheckResult::Alive);
         });
     }
 }

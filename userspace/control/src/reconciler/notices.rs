@@ -1,10 +1,10 @@
-//! What the kernel reports of the cgroups that are held, so that they need not be looked at all the time.
+//! Kernel notifications of changed cgroups, which replace polling.
 
 use std::collections::BTreeSet;
 
 use numaward_cgroup::{CgroupPath, Hierarchy, Notice, Notifier, NotifyError, WatchSubject};
 
-/// Watches them; or nothing, where that cannot be done.
+/// Watches cgroups. Without a notifier, nothing is watched.
 #[derive(Debug)]
 pub(super) struct Notices {
     notifier: Option<Notifier>,
@@ -15,20 +15,20 @@ impl Notices {
         let mut notices = Self { notifier: None };
         match Notifier::new(hierarchy) {
             Ok(notifier) => notices.notifier = Some(notifier),
-            Err(error) => notices.fail(&error),
+            Err(error) => notices.stop_watching(&error),
         }
         notices
     }
 
-    /// Whether what is watched is reported. If not, it has to be looked at.
-    pub(super) fn work(&self) -> bool {
+    /// Returns true if changes are reported. Otherwise the cgroups have to be polled.
+    pub(super) fn is_working(&self) -> bool {
         self.notifier.is_some()
     }
 
-    /// Watches this of a cgroup. Doing so again does no harm.
+    /// Watches one aspect of a cgroup. Repeating it has no effect.
     pub(super) fn watch(&mut self, path: &CgroupPath, subject: WatchSubject) {
         if let Some(Err(error)) = self.notifier.as_mut().map(|notifier| notifier.watch(path, subject)) {
-            self.fail(&error);
+            self.stop_watching(&error);
         }
     }
 
@@ -43,14 +43,14 @@ impl Notices {
             None => BTreeSet::new(),
             Some(Ok(notices)) => notices,
             Some(Err(error)) => {
-                self.fail(&error);
+                self.stop_watching(&error);
                 BTreeSet::from([Notice::Overflow])
             }
         }
     }
 
-    fn fail(&mut self, error: &NotifyError) {
-        tracing::warn!(%error, "cgroups with a guarantee are looked at every second instead of watched");
+    fn stop_watching(&mut self, error: &NotifyError) {
+        tracing::warn!(%error, "cgroups cannot be watched for changes: those with a guarantee are checked every second instead");
         self.notifier = None;
     }
 }

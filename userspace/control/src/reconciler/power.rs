@@ -1,11 +1,15 @@
 //! Power settings of exclusive CPUs: `enforcement.cpuPower`.
 //!
-//! Algorithm: when other CPUs are exclusive or online than before, and every few seconds while anything is set, the files are
-//! read and those that do not hold what they are to hold are written, see [`numaward_enforce::power`].
+//! # Algorithm
+//! The files are read when the exclusive or online CPUs change, and every few seconds while a setting is applied. Those with other
+//! values are
+//! written, see [`numaward_enforce::power`].
 //!
-//! Invariants: what was found is stored before anything is written. What somebody else wrote since is given up; what the kernel
-//! reset of a CPU that was offline is not. What cannot be written is reported once, and not tried again until other CPUs are
-//! exclusive or online; what is to be given back is tried again and again.
+//! # Invariants
+//! - The original value is stored before a file is written.
+//! - A value that another program has written since is kept. A value that the kernel reset while a CPU was offline is written
+//!   again.
+//! - A failed write is reported once, and retried only when the exclusive or online CPUs change. Restores are always retried.
 
 use std::{
     collections::BTreeMap,
@@ -23,34 +27,34 @@ use numaward_topology::CpuSet;
 
 use crate::core::Core;
 
-/// How often it is looked what others wrote.
-const LOOK: Duration = Duration::from_secs(10);
+/// Interval for reading the settings.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is said about settings, and for which CPUs it is true.
-type Said = BTreeMap<String, CpuSet>;
+/// CPUs by description of a setting or problem.
+type CpusByText = BTreeMap<String, CpuSet>;
 
-/// Sets and gives back.
+/// Controller of power settings.
 #[derive(Debug)]
 pub(super) struct PowerSettings {
     power: Power,
-    /// The CPUs that are exclusive.
+    /// Exclusive CPUs.
     cpus: CpuSet,
-    /// The CPUs that were online at the last look.
+    /// CPUs that were online at the last check.
     online: CpuSet,
     looked: Option<Instant>,
-    /// What could not be written, by file: the value, and why.
+    /// Failed writes by file: the value and the error.
     failed: BTreeMap<String, (String, String)>,
-    /// What is not as configured, as reported last.
-    problems: Said,
+    /// Problems as reported last.
+    problems: CpusByText,
 }
 
-/// What was done in one go.
+/// Result of one round of writes.
 #[derive(Debug, Default)]
-struct Done {
-    set: Said,
-    back: Said,
-    foreign: Said,
-    problems: Said,
+struct WriteOutcome {
+    set: CpusByText,
+    back: CpusByText,
+    foreign: CpusByText,
+    problems: CpusByText,
 }
 
 impl PowerSettings {
@@ -61,13 +65,13 @@ impl PowerSettings {
             online: CpuSet::new(),
             looked: None,
             failed: BTreeMap::new(),
-            problems: Said::new(),
+            problems: CpusByText::new(),
         }
     }
 
-    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
         let wanted = core.config.enforcement.power_settings().map(power_settings).unwrap_or_default();
-        // Nobody runs on hidden CPUs: they may sleep.
+        // No process runs on hidden CPUs, so they may sleep.
         let ledger = &core.store.state.ledger;
         let exclusive = || ledger.allocations().filter_map(|(_, _, held)| held.cpus.as_ref());
         let cpus =
@@ -78,7 +82,7 @@ impl PowerSettings {
         }
         let online = core.policy.machine.cpu_ids();
         let is_other = cpus != self.cpus || online != self.online;
-        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
+        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= POLL_INTERVAL);
         if !is_other && !is_due {
             return;
         }
@@ -97,9 +101,9 @@ impl PowerSettings {
         let (seen, refused) = self.power.read_settings(wanted, &self.cpus);
         let PowerPlan { mut writes, mut held, foreign } =
             plan(&seen, wanted, &before, |path| self.power.read(path));
-        // Some files can be read while their CPU is offline, and are among them only now.
+        // Some files can be read only while their CPU is offline, and are records only now.
         expect_reset(&mut held, &self.online);
-        let mut done = Done::default();
+        let mut done = WriteOutcome::default();
         for of in &foreign {
             note(&mut done.foreign, format!("{} {}", of.knob, of.value), &of.cpus);
         }
@@ -116,7 +120,7 @@ impl PowerSettings {
             failed.is_none()
         });
         core.save_part(|state| &mut state.power, held.clone())?;
-        // What one setting stands in the way of can be written after it.
+        // A write that another setting blocked can succeed afterwards.
         let mut again = Vec::new();
         for write in writes {
             self.write(core, write, &before, &mut held, &mut done, Some(&mut again));
@@ -132,14 +136,14 @@ impl PowerSettings {
         Ok(())
     }
 
-    /// Writes a setting. What is in the way of it goes to `again`, if there is such a thing.
+    /// Writes a setting. If another setting blocks it, it is added to `again`, if present.
     fn write(
         &mut self,
         core: &Core,
         write: PowerWrite,
         before: &PowerRecords,
         held: &mut PowerRecords,
-        done: &mut Done,
+        done: &mut WriteOutcome,
         again: Option<&mut Vec<PowerWrite>>,
     ) {
         let result = self.power.write(&write);
@@ -166,7 +170,7 @@ impl PowerSettings {
                 let reason = error.to_string();
                 note(&mut done.problems, format!("{knob}: {reason}"), &cpus);
                 if !is_back {
-                    // Where it took something else, that is to be given back.
+                    // If the file has taken another value, that value has to be restored.
                     let now = self.power.read(&path).ok().flatten();
                     let is_changed =
                         |of: &PowerRecord| now.as_ref().is_some_and(|now| of.before.as_ref() != Some(now));
@@ -180,10 +184,10 @@ impl PowerSettings {
         }
     }
 
-    fn report(&mut self, core: &Core, done: Done) {
-        let Done { set, back, foreign, problems } = done;
+    fn report(&mut self, core: &Core, done: WriteOutcome) {
+        let WriteOutcome { set, back, foreign, problems } = done;
         let cpus = &self.cpus;
-        let report = |severity, what: String, said: &Said| {
+        let report = |severity, what: String, said: &CpusByText| {
             let list = |(said, cpus): (&String, &CpuSet)| format!("{said} (CPUs {cpus})");
             let list: Vec<String> = said.iter().map(list).collect();
             let message = format!("{what}: {}.", list.join("; "));
@@ -197,10 +201,14 @@ impl PowerSettings {
             report(Severity::Info, format!("Set on exclusive CPUs {cpus}"), &set);
         }
         if !back.is_empty() {
-            report(Severity::Info, "Given back what was found".to_owned(), &back);
+            report(Severity::Info, "Restored the original settings".to_owned(), &back);
         }
         if !foreign.is_empty() {
-            report(Severity::Warning, "Somebody else wrote these, and they stay so".to_owned(), &foreign);
+            report(
+                Severity::Warning,
+                "Another program wrote these settings, and they are kept".to_owned(),
+                &foreign,
+            );
         }
         if !problems.is_empty() && problems != self.problems {
             report(Severity::Warning, format!("Not as configured on exclusive CPUs {cpus}"), &problems);
@@ -209,11 +217,11 @@ impl PowerSettings {
     }
 }
 
-fn note(said: &mut Said, what: String, cpus: &CpuSet) {
+fn note(said: &mut CpusByText, what: String, cpus: &CpuSet) {
     said.entry(what).or_default().extend(cpus.iter());
 }
 
-/// Nothing was written: what was known before is true.
+/// Reverts the record of a file that was not written.
 fn revert_node(held: &mut PowerRecords, before: &PowerRecords, path: &str) {
     match before.get(path) {
         Some(of) => drop(held.insert(path.to_owned(), of.clone())),
@@ -238,7 +246,7 @@ mod tests {
 
     const CPU: &str = "sys/devices/system/cpu";
 
-    /// A host with one cgroup, and power settings of eight CPUs.
+    /// Host with one cgroup and power settings of eight CPUs.
     struct Bench {
         dir: tempfile::TempDir,
         host: Arc<Host>,
@@ -275,7 +283,6 @@ mod tests {
             reconciler_loop(&self.config, &self.dir.path().join("cgroup"), &self.host)
         }
 
-        /// Of all CPUs.
         fn governors(&self) -> [String; 8] {
             self.of("cpufreq/scaling_governor")
         }
@@ -290,7 +297,7 @@ mod tests {
             })
         }
 
-        /// These CPUs are offline from now on, and all others online. It is no time for a look yet.
+        /// Sets the offline CPUs. The next periodic check is not due yet.
         fn offline(&self, reconciler: &mut ReconcilerLoop, cpus: &str) {
             let mut machine = (*Host::small().machine()).clone();
             let offline: CpuSet = cpus.parse().unwrap();
@@ -300,7 +307,7 @@ mod tests {
             let ReconcilerLoop { controllers, core, .. } = reconciler;
             let now = controllers.host.power.looked.unwrap_or_else(Instant::now);
             core.turn(now);
-            controllers.host.power.turn(core, now);
+            controllers.host.power.tick(core, now);
         }
 
         fn happened(&self) -> Vec<String> {
@@ -310,7 +317,7 @@ mod tests {
         }
     }
 
-    /// CPUs 1-3.
+    /// Admits a workload with CPUs 1-3.
     fn admit(reconciler: &mut ReconcilerLoop) {
         let request = Request::new(&api::AllocationRequest {
             cpus: Some(api::Cpus::whole(3)),
@@ -319,12 +326,12 @@ mod tests {
         assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
     }
 
-    /// Later than the last look.
+    /// Runs the next periodic check.
     fn turn(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
         let power = &mut controllers.host.power;
-        let later = power.looked.map_or_else(Instant::now, |looked| looked + LOOK);
-        power.turn(core, later);
+        let later = power.looked.map_or_else(Instant::now, |looked| looked + POLL_INTERVAL);
+        power.tick(core, later);
     }
 
     fn on_1_to_3(here: &str, elsewhere: &str) -> [String; 8] {
@@ -348,7 +355,7 @@ mod tests {
         assert_eq!(bench.happened(), [set]);
         turn(&mut reconciler);
         assert!(bench.happened().is_empty(), "it is said once");
-        // The daemon dies, and another one releases.
+        // The daemon is restarted before the release.
         drop(reconciler);
         let mut reconciler = bench.start();
         turn(&mut reconciler);
@@ -359,7 +366,8 @@ mod tests {
             (bench.governors(), bench.latencies()),
             (on_1_to_3("schedutil", "schedutil"), on_1_to_3("0", "0"))
         );
-        let back = "Given back what was found: governor schedutil (CPUs 1-3); wake-up latency 0 (CPUs 1-3).";
+        let back =
+            "Restored the original settings: governor schedutil (CPUs 1-3); wake-up latency 0 (CPUs 1-3).";
         assert_eq!(bench.happened(), [back]);
         assert!(reconciler.core.store.state.power.is_empty());
     }
@@ -391,7 +399,7 @@ mod tests {
         turn(&mut reconciler);
         assert_eq!(
             bench.happened(),
-            ["Somebody else wrote these, and they stay so: governor powersave (CPUs 2)."]
+            ["Another program wrote these settings, and they are kept: governor powersave (CPUs 2)."]
         );
         turn(&mut reconciler);
         drop(reconciler);
@@ -412,7 +420,7 @@ mod tests {
             fs::remove_file(bench.dir.path().join(CPU).join(format!("cpu{cpu}/cpufreq/scaling_governor")))
                 .unwrap();
         }
-        // It keeps what it holds, whatever is written.
+        // The file keeps its value after a write.
         let latency = bench.dir.path().join(CPU).join("cpu3/power/pm_qos_resume_latency_us");
         fs::remove_file(&latency).unwrap();
         std::os::unix::fs::symlink(bench.dir.path().join("null"), &latency).unwrap();
@@ -436,7 +444,7 @@ mod tests {
     #[test]
     fn a_value_that_is_not_taken_is_tried_once_for_the_same_cpus() {
         let bench = Bench::new(r#"{"governor": "performance"}"#);
-        // It takes everything, and holds nothing.
+        // The file accepts every write and has no value.
         let governor = bench.dir.path().join(CPU).join("cpu1/cpufreq/scaling_governor");
         fs::remove_file(&governor).unwrap();
         std::os::unix::fs::symlink("/dev/null", &governor).unwrap();
@@ -493,7 +501,8 @@ mod tests {
             // The same value, and no CPU was offline.
             bench.put("cpu2/cpufreq/scaling_governor", "schedutil");
             turn(&mut reconciler);
-            let foreign = "Somebody else wrote these, and they stay so: governor schedutil (CPUs 2).";
+            let foreign =
+                "Another program wrote these settings, and they are kept: governor schedutil (CPUs 2).";
             assert_eq!(bench.happened(), [foreign]);
             reconciler.core.release("a").unwrap();
             turn(&mut reconciler);
@@ -517,7 +526,7 @@ mod tests {
         bench.offline(&mut reconciler, "");
         assert_eq!(
             bench.happened(),
-            ["Somebody else wrote these, and they stay so: governor powersave (CPUs 2)."]
+            ["Another program wrote these settings, and they are kept: governor powersave (CPUs 2)."]
         );
         turn(&mut reconciler);
         assert_eq!(bench.governors()[2], "powersave");
@@ -526,7 +535,7 @@ mod tests {
     #[test]
     fn what_could_not_be_written_is_tried_again_when_a_cpu_came_back() {
         let bench = Bench::new(r#"{"governor": "performance"}"#);
-        // It takes everything, and holds nothing.
+        // The file accepts every write and has no value.
         let governor = bench.dir.path().join(CPU).join("cpu2/cpufreq/scaling_governor");
         fs::remove_file(&governor).unwrap();
         std::os::unix::fs::symlink("/dev/null", &governor).unwrap();

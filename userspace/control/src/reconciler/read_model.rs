@@ -1,9 +1,10 @@
-//! What is shown of each guarantee, and published.
+//! Descriptions of the guarantees for the API and for other parts of the daemon.
 //!
-//! Problem: all guarantees are published whenever one changes. To describe a thousand takes longer than to give
-//! one.
+//! # Problem
+//! All guarantees are published whenever one changes, and describing a thousand takes longer than admitting one.
 //!
-//! Algorithm: each description is kept with what it was made of, and serves until that is something else.
+//! # Algorithm
+//! Each description is cached together with the data it was made of, and used again while the data is equal.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -17,19 +18,19 @@ use numaward_topology::{CpuSet, NodeId, ZoneKind};
 use super::{controllers::Controllers, drift::DriftController};
 use crate::core::{Core, MissingCapacity};
 
-/// What is shown of all of them, in the order of their names.
+/// Descriptions by name of the guarantee, in ascending order.
 #[derive(Debug, Default)]
 pub(super) struct ReadModel(Vec<(String, Description)>);
 
-/// What is shown of a guarantee.
+/// Cached description of a guarantee.
 #[derive(Debug)]
 struct Description {
     of: Source,
     allocation: Arc<api::Allocation>,
-    promise: Arc<WorkloadGuarantee>,
+    guarantee_report: Arc<WorkloadGuarantee>,
 }
 
-/// What it is made of. Most of it is shared, and compared by where it is.
+/// Data from which a description is made. Most of it is shared, so that comparing the pointers is enough.
 #[derive(Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each may be so beside the others")]
 struct Source {
@@ -42,33 +43,33 @@ struct Source {
     stalled: bool,
     stopped: bool,
     releasing: bool,
-    /// Whether what its pod holds is shown with another container.
-    is_shown: bool,
-    /// What it held before, while its pages are on their way to other nodes.
-    leaves: Option<Allocation>,
+    /// True if the memory of the pod is already listed with another container of the pod.
+    is_listed_elsewhere: bool,
+    /// Allocation before a move, while the pages are being migrated.
+    allocation_before_move: Option<Allocation>,
 }
 
 impl ReadModel {
-    /// What is shown of the guarantee with this name.
-    pub(super) fn of(&self, name: &str) -> Option<api::Allocation> {
+    /// Returns the description of a guarantee for the API.
+    pub(super) fn allocation(&self, name: &str) -> Option<api::Allocation> {
         let place = self.0.binary_search_by(|(other, _)| other.as_str().cmp(name)).ok()?;
         self.0.get(place).map(|(_, shown)| api::Allocation::clone(&shown.allocation))
     }
 
-    /// What is published.
-    pub(super) fn promises(&self) -> Vec<Arc<WorkloadGuarantee>> {
-        self.0.iter().map(|(_, shown)| shown.promise.clone()).collect()
+    /// Returns all guarantees for other parts of the daemon.
+    pub(super) fn guarantees(&self) -> Vec<Arc<WorkloadGuarantee>> {
+        self.0.iter().map(|(_, shown)| shown.guarantee_report.clone()).collect()
     }
 
-    /// Describes what changed.
-    pub(super) fn follow(&mut self, core: &Core, controllers: &Controllers) {
+    /// Updates the descriptions of changed guarantees.
+    pub(super) fn update(&mut self, core: &Core, controllers: &Controllers) {
         let Controllers { drift, throttling, liveness, .. } = controllers;
         let mut before = std::mem::take(&mut self.0).into_iter().peekable();
         let mut shared = BTreeSet::new();
         let mut now = Vec::with_capacity(core.store.state.guarantees.len());
         for (name, guarantee) in &core.store.state.guarantees {
-            // What a pod holds as a whole is there once, however many containers share it.
-            let is_shown = match &guarantee.target {
+            // The share of a pod is listed once, even if several containers use it.
+            let is_listed_elsewhere = match &guarantee.target {
                 Target::Container(of) => of.shares_pod() && !shared.insert(&of.owner),
                 _ => false,
             };
@@ -83,8 +84,8 @@ impl ReadModel {
                 stalled: throttling.stalls(name),
                 stopped: liveness.is_stopped(name),
                 releasing: core.store.state.releasing.contains(name),
-                is_shown,
-                leaves: leaves(core, owner, &guarantee.target),
+                is_listed_elsewhere,
+                allocation_before_move: allocation_before_move(core, owner, &guarantee.target),
             };
             while before.next_if(|(old, _)| old < name).is_some() {}
             let shown = match before.next_if(|(old, shown)| old == name && shown.of == source) {
@@ -96,7 +97,7 @@ impl ReadModel {
         self.0 = now;
     }
 
-    /// What is held, as it was described last.
+    /// Returns all descriptions for the API.
     pub(super) fn allocations(
         &self,
         core: &Core,
@@ -147,15 +148,15 @@ impl Description {
             ..core.describe(name, &guarantee.target, &guarantee.cgroup, (&held, &terms), settings)
         };
         let missing = of.missing.clone().unwrap_or_default();
-        // Until its pages have arrived, it is at home on both sides.
+        // Until its pages have arrived, both the old and the new CPUs and nodes belong to the workload.
         let (mut nodes, mut cpus) = (held.memory_nodes(), held.cpus.clone().unwrap_or_default());
         let mut hidden_cpus = held.hidden_cpus.clone();
-        if let Some(left) = &of.leaves {
+        if let Some(left) = &of.allocation_before_move {
             nodes.extend(left.memory_nodes().iter());
             cpus = &cpus | left.cpus.as_ref().unwrap_or(&CpuSet::new());
             hidden_cpus = &(&hidden_cpus | &left.hidden_cpus) - &cpus;
         }
-        let promise = WorkloadGuarantee {
+        let guarantee_report = WorkloadGuarantee {
             cgroup: guarantee.cgroup.clone(),
             id: guarantee.id,
             owner: guarantee.owner(name).into(),
@@ -166,25 +167,25 @@ impl Description {
             nodes,
             is_burstable: terms.burstable,
             blocks: held.blocks.clone(),
-            placed: if of.is_shown { Vec::new() } else { placed(&held) },
+            placed: if of.is_listed_elsewhere { Vec::new() } else { placed(&held) },
             cpus,
             hidden_cpus,
             offline_cpus: missing.cpus,
             uncovered: missing.memory,
         };
-        Self { of, allocation: allocation.into(), promise: promise.into() }
+        Self { of, allocation: allocation.into(), guarantee_report: guarantee_report.into() }
     }
 }
 
-/// What is promised of a kind, and how much of the rest others use.
+/// Returns the guaranteed, free and withheld memory of a kind on a node.
 fn kind(ledger: &Ledger, node: NodeId, of: (&ZoneKind, &KindAccount)) -> api::KindCapacity {
     let withheld = ledger.conditions().withheld_on(*of.0, node).0;
-    let promises = api::KindCapacity::from(of);
-    api::KindCapacity { withheld_bytes: withheld.min(promises.free_bytes), ..promises }
+    let guarantees = api::KindCapacity::from(of);
+    api::KindCapacity { withheld_bytes: withheld.min(guarantees.free_bytes), ..guarantees }
 }
 
-/// What a guarantee held before, while its pages are on their way to other nodes.
-fn leaves(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
+/// Returns the allocation of a guarantee before a move, while its pages are being migrated.
+fn allocation_before_move(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
     let container = match target {
         Target::Container(of) => of.ledger_name(),
         _ => owner.into(),

@@ -1,10 +1,14 @@
-//! Pending restores: knobs whose old value could not be given back yet.
+//! Pending restores: knobs whose original value could not be written back yet.
 //!
-//! Problem: what a cgroup had before is given back when nothing asks any more for what was written. The write may fail, CPUs may
-//! belong to partitions, or a limit may be lower than what is in use by now.
+//! # Problem
+//! When no feature needs a written value any more, the original value of the knob is restored. The write may fail: CPUs may belong
+//! to a
+//! partition, or a limit may be below the present usage.
 //!
-//! Algorithm: the record of such a knob stays in the ledger. The write is tried again, after 5 seconds at first and a minute in
-//! the end, until it succeeds, another program writes the knob, or the cgroup is gone. Meanwhile the knob is not checked for drift.
+//! # Algorithm
+//! The record of such a knob stays in the ledger. The write is retried, first after 5 seconds, at last every minute, until it
+//! succeeds,
+//! another program writes the knob, or the cgroup is removed. Meanwhile the knob is not checked for drift.
 
 use std::{
     collections::BTreeMap,
@@ -18,49 +22,49 @@ use numaward_model::Retry;
 
 use crate::core::Core;
 
-/// A write that failed is tried again after so long at first.
+/// Delay before the first retry of a failed write.
 pub(super) const FIRST_RETRY: Duration = Duration::from_secs(5);
-/// And after so long in the end.
+/// Maximum delay between retries.
 pub(super) const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
-/// Tries again to give back what cgroups had.
+/// Retries the restores that failed.
 #[derive(Debug, Default)]
 pub(super) struct Restores {
-    /// What was applied when it was looked at last.
+    /// Applied settings at the last update.
     followed: AppliedSettings,
-    pending: BTreeMap<CgroupPath, Pending>,
+    pending: BTreeMap<CgroupPath, RetryState>,
 }
 
 #[derive(Debug, Default)]
-struct Pending {
-    /// Once it was tried.
+struct RetryState {
+    /// `None` before the first retry.
     retry: Option<Retry>,
-    /// Why the last try failed.
+    /// Error of the last try.
     reason: Option<String>,
 }
 
 impl Restores {
-    /// Takes note of what is pending now; `true` if that is news.
-    pub(super) fn follow(&mut self, applied: &AppliedSettings) -> bool {
+    /// Updates the pending restores. Returns true if they changed.
+    pub(super) fn update(&mut self, applied: &AppliedSettings) -> bool {
         let before = std::mem::replace(&mut self.followed, applied.clone());
         let changed = applied.records().changed_since(before.records());
-        // What a cgroup holds for those below it is pending as soon as these hold nothing.
+        // Settings of an ancestor are pending as soon as no descendant needs them.
         let above = changed.iter().flat_map(|path| path.ancestors().skip(1)).collect::<Vec<_>>();
-        let mut is_news = false;
+        let mut has_changed = false;
         for path in changed.into_iter().chain(above) {
             if applied.pending_knobs(&path).is_empty() {
-                is_news |= self.pending.remove(&path).is_some();
+                has_changed |= self.pending.remove(&path).is_some();
             } else {
-                is_news |= !self.pending.contains_key(&path);
+                has_changed |= !self.pending.contains_key(&path);
                 self.pending.entry(path).or_default();
             }
         }
-        is_news
+        has_changed
     }
 
-    /// Tries again what is due. A guarantee that is being released has its own retries.
-    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
-        core.effects.view |= self.follow(&core.store.state.applied);
+    /// Retries the restores that are due. A guarantee that is being released has its own retries.
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
+        core.effects.view |= self.update(&core.store.state.applied);
         let due = self.pending.iter().filter(|(path, pending)| {
             pending.retry.as_ref().is_none_or(|retry| retry.is_due(now)) && !core.is_releasing(path)
         });
@@ -73,12 +77,12 @@ impl Restores {
             let retry = &mut pending.retry;
             retry.get_or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).postpone(now);
         }
-        core.effects.view |= self.follow(&core.store.state.applied);
+        core.effects.view |= self.update(&core.store.state.applied);
     }
 
-    /// What is pending, as it is shown.
+    /// Returns the pending restores for the API.
     pub(super) fn shown(&self) -> Vec<api::PendingRestore> {
-        let of_cgroup = |(path, pending): (&CgroupPath, &Pending)| {
+        let of_cgroup = |(path, pending): (&CgroupPath, &RetryState)| {
             let record = self.followed.get(path);
             let knobs = self.followed.pending_knobs(path).into_iter();
             let shown = knobs.filter_map(|knob| {
@@ -162,12 +166,12 @@ mod tests {
             reconciler.process_effects();
         }
 
-        /// So many seconds later, it is tried again; what is pending then.
+        /// Retries after this time and returns the restores that are still pending.
         fn pending_after(&mut self, seconds: u64) -> Vec<(String, String, String)> {
             self.now += Duration::from_secs(seconds);
             let ReconcilerLoop { controllers: Controllers { restores, .. }, core, .. } =
                 self.reconciler.as_mut().unwrap();
-            restores.turn(core, self.now);
+            restores.tick(core, self.now);
             let shown = restores.shown().into_iter();
             shown.map(|of| (of.cgroup, of.knob, of.reason.unwrap_or_default())).collect()
         }
@@ -178,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_leaves_a_limit_above_what_is_in_use() {
+    fn release_keeps_limit_above_usage() {
         let mut bench = Bench::new(&["a"], "{}");
         bench.put("a/memory.max", &mib(128));
         bench.admit("a").unwrap();
@@ -191,7 +195,7 @@ mod tests {
         assert_eq!(reason, "memory.max stays 268435456: 200Mi are in use, more than 128Mi");
         assert_eq!(bench.reconciler.as_ref().unwrap().view.read().enforcement.pending_restores.len(), 1);
 
-        // The daemon goes on with it, also where nothing is enforced any more.
+        // The daemon continues after a restart, also if enforcement is off.
         bench.config.enforcement.mode = api::EnforcementMode::Off;
         bench.restart();
         assert_eq!((bench.knob("a/memory.max"), bench.pending_after(0).len()), (mib(256), 1));
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_undone_is_given_back_later() {
+    fn failed_undo_is_retried() {
         let mut bench = Bench::new(&["a"], "{}");
         bench.put("a/memory.max", &mib(128));
         bench.put("a/memory.current", &mib(200));
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_that_a_confined_cgroup_cannot_be_given_back_are_tried_again() {
+    fn restore_of_confined_cpus_is_retried() {
         let mut bench = Bench::new(&["a", "b"], r#"{"enforcement": {"herding": {"mode": "on"}}}"#);
         bench.admit("a").unwrap();
         assert_eq!(bench.knob("b/cpuset.cpus"), "0,3-7");

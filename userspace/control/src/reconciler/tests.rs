@@ -136,7 +136,7 @@ fn work(dir: &Path) {
     assert!(matches!(reconciler.admit(&request("a", 3), false), Ok(Answer::Admitted(_))));
     assert!(matches!(reconciler.admit(&request("b", 8), false), Err(AdmissionError::Rejected(..))));
     fs::write(root.join("a/memory.min"), "0\n").unwrap();
-    reconciler.dispatch(&Event::Machine(Instant::now()));
+    reconciler.dispatch(&Event::MachineChanged(Instant::now()));
     assert_eq!(fixture::line(&root.join("a/memory.min")), (256_u64 << 20).to_string());
     reconciler.core.release("a").unwrap();
 }

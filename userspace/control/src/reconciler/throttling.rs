@@ -1,14 +1,20 @@
-//! Workloads that are slowed down at `memory.high` and do not get on.
+//! Detection of workloads that make no progress above `memory.high`.
 //!
-//! Problem: above `memory.high` the kernel reclaims, and puts the workload to sleep for up to two seconds at each
-//! allocation. Where there is nothing to reclaim, it neither gets on nor is it killed: it hangs.
+//! # Problem
+//! Above `memory.high` the kernel reclaims memory and delays each allocation by up to two seconds. If nothing can be reclaimed, the
+//! workload
+//! neither makes progress nor is it killed.
 //!
-//! Algorithm: of a workload for which we set `memory.high`, the kernel reports when `memory.events` changes. From then on,
-//! until nothing happened for ten seconds, how often it was throttled and how long all of its tasks waited at once
-//! (`full` of `memory.pressure`) is read every two seconds; always, where nothing is reported. It *stalls* when, over ten
-//! seconds, it was throttled and waited for nine tenths of the time. That is reported, and if it is configured
-//! (`memoryQos.raiseHighOnStall`), `memory.high` is raised half the way to the limit, and at last taken away: then the
-//! workload gets on, or is killed at its limit and starts anew.
+//! # Algorithm
+//! The kernel reports changes of `memory.events` for each workload with `memory.high`. After a change, until nothing happens for
+//! ten seconds,
+//! two values are read every two seconds: the number of throttled allocations, and the time in which all tasks waited (`full` of
+//! `memory.pressure`). If changes are not reported, all workloads are read.
+//!
+//! A workload *stalls* if, within ten seconds, it was throttled and waited for nine tenths of the time. An event reports this. With
+//! `memoryQos.raiseHighOnStall`, `memory.high` is raised half the way to the limit, and at last removed: the workload then makes
+//! progress, or
+//! is killed at its limit and restarted.
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst, Documentation/accounting/psi.rst.
 
@@ -27,62 +33,62 @@ use numaward_topology::Bytes;
 use super::notices::Notices;
 use crate::core::Core;
 
-/// How often each workload is looked at.
-const PACE: Duration = Duration::from_secs(2);
-/// Over which time it has to have waited.
-const WINDOW: Duration = Duration::from_secs(10);
-/// A workload whose limit is no farther above than this share gets no limit but that one.
-const CLOSE: u64 = 64;
+/// Interval between samples of a workload.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(2);
+/// Period over which a stall is detected.
+const STALL_WINDOW: Duration = Duration::from_secs(10);
+/// Divisor: within 1/64 of the limit, `memory.high` is removed instead of raised.
+const REMOVE_HIGH_DIVISOR: u64 = 64;
 
-/// The workloads with `memory.high`.
+/// Stall detection for the workloads with `memory.high`.
 #[derive(Debug)]
 pub(super) struct Throttling {
     notices: Notices,
-    looked: Option<Instant>,
-    limited: BTreeMap<String, Limited>,
-    /// Whether other workloads are limited since, or otherwise.
+    last_sampled: Option<Instant>,
+    limited: BTreeMap<String, LimitedWorkload>,
+    /// True if the state has changed since `limited` was updated.
     pub(super) is_outdated: bool,
-    /// Those that are looked at.
-    workloads: BTreeMap<String, Waits>,
+    /// The workloads that are sampled.
+    workloads: BTreeMap<String, StallSamples>,
 }
 
 /// A workload with `memory.high`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Limited {
+struct LimitedWorkload {
     cgroup: CgroupPath,
     id: CgroupId,
     high: Bytes,
 }
 
-/// What is known of one.
+/// Samples of one workload.
 #[derive(Debug, Default)]
-struct Waits {
+struct StallSamples {
     samples: VecDeque<Sample>,
     stalls: bool,
 }
 
-/// What a cgroup's files said.
+/// Values of a cgroup at one time.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Instant,
-    /// How long all tasks waited.
+    /// Total time in which all tasks waited for memory.
     waited: Duration,
-    /// How often it was throttled.
+    /// Total number of throttled allocations.
     throttled: u64,
 }
 
-impl Waits {
-    /// Takes a sample; `true` if the workload begins to stall.
+impl StallSamples {
+    /// Adds a sample. Returns true if the workload begins to stall.
     fn take(&mut self, sample: Sample) -> bool {
         self.samples.push_back(sample);
-        // One sample stays that is as old as the window.
-        while self.samples.get(1).is_some_and(|second| sample.at.duration_since(second.at) >= WINDOW) {
+        // The oldest sample is at least as old as the window.
+        while self.samples.get(1).is_some_and(|second| sample.at.duration_since(second.at) >= STALL_WINDOW) {
             self.samples.pop_front();
         }
         let stalls = self.samples.front().is_some_and(|first| {
             let time = sample.at.duration_since(first.at);
             let waited = sample.waited.saturating_sub(first.waited);
-            time >= WINDOW && sample.throttled > first.throttled && waited * 10 >= time * 9
+            time >= STALL_WINDOW && sample.throttled > first.throttled && waited * 10 >= time * 9
         });
         stalls && !std::mem::replace(&mut self.stalls, stalls) || {
             self.stalls = stalls;
@@ -90,11 +96,11 @@ impl Waits {
         }
     }
 
-    /// Whether it was not throttled for as long as it was looked at.
+    /// Returns true if the workload was not throttled for the whole window.
     fn is_calm(&self) -> bool {
         let (first, last) = (self.samples.front(), self.samples.back());
         first.zip(last).is_some_and(|(first, last)| {
-            last.at.duration_since(first.at) >= WINDOW && last.throttled == first.throttled
+            last.at.duration_since(first.at) >= STALL_WINDOW && last.throttled == first.throttled
         })
     }
 }
@@ -103,37 +109,36 @@ impl Throttling {
     pub(super) fn new(hierarchy: Hierarchy) -> Self {
         Self {
             notices: Notices::new(hierarchy),
-            looked: None,
+            last_sampled: None,
             limited: BTreeMap::new(),
             is_outdated: true,
             workloads: BTreeMap::new(),
         }
     }
 
-    /// Whether this workload stalls.
     pub(super) fn stalls(&self, name: &str) -> bool {
-        self.workloads.get(name).is_some_and(|waits| waits.stalls)
+        self.workloads.get(name).is_some_and(|history| history.stalls)
     }
 }
 
-/// The next `memory.high` of a workload that stalls at `high`.
+/// Returns the next `memory.high` of a workload that stalls at `high`.
 fn raised(high: Bytes, ceiling: Bytes) -> Limit {
     let room = ceiling.0.saturating_sub(high.0);
-    if room <= ceiling.0 / CLOSE { Limit::Max } else { Limit::Bytes(Bytes(high.0 + room / 2)) }
+    if room <= ceiling.0 / REMOVE_HIGH_DIVISOR { Limit::Max } else { Limit::Bytes(Bytes(high.0 + room / 2)) }
 }
 
 impl Throttling {
-    /// Looks at the workloads that may be throttled.
-    pub(super) fn look(&mut self, core: &mut Core, now: Instant) {
-        if self.looked.is_some_and(|looked| now.duration_since(looked) < PACE) {
+    /// Samples the workloads that may be throttled.
+    pub(super) fn sample(&mut self, core: &mut Core, now: Instant) {
+        if self.last_sampled.is_some_and(|last_sampled| now.duration_since(last_sampled) < SAMPLE_INTERVAL) {
             return;
         }
-        self.looked = Some(now);
+        self.last_sampled = Some(now);
         if std::mem::take(&mut self.is_outdated) {
-            self.follow_limited(&core.store.state);
+            self.update_limited(&core.store.state);
         }
         let mut heard = BTreeSet::new();
-        let mut is_everything = !self.notices.work();
+        let mut is_everything = !self.notices.is_working();
         for notice in self.notices.read() {
             match notice {
                 Notice::ChildChanged(path) | Notice::Changed(path, _) => drop(heard.insert(path)),
@@ -147,20 +152,20 @@ impl Throttling {
         }
         let looked_at: Vec<String> = self.workloads.keys().cloned().collect();
         for name in looked_at {
-            let Some(Limited { cgroup, high, .. }) = self.limited.get(&name).cloned() else {
+            let Some(LimitedWorkload { cgroup, high, .. }) = self.limited.get(&name).cloned() else {
                 continue;
             };
             let dir = core.hierarchy.dir(&cgroup);
-            // What is not there, or without PSI, cannot be judged.
+            // Without these files there are no samples: the cgroup was removed, or the kernel has no PSI.
             let (Ok(events), Ok(pressure)) = (read::memory_events(&dir), read::memory_pressure(&dir)) else {
                 continue;
             };
             let sample = Sample { at: now, waited: pressure.full, throttled: events.high };
-            let waits = self.workloads.entry(name.clone()).or_default();
-            let before = waits.stalls;
-            let begins = waits.take(sample);
-            let changed = waits.stalls != before;
-            if waits.is_calm() {
+            let history = self.workloads.entry(name.clone()).or_default();
+            let before = history.stalls;
+            let begins = history.take(sample);
+            let changed = history.stalls != before;
+            if history.is_calm() {
                 self.workloads.remove(&name);
             }
             core.effects.view |= changed;
@@ -170,20 +175,21 @@ impl Throttling {
         }
     }
 
-    /// Takes note of who is limited now.
-    fn follow_limited(&mut self, state: &State) {
-        let limited: BTreeMap<String, Limited> = state
+    /// Updates the workloads with `memory.high`.
+    fn update_limited(&mut self, state: &State) {
+        let limited: BTreeMap<String, LimitedWorkload> = state
             .guarantees
             .iter()
             .filter_map(|(name, held)| match state.applied.get(&held.cgroup)?.settings.memory_high? {
                 Limit::Bytes(high) => {
-                    Some((name.clone(), Limited { cgroup: held.cgroup.clone(), id: held.id, high }))
+                    Some((name.clone(), LimitedWorkload { cgroup: held.cgroup.clone(), id: held.id, high }))
                 }
                 Limit::Max => None,
             })
             .collect();
-        let is_same =
-            |a: &Limited, b: Option<&Limited>| b.is_some_and(|b| (&a.cgroup, a.id) == (&b.cgroup, b.id));
+        let is_same = |a: &LimitedWorkload, b: Option<&LimitedWorkload>| {
+            b.is_some_and(|b| (&a.cgroup, a.id) == (&b.cgroup, b.id))
+        };
         let before = std::mem::take(&mut self.limited);
         for (name, over) in before.iter().filter(|(name, over)| !is_same(over, limited.get(*name))) {
             self.notices.unwatch(&over.cgroup, WatchSubject::Memory);
@@ -191,7 +197,7 @@ impl Throttling {
         }
         for (name, new) in limited.iter().filter(|(name, new)| !is_same(new, before.get(*name))) {
             self.notices.watch(&new.cgroup, WatchSubject::Memory);
-            // What happened before it was watched.
+            // It may have been throttled before it was watched.
             self.workloads.entry(name.clone()).or_default();
         }
         self.limited = limited;
@@ -202,8 +208,8 @@ impl Throttling {
         let raised =
             core.config.memory_qos.raise_high_on_stall.then(|| self.raise_high(core, name, cgroup, high));
         let outcome = match &raised {
-            None => "memoryQos.raiseHighOnStall is off, so it is left as it is".to_owned(),
-            Some(Ok(Limit::Max)) => "memory.high is taken away".to_owned(),
+            None => "memoryQos.raiseHighOnStall is off, so memory.high is not changed".to_owned(),
+            Some(Ok(Limit::Max)) => "memory.high is removed".to_owned(),
             Some(Ok(Limit::Bytes(now))) => format!("memory.high is raised to {now}"),
             Some(Err(error)) => format!("memory.high cannot be raised: {error}"),
         };
@@ -217,7 +223,7 @@ impl Throttling {
         core.report(Some(cgroup), report);
     }
 
-    /// Raises `memory.high`, and says to what.
+    /// Raises `memory.high` and returns the new value.
     fn raise_high(
         &mut self,
         core: &mut Core,
@@ -226,7 +232,7 @@ impl Throttling {
         high: Bytes,
     ) -> Result<Limit, String> {
         let Some(held) = core.store.state.guarantees.get(name) else {
-            return Err("it is released".to_owned());
+            return Err("the guarantee was released".to_owned());
         };
         let ceiling = match held.settings.memory_max {
             Some(Limit::Bytes(max)) => max,
@@ -242,8 +248,8 @@ impl Throttling {
         }
         change.enforce(plan).map_err(|refused| refused.to_string())?;
         core.metrics.raised();
-        // Another ten seconds to get on.
-        self.workloads.insert(name.to_owned(), Waits::default());
+        // The next window begins now.
+        self.workloads.insert(name.to_owned(), StallSamples::default());
         core.promises_changed();
         Ok(to)
     }
@@ -262,8 +268,9 @@ mod tests {
     use numaward_config::Config;
     use numaward_guarantee::request::Request;
 
-    /// A workload that may use four times what it is promised, from which it is kept at half of that, makes no progress
-    /// there: what it is kept at in the end, whether it is shown as stalled, and what was reported.
+    /// Runs a workload with a limit of four times its guaranteed memory, which stalls at half of the limit. Returns `memory.high`,
+    /// whether it is
+    /// shown as stalled, and the events.
     fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, EventReport)>) {
         let dir = tempfile::tempdir().unwrap();
         let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
@@ -296,9 +303,9 @@ mod tests {
         let start = Instant::now();
         let mut at = |seconds: u32| {
             let now = start + Duration::from_secs(seconds.into());
-            reconciler.controllers.throttling.look(&mut reconciler.core, now);
-            reconciler.show();
-            reconciler.read_model.of("a").unwrap().stalled
+            reconciler.controllers.throttling.sample(&mut reconciler.core, now);
+            reconciler.publish();
+            reconciler.read_model.allocation("a").unwrap().stalled
         };
         for seconds in [0, 2, 4, 6, 8] {
             assert!(!at(seconds), "it may still get on");
@@ -310,48 +317,51 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_stalls_is_told_and_gets_more_if_that_is_configured() {
+    fn stall_is_reported_and_raises_high() {
         for (raise, mib, outcome, severity) in [
-            (false, 640_u64, "raiseHighOnStall is off, so it is left as it is", Severity::Critical),
+            (false, 640_u64, "raiseHighOnStall is off, so memory.high is not changed", Severity::Critical),
             (true, 832, "memory.high is raised to 832Mi", Severity::Warning),
         ] {
             let (high, is_stalled, happened) = stalled(raise);
             assert_eq!((high, is_stalled), ((mib << 20).to_string(), !raise));
             let [(cgroup, report)] = &happened[..] else { panic!("{happened:?}") };
             assert_eq!(cgroup.as_ref().map(CgroupPath::as_str), Some("/a"));
-            let told = format!("{report:?}");
-            assert!(told.contains("a is slowed down at memory.high (640Mi) and makes no progress"), "{told}");
-            assert!(told.contains(outcome) && told.contains(&format!("{severity:?}")), "{told}");
+            let reported = format!("{report:?}");
+            assert!(
+                reported.contains("a is slowed down at memory.high (640Mi) and makes no progress"),
+                "{reported}"
+            );
+            assert!(reported.contains(outcome) && reported.contains(&format!("{severity:?}")), "{reported}");
         }
     }
 
     #[test]
-    fn a_workload_stalls_when_it_is_throttled_and_only_waits() {
+    fn throttled_and_waiting_is_stalled() {
         let start = Instant::now();
-        let mut waits = Waits::default();
+        let mut history = StallSamples::default();
         let mut take = |seconds: u64, waited: u64, throttled: u64| {
             let (at, waited) = (start + Duration::from_secs(seconds), Duration::from_millis(waited));
-            let begins = waits.take(Sample { at, waited, throttled });
-            (begins, waits.stalls)
+            let begins = history.take(Sample { at, waited, throttled });
+            (begins, history.stalls)
         };
         assert_eq!(take(0, 0, 0), (false, false));
         assert_eq!(take(8, 8_000, 8), (false, false), "not for long enough");
         assert_eq!(take(10, 9_500, 9), (true, true), "reported once");
         assert_eq!(take(12, 11_500, 9), (false, true));
         assert_eq!(take(18, 17_500, 9), (false, true), "throttled within the window");
-        assert_eq!(take(22, 20_000, 9), (false, false), "it waits for something else");
+        assert_eq!(take(22, 20_000, 9), (false, false), "it history for something else");
         assert_eq!(take(24, 21_900, 10), (false, false), "it gets on");
         assert_eq!(take(34, 31_900, 11), (true, true));
     }
 
     #[test]
-    fn a_workload_that_is_not_throttled_is_not_looked_at_for_long() {
+    fn calm_workload_is_not_sampled() {
         let start = Instant::now();
-        let mut waits = Waits::default();
+        let mut history = StallSamples::default();
         let mut calm = |seconds: u64, throttled: u64| {
             let at = start + Duration::from_secs(seconds);
-            waits.take(Sample { at, waited: Duration::ZERO, throttled });
-            waits.is_calm()
+            history.take(Sample { at, waited: Duration::ZERO, throttled });
+            history.is_calm()
         };
         assert!(!calm(0, 3));
         assert!(!calm(8, 3));
@@ -361,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_approached_and_reached() {
+    fn high_rises_to_limit_in_steps() {
         let (mut high, ceiling) = (Bytes::mib(64), Bytes::mib(512));
         let mut steps = Vec::new();
         while let Limit::Bytes(next) = raised(high, ceiling) {

@@ -1,11 +1,16 @@
 //! Weights of nodes for the memory policy weighted-interleave: `enforcement.interleaveWeights`.
 //!
-//! Algorithm: every few seconds while any are to be set or given back, the files are read and those that do not hold what they
-//! are to hold are written, see [`numaward_enforce::weights`].
+//! # Algorithm
+//! Every few seconds, while weights are configured or have to be restored, the files are read, and those with other values are
+//! written, see
+//! [`numaward_enforce::weights`].
 //!
-//! Invariants: what was found is stored before anything is written. What somebody else wrote since is given up. A weight that
-//! cannot be written is reported once, and tried again when other nodes have weights and every five minutes; what is to be given
-//! back is tried again at each look. While it cannot be known what is wanted, what is held stays.
+//! # Invariants
+//! - The original value is stored before a file is written.
+//! - A value that another program has written since is kept.
+//! - A failed write is reported once, and retried every five minutes and when the nodes with weights change. Restores are retried
+//!   at each check.
+//! - While the wanted weights cannot be determined, the present ones stay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,43 +29,43 @@ use numaward_topology::NodeId;
 
 use crate::core::Core;
 
-/// How often it is looked what others wrote.
-const LOOK: Duration = Duration::from_secs(10);
+/// Interval for reading the weights.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// After how long a weight that could not be written is tried again.
-const RETRY: Duration = Duration::from_mins(5);
+/// Delay before a failed write is retried.
+const RETRY_INTERVAL: Duration = Duration::from_mins(5);
 
-/// Sets and gives back.
+/// Controller of the nodes' weights.
 #[derive(Debug)]
 pub(super) struct InterleaveWeights {
     weights: Weights,
     looked: Option<Instant>,
-    /// The nodes that had weights at the last look.
+    /// Nodes that had weights at the last check.
     nodes: BTreeSet<NodeId>,
-    failed: BTreeMap<NodeId, Failed>,
-    /// What is not as configured, as reported last.
+    failed: BTreeMap<NodeId, FailedWrite>,
+    /// Problems as reported last.
     problems: BTreeSet<String>,
-    /// The weights that are in the metrics.
+    /// Weights in the metrics.
     shown: NodeWeights,
 }
 
-/// A weight that could not be written.
+/// A failed write.
 #[derive(Debug)]
-struct Failed {
+struct FailedWrite {
     weight: u8,
     reason: String,
     at: Instant,
 }
 
-/// What was done in one go.
+/// Result of one round of writes.
 #[derive(Debug, Default)]
-struct Done {
+struct WriteOutcome {
     is_set: bool,
     back: NodeWeights,
     is_auto: bool,
     is_refused: bool,
     failed: BTreeMap<NodeId, (u8, String)>,
-    /// What is not as configured.
+    /// Problems of this round.
     problems: Vec<String>,
 }
 
@@ -76,9 +81,9 @@ impl InterleaveWeights {
         }
     }
 
-    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
         let is_idle = core.config.enforcement.set_weights().is_none() && core.store.state.weights.is_empty();
-        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
+        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= POLL_INTERVAL);
         if is_idle || !is_due {
             return;
         }
@@ -99,7 +104,7 @@ impl InterleaveWeights {
             Some(Ok((wanted, problems))) => (Some(wanted), problems),
             Some(Err(problem)) => (Some(before.written()), vec![problem]),
         };
-        let mut done = Done { problems, ..Done::default() };
+        let mut done = WriteOutcome { problems, ..WriteOutcome::default() };
         let asked: BTreeSet<NodeId> = wanted.iter().flatten().map(|(node, _)| *node).collect();
         let concerned: BTreeSet<NodeId> = asked.iter().chain(before.nodes.keys()).copied().collect();
         let seen = self.weights.read_weights(concerned.iter().copied());
@@ -109,13 +114,13 @@ impl InterleaveWeights {
         let nodes: BTreeSet<NodeId> = seen.weights.keys().chain(seen.unreadable.keys()).copied().collect();
         let missing = asked.difference(&nodes).filter(|_| is_known);
         done.problems.extend(missing.map(|node| format!("there is no /{}", Weights::file(*node))));
-        self.failed.retain(|_, failed| now.duration_since(failed.at) < RETRY && nodes == self.nodes);
+        self.failed.retain(|_, failed| now.duration_since(failed.at) < RETRY_INTERVAL && nodes == self.nodes);
         self.nodes = nodes;
         let WeightPlan { mut writes, mut held, foreign } = plan(&seen, wanted.as_ref(), &before);
         writes.retain(|write| {
             let WeightWrite::Weight { node, weight, is_back: false } = write else { return true };
             let failed = self.failed.get(node).filter(|failed| failed.weight == *weight);
-            if let Some(Failed { reason, .. }) = failed {
+            if let Some(FailedWrite { reason, .. }) = failed {
                 done.problems.push(reason.clone());
                 held.revert_node(*node, &before);
             }
@@ -127,7 +132,7 @@ impl InterleaveWeights {
             self.write(write, &before, &mut held, &mut done);
         }
         for (node, (weight, reason)) in std::mem::take(&mut done.failed) {
-            self.failed.insert(node, Failed { weight, reason, at: now });
+            self.failed.insert(node, FailedWrite { weight, reason, at: now });
         }
         forget_if_none(&mut held, &before);
         let are_now = held.current(&seen);
@@ -136,7 +141,7 @@ impl InterleaveWeights {
         core.save_part(|state| &mut state.weights, held)?;
         if !foreign.is_empty() {
             let message = format!(
-                "Somebody else set weights for weighted-interleave, and they are left as they are: {}.",
+                "Another program set weights for weighted-interleave, and they are kept: {}.",
                 list(&foreign)
             );
             report(core, Severity::Warning, message, &foreign);
@@ -157,8 +162,14 @@ impl InterleaveWeights {
         Ok(())
     }
 
-    fn write(&self, write: WeightWrite, before: &WeightRecords, held: &mut WeightRecords, done: &mut Done) {
-        // The kernel chooses only where all are back.
+    fn write(
+        &self,
+        write: WeightWrite,
+        before: &WeightRecords,
+        held: &mut WeightRecords,
+        done: &mut WriteOutcome,
+    ) {
+        // The kernel can choose the weights again only after all of them were restored.
         if write == WeightWrite::Auto && done.is_refused {
             return;
         }
@@ -168,7 +179,7 @@ impl InterleaveWeights {
     }
 }
 
-impl Done {
+impl WriteOutcome {
     fn learn(&mut self, write: WeightWrite, result: Result<(), WeightError>) {
         match (result, write) {
             (Ok(()), WeightWrite::Weight { node, weight, is_back: true }) => {
@@ -176,7 +187,7 @@ impl Done {
             }
             (Ok(()), WeightWrite::Weight { .. }) => self.is_set = true,
             (Ok(()), WeightWrite::Auto) => self.is_auto = true,
-            // It had nothing to choose from before, either.
+            // The kernel had no information for choosing weights before either.
             (Err(WeightError::NoChoice), _) => {}
             (Err(error), write) => {
                 let reason = error.to_string();
@@ -198,14 +209,14 @@ fn report(core: &Core, severity: Severity, message: String, weights: &NodeWeight
     core.report(None, report);
 }
 
-/// Where nothing was and is held, the kernel's own choice still counts.
+/// Without written weights, the kernel's choice is still active.
 fn forget_if_none(held: &mut WeightRecords, before: &WeightRecords) {
     if held.nodes.is_empty() && before.is_empty() {
         held.auto = None;
     }
 }
 
-/// The parts as a list in a sentence.
+/// Joins the parts as a list in a sentence.
 fn sentence(parts: &[String]) -> String {
     match parts {
         [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
@@ -229,7 +240,7 @@ fn are(now: &NodeWeights, were: &NodeWeights, source: WeightSource) -> String {
 
 const WEIGHTS_ARE: (&str, &str) = ("weights for weighted-interleave are", "they were");
 
-fn returned(done: &Done) -> Option<String> {
+fn returned(done: &WriteOutcome) -> Option<String> {
     let auto = if done.is_auto { ", and the kernel chooses all weights by itself again" } else { "" };
     if done.back.is_empty() {
         let message = "The kernel chooses all weights for weighted-interleave by itself again.";
@@ -257,7 +268,7 @@ mod tests {
     const WEIGHTS: &str = "sys/kernel/mm/mempolicy/weighted_interleave";
     const NODES: &str = "sys/devices/system/node";
 
-    /// A host with weights of two nodes, 0 and 2.
+    /// Host with weights of two nodes, 0 and 2.
     struct Bench {
         dir: tempfile::TempDir,
         host: Arc<Host>,
@@ -322,12 +333,12 @@ mod tests {
         }
     }
 
-    /// Later than the last look.
+    /// Runs the next periodic check.
     fn turn(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
         let weights = &mut controllers.host.weights;
-        let later = weights.looked.map_or_else(Instant::now, |looked| looked + LOOK);
-        weights.turn(core, later);
+        let later = weights.looked.map_or_else(Instant::now, |looked| looked + POLL_INTERVAL);
+        weights.tick(core, later);
     }
 
     const GIVEN: &str = r#"{"source": "given", "weights": {"0": 3, "2": 2}}"#;
@@ -349,7 +360,7 @@ mod tests {
         drop(bench.start());
         let set = "The weights for weighted-interleave are 3 on node 0 and 2 on node 2, as configured; they were 25 and 7.";
         assert_eq!((bench.now(), bench.happened()), (["3", "2"].map(str::to_owned), vec![set.to_owned()]));
-        // In a dry run, nothing is ours.
+        // A dry run restores the weights.
         bench.config.enforcement.mode = api::EnforcementMode::DryRun;
         let reconciler = bench.start();
         assert!(reconciler.core.store.state.weights.is_empty());
@@ -405,7 +416,7 @@ mod tests {
         assert_eq!(bench.now(), ["1", "1"]);
         drop(reconciler);
 
-        // A node that is absent is not waited for.
+        // A missing node is no pending restore.
         bench.config.enforcement.mode = api::EnforcementMode::On;
         drop(bench.start());
         fs::remove_file(&file).unwrap();
@@ -413,7 +424,7 @@ mod tests {
         let reconciler = bench.start();
         assert!(is_all_back(&client(&reconciler)) && !reconciler.core.store.state.weights.is_empty());
         drop(reconciler);
-        // One that is enforced owes nothing.
+        // While enforcement is on, nothing is pending.
         bench.config.enforcement.mode = api::EnforcementMode::On;
         bench.set(2, 2);
         assert!(is_all_back(&client(&bench.start())));
@@ -426,8 +437,7 @@ mod tests {
         bench.happened();
         bench.set(2, 9);
         turn(&mut reconciler);
-        let foreign =
-            "Somebody else set weights for weighted-interleave, and they are left as they are: 9 on node 2.";
+        let foreign = "Another program set weights for weighted-interleave, and they are kept: 9 on node 2.";
         assert_eq!(bench.happened(), [foreign]);
         turn(&mut reconciler);
         drop(reconciler);
@@ -464,7 +474,7 @@ mod tests {
         let problem = "there is no node 1 with memory here; nodes with memory are 0,2.";
         assert!(happened[1].ends_with(problem), "{happened:?}");
         drop(reconciler);
-        // The kernel has none.
+        // The kernel does not support weights.
         fs::remove_dir_all(bench.dir.path().join(WEIGHTS)).unwrap();
         let mut reconciler = bench.start();
         turn(&mut reconciler);
@@ -485,7 +495,7 @@ mod tests {
         assert!(happened.len() == 1 && happened[0].contains("node0 cannot be written: "), "{happened:?}");
         assert!(reconciler.core.store.state.weights.is_empty());
         drop(sealed);
-        // A file takes it by now, which is not tried at once.
+        // The file can be written now, but the retry is not due.
         for (node, file) in [0, 2].into_iter().zip(&files) {
             fs::remove_file(file).unwrap();
             bench.set(node, 1);
@@ -493,8 +503,8 @@ mod tests {
         turn(&mut reconciler);
         assert_eq!((bench.now(), bench.happened().len()), (["1", "1"].map(str::to_owned), 0));
         let ReconcilerLoop { controllers, core, .. } = &mut reconciler;
-        let later = controllers.host.weights.looked.unwrap() + RETRY;
-        controllers.host.weights.turn(core, later);
+        let later = controllers.host.weights.looked.unwrap() + RETRY_INTERVAL;
+        controllers.host.weights.tick(core, later);
         assert_eq!((bench.now(), bench.happened().len()), (["3", "2"].map(str::to_owned), 1));
     }
 
@@ -524,7 +534,7 @@ mod tests {
         bench.set(2, 9);
         turn(&mut reconciler);
         assert_eq!(bench.happened().len(), 2);
-        // A node comes whose bandwidth the firmware does not report.
+        // A node without bandwidth in the firmware is added.
         bench.put(&format!("{NODES}/has_memory"), "0,2-3");
         bench.set(3, 1);
         turn(&mut reconciler);
@@ -538,7 +548,7 @@ mod tests {
         turn(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 1 && happened[0].contains("has_memory cannot be read"), "{happened:?}");
-        // What was given up is still known.
+        // The record of the other program's value was kept.
         bench.put(&format!("{NODES}/has_memory"), "0,2");
         turn(&mut reconciler);
         assert_eq!((bench.now(), bench.happened().len()), (["25", "9"].map(str::to_owned), 0));
@@ -550,7 +560,7 @@ mod tests {
 
     #[test]
     fn a_kernel_without_anything_to_choose_from_is_no_problem() {
-        let (mut done, path) = (Done::default(), Path::new(WEIGHTS));
+        let (mut done, path) = (WriteOutcome::default(), Path::new(WEIGHTS));
         done.learn(WeightWrite::Auto, Err(WeightError::NoChoice));
         assert!(done.problems.is_empty() && returned(&done).is_none());
         let source = std::io::Error::from(std::io::ErrorKind::PermissionDenied);

@@ -254,13 +254,13 @@ fn others_are_told_where_homes_are() {
     bench.look(&[AWAY]);
     bench.look(&[AWAY]);
     let home = BTreeMap::from([("/a".parse().unwrap(), NodeId(1))]);
-    bench.inner().show();
+    bench.inner().publish();
     assert_eq!(told(&bench), home);
     bench.restart();
     assert_eq!(told(&bench), home, "after a restart");
     bench.config.home.mode = HomeMode::Off;
     bench.restart();
-    bench.inner().show();
+    bench.inner().publish();
     assert!(told(&bench).is_empty());
 }
 
@@ -329,7 +329,7 @@ fn one_whose_cpus_somebody_else_sets_has_no_home_any_more() {
             fs::write(bench.root().join("a/cpuset.cpus"), format!("{cpus}\n")).unwrap();
             let now = bench.now;
             let ReconcilerLoop { controllers, core, .. } = bench.inner();
-            controllers.drift.look_at_all(core, now);
+            controllers.drift.check_all(core, now);
         };
         // Emptied, as by somebody who makes a cgroup anew.
         write(&mut bench, "");
@@ -379,7 +379,7 @@ fn a_home_stays_where_a_crash_kept_its_cpus_from_being_written() {
     assert_eq!((bench.cpus("/a").as_str(), bench.preferred_nodes().len()), ("4-7", 1));
     // It died when it had stored that a guarantee takes a CPU away from it, and had not written so yet.
     bench.guarantee_on("kept", "/kept", "1");
-    bench.inner().dispatch(&Event::Changed);
+    bench.inner().dispatch(&Event::StateChanged);
     bench.look(&[AWAY]);
     let narrowed = bench.cpus("/a");
     assert_ne!(narrowed, "4-7");
@@ -396,7 +396,7 @@ fn what_somebody_sets_ends_the_home_also_where_it_is_what_the_home_was_before() 
     bench.look(&[AWAY]);
     bench.look(&[AWAY]);
     bench.guarantee_on("kept", "/kept", "1");
-    bench.inner().dispatch(&Event::Changed);
+    bench.inner().dispatch(&Event::StateChanged);
     bench.look(&[AWAY]);
     assert_ne!(bench.cpus("/a"), "4-7");
     bench.reconciler = None;
@@ -482,7 +482,7 @@ fn one_whose_cpus_cannot_be_given_back_gets_them_later() {
     fs::write(&knob, format!("{at_home}\n")).unwrap();
     let now = bench.now;
     let ReconcilerLoop { controllers, core, .. } = bench.inner();
-    controllers.restores.turn(core, now);
+    controllers.restores.tick(core, now);
     assert_eq!((controllers.restores.shown(), bench.cpus("/a")), (Vec::new(), String::new()));
 }
 
@@ -571,7 +571,7 @@ fn who_gets_a_guarantee_has_no_home_any_more_and_exclusive_cpus_are_nobody_elses
     assert_eq!(bench.cpus("/above"), "", "what is above a guarantee has no home");
     bench.guarantee("kept", "/kept");
     let exclusive: CpuSet = bench.cpus("/kept").parse().unwrap();
-    bench.inner().dispatch(&Event::Changed);
+    bench.inner().dispatch(&Event::StateChanged);
     bench.look(&[AWAY]);
     let home: CpuSet = bench.cpus("/a").parse().unwrap();
     assert!((&home & &exclusive).is_empty() && !home.is_empty(), "{home} {exclusive}");

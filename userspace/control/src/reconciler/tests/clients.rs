@@ -22,12 +22,12 @@ fn turns_are_rare_while_nothing_is_held_and_the_first_guarantee_shortens_the_wai
     let left = |next: Instant| next.saturating_duration_since(Instant::now());
     let mut next = Instant::now();
     held.step(&mut next);
-    assert!(left(next) > TURN && left(next) <= IDLE_TURN, "{:?}", left(next));
+    assert!(left(next) > MAINTENANCE_INTERVAL && left(next) <= IDLE_MAINTENANCE_INTERVAL, "{:?}", left(next));
     let mut asking: Asking = Box::pin(client.admit(request("a", 1), false));
     assert!(poll(&mut asking).is_pending());
     held.step(&mut next);
     assert!(matches!(poll(&mut asking), Poll::Ready(Ok(Answer::Admitted(_)))));
-    assert!(left(next) <= TURN, "{:?}", left(next));
+    assert!(left(next) <= MAINTENANCE_INTERVAL, "{:?}", left(next));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
     let Poll::Ready(Err(refused @ AdmissionError::Busy)) = poll(&mut ask("c", 1)) else {
         panic!("there was a place")
     };
-    assert!(refused.to_string().contains("ask again in a few seconds"), "{refused}");
+    assert!(refused.to_string().contains("retry in a few seconds"), "{refused}");
     // Received is not handled.
     held.core.execution.inbox.as_mut().unwrap().receive(Duration::ZERO);
     assert!(matches!(poll(&mut ask("c", 1)), Poll::Ready(Err(AdmissionError::Busy))));
