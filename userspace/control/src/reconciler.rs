@@ -4,10 +4,10 @@
 //! - [`Core`] has the state and changes it: admissions, resizes, releases.
 //! - A *controller* maintains one aspect of the guarantees or of the host. It handles [`Event`]s, changes the core, and does not
 //!   know the
-//! other controllers.
+//!   other controllers.
 //! - [`crate::core::Effects`] are the consequences of changes, such as a new view to publish. The core and the controllers add
 //!   them, and the
-//! loop processes them.
+//!   loop processes them.
 
 mod affinities;
 mod auto_placement;

@@ -70,7 +70,7 @@ pub struct PlacedContainer {
 #[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryClaim {
-    /// QoS class of the pod; `None` if it is not known.
+    /// `QoS` class of the pod; `None` if it is not known.
     pub class: Option<QosClass>,
     /// Memory request; `None` if it is known only to the API server.
     pub request: Option<Bytes>,

@@ -10,8 +10,8 @@
 //!
 //! 1. The marks on cgroups ([`crate::xattr_backup`]), which repeat the last ledger.
 //! 2. The previous version of the ledger: for units without a cgroup at the moment, for settings of the host, and for the features
-//! that
-//! changed cgroups without a guarantee.
+//!    that
+//!    changed cgroups without a guarantee.
 //! 3. The knobs of cgroups that numaward created for commands.
 
 use std::collections::BTreeMap;

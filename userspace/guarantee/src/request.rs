@@ -187,7 +187,7 @@ impl Request {
         Ok(Self { declared: Some(declared.clone()), ..request })
     }
 
-    /// Returns the engine request with the memory limit, from which the QoS class follows. Placement does not use the limit.
+    /// Returns the engine request with the memory limit, from which the `QoS` class follows. Placement does not use the limit.
     pub fn limited(&self) -> engine::Request {
         let mut request = self.engine.clone();
         for (container, limit) in request.containers.iter_mut().zip(self.limit) {
@@ -247,7 +247,7 @@ impl Resize {
 
 /// Returns the engine request for a workload with one container.
 ///
-/// Without `cpus`, a thousandth of a CPU is requested: a fraction is never exclusive, and the QoS class Guaranteed requires CPUs
+/// Without `cpus`, a thousandth of a CPU is requested: a fraction is never exclusive, and the `QoS` class Guaranteed requires CPUs
 /// and memory.
 fn engine_request(
     name: &str,

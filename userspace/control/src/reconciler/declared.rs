@@ -131,7 +131,7 @@ impl Declarations {
                 }
             }
             Err(error) => {
-                tracing::error!(%error, "the cgroup hierarchy cannot be read: running workloads do not get their declared guarantees")
+                tracing::error!(%error, "the cgroup hierarchy cannot be read: running workloads do not get their declared guarantees");
             }
         }
         self.try_waiting(core);

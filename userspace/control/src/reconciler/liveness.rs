@@ -8,7 +8,7 @@
 //! # Terms
 //! - *in question*: a guarantee to be checked, because the kernel reported a change of its cgroup, or because a timeout is running:
 //!   a unit
-//! without cgroup may be restarting, a command may not have started yet, or a failed release is retried.
+//!   without cgroup may be restarting, a command may not have started yet, or a failed release is retried.
 //! - *stopped* unit: it has had no cgroup for longer than a restart takes, and systemd still has it loaded.
 //!
 //! # Algorithm
