@@ -337,7 +337,7 @@ impl ReconcilerLoop {
     fn end_rebalance(&mut self, RebalanceOutcome { shown, admitted, waiter }: RebalanceOutcome) {
         self.publish();
         let allocation = admitted.and_then(|name| self.read_model.allocation(&name));
-        self.rebalancing.show_end(api::Rebalance { allocation: allocation.clone(), ..shown });
+        self.rebalancing.publish_end(api::Rebalance { allocation: allocation.clone(), ..shown });
         let Some((answer, refused)) = waiter else { return };
         let name = allocation.as_ref().map(|allocation| allocation.name.clone());
         let result = allocation.map(Answer::Admitted).ok_or(refused);

@@ -30,7 +30,7 @@ const LEAST: Bytes = Bytes::mib(16);
 
 /// Who is away.
 #[derive(Debug)]
-pub(super) struct Homes {
+pub(super) struct BurstableHomes {
     /// Whether others may be Burstable by now.
     pub(super) is_outdated: bool,
     /// The workloads, with the names and cgroups of their guarantees.
@@ -57,7 +57,7 @@ fn is_away(there: Bytes, total: Bytes, was_away: bool) -> bool {
     }
 }
 
-impl Homes {
+impl BurstableHomes {
     pub(super) fn new(dwell: Duration) -> Self {
         Self {
             is_outdated: true,

@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Event, affinities::Affinities, auto_placement::AutoPlacement, budgets::Budgets, burstable_home::Homes,
-    caches::CacheClasses, declared::Declarations, drift::DriftController, guard::Guard,
-    interrupts::Interrupts, liveness::Liveness, power::PowerSettings, restores::Restores,
+    Event, affinities::Affinities, auto_placement::AutoPlacement, budgets::Budgets,
+    burstable_home::BurstableHomes, caches::CacheClasses, declared::Declarations, drift::DriftController,
+    guard::Guard, interrupts::Interrupts, liveness::Liveness, power::PowerSettings, restores::Restores,
     throttling::Throttling, weights::InterleaveWeights,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
@@ -19,7 +19,7 @@ pub(super) struct Controllers {
     pub(super) restores: Restores,
     pub(super) affinities: Affinities,
     pub(super) throttling: Throttling,
-    pub(super) homes: Homes,
+    pub(super) homes: BurstableHomes,
     pub(super) auto_placement: AutoPlacement,
     pub(super) budgets: Budgets,
     pub(super) guard: Guard,
@@ -63,7 +63,7 @@ impl Controllers {
             restores: Restores::default(),
             affinities: Affinities::new(stop.clone()),
             throttling: Throttling::new(core.hierarchy.clone()),
-            homes: Homes::new(core.config.enforcement.home_dwell_time.0),
+            homes: BurstableHomes::new(core.config.enforcement.home_dwell_time.0),
             auto_placement: AutoPlacement::new(stop.clone()),
             caches: CacheClasses::new(stop.clone()),
             budgets: Budgets::new(stop.clone()),

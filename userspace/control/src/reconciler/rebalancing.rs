@@ -309,7 +309,7 @@ impl Rebalancing {
     }
 
     /// Shows how a rebalance ended.
-    pub(super) fn show_end(&self, shown: api::Rebalance) {
+    pub(super) fn publish_end(&self, shown: api::Rebalance) {
         *self.shown.write() = Some(Arc::new(shown));
     }
 
