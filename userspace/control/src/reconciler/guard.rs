@@ -1,19 +1,27 @@
-//! The headroom guard's hand (`guard: act` or `evict`): where a node may soon not have what is promised on it, workloads without a
-//! guarantee are kept off it.
+//! Actions of the headroom guard (`guard: act` or `evict`): keeps workloads without a guarantee off nodes that are low.
 //!
-//! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Page cache counts as available: the
-//! kernel drops it when somebody needs memory. What is in the way is memory that cannot be dropped: anonymous memory, tmpfs,
-//! dirty or locked pages. Page cache is dropped early only where the configuration asks for that ([`reclaim`]).
+//! # Problem
+//! The guard's monitor ([`HeadroomSource`](numaward_model::port::HeadroomSource)) finds nodes whose available memory may not
+//! suffice for the guarantees on them. Page cache counts as available because the kernel drops it on demand. The
+//! remaining memory cannot be dropped: anonymous memory, tmpfs, dirty and locked pages.
 //!
-//! Algorithm: while a node is short, every few seconds the workload without a guarantee that has most there is steered off
-//! it, unless the configuration exempts it, its other nodes have no room for what it has or not the huge pages that it has reserved,
-//! or a memory policy of it names nodes. When the node is no longer low, which takes a while, all are given back what they had.
+//! # Terms
+//! - *low*, *short* and *tight* nodes: see [`NodeHeadroom`].
+//! - *steered* off a node: `cpuset.mems` of a cgroup without a guarantee is limited to other nodes.
 //!
-//! With `evict`, pods are named where that does not help ([`crowded`]).
+//! # Algorithm
+//! Every few seconds, the guard steers one more workload off each short node: the one with most memory there. It skips a
+//! workload if the configuration exempts it, if its other nodes do not have enough available memory or free huge pages
+//! for it, or if one of its memory policies names nodes. When the node is no longer low, the original nodes of all steered
+//! cgroups are restored.
 //!
-//! Invariants: nobody with a guarantee is touched, nor what is above or below one, nor another container of its pod. This
-//! thread reads no figures: it takes those that the guard saw last. Memory policies and reserved huge pages are read by a thread of
-//! their own, of one workload after the other.
+//! With `guardReclaim`, page cache is dropped on tight nodes before that ([`reclaim`]). With `evict`, pods are selected for
+//! eviction if no further workload can be steered off a node ([`crowded`]).
+//!
+//! # Invariants
+//! - A cgroup is not steered if it, an ancestor, a descendant or another container of its pod has a guarantee.
+//! - This thread reads no usage from the kernel: it uses the monitor's latest [`Headroom`](numaward_model::headroom::Headroom).
+//!   Memory policies and reserved huge pages are read by the thread `policies`, one workload at a time.
 
 mod cache_worker;
 mod crowded;
@@ -44,52 +52,51 @@ use crate::{
     policy_worker::{Finding, Policies},
 };
 
-/// How long what was done for a node has to show, before more is.
-const SETTLE: Duration = Duration::from_secs(3);
+/// Minimum time between two workloads that are steered off the same node.
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// What could be done for a node.
+/// Result of an attempt to steer a workload off a node.
 #[derive(Debug, PartialEq, Eq)]
-enum Relief {
-    /// A workload is steered off it.
+enum SteerOutcome {
     Steered,
-    /// The memory policies of a workload are being read.
-    Reading,
-    /// No workload can be steered off it, but perhaps one of which the daemon may not read what that takes.
-    Unknown,
-    /// No workload can be steered off it.
+    /// The memory policies of the next candidate are being read.
+    ReadingPolicies,
+    /// No workload was steered. The daemon had no permission to read the processes of at least one candidate.
+    AccessDenied,
+    /// No workload can be steered off the node.
     Stuck,
 }
 
-/// Why a workload is not steered off a node.
+/// Reason why a workload cannot be steered off a node.
 #[derive(Debug)]
-struct Obstacle {
+struct SteeringError {
     reason: String,
-    /// Whether it is that the daemon may not read the workload's processes.
+    /// True if the daemon has no permission to read the workload's processes.
     is_denied: bool,
 }
 
-impl From<String> for Obstacle {
+impl From<String> for SteeringError {
     fn from(reason: String) -> Self {
         Self { reason, is_denied: false }
     }
 }
 
-/// Steers workloads.
+/// Controller that steers workloads off low nodes.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// The look that was acted upon last.
-    look: u64,
-    /// When something was last done for a node.
-    acted: BTreeMap<NodeId, Instant>,
-    /// Who cannot be steered off a node, and was reported: as long as the node is low.
-    refused: BTreeSet<(NodeId, CgroupPath)>,
-    /// Nodes that were low since the daemon started.
+    /// Number of the last processed [`Headroom`](numaward_model::headroom::Headroom).
+    last_look: u64,
+    /// Time of the last steering off each low node.
+    steered_at: BTreeMap<NodeId, Instant>,
+    /// Workloads that cannot be steered off a low node and were reported.
+    reported_refusals: BTreeSet<(NodeId, CgroupPath)>,
+    /// Nodes that were low at any time since the daemon started.
     were_low: NodeSet,
-    /// Since when the other nodes that workloads are kept off have had enough. An earlier run found them low.
-    enough_since: BTreeMap<NodeId, Instant>,
-    /// When those are tried again that could not be given back nodes.
+    /// Time since which a node has enough memory, for nodes that were low only in an earlier run of the daemon.
+    recovering_since: BTreeMap<NodeId, Instant>,
+    /// Times of the next attempts to restore the nodes of a cgroup.
     retries: BTreeMap<CgroupPath, Retry>,
-    /// Memory policies of workloads, as long as a node is low.
+    /// Memory policies of workloads; empty while no node is low.
     policies: Policies,
     crowding: Crowding,
     reclaim: Reclaim,
@@ -98,11 +105,11 @@ pub(super) struct Guard {
 impl Guard {
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self {
-            look: 0,
-            acted: BTreeMap::new(),
-            refused: BTreeSet::new(),
+            last_look: 0,
+            steered_at: BTreeMap::new(),
+            reported_refusals: BTreeSet::new(),
             were_low: NodeSet::new(),
-            enough_since: BTreeMap::new(),
+            recovering_since: BTreeMap::new(),
             retries: BTreeMap::new(),
             policies: Policies::new("policies", stop.clone()),
             crowding: Crowding::default(),
@@ -110,179 +117,198 @@ impl Guard {
         }
     }
 
-    /// What is shown of nodes where pods may be evicted.
+    /// Returns the nodes from which pods may be evicted.
     pub(super) fn crowded(&self) -> LatestCrowdedNodes {
         self.crowding.shown.clone()
     }
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         if !core.config.guard.acts() || core.mode() != EnforcementMode::On {
-            // What an earlier run did.
-            self.give_back(core, now, |_, _| NodeSet::new());
+            // Cgroups that an earlier run steered.
+            self.restore_nodes(core, now, |_, _| NodeSet::new());
             return;
         }
-        let seen = core.ports.headroom.headroom();
-        // Before the first look nothing is known: who is steered stays so.
-        if !self.policies.take() && seen.look == self.look {
+        let headroom = core.ports.headroom.headroom();
+        // The initial headroom also has number 0, so that steered cgroups stay steered until the first check.
+        if !self.policies.take() && headroom.look == self.last_look {
             return;
         }
-        self.look = seen.look;
-        let low: NodeSet = seen.nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
-        self.acted.retain(|node, _| low.contains(*node));
-        self.refused.retain(|(node, _)| low.contains(*node));
+        self.last_look = headroom.look;
+        let low: NodeSet = headroom.nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
+        self.steered_at.retain(|node, _| low.contains(*node));
+        self.reported_refusals.retain(|(node, _)| low.contains(*node));
         if low.is_empty() {
             self.policies.known.clear();
         }
-        self.policies.known.retain(|path, (id, _)| is_there(core, path, *id));
+        self.policies.known.retain(|path, (id, _)| is_same_cgroup(core, path, *id));
         self.were_low.extend(low.iter());
         let steered: BTreeSet<NodeId> = core.store.state.steered().values().flat_map(NodeSet::iter).collect();
-        // In the first looks after a start it is not known what is promised.
-        let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.guaranteed.0 > 0);
-        let promised = core.store.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
-        let promised: NodeSet = promised.map(|(node, _)| *node).collect();
-        let keep: NodeSet = steered
+        // The first checks after a start do not know the guarantees and do not list the nodes. The ledger knows them.
+        let is_guaranteed = |account: &NodeAccount| account.kinds.values().any(|kind| kind.guaranteed.0 > 0);
+        let guaranteed = core.store.state.ledger.nodes().iter().filter(|(_, account)| is_guaranteed(account));
+        let guaranteed: NodeSet = guaranteed.map(|(node, _)| *node).collect();
+        let still_low: NodeSet = steered
             .into_iter()
-            .filter(|node| match seen.node(*node) {
-                Some(of) => !self.is_over(of, now),
-                None => promised.contains(*node),
+            .filter(|node| match headroom.node(*node) {
+                Some(of) => !self.has_recovered(of, now),
+                None => guaranteed.contains(*node),
             })
             .collect();
-        let promised_pods = pods_with_promise(core);
-        let is_of_them = |path: &CgroupPath| pod_of(path).is_some_and(|uid| promised_pods.contains(&uid));
-        self.give_back(core, now, |path, off| if is_of_them(path) { NodeSet::new() } else { off & &keep });
+        let guaranteed_pods = guaranteed_pods(core);
+        let has_guarantee =
+            |path: &CgroupPath| pod_of(path).is_some_and(|uid| guaranteed_pods.contains(&uid));
+        self.restore_nodes(
+            core,
+            now,
+            |path, off| {
+                if has_guarantee(path) { NodeSet::new() } else { off & &still_low }
+            },
+        );
         core.forget_gone();
-        self.reclaim.turn(core, &seen, now);
+        self.reclaim.turn(core, &headroom, now);
         let mut stuck = NodeSet::new();
-        let mut spare = seen.spare.clone();
-        for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
-            let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
-            if !is_due {
+        let mut spare = headroom.spare.clone();
+        for of in headroom.nodes.iter().filter(|of| of.is_low && of.is_short()) {
+            let last = self.steered_at.get(&of.node);
+            if last.is_some_and(|last| now.duration_since(*last) < SETTLE_TIME) {
                 continue;
             }
-            match self.relieve(core, &seen.others, &mut spare, of) {
-                Relief::Steered => drop(self.acted.insert(of.node, now)),
-                Relief::Reading | Relief::Unknown => {}
-                Relief::Stuck => stuck.extend([of.node]),
+            match self.steer_one(core, &headroom.others, &mut spare, of) {
+                SteerOutcome::Steered => drop(self.steered_at.insert(of.node, now)),
+                SteerOutcome::ReadingPolicies | SteerOutcome::AccessDenied => {}
+                SteerOutcome::Stuck => stuck.extend([of.node]),
             }
         }
         if core.config.guard == GuardMode::Evict {
-            self.crowding.follow(core, &seen, &stuck, now);
+            self.crowding.update(core, &headroom, &stuck, now);
         }
         core.metrics.steered(core.store.state.steered().len());
     }
 
-    /// Whether a node that workloads are kept off is no longer low. Of one that an earlier run found low this run judges
-    /// as the one that looks does: there has to be enough for a while.
-    fn is_over(&mut self, of: &NodeHeadroom, now: Instant) -> bool {
+    /// Returns true if a node that cgroups are steered off is no longer low. The monitor does not know nodes that were low
+    /// in an earlier run only; for these, this applies the monitor's rule: enough memory for [`RECOVERY_TIME`].
+    fn has_recovered(&mut self, of: &NodeHeadroom, now: Instant) -> bool {
         if self.were_low.contains(of.node) {
             return !of.is_low;
         }
         if !of.has_recovered() {
-            self.enough_since.remove(&of.node);
+            self.recovering_since.remove(&of.node);
             return false;
         }
-        now.duration_since(*self.enough_since.entry(of.node).or_insert(now)) >= RECOVERY_TIME
+        now.duration_since(*self.recovering_since.entry(of.node).or_insert(now)) >= RECOVERY_TIME
     }
 
-    /// Steers one workload off a node.
-    fn relieve(
+    /// Steers one workload off a node: the one with most memory there that can be steered.
+    fn steer_one(
         &mut self,
         core: &mut Core,
-        others: &[UnguaranteedWorkload],
+        workloads: &[UnguaranteedWorkload],
         spare: &mut BTreeMap<NodeId, Bytes>,
         of: &NodeHeadroom,
-    ) -> Relief {
-        let (node, pods) = (of.node, pods_with_promise(core));
-        let mut others: Vec<&UnguaranteedWorkload> =
-            others.iter().filter(|other| other.on(node) >= LEAST).collect();
-        others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
-        let mut is_unknown = false;
-        for other in others {
-            let is_off = core.store.state.steered().get(&other.cgroup).is_some_and(|off| off.contains(node));
-            if is_off || !may_be_steered(core, &pods, other) {
+    ) -> SteerOutcome {
+        let (node, guaranteed_pods) = (of.node, guaranteed_pods(core));
+        let mut candidates: Vec<&UnguaranteedWorkload> =
+            workloads.iter().filter(|workload| workload.on(node) >= LEAST).collect();
+        candidates.sort_by_key(|workload| (std::cmp::Reverse(workload.on(node)), workload.cgroup.clone()));
+        let mut is_any_denied = false;
+        for workload in candidates {
+            let cgroup = &workload.cgroup;
+            let is_steered = core.store.state.steered().get(cgroup).is_some_and(|off| off.contains(node));
+            if is_steered || !is_steerable(core, &guaranteed_pods, workload) {
                 continue;
             }
-            match self.steer_off(core, spare, other, node) {
-                Ok(None) => return Relief::Reading,
-                Ok(Some(left)) => {
+            match self.steer_off(core, spare, workload, node) {
+                Ok(None) => return SteerOutcome::ReadingPolicies,
+                Ok(Some(allowed)) => {
                     let message = format!(
-                        "{} is kept off node {node}, which may soon not have what is promised on it; it may use nodes \
-                         {left}.",
-                        other.cgroup
+                        "{cgroup} is kept off node {node}, which may soon not have enough memory for its guarantees; it \
+                         may use nodes {allowed}."
                     );
-                    report(core, &other.cgroup, node, Severity::Warning, message);
-                    return Relief::Steered;
+                    report(core, cgroup, node, Severity::Warning, message);
+                    return SteerOutcome::Steered;
                 }
-                Err(Obstacle { reason, is_denied }) => {
-                    is_unknown |= is_denied;
-                    if self.refused.insert((node, other.cgroup.clone())) {
-                        let message = format!("{} cannot be kept off node {node}: {reason}.", other.cgroup);
-                        report(core, &other.cgroup, node, Severity::Warning, message);
+                Err(SteeringError { reason, is_denied }) => {
+                    is_any_denied |= is_denied;
+                    if self.reported_refusals.insert((node, cgroup.clone())) {
+                        let message = format!("{cgroup} cannot be kept off node {node}: {reason}.");
+                        report(core, cgroup, node, Severity::Warning, message);
                     }
                 }
             }
         }
-        if is_unknown { Relief::Unknown } else { Relief::Stuck }
+        if is_any_denied { SteerOutcome::AccessDenied } else { SteerOutcome::Stuck }
     }
 
-    /// Steers a workload off one more node; the nodes that are left to it, or why not. What it has there comes to them, of what they
-    /// have to spare. `None` while its memory policies are read.
+    /// Steers a workload off one more node and returns the nodes that it may still use; `None` while its memory policies
+    /// are read. The memory to be moved is subtracted from `spare`, the available memory of each node.
     fn steer_off(
         &mut self,
         core: &mut Core,
         spare: &mut BTreeMap<NodeId, Bytes>,
-        other: &UnguaranteedWorkload,
+        workload: &UnguaranteedWorkload,
         node: NodeId,
-    ) -> Result<Option<NodeSet>, Obstacle> {
-        let mut off = core.store.state.steered().get(&other.cgroup).cloned().unwrap_or_default();
+    ) -> Result<Option<NodeSet>, SteeringError> {
+        let cgroup = &workload.cgroup;
+        let mut off = core.store.state.steered().get(cgroup).cloned().unwrap_or_default();
         off.extend([node]);
-        let allowed = core.nodes_without_steering(&other.cgroup)?;
-        if !allowed.contains(node) {
-            return Err(format!("it may use nodes {allowed} only, and what it has there stays").into());
+        let original = core.nodes_without_steering(cgroup)?;
+        if !original.contains(node) {
+            return Err(format!(
+                "it may use only nodes {original}, and its memory on node {node} does not move"
+            )
+            .into());
         }
-        let left = &allowed - &off;
-        if left.is_empty() {
-            return Err(format!("it may use nodes {allowed}, and no others").into());
+        let allowed = &original - &off;
+        if allowed.is_empty() {
+            return Err(format!("it may use only nodes {original}").into());
         }
-        let has = other.on(node);
-        let room =
-            left.iter().filter_map(|node| spare.get(&node)).fold(0, |sum: u64, of| sum.saturating_add(of.0));
-        if room < has.0 {
+        let resident = workload.on(node);
+        let room = allowed
+            .iter()
+            .filter_map(|node| spare.get(&node))
+            .fold(0, |sum: u64, of| sum.saturating_add(of.0));
+        if room < resident.0 {
             let room = Bytes(room);
-            return Err(format!("it has {has} there, and nodes {left} have room for {room}").into());
+            return Err(format!("it has {resident} there, and nodes {allowed} have room for {room}").into());
         }
-        let Some(finding) = self.policies.of(core, &other.cgroup, other.id) else { return Ok(None) };
+        let Some(finding) = self.policies.of(core, cgroup, workload.id) else { return Ok(None) };
         let Finding { policies, untouched, is_denied } = finding;
-        policies.map_err(|reason| Obstacle { reason, is_denied })?;
-        core.check_untouched_huge_pages(untouched, &left).map_err(|shortage| shortage.to_string())?;
-        core.keep_off(&other.cgroup, &off).map_err(|error| error.to_string())?;
-        // Which of them gets how much is not known.
-        for (_, spare) in spare.iter_mut().filter(|(node, _)| left.contains(**node)) {
-            spare.0 = spare.0.saturating_sub(has.0);
+        policies.map_err(|reason| SteeringError { reason, is_denied })?;
+        core.check_untouched_huge_pages(untouched, &allowed).map_err(|shortage| shortage.to_string())?;
+        core.keep_off(cgroup, &off).map_err(|error| error.to_string())?;
+        // The kernel decides how the memory is distributed, so each node is charged with all of it.
+        for (_, spare) in spare.iter_mut().filter(|(node, _)| allowed.contains(**node)) {
+            spare.0 = spare.0.saturating_sub(resident.0);
         }
-        Ok(Some(left))
+        Ok(Some(allowed))
     }
 
-    /// Lets those that are steered off other nodes than `still` says have them back.
-    fn give_back(&mut self, core: &mut Core, now: Instant, still: impl Fn(&CgroupPath, &NodeSet) -> NodeSet) {
+    /// Restores nodes of steered cgroups. `still_off` returns the nodes that a cgroup stays steered off, given its path and
+    /// the nodes that it is steered off now.
+    fn restore_nodes(
+        &mut self,
+        core: &mut Core,
+        now: Instant,
+        still_off: impl Fn(&CgroupPath, &NodeSet) -> NodeSet,
+    ) {
         self.retries.retain(|path, _| core.store.state.steered().contains_key(path));
         let steered = core.store.state.steered().iter();
         let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
-            .map(|(path, off)| (path.clone(), off.clone(), still(path, off)))
-            .filter(|(_, off, still)| off != still)
+            .map(|(path, off)| (path.clone(), off.clone(), still_off(path, off)))
+            .filter(|(_, off, still_off)| off != still_off)
             .collect();
-        for (path, off, still) in changed {
+        for (path, off, still_off) in changed {
             if self.retries.get(&path).is_some_and(|retry| !retry.is_due(now)) {
                 continue;
             }
-            let back = &off - &still;
-            match core.keep_off(&path, &still) {
+            let restored = &off - &still_off;
+            match core.keep_off(&path, &still_off) {
                 Ok(()) => {
-                    let message = format!("{path} may use nodes {back} again.");
-                    report(core, &path, back.first().unwrap_or(NodeId(0)), Severity::Info, message);
+                    let message = format!("{path} may use nodes {restored} again.");
+                    report(core, &path, restored.first().unwrap_or(NodeId(0)), Severity::Info, message);
                 }
                 Err(error) => {
-                    tracing::error!(cgroup = %path, %error, "cannot be given back yet the nodes that it was kept off");
+                    tracing::error!(cgroup = %path, %error, "the nodes of the cgroup cannot be restored yet; the guard tries again");
                     let retry = self.retries.entry(path);
                     retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).postpone(now);
                 }
@@ -292,29 +318,30 @@ impl Guard {
     }
 }
 
-/// The UID of the pod whose container this cgroup is.
+/// Returns the UID of the pod if this is the cgroup of a container.
 fn pod_of(cgroup: &CgroupPath) -> Option<String> {
     classify(cgroup, |_| false).container?.pod_uid
 }
 
-/// The pods to which, or to a container of which, something is promised, by UID.
-fn pods_with_promise(core: &Core) -> BTreeSet<String> {
+/// Returns the UIDs of pods with a guarantee for the pod or one of its containers.
+fn guaranteed_pods(core: &Core) -> BTreeSet<String> {
     let state = &core.store.state;
     let held = state.guarantees.values().filter_map(|held| pod_of(&held.cgroup));
     held.chain(state.pods.values().map(|admitted| admitted.pod.uid.clone())).collect()
 }
 
-/// Whether the configuration lets this one be steered, nothing is promised to it or to one of these pods whose container it is,
-/// and it is still what was seen.
-fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &UnguaranteedWorkload) -> bool {
-    let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
-    let is_promised = core.store.state.has_guarantee_around(&other.cgroup)
-        || pod_of(&other.cgroup).is_some_and(|uid| promised_pods.contains(&uid));
-    !is_exempt && !is_promised && is_there(core, &other.cgroup, other.id)
+/// Returns true if the configuration does not exempt a workload, its cgroup still exists, and neither a cgroup around it
+/// nor its pod has a guarantee.
+fn is_steerable(core: &Core, guaranteed_pods: &BTreeSet<String>, workload: &UnguaranteedWorkload) -> bool {
+    let cgroup = &workload.cgroup;
+    let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(cgroup));
+    let has_guarantee = core.store.state.has_guarantee_around(cgroup)
+        || pod_of(cgroup).is_some_and(|uid| guaranteed_pods.contains(&uid));
+    !is_exempt && !has_guarantee && is_same_cgroup(core, cgroup, workload.id)
 }
 
-/// Whether a cgroup is still the one that was seen.
-fn is_there(core: &Core, path: &CgroupPath, id: CgroupId) -> bool {
+/// Returns true if the cgroup at the path still has this id, so that it is not a new cgroup with the same path.
+fn is_same_cgroup(core: &Core, path: &CgroupPath, id: CgroupId) -> bool {
     matches!(core.hierarchy.id_of(path), Ok(Some(now)) if now == id)
 }
 
@@ -338,8 +365,8 @@ mod tests {
         testing::{self as fixture, Host},
     };
 
-    /// A host with these cgroups, of which `/kept` is promised memory on a node.
-    pub(super) struct Bench {
+    /// A host with cgroups, of which `/kept` has a guarantee on node 1.
+    pub(super) struct GuardBench {
         dir: tempfile::TempDir,
         host: Arc<Host>,
         config: Config,
@@ -348,7 +375,7 @@ mod tests {
         now: Instant,
     }
 
-    impl Bench {
+    impl GuardBench {
         pub(super) fn new(cgroups: &[&str]) -> Self {
             Self::with(cgroups, GuardMode::Act, "/exempt")
         }
@@ -398,8 +425,9 @@ mod tests {
             fixture::line(&self.root().join(cgroup).join("cpuset.mems"))
         }
 
-        /// Node 1 has this room above its margin, in MiB, and so has node 0; these others have so much on node 1.
-        pub(super) fn see(&mut self, low: bool, [room, elsewhere]: [i64; 2], others: &[(&str, u64)]) {
+        /// Publishes the memory of nodes 1 and 0 above their margins and the memory of workloads on node 1, in MiB, and runs
+        /// the guard.
+        pub(super) fn check(&mut self, low: bool, [room, elsewhere]: [i64; 2], workloads: &[(&str, u64)]) {
             let node = |node: u32, is_low: bool, room: i64| NodeHeadroom {
                 node: NodeId(node),
                 obtainable: Bytes(((1 << 30) + (room << 20)).cast_unsigned()),
@@ -409,16 +437,16 @@ mod tests {
                 is_low,
                 is_tight: false,
             };
-            let other = |(path, mib): &(&str, u64)| UnguaranteedWorkload {
+            let workload = |(path, mib): &(&str, u64)| UnguaranteedWorkload {
                 resident: vec![(NodeId(1), Bytes::mib(*mib))],
-                ..self.other(path)
+                ..self.workload(path)
             };
-            let others = others.iter().map(other).collect();
-            self.show(vec![node(0, false, elsewhere), node(1, low, room)], others);
+            let workloads = workloads.iter().map(workload).collect();
+            self.publish(vec![node(0, false, elsewhere), node(1, low, room)], workloads);
         }
 
-        /// A workload that has nothing.
-        pub(super) fn other(&self, path: &str) -> UnguaranteedWorkload {
+        /// Returns a workload without memory.
+        pub(super) fn workload(&self, path: &str) -> UnguaranteedWorkload {
             UnguaranteedWorkload {
                 cgroup: format!("/{path}").parse().unwrap(),
                 id: id_of(&self.root().join(path)),
@@ -427,12 +455,12 @@ mod tests {
             }
         }
 
-        pub(super) fn show(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<UnguaranteedWorkload>) {
+        pub(super) fn publish(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<UnguaranteedWorkload>) {
             self.look += 1;
             let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
             *self.host.headroom.lock().unwrap() =
                 Arc::new(Headroom { look: self.look, nodes, spare, others, ..Headroom::default() });
-            self.now += SETTLE;
+            self.now += SETTLE_TIME;
             self.turn();
         }
 
@@ -446,7 +474,7 @@ mod tests {
             }
         }
 
-        /// A process of a cgroup, with these files in `/proc`.
+        /// Adds a process with these files in `/proc` to a cgroup.
         fn process(&self, cgroup: &str, pid: u32, files: &[(&str, &str)]) {
             fs::write(self.root().join(cgroup).join("cgroup.procs"), format!("{pid}\n")).unwrap();
             let process = self.dir.path().join(format!("proc/{pid}"));
@@ -459,7 +487,7 @@ mod tests {
             }
         }
 
-        /// The pool of each node: so many pages of 2 MiB are free.
+        /// Writes the number of free 2-MiB pages of each node's pool.
         fn huge_pages(&mut self, free: [u64; 2]) {
             let machine = &mut *self.host.machine.lock().unwrap();
             for node in Arc::make_mut(machine).nodes.values_mut() {
@@ -477,14 +505,13 @@ mod tests {
                 {
                     fs::write(pool.join(file), format!("{pages}\n")).unwrap();
                 }
-                // Most kernels have pools of other sizes, too, and no pages in them.
+                // Most kernels also have empty pools of other sizes.
                 let empty = node.join("hugepages/hugepages-1048576kB");
                 fs::create_dir_all(&empty).unwrap();
                 fs::write(empty.join("nr_hugepages"), "0\n").unwrap();
             }
         }
 
-        /// Ends the daemon and starts it anew.
         fn restart(&mut self) {
             drop(self.reconciler.take());
             *self.host.headroom.lock().unwrap() = Arc::default();
@@ -502,7 +529,7 @@ mod tests {
             &self.reconciler.as_ref().unwrap().controllers.guard
         }
 
-        /// A pod is promised what its containers share.
+        /// Adds a guarantee for a pod as a whole.
         pub(super) fn admit_pod(&mut self, uid: &str) {
             let pod = PodName { uid: uid.to_owned(), ..PodName::default() };
             let explanation = api::Explanation::default();
@@ -530,12 +557,12 @@ mod tests {
         CgroupId(fs::metadata(dir).unwrap().ino())
     }
 
-    /// The cgroup of a container, in this cgroup of a pod.
+    /// Returns the cgroup of a container in this cgroup of a pod.
     pub(super) fn pod_container(pod: &str, first: char) -> String {
         format!("kubepods/{pod}/{first}123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
     }
 
-    pub(super) fn guarantee(bench: &mut Bench, name: &str, path: &str) {
+    pub(super) fn guarantee(bench: &mut GuardBench, name: &str, path: &str) {
         let request = Request::new(&api::AllocationRequest {
             cpus: Some(api::Cpus::whole(1)),
             ..api::AllocationRequest::new(name, api::Target::Cgroup(path.to_owned()), "64Mi")
@@ -544,39 +571,33 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_is_kept_off_first_and_gets_back_what_it_had() {
-        let mut bench = Bench::new(&["small", "large", "exempt", "bound"]);
+    fn steers_largest_first_and_restores() {
+        let mut bench = GuardBench::new(&["small", "large", "exempt", "bound"]);
         fs::write(bench.root().join("bound/cpuset.mems"), "1\n").unwrap();
         let others = [("small", 50), ("exempt", 500), ("large", 200), ("bound", 400), ("kept", 900)];
-        bench.see(true, [-10, 1000], &others);
+        bench.check(true, [-10, 1000], &others);
         assert_eq!(["small", "large", "exempt", "bound"].map(|of| bench.mems(of)), ["", "0", "", "1"]);
-        assert!(
-            bench.reported().contains("/bound cannot be kept off node 1: it may use nodes 1, and no others")
-        );
+        assert!(bench.reported().contains("/bound cannot be kept off node 1: it may use only nodes 1"));
         assert!(bench.reported().contains("/large is kept off node 1"));
         bench.turn();
-        assert_eq!(bench.mems("small"), "", "the same look");
-        bench.see(true, [10, 1000], &others);
+        assert_eq!(bench.mems("small"), "", "the headroom has not changed");
+        bench.check(true, [10, 1000], &others);
         assert_eq!(bench.mems("small"), "", "low, but not short");
-        bench.see(true, [-1, 1000], &others);
+        bench.check(true, [-1, 1000], &others);
         assert_eq!(bench.mems("small"), "0");
         assert_eq!(bench.reported().matches("/bound cannot").count(), 1, "said once");
 
-        // A restart goes on with it.
+        // The cgroups stay steered after a restart.
         bench.restart();
-        bench.show(Vec::new(), Vec::new());
-        assert_eq!(
-            ["small", "large"].map(|of| bench.mems(of)),
-            ["0", "0"],
-            "it does not know what is promised yet"
-        );
-        bench.see(false, [63, 1000], &[]);
-        assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "not low, as it was, but tight");
-        for _ in 0..RECOVERY_TIME.as_secs() / SETTLE.as_secs() {
-            bench.see(false, [500, 1000], &[]);
+        bench.publish(Vec::new(), Vec::new());
+        assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "guarantees are not known yet");
+        bench.check(false, [63, 1000], &[]);
+        assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "below twice the margin");
+        for _ in 0..RECOVERY_TIME.as_secs() / SETTLE_TIME.as_secs() {
+            bench.check(false, [500, 1000], &[]);
             assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "enough, but not for long");
         }
-        bench.see(false, [500, 1000], &[]);
+        bench.check(false, [500, 1000], &[]);
         assert_eq!(["small", "large", "bound"].map(|of| bench.mems(of)), ["", "", "1"]);
         assert!(bench.state().steered().is_empty());
         assert!(bench.state().applied.held().all(|(path, _)| path.as_str() == "/kept"));
@@ -584,66 +605,65 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_kept_off_whose_pod_has_a_guarantee() {
-        let (promised, bare) = (pod_container("podp", 'a'), pod_container("podp", 'b'));
-        let mut bench = Bench::new(&["kubepods", "kubepods/podp", &promised, &bare, "hog"]);
-        bench.see(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
+    fn spares_pods_with_guarantees() {
+        let (guaranteed, bare) = (pod_container("podp", 'a'), pod_container("podp", 'b'));
+        let mut bench = GuardBench::new(&["kubepods", "kubepods/podp", &guaranteed, &bare, "hog"]);
+        bench.check(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
         assert_eq!(bench.mems(&bare), "0");
-        // It has a guarantee from now on.
-        guarantee(&mut bench, "p", &format!("/{promised}"));
+        guarantee(&mut bench, "p", &format!("/{guaranteed}"));
         for _ in 0..2 {
-            bench.see(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
+            bench.check(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
             assert_eq!((bench.mems(&bare), bench.mems("hog")), (String::new(), "0".to_owned()));
         }
     }
 
     #[test]
-    fn workload_with_a_policy_that_names_nodes_is_not_steered() {
-        let mut bench = Bench::new(&["spread", "hog"]);
+    fn spares_policy_that_names_nodes() {
+        let mut bench = GuardBench::new(&["spread", "hog"]);
         bench.process("spread", 77, &[("numa_maps", "55d0 default\n7f00 interleave:0-1 anon=9 N0=5 N1=4\n")]);
-        bench.see(true, [-10, 1000], &[("spread", 200), ("hog", 100)]);
+        bench.check(true, [-10, 1000], &[("spread", 200), ("hog", 100)]);
         assert_eq!(["spread", "hog"].map(|of| bench.mems(of)), ["", "0"]);
         let reason = "/spread cannot be kept off node 1: process 77 has the memory policy interleave:0-1";
         assert!(bench.reported().contains(reason), "{}", bench.reported());
         bench.process("spread", 77, &[]);
-        bench.see(true, [-10, 1000], &[("spread", 200)]);
-        assert_eq!(bench.mems("spread"), "", "not read again while the node is low");
-        bench.see(false, [500, 1000], &[]);
-        bench.see(true, [-10, 1000], &[("spread", 200)]);
+        bench.check(true, [-10, 1000], &[("spread", 200)]);
+        assert_eq!(bench.mems("spread"), "", "policies are not read again while the node is low");
+        bench.check(false, [500, 1000], &[]);
+        bench.check(true, [-10, 1000], &[("spread", 200)]);
         assert_eq!(bench.mems("spread"), "0");
     }
 
     #[test]
-    fn workload_whose_policies_cannot_be_read_is_not_steered() {
-        let mut bench = Bench::new(&["hidden"]);
+    fn spares_unreadable_policy() {
+        let mut bench = GuardBench::new(&["hidden"]);
         fs::write(bench.root().join("hidden/cgroup.procs"), "0\n").unwrap();
-        bench.see(true, [-10, 1000], &[("hidden", 200)]);
+        bench.check(true, [-10, 1000], &[("hidden", 200)]);
         assert_eq!(bench.mems("hidden"), "");
         assert!(bench.reported().contains("memory policies cannot be read"), "{}", bench.reported());
     }
 
     #[test]
-    fn workload_with_reserved_huge_pages_is_not_steered_onto_nodes_without_free_ones() {
-        let mut bench = Bench::new(&["db"]);
+    fn needs_free_huge_pages_elsewhere() {
+        let mut bench = GuardBench::new(&["db"]);
         // 16 MiB, of which 4 MiB are touched.
         let maps = "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n";
         bench.process("db", 77, &[("maps", maps), ("status", "HugetlbPages:\t 4096 kB\n")]);
         bench.huge_pages([5, 60]);
-        bench.see(true, [-10, 1000], &[("db", 200)]);
+        bench.check(true, [-10, 1000], &[("db", 200)]);
         assert_eq!(bench.mems("db"), "");
         let reason = "12Mi of huge pages that they have not touched yet, and nodes 0 have 10Mi free";
         assert!(bench.reported().contains(reason), "{}", bench.reported());
         bench.huge_pages([6, 60]);
-        bench.see(true, [-10, 1000], &[("db", 200)]);
+        bench.check(true, [-10, 1000], &[("db", 200)]);
         assert_eq!(bench.mems("db"), "0");
     }
 
     #[test]
-    fn guarantee_on_nodes_without_reserved_huge_pages_is_refused() {
-        let mut bench = Bench::new(&["db"]);
+    fn refuses_node_without_huge_pages() {
+        let mut bench = GuardBench::new(&["db"]);
         let maps = "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n";
         bench.process("db", 77, &[("maps", maps), ("status", "HugetlbPages:\t 0 kB\n")]);
-        let asked = |bench: &mut Bench| {
+        let admit = |bench: &mut GuardBench| {
             let request = Request::new(&api::AllocationRequest {
                 placement: api::Placement {
                     preferred_nodes: Some("0".parse().unwrap()),
@@ -656,55 +676,57 @@ mod tests {
         };
         bench.huge_pages([7, 60]);
         bench.reconciler.as_mut().unwrap().run_maintenance();
-        let error = asked(&mut bench).unwrap_err();
+        let error = admit(&mut bench).unwrap_err();
         assert!(
             error.contains("16Mi of huge pages that they have not touched yet, and nodes 0 have 14Mi"),
             "{error}"
         );
         assert!(bench.state().guarantees.keys().eq(["kept"]));
         bench.huge_pages([8, 60]);
-        asked(&mut bench).unwrap();
+        admit(&mut bench).unwrap();
         assert_eq!(bench.mems("db"), "0");
     }
 
     #[test]
-    fn nodes_that_are_not_there_are_no_place_to_go() {
-        let mut bench = Bench::new(&["wide", "narrow"]);
-        // As a cgroup has it that was given back all nodes while processes ran in it.
+    fn ignores_absent_nodes() {
+        let mut bench = GuardBench::new(&["wide", "narrow"]);
+        // The kernel reports all possible nodes after all nodes were restored while processes ran in the cgroup.
         for (cgroup, nodes) in [("wide", "0-31"), ("narrow", "1-31")] {
             fs::write(bench.root().join(cgroup).join("cpuset.mems"), nodes).unwrap();
-            bench.see(true, [-10, 1000], &[(cgroup, 100)]);
+            bench.check(true, [-10, 1000], &[(cgroup, 100)]);
         }
         assert_eq!(["wide", "narrow"].map(|of| bench.mems(of)), ["0", "1-31"]);
-        bench.see(false, [500, 1000], &[]);
+        bench.check(false, [500, 1000], &[]);
         assert_eq!(bench.mems("wide"), "0-31");
     }
 
     #[test]
-    fn the_daemons_own_pod_is_left_alone() {
+    fn spares_own_pod() {
         let (own, beside, other) =
             (pod_container("podp", 'a'), pod_container("podp", 'b'), pod_container("podq", 'c'));
-        let mut bench = Bench::new(&["kubepods", "kubepods/podp", &own, &beside, "kubepods/podq", &other]);
+        let mut bench =
+            GuardBench::new(&["kubepods", "kubepods/podp", &own, &beside, "kubepods/podq", &other]);
         fs::write(bench.root().join(&own).join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
         bench.restart();
-        bench.see(true, [-10, 1000], &[(&own, 300), (&beside, 200), (&other, 100)]);
+        bench.check(true, [-10, 1000], &[(&own, 300), (&beside, 200), (&other, 100)]);
         assert_eq!([&own, &beside, &other].map(|of| bench.mems(of)), ["", "", "0"]);
     }
 
     #[test]
-    fn nobody_is_kept_off_where_the_other_nodes_have_no_room() {
-        let mut bench = Bench::new(&["hog"]);
-        bench.see(true, [-10, 99], &[("hog", 100)]);
+    fn needs_room_on_other_nodes() {
+        let mut bench = GuardBench::new(&["hog"]);
+        bench.check(true, [-10, 99], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "");
         assert!(bench.reported().contains("nodes 0 have room for 99Mi"), "{}", bench.reported());
-        bench.see(true, [-10, 100], &[("hog", 100)]);
+        bench.check(true, [-10, 100], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "0");
     }
 
     #[test]
-    fn no_workload_is_steered_onto_a_node_whose_room_is_unknown() {
-        let mut bench = Bench::new(&["hog"]);
-        let hog = UnguaranteedWorkload { resident: vec![(NodeId(1), Bytes::mib(100))], ..bench.other("hog") };
+    fn unknown_room_counts_as_none() {
+        let mut bench = GuardBench::new(&["hog"]);
+        let hog =
+            UnguaranteedWorkload { resident: vec![(NodeId(1), Bytes::mib(100))], ..bench.workload("hog") };
         let low = NodeHeadroom {
             node: NodeId(1),
             obtainable: Bytes::gib(1),
@@ -714,17 +736,17 @@ mod tests {
             is_low: true,
             is_tight: false,
         };
-        bench.show(vec![low], vec![hog]);
+        bench.publish(vec![low], vec![hog]);
         assert_eq!(bench.mems("hog"), "");
         assert!(bench.reported().contains("nodes 0 have room for 0"), "{}", bench.reported());
     }
 
     #[test]
-    fn room_that_one_workload_takes_is_not_there_for_the_next() {
-        let mut bench = Bench::new(&["a", "b"]);
+    fn charges_room_of_steered_workload() {
+        let mut bench = GuardBench::new(&["a", "b"]);
         let others = ["a", "b"].map(|name| UnguaranteedWorkload {
             resident: vec![(NodeId(1), Bytes::mib(100))],
-            ..bench.other(name)
+            ..bench.workload(name)
         });
         let ReconcilerLoop { controllers: Controllers { guard, .. }, core, .. } =
             bench.reconciler.as_mut().unwrap();
@@ -742,31 +764,31 @@ mod tests {
     }
 
     #[test]
-    fn next_workload_is_not_steered_before_the_last_step_shows() {
-        let mut bench = Bench::new(&["a", "b"]);
+    fn waits_between_workloads() {
+        let mut bench = GuardBench::new(&["a", "b"]);
         let others = [("a", 200), ("b", 100)];
-        bench.see(true, [-10, 1000], &others);
-        let mems = |bench: &Bench| ["a", "b"].map(|of| bench.mems(of));
+        bench.check(true, [-10, 1000], &others);
+        let mems = |bench: &GuardBench| ["a", "b"].map(|of| bench.mems(of));
         assert_eq!(mems(&bench), ["0", ""]);
-        // A look after half of that time.
-        bench.now -= SETTLE / 2;
-        bench.see(true, [-10, 1000], &others);
+        // The next check adds `SETTLE_TIME`: half of it has passed then.
+        bench.now -= SETTLE_TIME / 2;
+        bench.check(true, [-10, 1000], &others);
         assert_eq!(mems(&bench), ["0", ""]);
-        bench.see(true, [-10, 1000], &others);
+        bench.check(true, [-10, 1000], &others);
         assert_eq!(mems(&bench), ["0", "0"]);
     }
 
     #[test]
-    fn what_cannot_be_given_back_is_listed_and_tried_again() {
-        let mut bench = Bench::new(&["hog"]);
-        bench.see(true, [-10, 1000], &[("hog", 100)]);
+    fn failed_restore_is_retried() {
+        let mut bench = GuardBench::new(&["hog"]);
+        bench.check(true, [-10, 1000], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "0");
         let knob = bench.root().join("hog/cpuset.mems");
         let refused = fixture::refuse(&knob);
-        bench.see(false, [500, 1000], &[]);
+        bench.check(false, [500, 1000], &[]);
         assert!(bench.state().steered().is_empty() && bench.mems("hog") == "0");
         let now = bench.now;
-        let turn = |bench: &mut Bench, seconds: u64| {
+        let turn = |bench: &mut GuardBench, seconds: u64| {
             let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
             controllers.restores.tick(core, now + Duration::from_secs(seconds));
             controllers.restores.shown()
@@ -775,75 +797,75 @@ mod tests {
         assert_eq!((pending.cgroup.as_str(), pending.knob.as_str()), ("/hog", "cpuset.mems"));
         assert_eq!((pending.written.as_str(), pending.found.as_str()), ("0", ""));
         assert!(pending.reason.is_some());
-        // A restart tries it, too.
+        // The restore stays pending after a restart.
         bench.restart();
         assert_eq!(turn(&mut bench, 0).len(), 1);
 
         drop(refused);
         fs::remove_file(&knob).unwrap();
         fs::write(&knob, "0\n").unwrap();
-        assert_eq!(turn(&mut bench, 1).len(), 1, "not at once");
+        assert_eq!(turn(&mut bench, 1).len(), 1, "before the first retry");
         assert_eq!(turn(&mut bench, 6), []);
         assert_eq!(bench.mems("hog"), "");
         assert!(bench.state().applied.held().all(|(path, _)| path.as_str() == "/kept"));
     }
 
     #[test]
-    fn what_another_program_has_set_meanwhile_is_left() {
-        let mut bench = Bench::new(&["hog"]);
-        bench.see(true, [-10, 1000], &[("hog", 100)]);
+    fn restore_keeps_foreign_value() {
+        let mut bench = GuardBench::new(&["hog"]);
+        bench.check(true, [-10, 1000], &[("hog", 100)]);
         let knob = bench.root().join("hog/cpuset.mems");
         let refused = fixture::refuse(&knob);
-        bench.see(false, [500, 1000], &[]);
+        bench.check(false, [500, 1000], &[]);
         drop(refused);
         fs::remove_file(&knob).unwrap();
         fs::write(&knob, "1\n").unwrap();
         let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
         let drift = core.enforcer().drift(&core.store.state.applied, &"/hog".parse().unwrap());
-        assert_eq!(drift.unwrap(), [], "it is not written again");
+        assert_eq!(drift.unwrap(), [], "the knob is not written again");
         controllers.restores.tick(core, bench.now);
         assert_eq!(controllers.restores.shown(), []);
         assert_eq!(bench.mems("hog"), "1");
     }
 
     #[test]
-    fn a_new_cgroup_of_the_same_path_is_not_taken_for_the_old_one() {
-        let mut bench = Bench::new(&["hog", "gone"]);
+    fn forgets_replaced_cgroup() {
+        let mut bench = GuardBench::new(&["hog", "gone"]);
         for hog in ["hog", "gone"] {
-            bench.see(true, [-10, 1000], &[(hog, 100)]);
+            bench.check(true, [-10, 1000], &[(hog, 100)]);
             assert_eq!(bench.mems(hog), "0");
         }
         let root = bench.root();
         fs::remove_dir_all(root.join("gone")).unwrap();
         fs::rename(root.join("hog"), root.join("old")).unwrap();
         fixture::cgroup(&root.join("hog"), &bench.host.machine.lock().unwrap());
-        bench.see(true, [-10, 1000], &[("hog", 100)]);
+        bench.check(true, [-10, 1000], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "0");
         let steered: Vec<&str> = bench.state().steered().keys().map(CgroupPath::as_str).collect();
         assert_eq!(steered, ["/hog"]);
-        bench.see(false, [500, 1000], &[]);
+        bench.check(false, [500, 1000], &[]);
         assert_eq!(bench.mems("hog"), "");
     }
 
     #[test]
-    fn a_guard_that_no_longer_acts_gives_back_what_it_took() {
+    fn disabled_guard_restores_nodes() {
         for mode in [GuardMode::Off, GuardMode::Report] {
-            let mut bench = Bench::new(&["hog"]);
-            bench.see(true, [-10, 1000], &[("hog", 100)]);
+            let mut bench = GuardBench::new(&["hog"]);
+            bench.check(true, [-10, 1000], &[("hog", 100)]);
             assert_eq!(bench.mems("hog"), "0");
             bench.config.guard = mode;
             bench.restart();
             assert_eq!(bench.mems("hog"), "", "{mode:?}");
-            bench.see(true, [-10, 1000], &[("hog", 100)]);
+            bench.check(true, [-10, 1000], &[("hog", 100)]);
             assert_eq!(bench.mems("hog"), "", "{mode:?}");
         }
     }
 
     #[test]
-    fn who_gets_a_guarantee_is_no_longer_kept_off() {
-        let mut bench = Bench::new(&["hog", "above", "above/below"]);
+    fn guarantee_ends_steering() {
+        let mut bench = GuardBench::new(&["hog", "above", "above/below"]);
         for hog in ["hog", "above"] {
-            bench.see(true, [-10, 1000], &[(hog, 100)]);
+            bench.check(true, [-10, 1000], &[(hog, 100)]);
             assert_eq!(bench.mems(hog), "0");
         }
         for (name, path) in [("hog", "/hog"), ("below", "/above/below")] {
@@ -851,7 +873,7 @@ mod tests {
         }
         assert_eq!(bench.mems("above"), "");
         assert!(bench.state().steered().is_empty());
-        bench.see(false, [500, 1000], &[]);
-        assert!(!bench.mems("hog").is_empty(), "it holds what it was promised");
+        bench.check(false, [500, 1000], &[]);
+        assert!(!bench.mems("hog").is_empty(), "the guarantee keeps its nodes");
     }
 }

@@ -1,13 +1,18 @@
-//! The guard's last step (`guard: evict`): names pods without a guarantee that are in the way on a node.
+//! Last measure of the headroom guard (`guard: evict`): selects pods without a guarantee that may be evicted from a node.
 //!
-//! Algorithm: a node is *stuck* while it is short although nobody can be kept off it any more, also not one whose processes the daemon
-//! may not read: that one might be. One that has been stuck for a
-//! while without a break is *crowded*: then the pods are named that have memory there which cannot be dropped. Others, who
-//! know their classes, have one after the other evicted. A node that is no longer short, or that somebody was kept off
-//! again, begins anew.
+//! # Terms
+//! - *stuck*: the node is short and no further workload can be steered off it. A node is not stuck if the daemon has no
+//!   permission to read the processes of a candidate, because this workload might be steerable.
+//! - *crowded*: the node has been stuck for [`STUCK_TIME`] without a break.
 //!
-//! Invariants: no pod is named of which a container has a guarantee, or that the configuration exempts, or that is not
-//! there any more. Nothing is written.
+//! # Algorithm
+//! For each crowded node, this lists the pods without a guarantee that have memory there which cannot be dropped. The
+//! Kubernetes client knows their QoS classes and evicts them one by one. The time begins anew if the node is no longer short
+//! or a workload was steered off it.
+//!
+//! # Invariants
+//! - A listed pod exists, is not exempt by the configuration, and no container of it has a guarantee.
+//! - Nothing is written to the kernel.
 
 use std::{
     collections::BTreeMap,
@@ -23,43 +28,42 @@ use numaward_model::{
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
-use super::{may_be_steered, pod_of, pods_with_promise};
+use super::{guaranteed_pods, is_steerable, pod_of};
 use crate::{core::Core, page_worker::LEAST};
 
-/// How long a node has to be stuck before pods are named.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for which a node must be stuck before it is crowded.
+pub(super) const STUCK_TIME: Duration = Duration::from_secs(30);
 
-/// Names pods.
+/// Detector of crowded nodes.
 #[derive(Debug, Default)]
 pub(super) struct Crowding {
-    /// Since when nodes are stuck.
-    since: BTreeMap<NodeId, Instant>,
-    /// What is in the way on those that are crowded.
+    stuck_since: BTreeMap<NodeId, Instant>,
+    /// Candidates for eviction on each crowded node: UID and memory there, largest first.
     crowded: BTreeMap<NodeId, Vec<(String, Bytes)>>,
-    /// What others see of it.
+    /// Published copy of `crowded`.
     pub(super) shown: LatestCrowdedNodes,
 }
 
 impl Crowding {
-    /// Takes note of a look, in which these nodes were short and nobody could be kept off them.
-    pub(super) fn follow(&mut self, core: &Core, seen: &Headroom, stuck: &NodeSet, now: Instant) {
-        let is_short = |node: NodeId| seen.node(node).is_some_and(|of| of.is_low && of.is_short());
-        self.since.retain(|node, _| is_short(*node));
-        // Where reading them takes long, not every look has them: then nothing follows.
-        if seen.others.iter().any(|other| !other.resident.is_empty()) {
-            self.since.retain(|node, _| stuck.contains(*node));
+    /// Processes a new headroom. `stuck` has the short nodes that no workload can be steered off.
+    pub(super) fn update(&mut self, core: &Core, headroom: &Headroom, stuck: &NodeSet, now: Instant) {
+        let is_short = |node: NodeId| headroom.node(node).is_some_and(|of| of.is_low && of.is_short());
+        self.stuck_since.retain(|node, _| is_short(*node));
+        // Some checks do not read the memory of workloads, because that takes long. They show only which nodes are short.
+        if headroom.others.iter().any(|workload| !workload.resident.is_empty()) {
+            self.stuck_since.retain(|node, _| stuck.contains(*node));
             for node in stuck.iter() {
-                let since = *self.since.entry(node).or_insert(now);
-                if now.duration_since(since) < PATIENCE {
+                let since = *self.stuck_since.entry(node).or_insert(now);
+                if now.duration_since(since) < STUCK_TIME {
                     continue;
                 }
-                let pods = in_the_way(core, seen, node);
+                let pods = evictable_pods(core, headroom, node);
                 if self.crowded.insert(node, pods.clone()).is_none() {
                     report(core, node, pods.len());
                 }
             }
         }
-        self.crowded.retain(|node, _| self.since.contains_key(node));
+        self.crowded.retain(|node, _| self.stuck_since.contains_key(node));
         let crowded = self.crowded.iter().map(|(node, pods)| CrowdedNode { node: *node, pods: pods.clone() });
         let crowded: Vec<CrowdedNode> = crowded.collect();
         let mut shown = self.shown.write();
@@ -69,34 +73,35 @@ impl Crowding {
     }
 }
 
-/// The pods without a guarantee that have memory on a node which cannot be dropped.
-fn in_the_way(core: &Core, seen: &Headroom, node: NodeId) -> Vec<(String, Bytes)> {
-    let kept = pods_with_promise(core);
-    let mut found: BTreeMap<String, Bytes> = BTreeMap::new();
-    let may_go =
-        |other: &&UnguaranteedWorkload| other.on(node) >= LEAST && may_be_steered(core, &kept, other);
-    for other in seen.others.iter().filter(may_go) {
-        if let Some(uid) = pod_of(&other.cgroup) {
-            let sum = found.entry(uid).or_default();
-            sum.0 = sum.0.saturating_add(other.on(node).0);
+/// Returns the pods without a guarantee with memory on a node that cannot be dropped: UID and memory, largest first.
+fn evictable_pods(core: &Core, headroom: &Headroom, node: NodeId) -> Vec<(String, Bytes)> {
+    let guaranteed_pods = guaranteed_pods(core);
+    let mut pods: BTreeMap<String, Bytes> = BTreeMap::new();
+    let is_candidate = |workload: &&UnguaranteedWorkload| {
+        workload.on(node) >= LEAST && is_steerable(core, &guaranteed_pods, workload)
+    };
+    for workload in headroom.others.iter().filter(is_candidate) {
+        if let Some(uid) = pod_of(&workload.cgroup) {
+            let sum = pods.entry(uid).or_default();
+            sum.0 = sum.0.saturating_add(workload.on(node).0);
         }
     }
-    let mut found: Vec<(String, Bytes)> = found.into_iter().collect();
-    found.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    found
+    let mut pods: Vec<(String, Bytes)> = pods.into_iter().collect();
+    pods.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    pods
 }
 
 fn report(core: &Core, node: NodeId, pods: usize) {
-    let seconds = PATIENCE.as_secs();
-    let what = match pods {
-        0 => "no pod without a guarantee is in the way there".to_owned(),
-        1 => "one pod without a guarantee is in the way there, and may be evicted".to_owned(),
+    let seconds = STUCK_TIME.as_secs();
+    let candidates = match pods {
+        0 => "no pod without a guarantee uses memory there".to_owned(),
+        1 => "one pod without a guarantee uses memory there and may be evicted".to_owned(),
         pods => {
-            format!("{pods} pods without a guarantee are in the way there, and may be evicted one by one")
+            format!("{pods} pods without a guarantee use memory there and may be evicted one by one")
         }
     };
     let message = format!(
-        "Node {node} has been short for {seconds} s although nobody else can be kept off it: {what}."
+        "Node {node} has been short for {seconds} s although no further workload can be kept off it: {candidates}."
     );
     core.report(None, EventReport::new(EventKind::Steered, message).severity(Severity::Warning).node(node));
 }
@@ -105,15 +110,15 @@ fn report(core: &Core, node: NodeId, pods: usize) {
 mod tests {
     use super::*;
     use crate::reconciler::guard::{
-        SETTLE,
-        tests::{Bench, guarantee, pod_container},
+        SETTLE_TIME,
+        tests::{GuardBench, guarantee, pod_container},
     };
 
     fn container(pod: &str, first: char) -> String {
         pod_container(&format!("besteffort/pod{pod}"), first)
     }
 
-    fn crowded(bench: &Bench) -> Vec<(u32, Vec<(String, u64)>)> {
+    fn crowded(bench: &GuardBench) -> Vec<(u32, Vec<(String, u64)>)> {
         let shown = bench.guard().crowding.shown.read().clone();
         let pods = |of: &CrowdedNode| of.pods.iter().map(|(uid, has)| (uid.clone(), has.0 >> 20)).collect();
         shown.iter().map(|of| (of.node.0, pods(of))).collect()
@@ -123,19 +128,19 @@ mod tests {
         vec![(1, pods.iter().map(|(uid, mib)| ((*uid).to_owned(), *mib)).collect())]
     }
 
-    /// Looks for that long: node 1 is short, and node 0 has no room for anybody.
-    fn stay_short(bench: &mut Bench, time: Duration, others: &[(&str, u64)]) {
-        for _ in 0..time.as_secs() / SETTLE.as_secs() {
-            bench.see(true, [-10, 10], others);
+    /// Checks the nodes for this time: node 1 is short, and node 0 has no room for workloads.
+    fn stay_short(bench: &mut GuardBench, time: Duration, workloads: &[(&str, u64)]) {
+        for _ in 0..time.as_secs() / SETTLE_TIME.as_secs() {
+            bench.check(true, [-10, 10], workloads);
         }
     }
 
     #[test]
-    fn pods_are_named_when_nobody_can_be_kept_off_for_a_while() {
+    fn lists_pods_of_crowded_node() {
         let (a, b, more, exempt) =
             (container("a", 'a'), container("b", 'b'), container("b", 'c'), container("e", 'e'));
-        let mut bench = Bench::evicting(&[&a, &b, &more, &exempt, "batch"], &format!("/{exempt}"));
-        let others = [
+        let mut bench = GuardBench::evicting(&[&a, &b, &more, &exempt, "batch"], &format!("/{exempt}"));
+        let workloads = [
             (a.as_str(), 300),
             (b.as_str(), 200),
             (more.as_str(), 200),
@@ -143,76 +148,76 @@ mod tests {
             ("batch", 500),
             ("kept", 900),
         ];
-        // The first look finds the node stuck.
-        stay_short(&mut bench, PATIENCE, &others);
+        // The time begins with the first check.
+        stay_short(&mut bench, STUCK_TIME, &workloads);
         assert_eq!(crowded(&bench), []);
         assert!(!bench.reported().contains("evicted"));
-        bench.see(true, [-10, 10], &others);
+        bench.check(true, [-10, 10], &workloads);
         assert_eq!(crowded(&bench), pods(&[("b", 400), ("a", 300)]));
-        let message = "Node 1 has been short for 30 s although nobody else can be kept off it: 2 pods without a guarantee \
-            are in the way there, and may be evicted one by one.";
+        let message = "Node 1 has been short for 30 s although no further workload can be kept off it: 2 pods without a \
+            guarantee use memory there and may be evicted one by one.";
         assert_eq!(bench.reported().matches(message).count(), 1, "{}", bench.reported());
 
-        // A look for which nothing was read changes nothing, and it is said once.
-        bench.see(true, [-10, 10], &[]);
+        // A check that reads no workloads changes nothing. The message is reported once.
+        bench.check(true, [-10, 10], &[]);
         assert_eq!(crowded(&bench), pods(&[("b", 400), ("a", 300)]));
-        bench.see(true, [-10, 10], &others[..1]);
-        assert_eq!(crowded(&bench), pods(&[("a", 300)]), "the other is gone");
+        bench.check(true, [-10, 10], &workloads[..1]);
+        assert_eq!(crowded(&bench), pods(&[("a", 300)]), "the other pod has ended");
         assert_eq!(bench.reported().matches(message).count(), 1);
 
-        // It begins anew with each break: enough for once, or somebody who could be kept off.
-        bench.see(true, [10, 10], &others);
+        // The time begins anew after a check with enough memory, and after a workload was steered.
+        bench.check(true, [10, 10], &workloads);
         assert_eq!(crowded(&bench), []);
-        stay_short(&mut bench, PATIENCE, &others);
+        stay_short(&mut bench, STUCK_TIME, &workloads);
         assert_eq!(crowded(&bench), []);
-        bench.see(true, [-10, 600], &others);
-        assert_eq!(bench.mems("batch"), "0", "it could be kept off");
-        stay_short(&mut bench, PATIENCE, &others);
+        bench.check(true, [-10, 600], &workloads);
+        assert_eq!(bench.mems("batch"), "0", "the workload was steered");
+        stay_short(&mut bench, STUCK_TIME, &workloads);
         assert_eq!(crowded(&bench), []);
-        bench.see(true, [-10, 10], &others);
+        bench.check(true, [-10, 10], &workloads);
         assert_eq!(crowded(&bench), pods(&[("b", 400), ("a", 300)]));
-        bench.see(false, [500, 500], &[]);
+        bench.check(false, [500, 500], &[]);
         assert_eq!(crowded(&bench), []);
     }
 
     #[test]
-    fn no_pod_is_named_while_the_daemon_may_not_read_what_keeps_workloads_on_a_node() {
+    fn unreadable_processes_prevent_listing() {
         let a = container("a", 'a');
-        let mut bench = Bench::evicting(&[&a, "batch"], "/exempt");
-        // Its processes are of another PID namespace.
+        let mut bench = GuardBench::evicting(&[&a, "batch"], "/exempt");
+        // Processes of another PID namespace have the id 0.
         std::fs::write(bench.root().join("batch/cgroup.procs"), "0\n").unwrap();
-        for _ in 0..PATIENCE.as_secs() {
-            bench.see(true, [-10, 200], &[(&a, 300), ("batch", 100)]);
+        for _ in 0..STUCK_TIME.as_secs() {
+            bench.check(true, [-10, 200], &[(&a, 300), ("batch", 100)]);
         }
         assert_eq!(crowded(&bench), []);
         assert!(bench.reported().contains("/batch cannot be kept off node 1"), "{}", bench.reported());
         std::fs::write(bench.root().join("batch/cgroup.procs"), "").unwrap();
-        bench.see(false, [500, 200], &[]);
-        bench.see(true, [-10, 200], &[(&a, 300), ("batch", 100)]);
+        bench.check(false, [500, 200], &[]);
+        bench.check(true, [-10, 200], &[(&a, 300), ("batch", 100)]);
         assert_eq!(bench.mems("batch"), "0");
     }
 
     #[test]
-    fn a_pod_with_a_guarantee_in_it_is_not_named() {
+    fn omits_pods_with_guarantees() {
         let (plain, kept) = (container("p", 'a'), container("p", 'b'));
         let above = ["kubepods", "kubepods/besteffort", "kubepods/besteffort/podp"];
-        let mut bench = Bench::evicting(&[&above[..], &[&plain, &kept]].concat(), "/exempt");
-        let others = [(plain.as_str(), 300)];
+        let mut bench = GuardBench::evicting(&[&above[..], &[&plain, &kept]].concat(), "/exempt");
+        let workloads = [(plain.as_str(), 300)];
         guarantee(&mut bench, "pod", &format!("/{kept}"));
-        stay_short(&mut bench, PATIENCE * 2, &others);
+        stay_short(&mut bench, STUCK_TIME * 2, &workloads);
         assert_eq!(crowded(&bench), pods(&[]));
         assert!(
-            bench.reported().contains("no pod without a guarantee is in the way"),
+            bench.reported().contains("no pod without a guarantee uses memory there"),
             "{}",
             bench.reported()
         );
     }
 
     #[test]
-    fn nobody_is_named_unless_that_is_configured() {
+    fn act_mode_lists_no_pods() {
         let a = container("a", 'a');
-        let mut bench = Bench::new(&[&a]);
-        stay_short(&mut bench, PATIENCE * 2, &[(&a, 300)]);
+        let mut bench = GuardBench::new(&[&a]);
+        stay_short(&mut bench, STUCK_TIME * 2, &[(&a, 300)]);
         assert_eq!(crowded(&bench), []);
         assert!(bench.reported().contains("cannot be kept off node 1"), "{}", bench.reported());
     }
