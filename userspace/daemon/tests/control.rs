@@ -192,7 +192,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (post, REBALANCE, planned(1000, "admit", true.into()), 409, "", "no moves within the limits"),
         (post, REBALANCE, planned(1, "plan", "0".into()), 409, "plan", "is stale"),
         ("GET", REBALANCE, String::new(), 404, "", "no rebalance"),
-        ("DELETE", REBALANCE, String::new(), 409, "rebalance", "no rebalance is going on"),
+        ("DELETE", REBALANCE, String::new(), 409, "rebalance", "no rebalance is in progress"),
     ];
     for (method, path, body, status, field, words) in table {
         let answer = ask_on(&socket, method, path, body).await;

@@ -1,7 +1,11 @@
-//! Reset of the affinities of threads that have kept the CPUs of a narrowed cgroup (see [`ThreadMasks`]).
+//! Reset of thread affinities after a cgroup got other CPUs.
 //!
-//! CPU isolation, automatic placement and guarantees narrow cgroups. Each cgroup that gets other CPUs is queued for the thread
-//! `affinities`, which resets one after the other.
+//! # Problem
+//! A thread that reads its affinity while its cgroup has few CPUs, and sets it again, keeps these CPUs after the cgroup has got
+//! more (see [`ThreadMasks`]). CPU isolation, automatic placement and guarantees change the CPUs of cgroups.
+//!
+//! # Algorithm
+//! Each cgroup with changed CPUs is queued for the thread `affinities`, which resets the threads of one cgroup after the other.
 
 use std::{collections::VecDeque, mem, time::Duration};
 
@@ -44,7 +48,7 @@ impl Affinities {
         self.waiting.extend(mem::take(&mut core.effects.widened));
         if self.waiting.len() > MAX_WAITING {
             tracing::warn!(
-                "too many cgroups got other CPUs at once: threads of some may keep those that they had"
+                "too many cgroups got other CPUs at once: threads of some cgroups may keep their old CPUs"
             );
             self.waiting.truncate(MAX_WAITING);
         }
@@ -52,10 +56,10 @@ impl Affinities {
             self.worker.as_mut().and_then(Worker::take)
         {
             if reset > 0 {
-                tracing::info!(%cgroup, threads = reset, "threads that had kept the CPUs of their narrowed cgroup may use all of its CPUs again");
+                tracing::info!(%cgroup, threads = reset, "affinities were reset: the threads may use all CPUs of their cgroup again");
             }
             if refused > 0 || is_partial {
-                tracing::warn!(%cgroup, refused, is_partial, "threads may have kept the CPUs of their narrowed cgroup");
+                tracing::warn!(%cgroup, refused, is_partial, "the affinities of some threads could not be reset: they may use only the old CPUs of their cgroup");
             }
         }
         if self.waiting.is_empty() {
@@ -80,7 +84,7 @@ impl Affinities {
         match Worker::start("affinities", HEARTBEAT_LIMIT, &core.ports.heartbeats, &self.stop, perform) {
             Ok(worker) => self.worker = Some(worker),
             Err(error) => {
-                tracing::error!(%error, "threads may keep the CPUs of their narrowed cgroups: no thread can be started");
+                tracing::error!(%error, "affinities are not reset and threads may keep old CPUs: the worker thread cannot be started");
                 self.waiting.clear();
             }
         }
@@ -89,7 +93,7 @@ impl Affinities {
 
 fn reset(hierarchy: &Hierarchy, path: &CgroupPath, id: CgroupId, masks: &ThreadMasks) -> ResetThreads {
     if hierarchy.id_of(path).is_ok_and(|now| now == Some(id)) {
-        // The daemon's own threads keep off exclusive CPUs by themselves.
+        // The daemon's threads set their own affinities, without exclusive CPUs.
         masks.reset(hierarchy.root(), path, hierarchy.own_cgroup().as_ref(), RESET_TIMEOUT)
     } else {
         ResetThreads::default()

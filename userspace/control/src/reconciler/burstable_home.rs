@@ -1,13 +1,16 @@
-//! Burstable workloads whose memory is elsewhere than their home.
+//! Guarantees of Burstable workloads follow the memory of the workload to another node.
 //!
-//! Problem: what a Burstable workload requests is promised on a home node, but it may run and allocate anywhere. When it
-//! has moved, a promise where it no longer is protects nobody, and keeps others out.
+//! # Problem
+//! The memory request of a Burstable workload is guaranteed on its preferred node, but the workload may run and allocate on any
+//! node. After it has moved, a guarantee on the old node is of no use to it and keeps the node from other workloads.
 //!
-//! Terms: a workload is *away* while most of its user memory is on one node that is not its home.
+//! # Terms
+//! A workload is *away* while most of its user memory is on one node that is not its preferred node.
 //!
-//! Algorithm: it is away from the moment when three fifths of its memory are on another node, until that has less than
-//! half. When it was away on the same node for the dwell time (`enforcement.homeDwellTime`), its promise moves there,
-//! within the ledger: no page is moved for it. Where that node has no room it is tried again after another dwell time.
+//! # Algorithm
+//! A workload becomes away when three fifths of its memory are on another node, and stays away until that node has less than
+//! half. After the dwell time (`enforcement.homeDwellTime`) on the same node, its guarantee moves there in the ledger; no pages
+//! are moved. If that node has no room, the guarantee is tried again after another dwell time.
 
 use std::{
     collections::BTreeMap,
@@ -23,37 +26,37 @@ use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 use super::drift::Rotation;
 use crate::core::{Core, most};
 
-/// Each workload is looked at within this; sooner where the dwell time is short.
-const PACE: Duration = Duration::from_secs(10);
-/// So little memory says nothing.
-const LEAST: Bytes = Bytes::mib(16);
+/// Maximum time between two readings of a workload; less if the dwell time is short.
+const MAX_READ_INTERVAL: Duration = Duration::from_secs(10);
+/// Minimum user memory of a workload to become away.
+const MIN_MEMORY: Bytes = Bytes::mib(16);
 
-/// Who is away.
+/// Controller that moves guarantees of Burstable workloads.
 #[derive(Debug)]
 pub(super) struct BurstableHomes {
-    /// Whether others may be Burstable by now.
+    /// True if guarantees have changed since the last reading.
     pub(super) is_outdated: bool,
-    /// The workloads, with the names and cgroups of their guarantees.
+    /// Burstable workloads, with the names and cgroups of their guarantees.
     workloads: BTreeMap<OwnerId, Vec<(String, CgroupPath)>>,
-    /// They are looked at in turns: the kernel takes its time to say where memory lies.
+    /// Workloads are read in turns, because the kernel needs time to report the nodes of their memory.
     round: Rotation<OwnerId>,
-    away: BTreeMap<OwnerId, Away>,
+    away: BTreeMap<OwnerId, AwayPeriod>,
 }
 
-/// Where most of a workload's memory is, and since when.
+/// Node that has most of a workload's memory, and the time since which it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Away {
-    on: NodeId,
+struct AwayPeriod {
+    node: NodeId,
     since: Instant,
 }
 
-/// Whether a workload is away that has so much of its memory on a node, and was away there before or not.
-fn is_away(there: Bytes, total: Bytes, was_away: bool) -> bool {
-    let share = |of: u64| u128::from(of);
+/// Returns true if a workload is away on a node. Leaving requires three fifths of its memory there, staying only half.
+fn is_away(on_node: Bytes, total: Bytes, was_away: bool) -> bool {
+    let (on_node_bytes, total_bytes) = (u128::from(on_node.0), u128::from(total.0));
     if was_away {
-        share(there.0) * 2 >= share(total.0)
+        on_node_bytes * 2 >= total_bytes
     } else {
-        total >= LEAST && share(there.0) * 5 >= share(total.0) * 3
+        total >= MIN_MEMORY && on_node_bytes * 5 >= total_bytes * 3
     }
 }
 
@@ -62,13 +65,13 @@ impl BurstableHomes {
         Self {
             is_outdated: true,
             workloads: BTreeMap::new(),
-            round: Rotation::new(PACE.min(dwell / 4)),
+            round: Rotation::new(MAX_READ_INTERVAL.min(dwell / 4)),
             away: BTreeMap::new(),
         }
     }
 
-    /// Takes note of who may move now.
-    fn follow(&mut self, core: &Core) {
+    /// Updates the list of workloads.
+    fn update(&mut self, core: &Core) {
         self.workloads = burstable(core);
         self.round.items = self.workloads.keys().cloned().collect();
         self.away.retain(|owner, _| self.workloads.contains_key(owner));
@@ -76,7 +79,7 @@ impl BurstableHomes {
 
     pub(super) fn look(&mut self, core: &mut Core, now: Instant) {
         if std::mem::take(&mut self.is_outdated) {
-            self.follow(core);
+            self.update(core);
         }
         let dwell = core.config.enforcement.home_dwell_time.0;
         for owner in self.round.next_batch() {
@@ -87,24 +90,26 @@ impl BurstableHomes {
                 sum.0 = sum.0.saturating_add(bytes.0);
             }
             let total = Bytes(by_node.values().fold(0, |sum, bytes| sum.saturating_add(bytes.0)));
-            let home = home_of(core, &owner);
+            let preferred = preferred_nodes(core, &owner);
             let before = self.away.remove(&owner);
-            let Some((on, there)) = most(by_node).filter(|(node, _)| !home.contains(*node)) else { continue };
-            let was_away = before.filter(|away| away.on == on);
-            if !is_away(there, total, was_away.is_some()) {
+            let Some((node, on_node)) = most(by_node).filter(|(node, _)| !preferred.contains(*node)) else {
+                continue;
+            };
+            let was_away = before.filter(|away| away.node == node);
+            if !is_away(on_node, total, was_away.is_some()) {
                 continue;
             }
-            let away = was_away.unwrap_or(Away { on, since: now });
+            let away = was_away.unwrap_or(AwayPeriod { node, since: now });
             if now.duration_since(away.since) < dwell {
                 self.away.insert(owner, away);
-            } else if !move_home(core, &owner, cgroups, &home, (on, there)) {
-                self.away.insert(owner, Away { on, since: now });
+            } else if !move_guarantee(core, &owner, cgroups, &preferred, (node, on_node)) {
+                self.away.insert(owner, AwayPeriod { node, since: now });
             }
         }
     }
 }
 
-/// The Burstable owners whose promise may move, with the names and cgroups of their guarantees.
+/// Returns the Burstable owners whose guarantees may move, with the names and cgroups of these guarantees.
 fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
     let mut found: BTreeMap<OwnerId, Vec<(String, CgroupPath)>> = BTreeMap::new();
     for (name, guarantee) in &core.store.state.guarantees {
@@ -119,37 +124,37 @@ fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
     found
 }
 
-/// The nodes on which base pages are promised to an owner.
-fn home_of(core: &Core, owner: &OwnerId) -> NodeSet {
+/// Returns the nodes on which base pages are guaranteed to an owner.
+fn preferred_nodes(core: &Core, owner: &OwnerId) -> NodeSet {
     let account = core.store.state.ledger.owner(owner);
     let held = account.into_iter().flat_map(|account| account.containers.values());
     let blocks = held.flat_map(|held| &held.blocks).filter(|block| block.kind == ZoneKind::Memory);
     blocks.flat_map(|block| block.affinity.iter()).collect()
 }
 
-/// Has the promise of an owner follow it, and reports that; whether it did.
-fn move_home(
+/// Moves the guarantee of an owner to a node and reports that. Returns false if the guarantee was not moved.
+fn move_guarantee(
     core: &mut Core,
     owner: &OwnerId,
     cgroups: &[(String, CgroupPath)],
     from: &NodeSet,
-    (to, there): (NodeId, Bytes),
+    (to, on_node): (NodeId, Bytes),
 ) -> bool {
     let (_, first) = cgroups.first().cloned().unzip();
     match core.move_home(owner, first.as_ref(), to) {
         Ok(true) => {}
         Ok(false) => {
-            tracing::debug!(%owner, node = %to, "the promise cannot follow its workload: the node has no room");
+            tracing::debug!(%owner, node = %to, "the guarantee cannot follow its workload: the node has no room");
             return false;
         }
         Err(error) => {
-            tracing::error!(%owner, node = %to, %error, "the promise cannot follow its workload");
+            tracing::error!(%owner, node = %to, %error, "the guarantee cannot follow its workload");
             return false;
         }
     }
     for (name, cgroup) in cgroups {
         let message = format!(
-            "The home of {name} is now node {to}, where {there} of its memory lie; it was node {from} before."
+            "The preferred node of {name} is now {to}, which has {on_node} of its memory; before, it was {from}."
         );
         let report = EventReport::new(EventKind::HomeMoved, message);
         core.report(Some(cgroup), report.detail("from", from.to_string()).detail("to", to.to_string()));
@@ -162,8 +167,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_more_to_be_away_than_to_stay_so() {
-        for (there, total, was_away, expected) in [
+    fn leaving_needs_more_memory_than_staying() {
+        for (on_node, total, was_away, expected) in [
             (60, 100, false, true),
             (59, 100, false, false),
             (59, 100, true, true),
@@ -173,9 +178,9 @@ mod tests {
             (15, 15, true, true),
         ] {
             assert_eq!(
-                is_away(Bytes::mib(there), Bytes::mib(total), was_away),
+                is_away(Bytes::mib(on_node), Bytes::mib(total), was_away),
                 expected,
-                "{there} of {total}"
+                "{on_node} of {total}"
             );
         }
     }

@@ -1,16 +1,22 @@
-//! Carries moves out that make room for a request, one step at a time.
+//! Execution of rebalance plans, one step at a time.
 //!
-//! Problem: moves take seconds to minutes. Meanwhile everybody else is answered, and whatever changes, the ledger must be
-//! right and all of it can be taken back.
+//! # Problem
+//! Moves take seconds to minutes. Meanwhile the daemon answers all other requests, and whatever they change, the ledger stays
+//! consistent and every move can be taken back.
 //!
-//! Terms: a *rebalance* is a plan that is carried out. It *rolls back* when a move fails, the plan is stale or somebody
-//! cancels it: what was begun is taken back, the last move first.
+//! # Terms
+//! - *rebalance*: the execution of a plan that moves workloads to make room for a request.
+//! - *rollback*: begun moves are taken back, the last one first, because a move failed, the plan is stale or the rebalance was
+//!   cancelled.
 //!
-//! Algorithm: each step is one of: begin a move, write one cgroup, see whether the pages have arrived. Between two steps the
-//! loop does all that others ask, the container runtime first. Then the request is admitted, in the same transaction in
-//! which the room is no longer set aside. A start of the daemon that finds moves begun rolls them back.
+//! # Algorithm
+//! A step begins a move, writes one cgroup, or checks whether the pages have arrived. Between two steps the loop handles all
+//! other commands, those of the container runtime first. After the last move, one transaction admits the request and ends the
+//! reservation of its room. A daemon that finds begun moves at its start rolls them back.
 //!
-//! Invariants: there is one rebalance at a time; a client that waits for its request always gets an answer.
+//! # Invariants
+//! - At most one rebalance is in progress.
+//! - A client that waits for its request always gets an answer.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -34,90 +40,89 @@ use tokio::sync::oneshot;
 
 use crate::core::{Begun, Core, plan_id};
 
-/// What cannot be stored is tried again after so long.
-const RETRY: Duration = Duration::from_secs(5);
+/// Time between attempts to store a rollback step.
+const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What has no plan is tried again after so long, also if nothing else is promised by then.
-const AGAIN: Duration = Duration::from_mins(1);
-/// How long memory may be left on the old nodes when the pages have moved: a process may just have been forked, and ends.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_millis(250);
+/// Time before a request without a plan is planned again with an unchanged ledger.
+const PLAN_RETRY_INTERVAL: Duration = Duration::from_mins(1);
+/// Time for which memory may remain on the old nodes after the migration: a process may just have been forked, and ends soon.
+const REMAINDER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time between checks of the remaining memory.
+const REMAINDER_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Who waits for an admission.
+/// Reply channel of a client that waits for an admission.
 type Waiter = oneshot::Sender<Result<Answer, AdmissionError>>;
 
-/// Makes room, if anybody asks for it.
+/// Executor of rebalance plans.
 #[derive(Default)]
 pub(super) struct Rebalancing {
-    run: Option<Run>,
+    run: Option<RebalanceRun>,
     shown: LatestRebalance,
-    /// What no room was made for lately, by the name of the request.
-    tried: BTreeMap<String, Tried>,
+    /// Failed automatic attempts, by the name of the request.
+    failed_attempts: BTreeMap<String, FailedAttempt>,
 }
 
-/// A request for which no room was made.
-struct Tried {
-    /// It is not tried again before then,
-    until: Instant,
-    /// unless something else is promised by now. Absent: not even then.
-    promised: Option<Ledger>,
+/// Automatic attempt that made no room for a request.
+struct FailedAttempt {
+    /// Time before which the request is not tried again with the same ledger.
+    retry_at: Instant,
+    /// Ledger at the time of the attempt. If it is absent, a different ledger does not permit an earlier attempt.
+    ledger: Option<Ledger>,
 }
 
-/// A rebalance that goes on.
-struct Run {
+/// Rebalance in progress.
+struct RebalanceRun {
     shown: api::Rebalance,
-    /// Absent where an earlier run of the daemon began it.
+    /// The request, and true if it is to be admitted. Absent if an earlier run of the daemon began the rebalance.
     request: Option<(Request, bool)>,
-    /// Who waits for the admission, with the refusal that they get if nothing comes of it.
+    /// Client that waits for the admission, and the refusal that it gets if the rebalance fails.
     waiter: Option<(Waiter, AdmissionError)>,
-    phase: Phase,
-    /// How it ends if it rolls back.
-    back: Option<RebalanceState>,
-    /// What was outside the new nodes when the move that is being made began.
+    phase: StepPhase,
+    /// Final state after the rollback; absent if the rebalance is not rolled back.
+    rollback: Option<RebalanceState>,
+    /// Memory outside the new nodes at the beginning of the current move.
     outside: Option<Bytes>,
-    /// Since when its pages have moved, and some are left all the same.
-    left_since: Option<Instant>,
+    /// Time at which memory was first found on the old nodes after the migration.
+    remainder_since: Option<Instant>,
 }
 
-/// What comes next.
+/// Next step of a rebalance.
 #[derive(Debug)]
-enum Phase {
-    /// The next move is begun, or the last one taken back.
+enum StepPhase {
+    /// Begin the next move, or take the last one back.
     Next,
-    /// These guarantees are written; pages of these cgroups may be moving.
+    /// Write these guarantees. Pages of these cgroups, which were written already, may be moving.
     Write(VecDeque<String>, Vec<(String, CgroupPath)>),
-    /// The pages of these are waited for.
+    /// Wait for the pages of these guarantees.
     Await(Vec<(String, CgroupPath)>),
-    /// This is tried again from then on.
-    Rest(Instant, Box<Phase>),
+    /// Pause until this time, then continue with this phase.
+    Pause(Instant, Box<StepPhase>),
 }
 
-/// A rebalance that is over.
+/// Result of a rebalance that is over.
 pub(super) struct RebalanceOutcome {
-    /// How it ended.
     pub(super) shown: api::Rebalance,
-    /// The request that was admitted, by its name.
+    /// Name of the request, if it was admitted.
     pub(super) admitted: Option<String>,
-    /// Who waits for it, with the refusal if it was not.
+    /// Client that waits for the request, and its refusal if the request was not admitted.
     pub(super) waiter: Option<(Waiter, AdmissionError)>,
 }
 
 impl Rebalancing {
-    /// What is shown of the latest one.
+    /// Returns the published state of the latest rebalance.
     pub(super) fn shown(&self) -> LatestRebalance {
         self.shown.clone()
     }
 
-    /// Rolls back what an earlier run of the daemon began.
+    /// Begins to roll back moves that an earlier run of the daemon began.
     pub(super) fn adopt(&mut self, core: &mut Core) {
         let Some(running) = &core.store.state.moving.running else { return };
         let mut shown = core.describe_moves(&running.moves);
         for (place, of) in shown.iter_mut().enumerate() {
             of.state = Some(if place < running.begun { MoveState::Moved } else { MoveState::Planned });
         }
-        let reason = "the daemon ended while it went on";
-        self.run = Some(Run {
+        let reason = "the daemon ended during the rebalance";
+        self.run = Some(RebalanceRun {
             shown: api::Rebalance {
                 id: String::new(),
                 request: None,
@@ -129,10 +134,10 @@ impl Rebalancing {
             },
             request: None,
             waiter: None,
-            phase: Phase::Next,
-            back: Some(RebalanceState::Failed),
+            phase: StepPhase::Next,
+            rollback: Some(RebalanceState::Failed),
             outside: None,
-            left_since: None,
+            remainder_since: None,
         });
         report_step(
             core,
@@ -141,31 +146,31 @@ impl Rebalancing {
             &format!("A rebalance is rolled back: {reason}."),
             |report| report,
         );
-        self.show(core);
+        self.publish(core);
     }
 
-    /// Begins to carry out what is asked for.
+    /// Plans moves for a request and begins to execute them. Fails if the command names a plan that is stale.
     pub(super) fn start(
         &mut self,
         core: &mut Core,
-        asked: RebalanceCommand,
+        command: RebalanceCommand,
     ) -> Result<api::Rebalance, AdmissionError> {
-        let RebalanceCommand { request, limits, plan: expected, admit } = asked;
+        let RebalanceCommand { request, limits, plan: expected, admit } = command;
         self.check_start(core)?;
         let plan = core.plan_moves(&request, &limits)?;
         if let Some(expected) = expected.filter(|expected| *expected != plan_id(&plan)) {
-            let problem = format!("{expected:?} is stale: by now, something else would be moved");
+            let problem = format!("{expected:?} is stale: a plan for the present guarantees has other moves");
             return Err(AdmissionError::conflict(
                 "plan",
                 problem,
-                "the id of a plan that was made of what is held now",
+                "the id of a plan that was made for the present guarantees",
             ));
         }
         self.run(core, request, &plan, admit)
     }
 
-    /// Begins to make room for a request that was refused, where the configuration allows that. Otherwise returns who
-    /// waits for it. Without a waiter the caller asks again and again, and is not heeded each time.
+    /// Begins to make room for a refused request, if the configuration allows that and a plan exists. Otherwise returns the
+    /// waiter. Without a waiter the caller retries regularly, so a failed attempt is not repeated for a while.
     pub(super) fn start_automatic(
         &mut self,
         core: &mut Core,
@@ -176,9 +181,11 @@ impl Rebalancing {
             return waiter;
         };
         let now = Instant::now();
-        self.tried.retain(|_, tried| now < tried.until);
-        let is_same = |tried: &Tried| tried.promised.as_ref().is_none_or(|of| *of == core.store.state.ledger);
-        if waiter.is_none() && self.tried.get(&request.name).is_some_and(is_same) {
+        self.failed_attempts.retain(|_, attempt| now < attempt.retry_at);
+        let is_same = |attempt: &FailedAttempt| {
+            attempt.ledger.as_ref().is_none_or(|ledger| *ledger == core.store.state.ledger)
+        };
+        if waiter.is_none() && self.failed_attempts.get(&request.name).is_some_and(is_same) {
             return None;
         }
         let plan = core.plan_moves(request, &limits).ok().filter(|plan| !plan.moves.is_empty());
@@ -187,20 +194,26 @@ impl Rebalancing {
                 if let Some(run) = &mut self.run {
                     (run.waiter, run.shown.automatic) = (waiter, true);
                 }
-                self.show(core);
+                self.publish(core);
                 return None;
             }
-            Some(Err(error)) => tracing::error!(name = request.name, %error, "no room can be made"),
+            Some(Err(error)) => {
+                tracing::error!(name = request.name, %error, "the rebalance cannot be started")
+            }
             None => {}
         }
-        let tried = Tried { until: now + AGAIN, promised: Some(core.store.state.ledger.clone()) };
-        self.tried.insert(request.name.clone(), tried);
+        let attempt = FailedAttempt {
+            retry_at: now + PLAN_RETRY_INTERVAL,
+            ledger: Some(core.store.state.ledger.clone()),
+        };
+        self.failed_attempts.insert(request.name.clone(), attempt);
         waiter
     }
 
+    /// Fails if a rebalance is in progress or guarantees are not enforced.
     fn check_start(&self, core: &Core) -> Result<(), AdmissionError> {
         if self.run.is_some() {
-            let problem = "a rebalance is going on";
+            let problem = "a rebalance is in progress";
             return Err(AdmissionError::conflict(
                 "request",
                 problem,
@@ -208,8 +221,8 @@ impl Rebalancing {
             ));
         }
         if core.mode() != EnforcementMode::On {
-            let problem = "enforcement.mode is not on: nobody is moved";
-            return Err(AdmissionError::conflict("request", problem, "a plan, without carrying it out"));
+            let problem = "enforcement.mode is not on: no workload is moved";
+            return Err(AdmissionError::conflict("request", problem, "a plan, without its execution"));
         }
         Ok(())
     }
@@ -234,101 +247,101 @@ impl Rebalancing {
         };
         let (count, bytes) = (shown.moves.len(), Bytes(described.bytes));
         core.start_moves(plan.moves.clone())?;
-        self.run = Some(Run {
+        self.run = Some(RebalanceRun {
             shown: shown.clone(),
             request: Some((request, admit)),
             waiter: None,
-            phase: Phase::Next,
-            back: None,
+            phase: StepPhase::Next,
+            rollback: None,
             outside: None,
-            left_since: None,
+            remainder_since: None,
         });
         let name = shown.request.clone().unwrap_or_default();
-        let message = format!("Room is made for {name}: moves of workloads: {count}, with {bytes} in all.");
+        let message = format!("Room for {name} is being made (moves: {count}, memory: {bytes}).");
         report_step(core, "started", Severity::Info, &message, |report| {
             report.detail("plan", &shown.id).detail("moves", count).detail("bytes", bytes.0)
         });
-        self.show(core);
+        self.publish(core);
         Ok(shown)
     }
 
-    /// Cancels what goes on: it is rolled back.
+    /// Cancels the rebalance in progress, which begins its rollback.
     pub(super) fn cancel(&mut self, core: &Core) -> Result<api::Rebalance, AdmissionError> {
         let Some(run) = &mut self.run else {
-            let problem = "no rebalance is going on";
-            return Err(AdmissionError::conflict("rebalance", problem, "to cancel one that is going on"));
+            let problem = "no rebalance is in progress";
+            return Err(AdmissionError::conflict("rebalance", problem, "a rebalance in progress"));
         };
-        run.go_back(RebalanceState::Cancelled, "it was cancelled".to_owned());
+        run.roll_back(RebalanceState::Cancelled, "it was cancelled".to_owned());
         let shown = run.shown.clone();
-        self.show(core);
+        self.publish(core);
         Ok(shown)
     }
 
-    /// Whether there is a step to be done now.
+    /// Returns true if the next step can be executed now.
     pub(super) fn is_due(&self, core: &Core) -> bool {
         self.run.as_ref().is_some_and(|run| match &run.phase {
-            Phase::Next | Phase::Write(..) => true,
-            Phase::Await(cgroups) => !cgroups.iter().any(|(_, cgroup)| core.is_moving(cgroup)),
-            Phase::Rest(until, _) => Instant::now() >= *until,
+            StepPhase::Next | StepPhase::Write(..) => true,
+            StepPhase::Await(cgroups) => !cgroups.iter().any(|(_, cgroup)| core.is_moving(cgroup)),
+            StepPhase::Pause(until, _) => Instant::now() >= *until,
         })
     }
 
-    /// Does the next step; what is over, if it is.
+    /// Executes the next step. Returns the outcome if the rebalance is over.
     pub(super) fn step(&mut self, core: &mut Core) -> Option<RebalanceOutcome> {
         let run = self.run.as_mut()?;
-        if run.back.is_none() && run.waiter.as_ref().is_some_and(|(waiter, _)| waiter.is_closed()) {
-            run.go_back(RebalanceState::Cancelled, "nobody waits for the request any more".to_owned());
+        if run.rollback.is_none() && run.waiter.as_ref().is_some_and(|(waiter, _)| waiter.is_closed()) {
+            run.roll_back(RebalanceState::Cancelled, "the client no longer waits for the request".to_owned());
         }
-        let mut phase = mem::replace(&mut run.phase, Phase::Next);
-        if let Phase::Rest(_, resumed) = phase {
+        let mut phase = mem::replace(&mut run.phase, StepPhase::Next);
+        if let StepPhase::Pause(_, resumed) = phase {
             phase = *resumed;
         }
         let is_over = match phase {
-            Phase::Next => run.next(core),
-            Phase::Write(names, written) => run.write(core, names, written),
-            Phase::Await(cgroups) => run.wait(core, cgroups),
-            // It rests once at a time.
-            Phase::Rest(..) => false,
+            StepPhase::Next => run.next(core),
+            StepPhase::Write(names, written) => run.write(core, names, written),
+            StepPhase::Await(cgroups) => run.complete_move(core, cgroups),
+            // A pause is never nested in another one.
+            StepPhase::Pause(..) => false,
         };
         if !is_over {
-            self.show(core);
+            self.publish(core);
             return None;
         }
         let run = self.run.take()?;
         core.metrics.rebalancing(false);
         let is_admitted = run.shown.state == RebalanceState::Done;
         if let Some((request, _)) = run.request.as_ref().filter(|_| run.shown.automatic && !is_admitted) {
-            let until = Instant::now() + core.config.rebalance.dwell_time.0;
-            self.tried.insert(request.name.clone(), Tried { until, promised: None });
+            let retry_at = Instant::now() + core.config.rebalance.dwell_time.0;
+            self.failed_attempts.insert(request.name.clone(), FailedAttempt { retry_at, ledger: None });
         }
         let admitted =
             run.request.filter(|(_, admit)| is_admitted && *admit).map(|(request, _)| request.name);
-        // Those that are declared are tried again.
+        // Declared guarantees are tried again.
         core.effects.declared = true;
         Some(RebalanceOutcome { shown: run.shown, admitted, waiter: run.waiter })
     }
 
-    /// Shows how a rebalance ended.
+    /// Publishes the final state of a rebalance.
     pub(super) fn publish_end(&self, shown: api::Rebalance) {
         *self.shown.write() = Some(Arc::new(shown));
     }
 
-    /// While pages move: how far they are.
+    /// Updates and publishes the number of moved bytes while pages move.
     pub(super) fn look(&mut self, core: &Core) {
         let Some(run) = &mut self.run else { return };
-        if let (Phase::Await(cgroups), Some(outside)) = (&run.phase, run.outside) {
+        if let (StepPhase::Await(cgroups), Some(outside)) = (&run.phase, run.outside) {
             let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
             let left = run.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
             if let (Some(left), Some(of)) =
-                (left, Run::current(core).and_then(|at| run.shown.moves.get_mut(at)))
+                (left, RebalanceRun::current(core).and_then(|at| run.shown.moves.get_mut(at)))
             {
                 of.moved_bytes = Some(outside.0.saturating_sub(left.0));
             }
-            self.show(core);
+            self.publish(core);
         }
     }
 
-    fn show(&self, core: &Core) {
+    fn publish(&self, core: &Core) {
         core.metrics.rebalancing(self.run.is_some());
         if let Some(run) = &self.run {
             let shown = Some(Arc::new(run.shown.clone()));
@@ -337,11 +350,10 @@ impl Rebalancing {
     }
 }
 
-/// Reports that moves were planned.
+/// Reports a plan that is not executed.
 pub(super) fn report_planned(core: &Core, request: &Request, plan: &api::MovePlan) {
     let (count, bytes) = (plan.moves.len(), Bytes(plan.bytes));
-    let message =
-        format!("Room for {} is planned: moves of workloads: {count}, with {bytes} in all.", request.name);
+    let message = format!("Room for {} is planned (moves: {count}, memory: {bytes}).", request.name);
     report_step(core, "planned", Severity::Info, &message, |report| {
         report.detail("plan", &plan.id).detail("moves", count).detail("bytes", bytes.0)
     });
@@ -358,51 +370,51 @@ fn report_step(
     core.report(None, with(report));
 }
 
-impl Run {
-    /// The place of the move that is being made, or taken back.
+impl RebalanceRun {
+    /// Returns the index of the move that is being made or taken back.
     fn current(core: &Core) -> Option<usize> {
         core.store.state.moving.running.as_ref()?.begun.checked_sub(1)
     }
 
-    /// What the move that is being made, or taken back, leaves and goes to.
+    /// Returns the old and the new allocation of the move that is being made or taken back.
     fn target(&self, core: &Core) -> Option<(Allocation, Allocation)> {
         let of = core.store.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
         let (from, to) = (of.from.clone(), of.to.clone());
-        Some(if self.back.is_some() { (to, from) } else { (from, to) })
+        Some(if self.rollback.is_some() { (to, from) } else { (from, to) })
     }
 
-    fn note(&mut self, place: Option<usize>, state: MoveState) {
+    fn set_move_state(&mut self, place: Option<usize>, state: MoveState) {
         if let Some(of) = place.and_then(|place| self.shown.moves.get_mut(place)) {
             of.state = Some(state);
         }
     }
 
-    /// Takes back what was begun, and ends so.
-    fn go_back(&mut self, end: RebalanceState, reason: String) {
-        if self.back.is_some() {
+    /// Begins the rollback, after which the rebalance has the state `end`.
+    fn roll_back(&mut self, end: RebalanceState, reason: String) {
+        if self.rollback.is_some() {
             return;
         }
-        tracing::info!(plan = self.shown.id, reason, "a rebalance is rolled back");
-        (self.back, self.shown.state) = (Some(end), RebalanceState::RollingBack);
-        (self.shown.reason, self.left_since) = (Some(reason), None);
-        // Pages that are on their way are waited for when the move is taken back.
-        self.phase = Phase::Next;
+        tracing::info!(plan = self.shown.id, reason, "the rebalance is rolled back");
+        (self.rollback, self.shown.state) = (Some(end), RebalanceState::RollingBack);
+        (self.shown.reason, self.remainder_since) = (Some(reason), None);
+        // Moving pages are awaited when the move is taken back.
+        self.phase = StepPhase::Next;
     }
 
     fn fail(&mut self, error: &impl ToString) {
-        self.go_back(RebalanceState::Failed, error.to_string());
+        self.roll_back(RebalanceState::Failed, error.to_string());
     }
 
-    /// Begins the next move, or takes the last one back, or ends; whether it is over.
+    /// Begins the next move, takes the last one back, or ends the rebalance. Returns true if it is over.
     fn next(&mut self, core: &mut Core) -> bool {
         let Some(running) = &core.store.state.moving.running else { return self.end(core) };
         let (begun, count) = (running.begun, running.moves.len());
-        if self.back.is_some() {
+        if self.rollback.is_some() {
             if begun == 0 {
                 return self.end(core);
             }
             let taken_back = core.take_back_move();
-            self.begun(core, begun - 1, MoveState::MovingBack, taken_back);
+            self.process_begun(core, begun - 1, MoveState::MovingBack, taken_back);
         } else if begun == count {
             let Some((request, admit)) = self.request.clone() else { return self.end(core) };
             match core.use_room(&request, admit) {
@@ -413,12 +425,12 @@ impl Run {
             self.fail(&stale);
         } else {
             let moved = core.begin_move();
-            self.begun(core, begun, MoveState::Moving, moved);
+            self.process_begun(core, begun, MoveState::Moving, moved);
         }
         false
     }
 
-    fn begun(
+    fn process_begun(
         &mut self,
         core: &mut Core,
         place: usize,
@@ -428,19 +440,19 @@ impl Run {
         match begun {
             Ok(Begun::Moves(names)) => {
                 self.outside = self.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
-                self.note(Some(place), state);
-                self.phase = Phase::Write(names.into(), Vec::new());
+                self.set_move_state(Some(place), state);
+                self.phase = StepPhase::Write(names.into(), Vec::new());
             }
             Ok(Begun::Gone) => {
-                self.note(Some(place), MoveState::Gone);
+                self.set_move_state(Some(place), MoveState::Gone);
                 core.metrics.relocated("gone", Bytes(0));
             }
-            Err(error) if self.back.is_some() => self.rest(&error, Phase::Next),
+            Err(error) if self.rollback.is_some() => self.retry_later(&error, StepPhase::Next),
             Err(error) => self.fail(&error),
         }
     }
 
-    /// Writes one guarantee.
+    /// Writes the settings of one guarantee.
     fn write(
         &mut self,
         core: &mut Core,
@@ -448,32 +460,32 @@ impl Run {
         mut written: Vec<(String, CgroupPath)>,
     ) -> bool {
         let Some(name) = names.pop_front() else {
-            self.phase = Phase::Await(written);
+            self.phase = StepPhase::Await(written);
             return false;
         };
         match core.write_place(&name) {
             Ok(path) => {
                 written.extend(path.map(|path| (name, path)));
-                self.phase = Phase::Write(names, written);
+                self.phase = StepPhase::Write(names, written);
             }
-            Err(error @ AdmissionError::Store(_)) if self.back.is_some() => {
+            Err(error @ AdmissionError::Store(_)) if self.rollback.is_some() => {
                 names.push_front(name);
-                self.rest(&error, Phase::Write(names, written));
+                self.retry_later(&error, StepPhase::Write(names, written));
             }
-            Err(error) if self.back.is_some() => self.stays(core, &error, &written),
+            Err(error) if self.rollback.is_some() => self.keep_new_place(core, &error, &written),
             Err(error) => self.fail(&error),
         }
         false
     }
 
-    /// The pages of a move have arrived, unless they are still on their way.
-    fn wait(&mut self, core: &mut Core, cgroups: Vec<(String, CgroupPath)>) -> bool {
+    /// Completes the move if its pages have arrived.
+    fn complete_move(&mut self, core: &mut Core, cgroups: Vec<(String, CgroupPath)>) -> bool {
         if cgroups.iter().any(|(_, cgroup)| core.is_moving(cgroup)) {
-            self.phase = Phase::Await(cgroups);
+            self.phase = StepPhase::Await(cgroups);
             return false;
         }
         let (place, target) = (Self::current(core), self.target(core));
-        let is_back = self.back.is_some();
+        let is_back = self.rollback.is_some();
         let mut left = Bytes(0);
         if let Some((from, to)) = &target {
             let of_each = cgroups.iter().map(|(_, cgroup)| core.left_behind(cgroup, from, to).0);
@@ -481,27 +493,30 @@ impl Run {
         }
         let workload = place.and_then(|place| self.shown.moves.get(place)).map(|of| of.workload.clone());
         let workload = workload.unwrap_or_default();
-        if left.0 > 0 && self.left_since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
-            self.phase = Phase::Rest(Instant::now() + LOOK, Box::new(Phase::Await(cgroups)));
+        if left.0 > 0 && self.remainder_since.get_or_insert_with(Instant::now).elapsed() < REMAINDER_TIMEOUT {
+            self.phase = StepPhase::Pause(
+                Instant::now() + REMAINDER_POLL_INTERVAL,
+                Box::new(StepPhase::Await(cgroups)),
+            );
             return false;
         }
-        self.left_since = None;
+        self.remainder_since = None;
         if left.0 > 0 && !is_back {
             let nodes = target.map(|(_, to)| to.memory_nodes()).unwrap_or_default();
             self.fail(&format!(
-                "{left} of {workload} could not be moved to nodes {nodes}: is there no room left?"
+                "{left} of {workload} could not be moved to nodes {nodes}, which may have no free memory left"
             ));
             return false;
         }
         if left.0 > 0 {
-            tracing::warn!(workload, %left, "not all pages could be moved back");
+            tracing::warn!(workload, %left, "not all pages of the workload could be moved back");
         }
         let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
         let rest = target.and_then(|(_, to)| core.resident_outside(&names, &to));
         let moved = self.outside.zip(rest).map(|(before, after)| Bytes(before.0.saturating_sub(after.0)));
         if let Err(error) = core.arrived(is_back) {
             if is_back {
-                self.rest(&error, Phase::Await(cgroups));
+                self.retry_later(&error, StepPhase::Await(cgroups));
             } else {
                 self.fail(&error);
             }
@@ -509,7 +524,7 @@ impl Run {
         }
         let (state, outcome) =
             if is_back { (MoveState::TakenBack, "taken_back") } else { (MoveState::Moved, "moved") };
-        self.note(place, state);
+        self.set_move_state(place, state);
         if let Some(of) = place.and_then(|place| self.shown.moves.get_mut(place)) {
             of.moved_bytes = moved.map(|bytes| bytes.0);
         }
@@ -527,41 +542,44 @@ impl Run {
         false
     }
 
-    /// A move cannot be taken back: the workload keeps its new place, also the cgroups that were written already.
-    fn stays(&mut self, core: &mut Core, error: &AdmissionError, written: &[(String, CgroupPath)]) {
+    /// Ends a move that cannot be taken back: the workload stays at its new place. Cgroups that were written back already are
+    /// written again.
+    fn keep_new_place(&mut self, core: &mut Core, error: &AdmissionError, written: &[(String, CgroupPath)]) {
         let place = Self::current(core);
-        self.phase = Phase::Next;
+        self.phase = StepPhase::Next;
         if let Err(error) = core.stay() {
-            return self.rest(&error, Phase::Next);
+            return self.retry_later(&error, StepPhase::Next);
         }
         for (name, _) in written {
             if let Err(error) = core.write_place(name) {
-                tracing::error!(name, %error, "does not hold the place that the workload keeps");
+                tracing::error!(name, %error, "the settings of the new place cannot be written");
             }
         }
         let workload = place.and_then(|place| self.shown.moves.get(place)).map(|of| of.workload.clone());
-        let message =
-            format!("{} cannot be moved back, and stays where it is: {error}.", workload.unwrap_or_default());
+        let message = format!(
+            "{} cannot be moved back and stays on its new nodes: {error}.",
+            workload.unwrap_or_default()
+        );
         report_step(core, "failed", Severity::Warning, &message, |report| {
             report.detail("plan", &self.shown.id)
         });
         core.metrics.relocated("stays", Bytes(0));
-        self.note(place, MoveState::Stays);
+        self.set_move_state(place, MoveState::Stays);
     }
 
-    /// What cannot be stored is tried again.
-    fn rest(&mut self, error: &AdmissionError, phase: Phase) {
-        tracing::error!(%error, "a rebalance cannot be rolled back now: tried again");
-        self.phase = Phase::Rest(Instant::now() + RETRY, Box::new(phase));
+    /// Repeats a rollback step later, after its state could not be stored.
+    fn retry_later(&mut self, error: &AdmissionError, phase: StepPhase) {
+        tracing::error!(%error, "the rebalance cannot be rolled back now; the daemon tries again");
+        self.phase = StepPhase::Pause(Instant::now() + STORE_RETRY_INTERVAL, Box::new(phase));
     }
 
-    /// It is over.
+    /// Ends the rebalance. Returns false if that cannot be stored yet.
     fn end(&mut self, core: &mut Core) -> bool {
-        let end = self.back.unwrap_or(RebalanceState::Done);
+        let end = self.rollback.unwrap_or(RebalanceState::Done);
         if core.store.state.moving.running.is_some()
             && let Err(error) = core.end_moves()
         {
-            self.rest(&error, Phase::Next);
+            self.retry_later(&error, StepPhase::Next);
             return false;
         }
         self.shown.state = end;

@@ -1,4 +1,4 @@
-//! Moves step by step, on a tree of plain files: two nodes with 3.8 GiB and 3 or 4 CPUs each to promise.
+//! Rebalances step by step, on a tree of plain files: two nodes with 3.8 GiB and 3 or 4 CPUs for guarantees.
 
 mod automatic;
 
@@ -25,21 +25,21 @@ use numaward_model::{
 use numaward_topology::{HugepagePool, HugepageSize, NodeId, ZoneKind};
 use tempfile::TempDir;
 
-use super::{RebalanceCommand as Room, *};
+use super::{RebalanceCommand, *};
 use crate::{
     core::Numbered,
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
 
-struct Bench {
+struct RebalanceBench {
     dir: TempDir,
     host: Arc<Host>,
     config: Config,
     reconciler: ReconcilerLoop,
 }
 
-impl Bench {
+impl RebalanceBench {
     /// `a` and `b` fill node 0, and `c` node 1, so that each node has 1.3 GiB left.
     fn new(mode: RebalanceMode) -> Self {
         let mut bench = Self::empty(mode);
@@ -64,7 +64,7 @@ impl Bench {
         Self { dir, host, config, reconciler }
     }
 
-    /// The runtime asks.
+    /// Executes a command of the container runtime.
     fn runtime(&mut self, command: PodCommand) {
         if let Some(reply) = self.reconciler.core.pod_command(Numbered { number: 0, command }, false) {
             reply();
@@ -76,9 +76,9 @@ impl Bench {
         self.dir.path().join("cgroup")
     }
 
-    /// The daemon dies, and is started again.
+    /// Kills the daemon and starts it again.
     fn restart(&mut self) {
-        // The lock of the ledger goes with who holds it.
+        // Another reconciler replaces the old one first, which releases the lock of the ledger.
         let (none, mut other) = (self.dir.path().join("none"), self.config.clone());
         other.state_directory = none.join("state");
         fixture::cgroup(&none.join("cgroup"), &self.host.machine());
@@ -102,11 +102,11 @@ impl Bench {
         ["cpuset.cpus", "cpuset.mems"].map(|knob| fixture::line(&self.root().join(cgroup).join(knob)))
     }
 
-    /// Containers of a pod start that hold their cgroups.
-    fn run_pod(&mut self, asked: &PodClaim, slice: GuaranteeSource, names: &[&str]) {
+    /// Starts containers of a pod with a guarantee.
+    fn run_pod(&mut self, claim: &PodClaim, slice: GuaranteeSource, names: &[&str]) {
         let pod = PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
         let (sandbox, terms) = ("sandbox".to_owned(), numaward_engine::Terms::default());
-        let pod = PodPlacementRequest { pod, sandbox, asked: asked.clone(), terms, notes: Vec::new() };
+        let pod = PodPlacementRequest { pod, sandbox, asked: claim.clone(), terms, notes: Vec::new() };
         for name in names {
             let ask = ContainerPlacementRequest {
                 pod: pod.clone(),
@@ -127,8 +127,8 @@ impl Bench {
         }
     }
 
-    /// Others use so much memory on each node, in MiB.
-    fn see(&mut self, mib: [u64; 2]) {
+    /// Publishes the memory that is withheld from guarantees on each node, in MiB.
+    fn withhold(&mut self, mib: [u64; 2]) {
         let nodes = [0, 1].map(|node| (NodeId(node), Bytes::mib(mib[node as usize]))).into();
         let withheld = [(ZoneKind::Memory, nodes)].into();
         let conditions = Arc::new(HostConditions { withheld, ..HostConditions::default() });
@@ -137,20 +137,20 @@ impl Bench {
         self.reconciler.process_effects();
     }
 
-    /// A cgroup has so much memory on each node, in MiB.
-    fn lies(&self, cgroup: &str, mib: [u64; 2]) {
+    /// Writes the resident memory of a cgroup on each node, in MiB.
+    fn set_resident(&self, cgroup: &str, mib: [u64; 2]) {
         let [first, second] = mib.map(|mib| Bytes::mib(mib).0);
         let text = format!("anon N0={first} N1={second}\nfile N0=0 N1=0\n");
         fs::write(self.root().join(cgroup).join("memory.numa_stat"), text).unwrap();
     }
 
-    /// Room for `new`, which is to be admitted.
+    /// Starts a rebalance for `new`, which is then admitted.
     fn start(&mut self) -> Result<api::Rebalance, AdmissionError> {
         self.start_for(request("new", "2Gi"), true)
     }
 
     fn start_for(&mut self, request: Request, admit: bool) -> Result<api::Rebalance, AdmissionError> {
-        let asked = Room { request, limits: RebalanceLimits::default(), plan: None, admit };
+        let asked = RebalanceCommand { request, limits: RebalanceLimits::default(), plan: None, admit };
         self.reconciler.rebalancing.start(&mut self.reconciler.core, asked)
     }
 
@@ -159,7 +159,7 @@ impl Bench {
         self.reconciler.command(Command::Cancel { answer });
     }
 
-    /// From the next start on, this is declared for these cgroups. They are not there, and come.
+    /// Declares guarantees for cgroups, with their memory, and restarts the daemon.
     fn declare(&mut self, of: &[(&str, &str)]) {
         let declared = |(cgroup, memory): &(&str, &str)| DeclaredGuarantee {
             unit: None,
@@ -182,7 +182,7 @@ impl Bench {
         api::Rebalance::clone(&shown.unwrap())
     }
 
-    /// Does steps until this holds.
+    /// Executes steps until the condition holds.
     fn until(&mut self, holds: impl Fn(&api::Rebalance) -> bool) -> api::Rebalance {
         for _ in 0..1000 {
             if holds(&self.shown()) {
@@ -201,8 +201,8 @@ impl Bench {
         self.until(|shown| shown.state.is_over())
     }
 
-    /// What a start would read.
-    fn promised(&self) -> (Vec<(String, String)>, State) {
+    /// Returns the nodes of all guarantees, and the state without its history of moves.
+    fn guarantees(&self) -> (Vec<(String, String)>, State) {
         let state = &self.reconciler.core.store.state;
         let moving =
             numaward_guarantee::moving::MoveLog { running: state.moving.running.clone(), recent: Vec::new() };
@@ -211,7 +211,7 @@ impl Bench {
         (self.nodes(), state)
     }
 
-    fn said(&self) -> Vec<String> {
+    fn steps(&self) -> Vec<String> {
         let happened = self.host.happened.lock().unwrap();
         let of = happened.iter().filter(|(_, report)| report.kind == EventKind::Rebalance);
         of.map(|(_, report)| report.details["step"].clone()).collect()
@@ -238,21 +238,21 @@ fn is_moving(shown: &api::Rebalance) -> bool {
 }
 
 #[test]
-fn a_plan_changes_nothing_and_is_carried_out() {
-    let mut bench = Bench::new(RebalanceMode::Off);
+fn executes_plan_and_admits_request() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Off);
     assert!(matches!(bench.admit("new", "2Gi"), Err(AdmissionError::Rejected(..))));
-    let before = bench.promised();
+    let before = bench.guarantees();
     let plan = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default()).unwrap();
     let [of] = &plan.moves[..] else { panic!("{plan:?}") };
     assert_eq!((of.workload.as_str(), of.from_nodes.as_str(), of.to_nodes.as_str()), ("a", "0", "1"));
     assert_eq!((of.bytes, of.bytes_source), (1 << 30, api::BytesSource::Promised));
     assert_eq!((plan.rate.source, of.pause_milliseconds), (api::RateSource::Assumed, 2000));
     assert_eq!(plan.allocation.nodes, "0");
-    assert_eq!(bench.promised(), before);
+    assert_eq!(bench.guarantees(), before);
     let other = bench.reconciler.plan(&request("other", "2Gi"), &RebalanceLimits::default()).unwrap();
-    assert_eq!(other.id, plan.id, "the same would be done");
+    assert_eq!(other.id, plan.id, "the moves are the same");
 
-    // What is resident counts, where it is known.
+    // The resident memory counts if it is known.
     let numa_stat = bench.root().join("a/memory.numa_stat");
     fs::write(&numa_stat, "anon N0=8388608 N1=4096\nfile N0=8192 N1=0\n").unwrap();
     let plan = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default()).unwrap();
@@ -265,9 +265,9 @@ fn a_plan_changes_nothing_and_is_carried_out() {
 
     assert_eq!(bench.start().unwrap().id, plan.id);
     let running = bench.start().unwrap_err().to_string();
-    assert!(running.contains("a rebalance is going on"), "{running}");
+    assert!(running.contains("a rebalance is in progress"), "{running}");
     bench.until(is_moving);
-    // Both sides are charged, and the probes know of both.
+    // The old and the new node are charged, and the probes know both.
     assert_eq!(
         bench.nodes(),
         [
@@ -277,7 +277,7 @@ fn a_plan_changes_nothing_and_is_carried_out() {
             ("c".to_owned(), "1".to_owned()),
         ]
     );
-    let nodes = |bench: &Bench| {
+    let nodes = |bench: &RebalanceBench| {
         let assigned = bench.host.assigned.lock().unwrap();
         let a = assigned.workloads().iter().find(|of| of.cgroup.as_str() == "/a").unwrap().clone();
         a.nodes.to_string()
@@ -286,7 +286,7 @@ fn a_plan_changes_nothing_and_is_carried_out() {
     assert_eq!(bench.knobs("a")[1], "0", "stored before it is written");
     bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
     assert_eq!((nodes(&bench), bench.knobs("a")[1].clone()), ("1".to_owned(), "1".to_owned()));
-    // Nobody else gets the room, whatever comes in between.
+    // Another request does not get the room.
     let refused = bench.admit("d", "2Gi").unwrap_err();
     assert!(matches!(refused, AdmissionError::Rejected(..)), "{refused}");
     let done = bench.until_over();
@@ -296,14 +296,14 @@ fn a_plan_changes_nothing_and_is_carried_out() {
     assert_eq!(bench.knobs("new"), ["1".to_owned(), "0".to_owned()]);
     let ledger = &bench.reconciler.core.store.state.ledger;
     assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
-    assert_eq!(bench.said(), ["planned", "planned", "planned", "started", "moved", "done"]);
+    assert_eq!(bench.steps(), ["planned", "planned", "planned", "started", "moved", "done"]);
 }
 
 #[test]
-fn what_stays_on_a_node_is_moved_back_with_the_rest() {
-    let mut bench = Bench::new(RebalanceMode::Off);
-    let (before, knobs) = (bench.promised(), bench.knobs("a"));
-    // A node that fills up: the pages stay where they are.
+fn partial_migration_is_rolled_back() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Off);
+    let (before, knobs) = (bench.guarantees(), bench.knobs("a"));
+    // The new node is full, so the pages stay on the old one.
     let text = "anon N0=1073741824 N1=0\nfile N0=0 N1=0\n";
     fs::write(bench.root().join("a/memory.numa_stat"), text).unwrap();
     bench.start().unwrap();
@@ -312,14 +312,14 @@ fn what_stays_on_a_node_is_moved_back_with_the_rest() {
     let reason = over.reason.unwrap();
     assert!(reason.contains("1Gi of a could not be moved to nodes 1"), "{reason}");
     assert_eq!(over.moves[0].state, Some(MoveState::TakenBack));
-    assert_eq!((bench.promised(), bench.knobs("a")), (before, knobs));
-    assert_eq!(bench.said(), ["started", "taken_back", "failed"]);
+    assert_eq!((bench.guarantees(), bench.knobs("a")), (before, knobs));
+    assert_eq!(bench.steps(), ["started", "taken_back", "failed"]);
 }
 
 #[test]
-fn a_kernel_that_refuses_leaves_all_as_it_was() {
-    let mut bench = Bench::new(RebalanceMode::Off);
-    let (before, knobs) = (bench.promised(), bench.knobs("a"));
+fn refused_write_is_rolled_back() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Off);
+    let (before, knobs) = (bench.guarantees(), bench.knobs("a"));
     // The ancestors have lost node 1.
     for cgroup in ["", "a"] {
         fs::write(bench.root().join(cgroup).join("cpuset.mems.effective"), "0\n").unwrap();
@@ -328,17 +328,17 @@ fn a_kernel_that_refuses_leaves_all_as_it_was() {
     let over = bench.until_over();
     assert_eq!(over.state, RebalanceState::Failed);
     assert!(over.reason.as_ref().unwrap().contains("cpuset.mems"), "{over:?}");
-    assert_eq!((bench.promised(), bench.knobs("a")), (before, knobs));
+    assert_eq!((bench.guarantees(), bench.knobs("a")), (before, knobs));
 }
 
 #[test]
-fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
-    let mut bench = Bench::empty(RebalanceMode::Off);
+fn runtime_gets_moved_settings() {
+    let mut bench = RebalanceBench::empty(RebalanceMode::Off);
     let (sender, mut updates) = tokio::sync::mpsc::unbounded_channel();
     bench.runtime(PodCommand::SendUpdates(sender));
-    let mut asked = request("uid/c", "1Gi").engine;
-    asked.containers[0].name = "c".into();
-    bench.run_pod(&PodClaim::Container(asked), GuaranteeSource::Own, &["c"]);
+    let mut claim = request("uid/c", "1Gi").engine;
+    claim.containers[0].name = "c".into();
+    bench.run_pod(&PodClaim::Container(claim), GuaranteeSource::Own, &["c"]);
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
     }
@@ -352,7 +352,7 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     let update = updates.iter().find(|update| update.id == "id-c").unwrap();
     assert_eq!(update.settings.mems.as_ref().unwrap().to_string(), "1");
     assert_eq!(update.settings.cpus.as_ref().unwrap().to_string(), bench.knobs("kubepods/pod/c")[0]);
-    // It counts as any other from then on.
+    // The guarantee ends with the pod.
     let (answer, _over) = oneshot::channel();
     bench.runtime(PodCommand::PodStopped { uid: "uid".to_owned(), sandbox: "sandbox".to_owned(), answer });
     let expected = [("b", "0"), ("c", "1"), ("new", "0")];
@@ -360,35 +360,35 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
 }
 
 #[test]
-fn what_cannot_be_taken_back_keeps_its_new_place() {
-    let mut bench = Bench::new(RebalanceMode::Off);
+fn failed_rollback_keeps_new_nodes() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Off);
     bench.start().unwrap();
     bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
-    // The kernel will not take the nodes any more.
+    // The kernel refuses the old nodes.
     fs::remove_file(bench.root().join("a/cpuset.mems")).unwrap();
     bench.reconciler.rebalancing.cancel(&bench.reconciler.core).unwrap();
     let over = bench.until_over();
     assert_eq!((over.state, over.moves[0].state), (RebalanceState::Cancelled, Some(MoveState::Stays)));
     let expected =
         [("a", "1"), ("b", "0"), ("c", "1")].map(|(name, nodes)| (name.to_owned(), nodes.to_owned()));
-    assert_eq!(bench.nodes(), expected, "the ledger has it where the kernel has it");
+    assert_eq!(bench.nodes(), expected, "the ledger matches the kernel");
     let ledger = &bench.reconciler.core.store.state.ledger;
     assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
 }
 
 #[test]
-fn a_plan_that_is_stale_is_refused_or_stops() {
-    let mut bench = Bench::new(RebalanceMode::Off);
-    let asked = Room {
+fn stale_plan_is_refused_or_stops() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Off);
+    let command = RebalanceCommand {
         request: request("new", "2Gi"),
         limits: RebalanceLimits::default(),
         plan: Some("0".to_owned()),
         admit: true,
     };
-    let stale = bench.reconciler.rebalancing.start(&mut bench.reconciler.core, asked).unwrap_err();
+    let stale = bench.reconciler.rebalancing.start(&mut bench.reconciler.core, command).unwrap_err();
     assert!(matches!(&stale, AdmissionError::Conflict(error) if error.field == "plan"), "{stale}");
     bench.start().unwrap();
-    // The room is taken before the first step.
+    // Another request gets the room before the first step.
     bench.admit("d", "1Gi").unwrap();
     let before = bench.nodes();
     let over = bench.until_over();
@@ -399,9 +399,9 @@ fn a_plan_that_is_stale_is_refused_or_stops() {
 }
 
 #[test]
-fn what_ends_meanwhile_leaves_the_ledger_right() {
+fn release_during_rebalance() {
     for is_begun in [false, true] {
-        let mut bench = Bench::new(RebalanceMode::Off);
+        let mut bench = RebalanceBench::new(RebalanceMode::Off);
         bench.start().unwrap();
         if is_begun {
             bench.until(is_moving);
@@ -419,11 +419,11 @@ fn what_ends_meanwhile_leaves_the_ledger_right() {
 }
 
 #[test]
-fn cancelled_or_killed_at_any_step_all_is_as_before() {
+fn rolls_back_from_any_step() {
     for is_killed in [false, true] {
         for steps in 0..5 {
-            let mut bench = Bench::new(RebalanceMode::Off);
-            let (before, knobs) = (bench.promised(), bench.knobs("a"));
+            let mut bench = RebalanceBench::new(RebalanceMode::Off);
+            let (before, knobs) = (bench.guarantees(), bench.knobs("a"));
             bench.start().unwrap();
             for _ in 0..steps {
                 bench.reconciler.rebalance();
@@ -431,14 +431,14 @@ fn cancelled_or_killed_at_any_step_all_is_as_before() {
             if is_killed {
                 bench.restart();
             } else if bench.shown().state == RebalanceState::Done {
-                panic!("it takes more steps");
+                panic!("the rebalance ended too early");
             } else {
                 bench.cancel();
             }
             let over = bench.until_over();
             let expected = if is_killed { RebalanceState::Failed } else { RebalanceState::Cancelled };
             assert_eq!(over.state, expected, "{over:?}");
-            let after = bench.promised();
+            let after = bench.guarantees();
             assert_eq!(after.0, before.0, "after {steps} steps, killed: {is_killed}");
             assert_eq!(after.1.ledger, before.1.ledger);
             assert_eq!(after.1.moving, before.1.moving);
@@ -448,10 +448,10 @@ fn cancelled_or_killed_at_any_step_all_is_as_before() {
 }
 
 #[test]
-fn killed_while_moves_are_taken_back_all_is_as_before() {
+fn restart_resumes_rollback() {
     for (steps, back) in (1..5).flat_map(|steps| (1..4).map(move |back| (steps, back))) {
-        let mut bench = Bench::new(RebalanceMode::Off);
-        let (before, knobs) = (bench.promised(), bench.knobs("a"));
+        let mut bench = RebalanceBench::new(RebalanceMode::Off);
+        let (before, knobs) = (bench.guarantees(), bench.knobs("a"));
         bench.start().unwrap();
         for _ in 0..steps {
             bench.reconciler.rebalance();
@@ -462,7 +462,7 @@ fn killed_while_moves_are_taken_back_all_is_as_before() {
         }
         bench.restart();
         bench.until_over();
-        let after = bench.promised();
+        let after = bench.guarantees();
         let when = format!("after {steps} steps, and {back} back");
         assert_eq!((after.0, bench.knobs("a")), (before.0, knobs), "{when}");
         assert_eq!((after.1.ledger, after.1.moving), (before.1.ledger, before.1.moving), "{when}");
@@ -470,8 +470,8 @@ fn killed_while_moves_are_taken_back_all_is_as_before() {
 }
 
 #[test]
-fn what_is_set_aside_outlives_what_the_runtime_lists() {
-    let mut bench = Bench::new(RebalanceMode::Off);
+fn synchronization_keeps_reserved_room() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Off);
     bench.start().unwrap();
     bench.until(is_moving);
     let before = bench.nodes();
@@ -483,11 +483,11 @@ fn what_is_set_aside_outlives_what_the_runtime_lists() {
 }
 
 #[test]
-fn what_has_a_home_only_is_not_moved() {
-    let mut bench = Bench::empty(RebalanceMode::Off);
+fn burstable_workload_is_not_moved() {
+    let mut bench = RebalanceBench::empty(RebalanceMode::Off);
     let mut burstable = request("a", "1Gi");
     burstable.terms.burstable = true;
-    bench.lies("a", [100, 0]);
+    bench.set_resident("a", [100, 0]);
     assert!(bench.reconciler.admit(&burstable, false).is_ok());
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
@@ -499,7 +499,7 @@ fn what_has_a_home_only_is_not_moved() {
 
 #[test]
 fn reserved_huge_pages_are_not_moved() {
-    let mut bench = Bench::new(RebalanceMode::Off);
+    let mut bench = RebalanceBench::new(RebalanceMode::Off);
     let put = |file: &str, text: &str| {
         let file = bench.dir.path().join(file);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -513,47 +513,47 @@ fn reserved_huge_pages_are_not_moved() {
     for node in Arc::make_mut(&mut core.policy.machine).nodes.values_mut() {
         node.hugepages.insert(HugepageSize(Bytes::mib(2)), HugepagePool { total: 64, free: 64, surplus: 0 });
     }
-    let moves = |bench: &mut Bench| {
+    let moves = |bench: &mut RebalanceBench| {
         let plan = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default());
         plan.map_or(0, |plan| plan.moves.len())
     };
     assert_eq!(moves(&mut bench), 0);
-    // All are touched.
+    // The process has touched all of them.
     fs::write(bench.dir.path().join("proc/77/status"), "HugetlbPages:\t 16384 kB\n").unwrap();
     assert_eq!(moves(&mut bench), 1);
 }
 
 #[test]
-fn containers_that_share_a_pod_stay_together() {
-    let mut bench = Bench::empty(RebalanceMode::Off);
+fn moves_all_containers_of_a_pod() {
+    let mut bench = RebalanceBench::empty(RebalanceMode::Off);
     fixture::cgroup(&bench.root().join("kubepods/pod/d"), &bench.host.machine());
-    let mut asked = request("uid", "1Gi").engine;
-    asked.containers[0].name = POD_SHARE.into();
-    bench.run_pod(&PodClaim::Pod(asked), GuaranteeSource::Pod, &["c", "d"]);
+    let mut claim = request("uid", "1Gi").engine;
+    claim.containers[0].name = POD_SHARE.into();
+    bench.run_pod(&PodClaim::Pod(claim), GuaranteeSource::Pod, &["c", "d"]);
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
     }
-    let mems = |bench: &Bench, name: &str| bench.knobs(&format!("kubepods/pod/{name}"))[1].clone();
+    let mems = |bench: &RebalanceBench, name: &str| bench.knobs(&format!("kubepods/pod/{name}"))[1].clone();
     assert_eq!(["c", "d"].map(|name| mems(&bench, name)), ["0", "0"]);
     bench.start().unwrap();
     bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
     assert_eq!(["c", "d"].map(|name| mems(&bench, name)), ["1", "1"]);
-    // The kernel takes the first of them back, and not the second.
+    // The kernel accepts the old nodes for the first container and refuses them for the second.
     fs::remove_file(bench.root().join("kubepods/pod/d/cpuset.mems")).unwrap();
     bench.cancel();
     let over = bench.until_over();
     assert_eq!(over.moves[0].state, Some(MoveState::Stays));
-    assert_eq!(mems(&bench, "c"), "1", "as the ledger has it");
+    assert_eq!(mems(&bench, "c"), "1", "the ledger has node 1");
     assert_eq!(bench.nodes().last().unwrap(), &("uid".to_owned(), "1".to_owned()));
 }
 
 #[test]
-fn room_for_what_runs_already_is_planned_as_it_is_admitted() {
+fn plan_counts_own_memory_as_available() {
     for admit in [false, true] {
-        let mut bench = Bench::new(RebalanceMode::Off);
-        // What is in use there is its own.
-        bench.lies("new", [1024, 1024]);
-        bench.see([1024, 1024]);
+        let mut bench = RebalanceBench::new(RebalanceMode::Off);
+        // The memory in use on the nodes belongs to the workload itself.
+        bench.set_resident("new", [1024, 1024]);
+        bench.withhold([1024, 1024]);
         let plan = bench.reconciler.plan(&request("new", "1200Mi"), &RebalanceLimits::default()).unwrap();
         assert_eq!(plan.moves, []);
         let one = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default()).unwrap();
@@ -562,10 +562,10 @@ fn room_for_what_runs_already_is_planned_as_it_is_admitted() {
         let over = bench.until_over();
         assert_eq!(over.state, RebalanceState::Done, "{:?}", over.reason);
     }
-    let mut bench = Bench::empty(RebalanceMode::Off);
-    bench.lies("new", [100, 300]);
+    let mut bench = RebalanceBench::empty(RebalanceMode::Off);
+    bench.set_resident("new", [100, 300]);
     let mut burstable = request("new", "1Gi");
     burstable.terms.burstable = true;
     let plan = bench.reconciler.plan(&burstable, &RebalanceLimits::default()).unwrap();
-    assert_eq!(plan.allocation.nodes, "1", "its memory is there");
+    assert_eq!(plan.allocation.nodes, "1", "most of its memory is on node 1");
 }

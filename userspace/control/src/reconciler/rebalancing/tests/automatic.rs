@@ -1,10 +1,10 @@
-//! Room that is made without anybody asking for it: for what is declared, and for what is refused.
+//! Automatic rebalances: for declared guarantees and refused requests.
 
 use super::*;
 
 #[test]
-fn what_is_declared_gets_room_also_behind_what_can_have_none() {
-    let mut bench = Bench::new(RebalanceMode::Auto);
+fn unplaceable_guarantee_delays_no_other() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Auto);
     bench.declare(&[("d", "3Gi"), ("new", "2Gi")]);
     let over = bench.until_over();
     assert_eq!((over.state, over.request.as_deref()), (RebalanceState::Done, Some("new")));
@@ -13,41 +13,40 @@ fn what_is_declared_gets_room_also_behind_what_can_have_none() {
 }
 
 #[test]
-fn what_is_declared_is_not_planned_for_again_and_again() {
-    let mut bench = Bench::new(RebalanceMode::Auto);
+fn failed_attempt_is_not_repeated_at_once() {
+    let mut bench = RebalanceBench::new(RebalanceMode::Auto);
     bench.declare(&[("d", "3Gi"), ("new", "2Gi")]);
-    let until = |bench: &Bench| {
-        let tried = bench.reconciler.rebalancing.tried.get("d");
-        tried.map(|tried| (tried.until, tried.promised.is_some()))
+    let attempt = |bench: &RebalanceBench| {
+        let attempt = bench.reconciler.rebalancing.failed_attempts.get("d");
+        attempt.map(|attempt| (attempt.retry_at, attempt.ledger.is_some()))
     };
-    let hopeless = until(&bench);
-    assert!(hopeless.is_some_and(|(_, unless_other)| unless_other));
-    // Before anything is moved: what was moved stays for the dwell time anyway.
+    assert!(attempt(&bench).is_some_and(|(_, has_ledger)| has_ledger));
+    // Cancelled before the first move, because moved workloads stay for the dwell time.
     assert!(bench.shown().automatic);
     bench.cancel();
     assert_eq!(bench.until_over().state, RebalanceState::Cancelled);
     for used in [100, 200] {
-        bench.see([used, 0]);
-        assert!(bench.reconciler.rebalancing.run.is_none(), "not for a while");
+        bench.withhold([used, 0]);
+        assert!(bench.reconciler.rebalancing.run.is_none(), "within the dwell time");
     }
     assert_eq!(bench.shown().state, RebalanceState::Cancelled);
-    assert_eq!(bench.said(), ["started", "cancelled"]);
-    // Nothing else is promised than when there was no plan.
-    let before = until(&bench);
-    bench.see([300, 0]);
-    assert_eq!(until(&bench), before);
+    assert_eq!(bench.steps(), ["started", "cancelled"]);
+    // The ledger is the same as in the failed attempt.
+    let before = attempt(&bench);
+    bench.withhold([300, 0]);
+    assert_eq!(attempt(&bench), before);
 
-    // A client that asks is last_headroom all the same.
+    // The request of a client is planned nevertheless.
     let (answer, _result) = oneshot::channel();
     let request = Box::new(request("new", "2Gi"));
-    bench.see([0, 0]);
+    bench.withhold([0, 0]);
     bench.reconciler.command(Command::Admit { request, dry_run: false, answer });
     assert!(bench.reconciler.rebalancing.run.is_some());
 }
 
 #[test]
-fn it_is_done_by_itself_only_where_configured_within_its_limits() {
-    let ask = |bench: &mut Bench, name: &str, memory: &str| {
+fn auto_mode_keeps_its_limits() {
+    let ask = |bench: &mut RebalanceBench, name: &str, memory: &str| {
         let (answer, mut result) = oneshot::channel();
         let request = Box::new(request(name, memory));
         bench.reconciler.command(Command::Admit { request, dry_run: false, answer });
@@ -56,15 +55,15 @@ fn it_is_done_by_itself_only_where_configured_within_its_limits() {
         }
         result.try_recv().unwrap()
     };
-    let mut off = Bench::new(RebalanceMode::Off);
+    let mut off = RebalanceBench::new(RebalanceMode::Off);
     assert!(matches!(ask(&mut off, "new", "2Gi"), Err(AdmissionError::Rejected(..))));
-    assert_eq!(off.said(), [""; 0]);
+    assert_eq!(off.steps(), [""; 0]);
 
-    let mut auto = Bench::new(RebalanceMode::Auto);
-    let Ok(Answer::Admitted(held)) = ask(&mut auto, "new", "2Gi") else { panic!("{:?}", auto.said()) };
+    let mut auto = RebalanceBench::new(RebalanceMode::Auto);
+    let Ok(Answer::Admitted(held)) = ask(&mut auto, "new", "2Gi") else { panic!("{:?}", auto.steps()) };
     assert_eq!(held.nodes, "0");
     assert!(auto.shown().automatic && auto.shown().state == RebalanceState::Done);
-    // Who was just moved stays for a while, unless somebody asks for it.
+    // A workload that was just moved automatically is not moved again within the dwell time.
     auto.reconciler.core.release("new").unwrap();
     auto.reconciler.core.release("b").unwrap();
     let limits = auto.reconciler.core.automatic_limits().unwrap();
@@ -75,6 +74,6 @@ fn it_is_done_by_itself_only_where_configured_within_its_limits() {
     let limits = auto.reconciler.core.automatic_limits().unwrap();
     assert!(
         limits.bytes == Bytes(0) && limits.kept.contains(&"a".into()),
-        "both outlive the daemon: {limits:?}"
+        "both limits persist over a restart: {limits:?}"
     );
 }
