@@ -20,18 +20,18 @@ use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    page_worker::{ByNode, LEAST, room},
+    page_worker::{ByNode, MIN_MOVE_SIZE, room},
     worker::Worker,
 };
 
 /// Time for one workload or one window of pages, after which the thread counts as hung.
-const LIMIT: Duration = Duration::from_mins(2);
+const HANG_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A job of the thread.
 #[derive(Debug)]
 pub(crate) enum Job {
     /// Read all workloads, and the free memory of these nodes.
-    Look(Vec<NodeId>),
+    Survey(Vec<NodeId>),
     /// Move pages of this workload.
     Move(CgroupPath, PageMove),
 }
@@ -40,14 +40,14 @@ pub(crate) enum Job {
 #[derive(Debug)]
 pub(crate) enum JobOutcome {
     /// What was seen.
-    Looked(Look),
+    Surveyed(Survey),
     /// What became of the pages.
     Moved { cgroup: CgroupPath, order: PageMove, moved: PagesMoved },
 }
 
 /// The readings of one round.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct Survey {
     /// The workloads whose accesses are counted and whose files could be read.
     pub(crate) workloads: Vec<Reading>,
     /// Free memory of each node.
@@ -86,8 +86,8 @@ pub(crate) fn start(
     stop: &CancellationToken,
 ) -> io::Result<AutoPlacementWorker> {
     let ended = stop.clone();
-    Worker::start("homes", LIMIT, heartbeats, stop, move |job| match job {
-        Job::Look(nodes) => JobOutcome::Looked(sources.look(&nodes)),
+    Worker::start("homes", HANG_TIMEOUT, heartbeats, stop, move |job| match job {
+        Job::Survey(nodes) => JobOutcome::Surveyed(sources.survey(&nodes)),
         Job::Move(cgroup, order) => {
             let moved = sources.carry_out(&order, &ended);
             JobOutcome::Moved { cgroup, order, moved }
@@ -96,11 +96,11 @@ pub(crate) fn start(
 }
 
 impl Sources {
-    pub(crate) fn look(&self, nodes: &[NodeId]) -> Look {
+    pub(crate) fn survey(&self, nodes: &[NodeId]) -> Survey {
         let started = Instant::now();
         let workloads = self.accesses.accesses().into_iter().filter_map(|of| self.read(of)).collect();
         let room = nodes.iter().map(|node| (*node, room(&self.host_root, *node))).collect();
-        Look { workloads, room, took: started.elapsed() }
+        Survey { workloads, room, took: started.elapsed() }
     }
 
     /// Returns the counters of one workload; `None` if it is not eligible or cannot be read.
@@ -120,7 +120,7 @@ impl Sources {
     /// Moves as many pages as the target node has room for.
     fn carry_out(&self, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
         let bytes = order.bytes.min(room(&self.host_root, order.to));
-        if bytes < LEAST {
+        if bytes < MIN_MOVE_SIZE {
             let mut moved = PagesMoved::default();
             moved.add(PageOutcome::NoRoom, order.bytes.0);
             return moved;
@@ -174,13 +174,13 @@ mod tests {
                 ..Home::default()
             },
         };
-        let look = sources.look(&[NodeId(1)]);
-        assert_eq!(look.room, [(NodeId(1), Bytes::mib(8))].into());
-        let [found] = &look.workloads[..] else { panic!("{look:?}") };
+        let survey = sources.survey(&[NodeId(1)]);
+        assert_eq!(survey.room, [(NodeId(1), Bytes::mib(8))].into());
+        let [found] = &survey.workloads[..] else { panic!("{survey:?}") };
         assert_eq!((found.cgroup.as_str(), found.cpu), ("/a/x", Duration::from_millis(1500)));
         assert_eq!(found.resident, [(NodeId(0), Bytes(4097)), (NodeId(1), Bytes(8192))].into());
         sources.config.include.clear();
-        let all = sources.look(&[]).workloads;
+        let all = sources.survey(&[]).workloads;
         assert_eq!(all.iter().map(|of| of.cgroup.as_str()).collect::<Vec<_>>(), ["/a/x", "/b"]);
     }
 }

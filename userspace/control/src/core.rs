@@ -1,14 +1,16 @@
-//! What is promised, how it is stored and carried out, and everything that a decision needs.
+//! The state that guarantees share, how it is stored, and how changes are enforced.
 //!
-//! Problem: admissions, pods, CPU isolation and those who look after what is held change the same state, store it and
-//! write knobs for it. While one of them waits for the kernel or for systemd, the container runtime waits for no longer
-//! than a fraction of a second.
+//! # Problem
+//! Admissions, pods, CPU isolation and periodic checks change the same state, store it and write knobs for it. While
+//! one of them waits for the kernel or for systemd, the container runtime waits no longer than a fraction of a second.
 //!
-//! Terms: the *effects* of a change are what others do about it once it is done, see [`Effects`].
+//! # Terms
+//! The *effects* of a change are the reactions of other parts after it is complete, see [`Effects`].
 //!
-//! Algorithm: [`Core`] has what changes together. A change is a [`execution::Transaction`]. Pods are part of the core, as
-//! what a runtime asks is answered while a change waits; CPU isolation is, as it makes room in the middle of an admission.
-//! All others look after what is held between two changes, see [`crate::reconciler`].
+//! # Algorithm
+//! [`Core`] owns the state; a change is an [`execution::Transaction`]. Pods are part of the core because requests of
+//! the runtime are answered while a change waits. CPU isolation is part of it because an admission confines other
+//! cgroups. All other controllers run between two changes, see [`crate::reconciler`].
 
 mod admission;
 mod auto_placement;
@@ -48,15 +50,15 @@ use numaward_store::{LoadedLedger, Store};
 use numaward_topology::CpuSet;
 
 #[cfg(test)]
-pub(crate) use self::inbox::Numbered;
+pub(crate) use self::inbox::RuntimeCommand;
 pub(crate) use self::{
     admission::{Admission, remove_cgroup},
-    burstable_home::most,
+    burstable_home::node_with_most,
     effects::{Effects, HeldChange, WidenedCgroup},
     execution::Worker,
-    inbox::{CgroupNews, Inbox, Kind, Waiting, goes_with},
+    inbox::{BatchKind, CgroupNews, Inbox, QueuedCommand, batch_key},
     machine::MissingCapacity,
-    rebalance::{Begun, id as plan_id},
+    rebalance::{MoveStart, id as plan_id},
 };
 use self::{
     cpu_isolation::CpuIsolation,
@@ -67,16 +69,16 @@ use self::{
 };
 use crate::ControlMetrics;
 
-/// Whether something is asked for the first time, or tried again. What is refused again is not counted.
+/// The attempt of an admission. A repeated refusal is not counted in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
     First,
     Again,
-    /// It was decided on already, and counted.
+    /// The decision was counted already.
     Counted,
 }
 
-/// What changes together.
+/// The shared state and the means to change it.
 pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) hierarchy: Hierarchy,
@@ -88,12 +90,12 @@ pub(crate) struct Core {
     pods: Pods,
     pub(crate) isolation: CpuIsolation,
     pub(crate) effects: Effects,
-    /// What was seen last of what decisions have to heed.
+    /// The headroom snapshot that decisions use.
     last_headroom: Arc<Headroom>,
 }
 
 impl Core {
-    /// Takes over what an earlier run stored.
+    /// Opens the ledger, locks the hierarchy, and takes over the state of an earlier run.
     pub(crate) fn open(
         config: &Config,
         hierarchy: Hierarchy,
@@ -154,36 +156,37 @@ impl Core {
         self.ports.events.report(cgroup, report);
     }
 
-    /// Whether the guarantee of this cgroup is being released.
+    /// Returns true if the guarantee of this cgroup is being released.
     pub(crate) fn is_releasing(&self, cgroup: &CgroupPath) -> bool {
         let mut releasing =
             self.store.state.releasing.iter().filter_map(|name| self.store.state.guarantees.get(name));
         releasing.any(|held| held.cgroup == *cgroup)
     }
 
-    /// The CPUs of workloads that hold none.
+    /// Returns the CPUs of workloads without exclusive CPUs.
     pub(crate) fn shared_pool(&self) -> CpuSet {
         self.policy.shared_pool(&self.store.state.ledger)
     }
 
-    /// CPUs that can still become exclusive.
+    /// Returns the CPUs that can still become exclusive.
     pub(crate) fn free_cpus(&self) -> CpuSet {
         let ledger = &self.store.state.ledger;
         &(&self.policy.strategy.allocatable().cpus & ledger.shared_pool())
             - &ledger.conditions().partition_cpus
     }
 
-    /// What is promised changed: containers that share what is left follow at once, and the others afterwards.
-    pub(crate) fn promises_changed(&mut self) {
-        self.effects.promises = true;
+    /// Records that guarantees changed. Containers on the shared pool follow at once, the other effects follow later.
+    pub(crate) fn note_guarantees_changed(&mut self) {
+        self.effects.guarantees = true;
         self.effects.isolate = true;
         self.effects.declared = true;
         self.follow_pool();
     }
 
-    /// Writes what does not hold; returns how much that was.
-    pub(crate) fn uphold(&mut self) -> Option<usize> {
-        // Also what was about to be enabled when the daemon died.
+    /// Writes the knobs that differ from the guarantees; returns the number of writes, or `None` if the kernel's values
+    /// cannot be read.
+    pub(crate) fn enforce_guarantees(&mut self) -> Option<usize> {
+        // This includes controllers that were recorded but not yet enabled when the daemon died.
         self.forget_disabled();
         self.catch_up_with_pool();
         match self.plan(SettingsChange::Upkeep) {
@@ -201,14 +204,14 @@ impl Core {
         }
     }
 
-    /// Reads others' claims and the enabled controllers anew.
+    /// Reads the systemd properties and the enabled controllers again, and removes records that no longer apply.
     pub(crate) fn refresh(&mut self) {
         self.execution.enforcer.refresh();
-        // At a start after a reboot, the bus may not have been there yet.
+        // At a start after a reboot, D-Bus may not have been available yet.
         let left: BTreeSet<CgroupPath> = self.store.state.applied.unwritten().cloned().collect();
         self.store.unwritten.retain(|path| left.contains(path));
         if self.store.unwritten.iter().any(|path| self.hierarchy.dir(path).is_dir()) {
-            self.uphold();
+            self.enforce_guarantees();
         }
         if self.forget_disabled()
             && let Err(error) = self.save()
@@ -217,22 +220,22 @@ impl Core {
         }
         self.execution.migrations.retain_held(&self.store.state.applied);
         self.remove_strays();
-        self.herd(true);
+        self.update_confinement(true);
         self.disable_controllers();
         self.effects.declared = true;
     }
 
-    /// Looks after migrations, pods and the ledger file; whether the machine changed.
+    /// Updates migrations, conditions, pods and the ledger file; returns true if the machine changed.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
-        self.note_moved();
-        self.heed_conditions();
+        self.collect_migrations();
+        self.update_conditions();
         self.store.storage.write_out(false);
         let is_changed = self.follow_machine();
-        self.look_after_pods(now);
+        self.maintain_pods(now);
         is_changed
     }
 
-    /// Starts to carry out on a thread of its own what may wait, and to take these commands meanwhile.
+    /// Moves blocking work to the worker thread from now on; commands from this inbox are answered meanwhile.
     pub(crate) fn serve(&mut self, worker: Worker, inbox: Inbox) {
         (self.execution.worker, self.execution.inbox) = (Some(worker), Some(inbox));
     }
@@ -242,8 +245,8 @@ impl Core {
     }
 }
 
-/// The configuration, with the daemon's own cgroup, and the others of its pod, among those that are neither kept off nodes nor
-/// placed.
+/// Returns the configuration with the daemon's own cgroup (or its pod) exempt from the guard and from automatic
+/// placement.
 fn without_own_cgroup(config: &Config, hierarchy: &Hierarchy) -> Config {
     let mut config = config.clone();
     let is_of_use = config.guard.acts() || config.home.mode != HomeMode::Off;

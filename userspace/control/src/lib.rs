@@ -1,18 +1,23 @@
-//! Guarantees: from a request to what the kernel holds, through crashes and drift.
+//! The reconciler: admits guarantees, enforces them, and keeps them through crashes and drift.
 //!
-//! Problem: CPUs and memory are promised to workloads that come, run and go, while the daemon restarts, others
-//! write the same knobs, and the machine changes. No CPU and no byte may be promised twice, nothing may be
-//! half-applied, and what runs must not be disturbed.
+//! # Problem
+//! Workloads with guaranteed CPUs and memory start, run and end while the daemon restarts, other programs write the
+//! same knobs, and the machine changes. No CPU and no byte may be guaranteed twice, no change may stay half-applied,
+//! and running workloads must not be disturbed.
 //!
-//! Terms: those of [`numaward_guarantee`].
+//! # Terms
+//! See [`numaward_guarantee`].
 //!
-//! Algorithm: one thread (`reconciler`) owns the state and takes commands one by one. To admit: the engine
-//! decides; the state is stored; the knobs are written; the probes are informed. What fails undoes what was done
-//! before. To release: the knobs are given back; the state is stored. In between it looks after what it
-//! holds: a workload that is gone is released, a knob that drifted is written again, a machine that changed is
-//! charged anew with what is promised.
+//! # Algorithm
+//! One thread (`reconciler`) owns the state and handles commands one by one. To admit a request, the engine decides,
+//! the state is stored, the knobs are written, and the probes are informed. A failure undoes the earlier steps. To
+//! release a guarantee, the knobs are restored, then the state is stored. Between commands, the thread releases
+//! guarantees of workloads that ended, repairs knobs that drifted, and charges a changed machine again with all
+//! guarantees.
 //!
-//! Invariants: the stored state is never behind what the kernel holds; an answer is given only when both agree.
+//! # Invariants
+//! - The stored state is never behind the kernel's.
+//! - A command is answered only when both agree.
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +53,7 @@ mod write_monitor;
 pub use metrics::ControlMetrics;
 use reconciler::start;
 
-/// The cgroup v2 hierarchy of this configuration.
+/// Opens the cgroup v2 hierarchy of this configuration.
 pub fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     match &config.cgroup_mount {
         Some(path) => Hierarchy::open_at(path),
@@ -56,17 +61,17 @@ pub fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     }
 }
 
-/// The reconciler, as a part of a daemon.
+/// Factory of the reconciler, for the daemon.
 #[derive(Debug, Default)]
 pub struct Control {
     metrics: ControlMetrics,
-    prepared: Option<Prepared>,
+    prepared: Option<KnobWatchSetup>,
 }
 
-/// What only a daemon with all its privileges can make.
+/// Resources that can be created only before the daemon drops its privileges.
 #[derive(Debug, Default)]
-struct Prepared {
-    /// Reports who writes knobs, where the kernel has it.
+struct KnobWatchSetup {
+    /// Reports the writers of knobs, if the kernel supports it.
     watch: Option<KnobWatch>,
 }
 
@@ -79,12 +84,12 @@ impl ReconcilerFactory for Control {
         self.metrics.register_kubelet(registry);
     }
 
-    /// Makes the cgroup in which those of commands are made, as the root of the hierarchy is read-only even for its
-    /// owner, and the watch that reports who writes knobs.
+    /// Creates the parent cgroup of commands, because the root of the hierarchy is read-only after the daemon drops its
+    /// privileges, and the watch that reports the writers of knobs.
     fn prepare(&mut self, config: &Config) {
-        // `start_on_this_host` reports it.
+        // `start_on_this_host` reports the error.
         let Ok(hierarchy) = hierarchy(config) else {
-            self.prepared = Some(Prepared::default());
+            self.prepared = Some(KnobWatchSetup::default());
             return;
         };
         let made = CgroupPath::root().child(EXEC_PARENT).map_err(io::Error::other).and_then(|parent| {
@@ -100,7 +105,7 @@ impl ReconcilerFactory for Control {
         if let Err(error) = &watch {
             tracing::warn!(%error, "knobs are looked at every second instead, and who wrote them stays unknown");
         }
-        self.prepared = Some(Prepared { watch: watch.ok() });
+        self.prepared = Some(KnobWatchSetup { watch: watch.ok() });
     }
 
     fn start(
@@ -110,13 +115,13 @@ impl ReconcilerFactory for Control {
         runtime: &Handle,
         stop: &CancellationToken,
     ) -> Result<Option<(ReconcilerHandle, JoinHandle<()>)>, StartError> {
-        let Some(Prepared { watch }) = self.prepared else { return Ok(None) };
+        let Some(KnobWatchSetup { watch }) = self.prepared else { return Ok(None) };
         start_on_this_host(config, ports, self.metrics, watch, runtime, stop)
     }
 }
 
-/// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy, its machine is not known, or not
-/// even the default policy fits it.
+/// Starts the reconciler. Returns `None` if the host has no cgroup v2 hierarchy, if the machine is unknown, or if even
+/// the default policy does not fit it.
 fn start_on_this_host(
     config: &Config,
     ports: Ports,
@@ -139,7 +144,7 @@ fn start_on_this_host(
     };
     let systemd =
         systemd::is_init(&config.host_root).then(|| Systemd::new(runtime.clone(), &config.host_root));
-    // Nodes and CPUs that come later are for all cgroups that are not bound.
+    // Nodes and CPUs that are added later are available to all unbound cgroups.
     let options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
     match start(config, hierarchy, enforcer, ports, metrics, watch, stop.clone()) {

@@ -23,13 +23,13 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-pub(super) use self::{caches::CacheLabels, kubelet::Rules};
-use self::{caches::CacheMetrics, homes::HomeMetrics, host::HostMetrics, kubelet::KubeletForms};
+pub(super) use self::{caches::CacheLabels, kubelet::KubeletRules};
+use self::{caches::CacheMetrics, homes::HomeMetrics, host::HostMetrics, kubelet::KubeletMetrics};
 
 /// Counters by labels.
-type By<const N: usize> = Family<[(&'static str, String); N], Counter>;
+type LabeledCounter<const N: usize> = Family<[(&'static str, String); N], Counter>;
 /// Numbers of cgroups by state.
-type ByState = Family<[(&'static str, &'static str); 1], Gauge>;
+type StateGauge = Family<[(&'static str, &'static str); 1], Gauge>;
 
 /// The knobs that are counted from the start. Those of huge pages join as they are used.
 const KNOBS: [Knob; 8] = [
@@ -56,40 +56,40 @@ pub struct ControlMetrics {
     #[educe(Default(expression = Histogram::new([0.000_01, 0.000_1, 0.001, 0.01, 0.1, 1.0, 10.0])))]
     topology_duration: Histogram,
     cpu_requests: Counter,
-    cpu_errors: By<1>,
+    cpu_errors: LabeledCounter<1>,
     memory_requests: Counter,
-    memory_errors: By<1>,
-    writes: By<3>,
-    drift: By<1>,
-    repaired: By<1>,
+    memory_errors: LabeledCounter<1>,
+    writes: LabeledCounter<3>,
+    drift: LabeledCounter<1>,
+    repaired: LabeledCounter<1>,
     migrated: Counter,
-    budget_moved: By<1>,
+    budget_moved: LabeledCounter<1>,
     steered: Gauge,
-    reclaimed: By<1>,
+    reclaimed: LabeledCounter<1>,
     host: HostMetrics,
     caches: CacheMetrics,
     homes: HomeMetrics,
     stalls: Counter,
     raised: Counter,
-    herd: ByState,
-    declared: ByState,
-    rebalances: By<1>,
-    moves: By<1>,
+    herd: StateGauge,
+    declared: StateGauge,
+    rebalances: LabeledCounter<1>,
+    moves: LabeledCounter<1>,
     moved: Counter,
     rebalancing: Gauge,
     /// What the kubelet has in another form.
-    kubelet: KubeletForms,
+    kubelet: KubeletMetrics,
 }
 
 /// What was asked of a manager, by the number of containers, and for what reason one of them did not get it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Asked {
+struct ManagerRequests {
     containers: u64,
     error: Option<String>,
 }
 
-impl Asked {
-    fn count(&self, requests: &Counter, errors: &By<1>) {
+impl ManagerRequests {
+    fn count(&self, requests: &Counter, errors: &LabeledCounter<1>) {
         requests.inc_by(self.containers);
         if let Some(reason) = &self.error {
             errors.get_or_create(&[("reason", reason.clone())]).inc();
@@ -104,12 +104,12 @@ impl Asked {
 
 /// What was asked of the managers of CPUs and of memory: for each container that is to have some for itself, until one
 /// cannot have it. A container is asked for after the topology policy has agreed to it.
-fn asked(request: &Request, decision: &Decision) -> [Asked; 2] {
+fn manager_requests(request: &Request, decision: &Decision) -> [ManagerRequests; 2] {
     let rejection = match &decision.outcome {
         Ok(grants) => {
             let cpus = grants.iter().filter(|of| of.allocation.cpus.is_some()).count() as u64;
             let memory = grants.iter().filter(|of| !of.allocation.blocks.is_empty()).count() as u64;
-            return [cpus, memory].map(|containers| Asked { containers, error: None });
+            return [cpus, memory].map(|containers| ManagerRequests { containers, error: None });
         }
         Err(rejection) => rejection,
     };
@@ -140,7 +140,10 @@ fn asked(request: &Request, decision: &Decision) -> [Asked; 2] {
     };
     let [cpus, memory] = [before[0] + more[0], before[1] + more[1]];
     let [cpu_error, memory_error] = errors;
-    [Asked { containers: cpus, error: cpu_error }, Asked { containers: memory, error: memory_error }]
+    [
+        ManagerRequests { containers: cpus, error: cpu_error },
+        ManagerRequests { containers: memory, error: memory_error },
+    ]
 }
 
 /// Shows a family with these values of its label from the start.
@@ -154,7 +157,7 @@ fn start<V: Clone + Hash + Eq + From<&'static str>, M>(
     }
 }
 
-fn set<const N: usize>(family: &ByState, counts: [(&'static str, usize); N]) {
+fn set<const N: usize>(family: &StateGauge, counts: [(&'static str, usize); N]) {
     for (state, count) in counts {
         family.get_or_create(&[("state", state)]).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -326,7 +329,7 @@ impl ControlMetrics {
         if matches!(cause, Some(Cause::Topology | Cause::InsufficientCapacity(_))) {
             self.topology_errors.inc();
         }
-        let [cpus, memory] = asked(request, decision);
+        let [cpus, memory] = manager_requests(request, decision);
         cpus.count(&self.cpu_requests, &self.cpu_errors);
         memory.count(&self.memory_requests, &self.memory_errors);
     }
@@ -342,7 +345,7 @@ impl ControlMetrics {
         &self,
         request: &Request,
         decision: &Decision,
-        rules: &Rules<'_>,
+        rules: &KubeletRules<'_>,
         took: Duration,
     ) {
         let kubelet = &self.kubelet;
@@ -352,7 +355,7 @@ impl ControlMetrics {
         if decision.outcome.is_err() && rules.policy != TopologyManagerPolicy::None {
             kubelet.topology_errors.inc();
         }
-        let [cpus, memory] = asked(request, decision);
+        let [cpus, memory] = manager_requests(request, decision);
         cpus.count_as_kubelet(&kubelet.cpu_requests, &kubelet.cpu_errors);
         memory.count_as_kubelet(&kubelet.memory_requests, &kubelet.memory_errors);
         kubelet.count_aligned(request, decision, rules, &cpus);
@@ -380,8 +383,8 @@ impl ControlMetrics {
     }
 
     /// Who is herded now.
-    pub(super) fn herd(&self, herded: usize, would: usize, refused: usize) {
-        set(&self.herd, [("herded", herded), ("dry_run", would), ("refused", refused)]);
+    pub(super) fn confined(&self, confined: usize, would: usize, refused: usize) {
+        set(&self.herd, [("herded", confined), ("dry_run", would), ("refused", refused)]);
     }
 
     /// Who has what is declared for it now.

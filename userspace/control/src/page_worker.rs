@@ -17,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 use crate::worker::Worker;
 
 /// The least amount for which moving or dropping is worth a system call.
-pub(crate) const LEAST: Bytes = Bytes::mib(2);
+pub(crate) const MIN_MOVE_SIZE: Bytes = Bytes::mib(2);
 /// The share of a node that stays free when pages are moved there: one of so many parts.
-const SPARE: u64 = 64;
+const RESERVED_FRACTION: u64 = 64;
 
 /// How long reading, or one call to the kernel, may take before the thread counts as hung: to drop page cache takes as
 /// long as the disk does.
-const LIMIT: Duration = Duration::from_mins(10);
+const HANG_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// User memory by node.
 pub(crate) type ByNode = BTreeMap<NodeId, Bytes>;
@@ -56,7 +56,7 @@ pub(crate) fn start(
     stop: &CancellationToken,
 ) -> io::Result<PageWorker> {
     let (root, ended) = (host_root.to_owned(), stop.clone());
-    Worker::start("pages", LIMIT, heartbeats, stop, move |job| perform(&root, job, &ended))
+    Worker::start("pages", HANG_TIMEOUT, heartbeats, stop, move |job| perform(&root, job, &ended))
 }
 
 fn perform(root: &Path, job: Job, stop: &CancellationToken) -> JobOutcome {
@@ -102,7 +102,7 @@ fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMo
     let wanted = order.bytes;
     let order = PageMove { bytes: wanted.min(room(root, order.to)), ..order.clone() };
     let mut moved = PagesMoved::default();
-    if order.bytes < LEAST {
+    if order.bytes < MIN_MOVE_SIZE {
         moved.add(PageOutcome::NoRoom, wanted.0);
         return moved;
     }
@@ -113,7 +113,7 @@ fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMo
     moved = pages::move_pages(&proc, &order, is_over);
     let left = Bytes(order.bytes.0.saturating_sub(moved.bytes(PageOutcome::Moved).0));
     let loose = loose_cache(&order.dirs, order.from).min(left);
-    if loose < LEAST || stop.is_cancelled() {
+    if loose < MIN_MOVE_SIZE || stop.is_cancelled() {
         return moved;
     }
     drop_cache(&proc, &order, loose);
@@ -141,7 +141,7 @@ pub(crate) fn room(root: &Path, node: NodeId) -> Bytes {
     match sysfs::node_memory(root, node) {
         Ok(memory) => {
             let there = memory.free.0.saturating_add(memory.inactive_file.0);
-            Bytes(there.saturating_sub(memory.total.0 / SPARE))
+            Bytes(there.saturating_sub(memory.total.0 / RESERVED_FRACTION))
         }
         Err(error) => {
             tracing::warn!(%node, %error, "it is not known how much room the node has: no pages are moved there");

@@ -17,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 use crate::{core::Core, worker::Worker};
 
 /// How long reading one process may take before the thread counts as hung.
-const LIMIT: Duration = Duration::from_mins(10);
+const HANG_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Time to read the mappings of the processes of a workload.
-const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
+const MAPPINGS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What keeps the nodes of a workload from being narrowed.
 #[derive(Clone, Debug)]
-pub(crate) struct Finding {
+pub(crate) struct PolicyFinding {
     /// Why its memory policies do.
     pub(crate) policies: Result<(), String>,
     /// The huge pages that it has mapped and not touched; why they are not known.
@@ -38,14 +38,14 @@ type Job = (CgroupPath, CgroupId, PathBuf);
 
 /// What is known of memory policies.
 #[derive(Debug)]
-pub(crate) struct Policies {
+pub(crate) struct PolicyReader {
     name: &'static str,
-    worker: Option<Worker<Job, (CgroupPath, CgroupId, Finding)>>,
-    pub(crate) known: BTreeMap<CgroupPath, (CgroupId, Finding)>,
+    worker: Option<Worker<Job, (CgroupPath, CgroupId, PolicyFinding)>>,
+    pub(crate) known: BTreeMap<CgroupPath, (CgroupId, PolicyFinding)>,
     stop: CancellationToken,
 }
 
-impl Policies {
+impl PolicyReader {
     /// Nothing is known yet. The thread has this name.
     pub(crate) fn new(name: &'static str, stop: CancellationToken) -> Self {
         Self { name, worker: None, known: BTreeMap::new(), stop }
@@ -60,7 +60,12 @@ impl Policies {
 
     /// What was found of a cgroup; `None` while it is read. A cgroup that may be narrowed, as far as its policies go, is read again the
     /// next time.
-    pub(crate) fn of(&mut self, core: &Core, path: &CgroupPath, id: CgroupId) -> Option<Finding> {
+    pub(crate) fn result_for(
+        &mut self,
+        core: &Core,
+        path: &CgroupPath,
+        id: CgroupId,
+    ) -> Option<PolicyFinding> {
         match self.known.get(path).filter(|(known, _)| *known == id) {
             Some((_, finding)) if finding.policies.is_ok() => {
                 self.known.remove(path).map(|(_, finding)| finding)
@@ -82,7 +87,7 @@ impl Policies {
     }
 
     /// The thread, which is started when it is needed first.
-    fn worker(&mut self, core: &Core) -> Option<&mut Worker<Job, (CgroupPath, CgroupId, Finding)>> {
+    fn worker(&mut self, core: &Core) -> Option<&mut Worker<Job, (CgroupPath, CgroupId, PolicyFinding)>> {
         if self.worker.is_none() {
             let (proc, ended) = (core.config.host_root.join("proc"), self.stop.clone());
             let perform = move |(path, id, dir): Job| {
@@ -101,12 +106,12 @@ impl Policies {
                         ))
                     }
                 };
-                let untouched = pages::untouched_huge_pages(&proc, &dir, Instant::now() + MAPPINGS_LIMIT);
+                let untouched = pages::untouched_huge_pages(&proc, &dir, Instant::now() + MAPPINGS_TIMEOUT);
                 let untouched = untouched.map_err(|error| error.to_string());
-                let finding = Finding { policies, untouched, is_denied };
+                let finding = PolicyFinding { policies, untouched, is_denied };
                 (path, id, finding)
             };
-            match Worker::start(self.name, LIMIT, &core.ports.heartbeats, &self.stop, perform) {
+            match Worker::start(self.name, HANG_TIMEOUT, &core.ports.heartbeats, &self.stop, perform) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => {
                     tracing::error!(%error, "no memory policies are known: no thread can be started");

@@ -208,10 +208,10 @@ impl ReconcilerLoop {
         let has_work = has_to_bind || !inbox.is_empty();
         let timeout = if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
         inbox.receive(timeout);
-        self.core.heed_conditions();
+        self.core.update_conditions();
         let Some(inbox) = &mut self.core.execution.inbox else { return false };
         // The container runtime waits for its commands, so they go first.
-        if let Some(command) = inbox.next_of_runtime() {
+        if let Some(command) = inbox.next_runtime_command() {
             let reply = self.core.pod_command(command, false);
             if let Some(reply) = reply {
                 self.publish();
@@ -255,7 +255,7 @@ impl ReconcilerLoop {
                 self.answer_admission(&request, dry_run, answer, result);
             }
             Command::Resize { resize, dry_run, answer } => {
-                let resized = self.core.resize_asked(&resize, dry_run);
+                let resized = self.core.resize_requested(&resize, dry_run);
                 let resized = self.answer(resized, &resize.name);
                 // The client may have disconnected; the change stays.
                 let _ = answer.send(resized);
@@ -307,10 +307,10 @@ impl ReconcilerLoop {
         self.process_effects();
         match result? {
             // `process_effects` has just published the guarantee.
-            Admission::Given => {
+            Admission::Admitted => {
                 self.read_model.allocation(name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
             }
-            Admission::Dry(dry) => Ok(Answer::Dry(*dry)),
+            Admission::DryRun(dry) => Ok(Answer::Dry(*dry)),
         }
     }
 
@@ -368,8 +368,8 @@ impl ReconcilerLoop {
         }
         self.dispatch(&Event::WorkloadsGone(Instant::now()));
         self.core.remove_strays();
-        self.core.yield_homes();
-        if let Some(rewritten) = self.core.uphold() {
+        self.core.end_overridden_homes();
+        if let Some(rewritten) = self.core.enforce_guarantees() {
             let allocations = self.core.store.state.guarantees.len();
             tracing::info!(allocations, rewritten, "guarantees of the previous run were taken over");
         }
@@ -378,8 +378,8 @@ impl ReconcilerLoop {
         if self.core.mode() != EnforcementMode::Off {
             self.controllers.declarations.reconcile(&mut self.core);
         }
-        self.core.herd(true);
-        self.core.promises_changed();
+        self.core.update_confinement(true);
+        self.core.note_guarantees_changed();
         self.process_effects();
         // Host settings that are no longer configured are restored before the first client is answered.
         self.controllers.host.tick(&mut self.core, Instant::now());
@@ -403,8 +403,8 @@ impl ReconcilerLoop {
         }
         self.dispatch(&Event::Tick(now));
         self.publish_pending_host_restores();
-        if self.core.is_herd_report_due() {
-            self.core.herd(false);
+        if self.core.is_dry_run_report_due() {
+            self.core.update_confinement(false);
         }
         self.rebalancing.look(&self.core);
         if self.core.turn(now) {
@@ -422,7 +422,7 @@ impl ReconcilerLoop {
                 self.dispatch(&Event::SettingsChanged(change));
             }
             self.core.effects.view = false;
-            let guarantees_changed = mem::take(&mut self.core.effects.promises);
+            let guarantees_changed = mem::take(&mut self.core.effects.guarantees);
             self.dispatch(&Event::StateChanged);
             self.read_model.update(&self.core, &self.controllers);
             let homes = self.core.home_nodes();
@@ -452,7 +452,7 @@ impl ReconcilerLoop {
         // A refused request may have left CPUs in the shared pool.
         self.core.follow_pool();
         // Each effect may cause the other, but this ends: what was already applied causes no further effect.
-        while self.core.effects.is_due() || (self.core.is_herd_report_due() && !self.is_busy()) {
+        while self.core.effects.is_due() || (self.core.is_dry_run_report_due() && !self.is_busy()) {
             self.publish();
             let effects = &mut self.core.effects;
             let (gone, declared, isolate) = (
@@ -469,8 +469,8 @@ impl ReconcilerLoop {
                     self.rebalancing.start_automatic(&mut self.core, &request, None);
                 }
             }
-            if isolate || self.core.is_herd_report_due() {
-                self.core.herd_in_time(self.is_busy());
+            if isolate || self.core.is_dry_run_report_due() {
+                self.core.update_confinement_when_idle(self.is_busy());
             }
         }
     }

@@ -48,9 +48,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{ControlMetrics, hierarchy, start_on_this_host};
 
 /// Time for which a failed write is retried.
-const PATIENCE: Duration = Duration::from_secs(30);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between two checks whether all settings are restored.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Reason why settings cannot be restored.
 #[derive(Debug, thiserror::Error)]
@@ -82,9 +82,9 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let metrics = ControlMetrics::default();
     let started = start_on_this_host(&config, Ports::from_part(&alone), metrics, None, runtime, &stop)?;
     let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
-    let until = Instant::now() + PATIENCE;
-    while !thread.is_finished() && Instant::now() < until && !is_all_back(&reconciler) {
-        thread::sleep(LOOK);
+    let until = Instant::now() + RETRY_TIMEOUT;
+    while !thread.is_finished() && Instant::now() < until && !is_all_restored(&reconciler) {
+        thread::sleep(POLL_INTERVAL);
     }
     stop.cancel();
     thread.join().map_err(|_| RestoreError::Ended)?;
@@ -136,7 +136,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
 }
 
 /// Returns true if no setting is held any more whose restore is retried.
-pub(crate) fn is_all_back(reconciler: &ReconcilerHandle) -> bool {
+pub(crate) fn is_all_restored(reconciler: &ReconcilerHandle) -> bool {
     let held = reconciler.allocations();
     held.allocations.is_empty()
         && held.enforcement.herding.cgroups.is_empty()

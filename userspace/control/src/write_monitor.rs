@@ -26,16 +26,16 @@ use rustix::{
 use tokio_util::sync::CancellationToken;
 
 /// How late the thread notices that it is to stop, or that the kernel cannot be asked any more: nobody waits for that.
-const TURN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const POLL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// The pause after each reading.
-const PAUSE: Duration = Duration::from_millis(20);
+const READ_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long a turn may take before it counts as hung.
-const LIMIT: Duration = Duration::from_mins(1);
+const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// What was written since it was last asked.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct ObservedWrites {
     /// The last writer of each knob; `None` for one outside of our PID namespace.
     pub(super) knobs: BTreeMap<(CgroupPath, Knob), Option<KnobWriter>>,
     /// More happened than the kernel could report: any knob may have been written.
@@ -44,7 +44,7 @@ pub(super) struct Seen {
 
 #[derive(Debug, Default)]
 struct State {
-    seen: Seen,
+    seen: ObservedWrites,
     /// Whether the reconciler was woken for it.
     reported: bool,
     /// Whether the kernel can no longer be asked.
@@ -72,19 +72,19 @@ impl WriteMonitor {
         stop: &CancellationToken,
     ) -> io::Result<JoinHandle<()>> {
         let (this, ended) = (Arc::clone(self), stop.clone());
-        heartbeats.spawn("write_monitor", LIMIT, stop, move || {
+        heartbeats.spawn("write_monitor", HANG_TIMEOUT, stop, move || {
             while !ended.is_cancelled() && !this.state.lock().failed {
                 health::beat();
-                match poll(&mut [PollFd::new(&this.watch, PollFlags::IN)], Some(&TURN)) {
+                match poll(&mut [PollFd::new(&this.watch, PollFlags::IN)], Some(&POLL_TIMEOUT)) {
                     Ok(0) | Err(Errno::INTR) => continue,
                     Ok(_) => {}
                     Err(errno) => this.fail(&KnobWatchError::Read(errno.into())),
                 }
                 this.collect();
-                if this.has_news() && !wake() {
+                if this.has_unreported_writes() && !wake() {
                     break;
                 }
-                thread::sleep(PAUSE);
+                thread::sleep(READ_INTERVAL);
             }
             // What cannot be watched is looked at instead.
             health::rest();
@@ -129,14 +129,14 @@ impl WriteMonitor {
     }
 
     /// Whether there is something new; `true` once.
-    fn has_news(&self) -> bool {
+    fn has_unreported_writes(&self) -> bool {
         let mut state = self.state.lock();
         let is_news = !state.seen.knobs.is_empty() || state.seen.everything;
         is_news && !std::mem::replace(&mut state.reported, is_news)
     }
 
     /// Takes what was seen.
-    pub(super) fn take(&self) -> Seen {
+    pub(super) fn take(&self) -> ObservedWrites {
         self.collect();
         let mut state = self.state.lock();
         state.reported = false;
@@ -144,7 +144,7 @@ impl WriteMonitor {
     }
 
     /// Whether the kernel still reports writes.
-    pub(super) fn works(&self) -> bool {
+    pub(super) fn is_working(&self) -> bool {
         !self.state.lock().failed
     }
 

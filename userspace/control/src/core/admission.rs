@@ -32,39 +32,39 @@ use super::{Attempt, Core, HeldChange};
 use crate::spans;
 
 /// What a unit has to be to be given something.
-const RUNS: &str = "a unit that runs on this host";
+const UNIT_REQUIREMENT: &str = "a unit that runs on this host";
 /// Where the system's services are.
-const SERVICES: &str = "system.slice";
+const SYSTEM_SLICE: &str = "system.slice";
 
 /// Whether this looks like the cgroup of a unit of the system's manager: not of a user's. Without systemd, only services
 /// of the system do.
 fn is_unit(path: &CgroupPath, unit: &str, has_systemd: bool) -> bool {
     matches!(Owner::under_systemd(path), Owner::Systemd(found) if found == unit)
-        && (has_systemd || path.components().next() == Some(SERVICES))
+        && (has_systemd || path.components().next() == Some(SYSTEM_SLICE))
 }
 
 fn no_unit(unit: &str, has_systemd: bool) -> FieldError {
     if has_systemd {
         let problem = format!("{unit} has no cgroup: there is no such unit, or it does not run");
-        return FieldError::new("target.unit", problem, RUNS);
+        return FieldError::new("target.unit", problem, UNIT_REQUIREMENT);
     }
     let problem = format!(
-        "{unit} has no cgroup in /{SERVICES}, and systemd, which would know it elsewhere, is not the init of this host"
+        "{unit} has no cgroup in /{SYSTEM_SLICE}, and systemd, which would know it elsewhere, is not the init of this host"
     );
-    FieldError::new("target.unit", problem, format!("a unit in /{SERVICES}, or the path of a cgroup"))
+    FieldError::new("target.unit", problem, format!("a unit in /{SYSTEM_SLICE}, or the path of a cgroup"))
 }
 
 /// What a request for an allocation comes to.
 #[derive(Debug)]
 pub(crate) enum Admission {
     /// It was admitted, and the kernel holds it.
-    Given,
+    Admitted,
     /// It was a dry run.
-    Dry(Box<api::DryRun>),
+    DryRun(Box<api::DryRun>),
 }
 
 /// What was decided for a request, and is yet to be held.
-pub(super) struct Granted {
+pub(super) struct AdmissionDecision {
     pub(super) path: CgroupPath,
     pub(super) allocation: Allocation,
     pub(super) settings: Settings,
@@ -74,12 +74,12 @@ pub(super) struct Granted {
 }
 
 /// What the only container of a request is given.
-fn only(grants: Vec<Grant>) -> Allocation {
+fn only_allocation(grants: Vec<Grant>) -> Allocation {
     grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default()
 }
 
-pub(super) fn report_promised(request: &Request, granted: &Granted) {
-    let Granted { path, allocation, .. } = granted;
+pub(super) fn log_guarantee(request: &Request, granted: &AdmissionDecision) {
+    let AdmissionDecision { path, allocation, .. } = granted;
     tracing::info!(
         name = request.name, cgroup = %path,
         cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
@@ -142,8 +142,8 @@ impl Core {
             }
             Target::Unit(unit) => {
                 let cgroups = self.hierarchy.walk();
-                let cgroups =
-                    cgroups.map_err(|error| FieldError::new("target.unit", error.to_string(), RUNS))?;
+                let cgroups = cgroups
+                    .map_err(|error| FieldError::new("target.unit", error.to_string(), UNIT_REQUIREMENT))?;
                 let is_asked = self.execution.enforcer.has_systemd();
                 let mut paths = cgroups.into_iter().map(|cgroup| cgroup.path);
                 paths.find(|path| is_unit(path, unit, is_asked)).ok_or_else(|| no_unit(unit, is_asked))?
@@ -190,7 +190,7 @@ impl Core {
         match &request.target {
             // By its name alone, another cgroup may look like it.
             Target::Unit(unit) if self.execution.enforcer.has_systemd() => {
-                Ok(self.ask_for_cgroup(unit)?.ok_or_else(|| no_unit(unit, true))?)
+                Ok(self.query_unit_cgroup(unit)?.ok_or_else(|| no_unit(unit, true))?)
             }
             _ => self.cgroup(request),
         }
@@ -237,7 +237,7 @@ impl Core {
     ) -> Result<Admission, AdmissionError> {
         let _span = spans::admit(&request.name, dry_run);
         if dry_run {
-            return Ok(Admission::Dry(Box::new(self.try_out(request, path)?)));
+            return Ok(Admission::DryRun(Box::new(self.decide_dry_run(request, path)?)));
         }
         let granted = self.grant(request, path, attempt)?;
         #[cfg(test)]
@@ -251,31 +251,31 @@ impl Core {
     pub(super) fn hold_or_undo(
         &mut self,
         request: &Request,
-        granted: &Granted,
+        granted: &AdmissionDecision,
     ) -> Result<Admission, AdmissionError> {
         match self.hold(request, granted) {
             Ok(()) => {
-                report_promised(request, granted);
-                Ok(Admission::Given)
+                log_guarantee(request, granted);
+                Ok(Admission::Admitted)
             }
             Err(refused) => {
                 // The others may have their CPUs back.
                 self.effects.isolate = true;
-                self.unmake(request, &granted.path);
+                self.remove_exec_cgroup(request, &granted.path);
                 Err(refused)
             }
         }
     }
 
     /// What would be decided.
-    fn try_out(&self, request: &Request, path: &CgroupPath) -> Result<api::DryRun, AdmissionError> {
+    fn decide_dry_run(&self, request: &Request, path: &CgroupPath) -> Result<api::DryRun, AdmissionError> {
         let terms = self.check(request, path)?;
         let ledger = self.ledger_for(Some(path), None);
         let decision = spans::decide(&*self.policy.strategy, &ledger, &request.engine, &terms);
         let explanation = explain::explanation(&decision.explanation);
         Ok(match decision.outcome {
             Ok(grants) => {
-                let allocation = only(grants);
+                let allocation = only_allocation(grants);
                 let settings = self.settings(request, &allocation);
                 let shown = (&allocation, &terms);
                 let allocation = self.describe(&request.name, &request.target, path, shown, &settings);
@@ -291,7 +291,7 @@ impl Core {
         request: &Request,
         path: &CgroupPath,
         attempt: Attempt,
-    ) -> Result<Granted, AdmissionError> {
+    ) -> Result<AdmissionDecision, AdmissionError> {
         let is_running = request.target != Target::Exec;
         let untouched = if is_running { self.untouched_huge_pages(path) } else { None };
         let terms = self.check(request, path)?;
@@ -313,19 +313,19 @@ impl Core {
                 return Err(AdmissionError::Rejected(rejection, explanation));
             }
         };
-        let allocation = only(grants);
+        let allocation = only_allocation(grants);
         let settings = self.settings(request, &allocation);
         if is_running {
             self.check_nodes_for_huge_pages(path, settings.mems.as_ref(), untouched)?;
         } else {
-            self.make(path)?;
+            self.create_exec_cgroup(path)?;
         }
         let ledger = self.start_all(decision.ledger, &request.engine);
-        Ok(Granted { path: path.clone(), allocation, settings, ledger, explanation })
+        Ok(AdmissionDecision { path: path.clone(), allocation, settings, ledger, explanation })
     }
 
     /// Removes the cgroup of a command that is not to be.
-    pub(super) fn unmake(&self, request: &Request, path: &CgroupPath) {
+    pub(super) fn remove_exec_cgroup(&self, request: &Request, path: &CgroupPath) {
         if request.target == Target::Exec {
             let _ = fs::remove_dir(self.hierarchy.dir(path));
         }
@@ -401,7 +401,7 @@ impl Core {
     }
 
     /// Makes the cgroup of a command.
-    fn make(&self, path: &CgroupPath) -> Result<(), AdmissionError> {
+    fn create_exec_cgroup(&self, path: &CgroupPath) -> Result<(), AdmissionError> {
         let dir = self.hierarchy.dir(path);
         let made = match (fs::create_dir(&dir), dir.parent()) {
             // Somebody has removed the one above, which the start made.
@@ -415,7 +415,7 @@ impl Core {
         Ok(())
     }
 
-    fn hold(&mut self, request: &Request, granted: &Granted) -> Result<(), AdmissionError> {
+    fn hold(&mut self, request: &Request, granted: &AdmissionDecision) -> Result<(), AdmissionError> {
         let path = &granted.path;
         let mut change = self.begin();
         // From now on nobody else is promised any of it.
@@ -427,7 +427,7 @@ impl Core {
         change.enter(request, granted, id);
         change.enforce(plan)?;
         self.note_given(request);
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(())
     }
 
@@ -438,7 +438,7 @@ impl Core {
     }
 
     /// Enters a guarantee into the state.
-    pub(super) fn enter(&mut self, request: &Request, granted: &Granted, id: CgroupId) {
+    pub(super) fn enter(&mut self, request: &Request, granted: &AdmissionDecision, id: CgroupId) {
         self.store.state.set_narrowing(&granted.path, Narrowing::default());
         let guarantee = Guarantee {
             target: request.target.clone(),

@@ -37,8 +37,8 @@ impl Core {
     }
 
     /// Returns true if this cgroup, an ancestor or a descendant has a guarantee.
-    pub(crate) fn is_near_promise(&self, path: &CgroupPath) -> bool {
-        self.promised_cgroups().iter().any(|other| other.overlaps(path))
+    pub(crate) fn is_near_guarantee(&self, path: &CgroupPath) -> bool {
+        self.guaranteed_cgroups().iter().any(|other| other.overlaps(path))
     }
 
     /// Returns the CPUs that a cgroup would get on this preferred node. Fails if the guard
@@ -94,7 +94,11 @@ impl Core {
     }
 
     /// Assigns this preferred node to a cgroup.
-    pub(crate) fn give_home(&mut self, path: &CgroupPath, home: PreferredNode) -> Result<(), AdmissionError> {
+    pub(crate) fn assign_home(
+        &mut self,
+        path: &CgroupPath,
+        home: PreferredNode,
+    ) -> Result<(), AdmissionError> {
         let cpus_before = self.home_cpus(path).cloned();
         self.narrow(path, |narrowing| narrowing.home = Some(PreferredNode { cpus_before, ..home }))?;
         // From now on, these CPUs are another program's as well.
@@ -118,7 +122,7 @@ impl Core {
     }
 
     /// Ends the preferred nodes of cgroups whose CPUs another program set while no daemon ran.
-    pub(crate) fn yield_homes(&mut self) {
+    pub(crate) fn end_overridden_homes(&mut self) {
         let homes: Vec<(CgroupPath, Option<CpuSet>)> = self
             .store
             .state
@@ -133,7 +137,7 @@ impl Core {
                     // Ours as well: an earlier run died before it wrote the others.
                     let is_theirs = |drift: &&Drift| drift.found != before;
                     for drift in drifts.iter().filter(is_theirs) {
-                        self.yield_home(drift);
+                        self.end_overridden_home(drift);
                     }
                 }
                 Err(error) if error.is_gone() => {}
@@ -144,7 +148,7 @@ impl Core {
 
     /// Ends the preferred node of a cgroup whose CPUs another program set, and keeps that program's set. Returns true if
     /// it ended; it does not if the cgroup is confined for another reason as well.
-    pub(crate) fn yield_home(&mut self, drift: &Drift) -> bool {
+    pub(crate) fn end_overridden_home(&mut self, drift: &Drift) -> bool {
         let (path, state) = (&drift.cgroup, &self.store.state);
         let Some(KnobValue::Cpus(found)) =
             drift.found.as_ref().filter(|_| drift.kind == DriftKind::Rewritten)

@@ -29,23 +29,23 @@ use numaward_store::fault;
 
 use super::{
     Admission, Attempt, Core, HeldChange,
-    admission::{Granted, report_promised},
+    admission::{AdmissionDecision, log_guarantee},
     execution::Transaction,
 };
 use crate::spans;
 
 /// A request that was granted, and its place among all.
-struct Given<'a> {
+struct GrantedRequest<'a> {
     place: usize,
     request: &'a Request,
-    granted: Granted,
+    granted: AdmissionDecision,
 }
 
 impl Core {
-    /// Asks for allocations that go together ([`super::inbox::Command::goes_with`]), in this order. What is answered may
+    /// Asks for allocations that go together ([`super::inbox::Command::batch_key`]), in this order. What is answered may
     /// be fewer: the others are to be asked for later.
-    pub(crate) fn admit_together(&mut self, requests: &[&Request]) -> Vec<Result<Admission, AdmissionError>> {
-        let (mut results, mut given): (Vec<_>, Vec<Given<'_>>) = Default::default();
+    pub(crate) fn admit_batch(&mut self, requests: &[&Request]) -> Vec<Result<Admission, AdmissionError>> {
+        let (mut results, mut given): (Vec<_>, Vec<GrantedRequest<'_>>) = Default::default();
         let mut change = self.begin();
         for &request in requests {
             // A container runtime goes first.
@@ -70,8 +70,8 @@ impl Core {
                 // From now on nobody else is promised any of it.
                 change.store.state.ledger = granted.ledger.clone();
                 change.store.state.admitting.insert(request.name.clone());
-                given.push(Given { place, request, granted });
-                Admission::Given
+                given.push(GrantedRequest { place, request, granted });
+                Admission::Admitted
             }));
         }
         match &*given {
@@ -91,10 +91,10 @@ impl Core {
             Err(error) => {
                 tracing::debug!(%error, "not all can be admitted together: one by one");
                 self.effects.isolate = true;
-                for Given { request, granted, .. } in &given {
-                    self.unmake(request, &granted.path);
+                for GrantedRequest { request, granted, .. } in &given {
+                    self.remove_exec_cgroup(request, &granted.path);
                 }
-                for Given { place, request, granted } in given {
+                for GrantedRequest { place, request, granted } in given {
                     results[place] = self.admit_at(request, &granted.path, false, Attempt::Counted);
                 }
             }
@@ -106,15 +106,15 @@ impl Core {
     fn note_all(
         &mut self,
         results: &mut [Result<Admission, AdmissionError>],
-        given: Vec<Given<'_>>,
+        given: Vec<GrantedRequest<'_>>,
         failed: Vec<Option<Box<EnforcementFailure>>>,
     ) {
-        for Given { request, .. } in &given {
+        for GrantedRequest { request, .. } in &given {
             self.note_given(request);
         }
-        for (Given { place, request, granted }, failed) in given.into_iter().zip(failed) {
+        for (GrantedRequest { place, request, granted }, failed) in given.into_iter().zip(failed) {
             let Some(mut failure) = failed else {
-                report_promised(request, &granted);
+                log_guarantee(request, &granted);
                 continue;
             };
             // Until its knobs are back, what it was to have stays promised.
@@ -135,7 +135,7 @@ impl Core {
             }
             results[place] = Err(AdmissionError::Failed(failure));
         }
-        self.promises_changed();
+        self.note_guarantees_changed();
     }
 
     /// Ends allocations that were asked for, each of another name.
@@ -172,11 +172,10 @@ impl Core {
 
     /// Likewise. An error is everybody's, and nothing is released then.
     fn try_release(&mut self, names: &[&str]) -> Result<Vec<Result<(), AdmissionError>>, AdmissionError> {
-        let mut results: Vec<_> = names.iter().map(|name| self.held_by(name).map(drop)).collect();
-        let held = names
-            .iter()
-            .enumerate()
-            .filter_map(|(place, &name)| self.held_by(name).ok().map(|guarantee| (place, name, guarantee)));
+        let mut results: Vec<_> = names.iter().map(|name| self.guarantee_named(name).map(drop)).collect();
+        let held = names.iter().enumerate().filter_map(|(place, &name)| {
+            self.guarantee_named(name).ok().map(|guarantee| (place, name, guarantee))
+        });
         let held: Vec<(usize, &str, Arc<Guarantee>)> = held.collect();
         if held.is_empty() {
             return Ok(results);
@@ -184,7 +183,7 @@ impl Core {
         let changes = held.iter().map(|(_, name, guarantee)| {
             let settings = match guarantee.target {
                 Target::Exec => None,
-                _ => self.settings_without(name, &guarantee.cgroup),
+                _ => self.settings_after_end(name, &guarantee.cgroup),
             };
             (guarantee.cgroup.clone(), settings)
         });
@@ -248,20 +247,20 @@ impl Core {
                 remove: (guarantee.target == Target::Exec).then_some(directory),
             });
         }
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(results)
     }
 
-    fn held_by(&self, name: &str) -> Result<Arc<Guarantee>, AdmissionError> {
+    fn guarantee_named(&self, name: &str) -> Result<Arc<Guarantee>, AdmissionError> {
         let held = self.store.state.guarantees.get(name).cloned();
         held.ok_or_else(|| AdmissionError::Unknown(name.to_owned()))
     }
 
     /// What the cgroup of this allocation is to hold when that is released, if anything.
-    fn settings_without(&mut self, name: &str, cgroup: &CgroupPath) -> Option<Settings> {
+    fn settings_after_end(&mut self, name: &str, cgroup: &CgroupPath) -> Option<Settings> {
         // Others that end with it may run on what they hold for as long as it is not given back.
         let after = self.policy.strategy.release(&self.store.state.ledger, &OwnerId::from(name));
-        self.let_go(cgroup, &after)
+        self.settings_after_release(cgroup, &after)
     }
 }
 
@@ -269,18 +268,19 @@ impl Core {
 /// planned or stored.
 fn hold_all(
     mut change: Transaction<'_>,
-    given: &mut [Given<'_>],
+    given: &mut [GrantedRequest<'_>],
 ) -> Result<Vec<Option<Box<EnforcementFailure>>>, AdmissionError> {
     let paths: Vec<CgroupPath> = given.iter().map(|given| given.granted.path.clone()).collect();
     let paths: Vec<&CgroupPath> = paths.iter().collect();
     change.confine_others(&paths);
-    for Given { request, granted, .. } in &mut *given {
+    for GrantedRequest { request, granted, .. } in &mut *given {
         // The later ones have left fewer CPUs to share.
         granted.settings = change.settings(request, &granted.allocation);
     }
-    let settings = given.iter().map(|Given { granted, .. }| (granted.path.clone(), granted.settings.clone()));
+    let settings =
+        given.iter().map(|GrantedRequest { granted, .. }| (granted.path.clone(), granted.settings.clone()));
     let plan = change.plan(SettingsChange::HoldAll(settings.collect()))?;
-    for Given { request, granted, .. } in given {
+    for GrantedRequest { request, granted, .. } in given {
         let id = change.id_of(&granted.path)?;
         change.enter(request, granted, id);
     }

@@ -8,7 +8,7 @@ use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 use super::Core;
 
 /// The node with most of some memory, and how much that is.
-pub(crate) fn most(by_node: impl IntoIterator<Item = (NodeId, Bytes)>) -> Option<(NodeId, Bytes)> {
+pub(crate) fn node_with_most(by_node: impl IntoIterator<Item = (NodeId, Bytes)>) -> Option<(NodeId, Bytes)> {
     // Of equals the lowest.
     by_node
         .into_iter()
@@ -29,7 +29,7 @@ impl Core {
         let mut terms = terms.clone();
         if terms.burstable
             && terms.preferences.preferred.is_empty()
-            && let Some((home, _)) = most(self.footprint(path))
+            && let Some((home, _)) = node_with_most(self.footprint(path))
         {
             terms.preferences.preferred.insert(name.into(), NodeSet::single(home));
         }
@@ -64,7 +64,7 @@ impl Core {
         let mut change = self.begin();
         change.store.state.ledger = ledger;
         change.store()?;
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(true)
     }
 }

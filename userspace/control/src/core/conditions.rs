@@ -15,7 +15,7 @@ impl Core {
     /// Takes over what was seen last. What is declared and has no room is tried again when that changed.
     ///
     /// A ledger [for one cgroup](Self::ledger_for) keeps its own conditions until the next look.
-    pub(crate) fn heed_conditions(&mut self) {
+    pub(crate) fn update_conditions(&mut self) {
         let seen = self.ports.headroom.headroom();
         if Arc::ptr_eq(&seen, &self.last_headroom) {
             return;
@@ -24,7 +24,7 @@ impl Core {
             let before = self.store.state.ledger.conditions().partition_cpus.clone();
             self.store.state.ledger.set_conditions(seen.conditions.clone());
             // What is free is published.
-            self.effects.promises |= before != seen.conditions.partition_cpus;
+            self.effects.guarantees |= before != seen.conditions.partition_cpus;
             self.effects.view = true;
             self.effects.declared = true;
         }

@@ -42,14 +42,14 @@ use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing};
 use numaward_model::{EventReport, Settings};
 use numaward_topology::CpuSet;
 
-use super::{Core, execution::STEPS_PER_LOOK, machine::has_exclusive_cpus};
+use super::{Core, execution::STEPS_PER_POLL, machine::has_exclusive_cpus};
 
 /// Number of cgroups in a dry-run report up to which the next report is not delayed.
-const FEW: usize = 100;
+const SMALL_REPORT_LEN: usize = 100;
 /// Delay from the start of a larger or interrupted report to the next one, as a multiple of the time that it took.
-const REPORT_COST: u32 = 20;
+const REPORT_DELAY_FACTOR: u32 = 20;
 /// Upper bound of the delay between two reports.
-const REPORT_LATEST: Duration = Duration::from_mins(1);
+const MAX_REPORT_DELAY: Duration = Duration::from_mins(1);
 
 /// State of CPU isolation.
 #[derive(Debug, Default)]
@@ -59,10 +59,10 @@ pub(crate) struct CpuIsolation {
     /// The effective mode: also on while a workload requests isolation.
     effective: EnforcementMode,
     system: Vec<CgroupPattern>,
-    opened: BTreeSet<CgroupPath>,
+    descended: BTreeSet<CgroupPath>,
     /// CPU sets that a dry run would write.
-    would: BTreeMap<CgroupPath, CpuSet>,
-    refused: BTreeMap<CgroupPath, Refusal>,
+    dry_run: BTreeMap<CgroupPath, CpuSet>,
+    refused: BTreeMap<CgroupPath, ConfineError>,
     processes_in_root: Option<u64>,
     /// True if the dry-run report is out of date.
     is_outdated: bool,
@@ -72,7 +72,7 @@ pub(crate) struct CpuIsolation {
 
 /// Reason why a cgroup cannot be confined.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Refusal {
+struct ConfineError {
     /// The CPU set that was intended; `None` if it could not be determined.
     wanted: Option<CpuSet>,
     reason: String,
@@ -80,49 +80,49 @@ struct Refusal {
 
 /// Partition of the cgroup tree into confined and descended cgroups.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Chosen {
-    herd: Vec<CgroupPath>,
-    opened: BTreeSet<CgroupPath>,
+struct ConfinementPlan {
+    confined: Vec<CgroupPath>,
+    descended: BTreeSet<CgroupPath>,
 }
 
 /// Returns the highest cgroups that may be confined; `None` if the search was interrupted.
-fn choose<C: IntoIterator<Item = CgroupPath>>(
+fn plan_confinement<C: IntoIterator<Item = CgroupPath>>(
     children: impl Fn(&CgroupPath) -> C,
     system: &[CgroupPattern],
-    promised: &BTreeSet<CgroupPath>,
-    mut is_given_up: impl FnMut() -> bool,
-) -> Option<Chosen> {
-    let mut chosen = Chosen::default();
+    guaranteed: &BTreeSet<CgroupPath>,
+    mut is_interrupted: impl FnMut() -> bool,
+) -> Option<ConfinementPlan> {
+    let mut plan = ConfinementPlan::default();
     let mut open = vec![CgroupPath::root()];
     let commands = CgroupPath::root().child(EXEC_PARENT).ok();
     while let Some(parent) = open.pop() {
         for child in children(&parent) {
-            if is_given_up() {
+            if is_interrupted() {
                 return None;
             }
-            if promised.contains(&child) || system.iter().any(|pattern| pattern.matches(&child)) {
+            if guaranteed.contains(&child) || system.iter().any(|pattern| pattern.matches(&child)) {
                 continue;
             }
-            let is_above = promised.range(&child..).next().is_some_and(|below| child.contains(below));
+            let is_above = guaranteed.range(&child..).next().is_some_and(|below| child.contains(below));
             if is_above
                 || commands.as_ref() == Some(&child)
                 || system.iter().any(|pattern| pattern.may_match_below(&child))
             {
                 open.push(child);
             } else {
-                chosen.herd.push(child);
+                plan.confined.push(child);
             }
         }
-        chosen.opened.insert(parent);
+        plan.descended.insert(parent);
     }
-    Some(chosen)
+    Some(plan)
 }
 
 /// Returns the number of user processes in the root cgroup; `None` if they cannot be read, or if it was interrupted.
 fn processes_in_root(
     host_root: &Path,
     hierarchy: &Hierarchy,
-    mut is_given_up: impl FnMut() -> bool,
+    mut is_interrupted: impl FnMut() -> bool,
 ) -> Option<u64> {
     /// `PF_KTHREAD` of linux/sched.h.
     const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -135,7 +135,7 @@ fn processes_in_root(
     };
     let mut count = 0;
     for process in processes.lines() {
-        if is_given_up() {
+        if is_interrupted() {
             return None;
         }
         count += u64::from(is_kernels(process) == Some(false));
@@ -144,7 +144,7 @@ fn processes_in_root(
 }
 
 /// Returns all CPUs except those of workloads that request isolation; `None` if no workload does.
-fn beside_isolated(ledger: &Ledger, shared_pool: CpuSet) -> Option<CpuSet> {
+fn cpus_outside_isolated_workloads(ledger: &Ledger, shared_pool: CpuSet) -> Option<CpuSet> {
     let (mut isolated, mut others) = (CpuSet::new(), shared_pool);
     for (_, account) in ledger.owners() {
         let of = if account.terms.isolate { &mut isolated } else { &mut others };
@@ -166,77 +166,78 @@ impl CpuIsolation {
     /// Returns true if this event may change the set of confined cgroups.
     pub(crate) fn concerns(&self, event: &CgroupEvent) -> bool {
         let (CgroupEvent::Added(cgroup) | CgroupEvent::Removed(cgroup)) = event;
-        self.is_on() && cgroup.path.parent().is_some_and(|parent| self.opened.contains(&parent))
+        self.is_on() && cgroup.path.parent().is_some_and(|parent| self.descended.contains(&parent))
     }
 }
 
 impl Core {
     /// Confines and restores cgroups according to the current guarantees.
-    pub(crate) fn herd(&mut self, retry: bool) {
-        self.herd_beside(&[], retry);
+    pub(crate) fn update_confinement(&mut self, retry: bool) {
+        self.confine_except(&[], retry);
     }
 
-    /// Like [`herd`](Self::herd), but a dry-run report waits until no other work is pending, and after a costly
+    /// Like [`update_confinement`](Self::update_confinement), but a dry-run report waits until no other work is pending, and after a costly
     /// report until its delay is over.
-    pub(crate) fn herd_in_time(&mut self, is_busy: bool) {
-        self.isolation.is_outdated = !self.writes_herd();
-        if !self.isolation.is_outdated || (self.is_herd_report_due() && !is_busy) {
-            self.herd(false);
+    pub(crate) fn update_confinement_when_idle(&mut self, is_busy: bool) {
+        self.isolation.is_outdated = !self.writes_confinement();
+        if !self.isolation.is_outdated || (self.is_dry_run_report_due() && !is_busy) {
+            self.update_confinement(false);
         }
     }
 
     /// Returns true if a dry-run report is pending and its delay is over.
-    pub(crate) fn is_herd_report_due(&self) -> bool {
+    pub(crate) fn is_dry_run_report_due(&self) -> bool {
         self.isolation.is_outdated && self.isolation.next_report.is_none_or(|next| Instant::now() >= next)
     }
 
     /// Confines other cgroups off the CPUs that these cgroups are about to get, and restores the ancestors of these.
     pub(super) fn confine_others(&mut self, paths: &[&CgroupPath]) {
         for path in paths {
-            self.let_go_around(path);
+            self.widen_around(path);
         }
         // The report follows once the guarantee is given.
-        if self.writes_herd() {
-            self.herd_beside(paths, false);
+        if self.writes_confinement() {
+            self.confine_except(paths, false);
         }
     }
 
     /// Returns true if confining by the current guarantees would write CPU sets.
-    fn writes_herd(&self) -> bool {
+    fn writes_confinement(&self) -> bool {
         !self.store.state.isolated().is_empty()
-            || self.herding_with(&self.store.state.ledger).0 == EnforcementMode::On
+            || self.mode_and_pool(&self.store.state.ledger).0 == EnforcementMode::On
     }
 
     /// Confines all cgroups except these and those with a guarantee.
-    fn herd_beside(&mut self, paths: &[&CgroupPath], retry: bool) {
-        let (effective, pool) = self.herding_with(&self.store.state.ledger);
+    fn confine_except(&mut self, paths: &[&CgroupPath], retry: bool) {
+        let (effective, pool) = self.mode_and_pool(&self.store.state.ledger);
         self.isolation.effective = effective;
         self.isolation.is_outdated = false;
         if !self.isolation.is_on() || pool.is_none() {
             self.isolation.processes_in_root = None;
         } else if retry || self.isolation.processes_in_root.is_none() {
-            let is_report = !self.writes_herd();
-            let is_given_up = self.execution.giving_way(is_report);
-            let processes = processes_in_root(&self.config.host_root, &self.hierarchy, is_given_up);
+            let is_report = !self.writes_confinement();
+            let is_interrupted = self.execution.interrupt_condition(is_report);
+            let processes = processes_in_root(&self.config.host_root, &self.hierarchy, is_interrupted);
             self.isolation.processes_in_root = processes.or(self.isolation.processes_in_root);
         }
-        if self.has_no_herd() {
+        if self.has_nothing_to_confine() {
             return;
         }
-        let mut promised = self.promised_cgroups();
-        promised.extend(paths.iter().copied().cloned());
+        let mut guaranteed = self.guaranteed_cgroups();
+        guaranteed.extend(paths.iter().copied().cloned());
         let start = Instant::now();
-        let is_complete = self.herd_around(&promised, pool.as_ref(), retry);
+        let is_complete = self.confine_to_pool(&guaranteed, pool.as_ref(), retry);
         let took = start.elapsed();
-        let is_costly = !is_complete || self.isolation.would.len() > FEW;
+        let is_costly = !is_complete || self.isolation.dry_run.len() > SMALL_REPORT_LEN;
         self.isolation.is_outdated = !is_complete;
-        self.isolation.next_report = is_costly.then(|| start + (took * REPORT_COST).min(REPORT_LATEST));
+        self.isolation.next_report =
+            is_costly.then(|| start + (took * REPORT_DELAY_FACTOR).min(MAX_REPORT_DELAY));
     }
 
     /// Returns the mode and the shared pool with the guarantees of this ledger; no pool if no CPU is exclusive.
-    fn herding_with(&self, ledger: &Ledger) -> (EnforcementMode, Option<CpuSet>) {
+    fn mode_and_pool(&self, ledger: &Ledger) -> (EnforcementMode, Option<CpuSet>) {
         let (mode, pool) = (self.isolation.mode, self.policy.shared_pool(ledger));
-        let asked = beside_isolated(ledger, pool.clone())
+        let asked = cpus_outside_isolated_workloads(ledger, pool.clone())
             .filter(|_| mode != EnforcementMode::On && self.mode() == EnforcementMode::On);
         match asked {
             Some(pool) => (EnforcementMode::On, Some(pool)),
@@ -245,19 +246,19 @@ impl Core {
     }
 
     /// Returns true if no cgroup is confined, nor to be confined.
-    fn has_no_herd(&self) -> bool {
-        !self.isolation.is_on() && self.store.state.isolated().is_empty() && self.isolation.would.is_empty()
+    fn has_nothing_to_confine(&self) -> bool {
+        !self.isolation.is_on() && self.store.state.isolated().is_empty() && self.isolation.dry_run.is_empty()
     }
 
     /// Returns the settings of a cgroup after its guarantee ends: its confined CPU set, or `None` to restore the original.
-    pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Option<Settings> {
-        if let (EnforcementMode::On, Some(pool)) = self.herding_with(after) {
-            let mut promised = self.promised_cgroups();
-            promised.remove(path);
+    pub(super) fn settings_after_release(&mut self, path: &CgroupPath, after: &Ledger) -> Option<Settings> {
+        if let (EnforcementMode::On, Some(pool)) = self.mode_and_pool(after) {
+            let mut guaranteed = self.guaranteed_cgroups();
+            guaranteed.remove(path);
             let children = |parent: &CgroupPath| parent.children(self.hierarchy.root());
-            let chosen = choose(children, &self.isolation.system, &promised, || false);
-            let is_herded = chosen.is_some_and(|chosen| chosen.herd.contains(path));
-            let cpus = is_herded.then(|| self.share_of(path, &pool));
+            let plan = plan_confinement(children, &self.isolation.system, &guaranteed, || false);
+            let is_confined = plan.is_some_and(|plan| plan.confined.contains(path));
+            let cpus = is_confined.then(|| self.confined_cpus(path, &pool));
             if let Some(Ok(Some(cpus))) = cpus {
                 let narrowing = Narrowing { is_isolated: true, ..Narrowing::default() };
                 self.store.state.set_narrowing(path, narrowing);
@@ -267,16 +268,17 @@ impl Core {
         None
     }
 
-    pub(super) fn promised_cgroups(&self) -> BTreeSet<CgroupPath> {
-        let promised = self.store.state.guarantees.values().filter(|guarantee| !guarantee.has_no_guarantee());
-        let promised = promised.map(|guarantee| &guarantee.cgroup);
+    pub(super) fn guaranteed_cgroups(&self) -> BTreeSet<CgroupPath> {
+        let guaranteed =
+            self.store.state.guarantees.values().filter(|guarantee| !guarantee.has_no_guarantee());
+        let guaranteed = guaranteed.map(|guarantee| &guarantee.cgroup);
         // Containers keep to the shared pool by themselves.
         let placed = self.store.state.containers.values().map(|placed| &placed.cgroup);
-        promised.chain(placed).cloned().collect()
+        guaranteed.chain(placed).cloned().collect()
     }
 
     /// Returns the confined CPU set of a cgroup; `None` if its original set is already within the pool.
-    fn share_of(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
+    fn confined_cpus(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
         let found = match self.isolation.effective {
             // A report uses the set in the kernel: asking systemd each time would take too long.
             EnforcementMode::DryRun if self.store.state.applied.get(path).is_none() => {
@@ -299,33 +301,39 @@ impl Core {
 
     /// Returns the shared pool of isolated cgroups; `None` if no CPU is exclusive.
     pub(super) fn pool_of_isolated(&self) -> Option<CpuSet> {
-        self.herding_with(&self.store.state.ledger).1
+        self.mode_and_pool(&self.store.state.ledger).1
     }
 
     /// Confines all cgroups except these to this shared pool; without a pool, confines none. Returns `false` if a
     /// report was interrupted because a container runtime waits for an answer: reading the knobs of thousands of
     /// cgroups takes longer than the runtime may wait.
-    fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) -> bool {
+    fn confine_to_pool(
+        &mut self,
+        guaranteed: &BTreeSet<CgroupPath>,
+        pool: Option<&CpuSet>,
+        retry: bool,
+    ) -> bool {
         let mut wanted = BTreeMap::new();
         let mut refused = BTreeMap::new();
-        let mut opened = BTreeSet::from([CgroupPath::root()]);
+        let mut descended = BTreeSet::from([CgroupPath::root()]);
         if let Some(pool) = pool.filter(|_| self.isolation.is_on()) {
-            let is_report = !self.writes_herd();
+            let is_report = !self.writes_confinement();
             let children = |parent: &CgroupPath| parent.children(self.hierarchy.root());
-            let is_given_up = self.execution.giving_way(is_report);
-            let Some(chosen) = choose(children, &self.isolation.system, promised, is_given_up) else {
+            let is_interrupted = self.execution.interrupt_condition(is_report);
+            let Some(plan) = plan_confinement(children, &self.isolation.system, guaranteed, is_interrupted)
+            else {
                 return false;
             };
-            opened = chosen.opened;
-            for (index, path) in (0_u32..).zip(chosen.herd) {
-                if is_report && index.is_multiple_of(STEPS_PER_LOOK) && self.execution.is_runtime_waiting() {
+            descended = plan.descended;
+            for (index, path) in (0_u32..).zip(plan.confined) {
+                if is_report && index.is_multiple_of(STEPS_PER_POLL) && self.execution.is_runtime_waiting() {
                     return false;
                 }
                 if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
                     continue;
                 }
-                match self.share_of(&path, pool) {
-                    Err(reason) => drop(refused.insert(path, Refusal { wanted: None, reason })),
+                match self.confined_cpus(&path, pool) {
+                    Err(reason) => drop(refused.insert(path, ConfineError { wanted: None, reason })),
                     Ok(None) => {}
                     Ok(Some(share)) => {
                         // Until it is herded after all.
@@ -345,7 +353,7 @@ impl Core {
                 }
             }
         }
-        self.isolation.opened = opened;
+        self.isolation.descended = descended;
         if self.isolation.effective == EnforcementMode::On {
             for (path, refusal) in &refused {
                 self.report_refused(path, refusal);
@@ -356,9 +364,9 @@ impl Core {
             EnforcementMode::DryRun => (wanted, BTreeMap::new()),
             EnforcementMode::Off | EnforcementMode::On => (BTreeMap::new(), wanted),
         };
-        let changes = self.changes(&wanted, promised);
+        let changes = self.changes(&wanted, guaranteed);
         let is_news = self.report_dry_run(would) | self.apply(changes);
-        self.count_herd();
+        self.count_confined();
         if is_news || was != self.isolation.refused {
             self.effects.view = true;
         }
@@ -369,7 +377,7 @@ impl Core {
     fn changes(
         &self,
         wanted: &BTreeMap<CgroupPath, CpuSet>,
-        promised: &BTreeSet<CgroupPath>,
+        guaranteed: &BTreeSet<CgroupPath>,
     ) -> Vec<(CgroupPath, Option<CpuSet>)> {
         let has = |path: &CgroupPath| {
             let record = self.store.state.applied.get(path)?;
@@ -388,7 +396,7 @@ impl Core {
             .state
             .isolated()
             .iter()
-            .filter(|path| !wanted.contains_key(*path) && !promised.contains(*path));
+            .filter(|path| !wanted.contains_key(*path) && !guaranteed.contains(*path));
         comes.chain(goes.map(|path| (path.clone(), None))).collect()
     }
 
@@ -443,13 +451,13 @@ impl Core {
             _ => false,
         };
         if share.is_some() && !is_gone {
-            let refusal = Refusal { wanted: share, reason: refused.to_string() };
+            let refusal = ConfineError { wanted: share, reason: refused.to_string() };
             self.report_refused(path, &refusal);
             self.isolation.refused.insert(path.clone(), refusal);
         }
     }
 
-    fn report_refused(&self, path: &CgroupPath, refusal: &Refusal) {
+    fn report_refused(&self, path: &CgroupPath, refusal: &ConfineError) {
         if self.isolation.refused.get(path) != Some(refusal) {
             let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
             self.ports.events.report(Some(path), EventReport::new(EventKind::NotHerded, message));
@@ -458,23 +466,26 @@ impl Core {
 
     /// Reports the changes that a dry run would make since the last report.
     fn report_dry_run(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
-        let changed = self.isolation.would != wanted;
+        let changed = self.isolation.dry_run != wanted;
         if changed {
             // There may be thousands of cgroups, and all of them change whenever CPUs become exclusive.
             tracing::info!(cgroups = wanted.len(), "dry run: would be herded, as `numaward status` lists");
         }
-        self.isolation.would = wanted;
+        self.isolation.dry_run = wanted;
         changed
     }
 
-    fn count_herd(&self) {
-        let (herded, would) = (self.store.state.isolated().len(), self.isolation.would.len());
-        self.metrics.herd(herded, would, self.isolation.refused.len());
+    fn count_confined(&self) {
+        let (herded, would) = (self.store.state.isolated().len(), self.isolation.dry_run.len());
+        self.metrics.confined(herded, would, self.isolation.refused.len());
     }
 
     /// Returns the state of CPU isolation for the API.
-    pub(crate) fn herding(&self, drift: impl Fn(&CgroupPath) -> Vec<api::Drift>) -> api::CpuIsolation {
-        let herded = |path: &CgroupPath, cpus: &CpuSet, state| api::ConfinedCgroup {
+    pub(crate) fn cpu_isolation_status(
+        &self,
+        drift: impl Fn(&CgroupPath) -> Vec<api::Drift>,
+    ) -> api::CpuIsolation {
+        let confined = |path: &CgroupPath, cpus: &CpuSet, state| api::ConfinedCgroup {
             cgroup: path.to_string(),
             cpus: cpus.to_string(),
             state,
@@ -483,13 +494,16 @@ impl Core {
         };
         let held = self.store.state.isolated().iter().filter_map(|path| {
             let cpus = self.store.state.applied.get(path)?.settings.cpus.as_ref()?;
-            Some(herded(path, cpus, api::ConfinementState::Confined))
+            Some(confined(path, cpus, api::ConfinementState::Confined))
         });
-        let would =
-            self.isolation.would.iter().map(|(path, cpus)| herded(path, cpus, api::ConfinementState::DryRun));
+        let would = self
+            .isolation
+            .dry_run
+            .iter()
+            .map(|(path, cpus)| confined(path, cpus, api::ConfinementState::DryRun));
         let refused = self.isolation.refused.iter().map(|(path, refusal)| api::ConfinedCgroup {
             reason: Some(refusal.reason.clone()),
-            ..herded(path, &CpuSet::new(), api::ConfinementState::Refused)
+            ..confined(path, &CpuSet::new(), api::ConfinementState::Refused)
         });
         let mut cgroups: Vec<_> = held.chain(would).chain(refused).collect();
         cgroups.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
@@ -515,15 +529,15 @@ mod tests {
     }
 
     /// Returns the confined cgroups in a tree of these cgroups.
-    fn herd(cgroups: &[&str], system: &[&str], promised: &[&str]) -> Vec<String> {
+    fn herd(cgroups: &[&str], system: &[&str], guaranteed: &[&str]) -> Vec<String> {
         let cgroups: Vec<CgroupPath> = cgroups.iter().map(|text| path(text)).collect();
         let children = |parent: &CgroupPath| {
             cgroups.iter().filter(|path| path.parent().as_ref() == Some(parent)).cloned().collect::<Vec<_>>()
         };
         let system: Vec<_> = system.iter().map(|text| CgroupPattern::new(text).unwrap()).collect();
-        let promised = promised.iter().map(|text| path(text)).collect();
-        let chosen = choose(children, &system, &promised, || false).unwrap();
-        let mut herd: Vec<_> = chosen.herd.iter().map(ToString::to_string).collect();
+        let guaranteed = guaranteed.iter().map(|text| path(text)).collect();
+        let plan = plan_confinement(children, &system, &guaranteed, || false).unwrap();
+        let mut herd: Vec<_> = plan.confined.iter().map(ToString::to_string).collect();
         herd.sort();
         herd
     }
@@ -535,11 +549,11 @@ mod tests {
             let parent = parent.clone();
             (0..1000).map(move |number| parent.child(&number.to_string()).unwrap())
         };
-        let chosen = choose(children, &[], &BTreeSet::new(), || {
+        let plan = plan_confinement(children, &[], &BTreeSet::new(), || {
             steps += 1;
             steps == 3
         });
-        assert_eq!((chosen, steps), (None, 3));
+        assert_eq!((plan, steps), (None, 3));
     }
 
     #[test]
@@ -610,7 +624,7 @@ mod tests {
         let hidden = Terms { hide_siblings: true, ..Terms::default() };
         let isolated = Terms { isolate: true, ..hidden.clone() };
         let (other, ledger) = admit(&strategy.idle(), "other", &hidden);
-        let beside = |ledger: &Ledger| beside_isolated(ledger, ledger.shared_pool().clone());
+        let beside = |ledger: &Ledger| cpus_outside_isolated_workloads(ledger, ledger.shared_pool().clone());
         assert_eq!(beside(&ledger), None);
         let (alone, ledger) = admit(&ledger, "alone", &isolated);
         assert_eq!((other.hidden_cpus.len(), alone.hidden_cpus.len()), (1, 1));

@@ -11,7 +11,7 @@ use numaward_guarantee::request::Request;
 #[expect(clippy::struct_excessive_bools, reason = "each follows by itself")]
 pub(crate) struct Effects {
     /// What is promised changed: publish it.
-    pub(crate) promises: bool,
+    pub(crate) guarantees: bool,
     /// What is shown of it changed, and nothing else.
     pub(crate) view: bool,
     /// Keep others off exclusive CPUs as things stand now.
@@ -50,7 +50,7 @@ pub(crate) enum HeldChange {
 impl Effects {
     /// Whether anything is to be shown.
     pub(crate) fn is_shown(&self) -> bool {
-        self.promises || self.view || !self.held.is_empty()
+        self.guarantees || self.view || !self.held.is_empty()
     }
 
     /// Whether anything is to be done.

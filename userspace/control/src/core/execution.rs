@@ -42,14 +42,14 @@ use tokio_util::sync::CancellationToken;
 
 #[cfg(test)]
 use super::disorder::{self, Disorder};
-use super::{Core, HeldChange, Inbox, inbox::Numbered, migrations::Migrations};
+use super::{Core, HeldChange, Inbox, inbox::RuntimeCommand, migrations::Migrations};
 use crate::spans;
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
-const LOOK: Duration = Duration::from_millis(250);
+const WAKE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long one write, or one question to systemd, may take before the thread for what may wait counts as hung.
-const LIMIT: Duration = Duration::from_mins(1);
+const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
 type Work = Box<dyn FnOnce(&Enforcer) + Send>;
 
@@ -63,12 +63,12 @@ pub(crate) struct Execution {
     /// Once the loop runs: what it is asked.
     pub(crate) inbox: Option<Inbox>,
     /// What the runtime asked, and what has to wait for what it asked before.
-    pub(super) put_off: Vec<Numbered>,
+    pub(super) deferred: Vec<RuntimeCommand>,
     pub(super) migrations: Migrations,
 }
 
 /// Steps of a loop that gives way to the container runtime, between two looks for a call.
-pub(super) const STEPS_PER_LOOK: u32 = 8;
+pub(super) const STEPS_PER_POLL: u32 = 8;
 
 impl Execution {
     pub(super) fn new(enforcer: Enforcer) -> Self {
@@ -77,7 +77,7 @@ impl Execution {
             worker: None,
             busy: None,
             inbox: None,
-            put_off: Vec::new(),
+            deferred: Vec::new(),
             migrations: Migrations::default(),
         }
     }
@@ -92,11 +92,11 @@ impl Execution {
 
     /// Returns the condition on which a loop ends early, to be asked at each step: a container runtime waits. Where it is not
     /// on, it is always false.
-    pub(super) fn giving_way(&mut self, is_on: bool) -> impl FnMut() -> bool {
+    pub(super) fn interrupt_condition(&mut self, is_on: bool) -> impl FnMut() -> bool {
         let mut step = 0_u32;
         move || {
             step = step.wrapping_add(1);
-            is_on && step.is_multiple_of(STEPS_PER_LOOK) && self.is_runtime_waiting()
+            is_on && step.is_multiple_of(STEPS_PER_POLL) && self.is_runtime_waiting()
         }
     }
 }
@@ -125,7 +125,7 @@ impl Worker {
                 health::rest();
             }
         };
-        heartbeats.spawn("enforcement", LIMIT, stop, run)?;
+        heartbeats.spawn("enforcement", HANG_TIMEOUT, stop, run)?;
         Ok(Self { work, done })
     }
 
@@ -152,47 +152,47 @@ pub(super) struct PlanOutcome {
 
 /// A change of the state that is not finished yet. Dropped, it has not happened.
 pub(crate) struct Transaction<'a> {
-    of: &'a mut Core,
-    is_kept: bool,
+    core: &'a mut Core,
+    is_committed: bool,
 }
 
 impl Deref for Transaction<'_> {
     type Target = Core;
 
     fn deref(&self) -> &Core {
-        self.of
+        self.core
     }
 }
 
 impl DerefMut for Transaction<'_> {
     fn deref_mut(&mut self) -> &mut Core {
-        self.of
+        self.core
     }
 }
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        self.of.store.end(self.is_kept);
+        self.core.store.end(self.is_committed);
     }
 }
 
 impl Transaction<'_> {
     /// Whether anything changed.
     pub(super) fn is_change(&self) -> bool {
-        self.of.store.is_changed()
+        self.core.store.is_changed()
     }
 
     /// Stores what changed, or nothing does.
     pub(super) fn store(mut self) -> Result<(), AdmissionError> {
         #[cfg(test)]
         if disorder::is_injected(Disorder::AnswerBeforeSave) {
-            self.is_kept = true;
+            self.is_committed = true;
             return Ok(());
         }
         if self.is_change() {
             self.save()?;
         }
-        self.is_kept = true;
+        self.is_committed = true;
         Ok(())
     }
 
@@ -200,13 +200,13 @@ impl Transaction<'_> {
     /// cannot be stored, or if what was written is undone.
     pub(super) fn carry_out(mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
         let is_undone = plan.is_undone();
-        let result = self.of.carry_out(plan);
+        let result = self.core.carry_out(plan);
         match &result {
-            Err(AdmissionError::Failed(_)) if is_undone => self.go_back(),
+            Err(AdmissionError::Failed(_)) if is_undone => self.roll_back(),
             Err(AdmissionError::Store(_)) => return result,
-            _ => self.outlive(),
+            _ => self.keep_in_enclosing(),
         }
-        self.is_kept = true;
+        self.is_committed = true;
         result
     }
 
@@ -215,9 +215,9 @@ impl Transaction<'_> {
         if self.mode() == EnforcementMode::On {
             return self.carry_out(plan);
         }
-        self.say(&plan);
+        self.log_dry_run(&plan);
         self.save()?;
-        self.is_kept = true;
+        self.is_committed = true;
         Ok(())
     }
 
@@ -227,24 +227,24 @@ impl Transaction<'_> {
         self.follow_pool();
         let done = self.plan(change).map_err(AdmissionError::from).and_then(|plan| {
             if self.mode() == EnforcementMode::On {
-                return self.of.carry_out(plan);
+                return self.core.carry_out(plan);
             }
-            self.say(&plan);
+            self.log_dry_run(&plan);
             Ok(self.save()?)
         });
         if done.is_err() {
             // What was written already is drift now, and goes back.
-            self.go_back();
+            self.roll_back();
             self.follow_pool();
-            self.promises_changed();
+            self.note_guarantees_changed();
         }
-        self.is_kept = true;
+        self.is_committed = true;
         done
     }
 
     /// What was written stays written, also where a change around this one goes back.
-    fn outlive(&mut self) {
-        let of = &mut *self.of;
+    fn keep_in_enclosing(&mut self) {
+        let of = &mut *self.core;
         if let Some((before, around)) = of.store.open.split_last_mut() {
             for open in around {
                 open.patch(before, &of.store.state, &*of.policy.strategy);
@@ -253,9 +253,9 @@ impl Transaction<'_> {
     }
 
     /// Stores what was before. It goes on as an open change.
-    fn go_back(&mut self) {
-        if let Some(before) = self.of.store.open.last() {
-            self.of.store.state = before.clone();
+    fn roll_back(&mut self) {
+        if let Some(before) = self.core.store.open.last() {
+            self.core.store.state = before.clone();
         }
         if let Err(error) = self.save() {
             tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
@@ -267,7 +267,7 @@ impl Core {
     /// Begins a change. It costs a few pointers.
     pub(crate) fn begin(&mut self) -> Transaction<'_> {
         self.store.begin();
-        Transaction { of: self, is_kept: false }
+        Transaction { core: self, is_committed: false }
     }
 
     /// Plans a change. Where systemd has to be asked for it, this may wait.
@@ -281,7 +281,7 @@ impl Core {
     }
 
     /// Says what a plan would write.
-    fn say(&self, plan: &EnforcementPlan) {
+    fn log_dry_run(&self, plan: &EnforcementPlan) {
         for step in plan.steps() {
             tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
             self.metrics.would_write(step);
@@ -289,7 +289,7 @@ impl Core {
     }
 
     /// The cgroup of a unit that runs, by systemd, which this waits for.
-    pub(super) fn ask_for_cgroup(&mut self, unit: &str) -> Result<Option<CgroupPath>, EnforceError> {
+    pub(super) fn query_unit_cgroup(&mut self, unit: &str) -> Result<Option<CgroupPath>, EnforceError> {
         let unit = unit.to_owned();
         // No cgroup is touched.
         self.wait_for(BTreeSet::new(), move |enforcer| enforcer.unit_cgroup(&unit))?
@@ -394,7 +394,7 @@ impl Core {
                     tracing::warn!(cgroup = %failed.step.cgroup, error = %failed.error, "cannot get back yet what it had");
                 }
                 self.migrations_begun(report.moving);
-                self.note_moved();
+                self.collect_migrations();
                 late = report.late;
                 Ok(())
             }
@@ -414,15 +414,15 @@ impl Core {
 
     /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why not all are, without
     /// the cgroup.
-    pub(crate) fn give_back_again(&mut self, path: &CgroupPath) -> Result<(), String> {
+    pub(crate) fn retry_restore(&mut self, path: &CgroupPath) -> Result<(), String> {
         let of_cgroup = format!("{path}: ");
-        self.give_back_what_is_pending(path).map_err(|error| match error.strip_prefix(&of_cgroup) {
+        self.restore_pending(path).map_err(|error| match error.strip_prefix(&of_cgroup) {
             Some(reason) => reason.to_owned(),
             None => error,
         })
     }
 
-    fn give_back_what_is_pending(&mut self, path: &CgroupPath) -> Result<(), String> {
+    fn restore_pending(&mut self, path: &CgroupPath) -> Result<(), String> {
         let settings = self.applied_settings(path).filter(|settings| !settings.is_empty()).cloned();
         let plan = self
             .plan(SettingsChange::Each(vec![(path.clone(), settings)]))
@@ -536,21 +536,21 @@ impl Core {
             health::beat();
             match self.next_meanwhile() {
                 Some((command, overtakes)) => self.answer_meanwhile(command, overtakes),
-                None => drop(self.execution.inbox.as_mut().map(|inbox| inbox.receive(LOOK))),
+                None => drop(self.execution.inbox.as_mut().map(|inbox| inbox.receive(WAKE_INTERVAL))),
             }
         };
         self.execution.busy = None;
         if let Some(inbox) = &mut self.execution.inbox {
-            inbox.put_back(mem::take(&mut self.execution.put_off));
+            inbox.requeue_runtime(mem::take(&mut self.execution.deferred));
         }
         result
     }
 
     /// What the runtime asked first of that which can be answered while something else is waited for, and whether it
     /// overtakes something.
-    pub(super) fn next_meanwhile(&mut self) -> Option<(Numbered, bool)> {
+    pub(super) fn next_meanwhile(&mut self) -> Option<(RuntimeCommand, bool)> {
         let mut inbox = self.execution.inbox.take()?;
-        let next = inbox.next_that(|command| self.may_answer(command));
+        let next = inbox.next_answerable(|command| self.may_answer(command));
         self.execution.inbox = Some(inbox);
         next
     }
@@ -569,14 +569,14 @@ impl Core {
         match command {
             PodCommand::RunPod { .. } | PodCommand::Create { .. } | PodCommand::SendUpdates(_) => true,
             PodCommand::Bind { id, ask, .. } => {
-                !self.is_put_off(id, None)
+                !self.is_deferred(id, None)
                     && is_container_apart(id)
                     && ask.as_ref().is_none_or(|ask| is_apart(&ask.cgroup))
             }
-            PodCommand::Stopped { id, .. } => !self.is_put_off(id, None) && is_container_apart(id),
+            PodCommand::Stopped { id, .. } => !self.is_deferred(id, None) && is_container_apart(id),
             PodCommand::PodStopped { uid, sandbox, .. } => {
                 let mut containers = self.store.state.containers.values();
-                !self.is_put_off("", Some(uid))
+                !self.is_deferred("", Some(uid))
                     && containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))
             }
             PodCommand::Synchronize { .. } | PodCommand::Resize { .. } | PodCommand::ResizePod { .. } => {
@@ -586,8 +586,8 @@ impl Core {
     }
 
     /// Whether something of this container, or of the pod with this UID, was tried too early and is to be tried again.
-    fn is_put_off(&self, id: &str, uid: Option<&str>) -> bool {
-        self.execution.put_off.iter().any(|numbered| match &numbered.command {
+    fn is_deferred(&self, id: &str, uid: Option<&str>) -> bool {
+        self.execution.deferred.iter().any(|numbered| match &numbered.command {
             PodCommand::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
             PodCommand::RunPod { ask, .. } => uid == Some(ask.pod.uid.as_str()),
             PodCommand::Bind { id: of, .. } => {
@@ -599,7 +599,7 @@ impl Core {
     }
 
     /// Handles a command of the runtime while something is waited for. What changes is no part of what is waited for.
-    pub(super) fn answer_meanwhile(&mut self, command: Numbered, overtakes: bool) {
+    pub(super) fn answer_meanwhile(&mut self, command: RuntimeCommand, overtakes: bool) {
         let before = self.store.state.clone();
         if let Some(reply) = self.pod_command(command, overtakes) {
             reply();

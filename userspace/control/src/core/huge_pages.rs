@@ -21,7 +21,7 @@ use numaward_topology::{Bytes, HugepageSize, NodeSet, sysfs};
 use super::Core;
 
 /// Time to read the mappings of all workloads that a decision is about.
-const TIME_LIMIT: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The huge pages that a workload has mapped and not touched; the reason if they are not known.
 pub(crate) type UntouchedBytes = Result<Bytes, String>;
@@ -40,7 +40,7 @@ impl Core {
         }
         let (proc, hierarchy) = (self.config.host_root.join("proc"), self.hierarchy.clone());
         let read = move || {
-            let deadline = Instant::now() + TIME_LIMIT;
+            let deadline = Instant::now() + READ_TIMEOUT;
             let untouched = |path: CgroupPath| {
                 let untouched = pages::untouched_huge_pages(&proc, &hierarchy.dir(&path), deadline);
                 (path, untouched.map_err(|error| error.to_string()))

@@ -1,8 +1,8 @@
-//! What the reconciler is asked: two queues, of which that of the container runtime goes first.
+//! Queues of received commands. Those of the container runtime are handled first.
 //!
-//! While the kernel or systemd is waited for (see `execution`), only what a runtime waits for is handled, and of
-//! that only what does not touch the same cgroups. All else stays in its order, and what was tried too early returns to
-//! its place: what a runtime says later of the same container or pod never comes first.
+//! While the reconciler waits for the kernel or for systemd (see `execution`), it handles only commands of the runtime
+//! that affect other cgroups. All other commands keep their order. A command that was taken too early returns to its
+//! place, so that a later command for the same container or pod never overtakes it.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -23,7 +23,7 @@ use tokio::sync::OwnedSemaphorePermit;
 #[cfg(test)]
 use super::disorder::{self, Disorder};
 
-/// Whether nobody waits any more for what would be given, changed or shown. What gives something back is done all the same.
+/// Returns true if the client has stopped waiting for the answer. Releases and cancellations are handled all the same.
 fn is_abandoned(command: &Command) -> bool {
     match command {
         Command::Admit { answer, .. } | Command::Resize { answer, .. } => answer.is_closed(),
@@ -36,35 +36,36 @@ fn is_abandoned(command: &Command) -> bool {
     }
 }
 
-/// Whether it only says what has happened already.
+/// Returns true if the command only reports an event.
 fn is_news(command: &Command) -> bool {
     matches!(command, Command::Cgroups(_) | Command::KnobsChanged)
 }
 
-/// With what a command can be done together, and for whom it is. Not what systemd is asked for first.
-pub(crate) fn goes_with(command: &Command) -> Option<(Kind, &str)> {
+/// Returns the batch kind and the name of a command that can be batched. A command that requires a query to systemd
+/// cannot.
+pub(crate) fn batch_key(command: &Command) -> Option<(BatchKind, &str)> {
     match command {
         Command::Admit { request, dry_run: false, .. }
             if matches!(request.target, Target::Exec | Target::Cgroup(_)) =>
         {
-            Some((Kind::Admission, &request.name))
+            Some((BatchKind::Admission, &request.name))
         }
-        Command::Release { name, .. } => Some((Kind::Release, name)),
+        Command::Release { name, .. } => Some((BatchKind::Release, name)),
         _ => None,
     }
 }
 
-/// What can be done together.
+/// BatchKind of commands that can be handled as one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BatchKind {
     Admission,
     Release,
 }
 
-/// No more are done together: a container runtime waits for the decisions on them.
-pub(crate) const MOST_TOGETHER: usize = 32;
+/// Maximum number of commands in a batch. The container runtime waits while they are decided.
+pub(crate) const MAX_BATCH_LEN: usize = 32;
 
-/// News of cgroups that wait to be handled: not without end, however many cgroups somebody makes meanwhile.
+/// Counter of pending cgroup events. Limits their number if a program creates cgroups faster than they are handled.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CgroupNews(Arc<NewsCount>);
 
@@ -74,13 +75,13 @@ struct NewsCount {
     has_lost: AtomicBool,
 }
 
-/// No more are taken while so many wait.
-const MOST_NEWS: usize = 65_536;
+/// Maximum number of pending events; further events are dropped.
+const MAX_PENDING_NEWS: usize = 65_536;
 
 impl CgroupNews {
-    /// Whether so many more may wait. If not, they are lost.
+    /// Adds events; returns false if the limit is reached and they are to be dropped.
     pub(crate) fn add(&self, count: usize) -> bool {
-        let may = self.0.waiting.load(Ordering::Acquire) < MOST_NEWS;
+        let may = self.0.waiting.load(Ordering::Acquire) < MAX_PENDING_NEWS;
         if may {
             self.0.waiting.fetch_add(count, Ordering::AcqRel);
         } else {
@@ -89,38 +90,39 @@ impl CgroupNews {
         may
     }
 
-    /// So many are handled. Says whether others were lost, so that all cgroups are to be looked at.
+    /// Removes handled events; returns true if events were dropped since the last call, so that all cgroups must be
+    /// scanned.
     pub(crate) fn take(&self, count: usize) -> bool {
         self.0.waiting.fetch_sub(count, Ordering::AcqRel);
         self.0.has_lost.swap(false, Ordering::AcqRel)
     }
 }
 
-/// Commands that were received and not handled yet.
+/// Received commands that are not handled yet.
 pub(crate) struct Inbox {
     queue: Receiver<Message>,
-    /// In the order of their numbers, which is that in which they came.
-    runtime: VecDeque<Numbered>,
-    /// Likewise.
-    others: VecDeque<Waiting>,
+    /// Sorted by number, which is the order of arrival.
+    runtime: VecDeque<RuntimeCommand>,
+    /// Sorted by number.
+    others: VecDeque<QueuedCommand>,
     received: u64,
-    /// Lets others run before something is received, instead of a wait.
+    /// Runs the test's other threads in place of a wait.
     #[cfg(test)]
     pub(crate) others_run: Option<Box<dyn FnMut(Duration) + Send>>,
 }
 
-/// A command of others, with its number.
-pub(crate) struct Waiting {
+/// A command of a client, with its sequence number.
+pub(crate) struct QueuedCommand {
     number: u64,
     pub(crate) command: Command,
-    /// Whether it was taken before one that came before it.
+    /// True if an earlier command was not handled yet when this one was taken.
     pub(crate) overtakes: bool,
-    /// Kept while it waits.
+    /// Place in the client queue, released with the command.
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// A command of the container runtime, with its number.
-pub(crate) struct Numbered {
+/// A command of the container runtime, with its sequence number.
+pub(crate) struct RuntimeCommand {
     pub(crate) number: u64,
     pub(crate) command: PodCommand,
 }
@@ -137,7 +139,7 @@ impl Inbox {
         }
     }
 
-    /// Receives all that is there; waits for something if nothing is.
+    /// Receives all available messages; waits up to `patience` for the first one.
     pub(crate) fn receive(&mut self, patience: Duration) {
         #[cfg(test)]
         let patience = self.others_run.as_mut().map_or(patience, |run| {
@@ -150,11 +152,11 @@ impl Inbox {
             match message {
                 Message::Runtime(command) => {
                     let number = self.next_number();
-                    self.runtime.push_back(Numbered { number, command: *command });
+                    self.runtime.push_back(RuntimeCommand { number, command: *command });
                 }
                 Message::Client(command, place) => self.enter(command, Some(place)),
                 Message::Internal(command) => self.enter(command, None),
-                // It only wakes.
+                // It only ends the wait.
                 Message::Completed => {}
             }
             next = self.queue.try_recv().ok();
@@ -168,27 +170,30 @@ impl Inbox {
 
     fn enter(&mut self, command: Command, place: Option<OwnedSemaphorePermit>) {
         let number = self.next_number();
-        self.others.push_back(Waiting { number, command, overtakes: false, _place: place });
+        self.others.push_back(QueuedCommand { number, command, overtakes: false, _place: place });
     }
 
-    /// Whether the container runtime waits for an answer.
+    /// Returns true if the container runtime waits for an answer.
     pub(crate) fn has_runtime(&self) -> bool {
         !self.runtime.is_empty()
     }
 
-    /// Whether there is anything to do.
     pub(crate) fn is_empty(&self) -> bool {
         self.runtime.is_empty() && self.others.is_empty()
     }
 
-    /// What the container runtime asked first.
-    pub(crate) fn next_of_runtime(&mut self) -> Option<Numbered> {
+    /// Removes the oldest command of the container runtime.
+    pub(crate) fn next_runtime_command(&mut self) -> Option<RuntimeCommand> {
         self.runtime.pop_front()
     }
 
-    /// What the container runtime asked first of that which may be handled now, and whether it overtakes something.
-    /// Nothing overtakes `Synchronize`: its list is older, so that it would treat a newer container as gone.
-    pub(super) fn next_that(&mut self, may: impl Fn(&PodCommand) -> bool) -> Option<(Numbered, bool)> {
+    /// Removes the oldest command of the container runtime that may be handled now; also returns true if it overtakes
+    /// an earlier one. No command overtakes `Synchronize`: its list is older, so that it would treat a newer container
+    /// as gone.
+    pub(super) fn next_answerable(
+        &mut self,
+        may: impl Fn(&PodCommand) -> bool,
+    ) -> Option<(RuntimeCommand, bool)> {
         let is_all = |command: &PodCommand| matches!(command, PodCommand::Synchronize { .. });
         #[cfg(test)]
         let is_all =
@@ -198,30 +203,30 @@ impl Inbox {
         Some((self.runtime.remove(place)?, place > 0))
     }
 
-    /// What the runtime asked is to be tried again, in the place where it came.
-    pub(super) fn put_back(&mut self, commands: Vec<Numbered>) {
+    /// Puts commands of the runtime back into their places.
+    pub(super) fn requeue_runtime(&mut self, commands: Vec<RuntimeCommand>) {
         self.runtime.extend(commands);
         self.runtime.make_contiguous().sort_by_key(|numbered| numbered.number);
     }
 
-    /// What anybody else asked first, and still waits for; with admissions also others, and with releases also others, that
-    /// wait behind it. None overtakes what is asked for the same name.
-    pub(crate) fn next(&mut self) -> Vec<Waiting> {
+    /// Removes the oldest client command that is not abandoned, and the later commands that can be batched with it. No
+    /// command overtakes an earlier one with the same name.
+    pub(crate) fn next(&mut self) -> Vec<QueuedCommand> {
         let mut others = std::iter::from_fn(|| self.others.pop_front());
         let Some(first) = others.find(|waiting| !is_abandoned(&waiting.command)) else { return Vec::new() };
-        let Some((kind, name)) = goes_with(&first.command) else { return vec![first] };
+        let Some((kind, name)) = batch_key(&first.command) else { return vec![first] };
         let mut names = BTreeSet::from([name.to_owned()]);
         let (mut together, mut overtakes, mut place) = (vec![first], false, 0);
-        while let Some(waiting) = self.others.get(place).filter(|_| together.len() < MOST_TOGETHER) {
+        while let Some(waiting) = self.others.get(place).filter(|_| together.len() < MAX_BATCH_LEN) {
             if is_abandoned(&waiting.command) {
                 self.others.remove(place);
                 continue;
             }
-            match goes_with(&waiting.command) {
+            match batch_key(&waiting.command) {
                 Some((other, name)) => {
                     if names.insert(name.to_owned()) && other == kind {
                         let waiting = self.others.remove(place);
-                        together.extend(waiting.map(|waiting| Waiting { overtakes, ..waiting }));
+                        together.extend(waiting.map(|waiting| QueuedCommand { overtakes, ..waiting }));
                         continue;
                     }
                     overtakes = true;
@@ -234,9 +239,9 @@ impl Inbox {
         together
     }
 
-    /// What others asked is to be tried again, in the place where it came.
-    pub(crate) fn put_back_others(&mut self, waiting: Vec<Waiting>) {
-        self.others.extend(waiting.into_iter().map(|waiting| Waiting { overtakes: false, ..waiting }));
+    /// Puts client commands back into their places.
+    pub(crate) fn put_back_others(&mut self, waiting: Vec<QueuedCommand>) {
+        self.others.extend(waiting.into_iter().map(|waiting| QueuedCommand { overtakes: false, ..waiting }));
         self.others.make_contiguous().sort_by_key(|waiting| waiting.number);
     }
 }
@@ -248,9 +253,9 @@ mod tests {
     #[test]
     fn only_so_much_news_waits_and_that_more_was_lost_is_said_once() {
         let news = CgroupNews::default();
-        assert!(news.add(MOST_NEWS - 1) && news.add(10));
+        assert!(news.add(MAX_PENDING_NEWS - 1) && news.add(10));
         assert!(!news.add(1) && !news.add(1));
-        assert!(news.take(MOST_NEWS - 1), "some were lost");
+        assert!(news.take(MAX_PENDING_NEWS - 1), "some were lost");
         assert!(!news.take(10));
         assert!(news.add(1));
     }

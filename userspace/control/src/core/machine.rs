@@ -127,7 +127,7 @@ impl Core {
             }
         }
         self.recharge();
-        self.promises_changed();
+        self.note_guarantees_changed();
         true
     }
 

@@ -11,9 +11,9 @@ use super::Core;
 
 /// What is assumed of the rate at which pages move, until enough have been moved to know: half a gibibyte a second, which
 /// base pages reach on machines of today.
-const ASSUMED: Bytes = Bytes::mib(512);
+const ASSUMED_RATE: Bytes = Bytes::mib(512);
 /// As much has to be moved for the rate to be known.
-const ENOUGH: Bytes = Bytes::mib(16);
+const MIN_MEASURED: Bytes = Bytes::mib(16);
 
 /// The migrations that go on, and what came of the others.
 #[derive(Debug, Default)]
@@ -34,8 +34,8 @@ impl Migrations {
     pub(super) fn rate(&self) -> api::MigrationRate {
         let (bytes, took) = self.measured;
         let micros = took.as_micros();
-        if bytes < ENOUGH.0 || micros == 0 {
-            return api::MigrationRate { bytes_per_second: ASSUMED.0, source: api::RateSource::Assumed };
+        if bytes < MIN_MEASURED.0 || micros == 0 {
+            return api::MigrationRate { bytes_per_second: ASSUMED_RATE.0, source: api::RateSource::Assumed };
         }
         let rate = u128::from(bytes) * 1_000_000 / micros;
         let bytes_per_second = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
@@ -52,7 +52,7 @@ impl Migrations {
     }
 
     /// What was moved of a cgroup, or still is.
-    fn of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
+    fn pages_of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
         let running = self.is_running(cgroup);
         let moved = self.moved.get(cgroup).copied();
         (running || moved.is_some()).then(|| api::MovedPages { running, ..moved.unwrap_or_default() })
@@ -67,7 +67,7 @@ impl Core {
 
     /// What was moved of a cgroup, or still is.
     pub(crate) fn moved_of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
-        self.execution.migrations.of(cgroup)
+        self.execution.migrations.pages_of(cgroup)
     }
 
     /// Whether pages of a cgroup are being moved.
@@ -76,7 +76,7 @@ impl Core {
     }
 
     /// Takes note of migrations that are over.
-    pub(super) fn note_moved(&mut self) {
+    pub(super) fn collect_migrations(&mut self) {
         let (metrics, effects) = (&self.metrics, &mut self.effects);
         let Migrations { running, moved: noted, measured } = &mut self.execution.migrations;
         running.retain(|(cgroup, moving)| {
@@ -131,7 +131,7 @@ mod tests {
         let moving =
             paths.iter().map(|path| (path.clone(), MigrationState::Done(migration.clone()))).collect();
         bench.core.migrations_begun(moving);
-        bench.core.note_moved();
+        bench.core.collect_migrations();
         assert!(paths.iter().all(|path| bench.core.moved_of(path).is_some()));
         bench.core.refresh();
         assert_eq!(paths.each_ref().map(|path| bench.core.moved_of(path).is_some()), [true, false]);

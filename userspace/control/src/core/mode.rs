@@ -23,7 +23,7 @@ impl Core {
     /// Makes what an earlier run left fit the mode.
     pub(crate) fn follow_mode(&mut self) {
         // Whatever holds settings and no allocation is isolated, also where the ledger had to be rebuilt.
-        let promised = self.promised_cgroups();
+        let promised = self.guaranteed_cgroups();
         let is_other =
             |path: &&CgroupPath| !promised.contains(*path) && self.store.state.narrowing(path).is_empty();
         let isolated = self.store.state.applied.held().map(|(path, _)| path).filter(is_other);
@@ -31,10 +31,10 @@ impl Core {
             self.store.state.set_narrowing(&path, Narrowing { is_isolated: true, ..Narrowing::default() });
         }
         match self.mode() {
-            EnforcementMode::On => self.hold_again(),
-            EnforcementMode::DryRun => self.give_all_back(),
+            EnforcementMode::On => self.enforce_again(),
+            EnforcementMode::DryRun => self.restore_all(),
             EnforcementMode::Off => {
-                self.give_all_back();
+                self.restore_all();
                 let names: Vec<String> = self.store.state.guarantees.keys().cloned().collect();
                 for name in names {
                     tracing::info!(name, "to be released: enforcement is off");
@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// Enforces guarantees that are not enforced, for example those of a dry run.
-    fn hold_again(&mut self) {
+    fn enforce_again(&mut self) {
         let is_held =
             |path| self.store.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
         let kept = self
@@ -117,7 +117,7 @@ impl Core {
     }
 
     /// Restores all settings that were written.
-    fn give_all_back(&mut self) {
+    fn restore_all(&mut self) {
         self.note_unrecorded();
         // Also what was noted just now, and what a crash left half given back.
         let held = self.store.state.applied.iter().count();

@@ -166,14 +166,14 @@ impl Core {
 
     /// Lets go of what has a home or is kept off nodes, and is about to have a guarantee, or to be above or below one. What gets one
     /// itself is given its new settings in place of these.
-    pub(super) fn let_go_around(&mut self, path: &CgroupPath) {
-        self.let_go_of(|_, other| *other != *path && other.overlaps(path));
+    pub(super) fn widen_around(&mut self, path: &CgroupPath) {
+        self.widen_matching(|_, other| *other != *path && other.overlaps(path));
     }
 
     /// Lets go of cgroups that are gone: a new one of the same path has neither a home nor nodes that it is kept off, and may get
     /// a home at once.
     pub(crate) fn forget_gone(&mut self) {
-        self.let_go_of(|core, path| {
+        self.widen_matching(|core, path| {
             let known = core.store.state.applied.get(path).map(|record| record.id);
             core.hierarchy.id_of(path).is_ok_and(|id| id.is_none() || id != known)
         });
@@ -181,7 +181,7 @@ impl Core {
         store.state.left_alone.retain(|path, of| hierarchy.id_of(path).map_or(true, |id| id == Some(of.id)));
     }
 
-    fn let_go_of(&mut self, is_one: impl Fn(&Self, &CgroupPath) -> bool) {
+    fn widen_matching(&mut self, is_one: impl Fn(&Self, &CgroupPath) -> bool) {
         let placed = self.store.state.preferred_nodes().keys().chain(self.store.state.steered().keys());
         let these: BTreeSet<CgroupPath> = placed.filter(|path| is_one(self, path)).cloned().collect();
         for path in these {

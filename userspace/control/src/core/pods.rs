@@ -67,12 +67,12 @@ use numaward_model::{
 use numaward_topology::{Bytes, CpuSet};
 use tokio::sync::mpsc;
 
-use self::{unbound::Unbound, waiting::Waiting};
+use self::{unbound::UnboundContainer, waiting::UnplacedContainers};
 use super::{Attempt, Core, HeldChange};
-use crate::{metrics::Rules, spans};
+use crate::{metrics::KubeletRules, spans};
 
 /// Shared containers that are held against the shared pool in one turn.
-const LOOKED_AT: usize = 16;
+const CHECKS_PER_TURN: usize = 16;
 
 /// `memory.min`, `memory.low` and `memory.high`; none: not managed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +83,7 @@ struct MemoryKnobs {
 }
 
 /// More than so many refused owners are not remembered: they are counted anew.
-const MAX_REFUSED: usize = 1000;
+const MAX_REFUSED_OWNERS: usize = 1000;
 
 /// What of pods is remembered, but not over a restart.
 #[derive(Default)]
@@ -93,7 +93,7 @@ pub(super) struct Pods {
     /// Containers to bind as soon as there is time.
     to_bind: VecDeque<String>,
     /// Containers that are not bound yet.
-    unbound: BTreeMap<String, Unbound>,
+    unbound: BTreeMap<String, UnboundContainer>,
     /// Containers that ended and could not be released yet.
     ended: BTreeSet<String>,
     /// Pods with such containers that are over: their UIDs and sandboxes.
@@ -103,9 +103,9 @@ pub(super) struct Pods {
     /// Whether the applied settings of some are those of another pool.
     is_behind: bool,
     /// The container that was looked at last.
-    looked_at: Option<String>,
+    last_checked: Option<String>,
     /// Those that run without what they ask for.
-    waiting: Waiting,
+    waiting: UnplacedContainers,
     /// The owners that were refused last.
     refused: BTreeSet<String>,
     /// Containers of which the runtime was asked to take back what we said.
@@ -181,7 +181,7 @@ impl Core {
             // The runtime asks again for what was refused; the kubelet would have let it go.
             let (refused, is_refused) = (&mut self.pods.refused, decision.outcome.is_err());
             let was_refused = refused.remove(owner);
-            if refused.len() >= MAX_REFUSED {
+            if refused.len() >= MAX_REFUSED_OWNERS {
                 refused.clear();
             }
             if is_refused {
@@ -189,7 +189,7 @@ impl Core {
             }
             if !(is_refused && was_refused) {
                 let options = &self.config.cpu_manager_policy_options;
-                let rules = Rules {
+                let rules = KubeletRules {
                     policy: terms.policy.unwrap_or_else(|| self.config.topology_policy()),
                     scope: terms.scope.unwrap_or_else(|| self.config.topology_scope()),
                     has_whole_cores: options
@@ -249,7 +249,7 @@ impl Core {
         match change.store() {
             Ok(()) => {
                 if !self.pods.bound.contains(&ask.id) {
-                    self.pods.unbound.insert(ask.id.clone(), Unbound::new(Instant::now()));
+                    self.pods.unbound.insert(ask.id.clone(), UnboundContainer::new(Instant::now()));
                 }
                 self.follow_pool();
                 Ok((settings, unpinned))
@@ -388,11 +388,11 @@ impl Core {
             change.keep_to_pool([&placed.cgroup]).pop().transpose()?;
             if change.is_change() {
                 change.store()?;
-                self.promises_changed();
+                self.note_guarantees_changed();
             }
             return Ok(());
         }
-        change.let_go_around(&placed.cgroup);
+        change.widen_around(&placed.cgroup);
         if let Some(without_us) = placed.without_us.as_ref().filter(|_| change.mode() == EnforcementMode::On)
         {
             let (enforcer, knobs) = (change.enforcer().clone(), settings.values().0.into_keys());
@@ -418,7 +418,7 @@ impl Core {
         change.enforce(plan)?;
         self.store.storage.decisions.note(&name, &self.store.state);
         self.effects.held.push(HeldChange::Given(name.clone()));
-        self.promises_changed();
+        self.note_guarantees_changed();
         let allocation = self.allocation_for(&placed.of).cloned().unwrap_or_default();
         tracing::info!(
             name, cgroup = %placed.cgroup, cpus = %allocation.cpus.clone().unwrap_or_default(),
@@ -572,20 +572,20 @@ impl Core {
     }
 
     /// One container that waits for it is bound; a few that share are held against the pool.
-    pub(super) fn look_after_pods(&mut self, now: Instant) {
+    pub(super) fn maintain_pods(&mut self, now: Instant) {
         self.follow_pool();
         self.try_waiting();
-        self.look_after_unbound(now);
+        self.maintain_unbound(now);
         self.go_on_ending();
-        let after = self.pods.looked_at.take();
+        let after = self.pods.last_checked.take();
         let mut next: Vec<Arc<PlacedContainer>> = self
             .sharing()
             .filter(|placed| after.as_ref().is_none_or(|after| placed.of.id > *after))
-            .take(LOOKED_AT)
+            .take(CHECKS_PER_TURN)
             .cloned()
             .collect();
         next.retain(|placed| !self.store.state.guarantees.values().any(|held| held.cgroup == placed.cgroup));
-        self.pods.looked_at = next.last().map(|placed| placed.of.id.clone());
+        self.pods.last_checked = next.last().map(|placed| placed.of.id.clone());
         let kept = self.keep_to_pool(next.iter().map(|placed| &placed.cgroup));
         for (placed, kept) in next.into_iter().zip(kept) {
             match kept {

@@ -42,13 +42,13 @@ use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 use super::Core;
 
 /// The time to which the cap of moved bytes applies.
-const HOUR: Duration = Duration::from_hours(1);
+const RATE_WINDOW: Duration = Duration::from_hours(1);
 /// The kernel counts memory of a cgroup in batches of so many pages on each CPU (`MEMCG_CHARGE_BATCH`).
-const BATCH: u64 = 64;
+const MEMCG_CHARGE_BATCH: u64 = 64;
 
 /// What came of beginning a move.
 #[derive(Debug)]
-pub(crate) enum Begun {
+pub(crate) enum MoveStart {
     /// These guarantees are to be written.
     Moves(Vec<String>),
     /// The workload is gone.
@@ -68,7 +68,7 @@ impl Core {
     ) -> Result<RebalancePlan, AdmissionError> {
         self.check_fit()?;
         let unpromised = self.with_unpromised_huge_pages();
-        let (ledger, terms) = self.asked_of(request)?;
+        let (ledger, terms) = self.ledger_and_terms(request)?;
         self.check_terms(&terms)?;
         let mut limits = limits.clone();
         limits.kept.extend(self.immovable(&unpromised));
@@ -105,8 +105,12 @@ impl Core {
             return None;
         }
         let ago = |span: Duration| now().saturating_sub(span.as_secs());
-        let moved =
-            self.store.state.moving.since(ago(HOUR)).fold(0u64, |sum, of| sum.saturating_add(of.bytes.0));
+        let moved = self
+            .store
+            .state
+            .moving
+            .since(ago(RATE_WINDOW))
+            .fold(0u64, |sum, of| sum.saturating_add(of.bytes.0));
         Some(RebalanceLimits {
             moves: config.max_moves as usize,
             bytes: Bytes(config.max_bytes_per_hour.0.0.saturating_sub(moved)),
@@ -141,13 +145,13 @@ impl Core {
     /// Whether what is left of the moves can still be made, and the request fits then.
     pub(crate) fn check_moves(&self, request: &Request) -> Result<(), AdmissionError> {
         let Some(RunningMoves { moves, begun, .. }) = &self.store.state.moving.running else { return Ok(()) };
-        self.check_rest(request, moves, *begun)
+        self.check_remaining_moves(request, moves, *begun)
     }
 
     /// Begins the next move: the ledger has it, both sides are charged for, and nothing is written yet.
-    pub(crate) fn begin_move(&mut self) -> Result<Begun, AdmissionError> {
-        let Some(running) = self.store.state.moving.running.clone() else { return Ok(Begun::Gone) };
-        let Some(next) = running.moves.get(running.begun) else { return Ok(Begun::Gone) };
+    pub(crate) fn begin_move(&mut self) -> Result<MoveStart, AdmissionError> {
+        let Some(running) = self.store.state.moving.running.clone() else { return Ok(MoveStart::Gone) };
+        let Some(next) = running.moves.get(running.begun) else { return Ok(MoveStart::Gone) };
         let begun = &running.moves[..running.begun];
         let is_gone = self.store.state.ledger.allocation(&next.owner, &next.container).is_none();
         let ledger = (!is_gone)
@@ -164,17 +168,17 @@ impl Core {
         }
         let Some(ledger) = ledger else {
             change.store()?;
-            return Ok(Begun::Gone);
+            return Ok(MoveStart::Gone);
         };
         change.store.state.ledger = ledger;
-        let keep = now().saturating_sub(HOUR.max(change.config.rebalance.dwell_time.0).as_secs());
+        let keep = now().saturating_sub(RATE_WINDOW.max(change.config.rebalance.dwell_time.0).as_secs());
         let recent = &mut change.store.state.moving.recent;
         recent.retain(|of| of.at >= keep);
         recent.push(RecentMove { owner: next.owner.clone(), at: now(), bytes: next.bytes });
         change.store()?;
         fault::point("rebalance.begun");
-        self.promises_changed();
-        Ok(Begun::Moves(self.holders(&next.owner, &next.container)))
+        self.note_guarantees_changed();
+        Ok(MoveStart::Moves(self.holders(&next.owner, &next.container)))
     }
 
     /// Writes the place that the ledger has for a guarantee. Pages may go on moving afterwards, see [`Core::is_moving`].
@@ -196,7 +200,7 @@ impl Core {
         } else {
             let account = change.store.state.ledger.owner(&OwnerId::from(held.owner(name)));
             let place = account.and_then(|account| account.containers.values().next());
-            let mut settings = at(&held.settings, place);
+            let mut settings = settings_at(&held.settings, place);
             if let Some((account, place)) = account.zip(place).filter(|(_, place)| place.cpus.is_none()) {
                 settings.cpus = change.shared_cpus(&account.terms, &place.memory_nodes());
             }
@@ -211,12 +215,12 @@ impl Core {
         if let Some(placed) = placed.filter(|_| self.mode() == EnforcementMode::On) {
             self.send_updates(vec![Update { id: placed.of.id.clone(), settings }]);
         }
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(Some(path))
     }
 
     /// The pages of the move that was begun last have arrived: forwards, or back.
-    pub(crate) fn arrived(&mut self, is_back: bool) -> Result<(), AdmissionError> {
+    pub(crate) fn finish_move(&mut self, is_back: bool) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         let Some(running) = &mut change.store.state.moving.running else { return Ok(()) };
         running.leaving = None;
@@ -228,28 +232,28 @@ impl Core {
         }
         change.store()?;
         fault::point("rebalance.arrived");
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(())
     }
 
     /// Takes the move that was begun last back: the ledger has the container where it was, both sides are charged for,
     /// and nothing is written yet.
-    pub(crate) fn take_back_move(&mut self) -> Result<Begun, AdmissionError> {
-        let Some(running) = self.store.state.moving.running.clone() else { return Ok(Begun::Gone) };
+    pub(crate) fn take_back_move(&mut self) -> Result<MoveStart, AdmissionError> {
+        let Some(running) = self.store.state.moving.running.clone() else { return Ok(MoveStart::Gone) };
         let begun = &running.moves[..running.begun.min(running.moves.len())];
-        let Some(last) = begun.last() else { return Ok(Begun::Gone) };
+        let Some(last) = begun.last() else { return Ok(MoveStart::Gone) };
         // An earlier attempt was stored and not written.
         let is_taken_back =
             running.leaving.as_ref().is_some_and(|of| {
                 of.owner == last.owner && of.container == last.container && of.held == last.to
             }) && self.store.state.ledger.allocation(&last.owner, &last.container) == Some(&last.from);
         if is_taken_back {
-            return Ok(Begun::Moves(self.holders(&last.owner, &last.container)));
+            return Ok(MoveStart::Moves(self.holders(&last.owner, &last.container)));
         }
         let Some(ledger) = in_flight::revert_move(&*self.policy.strategy, &self.store.state.ledger, begun)
         else {
-            self.arrived(true)?;
-            return Ok(Begun::Gone);
+            self.finish_move(true)?;
+            return Ok(MoveStart::Gone);
         };
         let mut change = self.begin();
         change.store.state.ledger = ledger;
@@ -259,13 +263,13 @@ impl Core {
         }
         change.store()?;
         fault::point("rebalance.taken-back");
-        self.promises_changed();
-        Ok(Begun::Moves(self.holders(&last.owner, &last.container)))
+        self.note_guarantees_changed();
+        Ok(MoveStart::Moves(self.holders(&last.owner, &last.container)))
     }
 
     /// The move that is being taken back cannot be: the kernel has the workload at its new place, and so has the ledger
     /// again.
-    pub(crate) fn stay(&mut self) -> Result<(), AdmissionError> {
+    pub(crate) fn keep_move(&mut self) -> Result<(), AdmissionError> {
         let Some(mut running) = self.store.state.moving.running.clone() else { return Ok(()) };
         if running.begun == 0 {
             return Ok(());
@@ -283,7 +287,7 @@ impl Core {
         change.store.state.ledger = ledger;
         change.store.state.moving.running = Some(running);
         change.store()?;
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(())
     }
 
@@ -294,12 +298,16 @@ impl Core {
         change.store.state.ledger =
             in_flight::reserve_for(&*change.policy.strategy, &change.store.state.ledger, &[]);
         change.store()?;
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(())
     }
 
     /// All moves are made: the request is admitted, or just found to fit. If it does not, nothing changes.
-    pub(crate) fn use_room(&mut self, request: &Request, is_admitted: bool) -> Result<(), AdmissionError> {
+    pub(crate) fn finish_rebalance(
+        &mut self,
+        request: &Request,
+        is_admitted: bool,
+    ) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         change.store.state.moving.running = None;
         change.store.state.ledger =
@@ -307,27 +315,27 @@ impl Core {
         if is_admitted {
             change.admit(request, false)?;
         } else {
-            change.check_rest(request, &[], 0)?;
+            change.check_remaining_moves(request, &[], 0)?;
         }
         change.store()?;
         fault::point("rebalance.done");
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(())
     }
 
     /// Whether the rest of these moves can be made, and the request fits then.
-    fn check_rest(
+    fn check_remaining_moves(
         &self,
         request: &Request,
         moves: &[ContainerMove],
         begun: usize,
     ) -> Result<(), AdmissionError> {
-        let (ledger, terms) = self.asked_of(request)?;
+        let (ledger, terms) = self.ledger_and_terms(request)?;
         Ok(in_flight::check_plan(&*self.policy.strategy, &ledger, moves, begun, (&request.engine, &terms))?)
     }
 
     /// The ledger and the terms on which a request is decided.
-    fn asked_of(&self, request: &Request) -> Result<(Ledger, Terms), AdmissionError> {
+    fn ledger_and_terms(&self, request: &Request) -> Result<(Ledger, Terms), AdmissionError> {
         let path = self.cgroup(request)?;
         let terms = self.with_home(&request.terms, &request.name, &path);
         Ok((self.ledger_for(Some(&path), None), terms))
@@ -345,7 +353,8 @@ impl Core {
         let anon = read::memory_numa_stat(&dir).unwrap_or_default();
         let anon =
             anon.iter().filter(|(node, _)| left.contains(**node)).fold(0, |sum, (_, of)| sum + of.anon.0);
-        let error = BATCH * self.policy.machine.cpus.len() as u64 * rustix::param::page_size() as u64;
+        let error =
+            MEMCG_CHARGE_BATCH * self.policy.machine.cpus.len() as u64 * rustix::param::page_size() as u64;
         let huge = hugepages(to).filter_map(|size| read::hugetlb_numa_stat(&dir, size).ok());
         let huge: u64 =
             huge.flatten().filter(|(node, _)| left.contains(*node)).map(|(_, bytes)| bytes.0).sum();
@@ -436,7 +445,7 @@ fn hugepages(held: &Allocation) -> impl Iterator<Item = numaward_topology::Hugep
 }
 
 /// These settings at this place.
-fn at(settings: &Settings, place: Option<&Allocation>) -> Settings {
+fn settings_at(settings: &Settings, place: Option<&Allocation>) -> Settings {
     let mut settings = settings.clone();
     let Some(place) = place else { return settings };
     if place.cpus.is_some() {

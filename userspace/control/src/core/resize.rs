@@ -29,7 +29,7 @@ use super::{Admission, Attempt, Core};
 use crate::spans;
 
 /// What is to be changed, as it is now.
-struct Held {
+struct ResizeTarget {
     guarantee: Guarantee,
     container: ContainerName,
     allocation: Allocation,
@@ -44,7 +44,7 @@ fn promised(request: &engine::Request, kind: ZoneKind) -> Bytes {
 
 impl Core {
     /// Changes what a workload is promised, all of it or nothing.
-    pub(crate) fn resize_asked(
+    pub(crate) fn resize_requested(
         &mut self,
         asked: &Resize,
         dry_run: bool,
@@ -52,7 +52,7 @@ impl Core {
         if self.mode() == EnforcementMode::Off && !dry_run {
             return Err(AdmissionError::Off);
         }
-        let held = self.held(&asked.name)?;
+        let held = self.resize_target(&asked.name)?;
         if let Some(declared) = &held.guarantee.declared {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
             let allowed = "one that was asked for; change the configuration for this one";
@@ -76,7 +76,7 @@ impl Core {
         request: &Request,
         path: &CgroupPath,
     ) -> Result<(), AdmissionError> {
-        let mut held = self.held(name)?;
+        let mut held = self.resize_target(name)?;
         let is_same = name == request.name && held.guarantee.target == request.target;
         let rules = held.guarantee.declared.as_ref().zip(request.declared.as_ref());
         let mut refused = None;
@@ -116,7 +116,7 @@ impl Core {
     /// on, if any.
     fn resize_held(
         &mut self,
-        held: &Held,
+        held: &ResizeTarget,
         asked: &Resize,
         limit: Option<Bytes>,
         dry_run: bool,
@@ -135,14 +135,14 @@ impl Core {
                 if !dry_run {
                     return Err(AdmissionError::Rejected(rejection, explanation));
                 }
-                return Ok(Admission::Dry(Box::new(api::DryRun::refused(rejection, explanation))));
+                return Ok(Admission::DryRun(Box::new(api::DryRun::refused(rejection, explanation))));
             }
         };
         self.hold_resized(held, limit, ledger, dry_run)
     }
 
     /// What holds under this name, unless it is somebody else's to change.
-    fn held(&self, name: &str) -> Result<Held, AdmissionError> {
+    fn resize_target(&self, name: &str) -> Result<ResizeTarget, AdmissionError> {
         let conflict = |problem: String, allowed| AdmissionError::conflict("name", problem, allowed);
         let unknown = || AdmissionError::Unknown(name.to_owned());
         let guarantee = Guarantee::clone(self.store.state.guarantees.get(name).ok_or_else(unknown)?);
@@ -180,11 +180,11 @@ impl Core {
             engine,
         };
         let allocation = account.containers.get(&container).cloned().unwrap_or_default();
-        Ok(Held { guarantee, container, allocation, request })
+        Ok(ResizeTarget { guarantee, container, allocation, request })
     }
 
     /// Refuses huge pages of sizes of which none are held, and fewer than are in use.
-    fn check_hugepages(&self, held: &Held, asked: &Resize) -> Result<(), AdmissionError> {
+    fn check_hugepages(&self, held: &ResizeTarget, asked: &Resize) -> Result<(), AdmissionError> {
         for (&size, &bytes) in &asked.hugepages {
             let field = format!("hugepages.{size}");
             let kind = ZoneKind::Hugepages(size);
@@ -205,12 +205,12 @@ impl Core {
     /// Stores a ledger in which a guarantee changed, and writes what follows.
     fn hold_resized(
         &mut self,
-        held: &Held,
+        held: &ResizeTarget,
         limit: Option<Bytes>,
         ledger: Ledger,
         dry_run: bool,
     ) -> Result<Admission, AdmissionError> {
-        let Held { guarantee, container, request, .. } = held;
+        let ResizeTarget { guarantee, container, request, .. } = held;
         let cgroup = &guarantee.cgroup;
         let owner = OwnerId::from(request.name.as_str());
         let mut change = self.begin();
@@ -224,7 +224,7 @@ impl Core {
             let held = (&allocation, &resized.terms);
             let allocation = change.describe(&resized.name, &resized.target, cgroup, held, &settings);
             let dry = api::DryRun::admitted(allocation, api::Explanation::default());
-            return Ok(Admission::Dry(Box::new(dry)));
+            return Ok(Admission::DryRun(Box::new(dry)));
         }
         change.note_settings(cgroup, &settings);
         if let Some(kept) = change.store.state.guarantees.get_mut(&resized.name) {
@@ -234,13 +234,13 @@ impl Core {
         change.change_held(SettingsChange::Hold(cgroup.clone(), settings))?;
         let cpus = allocation.cpus.unwrap_or_default();
         tracing::info!(name = resized.name, %cgroup, %cpus, "resized");
-        self.promises_changed();
-        Ok(Admission::Given)
+        self.note_guarantees_changed();
+        Ok(Admission::Admitted)
     }
 }
 
 /// The most memory that the workload may use from now on.
-fn new_limit(held: &Held, asked: &Resize) -> Result<Option<Bytes>, AdmissionError> {
+fn new_limit(held: &ResizeTarget, asked: &Resize) -> Result<Option<Bytes>, AdmissionError> {
     let before = promised(&held.request.engine, ZoneKind::Memory);
     let memory = asked.memory.unwrap_or(before);
     let kept = held.request.limit;
@@ -255,7 +255,7 @@ fn new_limit(held: &Held, asked: &Resize) -> Result<Option<Bytes>, AdmissionErro
 }
 
 /// Refuses to make shared CPUs of exclusive ones, and the other way round.
-fn check_cpus(held: &Held, asked: &Resize) -> Result<(), AdmissionError> {
+fn check_cpus(held: &ResizeTarget, asked: &Resize) -> Result<(), AdmissionError> {
     let Some(cpus) = asked.cpus else { return Ok(()) };
     let (problem, allowed) = match (held.allocation.cpus.is_some(), cpus.whole_cpus()) {
         (true, None) => ("it has exclusive CPUs", "a whole number of CPUs"),

@@ -16,7 +16,7 @@ use super::Core;
 use crate::spans;
 
 /// After how many looks the file is written although the state keeps being stored, or tried again after it failed.
-const PATIENCE: u32 = 40;
+const MAX_DELAYED_POLLS: u32 = 40;
 
 /// The state, what it goes back to, and where it is kept.
 pub(crate) struct StateStore {
@@ -72,12 +72,12 @@ pub(crate) struct Storage {
     texts: SerializationCache,
     backup: XattrBackup,
     pub(crate) decisions: DecisionLog,
-    written_out: WrittenOut,
+    ledger_file: LedgerFileState,
 }
 
 /// How far the file is behind.
 #[derive(Debug, Default)]
-struct WrittenOut {
+struct LedgerFileState {
     /// The save that the last look found.
     seen: Option<u64>,
     /// Looks since it was up to date.
@@ -98,7 +98,7 @@ impl Storage {
             texts: SerializationCache::default(),
             backup,
             decisions: DecisionLog::open(dir, state),
-            written_out: WrittenOut::default(),
+            ledger_file: LedgerFileState::default(),
         }
     }
 
@@ -114,17 +114,17 @@ impl Storage {
     /// last.
     pub(crate) fn write_out(&mut self, is_last: bool) {
         let Some(saved) = self.store.pending_write_out() else { return };
-        let before = &mut self.written_out;
+        let before = &mut self.ledger_file;
         let is_quiet = before.seen.replace(saved) == Some(saved) && !before.has_failed;
         before.looks += 1;
-        if !is_quiet && !is_last && before.looks < PATIENCE {
+        if !is_quiet && !is_last && before.looks < MAX_DELAYED_POLLS {
             return;
         }
         let result = self.store.write_out();
         if let (Err(error), false) = (&result, before.has_failed) {
             tracing::warn!(%error, "the ledger file is not up to date; what is promised is in the journal, and nothing is lost");
         }
-        *before = WrittenOut { has_failed: result.is_err(), ..WrittenOut::default() };
+        *before = LedgerFileState { has_failed: result.is_err(), ..LedgerFileState::default() };
     }
 }
 

@@ -12,7 +12,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{ByState, ControlMetrics, set, start};
+use super::{ControlMetrics, StateGauge, set, start};
 
 /// The labels of a workload: `namespace`, `pod` and `container`, or `workload`.
 pub(crate) type CacheLabels = Vec<(&'static str, String)>;
@@ -20,7 +20,7 @@ pub(crate) type CacheLabels = Vec<(&'static str, String)>;
 /// Since the daemon started. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CacheMetrics {
-    workloads: ByState,
+    workloads: StateGauge,
     groups: Family<[(&'static str, &'static str); 1], Gauge>,
     moved: Counter,
     occupancy: Family<CacheLabels, Gauge>,

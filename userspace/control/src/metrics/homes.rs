@@ -6,7 +6,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{By, ByState, ControlMetrics, start};
+use super::{ControlMetrics, LabeledCounter, StateGauge, start};
 
 /// What became of workloads that were given a home.
 const OUTCOMES: [&str; 6] = ["placed", "kept", "no_gain", "outgrown", "not_measured", "no_cpus"];
@@ -35,8 +35,8 @@ pub(crate) enum HomeRefusal {
 #[derive(Clone, Debug, Default)]
 pub(super) struct HomeMetrics {
     workloads: Family<[(&'static str, String); 1], Gauge>,
-    outcomes: By<1>,
-    refused: ByState,
+    outcomes: LabeledCounter<1>,
+    refused: StateGauge,
     moved: Counter,
 }
 

@@ -7,15 +7,15 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{By, ByState, ControlMetrics, set, start};
+use super::{ControlMetrics, LabeledCounter, StateGauge, set, start};
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostMetrics {
-    affinities: ByState,
-    affinity_writes: By<1>,
-    power_settings: ByState,
-    power_writes: By<1>,
+    affinities: StateGauge,
+    affinity_writes: LabeledCounter<1>,
+    power_settings: StateGauge,
+    power_writes: LabeledCounter<1>,
     interleave_weight: Family<[(&'static str, String); 1], Gauge>,
 }
 

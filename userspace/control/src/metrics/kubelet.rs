@@ -17,13 +17,13 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::Asked;
+use super::ManagerRequests;
 
 /// The kubelet decides on each pod once; where a manager cannot give what the topology policy allowed, that is an error of
 /// both. Its errors have no reason, and it measures in milliseconds.
 #[derive(Clone, Debug, Educe)]
 #[educe(Default)]
-pub(super) struct KubeletForms {
+pub(super) struct KubeletMetrics {
     pub(super) topology_requests: Counter,
     pub(super) topology_errors: Counter,
     #[educe(Default(expression = Histogram::new(exponential_buckets(0.05, 2.0, 15))))]
@@ -32,20 +32,20 @@ pub(super) struct KubeletForms {
     pub(super) cpu_errors: Counter,
     pub(super) memory_requests: Counter,
     pub(super) memory_errors: Counter,
-    aligned: Aligned,
-    misaligned: Aligned,
+    aligned: AlignmentGauge,
+    misaligned: AlignmentGauge,
 }
 
 /// Containers, or pods, by the boundary within which they have what they have, and by the scope. Counters by all but the
 /// name, which is the kubelet's: that of a counter would end with `_total`.
-type Aligned = Family<[(&'static str, &'static str); 2], Gauge>;
+type AlignmentGauge = Family<[(&'static str, &'static str); 2], Gauge>;
 
 /// Within one node; the cores, which are whole; one last-level cache.
 pub(super) const NUMA_NODE: &str = "numa_node";
 pub(super) const PHYSICAL_CPU: &str = "physical_cpu";
 pub(super) const UNCORE_CACHE: &str = "uncore_cache";
 
-fn add_aligned(of: &Aligned, boundary: &'static str, scope: TopologyManagerScope, count: u64) {
+fn add_aligned(of: &AlignmentGauge, boundary: &'static str, scope: TopologyManagerScope, count: u64) {
     let scope = match scope {
         TopologyManagerScope::Container => "container",
         TopologyManagerScope::Pod => "pod",
@@ -56,7 +56,7 @@ fn add_aligned(of: &Aligned, boundary: &'static str, scope: TopologyManagerScope
 
 /// By which rules the kubelet would have decided on a pod.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules<'a> {
+pub(crate) struct KubeletRules<'a> {
     pub(crate) policy: TopologyManagerPolicy,
     pub(crate) scope: TopologyManagerScope,
     /// Whether CPUs are given by whole cores only.
@@ -64,7 +64,7 @@ pub(crate) struct Rules<'a> {
     pub(crate) machine: &'a Machine,
 }
 
-impl KubeletForms {
+impl KubeletMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         let Self { aligned, misaligned, .. } = self;
         for (of, boundary, scope) in [
@@ -107,8 +107,8 @@ impl KubeletForms {
         &self,
         request: &Request,
         decision: &Decision,
-        rules: &Rules<'_>,
-        cpus: &Asked,
+        rules: &KubeletRules<'_>,
+        cpus: &ManagerRequests,
     ) {
         let (aligned, misaligned, container) =
             (&self.aligned, &self.misaligned, TopologyManagerScope::Container);

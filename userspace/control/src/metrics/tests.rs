@@ -25,8 +25,8 @@ fn sum(text: &str, name: &str) -> u64 {
     values.map(|value| value.parse::<u64>().unwrap()).sum()
 }
 
-fn rules(policy: TopologyManagerPolicy, machine: &Machine) -> Rules<'_> {
-    Rules { policy, scope: TopologyManagerScope::Container, has_whole_cores: false, machine }
+fn rules(policy: TopologyManagerPolicy, machine: &Machine) -> KubeletRules<'_> {
+    KubeletRules { policy, scope: TopologyManagerScope::Container, has_whole_cores: false, machine }
 }
 
 fn guaranteed(name: &str, cpu: &str, gibibytes: u64) -> ContainerRequest {
@@ -73,7 +73,7 @@ fn what_is_aligned_is_counted_as_the_kubelet_counts_it() {
         let figures = ControlMetrics::default();
         let asked = request(containers);
         let decision = strategy.admit(&strategy.idle(), &asked);
-        let rules = Rules { policy, scope, has_whole_cores, machine: &machine };
+        let rules = KubeletRules { policy, scope, has_whole_cores, machine: &machine };
         figures.decided_on_pod(&asked, &decision, &rules, Duration::ZERO);
         let text = written(&figures);
         let found = [

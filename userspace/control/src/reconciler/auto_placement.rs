@@ -42,11 +42,11 @@ use self::{
     measure::{Measured, has_fallen},
 };
 use crate::{
-    auto_placement_worker::{self, AutoPlacementWorker, Job, JobOutcome, Look, Reading, Sources},
+    auto_placement_worker::{self, AutoPlacementWorker, Job, JobOutcome, Reading, Sources, Survey},
     core::Core,
     metrics::homes::HomeRefusal,
-    page_worker::{ByNode, LEAST},
-    policy_worker::Policies,
+    page_worker::{ByNode, MIN_MOVE_SIZE},
+    policy_worker::PolicyReader,
 };
 
 /// Looking takes no more than this share of the time: one of so many parts.
@@ -65,7 +65,7 @@ const DOUBLINGS: u32 = 6;
 pub(super) struct AutoPlacement {
     worker: Option<AutoPlacementWorker>,
     /// Memory policies of those that would get a home.
-    policies: Policies,
+    policies: PolicyReader,
     /// From which reading on each workload is counted, and for how many windows.
     watched: BTreeMap<CgroupPath, (Reading, u32)>,
     /// Those that have a home.
@@ -104,7 +104,7 @@ impl AutoPlacement {
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self {
             worker: None,
-            policies: Policies::new("home_policies", stop.clone()),
+            policies: PolicyReader::new("home_policies", stop.clone()),
             watched: BTreeMap::new(),
             at_home: BTreeMap::new(),
             back: VecDeque::new(),
@@ -135,7 +135,7 @@ impl AutoPlacement {
         self.follow(core, now);
         self.policies.take();
         match self.worker.as_mut().and_then(AutoPlacementWorker::take) {
-            Some(JobOutcome::Looked(look)) => {
+            Some(JobOutcome::Surveyed(look)) => {
                 let pause = core.config.home.window.0.max(look.took * COST);
                 self.looked(core, look, now);
                 self.next_look = Some(now + pause);
@@ -169,7 +169,7 @@ impl AutoPlacement {
                     self.put_back(core, &path, "no_cpus", &why);
                 }
                 Ok(cpus) if core.home_cpus(&path) != Some(&cpus) => {
-                    if let Err(error) = core.give_home(&path, home) {
+                    if let Err(error) = core.assign_home(&path, home) {
                         tracing::warn!(cgroup = %path, %error, "its CPUs at home cannot follow");
                     }
                 }
@@ -185,7 +185,7 @@ impl AutoPlacement {
             return;
         }
         let job = if self.next_look.is_none_or(|next| now >= next) {
-            Job::Look(core.policy.machine.nodes.keys().copied().collect())
+            Job::Survey(core.policy.machine.nodes.keys().copied().collect())
         } else if let Some((path, order)) = self.next_order(core) {
             Job::Move(path, order)
         } else {
@@ -219,7 +219,7 @@ impl AutoPlacement {
     /// What to move next.
     fn next_order(&mut self, core: &Core) -> Option<(CgroupPath, PageMove)> {
         let (homes, rate) = (core.store.state.preferred_nodes(), core.config.home.rate.0);
-        let most = Bytes(rate.0.saturating_mul(ORDER)).max(LEAST);
+        let most = Bytes(rate.0.saturating_mul(ORDER)).max(MIN_MOVE_SIZE);
         for (path, of) in &self.at_home {
             let (Stage::Moving(Some(left)), Some(home)) = (&of.stage, homes.get(path)) else { continue };
             if let Some((from, bytes)) = left.iter().max_by_key(|(_, bytes)| bytes.0) {
@@ -230,7 +230,7 @@ impl AutoPlacement {
         }
         let (path, order) = self.back.pop_front()?;
         let rest = Bytes(order.bytes.0.saturating_sub(most.0));
-        if rest >= LEAST {
+        if rest >= MIN_MOVE_SIZE {
             self.back.push_front((path.clone(), PageMove { bytes: rest, ..order.clone() }));
         }
         Some((path, PageMove { bytes: order.bytes.min(most), ..order }))
@@ -253,7 +253,7 @@ impl AutoPlacement {
         }
         let rest = left.remove(&order.from).map_or(0, |had| had.0.saturating_sub(done.0));
         // What did not move this time does not move the next.
-        if rest >= LEAST.0 && done.0 >= order.bytes.0 / 2 {
+        if rest >= MIN_MOVE_SIZE.0 && done.0 >= order.bytes.0 / 2 {
             left.insert(order.from, Bytes(rest));
         }
         self.begin_trial(path);
@@ -269,8 +269,8 @@ impl AutoPlacement {
         }
     }
 
-    fn looked(&mut self, core: &mut Core, look: Look, now: Instant) {
-        let Look { workloads, room, .. } = look;
+    fn looked(&mut self, core: &mut Core, look: Survey, now: Instant) {
+        let Survey { workloads, room, .. } = look;
         let there: BTreeSet<CgroupPath> = workloads.iter().map(|of| of.cgroup.clone()).collect();
         self.watched.retain(|path, _| there.contains(path));
         self.policies.known.retain(|path, _| there.contains(path));
@@ -411,7 +411,7 @@ impl AutoPlacement {
             (Reverse(u128::from(of.accesses) * u128::from(of.remote)), path.clone())
         });
         for (path, of) in candidates {
-            if core.is_near_promise(&path) {
+            if core.is_near_guarantee(&path) {
                 continue;
             }
             let on_trial = self.at_home.values().filter(|of| !matches!(of.stage, Stage::Kept(_))).count();
@@ -472,13 +472,13 @@ impl AutoPlacement {
             return Ok(());
         }
         let Ok(Some(id)) = core.hierarchy.id_of(path) else { return Ok(()) };
-        let Some(finding) = self.policies.of(core, path, id) else { return Ok(()) };
+        let Some(finding) = self.policies.result_for(core, path, id) else { return Ok(()) };
         if let Err(why) = finding.policies {
             // For the next look.
             self.policies.read(core, path, id);
             return Err((HomeRefusal::MemoryPolicy, why));
         }
-        core.give_home(path, PreferredNode::new(node, of.remote))
+        core.assign_home(path, PreferredNode::new(node, of.remote))
             .map_err(|error| (HomeRefusal::Write, error.to_string()))?;
         let stage = Stage::Moving(Some(elsewhere(&of.resident, Some(node))));
         self.at_home.insert(path.clone(), AtHome { stage, cpu: of.cpu, unseen: 0 });
@@ -536,7 +536,7 @@ impl AutoPlacement {
 
 /// Memory on other nodes than the home, as far as it is worth moving.
 fn elsewhere(resident: &ByNode, home: Option<NodeId>) -> ByNode {
-    let others = resident.iter().filter(|(node, bytes)| Some(**node) != home && **bytes >= LEAST);
+    let others = resident.iter().filter(|(node, bytes)| Some(**node) != home && **bytes >= MIN_MOVE_SIZE);
     others.map(|(node, bytes)| (*node, *bytes)).collect()
 }
 

@@ -8,27 +8,27 @@ use numaward_guarantee::{
 use tokio::sync::oneshot;
 
 use super::ReconcilerLoop;
-use crate::core::{Admission, Kind, Waiting, goes_with};
+use crate::core::{Admission, BatchKind, QueuedCommand, batch_key};
 
 impl ReconcilerLoop {
     /// Executes the commands that were taken from the inbox.
-    pub(super) fn handle_batch(&mut self, mut waiting: Vec<Waiting>) {
-        match waiting.first().and_then(|first| goes_with(&first.command)) {
+    pub(super) fn handle_batch(&mut self, mut waiting: Vec<QueuedCommand>) {
+        match waiting.first().and_then(|first| batch_key(&first.command)) {
             Some((kind, _)) if waiting.len() > 1 => match kind {
-                Kind::Admission => self.admit_batch(waiting),
-                Kind::Release => self.release_and_answer(waiting),
+                BatchKind::Admission => self.admit_batch(waiting),
+                BatchKind::Release => self.release_and_answer(waiting),
             },
             _ => waiting.drain(..).for_each(|waiting| self.command(waiting.command)),
         }
     }
 
-    fn admit_batch(&mut self, waiting: Vec<Waiting>) {
+    fn admit_batch(&mut self, waiting: Vec<QueuedCommand>) {
         let requests = waiting.iter().filter_map(|waiting| match &waiting.command {
             Command::Admit { request, .. } => Some(&**request),
             _ => None,
         });
         let requests: Vec<&Request> = requests.collect();
-        let mut results = self.core.admit_together(&requests).into_iter();
+        let mut results = self.core.admit_batch(&requests).into_iter();
         self.process_effects();
         let mut postponed = Vec::new();
         let mut answers = Vec::new();
@@ -50,7 +50,7 @@ impl ReconcilerLoop {
         }
     }
 
-    fn release_and_answer(&mut self, waiting: Vec<Waiting>) {
+    fn release_and_answer(&mut self, waiting: Vec<QueuedCommand>) {
         let asked = waiting.into_iter().filter_map(|waiting| match waiting.command {
             Command::Release { name, answer } => Some((name, answer)),
             _ => None,

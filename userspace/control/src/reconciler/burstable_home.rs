@@ -24,7 +24,7 @@ use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
 use super::drift::Rotation;
-use crate::core::{Core, most};
+use crate::core::{Core, node_with_most};
 
 /// Maximum time between two readings of a workload; less if the dwell time is short.
 const MAX_READ_INTERVAL: Duration = Duration::from_secs(10);
@@ -92,7 +92,9 @@ impl BurstableHomes {
             let total = Bytes(by_node.values().fold(0, |sum, bytes| sum.saturating_add(bytes.0)));
             let preferred = preferred_nodes(core, &owner);
             let before = self.away.remove(&owner);
-            let Some((node, on_node)) = most(by_node).filter(|(node, _)| !preferred.contains(*node)) else {
+            let Some((node, on_node)) =
+                node_with_most(by_node).filter(|(node, _)| !preferred.contains(*node))
+            else {
                 continue;
             };
             let was_away = before.filter(|away| away.node == node);

@@ -39,7 +39,7 @@ use super::MAINTENANCE_INTERVAL;
 use crate::{
     core::{Core, HeldChange},
     spans,
-    write_monitor::{Seen, WriteMonitor},
+    write_monitor::{ObservedWrites, WriteMonitor},
 };
 
 /// Time within which all polled cgroups are checked.
@@ -177,7 +177,7 @@ impl DriftController {
         if let Some(write_monitor) = &self.write_monitor {
             before.difference(&wanted).for_each(|knob| write_monitor.remove(path, *knob));
             wanted.retain(|knob| !is_replaced && before.contains(knob) || write_monitor.add(path, *knob));
-            is_watched = write_monitor.works() && held().all(|knob| wanted.contains(knob));
+            is_watched = write_monitor.is_working() && held().all(|knob| wanted.contains(knob));
             if !wanted.is_empty() {
                 self.marks.insert(path.clone(), wanted);
             }
@@ -193,7 +193,7 @@ impl DriftController {
 
     /// Returns the polled and watched cgroups to check in this tick.
     fn turn(&mut self) -> Vec<CgroupPath> {
-        if self.write_monitor.as_ref().is_some_and(|write_monitor| !write_monitor.works()) {
+        if self.write_monitor.as_ref().is_some_and(|write_monitor| !write_monitor.is_working()) {
             // Writes are not reported any more, so everything is polled.
             self.looked_at.items.append(&mut self.swept.items);
         }
@@ -224,7 +224,7 @@ impl DriftController {
         above.into_iter().flat_map(BTreeMap::values).map(api::Drift::from).collect()
     }
 
-    fn take(&self) -> Seen {
+    fn take(&self) -> ObservedWrites {
         self.write_monitor.as_ref().map(|write_monitor| write_monitor.take()).unwrap_or_default()
     }
 
@@ -309,7 +309,7 @@ impl DriftRecord {
 }
 
 /// Returns the write that can have caused a drift; `None` if none was reported.
-fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<KnobWriter>> {
+fn cause<'a>(drift: &Drift, seen: &'a ObservedWrites) -> Option<&'a Option<KnobWriter>> {
     let of = |cgroup: CgroupPath, knob| seen.knobs.get(&(cgroup, knob));
     let above = |knob| drift.cgroup.ancestors().skip(1).find_map(|above| of(above, knob));
     of(drift.cgroup.clone(), drift.knob).or_else(|| match drift {
@@ -371,7 +371,13 @@ impl DriftController {
         self.look_at(core, paths, seen, now);
     }
 
-    fn look_at(&mut self, core: &mut Core, paths: BTreeSet<CgroupPath>, mut seen: Seen, now: Duration) {
+    fn look_at(
+        &mut self,
+        core: &mut Core,
+        paths: BTreeSet<CgroupPath>,
+        mut seen: ObservedWrites,
+        now: Duration,
+    ) {
         let mut changed = false;
         for path in paths {
             self.due.remove(&path);
@@ -401,7 +407,7 @@ impl DriftController {
                     continue;
                 }
                 self.awaited.remove(&(drift.cgroup.clone(), drift.knob));
-                if core.yield_home(&drift) {
+                if core.end_overridden_home(&drift) {
                     changed = true;
                     continue;
                 }
@@ -438,7 +444,7 @@ impl DriftController {
     }
 
     /// Takes note of a drift and repairs it if it is time; `true` if there is news.
-    fn note_drift(&mut self, core: &mut Core, drift: Drift, seen: &Seen, now: Duration) -> bool {
+    fn note_drift(&mut self, core: &mut Core, drift: Drift, seen: &ObservedWrites, now: Duration) -> bool {
         let cause = cause(&drift, seen);
         let is_written = cause.is_some() || seen.everything || !self.is_watched(&drift);
         let verdict = match drift.kind {
@@ -565,7 +571,7 @@ mod tests {
         let seen = |path: &str, knob, pid| {
             let writer = KnobWriter { pid, name: None, cgroup: None };
             let knobs = [((path.parse().unwrap(), knob), Some(writer))].into();
-            Seen { knobs, everything: false }
+            ObservedWrites { knobs, everything: false }
         };
         let above = |pid| seen("/machine.slice", Knob::SubtreeControl, pid);
         let itself = |pid| seen(inner.as_str(), knob, pid);

@@ -48,8 +48,8 @@ use self::{crowded::Crowding, reclaim::Reclaim};
 use super::restores::{FIRST_RETRY, LONGEST_RETRY};
 use crate::{
     core::Core,
-    page_worker::LEAST,
-    policy_worker::{Finding, Policies},
+    page_worker::MIN_MOVE_SIZE,
+    policy_worker::{PolicyFinding, PolicyReader},
 };
 
 /// Minimum time between two workloads that are steered off the same node.
@@ -97,7 +97,7 @@ pub(super) struct Guard {
     /// Times of the next attempts to restore the nodes of a cgroup.
     retries: BTreeMap<CgroupPath, Retry>,
     /// Memory policies of workloads; empty while no node is low.
-    policies: Policies,
+    policies: PolicyReader,
     crowding: Crowding,
     reclaim: Reclaim,
 }
@@ -111,7 +111,7 @@ impl Guard {
             were_low: NodeSet::new(),
             recovering_since: BTreeMap::new(),
             retries: BTreeMap::new(),
-            policies: Policies::new("policies", stop.clone()),
+            policies: PolicyReader::new("policies", stop.clone()),
             crowding: Crowding::default(),
             reclaim: Reclaim::new(stop),
         }
@@ -208,7 +208,7 @@ impl Guard {
     ) -> SteerOutcome {
         let (node, guaranteed_pods) = (of.node, guaranteed_pods(core));
         let mut candidates: Vec<&UnguaranteedWorkload> =
-            workloads.iter().filter(|workload| workload.on(node) >= LEAST).collect();
+            workloads.iter().filter(|workload| workload.on(node) >= MIN_MOVE_SIZE).collect();
         candidates.sort_by_key(|workload| (std::cmp::Reverse(workload.on(node)), workload.cgroup.clone()));
         let mut is_any_denied = false;
         for workload in candidates {
@@ -271,8 +271,8 @@ impl Guard {
             let room = Bytes(room);
             return Err(format!("it has {resident} there, and nodes {allowed} have room for {room}").into());
         }
-        let Some(finding) = self.policies.of(core, cgroup, workload.id) else { return Ok(None) };
-        let Finding { policies, untouched, is_denied } = finding;
+        let Some(finding) = self.policies.result_for(core, cgroup, workload.id) else { return Ok(None) };
+        let PolicyFinding { policies, untouched, is_denied } = finding;
         policies.map_err(|reason| SteeringError { reason, is_denied })?;
         core.check_untouched_huge_pages(untouched, &allowed).map_err(|shortage| shortage.to_string())?;
         core.keep_off(cgroup, &off).map_err(|error| error.to_string())?;

@@ -275,8 +275,8 @@ impl Liveness {
             }
         }
         if restarted {
-            core.uphold();
-            core.promises_changed();
+            core.enforce_guarantees();
+            core.note_guarantees_changed();
         }
         for (name, reason) in over {
             let unit =

@@ -119,7 +119,7 @@ impl ReadModel {
             nodes: nodes.collect(),
             enforcement: api::Enforcement {
                 mode: core.mode(),
-                herding: core.herding(|cgroup| drift.of(cgroup)),
+                herding: core.cpu_isolation_status(|cgroup| drift.of(cgroup)),
                 homes: core.preferred_nodes(),
                 pending_restores,
             },

@@ -38,7 +38,7 @@ use numaward_model::EventReport;
 use numaward_topology::Bytes;
 use tokio::sync::oneshot;
 
-use crate::core::{Begun, Core, plan_id};
+use crate::core::{Core, MoveStart, plan_id};
 
 /// Time between attempts to store a rollback step.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -417,7 +417,7 @@ impl RebalanceRun {
             self.process_begun(core, begun - 1, MoveState::MovingBack, taken_back);
         } else if begun == count {
             let Some((request, admit)) = self.request.clone() else { return self.end(core) };
-            match core.use_room(&request, admit) {
+            match core.finish_rebalance(&request, admit) {
                 Ok(()) => return self.end(core),
                 Err(error) => self.fail(&error),
             }
@@ -435,15 +435,15 @@ impl RebalanceRun {
         core: &mut Core,
         place: usize,
         state: MoveState,
-        begun: Result<Begun, AdmissionError>,
+        begun: Result<MoveStart, AdmissionError>,
     ) {
         match begun {
-            Ok(Begun::Moves(names)) => {
+            Ok(MoveStart::Moves(names)) => {
                 self.outside = self.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
                 self.set_move_state(Some(place), state);
                 self.phase = StepPhase::Write(names.into(), Vec::new());
             }
-            Ok(Begun::Gone) => {
+            Ok(MoveStart::Gone) => {
                 self.set_move_state(Some(place), MoveState::Gone);
                 core.metrics.relocated("gone", Bytes(0));
             }
@@ -514,7 +514,7 @@ impl RebalanceRun {
         let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
         let rest = target.and_then(|(_, to)| core.resident_outside(&names, &to));
         let moved = self.outside.zip(rest).map(|(before, after)| Bytes(before.0.saturating_sub(after.0)));
-        if let Err(error) = core.arrived(is_back) {
+        if let Err(error) = core.finish_move(is_back) {
             if is_back {
                 self.retry_later(&error, StepPhase::Await(cgroups));
             } else {
@@ -547,7 +547,7 @@ impl RebalanceRun {
     fn keep_new_place(&mut self, core: &mut Core, error: &AdmissionError, written: &[(String, CgroupPath)]) {
         let place = Self::current(core);
         self.phase = StepPhase::Next;
-        if let Err(error) = core.stay() {
+        if let Err(error) = core.keep_move() {
             return self.retry_later(&error, StepPhase::Next);
         }
         for (name, _) in written {

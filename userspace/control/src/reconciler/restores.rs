@@ -70,7 +70,7 @@ impl Restores {
         });
         let due: Vec<CgroupPath> = due.map(|(path, _)| path.clone()).collect();
         for path in due {
-            let reason = core.give_back_again(&path).err();
+            let reason = core.retry_restore(&path).err();
             let Some(pending) = self.pending.get_mut(&path) else { continue };
             core.effects.view |= pending.reason != reason;
             pending.reason = reason;

@@ -250,7 +250,7 @@ impl Throttling {
         core.metrics.raised();
         // The next window begins now.
         self.workloads.insert(name.to_owned(), StallSamples::default());
-        core.promises_changed();
+        core.note_guarantees_changed();
         Ok(to)
     }
 }

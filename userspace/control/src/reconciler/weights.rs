@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::{
         reconciler::{ReconcilerLoop, tests::reconciler_loop},
-        restore::is_all_back,
+        restore::is_all_restored,
         testing::{self as fixture, Host},
     };
 
@@ -403,16 +403,16 @@ mod tests {
         let refused = fixture::refuse(&file);
         let mut reconciler = bench.start();
         assert_eq!(bench.now(), ["1", "2"]);
-        assert!(!is_all_back(&client(&reconciler)));
+        assert!(!is_all_restored(&client(&reconciler)));
         turn(&mut reconciler);
         reconciler.run_maintenance();
-        assert!(!is_all_back(&client(&reconciler)), "it cannot be written yet");
+        assert!(!is_all_restored(&client(&reconciler)), "it cannot be written yet");
         drop(refused);
         fs::remove_file(&file).unwrap();
         bench.set(2, 2);
         turn(&mut reconciler);
         reconciler.run_maintenance();
-        assert!(is_all_back(&client(&reconciler)));
+        assert!(is_all_restored(&client(&reconciler)));
         assert_eq!(bench.now(), ["1", "1"]);
         drop(reconciler);
 
@@ -422,12 +422,12 @@ mod tests {
         fs::remove_file(&file).unwrap();
         bench.config.enforcement.mode = api::EnforcementMode::Off;
         let reconciler = bench.start();
-        assert!(is_all_back(&client(&reconciler)) && !reconciler.core.store.state.weights.is_empty());
+        assert!(is_all_restored(&client(&reconciler)) && !reconciler.core.store.state.weights.is_empty());
         drop(reconciler);
         // While enforcement is on, nothing is pending.
         bench.config.enforcement.mode = api::EnforcementMode::On;
         bench.set(2, 2);
-        assert!(is_all_back(&client(&bench.start())));
+        assert!(is_all_restored(&client(&bench.start())));
     }
 
     #[test]

@@ -62,7 +62,7 @@ async fn all_is_given_back_with_a_policy_that_does_not_fit() {
     let mut config = of_another_machine(StrategyKind::Kubelet);
     config.enforcement.mode = EnforcementMode::Off;
     let (reconciler, thread, stop) = bench.start_with(config);
-    until("nothing is held", &|| restore::is_all_back(&reconciler));
+    until("nothing is held", &|| restore::is_all_restored(&reconciler));
     assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));
     assert_ne!(bench.knob("a/cpuset.cpus"), "1-3");
     stop.cancel();

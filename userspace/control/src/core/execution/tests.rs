@@ -44,9 +44,9 @@ impl Bench {
         let config = Config { state_directory: dir.path().join("state"), ..config };
         let enforcer = fixture::enforcer(&root, &host.machine(), None);
         let hierarchy = numaward_cgroup::Hierarchy::at(&root);
-        let opened =
+        let descended =
             Core::open(&config, hierarchy, enforcer, Ports::from_part(&host), ControlMetrics::default());
-        let (mut core, (send, queue)) = (opened.unwrap(), mpsc::channel());
+        let (mut core, (send, queue)) = (descended.unwrap(), mpsc::channel());
         let worker = Worker::start(
             core.enforcer().clone(),
             send.clone(),
@@ -90,7 +90,7 @@ impl Bench {
     /// Handles what has arrived, in its order.
     pub(in crate::core) fn handle(&mut self) {
         self.core.execution.inbox.as_mut().unwrap().receive(Duration::ZERO);
-        while let Some(command) = self.core.execution.inbox.as_mut().unwrap().next_of_runtime() {
+        while let Some(command) = self.core.execution.inbox.as_mut().unwrap().next_runtime_command() {
             if let Some(reply) = self.core.pod_command(command, false) {
                 reply();
             }

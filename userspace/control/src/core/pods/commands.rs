@@ -7,27 +7,27 @@ use numaward_model::Settings;
 use tokio::sync::oneshot;
 
 use super::Attempt;
-use crate::core::{Core, inbox::Numbered};
+use crate::core::{Core, inbox::RuntimeCommand};
 
 /// Answers the runtime.
-pub(super) type Reply = Box<dyn FnOnce() + Send>;
+pub(super) type DeferredReply = Box<dyn FnOnce() + Send>;
 
 impl Core {
     /// Does what the runtime asks for. What is answered when all know what was decided is returned.
     ///
     /// `overtakes`: something that the runtime asked before is not handled yet.
-    pub(crate) fn pod_command(&mut self, numbered: Numbered, overtakes: bool) -> Option<Reply> {
+    pub(crate) fn pod_command(&mut self, numbered: RuntimeCommand, overtakes: bool) -> Option<DeferredReply> {
         /// Those who asked may have gone: what was decided stands, and is compared with what runs later.
-        fn reply<T: Send + 'static>(answer: oneshot::Sender<T>, with: T) -> Reply {
+        fn reply<T: Send + 'static>(answer: oneshot::Sender<T>, with: T) -> DeferredReply {
             Box::new(move || drop(answer.send(with)))
         }
         let attempt = if overtakes { Attempt::Again } else { Attempt::First };
         let is_off = self.mode() == EnforcementMode::Off;
-        if self.is_too_early(&numbered.command) {
-            self.execution.put_off.push(numbered);
+        if self.must_wait(&numbered.command) {
+            self.execution.deferred.push(numbered);
             return None;
         }
-        let Numbered { number, command } = numbered;
+        let RuntimeCommand { number, command } = numbered;
         Some(match command {
             PodCommand::SendUpdates(sender) => {
                 self.pods.updates = Some(sender);
@@ -41,7 +41,7 @@ impl Core {
                 if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
                     // What it asks for may be given back by what it asked before.
                     let command = PodCommand::Create { ask, answer };
-                    self.execution.put_off.push(Numbered { number, command });
+                    self.execution.deferred.push(RuntimeCommand { number, command });
                     return None;
                 }
                 let owner = created.as_ref().ok().and_then(|_| self.store.state.containers.get(&ask.id));
@@ -52,7 +52,7 @@ impl Core {
                 // The container is being made meanwhile.
                 if let Some(owner) = owner {
                     self.store.storage.decisions.note(&owner, &self.store.state);
-                    self.promises_changed();
+                    self.note_guarantees_changed();
                 }
                 return None;
             }
@@ -60,13 +60,13 @@ impl Core {
                 let admitted = self.run_pod(&ask, attempt);
                 if overtakes && matches!(admitted, Err(AdmissionError::Rejected(..))) {
                     let command = PodCommand::RunPod { ask, answer };
-                    self.execution.put_off.push(Numbered { number, command });
+                    self.execution.deferred.push(RuntimeCommand { number, command });
                     return None;
                 }
                 let is_admitted = admitted.is_ok();
                 drop(answer.send(admitted));
                 if is_admitted {
-                    self.promises_changed();
+                    self.note_guarantees_changed();
                 }
                 return None;
             }
@@ -108,7 +108,7 @@ impl Core {
     }
 
     /// Whether something else is waited for, and this would have to wait as well: pages would have to move.
-    fn is_too_early(&mut self, command: &PodCommand) -> bool {
+    fn must_wait(&mut self, command: &PodCommand) -> bool {
         let PodCommand::Bind { id, .. } = command else { return false };
         let Some(placed) = self.store.state.containers.get(id).cloned() else { return false };
         if self.execution.busy.is_none() || !self.is_promised(&placed) {

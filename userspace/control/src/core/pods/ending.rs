@@ -68,7 +68,7 @@ impl Core {
         if let Err(error) = self.save() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
-        self.promises_changed();
+        self.note_guarantees_changed();
     }
 
     /// A sandbox was stopped: what its pod holds is free, unless the pod has another sandbox by now.

@@ -24,11 +24,11 @@ use super::{Core, MemoryKnobs};
 
 /// What at least, and at most, is left to reclaim within a pod: more than a sandbox and the kernel's books of some
 /// cgroups take.
-const SLACK: (Bytes, Bytes) = (Bytes::mib(16), Bytes::mib(64));
+const UNPROTECTED_RANGE: (Bytes, Bytes) = (Bytes::mib(16), Bytes::mib(64));
 
 /// What is left to reclaim of this much.
-fn slack(of: Bytes) -> Bytes {
-    Bytes((of.0 / 32).clamp(SLACK.0.0, SLACK.1.0).min(of.0 / 2))
+fn unprotected_part(of: Bytes) -> Bytes {
+    Bytes((of.0 / 32).clamp(UNPROTECTED_RANGE.0.0, UNPROTECTED_RANGE.1.0).min(of.0 / 2))
 }
 
 /// The knobs of a container. `ceiling` stands for the limit of who has none.
@@ -41,7 +41,7 @@ fn knobs(config: &Config, ask: &MemoryClaim, is_promised: bool, ceiling: Bytes) 
         qos.container_settings(class, request, ask.limit.unwrap_or_default());
     match (min, ask.limit) {
         (Some(all), Some(limit)) if limit <= all => {
-            MemoryKnobs { min: Some(Bytes(all.0 - slack(all).0)), low: Some(all), high }
+            MemoryKnobs { min: Some(Bytes(all.0 - unprotected_part(all).0)), low: Some(all), high }
         }
         _ => MemoryKnobs { min, low, high },
     }

@@ -75,7 +75,7 @@ impl Core {
         }
         let cpus = settings.cpus.clone().unwrap_or_default();
         tracing::info!(name = placed.of.full_name(), %cpus, "resized");
-        self.promises_changed();
+        self.note_guarantees_changed();
         Ok(Some(settings))
     }
 
@@ -111,7 +111,7 @@ impl Core {
         }
         change.change_held(SettingsChange::Each(changes))?;
         tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
-        self.promises_changed();
+        self.note_guarantees_changed();
         if self.mode() == EnforcementMode::On {
             self.pods.send(updates);
         }

@@ -78,7 +78,7 @@ impl Core {
             tracing::error!(%error, "what runs is not adopted");
             return SyncResult::default();
         }
-        self.promises_changed();
+        self.note_guarantees_changed();
         // The pool is only known when all have been placed.
         for (ask, placed) in containers.into_iter().zip(&placed) {
             let settings = self.settings_of(placed);

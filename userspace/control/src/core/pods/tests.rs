@@ -38,7 +38,7 @@ fn in_the_way(bench: &Bench, ask: &ContainerPlacementRequest, is_there: bool) {
 
 /// What happens when nothing has been asked for until then.
 fn turn(bench: &mut Bench, now: Instant) {
-    bench.core.look_after_pods(now);
+    bench.core.maintain_pods(now);
     while bench.core.has_to_bind() {
         bench.core.bind_next();
     }
@@ -182,7 +182,7 @@ fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty
     assert_eq!(bench.cpus("kubepods/pod-before/before"), "0");
     let (settings, _) = bench.core.create(&best_effort("after"), Attempt::First).unwrap();
     assert_eq!(settings.cpus.unwrap().to_string(), "0");
-    bench.core.herd(true);
+    bench.core.update_confinement(true);
     assert_eq!(bench.cpus("other"), "0");
     // The daemon starts anew, and the runtime lists what runs.
     turn(&mut bench, Instant::now());

@@ -15,21 +15,21 @@ use numaward_model::Retry;
 use crate::core::Core;
 
 /// A container that was created and in whose cgroup nobody runs for so long will not be started.
-const START_LIMIT: Duration = Duration::from_mins(10);
+const START_TIMEOUT: Duration = Duration::from_mins(10);
 /// A bind that failed is tried again after so long at first.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// And after so long in the end.
-const LONGEST_WAIT: Duration = Duration::from_mins(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 
 /// A container that is not bound.
-pub(super) struct Unbound {
+pub(super) struct UnboundContainer {
     /// Since when it has been waited for.
     since: Instant,
     /// When to try again, if it was tried.
     retry: Option<Retry>,
 }
 
-impl Unbound {
+impl UnboundContainer {
     /// It is to be started.
     pub(super) fn new(since: Instant) -> Self {
         Self { since, retry: None }
@@ -37,15 +37,15 @@ impl Unbound {
 
     /// Whether it was waited for so long that nobody will start it.
     fn is_late(&self, now: Instant) -> bool {
-        now.duration_since(self.since) >= START_LIMIT
+        now.duration_since(self.since) >= START_TIMEOUT
     }
 
     fn is_due(&self, now: Instant) -> bool {
         self.retry.as_ref().map_or_else(|| self.is_late(now), |retry| retry.is_due(now))
     }
 
-    fn put_off(&mut self, now: Instant) {
-        let retry = self.retry.get_or_insert_with(|| Retry::new(now, FIRST_WAIT, LONGEST_WAIT));
+    fn postpone(&mut self, now: Instant) {
+        let retry = self.retry.get_or_insert_with(|| Retry::new(now, MIN_RETRY_DELAY, MAX_RETRY_DELAY));
         if retry.is_due(now) {
             retry.postpone(now);
         }
@@ -55,7 +55,7 @@ impl Unbound {
 impl Core {
     /// Binds a container as soon as there is time.
     pub(super) fn await_bind(&mut self, id: &str) {
-        self.pods.unbound.entry(id.to_owned()).or_insert_with(|| Unbound::new(Instant::now()));
+        self.pods.unbound.entry(id.to_owned()).or_insert_with(|| UnboundContainer::new(Instant::now()));
         self.pods.to_bind.push_back(id.to_owned());
     }
 
@@ -89,12 +89,12 @@ impl Core {
             }
         };
         let now = Instant::now();
-        self.pods.unbound.entry(id.to_owned()).or_insert_with(|| Unbound::new(now)).put_off(now);
+        self.pods.unbound.entry(id.to_owned()).or_insert_with(|| UnboundContainer::new(now)).postpone(now);
         unpinned
     }
 
     /// Has those bound that could not be, and gives up those that were never started.
-    pub(super) fn look_after_unbound(&mut self, now: Instant) {
+    pub(super) fn maintain_unbound(&mut self, now: Instant) {
         let due = self.pods.unbound.iter().filter(|(_, unbound)| unbound.is_due(now));
         for id in due.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
             let Some(placed) = self.store.state.containers.get(&id) else { continue };
@@ -105,7 +105,7 @@ impl Core {
                 self.stopped(&id);
                 continue;
             }
-            unbound.put_off(now);
+            unbound.postpone(now);
             if !is_empty {
                 self.pods.to_bind.push_back(id);
             }

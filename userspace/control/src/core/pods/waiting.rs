@@ -21,13 +21,13 @@ use super::{Attempt, Core};
 
 /// Those that wait.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct UnplacedContainers {
     asks: BTreeMap<String, ContainerPlacementRequest>,
     /// What was promised when they were tried last.
     tried: Option<Ledger>,
 }
 
-impl Waiting {
+impl UnplacedContainers {
     /// One more waits.
     pub(crate) fn add(&mut self, ask: &ContainerPlacementRequest) {
         self.asks.insert(ask.id.clone(), ask.clone());
@@ -88,7 +88,7 @@ impl Core {
             tracing::error!(container = ask.id, %error, "what runs is not adopted");
             return;
         }
-        self.promises_changed();
+        self.note_guarantees_changed();
         if self.mode() == EnforcementMode::On {
             // It repeats what it knows of whenever it writes.
             let settings = self.settings_of(&placed);
@@ -127,7 +127,7 @@ impl Core {
             }
             self.pods.waiting.forget(&ask.id);
             self.pods.bound.remove(&ask.id);
-            self.promises_changed();
+            self.note_guarantees_changed();
             self.bind(&ask.id);
             let name = placed.of.full_name();
             tracing::info!(name, cgroup = %placed.cgroup, "got what it asked for, and had been started without");

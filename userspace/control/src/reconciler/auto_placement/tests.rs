@@ -11,7 +11,7 @@ use numaward_topology::{CpuSet, NodeSet};
 
 use super::{measure::tests::reading, *};
 use crate::{
-    policy_worker::Finding,
+    policy_worker::PolicyFinding,
     reconciler::{Event, ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
@@ -95,12 +95,12 @@ impl Bench {
             .iter()
             .map(|(path, ..)| {
                 let policies = self.policies.get(*path).map_or(Ok(()), |why| Err(why.clone()));
-                let finding = Finding { policies, untouched: Ok(Bytes(0)), is_denied: false };
+                let finding = PolicyFinding { policies, untouched: Ok(Bytes(0)), is_denied: false };
                 (path.parse().unwrap(), (id_of(&top.join(&path[1..])), finding))
             })
             .collect();
         let room = [0, 1].map(NodeId).into_iter().zip(room.map(Bytes::mib)).collect();
-        let look = Look { workloads: workloads.collect(), room, took: Duration::ZERO };
+        let look = Survey { workloads: workloads.collect(), room, took: Duration::ZERO };
         self.with(|auto_placement, core, now| {
             auto_placement.policies.known = policies;
             auto_placement.looked(core, look, now);
@@ -416,7 +416,7 @@ fn one_whose_accesses_are_not_counted_at_home_is_put_back() {
         let (counted, _) = bench.counted["/a"];
         let mut reading = reading("/a", bench.now, counted, [0, 400], 0);
         reading.id = id_of(&bench.root().join("a"));
-        let look = Look { workloads: vec![reading], ..Look::default() };
+        let look = Survey { workloads: vec![reading], ..Survey::default() };
         bench.with(|auto_placement, core, now| auto_placement.looked(core, look, now));
     };
     for _ in 0..WINDOWS {

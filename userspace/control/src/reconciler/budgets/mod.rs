@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use self::share::{News, Shares};
 use crate::{
     core::Core,
-    page_worker::{self, ByNode, Job, JobOutcome, LEAST, PageWorker},
+    page_worker::{self, ByNode, Job, JobOutcome, MIN_MOVE_SIZE, PageWorker},
 };
 
 /// How often it is read where memory lies, while somebody has more than a budget.
@@ -180,7 +180,7 @@ impl Budgets {
                 dirs: of.cgroups.iter().map(|path| core.hierarchy.dir(path)).collect(),
                 from: wanted.from,
                 to: wanted.to,
-                bytes: wanted.bytes.min(Bytes(rate.0.saturating_mul(ORDER)).max(LEAST)),
+                bytes: wanted.bytes.min(Bytes(rate.0.saturating_mul(ORDER)).max(MIN_MOVE_SIZE)),
                 rate,
                 heeds_policy: false,
             };
@@ -329,6 +329,6 @@ mod tests {
             budgets.read(core, [("a".to_owned(), found)].into(), now + Duration::from_secs(seconds));
         }
         let (_, order) = budgets.next_order(core, now + Duration::from_secs(5)).unwrap();
-        assert_eq!(order.bytes, LEAST);
+        assert_eq!(order.bytes, MIN_MOVE_SIZE);
     }
 }

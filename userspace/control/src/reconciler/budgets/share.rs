@@ -9,7 +9,7 @@ use std::{
 
 use numaward_topology::{Bytes, NodeId};
 
-use crate::page_worker::{ByNode, LEAST};
+use crate::page_worker::{ByNode, MIN_MOVE_SIZE};
 
 /// For how long more has to be on a node until that matters.
 const DWELL: Duration = Duration::from_secs(2);
@@ -130,7 +130,7 @@ impl Shares {
             return (None, None);
         };
         let excess = self.excess(from);
-        let others = self.placed.keys().filter(|to| **to != from && self.space(**to) >= LEAST);
+        let others = self.placed.keys().filter(|to| **to != from && self.space(**to) >= MIN_MOVE_SIZE);
         let to = others.min_by_key(|to| (distance(from, **to), std::cmp::Reverse(self.space(**to)), **to));
         match to.copied() {
             Some(to) => (Some(Wanted { from, to, bytes: excess.min(self.space(to)) }), None),
@@ -141,7 +141,7 @@ impl Shares {
     /// Takes what came of a move; news if it is given up for a while.
     pub(super) fn moved(&mut self, from: NodeId, bytes: Bytes, now: Instant) -> Option<News> {
         let over = self.over.get_mut(&from)?;
-        if bytes >= LEAST {
+        if bytes >= MIN_MOVE_SIZE {
             over.tries = 0;
             return None;
         }

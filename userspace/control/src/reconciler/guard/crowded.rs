@@ -29,7 +29,7 @@ use numaward_model::{
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
 use super::{guaranteed_pods, is_steerable, pod_of};
-use crate::{core::Core, page_worker::LEAST};
+use crate::{core::Core, page_worker::MIN_MOVE_SIZE};
 
 /// Time for which a node must be stuck before it is crowded.
 pub(super) const STUCK_TIME: Duration = Duration::from_secs(30);
@@ -78,7 +78,7 @@ fn evictable_pods(core: &Core, headroom: &Headroom, node: NodeId) -> Vec<(String
     let guaranteed_pods = guaranteed_pods(core);
     let mut pods: BTreeMap<String, Bytes> = BTreeMap::new();
     let is_candidate = |workload: &&UnguaranteedWorkload| {
-        workload.on(node) >= LEAST && is_steerable(core, &guaranteed_pods, workload)
+        workload.on(node) >= MIN_MOVE_SIZE && is_steerable(core, &guaranteed_pods, workload)
     };
     for workload in headroom.others.iter().filter(is_candidate) {
         if let Some(uid) = pod_of(&workload.cgroup) {

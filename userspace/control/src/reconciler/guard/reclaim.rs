@@ -35,7 +35,7 @@ use super::{
     cache_worker::{self, CacheDropOrder, CacheWorker, DropError, DropResult, DroppedCache},
     guaranteed_pods, is_same_cgroup, is_steerable,
 };
-use crate::{core::Core, page_worker::LEAST};
+use crate::{core::Core, page_worker::MIN_MOVE_SIZE};
 
 /// Duration of one order at the configured rate, in seconds: about the interval at which page cache is read.
 const ORDER_SECONDS: u64 = 5;
@@ -166,14 +166,15 @@ impl Reclaim {
         now: Instant,
     ) -> Option<CacheDropOrder> {
         let node = of.node;
-        let max_total = Bytes(core.config.guard_reclaim.rate.0.0.saturating_mul(ORDER_SECONDS)).max(LEAST);
+        let max_total =
+            Bytes(core.config.guard_reclaim.rate.0.0.saturating_mul(ORDER_SECONDS)).max(MIN_MOVE_SIZE);
         let history =
             |workload: &UnguaranteedWorkload| self.history.get(&(workload.cgroup.clone(), workload.id));
         let guaranteed_pods = guaranteed_pods(core);
         let is_candidate = |workload: &&UnguaranteedWorkload| {
             let until = history(workload).and_then(|history| history.skip_until);
             until.is_none_or(|until| now >= until)
-                && droppable(workload, node, max_total) >= LEAST
+                && droppable(workload, node, max_total) >= MIN_MOVE_SIZE
                 && is_steerable(core, &guaranteed_pods, workload)
         };
         let candidates = headroom.others.iter().filter(is_candidate);
@@ -196,7 +197,7 @@ impl Reclaim {
             id: workload.id,
             dir: core.hierarchy.dir(&workload.cgroup),
             node,
-            bytes: of.bytes_to_free().max(LEAST).min(droppable(workload, node, max_total)),
+            bytes: of.bytes_to_free().max(MIN_MOVE_SIZE).min(droppable(workload, node, max_total)),
             max_total,
             previous: history(workload).and_then(|history| history.last),
         })
@@ -242,7 +243,7 @@ impl Reclaim {
                 tracing::debug!(%cgroup, %node, bytes = %dropped.on_node, all = %dropped.total, "page cache was dropped");
                 let tight = self.tight.entry(node).or_default();
                 tight.dropped.0 = tight.dropped.0.saturating_add(dropped.on_node.0);
-                if tight.dropped >= LEAST && !mem::replace(&mut tight.is_begin_reported, true) {
+                if tight.dropped >= MIN_MOVE_SIZE && !mem::replace(&mut tight.is_begin_reported, true) {
                     let rest = headroom.node(node).map_or(Bytes(0), NodeHeadroom::bytes_to_free);
                     let message = format!(
                         "The guaranteed memory on node {node} is not free: page cache of workloads without a guarantee is \

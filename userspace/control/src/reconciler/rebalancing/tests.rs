@@ -27,7 +27,7 @@ use tempfile::TempDir;
 
 use super::{RebalanceCommand, *};
 use crate::{
-    core::Numbered,
+    core::RuntimeCommand,
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
@@ -66,7 +66,7 @@ impl RebalanceBench {
 
     /// Executes a command of the container runtime.
     fn runtime(&mut self, command: PodCommand) {
-        if let Some(reply) = self.reconciler.core.pod_command(Numbered { number: 0, command }, false) {
+        if let Some(reply) = self.reconciler.core.pod_command(RuntimeCommand { number: 0, command }, false) {
             reply();
         }
         self.reconciler.process_effects();

@@ -250,7 +250,7 @@ fn a_container_runtime_goes_before_the_rest_of_those_that_wait_together() {
 fn a_report_of_confined_cgroups_gives_way_to_a_container_runtime() {
     let Served { mut held, client: _client, root: _root, dir: _dir, commands } =
         Served::new(&["a", "b", "c"]);
-    let confined = |held: &ReconcilerLoop| held.core.herding(|_| Vec::new()).cgroups.len();
+    let confined = |held: &ReconcilerLoop| held.core.cpu_isolation_status(|_| Vec::new()).cgroups.len();
     held.admit(&request("a", 1), false).unwrap();
     assert_eq!(confined(&held), 2, "b and c");
 
@@ -259,7 +259,7 @@ fn a_report_of_confined_cgroups_gives_way_to_a_container_runtime() {
     let list = PodCommand::Synchronize { containers, sandboxes, complete: true, answer: sender };
     commands.send(Message::Runtime(Box::new(list))).unwrap();
     held.core.admit(&request("b", 1), false).unwrap();
-    held.core.herd(false);
+    held.core.update_confinement(false);
     assert_eq!(confined(&held), 2, "the report was given up");
     step(&mut held);
     assert!(listed.try_recv().is_ok());
