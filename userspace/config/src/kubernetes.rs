@@ -45,7 +45,7 @@ pub struct Kubernetes {
     /// The handling of a pod that started without numaward if its CPUs or memory are not available.
     pub unpinned: UnpinnedPolicy,
     /// The handling of a pod that this host refuses.
-    pub refused: RefusalPolicy,
+    pub refused: RefusedPolicy,
     /// With `kubernetes.refused: evict`: for how long a pod must have been refused before it is evicted.
     #[educe(Default(expression = Interval(Duration::from_secs(30))))]
     pub refused_after: Interval,
@@ -54,7 +54,7 @@ pub struct Kubernetes {
 /// The handling of a pod that this host refuses: its policy cannot be kept, or too little of a resource is free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum RefusalPolicy {
+pub enum RefusedPolicy {
     /// The pod stays bound to this host, where its requests stay reserved. The kubelet tries again, and starts it as
     /// soon as there is room.
     Wait,

@@ -355,7 +355,7 @@ async fn the_kubelet_itself_tells_the_names_and_a_client_lists_what_status_says(
     // Both containers of the pod have what their pod has, as it is not known which is which.
     host.container(&format!("kubepods/podu1/{}", "a".repeat(64)));
     let promised = || run.observer.snapshot().promises;
-    wait("both containers", || (run.observer.promises().workloads().len() == 2).then_some(())).await;
+    wait("both containers", || (run.observer.guarantees().workloads().len() == 2).then_some(())).await;
     let exclusive: u64 = promised().exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
     assert_eq!((exclusive, promised().shared_pool_cpus, promised().free_cpus), (1, Some(3), 2));
     let memory: Vec<_> = allocatable

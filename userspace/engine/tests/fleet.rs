@@ -5,7 +5,7 @@
 use numaward_engine::{
     policy::Tiers,
     simulation::{
-        fleet::{Deciders, Fleet, FleetError, Member, Outcome, Refused, Step},
+        fleet::{Deciders, Fleet, FleetError, Member, Outcome, RefusalPolicy, Step},
         trace::Trace,
         variant::Variant,
     },
@@ -50,13 +50,13 @@ fn fleet(traces: &[Trace], hosts: usize, seed: u64) -> Result<Fleet<'_>, FleetEr
 }
 
 const KUBELET: Deciders =
-    Deciders { host: Some(Variant::Kubelet), refused: Refused::Fails, topology_match: false };
+    Deciders { host: Some(Variant::Kubelet), refused: RefusalPolicy::Fail, topology_match: false };
 const WITH_PLUGIN: Deciders = Deciders { topology_match: true, ..KUBELET };
 const NO_NUMA: Deciders = Deciders { host: None, ..KUBELET };
-const WAITS: Deciders = native(Refused::Waits);
-const EVICTED: Deciders = native(Refused::Evicted { after: 1 });
+const WAITS: Deciders = native(RefusalPolicy::Wait);
+const EVICTED: Deciders = native(RefusalPolicy::Evict { after: 1 });
 
-const fn native(refused: Refused) -> Deciders {
+const fn native(refused: RefusalPolicy) -> Deciders {
     Deciders { host: Some(Variant::Native { tiers: Tiers::Strict }), refused, topology_match: false }
 }
 

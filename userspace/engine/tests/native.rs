@@ -1,7 +1,7 @@
 //! The strategy `native` with the scenarios and traces of this repository.
 
 use numaward_engine::simulation::{
-    trace::{Recorded, Trace},
+    trace::{RecordedOutcome, Trace},
     variant::Variant,
 };
 
@@ -32,7 +32,7 @@ fn traces_replay_without_failures() {
 }
 
 /// Change of a record.
-type Change = (&'static str, fn(&mut Recorded));
+type Change = (&'static str, fn(&mut RecordedOutcome));
 
 /// No trace of this repository has a record of the kubelet, so this test makes one.
 #[test]
@@ -41,8 +41,8 @@ fn reports_deviation_from_the_record() {
     let mut trace = traces.into_iter().next().unwrap();
     let (machine, config, requests) = trace.parts().unwrap();
     let replay = Variant::Kubelet.replay(&trace, (&machine, &requests), &config).unwrap();
-    let recorded = Recorded { sums: replay.sums, outcome: replay.outcome };
-    let mut failures = |recorded: Recorded| {
+    let recorded = RecordedOutcome { sums: replay.sums, outcome: replay.outcome };
+    let mut failures = |recorded: RecordedOutcome| {
         trace.kubelet = Some(recorded);
         let mut comparison = Comparison::new();
         comparison.add(&trace);

@@ -16,7 +16,7 @@ use crate::{
     exclusive::read_interrupts,
     intrusions::{LOOK, name},
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
 };
 
 /// Use of a CPU while it was exclusive.
@@ -61,7 +61,7 @@ impl Observer {
 
     fn read_interrupts(&self) -> Option<BTreeMap<CpuId, InterruptFigures>> {
         let interrupts = read_interrupts(&self.config.host_root);
-        self.note(Part::Interrupts, interrupts.as_ref().map(|_| ()).map_err(Clone::clone));
+        self.note(DaemonPart::Interrupts, interrupts.as_ref().map(|_| ()).map_err(Clone::clone));
         interrupts.ok()
     }
 

@@ -21,7 +21,7 @@ use crate::{
     guard,
     hotplug::{self, Fingerprint},
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
     remember, residency,
     slots::{AT_ONCE, Moving},
 };
@@ -168,8 +168,10 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
 
 impl Observer {
     fn open(&self, source: &CgroupSource) -> Option<Watcher> {
-        let hierarchy =
-            source.open().inspect_err(|error| self.note(Part::Cgroups, Err(error_chain(error)))).ok()?;
+        let hierarchy = source
+            .open()
+            .inspect_err(|error| self.note(DaemonPart::Cgroups, Err(error_chain(error))))
+            .ok()?;
         tracing::info!(root = %hierarchy.root().display(), "following cgroups");
         self.lock().hierarchy = Some(hierarchy.clone());
         Some(Watcher::new(hierarchy, WatchOptions::default()))
@@ -212,7 +214,7 @@ impl Observer {
         let events = match watcher.next(TURN) {
             Ok(events) => events,
             Err(error) => {
-                self.note(Part::Cgroups, Err(error_chain(&error)));
+                self.note(DaemonPart::Cgroups, Err(error_chain(&error)));
                 thread::sleep(TURN);
                 return false;
             }
@@ -229,22 +231,22 @@ impl Observer {
                 health::beat();
             }
         }
-        self.note(Part::Cgroups, Ok(()));
+        self.note(DaemonPart::Cgroups, Ok(()));
         let mode = match watcher.mode() {
             WatchMode::Inotify => Ok(()),
             WatchMode::Polling { reason } => Err(reason.clone()),
         };
-        self.note(Part::CgroupWatch, mode);
-        self.note(Part::CgroupCount, watcher.limit_exceeded().map_or(Ok(()), Err));
+        self.note(DaemonPart::CgroupWatch, mode);
+        self.note(DaemonPart::CgroupCount, watcher.limit_exceeded().map_or(Ok(()), Err));
         has_news
     }
 
     /// Reads the machine again, because memory and CPUs can be added and removed at run time.
     fn read_machine(&self) {
         let machine = sysfs::read_again(&self.config.host_root, &self.machine());
-        let Some(machine) = self.health.noted(Part::Topology, machine) else { return };
+        let Some(machine) = self.health.noted(DaemonPart::Topology, machine) else { return };
         let refreshed = self.probing().probes.refresh(&machine);
-        self.health.noted(Part::ProbeNodes, refreshed);
+        self.health.noted(DaemonPart::ProbeNodes, refreshed);
         let before = self.machine();
         if machine == *before {
             return;

@@ -8,9 +8,9 @@ use numaward_model::WorkloadGuarantee;
 use numaward_topology::CpuSet;
 
 /// Source of another program's guarantees.
-pub trait ForeignPromises: fmt::Debug + Send + Sync {
+pub trait ForeignGuarantees: fmt::Debug + Send + Sync {
     /// Returns the guarantee of the container with this cgroup.
-    fn promise(
+    fn guarantee(
         &self,
         id: CgroupId,
         cgroup: &CgroupPath,

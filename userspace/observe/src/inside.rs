@@ -17,31 +17,31 @@ use crate::{
 
 /// Reason why a workload cannot be inspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotInside {
-    NoWorkload,
+pub enum InspectError {
+    UnknownWorkload,
     /// The name stands for everything outside of workloads.
-    Others,
+    OtherWorkloads,
     /// Call chains are not sampled, for this reason.
-    Off(String),
+    ChainsOff(String),
 }
 
 type Members = Vec<(CgroupId, Member<SlotId>)>;
 
-fn members_of(table: &Table<SlotId>, name: &str) -> Result<Members, NotInside> {
-    let none = || if name == OTHER { NotInside::Others } else { NotInside::NoWorkload };
+fn members_of(table: &Table<SlotId>, name: &str) -> Result<Members, InspectError> {
+    let none = || if name == OTHER { InspectError::OtherWorkloads } else { InspectError::UnknownWorkload };
     let (_, series) = table.series().find(|(found, _)| &***found == name).ok_or_else(none)?;
     Ok(series.members.iter().map(|(id, member)| (*id, member.clone())).collect())
 }
 
 impl Observer {
     /// Returns the call chains of the workloads of a name. Reads maps of the probes and files of the workload.
-    pub fn stacks(&self, name: &str) -> Result<api::Stacks, NotInside> {
+    pub fn stacks(&self, name: &str) -> Result<api::Stacks, InspectError> {
         let settings = &self.config.observe.call_chains;
         if !settings.enabled {
             members_of(&self.lock().table, name)?;
             let reason =
                 "call chains are not taken: set observe.callChains.enabled to true and restart the daemon";
-            return Err(NotInside::Off(reason.to_owned()));
+            return Err(InspectError::ChainsOff(reason.to_owned()));
         }
         let (members, chains, lost, kernel) = {
             let mut probing = self.probing();
@@ -53,7 +53,10 @@ impl Observer {
             let (absent, attached): (Vec<_>, Vec<_>) = chain_probes.partition(|of| of.mode == Mode::Absent);
             if attached.is_empty() {
                 let reasons: Vec<_> = absent.iter().filter_map(|of| of.reason.clone()).collect();
-                return Err(NotInside::Off(format!("call chains cannot be taken: {}", reasons.join("; "))));
+                return Err(InspectError::ChainsOff(format!(
+                    "call chains cannot be taken: {}",
+                    reasons.join("; ")
+                )));
             }
             let slots = members.iter().filter_map(|(_, member)| member.slot);
             let chains = slots.filter_map(|slot| {
@@ -77,7 +80,7 @@ impl Observer {
 
     /// Returns the memory of the workloads of a name by purpose and node. The kernel walks the page tables of their
     /// processes for this.
-    pub fn regions(&self, name: &str) -> Result<api::Regions, NotInside> {
+    pub fn regions(&self, name: &str) -> Result<api::Regions, InspectError> {
         let (members, promises) = {
             let state = self.lock();
             (members_of(&state.table, name)?, state.promises.clone())
@@ -107,7 +110,7 @@ mod tests {
     #[test]
     fn what_belongs_to_no_workload_is_no_unknown_name() {
         let why = |name: &str| members_of(&Table::default(), name).unwrap_err();
-        assert_eq!(why("other"), NotInside::Others);
-        assert_eq!(why("others"), NotInside::NoWorkload);
+        assert_eq!(why("other"), InspectError::OtherWorkloads);
+        assert_eq!(why("others"), InspectError::UnknownWorkload);
     }
 }

@@ -57,10 +57,10 @@ mod table;
 
 pub use self::{
     follow::{CgroupSource, Latches, spawn},
-    foreign::ForeignPromises,
-    inside::NotInside,
+    foreign::ForeignGuarantees,
+    inside::InspectError,
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
 };
 #[cfg(feature = "testing")]
 pub use self::{regions::regions_of, stacks::function_names};

@@ -21,7 +21,7 @@ use crate::{
     events::Events,
     history::History,
     intrusions::Intrusions,
-    part::{Health, Part},
+    part::{DaemonPart, Health},
     probing::{MEASURED, Probing},
     sampling::Sampled,
     stacks::KernelSymbols,
@@ -89,7 +89,7 @@ impl Observer {
         let health = Arc::new(Health::default());
         let machine = sysfs::read(&config.host_root).unwrap_or_else(|error| {
             tracing::error!(error = %error_chain(&error), "the machine cannot be read: no figures by node");
-            health.note(Part::Topology, Err(error_chain(&error)));
+            health.note(DaemonPart::Topology, Err(error_chain(&error)));
             Machine::default()
         });
         // Before the probes are loaded, because loading verifies them at once.
@@ -167,7 +167,7 @@ impl Observer {
     }
 
     /// Notes that a part works, or the reason why it does not; logs changes.
-    pub fn note(&self, part: Part, result: Result<(), String>) {
+    pub fn note(&self, part: DaemonPart, result: Result<(), String>) {
         self.health.note(part, result);
     }
 

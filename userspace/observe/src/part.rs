@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 /// A part of the daemon that can work less well than it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Part {
+pub enum DaemonPart {
     /// Reading the machine.
     Topology,
     /// Reporting to the probes nodes and memory that came.
@@ -51,7 +51,7 @@ pub enum Part {
     Interrupts,
 }
 
-impl Part {
+impl DaemonPart {
     /// The value of the metric label `part`.
     pub(crate) fn name(self) -> &'static str {
         self.into()
@@ -60,11 +60,11 @@ impl Part {
 
 /// The parts that work less well than they should, and why.
 #[derive(Debug, Default)]
-pub(crate) struct Health(Mutex<BTreeMap<Part, String>>);
+pub(crate) struct Health(Mutex<BTreeMap<DaemonPart, String>>);
 
 impl Health {
     /// Notes that a part works, or why not; logs what changed.
-    pub(crate) fn note(&self, part: Part, result: Result<(), String>) {
+    pub(crate) fn note(&self, part: DaemonPart, result: Result<(), String>) {
         let mut degraded = self.degraded();
         match result {
             Ok(()) => {
@@ -82,7 +82,7 @@ impl Health {
     }
 
     /// Notes whether something worked, and hands on what came of it.
-    pub(crate) fn noted<T>(&self, part: Part, result: Result<T, impl Error>) -> Option<T> {
+    pub(crate) fn noted<T>(&self, part: DaemonPart, result: Result<T, impl Error>) -> Option<T> {
         let (value, noted) = match result {
             Ok(value) => (Some(value), Ok(())),
             Err(error) => (None, Err(error_chain(&error))),
@@ -91,7 +91,7 @@ impl Health {
         value
     }
 
-    pub(crate) fn degraded(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {
+    pub(crate) fn degraded(&self) -> MutexGuard<'_, BTreeMap<DaemonPart, String>> {
         self.0.lock()
     }
 }

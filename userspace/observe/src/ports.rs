@@ -15,9 +15,9 @@ use numaward_topology::Machine;
 use tokio::sync::Notify;
 
 use crate::{
-    foreign::ForeignPromises,
+    foreign::ForeignGuarantees,
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
     slots::{AT_ONCE, Moving},
     table::Member,
 };
@@ -58,7 +58,7 @@ impl AssignmentSink for Observer {
         let unfit = promises.unfit.as_ref().map(|problems| {
             format!("the policy does not fit the machine ({problems}): guarantees are kept, and no new ones are given")
         });
-        self.health.note(Part::Policy, unfit.map_or(Ok(()), Err));
+        self.health.note(DaemonPart::Policy, unfit.map_or(Ok(()), Err));
         self.assign(self.moving(), promises);
     }
 }
@@ -93,7 +93,7 @@ impl ContainerNames for Observer {
 impl Observer {
     /// Adopts the guarantees of another program from now on. Guarantees that are already known, by identity, change
     /// nothing.
-    pub fn hold_to(&self, foreign: &Arc<dyn ForeignPromises>) {
+    pub fn adopt_foreign_guarantees(&self, foreign: &Arc<dyn ForeignGuarantees>) {
         self.read_probe_events();
         let mut moving = self.moving();
         if moving.state.foreign.as_ref().is_some_and(|held| Arc::ptr_eq(held, foreign)) {
@@ -103,7 +103,7 @@ impl Observer {
         moving.rename();
         let members = moving.state.table.members();
         let containers = members
-            .filter_map(|(id, member)| foreign.promise(id, &member.path, member.container.as_ref()?))
+            .filter_map(|(id, member)| foreign.guarantee(id, &member.path, member.container.as_ref()?))
             .map(Arc::new)
             .collect();
         let mut promises = Guarantees::new(containers, foreign.ledger().clone());
@@ -146,13 +146,13 @@ impl Observer {
     }
 
     /// Returns the guarantees.
-    pub fn promises(&self) -> Arc<Guarantees> {
+    pub fn guarantees(&self) -> Arc<Guarantees> {
         self.lock().promises.clone()
     }
 
     /// Returns the notification of a container that appears without a known guarantee.
-    pub fn containers_came(&self) -> Arc<Notify> {
-        self.lock().containers_came.clone()
+    pub fn new_container(&self) -> Arc<Notify> {
+        self.lock().new_container.clone()
     }
 
     /// Returns the containers whose cgroups exist.
@@ -209,8 +209,8 @@ mod tests {
     #[derive(Debug)]
     struct OnePod(Ledger);
 
-    impl ForeignPromises for OnePod {
-        fn promise(
+    impl ForeignGuarantees for OnePod {
+        fn guarantee(
             &self,
             id: CgroupId,
             cgroup: &CgroupPath,
@@ -247,8 +247,8 @@ mod tests {
                 let observer = &observer;
                 scope.spawn(move || {
                     holding.send(()).unwrap();
-                    let foreign: Arc<dyn ForeignPromises> = Arc::new(OnePod(Ledger::default()));
-                    observer.hold_to(&foreign);
+                    let foreign: Arc<dyn ForeignGuarantees> = Arc::new(OnePod(Ledger::default()));
+                    observer.adopt_foreign_guarantees(&foreign);
                 });
                 held.recv().unwrap();
                 thread::sleep(Duration::from_micros(50));
@@ -256,7 +256,7 @@ mod tests {
                     observer.moving().take(CgroupEvent::Added(cgroup(id)));
                 }
             });
-            let promises = observer.promises();
+            let promises = observer.guarantees();
             let forgotten: Vec<_> = (1..20).filter(|id| !promises.has(CgroupId(*id))).collect();
             assert_eq!(forgotten, [0; 0]);
             for id in 1..20 {

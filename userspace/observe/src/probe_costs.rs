@@ -2,7 +2,7 @@
 
 use numaward_probes::{DutyCycle, MapUsage, Mode, Probe, ProbeReport, ProbeStats};
 
-use crate::{observer::Observer, part::Part};
+use crate::{observer::Observer, part::DaemonPart};
 
 /// The state of the probes, and their costs.
 pub(crate) struct ProbeReadings {
@@ -44,7 +44,7 @@ impl Observer {
             };
             (figures, probes.costs())
         };
-        figures.costs = self.health.noted(Part::ProbeStats, costs.read()).unwrap_or_default();
+        figures.costs = self.health.noted(DaemonPart::ProbeStats, costs.read()).unwrap_or_default();
         figures
     }
 }

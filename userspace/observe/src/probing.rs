@@ -13,7 +13,7 @@ use numaward_topology::{CpuId, NodeSet};
 use crate::{
     activity::Attached,
     intrusions::Intrusions,
-    part::{Health, Part},
+    part::{DaemonPart, Health},
     stacks::KernelSymbols,
 };
 
@@ -50,24 +50,24 @@ impl Probing {
     /// Reads the use of all CPUs that are exclusive or have been.
     pub(crate) fn cpu_use(&mut self) -> Option<BTreeMap<CpuId, CpuUsage>> {
         let used = self.probes.cpu_usage();
-        self.health.noted(Part::Intruders, used)
+        self.health.noted(DaemonPart::Intruders, used)
     }
 
     /// Reads the intruders on exclusive CPUs.
     pub(crate) fn intruders(&self) -> Vec<Intruder> {
-        self.health.noted(Part::Intruders, self.probes.intruders()).unwrap_or_default()
+        self.health.noted(DaemonPart::Intruders, self.probes.intruders()).unwrap_or_default()
     }
 
     /// Reads the probes' events since the last call.
     pub(crate) fn events(&mut self) -> Option<Vec<ProbeEvent>> {
         let events = self.probes.events();
-        self.health.noted(Part::ProbeEvents, events)
+        self.health.noted(DaemonPart::ProbeEvents, events)
     }
 
     /// Stops the measurement when its time is over; attaches or detaches probes with a duty cycle.
     pub(crate) fn follow_cost(&mut self, now: Instant) {
         self.cost.take_if(|(_, until)| now >= *until);
         let kept = self.probes.apply_duty_cycle(now);
-        self.health.noted(Part::DutyCycle, kept);
+        self.health.noted(DaemonPart::DutyCycle, kept);
     }
 }

@@ -20,7 +20,7 @@ use numaward_topology::Machine;
 use crate::{
     activity::{Attached, Counted},
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
     table::Table,
 };
 
@@ -65,12 +65,12 @@ impl Observer {
 
     /// Reads the counters of allocations; `None` without that probe, and if that fails.
     pub(crate) fn read_allocations(&self, maps: &CounterMaps) -> Option<AllocationCounters> {
-        self.health.noted(Part::Counters, maps.allocations()).flatten()
+        self.health.noted(DaemonPart::Counters, maps.allocations()).flatten()
     }
 
     /// Reads the counters of all other probes; none if that fails.
     pub(crate) fn read_activity(&self, maps: &CounterMaps) -> ActivityCounters {
-        self.health.noted(Part::Activity, maps.activity()).unwrap_or_default()
+        self.health.noted(DaemonPart::Activity, maps.activity()).unwrap_or_default()
     }
 
     /// The books as they are now. Counters that fit them were read before.

@@ -32,7 +32,7 @@ use crate::{
     estimate::{self, Estimator, Look, remote_share},
     hugepages,
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
     reading::Books,
     sampling::{Host, Sampled, Sampling, balancing},
     table::{Readings, Table, Trouble},
@@ -145,7 +145,7 @@ impl Observer {
             (id, Readings { resident: resident.map(Arc::from), hugepages: Arc::new(hugepages), trouble })
         });
         self.take_readings(&readings.collect::<Vec<_>>(), &nodes);
-        self.note(Part::Residency, failed.map_or(Ok(()), Err));
+        self.note(DaemonPart::Residency, failed.map_or(Ok(()), Err));
     }
 
     /// Stores the readings in the table. Because this visits all workloads, it is done on a copy without the lock

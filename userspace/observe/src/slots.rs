@@ -12,7 +12,7 @@ use parking_lot::MutexGuard;
 
 use crate::{
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
     probing::Probing,
     slot_policy::{Candidate, LOOK, SlotPolicy, exchanges},
     state::State,
@@ -98,7 +98,7 @@ impl Moving<'_> {
                 }
             }
         }
-        self.probing.health.note(Part::Slots, outcome);
+        self.probing.health.note(DaemonPart::Slots, outcome);
         false
     }
 
@@ -147,7 +147,7 @@ impl Moving<'_> {
         let Some(slot) = self.state.table.slot(id) else { return };
         let promises = self.state.promises.clone();
         let set = self.probing.probes.set_allowed(slot, promises.nodes_of(id));
-        self.probing.health.noted(Part::Slots, set);
+        self.probing.health.noted(DaemonPart::Slots, set);
     }
 
     /// Moves workloads whose name has become known to that name.
@@ -178,7 +178,7 @@ impl Moving<'_> {
         }
         let set = self.probing.probes.set_exclusive(&owners);
         self.state.exclusive.own(owners);
-        self.probing.health.noted(Part::Intruders, set);
+        self.probing.health.noted(DaemonPart::Intruders, set);
     }
 }
 

@@ -25,7 +25,7 @@ use crate::{
     hugepages::pools,
     naming::OTHER,
     observer::Observer,
-    part::Part,
+    part::DaemonPart,
     process,
     reading::Read,
     sampling::{Sampled, Sampling},
@@ -104,7 +104,7 @@ impl SnapshotSource for Observer {
             workloads_without_slot,
             degraded: {
                 let degraded = self.health.degraded();
-                Part::VARIANTS.iter().map(|part| (part.name(), degraded.contains_key(part))).collect()
+                DaemonPart::VARIANTS.iter().map(|part| (part.name(), degraded.contains_key(part))).collect()
             },
             promises,
             process: process::read(Path::new("/proc"), self.units()),
@@ -148,7 +148,7 @@ impl Observer {
             (node, memory.map_err(|error| failed = Some(error_chain(&error))).ok())
         });
         let nodes = nodes.collect();
-        self.note(Part::NodeMemory, failed.map_or(Ok(()), Err));
+        self.note(DaemonPart::NodeMemory, failed.map_or(Ok(()), Err));
         nodes
     }
 

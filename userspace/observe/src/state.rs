@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use crate::{
     exclusive::Exclusive,
-    foreign::ForeignPromises,
+    foreign::ForeignGuarantees,
     naming,
     slot_policy::SlotPolicy,
     table::{Member, Table},
@@ -25,7 +25,7 @@ pub(crate) struct State {
     /// Number of changes of `promises`.
     pub(crate) revision: u64,
     /// Guarantees of another program that this daemon adopts, if configured.
-    pub(crate) foreign: Option<Arc<dyn ForeignPromises>>,
+    pub(crate) foreign: Option<Arc<dyn ForeignGuarantees>>,
     /// Names of pods' containers by the runtime's container ids, because the cgroup path does not contain them.
     ///
     /// The container runtime reports a name when it creates the container; otherwise it comes from the API server or
@@ -33,7 +33,7 @@ pub(crate) struct State {
     /// earlier counts stay under the old name. A name is removed together with its container.
     pub(crate) containers: HashMap<String, Arc<str>>,
     /// Notified when a container without a known guarantee appears.
-    pub(crate) containers_came: Arc<Notify>,
+    pub(crate) new_container: Arc<Notify>,
     pub(crate) exclusive: Exclusive,
     pub(crate) slot_policy: SlotPolicy,
 }
@@ -76,11 +76,11 @@ impl State {
             .foreign
             .as_ref()
             .zip(container)
-            .and_then(|(foreign, container)| foreign.promise(id, cgroup, container));
+            .and_then(|(foreign, container)| foreign.guarantee(id, cgroup, container));
         match promise {
             Some(promise) => Arc::make_mut(&mut self.promises).insert(promise),
             // The guarantee may be new, too.
-            None => self.containers_came.notify_one(),
+            None => self.new_container.notify_one(),
         }
     }
 

@@ -12,7 +12,7 @@ use anyhow::bail;
 use numaward_api::simulation::{FleetGroup, FleetOutcome, PodTotals, SimulatedFleet};
 use numaward_config::Config;
 use numaward_engine::simulation::{
-    fleet::{Deciders, Fleet, Group, Outcome, Refused},
+    fleet::{Deciders, Fleet, Group, Outcome, RefusalPolicy},
     quality::per_mille,
     trace::Sums,
     variant::Variant,
@@ -25,31 +25,31 @@ use crate::{
 };
 
 /// A tick is taken for at least a minute: by then a pod is evicted with the default `kubernetes.refusedAfter` and pace.
-const EVICTED: Refused = Refused::Evicted { after: 1 };
+const EVICTED: RefusalPolicy = RefusalPolicy::Evict { after: 1 };
 
 /// The deciders in the order of the rows. The last one is the reference for the losses of the other ones.
 fn deciders(variants: &[Variant]) -> Vec<Deciders> {
     let mut deciders = Vec::new();
     for &variant in variants {
-        let settings: &[Refused] = match variant {
-            Variant::Kubelet => &[Refused::Fails],
-            Variant::Native { .. } => &[Refused::Waits, EVICTED],
+        let settings: &[RefusalPolicy] = match variant {
+            Variant::Kubelet => &[RefusalPolicy::Fail],
+            Variant::Native { .. } => &[RefusalPolicy::Wait, EVICTED],
         };
         let host = Some(variant);
         for &refused in settings {
             deciders.extend([false, true].map(|topology_match| Deciders { host, refused, topology_match }));
         }
     }
-    deciders.push(Deciders { host: None, refused: Refused::Fails, topology_match: false });
+    deciders.push(Deciders { host: None, refused: RefusalPolicy::Fail, topology_match: false });
     deciders
 }
 
 /// Returns the handling of a refused pod in one word.
 const fn refused(by: Deciders) -> &'static str {
     match by.refused {
-        Refused::Fails => "fail",
-        Refused::Waits => "wait",
-        Refused::Evicted { .. } => "evict",
+        RefusalPolicy::Fail => "fail",
+        RefusalPolicy::Wait => "wait",
+        RefusalPolicy::Evict { .. } => "evict",
     }
 }
 
@@ -67,14 +67,14 @@ fn assumptions(by: Deciders) -> Vec<String> {
         "scheduler: NodeResourcesFit and LeastAllocated over all hosts, which knows sums of a host only"
     };
     let refused = match by.refused {
-        Refused::Fails => {
+        RefusalPolicy::Fail => {
             "refused pods: have failed and hold nothing; their controller makes a new one at once, then after 1, 2, 4, 8 … ticks"
         }
-        Refused::Waits => {
+        RefusalPolicy::Wait => {
             "refused pods (kubernetes.refused: wait): keep what they request reserved, and are tried again on that host when pods \
              have left it"
         }
-        Refused::Evicted { .. } => {
+        RefusalPolicy::Evict { .. } => {
             "refused pods (kubernetes.refused: evict): the same for a tick, which is taken for a minute; then they are evicted, one \
              of each host a tick, and their controller makes a new one at once; pods of Jobs, which stay in a cluster, are evicted too"
         }

@@ -22,7 +22,7 @@ use numaward_model::{
     pod::{PodName, container_name},
     port::ContainerNames as _,
 };
-use numaward_observe::{Observer, Part};
+use numaward_observe::{DaemonPart, Observer};
 use prometheus_client::registry::Registry;
 use tokio::{
     sync::watch,
@@ -146,11 +146,11 @@ impl Cluster {
             if self.to_evict.is_some() {
                 let reason =
                     "kubernetes.nodeName is not set: pods cannot be read, and none is evicted".to_owned();
-                self.observer.note(Part::Evictions, Err(reason));
+                self.observer.note(DaemonPart::Evictions, Err(reason));
             }
             if is_published {
                 let reason = "kubernetes.nodeName is not set: it is not known which node this is".to_owned();
-                self.observer.note(Part::NodeResourceTopology, Err(reason));
+                self.observer.note(DaemonPart::NodeResourceTopology, Err(reason));
             }
             return;
         };
@@ -177,7 +177,7 @@ impl Cluster {
             match api::connect(kubernetes.kubeconfig.as_deref()).await {
                 Ok(client) => break client,
                 // Files that are not there yet may come.
-                Err(error) => self.observer.note(Part::KubernetesApi, Err(error.to_string())),
+                Err(error) => self.observer.note(DaemonPart::KubernetesApi, Err(error.to_string())),
             }
             sleep(RETRY).await;
         };
@@ -194,7 +194,7 @@ impl Cluster {
                 own_pod: kubernetes.pod_uid.clone(),
                 pace: Pace::default(),
                 metrics: metrics.clone(),
-                report: report(Part::Evictions),
+                report: report(DaemonPart::Evictions),
             };
             tokio::spawn(evictor.run(client.clone(), node.clone(), stop.clone()));
         }
@@ -204,7 +204,7 @@ impl Cluster {
                 node: node.clone(),
                 interval: kubernetes.node_resource_topology.interval.0,
                 metrics: metrics.clone(),
-                report: report(Part::NodeResourceTopology),
+                report: report(DaemonPart::NodeResourceTopology),
             };
             let latest = watch::Sender::new(None);
             tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
@@ -212,7 +212,7 @@ impl Cluster {
             let looking = look_at_free(self.observer.clone(), source, pods.clone(), policy, latest);
             tokio::spawn(stop.clone().run_until_cancelled_owned(looking).boxed());
         }
-        pods.follow(client, node, metrics, report(Part::KubernetesApi), stop).await;
+        pods.follow(client, node, metrics, report(DaemonPart::KubernetesApi), stop).await;
     }
 }
 

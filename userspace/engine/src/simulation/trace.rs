@@ -25,7 +25,7 @@ pub struct Trace {
     /// The pods in the order in which they arrive.
     pub pods: Vec<TracePod>,
     /// The kubelet's outcomes.
-    pub kubelet: Option<Recorded>,
+    pub kubelet: Option<RecordedOutcome>,
     /// The admissions of a machine without nodes.
     pub totals_only: Option<Sums>,
 }
@@ -44,12 +44,12 @@ pub struct TracePod {
     pub pod: PodVector,
     /// Its use while it lives.
     #[serde(default)]
-    pub held: Held,
+    pub held: PodUsage,
 }
 
 /// The use of a pod while it lives.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct Held {
+pub struct PodUsage {
     /// CPUs, in thousandths.
     #[serde(default)]
     pub cpu_milli: u64,
@@ -63,7 +63,7 @@ pub struct Held {
 
 /// The outcome of a trace.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Recorded {
+pub struct RecordedOutcome {
     /// The sums.
     #[serde(flatten)]
     pub sums: Sums,

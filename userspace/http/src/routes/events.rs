@@ -18,7 +18,7 @@ use numaward_api::{
     EventFilter, EventPage,
     problem::{CONTENT_TYPE, Problem},
 };
-use numaward_observe::events::{HISTORY, Next, Subscription};
+use numaward_observe::events::{MAX_EVENTS, StreamItem, Subscription};
 use tokio::{
     sync::{Semaphore, mpsc},
     time::{interval_at, sleep, timeout_at},
@@ -83,8 +83,8 @@ fn filter(path: &str, query: Option<&str>, keys: &[&str]) -> Result<(EventFilter
         match key {
             "since" => filter.since = Some(number()?),
             "limit" => match usize::try_from(number()?) {
-                Ok(limit @ 1..=HISTORY) => filter.limit = limit,
-                _ => return Err(wrong(format!("limit={value} is not from 1 to {HISTORY}"))),
+                Ok(limit @ 1..=MAX_EVENTS) => filter.limit = limit,
+                _ => return Err(wrong(format!("limit={value} is not from 1 to {MAX_EVENTS}"))),
             },
             "kind" => filter.kind = Some(value.parse().map_err(wrong)?),
             "samples" if pair == "samples" => {}
@@ -239,7 +239,7 @@ async fn feed(
             Message::Event(text) => {
                 while !account.charge(&text) {
                     if tokio::time::Instant::now() >= deadline {
-                        subscription.give_up();
+                        subscription.close_as_hung();
                         return account.close();
                     }
                     sleep(ROOM_POLL_INTERVAL).await;
@@ -254,7 +254,7 @@ async fn feed(
                 // It went away.
                 Ok(Err(_)) => return,
                 Err(_) => {
-                    subscription.give_up();
+                    subscription.close_as_hung();
                     return account.close();
                 }
             }
@@ -267,14 +267,14 @@ async fn feed(
         };
         message = tokio::select! {
             next = subscription.next() => match next {
-                Next::Event(event) => match serde_json::to_string(&*event) {
+                StreamItem::Event(event) => match serde_json::to_string(&*event) {
                     Ok(json) => Message::Event(format!("id: {}\ndata: {json}\n\n", event.id).into()),
                     Err(_) => Message::Comment(COMMENT),
                 },
-                Next::Missed(missed) => {
+                StreamItem::Missed(missed) => {
                     Message::Event(format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into())
                 }
-                Next::Closed => {
+                StreamItem::Closed => {
                     // Who does not take it is gone, or will see that the connection is.
                     let _ = sender.try_send(Piece::End);
                     return;
@@ -313,7 +313,7 @@ mod tests {
         for turn in 0..500 {
             events
                 .report(EventReport::new(EventKind::OomKill, "killed").workload(format!("workload-{turn}")));
-            assert!(matches!(reads.next().await, Next::Event(_)), "{turn}");
+            assert!(matches!(reads.next().await, StreamItem::Event(_)), "{turn}");
         }
         feeding.await.unwrap();
         assert_eq!(start.elapsed(), TIME_LIMIT);

@@ -13,7 +13,7 @@ use axum::{
 };
 use numaward_api as api;
 use numaward_api::problem::{CONTENT_TYPE, Problem};
-use numaward_observe::{NotInside, Observer};
+use numaward_observe::{InspectError, Observer};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{App, PlainJson, no_workload};
@@ -92,15 +92,15 @@ async fn regions(
     app.look_inside("regions", name, work).await
 }
 
-fn failure(name: &str, none: NotInside) -> Failure {
+fn failure(name: &str, none: InspectError) -> Failure {
     match none {
-        NotInside::NoWorkload => no_workload(name),
-        NotInside::Others => {
+        InspectError::UnknownWorkload => no_workload(name),
+        InspectError::OtherWorkloads => {
             let detail =
                 format!("{name:?} stands for all that belongs to no workload: name one of the workloads");
             (StatusCode::NOT_FOUND, detail)
         }
-        NotInside::Off(reason) => (StatusCode::CONFLICT, reason),
+        InspectError::ChainsOff(reason) => (StatusCode::CONFLICT, reason),
     }
 }
 

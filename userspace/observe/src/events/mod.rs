@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use self::metrics::{Dropped, EventMetrics};
 
 /// Most events in the history.
-pub const HISTORY: usize = 1024;
+pub const MAX_EVENTS: usize = 1024;
 /// Most events that wait for a subscriber.
 const QUEUE: usize = 256;
 /// Most pairs of kind and workload whose rate is tracked; events of further pairs are suppressed.
@@ -115,7 +115,7 @@ impl Events {
                 suppressed,
             });
             books.next_id += 1;
-            if books.history.len() == HISTORY {
+            if books.history.len() == MAX_EVENTS {
                 books.history.pop_front();
             }
             books.history.push_back(event.clone());
@@ -206,9 +206,9 @@ fn log(event: &Event) {
     }
 }
 
-/// Next item of a subscription.
+/// StreamItem item of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum StreamItem {
     Event(Arc<Event>),
     /// The subscriber was too slow and missed this number of events.
     Missed(u64),
@@ -227,25 +227,25 @@ pub struct Subscription {
 
 impl Subscription {
     /// Waits for the next item. Cancel-safe.
-    pub async fn next(&mut self) -> Next {
+    pub async fn next(&mut self) -> StreamItem {
         if let Some(event) = self.missed.pop_front() {
-            return Next::Event(event);
+            return StreamItem::Event(event);
         }
         tokio::select! {
-            () = self.closed.cancelled() => Next::Closed,
+            () = self.closed.cancelled() => StreamItem::Closed,
             received = self.events.recv() => match received {
-                Ok(event) => Next::Event(event),
+                Ok(event) => StreamItem::Event(event),
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
                     self.hub.metrics.dropped(Dropped::Lagged, missed);
-                    Next::Missed(missed)
+                    StreamItem::Missed(missed)
                 }
-                Err(broadcast::error::RecvError::Closed) => Next::Closed,
+                Err(broadcast::error::RecvError::Closed) => StreamItem::Closed,
             },
         }
     }
 
     /// Ends the subscription of a client that has read nothing for too long.
-    pub fn give_up(self) {
+    pub fn close_as_hung(self) {
         let waiting = self.events.len() + self.missed.len() + 1;
         self.hub.metrics.dropped(Dropped::Hung, waiting as u64);
     }

@@ -5,7 +5,7 @@ fn miss(workload: &str) -> EventReport {
 }
 
 fn all() -> EventFilter {
-    EventFilter { limit: HISTORY, ..EventFilter::default() }
+    EventFilter { limit: MAX_EVENTS, ..EventFilter::default() }
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn the_books_are_bounded_also_in_a_storm() {
         events.report_at(miss(&format!("w{i}")), start, time);
     }
     assert_eq!(events.0.books.lock().windows.len(), MAX_WINDOWS);
-    assert_eq!(events.0.books.lock().history.len(), HISTORY);
+    assert_eq!(events.0.books.lock().history.len(), MAX_EVENTS);
     events.report_at(miss("later"), start + WINDOW, time);
     assert_eq!(events.0.books.lock().windows.len(), 1, "old windows make room");
 }
@@ -88,8 +88,8 @@ async fn a_subscriber_gets_what_it_missed_then_what_comes_and_learns_what_it_los
     let mut late = events.subscribe(Some(first));
     let mut new = events.subscribe(None);
     events.report(miss("w2"));
-    let name = |next: Next| match next {
-        Next::Event(event) => event.workload.clone().unwrap(),
+    let name = |next: StreamItem| match next {
+        StreamItem::Event(event) => event.workload.clone().unwrap(),
         other => panic!("{other:?}"),
     };
     assert_eq!(name(late.next().await), "w1");
@@ -98,8 +98,8 @@ async fn a_subscriber_gets_what_it_missed_then_what_comes_and_learns_what_it_los
     for i in 0..QUEUE + 7 {
         events.report(miss(&format!("x{i}")));
     }
-    assert_eq!(new.next().await, Next::Missed(7));
+    assert_eq!(new.next().await, StreamItem::Missed(7));
     assert_eq!(name(new.next().await), "x7");
     events.close();
-    assert_eq!(events.subscribe(None).next().await, Next::Closed);
+    assert_eq!(events.subscribe(None).next().await, StreamItem::Closed);
 }

@@ -29,7 +29,7 @@ pub type Source = Arc<dyn Fn() -> Assigned + Send + Sync>;
 /// Gives what the engine promised, as it was published to the observer.
 pub fn promised(observer: Arc<Observer>) -> Source {
     Arc::new(move || {
-        let assigned = Assigned::promised(&observer.promises(), &observer.machine());
+        let assigned = Assigned::promised(&observer.guarantees(), &observer.machine());
         assigned.without_withheld(&observer.headroom().conditions)
     })
 }

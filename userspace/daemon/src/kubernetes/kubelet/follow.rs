@@ -26,7 +26,7 @@ use numaward_kube::{
     },
 };
 use numaward_model::FileStamp;
-use numaward_observe::{ForeignPromises, Observer, Part};
+use numaward_observe::{DaemonPart, ForeignGuarantees, Observer};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -105,7 +105,7 @@ impl Follower {
     async fn run(mut self) {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let came = self.observer.containers_came();
+        let came = self.observer.new_container();
         let mut changes = self.pods.as_ref().map(Pods::changes);
         let mut ask = Instant::now();
         loop {
@@ -144,14 +144,14 @@ impl Follower {
         match read_state(&self.directory, self.version) {
             Ok(ledger) => {
                 self.stamps = Some(stamps);
-                self.observer.note(Part::Kubelet, Ok(()));
+                self.observer.note(DaemonPart::Kubelet, Ok(()));
                 if ledger != self.kept.ledger {
                     tracing::info!(pods = ledger.owners().count(), "the kubelet's promises changed");
                     Arc::make_mut(&mut self.kept).ledger = ledger;
                     self.is_news = true;
                 }
             }
-            Err(problem) => self.observer.note(Part::Kubelet, Err(problem)),
+            Err(problem) => self.observer.note(DaemonPart::Kubelet, Err(problem)),
         }
     }
 
@@ -186,7 +186,7 @@ impl Follower {
             Arc::make_mut(&mut self.kept).names = names;
         }
         self.last.set(self.kept.clone());
-        let kept: Arc<dyn ForeignPromises> = self.kept.clone();
-        self.observer.hold_to(&kept);
+        let kept: Arc<dyn ForeignGuarantees> = self.kept.clone();
+        self.observer.adopt_foreign_guarantees(&kept);
     }
 }

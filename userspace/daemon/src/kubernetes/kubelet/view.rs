@@ -8,7 +8,7 @@ use numaward_cgroup::{CgroupId, CgroupPath, ContainerIdentity};
 use numaward_engine::Ledger;
 use numaward_guarantee::reconciler::View;
 use numaward_model::{WorkloadGuarantee, placed};
-use numaward_observe::{ForeignPromises, Observer};
+use numaward_observe::{ForeignGuarantees, Observer};
 use numaward_topology::{CpuSet, Machine, NodeSet};
 use parking_lot::RwLock;
 
@@ -35,8 +35,8 @@ impl Kept {
     }
 }
 
-impl ForeignPromises for Kept {
-    fn promise(
+impl ForeignGuarantees for Kept {
+    fn guarantee(
         &self,
         id: CgroupId,
         cgroup: &CgroupPath,

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numaward_config::{
     Interval,
-    kubernetes::{Kubernetes, RefusalPolicy},
+    kubernetes::{Kubernetes, RefusedPolicy},
 };
 use numaward_kube::{
     nri::types::{Pod, Snapshot},
@@ -44,7 +44,7 @@ struct PodRefusal {
 impl Refusals {
     pub fn new(config: &Kubernetes) -> Self {
         // Without the API server, no pod can be evicted.
-        let evicts = config.refused == RefusalPolicy::Evict && config.node_name.is_some();
+        let evicts = config.refused == RefusedPolicy::Evict && config.node_name.is_some();
         let evicted_after = evicts.then_some(config.refused_after.0);
         Self { pods: Arc::default(), evicted_after }
     }

@@ -12,7 +12,7 @@
 //! 4. The [`scheduler`] picks a host for pods that were made anew, and for those for which none had room, if any has more now.
 //! 5. Pods arrive, and the scheduler picks a host for each.
 //!
-//! The host that gets a pod decides as its strategy does. [`Refused`] says what becomes of a pod that is refused. A pod that does
+//! The host that gets a pod decides as its strategy does. [`RefusalPolicy`] says what becomes of a pod that is refused. A pod that does
 //! not run `retry_after` ticks after its arrival is given up; it has its last try then.
 
 mod load;
@@ -43,16 +43,16 @@ use crate::{
 
 /// The handling of a pod that a host refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum RefusalPolicy {
     /// It has failed, as with the kubelet, and takes nothing of the host. Its controller makes a new one: after the first refusal
     /// at once, after the following ones in 1, 2, 4, 8 … ticks.
-    Fails,
+    Fail,
     /// It stays bound to the host, so that the scheduler counts what it requests there, and is tried again on that host only
     /// (`kubernetes.refused: wait`).
-    Waits,
+    Wait,
     /// The same for a while. Then it is evicted, one pod of each host a tick, and its controller makes a new one at once
     /// (`kubernetes.refused: evict`).
-    Evicted {
+    Evict {
         /// The number of ticks after the refusal.
         after: u64,
     },
@@ -64,7 +64,7 @@ pub struct Deciders {
     /// On the hosts. `None`: each host is one node, and the kubelet decides. What is lost against that is lost to NUMA.
     pub host: Option<Variant>,
     /// On pods that a host refused.
-    pub refused: Refused,
+    pub refused: RefusalPolicy,
     /// True if the scheduler has the plugin `NodeResourceTopologyMatch`, beside `NodeResourcesFit`.
     pub topology_match: bool,
 }
@@ -197,7 +197,7 @@ struct Bound {
 struct Run<'a, 'w> {
     group: &'a Group<'a>,
     strategy: &'a dyn Strategy,
-    refused: Refused,
+    refused: RefusalPolicy,
     scheduler: Scheduler,
     watch: Option<&'a mut Watch<'w>>,
     /// By trace and pod.
@@ -235,7 +235,7 @@ impl Dates {
 impl<'a, 'w> Run<'a, 'w> {
     fn new(
         group: &'a Group<'a>,
-        (strategy, refused): (&'a dyn Strategy, Refused),
+        (strategy, refused): (&'a dyn Strategy, RefusalPolicy),
         mut scheduler: Scheduler,
         watch: Option<&'a mut Watch<'w>>,
     ) -> Self {
@@ -410,19 +410,19 @@ impl<'a, 'w> Run<'a, 'w> {
             self.outcome.refusals += 1;
             self.refusals.insert(index, refusals + 1);
             match self.refused {
-                Refused::Fails if tick == last => return,
-                Refused::Fails => {
+                RefusalPolicy::Fail if tick == last => return,
+                RefusalPolicy::Fail => {
                     self.outcome.retries += 1;
                     if let Some(exponent) = refusals.checked_sub(1) {
                         let delay = 1_u64.checked_shl(exponent).unwrap_or(u64::MAX);
                         return self.due.retries.add(tick.saturating_add(delay).min(last), index);
                     }
                 }
-                Refused::Waits | Refused::Evicted { .. } => {
+                RefusalPolicy::Wait | RefusalPolicy::Evict { .. } => {
                     self.scheduler.bind(host, &asked);
                     self.stuck.insert(index, bound);
                     self.due.give_up.add(last.saturating_add(1), index);
-                    if let Refused::Evicted { after } = self.refused {
+                    if let RefusalPolicy::Evict { after } = self.refused {
                         self.due.evictions.add(tick.saturating_add(after), index);
                     }
                     return;

@@ -18,7 +18,7 @@ use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
 
 use super::{
     load::Random,
-    topology_match::{Aligned, TopologyMatch},
+    topology_match::{AlignedRequests, TopologyMatch},
 };
 use crate::{
     ledger::Ledger,
@@ -42,7 +42,7 @@ pub(super) struct Asked {
     /// CPUs and memory, as they count for the score.
     weight: [u64; 2],
     /// Of a Guaranteed pod: what is compared with single nodes.
-    pub(super) aligned: Option<Aligned>,
+    pub(super) aligned: Option<AlignedRequests>,
 }
 
 /// The scheduler's state of a host.
@@ -122,7 +122,7 @@ impl Scheduler {
             for container in &init_containers {
                 raise(&mut pod, container);
             }
-            Aligned { init_containers, containers, pod }
+            AlignedRequests { init_containers, containers, pod }
         };
         Asked {
             total: total(request, self.capacity.len(), amounts),

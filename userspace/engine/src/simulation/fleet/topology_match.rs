@@ -34,7 +34,7 @@ type Set = u32;
 
 /// What a Guaranteed pod asks for: of each container as many amounts as a node has.
 #[derive(Clone, Debug)]
-pub struct Aligned {
+pub struct AlignedRequests {
     /// Of its init containers.
     pub init_containers: Vec<Vec<u64>>,
     /// Of its containers.
@@ -80,7 +80,7 @@ impl TopologyMatch {
     }
 
     /// Whether a host passes the filter of which this is available: of each node in turn, the amounts.
-    pub fn fits(&self, available: &[u64], asked: &Aligned) -> bool {
+    pub fn fits(&self, available: &[u64], asked: &AlignedRequests) -> bool {
         if self.policy != TopologyManagerPolicy::SingleNumaNode {
             return true;
         }
@@ -105,7 +105,7 @@ impl TopologyMatch {
     }
 
     /// The score of a host.
-    pub(super) fn score(&self, available: &[u64], asked: &Aligned) -> u64 {
+    pub(super) fn score(&self, available: &[u64], asked: &AlignedRequests) -> u64 {
         let (mut most, mut is_closest) = (0, true);
         if self.scope == TopologyManagerScope::Pod {
             let Some((set, closest)) = self.least(available, &asked.pod) else { return 0 };
@@ -192,9 +192,13 @@ mod tests {
         TopologyMatch::new(&machine, &policy, 2).unwrap()
     }
 
-    fn asked(init_containers: &[[u64; 2]], containers: &[[u64; 2]], pod: [u64; 2]) -> Aligned {
+    fn asked(init_containers: &[[u64; 2]], containers: &[[u64; 2]], pod: [u64; 2]) -> AlignedRequests {
         let all = |of: &[[u64; 2]]| of.iter().map(|of| of.to_vec()).collect();
-        Aligned { init_containers: all(init_containers), containers: all(containers), pod: pod.to_vec() }
+        AlignedRequests {
+            init_containers: all(init_containers),
+            containers: all(containers),
+            pod: pod.to_vec(),
+        }
     }
 
     #[test]
@@ -202,7 +206,7 @@ mod tests {
         use TopologyManagerPolicy::{Restricted, SingleNumaNode};
         use TopologyManagerScope::{Container, Pod};
         let available = [3, 3, 2, 9, 0, 0, 1, 1];
-        let fits = |policy, scope, asked: &Aligned| plugin(policy, scope).fits(&available, asked);
+        let fits = |policy, scope, asked: &AlignedRequests| plugin(policy, scope).fits(&available, asked);
         let two = asked(&[], &[[2, 2], [2, 2]], [4, 4]);
         assert!(fits(SingleNumaNode, Container, &two));
         assert!(!fits(SingleNumaNode, Pod, &two));
@@ -220,7 +224,7 @@ mod tests {
     #[test]
     fn the_score_counts_nodes_and_whether_they_are_close() {
         use TopologyManagerScope::{Container, Pod};
-        let score = |scope, available: [u64; 8], asked: &Aligned| {
+        let score = |scope, available: [u64; 8], asked: &AlignedRequests| {
             plugin(TopologyManagerPolicy::BestEffort, scope).score(&available, asked)
         };
         let pod = |cpus, bytes| asked(&[], &[[cpus, bytes]], [cpus, bytes]);

@@ -3,11 +3,11 @@
 //! The scheduler is that of the simulation; the kubelet is played here: it runs a pod's sandbox and creates its containers, tries
 //! those of a refused pod again when the simulation does, and takes a pod away.
 
-use numaward_config::kubernetes::RefusalPolicy;
+use numaward_config::kubernetes::RefusedPolicy;
 use numaward_engine::{
     Request,
     simulation::{
-        fleet::{Deciders, Fleet, Member, Refused, Step},
+        fleet::{Deciders, Fleet, Member, RefusalPolicy, Step},
         trace::Trace,
         variant::Variant,
     },
@@ -50,7 +50,7 @@ fn trace() -> Trace {
     serde_json::from_value(trace).unwrap()
 }
 
-fn bench(refused: RefusalPolicy) -> (Arc<Known>, Bench) {
+fn bench(refused: RefusedPolicy) -> (Arc<Known>, Bench) {
     let known = Arc::new(Known::default());
     let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
     bench.config.topology_manager_policy = Some(TopologyManagerPolicy::SingleNumaNode);
@@ -60,7 +60,7 @@ fn bench(refused: RefusalPolicy) -> (Arc<Known>, Bench) {
 }
 
 /// The steps of a fleet of hosts like this one.
-fn simulated(bench: &Bench, refused: Refused) -> Vec<ObservedStep> {
+fn simulated(bench: &Bench, refused: RefusalPolicy) -> Vec<ObservedStep> {
     let (trace, machine) = (trace(), Machine::clone(&bench.host.machine()));
     let policy = policy::engine_config(&bench.config, &machine).unwrap();
     let requests = trace.pods.iter().map(|pod| pod.pod.request().unwrap()).collect();
@@ -140,7 +140,7 @@ impl FakeHost {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemons_repeat_simulated_hosts() {
     for (setting, refused) in
-        [(RefusalPolicy::Wait, Refused::Waits), (RefusalPolicy::Evict, Refused::Evicted { after: 1 })]
+        [(RefusedPolicy::Wait, RefusalPolicy::Wait), (RefusedPolicy::Evict, RefusalPolicy::Evict { after: 1 })]
     {
         let steps = simulated(&bench(setting).1, refused);
         let mut hosts = Vec::new();
@@ -156,7 +156,7 @@ async fn daemons_repeat_simulated_hosts() {
             match *step {
                 Step::Bound { is_admitted } => {
                     assert_eq!(played.bind(&uid, pod).await, is_admitted, "{what}");
-                    let is_named = !is_admitted && setting == RefusalPolicy::Evict;
+                    let is_named = !is_admitted && setting == RefusedPolicy::Evict;
                     assert_eq!(played.is_to_be_evicted(&uid), is_named, "{what}");
                 }
                 Step::Again { is_admitted } => {
@@ -177,6 +177,6 @@ async fn daemons_repeat_simulated_hosts() {
         let refusals = count(Step::Bound { is_admitted: false });
         let (later, evicted) = (count(Step::Again { is_admitted: true }), count(Step::Evicted));
         assert!(steps.len() > 150 && refusals > 5 && later > 0, "{} {refusals} {later}", steps.len());
-        assert_eq!(evicted > 0, setting == RefusalPolicy::Evict);
+        assert_eq!(evicted > 0, setting == RefusedPolicy::Evict);
     }
 }

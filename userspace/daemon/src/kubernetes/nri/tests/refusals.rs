@@ -1,6 +1,6 @@
 //! Pods that are refused: what becomes of them, and which may be evicted.
 
-use numaward_config::{Interval, kubernetes::RefusalPolicy};
+use numaward_config::{Interval, kubernetes::RefusedPolicy};
 
 use super::*;
 
@@ -25,7 +25,7 @@ impl Daemon {
 
 fn evicting(known: &Arc<Known>) -> Bench {
     let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
-    bench.config.kubernetes.refused = RefusalPolicy::Evict;
+    bench.config.kubernetes.refused = RefusedPolicy::Evict;
     bench.config.kubernetes.node_name = Some("node".to_owned());
     bench.config.kubernetes.refused_after = Interval(Duration::from_secs(90));
     bench
@@ -96,9 +96,9 @@ async fn only_refusals_for_room_are_evicted() {
     let whole_cores: BTreeMap<_, _> = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
     let none = BTreeMap::new();
     for (setting, options, cpus, expected) in [
-        (RefusalPolicy::Evict, whole_cores, 3, None),
-        (RefusalPolicy::Evict, none.clone(), 80, Some("bad")),
-        (RefusalPolicy::Wait, none, 80, None),
+        (RefusedPolicy::Evict, whole_cores, 3, None),
+        (RefusedPolicy::Evict, none.clone(), 80, Some("bad")),
+        (RefusedPolicy::Wait, none, 80, None),
     ] {
         let known = Arc::new(Known::default());
         let mut bench = evicting(&known);
