@@ -1,8 +1,11 @@
-//! The engine: a machine, a policy and a sequence of requests, decided by both strategies.
+//! Target for the engine: a machine, a policy and a sequence of requests, on which both strategies decide.
 //!
-//! The work of each decision stays within its limit. After each step, no
-//! resource is guaranteed twice, the sums are right, and the ledger reads as it was written. At the end everything is free again. The kubelet has defects of its own, which its strategy repeats: from the moment on at which two
-//! nodes of a group do not agree on it, not all may come back.
+//! # Invariants
+//! - The work of each decision stays within its limit.
+//! - After each step, no resource is guaranteed twice, the sums of the accounts are right, and the serialized ledger loads to the
+//!   same ledger.
+//! - After all releases, the ledger is as in the beginning. This does not hold for the strategy `kubelet` once the nodes of a
+//!   group disagree about the group, because it reproduces a defect of the kubelet.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,9 +23,9 @@ use numaward_engine::{
 use numaward_topology::{Bytes, CpuSet, HugepagePool, HugepageSize, Machine, NodeId, NodeSet, ZoneKind};
 
 const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
-const MOST_STEPS: usize = 24;
+const MAX_STEPS: usize = 24;
 
-/// A node: cores, memory in 128 MiB, pages, distances to those before it.
+/// A node: cores, memory in units of 128 MiB, hugepages, and the distances to all previous nodes.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Node(u8, u8, u8, [u8; 5]);
 
@@ -48,21 +51,22 @@ struct Policy {
     reserved: u8,
 }
 
-/// Half CPUs, 32 MiB, pages; and whether its requests are less than its limits, and whether it stays (init only).
+/// A container: CPUs in halves, memory in units of 32 MiB, hugepages, the ratio of requests and limits, and whether an init
+/// container is a sidecar.
 #[derive(Arbitrary, Clone, Copy, Debug)]
-struct Container(u8, u8, Option<u8>, Below, bool);
+struct Container(u8, u8, Option<u8>, RequestRatio, bool);
 
 #[derive(Arbitrary, Clone, Copy, Debug, PartialEq)]
-enum Below {
+enum RequestRatio {
     No,
     Half,
     NoLimit,
-    /// An amount at the end of what a number holds.
+    /// An amount near the largest 64-bit number.
     Huge,
 }
 
 #[derive(Arbitrary, Debug, Default)]
-struct Wishes {
+struct TermsInput {
     policy: Option<u8>,
     is_pod_scope: Option<bool>,
     is_strict: Option<bool>,
@@ -82,13 +86,13 @@ enum Step {
         init: Option<[Container; 2]>,
         apps: [Option<Container>; 3],
         whole: Option<Container>,
-        wishes: Wishes,
+        terms_input: TermsInput,
     },
     Remove(u8),
     Resize(u8, Container),
     Plan(Container, u8),
     Conditions([u8; 6]),
-    /// The memory of a node is another one.
+    /// Changes the memory of a node.
     Change(u8, u8),
 }
 
@@ -116,7 +120,7 @@ impl Host {
         }
         for (id, Node(cores, memory, ..)) in (0..count).zip(self.nodes) {
             let cores = u32::from(cores % 9);
-            // Of the first, something is reserved.
+            // The first node has at least one core, because a CPU is reserved.
             let cores = if id == 0 { cores + 1 } else { cores };
             let memory = Bytes(u64::from(memory) << 27);
             builder = builder.node(NodeId(id), |node| node.cores(cores).memory(memory));
@@ -167,7 +171,7 @@ impl Container {
     fn resources(self) -> Resources {
         let Self(half_cpus, memory, pages, below, _) = self;
         let memory =
-            if below == Below::Huge { u64::MAX - u64::from(memory) } else { u64::from(memory) << 25 };
+            if below == RequestRatio::Huge { u64::MAX - u64::from(memory) } else { u64::from(memory) << 25 };
         let mut resources = Resources::none()
             .with_cpu(Quantity::milli(u64::from(half_cpus) * 500))
             .with_memory(Quantity::whole(memory));
@@ -181,11 +185,12 @@ impl Container {
         let mut container = ContainerRequest::guaranteed(name, self.resources());
         container.restartable = self.4;
         match self.3 {
-            Below::No | Below::Huge => {}
-            Below::Half => {
-                container.requests = Self(self.0 / 2, self.1 / 2, self.2, Below::No, self.4).resources();
+            RequestRatio::No | RequestRatio::Huge => {}
+            RequestRatio::Half => {
+                container.requests =
+                    Self(self.0 / 2, self.1 / 2, self.2, RequestRatio::No, self.4).resources();
             }
-            Below::NoLimit => container.limits = Resources::none(),
+            RequestRatio::NoLimit => container.limits = Resources::none(),
         }
         container
     }
@@ -195,7 +200,7 @@ fn nodes(bits: u8) -> NodeSet {
     (0..6).filter(|bit| bits >> bit & 1 == 1).map(NodeId).collect()
 }
 
-impl Wishes {
+impl TermsInput {
     fn terms(&self, is_native: bool) -> Terms {
         let name = |number: u8| [format!("o{}", number % 8)].into();
         let mut terms = Terms {
@@ -225,16 +230,16 @@ impl Wishes {
     }
 }
 
-/// One strategy, and what it has promised.
+/// A strategy with its ledger and its admitted requests.
 struct Run {
     strategy: Box<dyn Strategy>,
     is_native: bool,
     ledger: Ledger,
     running: Vec<Request>,
-    /// Whether all nodes of each group agree on it.
+    /// True if all nodes of each group have agreed about the group so far.
     is_intact: bool,
     conditions: Arc<HostConditions>,
-    /// Whether the machine was never another one.
+    /// True if the machine has not changed.
     is_same: bool,
 }
 
@@ -259,7 +264,7 @@ impl Run {
     fn step(&mut self, number: usize, step: &Step) {
         let owner = format!("o{number}");
         match step {
-            Step::Admit { init, apps, whole, wishes } => {
+            Step::Admit { init, apps, whole, terms_input } => {
                 let named = |prefix: &str, containers: Vec<Container>| -> Vec<ContainerRequest> {
                     let named = |(number, container): (usize, Container)| {
                         container.request(&format!("{prefix}{number}"))
@@ -273,7 +278,7 @@ impl Run {
                     containers: named("c", apps.iter().flatten().copied().collect()),
                     resources: of_pod.map(|of| PodResources { requests: of.requests, limits: of.limits }),
                 };
-                let terms = wishes.terms(self.is_native);
+                let terms = terms_input.terms(self.is_native);
                 if self.strategy.check_terms(&terms).is_err() {
                     return;
                 }
@@ -325,7 +330,7 @@ impl Run {
         }
     }
 
-    /// What must hold after each step.
+    /// Checks the invariants that hold after each step.
     fn check(&mut self) {
         for (node, account) in self.ledger.nodes() {
             let agree =
@@ -363,25 +368,25 @@ impl Run {
         }
     }
 
-    /// Gives all back.
+    /// Releases all requests, and checks that the ledger is as in the beginning.
     fn end(mut self) {
         for request in std::mem::take(&mut self.running) {
             self.ledger = self.strategy.release(&self.ledger, &request.owner);
         }
         if !self.is_native {
-            // What rejected owners left behind goes with the next decision.
+            // The kubelet removes state of rejected pods at its next decision.
             let sweeper = Request::workload("sweeper", Resources::none());
             self.ledger = self.strategy.admit(&self.ledger, &sweeper).ledger;
             self.ledger = self.strategy.release(&self.ledger, &sweeper.owner);
         }
         self.ledger.set_conditions(Arc::default());
         if self.is_intact {
-            assert_eq!(self.ledger, self.strategy.idle(), "all is given back");
+            assert_eq!(self.ledger, self.strategy.idle(), "all resources are free");
         }
     }
 }
 
-/// Both strategies for a machine and a policy.
+/// Returns both strategies for a machine and a policy; `None` for one that refuses them.
 fn strategies(machine: &Machine, config: &PolicyConfig, is_strict: bool) -> [Option<Box<dyn Strategy>>; 2] {
     let tiers = if is_strict { Tiers::Strict } else { Tiers::Attached };
     let native = NativeStrategy::new(machine, config, &NativeOptions { tiers, ..NativeOptions::default() });
@@ -403,7 +408,7 @@ fn derived(input: &mut Unstructured<'_>) -> Result<()> {
     {
         runs.extend(strategy.map(|strategy| Run::new(strategy, is_native)));
     }
-    for number in 0..MOST_STEPS {
+    for number in 0..MAX_STEPS {
         if input.is_empty() {
             break;
         }
@@ -413,7 +418,7 @@ fn derived(input: &mut Unstructured<'_>) -> Result<()> {
         {
             node.memory = Bytes(u64::from(memory) << 27);
             for run in &mut runs {
-                // A machine on which the policy is not possible is not taken over.
+                // If the policy does not fit the changed machine, the previous strategy stays.
                 let [native, kubelet] = strategies(&machine, &config, policy.is_strict);
                 if let Some(strategy) = if run.is_native { native } else { kubelet } {
                     run.ledger = strategy.rebase(&run.ledger).0;

@@ -1,4 +1,4 @@
-//! Files: the ledger, the kubelet's state, the configuration, and what the kernel reports of the machine.
+//! Targets for files: the ledger, the kubelet's state files, the configuration, and the kernel's files about the machine.
 
 use std::{
     collections::BTreeMap,
@@ -17,29 +17,29 @@ use numaward_store::{LoadedLedger, Store, StoreError, encode_save};
 use numaward_topology::{Bytes, sysfs};
 use serde_json::{Value, value::RawValue};
 
-/// What is in the directory of the ledger.
+/// Content of the ledger's directory, and saves to perform in it.
 #[derive(Arbitrary, Debug)]
-struct Ledger<'a> {
-    current: Option<Stored<'a>>,
-    previous: Option<Stored<'a>>,
-    /// The two slots, and whether they have the size of slots.
-    journal: Option<(Stored<'a>, Stored<'a>, bool)>,
-    /// What is saved then, and whether it is written out.
+struct LedgerDirectory<'a> {
+    current: Option<LedgerFile<'a>>,
+    previous: Option<LedgerFile<'a>>,
+    /// The two slots of the journal; padded to the size of a slot if the flag is true.
+    journal: Option<(LedgerFile<'a>, LedgerFile<'a>, bool)>,
+    /// Ledgers that are saved, by their length; written out at once if the flag is true.
     saves: Vec<(u8, bool)>,
 }
 
-/// A ledger in a file.
+/// Content of a file with a ledger.
 #[derive(Arbitrary, Debug)]
-enum Stored<'a> {
-    /// As it was saved.
+enum LedgerFile<'a> {
+    /// A valid save.
     Sealed { generation: u64, ledger: u8 },
-    /// Anything else.
+    /// Arbitrary bytes.
     Bytes(&'a [u8]),
-    /// As it was saved, but for this byte of it.
+    /// A valid save with one byte replaced.
     Damaged { generation: u64, at: u8, byte: u8 },
 }
 
-impl Stored<'_> {
+impl LedgerFile<'_> {
     fn bytes(&self) -> Vec<u8> {
         match *self {
             Self::Sealed { generation, ledger } => encode_save(generation, &text(ledger)).unwrap(),
@@ -54,22 +54,23 @@ impl Stored<'_> {
     }
 }
 
-/// A ledger of some size.
+/// Returns a ledger whose length is a multiple of 16.
 fn text(ledger: u8) -> Box<RawValue> {
     let value = Value::from("x".repeat(usize::from(ledger) * 16));
     serde_json::value::to_raw_value(&value).unwrap()
 }
 
-/// Whatever is in its directory, the store opens or says why not; then it holds what is saved.
+/// Checks that the store opens any directory or refuses it with one of two known errors, and that it then returns the ledger
+/// that was saved last.
 pub(crate) fn ledger(data: &[u8]) {
-    const SLOT: usize = 1 << 10;
-    let Ok(Ledger { current, previous, journal, saves }) =
-        Ledger::arbitrary_take_rest(Unstructured::new(data))
+    const SLOT_BYTES: usize = 1 << 10;
+    let Ok(LedgerDirectory { current, previous, journal, saves }) =
+        LedgerDirectory::arbitrary_take_rest(Unstructured::new(data))
     else {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    // A new store syncs the directories above it, and those of a path from the root are on a slow disk.
+    // A new store syncs its parent directories. A relative path avoids those on a slow disk.
     env::set_current_dir(dir.path()).unwrap();
     let dir = Path::new(".");
     for (name, file) in [("ledger.json", current), ("ledger.json.1", previous)] {
@@ -80,11 +81,11 @@ pub(crate) fn ledger(data: &[u8]) {
     if let Some((first, second, has_size)) = journal {
         let mut slots = first.bytes();
         if has_size {
-            slots.resize(SLOT, 0);
+            slots.resize(SLOT_BYTES, 0);
         }
         slots.extend(second.bytes());
         if has_size {
-            slots.resize(2 * SLOT, 0);
+            slots.resize(2 * SLOT_BYTES, 0);
         }
         fs::write(dir.join("ledger.journal"), slots).unwrap();
     }
@@ -117,7 +118,8 @@ pub(crate) fn ledger(data: &[u8]) {
     }
 }
 
-/// A state file of the kubelet that can be read is written as one that reads the same.
+/// Checks that a state file of the kubelet that can be read is written without loss. The first byte selects the kubelet's
+/// version.
 pub(crate) fn checkpoint(data: &[u8]) {
     let Some((&version, data)) = data.split_first() else { return };
     let Ok(text) = str::from_utf8(data) else { return };
@@ -132,7 +134,7 @@ pub(crate) fn checkpoint(data: &[u8]) {
     }
 }
 
-/// Reads a state file. Nobody guesses a checksum: the right one is put in the place of a wrong one.
+/// Reads a state file. A wrong checksum is corrected, because random input never has the right one.
 fn read<T>(text: &str, read: impl Fn(&str) -> Result<T, CheckpointError>) -> Option<T> {
     let computed = match read(text) {
         Err(CheckpointError::Checksum { computed, .. }) => computed,
@@ -143,12 +145,13 @@ fn read<T>(text: &str, read: impl Fn(&str) -> Result<T, CheckpointError>) -> Opt
     read(&value.to_string()).ok()
 }
 
-/// A configuration in YAML.
+/// Loads a configuration in YAML.
 pub(crate) fn config(data: &[u8]) {
     loaded(data, BTreeMap::new());
 }
 
-/// What loads is printed as something that loads the same; what does not says why.
+/// Loads a configuration. Checks that a valid one is printed as a configuration that loads to the same value, and that an
+/// invalid one is refused with messages.
 pub(crate) fn loaded(text: &[u8], variables: BTreeMap<String, String>) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.yaml");
@@ -171,21 +174,21 @@ pub(crate) fn loaded(text: &[u8], variables: BTreeMap<String, String>) {
     }
 }
 
-/// The files below `/sys` and `/proc` that describe the machine: lines of a path and, after a colon, what the file holds,
-/// in which `|` stands for the end of a line.
+/// Reads a machine from files below `/sys` and `/proc`. Each line of the input is a path, a colon and the content of a file, in
+/// which `|` stands for a newline. Checks that the machine is consistent.
 pub(crate) fn sysfs(data: &[u8]) {
-    const MOST: usize = 64;
+    const MAX_FILES: usize = 64;
     let Ok(text) = str::from_utf8(data) else { return };
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    for line in text.lines().take(MOST) {
+    for line in text.lines().take(MAX_FILES) {
         let Some((path, content)) = line.split_once(": ") else { continue };
         let path = Path::new(path);
         if path.components().any(|part| !matches!(part, Component::Normal(_))) {
             continue;
         }
         let path: PathBuf = root.join(path);
-        // What cannot be a file is none.
+        // Skips a path below another file.
         if path.parent().is_some_and(|parent| fs::create_dir_all(parent).is_ok()) {
             let _ = fs::write(path, content.replace('|', "\n"));
         }

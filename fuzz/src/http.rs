@@ -1,7 +1,7 @@
-//! Requests over HTTP, from the line with the method to the answer of a reconciler that gives guarantees on plain files.
+//! Target for HTTP requests: from the request line to the response of a reconciler, whose cgroups are plain files.
 //!
-//! What splits bytes into requests is hyper's and not tried here: the first line is the method and the target, lines up to
-//! an empty one are headers, and the rest is the body.
+//! Splitting a connection into requests is left to hyper and is not fuzzed. The first line of an input is the method and the
+//! request target, the lines up to an empty one are headers, and the rest is the body.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -25,14 +25,14 @@ use numaward_topology::{Bytes, Machine};
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
 
-/// No answer of so small a host is longer.
-const MOST: usize = 8 << 20;
-/// A request that takes so long hangs.
-const PATIENCE: Duration = Duration::from_secs(8);
-/// The cgroups that there are.
+/// Most bytes of a response.
+const MAX_RESPONSE_BYTES: usize = 8 << 20;
+/// Longest duration of a request before it counts as hung.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(8);
+/// Paths of the existing cgroups.
 const CGROUPS: [&str; 4] = ["", "w0", "system.slice", "system.slice/db.service"];
 
-/// A daemon without probes, whose ledger and cgroups are files below a directory.
+/// A daemon without probes. Its ledger and its cgroups are files below a temporary directory.
 struct Daemon {
     runtime: Runtime,
     reading: Router,
@@ -68,7 +68,7 @@ impl Daemon {
     }
 }
 
-/// Reads what is asked for.
+/// Parses an input into a request; `None` if it has no request line or an invalid header.
 fn request(data: &[u8]) -> Option<Request<Body>> {
     let end = data.windows(2).position(|two| two == b"\n\n");
     let (head, body) = end.map_or((data, &[][..]), |end| (&data[..end], &data[end + 2..]));
@@ -94,7 +94,7 @@ async fn answer(router: &Router, request: Request<Body>) {
     if of_type("text/event-stream") {
         return;
     }
-    let body = to_bytes(response.into_body(), MOST).await.unwrap();
+    let body = to_bytes(response.into_body(), MAX_RESPONSE_BYTES).await.unwrap();
     if !body.is_empty() && (status.is_client_error() || status.is_server_error()) {
         assert!(of_type("application/problem+json"), "{asked}: {status} {headers:?}");
     }
@@ -103,7 +103,7 @@ async fn answer(router: &Router, request: Request<Body>) {
     }
 }
 
-/// A request, to the address for everybody and to the control socket.
+/// Sends a request to the public address and to the control socket.
 pub(crate) fn run(data: &[u8]) {
     static DAEMON: OnceLock<Daemon> = OnceLock::new();
     let Some((first, second)) = request(data).zip(request(data)) else { return };
@@ -113,7 +113,7 @@ pub(crate) fn run(data: &[u8]) {
             answer(&daemon.reading, first).await;
             answer(&daemon.control, second).await;
         };
-        tokio::time::timeout(PATIENCE, both).await.unwrap();
+        tokio::time::timeout(RESPONSE_TIMEOUT, both).await.unwrap();
     });
     daemon.host.happened.lock().unwrap().clear();
 }

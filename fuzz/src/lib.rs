@@ -1,15 +1,17 @@
-//! Fuzz targets: what this daemon reads from containers, pod authors, files and the network, made up.
+//! Fuzz targets for all input that the daemon reads from containers, pod authors, files and the network.
 //!
-//! Problem: all of it can be anything. None of it may make the daemon panic, hang or take memory without bound, and what
-//! it promises must stay true whatever it is asked for.
+//! # Problem
+//! Such input is untrusted. No input may make the daemon panic, hang or use unbounded memory, and no sequence of requests may
+//! break its guarantees.
 //!
-//! A target takes bytes, has them read as the daemon would, and asserts what must hold. Most take the bytes as they are; where
-//! few bytes would be of the right form, an input is derived from them (`arbitrary`). The targets know nothing of the engine
-//! that makes the bytes up: `main.rs` connects them to libFuzzer, and a test runs them on the inputs that are kept in
+//! # Algorithm
+//! A target passes bytes to the daemon's own readers, and asserts invariants of the result. Most targets use the bytes
+//! unchanged. If random bytes hardly ever have a valid form, a structured input is derived from them (`arbitrary`). The targets
+//! do not depend on a fuzzing engine: `main.rs` connects them to libFuzzer, and a test runs them on the inputs stored in
 //! `corpus/TARGET`.
 
 #![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, reason = "what must not fail ends a target if it fails")]
+#![expect(clippy::unwrap_used, reason = "a failure of the set-up ends the target")]
 
 mod engine;
 mod files;
@@ -20,15 +22,15 @@ mod processes;
 mod requests;
 mod text;
 
-/// A target.
+/// A fuzz target.
 pub struct Target {
-    /// Its name, also that of the folder with its inputs.
+    /// Name of the target, and of the folder with its stored inputs.
     pub name: &'static str,
-    /// Takes an input; a panic is a finding.
+    /// Runs the target on an input. A panic is a finding.
     pub run: fn(&[u8]),
 }
 
-/// All targets.
+/// All targets, sorted by name.
 pub const TARGETS: [Target; 17] = [
     Target { name: "annotations", run: pods::annotations },
     Target { name: "checkpoint", run: files::checkpoint },
@@ -56,7 +58,7 @@ mod tests {
     use super::TARGETS;
 
     #[test]
-    fn each_folder_of_inputs_is_that_of_a_target() {
+    fn corpus_folders_match_targets() {
         let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")).unwrap();
         let mut folders: Vec<_> =
             folders.map(|folder| folder.unwrap().file_name().into_string().unwrap()).collect();
@@ -65,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn the_inputs_that_are_kept_find_nothing() {
+    fn stored_inputs_cause_no_panic() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
         for target in TARGETS {
             (target.run)(b"");

@@ -1,4 +1,4 @@
-//! Gives a target to libFuzzer: the one that the variable `NUMAWARD_FUZZ` names.
+//! Runs a target with libFuzzer. The environment variable `NUMAWARD_FUZZ` names the target.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
-//! The container runtime's side of NRI: frames, calls and what they carry.
+//! Target for the NRI protocol: frames, calls and their messages from a container runtime.
 //!
-//! The plugin runs on a stream of made-up bytes as on that of a runtime. Its handler does with pods and containers what the
-//! daemon does before it decides.
+//! The NRI plugin runs on a stream of derived bytes. Its handler converts pods and containers to requests and decides on them,
+//! as the daemon does.
 
 use std::{
     io,
@@ -44,18 +44,18 @@ const METHODS: [&str; 12] = [
     "Shutdown",
 ];
 
-/// What comes from the runtime.
+/// A part of the runtime's stream.
 #[derive(Arbitrary, Debug)]
-enum Piece<'a> {
-    /// Anything.
+enum StreamPart<'a> {
+    /// Arbitrary bytes.
     Bytes(&'a [u8]),
-    /// A call, in one frame.
+    /// A call in a single frame.
     Call { method: u8, timeout: i64, payload: &'a [u8] },
-    /// That it took our registration.
+    /// The response to the plugin's registration.
     Registered,
 }
 
-/// Fields of protobuf: a number with this tag, and bytes with this tag.
+/// Appends a number as a protobuf field.
 fn varint(tag: u8, mut value: u64, to: &mut Vec<u8>) {
     to.push(tag << 3);
     while value >= 0x80 {
@@ -65,6 +65,7 @@ fn varint(tag: u8, mut value: u64, to: &mut Vec<u8>) {
     to.push(value.to_le_bytes()[0]);
 }
 
+/// Appends bytes as a protobuf field.
 fn bytes(tag: u8, value: &[u8], to: &mut Vec<u8>) {
     let at = to.len();
     varint(tag, value.len() as u64, to);
@@ -72,7 +73,7 @@ fn bytes(tag: u8, value: &[u8], to: &mut Vec<u8>) {
     to.extend(value);
 }
 
-/// A message in a frame.
+/// Appends a message in a frame of the multiplexed connection.
 fn frame(connection: u32, stream: u32, kind: u8, payload: &[u8], to: &mut Vec<u8>) {
     let length = u32::try_from(payload.len()).unwrap();
     to.extend(connection.to_be_bytes());
@@ -83,7 +84,7 @@ fn frame(connection: u32, stream: u32, kind: u8, payload: &[u8], to: &mut Vec<u8
     to.extend(payload);
 }
 
-impl Piece<'_> {
+impl StreamPart<'_> {
     fn write(&self, number: u32, to: &mut Vec<u8>) {
         match *self {
             Self::Bytes(bytes) => to.extend(bytes),
@@ -100,7 +101,7 @@ impl Piece<'_> {
     }
 }
 
-/// A stream from which these bytes come, and to which anything can be written.
+/// Stream that returns these bytes, and discards all written bytes.
 struct Stream(io::Cursor<Vec<u8>>);
 
 impl AsyncRead for Stream {
@@ -127,9 +128,9 @@ impl AsyncWrite for Stream {
     }
 }
 
-struct Asks(Builders);
+struct DecidingHandler(Builders);
 
-impl Asks {
+impl DecidingHandler {
     fn ask(&self, pod: &Pod, container: &Container, change: &Resources) -> Update {
         self.0.ask(pod, container, change, &self.online());
         let settings = Settings {
@@ -144,7 +145,7 @@ impl Asks {
     }
 }
 
-impl Handler for Asks {
+impl Handler for DecidingHandler {
     fn online(&self) -> Online {
         Online { cpus: (0..8).map(CpuId).collect(), mems: (0..2).map(NodeId).collect() }
     }
@@ -191,7 +192,7 @@ impl Handler for Asks {
     }
 }
 
-/// A connection on which this comes.
+/// Runs the plugin on a connection with this input.
 pub(crate) fn run(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let mut stream = Vec::new();
@@ -199,18 +200,18 @@ pub(crate) fn run(data: &[u8]) {
         if input.is_empty() {
             break;
         }
-        let Ok(piece) = Piece::arbitrary(&mut input) else { break };
+        let Ok(piece) = StreamPart::arbitrary(&mut input) else { break };
         piece.write(number, &mut stream);
     }
     let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let plugin = Nri { when_pinned: PinnedPolicy::Override, ..Nri::default() };
         let options = Options { plugin, ..Options::default() };
-        let plugin = Plugin::new(options, Arc::new(Asks(Builders::of_the_runtime())));
+        let plugin = Plugin::new(options, Arc::new(DecidingHandler(Builders::without_api_server())));
         let shutdown = CancellationToken::new();
         let mut status = plugin.status();
         let stop = shutdown.clone();
-        // After the first connection comes no other.
+        // There is only one connection, so the plugin is stopped when it ends.
         tokio::spawn(async move {
             let ended = status.wait_for(|status| status.last_disconnect.is_some()).await;
             assert!(ended.is_ok());

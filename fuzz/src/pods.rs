@@ -1,4 +1,4 @@
-//! Pods: annotations, and what the API server and the runtime report of them.
+//! Targets for pods: their annotations, and their descriptions by the API server and the container runtime.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,16 +17,16 @@ use numaward_kube::{
 };
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
-/// Makes requests of pods with either strategy, and has it decide on them.
+/// Converters of pods to requests, one for each strategy, with the strategy that decides on them.
 pub(crate) struct Builders(Vec<(Builder, Box<dyn Strategy>)>);
 
 impl Builders {
-    /// Of pods that only the runtime reports.
-    pub(crate) fn of_the_runtime() -> Self {
-        Self::of(&(Arc::new(NoPods) as _))
+    /// Creates converters that know pods only from the container runtime.
+    pub(crate) fn without_api_server() -> Self {
+        Self::with_pods(&(Arc::new(NoPods) as _))
     }
 
-    fn of(pods: &Arc<dyn PodSource>) -> Self {
+    fn with_pods(pods: &Arc<dyn PodSource>) -> Self {
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
         let machine = machine.hugepages(HugepageSize(Bytes::mib(2)), 64).build().unwrap();
         let policy = PolicyConfig {
@@ -45,7 +45,7 @@ impl Builders {
         let strategies: [(StrategyKind, Box<dyn Strategy>); 2] =
             [(StrategyKind::Native, Box::new(native)), (StrategyKind::Kubelet, Box::new(kubelet))];
         let of = |(strategy, decides)| {
-            // No file of this host is looked at.
+            // No file of this host is read.
             let mut config = Config { strategy, host_root: "/nonexistent".into(), ..Config::default() };
             config.kubernetes.placement_off_namespaces.insert("off".to_owned());
             (Builder::new(Arc::clone(pods), &config), decides)
@@ -53,7 +53,7 @@ impl Builders {
         Self(strategies.into_iter().map(of).collect())
     }
 
-    /// Asks for a container and its pod.
+    /// Converts a container and its pod to requests, and checks the decisions on them.
     pub(crate) fn ask(&self, pod: &Pod, container: &Container, change: &Resources, online: &Online) {
         for (builder, strategy) in &self.0 {
             let asked = builder.asked(pod, container, change, online);
@@ -75,7 +75,7 @@ impl Builders {
     }
 }
 
-/// A pod with these annotations, one a line.
+/// Decides on a pod with these annotations, one per line.
 pub(crate) fn annotations(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let annotations = text.lines().filter_map(|line| line.split_once(": "));
@@ -101,7 +101,7 @@ pub(crate) fn annotations(data: &[u8]) {
         resources,
         ..Container::default()
     };
-    let builders = Builders::of_the_runtime();
+    let builders = Builders::without_api_server();
     builders.ask(&pod, &container, &Resources::default(), &online());
 }
 
@@ -110,7 +110,7 @@ fn online() -> Online {
     Online::from(&machine)
 }
 
-/// The one pod that is known.
+/// Source with a single pod.
 #[derive(Debug)]
 struct OnePod(Arc<pod::Pod>);
 
@@ -126,11 +126,11 @@ impl PodSource for OnePod {
     fn notify(&self, _: Notice) {}
 }
 
-/// A pod as the API server describes it, in JSON.
+/// Decides on a pod from the API server's description in JSON.
 pub(crate) fn pod(data: &[u8]) {
     let Ok(stored) = api::read_pod(data) else { return };
     let known = stored.pod;
-    let builders = Builders::of(&(Arc::new(OnePod(Arc::clone(&known))) as _));
+    let builders = Builders::with_pods(&(Arc::new(OnePod(Arc::clone(&known))) as _));
     let pod = Pod {
         id: "sandbox".to_owned(),
         name: known.id.name.clone(),

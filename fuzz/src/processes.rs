@@ -18,8 +18,8 @@ const CEILING: u64 = 24 << 20;
 /// Maximum size of a file that is made from an input.
 const MAX_FILE: usize = 8 << 20;
 
-/// Writes a file of an input: the first byte is how often the rest is repeated, as a power of two (`0` to `?`), in which `#` stands for
-/// the number of the repetition.
+/// Writes a file from an input. The rest of the input is repeated as often as the first byte says, as a power of two (`0` to
+/// `?`). In the rest, `#` stands for the number of the repetition.
 fn write_repeated(path: &Path, input: &[u8]) {
     let (times, text) = input.split_first().unwrap_or((&0, &[]));
     let mut file = Vec::new();

@@ -1,10 +1,10 @@
-//! Bodies of requests on the control socket.
+//! Target for the bodies of requests on the control socket.
 
 use numaward_api as api;
 use numaward_guarantee::request::{self, Request, Resize};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Reads a body. What is read is written as something that reads the same.
+/// Parses a body, and asserts that the serialized value parses to the same value.
 fn read<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(data: &[u8]) -> Option<T> {
     let asked: T = serde_json::from_slice(data).ok()?;
     let text = serde_json::to_string(&asked).unwrap();
@@ -24,7 +24,7 @@ fn check(asked: &api::AllocationRequest) {
     }
 }
 
-/// A body, as that of each request.
+/// Parses the input as the body of each kind of request.
 pub(crate) fn run(data: &[u8]) {
     if let Some(asked) = read::<api::AllocationRequest>(data) {
         check(&asked);

@@ -1,4 +1,4 @@
-//! Short texts: lists, amounts, knobs, reserved memory, and records of the probes.
+//! Targets for short texts: lists, quantities, values of knobs, reserved memory, and records of the probes.
 
 use std::{fmt::Display, fs, str::FromStr};
 
@@ -17,32 +17,32 @@ use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet, ZoneKind};
 
 use crate::files;
 
-/// What is read prints as something that reads the same.
-fn same<T: FromStr + Display + PartialEq + std::fmt::Debug>(text: &str) -> Option<T> {
+/// Parses a text, and asserts that the printed value parses to the same value.
+fn round_trip<T: FromStr + Display + PartialEq + std::fmt::Debug>(text: &str) -> Option<T> {
     let value = text.parse::<T>().ok()?;
     let printed = value.to_string();
     assert_eq!(printed.parse::<T>().ok().as_ref(), Some(&value), "{text:?} is printed as {printed:?}");
     Some(value)
 }
 
-/// Sets of CPUs and nodes, amounts, kinds of memory, paths and names.
+/// Parses sets of CPUs and nodes, quantities, kinds of memory, cgroup paths and names.
 pub(crate) fn lists(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
-    let cpus = same::<CpuSet>(text);
-    same::<NodeSet>(text);
-    same::<ZoneKind>(text);
-    same::<CgroupPath>(text);
-    same::<TopologyManagerPolicy>(text);
-    same::<TopologyManagerScope>(text);
-    same::<Tiers>(text);
-    same::<MemoryTier>(text);
+    let cpus = round_trip::<CpuSet>(text);
+    round_trip::<NodeSet>(text);
+    round_trip::<ZoneKind>(text);
+    round_trip::<CgroupPath>(text);
+    round_trip::<TopologyManagerPolicy>(text);
+    round_trip::<TopologyManagerScope>(text);
+    round_trip::<Tiers>(text);
+    round_trip::<MemoryTier>(text);
     if let Some(cpus) = cpus {
         assert_eq!(cpus.iter().count(), cpus.len());
         assert_eq!(cpus.iter().collect::<CpuSet>(), cpus);
         let same = cpus.clone();
         assert!((&cpus - &same).is_empty() && (&cpus | &same) == cpus && (&cpus & &same) == cpus);
     }
-    if let Some(amount) = same::<Quantity>(text) {
+    if let Some(amount) = round_trip::<Quantity>(text) {
         assert!(amount.is_zero() == (amount.units() == Some(0)), "{amount}");
         if let Some(units) = amount.as_int64() {
             assert_eq!(Quantity::whole(units), amount);
@@ -57,11 +57,11 @@ pub(crate) fn lists(data: &[u8]) {
     }
 }
 
-/// The values of knobs and the other files of a cgroup.
+/// Parses the values of knobs, and reads the other files of a cgroup.
 pub(crate) fn knob(data: &[u8]) {
     const PAGE: Bytes = Bytes(4096);
     let text = String::from_utf8_lossy(data);
-    same::<Knob>(&text);
+    round_trip::<Knob>(&text);
     let huge = Knob::HugetlbMax(HugepageSize(Bytes::mib(2)));
     for knob in Knob::PLAIN.into_iter().chain([huge]) {
         let Ok(value) = knob.parse(&text) else { continue };
@@ -70,7 +70,7 @@ pub(crate) fn knob(data: &[u8]) {
         assert_eq!(read.as_ref(), Ok(&value), "{knob}: {text:?} is printed as {printed:?}");
         assert!(knob.holds(&value, &value, PAGE));
     }
-    if let Some(limit) = same::<Limit>(&text) {
+    if let Some(limit) = round_trip::<Limit>(&text) {
         let kept = limit.as_stored(PAGE);
         assert_eq!(kept.as_stored(PAGE), kept);
         assert!(limit.saturating_add(limit) >= limit);
@@ -88,12 +88,12 @@ pub(crate) fn knob(data: &[u8]) {
         "cgroup.procs",
         "memory.current",
     ];
-    // One file under all names.
+    // All names are links to the same file.
     fs::write(dir.join(files[0]), data).unwrap();
     for file in &files[1..] {
         fs::hard_link(dir.join(files[0]), dir.join(file)).unwrap();
     }
-    let said = [
+    let results = [
         read::memory_numa_stat(dir).map(|nodes| {
             for node in nodes.values() {
                 let _ = (node.user(), node.undroppable());
@@ -108,12 +108,13 @@ pub(crate) fn knob(data: &[u8]) {
         read::processes(dir).map(drop),
         read::memory_current(dir).map(drop),
     ];
-    for error in said.into_iter().filter_map(Result::err) {
+    for error in results.into_iter().filter_map(Result::err) {
         assert!(!error.is_gone() && !error.is_absent(), "{error}");
     }
 }
 
-/// Reserved memory and the other maps and lists that a variable gives as one text, in the syntax of the kubelet's flags.
+/// Loads a configuration with an environment variable that contains a map or a list in the syntax of the kubelet's flags. The
+/// first byte selects the variable.
 pub(crate) fn reserved(data: &[u8]) {
     const VARIABLES: [&str; 6] = [
         "NUMAWARD_RESERVED_MEMORY",
@@ -129,7 +130,7 @@ pub(crate) fn reserved(data: &[u8]) {
     files::loaded(b"", [(variable.to_owned(), text.to_owned())].into());
 }
 
-/// Records in the ring buffers of the probes, and the kernel's description of its types.
+/// Parses records of the probes' ring buffers, and the kernel's type information (BTF).
 pub(crate) fn record(data: &[u8]) {
     for event in testing::parse_events(data).into_iter().flatten() {
         assert!(event.command.chars().count() <= 16, "{}", event.command);

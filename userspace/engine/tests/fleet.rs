@@ -1,4 +1,4 @@
-//! Fleets with known answers.
+//! Simulations of small fleets with known outcomes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use numaward_engine::{
 };
 use serde_json::{Value, json};
 
-/// A pod with CPUs and GiB, which arrives and lives for so many ticks.
+/// Returns a pod with its arrival and lifetime in ticks, its CPUs and its memory in GiB.
 fn pod(name: &str, (at, life): (u64, u64), cpus: u64, gib: u64) -> Value {
     let resources = json!({"cpu": cpus.to_string(), "memory": format!("{gib}Gi")});
     json!({
@@ -22,7 +22,7 @@ fn pod(name: &str, (at, life): (u64, u64), cpus: u64, gib: u64) -> Value {
     })
 }
 
-/// Two nodes of four CPUs and 64 GiB; a CPU and a GiB of node 0 are reserved.
+/// Returns a trace for hosts with two nodes of four CPUs and 64 GiB. One CPU and 1 GiB of node 0 are reserved.
 fn trace(retry_after: u64, pods: &[Value]) -> Trace {
     let node = |id: u64| {
         let cpus: Vec<Value> = (4 * id..4 * id + 4).map(|cpu| json!([cpu, cpu, id, id])).collect();
@@ -60,15 +60,15 @@ const fn native(refused: RefusalPolicy) -> Deciders {
     Deciders { host: Some(Variant::Native { tiers: Tiers::Strict }), refused, topology_match: false }
 }
 
-/// Admitted, refused, made anew.
+/// Returns the numbers of admitted pods, refusals and new pods.
 fn counts(outcome: &Outcome) -> (u64, u64, u64) {
     assert_eq!(outcome.faults, Vec::<String>::new());
     assert_eq!(outcome.sums.guaranteed, outcome.sums.admitted() + outcome.sums.dropped);
     (outcome.sums.admitted(), outcome.refusals, outcome.retries)
 }
 
-/// One host has three CPUs left on its node 0, and much less memory; the other has three left, on two nodes. The
-/// scheduler sends the last pod, with three CPUs, to where more is left.
+/// Returns traces after which one host has three free CPUs on its node 0, but less memory than the other, which has three free
+/// CPUs on two nodes. The scheduler sends the last pod, with three CPUs, to the host with more free memory.
 fn split_host(retry_after: u64) -> [Trace; 2] {
     let long = (0, 100);
     let pods = [pod("a", long, 4, 40), pod("b", long, 2, 1), pod("c", long, 2, 1), pod("d", long, 3, 1)];
@@ -82,20 +82,20 @@ fn the_default_scheduler_sends_a_pod_where_the_kubelet_refuses_it_and_node_resou
         let fleet = fleet(&traces, 2, seed).unwrap();
         let [group] = fleet.groups.as_slice() else { panic!("one group") };
         let run = |deciders| counts(&group.run(deciders).unwrap());
-        // At its arrival, at once again, a tick later, and when the three ticks are over.
+        // Refusals at the arrival, at once again, a tick later, and after three ticks.
         assert_eq!(run(KUBELET), (3, 4, 3));
         assert_eq!(run(WITH_PLUGIN), (4, 0, 0));
         assert_eq!(run(NO_NUMA), (4, 0, 0));
-        // It is bound once.
+        // The pod is bound once.
         assert_eq!(run(WAITS), (3, 1, 0));
-        // A tick after each refusal it is made anew, three times in the three ticks.
+        // A new pod is created a tick after each refusal, three times in three ticks.
         assert_eq!(run(EVICTED), (3, 4, 3));
         assert_eq!(run(Deciders { topology_match: true, ..WAITS }), (4, 0, 0));
     }
 }
 
-/// What happens to which pod, in its order. The pods of one trace have numbers, and a dot and another one each time that they are
-/// made anew.
+/// Returns all events in their order, with the names of the pods: the number of the pod in the trace, a dot, and the number of its
+/// refusals.
 fn steps(fleet: &Fleet<'_>, deciders: Deciders) -> (Outcome, Vec<(String, Step)>) {
     let mut steps = Vec::new();
     let outcome = fleet.groups[0].run_watched(deciders, &mut |_, request, step, _| {
@@ -111,21 +111,22 @@ const STARTS: Step = Step::Again { is_admitted: true };
 #[test]
 fn a_refused_pod_that_waits_keeps_what_it_requests_and_starts_on_its_host_when_there_is_room() {
     let long = (0, 100);
-    // As above, but a pod beside the one that is refused leaves, and another one like it arrives.
+    // As above, but a pod leaves the host of the refused pod, and another pod with the same requests arrives.
     let (a, b, c) = (pod("a", long, 4, 40), pod("b", long, 2, 1), pod("c", (0, 3), 2, 1));
     let pods = [a, b, c, pod("d", long, 3, 1), pod("e", long, 3, 1)];
     for seed in 0..8 {
         let traces = [trace(3, &pods), trace(3, &[])];
         let fleet = fleet(&traces, 2, seed).unwrap();
         let (outcome, steps) = steps(&fleet, WAITS);
-        // What the first of the two requests counts where it was refused, so that the other is not sent there.
+        // The requests of the refused pod count on its host, so the other pod is sent to the second host.
         assert_eq!((counts(&outcome), outcome.started_later), ((5, 1, 0), 1));
         let of_d: Vec<_> = steps.iter().filter(|(name, _)| name == "3.0").map(|(_, step)| *step).collect();
         assert_eq!(of_d, [REFUSED, STARTS, Step::Left]);
     }
 }
 
-/// One host: node 0 has two CPUs left and a GiB, node 1 no CPU and much memory. Of the pods with one CPU and 10 GiB, none fits.
+/// Returns a trace for one host: node 0 has two free CPUs and 1 GiB, node 1 has much memory and no free
+/// CPU. No pod with one CPU and 10 GiB fits.
 fn torn_host(retry_after: u64, life: u64) -> Trace {
     let long = (0, 100);
     let stuck = |name: &str| pod(name, long, 1, 10);

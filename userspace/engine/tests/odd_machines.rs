@@ -1,5 +1,5 @@
-//! Machines whose nodes are not numbered from 0, have no CPUs, no memory or neither, or differ in what they have: decisions of both
-//! strategies.
+//! Decisions of both strategies on unusual machines: node ids with gaps, and nodes without CPUs, without memory, without both, or
+//! of different sizes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -14,7 +14,7 @@ use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, NodeSet, Z
 
 const TWO_MIB: HugepageSize = HugepageSize(Bytes::mib(2));
 
-/// Both strategies with this policy. One CPU is kept, and 1 GiB of a node.
+/// Returns both strategies with this policy. One CPU is reserved, and 1 GiB of the node `kept`.
 fn strategies(machine: &Machine, kept: u32, policy: TopologyManagerPolicy) -> [Box<dyn Strategy>; 2] {
     let config = config(kept, policy);
     [
@@ -35,7 +35,8 @@ fn config(kept: u32, policy: TopologyManagerPolicy) -> PolicyConfig {
     }
 }
 
-/// What requests for CPUs, memory and huge pages in MiB get, one after the other; `None` for what is refused.
+/// Decides on a sequence of requests for CPUs, memory and hugepages (both in MiB). Returns the allocations; `None` for a refused
+/// request.
 fn decide(strategy: &dyn Strategy, asked: &[(u64, u64, u64)]) -> Vec<Option<Allocation>> {
     let mut ledger = strategy.idle();
     let decide = |(number, &(cpus, memory, huge)): (usize, &(u64, u64, u64))| {

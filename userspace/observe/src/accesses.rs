@@ -11,22 +11,22 @@ use numaward_probes::{Activity, Probe, SlotId};
 use numaward_topology::NodeId;
 
 use crate::{
-    activity::Attached,
+    activity::AttachedProbes,
     observer::Observer,
-    sampling::{Sampled, Sampling},
+    sampling::{Sampling, SamplingStates},
     table::{Member, Table},
 };
 
 impl AccessSource for Observer {
     fn accesses(&self) -> Vec<WorkloadAccesses> {
         // The sampling state is only updated while there are requests.
-        self.ask();
+        self.record_request();
         let read = self.read();
         let sampled = self.latest.sampled.borrow().clone();
         leaves(&read.table)
             .into_iter()
             .map(|(id, member)| {
-                let activity = member.slot.map(|slot| read.done.slots.get(slot));
+                let activity = member.slot.map(|slot| read.activity_counts.slots.get(slot));
                 let counted = activity.map(|activity| activity.cloned().unwrap_or_default());
                 WorkloadAccesses {
                     cgroup: member.path.clone(),
@@ -52,7 +52,12 @@ fn leaves(table: &Table<SlotId>) -> Vec<(CgroupId, &Member<SlotId>)> {
 }
 
 /// Returns the accesses of a workload, as counted by the processor if possible, otherwise as sampled.
-fn accesses(attached: &Attached, sampled: &Sampled, id: CgroupId, of: &Activity) -> Option<Accesses> {
+fn accesses(
+    attached: &AttachedProbes,
+    sampled: &SamplingStates,
+    id: CgroupId,
+    of: &Activity,
+) -> Option<Accesses> {
     let sum = |local: u64, more: u64| local.saturating_add(more);
     let is_counted = !of.dram.is_empty() && of.dram.iter().all(|of| of.local.is_some());
     if attached.has(Probe::Hardware) && is_counted {
@@ -86,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    fn attached(probes: &[Probe]) -> Attached {
+    fn attached(probes: &[Probe]) -> AttachedProbes {
         let report = |probe: &Probe| ProbeReport {
             probe: *probe,
             mode: Mode::Fentry,
@@ -94,11 +99,11 @@ mod tests {
             obstacle: None,
             self_check: None,
         };
-        Attached::of(&probes.iter().map(report).collect::<Vec<_>>())
+        AttachedProbes::from_reports(&probes.iter().map(report).collect::<Vec<_>>())
     }
 
     #[test]
-    fn what_the_processor_counts_is_better_than_samples() {
+    fn hardware_counts_precede_samples() {
         let of = NodeAccesses {
             node: NodeId(0),
             local: Pages(5),
@@ -107,7 +112,7 @@ mod tests {
         };
         let mut activity = Activity { accesses: vec![of], ..Activity::default() };
         let of = |probes: &[Probe], activity: &Activity| {
-            accesses(&attached(probes), &Sampled::default(), CgroupId(1), activity)
+            accesses(&attached(probes), &SamplingStates::default(), CgroupId(1), activity)
         };
         let sampled = of(&[Probe::Hint, Probe::Hardware], &activity).unwrap();
         assert_eq!((sampled.by, sampled.local, sampled.remote), (CountingMethod::Sampling, 5, 9));
@@ -121,9 +126,9 @@ mod tests {
     }
 
     #[test]
-    fn silence_of_a_workload_that_is_not_sampled_is_no_figure() {
-        let mut sampled = Sampled::default();
-        let of = |sampled: &Sampled| {
+    fn unsampled_workload_has_no_accesses() {
+        let mut sampled = SamplingStates::default();
+        let of = |sampled: &SamplingStates| {
             accesses(&attached(&[Probe::Hint]), sampled, CgroupId(1), &Activity::default()).is_some()
         };
         assert!(of(&sampled));
@@ -134,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_workloads_without_others_below_them_are_judged() {
+    fn only_leaf_workloads_are_measured() {
         let mut table: Table<SlotId> = Table::default();
         for (id, path) in (1..).zip(["/", "/a", "/a/b", "/ab", "/c"]) {
             table.add(CgroupId(id), path, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));

@@ -19,13 +19,13 @@ use crate::table::Table;
 
 /// Counts of one reading of the probes.
 #[derive(Debug, Default)]
-pub(crate) struct Counted {
+pub(crate) struct ActivityCounts {
     pub(crate) slots: SlotMap<Activity>,
     /// Activity outside all slots.
     pub(crate) other: Activity,
 }
 
-impl Counted {
+impl ActivityCounts {
     /// Returns the accesses of all workloads since the start, including those of `table` that are gone.
     pub(crate) fn accesses(&self, table: &Table<SlotId>) -> Vec<NodeAccesses> {
         let mut sum = Activity::default();
@@ -43,10 +43,10 @@ impl Counted {
 
 /// The probes that are attached.
 #[derive(Debug)]
-pub(crate) struct Attached(BTreeSet<Probe>);
+pub(crate) struct AttachedProbes(BTreeSet<Probe>);
 
-impl Attached {
-    pub(crate) fn of(reports: &[ProbeReport]) -> Self {
+impl AttachedProbes {
+    pub(crate) fn from_reports(reports: &[ProbeReport]) -> Self {
         let attached = reports.iter().filter(|report| report.mode != Mode::Absent);
         Self(attached.map(|report| report.probe).collect())
     }
@@ -61,7 +61,7 @@ impl Attached {
     }
 
     /// Converts an activity to metrics.
-    pub(crate) fn figures(
+    pub(crate) fn to_metrics(
         &self,
         activity: &Activity,
         nodes: &[NodeId],
@@ -89,7 +89,7 @@ impl Attached {
     }
 
     /// Converts an activity for the API.
-    pub(crate) fn served(&self, activity: &Activity, page_size: u64) -> api::Activity {
+    pub(crate) fn to_api(&self, activity: &Activity, page_size: u64) -> api::Activity {
         let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), pages.saturating_mul(page_size));
         let kills = || {
             let kills = OOM_CONSTRAINT_NAMES.iter().zip(activity.oom_kills);
@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_over_all_keeps_what_is_gone() {
+    fn total_includes_removed_workloads() {
         let mut table = Table::default();
         let (id, now) = (CgroupId(1), Instant::now());
         table.add(id, "a", Member::new("/a".parse().unwrap(), WorkloadKind::Unit, None));
         table.keep_activity(id, &remote(0, 1, 5));
         let sum = |table: &Table<SlotId>| {
-            let counted = Counted { slots: SlotMap::default(), other: remote(0, 1, 2) };
+            let counted = ActivityCounts { slots: SlotMap::default(), other: remote(0, 1, 2) };
             counted.accesses(table).iter().map(accesses).collect::<Vec<_>>()
         };
         let expected = api::NodeAccesses {
@@ -207,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_probe_is_absent_and_what_is_too_large_is_the_largest_number() {
-        let none = Attached(BTreeSet::new());
-        assert_eq!(none.served(&remote(0, 1, 5), 4096), api::Activity::default());
-        let all = Attached([Probe::Hint, Probe::Migrate, Probe::Stall, Probe::OomKill].into());
+    fn absent_probes_and_overflow_in_api() {
+        let none = AttachedProbes(BTreeSet::new());
+        assert_eq!(none.to_api(&remote(0, 1, 5), 4096), api::Activity::default());
+        let all = AttachedProbes([Probe::Hint, Probe::Migrate, Probe::Stall, Probe::OomKill].into());
         let mut most = remote(0, 1, u64::MAX);
         most.migrated[NUMA_MISPLACED_INDEX] = Pages(u64::MAX);
         most.stalls = Stalls { total: Duration::MAX, ..Stalls::default() };
-        let served = all.served(&most, 4096);
+        let served = all.to_api(&most, 4096);
         assert_eq!(served.migrated_bytes.unwrap()["numa_misplaced"], u64::MAX);
         assert_eq!(served.stalls.unwrap().micros, u64::MAX);
         assert_eq!(served.accesses.unwrap()[0].remote_pages, u64::MAX);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_former_members_counted_stays() {
+    fn activity_of_former_members_stays() {
         let mut table = Table::default();
         table.add(CgroupId(1), "a", Member::new("/a".parse().unwrap(), WorkloadKind::Unit, None));
         let one = Activity { oom_kills: [1, 0, 0, 0], ..Activity::default() };

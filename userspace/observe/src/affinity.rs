@@ -59,7 +59,7 @@ mod tests {
 
     /// The effect on other threads is tested with a running daemon, because here it would move all tests.
     #[test]
-    fn it_does_not_move_if_nothing_or_everything_is_exclusive() {
+    fn affinity_stays_without_alternatives() {
         let before = affinity(None).unwrap();
         let mut affinity = Affinity::of_this_thread().unwrap();
         let all = affinity.allowed.clone();

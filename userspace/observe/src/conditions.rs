@@ -21,9 +21,9 @@ use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs::NodeMeminfo};
 
 /// Memory in use that workloads have within their guarantees, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Owned(BTreeMap<(ZoneKind, NodeId), u64>);
+pub(crate) struct GuaranteedUsage(BTreeMap<(ZoneKind, NodeId), u64>);
 
-impl Owned {
+impl GuaranteedUsage {
     /// Adds a guarantee of a kind of memory: the bytes placed on each node, and the bytes that the workloads that
     /// share it have (`has`). If `has` is not known, the workloads count as having all guaranteed memory.
     pub(crate) fn add(
@@ -56,13 +56,13 @@ impl Owned {
     }
 }
 
-/// What is withheld of the memory that the ledger gives out; `before`, that was this. `obtainable` is what is available of a
-/// node's base pages. Of a node whose memory is not known, as much is withheld as before.
+/// Returns the memory that is withheld from new guarantees, by kind and node. `obtainable` returns the available base pages of
+/// a node, and `before` are the previous conditions. If a node's memory could not be read, its withheld memory is unchanged.
 pub(crate) fn withheld(
     ledger: &Ledger,
     memory: &[(NodeId, Option<NodeMeminfo>)],
     obtainable: impl Fn(NodeId, &NodeMeminfo) -> Bytes,
-    owned: &Owned,
+    owned: &GuaranteedUsage,
     before: &HostConditions,
 ) -> BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> {
     let mut withheld: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
@@ -94,7 +94,7 @@ pub(crate) fn withheld(
     withheld
 }
 
-/// Base pages are withheld in steps of so much: a thousandth of the node, at least 1 MiB.
+/// Returns the step in which base pages are withheld: 1/1024 of the node's memory, at least 1 MiB.
 fn step(total: Bytes) -> u64 {
     (total.0 >> 10).max(Bytes::mib(1).0)
 }
@@ -115,7 +115,8 @@ mod tests {
         nodes.iter().map(|(node, mib)| (NodeId(*node), Bytes::mib(*mib))).collect()
     }
 
-    /// Two nodes with 4 GiB, of which 1 GiB is a pool; on node 0, 256 MiB and 64 MiB of huge pages are reserved.
+    /// Returns a ledger for two nodes with 4 GiB each, 1 GiB of it in a hugepage pool. 256 MiB of base pages and 64 MiB of
+    /// hugepages are reserved on node 0.
     fn ledger() -> Ledger {
         let size = HugepageSize(Bytes::mib(2));
         let machine =
@@ -133,7 +134,7 @@ mod tests {
         NativeStrategy::new(&machine.build().unwrap(), &config, &NativeOptions::default()).unwrap().idle()
     }
 
-    /// So much of a node's base pages is available, in MiB, and so many of its huge pages are free.
+    /// Returns a node with `obtainable` MiB of available base pages and `free` free hugepages.
     fn memory(obtainable: u64, free: u64) -> NodeMeminfo {
         NodeMeminfo {
             total: Bytes::gib(4),
@@ -145,7 +146,7 @@ mod tests {
         }
     }
 
-    fn seen(nodes: &[NodeMeminfo; 2], owned: &Owned) -> Vec<(ZoneKind, u32, u64)> {
+    fn seen(nodes: &[NodeMeminfo; 2], owned: &GuaranteedUsage) -> Vec<(ZoneKind, u32, u64)> {
         let nodes: Vec<_> = [0, 1].map(NodeId).into_iter().zip(nodes.iter().cloned().map(Some)).collect();
         let withheld =
             withheld(&ledger(), &nodes, |_, memory| memory.free, owned, &HostConditions::default());
@@ -156,8 +157,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_beyond_the_reservation_is_withheld() {
-        let none = Owned::default();
+    fn withholds_use_beyond_reservation() {
+        let none = GuaranteedUsage::default();
         assert_eq!(seen(&[memory(3072, 512), memory(3072, 512)], &none), []);
         assert_eq!(seen(&[memory(3072 - 256, 480), memory(3072, 512)], &none), [], "as reserved");
         let expected = [(HUGE, 0, 2), (HUGE, 1, 1024), (ZoneKind::Memory, 0, 44), (ZoneKind::Memory, 1, 100)];
@@ -169,26 +170,26 @@ mod tests {
     }
 
     #[test]
-    fn what_those_with_a_promise_have_is_theirs_up_to_what_is_promised() {
+    fn guaranteed_use_is_not_withheld() {
         let nodes = [memory(3072, 512), memory(3072 - 1000, 512 - 100)];
-        let mut owned = Owned::default();
+        let mut owned = GuaranteedUsage::default();
         owned.add(ZoneKind::Memory, &mib(&[(1, 600)]), Some(&mib(&[(1, 400)])));
         owned.add(HUGE, &mib(&[(1, 150)]), Some(&mib(&[(1, 200)])));
         assert_eq!(seen(&nodes, &owned), [(HUGE, 1, 50), (ZoneKind::Memory, 1, 600)]);
 
-        // What is on its way from another node is its own as well.
-        let mut moving = Owned::default();
+        // Pages that are being moved from another node count as the workload's own.
+        let mut moving = GuaranteedUsage::default();
         moving.add(ZoneKind::Memory, &mib(&[(0, 600)]), Some(&mib(&[(0, 300), (1, 400)])));
         moving.add(HUGE, &mib(&[(0, 150)]), None);
         assert_eq!(seen(&nodes, &moving), [(HUGE, 1, 200), (ZoneKind::Memory, 1, 700)]);
     }
 
     #[test]
-    fn what_is_less_than_a_step_off_or_not_known_stays() {
+    fn small_and_unknown_changes_are_ignored() {
         let mut before = HostConditions::default();
         let mut seen = |memory: Option<NodeMeminfo>| {
             let nodes = [(NodeId(1), memory)];
-            let owned = Owned::default();
+            let owned = GuaranteedUsage::default();
             before.withheld = withheld(&ledger(), &nodes, |_, memory| memory.free, &owned, &before);
             before.withheld_on(ZoneKind::Memory, NodeId(1)).0 >> 20
         };

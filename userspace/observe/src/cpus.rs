@@ -14,13 +14,13 @@ use crate::{
     activity::micros,
     affinity::Affinity,
     exclusive::read_interrupts,
-    intrusions::{LOOK, name},
+    intrusions::{COMPARE_INTERVAL, intruder_key},
     observer::Observer,
     part::DaemonPart,
 };
 
 /// Use of a CPU while it was exclusive.
-struct Used {
+struct CpuUse {
     cpu: CpuId,
     /// The workload to which the CPU is exclusive now.
     owner: Option<SlotId>,
@@ -38,11 +38,11 @@ impl Observer {
     }
 
     /// Moves this process's threads off exclusive CPUs.
-    pub(crate) fn step_aside(&self) {
+    pub(crate) fn leave_exclusive_cpus(&self) {
         let mut held = self.affinity.lock();
         let Some(affinity) = held.as_mut() else { return };
-        let promises = self.lock().promises.clone();
-        let exclusive = promises.held_cpus();
+        let guarantees = self.lock().guarantees.clone();
+        let exclusive = guarantees.held_cpus();
         if let Err(error) = affinity.keep_off(&exclusive) {
             tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs");
             *held = None;
@@ -66,7 +66,7 @@ impl Observer {
     }
 
     /// Returns the use of all CPUs that are exclusive or have been.
-    fn cpu_use(&self) -> Vec<Used> {
+    fn cpu_use(&self) -> Vec<CpuUse> {
         if self.lock().exclusive.interrupts.is_empty() {
             return Vec::new();
         }
@@ -74,16 +74,16 @@ impl Observer {
         let used = self.probing().cpu_use().unwrap_or_default();
         let exclusive = &mut self.lock().exclusive;
         let of = |(&cpu, &by): (&CpuId, &CpuUsage)| {
-            let book = exclusive.interrupts.get_mut(&cpu)?;
-            let interrupts = interrupts.as_ref().map(|now| book.total(now.get(&cpu).copied()));
-            Some(Used { cpu, owner: exclusive.owners.get(&cpu).copied(), by, interrupts })
+            let account = exclusive.interrupts.get_mut(&cpu)?;
+            let interrupts = interrupts.as_ref().map(|now| account.total(now.get(&cpu).copied()));
+            Some(CpuUse { cpu, owner: exclusive.owners.get(&cpu).copied(), by, interrupts })
         };
         used.iter().filter_map(of).collect()
     }
 
     /// Returns the same as figures for metrics.
     pub(crate) fn cpu_figures(&self) -> Vec<(CpuId, CpuFigures)> {
-        let figures = |Used { cpu, by, interrupts, .. }| {
+        let figures = |CpuUse { cpu, by, interrupts, .. }| {
             let intruders = IntruderClass::ALL.map(|class| (class.as_str(), by.time_of(class)));
             (cpu, CpuFigures { intruders, interrupts })
         };
@@ -94,7 +94,7 @@ impl Observer {
     pub fn exclusive_cpus(&self) -> Vec<api::ExclusiveCpu> {
         let used = self.cpu_use();
         let table = self.lock().table.clone();
-        let known = used.into_iter().filter_map(|Used { cpu, owner, by, interrupts }| {
+        let known = used.into_iter().filter_map(|CpuUse { cpu, owner, by, interrupts }| {
             let of = |class| micros(by.time_of(class));
             Some(api::ExclusiveCpu {
                 cpu: cpu.0,
@@ -140,21 +140,25 @@ impl Observer {
     }
 
     /// Compares the use of exclusive CPUs with the previous reading, if the interval has passed.
-    fn look_for_intruders(&self, now: Instant) -> Vec<EventReport> {
+    fn find_intruders(&self, now: Instant) -> Vec<EventReport> {
         let mut probing = self.probing();
         let (owners, table) = {
             let state = self.lock();
             (state.exclusive.owners.clone(), state.table.clone())
         };
         if owners.is_empty() {
-            probing.intrusions.looked = None;
+            probing.intrusions.last_compared = None;
             return Vec::new();
         }
-        if probing.intrusions.looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
+        if probing
+            .intrusions
+            .last_compared
+            .is_some_and(|last_compared| now.duration_since(last_compared) < COMPARE_INTERVAL)
+        {
             return Vec::new();
         }
         let Some(used) = probing.cpu_use() else { return Vec::new() };
-        let first = probing.intrusions.looked.is_none();
+        let first = probing.intrusions.last_compared.is_none();
         let (found, elapsed) = probing.intrusions.compare(&owners, used, now);
         // Threads that ran before the CPUs became exclusive are moved away, so the first reading is only a baseline.
         if first || found.is_empty() {
@@ -164,17 +168,19 @@ impl Observer {
         let reports = found.iter().filter_map(|(&owner, intrusion)| {
             let name = table.name_of_slot(owner)?;
             let name_of = |slot| table.name_of_slot(slot).map(ToString::to_string);
-            let seen = probing.intrusions.seen(owner, &all, intrusion.is_by_tasks(elapsed), name_of);
+            let seen =
+                probing.intrusions.recent_intruders(owner, &all, intrusion.is_by_tasks(elapsed), name_of);
             Some(intrusion.report(elapsed, name, &seen).workload(name.clone()))
         });
         let reports = reports.collect();
-        probing.intrusions.by_name = all.iter().map(|intruder| (name(intruder), intruder.time)).collect();
+        probing.intrusions.by_name =
+            all.iter().map(|intruder| (intruder_key(intruder), intruder.time)).collect();
         reports
     }
 
     /// Reports intruders on exclusive CPUs, if the interval has passed.
     pub(crate) fn report_intruders(&self) {
-        for report in self.look_for_intruders(Instant::now()) {
+        for report in self.find_intruders(Instant::now()) {
             self.events.report(report);
         }
     }

@@ -16,14 +16,14 @@ use crate::{
     hugepages,
     naming::OTHER,
     observer::Observer,
-    reading::Read,
+    reading::CounterReading,
     snapshot::node_figures,
-    table::Trouble,
+    table::PressureStats,
 };
 
 /// Resident memory of a workload by node.
 #[derive(Clone, Copy)]
-struct Lies<'a> {
+struct ResidentMemory<'a> {
     resident: Option<&'a Arc<[ResidentFigures]>>,
     hugepages: &'a ResidentHugepages,
 }
@@ -60,13 +60,13 @@ impl Observer {
 
     /// Returns the workloads.
     pub fn workloads(&self) -> api::Workloads {
-        self.ask();
+        self.record_request();
         let read = self.read();
         let sampled = self.latest.sampled.borrow().clone();
-        let Read { counted, done, attached, .. } = &read;
+        let CounterReading { counted, activity_counts, attached, .. } = &read;
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
         let by_node = |allocated: Option<&NodeCounters>,
-                       lies: Lies<'_>,
+                       memory_of: ResidentMemory<'_>,
                        activity: Option<&probes::Activity>,
                        promised: bool| {
             let missed = allocated.filter(|_| promised);
@@ -76,44 +76,47 @@ impl Observer {
                 missed_bytes: missed.map(|counters| {
                     self.bytes_of(counters.get(*node).copied().unwrap_or_default().user_outside).0
                 }),
-                resident: lies.resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
-                    anon_bytes: bytes.anon.0,
-                    file_bytes: bytes.file.0,
-                    kernel_bytes: bytes.kernel.0,
+                resident: memory_of.resident.and_then(|resident| resident.get(index)).map(|bytes| {
+                    api::Resident {
+                        anon_bytes: bytes.anon.0,
+                        file_bytes: bytes.file.0,
+                        kernel_bytes: bytes.kernel.0,
+                    }
                 }),
-                hugepages: hugepages::of_node((index, *node), lies.hugepages, activity, promised),
+                hugepages: hugepages::of_node((index, *node), memory_of.hugepages, activity, promised),
             });
             nodes.collect()
         };
-        let row = |name: &str, kind: WorkloadKind, counters, nodes, trouble: Trouble| api::Workload {
-            workload: name.to_owned(),
-            kind: kind.as_str().to_owned(),
-            cgroup: None,
-            container: None,
-            counters,
-            nodes,
-            pressure: trouble.pressure.map(|pressure| api::Pressure {
-                waiting_micros: micros(pressure.waiting),
-                stalled_micros: micros(pressure.stalled),
-            }),
-            oom_kills: trouble.oom_kills,
-            tiering: trouble.tiering.map(|tiering| api::Tiering {
-                demoted_bytes: tiering.demoted.0,
-                promoted_bytes: tiering.promoted.0,
-            }),
-            activity: None,
-        };
-        let served = |activity: &probes::Activity| Some(attached.served(activity, self.page_size));
+        let row =
+            |name: &str, kind: WorkloadKind, counters, nodes, pressure_stats: PressureStats| api::Workload {
+                workload: name.to_owned(),
+                kind: kind.as_str().to_owned(),
+                cgroup: None,
+                container: None,
+                counters,
+                nodes,
+                pressure: pressure_stats.pressure.map(|pressure| api::Pressure {
+                    waiting_micros: micros(pressure.waiting),
+                    stalled_micros: micros(pressure.stalled),
+                }),
+                oom_kills: pressure_stats.oom_kills,
+                tiering: pressure_stats.tiering.map(|tiering| api::Tiering {
+                    demoted_bytes: tiering.demoted.0,
+                    promoted_bytes: tiering.promoted.0,
+                }),
+                activity: None,
+            };
+        let served = |activity: &probes::Activity| Some(attached.to_api(activity, self.page_size));
         let slots = counted.as_ref().map(|counted| &counted.slots);
         let none = ResidentHugepages::new();
-        let nowhere = Lies { resident: None, hugepages: &none };
+        let nowhere = ResidentMemory { resident: None, hugepages: &none };
         let mut workloads = Vec::new();
         for (name, series) in read.table.series() {
             if series.members.is_empty() {
                 let allocated = slots.and_then(|slots| series.counters(|slot| slots.get(slot)));
-                let activity = series.activity(|slot| done.slots.get(slot));
+                let activity = series.activity(|slot| activity_counts.slots.get(slot));
                 let nodes = by_node(allocated.as_deref(), nowhere, Some(&activity), false);
-                let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
+                let removed = row(name, series.kind, api::Counters::Removed, nodes, series.pressure_stats());
                 let activity = served(&activity);
                 workloads.push(api::Workload { activity, ..removed });
             }
@@ -124,9 +127,10 @@ impl Observer {
                     None => api::Counters::Other,
                 };
                 let allocated = member.slot.and_then(|slot| slots?.get(slot));
-                let lies = Lies { resident: member.resident.as_ref(), hugepages: &member.hugepages };
-                let activity = member.slot.and_then(|slot| done.slots.get(slot));
-                let nodes = by_node(allocated, lies, activity, read.promises.nodes_of(id).is_some());
+                let memory_of =
+                    ResidentMemory { resident: member.resident.as_ref(), hugepages: &member.hugepages };
+                let activity = member.slot.and_then(|slot| activity_counts.slots.get(slot));
+                let nodes = by_node(allocated, memory_of, activity, read.guarantees.nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {
@@ -136,21 +140,21 @@ impl Observer {
                     }),
                     activity: activity.and_then(served).map(|of| {
                         let sampling: &str = sampled.state(id).into();
-                        let percent = sampled.estimates.of(id).map(|share| share / 10);
+                        let percent = sampled.estimates.get(id).map(|share| share / 10);
                         api::Activity {
                             sampling: Some(sampling.to_owned()),
                             estimated_remote_percent: percent,
                             ..of
                         }
                     }),
-                    ..row(name, member.kind, counters, nodes, member.trouble)
+                    ..row(name, member.kind, counters, nodes, member.pressure_stats)
                 });
             }
         }
         if let Some(counted) = counted {
-            let nodes = by_node(Some(&counted.other), nowhere, Some(&done.other), false);
-            let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
-            let activity = served(&done.other);
+            let nodes = by_node(Some(&counted.other), nowhere, Some(&activity_counts.other), false);
+            let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, PressureStats::default());
+            let activity = served(&activity_counts.other);
             workloads.push(api::Workload { kind: OTHER.to_owned(), activity, ..other });
         }
         api::Workloads { workloads }

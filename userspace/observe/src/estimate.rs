@@ -14,8 +14,8 @@
 //! # Invariants
 //! - An iteration opens at most as many files as the budget allows; workloads take turns if it does not suffice for
 //!   all.
-//! - At most [`THREADS`] threads of a workload are read; they represent all of its threads.
-//! - A workload that did not run keeps its estimate for [`HOLDS`].
+//! - At most [`MAX_THREADS`] threads of a workload are read; they represent all of its threads.
+//! - A workload that did not run keeps its estimate for [`ESTIMATE_LIFETIME`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,9 +32,9 @@ use numaward_cgroup::{
 use numaward_topology::{CpuId, Machine, NodeId};
 
 /// Most threads of a workload that are read.
-const THREADS: usize = 256;
+const MAX_THREADS: usize = 256;
 /// Duration for which an estimate is served after the workload last ran.
-const HOLDS: Duration = Duration::from_mins(5);
+const ESTIMATE_LIFETIME: Duration = Duration::from_mins(5);
 
 /// Estimated shares of remote accesses in thousandths, with the time of the estimate.
 #[derive(Clone, Debug, Default)]
@@ -42,23 +42,23 @@ pub(crate) struct Estimates(pub(crate) BTreeMap<CgroupId, (u32, Instant)>);
 
 impl Estimates {
     /// Returns the estimate of a cgroup unless it has expired.
-    pub(crate) fn of(&self, id: CgroupId) -> Option<u32> {
-        self.0.get(&id).filter(|(_, at)| at.elapsed() < HOLDS).map(|(share, _)| *share)
+    pub(crate) fn get(&self, id: CgroupId) -> Option<u32> {
+        self.0.get(&id).filter(|(_, at)| at.elapsed() < ESTIMATE_LIFETIME).map(|(share, _)| *share)
     }
 
     /// Returns the mean estimate of several cgroups.
     pub(crate) fn mean<'a>(&self, ids: impl Iterator<Item = &'a CgroupId>) -> Option<u32> {
         let (sum, count) = ids
-            .filter_map(|id| self.of(*id))
+            .filter_map(|id| self.get(*id))
             .fold((0_u32, 0_u32), |(sum, count), share| (sum + share, count + 1));
         sum.checked_div(count)
     }
 }
 
 /// CPU time of threads at the last reading, by thread id and start time, because ids are reused.
-type Threads = BTreeMap<(u32, u64), u64>;
+type ThreadTimes = BTreeMap<(u32, u64), u64>;
 /// CPU time by node, in any unit.
-pub(crate) type Ran = BTreeMap<NodeId, u64>;
+pub(crate) type CpuTimeByNode = BTreeMap<NodeId, u64>;
 
 /// Reads the CPU times of threads, within a budget of files.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(crate) struct Estimator {
     budget: usize,
     /// First workload of the next iteration.
     next: Option<CgroupId>,
-    seen: BTreeMap<CgroupId, Threads>,
+    seen: BTreeMap<CgroupId, ThreadTimes>,
 }
 
 /// A workload to estimate.
@@ -76,18 +76,18 @@ pub(crate) struct Target {
     pub(crate) id: CgroupId,
     pub(crate) dir: PathBuf,
     /// Mapped memory by node.
-    pub(crate) lies: BTreeMap<NodeId, u64>,
+    pub(crate) memory: BTreeMap<NodeId, u64>,
 }
 
 /// Result of reading a workload's threads.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum ThreadReading {
     /// CPU time by node since the last reading; empty if the workload did not run.
-    Ran(Ran),
+    Ran(CpuTimeByNode),
     /// First reading of the workload: nothing to compare it with.
     First,
     /// The budget is exhausted.
-    Spent,
+    OutOfBudget,
 }
 
 impl Estimator {
@@ -97,57 +97,57 @@ impl Estimator {
     }
 
     /// Reads the targets in turn, starting with the one that was skipped last time.
-    pub(crate) fn look(
+    pub(crate) fn read(
         &mut self,
         proc: &Path,
         machine: &Machine,
         targets: &[Target],
-        others: &BTreeSet<PathBuf>,
-    ) -> BTreeMap<CgroupId, Look> {
+        nested: &BTreeSet<PathBuf>,
+    ) -> BTreeMap<CgroupId, ThreadReading> {
         let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
         self.seen.retain(|id, _| ids.contains(id));
         let first =
             targets.iter().position(|target| self.next.is_none_or(|next| target.id >= next)).unwrap_or(0);
         let (before, after) = targets.split_at(first);
         let mut left = self.budget;
-        let mut looks = BTreeMap::new();
+        let mut readings = BTreeMap::new();
         self.next = None;
         for target in after.iter().chain(before) {
-            let look = self.look_at(proc, machine, target, others, &mut left);
-            if look == Look::Spent {
+            let reading = self.read_target(proc, machine, target, nested, &mut left);
+            if reading == ThreadReading::OutOfBudget {
                 self.next = Some(target.id);
                 break;
             }
-            looks.insert(target.id, look);
+            readings.insert(target.id, reading);
         }
-        looks
+        readings
     }
 
-    fn look_at(
+    fn read_target(
         &mut self,
         proc: &Path,
         machine: &Machine,
         target: &Target,
-        others: &BTreeSet<PathBuf>,
+        nested: &BTreeSet<PathBuf>,
         left: &mut usize,
-    ) -> Look {
+    ) -> ThreadReading {
         if !spend(left) {
-            return Look::Spent;
+            return ThreadReading::OutOfBudget;
         }
         if let Ok(KnobValue::Cpus(cpus)) = Knob::CpusetCpusEffective.read(&target.dir) {
             let nodes: BTreeSet<NodeId> =
                 cpus.iter().filter_map(|cpu| Some(machine.cpus.get(&cpu)?.node)).collect();
             if let (Some(&node), 1) = (nodes.first(), nodes.len()) {
-                return Look::Ran(Ran::from([(node, 1)]));
+                return ThreadReading::Ran(CpuTimeByNode::from([(node, 1)]));
             }
         }
-        let Some(ids) = threads_below(&target.dir, others, left) else { return Look::Spent };
-        let mut now = Threads::new();
-        let mut ran = Ran::new();
+        let Some(ids) = threads_below(&target.dir, nested, left) else { return ThreadReading::OutOfBudget };
+        let mut now = ThreadTimes::new();
+        let mut ran = CpuTimeByNode::new();
         let before = self.seen.get(&target.id);
         for id in ids {
             if !spend(left) {
-                return Look::Spent;
+                return ThreadReading::OutOfBudget;
             }
             // Skips a thread that has ended.
             let stat = fs::read_to_string(proc.join(format!("{id}/task/{id}/stat")));
@@ -161,7 +161,7 @@ impl Estimator {
         }
         let first = before.is_none();
         self.seen.insert(target.id, now);
-        if first { Look::First } else { Look::Ran(ran) }
+        if first { ThreadReading::First } else { ThreadReading::Ran(ran) }
     }
 }
 
@@ -171,13 +171,13 @@ fn spend(left: &mut usize) -> bool {
     enough
 }
 
-/// Returns the first threads of a cgroup and its descendants, without the cgroups in `others`; `None` if the budget
+/// Returns the first threads of a cgroup and its descendants, without the cgroups in `nested`; `None` if the budget
 /// is exhausted.
-fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Option<Vec<u32>> {
+fn threads_below(dir: &Path, nested: &BTreeSet<PathBuf>, left: &mut usize) -> Option<Vec<u32>> {
     let mut ids = Vec::new();
     let mut dirs = vec![dir.to_owned()];
     while let Some(dir) = dirs.pop() {
-        if ids.len() >= THREADS {
+        if ids.len() >= MAX_THREADS {
             break;
         }
         // Two files: the directory and its list of threads.
@@ -188,9 +188,9 @@ fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Op
         ids.extend(threads(&dir).unwrap_or_default().into_iter().filter(|id| *id != 0));
         let below = fs::read_dir(&dir).into_iter().flatten().flatten();
         let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        dirs.extend(below.map(|entry| entry.path()).filter(|path| !others.contains(path)));
+        dirs.extend(below.map(|entry| entry.path()).filter(|path| !nested.contains(path)));
     }
-    ids.truncate(THREADS);
+    ids.truncate(MAX_THREADS);
     Some(ids)
 }
 
@@ -221,23 +221,23 @@ impl Thread {
     }
 }
 
-/// Returns the share of remote accesses in thousandths; `None` if the workload did not run or has no memory. `home`
+/// Returns the share of remote accesses in thousandths; `None` if the workload did not run or has no memory. `memory_node`
 /// maps a node to the node whose memory is local to its CPUs.
 pub(crate) fn remote_share(
-    ran: &Ran,
-    lies: &BTreeMap<NodeId, u64>,
-    home: impl Fn(NodeId) -> NodeId,
+    ran: &CpuTimeByNode,
+    memory: &BTreeMap<NodeId, u64>,
+    memory_node: impl Fn(NodeId) -> NodeId,
 ) -> Option<u32> {
     let sum = |of: &BTreeMap<NodeId, u64>| of.values().fold(0_u128, |sum, value| sum + u128::from(*value));
-    let (time, memory) = (sum(ran), sum(lies));
+    let (time, all_memory) = (sum(ran), sum(memory));
     let local = ran.iter().fold(0_u128, |local, (node, time)| {
-        let near = lies.get(&home(*node)).copied().unwrap_or(0);
+        let near = memory.get(&memory_node(*node)).copied().unwrap_or(0);
         // Share of local memory in millionths, weighted with the CPU time.
-        let share = (u128::from(near) * 1_000_000).checked_div(memory).unwrap_or(0);
+        let share = (u128::from(near) * 1_000_000).checked_div(all_memory).unwrap_or(0);
         local.saturating_add(share * u128::from(*time))
     });
     let local = local.checked_div(time)?;
-    (memory > 0).then(|| 1000 - u32::try_from(local / 1000).unwrap_or(1000).min(1000))
+    (all_memory > 0).then(|| 1000 - u32::try_from(local / 1000).unwrap_or(1000).min(1000))
 }
 
 #[cfg(test)]
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_read_or_left_alone() {
+    fn parses_thread_stat() {
         let good = stat(37, 3);
         assert_eq!(Thread::parse(&good), Some(Thread { used: 42, started: 99, cpu: CpuId(3) }));
         for text in ["", "7 (a", "7 (a) S 1 1", &good.replace(" 37 ", " x "), &good.replace(" 3 0 0 0", "")] {
@@ -268,11 +268,11 @@ mod tests {
     }
 
     #[test]
-    fn the_share_is_that_of_time_and_memory_on_different_nodes() {
+    fn remote_share_weighs_time_and_memory() {
         let by_node =
             |values: &[(u32, u64)]| values.iter().map(|&(node, value)| (NodeId(node), value)).collect();
-        let share = |ran: &[(u32, u64)], lies: &[(u32, u64)]| {
-            remote_share(&by_node(ran), &by_node(lies), |node| node)
+        let share = |ran: &[(u32, u64)], memory: &[(u32, u64)]| {
+            remote_share(&by_node(ran), &by_node(memory), |node| node)
         };
         assert_eq!(share(&[(0, 7)], &[(0, 100)]), Some(0));
         assert_eq!(share(&[(0, 7)], &[(1, 100)]), Some(1000));
@@ -291,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_looked_at_within_the_budget() {
+    fn reads_threads_within_budget() {
         let root = tempfile::tempdir().unwrap();
         let (cgroups, proc) = (root.path().join("cgroups"), root.path().join("proc"));
         let target = |id, name: &str| Target {
             id: CgroupId(id),
             dir: cgroups.join(name),
-            lies: BTreeMap::from([(NodeId(0), 1)]),
+            memory: BTreeMap::from([(NodeId(0), 1)]),
         };
         let targets = [target(1, "a"), target(2, "b"), target(3, "pinned")];
         write(&cgroups.join("a/cgroup.threads"), "10\n0\n");
@@ -310,26 +310,33 @@ mod tests {
         run(11, 100, 0);
         run(20, 100, 2);
         let machine = machine();
-        let others = BTreeSet::from([cgroups.join("b")]);
+        let nested = BTreeSet::from([cgroups.join("b")]);
         let mut all = Estimator::new(1000);
-        let looks = all.look(&proc, &machine, &targets, &others);
-        assert_eq!(looks[&CgroupId(1)], Look::First);
-        assert_eq!(looks[&CgroupId(3)], Look::Ran(Ran::from([(NodeId(1), 1)])), "without looking at threads");
+        let readings = all.read(&proc, &machine, &targets, &nested);
+        assert_eq!(readings[&CgroupId(1)], ThreadReading::First);
+        assert_eq!(
+            readings[&CgroupId(3)],
+            ThreadReading::Ran(CpuTimeByNode::from([(NodeId(1), 1)])),
+            "without looking at threads"
+        );
         run(10, 130, 1);
         run(11, 110, 3);
         // Vanished and came: neither counts.
         fs::remove_dir_all(proc.join("20")).unwrap();
         run(12, 500, 3);
-        let looks = all.look(&proc, &machine, &targets, &others);
-        assert_eq!(looks[&CgroupId(1)], Look::Ran(Ran::from([(NodeId(0), 30), (NodeId(1), 10)])));
-        assert_eq!(looks[&CgroupId(2)], Look::Ran(Ran::new()));
+        let readings = all.read(&proc, &machine, &targets, &nested);
+        assert_eq!(
+            readings[&CgroupId(1)],
+            ThreadReading::Ran(CpuTimeByNode::from([(NodeId(0), 30), (NodeId(1), 10)]))
+        );
+        assert_eq!(readings[&CgroupId(2)], ThreadReading::Ran(CpuTimeByNode::new()));
 
         // Enough for one workload at a time; each comes to its turn.
         let mut little = Estimator::new(9);
         let turns: Vec<Vec<u64>> = (0..3)
-            .map(|_| little.look(&proc, &machine, &targets, &others).keys().map(|id| id.0).collect())
+            .map(|_| little.read(&proc, &machine, &targets, &nested).keys().map(|id| id.0).collect())
             .collect();
         assert_eq!(turns, [vec![1], vec![2, 3], vec![1]]);
-        assert!(Estimator::new(0).look(&proc, &machine, &targets, &others).is_empty());
+        assert!(Estimator::new(0).read(&proc, &machine, &targets, &nested).is_empty());
     }
 }

@@ -11,16 +11,16 @@ use numaward_topology::CpuId;
 
 /// CPUs that are exclusive or have been since the daemon started.
 #[derive(Debug, Default)]
-pub(crate) struct Exclusive {
+pub(crate) struct ExclusiveCpus {
     pub(crate) owners: BTreeMap<CpuId, SlotId>,
-    pub(crate) interrupts: BTreeMap<CpuId, Book>,
+    pub(crate) interrupts: BTreeMap<CpuId, InterruptAccount>,
     /// True if the owners changed since the interrupts were last read.
-    is_behind: bool,
+    must_read: bool,
 }
 
 /// Interrupts of a CPU while it was exclusive.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct InterruptAccount {
     /// Interrupts of former periods in which the CPU was exclusive.
     sum: InterruptFigures,
     /// The kernel's counts when the current period began; `None` while the CPU is not exclusive.
@@ -29,7 +29,7 @@ pub(crate) struct Book {
     total: InterruptFigures,
 }
 
-impl Book {
+impl InterruptAccount {
     pub(crate) fn total(&mut self, now: Option<InterruptFigures>) -> InterruptFigures {
         if let (Some(base), Some(now)) = (self.base, now) {
             let total = |sum: u64, base: u64, now: u64| sum.saturating_add(now.saturating_sub(base));
@@ -40,35 +40,35 @@ impl Book {
     }
 }
 
-impl Exclusive {
+impl ExclusiveCpus {
     /// Sets the owners of exclusive CPUs. Interrupts are counted from the next reading on.
-    pub(crate) fn own(&mut self, owners: BTreeMap<CpuId, SlotId>) {
+    pub(crate) fn set_owners(&mut self, owners: BTreeMap<CpuId, SlotId>) {
         for cpu in owners.keys() {
             self.interrupts.entry(*cpu).or_default();
         }
         self.owners = owners;
-        self.is_behind = true;
+        self.must_read = true;
     }
 
-    /// Returns once per change whether the interrupts must be read for [`Exclusive::count`].
+    /// Returns once per change whether the interrupts must be read for [`ExclusiveCpus::count`].
     pub(crate) fn is_due(&mut self) -> bool {
-        std::mem::take(&mut self.is_behind)
+        std::mem::take(&mut self.must_read)
     }
 
     /// Requests another reading after a failed one.
     pub(crate) fn retry(&mut self) {
-        self.is_behind = true;
+        self.must_read = true;
     }
 
     /// Starts or ends the counting of interrupts with the kernel's current counts.
     pub(crate) fn count(&mut self, now: &BTreeMap<CpuId, InterruptFigures>) {
-        for (cpu, book) in &mut self.interrupts {
+        for (cpu, account) in &mut self.interrupts {
             let now = now.get(cpu).copied();
             if self.owners.contains_key(cpu) {
-                book.base = book.base.or(now);
+                account.base = account.base.or(now);
             } else {
-                book.sum = book.total(now);
-                book.base = None;
+                account.sum = account.total(now);
+                account.base = None;
             }
         }
     }
@@ -82,7 +82,7 @@ pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, InterruptFi
         sums(&text).ok_or_else(|| {
             let reason = if text.is_empty() {
                 // Container runtimes mask a path with /dev/null. The kubelet masks this one since 2025.
-                "it is empty, as container runtimes hide it from containers"
+                "the file is empty, because the container runtime masks it"
             } else {
                 "expected a line of CPUs and lines of numbers"
             };
@@ -139,7 +139,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn interrupts_are_read_from_good_missing_and_corrupt_files() {
+    fn reads_or_rejects_interrupt_files() {
         let good = read_interrupts(root(Some(INTERRUPTS), SOFTIRQS).path()).unwrap();
         let expected = [
             (CpuId(0), InterruptFigures { hard: 23, soft: 101 }),
@@ -148,7 +148,11 @@ pub(crate) mod tests {
         assert_eq!(good, BTreeMap::from(expected));
         for (interrupts, softirqs, part) in [
             (None, SOFTIRQS, "proc/interrupts: No such file"),
-            (Some(""), SOFTIRQS, "proc/interrupts: it is empty, as container runtimes hide it"),
+            (
+                Some(""),
+                SOFTIRQS,
+                "proc/interrupts: the file is empty, because the container runtime masks it",
+            ),
             (Some("CPU0 CPUx\n"), SOFTIRQS, "proc/interrupts: expected a line of CPUs"),
             (Some(INTERRUPTS), "CPU0\nwords\n", "proc/softirqs: expected a line of CPUs"),
         ] {
@@ -158,18 +162,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn interrupts_count_while_a_cpu_is_exclusive() {
+    fn interrupts_count_while_exclusive() {
         let (one, none) = (BTreeMap::from([(CpuId(1), slot())]), BTreeMap::new());
-        let change = |exclusive: &mut Exclusive, owners: &BTreeMap<_, _>, now: &BTreeMap<_, _>| {
-            exclusive.own(owners.clone());
+        let change = |exclusive: &mut ExclusiveCpus, owners: &BTreeMap<_, _>, now: &BTreeMap<_, _>| {
+            exclusive.set_owners(owners.clone());
             assert!(exclusive.is_due() && !exclusive.is_due());
             exclusive.count(now);
         };
         let at = |hard| BTreeMap::from([(CpuId(1), InterruptFigures { hard, soft: 0 })]);
-        let mut exclusive = Exclusive::default();
-        let total = |exclusive: &mut Exclusive, hard| {
-            let book = exclusive.interrupts.get_mut(&CpuId(1)).unwrap();
-            book.total(at(hard).get(&CpuId(1)).copied()).hard
+        let mut exclusive = ExclusiveCpus::default();
+        let total = |exclusive: &mut ExclusiveCpus, hard| {
+            let account = exclusive.interrupts.get_mut(&CpuId(1)).unwrap();
+            account.total(at(hard).get(&CpuId(1)).copied()).hard
         };
         change(&mut exclusive, &one, &at(100));
         assert_eq!(total(&mut exclusive, 107), 7);
@@ -190,7 +194,7 @@ pub(crate) mod tests {
 
         // While the interrupts cannot be read, counting continues.
         change(&mut exclusive, &one, &at(3000));
-        exclusive.own(none.clone());
+        exclusive.set_owners(none.clone());
         assert!(exclusive.is_due());
         exclusive.retry();
         assert_eq!(total(&mut exclusive, 3004), 21);

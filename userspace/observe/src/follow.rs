@@ -18,34 +18,34 @@ use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    guard,
+    guard, history_worker,
     hotplug::{self, Fingerprint},
     observer::Observer,
     part::DaemonPart,
-    remember, residency,
-    slots::{AT_ONCE, Moving},
+    residency,
+    slots::{MAX_BATCH, SlotLocks},
 };
 
 /// Longest time for which an iteration of the loop waits for cgroup events, and therefore the longest delay before it
 /// stops.
-const TURN: Duration = Duration::from_millis(250);
+const MAX_EVENT_WAIT: Duration = Duration::from_millis(250);
 
 /// Interval at which the loop reads probe events and updates slots while there is no guarantee. Cgroup events are
 /// handled at once.
-const IDLE_LOOK: Duration = Duration::from_secs(1);
+const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which the loop checks whether the machine changed.
-const COMPARE: Duration = Duration::from_secs(1);
+const FINGERPRINT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Delay before the cgroup hierarchy is opened again after a failure.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Longest duration of an iteration of `follow` before the thread counts as hung.
-const FOLLOW_LIMIT: Duration = Duration::from_secs(30);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same limit for threads that read files of many cgroups.
-const READ_LIMIT: Duration = Duration::from_mins(1);
+const READ_TIMEOUT: Duration = Duration::from_mins(1);
 /// The same limit for the history, whose samples are at most a minute apart.
-const HISTORY_LIMIT: Duration = Duration::from_mins(2);
+const HISTORY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Readiness latches of this crate's parts.
 #[derive(Debug)]
@@ -100,23 +100,23 @@ pub fn spawn(
     };
     let read = {
         let (observer, stop) = (observer.clone(), stop.clone());
-        move || residency::keep_reading(&observer, &stop)
+        move || residency::run_reader(&observer, &stop)
     };
-    let remember = {
+    let history = {
         let (observer, stop) = (observer.clone(), stop.clone());
-        move || remember::keep_history(&observer, &stop)
+        move || history_worker::run_history(&observer, &stop)
     };
     let mut threads = vec![
-        heartbeats.spawn("follow", FOLLOW_LIMIT, stop, follow)?,
-        heartbeats.spawn("residency", READ_LIMIT, stop, read)?,
-        heartbeats.spawn("history", HISTORY_LIMIT, stop, remember)?,
+        heartbeats.spawn("follow", FOLLOW_TIMEOUT, stop, follow)?,
+        heartbeats.spawn("residency", READ_TIMEOUT, stop, read)?,
+        heartbeats.spawn("history", HISTORY_TIMEOUT, stop, history)?,
     ];
     if observer.config.guard != GuardMode::Off {
         let guard = {
             let (observer, stop) = (observer.clone(), stop.clone());
-            move || guard::keep_guard(&observer, &stop)
+            move || guard::run_guard(&observer, &stop)
         };
-        threads.push(heartbeats.spawn("guard", READ_LIMIT, stop, guard)?);
+        threads.push(heartbeats.spawn("guard", READ_TIMEOUT, stop, guard)?);
     }
     Ok(threads)
 }
@@ -128,32 +128,35 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
     let mut latch = Some(latches.cgroups);
     let mut machine_read = Instant::now();
     let mut compared = Instant::now();
-    let mut looked: Option<Instant> = None;
+    let mut probes_maintained: Option<Instant> = None;
     let mut fingerprint = Fingerprint::take(&observer.config.host_root);
     let mut watcher: Option<Watcher> = None;
     let mut retry = Instant::now();
     while !stop.is_cancelled() {
         health::beat();
         if watcher.is_none() && Instant::now() >= retry {
-            retry = Instant::now() + RETRY;
+            retry = Instant::now() + RETRY_DELAY;
             watcher = observer.open(source);
         }
         let has_news = if let Some(watcher) = &mut watcher {
             observer.follow_cgroups(watcher)
         } else {
-            thread::sleep(TURN);
+            thread::sleep(MAX_EVENT_WAIT);
             false
         };
         // The first iteration has found every cgroup, or has reported the error.
         if let Some(latch) = latch.take() {
             latch.release();
         }
-        if has_news || looked.is_none_or(|at| at.elapsed() >= IDLE_LOOK) || !observer.is_idle() {
-            looked = Some(Instant::now());
-            observer.look_after_probes();
+        if has_news
+            || probes_maintained.is_none_or(|at| at.elapsed() >= IDLE_POLL_INTERVAL)
+            || !observer.is_idle()
+        {
+            probes_maintained = Some(Instant::now());
+            observer.maintain_probes();
         }
         let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
-        if compared.elapsed() >= COMPARE {
+        if compared.elapsed() >= FINGERPRINT_INTERVAL {
             compared = Instant::now();
             let now = Fingerprint::take(&observer.config.host_root);
             is_due |= now != fingerprint;
@@ -177,7 +180,7 @@ impl Observer {
         Some(Watcher::new(hierarchy, WatchOptions::default()))
     }
 
-    /// Returns whether the probes need attention only once per [`IDLE_LOOK`]: there are no guarantees and no
+    /// Returns whether the probes need attention only once per [`IDLE_POLL_INTERVAL`]: there are no guarantees and no
     /// exclusive CPUs, the cost of the probes is not being measured, and they neither run with a duty cycle nor write
     /// a debug log.
     fn is_idle(&self) -> bool {
@@ -185,22 +188,22 @@ impl Observer {
         if allocation.duty_cycle.is_some() || allocation.debug_log {
             return false;
         }
-        let Moving { probing, state } = self.moving();
-        probing.cost.is_none() && state.promises.workloads().is_empty() && state.exclusive.owners.is_empty()
+        let SlotLocks { probing, state } = self.lock_slots();
+        probing.cost.is_none() && state.guarantees.workloads().is_empty() && state.exclusive.owners.is_empty()
     }
 
     /// Reports the probes' events, assigns slots, and attaches or detaches probes as required.
-    fn look_after_probes(&self) {
+    fn maintain_probes(&self) {
         self.report_probe_events();
         self.follow_slot_policy(Instant::now());
         {
             let keep = self.config.observe.keep_removed.0;
-            while self.moving().keep_books(keep, AT_ONCE) {
+            while self.lock_slots().assign_slots(keep, MAX_BATCH) {
                 thread::yield_now();
             }
-            let mut moving = self.moving();
-            moving.follow_exclusive_cpus();
-            let Moving { mut probing, state } = moving;
+            let mut locks = self.lock_slots();
+            locks.follow_exclusive_cpus();
+            let SlotLocks { mut probing, state } = locks;
             drop(state);
             probing.follow_cost(Instant::now());
             probing.probes.flush_log();
@@ -211,11 +214,11 @@ impl Observer {
 
     /// Waits for cgroup events and processes them. Returns whether there were any.
     fn follow_cgroups(&self, watcher: &mut Watcher) -> bool {
-        let events = match watcher.next(TURN) {
+        let events = match watcher.next(MAX_EVENT_WAIT) {
             Ok(events) => events,
             Err(error) => {
                 self.note(DaemonPart::Cgroups, Err(error_chain(&error)));
-                thread::sleep(TURN);
+                thread::sleep(MAX_EVENT_WAIT);
                 return false;
             }
         };
@@ -224,9 +227,9 @@ impl Observer {
             // Before removed cgroups release their slots.
             self.report_probe_events();
             self.listeners.lock().retain(|listener| listener(&events));
-            let mut moving = self.moving();
+            let mut locks = self.lock_slots();
             for event in events {
-                moving.take(event);
+                locks.handle(event);
                 // A batch may hold tens of thousands of events.
                 health::beat();
             }
@@ -244,9 +247,9 @@ impl Observer {
     /// Reads the machine again, because memory and CPUs can be added and removed at run time.
     fn read_machine(&self) {
         let machine = sysfs::read_again(&self.config.host_root, &self.machine());
-        let Some(machine) = self.health.noted(DaemonPart::Topology, machine) else { return };
+        let Some(machine) = self.health.note_result(DaemonPart::Topology, machine) else { return };
         let refreshed = self.probing().probes.refresh(&machine);
-        self.health.noted(DaemonPart::ProbeNodes, refreshed);
+        self.health.note_result(DaemonPart::ProbeNodes, refreshed);
         let before = self.machine();
         if machine == *before {
             return;
@@ -256,7 +259,7 @@ impl Observer {
         }
         let mut state = self.lock();
         if machine.node_ids() != before.node_ids() {
-            state.table_mut().forget_residents();
+            state.table_mut().clear_resident();
         }
         self.latest.machine.send_replace(Arc::new(machine));
     }
@@ -271,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_are_looked_after_less_often_only_while_nothing_is_promised() {
+    fn idle_only_without_guarantees() {
         let root = tempfile::tempdir().unwrap();
         let new = |mut config: Config| {
             config.host_root = root.path().into();
@@ -282,8 +285,8 @@ mod tests {
         };
         let observer = new(Config::default());
         assert!(observer.is_idle());
-        let promise = testing::promise("/a", 1, &[]);
-        observer.lock().promises = Guarantees::new(vec![promise.into()], Ledger::default()).into();
+        let guarantee = testing::promise("/a", 1, &[]);
+        observer.lock().guarantees = Guarantees::new(vec![guarantee.into()], Ledger::default()).into();
         assert!(!observer.is_idle());
         let mut config = Config::default();
         config.probes.allocation.duty_cycle = Some("5s/60s".parse().unwrap());

@@ -4,9 +4,9 @@
 //! # Algorithm
 //! Each second the guard reads the memory of the nodes, one file for each. Reading the resident memory of workloads
 //! with a guarantee takes longer, about 50 µs each. A page that such a workload allocates or frees changes the
-//! available memory and its unused guarantee alike, so the guard reads these workloads only every [`READ`] and
+//! available memory and its unused guarantee alike, so the guard reads these workloads only every [`CLAIMS_INTERVAL`] and
 //! whenever a node seems low. It reads workloads without a guarantee if a node is low and the configuration asks for
-//! an action. If guaranteed memory is to be kept free, it also reads them every [`RECLAIM`] while a node is tight.
+//! an action. If guaranteed memory is to be kept free, it also reads them every [`CACHE_INTERVAL`] while a node is tight.
 //!
 //! With the strategy `native`, the guard also measures the memory in use without a guarantee ([`crate::conditions`])
 //! and the load of the nodes ([`crate::load`]), even if there is no guarantee; workloads with a guarantee are then
@@ -44,83 +44,85 @@ use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    conditions::{self, Owned},
-    headroom::{Claims, Lows, News, Tights, margin},
+    conditions::{self, GuaranteedUsage},
+    headroom::{Claims, HeadroomChange, LowNodes, TightNodes, margin},
     load::Load,
     observer::Observer,
-    reading::Books,
+    reading::StateSnapshot,
     residency,
     shares::shares,
     table::Table,
 };
 
 /// Interval at which the nodes' memory is read.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which workloads with a guarantee are read while no node seems low.
-const READ: Duration = Duration::from_secs(10);
+const CLAIMS_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval at which the page cache of workloads without a guarantee is read while guaranteed memory is not free.
-const RECLAIM: Duration = Duration::from_secs(5);
+const CACHE_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval at which the watermarks are read. They rarely change, and the file is long.
-const MARKS: Duration = Duration::from_mins(1);
+const WATERMARKS_INTERVAL: Duration = Duration::from_mins(1);
 /// Inverse of the largest share of the time that reading cgroups may take.
-const COST: u32 = 50;
+const TIME_SHARE_INVERSE: u32 = 50;
 
 /// State of the guard between iterations.
 #[derive(Debug, Default)]
 struct Guard {
-    lows: Lows,
-    tights: Tights,
+    lows: LowNodes,
+    tights: TightNodes,
     /// Earliest time at which page cache is read again.
     cache_not_before: Option<Instant>,
     claims: Claims,
     /// The guarantees from which `claims` was computed.
-    of: Option<Arc<Guarantees>>,
+    guarantees: Option<Arc<Guarantees>>,
     read: Option<Instant>,
     /// Earliest time at which a cgroup is read again.
     not_before: Option<Instant>,
-    marks: Option<Instant>,
+    watermarks_read: Option<Instant>,
     load: Load,
     /// Host conditions that placement decisions use.
     conditions: Arc<HostConditions>,
 }
 
 /// Runs the guard until `stop` is cancelled. The caller that cancels it also wakes the thread.
-pub(crate) fn keep_guard(observer: &Observer, stop: &CancellationToken) {
+pub(crate) fn run_guard(observer: &Observer, stop: &CancellationToken) {
     let mut guard = Guard::default();
     while !stop.is_cancelled() {
         health::beat();
-        observer.look_at_headroom(&mut guard);
-        thread::park_timeout(LOOK);
+        observer.check_headroom(&mut guard);
+        thread::park_timeout(POLL_INTERVAL);
     }
 }
 
 impl Observer {
-    fn look_at_headroom(&self, guard: &mut Guard) {
-        let (hierarchy, table, promises) = {
+    fn check_headroom(&self, guard: &mut Guard) {
+        let (hierarchy, table, guarantees) = {
             let state = self.lock();
-            (state.hierarchy.clone(), state.table.clone(), state.promises.clone())
+            (state.hierarchy.clone(), state.table.clone(), state.guarantees.clone())
         };
-        let is_promised =
-            |promise: &WorkloadGuarantee| promise.placed.iter().any(|(kind, ..)| *kind == ZoneKind::Memory);
-        let heeds = self.config.strategy == StrategyKind::Native;
-        let is_any = heeds || promises.workloads().iter().any(|of| is_promised(of));
+        let has_guarantee = |guarantee: &WorkloadGuarantee| {
+            guarantee.placed.iter().any(|(kind, ..)| *kind == ZoneKind::Memory)
+        };
+        let uses_conditions = self.config.strategy == StrategyKind::Native;
+        let is_any = uses_conditions || guarantees.workloads().iter().any(|of| has_guarantee(of));
         let Some(hierarchy) = hierarchy.filter(|_| is_any) else {
-            if guard.of.is_some() {
+            if guard.guarantees.is_some() {
                 let over = guard.lows.judge(&mut [], Instant::now());
                 self.report_headroom(&over);
                 *guard = Guard::default();
-                self.show_headroom(Headroom::default());
+                self.publish_headroom(Headroom::default());
             }
             return;
         };
         let now = Instant::now();
-        if guard.marks.is_none_or(|marks| now.duration_since(marks) >= MARKS) {
-            guard.marks = Some(now);
+        if guard.watermarks_read.is_none_or(|marks| now.duration_since(marks) >= WATERMARKS_INTERVAL) {
+            guard.watermarks_read = Some(now);
             self.read_watermarks();
         }
         let memory = self.node_memory();
-        let is_new = guard.of.as_ref().is_none_or(|of| !Arc::ptr_eq(of, &promises));
-        let is_old = heeds || guard.read.is_none_or(|read| now.duration_since(read) >= READ);
+        let is_new = guard.guarantees.as_ref().is_none_or(|of| !Arc::ptr_eq(of, &guarantees));
+        let is_old =
+            uses_conditions || guard.read.is_none_or(|read| now.duration_since(read) >= CLAIMS_INTERVAL);
         let (mut nodes, mut spare) = self.judge(&memory, &guard.claims);
         let seems_low = nodes.iter().any(NodeHeadroom::is_short) || guard.lows.is_any();
         let may_read = guard.not_before.is_none_or(|not_before| now >= not_before);
@@ -131,20 +133,20 @@ impl Observer {
         let may_reclaim = may_read
             && self.config.drops_page_cache()
             && guard.cache_not_before.is_none_or(|not_before| now >= not_before);
-        let seems_tight = may_reclaim && guard.tights.would_be(&nodes);
+        let seems_tight = may_reclaim && guard.tights.has_tight(&nodes);
         let reads = is_new || may_read && (is_old || seems_low || seems_tight);
         if reads {
             let owned;
-            (guard.claims, owned) = read_claims(&hierarchy, &promises);
-            if heeds {
+            (guard.claims, owned) = read_claims(&hierarchy, &guarantees);
+            if uses_conditions {
                 self.read_load(&mut guard.load);
-                self.read_conditions(guard, &hierarchy, &memory, &promises, &owned);
+                self.read_conditions(guard, &hierarchy, &memory, &guarantees, &owned);
             }
-            (guard.of, guard.read) = (Some(promises.clone()), Some(now));
+            (guard.guarantees, guard.read) = (Some(guarantees.clone()), Some(now));
             (nodes, spare) = self.judge(&memory, &guard.claims);
         }
-        let news = guard.lows.judge(&mut nodes, now);
-        self.report_headroom(&news);
+        let changes = guard.lows.judge(&mut nodes, now);
+        self.report_headroom(&changes);
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
         // Usage that was read at another time cannot be used for a judgement.
         if self.config.drops_page_cache() && reads {
@@ -156,7 +158,7 @@ impl Observer {
         let is_cache_read = may_reclaim && reads && nodes.iter().any(|of| of.is_tight);
         let started = Instant::now();
         let others = if acts || is_cache_read {
-            others(&hierarchy, &table, &promises, &low, is_cache_read)
+            unguaranteed_workloads(&hierarchy, &table, &guarantees, &low, is_cache_read)
         } else {
             Vec::new()
         };
@@ -164,14 +166,14 @@ impl Observer {
         let mut apart = Duration::ZERO;
         if is_cache_read {
             let took = started.elapsed();
-            guard.cache_not_before = Some(now + RECLAIM.max(took * COST));
+            guard.cache_not_before = Some(now + CACHE_INTERVAL.max(took * TIME_SHARE_INVERSE));
             apart = if acts { Duration::ZERO } else { took };
         }
-        guard.not_before = Some(now + now.elapsed().saturating_sub(apart) * COST)
+        guard.not_before = Some(now + now.elapsed().saturating_sub(apart) * TIME_SHARE_INVERSE)
             .filter(|_| may_read || is_new)
             .or(guard.not_before);
         let conditions = guard.conditions.clone();
-        self.show_headroom(Headroom { look: 0, nodes, spare, others, is_cache_read, conditions });
+        self.publish_headroom(Headroom { look: 0, nodes, spare, others, is_cache_read, conditions });
     }
 
     /// Computes the host conditions from these readings.
@@ -180,16 +182,16 @@ impl Observer {
         guard: &mut Guard,
         hierarchy: &Hierarchy,
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
-        promises: &Guarantees,
-        owned: &Owned,
+        guarantees: &Guarantees,
+        owned: &GuaranteedUsage,
     ) {
         let obtainable = |node, memory: &sysfs::NodeMeminfo| self.obtainable(node, memory);
-        let withheld = conditions::withheld(&promises.ledger, memory, obtainable, owned, &guard.conditions);
+        let withheld = conditions::withheld(&guarantees.ledger, memory, obtainable, owned, &guard.conditions);
         let offline_cpus = sysfs::offline_cpus(&self.config.host_root).unwrap_or_else(|error| {
-            tracing::debug!(%error, "it is not known which CPUs are offline: as before");
+            tracing::debug!(%error, "the offline CPUs cannot be read: the previous set stays in use");
             guard.conditions.offline_cpus.clone()
         });
-        let partition_cpus = &partition_cpus(hierarchy, &promises.ledger) - &offline_cpus;
+        let partition_cpus = &partition_cpus(hierarchy, &guarantees.ledger) - &offline_cpus;
         let load = guard.load.classes().clone();
         let conditions = HostConditions { withheld, offline_cpus, partition_cpus, load };
         if *guard.conditions != conditions {
@@ -207,7 +209,7 @@ impl Observer {
         }
         let maps = self.probing().probes.counter_maps();
         let Some(counters) = self.read_allocations(&maps) else { return };
-        let Books { table, holders, .. } = self.books();
+        let StateSnapshot { table, holders, .. } = self.state_snapshot();
         let counted = counters.decode(&holders);
         let mut taken: BTreeMap<NodeId, Bytes> = BTreeMap::new();
         for (node, counters) in table.sum(|slot| counted.slots.get(slot), &counted.other).iter() {
@@ -221,7 +223,7 @@ impl Observer {
         match sysfs::watermarks(&self.config.host_root, Bytes(self.page_size)) {
             Ok(marks) => drop(self.latest.watermarks.send_replace(Arc::new(marks))),
             // The kernel's reserve is small; without it a node seems to have that much more memory.
-            Err(error) => tracing::debug!(%error, "the nodes' watermarks are not known"),
+            Err(error) => tracing::debug!(%error, "the watermarks of the nodes cannot be read"),
         }
     }
 
@@ -259,28 +261,28 @@ impl Observer {
     }
 
     /// Publishes a headroom snapshot with the next sequence number.
-    fn show_headroom(&self, seen: Headroom) {
+    fn publish_headroom(&self, seen: Headroom) {
         self.latest.headroom.send_modify(|headroom| {
             *headroom = Arc::new(Headroom { look: headroom.look + 1, ..seen });
         });
     }
 
-    fn report_headroom(&self, news: &[News]) {
-        for news in news {
-            self.events().report(describe(news));
+    fn report_headroom(&self, changes: &[HeadroomChange]) {
+        for changes in changes {
+            self.events().report(headroom_event(changes));
         }
     }
 }
 
 /// Formats a change of a node's state as an event.
-fn describe(news: &News) -> EventReport {
+fn headroom_event(changes: &HeadroomChange) -> EventReport {
     let mib = |bytes: Bytes| format!("{} MiB", bytes.0 >> 20);
     let numbers = |of: &NodeHeadroom| {
         let (obtainable, unused) = (mib(of.obtainable), mib(of.unused));
         format!("{obtainable} is available there, {unused} are promised and not used yet")
     };
-    match news {
-        News::Begins(of) | News::Worsens(of) => {
+    match changes {
+        HeadroomChange::BecameLow(of) | HeadroomChange::BecameNegative(of) => {
             let is_broken = of.headroom_bytes() < 0;
             let may = if is_broken { "does not have" } else { "may soon not have" };
             let message = format!("Node {} {may} what is promised on it: {}.", of.node, numbers(of));
@@ -288,11 +290,11 @@ fn describe(news: &News) -> EventReport {
             let report = EventReport::new(EventKind::HeadroomLow, message).severity(severity).node(of.node);
             report.detail("obtainableBytes", of.obtainable.0).detail("unusedBytes", of.unused.0)
         }
-        News::Ends(of) => {
+        HeadroomChange::Recovered(of) => {
             let message = format!("Node {} has what is promised on it: {}.", of.node, numbers(of));
             EventReport::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(of.node)
         }
-        News::Over(node) => {
+        HeadroomChange::Unmonitored(node) => {
             let message = format!(
                 "Node {node} is no longer watched: nothing is promised on it any more, or its memory cannot be read."
             );
@@ -311,9 +313,9 @@ fn partition_cpus(hierarchy: &Hierarchy, ledger: &Ledger) -> CpuSet {
 }
 
 /// Reads how much of their guarantees the workloads use. A workload whose cgroup is gone uses nothing.
-fn read_claims(hierarchy: &Hierarchy, promises: &Guarantees) -> (Claims, Owned) {
-    let (mut claims, mut owned) = (Claims::default(), Owned::default());
-    for share in shares(promises) {
+fn read_claims(hierarchy: &Hierarchy, guarantees: &Guarantees) -> (Claims, GuaranteedUsage) {
+    let (mut claims, mut owned) = (Claims::default(), GuaranteedUsage::default());
+    for share in shares(guarantees) {
         let dirs: Vec<PathBuf> = share.workloads.iter().map(|of| hierarchy.dir(&of.cgroup)).collect();
         for (&kind, placed) in &share.placed {
             let has = match kind {
@@ -328,9 +330,9 @@ fn read_claims(hierarchy: &Hierarchy, promises: &Guarantees) -> (Claims, Owned) 
                     let undroppable = |of: BTreeMap<NodeId, read::CgroupNodeMemory>| {
                         of.into_iter().map(|(node, of)| (node, of.undroppable())).collect()
                     };
-                    together(read.into_iter().map(|read| read.map(undroppable)))
+                    sum_by_node(read.into_iter().map(|read| read.map(undroppable)))
                 }
-                ZoneKind::Hugepages(size) => together(dirs.iter().map(|dir| hugetlb_numa_stat(dir, size))),
+                ZoneKind::Hugepages(size) => sum_by_node(dirs.iter().map(|dir| hugetlb_numa_stat(dir, size))),
             };
             owned.add(kind, placed, has.as_ref());
         }
@@ -340,7 +342,7 @@ fn read_claims(hierarchy: &Hierarchy, promises: &Guarantees) -> (Claims, Owned) 
 
 /// Returns the sum of several cgroups' memory by node, or `None` if one of them cannot be read. A removed cgroup has
 /// none.
-fn together(
+fn sum_by_node(
     read: impl Iterator<Item = Result<BTreeMap<NodeId, Bytes>, ReadError>>,
 ) -> Option<BTreeMap<NodeId, Bytes>> {
     let mut sum: BTreeMap<NodeId, Bytes> = BTreeMap::new();
@@ -361,14 +363,15 @@ fn together(
 
 /// Returns the workloads without a guarantee that have memory (or page cache, on request) on these nodes. Workloads
 /// with a guarantee above or below them, or with another workload below them, are excluded.
-fn others(
+fn unguaranteed_workloads(
     hierarchy: &Hierarchy,
     table: &Table<SlotId>,
-    promises: &Guarantees,
+    guarantees: &Guarantees,
     low: &BTreeSet<NodeId>,
     with_cache: bool,
 ) -> Vec<UnguaranteedWorkload> {
-    let kept: BTreeSet<&CgroupPath> = promises.workloads().iter().map(|promise| &promise.cgroup).collect();
+    let kept: BTreeSet<&CgroupPath> =
+        guarantees.workloads().iter().map(|guarantee| &guarantee.cgroup).collect();
     let mut members: Vec<(CgroupId, &CgroupPath)> =
         table.members().map(|(id, member)| (id, &member.path)).collect();
     members.sort_by(|a, b| a.1.cmp(b.1));
@@ -376,8 +379,8 @@ fn others(
     for (index, (id, path)) in members.iter().enumerate() {
         // Descendants directly follow their ancestor.
         let is_outer = members.get(index + 1).is_some_and(|(_, next)| path.contains(next));
-        let is_promised = |other: &&CgroupPath| path.contains(other) || other.contains(path);
-        if is_outer || path.is_root() || kept.iter().any(is_promised) {
+        let has_guarantee = |other: &&CgroupPath| path.contains(other) || other.contains(path);
+        if is_outer || path.is_root() || kept.iter().any(has_guarantee) {
             continue;
         }
         let read = memory_numa_stat(&hierarchy.dir(path)).unwrap_or_default();
@@ -416,7 +419,7 @@ mod tests {
         fs::write(path, text).unwrap();
     }
 
-    /// A machine with two nodes of 1 GiB, of which node 1 has so much free, in MiB.
+    /// Writes a machine with two nodes of 1 GiB; `free` MiB of node 1 are free.
     fn machine(root: &Path, free: u64) {
         write(root, "sys/devices/system/cpu/online", "0-1\n");
         write(root, "sys/devices/system/node/online", "0-1\n");
@@ -433,16 +436,16 @@ mod tests {
         testing::promise(path, id, &[(ZoneKind::Memory, 1, Bytes::mib(mib))]).into()
     }
 
-    /// An observer of this host, to whom this is promised.
+    /// Creates an observer of this host with these guarantees.
     fn observer(
         root: &Path,
         config: Config,
-        promises: Vec<Arc<WorkloadGuarantee>>,
+        guarantees: Vec<Arc<WorkloadGuarantee>>,
         ledger: Ledger,
     ) -> Observer {
         let observer = Observer::new(&Config { host_root: root.into(), ..config });
         observer.lock().hierarchy = Some(Hierarchy::at(root));
-        observer.lock().promises = Arc::new(Guarantees::new(promises, ledger));
+        observer.lock().guarantees = Arc::new(Guarantees::new(guarantees, ledger));
         observer
     }
 
@@ -461,7 +464,7 @@ mod tests {
         NativeStrategy::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle()
     }
 
-    /// Containers of one pod that hold their memory as a whole, which is entered with the first.
+    /// Returns a container of a pod whose containers share a guarantee; it is stored with one of them.
     fn of_pod(path: &str, id: u64, mib: u64) -> Arc<WorkloadGuarantee> {
         let pod = PodContainer {
             namespace: "n".to_owned(),
@@ -476,13 +479,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_may_not_keep_its_promise_is_reported_with_those_who_are_in_the_way() {
+    fn reports_low_node_with_unguaranteed_use() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         let config = Config { host_root: root.path().into(), guard: GuardMode::Act, ..Config::default() };
         let observer = Observer::new(&config);
         let mut guard = Guard::default();
-        observer.look_at_headroom(&mut guard);
+        observer.check_headroom(&mut guard);
         assert_eq!(observer.latest.headroom.borrow().look, 0, "nothing is promised: nothing is read");
 
         for (id, path) in (1..).zip(["/kept", "/kept/below", "/outer", "/outer/hog", "/hog", "/elsewhere"]) {
@@ -496,15 +499,15 @@ mod tests {
             observer.lock().table_mut().add(CgroupId(id), path, member);
         }
         observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
-        let promises = Guarantees::new(vec![promise("/kept", 1, 700)], Ledger::default());
-        observer.lock().promises = Arc::new(promises);
-        observer.look_at_headroom(&mut guard);
-        // 700 MiB, of which 200 are used; of the page cache nothing is available: the promise holds it.
+        let guarantees = Guarantees::new(vec![promise("/kept", 1, 700)], Ledger::default());
+        observer.lock().guarantees = Arc::new(guarantees);
+        observer.check_headroom(&mut guard);
+        // 700 MiB, of which 200 are used; of the page cache nothing is available: the guarantee holds it.
         let seen = observer.latest.headroom.borrow().clone();
         let of = seen.node(NodeId(1)).unwrap();
         assert_eq!((of.unused, of.obtainable), (Bytes::mib(500), Bytes::mib(510)));
         assert!(of.is_low && of.is_short() && seen.node(NodeId(0)).is_none());
-        // Nothing is promised on node 0: of 910 MiB, the margin is kept.
+        // Node 0 has no guarantee: of 910 MiB, only the margin is not spare.
         assert_eq!(seen.spare, [(NodeId(0), Bytes::mib(910 - 32)), (NodeId(1), Bytes(0))].into());
         let others: Vec<&str> = seen.others.iter().map(|other| other.cgroup.as_str()).collect();
         assert_eq!(others, ["/hog", "/outer/hog"]);
@@ -513,13 +516,13 @@ mod tests {
         assert_eq!(events.events.len(), 1, "{events:?}");
         assert!(events.events[0].message.contains("Node 1 may soon not have what is promised on it"));
 
-        observer.lock().promises = Arc::default();
-        observer.look_at_headroom(&mut guard);
+        observer.lock().guarantees = Arc::default();
+        observer.check_headroom(&mut guard);
         assert!(observer.latest.headroom.borrow().nodes.is_empty());
     }
 
     #[test]
-    fn where_what_is_promised_is_not_free_the_page_cache_of_others_is_read_now_and_then() {
+    fn reads_page_cache_while_node_is_tight() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         write(
@@ -536,7 +539,7 @@ mod tests {
             let mut guard = Guard::default();
             for _ in 0..times {
                 guard.not_before = None;
-                observer.look_at_headroom(&mut guard);
+                observer.check_headroom(&mut guard);
             }
             observer.latest.headroom.borrow().clone()
         };
@@ -559,17 +562,17 @@ mod tests {
     }
 
     #[test]
-    fn with_native_what_others_use_is_known_before_anything_is_promised() {
+    fn native_reads_conditions_when_idle() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         write(root.path(), "sys/devices/system/cpu/present", "0-1,3\n");
-        let seen = |strategy, promises: Vec<Arc<WorkloadGuarantee>>| {
+        let seen = |strategy, guarantees: Vec<Arc<WorkloadGuarantee>>| {
             let config = Config { strategy, ..Config::default() };
-            let observer = observer(root.path(), config, promises, ledger());
+            let observer = observer(root.path(), config, guarantees, ledger());
             let mut guard = Guard::default();
-            observer.look_at_headroom(&mut guard);
+            observer.check_headroom(&mut guard);
             let first = observer.latest.headroom.borrow().conditions.clone();
-            observer.look_at_headroom(&mut guard);
+            observer.check_headroom(&mut guard);
             assert!(Arc::ptr_eq(&first, &observer.latest.headroom.borrow().conditions), "nothing changed");
             assert_eq!(
                 first.offline_cpus.to_string(),
@@ -595,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_of_other_partitions_are_known() {
+    fn finds_cpus_of_other_partitions() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         write(root.path(), "sys/devices/system/cpu/present", "0-3\n");
@@ -615,7 +618,7 @@ mod tests {
                 write(root.path(), "cpuset.cpus.effective", effective);
             }
             guard.not_before = None;
-            observer.look_at_headroom(&mut guard);
+            observer.check_headroom(&mut guard);
             let conditions = observer.latest.headroom.borrow().conditions.clone();
             [&conditions.partition_cpus, &conditions.offline_cpus].map(ToString::to_string)
         };
@@ -626,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_not_declared_low_by_what_was_used_before() {
+    fn old_claims_declare_no_node_low() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         let stat = |mib: u64| {
@@ -636,20 +639,20 @@ mod tests {
         let observer =
             observer(root.path(), Config::default(), vec![promise("/kept", 1, 500)], Ledger::default());
         let mut guard = Guard::default();
-        observer.look_at_headroom(&mut guard);
+        observer.check_headroom(&mut guard);
         assert!(!observer.latest.headroom.borrow().nodes[0].is_low);
-        // It takes 400 MiB of its promise.
+        // It takes 400 MiB of its guarantee.
         machine(root.path(), 200);
         stat(400);
         guard.not_before = Some(Instant::now() + Duration::from_mins(1));
-        observer.look_at_headroom(&mut guard);
+        observer.check_headroom(&mut guard);
         assert!(!guard.lows.is_any() && observer.latest.headroom.borrow().look == 1);
         guard.not_before = None;
-        observer.look_at_headroom(&mut guard);
+        observer.check_headroom(&mut guard);
         let of = *observer.latest.headroom.borrow().node(NodeId(1)).unwrap();
         assert_eq!((of.unused, of.obtainable, of.is_low), (Bytes::mib(100), Bytes::mib(210), false));
 
-        // A scrape has what was seen here.
+        // A scrape returns the guard's readings.
         machine(root.path(), 50);
         let headroom = observer.snapshot().promises.headroom;
         assert!(headroom.contains(&(NodeId(1), ZoneKind::Memory, of.headroom_bytes())), "{headroom:?}");
@@ -657,58 +660,59 @@ mod tests {
     }
 
     #[test]
-    fn containers_that_share_the_memory_of_their_pod_count_together() {
+    fn shared_pod_memory_counts_once() {
         let root = tempfile::tempdir().unwrap();
         for path in ["a", "b"] {
             let stat = format!("anon N0={} N1={}\n", 10 << 20, 200 << 20);
             write(root.path(), &format!("{path}/memory.numa_stat"), &stat);
         }
         let hierarchy = Hierarchy::at(root.path());
-        let promises = vec![of_pod("/a", 1, 500), of_pod("/b", 2, 0), of_pod("/gone", 3, 0)];
-        let (claims, owned) = read_claims(&hierarchy, &Guarantees::new(promises.clone(), Ledger::default()));
+        let guarantees = vec![of_pod("/a", 1, 500), of_pod("/b", 2, 0), of_pod("/gone", 3, 0)];
+        let (claims, owned) =
+            read_claims(&hierarchy, &Guarantees::new(guarantees.clone(), Ledger::default()));
         assert_eq!(claims.unused(NodeId(1)), Bytes::mib(100));
         let expected = |nodes: &[(u32, u64)]| {
-            let mut owned = Owned::default();
+            let mut owned = GuaranteedUsage::default();
             let has = nodes.iter().map(|(node, mib)| (NodeId(*node), Bytes::mib(*mib))).collect();
             owned.add(ZoneKind::Memory, &[(NodeId(1), Bytes::mib(500))].into(), Some(&has));
             owned
         };
         assert_eq!(owned, expected(&[(0, 20), (1, 400)]));
-        // What cannot be read may be all that is promised.
+        // If a cgroup cannot be read, all guaranteed memory counts as used.
         fs::create_dir_all(root.path().join("gone/memory.numa_stat")).unwrap();
-        let (_, owned) = read_claims(&hierarchy, &Guarantees::new(promises, Ledger::default()));
+        let (_, owned) = read_claims(&hierarchy, &Guarantees::new(guarantees, Ledger::default()));
         assert_eq!(owned, expected(&[(1, 500)]));
     }
 
     #[test]
-    fn what_is_gone_has_no_huge_pages_and_what_cannot_be_read_may_have_all() {
+    fn unreadable_hugepages_count_as_used() {
         let root = tempfile::tempdir().unwrap();
         let kind = ZoneKind::Hugepages(numaward_topology::HugepageSize(Bytes::mib(2)));
-        let promise = Arc::new(testing::promise("/a", 1, &[(kind, 0, Bytes::mib(8))]));
-        let promises = Guarantees::new(vec![promise], Ledger::default());
-        let owned = || read_claims(&Hierarchy::at(root.path()), &promises).1;
-        assert_eq!(owned(), Owned::default());
+        let guarantee = Arc::new(testing::promise("/a", 1, &[(kind, 0, Bytes::mib(8))]));
+        let guarantees = Guarantees::new(vec![guarantee], Ledger::default());
+        let owned = || read_claims(&Hierarchy::at(root.path()), &guarantees).1;
+        assert_eq!(owned(), GuaranteedUsage::default());
         fs::create_dir(root.path().join("a")).unwrap();
-        let mut all = Owned::default();
+        let mut all = GuaranteedUsage::default();
         all.add(kind, &[(NodeId(0), Bytes::mib(8))].into(), None);
         assert_eq!(owned(), all);
     }
 
     #[test]
-    fn what_cannot_be_read_for_once_is_as_before() {
+    fn unreadable_conditions_stay() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         write(root.path(), "sys/devices/system/cpu/present", "0-1,3\n");
         let config = Config { strategy: StrategyKind::Native, ..Config::default() };
         let observer = observer(root.path(), config, Vec::new(), ledger());
         let mut guard = Guard::default();
-        observer.look_at_headroom(&mut guard);
+        observer.check_headroom(&mut guard);
         let before = observer.latest.headroom.borrow().conditions.clone();
         assert_eq!(before.withheld_on(ZoneKind::Memory, NodeId(1)), Bytes::mib(414));
         fs::remove_file(root.path().join("sys/devices/system/node/node1/meminfo")).unwrap();
         write(root.path(), "sys/devices/system/cpu/present", "all\n");
         guard.not_before = None;
-        observer.look_at_headroom(&mut guard);
+        observer.check_headroom(&mut guard);
         assert!(Arc::ptr_eq(&before, &observer.latest.headroom.borrow().conditions));
         assert_eq!(before.offline_cpus.to_string(), "3");
     }

@@ -77,11 +77,11 @@ pub(crate) fn margin(base: Bytes) -> Bytes {
 
 /// Low nodes.
 #[derive(Debug, Default)]
-pub(crate) struct Lows(BTreeMap<NodeId, Low>);
+pub(crate) struct LowNodes(BTreeMap<NodeId, LowState>);
 
 /// State of a low node.
 #[derive(Debug)]
-struct Low {
+struct LowState {
     /// The room has been negative since the node became low.
     was_broken: bool,
     /// The time since which the node has had enough room, if it has.
@@ -90,11 +90,11 @@ struct Low {
 
 /// Tight nodes.
 #[derive(Debug, Default)]
-pub(crate) struct Tights(BTreeSet<NodeId>);
+pub(crate) struct TightNodes(BTreeSet<NodeId>);
 
-impl Tights {
+impl TightNodes {
     /// Returns whether any of the nodes would be judged tight.
-    pub(crate) fn would_be(&self, nodes: &[NodeHeadroom]) -> bool {
+    pub(crate) fn has_tight(&self, nodes: &[NodeHeadroom]) -> bool {
         nodes.iter().any(|of| of.becomes_tight(self.0.contains(&of.node)))
     }
 
@@ -116,30 +116,30 @@ impl Tights {
 
 /// Change of a node's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum HeadroomChange {
     /// The node became low.
-    Begins(NodeHeadroom),
+    BecameLow(NodeHeadroom),
     /// The room of the low node became negative.
-    Worsens(NodeHeadroom),
+    BecameNegative(NodeHeadroom),
     /// The node has recovered.
-    Ends(NodeHeadroom),
+    Recovered(NodeHeadroom),
     /// The low node is no longer monitored.
-    Over(NodeId),
+    Unmonitored(NodeId),
 }
 
-impl Lows {
+impl LowNodes {
     pub(crate) fn is_any(&self) -> bool {
         !self.0.is_empty()
     }
 
     /// Judges which nodes are low, stores the result and returns the changes.
-    pub(crate) fn judge(&mut self, nodes: &mut [NodeHeadroom], now: Instant) -> Vec<News> {
-        let mut news = Vec::new();
+    pub(crate) fn judge(&mut self, nodes: &mut [NodeHeadroom], now: Instant) -> Vec<HeadroomChange> {
+        let mut changes = Vec::new();
         let there: BTreeSet<NodeId> = nodes.iter().map(|of| of.node).collect();
         self.0.retain(|node, _| {
             let stays = there.contains(node);
             if !stays {
-                news.push(News::Over(*node));
+                changes.push(HeadroomChange::Unmonitored(*node));
             }
             stays
         });
@@ -148,25 +148,25 @@ impl Lows {
             let Some(low) = self.0.get_mut(&of.node) else {
                 of.is_low = of.is_short();
                 if of.is_low {
-                    self.0.insert(of.node, Low { was_broken: is_broken, enough_since: None });
-                    news.push(News::Begins(*of));
+                    self.0.insert(of.node, LowState { was_broken: is_broken, enough_since: None });
+                    changes.push(HeadroomChange::BecameLow(*of));
                 }
                 continue;
             };
             of.is_low = true;
             if is_broken && !low.was_broken {
                 low.was_broken = true;
-                news.push(News::Worsens(*of));
+                changes.push(HeadroomChange::BecameNegative(*of));
             }
             if !has_enough {
                 low.enough_since = None;
             } else if now.duration_since(*low.enough_since.get_or_insert(now)) >= RECOVERY_TIME {
                 self.0.remove(&of.node);
                 of.is_low = false;
-                news.push(News::Ends(*of));
+                changes.push(HeadroomChange::Recovered(*of));
             }
         }
-        news
+        changes
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_is_no_longer_claimed_and_cache_within_the_promise_is_held() {
+    fn used_memory_ends_claims() {
         for (of, unused, held) in [
             (resident(0, 0, 0), 100, 0),
             (resident(30, 20, 20), 50, 20),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_has_its_part_of_a_promise_on_several() {
+    fn claims_are_per_node() {
         let mut claims = Claims::default();
         claims.add(&placed(&[(0, 100), (1, 50)]), &[(NodeId(0), resident(120, 0, 0))].into());
         claims.add(&placed(&[(1, 10)]), &BTreeMap::new());
@@ -215,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_low_at_once_and_no_longer_after_a_while() {
+    fn low_node_recovers_after_a_delay() {
         let start = Instant::now();
-        let mut lows = Lows::default();
+        let mut lows = LowNodes::default();
         let mut at = |seconds: u64, obtainable: u64| {
             let mut nodes = [NodeHeadroom {
                 node: NodeId(1),
@@ -228,8 +228,8 @@ mod tests {
                 is_low: false,
                 is_tight: false,
             }];
-            let news = lows.judge(&mut nodes, start + Duration::from_secs(seconds));
-            (nodes[0].is_low, news.len(), lows.is_any())
+            let changes = lows.judge(&mut nodes, start + Duration::from_secs(seconds));
+            (nodes[0].is_low, changes.len(), lows.is_any())
         };
         assert_eq!(at(0, 200), (false, 0, false));
         assert_eq!(at(1, 131), (true, 1, true), "the margin is 32 MiB");
@@ -240,14 +240,14 @@ mod tests {
         assert_eq!(at(50, 300), (true, 0, true));
         assert_eq!(at(51, 300), (false, 1, false));
         assert_eq!(at(52, 90), (true, 1, true));
-        assert!(matches!(lows.judge(&mut [], start)[..], [News::Over(NodeId(1))]));
+        assert!(matches!(lows.judge(&mut [], start)[..], [HeadroomChange::Unmonitored(NodeId(1))]));
         assert!(!lows.is_any());
     }
 
     #[test]
-    fn a_broken_node_is_reported_again() {
+    fn broken_low_node_is_reported_again() {
         let start = Instant::now();
-        let mut lows = Lows::default();
+        let mut lows = LowNodes::default();
         let mut at = |seconds: u64, obtainable: u64| {
             let mut nodes = [NodeHeadroom {
                 node: NodeId(1),
@@ -260,16 +260,16 @@ mod tests {
             }];
             lows.judge(&mut nodes, start + Duration::from_secs(seconds))
         };
-        assert!(matches!(at(0, 131)[..], [News::Begins(_)]));
-        assert!(matches!(at(1, 99)[..], [News::Worsens(_)]));
+        assert!(matches!(at(0, 131)[..], [HeadroomChange::BecameLow(_)]));
+        assert!(matches!(at(1, 99)[..], [HeadroomChange::BecameNegative(_)]));
         assert!(at(2, 120).is_empty() && at(3, 99).is_empty(), "once until the node has recovered");
         assert!(at(4, 300).is_empty());
-        assert!(matches!(at(34, 300)[..], [News::Ends(_)]));
-        assert!(matches!(at(35, 99)[..], [News::Begins(_)]));
+        assert!(matches!(at(34, 300)[..], [HeadroomChange::Recovered(_)]));
+        assert!(matches!(at(35, 99)[..], [HeadroomChange::BecameLow(_)]));
     }
 
     #[test]
-    fn a_node_that_its_owners_have_filled_is_not_low() {
+    fn fully_used_guarantee_is_not_low() {
         let judged = |obtainable: u64, unused: u64| {
             let mut nodes = [NodeHeadroom {
                 node: NodeId(1),
@@ -280,7 +280,7 @@ mod tests {
                 is_low: false,
                 is_tight: false,
             }];
-            Lows::default().judge(&mut nodes, Instant::now());
+            LowNodes::default().judge(&mut nodes, Instant::now());
             nodes[0].is_low
         };
         assert_eq!([judged(0, 0), judged(5, 0)], [false; 2]);
@@ -288,8 +288,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_tight_until_twice_the_margin_is_free() {
-        let mut tights = Tights::default();
+    fn tight_until_twice_the_margin_is_free() {
+        let mut tights = TightNodes::default();
         let mut at = |free: u64, unused: u64| {
             let mut nodes = [NodeHeadroom {
                 node: NodeId(1),
@@ -300,10 +300,10 @@ mod tests {
                 is_low: false,
                 is_tight: false,
             }];
-            let would_be = tights.would_be(&nodes);
+            let has_tight = tights.has_tight(&nodes);
             tights.judge(&mut nodes);
-            assert_eq!(nodes[0].is_tight, would_be);
-            (would_be, nodes[0].bytes_to_free().0 / MIB)
+            assert_eq!(nodes[0].is_tight, has_tight);
+            (has_tight, nodes[0].bytes_to_free().0 / MIB)
         };
         assert_eq!(at(132, 100), (false, 32));
         assert_eq!(at(131, 100), (true, 33));

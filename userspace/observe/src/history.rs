@@ -5,21 +5,22 @@
 //!
 //! # Terms
 //! - *step*: five seconds.
-//! - *rings*: figures of the last ten minutes by step and of the last hour by minute.
-//! - *key*: identifies a workload; its cgroup or, without one, its name.
+//! - *rings*: two ring buffers of figures: the last ten minutes by step, and the last hour by minute.
+//! - *key*: identifies a workload: the path of its cgroup, or `other` for everything without counters of its own.
 //!
 //! # Algorithm
-//! A sample is one reading of the probes' counters. The rates since the previous sample are added to the rings of
-//! every node and workload, once for each step in between, so that all rings end at the same time. Sampling may take
+//! A sample is one reading of the probes' counters. The mean rates since the previous sample are added to the rings of
+//! every node and workload once for each step in between, so that all rings end at the same time. Sampling may take
 //! a thousandth of a CPU at most: the pause before the next sample grows with the cost of the last one, up to a
-//! minute. Every twelve steps are summarized into a minute: the mean of rates, the last value of levels.
+//! minute. Every twelve steps are summarized into a minute: the mean of the rates, and the last known value of the
+//! levels (free and resident memory). After a pause of more than two minutes, only the last step is known.
 //!
 //! # Bounds
 //! [`MAX_HISTORIES`] workloads have rings. A further workload takes the rings of a removed workload, else of a
 //! workload without a guarantee that has been idle for ten minutes, the longest idle first. A workload with a
 //! guarantee may take the rings of any workload without one. A removed workload is forgotten after an hour.
 //!
-//! Resident memory is not read for the history: it is available while there are requests for the workloads.
+//! Resident memory is only recorded while there are requests for the workloads, because it is only read then.
 
 #![expect(
     clippy::cast_precision_loss,
@@ -39,35 +40,35 @@ use numaward_api::MAX_HISTORIES;
 use numaward_topology::NodeId;
 
 const STEP: Duration = Duration::from_secs(5);
-const STEP_SECONDS: u32 = 5;
+const STEP_SECS: u32 = 5;
 /// Number of steps in the ring of ten minutes.
-const RECENT: usize = 120;
+const RECENT_STEPS: usize = 120;
 /// Number of steps per minute.
-const MINUTE: usize = 12;
+const STEPS_PER_MINUTE: usize = 12;
 /// Number of minutes in the ring of an hour.
-const HOUR: usize = 60;
+const HOUR_MINUTES: usize = 60;
 /// Number of steps per point of a trend.
-const TREND: usize = 2;
-/// Inverse of the largest share of one CPU that samples may take.
-const COST: u32 = 1000;
-/// Longest time between samples for which a mean rate is meaningful.
-const LONGEST: Duration = Duration::from_mins(1);
+const STEPS_PER_POINT: usize = 2;
+/// Inverse of the largest share of one CPU that sampling may take.
+const CPU_SHARE_INVERSE: u32 = 1000;
+/// Longest pause between samples.
+const MAX_PAUSE: Duration = Duration::from_mins(1);
 
 /// A figure of one step in bytes or bytes per second; NaN if unknown. 24 bits of precision are enough for a chart.
 type Figure = f32;
 const UNKNOWN: Figure = Figure::NAN;
 
-/// Selects one of the two rings.
+/// Resolution of a ring.
 #[derive(Clone, Copy)]
-enum Length {
+enum Resolution {
     Recent,
     Hour,
 }
 
-impl Length {
+impl Resolution {
     fn step_seconds(self) -> u32 {
         match self {
-            Self::Recent => STEP_SECONDS,
+            Self::Recent => STEP_SECS,
             Self::Hour => 60,
         }
     }
@@ -92,12 +93,12 @@ impl<const N: usize, const LEVELS: usize> Default for Rings<N, LEVELS> {
 
 impl<const N: usize, const LEVELS: usize> Rings<N, LEVELS> {
     fn push(&mut self, figures: [Figure; N]) {
-        push(&mut self.recent, figures, RECENT);
+        push(&mut self.recent, figures, RECENT_STEPS);
     }
 
     /// Adds a finished minute to the ring of the hour.
     fn summarize(&mut self) {
-        let minute = self.recent.range(self.recent.len().saturating_sub(MINUTE)..);
+        let minute = self.recent.range(self.recent.len().saturating_sub(STEPS_PER_MINUTE)..);
         let mut figures = [UNKNOWN; N];
         for (index, figure) in figures.iter_mut().enumerate() {
             let mut known = minute.clone().map(|step| step[index]).filter(|figure| !figure.is_nan());
@@ -109,48 +110,48 @@ impl<const N: usize, const LEVELS: usize> Rings<N, LEVELS> {
                 sum / count
             };
         }
-        push(&mut self.hour, figures, HOUR);
+        push(&mut self.hour, figures, HOUR_MINUTES);
     }
 }
 
-/// Appends to a ring of at most `most` values, and reserves no memory for more.
+/// Appends to a ring of at most `most` values. The ring grows in steps, and never reserves memory for more.
 fn push<T>(ring: &mut VecDeque<T>, value: T, most: usize) {
     if ring.len() == most {
         ring.pop_front();
     } else if ring.len() == ring.capacity() {
-        ring.reserve_exact((most - ring.len()).min(ring.len().max(MINUTE)));
+        ring.reserve_exact((most - ring.len()).min(ring.len().max(STEPS_PER_MINUTE)));
     }
     ring.push_back(value);
 }
 
 /// Bytes that a workload has allocated so far: local, remote, missed.
-pub(crate) type Counted = [u64; 3];
+pub(crate) type AllocatedSoFar = [u64; 3];
 
 /// A workload in a sample.
 #[derive(Debug)]
-pub(crate) struct Seen<'a> {
+pub(crate) struct WorkloadSample<'a> {
     pub(crate) key: &'a str,
     pub(crate) name: &'a str,
-    pub(crate) is_promised: bool,
+    pub(crate) has_guarantee: bool,
     /// Absent if the workload has no counters of its own.
-    pub(crate) counted: Option<Counted>,
+    pub(crate) counted: Option<AllocatedSoFar>,
     /// Absent if the resident memory was not read.
     pub(crate) resident: Option<u64>,
 }
 
-/// A node in a sample: bytes allocated there (local and remote) and free bytes.
+/// A node in a sample: bytes allocated there so far (local and remote), and free bytes.
 #[derive(Debug)]
-pub(crate) struct SeenNode {
+pub(crate) struct NodeSample {
     pub(crate) node: NodeId,
     pub(crate) counted: Option<[u64; 2]>,
     pub(crate) free: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Past {
+struct WorkloadRecord {
     name: Box<str>,
-    is_promised: bool,
-    counted: Option<Counted>,
+    has_guarantee: bool,
+    counted: Option<AllocatedSoFar>,
     /// Step at which the workload was last present.
     seen: u64,
     /// Step at which the workload last allocated.
@@ -160,7 +161,7 @@ struct Past {
 }
 
 #[derive(Debug, Default)]
-struct NodePast {
+struct NodeRecord {
     counted: Option<[u64; 2]>,
     rings: NodeRings,
 }
@@ -173,8 +174,8 @@ pub(crate) struct History {
     /// Number of steps so far.
     steps: u64,
     host: HostRings,
-    nodes: BTreeMap<NodeId, NodePast>,
-    workloads: HashMap<Box<str>, Past>,
+    nodes: BTreeMap<NodeId, NodeRecord>,
+    workloads: HashMap<Box<str>, WorkloadRecord>,
 }
 
 /// Returns the growth per second; counts from 0 if the counter was reset, for example by another cgroup of the same
@@ -195,19 +196,19 @@ fn figure(bytes: Option<u64>) -> Figure {
 
 impl History {
     /// Adds a sample. The first sample only sets the baseline, because the time span of its counts is unknown.
-    pub(crate) fn take<'a>(
+    pub(crate) fn add_sample<'a>(
         &mut self,
         at: Instant,
-        nodes: impl IntoIterator<Item = SeenNode>,
-        workloads: impl IntoIterator<Item = Seen<'a>>,
+        nodes: impl IntoIterator<Item = NodeSample>,
+        workloads: impl IntoIterator<Item = WorkloadSample<'a>>,
     ) {
         let before = self.at.replace(at);
         let elapsed = before.map(|before| at.duration_since(before)).unwrap_or_default();
         let seconds = elapsed.as_secs_f32();
-        // All steps since the last sample, so that a ring that ends now starts at the right time.
+        // Unknown steps are added, too, because the position in a ring determines the time.
         let steps = if before.is_some() { (seconds / STEP.as_secs_f32()).round().max(1.0) as u64 } else { 0 };
-        // After a long pause, a mean would claim to describe the time in between.
-        let known = if elapsed > 2 * LONGEST { 1 } else { steps };
+        // After a long pause, the mean rate says nothing about single steps.
+        let known = if elapsed > 2 * MAX_PAUSE { 1 } else { steps };
         self.steps += steps;
         let now = self.steps;
 
@@ -227,12 +228,12 @@ impl History {
         for seen in workloads {
             let past = match self.workloads.get_mut(seen.key) {
                 Some(past) => past,
-                None => self.workloads.entry(seen.key.into()).or_insert_with(|| Past {
+                None => self.workloads.entry(seen.key.into()).or_insert_with(|| WorkloadRecord {
                     name: seen.name.into(),
-                    is_promised: false,
+                    has_guarantee: false,
                     counted: None,
                     seen: now,
-                    // Idle, unless it has allocated since it appeared.
+                    // Not active at this step, unless the rates below say so.
                     active: now.saturating_sub(1),
                     rings: None,
                 }),
@@ -242,7 +243,7 @@ impl History {
                 past.name = seen.name.into();
             }
             past.counted = seen.counted;
-            past.is_promised = seen.is_promised;
+            past.has_guarantee = seen.has_guarantee;
             past.seen = now;
             if local + remote > 0.0 {
                 past.active = now;
@@ -252,13 +253,13 @@ impl History {
             }
             points.insert(seen.key.into(), [local, remote, missed, figure(seen.resident)]);
         }
-        self.give_rings(now);
+        self.assign_rings(now);
         self.workloads.retain(|_, past| past.seen == now || past.rings.is_some() && past.is_remembered(now));
 
         // No ring is longer than an hour.
-        for step in (0..steps.min((HOUR * MINUTE) as u64)).rev() {
+        for step in (0..steps.min((HOUR_MINUTES * STEPS_PER_MINUTE) as u64)).rev() {
             let is_known = step < known;
-            let ends_minute = (now - step).is_multiple_of(MINUTE as u64);
+            let ends_minute = (now - step).is_multiple_of(STEPS_PER_MINUTE as u64);
             for (node, figures) in &node_points {
                 let Some(past) = self.nodes.get_mut(node) else { continue };
                 past.rings.push(if is_known { *figures } else { [UNKNOWN; 3] });
@@ -281,10 +282,10 @@ impl History {
         }
     }
 
-    /// Assigns rings to workloads without any, up to the bound.
-    fn give_rings(&mut self, now: u64) {
-        let mut room = MAX_HISTORIES.saturating_sub(self.kept());
-        let mut wanting: Vec<(bool, u64, Box<str>)> = Vec::new();
+    /// Assigns rings to present workloads without any: free ones first, then those of workloads of less importance.
+    fn assign_rings(&mut self, now: u64) {
+        let mut room = MAX_HISTORIES.saturating_sub(self.count_rings());
+        let mut candidates: Vec<(bool, u64, Box<str>)> = Vec::new();
         for (key, past) in &mut self.workloads {
             if past.rings.is_some() || past.seen != now {
                 continue;
@@ -292,49 +293,49 @@ impl History {
             if room > 0 {
                 room -= 1;
                 past.rings = Some(WorkloadRings::default());
-            } else if past.is_promised || past.active == now {
-                wanting.push((past.is_promised, past.active, key.clone()));
+            } else if past.has_guarantee || past.active == now {
+                candidates.push((past.has_guarantee, past.active, key.clone()));
             }
         }
-        if wanting.is_empty() {
+        if candidates.is_empty() {
             return;
         }
-        wanting.sort_by_key(|(is_promised, active, _)| Reverse((*is_promised, *active)));
-        let worth = |past: &Past| (past.seen == now, past.is_promised, past.active);
-        let mut holding: Vec<((bool, bool, u64), Box<str>)> = self
+        candidates.sort_by_key(|(has_guarantee, active, _)| Reverse((*has_guarantee, *active)));
+        let worth = |past: &WorkloadRecord| (past.seen == now, past.has_guarantee, past.active);
+        let mut holders: Vec<((bool, bool, u64), Box<str>)> = self
             .workloads
             .iter()
             .filter(|(_, past)| past.rings.is_some())
             .map(|(key, past)| (worth(past), key.clone()))
             .collect();
-        holding.sort();
-        for ((is_wanting_promised, _, wanting), ((is_there, is_promised, active), holder)) in
-            wanting.into_iter().zip(holding)
+        holders.sort();
+        for ((candidate_has_guarantee, _, candidates), ((is_there, has_guarantee, active), holder)) in
+            candidates.into_iter().zip(holders)
         {
-            let is_idle = now.saturating_sub(active) >= RECENT as u64;
-            let gives = !is_there || !is_promised && (is_idle || is_wanting_promised);
+            let is_idle = now.saturating_sub(active) >= RECENT_STEPS as u64;
+            let gives = !is_there || !has_guarantee && (is_idle || candidate_has_guarantee);
             if !gives {
                 break;
             }
             if let Some(past) = self.workloads.get_mut(&holder) {
                 past.rings = None;
             }
-            if let Some(past) = self.workloads.get_mut(&wanting) {
+            if let Some(past) = self.workloads.get_mut(&candidates) {
                 past.rings = Some(WorkloadRings::default());
             }
         }
     }
 
-    fn kept(&self) -> usize {
+    fn count_rings(&self) -> usize {
         self.workloads.values().filter(|past| past.rings.is_some()).count()
     }
 
     /// Returns the host's last hour.
     pub(crate) fn host(&self, start: Instant) -> api::History {
-        let series =
-            |length: Length, pick: fn(&NodeRings) -> &VecDeque<[Figure; 3]>, missed| api::HostSeries {
-                step_seconds: length.step_seconds(),
-                end_millis: self.end_millis(length, start),
+        let series = |resolution: Resolution, pick: fn(&NodeRings) -> &VecDeque<[Figure; 3]>, missed| {
+            api::HostSeries {
+                step_seconds: resolution.step_seconds(),
+                end_millis: self.end_millis(resolution, start),
                 nodes: self
                     .nodes
                     .iter()
@@ -342,49 +343,50 @@ impl History {
                         let ring = pick(&past.rings);
                         api::NodeSeries {
                             node: node.0,
-                            local_bytes_per_second: column(ring, 0),
-                            remote_bytes_per_second: column(ring, 1),
-                            free_bytes: column(ring, 2),
+                            local_bytes_per_second: figures_at(ring, 0),
+                            remote_bytes_per_second: figures_at(ring, 1),
+                            free_bytes: figures_at(ring, 2),
                         }
                     })
                     .collect(),
-                missed_bytes_per_second: column(missed, 0),
-            };
-        let kept = self.kept();
+                missed_bytes_per_second: figures_at(missed, 0),
+            }
+        };
+        let kept = self.count_rings();
         api::History {
             kept: kept as u64,
             dropped: (self.workloads.len() - kept) as u64,
-            recent: series(Length::Recent, |rings| &rings.recent, &self.host.recent),
-            hour: series(Length::Hour, |rings| &rings.hour, &self.host.hour),
+            recent: series(Resolution::Recent, |rings| &rings.recent, &self.host.recent),
+            hour: series(Resolution::Hour, |rings| &rings.hour, &self.host.hour),
         }
     }
 
     /// Returns the last hour of the workload with this key, or the sum of all workloads with this name. `None` if
     /// there is no history.
-    pub(crate) fn workload(&self, start: Instant, asked: &str) -> Option<api::WorkloadHistory> {
-        let of_key = self.workloads.get(asked).and_then(|past| past.rings.as_ref());
+    pub(crate) fn workload(&self, start: Instant, key_or_name: &str) -> Option<api::WorkloadHistory> {
+        let of_key = self.workloads.get(key_or_name).and_then(|past| past.rings.as_ref());
         let of_name = || {
-            let named = self.workloads.values().filter(|past| *past.name == *asked);
+            let named = self.workloads.values().filter(|past| *past.name == *key_or_name);
             named.filter_map(|past| past.rings.as_ref()).collect()
         };
         let found: Vec<&WorkloadRings> = of_key.map_or_else(of_name, |rings| vec![rings]);
         if found.is_empty() {
             return None;
         }
-        let series = |length: Length, pick: fn(&WorkloadRings) -> &VecDeque<[Figure; 4]>| {
-            let sum = total(found.iter().map(|rings| pick(rings)));
+        let series = |resolution: Resolution, pick: fn(&WorkloadRings) -> &VecDeque<[Figure; 4]>| {
+            let sum = sum_rings(found.iter().map(|rings| pick(rings)));
             api::WorkloadSeries {
-                step_seconds: length.step_seconds(),
-                end_millis: self.end_millis(length, start),
-                local_bytes_per_second: column(&sum, 0),
-                remote_bytes_per_second: column(&sum, 1),
-                missed_bytes_per_second: column(&sum, 2),
-                resident_bytes: column(&sum, 3),
+                step_seconds: resolution.step_seconds(),
+                end_millis: self.end_millis(resolution, start),
+                local_bytes_per_second: figures_at(&sum, 0),
+                remote_bytes_per_second: figures_at(&sum, 1),
+                missed_bytes_per_second: figures_at(&sum, 2),
+                resident_bytes: figures_at(&sum, 3),
             }
         };
         Some(api::WorkloadHistory {
-            recent: series(Length::Recent, |rings| &rings.recent),
-            hour: series(Length::Hour, |rings| &rings.hour),
+            recent: series(Resolution::Recent, |rings| &rings.recent),
+            hour: series(Resolution::Hour, |rings| &rings.hour),
         })
     }
 
@@ -396,7 +398,7 @@ impl History {
             .filter_map(|(key, past)| {
                 let ring = &past.rings.as_ref()?.recent;
                 let is_idle = ring.iter().all(|step| !(step[0] > 0.0 || step[1] > 0.0));
-                let trend = |index| if is_idle { Vec::new() } else { coarse(&column(ring, index)) };
+                let trend = |index| if is_idle { Vec::new() } else { downsample(&figures_at(ring, index)) };
                 Some(api::Trend {
                     key: key.to_string(),
                     local_bytes_per_second: trend(0),
@@ -406,32 +408,32 @@ impl History {
             .collect();
         workloads.sort_by(|a, b| a.key.cmp(&b.key));
         api::Trends {
-            step_seconds: STEP_SECONDS * TREND as u32,
-            end_millis: self.end_millis(Length::Recent, start),
+            step_seconds: STEP_SECS * STEPS_PER_POINT as u32,
+            end_millis: self.end_millis(Resolution::Recent, start),
             workloads,
         }
     }
 
-    /// Returns the end of a ring in milliseconds.
-    fn end_millis(&self, length: Length, start: Instant) -> u64 {
+    /// Returns the end of a ring in milliseconds since `start`.
+    fn end_millis(&self, resolution: Resolution, start: Instant) -> u64 {
         let since = self.at.map(|at| at.saturating_duration_since(start)).unwrap_or_default();
-        let after = match length {
-            Length::Recent => 0,
+        let after = match resolution {
+            Resolution::Recent => 0,
             // Without the unfinished minute.
-            Length::Hour => self.steps % MINUTE as u64 * u64::from(STEP_SECONDS) * 1000,
+            Resolution::Hour => self.steps % STEPS_PER_MINUTE as u64 * u64::from(STEP_SECS) * 1000,
         };
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX).saturating_sub(after)
     }
 }
 
-impl Past {
+impl WorkloadRecord {
     fn is_remembered(&self, now: u64) -> bool {
-        now - self.seen < (HOUR * MINUTE) as u64
+        now - self.seen < (HOUR_MINUTES * STEPS_PER_MINUTE) as u64
     }
 }
 
 /// Returns the sum of rings that end at the same time. Unknown figures are skipped.
-fn total<'a, const N: usize>(
+fn sum_rings<'a, const N: usize>(
     rings: impl Iterator<Item = &'a VecDeque<[Figure; N]>>,
 ) -> VecDeque<[Figure; N]> {
     let mut sum = VecDeque::new();
@@ -448,12 +450,12 @@ fn total<'a, const N: usize>(
     sum
 }
 
-fn column<const N: usize>(ring: &VecDeque<[Figure; N]>, index: usize) -> Vec<Option<u64>> {
+fn figures_at<const N: usize>(ring: &VecDeque<[Figure; N]>, index: usize) -> Vec<Option<u64>> {
     ring.iter().map(|step| (!step[index].is_nan()).then(|| step[index].round() as u64)).collect()
 }
 
-/// Returns means of [`TREND`] steps each, the latest last.
-fn coarse(figures: &[Option<u64>]) -> Vec<Option<u64>> {
+/// Returns means of [`STEPS_PER_POINT`] steps each, the latest last.
+fn downsample(figures: &[Option<u64>]) -> Vec<Option<u64>> {
     let mean = |steps: &[Option<u64>]| {
         let (sum, count) = steps
             .iter()
@@ -461,13 +463,13 @@ fn coarse(figures: &[Option<u64>]) -> Vec<Option<u64>> {
             .fold((0_u64, 0), |(sum, count), one| (sum.saturating_add(*one), count + 1));
         sum.checked_div(count)
     };
-    figures.rchunks(TREND).map(mean).rev().collect()
+    figures.rchunks(STEPS_PER_POINT).map(mean).rev().collect()
 }
 
 /// Returns the pause after a sample of the given cost: a whole number of steps.
-pub(crate) fn pause(cost: Duration) -> Duration {
-    let steps = (cost * COST).as_secs().div_ceil(STEP.as_secs()).max(1);
-    (STEP * u32::try_from(steps).unwrap_or(u32::MAX)).min(LONGEST)
+pub(crate) fn pause_after(cost: Duration) -> Duration {
+    let steps = (cost * CPU_SHARE_INVERSE).as_secs().div_ceil(STEP.as_secs()).max(1);
+    (STEP * u32::try_from(steps).unwrap_or(u32::MAX)).min(MAX_PAUSE)
 }
 
 #[cfg(test)]
@@ -479,8 +481,8 @@ mod tests {
     struct Host {
         start: Instant,
         history: History,
-        /// What each workload has counted, and whether something is promised to it.
-        workloads: BTreeMap<String, (Counted, bool)>,
+        /// Counted bytes of each workload, and true if it has a guarantee.
+        workloads: BTreeMap<String, (AllocatedSoFar, bool)>,
         node: [u64; 2],
     }
 
@@ -494,15 +496,15 @@ mod tests {
         }
 
         fn sample(&mut self, second: u64) {
-            let nodes = [SeenNode { node: NodeId(0), counted: Some(self.node), free: Some(GIB) }];
-            let workloads = self.workloads.iter().map(|(key, (counted, is_promised))| Seen {
+            let nodes = [NodeSample { node: NodeId(0), counted: Some(self.node), free: Some(GIB) }];
+            let workloads = self.workloads.iter().map(|(key, (counted, has_guarantee))| WorkloadSample {
                 key,
                 name: &key[1..],
-                is_promised: *is_promised,
+                has_guarantee: *has_guarantee,
                 counted: Some(*counted),
                 resident: None,
             });
-            self.history.take(self.start + Duration::from_secs(second), nodes, workloads);
+            self.history.add_sample(self.start + Duration::from_secs(second), nodes, workloads);
         }
 
         fn allocate(&mut self, key: &str, local: u64) {
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_kept_by_step_and_by_minute() {
+    fn keeps_rates_by_step_and_minute() {
         let mut host = Host::new(1);
         for step in 1..=24 {
             host.allocate("/w0000", if step == 13 { 600 } else { 5 });
@@ -541,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_sample_fills_the_steps_before_it_and_a_pause_leaves_them_unknown() {
+    fn late_sample_fills_missed_steps() {
         let mut host = Host::new(1);
         host.allocate("/w0000", 2000);
         host.sample(20);
@@ -555,11 +557,11 @@ mod tests {
         assert_eq!(figures[4..39], [None; 35]);
         assert!(figures[39].is_some());
         host.sample(1_000_000);
-        assert_eq!(recent(&host).len(), RECENT, "however long nothing was seen");
+        assert_eq!(recent(&host).len(), RECENT_STEPS, "however long nothing was seen");
     }
 
     #[test]
-    fn what_begins_anew_counts_from_there_and_what_comes_has_no_past() {
+    fn reset_counters_start_from_zero() {
         let mut host = Host::new(1);
         host.allocate("/w0000", 5000);
         host.sample(5);
@@ -583,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_cap_the_idle_are_dropped_and_the_promised_are_not() {
+    fn idle_workloads_lose_rings_first() {
         let mut host = Host::new(MAX_HISTORIES + 2);
         host.sample(5);
         let coverage = |host: &Host| {
@@ -592,17 +594,17 @@ mod tests {
         };
         assert_eq!(coverage(&host), (1000, 2));
         let kept: Vec<String> = host.workloads.keys().filter(|key| host.has(key)).cloned().collect();
-        // One that works gets no other's past before that has been idle for ten minutes.
+        // A busy workload without rings gets none while no other workload has been idle for ten minutes.
         let out: Vec<String> = host.workloads.keys().filter(|key| !host.has(key)).cloned().collect();
         host.allocate(&out[0], 1 << 20);
         host.sample(10);
         assert!(!host.has(&out[0]));
-        // With a guarantee it does.
+        // A workload with a guarantee gets them at once.
         host.workloads.insert(out[1].clone(), ([0; 3], true));
         host.sample(15);
         assert!(host.has(&out[1]));
         assert_eq!(coverage(&host), (1000, 2));
-        // After ten minutes in which all but one of the others worked, that one is dropped.
+        // A workload that has been idle for ten minutes loses its rings.
         let kept: Vec<String> = kept.into_iter().filter(|key| host.has(key)).collect();
         let idle = kept[0].clone();
         for second in [300, 600, 610, 615, 620] {
@@ -614,7 +616,7 @@ mod tests {
         }
         assert!(host.has(&out[0]) && !host.has(&idle));
         assert_eq!(coverage(&host), (1000, 2));
-        // Who is gone makes room at once.
+        // A removed workload loses its rings at once.
         let gone = kept[1].clone();
         host.workloads.remove(&gone);
         host.allocate(&idle, 4096);
@@ -623,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_workloads_for_an_hour_take_less_than_4_mib() {
+    fn hour_of_1000_workloads_fits_in_4_mib() {
         let mut host = Host::new(MAX_HISTORIES + 500);
         for step in 1..=800 {
             for index in 0..MAX_HISTORIES {
@@ -631,7 +633,7 @@ mod tests {
             }
             host.sample(5 * step);
         }
-        let rings = |past: &Past| {
+        let rings = |past: &WorkloadRecord| {
             let of = |rings: &WorkloadRings| {
                 rings.recent.capacity() * size_of::<[Figure; 4]>()
                     + rings.hour.capacity() * size_of::<[Figure; 4]>()
@@ -639,18 +641,18 @@ mod tests {
             past.rings.as_ref().map_or(0, of)
         };
         let workloads = &host.history.workloads;
-        let entry = size_of::<(Box<str>, Past)>() + 1;
+        let entry = size_of::<(Box<str>, WorkloadRecord)>() + 1;
         let bytes = workloads.capacity() * 8 / 7 * entry
             + workloads.iter().map(|(key, past)| key.len() + past.name.len() + rings(past)).sum::<usize>();
         println!("1,000 workloads with a past, 500 without: {bytes} bytes");
-        assert_eq!(host.history.kept(), MAX_HISTORIES);
+        assert_eq!(host.history.count_rings(), MAX_HISTORIES);
         assert!(bytes < 4 << 20, "{bytes}");
     }
 
     #[test]
-    fn samples_take_no_more_than_a_thousandth() {
+    fn sampling_takes_one_thousandth_at_most() {
         for (millis, seconds) in [(0, 5), (4, 5), (5, 5), (6, 10), (25, 25), (59, 60), (5000, 60)] {
-            assert_eq!(pause(Duration::from_millis(millis)).as_secs(), seconds, "{millis} ms");
+            assert_eq!(pause_after(Duration::from_millis(millis)).as_secs(), seconds, "{millis} ms");
         }
     }
 }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changed_is_reported() {
+    fn reports_machine_changes() {
         let size = HugepageSize(Bytes::mib(2));
         let machine = || {
             let builder = Machine::builder().nodes(3).cores_per_node(2).memory(Bytes::gib(2));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_differs_or_comes_and_goes_is_a_change() {
+    fn fingerprint_detects_file_changes() {
         let root = tempfile::tempdir().unwrap();
         let missing = Fingerprint::take(root.path());
         assert_eq!(Fingerprint::take(root.path()), missing);

@@ -13,7 +13,7 @@ use numaward_model::snapshot::{HugepagesOutside, ResidentHugepages};
 use numaward_probes::{Activity, Probe, SlotId};
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 
-use crate::{reading::Read, table::Series};
+use crate::{reading::CounterReading, table::Series};
 
 /// Returns the page sizes of the host's pools; workloads cannot have other sizes.
 pub(crate) fn pools(machine: &Machine) -> BTreeSet<HugepageSize> {
@@ -43,7 +43,7 @@ pub(crate) fn resident(
 }
 
 /// Subtracts the hugepages of a nested workload from those of the outer workload.
-pub(crate) fn take_off(rest: &mut ResidentHugepages, inner: &ResidentHugepages) {
+pub(crate) fn subtract_nested(rest: &mut ResidentHugepages, inner: &ResidentHugepages) {
     for (size, inner) in inner {
         let rest = rest.get_mut(size).into_iter().flatten();
         rest.zip(inner).for_each(|(rest, inner)| rest.0 = rest.0.saturating_sub(inner.0));
@@ -69,7 +69,7 @@ pub(crate) fn of_node(
     (index, node): (usize, NodeId),
     resident: &ResidentHugepages,
     activity: Option<&Activity>,
-    is_promised: bool,
+    has_guarantee: bool,
 ) -> Vec<api::WorkloadHugepages> {
     let counted =
         || activity.into_iter().flat_map(|activity| &activity.hugepages).filter(|of| of.node == node);
@@ -82,13 +82,13 @@ pub(crate) fn of_node(
             resident_bytes: resident.get(&size).and_then(|bytes| Some(bytes.get(index)?.0)),
             allocated: counted
                 .map(|of| api::AllocatedHugepages { local_bytes: of.local.0, remote_bytes: of.remote.0 }),
-            missed_bytes: counted.filter(|_| is_promised).map(|of| of.outside.0),
+            missed_bytes: counted.filter(|_| has_guarantee).map(|of| of.outside.0),
         }
     };
     sizes.into_iter().map(of).collect()
 }
 
-impl Read {
+impl CounterReading {
     /// Returns the hugepages that workloads with a guarantee allocated outside its nodes. Counts of ended guarantees
     /// are kept.
     pub(crate) fn missed_hugepages(&self) -> Vec<HugepagesOutside> {
@@ -98,10 +98,10 @@ impl Read {
         let pools = pools(&self.machine);
         let mut missed = Vec::new();
         for (name, series) in self.table.series() {
-            let activity = series.activity(|slot| self.done.slots.get(slot));
-            let is_promised = self.is_promised(series);
+            let activity = series.activity(|slot| self.activity_counts.slots.get(slot));
+            let has_guarantee = self.has_guarantee(series);
             let counted = activity.hugepages.iter().filter(|of| of.outside.0 > 0).map(|of| of.size);
-            let sizes = pools.iter().copied().filter(|_| is_promised).chain(counted);
+            let sizes = pools.iter().copied().filter(|_| has_guarantee).chain(counted);
             for size in sizes.collect::<BTreeSet<_>>() {
                 let of = |node: NodeId| {
                     let found = activity.hugepages.iter().find(|of| (of.size, of.node) == (size, node));
@@ -120,7 +120,7 @@ impl Read {
         for (name, series) in self.table.series() {
             let mut by_size = BTreeMap::<HugepageSize, Vec<(NodeId, Bytes)>>::new();
             for (&id, member) in series.members.iter() {
-                let Some(promised) = self.promises.nodes_of(id) else { continue };
+                let Some(promised) = self.guarantees.nodes_of(id) else { continue };
                 for (size, resident) in member.hugepages.iter() {
                     let nodes = self.machine.nodes.keys().map(|node| (*node, Bytes(0)));
                     let sums = by_size.entry(*size).or_insert_with(|| nodes.collect());
@@ -137,8 +137,8 @@ impl Read {
     }
 
     /// Returns whether one of the workloads of a name has a memory guarantee.
-    pub(crate) fn is_promised(&self, series: &Series<SlotId>) -> bool {
-        series.members.keys().any(|&id| self.promises.nodes_of(id).is_some())
+    pub(crate) fn has_guarantee(&self, series: &Series<SlotId>) -> bool {
+        series.members.keys().any(|&id| self.guarantees.nodes_of(id).is_some())
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        activity::{Attached, Counted, allocated},
+        activity::{ActivityCounts, AttachedProbes, allocated},
         table::{Member, Readings, Table},
     };
 
@@ -172,17 +172,17 @@ mod tests {
     }
 
     /// A workload that is promised memory on node 0, one of the same name that is promised nothing.
-    fn read(report: Mode) -> Read {
+    fn read(report: Mode) -> CounterReading {
         let mut table = Table::default();
         for id in [1, 2].map(CgroupId) {
             table.add(id, "a", Member::new(format!("/{}", id.0).parse().unwrap(), WorkloadKind::Unit, None));
             let hugepages =
                 Arc::new(ResidentHugepages::from([(TWO_MIB, vec![Bytes::mib(6), Bytes::mib(4)])]));
-            table.set_read(id, Readings { hugepages, ..Readings::default() });
+            table.store_readings(id, Readings { hugepages, ..Readings::default() });
         }
         let pages = [taken(0, TWO_MIB, [6, 0, 0]), taken(1, TWO_MIB, [0, 4, 4]), taken(1, GIB, [0; 3])];
         table.keep_activity(CgroupId(1), &Activity { hugepages: pages.to_vec(), ..Activity::default() });
-        let promise = promise("/1", 1, &[(ZoneKind::Memory, 0, Bytes::mib(1))]);
+        let guarantee = promise("/1", 1, &[(ZoneKind::Memory, 0, Bytes::mib(1))]);
         let report = ProbeReport {
             probe: Probe::Hugepages,
             mode: report,
@@ -190,18 +190,18 @@ mod tests {
             obstacle: None,
             self_check: None,
         };
-        Read {
+        CounterReading {
             machine: Arc::new(machine()),
             table: Arc::new(table),
-            promises: Guarantees::new(vec![Arc::new(promise)], numaward_engine::Ledger::default()).into(),
+            guarantees: Guarantees::new(vec![Arc::new(guarantee)], numaward_engine::Ledger::default()).into(),
             counted: None,
-            done: Counted::default(),
-            attached: Arc::new(Attached::of(&[report])),
+            activity_counts: ActivityCounts::default(),
+            attached: Arc::new(AttachedProbes::from_reports(&[report])),
         }
     }
 
     #[test]
-    fn pages_outside_the_promise_are_missed_and_misplaced() {
+    fn finds_hugepages_outside_guarantee() {
         let outside = vec![HugepagesOutside {
             workload: "a".into(),
             size: TWO_MIB,
@@ -214,13 +214,13 @@ mod tests {
         assert_eq!(blind.missed_hugepages(), [], "not known is not zero");
         assert_eq!(blind.misplaced_hugepages(), outside);
         let mut ended = read(Mode::Fexit);
-        ended.promises = Arc::default();
+        ended.guarantees = Arc::default();
         assert_eq!(ended.misplaced_hugepages(), []);
         assert_eq!(ended.missed_hugepages(), outside, "what was missed stays counted");
     }
 
     #[test]
-    fn sizes_with_pools_are_read_where_the_controller_is_on() {
+    fn reads_sizes_with_pools() {
         let sizes = pools(&machine());
         assert_eq!(sizes, [TWO_MIB].into(), "the pool of 1 GiB is empty");
         let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_served_that_have_pools_or_counts() {
+    fn returns_sizes_with_pools_or_counts() {
         let pages = [taken(0, TWO_MIB, [0; 3]), taken(1, TWO_MIB, [2, 4, 4]), taken(1, GIB, [0; 3])];
         let mut activity = Activity { hugepages: pages.to_vec(), ..Activity::default() };
         let sizes = |activity: &Activity, pools: &[HugepageSize]| {

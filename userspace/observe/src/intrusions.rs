@@ -1,9 +1,9 @@
 //! Detection of foreign threads on CPUs that are exclusive to a workload.
 //!
 //! # Algorithm
-//! While a CPU is exclusive, the time of each class of intruders is compared once per [`LOOK`] with the previous
-//! reading. It causes an event if foreign tasks ran for at least a [`TASKS`]th of the time, or kernel threads, some
-//! of which every CPU needs, for at least a [`KERNEL_THREADS`]th. The event hub limits the events to one a minute.
+//! While a CPU is exclusive, the time of each class of intruders is compared once per [`COMPARE_INTERVAL`] with the previous
+//! reading. It causes an event if foreign tasks ran for at least a [`TASK_SHARE_INVERSE`]th of the time, or kernel threads, some
+//! of which every CPU needs, for at least a [`KERNEL_THREAD_SHARE_INVERSE`]th. The event hub limits the events to one a minute.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,36 +16,36 @@ use numaward_probes::{CpuUsage, Intruder, IntruderClass, SlotId};
 use numaward_topology::{CpuId, CpuSet};
 
 /// Interval between two readings.
-pub(crate) const LOOK: Duration = Duration::from_secs(5);
+pub(crate) const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
 /// Inverse of the share of the time from which an event is reported, for tasks and for kernel threads.
-const TASKS: u32 = 1000;
-const KERNEL_THREADS: u32 = 20;
+const TASK_SHARE_INVERSE: u32 = 1000;
+const KERNEL_THREAD_SHARE_INVERSE: u32 = 20;
 /// Most names of intruders in an event.
-const NAMES: usize = 3;
+const MAX_NAMES_IN_EVENT: usize = 3;
 
 /// State at the last reading.
 #[derive(Debug, Default)]
 pub(crate) struct Intrusions {
-    pub(crate) looked: Option<Instant>,
+    pub(crate) last_compared: Option<Instant>,
     used: BTreeMap<CpuId, CpuUsage>,
     /// Time of each intruder by name, when it was last needed.
-    pub(crate) by_name: BTreeMap<Name, Duration>,
+    pub(crate) by_name: BTreeMap<IntruderKey, Duration>,
 }
 
-pub(crate) type Name = (SlotId, IntruderClass, Option<SlotId>, String);
+pub(crate) type IntruderKey = (SlotId, IntruderClass, Option<SlotId>, String);
 
 /// An intruder that ran on exclusive CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct IntruderSummary {
     command: String,
     class: IntruderClass,
     /// Name of the intruder's workload, if it belongs to one.
     workload: Option<String>,
 }
 
-impl Seen {
+impl IntruderSummary {
     /// Formats the intruder's name for a sentence. Names are untrusted input.
-    fn who(&self) -> String {
+    fn display_name(&self) -> String {
         match &self.workload {
             Some(workload) => workload.escape_debug().to_string(),
             None => format!("{:?}", self.command),
@@ -64,29 +64,38 @@ pub(crate) struct Intrusion {
 
 impl Intrusion {
     fn is_worth_an_event(&self, elapsed: Duration) -> bool {
-        self.is_by_tasks(elapsed) || self.kernel_threads * KERNEL_THREADS >= elapsed
+        self.is_by_tasks(elapsed) || self.kernel_threads * KERNEL_THREAD_SHARE_INVERSE >= elapsed
     }
 
     /// Returns whether tasks ran long enough for an event. Kernel threads have lower priority, because every CPU has
     /// some.
     pub(crate) fn is_by_tasks(&self, elapsed: Duration) -> bool {
-        self.tasks * TASKS >= elapsed
+        self.tasks * TASK_SHARE_INVERSE >= elapsed
     }
 
     /// Creates the event of `owner`. It begins with the intruders, because long lines are often cut.
-    pub(crate) fn report(&self, elapsed: Duration, owner: &str, seen: &[Seen]) -> EventReport {
+    pub(crate) fn report(
+        &self,
+        elapsed: Duration,
+        owner: &str,
+        intruders: &[IntruderSummary],
+    ) -> EventReport {
         let is_by_tasks = self.is_by_tasks(elapsed);
         let time = if is_by_tasks { self.tasks } else { self.kernel_threads };
-        let tasks = seen.iter().filter(|one| one.class != IntruderClass::KernelThread).map(Seen::who);
+        let tasks = intruders
+            .iter()
+            .filter(|one| one.class != IntruderClass::KernelThread)
+            .map(IntruderSummary::display_name);
         let tasks: Vec<String> = tasks.collect::<BTreeSet<_>>().into_iter().collect();
         let who = match (is_by_tasks, &*tasks) {
             (false, _) => "Kernel threads".to_owned(),
             (true, []) => "Others".to_owned(),
             (true, [one]) => one.clone(),
-            (true, _) => format!("{} and others", seen[0].who()),
+            (true, _) => format!("{} and others", intruders[0].display_name()),
         };
-        let listed =
-            seen.iter().map(|Seen { command, class, .. }| format!("{command:?} ({})", class.as_str()));
+        let listed = intruders
+            .iter()
+            .map(|IntruderSummary { command, class, .. }| format!("{command:?} ({})", class.as_str()));
         let listed = match listed.collect::<Vec<_>>() {
             none if none.is_empty() => String::new(),
             some => format!(": {}", some.join(", ")),
@@ -101,7 +110,7 @@ impl Intrusion {
             .detail("cpus", &self.cpus)
             .detail("taskMicros", self.tasks.as_micros())
             .detail("kernelThreadMicros", self.kernel_threads.as_micros());
-        if let Some(Seen { command, class, .. }) = seen.first() {
+        if let Some(IntruderSummary { command, class, .. }) = intruders.first() {
             report = report.detail("command", command).detail("class", class.as_str());
         }
         report
@@ -116,7 +125,8 @@ impl Intrusions {
         used: BTreeMap<CpuId, CpuUsage>,
         now: Instant,
     ) -> (BTreeMap<SlotId, Intrusion>, Duration) {
-        let elapsed = self.looked.map_or(LOOK, |looked| now.duration_since(looked));
+        let elapsed =
+            self.last_compared.map_or(COMPARE_INTERVAL, |last_compared| now.duration_since(last_compared));
         let mut intrusions: BTreeMap<SlotId, Intrusion> = BTreeMap::new();
         for (&cpu, &owner) in owners {
             let Some(now) = used.get(&cpu) else { continue };
@@ -132,21 +142,23 @@ impl Intrusions {
             intrusion.kernel_threads = intrusion.kernel_threads.saturating_add(kernel_threads);
         }
         intrusions.retain(|_, intrusion| intrusion.is_worth_an_event(elapsed));
-        (self.looked, self.used) = (Some(now), used);
+        (self.last_compared, self.used) = (Some(now), used);
         (intrusions, elapsed)
     }
 
     /// Returns the intruders of `owner` since the previous call, the longest first; tasks precede kernel threads if
     /// tasks are worth an event. `name_of` returns the name of a workload.
-    pub(crate) fn seen(
+    pub(crate) fn recent_intruders(
         &self,
         owner: SlotId,
         all: &[Intruder],
         is_by_tasks: bool,
         name_of: impl Fn(SlotId) -> Option<String>,
-    ) -> Vec<Seen> {
+    ) -> Vec<IntruderSummary> {
         let grown = |intruder: &Intruder| {
-            intruder.time.saturating_sub(self.by_name.get(&name(intruder)).copied().unwrap_or_default())
+            intruder
+                .time
+                .saturating_sub(self.by_name.get(&intruder_key(intruder)).copied().unwrap_or_default())
         };
         let mut grown: Vec<(bool, Duration, &Intruder)> = all
             .iter()
@@ -157,7 +169,7 @@ impl Intrusions {
         grown.sort_by(|(first, time, of), (other_first, other_time, other)| {
             (other_first, other_time).cmp(&(first, time)).then_with(|| of.command.cmp(&other.command))
         });
-        let seen = grown.into_iter().take(NAMES).map(|(_, _, of)| Seen {
+        let seen = grown.into_iter().take(MAX_NAMES_IN_EVENT).map(|(_, _, of)| IntruderSummary {
             command: of.command.clone(),
             class: of.class,
             workload: of.workload.and_then(&name_of),
@@ -166,7 +178,7 @@ impl Intrusions {
     }
 }
 
-pub(crate) fn name(intruder: &Intruder) -> Name {
+pub(crate) fn intruder_key(intruder: &Intruder) -> IntruderKey {
     (intruder.owner, intruder.class, intruder.workload, intruder.command.clone())
 }
 
@@ -182,12 +194,15 @@ mod tests {
     }
 
     #[test]
-    fn only_what_grew_by_enough_is_reported() {
+    fn reports_only_long_intrusions() {
         let owners = BTreeMap::from([(CpuId(2), slot()), (CpuId(3), slot())]);
         let start = Instant::now();
         let mut intrusions = Intrusions::default();
         let mut look = |number, host, kernel_threads| {
-            intrusions.compare(&owners, used(host, kernel_threads), start + number * LOOK).0.remove(&slot())
+            intrusions
+                .compare(&owners, used(host, kernel_threads), start + number * COMPARE_INTERVAL)
+                .0
+                .remove(&slot())
         };
         assert_eq!(look(0, 0, 0), None);
         assert_eq!(look(1, 4, 0), None, "less than a thousandth of five seconds");
@@ -219,19 +234,21 @@ mod tests {
         Intrusion { cpus: cpus.parse().unwrap(), tasks, kernel_threads }
     }
 
-    /// The event as it is served, where `now` has been seen and `before` at the look before.
+    /// Returns the event for the intruders `now`, of which `before` were already known at the previous reading.
     fn event(of: &Intrusion, before: &[Intruder], now: &[Intruder]) -> numaward_api::Event {
-        let by_name = before.iter().map(|intruder| (name(intruder), intruder.time)).collect();
+        let by_name = before.iter().map(|intruder| (intruder_key(intruder), intruder.time)).collect();
         let intrusions = Intrusions { by_name, ..Intrusions::default() };
-        let seen = intrusions.seen(slot(), now, of.is_by_tasks(LOOK), |_| Some("data\nbase".to_owned()));
+        let seen = intrusions.recent_intruders(slot(), now, of.is_by_tasks(COMPARE_INTERVAL), |_| {
+            Some("data\nbase".to_owned())
+        });
         let events = crate::events::Events::default();
-        events.report(of.report(LOOK, "guarded", &seen));
+        events.report(of.report(COMPARE_INTERVAL, "guarded", &seen));
         let filter = numaward_api::EventFilter { limit: 1, ..Default::default() };
         events.page(&filter).events.remove(0)
     }
 
     #[test]
-    fn the_event_begins_with_who_ran_there_since() {
+    fn event_starts_with_recent_intruders() {
         use IntruderClass::{Host, KernelThread, Workload};
         let before = [intruder("old", Host, 900), intruder("sh", Host, 10)];
         let now = [intruder("old", Host, 900), intruder("sh", Host, 15), intruder("load", Host, 7)];

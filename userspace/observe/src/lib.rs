@@ -28,9 +28,10 @@ mod foreign;
 mod guard;
 mod headroom;
 mod history;
+mod history_worker;
 mod hotplug;
 mod hugepages;
-mod inside;
+mod inspection;
 mod intrusions;
 mod load;
 mod naming;
@@ -43,7 +44,6 @@ mod probing;
 mod process;
 mod reading;
 mod regions;
-mod remember;
 mod residency;
 mod sampling;
 mod shares;
@@ -58,7 +58,7 @@ mod table;
 pub use self::{
     follow::{CgroupSource, Latches, spawn},
     foreign::ForeignGuarantees,
-    inside::InspectError,
+    inspection::InspectError,
     observer::Observer,
     part::DaemonPart,
 };

@@ -18,9 +18,9 @@ use std::{
 use numaward_topology::{Bytes, NodeId};
 
 /// Interval between readings, which hold locks on the probes.
-const PACE: Duration = Duration::from_secs(10);
+const READ_INTERVAL: Duration = Duration::from_secs(10);
 /// Rate in MiB per second below which the class is 0.
-const LEAST: u64 = 64;
+const MIN_RATE_MIB: u64 = 64;
 
 /// The class of each node.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl Load {
     /// Returns whether another reading is due. The probe counts only during a part of each `period`, so readings are
     /// at least that far apart.
     pub(crate) fn is_due(&self, period: Duration, now: Instant) -> bool {
-        self.read.is_none_or(|read| now.duration_since(read) >= PACE.max(period))
+        self.read.is_none_or(|read| now.duration_since(read) >= READ_INTERVAL.max(period))
     }
 
     /// Stores the bytes that were allocated on each node so far, and updates the classes.
@@ -60,7 +60,7 @@ impl Load {
 
 /// Returns the class of a rate in MiB per second, given the previous class.
 fn class(rate: u64, was: u64) -> u64 {
-    let class = if rate < LEAST { 0 } else { u64::from(rate.ilog2()) };
+    let class = if rate < MIN_RATE_MIB { 0 } else { u64::from(rate.ilog2()) };
     let begins = |class: u64| 1_u64 << class;
     if class < was && rate >= begins(was) / 2 { was } else { class }
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_is_left_at_half_of_where_it_begins() {
+    fn class_ends_at_half_its_start() {
         for (was, rate, class) in [
             (0, 63, 0),
             (0, 64, 6),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_what_was_taken_since_the_last_reading() {
+    fn rate_covers_time_since_last_reading() {
         let (start, mut load) = (Instant::now(), Load::default());
         let mut at = |seconds: u64, mib: [u64; 2]| {
             let taken = [0, 1].map(NodeId).into_iter().zip(mib.map(Bytes::mib)).collect();

@@ -1,24 +1,24 @@
-//! Under which name a workload is served: the label `workload`.
+//! Names of workloads: the values of the metric label `workload`.
 //!
-//! A name must be readable, and there must be few of them over the life of a host: each is a time series in
-//! whatever scrapes it. So ids and running numbers do not count as names:
+//! Each name becomes a time series in Prometheus, so a host must not produce more and more of them. Therefore names
+//! contain no ids and no running numbers:
 //!
-//! - a systemd unit has its own name; of those that systemd numbers, the number becomes `*`
-//!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`), and of guests the number that libvirt
-//!   gives them at each start (`machine-qemu-3-web.scope`: `machine-qemu-*-web.scope`);
-//! - a container of a pod is `NAMESPACE/POD/CONTAINER` as soon as that is known (see [`crate::state`]), and one of
-//!   `pods` until then; others are named after their runtime (`docker`, `libpod`) if it is known, else `containers`: a user
-//!   may give a cgroup any name;
-//! - a command of `numaward exec` is `numaward/NAME`;
-//! - anything else has the name of its cgroup.
+//! - A systemd unit has its own name. Numbers assigned by systemd become `*` (`session-12.scope` becomes
+//!   `session-*.scope`, `run-u34.service` becomes `run-*.service`), and so do the numbers that libvirt assigns to guests
+//!   at each start (`machine-qemu-3-web.scope` becomes `machine-qemu-*-web.scope`).
+//! - A container of a pod is `NAMESPACE/POD/CONTAINER` once these are known (see [`crate::state`]), and `pods` until
+//!   then. Another container has the name of its runtime (`docker`, `libpod`) if the runtime is known, else
+//!   `containers`, because users choose the names of their cgroups.
+//! - A command of `numaward exec` is `numaward/NAME`.
+//! - Any other workload has the name of its cgroup.
 //!
-//! Only names of pods' containers have two slashes: the metrics know them by that.
+//! Only names of pods' containers have two slashes; the metrics recognize them by that.
 //!
-//! `other` means what is counted outside all of these; a cgroup of that name is `/other`.
+//! The name `other` stands for all counts outside of these workloads. A cgroup called `other` becomes `/other`.
 
 use numaward_cgroup::{CgroupWorkload, ContainerIdentity, RUNTIMES, WorkloadKind};
 
-/// The name under which everything is counted that has no counters of its own.
+/// Name for the counts of everything that has no counters of its own.
 pub(crate) const OTHER: &str = "other";
 
 pub(crate) fn name(workload: &CgroupWorkload) -> String {
@@ -39,7 +39,7 @@ pub(crate) fn name(workload: &CgroupWorkload) -> String {
     if name == OTHER { format!("/{OTHER}") } else { name }
 }
 
-/// Transient units are numbered: by logind (`session-12.scope`, `session-c1.scope`), by `systemd-run`
+/// Returns a unit's name without the running number of transient units. They are numbered by logind (`session-12.scope`, `session-c1.scope`) and by `systemd-run`
 /// (`run-u34.service`, `run-p7-i9.scope`, `run-r` and 32 hexadecimal digits).
 fn unit(name: &str) -> String {
     for prefix in ["session-", "run-"] {

@@ -16,14 +16,14 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::{
-    activity::Attached,
+    activity::AttachedProbes,
     affinity::Affinity,
     events::Events,
     history::History,
     intrusions::Intrusions,
     part::{DaemonPart, Health},
-    probing::{MEASURED, Probing},
-    sampling::Sampled,
+    probing::{COST_MEASUREMENT_TIME, Probing},
+    sampling::SamplingStates,
     stacks::KernelSymbols,
     state::State,
 };
@@ -32,7 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Demand {
     /// Time of the latest request.
-    pub(crate) asked: Instant,
+    pub(crate) last_request: Instant,
     /// Thread that reads the figures while there are requests.
     pub(crate) reader: Option<Thread>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Latest {
     /// Replaced under the lock of `Observer.state`.
     pub(crate) machine: watch::Sender<Arc<Machine>>,
     /// Sampling states and estimates of the workloads' accesses.
-    pub(crate) sampled: watch::Sender<Arc<Sampled>>,
+    pub(crate) sampled: watch::Sender<Arc<SamplingStates>>,
     /// Memory that the kernel reserves on each node; read only while the guard runs.
     pub(crate) watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
     /// Headroom of the nodes as last published by the guard.
@@ -88,32 +88,34 @@ impl Observer {
     pub fn new(config: &Config) -> Self {
         let health = Arc::new(Health::default());
         let machine = sysfs::read(&config.host_root).unwrap_or_else(|error| {
-            tracing::error!(error = %error_chain(&error), "the machine cannot be read: no figures by node");
+            tracing::error!(error = %error_chain(&error), "the machine cannot be read: there are no figures by node");
             health.note(DaemonPart::Topology, Err(error_chain(&error)));
             Machine::default()
         });
         // Before the probes are loaded, because loading verifies them at once.
         let window = probes::stats_window()
-            .inspect_err(|error| tracing::info!(%error, "what the probes cost is not measured"));
-        let cost = window.ok().map(|window| (window, Instant::now() + MEASURED));
+            .inspect_err(|error| tracing::info!(%error, "the cost of the probes cannot be measured"));
+        let cost = window.ok().map(|window| (window, Instant::now() + COST_MEASUREMENT_TIME));
         let probes = Probes::load(&probe_options(config, &machine));
         for report in probes.reports() {
             let (probe, mode) = (report.probe, report.mode);
             let reason = report.reason.as_deref();
             match mode {
-                Mode::Absent if !is_enabled(&config.probes, probe) => tracing::info!(%probe, "switched off"),
-                Mode::Absent => {
-                    tracing::warn!(%probe, reason, "cannot be attached; `numaward doctor` says more");
+                Mode::Absent if !is_enabled(&config.probes, probe) => {
+                    tracing::info!(%probe, "this probe is switched off by the configuration")
                 }
-                _ => tracing::info!(%probe, %mode, reason, "attached"),
+                Mode::Absent => {
+                    tracing::warn!(%probe, reason, "this probe cannot be attached; run `numaward doctor` for details");
+                }
+                _ => tracing::info!(%probe, %mode, reason, "this probe is attached"),
             }
         }
         let events = Vec::new();
-        let attached = Arc::new(Attached::of(probes.reports()));
+        let attached = Arc::new(AttachedProbes::from_reports(probes.reports()));
         let (intrusions, health_of) = (Intrusions::default(), health.clone());
         let kernel_symbols = config.observe.call_chains.enabled.then(|| {
             let opened = KernelSymbols::open(&config.host_root);
-            opened.inspect_err(|error| tracing::info!(%error, "functions of the kernel have no names")).ok()
+            opened.inspect_err(|error| tracing::info!(%error, "the kernel's symbols cannot be read: kernel functions have no names")).ok()
         });
         let kernel_symbols = kernel_symbols.flatten().map(Arc::new);
         let probing =
@@ -125,7 +127,7 @@ impl Observer {
             page_size: rustix::param::page_size() as u64,
             listeners: Mutex::default(),
             affinity: Mutex::default(),
-            demand: Mutex::new(Demand { asked: Instant::now(), reader: None }),
+            demand: Mutex::new(Demand { last_request: Instant::now(), reader: None }),
             probing: Mutex::new(probing),
             state: Mutex::default(),
             latest: Latest { machine: watch::Sender::new(Arc::new(machine)), ..Latest::default() },
@@ -150,7 +152,7 @@ impl Observer {
 
     /// Returns the reason why a probe is not attached in its best mode.
     pub(crate) fn reason(&self, report: &ProbeReport) -> Option<String> {
-        if let (false, key) = switch(&self.config.probes, report.probe) {
+        if let (false, key) = probe_switch(&self.config.probes, report.probe) {
             return Some(format!("switched off by {key}"));
         }
         report.reason.clone()
@@ -177,9 +179,9 @@ impl Observer {
     }
 
     /// Records a request for the workloads' figures.
-    pub(crate) fn ask(&self) {
+    pub(crate) fn record_request(&self) {
         let mut demand = self.demand.lock();
-        demand.asked = Instant::now();
+        demand.last_request = Instant::now();
         if let Some(reader) = &demand.reader {
             reader.unpark();
         }
@@ -188,7 +190,7 @@ impl Observer {
     /// Returns whether reading the probes requires `CAP_BPF`.
     pub fn needs_cap_bpf(&self) -> bool {
         self.probing().probes.needs_cap_bpf().unwrap_or_else(|error| {
-            tracing::warn!(%error, "it is not known whether the probes can be read without CAP_BPF: it is kept");
+            tracing::warn!(%error, "cannot determine whether the probes can be read without CAP_BPF: the daemon keeps it");
             true
         })
     }
@@ -205,7 +207,7 @@ impl Observer {
 }
 
 /// Returns whether the configuration enables a probe, and the key that does.
-fn switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'static str) {
+fn probe_switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'static str) {
     match probe {
         Probe::Alloc | Probe::Hugepages => (config.allocation.enabled, "probes.allocation.enabled"),
         Probe::Hint | Probe::Scan | Probe::Migrate => (config.accesses.enabled, "probes.accesses.enabled"),
@@ -219,7 +221,7 @@ fn switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'static str
 }
 
 fn is_enabled(config: &numaward_config::Probes, probe: Probe) -> bool {
-    switch(config, probe).0
+    probe_switch(config, probe).0
 }
 
 fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::ProbeOptions<'a> {
@@ -248,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_of_the_configuration_are_those_of_the_probes() {
+    fn config_and_probe_defaults_agree() {
         let machine = Machine::default();
         let (options, defaults) =
             (probe_options(&Config::default(), &machine), probes::ProbeOptions::new(&machine));

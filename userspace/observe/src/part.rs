@@ -1,88 +1,89 @@
-//! The parts of the daemon that can work less well than they should.
+//! Health of the parts of the daemon. A degraded part does not stop the daemon: it continues with less information or
+//! fewer functions.
 
 use std::{collections::BTreeMap, error::Error};
 
 use numaward_model::error_chain;
 use parking_lot::{Mutex, MutexGuard};
 
-/// A part of the daemon that can work less well than it should.
+/// A part of the daemon that can be degraded. Its name is the metric label `part`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum DaemonPart {
-    /// Reading the machine.
+    /// Reading the CPUs, nodes and memory of the machine.
     Topology,
-    /// Reporting to the probes nodes and memory that came.
+    /// Writing nodes and memory that were added to the probes' maps.
     ProbeNodes,
-    /// Finding workloads.
+    /// Reading the cgroup hierarchy.
     Cgroups,
-    /// Noticing new workloads without looking for them.
+    /// Notifications of new cgroups; without them, the hierarchy is polled.
     CgroupWatch,
-    /// Following all cgroups that there are.
+    /// Following all cgroups; there is a limit on their number.
     CgroupCount,
-    /// Giving workloads counters of their own.
+    /// Assigning counters (slots) to workloads.
     Slots,
-    /// Reading the nodes' memory.
+    /// Reading the memory of the nodes.
     NodeMemory,
-    /// Counting.
+    /// Reading the counters of allocations.
     Counters,
-    /// Counting what workloads do apart from allocating.
+    /// Reading the counters of all other activity.
     Activity,
-    /// Reading of misses, kills and stalls as they happen.
+    /// Reading the probes' events: misses, kills, stalls.
     ProbeEvents,
-    /// Reading what the probes cost.
+    /// Reading the costs of the probes.
     ProbeStats,
-    /// Attaching the allocation probe for a part of the time.
+    /// Attaching and detaching the allocation probe according to its duty cycle.
     DutyCycle,
-    /// Reading where memory lies.
+    /// Reading the resident memory of workloads by node.
     Residency,
-    /// Giving new guarantees: the policy does not fit the machine.
+    /// Admitting new guarantees; degraded if the policy does not fit the machine.
     Policy,
-    /// Reading what the kubelet promised.
+    /// Reading the kubelet's guarantees.
     Kubelet,
     /// Reading pods from the API server.
     KubernetesApi,
-    /// Evicting pods that run without what they ask for.
+    /// Evicting pods that run without the guarantee they request.
     Evictions,
-    /// Publishing to the scheduler what is free.
+    /// Publishing the free capacity of the nodes for the scheduler.
     NodeResourceTopology,
-    /// Finding out who runs on exclusive CPUs.
+    /// Reading the use of exclusive CPUs by intruders.
     Intruders,
     /// Counting interrupts on exclusive CPUs.
     Interrupts,
 }
 
 impl DaemonPart {
-    /// The value of the metric label `part`.
+    /// Returns the value of the metric label `part`.
     pub(crate) fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// The parts that work less well than they should, and why.
+/// Degraded parts, each with the reason.
 #[derive(Debug, Default)]
 pub(crate) struct Health(Mutex<BTreeMap<DaemonPart, String>>);
 
 impl Health {
-    /// Notes that a part works, or why not; logs what changed.
+    /// Notes that a part works, or the reason why it is degraded. Logs changes.
     pub(crate) fn note(&self, part: DaemonPart, result: Result<(), String>) {
         let mut degraded = self.degraded();
         match result {
             Ok(()) => {
                 if degraded.remove(&part).is_some() {
-                    tracing::info!(part = part.name(), "works again");
+                    tracing::info!(part = part.name(), "this part of the daemon works again");
                 }
             }
             Err(reason) => {
                 if degraded.get(&part) != Some(&reason) {
-                    tracing::warn!(part = part.name(), reason, "works less well than it should");
+                    tracing::warn!(part = part.name(), reason, "this part of the daemon is degraded");
                     degraded.insert(part, reason);
                 }
             }
         }
     }
 
-    /// Notes whether something worked, and hands on what came of it.
-    pub(crate) fn noted<T>(&self, part: DaemonPart, result: Result<T, impl Error>) -> Option<T> {
+    /// Notes the health of a part from the result of an operation. Returns the value, or `None` after an error.
+    pub(crate) fn note_result<T>(&self, part: DaemonPart, result: Result<T, impl Error>) -> Option<T> {
         let (value, noted) = match result {
             Ok(value) => (Some(value), Ok(())),
             Err(error) => (None, Err(error_chain(&error))),

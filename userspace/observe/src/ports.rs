@@ -18,7 +18,7 @@ use crate::{
     foreign::ForeignGuarantees,
     observer::Observer,
     part::DaemonPart,
-    slots::{AT_ONCE, Moving},
+    slots::{MAX_BATCH, SlotLocks},
     table::Member,
 };
 
@@ -51,15 +51,16 @@ impl CgroupEvents for Observer {
 }
 
 impl AssignmentSink for Observer {
-    /// On return, the probes know the nodes of each workload, so its first page is judged by them.
-    fn publish_guarantees(&self, promises: Guarantees) {
+    /// Publishes the guarantees. On return, the probes know the guaranteed nodes of each workload and check its first page
+    /// against them.
+    fn publish_guarantees(&self, guarantees: Guarantees) {
         // While the previous guarantees are still known.
         self.read_probe_events();
-        let unfit = promises.unfit.as_ref().map(|problems| {
+        let unfit = guarantees.unfit.as_ref().map(|problems| {
             format!("the policy does not fit the machine ({problems}): guarantees are kept, and no new ones are given")
         });
         self.health.note(DaemonPart::Policy, unfit.map_or(Ok(()), Err));
-        self.assign(self.moving(), promises);
+        self.assign(self.lock_slots(), guarantees);
     }
 }
 
@@ -81,7 +82,7 @@ impl ContainerNames for Observer {
         // A container that is being created is not renamed, because it has no cgroup yet.
         if state.renamed().next().is_some() {
             drop(state);
-            self.moving().rename();
+            self.lock_slots().rename();
         }
     }
 
@@ -95,59 +96,59 @@ impl Observer {
     /// nothing.
     pub fn adopt_foreign_guarantees(&self, foreign: &Arc<dyn ForeignGuarantees>) {
         self.read_probe_events();
-        let mut moving = self.moving();
-        if moving.state.foreign.as_ref().is_some_and(|held| Arc::ptr_eq(held, foreign)) {
+        let mut locks = self.lock_slots();
+        if locks.state.foreign.as_ref().is_some_and(|held| Arc::ptr_eq(held, foreign)) {
             return;
         }
-        moving.state.foreign = Some(foreign.clone());
-        moving.rename();
-        let members = moving.state.table.members();
+        locks.state.foreign = Some(foreign.clone());
+        locks.rename();
+        let members = locks.state.table.members();
         let containers = members
             .filter_map(|(id, member)| foreign.guarantee(id, &member.path, member.container.as_ref()?))
             .map(Arc::new)
             .collect();
-        let mut promises = Guarantees::new(containers, foreign.ledger().clone());
-        promises.free_cpus = foreign.free_cpus();
+        let mut guarantees = Guarantees::new(containers, foreign.ledger().clone());
+        guarantees.free_cpus = foreign.free_cpus();
         // Still under the lock, so a container that appears meanwhile gets its guarantee afterwards.
-        self.assign(moving, promises);
+        self.assign(locks, guarantees);
     }
 
-    fn assign(&self, mut moving: Moving<'_>, promises: Guarantees) {
-        let now = Arc::new(promises);
-        moving.state.revision += 1;
-        let before = std::mem::replace(&mut moving.state.promises, now.clone());
-        for ended in before.workloads().iter().filter(|promise| !now.has(promise.id)) {
-            moving.allow(ended.id);
+    fn assign(&self, mut locks: SlotLocks<'_>, guarantees: Guarantees) {
+        let now = Arc::new(guarantees);
+        locks.state.revision += 1;
+        let before = std::mem::replace(&mut locks.state.guarantees, now.clone());
+        for ended in before.workloads().iter().filter(|guarantee| !now.has(guarantee.id)) {
+            locks.write_allowed_nodes(ended.id);
         }
-        for promise in now.workloads() {
-            if moving.state.table.slot(promise.id).is_some() {
-                let was = before.get(promise.id);
-                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, promise));
-                if !is_same && before.nodes_of(promise.id) != now.nodes_of(promise.id) {
-                    moving.allow(promise.id);
+        for guarantee in now.workloads() {
+            if locks.state.table.slot(guarantee.id).is_some() {
+                let was = before.get(guarantee.id);
+                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, guarantee));
+                if !is_same && before.nodes_of(guarantee.id) != now.nodes_of(guarantee.id) {
+                    locks.write_allowed_nodes(guarantee.id);
                 }
                 continue;
             }
             // A workload that had a guarantee and is no longer known is gone, and no later event would report that.
-            if before.has(promise.id) && moving.state.table.name(promise.id).is_none() {
+            if before.has(guarantee.id) && locks.state.table.name(guarantee.id).is_none() {
                 continue;
             }
-            let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
-            let name = moving.state.name_of(&workload);
-            let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
-            let table = moving.state.table_mut();
-            table.add(promise.id, &name, member);
-            table.prefer(promise.id);
+            let workload = classify(&guarantee.cgroup, |path| *path == guarantee.cgroup);
+            let name = locks.state.name_of(&workload);
+            let member = Member::new(guarantee.cgroup.clone(), workload.kind, workload.container);
+            let table = locks.state.table_mut();
+            table.add(guarantee.id, &name, member);
+            table.prefer(guarantee.id);
         }
-        moving.keep_books(self.config.observe.keep_removed.0, AT_ONCE.max(now.workloads().len()));
-        moving.follow_exclusive_cpus();
-        drop(moving);
-        self.step_aside();
+        locks.assign_slots(self.config.observe.keep_removed.0, MAX_BATCH.max(now.workloads().len()));
+        locks.follow_exclusive_cpus();
+        drop(locks);
+        self.leave_exclusive_cpus();
     }
 
     /// Returns the guarantees.
     pub fn guarantees(&self) -> Arc<Guarantees> {
-        self.lock().promises.clone()
+        self.lock().guarantees.clone()
     }
 
     /// Returns the notification of a container that appears without a known guarantee.
@@ -192,20 +193,22 @@ mod tests {
     use super::*;
     use crate::exclusive::tests::slot;
 
-    /// Waits until somebody reads this FIFO, who is stuck until what is returned is dropped.
+    /// Waits for a reader of this FIFO. The reader blocks until the returned file is dropped.
     fn reader_of(path: &Path) -> File {
         let deadline = Instant::now() + Duration::from_secs(10);
         let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap();
         loop {
             match OpenOptions::new().write(true).custom_flags(flags).open(path) {
                 Ok(file) => return file,
-                Err(error) if Instant::now() > deadline => panic!("nobody reads {}: {error}", path.display()),
+                Err(error) if Instant::now() > deadline => {
+                    panic!("{} has no reader: {error}", path.display())
+                }
                 Err(_) => thread::sleep(Duration::from_millis(1)),
             }
         }
     }
 
-    /// A pod with one container, to which memory is promised.
+    /// Source of guarantees that guarantees memory to every container.
     #[derive(Debug)]
     struct OnePod(Ledger);
 
@@ -234,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_comes_while_promises_are_taken_over_has_its_own() {
+    fn new_container_during_adoption() {
         let cgroup = |id: u64| Cgroup {
             id: CgroupId(id),
             path: format!("/kubepods/podu1/{id:064x}").parse().unwrap(),
         };
         let observer = Observer::new(&Config::default());
         for _ in 0..200 {
-            observer.moving().take(CgroupEvent::Added(cgroup(1)));
+            observer.lock_slots().handle(CgroupEvent::Added(cgroup(1)));
             let (holding, held) = mpsc::channel();
             thread::scope(|scope| {
                 let observer = &observer;
@@ -253,20 +256,20 @@ mod tests {
                 held.recv().unwrap();
                 thread::sleep(Duration::from_micros(50));
                 for id in 2..20 {
-                    observer.moving().take(CgroupEvent::Added(cgroup(id)));
+                    observer.lock_slots().handle(CgroupEvent::Added(cgroup(id)));
                 }
             });
-            let promises = observer.guarantees();
-            let forgotten: Vec<_> = (1..20).filter(|id| !promises.has(CgroupId(*id))).collect();
+            let guarantees = observer.guarantees();
+            let forgotten: Vec<_> = (1..20).filter(|id| !guarantees.has(CgroupId(*id))).collect();
             assert_eq!(forgotten, [0; 0]);
             for id in 1..20 {
-                observer.moving().take(CgroupEvent::Removed(cgroup(id)));
+                observer.lock_slots().handle(CgroupEvent::Removed(cgroup(id)));
             }
         }
     }
 
     #[test]
-    fn what_is_gone_does_not_come_back_with_a_promise_that_has_not_ended() {
+    fn removed_workload_stays_removed() {
         let cgroup = |path: &str, id| Cgroup { id: CgroupId(id), path: path.parse().unwrap() };
         let of = |path: &str, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, Bytes::mib(2))]));
         let observer = Observer::new(&Config::default());
@@ -278,16 +281,16 @@ mod tests {
             ));
             observer.lock().table.members().map(|(id, _)| id.0).collect::<Vec<_>>()
         };
-        // Maybe before it was seen to come.
+        // A guarantee may be published before the cgroup is found.
         assert_eq!(assign(&[&first]), [1]);
-        observer.moving().take(CgroupEvent::Added(cgroup("/a", 1)));
-        observer.moving().take(CgroupEvent::Removed(cgroup("/a", 1)));
+        observer.lock_slots().handle(CgroupEvent::Added(cgroup("/a", 1)));
+        observer.lock_slots().handle(CgroupEvent::Removed(cgroup("/a", 1)));
         assert_eq!(assign(&[&first, &second]), [2]);
         assert_eq!(assign(&[&second]), [2]);
     }
 
     #[test]
-    fn what_is_assigned_is_taken_while_others_are_stuck_in_slow_files() {
+    fn slow_files_delay_no_assignment() {
         let root = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| {
             let path = root.path().join(file);
@@ -303,11 +306,11 @@ mod tests {
         write("proc/softirqs", "CPU0\n").unwrap();
         let observer =
             Arc::new(Observer::new(&Config { host_root: root.path().into(), ..Config::default() }));
-        let promises = Guarantees::new(
+        let guarantees = Guarantees::new(
             vec![promise("/a", 1, &[(ZoneKind::Memory, 0, Bytes::mib(2))]).into()],
             Ledger::default(),
         );
-        observer.publish_guarantees(promises.clone());
+        observer.publish_guarantees(guarantees.clone());
         observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
         let scrape: fn(&Observer) = |observer| drop(observer.snapshot());
         let read_workloads: fn(&Observer) = |observer| observer.read_workloads(&CancellationToken::new());
@@ -318,7 +321,7 @@ mod tests {
             ("proc/interrupts", scrape),
             ("proc/sys/kernel/numa_balancing", Observer::judge_sampling),
         ] {
-            observer.lock().exclusive.own(BTreeMap::from([(CpuId(0), slot())]));
+            observer.lock().exclusive.set_owners(BTreeMap::from([(CpuId(0), slot())]));
             let path = write(file, "").unwrap();
             fs::remove_file(&path).unwrap();
             mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -326,16 +329,16 @@ mod tests {
             let reader = thread::spawn(move || read(&reads));
             let stuck = reader_of(&path);
             let (sender, done) = mpsc::channel();
-            let (assigns, promises) = (observer.clone(), promises.clone());
+            let (assigns, guarantees) = (observer.clone(), guarantees.clone());
             thread::spawn(move || {
-                assigns.publish_guarantees(promises);
+                assigns.publish_guarantees(guarantees);
                 sender.send(()).unwrap();
             });
             let taken = done.recv_timeout(Duration::from_secs(5));
             assert!(!reader.is_finished(), "{file} was not read to its end");
             fs::remove_file(&path).unwrap();
             drop(stuck);
-            assert_eq!(taken, Ok(()), "{file} holds up who assigns");
+            assert_eq!(taken, Ok(()), "{file} delays the assignment");
             reader.join().unwrap();
         }
     }

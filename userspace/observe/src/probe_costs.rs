@@ -1,22 +1,22 @@
-//! The costs of the probes, read without a lock.
+//! State and costs of the probes. Files are read without a lock.
 
 use numaward_probes::{DutyCycle, MapUsage, Mode, Probe, ProbeReport, ProbeStats};
 
 use crate::{observer::Observer, part::DaemonPart};
 
-/// The state of the probes, and their costs.
+/// State and costs of the probes at one time.
 pub(crate) struct ProbeReadings {
     pub(crate) reports: Vec<ProbeReport>,
-    /// Empty where they cannot be read.
+    /// Empty if the costs cannot be read.
     pub(crate) costs: Vec<ProbeStats>,
     pub(crate) maps: Vec<MapUsage>,
-    /// Bytes that the maps of each family take.
+    /// Bytes of the maps of each family of probes.
     pub(crate) map_memory: Vec<(&'static str, u64)>,
     duty_cycle: Option<DutyCycle>,
 }
 
 impl ProbeReadings {
-    /// The part of the time that a probe watches; `None` where it is not attached.
+    /// Returns the share of the time in which a probe is attached; `None` if it is absent.
     pub(crate) fn sampled_ratio(&self, report: &ProbeReport) -> Option<f64> {
         match (report.probe, report.mode) {
             (_, Mode::Absent) => None,
@@ -31,7 +31,7 @@ impl ProbeReadings {
 }
 
 impl Observer {
-    /// Reads the costs of the probes from files.
+    /// Reads the state of the probes, and their costs from files of the kernel.
     pub(crate) fn probe_figures(&self) -> ProbeReadings {
         let (mut figures, costs) = {
             let probes = &self.probing().probes;
@@ -44,7 +44,7 @@ impl Observer {
             };
             (figures, probes.costs())
         };
-        figures.costs = self.health.noted(DaemonPart::ProbeStats, costs.read()).unwrap_or_default();
+        figures.costs = self.health.note_result(DaemonPart::ProbeStats, costs.read()).unwrap_or_default();
         figures
     }
 }

@@ -5,19 +5,19 @@ use numaward_model::EventReport;
 use numaward_probes::{Incident, ProbeEvent};
 use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
 
-use crate::{observer::Observer, probing::Subject};
+use crate::{observer::Observer, probing::EventSubject};
 
 /// Most events that wait to be reported. Further events stay in the probes, which count lost ones.
-const UNREPORTED: usize = 1024;
+const MAX_UNREPORTED_EVENTS: usize = 1024;
 
 /// Least free memory elsewhere for which a kill is blamed on the pin; with less, the machine was full.
-const FREE_ELSEWHERE: Bytes = Bytes::mib(64);
+const MIN_FREE_ELSEWHERE: Bytes = Bytes::mib(64);
 
 impl Observer {
     /// Reads the probes' events while the owners of slots and the guarantees they refer to are still known.
     pub(crate) fn read_probe_events(&self) {
         let mut probing = self.probing();
-        if probing.events.len() >= UNREPORTED {
+        if probing.events.len() >= MAX_UNREPORTED_EVENTS {
             return;
         }
         let Some(events) = probing.events() else { return };
@@ -25,7 +25,7 @@ impl Observer {
         let subject = |slot| {
             let (id, _) = state.table.members().find(|(_, member)| member.slot == Some(slot))?;
             let name = state.table.name(id)?.clone();
-            Some(Subject { name, promised: state.promises.nodes_of(id).cloned() })
+            Some(EventSubject { name, promised: state.guarantees.nodes_of(id).cloned() })
         };
         probing.events.extend(events.into_iter().map(|event| {
             let subject = event.slot.and_then(subject);
@@ -41,9 +41,11 @@ impl Observer {
             let promised = subject.as_ref().and_then(|subject| subject.promised.as_ref());
             let report = match incident {
                 Incident::OomKill { constraint } => {
-                    oom_kill(&constraint, pid, &command, self.free_elsewhere(promised))
+                    oom_kill_event(&constraint, pid, &command, self.free_elsewhere(promised))
                 }
-                Incident::Miss { node, pages } => miss(promised, node, self.bytes_of(pages), pid, &command),
+                Incident::Miss { node, pages } => {
+                    miss_event(promised, node, self.bytes_of(pages), pid, &command)
+                }
                 Incident::LongStall(time) => {
                     let message = format!("{command:?} ({pid}) had to reclaim memory for {time:.0?}.");
                     EventReport::new(EventKind::Stall, message)
@@ -77,7 +79,7 @@ impl Observer {
 
 /// Creates the event for memory outside the guaranteed nodes. `promised` is absent if the guarantee has ended
 /// meanwhile.
-fn miss(
+fn miss_event(
     promised: Option<&NodeSet>,
     node: Option<NodeId>,
     bytes: Bytes,
@@ -105,7 +107,7 @@ fn miss(
 }
 
 /// Creates the event for a process that the OOM killer chose.
-fn oom_kill(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) -> EventReport {
+fn oom_kill_event(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) -> EventReport {
     let pinned = ["cpuset", "mempolicy"].contains(&constraint);
     let why = match constraint {
         "none" => "the machine had no memory left",
@@ -114,7 +116,7 @@ fn oom_kill(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) ->
         "mempolicy" => "the nodes that its memory policy allows were full",
         _ => "it is not known what was full",
     };
-    let by_pin = pinned && free_elsewhere >= FREE_ELSEWHERE;
+    let by_pin = pinned && free_elsewhere >= MIN_FREE_ELSEWHERE;
     let elsewhere = if by_pin {
         format!(", while {free_elsewhere} were free elsewhere: the pin killed it")
     } else {
@@ -137,12 +139,12 @@ mod tests {
     use crate::events::Events;
 
     #[test]
-    fn a_kill_by_a_pin_is_distinguished_from_others() {
+    fn kill_by_pin_is_critical() {
         let events = Events::default();
         for (constraint, free) in
             [("cpuset", 300), ("cpuset", 3), ("mempolicy", 64), ("memcg", 300), ("none", 300), ("9", 300)]
         {
-            events.report(oom_kill(constraint, 7, "load", Bytes::mib(free)));
+            events.report(oom_kill_event(constraint, 7, "load", Bytes::mib(free)));
         }
         let filter = numaward_api::EventFilter { limit: 10, ..Default::default() };
         let reported = events.page(&filter).events;
@@ -158,11 +160,11 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_says_what_lies_where_and_who_asked_for_it() {
+    fn miss_event_names_node_and_process() {
         let events = Events::default();
         let promised: NodeSet = "0-1".parse().unwrap();
         let report = |name: &str, promised, node| {
-            events.report(miss(promised, node, Bytes::kib(8), 7, "load").workload(name));
+            events.report(miss_event(promised, node, Bytes::kib(8), 7, "load").workload(name));
         };
         report("a", Some(&promised), Some(NodeId(3)));
         report("b", None, None);

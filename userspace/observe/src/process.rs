@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_corrupt_or_missing_is_absent() {
+    fn corrupt_stat_has_no_figures() {
         for stat in ["", "7 (a", "7 (a) S 1 2", &STAT.replace("150", "x"), &STAT.replace("2048", "-1")] {
             assert_eq!(read(proc(stat).path(), UNITS), None, "{stat}");
         }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_takes_something() {
+    fn reads_this_process() {
         let units = Units {
             ticks_per_second: rustix::param::clock_ticks_per_second(),
             page_size: rustix::param::page_size() as u64,

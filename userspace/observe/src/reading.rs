@@ -1,12 +1,13 @@
-//! One reading of the probes' maps, with the books that fit it.
+//! Reading of the probes' maps together with a matching copy of the state.
 //!
 //! # Problem
-//! Clients that read are served by threads of low priority. If one of them held a lock that an admission needs while it reads the maps,
-//! the admission would wait until all other readers have had their turn (priority inversion).
+//! Scrapes and API requests are served by threads of low priority. If such a thread held a lock that an admission needs while it
+//! reads the maps, the admission would wait behind all other readers (priority inversion).
 //!
 //! # Algorithm
-//! The maps are read without a lock, then the books are taken, which clones a few `Arc`s under both locks. Slots that changed hands in
-//! between are ignored when the counters are decoded ([`SlotHolders`]): the books have the last counts of their former holders.
+//! The maps are read without a lock. Then the state is copied, which clones a few `Arc`s under both locks. Slots that were reassigned
+//! in between are ignored when the counters are decoded ([`SlotHolders`]), because the copied state contains the last counts of
+//! their former holders.
 
 use std::sync::Arc;
 
@@ -18,78 +19,78 @@ use numaward_probes::{
 use numaward_topology::Machine;
 
 use crate::{
-    activity::{Attached, Counted},
+    activity::{ActivityCounts, AttachedProbes},
     observer::Observer,
     part::DaemonPart,
     table::Table,
 };
 
-/// The workloads and the holders of the probes' slots, of one instant.
-pub(crate) struct Books {
+/// Consistent copy of the workloads and of the holders of the probes' slots.
+pub(crate) struct StateSnapshot {
     pub(crate) table: Arc<Table<SlotId>>,
     pub(crate) holders: SlotHolders,
     machine: Arc<Machine>,
-    promises: Arc<Guarantees>,
-    attached: Arc<Attached>,
+    guarantees: Arc<Guarantees>,
+    attached: Arc<AttachedProbes>,
 }
 
-/// A decoded reading.
+/// Decoded counters of all probes, with the state to which they belong.
 #[derive(Debug)]
-pub(crate) struct Read {
+pub(crate) struct CounterReading {
     pub(crate) machine: Arc<Machine>,
     pub(crate) table: Arc<Table<SlotId>>,
-    pub(crate) promises: Arc<Guarantees>,
-    /// The counters of allocations; `None` without that probe.
+    pub(crate) guarantees: Arc<Guarantees>,
+    /// Counters of allocations; `None` if the allocation probe is absent or could not be read.
     pub(crate) counted: Option<probes::AllocationSnapshot>,
-    /// The counters of all other probes.
-    pub(crate) done: Counted,
-    pub(crate) attached: Arc<Attached>,
+    /// Counters of all other probes.
+    pub(crate) activity_counts: ActivityCounts,
+    pub(crate) attached: Arc<AttachedProbes>,
 }
 
 impl Observer {
     /// Reads each map once.
-    pub(crate) fn read(&self) -> Read {
+    pub(crate) fn read(&self) -> CounterReading {
         let maps = self.probing().probes.counter_maps();
         let (allocations, activity) = (self.read_allocations(&maps), self.read_activity(&maps));
-        let Books { table, holders, machine, promises, attached } = self.books();
+        let StateSnapshot { table, holders, machine, guarantees, attached } = self.state_snapshot();
         let (slots, other) = activity.decode(&holders);
-        Read {
+        CounterReading {
             machine,
             table,
-            promises,
+            guarantees,
             counted: allocations.map(|counters| counters.decode(&holders)),
-            done: Counted { slots, other },
+            activity_counts: ActivityCounts { slots, other },
             attached,
         }
     }
 
-    /// Reads the counters of allocations; `None` without that probe, and if that fails.
+    /// Reads the counters of allocations. Returns `None` if the probe is absent or reading fails.
     pub(crate) fn read_allocations(&self, maps: &CounterMaps) -> Option<AllocationCounters> {
-        self.health.noted(DaemonPart::Counters, maps.allocations()).flatten()
+        self.health.note_result(DaemonPart::Counters, maps.allocations()).flatten()
     }
 
-    /// Reads the counters of all other probes; none if that fails.
+    /// Reads the counters of all other probes. Returns empty counters if that fails.
     pub(crate) fn read_activity(&self, maps: &CounterMaps) -> ActivityCounters {
-        self.health.noted(DaemonPart::Activity, maps.activity()).unwrap_or_default()
+        self.health.note_result(DaemonPart::Activity, maps.activity()).unwrap_or_default()
     }
 
-    /// The books as they are now. Counters that fit them were read before.
-    pub(crate) fn books(&self) -> Books {
+    /// Copies the current state. Counters must be read before this call.
+    pub(crate) fn state_snapshot(&self) -> StateSnapshot {
         let probing = self.probing();
         let state = self.lock();
-        Books {
+        StateSnapshot {
             table: state.table.clone(),
             holders: probing.probes.holders(),
             machine: self.machine(),
-            promises: state.promises.clone(),
+            guarantees: state.guarantees.clone(),
             attached: probing.attached.clone(),
         }
     }
 }
 
-impl Read {
-    /// The accesses of all workloads together; `None` where no probe samples.
+impl CounterReading {
+    /// Returns the accesses of all workloads together; `None` if the probe that samples them is absent.
     pub(crate) fn accesses(&self) -> Option<Vec<NodeAccesses>> {
-        self.attached.has(Probe::Hint).then(|| self.done.accesses(&self.table))
+        self.attached.has(Probe::Hint).then(|| self.activity_counts.accesses(&self.table))
     }
 }

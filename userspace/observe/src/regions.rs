@@ -1,10 +1,10 @@
 //! Memory of a workload by region of the address space and by node, from `/proc/PID/numa_maps` (`numa(7)`).
 //!
 //! The kernel walks the page tables of the process for this, mapping by mapping: 10 to 23 ms per GiB of small pages.
-//! Therefore the file is read only on request and for [`PATIENCE`] at most; the result says if it is incomplete.
+//! Therefore the file is read only on request and for [`READ_TIMEOUT`] at most; the result says if it is incomplete.
 //!
 //! A program controls the number and the names of the files that it maps. Lines are therefore [cut](TruncatedLines)
-//! while they are read, at most [`MAX_NAME`] bytes of a name are kept, and at most [`MAX_NAMES`] names at a time: the
+//! while they are read, at most [`MAX_NAME_BYTES`] bytes of a name are kept, and at most [`MAX_NAMES`] names at a time: the
 //! smallest regions are folded into one.
 
 use std::{
@@ -22,40 +22,40 @@ use numaward_topology::{NodeId, NodeSet};
 use crate::stacks::processes_below;
 
 /// Longest time for reading.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most named regions while reading.
 const MAX_NAMES: usize = 2 * MAX_REGIONS;
 /// Most bytes of a name. Files whose names share these bytes count as one region.
-const MAX_NAME: usize = 1 << 10;
+const MAX_NAME_BYTES: usize = 1 << 10;
 /// Name of the region into which smaller ones are folded.
-const OTHERS: &str = "[others]";
+const FOLDED_NAME: &str = "[others]";
 
 /// Intended placement of a workload's memory.
 #[derive(Clone, Debug)]
-pub(crate) enum Belongs {
+pub(crate) enum IntendedNodes {
     /// On the guaranteed nodes.
-    Promised(NodeSet),
+    Guaranteed(NodeSet),
     /// On the preferred node.
-    Home(NodeId),
+    Preferred(NodeId),
 }
 
-impl Belongs {
+impl IntendedNodes {
     fn has(&self, node: NodeId) -> bool {
         match self {
-            Self::Promised(nodes) => nodes.contains(node),
-            Self::Home(home) => *home == node,
+            Self::Guaranteed(nodes) => nodes.contains(node),
+            Self::Preferred(home) => *home == node,
         }
     }
 }
 
 /// Bytes of a region, and how many of them are off the intended nodes.
 #[derive(Debug, Default)]
-struct Sum {
+struct RegionSum {
     nodes: BTreeMap<NodeId, u64>,
     off: u64,
 }
 
-impl Sum {
+impl RegionSum {
     fn add(&mut self, node: NodeId, bytes: u64) {
         let of_node = self.nodes.entry(node).or_default();
         *of_node = of_node.saturating_add(bytes);
@@ -75,28 +75,28 @@ impl Sum {
 
 /// Regions by name, and the sum of the folded ones.
 #[derive(Debug, Default)]
-struct Sums {
-    named: BTreeMap<String, Sum>,
-    others: Option<Sum>,
+struct RegionSums {
+    named: BTreeMap<String, RegionSum>,
+    folded: Option<RegionSum>,
 }
 
-impl Sums {
+impl RegionSums {
     /// Returns the sum of a region, which is added if necessary. Folds smaller regions if there are too many.
-    fn of(&mut self, name: String) -> &mut Sum {
+    fn sum_of(&mut self, name: String) -> &mut RegionSum {
         if self.named.len() >= MAX_NAMES && !self.named.contains_key(&name) {
-            self.keep(MAX_REGIONS);
+            self.keep_largest(MAX_REGIONS);
         }
         self.named.entry(name).or_default()
     }
 
     /// Folds all regions except the `most` largest.
-    fn keep(&mut self, most: usize) {
-        let mut sizes: Vec<u64> = self.named.values().map(Sum::bytes).collect();
+    fn keep_largest(&mut self, most: usize) {
+        let mut sizes: Vec<u64> = self.named.values().map(RegionSum::bytes).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         let Some(&limit) = sizes.get(most) else { return };
         // Among regions of equal size, as many as there is room for.
         let mut room = most - sizes.iter().take_while(|size| **size > limit).count();
-        let others = self.others.get_or_insert_default();
+        let others = self.folded.get_or_insert_default();
         for (_, sum) in self.named.extract_if(.., |_, sum| {
             let bytes = sum.bytes();
             let stays = bytes > limit || (bytes == limit && room > 0);
@@ -109,17 +109,17 @@ impl Sums {
 
     /// Returns the regions, largest first, followed by the folded ones if there are any.
     fn into_regions(mut self, belongs: bool) -> Vec<Region> {
-        if self.others.is_some() || self.named.len() > MAX_REGIONS {
-            self.keep(MAX_REGIONS - 1);
+        if self.folded.is_some() || self.named.len() > MAX_REGIONS {
+            self.keep_largest(MAX_REGIONS - 1);
         }
-        let region = |(name, sum): (String, Sum)| Region {
+        let region = |(name, sum): (String, RegionSum)| Region {
             name,
             nodes: sum.nodes.into_iter().map(|(node, bytes)| RegionNode { node: node.0, bytes }).collect(),
             off_bytes: belongs.then_some(sum.off),
         };
         let mut regions: Vec<Region> = self.named.into_iter().map(region).collect();
         regions.sort_by(|one, other| other.bytes().cmp(&one.bytes()).then_with(|| one.name.cmp(&other.name)));
-        regions.extend(self.others.map(|others| region((OTHERS.to_owned(), others))));
+        regions.extend(self.folded.map(|others| region((FOLDED_NAME.to_owned(), others))));
         regions
     }
 }
@@ -128,23 +128,23 @@ impl Sums {
 /// the mount point of procfs.
 pub(crate) fn read(
     proc: &Path,
-    dirs: impl Iterator<Item = (PathBuf, Option<Belongs>)>,
+    dirs: impl Iterator<Item = (PathBuf, Option<IntendedNodes>)>,
     deadline: Instant,
 ) -> Regions {
-    let (mut sums, mut notes) = (Sums::default(), BTreeSet::new());
+    let (mut sums, mut notes) = (RegionSums::default(), BTreeSet::new());
     let (mut processes, mut promised, mut homes) = (0, NodeSet::new(), NodeSet::new());
     for (dir, belongs) in dirs {
         match &belongs {
-            Some(Belongs::Promised(on)) => promised.extend(on.iter()),
-            Some(Belongs::Home(on)) => homes.extend([*on]),
+            Some(IntendedNodes::Guaranteed(on)) => promised.extend(on.iter()),
+            Some(IntendedNodes::Preferred(on)) => homes.extend([*on]),
             None => {}
         }
         for pid in processes_below(&dir) {
-            match read_one(&proc.join(pid.to_string()), belongs.as_ref(), deadline, &mut sums) {
+            match read_process(&proc.join(pid.to_string()), belongs.as_ref(), deadline, &mut sums) {
                 Ok(is_complete) => {
                     processes += u32::from(is_complete);
                     if !is_complete {
-                        let note = format!("not all was read within {} s", PATIENCE.as_secs());
+                        let note = format!("not all was read within {} s", READ_TIMEOUT.as_secs());
                         notes.insert(note);
                     }
                 }
@@ -159,8 +159,8 @@ pub(crate) fn read(
     let list = |nodes: &NodeSet| (!nodes.is_empty()).then(|| nodes.to_string());
     let (promised, home) = (list(&promised), list(&homes));
     let belongs = promised.is_some() || home.is_some();
-    if sums.others.is_some() {
-        let note = format!("more than {MAX_NAMES} names: some pages of small regions count as {OTHERS}");
+    if sums.folded.is_some() {
+        let note = format!("more than {MAX_NAMES} names: some pages of small regions count as {FOLDED_NAME}");
         notes.insert(note);
     }
     let regions = sums.into_regions(belongs);
@@ -170,13 +170,18 @@ pub(crate) fn read(
 /// Reads the regions of the process in the directory `process`, for fuzzing.
 #[cfg(feature = "testing")]
 pub fn regions_of(process: &Path, deadline: Instant) -> io::Result<Vec<Region>> {
-    let mut sums = Sums::default();
-    read_one(process, None, deadline, &mut sums)?;
+    let mut sums = RegionSums::default();
+    read_process(process, None, deadline, &mut sums)?;
     Ok(sums.into_regions(false))
 }
 
 /// Adds the regions of a process; returns `false` if time ran out.
-fn read_one(dir: &Path, belongs: Option<&Belongs>, deadline: Instant, sums: &mut Sums) -> io::Result<bool> {
+fn read_process(
+    dir: &Path,
+    belongs: Option<&IntendedNodes>,
+    deadline: Instant,
+    sums: &mut RegionSums,
+) -> io::Result<bool> {
     if Instant::now() >= deadline {
         return Ok(false);
     }
@@ -184,7 +189,7 @@ fn read_one(dir: &Path, belongs: Option<&Belongs>, deadline: Instant, sums: &mut
         TruncatedLines::new(BufReader::with_capacity(1 << 16, File::open(dir.join("numa_maps"))?));
     while let Some(line) = lines.next_line()? {
         if let Some((name, pages)) = mapping(&String::from_utf8_lossy(line)) {
-            let sum = sums.of(name);
+            let sum = sums.sum_of(name);
             for (node, bytes) in pages {
                 sum.add(node, bytes);
                 if belongs.is_some_and(|belongs| !belongs.has(node)) {
@@ -210,7 +215,7 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
             // Some characters are escaped, for example as `\040`.
             "file" => {
                 name = String::from_utf8_lossy(&unescape(value.as_bytes(), b"\\", 3, 8)).into_owned();
-                name.truncate(name.floor_char_boundary(MAX_NAME));
+                name.truncate(name.floor_char_boundary(MAX_NAME_BYTES));
             }
             "kernelpagesize_kB" => page = value.parse().ok()?,
             _ => {
@@ -263,14 +268,14 @@ mod tests {
         host
     }
 
-    fn regions(host: &Path, belongs: Option<Belongs>, deadline: Instant) -> Regions {
+    fn regions(host: &Path, belongs: Option<IntendedNodes>, deadline: Instant) -> Regions {
         read(&host.join("proc"), [(host.join("cgroup"), belongs)].into_iter(), deadline)
     }
 
     #[test]
-    fn regions_of_all_processes_are_added_up() {
+    fn sums_regions_of_all_processes() {
         let host = host();
-        let found = regions(host.path(), Some(Belongs::Promised("1".parse().unwrap())), soon());
+        let found = regions(host.path(), Some(IntendedNodes::Guaranteed("1".parse().unwrap())), soon());
         let kib = |node, kib: u64| RegionNode { node, bytes: kib << 10 };
         let region = |name: &str, nodes: &[RegionNode], off: u64| Region {
             name: name.to_owned(),
@@ -289,14 +294,14 @@ mod tests {
             ]
         );
         assert_eq!(regions(host.path(), None, soon()).regions[0].off_bytes, None);
-        let home = regions(host.path(), Some(Belongs::Home(NodeId(1))), soon());
+        let home = regions(host.path(), Some(IntendedNodes::Preferred(NodeId(1))), soon());
         assert_eq!((home.promised.as_deref(), home.home.as_deref()), (None, Some("1")));
         assert_eq!(home.regions, found.regions);
     }
 
-    /// A `numa_maps` as any local user can make it: more than 100 MB of long names, of one page each.
+    /// A `numa_maps` that any local user can cause: more than 100 MB of long names, with one page each.
     #[test]
-    fn memory_is_bounded_whatever_the_names_are() {
+    fn memory_is_bounded_for_any_names() {
         const NAMES: u64 = 30_000;
         const CEILING: u64 = 16 << 20;
         if !is_alone() {
@@ -333,12 +338,12 @@ mod tests {
         assert_eq!(bytes, (NAMES + 1000 + 2) << 12, "all pages count");
         assert!(found.regions[0].name.starts_with("/yyy"), "the largest comes first");
         assert!(found.regions.iter().any(|region| region.name == "[heap]"));
-        assert!(found.regions.iter().all(|region| region.name.len() <= MAX_NAME));
+        assert!(found.regions.iter().all(|region| region.name.len() <= MAX_NAME_BYTES));
         assert!(found.notes[0].contains("names"), "{:?}", found.notes);
     }
 
     #[test]
-    fn it_ends_in_time_and_says_what_is_missing() {
+    fn notes_incomplete_reading() {
         let host = host();
         let found = regions(host.path(), None, Instant::now());
         assert_eq!(found.notes, ["not all was read within 5 s"]);
@@ -346,10 +351,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_added_up() {
-        let sum = |bytes| Sum { nodes: BTreeMap::from([(NodeId(0), bytes)]), off: 1 };
+    fn excess_regions_are_folded() {
+        let sum = |bytes| RegionSum { nodes: BTreeMap::from([(NodeId(0), bytes)]), off: 1 };
         let named = (1..=MAX_REGIONS as u64 + 1).map(|number| (format!("/{number}"), sum(number))).collect();
-        let found = Sums { named, others: None }.into_regions(true);
+        let found = RegionSums { named, folded: None }.into_regions(true);
         assert_eq!(found.len(), MAX_REGIONS);
         let last = found.last().unwrap();
         assert_eq!((last.name.as_str(), last.bytes(), last.off_bytes), ("[others]", 1 + 2, Some(2)));

@@ -29,24 +29,24 @@ use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    estimate::{self, Estimator, Look, remote_share},
+    estimate::{self, Estimator, ThreadReading, remote_share},
     hugepages,
     observer::Observer,
     part::DaemonPart,
-    reading::Books,
-    sampling::{Host, Sampled, Sampling, balancing},
-    table::{Readings, Table, Trouble},
+    reading::StateSnapshot,
+    sampling::{Sampling, SamplingConditions, SamplingStates, balancing},
+    table::{PressureStats, Readings, Table},
 };
 
 /// Reads all workloads periodically until `stop` is cancelled. The caller that cancels it also wakes the thread.
-pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
+pub(crate) fn run_reader(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
     let estimate = &observer.config.observe.remote_estimate;
     let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
     let mut due = Instant::now();
     observer.demand.lock().reader = Some(thread::current());
     while !stop.is_cancelled() {
-        if !observer.is_asked() {
+        if !observer.is_requested() {
             health::rest();
             thread::park();
             continue;
@@ -74,7 +74,7 @@ struct Target {
     dir: PathBuf,
     resident: Option<Vec<ResidentFigures>>,
     hugepages: ResidentHugepages,
-    trouble: Trouble,
+    pressure_stats: PressureStats,
     /// True if other workloads are nested in this one.
     is_outer: bool,
 }
@@ -82,9 +82,9 @@ struct Target {
 impl Observer {
     /// Returns whether there was a recent request for the workloads' figures. Less frequent readers get figures as
     /// old as their previous request.
-    pub(crate) fn is_asked(&self) -> bool {
+    pub(crate) fn is_requested(&self) -> bool {
         let interest = (3 * self.config.observe.residency_interval.0).max(Duration::from_mins(1));
-        self.demand.lock().asked.elapsed() < interest
+        self.demand.lock().last_request.elapsed() < interest
     }
 
     /// Returns a consistent snapshot of the hierarchy, the workloads and the machine; `None` while the hierarchy is
@@ -104,7 +104,7 @@ impl Observer {
                 dir: hierarchy.dir(&member.path),
                 resident: None,
                 hugepages: ResidentHugepages::new(),
-                trouble: Trouble::default(),
+                pressure_stats: PressureStats::default(),
                 is_outer: false,
             });
             let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
@@ -112,7 +112,7 @@ impl Observer {
             (targets.collect::<Vec<_>>(), nodes, hugepages::pools(&machine), tiers.len() > 1)
         };
         targets.sort_by(|a, b| a.path.cmp(&b.path));
-        let outer = nest(&targets);
+        let outer = enclosing_targets(&targets);
         for &index in outer.iter().flatten() {
             targets[index].is_outer = true;
         }
@@ -134,15 +134,22 @@ impl Observer {
         if targets.iter().all(|target| target.resident.is_none()) {
             failed = failed.or(absent);
         }
-        take_off(&mut targets, &outer);
+        subtract_nested(&mut targets, &outer);
         if !has_tiers {
             for target in &mut targets {
-                target.trouble.tiering = None;
+                target.pressure_stats.tiering = None;
             }
         }
         let readings = targets.into_iter().map(|target| {
-            let Target { id, resident, hugepages, trouble, .. } = target;
-            (id, Readings { resident: resident.map(Arc::from), hugepages: Arc::new(hugepages), trouble })
+            let Target { id, resident, hugepages, pressure_stats, .. } = target;
+            (
+                id,
+                Readings {
+                    resident: resident.map(Arc::from),
+                    hugepages: Arc::new(hugepages),
+                    pressure_stats,
+                },
+            )
         });
         self.take_readings(&readings.collect::<Vec<_>>(), &nodes);
         self.note(DaemonPart::Residency, failed.map_or(Ok(()), Err));
@@ -156,9 +163,9 @@ impl Observer {
         let is_as_before = || self.machine().nodes.keys().eq(nodes);
         let take = |table: &mut Table<SlotId>, as_before: bool| {
             for (id, read) in readings {
-                let trouble = read.trouble;
-                let without_nodes = || Readings { trouble, ..Readings::default() };
-                table.set_read(*id, if as_before { read.clone() } else { without_nodes() });
+                let pressure_stats = read.pressure_stats;
+                let without_nodes = || Readings { pressure_stats, ..Readings::default() };
+                table.store_readings(*id, if as_before { read.clone() } else { without_nodes() });
             }
         };
         for _ in 0..MAX_ATTEMPTS {
@@ -184,7 +191,7 @@ impl Target {
             let of = |node| stat.get(node).copied().unwrap_or_default();
             self.resident = Some(nodes.iter().map(of).map(resident).collect());
             if !self.is_outer {
-                self.trouble.tiering = tiering(stat.values(), rustix::param::page_size() as u64);
+                self.pressure_stats.tiering = tiering(stat.values(), rustix::param::page_size() as u64);
             }
         });
         let hugepages = hugepages::resident(&self.dir, sizes, nodes).map(|read| self.hugepages = read);
@@ -192,10 +199,11 @@ impl Target {
         if self.is_outer {
             return resident;
         }
-        let events = memory_events(&self.dir).map(|events| self.trouble.oom_kills = Some(events.oom_kill));
+        let events =
+            memory_events(&self.dir).map(|events| self.pressure_stats.oom_kills = Some(events.oom_kill));
         let pressure = memory_pressure(&self.dir).map(|pressure| {
             let (waiting, stalled) = (pressure.some, pressure.full);
-            self.trouble.pressure = Some(PressureFigures { waiting, stalled });
+            self.pressure_stats.pressure = Some(PressureFigures { waiting, stalled });
         });
         resident.and(events).and(pressure)
     }
@@ -211,9 +219,9 @@ impl Observer {
         };
         let counters = maps.map(|maps| self.read_activity(&maps));
         let Some((hierarchy, _, machine)) = self.placed() else { return };
-        let Books { table, holders, .. } = self.books();
+        let StateSnapshot { table, holders, .. } = self.state_snapshot();
         let activity = counters.map(|counters| counters.decode(&holders));
-        let host = Host {
+        let host = SamplingConditions {
             balancing: balancing(&self.config.host_root),
             nodes: machine.nodes.values().filter(|node| node.memory.0 > 0).count(),
             skips_single_node_cpusets,
@@ -231,7 +239,7 @@ impl Observer {
             let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(member.slot?)?.scanned));
             looked.insert(id, (host.judge(allowed), scanned, stat));
         }
-        let mut sampled = Sampled::clone(&self.latest.sampled.borrow());
+        let mut sampled = SamplingStates::clone(&self.latest.sampled.borrow());
         sampled.seen.retain(|id, _| looked.contains_key(id));
         sampled.memory_stat_serves = false;
         for (id, (by_host, scanned, stat)) in looked {
@@ -246,7 +254,7 @@ impl Observer {
     /// Updates the estimate of every workload that is not sampled, within the budget.
     pub(crate) fn estimate_remote(&self, estimator: &mut Estimator) {
         let Some((hierarchy, table, machine)) = self.placed() else { return };
-        let mut sampled = Sampled::clone(&self.latest.sampled.borrow());
+        let mut sampled = SamplingStates::clone(&self.latest.sampled.borrow());
         let mut targets = Vec::new();
         let mut all = BTreeSet::new();
         for (id, member) in table.members() {
@@ -256,18 +264,18 @@ impl Observer {
                 continue;
             };
             let mapped = |of: &ResidentFigures| of.anon.0.saturating_add(of.mapped.0);
-            let lies = machine.nodes.keys().copied().zip(resident.iter().map(mapped)).collect();
-            targets.push(estimate::Target { id, dir, lies });
+            let memory = machine.nodes.keys().copied().zip(resident.iter().map(mapped)).collect();
+            targets.push(estimate::Target { id, dir, memory });
         }
         targets.sort_by_key(|target| target.id);
-        let looks = estimator.look(&self.config.host_root.join("proc"), &machine, &targets, &all);
+        let readings = estimator.read(&self.config.host_root.join("proc"), &machine, &targets, &all);
         let now = Instant::now();
         let estimates = &mut sampled.estimates.0;
         let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
         estimates.retain(|id, _| ids.contains(id));
         for target in &targets {
-            if let Some(Look::Ran(ran)) = looks.get(&target.id)
-                && let Some(share) = remote_share(ran, &target.lies, |node| {
+            if let Some(ThreadReading::Ran(ran)) = readings.get(&target.id)
+                && let Some(share) = remote_share(ran, &target.memory, |node| {
                     nearest_memory_node(&machine, node, machine.nodes.keys())
                 })
             {
@@ -300,7 +308,7 @@ fn tiering<'a>(nodes: impl Iterator<Item = &'a CgroupNodeMemory>, page_size: u64
 
 /// Returns the nearest enclosing target of each target. Targets are sorted by path, so descendants directly follow
 /// their ancestor.
-fn nest(targets: &[Target]) -> Vec<Option<usize>> {
+fn enclosing_targets(targets: &[Target]) -> Vec<Option<usize>> {
     let mut open: Vec<usize> = Vec::new();
     let mut outer = Vec::with_capacity(targets.len());
     for (index, target) in targets.iter().enumerate() {
@@ -315,12 +323,12 @@ fn nest(targets: &[Target]) -> Vec<Option<usize>> {
 
 /// Subtracts the figures of nested workloads from those of the outer ones. Pages that moved between two readings may
 /// make the difference too small; it is never negative.
-fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
+fn subtract_nested(targets: &mut [Target], outer: &[Option<usize>]) {
     let whole: Vec<(Option<Vec<ResidentFigures>>, ResidentHugepages)> =
         targets.iter().map(|target| (target.resident.clone(), target.hugepages.clone())).collect();
     for ((inner, hugepages), outer) in whole.iter().zip(outer) {
         let Some(outer) = outer else { continue };
-        hugepages::take_off(&mut targets[*outer].hugepages, hugepages);
+        hugepages::subtract_nested(&mut targets[*outer].hugepages, hugepages);
         let Some(inner) = inner else { continue };
         let Some(rest) = &mut targets[*outer].resident else { continue };
         for (rest, inner) in rest.iter_mut().zip(inner) {
@@ -356,13 +364,13 @@ mod tests {
             path,
             resident: anon.map(resident),
             hugepages: anon.map(|bytes| (HUGE, vec![Bytes(bytes), Bytes(0)])).into_iter().collect(),
-            trouble: Trouble::default(),
+            pressure_stats: PressureStats::default(),
             is_outer: false,
         }
     }
 
     #[test]
-    fn a_workload_that_vanishes_while_it_is_read_has_no_figures_and_is_no_fault() {
+    fn vanished_workload_is_no_failure() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=4096\n").unwrap();
         let mut found = Target { dir: dir.path().to_owned(), ..target("/a", None) };
@@ -374,11 +382,11 @@ mod tests {
         let mut gone = Target { dir: dir.path().to_owned(), ..target("/a", None) };
         drop(dir);
         assert!(gone.read(&[NodeId(0)], &[HUGE].into()).unwrap_err().is_gone());
-        assert_eq!((gone.resident, gone.trouble), (None, Trouble::default()));
+        assert_eq!((gone.resident, gone.pressure_stats), (None, PressureStats::default()));
     }
 
     #[test]
-    fn an_outer_workload_has_what_the_inner_ones_leave() {
+    fn outer_figures_exclude_inner_ones() {
         let mut targets = vec![
             target("/a", Some(100)),
             target("/a/b", Some(60)),
@@ -390,9 +398,9 @@ mod tests {
             target("/g", Some(5)),
             target("/g/h", Some(6)),
         ];
-        let outer = nest(&targets);
+        let outer = enclosing_targets(&targets);
         assert_eq!(outer, [None, Some(0), Some(1), Some(0), None, None, Some(5), None, Some(7)]);
-        take_off(&mut targets, &outer);
+        subtract_nested(&mut targets, &outer);
         let left: Vec<_> = targets.iter().map(|t| t.resident.as_ref().map(|bytes| bytes[0].anon.0)).collect();
         assert_eq!(
             left,

@@ -23,7 +23,7 @@ use numaward_probes::{Mode, Probe, ProbeReport, ScannedPages};
 use crate::estimate::Estimates;
 
 /// Duration for which the latest evidence of sampling is valid. Balancing revisits a task after at most a minute.
-const HOLDS: Duration = Duration::from_mins(5);
+const EVIDENCE_LIFETIME: Duration = Duration::from_mins(5);
 
 /// Sampling state of a workload's accesses.
 ///
@@ -48,7 +48,7 @@ pub(crate) enum Sampling {
 
 /// Sampling state of a workload and the counters from which it is derived.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct SamplingEvidence {
     pub(crate) state: Sampling,
     pub(crate) scanned: Option<ScannedPages>,
     pte_updates: Option<u64>,
@@ -60,15 +60,15 @@ pub(crate) struct Seen {
 
 /// Sampling states and estimates of all workloads.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sampled {
-    pub(crate) seen: BTreeMap<CgroupId, Seen>,
+pub(crate) struct SamplingStates {
+    pub(crate) seen: BTreeMap<CgroupId, SamplingEvidence>,
     /// Estimated remote accesses of workloads that are not sampled, if estimates are enabled.
     pub(crate) estimates: Estimates,
     /// True if `memory.stat` counts sampled pages, in place of an absent probe.
     pub(crate) memory_stat_serves: bool,
 }
 
-impl Sampled {
+impl SamplingStates {
     /// Returns the sampling state of a cgroup's accesses.
     pub(crate) fn state(&self, id: CgroupId) -> Sampling {
         self.seen.get(&id).map(|seen| seen.state).unwrap_or_default()
@@ -86,14 +86,14 @@ impl Sampled {
 
 /// Properties of the host that decide whether accesses are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct SamplingConditions {
     /// Value of `kernel.numa_balancing`; `None` if it cannot be read.
     pub(crate) balancing: Option<u32>,
     pub(crate) nodes: usize,
     pub(crate) skips_single_node_cpusets: Option<bool>,
 }
 
-impl Host {
+impl SamplingConditions {
     /// Derives the state from the host's properties and the number of nodes in the cpuset (`allowed`). Returns `None`
     /// if it depends on the samples.
     pub(crate) fn judge(self, allowed: Option<usize>) -> Option<Sampling> {
@@ -120,7 +120,7 @@ pub(crate) fn balancing(root: &Path) -> Option<u32> {
     }
 }
 
-impl Seen {
+impl SamplingEvidence {
     /// Updates the state from new readings; a reading that is not available is `None`.
     pub(crate) fn update(
         &mut self,
@@ -145,7 +145,7 @@ impl Seen {
             }
             self.pte_updates = Some(updates);
         }
-        let held = self.verdict.filter(|(_, at)| now.saturating_duration_since(*at) < HOLDS);
+        let held = self.verdict.filter(|(_, at)| now.saturating_duration_since(*at) < EVIDENCE_LIFETIME);
         self.state = by_host.or(held.map(|(verdict, _)| verdict)).unwrap_or_default();
     }
 }
@@ -157,8 +157,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_decides_where_it_can() {
-        let host = |balancing, nodes, skips_single_node_cpusets| Host {
+    fn host_settings_decide_first() {
+        let host = |balancing, nodes, skips_single_node_cpusets| SamplingConditions {
             balancing,
             nodes,
             skips_single_node_cpusets,
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_setting_is_read_from_good_missing_and_corrupt_files() {
+    fn reads_or_rejects_balancing_file() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(balancing(root.path()), Some(0));
         let file = root.path().join("proc/sys/kernel/numa_balancing");
@@ -191,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_holds_for_a_while() {
+    fn evidence_expires() {
         let start = Instant::now();
-        let mut seen = Seen::default();
+        let mut seen = SamplingEvidence::default();
         let mut look = |sampled, excluded, seconds| {
             let scanned = ScannedPages { sampled: Pages(sampled), excluded: Pages(excluded) };
             seen.update(None, Some(scanned), None, start + Duration::from_secs(seconds));
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(look(110, 520, 320), Sampling::Unknown, "too long ago");
         assert_eq!(look(5, 520, 330), Sampling::Unknown, "a counter that went back says nothing");
 
-        let mut seen = Seen::default();
+        let mut seen = SamplingEvidence::default();
         let mut look = |updates, seconds| {
             seen.update(None, None, updates, start + Duration::from_secs(seconds));
             seen.state
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(look(Some(8), 10), Sampling::On);
         assert_eq!(look(None, 20), Sampling::On);
         assert_eq!(look(None, 400), Sampling::Unknown);
-        let mut seen = Seen::default();
+        let mut seen = SamplingEvidence::default();
         seen.update(Some(Sampling::Off), None, Some(1), start);
         assert_eq!(seen.state, Sampling::Off);
     }

@@ -10,7 +10,7 @@ use numaward_probes::SlotId;
 use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 
 use crate::{
-    reading::Read,
+    reading::CounterReading,
     table::{Member, Table},
 };
 
@@ -23,15 +23,15 @@ pub(crate) struct Share<'a> {
 }
 
 /// Groups all guarantees by the workloads that share them.
-pub(crate) fn shares(promises: &Guarantees) -> Vec<Share<'_>> {
+pub(crate) fn shares(guarantees: &Guarantees) -> Vec<Share<'_>> {
     let mut shares = BTreeMap::new();
-    for promise in promises.workloads() {
-        let shares_pod = promise.container.as_ref().is_some_and(|of| of.shares_pod);
-        let key = (&promise.owner, (!shares_pod).then_some(promise.id));
+    for guarantee in guarantees.workloads() {
+        let shares_pod = guarantee.container.as_ref().is_some_and(|of| of.shares_pod);
+        let key = (&guarantee.owner, (!shares_pod).then_some(guarantee.id));
         let none = || Share { workloads: Vec::new(), placed: BTreeMap::new() };
         let share = shares.entry(key).or_insert_with(none);
-        share.workloads.push(promise);
-        for (kind, node, bytes) in &promise.placed {
+        share.workloads.push(guarantee);
+        for (kind, node, bytes) in &guarantee.placed {
             let sum = share.placed.entry(*kind).or_default().entry(*node).or_default();
             sum.0 = sum.0.saturating_add(bytes.0);
         }
@@ -49,7 +49,7 @@ pub(crate) struct Holdings<'a> {
 }
 
 impl<'a> Holdings<'a> {
-    pub(crate) fn new(read: &'a Read) -> Self {
+    pub(crate) fn new(read: &'a CounterReading) -> Self {
         let mut members: Vec<_> = read.table.members().map(|(_, member)| member).collect();
         members.sort_by(|a, b| a.path.cmp(&b.path));
         Self { nodes: read.machine.nodes.keys().copied().collect(), table: &read.table, members }

@@ -4,7 +4,7 @@
 //! CPU time of their cgroups: a workload that does not run allocates nothing. The remaining workloads are counted
 //! together under the name `other`.
 //!
-//! While a workload waits for a slot, the CPU times of all cgroups are read once per [`LOOK`], and a few slots are
+//! While a workload waits for a slot, the CPU times of all cgroups are read once per [`READ_INTERVAL`], and a few slots are
 //! reassigned. A slot is only taken from a workload that is far less busy, so that two similar workloads do not
 //! alternate. A released slot stays unused for a second before it is assigned again.
 
@@ -16,13 +16,13 @@ use std::{
 use numaward_cgroup::CgroupId;
 
 /// Interval at which CPU times are read while a workload waits for a slot.
-pub(crate) const LOOK: Duration = Duration::from_mins(1);
+pub(crate) const READ_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Least ratio of the CPU times of the new and the previous owner of a slot.
-const FACTOR: u32 = 4;
+const MIN_BUSY_RATIO: u32 = 4;
 
 /// CPU time per interval below which a workload counts as idle.
-const IDLE: Duration = Duration::from_millis(10);
+const MAX_IDLE_TIME: Duration = Duration::from_millis(10);
 
 /// Most slots that are reassigned per interval.
 const MAX_EXCHANGES: usize = 16;
@@ -30,7 +30,7 @@ const MAX_EXCHANGES: usize = 16;
 /// CPU times from which slots are assigned.
 #[derive(Debug, Default)]
 pub(crate) struct SlotPolicy {
-    pub(crate) looked: Option<Instant>,
+    pub(crate) last_read: Option<Instant>,
     /// CPU time of each cgroup at the last reading, and (`busy`) its growth since the reading before.
     used: BTreeMap<CgroupId, Duration>,
     busy: BTreeMap<CgroupId, Duration>,
@@ -41,7 +41,7 @@ pub(crate) struct SlotPolicy {
 pub(crate) struct Candidate {
     pub(crate) id: CgroupId,
     pub(crate) has_slot: bool,
-    pub(crate) is_promised: bool,
+    pub(crate) has_guarantee: bool,
     /// CPU time between the last two readings; `None` if it is not known yet.
     pub(crate) busy: Option<Duration>,
 }
@@ -51,7 +51,7 @@ pub(crate) fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
     let known = |has_slot| {
         let mut found: Vec<(Duration, CgroupId)> = candidates
             .iter()
-            .filter(|of| of.has_slot == has_slot && !(has_slot && of.is_promised))
+            .filter(|of| of.has_slot == has_slot && !(has_slot && of.has_guarantee))
             .filter_map(|of| Some((of.busy?, of.id)))
             .collect();
         found.sort_unstable();
@@ -60,14 +60,16 @@ pub(crate) fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
     let (givers, takers) = (known(true), known(false));
     let pairs = givers.into_iter().zip(takers.into_iter().rev()).take(MAX_EXCHANGES);
     pairs
-        .take_while(|((gives, _), (takes, _))| *takes > IDLE && *takes >= gives.saturating_mul(FACTOR))
+        .take_while(|((gives, _), (takes, _))| {
+            *takes > MAX_IDLE_TIME && *takes >= gives.saturating_mul(MIN_BUSY_RATIO)
+        })
         .map(|((_, giver), (_, taker))| (giver, taker))
         .collect()
 }
 
 impl SlotPolicy {
     /// Stores a reading of the CPU times, and computes their growth.
-    pub(crate) fn look(&mut self, used: BTreeMap<CgroupId, Duration>) {
+    pub(crate) fn record(&mut self, used: BTreeMap<CgroupId, Duration>) {
         let grown = used.iter().filter_map(|(id, now)| Some((*id, now.checked_sub(*self.used.get(id)?)?)));
         self.busy = grown.collect();
         self.used = used;
@@ -85,11 +87,11 @@ mod tests {
 
     fn candidate(id: u64, has_slot: bool, millis: u64) -> Candidate {
         let busy = Some(Duration::from_millis(millis));
-        Candidate { id: CgroupId(id), has_slot, is_promised: false, busy }
+        Candidate { id: CgroupId(id), has_slot, has_guarantee: false, busy }
     }
 
     #[test]
-    fn the_busiest_take_slots_from_those_that_are_far_less_busy() {
+    fn busiest_workloads_take_slots() {
         let (slot, waits) = (true, false);
         let pairs = |candidates: &[Candidate]| {
             exchanges(candidates).into_iter().map(|(giver, taker)| (giver.0, taker.0)).collect::<Vec<_>>()
@@ -105,7 +107,7 @@ mod tests {
         assert_eq!(pairs(&busy), [(1, 5), (3, 4)]);
         assert_eq!(pairs(&[candidate(1, slot, 100), candidate(2, waits, 399)]), []);
         assert_eq!(pairs(&[candidate(1, slot, 0), candidate(2, waits, 10)]), [], "it hardly runs");
-        let promised = Candidate { is_promised: true, ..candidate(1, slot, 0) };
+        let promised = Candidate { has_guarantee: true, ..candidate(1, slot, 0) };
         assert_eq!(pairs(&[promised, candidate(2, waits, 1000)]), [], "who is promised something keeps it");
         let unknown = Candidate { busy: None, ..candidate(1, slot, 0) };
         assert_eq!(pairs(&[unknown, candidate(2, waits, 1000)]), [], "nobody knows what it does");
@@ -115,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn it_counts_what_was_done_since_the_last_look() {
+    fn busy_time_is_growth_between_readings() {
         let used = |times: &[(u64, u64)]| {
             times.iter().map(|&(id, seconds)| (CgroupId(id), Duration::from_secs(seconds))).collect()
         };
         let mut policy = SlotPolicy::default();
         let mut look = |times: &[(u64, u64)]| {
-            policy.look(used(times));
+            policy.record(used(times));
             policy.busy.clone()
         };
         assert_eq!(look(&[(1, 10), (2, 5)]), used(&[]));

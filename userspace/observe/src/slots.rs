@@ -14,24 +14,24 @@ use crate::{
     observer::Observer,
     part::DaemonPart,
     probing::Probing,
-    slot_policy::{Candidate, LOOK, SlotPolicy, exchanges},
+    slot_policy::{Candidate, READ_INTERVAL, SlotPolicy, exchanges},
     state::State,
     table::Member,
 };
 
 /// Most slots that are assigned before the locks are released for other threads.
-pub(crate) const AT_ONCE: usize = 256;
+pub(crate) const MAX_BATCH: usize = 256;
 
 /// Locks on the probes and the state together. Slots only change while both are held, so a reader of the counters
 /// sees the assignment before or after a change. The probes are locked first.
-pub(crate) struct Moving<'a> {
+pub(crate) struct SlotLocks<'a> {
     pub(crate) probing: MutexGuard<'a, Probing>,
     pub(crate) state: MutexGuard<'a, State>,
 }
 
-impl Moving<'_> {
+impl SlotLocks<'_> {
     /// Handles the creation or removal of a cgroup.
-    pub(crate) fn take(&mut self, event: CgroupEvent) {
+    pub(crate) fn handle(&mut self, event: CgroupEvent) {
         match event {
             CgroupEvent::Added(cgroup) => {
                 let workload = classify(&cgroup.path, |_| false);
@@ -43,26 +43,26 @@ impl Moving<'_> {
                 let container = workload.container.as_ref();
                 let name = self.state.name_of(&workload);
                 tracing::debug!(workload = name, cgroup = %cgroup.path, "workload appeared");
-                self.state.container_came(cgroup.id, &cgroup.path, container);
+                self.state.handle_new_container(cgroup.id, &cgroup.path, container);
                 let member = Member::new(cgroup.path, workload.kind, workload.container);
                 self.state.table_mut().add(cgroup.id, &name, member);
             }
             CgroupEvent::Removed(cgroup) => {
-                self.state.container_went(cgroup.id);
-                self.give_up(cgroup.id);
+                self.state.handle_removed_container(cgroup.id);
+                self.remove_cgroup(cgroup.id);
             }
         }
     }
 
     /// Removes a cgroup from the table; its last counts are added to its name.
-    pub(crate) fn give_up(&mut self, id: CgroupId) {
-        let counted = self.release(id, "last counts are lost").unwrap_or_default();
+    pub(crate) fn remove_cgroup(&mut self, id: CgroupId) {
+        let counted = self.release(id, "the workload's last counts are lost").unwrap_or_default();
         self.state.table_mut().remove(id, &counted, Instant::now());
     }
 
     /// Assigns free slots to at most `at_once` waiting workloads, and removes names whose last member has been gone
     /// for `keep`. Returns whether there is more to do.
-    pub(crate) fn keep_books(&mut self, keep: Duration, at_once: usize) -> bool {
+    pub(crate) fn assign_slots(&mut self, keep: Duration, at_once: usize) -> bool {
         // The check avoids a copy of the table, which readers may hold, if nothing has expired.
         let now = Instant::now();
         if self.state.table.has_expired(now, keep) {
@@ -78,10 +78,10 @@ impl Moving<'_> {
                 return true;
             }
             given += 1;
-            let promises = self.state.promises.clone();
-            match self.probing.probes.register(probes::CgroupId(id.0), promises.nodes_of(id)) {
-                Ok(slot) => self.state.table_mut().settle_waiting(Some(slot)),
-                Err(RegisterError::NoSlot { .. }) if self.make_room() => break,
+            let guarantees = self.state.guarantees.clone();
+            match self.probing.probes.register(probes::CgroupId(id.0), guarantees.nodes_of(id)) {
+                Ok(slot) => self.state.table_mut().assign_slot(Some(slot)),
+                Err(RegisterError::NoSlot { .. }) if self.free_slots_for_guarantees() => break,
                 Err(error @ RegisterError::NoSlot { .. }) => {
                     let reason =
                         format!("{error} (probes.slots); workloads without one are counted as other");
@@ -92,9 +92,9 @@ impl Moving<'_> {
                     tracing::warn!(
                         cgroup = id.0,
                         error = error_chain(&error),
-                        "a workload cannot be counted by itself"
+                        "this workload gets no counters of its own: it cannot be registered with the probes"
                     );
-                    self.state.table_mut().settle_waiting(None);
+                    self.state.table_mut().assign_slot(None);
                 }
             }
         }
@@ -104,15 +104,16 @@ impl Moving<'_> {
 
     /// Releases slots of workloads without a guarantee for waiting workloads with one. Returns whether some of these
     /// slots are not free yet.
-    pub(crate) fn make_room(&mut self) -> bool {
+    pub(crate) fn free_slots_for_guarantees(&mut self) -> bool {
         let waiting =
-            self.state.table.waiting().filter(|id| self.state.promises.nodes_of(*id).is_some()).count();
+            self.state.table.waiting().filter(|id| self.state.guarantees.nodes_of(*id).is_some()).count();
         let mut coming = self.probing.probes.cooling_slots();
         while coming < waiting {
             // The least busy workload at the last reading.
             let held = self.state.table.members().filter(|(_, member)| member.slot.is_some());
-            let unpromised = held.map(|(id, _)| id).filter(|id| self.state.promises.nodes_of(*id).is_none());
-            let Some(id) = unpromised.min_by_key(|id| self.state.slot_policy.busy(*id)) else { break };
+            let without_guarantee =
+                held.map(|(id, _)| id).filter(|id| self.state.guarantees.nodes_of(*id).is_none());
+            let Some(id) = without_guarantee.min_by_key(|id| self.state.slot_policy.busy(*id)) else { break };
             self.take_slot(id);
             coming += 1;
         }
@@ -121,7 +122,7 @@ impl Moving<'_> {
 
     /// Releases a workload's slot; the workload waits for another one.
     fn take_slot(&mut self, id: CgroupId) {
-        if let Some(counted) = self.release(id, "its slot cannot be taken back") {
+        if let Some(counted) = self.release(id, "the workload's slot cannot be released") {
             self.state.table_mut().suspend(id, &counted);
         }
     }
@@ -133,7 +134,7 @@ impl Moving<'_> {
         match self.probing.probes.activity_of(slot) {
             Ok(last) => self.state.table_mut().keep_activity(id, &last),
             Err(error) => {
-                tracing::warn!(workload = %name, error = error_chain(&error), "last counts are lost");
+                tracing::warn!(workload = %name, error = error_chain(&error), "the workload's last counts are lost");
             }
         }
         let released = self.probing.probes.release(slot);
@@ -143,11 +144,11 @@ impl Moving<'_> {
     }
 
     /// Writes the nodes that a workload may use to the probes.
-    pub(crate) fn allow(&mut self, id: CgroupId) {
+    pub(crate) fn write_allowed_nodes(&mut self, id: CgroupId) {
         let Some(slot) = self.state.table.slot(id) else { return };
-        let promises = self.state.promises.clone();
-        let set = self.probing.probes.set_allowed(slot, promises.nodes_of(id));
-        self.probing.health.noted(DaemonPart::Slots, set);
+        let guarantees = self.state.guarantees.clone();
+        let set = self.probing.probes.set_allowed(slot, guarantees.nodes_of(id));
+        self.probing.health.note_result(DaemonPart::Slots, set);
     }
 
     /// Moves workloads whose name has become known to that name.
@@ -160,7 +161,7 @@ impl Moving<'_> {
             })
             .collect();
         for (id, label, member) in renamed {
-            self.give_up(id);
+            self.remove_cgroup(id);
             self.state.table_mut().add(id, &label, member);
         }
     }
@@ -168,49 +169,53 @@ impl Moving<'_> {
     /// Writes the owners of exclusive CPUs to the probe if they changed.
     pub(crate) fn follow_exclusive_cpus(&mut self) {
         let mut owners = BTreeMap::new();
-        for promise in self.state.promises.workloads() {
-            if let Some(slot) = self.state.table.slot(promise.id) {
-                owners.extend(promise.held_cpus().iter().map(|cpu| (cpu, slot)));
+        for guarantee in self.state.guarantees.workloads() {
+            if let Some(slot) = self.state.table.slot(guarantee.id) {
+                owners.extend(guarantee.held_cpus().iter().map(|cpu| (cpu, slot)));
             }
         }
         if owners == self.state.exclusive.owners {
             return;
         }
         let set = self.probing.probes.set_exclusive(&owners);
-        self.state.exclusive.own(owners);
-        self.probing.health.noted(DaemonPart::Intruders, set);
+        self.state.exclusive.set_owners(owners);
+        self.probing.health.note_result(DaemonPart::Intruders, set);
     }
 }
 
 impl Observer {
     /// Locks the probes and the state to change slots.
-    pub(crate) fn moving(&self) -> Moving<'_> {
+    pub(crate) fn lock_slots(&self) -> SlotLocks<'_> {
         let probing = self.probing();
-        Moving { probing, state: self.lock() }
+        SlotLocks { probing, state: self.lock() }
     }
 
     /// Reads the CPU times of cgroups, if the interval has passed and a workload waits for a slot, and reassigns
     /// slots to the busiest workloads.
     pub(crate) fn follow_slot_policy(&self, now: Instant) {
         let targets: Vec<_> = {
-            let Moving { probing, mut state } = self.moving();
+            let SlotLocks { probing, mut state } = self.lock_slots();
             if state.table.waiting().next().is_none() || probing.attached.is_empty() {
                 // The readings are of no use later.
                 state.slot_policy = SlotPolicy::default();
                 return;
             }
-            if state.slot_policy.looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
+            if state
+                .slot_policy
+                .last_read
+                .is_some_and(|last_read| now.duration_since(last_read) < READ_INTERVAL)
+            {
                 return;
             }
-            state.slot_policy.looked = Some(now);
+            state.slot_policy.last_read = Some(now);
             let Some(hierarchy) = &state.hierarchy else { return };
             state.table.members().map(|(id, member)| (id, hierarchy.dir(&member.path))).collect()
         };
         // A cgroup that was removed meanwhile counts as idle.
         let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_time(&dir).ok()?))).collect();
-        let mut moving = self.moving();
-        let state = &mut *moving.state;
-        state.slot_policy.look(used);
+        let mut locks = self.lock_slots();
+        let state = &mut *locks.state;
+        state.slot_policy.record(used);
         let waiting: BTreeSet<CgroupId> = state.table.waiting().collect();
         let candidates: Vec<Candidate> = state
             .table
@@ -219,18 +224,18 @@ impl Observer {
             .map(|(id, member)| Candidate {
                 id,
                 has_slot: member.slot.is_some(),
-                is_promised: state.promises.nodes_of(id).is_some(),
+                has_guarantee: state.guarantees.nodes_of(id).is_some(),
                 busy: state.slot_policy.busy(id),
             })
             .collect();
         for (giver, taker) in exchanges(&candidates) {
-            moving.take_slot(giver);
-            moving.state.table_mut().prefer(taker);
+            locks.take_slot(giver);
+            locks.state.table_mut().prefer(taker);
         }
         // Workloads with a guarantee first.
-        let state = &mut *moving.state;
+        let state = &mut *locks.state;
         let promised: Vec<CgroupId> =
-            state.table.waiting().filter(|id| state.promises.nodes_of(*id).is_some()).collect();
+            state.table.waiting().filter(|id| state.guarantees.nodes_of(*id).is_some()).collect();
         for id in promised {
             state.table_mut().prefer(id);
         }

@@ -1,6 +1,6 @@
-//! A map of a few entries, of which there are thousands.
+//! A compact map for a few entries. The table of workloads contains thousands of such maps.
 
-/// A sorted list. A `BTreeMap` of one entry takes room for eleven.
+/// Map stored as a sorted vector. A `BTreeMap` allocates space for eleven entries even if it has one.
 #[derive(Clone, Debug)]
 pub(crate) struct SmallMap<K, V>(Vec<(K, V)>);
 
@@ -23,13 +23,13 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.0.get_mut(place).map(|(_, value)| value)
     }
 
-    /// Replaces what the key had before.
+    /// Inserts a value, and replaces the previous value of the key.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         match self.place(&key) {
             Ok(place) => self.0[place].1 = value,
             Err(place) => {
                 if self.0.is_empty() {
-                    // Without this, the list would take room for four.
+                    // Without this, the vector would allocate space for four entries.
                     self.0.reserve_exact(1);
                 }
                 self.0.insert(place, (key, value));
@@ -46,7 +46,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.0.is_empty()
     }
 
-    /// In the order of the keys.
+    /// Returns the entries in the order of their keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.0.iter().map(|(key, value)| (key, value))
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_holds_what_a_btree_map_holds() {
+    fn behaves_like_btree_map() {
         let (mut small, mut expected) = (SmallMap::new(), BTreeMap::new());
         let mut seed = 1_u64;
         for step in 0..2000_u64 {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn one_entry_takes_the_room_of_one() {
+    fn one_entry_reserves_one_place() {
         let mut map = SmallMap::new();
         map.insert(1, 1);
         assert_eq!(map.0.capacity(), 1);

@@ -27,8 +27,8 @@ use crate::{
     observer::Observer,
     part::DaemonPart,
     process,
-    reading::Read,
-    sampling::{Sampled, Sampling},
+    reading::CounterReading,
+    sampling::{Sampling, SamplingStates},
     shares::{Holdings, shares},
     table,
 };
@@ -38,24 +38,25 @@ impl SnapshotSource for Observer {
         let memory = self.node_memory();
         let nodes: Vec<NodeId> = memory.iter().map(|(node, _)| *node).collect();
         let exclusive_cpus = self.cpu_figures();
-        self.ask();
+        self.record_request();
         let read = self.read();
         let (sampled, counted) = (self.latest.sampled.borrow().clone(), &read.counted);
-        // Nodes may have been added since.
+        // False if nodes were added or removed since their memory was read. Resident memory is then absent, because it is
+        // indexed by node.
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let pools = pools(&read.machine);
         let workloads = read.table.series().map(|(name, series)| {
             let allocated =
                 counted.as_ref().and_then(|counted| series.counters(|slot| counted.slots.get(slot)));
-            let trouble = series.trouble();
+            let pressure_stats = series.pressure_stats();
             WorkloadFigures {
                 name: name.clone(),
                 allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
                 resident: series.resident().filter(|_| as_before),
                 hugepages: if as_before { series.hugepages() } else { Arc::default() },
-                pressure: trouble.pressure,
-                oom_kills: trouble.oom_kills,
-                tiering: trouble.tiering,
+                pressure: pressure_stats.pressure,
+                oom_kills: pressure_stats.oom_kills,
+                tiering: pressure_stats.tiering,
                 activity: Some(read.activity_figures(series, &sampled, &nodes, &pools)),
             }
         });
@@ -67,10 +68,10 @@ impl SnapshotSource for Observer {
             pressure: None,
             oom_kills: None,
             tiering: None,
-            activity: Some(read.attached.figures(&read.done.other, &nodes, &pools)),
+            activity: Some(read.attached.to_metrics(&read.activity_counts.other, &nodes, &pools)),
         });
         let workloads: Vec<_> = workloads.chain(other).collect();
-        let promises = self.promise_figures(&read, &memory);
+        let guarantees = self.guarantee_figures(&read, &memory);
         let figures = self.probe_figures();
         let probes = figures.reports.iter().map(|report| {
             let cost = figures.cost(report.probe);
@@ -106,13 +107,13 @@ impl SnapshotSource for Observer {
                 let degraded = self.health.degraded();
                 DaemonPart::VARIANTS.iter().map(|part| (part.name(), degraded.contains_key(part))).collect()
             },
-            promises,
+            promises: guarantees,
             process: process::read(Path::new("/proc"), self.units()),
         }
     }
 }
 
-/// Returns the accesses by the node of the CPU and the node of the memory.
+/// Returns the accesses by the node of the CPU and the node of the memory (`None` if it is not known).
 fn pairs(accesses: &[probes::NodeAccesses]) -> Vec<(NodeId, Option<NodeId>, u64)> {
     let of = |from: &probes::NodeAccesses| {
         let local = (from.node, Some(from.node), from.local.0);
@@ -129,7 +130,7 @@ pub(crate) fn node_figures(
     snapshot::NodeMemoryFigures { node: *node, kinds: memory.as_ref().map(kinds).unwrap_or_default() }
 }
 
-/// Returns the hugepages by size, and the base memory that the pools leave.
+/// Returns total and free bytes of the hugepage pools by size, and of the base pages outside the pools.
 fn kinds(memory: &sysfs::NodeMeminfo) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
     let hugepages = memory.hugepages.iter().map(|(&size, pool)| {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
@@ -139,7 +140,7 @@ fn kinds(memory: &sysfs::NodeMeminfo) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
 }
 
 impl Observer {
-    /// Reads the current memory of each node.
+    /// Reads the current memory of each node; `None` for a node that cannot be read.
     pub(crate) fn node_memory(&self) -> Vec<(NodeId, Option<sysfs::NodeMeminfo>)> {
         let machine = self.machine();
         let mut failed = None;
@@ -179,10 +180,11 @@ impl Observer {
         }
     }
 
-    /// Returns the available memory of each kind on each node, less the guaranteed memory that is not used yet.
+    /// Returns the available memory of each kind on each node, less the guaranteed memory that is not used yet; negative if it
+    /// does not suffice.
     fn headroom(
         &self,
-        read: &Read,
+        read: &CounterReading,
         holdings: &Holdings<'_>,
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
     ) -> Vec<(NodeId, ZoneKind, i64)> {
@@ -191,7 +193,7 @@ impl Observer {
             self.read_watermarks();
         }
         let (mut claims, mut unused) = (Claims::default(), BTreeMap::<(NodeId, ZoneKind), u64>::new());
-        for share in shares(&read.promises) {
+        for share in shares(&read.guarantees) {
             for (kind, placed) in &share.placed {
                 let ZoneKind::Hugepages(size) = kind else {
                     claims.add(placed, &holdings.resident(&share.workloads));
@@ -226,19 +228,20 @@ impl Observer {
         headroom
     }
 
-    /// Returns the memory above their shares that workloads with memory on several nodes have there, if shares are
-    /// enforced. Containers of a pod that was admitted as a whole count together, under the first of their names.
-    fn over_budget(&self, read: &Read, holdings: &Holdings<'_>) -> Vec<BudgetExcess> {
+    /// Returns how much more memory than guaranteed the workloads use on each of their nodes. Empty unless the configuration
+    /// enforces budgets per node. Only guarantees on several nodes are compared. All containers of an owner (a pod) count
+    /// together, under the first of their names.
+    fn over_budget(&self, read: &CounterReading, holdings: &Holdings<'_>) -> Vec<BudgetExcess> {
         if !self.config.holds_budgets() {
             return Vec::new();
         }
         let mut owners: BTreeMap<&OwnerId, Vec<&WorkloadGuarantee>> = BTreeMap::new();
-        for promise in read.promises.workloads() {
-            owners.entry(&promise.owner).or_default().push(promise);
+        for guarantee in read.guarantees.workloads() {
+            owners.entry(&guarantee.owner).or_default().push(guarantee);
         }
         let mut over: BTreeMap<&Arc<str>, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
         for (owner, workloads) in owners {
-            let Some(account) = read.promises.ledger.owner(owner) else { continue };
+            let Some(account) = read.guarantees.ledger.owner(owner) else { continue };
             let mut budget: BTreeMap<NodeId, u64> = BTreeMap::new();
             let held = account.containers.values().filter_map(|held| held.placed.get(&ZoneKind::Memory));
             for (node, bytes) in held.flatten() {
@@ -260,12 +263,13 @@ impl Observer {
             .collect()
     }
 
-    /// Returns the guarantee of each workload, and how much of its subtree's memory is on the guaranteed nodes, by
-    /// kind of memory.
-    fn residency(read: &Read, holdings: &Holdings<'_>) -> Vec<GuaranteeResidency> {
+    /// Returns the guarantee of each workload by kind of memory, and how much of the memory of its cgroup and descendants is on
+    /// and off the guaranteed nodes.
+    fn residency(read: &CounterReading, holdings: &Holdings<'_>) -> Vec<GuaranteeResidency> {
         let mut found: BTreeMap<(&Arc<str>, ZoneKind), GuaranteeResidency> = BTreeMap::new();
-        for promise in read.promises.workloads() {
-            let (Some(name), Some(nodes)) = (read.table.name(promise.id), read.promises.nodes_of(promise.id))
+        for guarantee in read.guarantees.workloads() {
+            let (Some(name), Some(nodes)) =
+                (read.table.name(guarantee.id), read.guarantees.nodes_of(guarantee.id))
             else {
                 continue;
             };
@@ -275,19 +279,19 @@ impl Observer {
                 promised: Vec::new(),
                 resident: None,
             };
-            for (kind, node, bytes) in &promise.placed {
+            for (kind, node, bytes) in &guarantee.placed {
                 found.entry((name, *kind)).or_insert_with(|| none(*kind)).promise(*node, *bytes);
             }
             let mut lies: Vec<(ZoneKind, NodeId, Bytes)> = Vec::new();
-            if holdings.are_known(&[promise]) {
-                let resident = holdings.resident(&[promise]);
+            if holdings.are_known(&[guarantee]) {
+                let resident = holdings.resident(&[guarantee]);
                 lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Memory, *node, of.user())));
             }
             for size in pools(&read.machine) {
-                let resident = holdings.hugepages(&[promise], size);
+                let resident = holdings.hugepages(&[guarantee], size);
                 lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Hugepages(size), *node, *of)));
             }
-            for (kind, has) in Self::by_place(promise, nodes, lies) {
+            for (kind, has) in Self::by_place(guarantee, nodes, lies) {
                 let of_kind = found.entry((name, kind)).or_insert_with(|| none(kind));
                 of_kind.add(has);
             }
@@ -295,10 +299,10 @@ impl Observer {
         found.into_values().collect()
     }
 
-    /// Returns a workload's memory on and off its guaranteed nodes, by kind. Memory that a Burstable workload uses
-    /// beyond its guarantee may be on any node.
+    /// Returns a workload's memory on and off its guaranteed nodes, by kind. A Burstable workload may use memory beyond its
+    /// guarantee on any node: for it, memory off the nodes only counts up to the part of the guarantee that is not on them.
     fn by_place(
-        promise: &WorkloadGuarantee,
+        guarantee: &WorkloadGuarantee,
         nodes: &NodeSet,
         lies: Vec<(ZoneKind, NodeId, Bytes)>,
     ) -> BTreeMap<ZoneKind, ResidencySplit> {
@@ -308,55 +312,55 @@ impl Observer {
             let sum = if nodes.contains(node) { &mut place.on } else { &mut place.off };
             sum.0 = sum.0.saturating_add(bytes.0);
         }
-        for (kind, place) in places.iter_mut().filter(|_| promise.is_burstable) {
-            let promised = promise.placed.iter().filter(|(of, ..)| of == kind).map(|(.., bytes)| bytes.0);
+        for (kind, place) in places.iter_mut().filter(|_| guarantee.is_burstable) {
+            let promised = guarantee.placed.iter().filter(|(of, ..)| of == kind).map(|(.., bytes)| bytes.0);
             let short = promised.fold(0, u64::saturating_add).saturating_sub(place.on.0);
             place.off.0 = place.off.0.min(short);
         }
         places
     }
 
-    /// Returns guaranteed memory and CPUs that the machine no longer has, by the label of the workload.
-    fn missing(&self, promises: &Guarantees) -> Vec<MissingCapacityFigures> {
-        let workloads: Vec<_> = promises
+    /// Returns offline guaranteed CPUs and guaranteed memory that the machine no longer has, by the name of the workload.
+    fn missing(&self, guarantees: &Guarantees) -> Vec<MissingCapacityFigures> {
+        let workloads: Vec<_> = guarantees
             .workloads()
             .iter()
-            .map(|promise| classify(&promise.cgroup, |path| *path == promise.cgroup))
+            .map(|guarantee| classify(&guarantee.cgroup, |path| *path == guarantee.cgroup))
             .collect();
         let names: Vec<String> = {
             let state = self.lock();
             workloads.iter().map(|workload| state.name_of(workload)).collect()
         };
         let mut missing: BTreeMap<String, MissingCapacityFigures> = BTreeMap::new();
-        for (promise, name) in promises.workloads().iter().zip(names) {
+        for (guarantee, name) in guarantees.workloads().iter().zip(names) {
             let of_name = missing.entry(name).or_insert_with_key(|name| MissingCapacityFigures {
                 workload: name.as_str().into(),
                 offline_cpus: 0,
                 uncovered: Bytes(0),
             });
-            of_name.offline_cpus += promise.offline_cpus.len() as u64;
-            of_name.uncovered.0 += promise.uncovered.iter().map(|block| block.bytes.0).sum::<u64>();
+            of_name.offline_cpus += guarantee.offline_cpus.len() as u64;
+            of_name.uncovered.0 += guarantee.uncovered.iter().map(|block| block.bytes.0).sum::<u64>();
         }
         missing.into_values().collect()
     }
 
-    /// Returns the guarantees, and the pages outside the guaranteed nodes.
-    fn promise_figures(
+    /// Returns all figures about guarantees: accounts, misses, residency, headroom.
+    fn guarantee_figures(
         &self,
-        read: &Read,
+        read: &CounterReading,
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
     ) -> GuaranteeFigures {
-        let (promises, machine) = (&read.promises, &read.machine);
-        if promises.ledger.nodes().is_empty() && promises.workloads().is_empty() {
+        let (guarantees, machine) = (&read.guarantees, &read.machine);
+        if guarantees.ledger.nodes().is_empty() && guarantees.workloads().is_empty() {
             return GuaranteeFigures::default();
         }
         let bytes = |pages| self.bytes_of(pages);
         let missed = read.table.series().filter_map(|(name, series)| {
             let slots = &read.counted.as_ref()?.slots;
             let counters = series.counters(|slot| slots.get(slot))?;
-            let is_promised = read.is_promised(series);
+            let has_guarantee = read.has_guarantee(series);
             // Misses of an ended guarantee stay counted.
-            if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
+            if !has_guarantee && counters.values().all(|counters| counters.user_outside.0 == 0) {
                 return None;
             }
             let of = |node| bytes(counters.get(node).map_or(Pages(0), |of| of.user_outside));
@@ -368,14 +372,14 @@ impl Observer {
         let missed = missed.collect();
         let holdings = Holdings::new(read);
         let headroom = self.headroom(read, &holdings, memory);
-        // Init containers pass on their CPUs. If container names are unknown, each container may have the CPUs of its
-        // pod.
-        let exclusive = promises.held_cpus();
+        // A union, because several workloads can hold the same CPUs: init containers pass on theirs, and if container names are
+        // unknown, each container holds the CPUs of its pod.
+        let exclusive = guarantees.held_cpus();
         GuaranteeFigures {
             missed,
             missed_hugepages: read.missed_hugepages(),
             misplaced_hugepages: read.misplaced_hugepages(),
-            kinds: promises
+            kinds: guarantees
                 .ledger
                 .memory()
                 .into_iter()
@@ -395,23 +399,23 @@ impl Observer {
                 .iter()
                 .map(|(&node, data)| (node, (&exclusive & &data.cpus).len() as u64))
                 .collect(),
-            missing: self.missing(promises),
+            missing: self.missing(guarantees),
             residency: Self::residency(read, &holdings),
             headroom,
             low: self.latest.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
             over_budget: self.over_budget(read, &holdings),
-            shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
-            free_cpus: promises.free_cpus.len() as u64,
+            shared_pool_cpus: Some(guarantees.ledger.shared_pool().len() as u64),
+            free_cpus: guarantees.free_cpus.len() as u64,
         }
     }
 }
 
-impl Read {
-    /// Returns the activity, other than allocations, of the workloads of a name.
+impl CounterReading {
+    /// Returns the activity, other than allocations, of all workloads of a name.
     fn activity_figures(
         &self,
         series: &table::Series<SlotId>,
-        sampled: &Sampled,
+        sampled: &SamplingStates,
         nodes: &[NodeId],
         pools: &BTreeSet<HugepageSize>,
     ) -> snapshot::WorkloadActivity {
@@ -429,7 +433,11 @@ impl Read {
             moved,
             sampling: states.into_iter().map(Into::into).collect(),
             estimated_remote_permille: sampled.estimates.mean(series.members.keys()),
-            ..self.attached.figures(&series.activity(|slot| self.done.slots.get(slot)), nodes, pools)
+            ..self.attached.to_metrics(
+                &series.activity(|slot| self.activity_counts.slots.get(slot)),
+                nodes,
+                pools,
+            )
         }
     }
 }
@@ -448,14 +456,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        activity::{Attached, Counted},
+        activity::{ActivityCounts, AttachedProbes},
         table::{Member, Readings, Table},
     };
 
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn what_lies_off_the_promised_nodes_is_known() {
+    fn residency_splits_by_guaranteed_nodes() {
         let size = HugepageSize(Bytes::mib(2));
         let machine = Machine::builder().nodes(2).cores_per_node(1).memory(Bytes::gib(4));
         let machine = machine.hugepages(size, 8).build().unwrap();
@@ -470,34 +478,34 @@ mod tests {
             let hugepages = [(size, pages.map(Bytes::mib).to_vec())];
             let hugepages = Arc::new(hugepages.into_iter().filter(|_| pages != [0; 2]).collect());
             let resident = mib.map(|mib| mib.map(of_node).to_vec().into());
-            table.set_read(CgroupId(id), Readings { resident, hugepages, ..Readings::default() });
+            table.store_readings(CgroupId(id), Readings { resident, hugepages, ..Readings::default() });
         };
         add(1, "burst", "/burst", Some([100, 40]), [4, 2]);
         add(2, "inner", "/burst/inner", Some([7, 5]), [0, 0]);
         add(3, "unread", "/unread", None, [0, 0]);
         add(4, "cpus", "/cpus", Some([1, 1]), [0, 0]);
-        add(5, "nobody", "/nobody", Some([1, 1]), [2, 2]);
+        add(5, "none", "/none", Some([1, 1]), [2, 2]);
         add(6, "free", "/free", Some([1024, 40]), [0, 0]);
         add(7, "short", "/short", Some([1000, 40]), [0, 0]);
         let gib = Bytes::gib(1);
         let of_memory = |path, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, gib)]));
-        // What these have beyond their promises may lie anywhere.
+        // Memory of Burstable workloads beyond the guarantee may be on any node.
         let of_burstable =
             |path, id| Arc::new(WorkloadGuarantee { is_burstable: true, ..(*of_memory(path, id)).clone() });
-        let promises = vec![
+        let guarantees = vec![
             of_memory("/burst", 1),
             of_memory("/unread", 3),
             Arc::new(promise("/cpus", 4, &[])),
             of_burstable("/free", 6),
             of_burstable("/short", 7),
         ];
-        let read = Read {
+        let read = CounterReading {
             machine: Arc::new(machine),
             table: Arc::new(table),
-            promises: Guarantees::new(promises, numaward_engine::Ledger::default()).into(),
+            guarantees: Guarantees::new(guarantees, numaward_engine::Ledger::default()).into(),
             counted: None,
-            done: Counted::default(),
-            attached: Arc::new(Attached::of(&[])),
+            activity_counts: ActivityCounts::default(),
+            attached: Arc::new(AttachedProbes::from_reports(&[])),
         };
         let of = |workload: &str, kind, promised: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
             let resident =
@@ -516,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_that_of_all_containers_and_what_is_below_them() {
+    fn budget_covers_pod_and_descendants() {
         let machine = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
         let reserved = MemoryReservation {
             numa_node: NodeId(0),
@@ -553,16 +561,16 @@ mod tests {
             let name = path.trim_start_matches('/');
             table.add(CgroupId(id), name, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));
             let resident = Some(resident(mib).into());
-            table.set_read(CgroupId(id), Readings { resident, ..Readings::default() });
+            table.store_readings(CgroupId(id), Readings { resident, ..Readings::default() });
         }
         let of_pod = |path, id| Arc::new(WorkloadGuarantee { owner: "u".into(), ..promise(path, id, &[]) });
-        let read = |table: &Table<SlotId>| Read {
+        let read = |table: &Table<SlotId>| CounterReading {
             machine: Arc::new(machine.clone()),
             table: Arc::new(table.clone()),
-            promises: Guarantees::new(vec![of_pod("/p/a", 1), of_pod("/p/b", 3)], ledger.clone()).into(),
+            guarantees: Guarantees::new(vec![of_pod("/p/a", 1), of_pod("/p/b", 3)], ledger.clone()).into(),
             counted: None,
-            done: Counted::default(),
-            attached: Arc::new(Attached::of(&[])),
+            activity_counts: ActivityCounts::default(),
+            attached: Arc::new(AttachedProbes::from_reports(&[])),
         };
         let root = tempfile::tempdir().unwrap();
         let over = |strategy, table: &Table<SlotId>| {
@@ -577,7 +585,7 @@ mod tests {
         };
         assert_eq!(over(StrategyKind::Native, &table), [expected]);
         assert_eq!(over(StrategyKind::Kubelet, &table), []);
-        table.set_read(CgroupId(3), Readings::default());
+        table.store_readings(CgroupId(3), Readings::default());
         assert_eq!(over(StrategyKind::Native, &table), [], "half of a pod is no figure");
     }
 }

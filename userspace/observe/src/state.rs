@@ -8,7 +8,7 @@ use numaward_probes::SlotId;
 use tokio::sync::Notify;
 
 use crate::{
-    exclusive::Exclusive,
+    exclusive::ExclusiveCpus,
     foreign::ForeignGuarantees,
     naming,
     slot_policy::SlotPolicy,
@@ -21,8 +21,8 @@ pub(crate) struct State {
     pub(crate) table: Arc<Table<SlotId>>,
     /// The cgroup hierarchy, once it is open.
     pub(crate) hierarchy: Option<Hierarchy>,
-    pub(crate) promises: Arc<Guarantees>,
-    /// Number of changes of `promises`.
+    pub(crate) guarantees: Arc<Guarantees>,
+    /// Number of changes of `guarantees`.
     pub(crate) revision: u64,
     /// Guarantees of another program that this daemon adopts, if configured.
     pub(crate) foreign: Option<Arc<dyn ForeignGuarantees>>,
@@ -34,7 +34,7 @@ pub(crate) struct State {
     pub(crate) containers: HashMap<String, Arc<str>>,
     /// Notified when a container without a known guarantee appears.
     pub(crate) new_container: Arc<Notify>,
-    pub(crate) exclusive: Exclusive,
+    pub(crate) exclusive: ExclusiveCpus,
     pub(crate) slot_policy: SlotPolicy,
 }
 
@@ -66,28 +66,28 @@ impl State {
     }
 
     /// Handles a new cgroup of a container. A guarantee of another program applies from the container's first page.
-    pub(crate) fn container_came(
+    pub(crate) fn handle_new_container(
         &mut self,
         id: CgroupId,
         cgroup: &CgroupPath,
         container: Option<&ContainerIdentity>,
     ) {
-        let promise = self
+        let guarantee = self
             .foreign
             .as_ref()
             .zip(container)
             .and_then(|(foreign, container)| foreign.guarantee(id, cgroup, container));
-        match promise {
-            Some(promise) => Arc::make_mut(&mut self.promises).insert(promise),
+        match guarantee {
+            Some(guarantee) => Arc::make_mut(&mut self.guarantees).insert(guarantee),
             // The guarantee may be new, too.
             None => self.new_container.notify_one(),
         }
     }
 
     /// Handles the removal of a container's cgroup.
-    pub(crate) fn container_went(&mut self, id: CgroupId) {
-        if self.foreign.is_some() && self.promises.has(id) {
-            Arc::make_mut(&mut self.promises).remove(id);
+    pub(crate) fn handle_removed_container(&mut self, id: CgroupId) {
+        if self.foreign.is_some() && self.guarantees.has(id) {
+            Arc::make_mut(&mut self.guarantees).remove(id);
         }
     }
 }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pods_name_is_not_had_by_its_containers_id() {
+    fn container_id_alone_gives_no_pod_name() {
         const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
         let containers = HashMap::from([(ID.to_owned(), "prod/db/main".into())]);
         let state = State { containers, ..State::default() };

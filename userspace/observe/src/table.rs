@@ -65,7 +65,7 @@ pub(crate) struct Series<S> {
     base: NodeCounters,
     /// Other activity of former members. Absent for most names.
     pub(crate) base_activity: Option<Box<Activity>>,
-    base_trouble: Trouble,
+    base_pressure_stats: PressureStats,
     /// True if a member ever held a slot; otherwise there are no counters to serve.
     counted: bool,
     removed: Option<Instant>,
@@ -80,7 +80,7 @@ pub(crate) struct Member<S> {
     pub(crate) slot: Option<S>,
     pub(crate) resident: Option<Arc<[ResidentFigures]>>,
     pub(crate) hugepages: Arc<ResidentHugepages>,
-    pub(crate) trouble: Trouble,
+    pub(crate) pressure_stats: PressureStats,
 }
 
 /// Readings of a cgroup's files.
@@ -88,12 +88,12 @@ pub(crate) struct Member<S> {
 pub(crate) struct Readings {
     pub(crate) resident: Option<Arc<[ResidentFigures]>>,
     pub(crate) hugepages: Arc<ResidentHugepages>,
-    pub(crate) trouble: Trouble,
+    pub(crate) pressure_stats: PressureStats,
 }
 
 /// Memory pressure, kills and tiering of a cgroup; unreadable parts are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Trouble {
+pub(crate) struct PressureStats {
     pub(crate) pressure: Option<PressureFigures>,
     pub(crate) oom_kills: Option<u64>,
     /// Absent unless the machine has several memory tiers.
@@ -111,8 +111,8 @@ impl<S> Default for Table<S> {
 impl<S> Member<S> {
     /// Creates a member without a slot or readings.
     pub(crate) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<ContainerIdentity>) -> Self {
-        let (resident, hugepages, trouble) = Default::default();
-        Self { path, kind, container, slot: None, resident, hugepages, trouble }
+        let (resident, hugepages, pressure_stats) = Default::default();
+        Self { path, kind, container, slot: None, resident, hugepages, pressure_stats }
     }
 
     /// Returns the resident memory on all nodes, hugepages included; `None` if it was not read.
@@ -144,7 +144,7 @@ impl<S: Copy + Eq> Table<S> {
                 kind,
                 base: NodeCounters::new(),
                 base_activity: None,
-                base_trouble: Trouble::default(),
+                base_pressure_stats: PressureStats::default(),
                 counted: false,
                 removed: None,
             })
@@ -192,8 +192,8 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// Gives the slot to the cgroup that waited longest. `None` means that it can never have one.
-    pub(crate) fn settle_waiting(&mut self, slot: Option<S>) {
+    /// Assigns the slot to the first waiting cgroup. `None` removes it from the queue without a slot.
+    pub(crate) fn assign_slot(&mut self, slot: Option<S>) {
         let Some(id) = self.waiting.pop_front() else { return };
         if let (Some(series), Some(slot)) = (self.series_mut(id), slot)
             && let Some(member) = series.members.get_mut(&id)
@@ -228,7 +228,7 @@ impl<S: Copy + Eq> Table<S> {
         let Some(series) = self.series.get_mut(&name).map(Arc::make_mut) else { return };
         series.base.add(counted);
         if let Some(member) = series.members.remove(&id) {
-            series.base_trouble = series.base_trouble.plus(member.trouble);
+            series.base_pressure_stats = series.base_pressure_stats.plus(member.pressure_stats);
         }
         if series.members.is_empty() {
             series.removed = Some(now);
@@ -264,21 +264,21 @@ impl<S: Copy + Eq> Table<S> {
     }
 
     /// Stores the readings of a cgroup, unless it has been removed meanwhile.
-    pub(crate) fn set_read(&mut self, id: CgroupId, read: Readings) {
+    pub(crate) fn store_readings(&mut self, id: CgroupId, read: Readings) {
         if let Some(member) = self.series_mut(id).and_then(|series| series.members.get_mut(&id)) {
-            let trouble = read.trouble;
+            let pressure_stats = read.pressure_stats;
             (member.resident, member.hugepages) = (read.resident, read.hugepages);
             // A failed reading does not reset the previous value.
-            member.trouble = Trouble {
-                pressure: trouble.pressure.or(member.trouble.pressure),
-                oom_kills: trouble.oom_kills.or(member.trouble.oom_kills),
-                tiering: trouble.tiering.or(member.trouble.tiering),
+            member.pressure_stats = PressureStats {
+                pressure: pressure_stats.pressure.or(member.pressure_stats.pressure),
+                oom_kills: pressure_stats.oom_kills.or(member.pressure_stats.oom_kills),
+                tiering: pressure_stats.tiering.or(member.pressure_stats.tiering),
             };
         }
     }
 
     /// Clears the resident memory of each workload until it is read again.
-    pub(crate) fn forget_residents(&mut self) {
+    pub(crate) fn clear_resident(&mut self) {
         for member in self.series.values_mut().flat_map(|series| Arc::make_mut(series).members.values_mut()) {
             (member.resident, member.hugepages) = Default::default();
         }
@@ -368,12 +368,12 @@ impl<S: Copy> Series<S> {
     }
 
     /// Returns the memory pressure and kills since the name was first seen.
-    pub(crate) fn trouble(&self) -> Trouble {
-        self.members.values().fold(self.base_trouble, |sum, member| sum.plus(member.trouble))
+    pub(crate) fn pressure_stats(&self) -> PressureStats {
+        self.members.values().fold(self.base_pressure_stats, |sum, member| sum.plus(member.pressure_stats))
     }
 }
 
-impl Trouble {
+impl PressureStats {
     fn plus(self, other: Self) -> Self {
         let pressure = self.pressure.zip(other.pressure).map(|(a, b)| PressureFigures {
             waiting: a.waiting.saturating_add(b.waiting),
@@ -400,13 +400,13 @@ mod tests {
 
     const KEEP: Duration = Duration::from_mins(1);
 
-    /// A table and the probes that it follows: slots are numbers, counters are pages on node 0.
+    /// A table with simulated probes: slots are numbers, counters are pages on node 0.
     struct Host {
         table: Table<u32>,
         slots: BTreeMap<u32, NodeCounters>,
         unslotted: NodeCounters,
         start: Instant,
-        /// The sum over everything that was served before.
+        /// Latest total of all counters.
         served: u64,
     }
 
@@ -429,11 +429,11 @@ mod tests {
             self.table.add(CgroupId(id), name, Member::new(path, WorkloadKind::Unit, None));
         }
 
-        /// Gives a slot to whom it is due, with a fresh counter.
+        /// Assigns a slot with a new counter to the first waiting cgroup.
         fn give(&mut self, slot: u32) -> u64 {
             let id = self.table.next_waiting().unwrap();
             self.slots.insert(slot, pages(0));
-            self.table.settle_waiting(Some(slot));
+            self.table.assign_slot(Some(slot));
             id.0
         }
 
@@ -451,7 +451,7 @@ mod tests {
             self.table.expire(self.start + Duration::from_secs(after_seconds), KEEP);
         }
 
-        /// All series and `other`; checks that the sum did not go down.
+        /// Returns all series and `other`. Checks that the total did not decrease.
         fn served(&mut self) -> Vec<(String, Option<u64>)> {
             let mut served: Vec<_> = self
                 .table
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_comes_back_goes_on_counting() {
+    fn returning_workload_continues_counting() {
         let mut host = Host::new();
         host.add(1, "a");
         host.expect(&[("a", None), ("other", Some(0))]);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_stays_away_counts_in_the_sum_alone() {
+    fn expired_workload_counts_in_total() {
         let mut host = Host::new();
         host.add(1, "a");
         host.give(0);
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_go_to_whom_waited_longest() {
+    fn slots_go_to_longest_waiting() {
         let mut host = Host::new();
         for (id, name) in [(1, "a"), (2, "b"), (3, "c"), (4, "d")] {
             host.add(id, name);
@@ -517,7 +517,7 @@ mod tests {
         host.remove(2, 0);
         host.remove(1, 0);
         assert_eq!(host.give(0), 3, "2 is gone");
-        host.table.settle_waiting(None);
+        host.table.assign_slot(None);
         assert_eq!(host.table.next_waiting(), None);
         assert_eq!(host.table.slots(), (1, 1), "4 never gets one");
         host.allocate(0, 1);
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_changes_hands_without_losing_a_page() {
+    fn revoked_slot_keeps_its_counts() {
         let mut host = Host::new();
         for (id, name) in [(1, "a"), (2, "b"), (3, "c")] {
             host.add(id, name);
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_one_name_are_served_together() {
+    fn members_of_a_name_are_summed() {
         let mut host = Host::new();
         host.add(1, "docker");
         host.add(2, "docker");
@@ -567,29 +567,29 @@ mod tests {
         let read = |figure| Readings {
             resident: lies(figure),
             hugepages: Arc::new([(HUGE, vec![Bytes(figure)])].into()),
-            trouble: Trouble {
+            pressure_stats: PressureStats {
                 oom_kills: Some(figure),
                 tiering: Some(TieringFigures { demoted: Bytes(figure), promoted: Bytes(0) }),
                 pressure: None,
             },
         };
         host.add(3, "docker");
-        host.table.set_read(CgroupId(2), read(1));
-        host.table.set_read(CgroupId(3), read(2));
-        host.table.set_read(CgroupId(1), read(4));
+        host.table.store_readings(CgroupId(2), read(1));
+        host.table.store_readings(CgroupId(3), read(2));
+        host.table.store_readings(CgroupId(1), read(4));
         let (_, series) = host.table.series().next().unwrap();
         assert_eq!(series.resident(), lies(3), "1 is gone");
         assert_eq!(series.hugepages()[&HUGE], [Bytes(3)]);
-        assert_eq!(series.trouble().oom_kills, Some(3));
-        assert_eq!(series.trouble().tiering.map(|of| of.demoted), Some(Bytes(3)));
+        assert_eq!(series.pressure_stats().oom_kills, Some(3));
+        assert_eq!(series.pressure_stats().tiering.map(|of| of.demoted), Some(Bytes(3)));
         host.remove(3, 0);
         let (_, series) = host.table.series().next().unwrap();
         assert_eq!(series.resident(), lies(1));
-        assert_eq!(series.trouble().oom_kills, Some(3), "what was counted stays counted");
+        assert_eq!(series.pressure_stats().oom_kills, Some(3), "what was counted stays counted");
     }
 
     #[test]
-    fn what_is_known_is_not_added_twice_and_what_is_gone_not_removed_twice() {
+    fn add_and_remove_are_idempotent() {
         let mut host = Host::new();
         host.add(1, "a");
         host.give(0);
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_never_goes_down_whatever_happens() {
+    fn total_never_decreases() {
         // A fixed sequence of pseudo-random steps over few workloads and fewer slots.
         let mut host = Host::new();
         let mut free: Vec<u32> = (0..3).collect();

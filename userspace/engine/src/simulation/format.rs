@@ -1,7 +1,7 @@
-//! Machines, configurations and pods as conformance vectors, fault scenarios and traces write them.
+//! JSON formats of machines, configurations and pods in conformance vectors, fault scenarios and traces.
 //!
-//! Sizes are bytes, CPU sets are Linux CPU lists, amounts of pods are Kubernetes quantities. Names of policies are
-//! kept as text: a scenario may be about a name that nothing has.
+//! Sizes are in bytes, CPU sets are Linux CPU lists, and amounts of pods are Kubernetes quantities. Names of policies are stored
+//! as text, because scenarios also test names that do not exist.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -18,7 +18,6 @@ use crate::{
     request::{ContainerRequest, PodResources, Request, Resources},
 };
 
-/// A machine.
 #[derive(Clone, Debug, Deserialize)]
 pub struct MachineVector {
     nodes: Vec<NodeVector>,
@@ -54,7 +53,7 @@ pub struct ConfigVector {
     topology_manager_policy_options: BTreeMap<String, String>,
     #[serde(default)]
     feature_gates: BTreeMap<String, bool>,
-    /// The kubelet that was recorded.
+    /// Version of the kubelet that was recorded.
     #[serde(default = "recorded")]
     kubelet_version: KubeletVersion,
 }
@@ -69,15 +68,14 @@ struct ReservationVector {
     limits: BTreeMap<ZoneKind, u64>,
 }
 
-/// A pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PodVector {
-    /// Its name, and its UID.
+    /// Name and UID of the pod.
     pub name: String,
     #[serde(default)]
     init_containers: Vec<ContainerVector>,
     containers: Vec<ContainerVector>,
-    /// What it has as a whole.
+    /// Pod-level resources.
     #[serde(flatten)]
     amounts: Amounts,
 }
@@ -92,17 +90,17 @@ struct ContainerVector {
 
 #[derive(Clone, Debug, Deserialize)]
 struct Amounts {
-    /// Both.
+    /// Amounts that are both requests and limits.
     resources: Option<BTreeMap<String, Quantity>>,
     requests: Option<BTreeMap<String, Quantity>>,
     limits: Option<BTreeMap<String, Quantity>>,
 }
 
 impl MachineVector {
-    /// The machine, or what is wrong with it.
+    /// Converts the vector to a machine. The error says which value is invalid.
     pub fn machine(&self) -> Result<Machine, String> {
         let ids: Vec<NodeId> = self.nodes.iter().map(|node| NodeId(node.id)).collect();
-        // A core goes by its lowest CPU in the machine, by any unique number in the vectors.
+        // The machine identifies a core by its lowest CPU, the vectors by any unique number.
         let mut cores: BTreeMap<u32, u32> = BTreeMap::new();
         for &(cpu, core, _, _) in self.nodes.iter().flat_map(|node| &node.cpus) {
             let lowest = cores.entry(core).or_insert(cpu);
@@ -143,11 +141,11 @@ impl MachineVector {
     }
 }
 
-/// A configuration; or, of a name in it that nothing has, which component refuses it.
+/// A configuration, or the component that refuses an unknown name in it.
 pub type Config = Result<PolicyConfig, (Component, UnknownName)>;
 
 impl ConfigVector {
-    /// The configuration, or what is wrong with it.
+    /// Converts the vector to a configuration. The outer error says which value has an invalid form.
     pub fn config(&self) -> Result<Config, String> {
         fn named<T: FromStr<Err = UnknownName>>(
             component: Component,
@@ -155,7 +153,7 @@ impl ConfigVector {
         ) -> Result<T, (Component, UnknownName)> {
             name.parse().map_err(|unknown| (component, unknown))
         }
-        // In the order in which the kubelet makes its managers.
+        // In the order in which the kubelet creates its managers, because the first error ends its start.
         let names = || {
             Ok((
                 named(Component::TopologyManager, &self.topology_manager_policy)?,
@@ -224,7 +222,7 @@ fn resources(amounts: &BTreeMap<String, Quantity>) -> Result<Resources, String> 
 }
 
 impl Amounts {
-    /// What is requested, and the limits. `name` is for messages.
+    /// Returns requests and limits. `name` is used in messages.
     fn pair(&self, name: &str) -> Result<[Resources; 2], String> {
         let either = |separate: &Option<_>| match (&self.resources, separate) {
             (Some(both), None) => resources(both),
@@ -249,7 +247,7 @@ impl ContainerVector {
 }
 
 impl PodVector {
-    /// The request, or what is wrong with it.
+    /// Converts the vector to a request. The error says which value is invalid.
     pub fn request(&self) -> Result<Request, String> {
         let containers = |of: &[ContainerVector]| of.iter().map(ContainerVector::container).collect();
         let init_containers: Result<Vec<_>, String> = containers(&self.init_containers);

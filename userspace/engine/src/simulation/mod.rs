@@ -1,15 +1,15 @@
-//! Replays: what a strategy would have done with pods that arrive, live and leave.
+//! Simulation: replays of pod traces, to compare the admissions and placements of strategies.
 //!
-//! Nothing here reads files: the caller hands in the text, already parsed.
+//! These modules read no files. The caller passes parsed traces.
 //!
-//! | part | what |
+//! | module | content |
 //! |---|---|
-//! | [`mod@format`] | machines, configurations and pods as they are written down |
-//! | [`trace`] | traces of pods, and what the kubelet did with them |
-//! | [`replay`] | a replay of a trace with a strategy |
-//! | [`quality`] | how well those were placed that were admitted |
-//! | [`variant`] | a strategy as it is replayed |
-//! | [`fleet`] | hosts alike, and a scheduler that picks one for each pod |
+//! | [`mod@format`] | formats of machines, configurations and pods |
+//! | [`trace`] | traces of pods, and the recorded outcomes of the kubelet |
+//! | [`replay`] | replay of a trace with a strategy on one machine |
+//! | [`quality`] | quality of the placements, and fragmentation |
+//! | [`variant`] | strategies with the options that are compared |
+//! | [`fleet`] | many equal hosts, and a scheduler that selects one for each pod |
 
 pub mod fleet;
 pub mod format;

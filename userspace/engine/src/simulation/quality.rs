@@ -1,11 +1,12 @@
-//! How well those are placed that were admitted, and how well what is left can be used.
+//! Quality of placements: distances of admitted pods to their memory, and fragmentation of the free resources.
 //!
-//! *Distance*: of a container with exclusive CPUs, the mean of the distances from its CPUs to its memory, as it is
-//! admitted. Sums are weighted by bytes and by the time for which they are held. 10 is all local.
-//!
-//! *Fragmentation*: of what is free, the share that the average pod of the trace could not use, as it is on a node on
-//! which the pod does not fit. After "Beware of Fragmentation" (USENIX ATC 2023), with nodes of a machine for nodes of a
-//! cluster. It says nothing about pods that may take several nodes, but compares strategies.
+//! # Terms
+//! - *distance*: mean distance from the exclusive CPUs of a container to its memory at its admission, weighted by bytes and
+//!   by the lifetime. The value 10 means that all memory is local.
+//! - *fragmentation*: share of the free resources that the average pod of the trace cannot use, because they are on a node
+//!   on which the pod does not fit. The definition follows "Beware of Fragmentation" (USENIX ATC 2023), with the nodes of a
+//!   machine in place of the nodes of a cluster. It ignores that some pods may use several nodes, so it is only suitable to
+//!   compare strategies.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ use crate::{
     strategy::Allocatable,
 };
 
-/// Sums over a replay, or over several.
+/// Sums over one or several replays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
     /// Guaranteed pods that were placed on several nodes.
@@ -31,7 +32,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Adds that of another replay.
+    /// Adds the sums of another replay.
     pub const fn add(&mut self, other: &Self) {
         self.on_several_nodes += other.on_several_nodes;
         self.distance = self.distance.saturating_add(other.distance);
@@ -42,23 +43,23 @@ impl Quality {
         self.unusable_memory = self.unusable_memory.saturating_add(other.unusable_memory);
     }
 
-    /// The mean distance from CPUs to memory, in hundredths; `None` where nobody had both.
+    /// Returns the mean distance from CPUs to memory in hundredths; `None` if no container had both.
     pub fn distance_in_hundredths(&self) -> Option<u64> {
         ratio(self.distance.saturating_mul(100), self.distance_of)
     }
 
-    /// The share of free CPUs that is of no use to the average pod, in tenths of a percent; `None` where none were free.
+    /// Returns the fragmentation of the CPUs in tenths of a percent; `None` if none were free.
     pub fn unusable_cpus_per_mille(&self) -> Option<u64> {
         ratio(self.unusable_cpus.saturating_mul(1000), self.free_cpus)
     }
 
-    /// The share of free memory that is of no use to the average pod, in tenths of a percent; `None` where none was free.
+    /// Returns the fragmentation of the memory in tenths of a percent; `None` if none was free.
     pub fn unusable_memory_per_mille(&self) -> Option<u64> {
         ratio(self.unusable_memory.saturating_mul(1000), self.free_memory)
     }
 
-    /// Counts what a pod got that will live for so many ticks.
-    pub(super) fn placed<'a>(
+    /// Adds the placement of an admitted pod with a lifetime of `ticks`.
+    pub(super) fn add_placement<'a>(
         &mut self,
         machine: &Machine,
         allocations: impl Iterator<Item = &'a Allocation>,
@@ -83,7 +84,7 @@ impl Quality {
     }
 }
 
-/// A share of what was offered, in tenths of a percent.
+/// Returns `part` of `whole` in tenths of a percent, rounded to the nearest.
 pub fn per_mille(part: u64, whole: u64) -> u64 {
     let (part, whole) = (u128::from(part), u128::from(whole.max(1)));
     u64::try_from((part * 2000 + whole) / (whole * 2)).unwrap_or(u64::MAX)
@@ -93,17 +94,17 @@ fn ratio(part: u128, whole: u128) -> Option<u64> {
     part.checked_add(whole / 2)?.checked_div(whole).and_then(|ratio| u64::try_from(ratio).ok())
 }
 
-/// What pods of a trace ask for: thousandths of CPUs and MiB.
-pub(super) struct Shapes(Vec<(u64, u64)>);
+/// Sizes of the Guaranteed pods of a trace: thousandths of CPUs, and MiB of memory.
+pub(super) struct PodSizes(Vec<(u64, u64)>);
 
-impl Shapes {
-    pub(super) fn of(trace: &Trace) -> Self {
+impl PodSizes {
+    pub(super) fn from_trace(trace: &Trace) -> Self {
         let guaranteed = trace.pods.iter().filter(|pod| pod.guaranteed);
         Self(guaranteed.map(|pod| (pod.held.cpu_milli, pod.held.memory_mib)).collect())
     }
 
-    /// Counts what is free for so many ticks.
-    pub(super) fn look(
+    /// Adds the free resources of a period of `ticks`.
+    pub(super) fn add_free(
         &self,
         quality: &mut Quality,
         ledger: &Ledger,
@@ -162,17 +163,17 @@ mod tests {
             ..Allocation::default()
         };
         let mut quality = Quality::default();
-        quality.placed(&machine, [of("0", &[(0, 1)])].iter(), 3);
+        quality.add_placement(&machine, [of("0", &[(0, 1)])].iter(), 3);
         assert_eq!(quality.distance_in_hundredths(), Some(1000));
-        quality.placed(&machine, [of("0", &[(1, 3)])].iter(), 1);
+        quality.add_placement(&machine, [of("0", &[(1, 3)])].iter(), 1);
         assert_eq!(quality.distance_in_hundredths(), Some(2000), "as many byte-ticks at 30 as at 10");
-        quality.placed(&machine, [of("0,2", &[(0, 6)])].iter(), 1);
+        quality.add_placement(&machine, [of("0,2", &[(0, 6)])].iter(), 1);
         assert_eq!(quality.distance_in_hundredths(), Some(2000), "from both of its nodes");
         assert_eq!(quality.on_several_nodes, 1, "without blocks, those of its CPUs count");
     }
 
     #[test]
-    fn what_no_pod_fits_beside_is_unusable() {
+    fn free_resources_too_small_are_unusable() {
         use crate::{
             NativeStrategy, PolicyConfig, Quantity, Strategy as _,
             native::NativeOptions,
@@ -192,15 +193,15 @@ mod tests {
         };
         let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).expect("fits");
         let (ledger, allocatable) = (native.idle(), native.allocatable());
-        let look = |shapes: &[(u64, u64)]| {
+        let unusable = |shapes: &[(u64, u64)]| {
             let mut quality = Quality::default();
-            Shapes(shapes.to_vec()).look(&mut quality, &ledger, &machine, &allocatable, 6);
+            PodSizes(shapes.to_vec()).add_free(&mut quality, &ledger, &machine, &allocatable, 6);
             (quality.unusable_cpus_per_mille(), quality.unusable_memory_per_mille())
         };
         // Node 0 has a CPU and 3 GiB, node 1 two and 4 GiB.
-        assert_eq!(look(&[(1000, 1024)]), (Some(0), Some(0)));
-        assert_eq!(look(&[(1000, 1024), (2000, 1024)]), (Some(167), Some(214)), "half of node 0");
-        assert_eq!(look(&[(1000, 4096)]), (Some(333), Some(429)), "all of node 0");
-        assert_eq!(look(&[(3000, 1024)]), (Some(1000), Some(1000)));
+        assert_eq!(unusable(&[(1000, 1024)]), (Some(0), Some(0)));
+        assert_eq!(unusable(&[(1000, 1024), (2000, 1024)]), (Some(167), Some(214)), "half of node 0");
+        assert_eq!(unusable(&[(1000, 4096)]), (Some(333), Some(429)), "all of node 0");
+        assert_eq!(unusable(&[(3000, 1024)]), (Some(1000), Some(1000)));
     }
 }

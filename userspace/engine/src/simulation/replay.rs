@@ -1,14 +1,14 @@
-//! A replay of a trace with a strategy.
+//! Replay of a trace with a strategy on one machine.
 //!
-//! At each tick pods leave, then those are tried again that were rejected a while ago, then pods arrive. All containers
-//! of an admitted pod start at once, init containers first.
+//! At each tick, pods leave at the end of their lifetime, then rejected pods with a due retry are tried again, then new pods arrive.
+//! All containers of an admitted pod start at once, init containers first.
 
 use std::collections::BTreeMap;
 
 use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
 
 use super::{
-    quality::{Quality, Shapes},
+    quality::{PodSizes, Quality},
     trace::{Sums, Trace},
 };
 use crate::{
@@ -20,11 +20,11 @@ use crate::{
 /// The outcome of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replay {
-    /// A letter a pod: `A` admitted at the first try, `R` on retry, `X` dropped.
+    /// One letter per pod: `A` admitted at the first try, `R` on retry, `X` dropped.
     pub outcome: String,
-    /// The sums over the Guaranteed pods.
+    /// Sums over the Guaranteed pods.
     pub sums: Sums,
-    /// The quality of the placements.
+    /// Quality of the placements of Guaranteed pods.
     pub quality: Quality,
     /// Violated invariants; at most a few are reported.
     pub faults: Vec<String>,
@@ -41,11 +41,11 @@ pub fn replay(trace: &Trace, (machine, requests): (&Machine, &[Request]), strate
     }
     let mut ledger = strategy.idle();
     let allocatable = strategy.allocatable();
-    let shapes = Shapes::of(trace);
+    let shapes = PodSizes::from_trace(trace);
     let mut last = None;
     while let Some(tick) = [&departures, &retries, &arrivals].into_iter().filter_map(Due::next).min() {
         if let Some(last) = last.replace(tick) {
-            shapes.look(&mut replay.quality, &ledger, machine, &allocatable, tick - last);
+            shapes.add_free(&mut replay.quality, &ledger, machine, &allocatable, tick - last);
         }
         for index in departures.take(tick) {
             ledger = strategy.release(&ledger, &requests[index].owner);
@@ -64,7 +64,7 @@ pub fn replay(trace: &Trace, (machine, requests): (&Machine, &[Request]), strate
                 if pod.guaranteed {
                     let account = ledger.owner(&request.owner).into_iter();
                     let held = account.flat_map(|account| account.containers.values());
-                    replay.quality.placed(machine, held, pod.life);
+                    replay.quality.add_placement(machine, held, pod.life);
                 }
             } else if letter == 'A' {
                 retries.add(tick.saturating_add(trace.retry_after), index);
@@ -79,14 +79,14 @@ pub fn replay(trace: &Trace, (machine, requests): (&Machine, &[Request]), strate
         }
     }
     if ledger != strategy.idle() && replay.faults.is_empty() && ledger.allocations().next().is_none() {
-        replay.faults.push("when all have left, the ledger is not as in the beginning".to_owned());
+        replay.faults.push("after all pods have left, the ledger is not as in the beginning".to_owned());
     }
     replay.outcome = letters.into_iter().collect();
     replay.sums = trace.sums(&replay.outcome);
     replay
 }
 
-/// Decides on a request, and starts all containers of one that is admitted. Whether it is.
+/// Decides on a request, and starts all containers of an admitted pod. Returns whether it is admitted.
 pub(super) fn admit(strategy: &dyn Strategy, ledger: &mut Ledger, request: &Request) -> bool {
     let decision = strategy.admit(ledger, request);
     *ledger = decision.ledger;
@@ -120,7 +120,8 @@ impl Due {
     }
 }
 
-/// Returns violated invariants: a CPU exclusive to two owners or reserved, or more bytes promised on a node than it has.
+/// Returns messages about violated invariants: a CPU that is exclusive to two owners, or reserved and exclusive, or more
+/// guaranteed bytes on a node than it has.
 pub fn faults(ledger: &Ledger, allocatable: &Allocatable) -> Vec<String> {
     let mut faults = Vec::new();
     let mut seen: BTreeMap<&OwnerId, CpuSet> = BTreeMap::new();
@@ -140,7 +141,9 @@ pub fn faults(ledger: &Ledger, allocatable: &Allocatable) -> Vec<String> {
     let mut all = CpuSet::new();
     for (owner, cpus) in seen {
         if cpus.intersects(&all) || cpus.intersects(ledger.shared_pool()) {
-            faults.push(format!("{owner} has CPUs {cpus}, some of which are not its alone"));
+            faults.push(format!(
+                "{owner} has CPUs {cpus}, some of which belong to another owner or to the shared pool"
+            ));
         }
         all.extend(cpus.iter());
     }
@@ -148,13 +151,13 @@ pub fn faults(ledger: &Ledger, allocatable: &Allocatable) -> Vec<String> {
         let most =
             allocatable.memory.get(&kind).and_then(|nodes| nodes.get(&node)).copied().unwrap_or_default();
         if placed > u128::from(most.0) {
-            faults.push(format!("node {node}: {placed} bytes of {kind} are promised of {}", most.0));
+            faults.push(format!("node {node}: {placed} bytes of {kind} are guaranteed of {}", most.0));
         }
         let account = ledger.nodes().get(&node).and_then(|account| account.kinds.get(&kind));
         let free = account.map_or(0, |account| account.free.0);
         if placed + u128::from(free) != u128::from(most.0) {
             faults.push(format!(
-                "node {node}: {placed} bytes of {kind} promised and {free} free are not {}",
+                "node {node}: {placed} bytes of {kind} guaranteed and {free} free are not {}",
                 most.0
             ));
         }

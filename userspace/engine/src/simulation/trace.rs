@@ -1,6 +1,7 @@
-//! Traces of pods that arrive, live and leave.
+//! Traces: recorded or generated sequences of pods with their arrival times and lifetimes.
 //!
-//! Time is a number of ticks. A pod that is rejected is tried once more a while later; rejected again, it is dropped.
+//! Time is counted in ticks. A rejected pod is tried once more after [`Trace::retry_after`] ticks, and dropped if it is rejected
+//! again.
 
 use numaward_topology::Machine;
 use serde::Deserialize;
@@ -8,46 +9,43 @@ use serde::Deserialize;
 use super::format::{ConfigVector, MachineVector, PodVector};
 use crate::{policy::PolicyConfig, request::Request};
 
-/// A trace.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Trace {
-    /// Machine, policy, scope, options, load.
+    /// Name, composed of the machine, the policy, the scope, the options and the load.
     pub name: String,
-    /// The load that was intended, in parts of what the machine has.
+    /// Intended load as a fraction of the machine's capacity.
     #[serde(default)]
     pub load: f64,
     /// Ticks between a rejection and the only retry.
     pub retry_after: u64,
-    /// The machine.
     pub machine: MachineVector,
     /// The kubelet's configuration.
     pub config: ConfigVector,
-    /// The pods in the order in which they arrive.
+    /// Pods in the order of their arrival.
     pub pods: Vec<TracePod>,
-    /// The kubelet's outcomes.
+    /// Recorded outcome of the kubelet.
     pub kubelet: Option<RecordedOutcome>,
-    /// The admissions of a machine without nodes.
+    /// Sums for the case that only total amounts count, without NUMA nodes.
     pub totals_only: Option<Sums>,
 }
 
 /// A pod of a trace.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TracePod {
-    /// The tick at which it arrives.
+    /// Tick of the arrival.
     pub at: u64,
-    /// Its lifetime in ticks.
+    /// Lifetime in ticks.
     pub life: u64,
-    /// True if it counts.
+    /// True for a Guaranteed pod. Only such pods are counted in [`Sums`].
     #[serde(default)]
     pub guaranteed: bool,
-    /// Its requests.
     pub pod: PodVector,
-    /// Its use while it lives.
+    /// Resources that the pod uses during its lifetime.
     #[serde(default)]
     pub held: PodUsage,
 }
 
-/// The use of a pod while it lives.
+/// Resources that a pod uses during its lifetime.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct PodUsage {
     /// CPUs, in thousandths.
@@ -61,20 +59,19 @@ pub struct PodUsage {
     pub hugepages_mib: Vec<u64>,
 }
 
-/// The outcome of a trace.
+/// Recorded outcome of a trace.
 #[derive(Clone, Debug, Deserialize)]
 pub struct RecordedOutcome {
-    /// The sums.
     #[serde(flatten)]
     pub sums: Sums,
-    /// A letter a pod: `A` admitted at the first try, `R` on retry, `X` dropped.
+    /// One letter per pod: `A` admitted at the first try, `R` on retry, `X` dropped.
     pub outcome: String,
 }
 
 /// Sums over the Guaranteed pods of a trace. Time is in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Sums {
-    /// Pods.
+    /// Number of pods.
     pub guaranteed: u64,
     /// Pods admitted at the first try.
     pub admitted_first_try: u64,
@@ -82,21 +79,21 @@ pub struct Sums {
     pub admitted_on_retry: u64,
     /// Pods dropped.
     pub dropped: u64,
-    /// Thousandths of CPUs times ticks, of those admitted.
+    /// CPU time of the admitted pods: thousandths of CPUs times ticks.
     pub cpu_milli_ticks: u64,
-    /// MiB of base memory times ticks, of those admitted.
+    /// Base memory of the admitted pods: MiB times ticks.
     pub memory_mib_ticks: u64,
-    /// MiB of hugepages times ticks, of those admitted.
+    /// Hugepages of the admitted pods: MiB times ticks.
     pub hugepages_mib_ticks: u64,
 }
 
 impl Sums {
-    /// Pods admitted.
+    /// Returns the number of admitted pods.
     pub const fn admitted(&self) -> u64 {
         self.admitted_first_try + self.admitted_on_retry
     }
 
-    /// Counts a pod, if it is Guaranteed, by the letter of what became of it.
+    /// Adds a pod with the letter of its outcome. Pods that are not Guaranteed are ignored.
     pub(super) fn count(&mut self, pod: &TracePod, letter: char) {
         if !pod.guaranteed {
             return;
@@ -133,7 +130,7 @@ impl Sums {
 }
 
 impl Trace {
-    /// The machine, the configuration and the requests, or what is wrong with them.
+    /// Converts the trace to a machine, a configuration and requests. The error names the invalid part.
     pub fn parts(&self) -> Result<(Machine, PolicyConfig, Vec<Request>), String> {
         let machine = self.machine.machine()?;
         let config = self.config.config()?.map_err(|(_, unknown)| unknown.to_string())?;
@@ -141,8 +138,7 @@ impl Trace {
         Ok((machine, config, requests))
     }
 
-    /// The sums if each letter of an outcome is what became of the pod at its place. `O` counts as offered: it is
-    /// admitted in any case.
+    /// Returns the sums for an outcome, which has one letter per pod as in [`RecordedOutcome::outcome`].
     pub fn sums(&self, outcome: &str) -> Sums {
         let mut sums = Sums::default();
         for (pod, letter) in self.pods.iter().zip(outcome.chars()) {
@@ -151,7 +147,7 @@ impl Trace {
         sums
     }
 
-    /// The sums if all are admitted.
+    /// Returns the sums for the case that all pods are admitted at the first try.
     pub fn offered(&self) -> Sums {
         self.sums(&"A".repeat(self.pods.len()))
     }

@@ -1,4 +1,4 @@
-//! A strategy as it is replayed.
+//! Variants of strategies that are compared in replays.
 
 use std::fmt;
 
@@ -16,14 +16,14 @@ use crate::{
     strategy::Strategy,
 };
 
-/// A strategy, with what makes a difference to what it admits.
+/// A strategy with the options that affect admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// What the kubelet does.
+    /// The strategy `kubelet`.
     Kubelet,
     /// The strategy `native`.
     Native {
-        /// How memory-only nodes count.
+        /// Use of memory-only nodes.
         tiers: Tiers,
     },
 }
@@ -38,7 +38,7 @@ impl fmt::Display for Variant {
 }
 
 impl Variant {
-    /// Replays a trace on a machine, or says why the strategy does not start there.
+    /// Replays a trace on a machine. Fails if the strategy refuses the machine or the configuration.
     pub fn replay(
         self,
         trace: &Trace,
@@ -48,7 +48,7 @@ impl Variant {
         self.with(machine, config, |strategy| replay(trace, (machine, requests), strategy))
     }
 
-    /// Does something with the strategy, or says why it does not start.
+    /// Calls `work` with the strategy. Fails if the strategy refuses the machine or the configuration.
     pub(super) fn with<T>(
         self,
         machine: &Machine,

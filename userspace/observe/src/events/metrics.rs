@@ -6,12 +6,12 @@ use prometheus_client::{
     registry::Registry,
 };
 
-type By = Family<[(&'static str, &'static str); 1], Counter>;
+type CountersByLabel = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// Reason why a reader of the stream missed an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub(super) enum Dropped {
+pub(super) enum DropReason {
     /// The reader was too slow, received the number of missed events, and continues.
     Lagged,
     /// The reader read nothing for too long; the stream was closed.
@@ -22,21 +22,25 @@ pub(super) enum Dropped {
 #[derive(Debug)]
 pub(super) struct EventMetrics {
     /// Accepted events by kind.
-    pub(super) taken: By,
+    pub(super) taken: CountersByLabel,
     /// Suppressed events by kind.
-    pub(super) suppressed: By,
-    dropped: By,
+    pub(super) suppressed: CountersByLabel,
+    dropped: CountersByLabel,
 }
 
 impl Default for EventMetrics {
     fn default() -> Self {
-        let metrics = Self { taken: By::default(), suppressed: By::default(), dropped: By::default() };
+        let metrics = Self {
+            taken: CountersByLabel::default(),
+            suppressed: CountersByLabel::default(),
+            dropped: CountersByLabel::default(),
+        };
         for kind in EventKind::ALL {
             drop(metrics.taken.get_or_create(&[("kind", kind.as_str())]));
             drop(metrics.suppressed.get_or_create(&[("kind", kind.as_str())]));
         }
-        metrics.dropped(Dropped::Lagged, 0);
-        metrics.dropped(Dropped::Hung, 0);
+        metrics.dropped(DropReason::Lagged, 0);
+        metrics.dropped(DropReason::Hung, 0);
         metrics
     }
 }
@@ -56,7 +60,7 @@ impl EventMetrics {
         );
     }
 
-    pub(super) fn dropped(&self, reason: Dropped, events: u64) {
+    pub(super) fn dropped(&self, reason: DropReason, events: u64) {
         self.dropped.get_or_create(&[("reason", reason.into())]).inc_by(events);
     }
 }

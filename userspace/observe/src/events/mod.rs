@@ -33,16 +33,16 @@ use prometheus_client::registry::Registry;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use self::metrics::{Dropped, EventMetrics};
+use self::metrics::{DropReason, EventMetrics};
 
 /// Most events in the history.
 pub const MAX_EVENTS: usize = 1024;
 /// Most events that wait for a subscriber.
-const QUEUE: usize = 256;
+const QUEUE_CAPACITY: usize = 256;
 /// Most pairs of kind and workload whose rate is tracked; events of further pairs are suppressed.
 const MAX_WINDOWS: usize = 4096;
 /// Period to which the limit on the number of events applies.
-const WINDOW: Duration = Duration::from_mins(1);
+const RATE_WINDOW: Duration = Duration::from_mins(1);
 
 /// Hub that accepts events and distributes them. Clones are handles to the same hub.
 #[derive(Clone, Debug)]
@@ -50,14 +50,14 @@ pub struct Events(Arc<Hub>);
 
 #[derive(Debug)]
 struct Hub {
-    books: Mutex<Books>,
+    log: Mutex<EventLog>,
     subscribers: broadcast::Sender<Arc<Event>>,
     metrics: EventMetrics,
     closed: CancellationToken,
 }
 
 #[derive(Debug)]
-struct Books {
+struct EventLog {
     next_id: u64,
     history: VecDeque<Arc<Event>>,
     windows: HashMap<(EventKind, Option<Arc<str>>), Window>,
@@ -77,12 +77,12 @@ impl Default for Events {
         // predecessor.
         let start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self(Arc::new(Hub {
-            books: Mutex::new(Books {
+            log: Mutex::new(EventLog {
                 next_id: start.as_secs() * 1_000_000 + 1,
                 history: VecDeque::new(),
                 windows: HashMap::new(),
             }),
-            subscribers: broadcast::Sender::new(QUEUE),
+            subscribers: broadcast::Sender::new(QUEUE_CAPACITY),
             metrics: EventMetrics::default(),
             closed: CancellationToken::new(),
         }))
@@ -97,14 +97,14 @@ impl Events {
 
     fn report_at(&self, report: EventReport, now: Instant, time: SystemTime) {
         let event = {
-            let mut books = self.0.books.lock();
-            let Some(suppressed) = books.allow(report.kind, report.workload.clone(), now) else {
-                drop(books);
+            let mut log = self.0.log.lock();
+            let Some(suppressed) = log.allow(report.kind, report.workload.clone(), now) else {
+                drop(log);
                 self.0.metrics.suppressed.get_or_create(&[("kind", report.kind.as_str())]).inc();
                 return;
             };
             let event = Arc::new(Event {
-                id: books.next_id,
+                id: log.next_id,
                 time: humantime::format_rfc3339_millis(time).to_string(),
                 kind: report.kind,
                 severity: report.severity,
@@ -114,25 +114,25 @@ impl Events {
                 details: report.details,
                 suppressed,
             });
-            books.next_id += 1;
-            if books.history.len() == MAX_EVENTS {
-                books.history.pop_front();
+            log.next_id += 1;
+            if log.history.len() == MAX_EVENTS {
+                log.history.pop_front();
             }
-            books.history.push_back(event.clone());
+            log.history.push_back(event.clone());
             // Sent under the lock, so that subscribers see ids in order. Sending does not wait; it fails if there is
             // no subscriber.
             let _ = self.0.subscribers.send(event.clone());
             event
         };
         self.0.metrics.taken.get_or_create(&[("kind", event.kind.as_str())]).inc();
-        log(&event);
+        write_log(&event);
     }
 
     /// Returns the events that match `filter`: the ones after [`EventFilter::since`], oldest first, or the latest
     /// ones.
     pub fn page(&self, filter: &EventFilter) -> EventPage {
-        let books = self.0.books.lock();
-        let matching = books.history.iter().filter(|event| filter.matches(event));
+        let log = self.0.log.lock();
+        let matching = log.history.iter().filter(|event| filter.matches(event));
         let mut events: Vec<Event> = match filter.since {
             Some(_) => matching.take(filter.limit).map(|event| Event::clone(event)).collect(),
             None => matching.rev().take(filter.limit).map(|event| Event::clone(event)).collect(),
@@ -142,16 +142,16 @@ impl Events {
         }
         EventPage {
             events,
-            oldest: books.history.front().map(|event| event.id),
-            latest: books.history.back().map(|event| event.id),
+            oldest: log.history.front().map(|event| event.id),
+            latest: log.history.back().map(|event| event.id),
         }
     }
 
     /// Subscribes to all events from now on, preceded without a gap by those of the history after `since`.
     pub fn subscribe(&self, since: Option<u64>) -> Subscription {
-        let books = self.0.books.lock();
+        let log = self.0.log.lock();
         let missed =
-            since.map(|since| books.history.iter().filter(|event| event.id > since).cloned().collect());
+            since.map(|since| log.history.iter().filter(|event| event.id > since).cloned().collect());
         Subscription {
             missed: missed.unwrap_or_default(),
             events: self.0.subscribers.subscribe(),
@@ -171,18 +171,18 @@ impl Events {
     }
 }
 
-impl Books {
+impl EventLog {
     /// Returns the number of events suppressed before this one, or `None` if this one is suppressed.
     fn allow(&mut self, kind: EventKind, workload: Option<Arc<str>>, now: Instant) -> Option<u64> {
         let key = (kind, workload);
         if !self.windows.contains_key(&key) && self.windows.len() >= MAX_WINDOWS {
-            self.windows.retain(|_, window| now.saturating_duration_since(window.start) < WINDOW);
+            self.windows.retain(|_, window| now.saturating_duration_since(window.start) < RATE_WINDOW);
             if self.windows.len() >= MAX_WINDOWS {
                 return None;
             }
         }
         let window = self.windows.entry(key).or_insert(Window { start: now, taken: 0, suppressed: 0 });
-        if now.saturating_duration_since(window.start) >= WINDOW {
+        if now.saturating_duration_since(window.start) >= RATE_WINDOW {
             (window.start, window.taken) = (now, 0);
         }
         if window.taken >= kind.per_minute() {
@@ -194,7 +194,7 @@ impl Books {
     }
 }
 
-fn log(event: &Event) {
+fn write_log(event: &Event) {
     let (kind, workload, node) = (event.kind.as_str(), event.workload.as_deref(), event.node);
     let suppressed = Some(event.suppressed).filter(|&suppressed| suppressed > 0);
     let details = Some(&event.details).filter(|details| !details.is_empty());
@@ -236,7 +236,7 @@ impl Subscription {
             received = self.events.recv() => match received {
                 Ok(event) => StreamItem::Event(event),
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    self.hub.metrics.dropped(Dropped::Lagged, missed);
+                    self.hub.metrics.dropped(DropReason::Lagged, missed);
                     StreamItem::Missed(missed)
                 }
                 Err(broadcast::error::RecvError::Closed) => StreamItem::Closed,
@@ -247,7 +247,7 @@ impl Subscription {
     /// Ends the subscription of a client that has read nothing for too long.
     pub fn close_as_hung(self) {
         let waiting = self.events.len() + self.missed.len() + 1;
-        self.hub.metrics.dropped(Dropped::Hung, waiting as u64);
+        self.hub.metrics.dropped(DropReason::Hung, waiting as u64);
     }
 }
 

@@ -9,7 +9,7 @@ fn all() -> EventFilter {
 }
 
 #[test]
-fn too_many_of_a_kind_and_workload_are_suppressed_and_counted_by_the_next() {
+fn suppresses_and_counts_repeated_events() {
     let events = Events::default();
     let (start, time) = (Instant::now(), SystemTime::UNIX_EPOCH);
     let report = |workload: &str, seconds| {
@@ -33,9 +33,9 @@ fn too_many_of_a_kind_and_workload_are_suppressed_and_counted_by_the_next() {
     assert_eq!(events.page(&all()).events.len(), 4);
 }
 
-/// The probes say that it reclaimed for long, and then the reconciler that it stands still and what was done about it.
+/// The probes report a long reclaim, and then the reconciler reports that the workload makes no progress.
 #[test]
-fn a_long_stall_does_not_hide_what_is_done_about_it() {
+fn stall_window_admits_two_events() {
     let events = Events::default();
     for message in ["had to reclaim memory", "makes no progress"] {
         events.report_at(
@@ -48,20 +48,20 @@ fn a_long_stall_does_not_hide_what_is_done_about_it() {
 }
 
 #[test]
-fn the_books_are_bounded_also_in_a_storm() {
+fn memory_stays_bounded_in_a_storm() {
     let events = Events::default();
     let (start, time) = (Instant::now(), SystemTime::UNIX_EPOCH);
     for i in 0..2 * MAX_WINDOWS {
         events.report_at(miss(&format!("w{i}")), start, time);
     }
-    assert_eq!(events.0.books.lock().windows.len(), MAX_WINDOWS);
-    assert_eq!(events.0.books.lock().history.len(), MAX_EVENTS);
-    events.report_at(miss("later"), start + WINDOW, time);
-    assert_eq!(events.0.books.lock().windows.len(), 1, "old windows make room");
+    assert_eq!(events.0.log.lock().windows.len(), MAX_WINDOWS);
+    assert_eq!(events.0.log.lock().history.len(), MAX_EVENTS);
+    events.report_at(miss("later"), start + RATE_WINDOW, time);
+    assert_eq!(events.0.log.lock().windows.len(), 1, "old windows make room");
 }
 
 #[test]
-fn a_page_is_what_follows_or_what_came_last() {
+fn page_starts_at_since_or_ends_at_latest() {
     let events = Events::default();
     for i in 0..5 {
         events.report(miss(&format!("w{i}")));
@@ -80,7 +80,7 @@ fn a_page_is_what_follows_or_what_came_last() {
 }
 
 #[tokio::test]
-async fn a_subscriber_gets_what_it_missed_then_what_comes_and_learns_what_it_lost() {
+async fn subscriber_receives_backlog_and_losses() {
     let events = Events::default();
     events.report(miss("w0"));
     let first = events.page(&all()).latest.unwrap();
@@ -95,7 +95,7 @@ async fn a_subscriber_gets_what_it_missed_then_what_comes_and_learns_what_it_los
     assert_eq!(name(late.next().await), "w1");
     assert_eq!(name(late.next().await), "w2");
     assert_eq!(name(new.next().await), "w2");
-    for i in 0..QUEUE + 7 {
+    for i in 0..QUEUE_CAPACITY + 7 {
         events.report(miss(&format!("x{i}")));
     }
     assert_eq!(new.next().await, StreamItem::Missed(7));

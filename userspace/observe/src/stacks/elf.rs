@@ -22,21 +22,21 @@ use object::{
     pod::{Pod, bytes_of_slice, bytes_of_slice_mut, slice_from_bytes},
 };
 
-use super::floor::Floor;
+use super::floor::SymbolLookup;
 
 type Endian = LittleEndian;
 const E: Endian = LittleEndian;
 
-/// Most headers of a kind that are read.
-const HEADERS: usize = 256;
+/// Most segment headers and most section headers that are read.
+const MAX_HEADERS: usize = 256;
 /// Number of symbols that are read at once.
-const PIECE: usize = 4096;
+const SYMBOLS_PER_READ: usize = 4096;
 /// Most symbols that are read; the largest programs have some millions.
-const SYMBOLS: u64 = 8 << 20;
-/// Most bytes of a name. Names of C++ and Rust can be long.
-const NAME: usize = 1024;
+const MAX_SYMBOLS: u64 = 8 << 20;
+/// Most bytes of a name, before and after demangling.
+const MAX_NAME_BYTES: usize = 1024;
 
-/// A symbol that may contain the searched address.
+/// Symbol of a function.
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     size: u64,
@@ -45,34 +45,35 @@ struct Symbol {
 }
 
 /// Returns the names of the functions at these offsets of a file. Offsets without a name are absent, as are all
-/// offsets that are not resolved before `deadline` or within `room`, the bytes still available for names.
+/// offsets that are not resolved before `deadline`. `room` are the bytes still available for names; the names are
+/// subtracted, and resolving stops at the first name that exceeds it.
 pub(super) fn names(
     file: &File,
     offsets: impl IntoIterator<Item = u64>,
     deadline: Instant,
     room: &mut usize,
 ) -> io::Result<BTreeMap<u64, String>> {
-    let [header]: [FileHeader64<Endian>; 1] = one(read_at(file, 0, 1)?)?;
+    let [header]: [FileHeader64<Endian>; 1] = single(read_at(file, 0, 1)?)?;
     if (header.e_ident.magic, header.e_ident.class, header.e_ident.data) != (ELFMAG, ELFCLASS64, ELFDATA2LSB)
     {
         return Ok(BTreeMap::new());
     }
-    let count = usize::from(header.e_phnum.get(E)).min(HEADERS);
+    let count = usize::from(header.e_phnum.get(E)).min(MAX_HEADERS);
     let segments: Vec<ProgramHeader64<Endian>> = read_at(file, header.e_phoff.get(E), count)?;
-    let count = usize::from(header.e_shnum.get(E)).min(HEADERS);
+    let count = usize::from(header.e_shnum.get(E)).min(MAX_HEADERS);
     let sections: Vec<SectionHeader64<Endian>> = read_at(file, header.e_shoff.get(E), count)?;
     // Symbols have the virtual addresses of the file.
     let at: Vec<(u64, u64)> =
         offsets.into_iter().filter_map(|offset| Some((address_of(&segments, offset)?, offset))).collect();
-    let mut floor = Floor::new(at.iter().map(|(address, _)| *address));
+    let mut floor = SymbolLookup::new(at.iter().map(|(address, _)| *address));
     for kind in [SHT_SYMTAB, SHT_DYNSYM] {
         for section in sections.iter().filter(|section| section.sh_type.get(E) == kind) {
             let Some(names) = sections.get(section.sh_link.get(E) as usize) else { continue };
-            offer(file, section, names.sh_offset.get(E), &mut floor, deadline)?;
+            offer_symbols(file, section, names.sh_offset.get(E), &mut floor, deadline)?;
         }
     }
     let mut by_address = BTreeMap::new();
-    for (address, symbol) in floor.found() {
+    for (address, symbol) in floor.into_symbols() {
         if let Some((start, symbol)) = symbol
             // Symbols from assembler code may have no size.
             && (symbol.size == 0 || address - start < symbol.size)
@@ -88,19 +89,19 @@ pub(super) fn names(
     Ok(found.collect())
 }
 
-/// Offers all symbols of a table.
-fn offer(
+/// Offers the function symbols of a table to `floor`. `names` is the offset of the table's strings. Stops at the deadline.
+fn offer_symbols(
     file: &File,
     table: &SectionHeader64<Endian>,
     names: u64,
-    floor: &mut Floor<Symbol>,
+    floor: &mut SymbolLookup<Symbol>,
     deadline: Instant,
 ) -> io::Result<()> {
     let size = size_of::<Sym64<Endian>>() as u64;
-    let count = (table.sh_size.get(E) / size).min(SYMBOLS);
+    let count = (table.sh_size.get(E) / size).min(MAX_SYMBOLS);
     let mut first = 0;
     while first < count && Instant::now() < deadline {
-        let piece = usize::try_from(count - first).unwrap_or(PIECE).min(PIECE);
+        let piece = usize::try_from(count - first).unwrap_or(SYMBOLS_PER_READ).min(SYMBOLS_PER_READ);
         let at = table.sh_offset.get(E).saturating_add(first * size);
         for symbol in read_at::<Sym64<Endian>>(file, at, piece)? {
             let kind = symbol.st_info & 0xf;
@@ -116,7 +117,7 @@ fn offer(
     Ok(())
 }
 
-/// Returns the virtual address of an offset of the file.
+/// Converts an offset in the file to a virtual address; `None` if no loadable segment contains it.
 fn address_of(segments: &[ProgramHeader64<Endian>], offset: u64) -> Option<u64> {
     segments.iter().filter(|segment| segment.p_type.get(E) == PT_LOAD).find_map(|segment| {
         let within = offset.checked_sub(segment.p_offset.get(E))?;
@@ -124,18 +125,19 @@ fn address_of(segments: &[ProgramHeader64<Endian>], offset: u64) -> Option<u64> 
     })
 }
 
-/// Returns the demangled name at this offset.
+/// Reads and demangles the name at this offset; `None` if it is empty or not UTF-8.
 fn name_at(file: &File, at: u64) -> Option<String> {
-    let mut bytes = vec![0; NAME];
+    let mut bytes = vec![0; MAX_NAME_BYTES];
     let length = file.read_at(&mut bytes, at).ok()?;
     let text = bytes.get(..length)?.split(|byte| *byte == 0).next()?;
     let name = str::from_utf8(text).ok().filter(|name| !name.is_empty())?;
-    Some(readable(name))
+    Some(demangle(name))
 }
 
-/// Demangles a name of Rust or C++, unless the result is too long.
-fn readable(name: &str) -> String {
-    let mut text = Short::default();
+/// Demangles a name of Rust or C++. Other names, and names that would become longer than [`MAX_NAME_BYTES`], are returned
+/// unchanged.
+fn demangle(name: &str) -> String {
+    let mut text = BoundedText::default();
     let written = if let Ok(rust) = rustc_demangle::try_demangle(name) {
         // Without the hash at the end.
         write!(text, "{rust:#}")
@@ -149,14 +151,14 @@ fn readable(name: &str) -> String {
     if written.is_ok() { text.0 } else { name.to_owned() }
 }
 
-/// Writer that accepts [`NAME`] bytes at most. Mangled names refer to parts of themselves, so a few hundred bytes can
+/// Writer that accepts [`MAX_NAME_BYTES`] bytes at most. Mangled names refer to parts of themselves, so a few hundred bytes can
 /// expand beyond any memory.
 #[derive(Default)]
-struct Short(String);
+struct BoundedText(String);
 
-impl fmt::Write for Short {
+impl fmt::Write for BoundedText {
     fn write_str(&mut self, part: &str) -> fmt::Result {
-        if self.0.len() + part.len() > NAME {
+        if self.0.len() + part.len() > MAX_NAME_BYTES {
             return Err(fmt::Error);
         }
         self.0.push_str(part);
@@ -167,7 +169,7 @@ impl fmt::Write for Short {
 /// Reads `count` values at an offset of a file.
 fn read_at<T: Pod>(file: &File, offset: u64, count: usize) -> io::Result<Vec<T>> {
     let length = count * size_of::<T>();
-    // Aligned as all of these types are.
+    // A buffer of `u64` has a sufficient alignment for all of these types.
     let mut words = vec![0_u64; length.div_ceil(size_of::<u64>())];
     let bytes = bytes_of_slice_mut(&mut words);
     file.read_exact_at(bytes.get_mut(..length).unwrap_or_default(), offset)?;
@@ -176,7 +178,7 @@ fn read_at<T: Pod>(file: &File, offset: u64, count: usize) -> io::Result<Vec<T>>
     Ok(values.to_vec())
 }
 
-fn one<T>(values: Vec<T>) -> io::Result<[T; 1]> {
+fn single<T>(values: Vec<T>) -> io::Result<[T; 1]> {
     values.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
@@ -185,7 +187,7 @@ mod tests {
     use std::{fs, io::Write as _, time::Duration};
 
     use super::{
-        super::process::{Search, mappings},
+        super::process::{MappingSearch, mappings},
         *,
     };
 
@@ -194,25 +196,26 @@ mod tests {
         offsets: impl IntoIterator<Item = u64>,
         deadline: Instant,
     ) -> io::Result<BTreeMap<u64, String>> {
-        super::names(file, offsets, deadline, &mut NAME.clone())
+        super::names(file, offsets, deadline, &mut MAX_NAME_BYTES.clone())
     }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(10)
     }
 
-    /// This one, whose place is known. Not inlined, so that it has one.
+    /// Function with a known address. It is not inlined, so that it has a symbol.
     #[inline(never)]
     fn somewhere() -> u64 {
         std::hint::black_box(7)
     }
 
     #[test]
-    fn a_function_of_this_program_is_found_by_its_place_in_the_file() {
+    fn finds_function_by_file_offset() {
         let address = somewhere as fn() -> u64 as usize as u64;
         somewhere();
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        let mut search = Search { addresses: vec![address], room: 4096, is_full: false, deadline: soon() };
+        let mut search =
+            MappingSearch { addresses: vec![address], room: 4096, is_full: false, deadline: soon() };
         let mapping = mappings(maps.as_bytes(), &mut search).unwrap().remove(0);
         let offset = address - mapping.range.start + mapping.offset;
         let program = File::open("/proc/self/exe").unwrap();
@@ -223,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn any_file_may_be_looked_at() {
+    fn rejects_corrupt_files() {
         let mut file = tempfile::tempfile().unwrap();
         assert!(names(&file, [1], soon()).is_err(), "it is empty");
         file.write_all(&[b'x'; 4096]).unwrap();
         assert!(names(&file, [1], soon()).unwrap().is_empty(), "it is no program");
-        // A program whose sizes are all as large as can be.
+        // A program with the largest possible size in every section header.
         let mut program = fs::read("/proc/self/exe").unwrap();
         let sections = usize::try_from(u64::from_le_bytes(program[40..48].try_into().unwrap())).unwrap();
         let count = usize::from(u16::from_le_bytes(program[60..62].try_into().unwrap()));
@@ -238,30 +241,30 @@ mod tests {
         }
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&program).unwrap();
-        assert!(names(&file, [0x1000], soon()).is_err(), "its tables end before they should");
+        assert!(names(&file, [0x1000], soon()).is_err(), "its tables are truncated");
     }
 
     #[test]
-    fn names_are_those_of_the_source() {
-        assert_eq!(readable("main"), "main");
-        assert_eq!(readable("_ZN5alloc3vec3Vec4push17h0123456789abcdefE"), "alloc::vec::Vec::push");
-        assert_eq!(readable("_ZN3foo3barEi"), "foo::bar");
+    fn names_are_demangled() {
+        assert_eq!(demangle("main"), "main");
+        assert_eq!(demangle("_ZN5alloc3vec3Vec4push17h0123456789abcdefE"), "alloc::vec::Vec::push");
+        assert_eq!(demangle("_ZN3foo3barEi"), "foo::bar");
     }
 
     #[test]
-    fn a_name_that_stands_for_an_endless_one_stays_as_it_is() {
-        // f<pair<int, int>, pair<A, A>, pair<B, B>, ...>: of each argument, the one before is twice a part.
+    fn exploding_name_stays_mangled() {
+        // f<pair<int, int>, pair<A, A>, pair<B, B>, ...>: each argument contains the previous one twice.
         let bomb = |arguments: u32| {
             let place = |number| char::from_digit(number, 36).unwrap().to_ascii_uppercase();
             let doubled: Vec<_> = (1..arguments).map(|at| format!("S0_IS{0}_S{0}_E", place(at))).collect();
             format!("_Z1fISt4pairIiiE{}Evv", doubled.concat())
         };
         assert_eq!(
-            readable(&bomb(2)),
+            demangle(&bomb(2)),
             "f<std::pair<int, int>, std::pair<std::pair<int, int>, std::pair<int, int> > >"
         );
         let bomb = bomb(30);
-        assert!(bomb.len() < NAME);
-        assert_eq!(readable(&bomb), bomb);
+        assert!(bomb.len() < MAX_NAME_BYTES);
+        assert_eq!(demangle(&bomb), bomb);
     }
 }

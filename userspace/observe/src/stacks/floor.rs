@@ -1,16 +1,18 @@
-//! Lookup of the symbols that contain given addresses, for symbols that arrive unsorted and are too many to be
-//! stored.
+//! Lookup of the closest symbol at or before each of some addresses.
+//!
+//! Symbol tables are unsorted and can be too large to store, so the addresses are sorted instead, and each symbol is
+//! compared with them once.
 
-/// For each address, the closest symbol that begins at or before it.
+/// The closest symbol so far for each address.
 #[derive(Debug)]
-pub(super) struct Floor<T> {
+pub(super) struct SymbolLookup<T> {
     /// Sorted and unique.
     addresses: Vec<u64>,
     /// Closest symbol that begins at or before this address and after the previous one.
     best: Vec<Option<(u64, T)>>,
 }
 
-impl<T: Clone> Floor<T> {
+impl<T: Clone> SymbolLookup<T> {
     /// Starts a lookup without any symbol.
     pub(super) fn new(addresses: impl IntoIterator<Item = u64>) -> Self {
         let mut addresses: Vec<u64> = addresses.into_iter().collect();
@@ -30,7 +32,7 @@ impl<T: Clone> Floor<T> {
     }
 
     /// Returns each address with the closest symbol that begins at or before it.
-    pub(super) fn found(self) -> impl Iterator<Item = (u64, Option<(u64, T)>)> {
+    pub(super) fn into_symbols(self) -> impl Iterator<Item = (u64, Option<(u64, T)>)> {
         let mut last = None;
         self.addresses.into_iter().zip(self.best).map(move |(address, best)| {
             if best.is_some() {
@@ -46,14 +48,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_belongs_to_the_symbol_before_it() {
-        let mut floor = Floor::new([50, 10, 51, 99, 50]);
+    fn address_belongs_to_preceding_symbol() {
+        let mut floor = SymbolLookup::new([50, 10, 51, 99, 50]);
         for start in [60, 20, 50, 11, 30, 100] {
             floor.offer(start, || format!("at {start}"));
         }
         let found: Vec<_> =
-            floor.found().map(|(address, of)| (address, of.map(|(start, _)| start))).collect();
+            floor.into_symbols().map(|(address, of)| (address, of.map(|(start, _)| start))).collect();
         assert_eq!(found, [(10, None), (50, Some(50)), (51, Some(50)), (99, Some(60))]);
-        assert_eq!(Floor::<u32>::new([]).found().count(), 0);
+        assert_eq!(SymbolLookup::<u32>::new([]).into_symbols().count(), 0);
     }
 }

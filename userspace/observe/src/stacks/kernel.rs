@@ -13,7 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::floor::Floor;
+use super::floor::SymbolLookup;
 
 #[derive(Debug)]
 pub(crate) struct KernelSymbols(Mutex<File>);
@@ -24,7 +24,8 @@ impl KernelSymbols {
         File::open(host_root.join("proc/kallsyms")).map(|file| Self(Mutex::new(file)))
     }
 
-    /// Returns the names of the functions at these addresses. Empty if this process may not see addresses.
+    /// Returns the names of the functions at these addresses. Empty if the file was opened without the privilege to see
+    /// addresses.
     pub(super) fn names(
         &self,
         addresses: impl IntoIterator<Item = u64>,
@@ -39,7 +40,7 @@ fn names(
     mut text: impl BufRead,
     addresses: impl IntoIterator<Item = u64>,
 ) -> io::Result<BTreeMap<u64, String>> {
-    let mut floor = Floor::new(addresses);
+    let mut floor = SymbolLookup::new(addresses);
     let mut line = String::new();
     while text.read_line(&mut line)? > 0 {
         let mut words = line.split_ascii_whitespace();
@@ -51,11 +52,12 @@ fn names(
         }
         line.clear();
     }
-    Ok(floor.found().filter_map(|(address, symbol)| Some((address, symbol?.1))).collect())
+    Ok(floor.into_symbols().filter_map(|(address, symbol)| Some((address, symbol?.1))).collect())
 }
 
-/// Returns whether a function is part of the probe itself, which is on top of every stack.
-pub(super) fn is_of_probe(name: &str) -> bool {
+/// Returns whether a function belongs to the execution of a BPF program. Such functions are the innermost frames of every
+/// kernel stack.
+pub(super) fn is_probe_function(name: &str) -> bool {
     [
         "bpf_prog_",
         "bpf_trace_run",
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_reaches_to_the_next() {
+    fn function_extends_to_the_next() {
         let text =
             "ffffffff81000000 T _text\nffffffff81000100 t first\nffffffff81000200 T second\t[module]\n";
         let found = names(text.as_bytes(), [0xffff_ffff_8100_01ff, 0xffff_ffff_8100_0200, 0x1000]).unwrap();
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_addresses_name_nothing() {
+    fn hidden_addresses_have_no_names() {
         let text = "0000000000000000 T _text\n0000000000000000 t first\nnonsense\n";
         assert!(names(text.as_bytes(), [0xffff_ffff_8100_01ff]).unwrap().is_empty());
     }

@@ -1,10 +1,11 @@
-//! Call chains of a workload's code that allocates and accesses memory of other nodes (`observe.callChains`).
+//! Call chains of code that allocates or accesses memory of other nodes (`observe.callChains`).
 //!
 //! The probes record addresses. They are resolved on request, from the workload's current processes, so the names of
-//! an ended process are lost. Another process of the workload is used instead if it has code at all of the addresses,
-//! because forks share their mappings.
+//! an ended process are lost. If another process of the workload has code at all of the addresses, the names come from
+//! that process, because forks have the same mappings.
 //!
-//! Resolving takes at most [`PATIENCE`]; an address that is not resolved by then is shown as an offset in a file.
+//! Resolving takes at most [`RESOLVE_TIMEOUT`]; an address that is not resolved by then is shown as an offset
+//! in its file, or as `[unknown]`.
 
 mod elf;
 mod floor;
@@ -24,61 +25,64 @@ use numaward_probes::{CallChain, ChainKind, Stack};
 
 pub(crate) use self::{kernel::KernelSymbols, process::processes_below};
 use self::{
-    kernel::is_of_probe,
-    process::{Mapping, Process, Search},
+    kernel::is_probe_function,
+    process::{Mapping, MappingSearch, Process},
 };
 
 /// Longest time for resolving names.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// Most bytes of names while a response is prepared; applies separately to file names, function names, and the names
-/// in its frames. Programs control the number and the length of their names.
-const MAX_NAMES: usize = 4 << 20;
-/// Most processes of a workload that are tried in place of an ended one.
-const STAND_INS: usize = 64;
+pub(crate) const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of names while a response is prepared. The limit applies to each of three groups: file names, function
+/// names, and the names in the frames. Programs choose the number and the length of their names.
+const MAX_NAME_BYTES: usize = 4 << 20;
+/// Most processes of a workload that are searched for the code of an ended process.
+const MAX_SUBSTITUTES: usize = 64;
 /// Name of a function that cannot be resolved.
-const UNKNOWN: &str = "[unknown]";
-/// Name of a kernel function if the kernel's symbols cannot be read.
-const KERNEL: &str = "[kernel]";
+const UNKNOWN_NAME: &str = "[unknown]";
+/// Name of a kernel function without a known symbol.
+const KERNEL_NAME: &str = "[kernel]";
 
-/// Names of the functions at these offsets of a program or library: [`elf::names`], for fuzzing.
+/// Returns the names of the functions at these offsets of a program or library ([`elf::names`]), for fuzzing.
 #[cfg(feature = "testing")]
 pub fn function_names(
     file: &std::fs::File,
     offsets: impl IntoIterator<Item = u64>,
     deadline: Instant,
 ) -> std::io::Result<BTreeMap<u64, String>> {
-    elf::names(file, offsets, deadline, &mut MAX_NAMES.clone())
+    elf::names(file, offsets, deadline, &mut MAX_NAME_BYTES.clone())
 }
 
 /// Call chains of some workloads.
-pub(crate) struct Found {
+pub(crate) struct ChainSet {
     pub(crate) chains: Vec<CallChain>,
-    /// Number of chains of any workload that were lost for lack of space.
+    /// Number of chains, of all workloads, that found no space in the probes' maps.
     pub(crate) lost: u64,
     /// Directories of the workloads' cgroups.
     pub(crate) dirs: Vec<PathBuf>,
 }
 
-/// Resolves the names of chains. `proc` is the mount point of procfs.
-pub(crate) fn named(
-    found: Found,
+/// Resolves the addresses of chains to names, and sums up the bytes of equal stacks. `proc` is the mount point of procfs.
+pub(crate) fn resolve(
+    found: ChainSet,
     proc: &Path,
     kernel: Option<&KernelSymbols>,
     page_size: u64,
     deadline: Instant,
 ) -> api::Stacks {
-    let Found { chains, lost, dirs } = found;
+    let ChainSet { chains, lost, dirs } = found;
     let mut notes = BTreeSet::new();
     let kernel = kernel_names(&chains, kernel, &mut notes);
-    let mut addresses: Vec<u64> = chains.iter().flat_map(|chain| looked_up(&chain.user)).collect();
+    let mut addresses: Vec<u64> = chains.iter().flat_map(|chain| lookup_addresses(&chain.user)).collect();
     addresses.sort_unstable();
     addresses.dedup();
-    let mut processes =
-        Processes::below(proc, &dirs, Search { addresses, room: MAX_NAMES, is_full: false, deadline });
-    // Chains with the most pages first, because there may be no space for the last ones.
+    let mut processes = Processes::below(
+        proc,
+        &dirs,
+        MappingSearch { addresses, room: MAX_NAME_BYTES, is_full: false, deadline },
+    );
+    // The largest chains come first, because the last ones may exceed the limits.
     let mut chains = chains;
     chains.sort_by_key(|chain| Reverse(chain.pages));
-    let owners: Vec<Option<u32>> = chains.iter().map(|chain| processes.of(chain)).collect();
+    let owners: Vec<Option<u32>> = chains.iter().map(|chain| processes.process_of(chain)).collect();
     let names = processes.names(chains.iter().zip(owners.iter().copied()), deadline);
     let is_late = Instant::now() >= deadline;
     if is_late {
@@ -87,16 +91,16 @@ pub(crate) fn named(
     if processes.search.is_full {
         notes.insert("some functions have no names: its processes have too many mappings".to_owned());
     }
-    let (mut sums, mut rest, mut room) = (Sums::new(), Rest::new(), MAX_NAMES);
+    let (mut sums, mut rest, mut room) = (StackSums::new(), FoldedSums::new(), MAX_NAME_BYTES);
     for (chain, owner) in chains.iter().zip(owners) {
         let process = owner.and_then(|pid| processes.known.get(&pid)?.as_ref());
-        let command =
-            process.map_or(if is_late { UNKNOWN } else { "[ended]" }, |process| process.command.as_str());
+        let command = process
+            .map_or(if is_late { UNKNOWN_NAME } else { "[ended]" }, |process| process.command.as_str());
         let mut frames = vec![command.to_owned()];
         match process {
             None if is_late => {}
             None => drop(notes.insert("processes that have ended have no names of functions".to_owned())),
-            Some(Process { denied: Some(error), .. }) => {
+            Some(Process { read_error: Some(error), .. }) => {
                 let hint = "functions of workloads have no names without CAP_SYS_PTRACE";
                 notes.insert(format!("{hint}: {}", error_chain(error)));
             }
@@ -123,17 +127,17 @@ pub(crate) fn named(
     }
     let stacks =
         sums.into_iter().map(|((kind, node, frames), bytes)| CallStack { kind, node, bytes, frames });
-    let stacks = most(stacks.collect(), rest);
+    let stacks = keep_largest(stacks.collect(), rest);
     api::Stacks { sample_every: 1, lost, notes: notes.into_iter().collect(), stacks }
 }
 
 /// Bytes by kind, node and frames.
-type Sums = BTreeMap<(StackKind, Option<u32>, Vec<String>), u64>;
-/// Bytes whose frames are not kept.
-type Rest = BTreeMap<(StackKind, Option<u32>), u64>;
+type StackSums = BTreeMap<(StackKind, Option<u32>, Vec<String>), u64>;
+/// Bytes of stacks beyond the limits, by kind and node.
+type FoldedSums = BTreeMap<(StackKind, Option<u32>), u64>;
 
-/// Returns the stacks with the most bytes first; the excess is summed up by kind and node.
-fn most(mut stacks: Vec<CallStack>, mut sums: Rest) -> Vec<CallStack> {
+/// Returns the [`MAX_STACKS`] largest stacks, largest first, followed by the sums of all other stacks by kind and node.
+fn keep_largest(mut stacks: Vec<CallStack>, mut sums: FoldedSums) -> Vec<CallStack> {
     stacks.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.frames.cmp(&b.frames)));
     for stack in stacks.split_off(stacks.len().min(MAX_STACKS)) {
         let sum = sums.entry((stack.kind, stack.node)).or_default();
@@ -144,13 +148,13 @@ fn most(mut stacks: Vec<CallStack>, mut sums: Rest) -> Vec<CallStack> {
     stacks
 }
 
-/// Returns the names of the kernel functions in chains.
+/// Returns the names of the kernel functions in chains. Adds a note if there are none.
 fn kernel_names(
     chains: &[CallChain],
     symbols: Option<&KernelSymbols>,
     notes: &mut BTreeSet<String>,
 ) -> BTreeMap<u64, String> {
-    let addresses: BTreeSet<u64> = chains.iter().flat_map(|chain| looked_up(&chain.kernel)).collect();
+    let addresses: BTreeSet<u64> = chains.iter().flat_map(|chain| lookup_addresses(&chain.kernel)).collect();
     if addresses.is_empty() {
         return BTreeMap::new();
     }
@@ -163,8 +167,8 @@ fn kernel_names(
 }
 
 /// Returns the addresses by which the functions of a stack are looked up, the innermost first. All but the first are
-/// return addresses, which may already belong to the next function.
-fn looked_up(stack: &Stack) -> Vec<u64> {
+/// return addresses. They are reduced by one, because a return address can be the start of the next function.
+fn lookup_addresses(stack: &Stack) -> Vec<u64> {
     let Stack::Addresses(addresses) = stack else { return Vec::new() };
     addresses
         .iter()
@@ -173,17 +177,18 @@ fn looked_up(stack: &Stack) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the kernel frames, the outermost first.
+/// Returns the kernel frames, the outermost first, without those of the probe itself.
 fn kernel_frames(stack: &Stack, names: &BTreeMap<u64, String>) -> Vec<String> {
-    let mut addresses = looked_up(stack);
-    let is_of_probe = |address: &u64| names.get(address).is_some_and(|name| is_of_probe(name));
-    let own = addresses.iter().take_while(|address| is_of_probe(address)).count();
+    let mut addresses = lookup_addresses(stack);
+    let is_probe_function = |address: &u64| names.get(address).is_some_and(|name| is_probe_function(name));
+    let own = addresses.iter().take_while(|address| is_probe_function(address)).count();
     addresses.drain(..own);
     if matches!(stack, Stack::NoRoom) || !addresses.is_empty() && names.is_empty() {
-        return vec![KERNEL.to_owned()];
+        return vec![KERNEL_NAME.to_owned()];
     }
-    let name =
-        |address: &u64| names.get(address).map_or_else(|| KERNEL.to_owned(), |name| format!("{name}_[k]"));
+    let name = |address: &u64| {
+        names.get(address).map_or_else(|| KERNEL_NAME.to_owned(), |name| format!("{name}_[k]"))
+    };
     addresses.iter().rev().map(name).collect()
 }
 
@@ -199,20 +204,20 @@ fn user_frames(
     let frame = |address: &u64| {
         let known = names.and_then(|names| names.get(address)).cloned();
         known.unwrap_or_else(|| {
-            process.and_then(|of| of.mapping(*address)).map_or_else(unknown, |of| place(of, *address))
+            process.and_then(|of| of.mapping(*address)).map_or_else(unknown, |of| file_offset(of, *address))
         })
     };
-    let mut frames: Vec<String> = looked_up(stack).iter().rev().map(frame).collect();
-    frames.dedup_by(|a, b| a == UNKNOWN && b == UNKNOWN);
+    let mut frames: Vec<String> = lookup_addresses(stack).iter().rev().map(frame).collect();
+    frames.dedup_by(|a, b| a == UNKNOWN_NAME && b == UNKNOWN_NAME);
     frames
 }
 
 fn unknown() -> String {
-    UNKNOWN.to_owned()
+    UNKNOWN_NAME.to_owned()
 }
 
-/// Formats an address as an offset in its file.
-fn place(mapping: &Mapping, address: u64) -> String {
+/// Formats an address as the name of its file and the offset in it.
+fn file_offset(mapping: &Mapping, address: u64) -> String {
     let name = mapping.name.rsplit('/').next().unwrap_or_default();
     match name {
         "" => unknown(),
@@ -225,16 +230,16 @@ fn place(mapping: &Mapping, address: u64) -> String {
     }
 }
 
-/// Processes of a workload.
+/// Processes of some workloads, read on first use.
 struct Processes<'a> {
     proc: &'a Path,
     all: Vec<u32>,
     known: BTreeMap<u32, Option<Process>>,
-    search: Search,
+    search: MappingSearch,
 }
 
 impl<'a> Processes<'a> {
-    fn below(proc: &'a Path, dirs: &[PathBuf], search: Search) -> Self {
+    fn below(proc: &'a Path, dirs: &[PathBuf], search: MappingSearch) -> Self {
         let all = dirs.iter().flat_map(|dir| processes_below(dir)).collect();
         Self { proc, all, known: BTreeMap::new(), search }
     }
@@ -244,23 +249,23 @@ impl<'a> Processes<'a> {
         self.known.entry(pid).or_insert_with(|| Process::read(proc, pid, search)).as_ref()
     }
 
-    /// Returns the process from which a chain is resolved: its own if it still belongs to the workload, or one with
-    /// code at the same addresses. `None` after the deadline.
-    fn of(&mut self, chain: &CallChain) -> Option<u32> {
+    /// Returns the process from which a chain is resolved: its own if that still runs in the workload, else another one
+    /// with code at all of the addresses. `None` if there is none, and after the deadline.
+    fn process_of(&mut self, chain: &CallChain) -> Option<u32> {
         if Instant::now() >= self.search.deadline {
             return None;
         }
-        let addresses = looked_up(&chain.user);
+        let addresses = lookup_addresses(&chain.user);
         let has_all = |process: &Process| addresses.iter().all(|address| process.mapping(*address).is_some());
         if self.all.contains(&chain.pid) && self.read(chain.pid).is_some() {
             return Some(chain.pid);
         }
-        let others: Vec<u32> = self.all.iter().copied().take(STAND_INS).collect();
+        let others: Vec<u32> = self.all.iter().copied().take(MAX_SUBSTITUTES).collect();
         let mut others = others.into_iter();
         if addresses.is_empty() { None } else { others.find(|pid| self.read(*pid).is_some_and(has_all)) }
     }
 
-    /// Returns the names of the functions in chains, by process and address. Each file is read once.
+    /// Returns the names of the functions in chains, by process and address. Each file is read once per process.
     fn names<'b>(
         &self,
         chains: impl Iterator<Item = (&'b CallChain, Option<u32>)>,
@@ -274,7 +279,7 @@ impl<'a> Processes<'a> {
             else {
                 continue;
             };
-            for address in looked_up(&chain.user) {
+            for address in lookup_addresses(&chain.user) {
                 let Some(mapping) = process.mapping(address).filter(|of| of.name.starts_with('/')) else {
                     continue;
                 };
@@ -283,7 +288,7 @@ impl<'a> Processes<'a> {
                 mappings.insert((pid, mapping.name.as_str()), (process, mapping));
             }
         }
-        let (mut found, mut room) = (BTreeMap::<u32, BTreeMap<u64, String>>::new(), MAX_NAMES);
+        let (mut found, mut room) = (BTreeMap::<u32, BTreeMap<u64, String>>::new(), MAX_NAME_BYTES);
         for ((pid, path), addresses) in wanted {
             if Instant::now() >= deadline {
                 break;
@@ -331,7 +336,7 @@ mod tests {
         Instant::now() + Duration::from_secs(10)
     }
 
-    /// A host with the processes 10 and 11 in one cgroup, and 12 in none.
+    /// Returns a host with the processes 10 and 11 in a cgroup, and process 12 outside of it.
     fn host() -> tempfile::TempDir {
         let host = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
@@ -357,12 +362,12 @@ mod tests {
 
     fn stacks_of(host: &Path, chains: Vec<CallChain>) -> api::Stacks {
         let kernel = KernelSymbols::open(host).unwrap();
-        let found = Found { chains, lost: 3, dirs: vec![host.join("cgroup")] };
-        named(found, &host.join("proc"), Some(&kernel), 4096, soon())
+        let found = ChainSet { chains, lost: 3, dirs: vec![host.join("cgroup")] };
+        resolve(found, &host.join("proc"), Some(&kernel), 4096, soon())
     }
 
     #[test]
-    fn frames_begin_with_the_process_and_end_in_the_kernel() {
+    fn frames_run_from_process_to_kernel() {
         let host = host();
         let kernel = [0xf000_0010, 0xf000_1010, 0xf000_2010];
         let stacks = stacks_of(
@@ -379,25 +384,25 @@ mod tests {
     }
 
     #[test]
-    fn another_process_stands_in_for_one_that_has_ended_but_none_of_others() {
+    fn substitute_is_of_the_same_workload() {
         let host = host();
         let first = |chains| stacks_of(host.path(), chains).stacks.remove(0).frames;
-        // It has ended, and process 11 has code there.
+        // The process has ended, and process 11 has code at the address.
         assert_eq!(first(vec![chain(99, 1, &[0x5800], &[])]), ["process11", "server+0x2800"]);
-        // Its id is another's by now, who is not of the workload.
-        assert_eq!(first(vec![chain(12, 1, &[0x9800], &[])]), ["[ended]", UNKNOWN]);
+        // The id now belongs to a process outside the workload.
+        assert_eq!(first(vec![chain(12, 1, &[0x9800], &[])]), ["[ended]", UNKNOWN_NAME]);
         let stacks = stacks_of(host.path(), vec![chain(99, 1, &[0x9800, 0x9900], &[])]);
-        assert_eq!(stacks.stacks[0].frames, ["[ended]", UNKNOWN]);
+        assert_eq!(stacks.stacks[0].frames, ["[ended]", UNKNOWN_NAME]);
         assert_eq!(stacks.notes.len(), 1, "{stacks:?}");
     }
 
     #[test]
-    fn what_may_not_be_read_is_said() {
+    fn notes_missing_privileges() {
         let host = host();
         fs::write(host.path().join("proc/kallsyms"), "0000000000000000 T handle_mm_fault\n").unwrap();
         fs::remove_file(host.path().join("proc/10/maps")).unwrap();
         let stacks = stacks_of(host.path(), vec![chain(10, 1, &[0x1800], &[0xf000_1010, 0xf000_2010])]);
-        assert_eq!(stacks.stacks[0].frames, ["process10", UNKNOWN, KERNEL]);
+        assert_eq!(stacks.stacks[0].frames, ["process10", UNKNOWN_NAME, KERNEL_NAME]);
         let notes = stacks.notes.join("\n");
         assert!(notes.contains("CAP_SYS_PTRACE") && notes.contains("CAP_SYSLOG"), "{notes}");
     }
@@ -405,19 +410,19 @@ mod tests {
     #[test]
     fn no_process_is_read_after_the_deadline() {
         let host = host();
-        let found = Found {
+        let found = ChainSet {
             chains: vec![chain(10, 1, &[0x1800], &[])],
             lost: 0,
             dirs: vec![host.path().join("cgroup")],
         };
-        let stacks = named(found, &host.path().join("proc"), None, 4096, Instant::now());
-        assert_eq!(stacks.stacks[0].frames, [UNKNOWN, UNKNOWN]);
+        let stacks = resolve(found, &host.path().join("proc"), None, 4096, Instant::now());
+        assert_eq!(stacks.stacks[0].frames, [UNKNOWN_NAME, UNKNOWN_NAME]);
         assert!(stacks.notes.iter().any(|note| note.contains("time")), "{stacks:?}");
     }
 
-    /// Each process of a workload can have a `maps` of hundreds of megabytes.
+    /// The `maps` of each process can have hundreds of megabytes.
     #[test]
-    fn memory_is_bounded_whatever_processes_map() {
+    fn memory_is_bounded_for_any_mappings() {
         const CEILING: u64 = 32 << 20;
         const PROCESSES: u32 = 12;
         if !is_alone() {
@@ -439,34 +444,34 @@ mod tests {
             fs::write(host.path().join(format!("proc/{pid}/comm")), "flood\n").unwrap();
             fs::hard_link(&maps, host.path().join(format!("proc/{pid}/maps"))).unwrap();
         }
-        // As many addresses of each as the kernel keeps of a chain.
+        // Chains of 100 addresses each.
         let chains = (1..=PROCESSES).flat_map(|pid| {
             (0..30).map(move |part| {
                 let addresses: Vec<u64> = (1..=100).map(|at| ((100 * part + at) << 12) + 1).collect();
                 chain(pid, 1, &addresses, &[])
             })
         });
-        let found = Found { chains: chains.collect(), lost: 0, dirs: vec![host.path().join("cgroup")] };
+        let found = ChainSet { chains: chains.collect(), lost: 0, dirs: vec![host.path().join("cgroup")] };
         reset_peak();
         let start = peak();
         let stacks =
-            named(found, &host.path().join("proc"), None, 4096, Instant::now() + Duration::from_mins(5));
+            resolve(found, &host.path().join("proc"), None, 4096, Instant::now() + Duration::from_mins(5));
         let most = peak();
         assert!(most < start + CEILING, "{} KiB became {} KiB", start >> 10, most >> 10);
         assert!(stacks.notes.iter().any(|note| note.contains("mappings")), "{:?}", stacks.notes);
     }
 
     #[test]
-    fn what_is_too_much_is_added_up() {
+    fn excess_stacks_are_folded() {
         let stack = |number: usize| CallStack {
             kind: StackKind::Allocations,
             node: Some(0),
             bytes: number as u64,
             frames: vec![format!("f{number}")],
         };
-        let all = most((1..=MAX_STACKS + 5).map(stack).collect(), Rest::new());
+        let all = keep_largest((1..=MAX_STACKS + 5).map(stack).collect(), FoldedSums::new());
         assert_eq!(all.len(), MAX_STACKS + 1);
         assert_eq!((all[0].bytes, all[MAX_STACKS].bytes), (MAX_STACKS as u64 + 5, 1 + 2 + 3 + 4 + 5));
-        assert_eq!(most(vec![stack(1)], Rest::new()), [stack(1)]);
+        assert_eq!(keep_largest(vec![stack(1)], FoldedSums::new()), [stack(1)]);
     }
 }

@@ -1,8 +1,8 @@
-//! Processes of a workload: their mappings, and the mapped files.
+//! Executable mappings of a workload's processes, and the mapped files.
 //!
-//! A file is opened as the process sees it, below `/proc/PID/root`, component by component. A link that leads out of
-//! that root is resolved within it, so that a container cannot make the daemon read files of the host. Only regular
-//! files are opened, and only if the inode is the mapped one.
+//! A file is opened below `/proc/PID/root`, the root directory of the process, component by component. Absolute links and
+//! `..` are resolved within that root, so that a container cannot make the daemon read files of the host. Only regular
+//! files are opened, and only if their inode number is that of the mapping.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -24,9 +24,9 @@ use rustix::{
 };
 
 /// Most processes of a workload that are listed.
-const PROCESSES: usize = 4096;
-/// Most symbolic links in a path.
-const LINKS: usize = 40;
+const MAX_PROCESSES: usize = 4096;
+/// Most symbolic links that are followed in a path.
+const MAX_LINKS: usize = 40;
 
 /// An executable mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) struct Mapping {
     pub(super) name: String,
 }
 
-/// A process.
+/// A process of which code is searched.
 #[derive(Debug)]
 pub(super) struct Process {
     dir: PathBuf,
@@ -47,17 +47,17 @@ pub(super) struct Process {
     /// Mappings that contain searched addresses, by address. Empty if they cannot be read.
     pub(super) code: Vec<Mapping>,
     /// Error that prevented reading the mappings.
-    pub(super) denied: Option<io::Error>,
+    pub(super) read_error: Option<io::Error>,
 }
 
 /// Search for mappings of processes.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(super) struct MappingSearch {
     /// Addresses whose mappings are kept, sorted.
     pub(super) addresses: Vec<u64>,
     /// Bytes still available for names of mappings.
     pub(super) room: usize,
-    /// True if there was no space for some mappings.
+    /// True if mappings were dropped because `room` was exhausted.
     pub(super) is_full: bool,
     /// Time at which reading stops.
     pub(super) deadline: Instant,
@@ -65,16 +65,16 @@ pub(super) struct Search {
 
 impl Process {
     /// Reads a process below `proc`; `None` if it is gone.
-    pub(super) fn read(proc: &Path, pid: u32, search: &mut Search) -> Option<Self> {
+    pub(super) fn read(proc: &Path, pid: u32, search: &mut MappingSearch) -> Option<Self> {
         let dir = proc.join(pid.to_string());
         let command = fs::read(dir.join("comm")).ok()?;
         let command = String::from_utf8_lossy(&command).trim_end().to_owned();
         let maps = File::open(dir.join("maps")).map(|file| BufReader::with_capacity(1 << 16, file));
-        let (code, denied) = match maps.and_then(|maps| mappings(maps, search)) {
+        let (code, read_error) = match maps.and_then(|maps| mappings(maps, search)) {
             Ok(code) => (code, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        Some(Self { dir, command, code, denied })
+        Some(Self { dir, command, code, read_error })
     }
 
     /// Returns the mapping of an address.
@@ -83,19 +83,20 @@ impl Process {
         self.code.get(place).filter(|mapping| mapping.range.contains(&address))
     }
 
-    /// Opens the file of a mapping.
+    /// Opens the file of a mapping. Fails if the path now belongs to a file with another inode number.
     pub(super) fn open(&self, mapping: &Mapping) -> io::Result<File> {
         let file = open_below(&self.dir.join("root"), Path::new(&mapping.name))?;
         if fstat(&file)?.st_ino == mapping.inode {
             Ok(file)
         } else {
-            Err(io::Error::other("another file has its name by now"))
+            Err(io::Error::other("the file was replaced since it was mapped"))
         }
     }
 }
 
-/// Returns the executable mappings that contain searched addresses, from `/proc/PID/maps`, by address.
-pub(super) fn mappings(maps: impl BufRead, search: &mut Search) -> io::Result<Vec<Mapping>> {
+/// Returns the executable mappings that contain searched addresses, from `/proc/PID/maps`, in the order of addresses. Stops at
+/// the deadline, and subtracts the size of the mappings from `search.room`.
+pub(super) fn mappings(maps: impl BufRead, search: &mut MappingSearch) -> io::Result<Vec<Mapping>> {
     let (mut lines, mut found) = (TruncatedLines::new(maps), Vec::new());
     while let Some(line) = lines.next_line()? {
         if Instant::now() >= search.deadline {
@@ -130,9 +131,9 @@ fn mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range: start..end, offset, inode, name })
 }
 
-/// Returns the processes in a cgroup and its descendants, at most [`PROCESSES`].
+/// Returns the processes in a cgroup and its descendants, at most [`MAX_PROCESSES`].
 pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
-    read::processes_below(dir, PROCESSES)
+    read::processes_below(dir, MAX_PROCESSES)
 }
 
 /// Opens a file as seen by a process whose root directory is `root`.
@@ -152,7 +153,7 @@ fn open_below(root: &Path, path: &Path) -> io::Result<File> {
         let Some(dir) = dirs.last() else { break };
         let fd = openat(dir, &*step, only_look | OFlags::NOFOLLOW, Mode::empty())?;
         match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
-            FileType::Symlink if links < LINKS => {
+            FileType::Symlink if links < MAX_LINKS => {
                 links += 1;
                 let target = OsString::from_vec(readlinkat(&fd, "", Vec::new())?.into_bytes());
                 let target = PathBuf::from(target);
@@ -163,7 +164,7 @@ fn open_below(root: &Path, path: &Path) -> io::Result<File> {
             }
             FileType::Symlink => return Err(Errno::LOOP.into()),
             FileType::Directory => dirs.push(fd),
-            // Up to here the path was only resolved, because opening a device or a pipe may have side effects.
+            // Until here the path was opened with `O_PATH` only, because opening a device or a pipe can have side effects.
             FileType::RegularFile if rest.is_empty() => {
                 return File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
             }
@@ -193,13 +194,13 @@ mod tests {
 
     use super::*;
 
-    fn search(addresses: &[u64]) -> Search {
+    fn search(addresses: &[u64]) -> MappingSearch {
         let deadline = Instant::now() + Duration::from_secs(10);
-        Search { addresses: addresses.to_vec(), room: 4096, is_full: false, deadline }
+        MappingSearch { addresses: addresses.to_vec(), room: 4096, is_full: false, deadline }
     }
 
     #[test]
-    fn code_is_what_may_be_executed() {
+    fn keeps_executable_mappings() {
         let maps = "00400000-00401000 r--p 00000000 fd:00 12     /usr/bin/a program\n\
             00401000-00402000 r-xp 00001000 fd:00 12     /usr/bin/a program\n\
             7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
@@ -213,7 +214,7 @@ mod tests {
             (found[0].range.clone(), found[0].offset, found[0].inode),
             (0x401_000..0x402_000, 0x1000, 12)
         );
-        let process = Process { dir: PathBuf::new(), command: String::new(), code: found, denied: None };
+        let process = Process { dir: PathBuf::new(), command: String::new(), code: found, read_error: None };
         assert_eq!(process.mapping(0x401_fff).unwrap().name, "/usr/bin/a program");
         assert_eq!(process.mapping(0x402_000), None);
         assert_eq!(process.mapping(0), None);
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn links_do_not_lead_out_of_the_root() {
+    fn links_stay_below_the_root() {
         let host = tempfile::tempdir().unwrap();
         let root = host.path().join("root");
         fs::create_dir_all(root.join("lib/deep")).unwrap();
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_file_that_is_mapped_is_opened() {
+    fn opens_only_the_mapped_file() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("7/root")).unwrap();
         let file = dir.path().join("7/root/library");
@@ -258,7 +259,7 @@ mod tests {
         fs::write(dir.path().join("7/comm"), "some name\n").unwrap();
         let process = Process::read(dir.path(), 7, &mut search(&[0])).unwrap();
         assert_eq!(process.command, "some name");
-        assert!(process.denied.is_some(), "it has no maps");
+        assert!(process.read_error.is_some(), "it has no maps");
         let inode = fs::metadata(&file).unwrap().ino();
         let mapping = |inode| Mapping { range: 0..1, offset: 0, inode, name: "/library".to_owned() };
         assert!(process.open(&mapping(inode)).is_ok());
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_a_workload_are_those_below_as_well() {
+    fn lists_processes_of_descendants() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("a/b")).unwrap();
         fs::write(dir.path().join("cgroup.procs"), "10\n0\n").unwrap();

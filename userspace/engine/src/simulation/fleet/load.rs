@@ -1,70 +1,61 @@
-//! The load of a fleet: which hosts there are, and when which pod arrives.
+//! Hosts of a fleet, and the arrivals of their pods.
 
 use numaward_topology::Machine;
 
 use super::super::trace::{Sums, Trace};
 use crate::{policy::PolicyConfig, request::Request};
 
-/// The most pods of a fleet.
+/// Most pods of a fleet.
 const MAX_PODS: u64 = 10_000_000;
 
-/// Why there is no such fleet.
+/// Reason why a fleet cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
-    /// Each host brings the pods of one trace.
-    #[error("{hosts} hosts are too few for {traces} traces: each host brings the pods of one")]
-    TooFewHosts {
-        /// The hosts.
-        hosts: usize,
-        /// The traces.
-        traces: usize,
-    },
-    /// The traces are long, or of very different length.
-    #[error("{0} pods are too many for one fleet: the most are {MAX_PODS}")]
+    /// Each host runs the pods of one trace.
+    #[error("{hosts} hosts are too few for {traces} traces: each host runs the pods of one")]
+    TooFewHosts { hosts: usize, traces: usize },
+    /// The traces have many pods, or very different lengths, so that short ones are repeated often.
+    #[error("{0} pods are too many for one fleet: the limit is {MAX_PODS}")]
     TooManyPods(u64),
 }
 
-/// A trace, and what it is replayed on.
+/// A trace with its hosts' machine and configuration.
 #[derive(Clone, Debug)]
 pub struct Member<'a> {
-    /// The trace.
     pub trace: &'a Trace,
-    /// The machine.
     pub machine: Machine,
-    /// The configuration of its hosts.
+    /// Configuration of the hosts.
     pub policy: PolicyConfig,
-    /// The requests of its pods.
+    /// Requests of the trace's pods.
     pub requests: Vec<Request>,
 }
 
 /// Hosts of several groups.
 #[derive(Clone, Debug)]
 pub struct Fleet<'a> {
-    /// The groups, in the order of their first traces.
+    /// Groups in the order of their first traces.
     pub groups: Vec<Group<'a>>,
 }
 
-/// Hosts alike.
+/// Hosts with the same machine and configuration.
 #[derive(Clone, Debug)]
 pub struct Group<'a> {
-    /// Their machine.
     pub machine: Machine,
-    /// Their configuration.
     pub policy: PolicyConfig,
-    /// The number of hosts.
+    /// Number of hosts.
     pub hosts: usize,
-    /// The tick before which the last pod arrives.
+    /// First tick after the arrival of the last pod.
     pub window: u64,
     pub(super) traces: Vec<(&'a Trace, Vec<Request>)>,
-    /// The hosts that bring each trace's pods.
+    /// Number of hosts of each trace.
     hosts_of: Vec<usize>,
-    /// In the order in which they come.
+    /// Arrivals in the order of time.
     pub(super) arrivals: Vec<Arrival>,
-    /// For what the scheduler leaves to chance.
+    /// Seed of the scheduler's random choices.
     pub(super) seed: u64,
 }
 
-/// A pod arrives.
+/// Arrival of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) at: u64,
@@ -73,7 +64,7 @@ pub(super) struct Arrival {
 }
 
 impl<'a> Fleet<'a> {
-    /// Shares so many hosts out to the traces, evenly; what remains goes to the first ones.
+    /// Creates a fleet. The hosts are distributed evenly to the traces; the first traces get one more if there is a remainder.
     pub fn new(members: Vec<Member<'a>>, hosts: usize, seed: u64) -> Result<Self, FleetError> {
         let traces = members.len();
         if hosts < traces || traces == 0 {
@@ -93,19 +84,19 @@ impl<'a> Fleet<'a> {
             group.traces.push((trace, requests));
             group.hosts_of.push(hosts);
         }
-        let pods = groups.iter().map(Group::most_pods).fold(0, u64::saturating_add);
+        let pods = groups.iter().map(Group::max_pods).fold(0, u64::saturating_add);
         if pods > MAX_PODS {
             return Err(FleetError::TooManyPods(pods));
         }
         let mut random = Random::new(seed);
         for group in &mut groups {
-            group.draw(&mut random);
+            group.draw_arrivals(&mut random);
         }
         Ok(Self { groups })
     }
 }
 
-/// The ticks in which pods arrive.
+/// Returns the first tick after the last arrival of a trace.
 fn window(trace: &Trace) -> u64 {
     trace.pods.iter().map(|pod| pod.at).max().unwrap_or(0).saturating_add(1)
 }
@@ -124,12 +115,12 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The traces whose pods it gets.
+    /// Returns the traces of the group.
     pub fn traces(&self) -> impl Iterator<Item = &'a Trace> + '_ {
         self.traces.iter().map(|&(trace, _)| trace)
     }
 
-    /// The requests of all pods.
+    /// Returns the sums for the case that all pods of the group are admitted.
     pub fn asked(&self) -> Sums {
         let mut sums = Sums::default();
         for arrival in &self.arrivals {
@@ -142,8 +133,8 @@ impl<'a> Group<'a> {
         self.traces.iter().flat_map(|(_, requests)| requests)
     }
 
-    /// No fewer pods than will arrive.
-    fn most_pods(&self) -> u64 {
+    /// Returns an upper bound of the number of arrivals.
+    fn max_pods(&self) -> u64 {
         let of_trace = |((trace, _), &hosts): (&(&Trace, _), &usize)| {
             let repeated = self.window.div_ceil(window(trace));
             repeated.saturating_mul(trace.pods.len() as u64).saturating_mul(hosts as u64)
@@ -151,8 +142,8 @@ impl<'a> Group<'a> {
         self.traces.iter().zip(&self.hosts_of).map(of_trace).fold(0, u64::saturating_add)
     }
 
-    /// Has chance decide by how much each host's pods are shifted.
-    fn draw(&mut self, random: &mut Random) {
+    /// Shifts each host's pods by a random number of ticks, and creates the arrivals.
+    fn draw_arrivals(&mut self, random: &mut Random) {
         self.seed = random.next();
         for (number, ((trace, requests), &hosts)) in self.traces.iter().zip(&self.hosts_of).enumerate() {
             let every = window(trace);
@@ -171,7 +162,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Random numbers that are the same for the same seed (`SplitMix64`).
+/// Deterministic random numbers (`SplitMix64`).
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -188,7 +179,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below another, which is not zero.
+    /// Returns a number below `bound`, which must not be zero.
     pub(super) const fn below(&mut self, bound: u64) -> u64 {
         ((self.next() as u128 * bound as u128) >> 64) as u64
     }

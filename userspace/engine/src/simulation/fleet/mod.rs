@@ -1,19 +1,23 @@
-//! A fleet on paper: hosts alike, the pods of traces, and a scheduler that picks a host for each.
+//! Simulation of a fleet: equal hosts, the pods of traces, and a scheduler that selects a host for each pod.
 //!
-//! Each host brings the pods of one trace, shifted in time by a random number of ticks and repeated until the longest
-//! trace of its group is over; so the mean load of a host is that of the traces. Hosts with the same machine and the same
-//! configuration are a [`Group`], with a scheduler of its own.
+//! # Terms
+//! Hosts with the same machine and the same configuration are a [`Group`] with its own scheduler. Each host adds the pods of
+//! one trace to its group. They are shifted by a random number of ticks, and repeated until the longest trace of the group is
+//! over, so the mean load per host is that of the traces.
 //!
-//! At each tick, in this order and each time the oldest pods first:
+//! # Algorithm
+//! At each tick, in this order, and in each step the oldest pods first:
 //!
-//! 1. Pods leave whose life is over, and pods are given up that had no host for too long.
-//! 2. A host that pods have left tries those again that it refused and that are still bound to it.
-//! 3. Pods are evicted that were refused a while ago: of each host the one that was refused first.
-//! 4. The [`scheduler`] picks a host for pods that were made anew, and for those for which none had room, if any has more now.
-//! 5. Pods arrive, and the scheduler picks a host for each.
+//! 1. Refused pods that are still bound to a host are given up if their time is over, and running pods leave at the end of their
+//!    lifetime.
+//! 2. Each host that a pod has left tries its refused pods again.
+//! 3. Refused pods that are due are evicted, at most one per host: the one that was refused first.
+//! 4. The [`scheduler`] selects hosts for new pods that controllers created in place of refused ones. If a host has become less
+//!    full, it also tries the pods for which no host had enough resources.
+//! 5. New pods arrive, and the scheduler selects a host for each.
 //!
-//! The host that gets a pod decides as its strategy does. [`RefusalPolicy`] says what becomes of a pod that is refused. A pod that does
-//! not run `retry_after` ticks after its arrival is given up; it has its last try then.
+//! The selected host decides with its strategy. [`RefusalPolicy`] determines the handling of refused pods. A pod is tried for the
+//! last time `retry_after` ticks after its arrival.
 
 mod load;
 mod scheduler;
@@ -27,7 +31,7 @@ use std::{
 use numaward_topology::{Machine, NodeId, NumaNode, ZoneKind};
 
 pub use self::load::{Fleet, FleetError, Group, Member};
-use self::scheduler::{Asked, Scheduler};
+use self::scheduler::{PodRequests, Scheduler};
 use super::{
     replay::{Due, admit, faults},
     trace::Sums,
@@ -44,48 +48,49 @@ use crate::{
 /// The handling of a pod that a host refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalPolicy {
-    /// It has failed, as with the kubelet, and takes nothing of the host. Its controller makes a new one: after the first refusal
-    /// at once, after the following ones in 1, 2, 4, 8 … ticks.
+    /// The pod fails, as with the kubelet, and uses nothing of the host. Its controller creates a new pod: at once after the first
+    /// refusal, and after 1, 2, 4, 8 … ticks after the following ones.
     Fail,
-    /// It stays bound to the host, so that the scheduler counts what it requests there, and is tried again on that host only
+    /// The pod stays bound to the host, so the scheduler counts its requests there, and it is only tried again on that host
     /// (`kubernetes.refused: wait`).
     Wait,
-    /// The same for a while. Then it is evicted, one pod of each host a tick, and its controller makes a new one at once
-    /// (`kubernetes.refused: evict`).
+    /// As [`RefusalPolicy::Wait`], but after some ticks the pod is evicted, one pod per host and tick, and its controller creates a new
+    /// pod at once (`kubernetes.refused: evict`).
     Evict {
-        /// The number of ticks after the refusal.
+        /// Ticks from the refusal to the eviction.
         after: u64,
     },
 }
 
-/// The deciders in a fleet.
+/// Strategy of the hosts, handling of refused pods, and plugin of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deciders {
-    /// On the hosts. `None`: each host is one node, and the kubelet decides. What is lost against that is lost to NUMA.
+    /// Strategy of the hosts. `None` is the baseline for the loss by NUMA: each host has a single node, and the kubelet's strategy
+    /// decides.
     pub host: Option<Variant>,
-    /// On pods that a host refused.
+    /// Handling of refused pods.
     pub refused: RefusalPolicy,
-    /// True if the scheduler has the plugin `NodeResourceTopologyMatch`, beside `NodeResourcesFit`.
+    /// True if the scheduler uses the plugin `NodeResourceTopologyMatch` in addition to `NodeResourcesFit`.
     pub topology_match: bool,
 }
 
-/// The outcome for the pods of one or several groups.
+/// Outcome for the pods of one or several groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The sums over the Guaranteed pods.
+    /// Sums over the Guaranteed pods.
     pub sums: Sums,
-    /// Pods that a host refused when they were bound to it.
+    /// Number of refusals of newly bound pods.
     pub refusals: u64,
-    /// Of these, pods that started there later.
+    /// Number of refused pods that started later on the same host.
     pub started_later: u64,
-    /// The number of new pods that controllers created for refused ones.
+    /// Number of new pods that controllers created in place of refused ones.
     pub retries: u64,
     /// Violated invariants.
     pub faults: Vec<String>,
 }
 
 impl Outcome {
-    /// Adds that of another group.
+    /// Adds the outcome of another group.
     pub fn add(&mut self, other: &Self) {
         self.sums.add(&other.sums);
         self.refusals += other.refusals;
@@ -98,34 +103,34 @@ impl Outcome {
 /// An event on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A pod is bound to it that it admits, or refuses.
+    /// A pod was bound to the host, which admitted or refused it.
     Bound {
         /// True if the pod is admitted.
         is_admitted: bool,
     },
-    /// A pod that it refused is tried again.
+    /// The host decided again on a refused pod.
     Again {
         /// True if the pod is admitted.
         is_admitted: bool,
     },
-    /// A pod's life is over.
+    /// A pod left at the end of its lifetime.
     Left,
-    /// A pod that it refused is given up.
+    /// A refused pod was given up.
     GivenUp,
-    /// A pod that it refused is evicted.
+    /// A refused pod was evicted.
     Evicted,
 }
 
-/// A callback for each step: the host, the pod, the event, and the ledger of the host afterwards.
+/// Callback for each event. The arguments are the host, the pod, the event, and the host's ledger afterwards.
 pub type Watch<'a> = dyn FnMut(usize, &Request, Step, &Ledger) + 'a;
 
 impl Group<'_> {
-    /// Returns the outcome, or the reason why the strategy or the scheduler does not start.
+    /// Runs the simulation. The error is the reason why the strategy or the scheduler refuses the configuration.
     pub fn run(&self, deciders: Deciders) -> Result<Outcome, String> {
         self.run_with(deciders, None)
     }
 
-    /// The same, with a look at each step.
+    /// Runs the simulation with a callback for each event.
     pub fn run_watched(&self, deciders: Deciders, watch: &mut Watch<'_>) -> Result<Outcome, String> {
         self.run_with(deciders, Some(watch))
     }
@@ -133,7 +138,7 @@ impl Group<'_> {
     fn run_with(&self, deciders: Deciders, watch: Option<&mut Watch<'_>>) -> Result<Outcome, String> {
         let (machine, policy) = match deciders.host {
             Some(_) => (Cow::Borrowed(&self.machine), Cow::Borrowed(&self.policy)),
-            None => (Cow::Owned(one_node(&self.machine)), Cow::Owned(of_one_node(&self.policy))),
+            None => (Cow::Owned(one_node(&self.machine)), Cow::Owned(one_node_policy(&self.policy))),
         };
         let variant = deciders.host.unwrap_or(Variant::Kubelet);
         let outcome = variant.with(&machine, &policy, |strategy| {
@@ -145,7 +150,7 @@ impl Group<'_> {
     }
 }
 
-/// The same machine, as if it had one node.
+/// Merges all nodes of a machine into one.
 fn one_node(machine: &Machine) -> Machine {
     let mut merged = NumaNode { distances: [(NodeId(0), 10)].into(), ..NumaNode::default() };
     for node in machine.nodes.values() {
@@ -163,8 +168,8 @@ fn one_node(machine: &Machine) -> Machine {
     one
 }
 
-/// The same configuration, for a machine with one node.
-fn of_one_node(policy: &PolicyConfig) -> PolicyConfig {
+/// Merges the reservations of all nodes into one.
+fn one_node_policy(policy: &PolicyConfig) -> PolicyConfig {
     let mut limits: BTreeMap<ZoneKind, Quantity> = BTreeMap::new();
     for (&kind, &amount) in policy.reserved_memory.iter().flat_map(|of| &of.limits) {
         let add = |all: &mut Quantity| *all = all.checked_add(amount).unwrap_or(amount);
@@ -175,7 +180,7 @@ fn of_one_node(policy: &PolicyConfig) -> PolicyConfig {
     PolicyConfig { reserved_memory, ..policy.clone() }
 }
 
-/// Returns the allocatable resources of a host: all of a resource that the strategy does not manage.
+/// Returns the allocatable resources of a host. If the strategy does not manage a resource, all of it is allocatable.
 fn allocatable(strategy: &dyn Strategy, machine: &Machine) -> Allocatable {
     let mut allocatable = strategy.allocatable();
     if allocatable.cpus.is_empty() {
@@ -187,10 +192,10 @@ fn allocatable(strategy: &dyn Strategy, machine: &Machine) -> Allocatable {
 }
 
 /// A pod that is bound to a host.
-struct Bound {
+struct BoundPod {
     host: usize,
     since: u64,
-    /// Each pod that a controller makes is one of its own.
+    /// Owner in the ledger; each new pod of a controller has its own.
     owner: OwnerId,
 }
 
@@ -200,32 +205,32 @@ struct Run<'a, 'w> {
     refused: RefusalPolicy,
     scheduler: Scheduler,
     watch: Option<&'a mut Watch<'w>>,
-    /// By trace and pod.
-    asked: Vec<Vec<Asked>>,
+    /// Requests by trace and pod.
+    requests: Vec<Vec<PodRequests>>,
     ledgers: Vec<Ledger>,
-    running: BTreeMap<usize, Bound>,
-    /// Bound to a host that refused them.
-    stuck: BTreeMap<usize, Bound>,
-    due: Dates,
-    /// Pods for which no host has room.
+    running: BTreeMap<usize, BoundPod>,
+    /// Refused pods that are bound to their host.
+    stuck: BTreeMap<usize, BoundPod>,
+    due: Schedule,
+    /// Pods for which no host has enough resources.
     waiting: BTreeSet<usize>,
-    /// The number of refusals by hosts.
+    /// Number of refusals of each pod that was refused.
     refusals: BTreeMap<usize, u32>,
     outcome: Outcome,
 }
 
-/// When something is to be done with which pod.
+/// Ticks at which actions on pods are due.
 #[derive(Default)]
-struct Dates {
+struct Schedule {
     arrivals: Due,
     departures: Due,
-    /// A controller makes a new one.
+    /// A controller creates a new pod in place of a refused one.
     retries: Due,
     evictions: Due,
     give_up: Due,
 }
 
-impl Dates {
+impl Schedule {
     fn next(&self) -> Option<u64> {
         let Self { arrivals, departures, retries, evictions, give_up } = self;
         [arrivals, departures, retries, evictions, give_up].into_iter().filter_map(Due::next).min()
@@ -239,11 +244,13 @@ impl<'a, 'w> Run<'a, 'w> {
         mut scheduler: Scheduler,
         watch: Option<&'a mut Watch<'w>>,
     ) -> Self {
-        let all = |requests: &Vec<Request>| requests.iter().map(|request| scheduler.asked(request)).collect();
-        let asked = group.traces.iter().map(|(_, requests)| all(requests)).collect();
+        let all = |requests: &Vec<Request>| {
+            requests.iter().map(|request| scheduler.pod_requests(request)).collect()
+        };
+        let pod_requests = group.traces.iter().map(|(_, requests)| all(requests)).collect();
         let idle = strategy.idle();
         scheduler.add_hosts(group.hosts, &idle);
-        let mut due = Dates::default();
+        let mut due = Schedule::default();
         for (index, arrival) in group.arrivals.iter().enumerate() {
             due.arrivals.add(arrival.at, index);
         }
@@ -253,7 +260,7 @@ impl<'a, 'w> Run<'a, 'w> {
             refused,
             scheduler,
             watch,
-            asked,
+            requests: pod_requests,
             ledgers: vec![idle; group.hosts],
             running: BTreeMap::new(),
             stuck: BTreeMap::new(),
@@ -295,9 +302,9 @@ impl<'a, 'w> Run<'a, 'w> {
         self.outcome
     }
 
-    fn asked(&self, index: usize) -> &Asked {
+    fn pod_requests(&self, index: usize) -> &PodRequests {
         let arrival = &self.group.arrivals[index];
-        &self.asked[arrival.trace][arrival.pod]
+        &self.requests[arrival.trace][arrival.pod]
     }
 
     fn request(&self, index: usize, owner: &OwnerId) -> Request {
@@ -305,13 +312,13 @@ impl<'a, 'w> Run<'a, 'w> {
         Request { owner: owner.clone(), ..self.group.traces[arrival.trace].1[arrival.pod].clone() }
     }
 
-    /// The tick of the last try.
-    fn last(&self, index: usize) -> u64 {
+    /// Returns the tick of a pod's last try.
+    fn last_try(&self, index: usize) -> u64 {
         let arrival = &self.group.arrivals[index];
         arrival.at.saturating_add(self.group.traces[arrival.trace].0.retry_after)
     }
 
-    fn note(&mut self, index: usize, bound: &Bound, step: Step) {
+    fn note(&mut self, index: usize, bound: &BoundPod, step: Step) {
         if self.watch.is_some() {
             let request = self.request(index, &bound.owner);
             if let Some(watch) = &mut self.watch {
@@ -320,7 +327,7 @@ impl<'a, 'w> Run<'a, 'w> {
         }
     }
 
-    /// Gives up the pods that have had their last try; whether hosts have more room for it.
+    /// Gives up refused pods after their last try. Returns whether this freed resources of a host.
     fn give_up(&mut self, tick: u64) -> bool {
         let mut has_room = false;
         for index in self.due.give_up.take(tick) {
@@ -332,20 +339,20 @@ impl<'a, 'w> Run<'a, 'w> {
         has_room
     }
 
-    /// Has pods leave whose life is over; from which hosts.
+    /// Removes pods at the end of their lifetime, and returns their hosts.
     fn leave(&mut self, tick: u64) -> BTreeSet<usize> {
         let mut hosts = BTreeSet::new();
         for index in self.due.departures.take(tick) {
             let Some(bound) = self.running.remove(&index) else { continue };
             self.ledgers[bound.host] = self.strategy.release(&self.ledgers[bound.host], &bound.owner);
-            self.scheduler.published(bound.host, &self.ledgers[bound.host]);
+            self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
             self.unbind(index, &bound, Step::Left);
             hosts.insert(bound.host);
         }
         hosts
     }
 
-    /// Has hosts that pods have left try those again that are bound to them.
+    /// Decides again on the refused pods of these hosts.
     fn try_stuck(&mut self, hosts: &BTreeSet<usize>, tick: u64) {
         let stuck = self.stuck.iter().filter(|(_, bound)| hosts.contains(&bound.host));
         let stuck: Vec<usize> = stuck.map(|(&index, _)| index).collect();
@@ -381,26 +388,26 @@ impl<'a, 'w> Run<'a, 'w> {
         evicted
     }
 
-    fn unbind(&mut self, index: usize, bound: &Bound, step: Step) {
+    fn unbind(&mut self, index: usize, bound: &BoundPod, step: Step) {
         let arrival = &self.group.arrivals[index];
-        self.scheduler.unbind(bound.host, &self.asked[arrival.trace][arrival.pod]);
+        self.scheduler.unbind(bound.host, &self.requests[arrival.trace][arrival.pod]);
         self.note(index, bound, step);
     }
 
-    /// Has the scheduler pick a host for a pod and that host decide, and sees to what comes next.
+    /// Selects a host for a pod, has the host decide, and handles a refusal.
     fn place(&mut self, index: usize, tick: u64) {
-        let last = self.last(index);
+        let last = self.last_try(index);
         if tick > last {
             return;
         }
         loop {
-            let asked = self.asked(index).clone();
+            let asked = self.pod_requests(index).clone();
             let Some(host) = self.scheduler.pick(&asked) else {
                 self.waiting.insert(index);
                 return;
             };
             let refusals = self.refusals.get(&index).copied().unwrap_or(0);
-            let bound = Bound { host, since: tick, owner: format!("{index}.{refusals}").into() };
+            let bound = BoundPod { host, since: tick, owner: format!("{index}.{refusals}").into() };
             let is_admitted = self.decide(index, &bound);
             self.note(index, &bound, Step::Bound { is_admitted });
             if is_admitted {
@@ -431,15 +438,15 @@ impl<'a, 'w> Run<'a, 'w> {
         }
     }
 
-    /// Has the host decide that a pod is bound to.
-    fn decide(&mut self, index: usize, bound: &Bound) -> bool {
+    /// Has a pod's host decide. Returns whether the pod is admitted.
+    fn decide(&mut self, index: usize, bound: &BoundPod) -> bool {
         let request = self.request(index, &bound.owner);
         let is_admitted = admit(self.strategy, &mut self.ledgers[bound.host], &request);
-        self.scheduler.published(bound.host, &self.ledgers[bound.host]);
+        self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
         is_admitted
     }
 
-    fn start(&mut self, index: usize, bound: Bound, tick: u64) {
+    fn start(&mut self, index: usize, bound: BoundPod, tick: u64) {
         let arrival = &self.group.arrivals[index];
         let pod = &self.group.traces[arrival.trace].0.pods[arrival.pod];
         self.running.insert(index, bound);
@@ -448,7 +455,7 @@ impl<'a, 'w> Run<'a, 'w> {
         self.outcome.sums.count(pod, if is_first { 'A' } else { 'R' });
     }
 
-    /// Looks at every host while there is most on it.
+    /// Checks the invariants of every host after the last arrival.
     fn check(&mut self) {
         let allocatable = self.strategy.allocatable();
         for (host, ledger) in self.ledgers.iter().enumerate() {

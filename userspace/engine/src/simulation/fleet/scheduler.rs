@@ -1,13 +1,14 @@
-//! The scheduler: which host a pod is sent to.
+//! Simulation of the Kubernetes scheduler, which selects the host of each pod.
 //!
-//! The rule is that of the plugin `NodeResourcesFit`: a host has room if for each resource what its pods request leaves
-//! enough of what it can allocate, on whichever node. Of those, the one with the highest score gets the pod; of several, chance
-//! picks. The score is that of `LeastAllocated`: the mean share of CPUs and of memory that is left, in whole percent,
-//! where a container that requests nothing counts with a little. With the plugin `NodeResourceTopologyMatch`, the
-//! [`super::topology_match`] filters too, and its score is added.
+//! # Algorithm
+//! The filter is that of the plugin `NodeResourcesFit`: for each resource, the requests of all pods of a host must not exceed its
+//! allocatable amount, regardless of NUMA nodes. Among the hosts that pass, the one with the highest score gets the pod; ties are
+//! broken at random. The score is `LeastAllocated`: the mean of the free shares of CPUs and memory in whole percent. A container
+//! without a request counts with a small default. The plugin [`super::topology_match`], if it is enabled, filters as well, and
+//! its score is added.
 //!
-//! Every host is looked at for each pod. The other plugins of the default profile are not replayed: hosts and pods are
-//! alike in what they go by, but for `NodeResourcesBalancedAllocation`.
+//! Every host is evaluated for each pod. The other plugins of the default profile are not simulated. Except for
+//! `NodeResourcesBalancedAllocation`, they would treat all hosts and pods of a simulation alike.
 //!
 //! Sources: `pkg/scheduler/framework/plugins/noderesources`, `pkg/scheduler/schedule_one.go` and
 //! `PodRequests` in `k8s.io/component-helpers/resource`.
@@ -28,20 +29,20 @@ use crate::{
     strategy::Allocatable,
 };
 
-/// What a container counts with that requests no CPU (in thousandths) or no memory.
-const UNSET: [u64; 2] = [100, 200 << 20];
+/// Default requests in the score of a container without requests: thousandths of a CPU, and bytes.
+const DEFAULT_REQUESTS: [u64; 2] = [100, 200 << 20];
 
 /// Amounts of resources: thousandths of CPUs, bytes of base pages, bytes of hugepages by size.
 pub(super) type Amounts = Vec<u64>;
 
-/// The requests of a pod, as the scheduler counts them.
+/// Requests of a pod as the scheduler counts them.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    /// The amounts that it takes of a host.
+pub(super) struct PodRequests {
+    /// Amounts for the filter.
     total: Amounts,
-    /// CPUs and memory, as they count for the score.
+    /// CPUs and memory for the score.
     weight: [u64; 2],
-    /// Of a Guaranteed pod: what is compared with single nodes.
+    /// Amounts for the plugin `NodeResourceTopologyMatch`; `None` unless the pod is Guaranteed.
     pub(super) aligned: Option<AlignedRequests>,
 }
 
@@ -50,24 +51,24 @@ pub(super) struct Asked {
 struct Host {
     used: Amounts,
     weight: [u64; 2],
-    /// What NodeResourceTopology says is available: of each node in turn, the amounts. Empty without it.
+    /// Amounts available on each node, as in the host's `NodeResourceTopology`. Empty if that plugin is not enabled.
     available: Amounts,
 }
 
 pub(super) struct Scheduler {
-    /// Base pages come first.
+    /// Kinds of memory; base pages come first.
     kinds: Vec<ZoneKind>,
-    /// The allocatable amounts of each host.
+    /// Allocatable amounts of each host.
     capacity: Amounts,
     topology_match: Option<TopologyMatch>,
-    /// The allocatable CPUs of each node.
+    /// Allocatable CPUs of each node.
     nodes: Vec<(NodeId, CpuSet)>,
     hosts: Vec<Host>,
     random: Random,
 }
 
 impl Scheduler {
-    /// A scheduler of hosts alike, without any yet; or why there cannot be one.
+    /// Creates a scheduler without hosts. Fails if the hosts have too many nodes for the plugin.
     pub(super) fn new<'a>(
         (machine, policy, allocatable): (&Machine, &PolicyConfig, &Allocatable),
         requests: impl Iterator<Item = &'a Request>,
@@ -87,14 +88,16 @@ impl Scheduler {
         let nodes = machine.nodes.iter().map(|(&id, node)| (id, &allocatable.cpus & &node.cpus)).collect();
         let topology_match = || {
             let plugin = TopologyMatch::new(machine, policy, capacity.len());
-            plugin.ok_or_else(|| "NodeResourceTopologyMatch is not replayed on so many nodes".to_owned())
+            plugin.ok_or_else(|| {
+                "NodeResourceTopologyMatch cannot be simulated on hosts with more than 16 nodes".to_owned()
+            })
         };
         let topology_match = has_topology_match.then(topology_match).transpose()?;
         let (hosts, random) = (Vec::new(), Random::new(seed));
         Ok(Self { kinds, capacity, topology_match, nodes, hosts, random })
     }
 
-    /// Adds so many hosts with this ledger.
+    /// Adds `count` hosts with this ledger.
     pub(super) fn add_hosts(&mut self, count: usize, idle: &Ledger) {
         let host =
             Host { used: vec![0; self.capacity.len()], weight: [0; 2], available: self.available(idle) };
@@ -102,19 +105,20 @@ impl Scheduler {
     }
 
     /// Returns the requests of a pod.
-    pub(super) fn asked(&self, request: &Request) -> Asked {
+    pub(super) fn pod_requests(&self, request: &Request) -> PodRequests {
         let amounts = |of: &ContainerRequest| self.amounts(&of.requests);
         let weight = total(request, 2, |of| {
             let Resources { cpu, memory } = &of.requests;
             let amounts = amounts(of);
-            let cpu = if cpu.is_some() { amounts[0] } else { UNSET[0] };
-            let memory = if memory.contains_key(&ZoneKind::Memory) { amounts[1] } else { UNSET[1] };
+            let cpu = if cpu.is_some() { amounts[0] } else { DEFAULT_REQUESTS[0] };
+            let memory =
+                if memory.contains_key(&ZoneKind::Memory) { amounts[1] } else { DEFAULT_REQUESTS[1] };
             vec![cpu, memory]
         });
         let aligned = || {
             let all = |of: &[ContainerRequest]| of.iter().map(amounts).collect::<Vec<_>>();
             let (init_containers, containers) = (all(&request.init_containers), all(&request.containers));
-            // The plugin takes no init container for a sidecar.
+            // The plugin does not know sidecars: it treats all init containers alike.
             let mut pod = vec![0; self.capacity.len()];
             for container in &containers {
                 add(&mut pod, container);
@@ -124,7 +128,7 @@ impl Scheduler {
             }
             AlignedRequests { init_containers, containers, pod }
         };
-        Asked {
+        PodRequests {
             total: total(request, self.capacity.len(), amounts),
             weight: [weight[0], weight[1]],
             aligned: (request.qos() == QosClass::Guaranteed).then(aligned),
@@ -137,8 +141,8 @@ impl Scheduler {
         [cpu].into_iter().chain(self.kinds.iter().map(of_kind)).collect()
     }
 
-    /// The host that gets a pod, if one has room.
-    pub(super) fn pick(&mut self, asked: &Asked) -> Option<usize> {
+    /// Selects the host of a pod; `None` if no host passes the filters.
+    pub(super) fn pick(&mut self, asked: &PodRequests) -> Option<usize> {
         let mut best: Option<(u64, usize)> = None;
         let mut equal = 0;
         for (number, host) in self.hosts.iter().enumerate() {
@@ -158,7 +162,7 @@ impl Scheduler {
                 Some((most, _)) if score == most => equal += 1,
                 _ => equal = 1,
             }
-            // Each of those with the same score has the same chance.
+            // Reservoir sampling: all hosts with the highest score have the same probability.
             if self.random.below(equal) == 0 {
                 best = Some((score, number));
             }
@@ -166,7 +170,7 @@ impl Scheduler {
         best.map(|(_, host)| host)
     }
 
-    fn least_allocated(&self, host: &Host, asked: &Asked) -> u64 {
+    fn least_allocated(&self, host: &Host, asked: &PodRequests) -> u64 {
         let left = (0..2).map(|of| {
             let (all, used) = (self.capacity[of], host.weight[of].saturating_add(asked.weight[of]));
             let left = u128::from(all.saturating_sub(used)) * 100;
@@ -175,26 +179,26 @@ impl Scheduler {
         left.sum::<u64>() / 2
     }
 
-    /// A pod is bound to a host: what it requests counts there.
-    pub(super) fn bind(&mut self, host: usize, asked: &Asked) {
+    /// Adds the requests of a pod to a host.
+    pub(super) fn bind(&mut self, host: usize, asked: &PodRequests) {
         let host = &mut self.hosts[host];
         add(&mut host.used, &asked.total);
         add(&mut host.weight, &asked.weight);
     }
 
-    /// A pod is bound to a host no more.
-    pub(super) fn unbind(&mut self, host: usize, asked: &Asked) {
+    /// Subtracts the requests of a pod from a host.
+    pub(super) fn unbind(&mut self, host: usize, asked: &PodRequests) {
         let host = &mut self.hosts[host];
         let both = host.used.iter_mut().zip(&asked.total).chain(host.weight.iter_mut().zip(&asked.weight));
         both.for_each(|(used, asked)| *used = used.saturating_sub(*asked));
     }
 
-    /// A host publishes what is available on it.
-    pub(super) fn published(&mut self, host: usize, ledger: &Ledger) {
+    /// Updates the amounts that a host publishes.
+    pub(super) fn publish(&mut self, host: usize, ledger: &Ledger) {
         self.hosts[host].available = self.available(ledger);
     }
 
-    /// Returns the amounts that a host publishes as available, as the daemon does.
+    /// Returns the available amounts that the daemon would publish for a host.
     fn available(&self, ledger: &Ledger) -> Amounts {
         if self.topology_match.is_none() {
             return Amounts::new();
@@ -210,7 +214,8 @@ impl Scheduler {
     }
 }
 
-/// What a pod takes: its containers and sidecars together, or what there is at most while init containers run.
+/// Returns the effective requests of a pod: the larger of the sum of its containers and sidecars, and the maximum while its init
+/// containers run.
 fn total(request: &Request, width: usize, of: impl Fn(&ContainerRequest) -> Amounts) -> Amounts {
     let (mut all, mut sidecars, mut starting) = (vec![0; width], vec![0; width], vec![0; width]);
     for container in &request.init_containers {
@@ -270,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_counts_with_what_it_needs_at_most() {
+    fn pod_counts_with_effective_requests() {
         let scheduler = scheduler();
         let sidecar = ContainerRequest { restartable: true, ..container("1", "1Gi") };
         let mut request = Request {
@@ -279,19 +284,19 @@ mod tests {
             containers: vec![container("1500m", "1Gi"), container("1", "2Gi")],
             resources: None,
         };
-        let asked = scheduler.asked(&request);
-        // CPUs while they run, memory while the last one starts beside the sidecar.
+        let asked = scheduler.pod_requests(&request);
+        // CPUs of the containers with the sidecar; memory of the last init container with the sidecar.
         assert_eq!(asked.total, [3500, 8 << 30]);
         // The plugin does not add the sidecar.
         assert_eq!(asked.aligned.unwrap().pod, [3000, 7 << 30]);
         request.containers.push(container("", ""));
-        let asked = scheduler.asked(&request);
+        let asked = scheduler.pod_requests(&request);
         assert!(asked.aligned.is_none(), "not Guaranteed");
         assert_eq!((asked.total[0], asked.weight[0]), (3500, 3600));
     }
 
     #[test]
-    fn hugepages_are_resources_of_their_own() {
+    fn hugepages_are_separate_resources() {
         let machine = Machine::builder().nodes(1).cores_per_node(10).memory(Bytes::gib(10)).build().unwrap();
         let mut huge = container("1", "1Gi");
         huge.requests.memory.insert("hugepages-2Mi".parse().unwrap(), "4Mi".parse().unwrap());
@@ -308,7 +313,7 @@ mod tests {
         let on = (&machine, &PolicyConfig::default(), &allocatable);
         let mut scheduler = Scheduler::new(on, [&request].into_iter(), false, 1).unwrap();
         scheduler.add_hosts(1, &Ledger::default());
-        let asked = scheduler.asked(&request);
+        let asked = scheduler.pod_requests(&request);
         assert_eq!((asked.total.as_slice(), asked.weight), (&[1000, 1 << 30, 4 << 20][..], [1000, 1 << 30]));
         assert_eq!(scheduler.pick(&asked), Some(0));
         scheduler.bind(0, &asked);
@@ -316,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_with_the_most_left_gets_the_pod() {
+    fn emptiest_host_gets_the_pod() {
         let mut scheduler = scheduler();
         let workload = |cpu: &str, memory: &str| Request {
             owner: "p".into(),
@@ -324,19 +329,23 @@ mod tests {
             containers: vec![container(cpu, memory)],
             resources: None,
         };
-        let small = scheduler.asked(&workload("1", "1Gi"));
+        let small = scheduler.pod_requests(&workload("1", "1Gi"));
         let chosen: BTreeSet<_> = (0..20).map(|_| scheduler.pick(&small)).collect();
         assert_eq!(chosen, [Some(0), Some(1)].into(), "chance picks of equal ones");
-        let large = scheduler.asked(&workload("2", "6Gi"));
+        let large = scheduler.pod_requests(&workload("2", "6Gi"));
         scheduler.bind(0, &large);
-        let asked = scheduler.asked(&workload("4", "1Gi"));
+        let asked = scheduler.pod_requests(&workload("4", "1Gi"));
         scheduler.bind(1, &asked);
-        // 70 % of CPUs and 30 % of memory are left with it on the first, 50 % and 80 % on the second.
+        // With the pod, 70 % of CPUs and 30 % of memory are free on the first host, 50 % and 80 % on the second.
         assert_eq!(scheduler.least_allocated(&scheduler.hosts[0], &small), 50);
         assert_eq!(scheduler.least_allocated(&scheduler.hosts[1], &small), 65);
         assert_eq!(scheduler.pick(&small), Some(1));
-        assert_eq!(scheduler.pick(&scheduler.asked(&workload("7", "1Gi"))), Some(0), "only there is room");
-        assert_eq!(scheduler.pick(&scheduler.asked(&workload("9", "1Gi"))), None);
+        assert_eq!(
+            scheduler.pick(&scheduler.pod_requests(&workload("7", "1Gi"))),
+            Some(0),
+            "only there is room"
+        );
+        assert_eq!(scheduler.pick(&scheduler.pod_requests(&workload("9", "1Gi"))), None);
         scheduler.unbind(0, &large);
         assert_eq!(scheduler.pick(&small), Some(0));
     }

@@ -1,14 +1,16 @@
-//! The scheduler's plugin `NodeResourceTopologyMatch`: what it makes of the amounts that hosts publish by node.
+//! Simulation of the scheduler's plugin `NodeResourceTopologyMatch`, which uses the amounts that hosts publish per NUMA node.
 //!
-//! - Under `single-numa-node` it *filters*: each container (in pod scope the pod) must find all that it requests on one
-//!   node. Containers take from the node with the lowest id on which they fit; init containers take nothing.
-//! - It *scores* by `LeastNUMANodes`, under every policy: 12 of 100 points are lost for each node that the container
-//!   spread widest (or the pod) needs, and 6 are won where no set of as many nodes is closer together.
+//! # Algorithm
+//! - The *filter* applies to the policy `single-numa-node`: all requests of a container (in pod scope, of the pod) must fit on
+//!   one node. Each container is charged to the node with the lowest id on which it fits; init containers are not charged.
+//! - The *score* (`LeastNUMANodes`) applies to every policy. A host loses 12 of 100 points for each node that the pod, or the
+//!   container with the most nodes, needs. It gets 6 points if no other set of the same size has shorter distances.
 //!
-//! It looks at Guaranteed pods only; of these at amounts, and not at what the host does to find CPUs and memory
-//! together: which nodes a container may have after those before it, whole cores, groups of nodes, reserved CPUs in use.
+//! The plugin only considers Guaranteed pods. It compares amounts, and ignores other constraints of the host: nodes of
+//! previous containers, whole cores, groups of nodes, reserved CPUs.
 //!
-//! What is published is taken to be fresh always. In a cluster it lags.
+//! # Limits
+//! The published amounts are always up to date here. In a cluster they arrive late.
 //!
 //! Source: `pkg/noderesourcetopology` of `kubernetes-sigs/scheduler-plugins`: `filter.go`, `score.go`, `least_numa.go`,
 //! `numaresources.go`, `pluginhelpers.go`.
@@ -20,46 +22,44 @@ use numaward_topology::Machine;
 use super::scheduler::Amounts;
 use crate::policy::{PolicyConfig, TopologyManagerPolicy, TopologyManagerScope};
 
-/// What the plugin divides a full score by: the most nodes, if nothing is published about it.
+/// Divisor of the full score: the plugin's default for the largest number of nodes.
 const MAX_NODES: u64 = 8;
 const FULL_SCORE: u64 = 100;
-/// The distance to a node of which none is published.
+/// Distance between nodes without a published distance.
 const UNKNOWN_DISTANCE: u32 = 255;
 
-/// On the most nodes it is replayed.
-const MOST_NODES: usize = 16;
+/// Most nodes of a host in a simulation.
+const MAX_SIMULATED_NODES: usize = 16;
 
-/// A set of nodes: their positions.
-type Set = u32;
+/// Bit set of the positions of nodes.
+type NodeBits = u32;
 
-/// What a Guaranteed pod asks for: of each container as many amounts as a node has.
+/// Requests of a Guaranteed pod: the amounts per resource of each container, in the order of a node's amounts.
 #[derive(Clone, Debug)]
 pub struct AlignedRequests {
-    /// Of its init containers.
     pub init_containers: Vec<Vec<u64>>,
-    /// Of its containers.
     pub containers: Vec<Vec<u64>>,
-    /// Of the pod.
+    /// Amounts of the whole pod.
     pub pod: Vec<u64>,
 }
 
-/// The plugin, for hosts alike.
+/// The plugin for equal hosts.
 #[derive(Debug)]
 pub struct TopologyMatch {
     policy: TopologyManagerPolicy,
     scope: TopologyManagerScope,
-    /// How many amounts a node has.
+    /// Number of amounts per node.
     width: usize,
-    /// Sets of nodes by their size, in the order in which they are tried, with the sum of all distances in them.
-    sets: Vec<Vec<(Set, u64)>>,
+    /// Sets of nodes by size, in the order in which they are tried, each with the sum of its distances.
+    sets: Vec<Vec<(NodeBits, u64)>>,
 }
 
 impl TopologyMatch {
-    /// For hosts with this machine and configuration, whose nodes have so many amounts. `None` where there are too many
-    /// nodes: the plugin looks at all their sets.
+    /// Creates the plugin for hosts with this machine and configuration, and `width` amounts per node. Returns `None` if there are
+    /// more than [`MAX_SIMULATED_NODES`] nodes, because the plugin enumerates all their sets.
     pub fn new(machine: &Machine, policy: &PolicyConfig, width: usize) -> Option<Self> {
         let nodes: Vec<_> = machine.nodes.keys().copied().collect();
-        if nodes.len() > MOST_NODES {
+        if nodes.len() > MAX_SIMULATED_NODES {
             return None;
         }
         let distance = |from: usize, to: usize| {
@@ -71,7 +71,7 @@ impl TopologyMatch {
             let sum = pairs.map(|(from, to)| distance(from, to)).sum();
             sets[set.count_ones() as usize - 1].push((set, sum));
         }
-        // By the first position, then by the second.
+        // Sorted by the first position, then by the second, and so on.
         for sets in &mut sets {
             sets.sort_by_key(|(set, _)| Reverse(set.reverse_bits()));
         }
@@ -79,7 +79,7 @@ impl TopologyMatch {
         Some(Self { policy, scope, width, sets })
     }
 
-    /// Whether a host passes the filter of which this is available: of each node in turn, the amounts.
+    /// Returns whether a host passes the filter. `available` are its amounts, node by node.
     pub fn fits(&self, available: &[u64], asked: &AlignedRequests) -> bool {
         if self.policy != TopologyManagerPolicy::SingleNumaNode {
             return true;
@@ -104,16 +104,16 @@ impl TopologyMatch {
             })
     }
 
-    /// The score of a host.
+    /// Returns the score of a host; 0 if the pod does not fit.
     pub(super) fn score(&self, available: &[u64], asked: &AlignedRequests) -> u64 {
         let (mut most, mut is_closest) = (0, true);
         if self.scope == TopologyManagerScope::Pod {
-            let Some((set, closest)) = self.least(available, &asked.pod) else { return 0 };
+            let Some((set, closest)) = self.smallest_set(available, &asked.pod) else { return 0 };
             (most, is_closest) = (set.count_ones(), closest);
         } else {
             let mut left = available.to_vec();
             for wanted in asked.init_containers.iter().chain(&asked.containers) {
-                let Some((set, closest)) = self.least(&left, wanted) else { return 0 };
+                let Some((set, closest)) = self.smallest_set(&left, wanted) else { return 0 };
                 most = most.max(set.count_ones());
                 is_closest &= closest;
                 self.take(&mut left, wanted, set);
@@ -124,16 +124,16 @@ impl TopologyMatch {
         if is_closest { score + of_node / 2 } else { score }
     }
 
-    /// The set of the fewest nodes that together have what is wanted, the closest of these; and whether no other set of as
-    /// many is closer.
-    fn least(&self, available: &[u64], wanted: &Amounts) -> Option<(Set, bool)> {
-        let fits = |set: Set| {
+    /// Returns the smallest set of nodes that has the wanted amounts, and among these the one with the shortest distances; and
+    /// whether no other set of the same size has shorter distances.
+    fn smallest_set(&self, available: &[u64], wanted: &Amounts) -> Option<(NodeBits, bool)> {
+        let fits = |set: NodeBits| {
             wanted.iter().enumerate().all(|(resource, &wanted)| {
                 let of = positions(set).map(|node| available[node * self.width + resource]);
                 of.fold(0, u64::saturating_add) >= wanted
             })
         };
-        // What is more than all nodes have together, no set has.
+        // If all nodes together do not suffice, no set does.
         let all = self.sets.last()?.first()?.0;
         if !fits(all) {
             return None;
@@ -146,8 +146,8 @@ impl TopologyMatch {
         })
     }
 
-    /// Takes what a container gets from the nodes of a set, the lowest first.
-    fn take(&self, available: &mut [u64], wanted: &Amounts, set: Set) {
+    /// Subtracts the amounts of a container from the nodes of a set, the lowest first.
+    fn take(&self, available: &mut [u64], wanted: &Amounts, set: NodeBits) {
         for (resource, &wanted) in wanted.iter().enumerate() {
             let mut wanted = wanted;
             for node in positions(set) {
@@ -160,7 +160,7 @@ impl TopologyMatch {
     }
 }
 
-fn positions(mut set: Set) -> impl Iterator<Item = usize> {
+fn positions(mut set: NodeBits) -> impl Iterator<Item = usize> {
     iter::from_fn(move || {
         let position = (set != 0).then(|| set.trailing_zeros() as usize)?;
         set &= set - 1;
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// Four nodes on two sockets, each with CPUs and memory.
+    /// Returns the plugin for four nodes on two sockets, each with CPUs and memory.
     fn plugin(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> TopologyMatch {
         let machine = Machine::builder()
             .nodes(4)
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_wants_one_node_for_each_container_or_for_the_pod() {
+    fn filter_requires_one_node() {
         use TopologyManagerPolicy::{Restricted, SingleNumaNode};
         use TopologyManagerScope::{Container, Pod};
         let available = [3, 3, 2, 9, 0, 0, 1, 1];
@@ -211,18 +211,18 @@ mod tests {
         assert!(fits(SingleNumaNode, Container, &two));
         assert!(!fits(SingleNumaNode, Pod, &two));
         assert!(fits(Restricted, Pod, &two));
-        // The first took what the second would need.
+        // The first two containers use the resources that the third one needs.
         assert!(!fits(SingleNumaNode, Container, &asked(&[], &[[2, 2], [2, 2], [2, 1]], [6, 5])));
         assert!(fits(SingleNumaNode, Container, &asked(&[], &[[2, 2], [2, 2], [1, 1]], [5, 5])));
-        // Init containers take nothing, but must fit.
+        // Init containers are not charged, but must fit.
         assert!(fits(SingleNumaNode, Container, &asked(&[[3, 3], [3, 3]], &[[3, 3]], [3, 3])));
         assert!(!fits(SingleNumaNode, Container, &asked(&[[4, 1]], &[[1, 1]], [4, 1])));
-        // CPUs on one node and memory on another are no match.
+        // CPUs on one node and memory on another do not match.
         assert!(!fits(SingleNumaNode, Pod, &asked(&[], &[[3, 9]], [3, 9])));
     }
 
     #[test]
-    fn the_score_counts_nodes_and_whether_they_are_close() {
+    fn score_prefers_few_close_nodes() {
         use TopologyManagerScope::{Container, Pod};
         let score = |scope, available: [u64; 8], asked: &AlignedRequests| {
             plugin(TopologyManagerPolicy::BestEffort, scope).score(&available, asked)
@@ -234,14 +234,14 @@ mod tests {
         assert_eq!(score(Pod, [4, 4, 0, 0, 4, 4, 4, 4], &pod(5, 5)), 82, "the closer pair");
         assert_eq!(score(Pod, [4; 8], &pod(16, 16)), 58, "all");
         assert_eq!(score(Pod, [4; 8], &pod(17, 1)), 0, "not enough");
-        // The container that is spread widest counts, after what those before it took.
+        // The container with the most nodes counts, after previous containers were charged.
         let two = asked(&[], &[[5, 1], [4, 1]], [9, 2]);
         assert_eq!(score(Container, [4; 8], &two), 82);
         assert_eq!(score(Container, [4, 4, 4, 4, 1, 1, 2, 2], &two), 76);
     }
 
     #[test]
-    fn sets_of_a_size_are_in_the_order_of_their_positions() {
+    fn sets_are_sorted_by_positions() {
         let plugin = plugin(TopologyManagerPolicy::None, TopologyManagerScope::Pod);
         let pairs: Vec<Vec<usize>> =
             plugin.sets[1].iter().map(|&(set, _)| positions(set).collect()).collect();

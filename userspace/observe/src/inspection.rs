@@ -10,8 +10,8 @@ use numaward_probes::{CallChain, Mode, Probe, SlotId};
 use crate::{
     naming::OTHER,
     observer::Observer,
-    regions::{self, Belongs},
-    stacks::{self, Found},
+    regions::{self, IntendedNodes},
+    stacks::{self, ChainSet},
     table::{Member, Table},
 };
 
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InspectError {
     UnknownWorkload,
-    /// The name stands for everything outside of workloads.
+    /// The name is `other`, which stands for everything outside of workloads.
     OtherWorkloads,
     /// Call chains are not sampled, for this reason.
     ChainsOff(String),
@@ -71,27 +71,27 @@ impl Observer {
                 probing.kernel_symbols.clone(),
             )
         };
-        let found = Found { chains, lost, dirs: self.dirs(&members).collect() };
+        let found = ChainSet { chains, lost, dirs: self.dirs(&members).collect() };
         let proc = self.config.host_root.join("proc");
-        let deadline = Instant::now() + stacks::PATIENCE;
-        let named = stacks::named(found, &proc, kernel.as_deref(), self.page_size, deadline);
+        let deadline = Instant::now() + stacks::RESOLVE_TIMEOUT;
+        let named = stacks::resolve(found, &proc, kernel.as_deref(), self.page_size, deadline);
         Ok(api::Stacks { sample_every: settings.sample_every, ..named })
     }
 
     /// Returns the memory of the workloads of a name by purpose and node. The kernel walks the page tables of their
     /// processes for this.
     pub fn regions(&self, name: &str) -> Result<api::Regions, InspectError> {
-        let (members, promises) = {
+        let (members, guarantees) = {
             let state = self.lock();
-            (members_of(&state.table, name)?, state.promises.clone())
+            (members_of(&state.table, name)?, state.guarantees.clone())
         };
         let proc = self.config.host_root.join("proc");
         let belongs = |(id, member): &(CgroupId, Member<SlotId>)| {
-            let home = || promises.homes.get(&member.path).copied().map(Belongs::Home);
-            promises.nodes_of(*id).cloned().map(Belongs::Promised).or_else(home)
+            let home = || guarantees.homes.get(&member.path).copied().map(IntendedNodes::Preferred);
+            guarantees.nodes_of(*id).cloned().map(IntendedNodes::Guaranteed).or_else(home)
         };
         let dirs = self.dirs(&members).zip(members.iter().map(belongs));
-        Ok(regions::read(&proc, dirs, Instant::now() + regions::PATIENCE))
+        Ok(regions::read(&proc, dirs, Instant::now() + regions::READ_TIMEOUT))
     }
 
     /// Returns the cgroup directories of workloads.
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_belongs_to_no_workload_is_no_unknown_name() {
+    fn other_is_not_an_unknown_workload() {
         let why = |name: &str| members_of(&Table::default(), name).unwrap_err();
         assert_eq!(why("other"), InspectError::OtherWorkloads);
         assert_eq!(why("others"), InspectError::UnknownWorkload);

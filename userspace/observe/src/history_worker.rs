@@ -1,4 +1,4 @@
-//! Sampling for the history: the current counts of the probes for every node and workload.
+//! The thread that samples the counters of every node and workload for the history.
 
 use std::{
     thread,
@@ -12,13 +12,13 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    history::{Counted, Seen, SeenNode, pause},
+    history::{AllocatedSoFar, NodeSample, WorkloadSample, pause_after},
     naming::OTHER,
     observer::Observer,
 };
 
 /// Takes samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
-pub(crate) fn keep_history(observer: &Observer, stop: &CancellationToken) {
+pub(crate) fn run_history(observer: &Observer, stop: &CancellationToken) {
     let mut due = Instant::now();
     while !stop.is_cancelled() {
         health::beat();
@@ -27,29 +27,29 @@ pub(crate) fn keep_history(observer: &Observer, stop: &CancellationToken) {
             thread::park_timeout(wait);
             continue;
         }
-        let (at, spent) = (Instant::now(), processor_time());
-        observer.remember();
-        due = at + pause(processor_time().saturating_sub(spent));
+        let (at, spent) = (Instant::now(), thread_cpu_time());
+        observer.sample_history();
+        due = at + pause_after(thread_cpu_time().saturating_sub(spent));
     }
 }
 
 /// Returns the CPU time of this thread.
-fn processor_time() -> Duration {
+fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 impl Observer {
-    pub(crate) fn remember(&self) {
+    pub(crate) fn sample_history(&self) {
         let memory = self.node_memory();
-        let is_asked = self.is_asked();
+        let is_requested = self.is_requested();
         let read = self.read();
         let at = Instant::now();
         let counted = read.counted.as_ref();
         let sums = counted.map(|counted| read.table.sum(|slot| counted.slots.get(slot), &counted.other));
         let nodes = memory.iter().map(|(node, memory)| {
             let of = sums.as_ref().map(|sums| self.in_bytes(sums.get(*node)));
-            SeenNode {
+            NodeSample {
                 node: *node,
                 counted: of.map(|of| [of.local.0, of.remote.0]),
                 free: memory.as_ref().map(|memory| memory.free.0),
@@ -59,27 +59,33 @@ impl Observer {
             series.members.iter().map(|(&id, member)| {
                 let slot = member.slot.filter(|_| counted.is_some());
                 let counters = slot.and_then(|slot| counted?.slots.get(slot));
-                let activity = slot.and_then(|slot| read.done.slots.get(slot));
-                Seen {
+                let activity = slot.and_then(|slot| read.activity_counts.slots.get(slot));
+                WorkloadSample {
                     key: member.path.as_str(),
                     name,
-                    is_promised: read.promises.nodes_of(id).is_some(),
+                    has_guarantee: read.guarantees.nodes_of(id).is_some(),
                     counted: slot.map(|_| self.totals(counters, activity)),
-                    resident: member.resident_bytes().filter(|_| is_asked),
+                    resident: member.resident_bytes().filter(|_| is_requested),
                 }
             })
         });
         let other = counted.map(|counted| {
-            let totals = self.totals(Some(&counted.other), Some(&read.done.other));
-            Seen { key: OTHER, name: OTHER, is_promised: false, counted: Some(totals), resident: None }
+            let totals = self.totals(Some(&counted.other), Some(&read.activity_counts.other));
+            WorkloadSample {
+                key: OTHER,
+                name: OTHER,
+                has_guarantee: false,
+                counted: Some(totals),
+                resident: None,
+            }
         });
-        self.history.lock().take(at, nodes, members.chain(other));
+        self.history.lock().add_sample(at, nodes, members.chain(other));
     }
 
     /// Returns the bytes that a workload has allocated so far, hugepages included.
-    fn totals(&self, counters: Option<&NodeCounters>, activity: Option<&Activity>) -> Counted {
+    fn totals(&self, counters: Option<&NodeCounters>, activity: Option<&Activity>) -> AllocatedSoFar {
         let mut sum = [0_u64; 3];
-        let mut add = |of: Counted| {
+        let mut add = |of: AllocatedSoFar| {
             sum = std::array::from_fn(|index| sum[index].saturating_add(of[index]));
         };
         for counters in counters.iter().flat_map(|counters| counters.values()) {
@@ -99,8 +105,8 @@ impl Observer {
 
     /// Returns the last hour of the workload with this cgroup, or the sum of all with this name; `None` if there is
     /// no history.
-    pub fn workload_history(&self, asked: &str) -> Option<api::WorkloadHistory> {
-        self.history.lock().workload(self.start, asked)
+    pub fn workload_history(&self, key_or_name: &str) -> Option<api::WorkloadHistory> {
+        self.history.lock().workload(self.start, key_or_name)
     }
 
     /// Returns the last ten minutes of all workloads.
