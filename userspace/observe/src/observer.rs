@@ -102,7 +102,7 @@ impl Observer {
             let reason = report.reason.as_deref();
             match mode {
                 Mode::Absent if !is_enabled(&config.probes, probe) => {
-                    tracing::info!(%probe, "this probe is switched off by the configuration")
+                    tracing::info!(%probe, "this probe is switched off by the configuration");
                 }
                 Mode::Absent => {
                     tracing::warn!(%probe, reason, "this probe cannot be attached; run `numaward doctor` for details");

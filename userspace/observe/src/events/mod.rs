@@ -206,7 +206,7 @@ fn write_log(event: &Event) {
     }
 }
 
-/// StreamItem item of a subscription.
+/// Item of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamItem {
     Event(Arc<Event>),
