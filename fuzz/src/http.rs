@@ -17,7 +17,7 @@ use numaward_config::Config;
 use numaward_control::testing;
 use numaward_daemon::allocations;
 use numaward_guarantee::ports::Ports;
-use numaward_http::{App, Names, Peer};
+use numaward_http::{App, HostNames, Peer};
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::Observer;
 use numaward_telemetry::metrics::Metrics;
@@ -61,7 +61,7 @@ impl Daemon {
         let view = Some(reconciler.view());
         Self {
             runtime: Runtime::new().unwrap(),
-            reading: allocations::router(app.clone(), view, None, Names::new(&[])),
+            reading: allocations::router(app.clone(), view, None, HostNames::new(&[])),
             control: allocations::control_router(app, reconciler),
             host,
         }

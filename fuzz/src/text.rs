@@ -49,8 +49,8 @@ pub(crate) fn lists(data: &[u8]) {
         }
         let _ = (amount.millis(), amount.whole_cpus(), amount.checked_add(amount));
     }
-    let _ = cgroup_path::of_pod(text);
-    let _ = cgroup_path::of_container(text);
+    let _ = cgroup_path::pod_path(text);
+    let _ = cgroup_path::container_path(text);
     if let Ok(path) = text.parse::<CgroupPath>() {
         let _ = classify(&path, |_| false);
         assert!(path.ancestors().all(|above| above.contains(&path)));

@@ -28,7 +28,7 @@ use axum::{
 use http_body::Body as _;
 use numaward_config::Config;
 use numaward_daemon::allocations::{self, router};
-use numaward_http::{App, Names};
+use numaward_http::{App, HostNames};
 use numaward_model::{
     health::{Heartbeats, Readiness},
     snapshot::{
@@ -295,7 +295,7 @@ fn observe(workloads: u32, slots: u32, nodes: u32, highest: &mut Highest) -> Res
 fn by_http(observer: &Arc<Observer>, metrics: &Arc<Metrics>) -> Result<(), Box<dyn Error>> {
     let (readiness, heartbeats) = (Readiness::default(), Heartbeats::default());
     let app = App::new(observer, metrics, &readiness, &heartbeats, allocations::open_api());
-    let router = router(app, None, None, Names::new(&[]));
+    let router = router(app, None, None, HostNames::new(&[]));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for encoding in ["identity", "gzip"] {
         let mut times = Vec::new();

@@ -20,7 +20,7 @@ use numaward_guarantee::{
     reconciler::{ReconcilerHandle, View},
 };
 use numaward_http::{
-    self as http, App, ControlListener, CredentialError, Gate, ListenError, Names, RemoteListener,
+    self as http, App, ControlListener, CredentialError, Gate, HostNames, ListenError, RemoteListener,
 };
 use numaward_kube::{
     api::Pods,
@@ -161,7 +161,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
         let notifying = notify_service_manager(readiness, heartbeats.clone(), heartbeat, stop.clone());
         tokio::spawn(notifying.boxed());
         start_sending((config, address), &metrics, &alerts, traces, &stop);
-        let names = Names::new(&config.listen_names);
+        let names = HostNames::new(&config.listen_names);
         let controlled = reconciler.clone();
         let refusals = cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
@@ -445,7 +445,7 @@ fn control_address(
 fn serve_remote(
     app: &Arc<App>,
     reconciler: Option<&ReconcilerHandle>,
-    (listener, gate, names): (std::net::TcpListener, Arc<Gate>, Names),
+    (listener, gate, names): (std::net::TcpListener, Arc<Gate>, HostNames),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {
     let Some(reconciler) = reconciler else {

@@ -21,7 +21,7 @@ use numaward_daemon::{
     allocations::{control_router, remote_router, router},
     socket,
 };
-use numaward_http::{ControlListener, Gate, MAX_BODY_BYTES, Names, RemoteListener, listen, serve};
+use numaward_http::{ControlListener, Gate, HostNames, MAX_BODY_BYTES, RemoteListener, listen, serve};
 use numaward_tests_support::skip_outside_ci;
 use numaward_topology::{Bytes, CpuSet, Machine};
 use rcgen::{
@@ -444,7 +444,7 @@ fn on_address(daemon: &Daemon, control: &Control) -> SocketAddr {
     let listener = listen("127.0.0.1:0".parse().unwrap(), "control.listen").unwrap();
     let listener = RemoteListener::new(listener, gate.clone()).unwrap();
     let address = listener.local_addr().unwrap();
-    let names = Names::new(&[KNOWN.to_owned()]);
+    let names = HostNames::new(&[KNOWN.to_owned()]);
     let router = remote_router(daemon.app.clone(), daemon.reconciler.clone(), gate, names);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     address
@@ -671,7 +671,7 @@ async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_i
         let listener = listen("127.0.0.1:0".parse().unwrap(), "listen").unwrap();
         let listener = RemoteListener::new(listener, gate.clone()).unwrap();
         let address = listener.local_addr().unwrap();
-        let router = router(daemon.app.clone(), None, Some(gate), Names::new(&[]));
+        let router = router(daemon.app.clone(), None, Some(gate), HostNames::new(&[]));
         tokio::spawn(serve(listener, router, daemon.stop.clone()));
         address
     };
@@ -791,7 +791,7 @@ async fn for_reading(daemon: &Daemon) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router =
-        router(daemon.app.clone(), Some(daemon.reconciler.view()), None, Names::new(&[KNOWN.to_owned()]));
+        router(daemon.app.clone(), Some(daemon.reconciler.view()), None, HostNames::new(&[KNOWN.to_owned()]));
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     address
 }

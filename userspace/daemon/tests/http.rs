@@ -17,7 +17,7 @@ use http_body::Body as _;
 use numaward_api::{self as api, Problem, problem::CONTENT_TYPE as PROBLEM_CONTENT_TYPE};
 use numaward_config::Config;
 use numaward_daemon::allocations::{self, router};
-use numaward_http::{App, MAX_BODY_BYTES, Names, open_api};
+use numaward_http::{App, HostNames, MAX_BODY_BYTES, open_api};
 use numaward_model::{
     EventReport,
     health::{Heartbeats, Latch, Readiness},
@@ -76,7 +76,14 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let latch = readiness.latch("cgroups");
     let heartbeats = Heartbeats::default();
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
-    Daemon { router: router(app.clone(), None, None, Names::new(&[])), app, latch, heartbeats, events, root }
+    Daemon {
+        router: router(app.clone(), None, None, HostNames::new(&[])),
+        app,
+        latch,
+        heartbeats,
+        events,
+        root,
+    }
 }
 
 fn daemon() -> Daemon {
@@ -380,7 +387,8 @@ async fn head_has_no_body() {
 async fn files_that_hang_keep_neither_allocations_nor_events() {
     let mut daemon = daemon();
     let held = Arc::new(api::Allocations::default());
-    daemon.router = router(daemon.app.clone(), Some(Arc::new(move || held.clone())), None, Names::new(&[]));
+    daemon.router =
+        router(daemon.app.clone(), Some(Arc::new(move || held.clone())), None, HostNames::new(&[]));
     let file = daemon.root.path().join("sys/devices/system/node/node0/meminfo");
     fs::remove_file(&file).unwrap();
     mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();

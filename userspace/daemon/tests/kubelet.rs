@@ -31,7 +31,7 @@ use numaward_guarantee::reconciler::View;
 use numaward_kube::{
     api::fake::FakeApiServer,
     pod_resources::{
-        Assigned, Client,
+        AssignmentSource, Client,
         messages::{
             AllocatableResponse, ContainerDevices, ContainerMemory, ContainerResources, PodResources, cpu_set,
         },
@@ -282,7 +282,7 @@ async fn a_node_that_may_not_keep_what_the_kubelet_promised_is_reported_and_noth
 /// A kubelet that reports what it assigned, by the names of pods.
 struct Assignments;
 
-impl Assigned for Assignments {
+impl AssignmentSource for Assignments {
     fn pods(&self) -> Vec<PodResources> {
         let container = ContainerResources {
             name: "main".to_owned(),
@@ -530,10 +530,10 @@ async fn the_node_says_which_kubelet_it_has() {
         let found = kubelet::with_version(&config(node, StrategyKind::Kubelet, configured)).await;
         assert_eq!(found.kubelet_version, version, "{node}");
     }
-    let asked = server.asked().len();
+    let asked = server.requests().len();
     let native = config("old", StrategyKind::Native, None);
     assert_eq!(kubelet::with_version(&native).await, native);
     let nowhere = Config { strategy: StrategyKind::Kubelet, ..Config::default() };
     assert_eq!(kubelet::with_version(&nowhere).await, nowhere);
-    assert_eq!(server.asked().len(), asked);
+    assert_eq!(server.requests().len(), asked);
 }

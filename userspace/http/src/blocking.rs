@@ -22,15 +22,15 @@ const MAX_READERS: usize = 8;
 
 /// Runs such work. Clones share the places.
 #[derive(Clone, Debug)]
-pub struct Blocking(Arc<Semaphore>);
+pub struct BlockingPool(Arc<Semaphore>);
 
-impl Default for Blocking {
+impl Default for BlockingPool {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(MAX_READERS)))
     }
 }
 
-impl Blocking {
+impl BlockingPool {
     /// Waits for a place.
     pub(crate) async fn place(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed; without a place, the work would merely not be counted.
@@ -117,7 +117,7 @@ mod tests {
 
     #[tokio::test]
     async fn so_many_are_worked_on_at_once_also_where_nobody_waits_for_them() {
-        let blocking = Blocking::default();
+        let blocking = BlockingPool::default();
         let mut stuck = Vec::new();
         for _ in 0..MAX_READERS {
             let (release, released) = mpsc::channel::<()>();

@@ -29,9 +29,9 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The names that this host goes by.
 #[derive(Clone, Debug)]
-pub struct Names(Arc<[String]>);
+pub struct HostNames(Arc<[String]>);
 
-impl Names {
+impl HostNames {
     /// This host's own name, those that `/etc/hosts` gives its loopback addresses, and more.
     pub fn new(more: &[String]) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -68,7 +68,7 @@ fn authority(uri: &Uri, headers: &HeaderMap) -> Option<Result<Authority, ()>> {
 }
 
 /// Refuses a request over the loopback for a name that this host does not go by.
-pub(crate) async fn check_host(State(names): State<Names>, request: Request, next: Next) -> Response {
+pub(crate) async fn check_host(State(names): State<HostNames>, request: Request, next: Next) -> Response {
     let address = request.extensions().get::<Peer>().and_then(|peer| peer.address);
     let is_loopback = address.is_some_and(|address| address.ip().to_canonical().is_loopback());
     match authority(request.uri(), request.headers()) {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_host_goes_by_its_addresses_and_names_alone() {
-        let names = Names(["monitor.example".to_owned(), "host-1".to_owned()].into());
+        let names = HostNames(["monitor.example".to_owned(), "host-1".to_owned()].into());
         for host in [
             "127.0.0.1",
             "10.0.0.7",
@@ -144,7 +144,7 @@ mod tests {
             assert!(!names.has(host), "{host}");
         }
         let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        assert!(Names::new(&[]).has(&own));
+        assert!(HostNames::new(&[]).has(&own));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use futures_util::{
 use crate::{
     denials::Denials,
     peer::Peer,
-    server::{Accept, Accepted, Opened},
+    server::{Accept, IncomingConnection, OpenedConnection},
 };
 
 /// Accepts connections on the control socket from those who may change allocations.
@@ -52,11 +52,11 @@ impl ControlListener {
 }
 
 impl Accept for ControlListener {
-    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+    fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>> {
         async {
             let stream = self.next().await?;
-            let opened: Opened = (Box::new(stream), Peer::default());
-            Ok(Accepted { source: None, local: None, open: ready(Ok(opened)).boxed() })
+            let opened: OpenedConnection = (Box::new(stream), Peer::default());
+            Ok(IncomingConnection { source: None, local: None, open: ready(Ok(opened)).boxed() })
         }
         .boxed()
     }

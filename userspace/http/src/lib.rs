@@ -31,8 +31,8 @@ mod shared_reads;
 mod streaming_body;
 
 pub use self::{
-    blocking::{Blocking, low_priority_runtime},
-    browser::Names,
+    blocking::{BlockingPool, low_priority_runtime},
+    browser::HostNames,
     control_socket::ControlListener,
     credentials::CredentialError,
     limits::{MAX_BODY_BYTES, TIME_LIMIT},
@@ -41,5 +41,5 @@ pub use self::{
     remote::{Gate, RemoteListener},
     router::{control_router, remote_router, router},
     routes::{App, open_api},
-    server::{Accept, Accepted, ListenError, Opened, Stream, listen, serve},
+    server::{Accept, IncomingConnection, ListenError, OpenedConnection, Stream, listen, serve},
 };

@@ -35,7 +35,7 @@ use crate::{
     credentials::{CredentialError, Credentials, Token, stamps},
     denials::Denials,
     peer::{Authorized, Certificate, Peer},
-    server::{Accept, Accepted, Opened},
+    server::{Accept, IncomingConnection, OpenedConnection},
 };
 
 /// What the kubelet's probes ask for, which have neither token nor certificate.
@@ -106,18 +106,18 @@ impl RemoteListener {
 }
 
 impl Accept for RemoteListener {
-    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+    fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>> {
         async {
             let (stream, address) = self.listener.accept().await?;
             let local = stream.local_addr().ok();
             let open = open(stream, address, self.gate.clone()).boxed();
-            Ok(Accepted { source: Some(address), local, open })
+            Ok(IncomingConnection { source: Some(address), local, open })
         }
         .boxed()
     }
 }
 
-async fn open(stream: TcpStream, address: SocketAddr, gate: Arc<Gate>) -> io::Result<Opened> {
+async fn open(stream: TcpStream, address: SocketAddr, gate: Arc<Gate>) -> io::Result<OpenedConnection> {
     let mut peer = Peer { address: Some(address), ..Peer::default() };
     let credentials = gate.credentials().await?;
     peer.judged_by = Some(credentials.clone());

@@ -13,7 +13,7 @@ use axum::{
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 
 use crate::{
-    browser::{self, Names},
+    browser::{self, HostNames},
     limits::{LARGE, MAX_BODY_BYTES, TIME_LIMIT},
     page,
     peer::Peer,
@@ -24,7 +24,7 @@ use crate::{
 
 /// The routes of the read-only address: those of this crate and `added`, with everything around them. With a gate, for whom
 /// it lets through.
-pub fn router(app: Arc<App>, added: Router, gate: Option<Arc<Gate>>, names: Names) -> Router {
+pub fn router(app: Arc<App>, added: Router, gate: Option<Arc<Gate>>, names: HostNames) -> Router {
     let routes = routes::router(app).merge(page::router()).merge(added);
     let routes = match gate {
         Some(gate) => routes.layer(middleware::from_fn_with_state(gate, remote::authorize_reading)),
@@ -39,7 +39,7 @@ pub fn control_router(app: Arc<App>, added: Router) -> Router {
 }
 
 /// The routes of the control address: the same, for whom the gate lets through.
-pub fn remote_router(app: Arc<App>, added: Router, gate: Arc<Gate>, names: Names) -> Router {
+pub fn remote_router(app: Arc<App>, added: Router, gate: Arc<Gate>, names: HostNames) -> Router {
     let guarded = routes::router(app).merge(added);
     let guarded = guarded.layer(middleware::from_fn_with_state(gate, remote::authorize));
     layered(guarded.layer(middleware::from_fn_with_state(names, browser::check_host)))

@@ -74,24 +74,24 @@ pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpLis
 /// Where connections come from.
 pub trait Accept: Send + Sync + 'static {
     /// Waits for one.
-    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>>;
+    fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>>;
 }
 
 /// A connection as it came.
-pub struct Accepted {
+pub struct IncomingConnection {
     /// From where; none, where that is no address.
     pub source: Option<SocketAddr>,
     /// At which address it was accepted, where that is known.
     pub local: Option<SocketAddr>,
     /// Does what must be done before requests can be read. Others are accepted meanwhile.
-    pub open: BoxFuture<'static, io::Result<Opened>>,
+    pub open: BoxFuture<'static, io::Result<OpenedConnection>>,
 }
 
-impl Accepted {
+impl IncomingConnection {
     /// A connection over TCP on which requests can be read at once.
     pub fn plain(stream: TcpStream, address: SocketAddr) -> Self {
         let local = stream.local_addr().ok();
-        let opened: Opened = (Box::new(stream), Peer { address: Some(address), ..Peer::default() });
+        let opened: OpenedConnection = (Box::new(stream), Peer { address: Some(address), ..Peer::default() });
         Self { source: Some(address), local, open: ready(Ok(opened)).boxed() }
     }
 
@@ -102,7 +102,7 @@ impl Accepted {
 }
 
 /// A connection on which requests can be read, and who is at its other end.
-pub type Opened = (Box<dyn Stream>, Peer);
+pub type OpenedConnection = (Box<dyn Stream>, Peer);
 
 /// What requests are read from and answers written to.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -110,10 +110,10 @@ pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Accept for TcpListener {
-    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+    fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>> {
         async {
             let (stream, address) = Self::accept(self).await?;
-            Ok(Accepted::plain(stream, address))
+            Ok(IncomingConnection::plain(stream, address))
         }
         .boxed()
     }
@@ -144,7 +144,7 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
     // Connections that were accepted together, each with its peer.
     let mut accepted = VecDeque::new();
     loop {
-        let Some((peer, Accepted { source, open, .. })) = accepted.pop_front() else {
+        let Some((peer, IncomingConnection { source, open, .. })) = accepted.pop_front() else {
             accepted = tokio::select! {
                 () = stop.cancelled() => break,
                 batch = accept_batch(&*listener) => match batch {
@@ -221,21 +221,21 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
 }
 
 /// Waits for a connection, and takes those that have come as well. Each comes with its peer.
-async fn accept_batch(listener: &dyn Accept) -> io::Result<VecDeque<(Option<PeerId>, Accepted)>> {
+async fn accept_batch(listener: &dyn Accept) -> io::Result<VecDeque<(Option<PeerId>, IncomingConnection)>> {
     let mut batch = vec![listener.accept().await?];
     while batch.len() < MAX_BATCH
         && let Some(Ok(accepted)) = listener.accept().now_or_never()
     {
         batch.push(accepted);
     }
-    let ends: Vec<Ends> = batch.iter().filter_map(Accepted::loopback_ends).collect();
+    let ends: Vec<Ends> = batch.iter().filter_map(IncomingConnection::loopback_ends).collect();
     let users = if ends.is_empty() {
         HashMap::new()
     } else {
         // Without them, the loopback is one peer.
         blocking::spawn(move || users(Path::new(OWN_NETWORK), &ends)).await.unwrap_or_default()
     };
-    let peer = |accepted: &Accepted| {
+    let peer = |accepted: &IncomingConnection| {
         let user = accepted.loopback_ends().and_then(|ends| users.get(&ends).copied());
         accepted.source.map(|source| PeerId::of(source.ip(), user))
     };
@@ -374,7 +374,7 @@ pub(crate) mod tests {
     pub(crate) struct Peers<A>(pub(crate) A);
 
     impl<A: Accept> Accept for Peers<A> {
-        fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+        fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>> {
             async {
                 let accepted = self.0.accept().await?;
                 let source = accepted.source.and_then(|source| {
@@ -382,7 +382,7 @@ pub(crate) mod tests {
                     let ip = std::net::Ipv4Addr::from_bits(ip.to_bits() & 0x00ff_ffff | 10 << 24);
                     Some((ip, source.port()).into())
                 });
-                Ok(Accepted { source, ..accepted })
+                Ok(IncomingConnection { source, ..accepted })
             }
             .boxed()
         }

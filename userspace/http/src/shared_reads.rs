@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use crate::{
-    blocking::{Blocking, failed, spawn},
+    blocking::{BlockingPool, failed, spawn},
     problem::Failure,
 };
 
@@ -40,7 +40,7 @@ type Reads = Mutex<BTreeMap<String, Shared<BoxFuture<'static, Outcome>>>>;
 /// Reads under way, by key.
 #[derive(Debug)]
 pub(crate) struct SharedReads {
-    places: Blocking,
+    places: BlockingPool,
     reads: Arc<Reads>,
     patience: Duration,
 }
@@ -60,7 +60,7 @@ impl Drop for Entry {
 impl SharedReads {
     /// Reads of which one that takes so long hangs.
     fn new(patience: Duration) -> Self {
-        Self { places: Blocking::default(), reads: Arc::default(), patience }
+        Self { places: BlockingPool::default(), reads: Arc::default(), patience }
     }
 
     /// The outcome of the read of `key` that is under way, or else that of `work`, on a thread that may block.

@@ -29,7 +29,7 @@ const SLICE: &str = ".slice";
 /// # Errors
 ///
 /// What is wrong with a text that names no cgroup.
-pub fn of_container(cgroups_path: &str) -> Result<String, &'static str> {
+pub fn container_path(cgroups_path: &str) -> Result<String, &'static str> {
     let parts: Vec<&str> = cgroups_path.split(':').collect();
     match parts[..] {
         [path] => plain(path),
@@ -51,7 +51,7 @@ pub fn of_container(cgroups_path: &str) -> Result<String, &'static str> {
 /// # Errors
 ///
 /// What is wrong with a text that names no cgroup.
-pub fn of_pod(cgroup_parent: &str) -> Result<String, &'static str> {
+pub fn pod_path(cgroup_parent: &str) -> Result<String, &'static str> {
     let name = cgroup_parent.rsplit('/').next().unwrap_or(cgroup_parent);
     if name.ends_with(SLICE) { expand_slice(name) } else { plain(cgroup_parent) }
 }
@@ -173,7 +173,7 @@ mod tests {
             (":runc:abc".to_owned(), "/system.slice/runc-abc.scope".to_owned()),
             ("-.slice:runc:abc".to_owned(), "/runc-abc.scope".to_owned()),
         ] {
-            assert_eq!(of_container(&text), Ok(path), "{text}");
+            assert_eq!(container_path(&text), Ok(path), "{text}");
         }
         for (text, problem) in [
             ("", "not absolute"),
@@ -189,7 +189,7 @@ mod tests {
             ("a.slice::c", "prefix or name"),
             ("a.slice:b:../c", "prefix or name"),
         ] {
-            let error = of_container(text).unwrap_err().to_string();
+            let error = container_path(text).unwrap_err().to_string();
             assert!(error.contains(problem), "{text:?}: {error}");
         }
     }
@@ -203,10 +203,10 @@ mod tests {
             (slices.clone(), slices.clone()),
             (format!("kubepods-besteffort-pod{UID_UNIT}.slice"), slices),
         ] {
-            assert_eq!(of_pod(&text), Ok(path), "{text}");
+            assert_eq!(pod_path(&text), Ok(path), "{text}");
         }
         for text in ["", "kubepods", "/a/../b", "/x/-a.slice"] {
-            assert!(of_pod(text).is_err(), "{text:?}");
+            assert!(pod_path(text).is_err(), "{text:?}");
         }
     }
 

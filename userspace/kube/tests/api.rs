@@ -77,7 +77,7 @@ impl Run {
         match tokio::time::timeout(LIMIT, until).await {
             Ok(found) => found,
             Err(tokio::time::error::Elapsed { .. }) => {
-                panic!("{what} did not happen; asked: {:#?}", self.server.asked())
+                panic!("{what} did not happen; asked: {:#?}", self.server.requests())
             }
         }
     }
@@ -109,7 +109,7 @@ impl Run {
     }
 
     fn count(&self, part: &str) -> usize {
-        self.server.asked().iter().filter(|asked| asked.contains(part)).count()
+        self.server.requests().iter().filter(|asked| asked.contains(part)).count()
     }
 }
 
@@ -206,7 +206,7 @@ async fn pods_come_change_and_go() {
     run.server.delete_pod("ns", "b");
     run.wait("the end of b", |run| run.by_uid("3").is_none().then_some(())).await;
     assert_eq!(run.metric("kubernetes_pods"), 1);
-    assert_eq!(run.count("GET /api/v1/pods?&"), 2, "one list, one watch: {:?}", run.server.asked());
+    assert_eq!(run.count("GET /api/v1/pods?&"), 2, "one list, one watch: {:?}", run.server.requests());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -257,7 +257,7 @@ async fn a_watch_that_breaks_goes_on_from_its_version() {
     run.server.hang_up();
     run.server.put_pod(pod("b", "2", "n1"));
     run.pod("2").await;
-    assert_eq!(run.count("limit="), 1, "no second list: {:?}", run.server.asked());
+    assert_eq!(run.count("limit="), 1, "no second list: {:?}", run.server.requests());
     assert!(run.by_uid("1").is_some());
 }
 
@@ -312,7 +312,7 @@ async fn what_is_gone_is_listed_anew() {
     run.server.refuse(None);
     run.wait("the new list", |run| run.by_uid("1").is_none().then_some(())).await;
     let lists = run.count("limit=");
-    assert!(lists >= 2, "{:?}", run.server.asked());
+    assert!(lists >= 2, "{:?}", run.server.requests());
     assert_eq!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"gone\"}"), 1);
 
     // The new watch is open once it reports something.

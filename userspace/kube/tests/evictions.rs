@@ -9,7 +9,9 @@ use std::{
 
 use axum::http::StatusCode;
 use numaward_kube::{
-    api::{self, ApiMetrics, EventWriter, Evictor, Pace, Pods, Why, fake::FakeApiServer},
+    api::{
+        self, ApiMetrics, EventWriter, EvictionReason, EvictionTiming, Evictor, Pods, fake::FakeApiServer,
+    },
     pod::{PodId, PodSource as _},
 };
 use numaward_topology::{Bytes, NodeId};
@@ -17,7 +19,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-const FAST: Pace = Pace {
+const FAST: EvictionTiming = EvictionTiming {
     look: Duration::from_millis(5),
     patience: Duration::from_millis(100),
     pause: Duration::from_millis(300),
@@ -27,7 +29,7 @@ const FAST: Pace = Pace {
 
 struct Run {
     server: FakeApiServer,
-    listed: Arc<Mutex<Vec<(PodId, Why)>>>,
+    listed: Arc<Mutex<Vec<(PodId, EvictionReason)>>>,
     metrics: ApiMetrics,
     reports: Arc<Mutex<Vec<Result<(), String>>>>,
     _stop: DropGuard,
@@ -35,10 +37,10 @@ struct Run {
 
 /// A run on a node with these pods, which all run without what they ask for.
 async fn run(pods: &[Value]) -> Run {
-    run_at(FAST, Why::Unplaced, pods).await
+    run_at(FAST, EvictionReason::Unplaced, pods).await
 }
 
-async fn run_at(pace: Pace, why: Why, pods: &[Value]) -> Run {
+async fn run_at(pace: EvictionTiming, why: EvictionReason, pods: &[Value]) -> Run {
     let server = FakeApiServer::start().await.unwrap();
     for pod in pods {
         server.put_pod(pod.clone());
@@ -101,7 +103,7 @@ fn unreachable_in_time(what: &str) {
 
 impl Run {
     fn evictions(&self) -> Vec<String> {
-        let asked = self.server.asked();
+        let asked = self.server.requests();
         asked.into_iter().filter(|asked| asked.contains("/eviction")).collect()
     }
 
@@ -150,7 +152,7 @@ async fn one_pod_goes_after_the_other_each_with_an_event_before() {
     let (reason, note) = run.events("a").remove(0);
     assert_eq!(reason, "NumaPlacementEviction");
     assert!(note.contains("without the CPUs or memory") && note.contains("the ReplicaSet n1"), "{note}");
-    let asked = run.server.asked();
+    let asked = run.server.requests();
     let at = |part: &str| asked.iter().position(|asked| asked.contains(part)).unwrap();
     assert!(at("/events") < at("/eviction"), "{asked:?}");
 
@@ -167,8 +169,8 @@ async fn one_pod_goes_after_the_other_each_with_an_event_before() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_gets_what_it_asks_for_in_time_stays() {
-    let pace = Pace { patience: Duration::from_secs(3), ..FAST };
-    let run = run_at(pace, Why::Unplaced, &[pod("a", Some("ReplicaSet"))]).await;
+    let pace = EvictionTiming { patience: Duration::from_secs(3), ..FAST };
+    let run = run_at(pace, EvictionReason::Unplaced, &[pod("a", Some("ReplicaSet"))]).await;
     run.listed.lock().unwrap().clear();
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(run.evictions(), [""; 0]);
@@ -236,12 +238,12 @@ async fn a_missing_right_is_said_and_a_pod_that_is_gone_is_done_with() {
     assert_eq!(run.evictions().len(), tries);
 }
 
-const SHORT: Why = Why::NodeShort { node: NodeId(1), has: Bytes::mib(300) };
+const SHORT: EvictionReason = EvictionReason::NodeShort { node: NodeId(1), has: Bytes::mib(300) };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_in_the_way_go_in_their_order_and_where_one_may_not_the_next_one_does() {
     // Who names them has waited: it takes no patience here.
-    let pace = Pace { patience: Duration::from_mins(5), ..FAST };
+    let pace = EvictionTiming { patience: Duration::from_mins(5), ..FAST };
     let mut critical = pod("critical", Some("ReplicaSet"));
     critical["spec"]["priority"] = json!(2_000_000_000);
     let pods = [
@@ -300,7 +302,7 @@ async fn larger_unevictable_pod_blocks_smaller() {
         let name = |(index, node, mib): &(usize, u32, u64)| {
             let text = |key: &str| pods[*index]["metadata"][key].as_str().unwrap().to_owned();
             let id = PodId { namespace: text("namespace"), name: text("name"), uid: text("uid") };
-            (id, Why::NodeShort { node: NodeId(*node), has: Bytes::mib(*mib) })
+            (id, EvictionReason::NodeShort { node: NodeId(*node), has: Bytes::mib(*mib) })
         };
         *run.listed.lock().unwrap() = names.iter().map(name).collect();
     };
@@ -328,12 +330,12 @@ async fn what_runs_without_its_claim_is_evicted_also_if_it_is_critical() {
     until("it goes", || run.count("evicted") == 1).await;
 }
 
-const REFUSED: Why = Why::Refused { after: Duration::from_millis(200) };
+const REFUSED: EvictionReason = EvictionReason::Refused { after: Duration::from_millis(200) };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_pod_is_evicted_after_its_time() {
     // Not that of pods that run.
-    let pace = Pace { patience: Duration::from_mins(5), ..FAST };
+    let pace = EvictionTiming { patience: Duration::from_mins(5), ..FAST };
     let mut running = pod("running", Some("ReplicaSet"));
     running["status"] = json!({"phase": "Pending", "containerStatuses": [
         {"name": "main", "containerID": "containerd://abc"},
@@ -373,7 +375,7 @@ async fn refused_pod_is_evicted_after_its_time() {
 async fn pod_that_starts_meanwhile_stays() {
     let run = run_at(FAST, REFUSED, &[pod("a", Some("ReplicaSet"))]).await;
     run.server.delay(Duration::from_secs(1));
-    until("it is to go", || run.server.asked().iter().any(|asked| asked.contains("/events"))).await;
+    until("it is to go", || run.server.requests().iter().any(|asked| asked.contains("/events"))).await;
     run.listed.lock().unwrap().clear();
     until("it has its event", || run.events("a").len() == 1).await;
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -164,7 +164,7 @@ impl Run {
     }
 
     fn patches(&self) -> usize {
-        self.server.asked().iter().filter(|asked| asked.starts_with("PATCH")).count()
+        self.server.requests().iter().filter(|asked| asked.starts_with("PATCH")).count()
     }
 
     fn errors(&self, reason: &str) -> u64 {

@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use numaward_kube::pod_resources::{
-    Assigned, CallError, Client,
+    AssignmentSource, CallError, Client,
     messages::{AllocatableResponse, ContainerMemory, ContainerResources, PodResources},
     serve,
 };
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 struct Fixed;
 
-impl Assigned for Fixed {
+impl AssignmentSource for Fixed {
     fn pods(&self) -> Vec<PodResources> {
         let container = ContainerResources {
             name: "main".to_owned(),

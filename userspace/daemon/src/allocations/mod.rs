@@ -19,7 +19,7 @@ use numaward_guarantee::{
     reconciler::{ReconcilerHandle, View},
     request::{FieldError, Request, Resize},
 };
-use numaward_http::{App, Blocking, Gate, Names};
+use numaward_http::{App, BlockingPool, Gate, HostNames};
 use serde::de::DeserializeOwned;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -28,7 +28,7 @@ mod rebalance;
 
 /// Gives the allocations, where there can be any. No file is read for them, so files that hang do not keep them.
 #[derive(Clone)]
-struct Reading(Option<View>, Blocking);
+struct Reading(Option<View>, BlockingPool);
 
 fn reads() -> OpenApiRouter<Reading> {
     OpenApiRouter::new().routes(routes!(allocations))
@@ -44,7 +44,7 @@ fn changes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
 }
 
 /// All routes of the read-only address; of allocations only where there can be any. With a gate, for whom it lets through.
-pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names: Names) -> Router {
+pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names: HostNames) -> Router {
     numaward_http::router(app, reading(view).merge(rebalance::elsewhere()), gate, names)
 }
 
@@ -59,12 +59,12 @@ pub fn observing_router(app: Arc<App>, view: Option<View>) -> Router {
 }
 
 /// All routes of the control address.
-pub fn remote_router(app: Arc<App>, reconciler: ReconcilerHandle, gate: Arc<Gate>, names: Names) -> Router {
+pub fn remote_router(app: Arc<App>, reconciler: ReconcilerHandle, gate: Arc<Gate>, names: HostNames) -> Router {
     numaward_http::remote_router(app, controlling(reconciler), gate, names)
 }
 
 fn reading(view: Option<View>) -> Router {
-    reads().with_state(Reading(view, Blocking::default())).into()
+    reads().with_state(Reading(view, BlockingPool::default())).into()
 }
 
 fn controlling(reconciler: ReconcilerHandle) -> Router {

@@ -13,7 +13,10 @@ use numaward_config::{
 use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
 use numaward_guarantee::reconciler::{CrowdedNode, ReconcilerHandle};
 use numaward_kube::{
-    api::{self, EventQueue, EventWriter, Evictor, Pace, Pods, StoredPod, ToEvict, Why},
+    api::{
+        self, EventQueue, EventWriter, EvictionReason, EvictionSource, EvictionTiming, Evictor, Pods,
+        StoredPod,
+    },
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
     pod_resources,
@@ -74,7 +77,7 @@ pub struct Cluster {
     policies: Policies,
     socket: Option<UnixListener>,
     pods: Option<(Pods, EventQueue, String)>,
-    to_evict: Option<ToEvict>,
+    to_evict: Option<EvictionSource>,
 }
 
 impl Cluster {
@@ -115,12 +118,13 @@ impl Cluster {
         let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
         self.to_evict = Some(Arc::new(move || {
             let unplaced = if of_unplaced { reconciler.unplaced() } else { Vec::new() };
-            let unplaced = unplaced.into_iter().map(|name| (id(name), Why::Unplaced));
+            let unplaced = unplaced.into_iter().map(|name| (id(name), EvictionReason::Unplaced));
             // Only `guard: evict` names any.
             let crowded = reconciler.crowded();
             let known = pods.iter().filter(|_| !crowded.is_empty()).flat_map(Pods::all).collect::<Vec<_>>();
             // Others wait for nothing of theirs, so they come last.
-            let refused = refused.to_evict().into_iter().map(|(id, after)| (id, Why::Refused { after }));
+            let refused =
+                refused.to_evict().into_iter().map(|(id, after)| (id, EvictionReason::Refused { after }));
             unplaced.chain(in_the_way(&crowded, &known)).chain(refused).collect()
         }));
         refusals
@@ -192,7 +196,7 @@ impl Cluster {
                 to_evict,
                 spared: kubernetes.placement_off_namespaces.clone(),
                 own_pod: kubernetes.pod_uid.clone(),
-                pace: Pace::default(),
+                pace: EvictionTiming::default(),
                 metrics: metrics.clone(),
                 report: report(DaemonPart::Evictions),
             };
@@ -218,7 +222,7 @@ impl Cluster {
 
 /// The pods that the guard names, in the order in which they are to go: those of the class `BestEffort` first, and of a
 /// class those with the most. Guaranteed pods do not go, nor any that has less than one of them.
-fn in_the_way(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, Why)> {
+fn in_the_way(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, EvictionReason)> {
     let find = |uid: &String| pods.iter().find(|stored| stored.pod.id.uid == *uid);
     let is_guaranteed =
         |uid: &String| find(uid).is_some_and(|of| of.pod.request().qos() == QosClass::Guaranteed);
@@ -234,7 +238,7 @@ fn in_the_way(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, W
             QosClass::Burstable => 1,
             QosClass::Guaranteed => return None,
         };
-        Some((rank, Reverse(has), of.pod.id.clone(), Why::NodeShort { node, has }))
+        Some((rank, Reverse(has), of.pod.id.clone(), EvictionReason::NodeShort { node, has }))
     });
     let mut known: Vec<_> = known.collect();
     known.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
@@ -322,7 +326,7 @@ fn fingerprint_of(pods: &Pods, assigned: &Assigned) -> String {
         .iter()
         .filter(|stored| !stored.pod.is_terminal && (stored.is_running || holds(&stored.pod.id.uid)))
         .map(|stored| (stored.pod.id.namespace.as_str(), stored.pod.id.name.as_str()));
-    fingerprint::of(accounted)
+    fingerprint::from_pods(accounted)
 }
 
 #[cfg(test)]
@@ -357,7 +361,7 @@ mod tests {
         let to_go = in_the_way(&crowded, &pods);
         let names: Vec<&str> = to_go.iter().map(|(id, _)| id.name.as_str()).collect();
         assert_eq!(names, ["large", "small", "burstable"]);
-        assert_eq!(to_go[0].1, Why::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
+        assert_eq!(to_go[0].1, EvictionReason::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
         let mut behind = crowded;
         behind[0].pods.push(of("guaranteed", 30));
         let names = in_the_way(&behind, &pods).into_iter().map(|(id, _)| id.name).collect::<Vec<_>>();

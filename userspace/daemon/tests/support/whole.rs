@@ -18,7 +18,7 @@ use numaward_config::{Config, Interval, policy::CpuList};
 use numaward_control::{ControlMetrics, testing};
 use numaward_daemon::{allocations, kubernetes::nri, socket};
 use numaward_guarantee::ports::Ports;
-use numaward_http::{Accept, Accepted, App, ControlListener, Names, serve};
+use numaward_http::{Accept, App, ControlListener, HostNames, IncomingConnection, serve};
 use numaward_kube::pod::NoPods;
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
@@ -44,10 +44,10 @@ fn elsewhere(address: SocketAddr) -> SocketAddr {
 }
 
 impl Accept for FromAnywhere {
-    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+    fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>> {
         async {
             let (stream, address) = self.0.accept().await?;
-            Ok(Accepted::plain(stream, elsewhere(address)))
+            Ok(IncomingConnection::plain(stream, elsewhere(address)))
         }
         .boxed()
     }
@@ -157,7 +157,7 @@ impl Place {
         tokio::spawn(serve(ControlListener::new(control)?, router, stop.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let names = Names::new(&[]);
+        let names = HostNames::new(&[]);
         let router = allocations::router(app, Some(reconciler.view()), None, names);
         tokio::spawn(serve(FromAnywhere(listener), router, stop.clone()));
         if let Some(runtime) = runtime {

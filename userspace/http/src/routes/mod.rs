@@ -31,7 +31,7 @@ use utoipa_axum::{
 
 use crate::{
     accept::{Offer, choose},
-    blocking::Blocking,
+    blocking::BlockingPool,
     peer::Peer,
     problem::Failure,
     samples::Samples,
@@ -48,9 +48,9 @@ pub struct App {
     readiness: Readiness,
     heartbeats: Heartbeats,
     /// Runs what may read files.
-    blocking: Blocking,
+    blocking: BlockingPool,
     /// Runs what reads the events: a file that hangs does not keep it.
-    recalling: Blocking,
+    recalling: BlockingPool,
     /// Runs what looks inside of workloads: one that hangs does not keep others.
     inside: SharedReads,
     /// Scrapes that are written at once.
@@ -76,8 +76,8 @@ impl App {
             metrics: metrics.clone(),
             readiness: readiness.clone(),
             heartbeats: heartbeats.clone(),
-            blocking: Blocking::default(),
-            recalling: Blocking::default(),
+            blocking: BlockingPool::default(),
+            recalling: BlockingPool::default(),
             inside: SharedReads::default(),
             scrapes: Scrapes::default(),
             open_api: open_api(described),

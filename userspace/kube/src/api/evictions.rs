@@ -2,7 +2,7 @@
 //!
 //! Problem: a container that was started without us, and whose CPUs or memory are not there, shares what is nobody's until
 //! something becomes free. Where that is worse than a restart, its pod is to go. So is one without a guarantee whose memory
-//! is in the way of what is promised on a node, and one that is refused here and may be admitted elsewhere ([`Why`]).
+//! is in the way of what is promised on a node, and one that is refused here and may be admitted elsewhere ([`EvictionReason`]).
 //!
 //! Algorithm: which pods these are is looked at again and again. A pod that stays among them for a while gets an event, and
 //! the API server is asked for its eviction, which a `PodDisruptionBudget` can put off: then the next one is tried. After an
@@ -38,7 +38,7 @@ const STAYS: &str = "NumaPlacementMissing";
 
 /// Why a pod is to be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
-pub enum Why {
+pub enum EvictionReason {
     /// It was started without numaward, and what it asks for is not there.
     #[display(
         "It runs without the CPUs or memory that it asks for: it was started without numaward, and they are not free here"
@@ -63,7 +63,7 @@ pub enum Why {
     },
 }
 
-impl Why {
+impl EvictionReason {
     /// The reason of the event of a pod that is evicted.
     fn event(self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl Why {
     }
 
     /// How long a pod must have been named for this. The guard has waited before it names one that is in the way.
-    fn patience(self, pace: &Pace) -> Duration {
+    fn patience(self, pace: &EvictionTiming) -> Duration {
         match self {
             Self::Unplaced => pace.patience,
             Self::NodeShort { .. } => Duration::ZERO,
@@ -106,7 +106,7 @@ impl Why {
 
 /// How fast pods are evicted.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct EvictionTiming {
     /// How often pods are looked for.
     pub look: Duration,
     /// How long a pod may run without what it asks for.
@@ -119,7 +119,7 @@ pub struct Pace {
     pub longest_retry: Duration,
 }
 
-impl Default for Pace {
+impl Default for EvictionTiming {
     fn default() -> Self {
         Self {
             look: Duration::from_secs(1),
@@ -132,20 +132,20 @@ impl Default for Pace {
 }
 
 /// Gives the pods that are to be evicted now, those first that are to go first.
-pub type ToEvict = Arc<dyn Fn() -> Vec<(PodId, Why)> + Send + Sync>;
+pub type EvictionSource = Arc<dyn Fn() -> Vec<(PodId, EvictionReason)> + Send + Sync>;
 
 /// Evicts pods.
 pub struct Evictor {
     /// The pods of this Kubernetes node.
     pub pods: Pods,
     /// Those that are to be evicted.
-    pub to_evict: ToEvict,
+    pub to_evict: EvictionSource,
     /// Namespaces whose pods stay.
     pub spared: BTreeSet<String>,
     /// The UID of the pod that this runs in, if it is known.
     pub own_pod: Option<String>,
     /// How fast.
-    pub pace: Pace,
+    pub pace: EvictionTiming,
     /// What is counted.
     pub metrics: ApiMetrics,
     /// Whether it works.
@@ -207,13 +207,15 @@ impl Evictor {
     }
 
     /// Why a pod stays, if it does.
-    fn stays(&self, stored: &StoredPod, why: Why) -> Option<Stays> {
+    fn stays(&self, stored: &StoredPod, why: EvictionReason) -> Option<Stays> {
         let pod = &stored.pod;
         // Made anew, it would have what it asks for; in the way of others, it is worth more than they are.
-        if stored.is_critical && matches!(why, Why::NodeShort { .. }) {
+        if stored.is_critical && matches!(why, EvictionReason::NodeShort { .. }) {
             return Some(Stays::Critical);
         }
-        if matches!(why, Why::Refused { .. }) && (stored.is_running || !stored.container_ids.is_empty()) {
+        if matches!(why, EvictionReason::Refused { .. })
+            && (stored.is_running || !stored.container_ids.is_empty())
+        {
             return Some(Stays::HasContainers);
         }
         if self.own_pod.as_ref() == Some(&pod.id.uid) {
@@ -298,11 +300,14 @@ impl Evicting {
     }
 
     /// A pod that has more on the node than the one that is in the way there for this reason, and cannot be evicted.
-    fn larger_that_stays<'a>(&self, listed: &'a [(PodId, Why)], why: Why) -> Option<&'a PodId> {
-        let Why::NodeShort { node, has } = why else { return None };
-        let is_larger =
-            |other: Why| matches!(other, Why::NodeShort { node: at, has: more } if at == node && more > has);
-        let stays = |id: &PodId, other: Why| {
+    fn larger_that_stays<'a>(
+        &self,
+        listed: &'a [(PodId, EvictionReason)],
+        why: EvictionReason,
+    ) -> Option<&'a PodId> {
+        let EvictionReason::NodeShort { node, has } = why else { return None };
+        let is_larger = |other: EvictionReason| matches!(other, EvictionReason::NodeShort { node: at, has: more } if at == node && more > has);
+        let stays = |id: &PodId, other: EvictionReason| {
             let known = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal);
             let is_refused = self.candidates.get(&id.uid).is_some_and(|of| of.is_refused);
             known.is_some_and(|stored| is_refused || self.evictor.stays(&stored, other).is_some())
@@ -311,7 +316,7 @@ impl Evicting {
     }
 
     /// Evicts a pod, if it is to be evicted and its time has come; whether that was tried.
-    async fn look_at(&mut self, id: &PodId, why: Why) -> bool {
+    async fn look_at(&mut self, id: &PodId, why: EvictionReason) -> bool {
         let Some(stored) = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal) else {
             return false;
         };
@@ -321,7 +326,7 @@ impl Evicting {
         }
         if let Some(stays) = self.evictor.stays(&stored, why) {
             candidate.is_done = true;
-            if why == Why::Unplaced {
+            if why == EvictionReason::Unplaced {
                 self.announce(&stored, STAYS, format!("{why}. It is not evicted: {stays}.")).await;
             } else {
                 tracing::info!(pod = %id, %why, reason = %stays, "it is not evicted");
@@ -366,7 +371,7 @@ impl Evicting {
     }
 
     /// Takes note of what came of it.
-    fn note(&mut self, id: &PodId, why: Why, answer: Result<(), RequestError>) {
+    fn note(&mut self, id: &PodId, why: EvictionReason, answer: Result<(), RequestError>) {
         let Evictor { metrics, report, pace, .. } = &self.evictor;
         let Some(candidate) = self.candidates.get_mut(&id.uid) else { return };
         let now = Instant::now();

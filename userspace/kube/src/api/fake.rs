@@ -195,7 +195,7 @@ impl FakeApiServer {
     }
 
     /// What was asked so far: method and path with its query.
-    pub fn asked(&self) -> Vec<String> {
+    pub fn requests(&self) -> Vec<String> {
         self.shared.state.lock().asked.clone()
     }
 

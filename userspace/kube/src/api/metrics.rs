@@ -10,7 +10,7 @@ use prometheus_client::{
 };
 use strum::VariantArray as _;
 
-use super::{Cause, RequestError, Why};
+use super::{Cause, EvictionReason, RequestError};
 
 /// What is done with the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
@@ -71,8 +71,10 @@ fn all_at_zero() -> Family<Labels, Counter> {
 
 fn no_evictions() -> Family<Labels, Counter> {
     let evictions = Family::default();
-    let refused = Why::Refused { after: Duration::ZERO };
-    for why in [Why::Unplaced, Why::NodeShort { node: NodeId(0), has: Bytes(0) }, refused] {
+    let refused = EvictionReason::Refused { after: Duration::ZERO };
+    for why in
+        [EvictionReason::Unplaced, EvictionReason::NodeShort { node: NodeId(0), has: Bytes(0) }, refused]
+    {
         for &result in Eviction::VARIANTS {
             drop(evictions.get_or_create(&of_eviction(why, result)));
         }
@@ -80,7 +82,7 @@ fn no_evictions() -> Family<Labels, Counter> {
     evictions
 }
 
-fn of_eviction(why: Why, result: Eviction) -> Labels {
+fn of_eviction(why: EvictionReason, result: Eviction) -> Labels {
     [("reason", why.label()), ("result", result.into())]
 }
 
@@ -134,7 +136,7 @@ impl ApiMetrics {
         );
     }
 
-    pub(crate) fn evicted(&self, why: Why, result: Eviction) {
+    pub(crate) fn evicted(&self, why: EvictionReason, result: Eviction) {
         self.evictions.get_or_create(&of_eviction(why, result)).inc();
     }
 

@@ -49,7 +49,7 @@ pub(crate) use self::metrics::Operation;
 pub use self::{
     convert::StoredPod,
     events::{EventQueue, EventWriter},
-    evictions::{Controller, Evictor, Pace, ToEvict, Why},
+    evictions::{Controller, EvictionReason, EvictionSource, EvictionTiming, Evictor},
     metrics::ApiMetrics,
     pods::Pods,
 };

@@ -19,7 +19,7 @@ pub const METHOD_ATTRIBUTE: &str = "nodeTopologyPodsFingerprintMethod";
 pub const METHOD: &str = "all";
 
 /// The fingerprint of pods by namespace and name, in any order.
-pub fn of<'a>(pods: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+pub fn from_pods<'a>(pods: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let hash = |(namespace, name): (&str, &str)| {
         XxHash64::oneshot(XxHash64::oneshot(0, namespace.as_bytes()), name.as_bytes())
     };
@@ -38,7 +38,7 @@ mod tests {
     fn known_sets_have_their_known_fingerprints() {
         let three =
             [("production", "jaeger-dpgjk"), ("production", "nginx-rt684"), ("production", "envoy-g9m22")];
-        assert_eq!(of(three), "pfp0v001607b76a0e9d3aeb4");
+        assert_eq!(from_pods(three), "pfp0v001607b76a0e9d3aeb4");
         let mut ten = vec![
             ("analytics", "controller-69dkj"),
             ("kube-public", "subscriber-tq6v7"),
@@ -51,10 +51,10 @@ mod tests {
             ("network", "importer-q5vt9"),
             ("staging", "prometheus-bwgbn"),
         ];
-        assert_eq!(of(ten.clone()), "pfp0v001567144e4a561bb5a");
+        assert_eq!(from_pods(ten.clone()), "pfp0v001567144e4a561bb5a");
         ten.reverse();
-        assert_eq!(of(ten.clone()), "pfp0v001567144e4a561bb5a");
+        assert_eq!(from_pods(ten.clone()), "pfp0v001567144e4a561bb5a");
         ten.pop();
-        assert_ne!(of(ten), "pfp0v001567144e4a561bb5a");
+        assert_ne!(from_pods(ten), "pfp0v001567144e4a561bb5a");
     }
 }

@@ -64,7 +64,7 @@ fn trim(texts: &mut BTreeMap<String, String>, mut room: usize) {
 pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
     let linux = message.linux.unwrap_or_default();
     Pod {
-        cgroup: cgroup_path::of_pod(&linux.cgroup_parent).ok(),
+        cgroup: cgroup_path::pod_path(&linux.cgroup_parent).ok(),
         id: message.id,
         name: message.name,
         namespace: message.namespace,
@@ -102,7 +102,7 @@ fn cgroup(path: &str, malformed: &mut Vec<Malformed>) -> Option<String> {
         value: path.to_owned(),
         problem: problem.to_owned(),
     };
-    cgroup_path::of_container(path).map_err(|problem| malformed.push(note(problem))).ok()
+    cgroup_path::container_path(path).map_err(|problem| malformed.push(note(problem))).ok()
 }
 
 /// A device; none for named pipes and the like, which have no place.

@@ -387,7 +387,7 @@ impl<H: Handler> Session<H> {
             .nri_version
             .parse()
             .ok()
-            .or_else(|| NriVersion::of_runtime(&request.runtime_name, &request.runtime_version));
+            .or_else(|| NriVersion::from_runtime(&request.runtime_name, &request.runtime_version));
         let events = if self.shared.knows_only_basic_events.lock().as_ref().is_some_and(|(name, version)| {
             *name == request.runtime_name && *version == request.runtime_version
         }) {

@@ -23,7 +23,7 @@ impl NriVersion {
     /// runtime gives it (`containerd`, `cri-o`).
     ///
     /// A runtime newer than the table is taken for the newest in it.
-    pub fn of_runtime(name: &str, version: &str) -> Option<Self> {
+    pub fn from_runtime(name: &str, version: &str) -> Option<Self> {
         // Runtime release → first NRI version in that series; ascending.
         let table: &[([u32; 3], [u32; 3])] = match name.to_ascii_lowercase().as_str() {
             "containerd" => &[
@@ -150,7 +150,7 @@ mod tests {
             ("containerd", "devel", None),
             ("docker", "28.0.0", None),
         ] {
-            let got = NriVersion::of_runtime(name, version).map(|version| version.to_string());
+            let got = NriVersion::from_runtime(name, version).map(|version| version.to_string());
             assert_eq!(got.as_deref(), nri, "{name} {version}");
         }
     }

@@ -15,7 +15,7 @@ mod server;
 
 pub use self::{
     client::{CallError, Client},
-    server::{Assigned, serve},
+    server::{AssignmentSource, serve},
 };
 
 /// Where the kubelet serves it, below its directory.

@@ -35,7 +35,7 @@ const MAX_CALLS: usize = 8;
 const MAX_REQUEST_BYTES: usize = 16 << 10;
 
 /// What was assigned. Answers come from memory.
-pub trait Assigned: Send + Sync + 'static {
+pub trait AssignmentSource: Send + Sync + 'static {
     /// The pods with their containers.
     fn pods(&self) -> Vec<PodResources>;
 
@@ -55,7 +55,7 @@ pub trait Assigned: Send + Sync + 'static {
 /// What tonic says if it cannot serve at all.
 pub fn serve(
     listener: UnixListener,
-    assigned: Arc<dyn Assigned>,
+    assigned: Arc<dyn AssignmentSource>,
     stop: CancellationToken,
 ) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
     async move {
@@ -70,7 +70,7 @@ pub fn serve(
 }
 
 #[derive(Clone)]
-struct Lister(Arc<dyn Assigned>);
+struct Lister(Arc<dyn AssignmentSource>);
 
 impl NamedService for Lister {
     const NAME: &'static str = SERVICE;

@@ -61,7 +61,7 @@ fn memory(kind: ZoneKind, bytes: Bytes, nodes: &NodeSet) -> ContainerMemory {
     ContainerMemory::new(kind.to_string(), bytes, nodes)
 }
 
-impl pod_resources::Assigned for PodReporter {
+impl pod_resources::AssignmentSource for PodReporter {
     fn pods(&self) -> Vec<PodResources> {
         let mut pods: BTreeMap<(String, String), PodResources> = BTreeMap::new();
         let mut containers: BTreeMap<(String, String, String), ContainerResources> = BTreeMap::new();
@@ -131,7 +131,7 @@ mod tests {
     use numaward_kube::{
         api::{self, ApiMetrics, EventWriter, fake::FakeApiServer},
         pod::PodSource as _,
-        pod_resources::Assigned as _,
+        pod_resources::AssignmentSource as _,
     };
     use numaward_topology::CpuSet;
     use serde_json::{Value, json};

@@ -256,7 +256,7 @@ fn container(pod: &PodSpec, name: &str, cpus: u64, memory: Bytes) -> ContainerSp
 
 /// The cgroup of a container below the root of the hierarchy.
 fn path_of(spec: &ContainerSpec) -> String {
-    cgroup_path::of_container(&spec.cgroups_path).unwrap().trim_start_matches('/').to_owned()
+    cgroup_path::container_path(&spec.cgroups_path).unwrap().trim_start_matches('/').to_owned()
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {

@@ -139,9 +139,10 @@ impl FakeHost {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemons_repeat_simulated_hosts() {
-    for (setting, refused) in
-        [(RefusedPolicy::Wait, RefusalPolicy::Wait), (RefusedPolicy::Evict, RefusalPolicy::Evict { after: 1 })]
-    {
+    for (setting, refused) in [
+        (RefusedPolicy::Wait, RefusalPolicy::Wait),
+        (RefusedPolicy::Evict, RefusalPolicy::Evict { after: 1 }),
+    ] {
         let steps = simulated(&bench(setting).1, refused);
         let mut hosts = Vec::new();
         for _ in 0..HOSTS {

@@ -5,7 +5,7 @@ use numaward_config::{kubernetes::Kubernetes, memory_qos::MemoryReservationPolic
 use numaward_engine::{Quantity, Request};
 use numaward_guarantee::{policy, state::State};
 use numaward_kube::pod_resources::{
-    Assigned,
+    AssignmentSource,
     messages::{AllocatableResponse, ContainerDevices, ContainerResources, PodResources},
     serve,
 };
@@ -452,7 +452,7 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
 /// A kubelet that has given a device on node 2 to a container.
 struct DeviceOnNode2;
 
-impl Assigned for DeviceOnNode2 {
+impl AssignmentSource for DeviceOnNode2 {
     fn pods(&self) -> Vec<PodResources> {
         let device = ContainerDevices {
             resource_name: "vendor.example/nic".to_owned(),
