@@ -541,7 +541,7 @@ fn credentials_that_cannot_be_used_are_told_with_their_file() {
     Gate::open(&with_tls(&good_cert, &good_key, Some(ca.clone()), None)).unwrap();
     for (control, name, words) in [
         (with_token(dir.path().join("missing")), "missing", "cannot be read"),
-        (with_token(dir.path().to_owned()), "", "it is no file"),
+        (with_token(dir.path().to_owned()), "", "it is not a regular file"),
         (with_token(file("group", TOKEN, 0o640)), "group", "its mode is 0640"),
         (with_token(file("world", TOKEN, 0o604)), "world", "chmod 600"),
         (with_token(file("empty", "\n", 0o600)), "empty", "can be guessed"),
@@ -551,7 +551,7 @@ fn credentials_that_cannot_be_used_are_told_with_their_file() {
         (with_tls(&good_cert, &file("open", &key, 0o644), None, None), "open", "its mode is 0644"),
         (with_tls(&good_cert, &file("other", &other, 0o600), None, None), "cert", "with the key"),
         (with_tls(&good_cert, &good_key, Some(file("noca", "", 0o644)), None), "noca", "no certificate"),
-        (with_tls(&good_cert, &good_key, Some(ca), Some(vec!["a b".to_owned()])), "ca", "no DNS name"),
+        (with_tls(&good_cert, &good_key, Some(ca), Some(vec!["a b".to_owned()])), "ca", "not a DNS name"),
     ] {
         let error = Gate::open(&control).unwrap_err().to_string();
         let path = dir.path().join(name).display().to_string();

@@ -1,34 +1,34 @@
-//! Which of the media types on offer a client wants (RFC 9110, section 12.5.1).
+//! Content negotiation by the header Accept (RFC 9110, section 12.5.1).
 
 use axum::http::{HeaderMap, header};
 
-/// A media type on offer.
+/// A media type that a resource offers.
 #[derive(Debug)]
 pub(crate) struct Offer<T> {
     /// `TYPE/SUBTYPE`.
     pub(crate) media_type: &'static str,
-    /// The value of the parameter `version`; a client that asks for another version does not get this.
+    /// The value of the parameter `version`. A client that requests another version does not get this offer.
     pub(crate) version: Option<&'static str>,
-    pub(crate) gives: T,
+    pub(crate) value: T,
 }
 
-/// The offer that the client prefers; `None` if it takes none. Where it likes several equally, the one
-/// that it names more exactly, then the earlier one. Without the header, the first.
+/// Returns the offer that the client prefers; `None` if it accepts none. Of several with the same quality, the one with the more specific
+/// range wins, then the earlier one. Without the header, the first offer.
 pub(crate) fn choose<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Option<&'a T> {
     if !headers.contains_key(header::ACCEPT) {
-        return offers.first().map(|offer| &offer.gives);
+        return offers.first().map(|offer| &offer.value);
     }
-    // What is no text names no media type, and so accepts none.
+    // A value that is not text matches no media type.
     let values = headers.get_all(header::ACCEPT).iter().map(|value| value.to_str().unwrap_or(""));
     let ranges: Vec<Range> = values.flat_map(|value| value.split(',')).filter_map(Range::parse).collect();
-    let liked = offers.iter().filter_map(|offer| {
-        // The most exact range that matches decides for an offer.
+    let accepted = offers.iter().filter_map(|offer| {
+        // The most specific range that matches an offer determines its quality.
         let matching = ranges.iter().filter_map(|range| Some((range.matches(offer)?, range.quality)));
-        let (exactness, quality) = matching.max()?;
-        (quality > 0).then_some(((quality, exactness), &offer.gives))
+        let (specificity, quality) = matching.max()?;
+        (quality > 0).then_some(((quality, specificity), &offer.value))
     });
-    // Of equals, the last is the maximum.
-    liked.rev().max_by_key(|(rank, _)| *rank).map(|(_, gives)| gives)
+    // `max_by_key` returns the last of several maxima.
+    accepted.rev().max_by_key(|(rank, _)| *rank).map(|(_, value)| value)
 }
 
 struct Range {
@@ -46,25 +46,25 @@ impl Range {
         for part in parts {
             match part.split_once('=') {
                 Some(("version", value)) => range.version = Some(value.trim_matches('"').to_owned()),
-                // A quality that is none makes the range unusable.
+                // A range with an invalid quality is ignored.
                 Some(("q", value)) => range.quality = parse_quality(value)?,
-                // `charset`, `escaping`: what is served is UTF-8 with names that need no escaping.
+                // `charset`, `escaping`: responses are UTF-8, with names that need no escaping.
                 _ => {}
             }
         }
         Some(range)
     }
 
-    /// How exactly the range names the offer; `None` if it does not.
+    /// Returns the specificity with which the range matches the offer; `None` if it does not match.
     fn matches<T>(&self, offer: &Offer<T>) -> Option<u8> {
-        let exactness = match self.media_type.split_once('/')? {
+        let specificity = match self.media_type.split_once('/')? {
             ("*", "*") => 0,
             (media_type, "*") if offer.media_type.split('/').next() == Some(media_type) => 1,
             _ if self.media_type == offer.media_type => 2,
             _ => return None,
         };
         match self.version.as_deref() {
-            None => Some(exactness),
+            None => Some(specificity),
             version if version == offer.version => Some(3),
             Some(_) => None,
         }
@@ -85,12 +85,12 @@ mod tests {
     use super::*;
 
     const OFFERS: [Offer<&str>; 2] = [
-        Offer { media_type: "text/plain", version: Some("0.0.4"), gives: "text" },
-        Offer { media_type: "application/openmetrics-text", version: Some("1.0.0"), gives: "openmetrics" },
+        Offer { media_type: "text/plain", version: Some("0.0.4"), value: "text" },
+        Offer { media_type: "application/openmetrics-text", version: Some("1.0.0"), value: "openmetrics" },
     ];
 
     #[test]
-    fn the_client_decides() {
+    fn chooses_preferred_offer() {
         for (accept, expected) in [
             ("*/*", Some("text")),
             ("text/plain", Some("text")),
@@ -99,7 +99,7 @@ mod tests {
             ("application/openmetrics-text; version=1.0.0; charset=utf-8", Some("openmetrics")),
             ("application/openmetrics-text;version=2.0.0", None),
             ("application/openmetrics-text;version=2.0.0, */*;q=0.1", Some("text")),
-            // What Prometheus 3 sends.
+            // The header of Prometheus 3.
             (
                 "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
                  application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,\
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn several_headers_count_as_one_list() {
+    fn joins_repeated_headers() {
         let mut headers = HeaderMap::new();
         headers.append(header::ACCEPT, "text/plain;q=0.1".parse().unwrap());
         headers.append(header::ACCEPT, "application/openmetrics-text".parse().unwrap());

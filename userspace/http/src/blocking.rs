@@ -1,5 +1,7 @@
-//! Work that reads files or takes locks, on threads that may block. At most [`MAX_READERS`] at a time, so that a hanging
-//! file blocks only these. The threads give way to all others of the daemon: many readers at once hold up no admission.
+//! Threads for work that reads files or takes locks.
+//!
+//! At most [`MAX_READERS`] requests work at a time, so that a hung file blocks only these. The threads have a lower priority than all other
+//! threads of the daemon, so that many readers do not delay an admission.
 
 use std::{cell::Cell, io, sync::Arc};
 
@@ -13,14 +15,14 @@ use tokio::{
 
 use crate::problem::Failure;
 
-/// By so much, the `nice` value of a reader is above that of the daemon. Of a CPU that it shares with another thread, it then gets a
+/// Difference of the `nice` value of a reader from that of the daemon. Of a CPU that it shares with another thread, it then gets a
 /// tenth instead of half (`sched_prio_to_weight` in the kernel: 110 against 1024).
-const GIVE_WAY: i32 = 10;
+const NICE_OFFSET: i32 = 10;
 
-/// Requests that are worked on at once; more wait.
+/// Maximum number of requests that work at once; further ones wait.
 const MAX_READERS: usize = 8;
 
-/// Runs such work. Clones share the places.
+/// A limited number of places for blocking work. Clones share the places.
 #[derive(Clone, Debug)]
 pub struct BlockingPool(Arc<Semaphore>);
 
@@ -37,7 +39,7 @@ impl BlockingPool {
         self.0.clone().acquire_owned().await.ok()
     }
 
-    /// Waits for a place, then for the work. It goes on, and keeps its place, where nobody waits for it any more.
+    /// Waits for a place, then for the work. If the caller is dropped, the work continues and keeps its place.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -51,40 +53,40 @@ impl BlockingPool {
     }
 }
 
-/// What a request is answered of which the work panicked.
+/// Returns the response to a request whose work panicked.
 pub(crate) fn failed(error: &JoinError) -> Failure {
     tracing::error!(%error, "a request failed");
-    (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
+    (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; see its log".to_owned())
 }
 
-/// Does such work on a thread that gives way.
+/// Runs blocking work on a thread of low priority.
 pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     tokio::task::spawn_blocking(move || {
-        give_way();
+        lower_priority();
         work()
     })
 }
 
-/// A runtime whose threads give way to all others of the daemon. An address that any process may connect to is served there: a flood of
-/// connections then delays no admission, which is served by the daemon's other runtime.
+/// Returns a runtime whose threads have a lower priority than all other threads of the daemon. It serves the addresses to which any process
+/// can connect, so that a flood of connections does not delay admissions, which the daemon's other runtime serves.
 pub fn low_priority_runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("http")
-        .on_thread_start(give_way)
+        .on_thread_start(lower_priority)
         .enable_all()
         .build()
 }
 
-/// Lowers the priority of this thread, once, below that of the daemon's main thread.
-fn give_way() {
+/// Lowers the priority of the current thread below that of the daemon's main thread. Further calls have no effect.
+fn lower_priority() {
     thread_local!(static IS_DONE: Cell<bool> = const { Cell::new(false) });
     if IS_DONE.replace(true) {
         return;
     }
     let main = getpriority_process(Some(getpid()));
-    if let Err(error) = main.and_then(|main| setpriority_process(None, main + GIVE_WAY)) {
-        tracing::debug!(%error, "a thread that reads keeps its priority");
+    if let Err(error) = main.and_then(|main| setpriority_process(None, main + NICE_OFFSET)) {
+        tracing::debug!(%error, "the priority of a reader thread could not be lowered");
     }
 }
 
@@ -95,16 +97,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn readers_give_way_to_all_others() {
+    async fn readers_have_low_priority() {
         let own = getpriority_process(None).unwrap();
         for _ in 0..3 {
             let reads = spawn(|| getpriority_process(None).unwrap()).await.unwrap();
-            assert_eq!((reads, getpriority_process(None).unwrap()), (own + GIVE_WAY, own));
+            assert_eq!((reads, getpriority_process(None).unwrap()), (own + NICE_OFFSET, own));
         }
     }
 
     #[test]
-    fn all_threads_of_the_low_priority_runtime_give_way() {
+    fn runtime_threads_have_low_priority() {
         let own = getpriority_process(None).unwrap();
         let runtime = low_priority_runtime().unwrap();
         let worker = async {
@@ -112,11 +114,11 @@ mod tests {
             [priority(), tokio::task::spawn_blocking(priority).await.unwrap(), spawn(priority).await.unwrap()]
         };
         let priorities = runtime.block_on(runtime.spawn(worker)).unwrap();
-        assert_eq!(priorities, [own + GIVE_WAY; 3]);
+        assert_eq!(priorities, [own + NICE_OFFSET; 3]);
     }
 
     #[tokio::test]
-    async fn so_many_are_worked_on_at_once_also_where_nobody_waits_for_them() {
+    async fn limits_concurrent_work() {
         let blocking = BlockingPool::default();
         let mut stuck = Vec::new();
         for _ in 0..MAX_READERS {

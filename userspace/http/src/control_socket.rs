@@ -1,7 +1,6 @@
-//! The control socket: who may change allocations from this host.
+//! The control socket, on which processes of this host change guarantees.
 //!
-//! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
-//! same: the mode of a file is easily changed.
+//! The socket has mode 0600. The server also checks the client's user id with `SO_PEERCRED`, because the mode of a file is easily changed.
 
 use std::{io, os::unix::net::UnixListener};
 
@@ -16,11 +15,11 @@ use crate::{
     server::{Accept, IncomingConnection, OpenedConnection},
 };
 
-/// Accepts connections on the control socket from those who may change allocations.
+/// Listener of the control socket. It accepts connections of root and of the daemon's own user.
 #[derive(Debug)]
 pub struct ControlListener(tokio::net::UnixListener, Denials);
 
-/// The answer to everybody else.
+/// The response to a connection of any other user.
 const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
     content-type: application/problem+json\r\n\
     connection: close\r\n\
@@ -29,12 +28,12 @@ const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
     {\"title\":\"Forbidden\",\"status\":403,\"detail\":\"only root and the user of the daemon may use the control socket\",\"instance\":\"/\"}";
 
 impl ControlListener {
-    /// Takes a listener of which nobody else may open the file. Call it in the runtime that is to serve.
+    /// Takes a listener whose file has mode 0600. Must be called in the runtime that will serve.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         Ok(Self(tokio::net::UnixListener::from_std(listener)?, Denials::default()))
     }
 
-    /// The next connection of one who may change allocations.
+    /// Waits for the next connection of an authorized user.
     async fn next(&self) -> io::Result<tokio::net::UnixStream> {
         loop {
             let (stream, _) = self.0.accept().await?;
@@ -42,10 +41,12 @@ impl ControlListener {
                 Ok(peer) if may_control(peer.uid()) => return Ok(stream),
                 Ok(peer) => {
                     self.1.log(None, &format_args!("user {} on the control socket", peer.uid()));
-                    // A new socket has room for this; a client that does not read it learns nothing.
+                    // The buffer of a new socket has room for this.
                     let _ = stream.try_write(FORBIDDEN);
                 }
-                Err(error) => tracing::warn!(%error, "it is not known who came to the control socket"),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection to the control socket is refused: its user is not known")
+                }
             }
         }
     }
@@ -62,7 +63,7 @@ impl Accept for ControlListener {
     }
 }
 
-/// Whether a process of this user may change allocations.
+/// Returns true if processes of this user may change guarantees.
 fn may_control(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_and_the_daemons_own_user_may_control() {
+    fn only_root_and_own_user_may_control() {
         assert!(may_control(0) && may_control(rustix::process::geteuid().as_raw()));
         assert!(!may_control(rustix::process::geteuid().as_raw().wrapping_add(4711)));
     }

@@ -1,4 +1,4 @@
-//! What the files of [`AccessCredentials`] hold: a bearer token, the daemon's certificate, the authorities of its clients.
+//! The contents of the files of [`AccessCredentials`]: a bearer token, the daemon's certificate, and the authorities of client certificates.
 
 use std::{
     fmt, fs,
@@ -17,20 +17,19 @@ use tokio_rustls::rustls::{
     server::{NoClientAuth, WebPkiClientVerifier},
 };
 
-/// No file of credentials is larger.
+/// Number of bytes that are read of a file at most.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// A shorter token could be guessed.
+/// Minimum length of a token: a shorter one could be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
 
-/// A file of credentials cannot be used.
+/// Error of a file of credentials that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// It cannot be read.
     #[error("{path}: cannot be read: {1}", path = .0.display())]
     Read(PathBuf, #[source] io::Error),
-    /// What it holds, or who else may read it, is wrong, and what to do.
+    /// The contents or the permissions are invalid. The text names the problem and the remedy.
     #[error("{path}: {1}", path = .0.display())]
-    Unfit(PathBuf, String),
+    Invalid(PathBuf, String),
 }
 
 pub(crate) struct Token(pub(crate) Vec<u8>);
@@ -41,7 +40,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What the files held when they were read.
+/// The contents of the files when they were last read.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     pub(crate) token: Option<Token>,
@@ -50,7 +49,7 @@ pub(crate) struct Credentials {
     pub(crate) names: Option<Vec<ServerName<'static>>>,
 }
 
-/// The versions of the files that are there now; none for one that is not.
+/// Returns the current stamps of the configured files; `None` for a missing file.
 pub(crate) fn stamps(access: &AccessCredentials) -> Vec<Option<FileStamp>> {
     let Tls { cert_file, key_file, client_ca_file, client_crl_file, client_names: _ } = &access.tls;
     let files = [&access.token_file, cert_file, key_file, client_ca_file, client_crl_file];
@@ -64,7 +63,7 @@ impl Credentials {
         let name = |name: &String| {
             ServerName::try_from(name.clone()).map_err(|_| {
                 let file = client_ca_file.as_deref().unwrap_or(Path::new(""));
-                unfit(file, format_args!("{}.clientNames: {name:?} is no DNS name", access.tls_key))
+                invalid(file, format_args!("{}.clientNames: {name:?} is not a DNS name", access.tls_key))
             })
         };
         let names = client_names.as_ref().map(|names| names.iter().map(name).collect()).transpose()?;
@@ -74,8 +73,8 @@ impl Credentials {
     }
 }
 
-fn unfit(path: &Path, problem: impl fmt::Display) -> CredentialError {
-    CredentialError::Unfit(path.to_owned(), problem.to_string())
+fn invalid(path: &Path, problem: impl fmt::Display) -> CredentialError {
+    CredentialError::Invalid(path.to_owned(), problem.to_string())
 }
 
 fn token(path: &Path) -> Result<Token, CredentialError> {
@@ -84,42 +83,42 @@ fn token(path: &Path) -> Result<Token, CredentialError> {
     if text.len() < MIN_TOKEN_BYTES {
         let has = text.len();
         let problem = format_args!("a token of {has} bytes can be guessed: it must have {MIN_TOKEN_BYTES}");
-        return Err(unfit(path, problem));
+        return Err(invalid(path, problem));
     }
-    // RFC 6750, section 2.1: what can be sent in the header.
+    // The characters that RFC 6750, section 2.1, allows in the header.
     if !text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(byte)) {
-        return Err(unfit(path, "a token has one line of letters, digits and -._~+/= only"));
+        return Err(invalid(path, "a token has one line of letters, digits and -._~+/= only"));
     }
     Ok(Token(text.to_owned()))
 }
 
-fn tls(cert: &Path, key: &Path, of_clients: &Tls) -> Result<Arc<ServerConfig>, CredentialError> {
+fn tls(cert: &Path, key: &Path, clients: &Tls) -> Result<Arc<ServerConfig>, CredentialError> {
     let chain = certificates(cert)?;
     // Groups that hold keys (Debian's ssl-cert) are common.
     let text = private(key, 0o007, "the private key")?;
     let private_key = PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| unfit(key, format_args!("no private key as PEM: {error}")))?;
+        .map_err(|error| invalid(key, format_args!("no private key as PEM: {error}")))?;
     let provider = Arc::new(ring::default_provider());
-    let verifier = match of_clients.client_ca_file.as_deref() {
+    let verifier = match clients.client_ca_file.as_deref() {
         None => Arc::new(NoClientAuth),
         Some(path) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| unfit(path, error))?;
+                roots.add(certificate).map_err(|error| invalid(path, error))?;
             }
-            // A client without a certificate may have the token, and else learns from the answer what is missing.
+            // A client without a certificate may have the token; otherwise the response explains the missing credentials.
             let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
                 .allow_unauthenticated();
-            if let Some(path) = &of_clients.client_crl_file {
+            if let Some(path) = &clients.client_crl_file {
                 verifier = verifier.with_crls(revocations(path)?).only_check_end_entity_revocation();
             }
-            verifier.build().map_err(|error| unfit(path, error))?
+            verifier.build().map_err(|error| invalid(path, error))?
         }
     };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .and_then(|config| config.with_client_cert_verifier(verifier).with_single_cert(chain, private_key))
-        .map_err(|error| unfit(cert, format_args!("with the key {}: {error}", key.display())))?;
+        .map_err(|error| invalid(cert, format_args!("with the key {}: {error}", key.display())))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
@@ -127,9 +126,9 @@ fn tls(cert: &Path, key: &Path, of_clients: &Tls) -> Result<Arc<ServerConfig>, C
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialError> {
     let (text, _) = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|error| unfit(path, format_args!("no certificates as PEM: {error}")))?;
+    let found = found.map_err(|error| invalid(path, format_args!("no certificates as PEM: {error}")))?;
     if found.is_empty() {
-        return Err(unfit(path, "has no certificate as PEM"));
+        return Err(invalid(path, "has no certificate as PEM"));
     }
     Ok(found)
 }
@@ -137,32 +136,32 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialE
 fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialError> {
     let (text, _) = read(path)?;
     let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|error| unfit(path, format_args!("no revocation lists as PEM: {error}")))?;
+    let found = found.map_err(|error| invalid(path, format_args!("no revocation lists as PEM: {error}")))?;
     if found.is_empty() {
-        return Err(unfit(path, "has no revocation list (X509 CRL) as PEM"));
+        return Err(invalid(path, "has no revocation list (X509 CRL) as PEM"));
     }
     Ok(found)
 }
 
-/// Reads a secret, unless its file has one of the bits of `others` in its mode or belongs to another user.
-fn private(path: &Path, others: u32, what: &str) -> Result<Vec<u8>, CredentialError> {
+/// Reads a secret. Returns an error if the mode of its file has one of the `forbidden` bits or if it belongs to another user.
+fn private(path: &Path, forbidden: u32, what: &str) -> Result<Vec<u8>, CredentialError> {
     let (text, found) = read(path)?;
     let mode = found.mode() & 0o777;
-    let problem = if mode & others != 0 {
-        format!("its mode is {mode:04o}, so that others can reach {what}: chmod 600 it")
+    let problem = if mode & forbidden != 0 {
+        format!("its mode is {mode:04o}, so that other users can read or change {what}: chmod 600 it")
     } else if found.uid() != 0 && found.uid() != rustix::process::geteuid().as_raw() {
-        format!("it belongs to user {}, who can change {what}: chown it to root", found.uid())
+        format!("it belongs to user {}, so that this user can change {what}: chown it to root", found.uid())
     } else {
         return Ok(text);
     };
-    Err(unfit(path, problem))
+    Err(invalid(path, problem))
 }
 
 fn read(path: &Path) -> Result<(Vec<u8>, fs::Metadata), CredentialError> {
     let fail = |error| CredentialError::Read(path.to_owned(), error);
     // Opening a pipe would wait for its writer.
     if !fs::metadata(path).map_err(fail)?.is_file() {
-        return Err(fail(io::Error::other("it is no file")));
+        return Err(fail(io::Error::other("it is not a regular file")));
     }
     let file = fs::File::open(path).map_err(fail)?;
     let found = file.metadata().map_err(fail)?;

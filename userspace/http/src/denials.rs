@@ -1,4 +1,4 @@
-//! What the log says about clients that are turned away: some lines a minute, however many come.
+//! The log of refused clients, limited to some lines a minute.
 
 use std::{
     fmt,
@@ -7,11 +7,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
-/// Lines in a minute.
-const LINES: u32 = 10;
+
+/// Maximum number of lines in a minute.
+const MAX_LINES: u32 = 10;
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// The log of an address.
+/// The log of the refused clients of one address.
 #[derive(Debug, Default)]
 pub(crate) struct Denials(Mutex<Option<Minute>>);
 
@@ -23,14 +24,14 @@ struct Minute {
 }
 
 impl Denials {
-    /// Logs that a client was turned away, or counts it.
+    /// Logs that a client was refused, or counts it if there are too many lines.
     pub(crate) fn log(&self, address: Option<SocketAddr>, reason: &dyn fmt::Display) {
         let Some(suppressed) = self.allow(Instant::now()) else { return };
         let peer = address.map(tracing::field::display);
-        tracing::warn!(peer, %reason, suppressed, "turned away");
+        tracing::warn!(peer, %reason, suppressed, "a client was refused");
     }
 
-    /// Whether a line may be written; with the number of those that were not since the one before.
+    /// Returns the number of suppressed lines since the last one if a line may be written.
     fn allow(&self, now: Instant) -> Option<u64> {
         let mut minute = self.0.lock();
         let fresh = |suppressed| Minute { start: now, lines: 0, suppressed };
@@ -38,7 +39,7 @@ impl Denials {
         if now.saturating_duration_since(current.start) >= MINUTE {
             *current = fresh(current.suppressed);
         }
-        if current.lines == LINES {
+        if current.lines == MAX_LINES {
             current.suppressed += 1;
             return None;
         }
@@ -52,10 +53,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_ten_lines_a_minute_and_a_number() {
+    fn logs_ten_lines_a_minute() {
         let (denials, start) = (Denials::default(), Instant::now());
         let allow = |seconds: u64| denials.allow(start + Duration::from_secs(seconds));
-        assert_eq!((0..1000).filter_map(|_| allow(1)).collect::<Vec<_>>(), [0; LINES as usize]);
+        assert_eq!((0..1000).filter_map(|_| allow(1)).collect::<Vec<_>>(), [0; MAX_LINES as usize]);
         assert_eq!(allow(60), None);
         assert_eq!((allow(61), allow(61)), (Some(991), Some(0)));
     }

@@ -1,10 +1,9 @@
-//! The HTTP server: who may connect, what may be read of this host and of numaward itself, and the page for people.
+//! The HTTP server of the daemon: access control, the read-only API of this host and of numaward itself, and the web page.
 //!
-//! What is promised, and how that is changed, are routes that the daemon adds ([`router`], [`control_router`],
-//! [`remote_router`]): this crate does not know who decides.
+//! The routes that report and change guarantees are added by the daemon ([`router`], [`control_router`], [`remote_router`]).
 //!
-//! Requests are bounded in size, in time and in number: a client can neither exhaust the daemon nor
-//! keep it from stopping. Every error is a problem detail (RFC 9457).
+//! Requests are limited in size, time and number, so a client can neither exhaust the daemon nor delay its stop. Every error is a
+//! problem detail (RFC 9457).
 
 #![forbid(unsafe_code)]
 

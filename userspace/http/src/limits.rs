@@ -1,36 +1,37 @@
-//! What clients may take.
+//! Limits on the resources that clients may use.
 
 use std::time::Duration;
 
-/// Largest body that is taken. Only requests for allocations need one, of some hundred bytes.
+/// Maximum size of a request body. Only requests for guarantees have one, of some hundred bytes.
 pub const MAX_BODY_BYTES: usize = 16 << 10;
-/// A request is answered, or given up, within this time; a response is taken by the client within it.
+/// Time after which a request fails without a response, and after which a response that the client does not read is aborted.
 pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// What the clients of one address may take.
+/// The limits of one address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Connections that are served at once; more wait in the kernel's queue.
+    /// Maximum number of connections that are served at once; further ones wait.
     pub(crate) connections: usize,
-    /// Connections of one peer; more are closed at once.
+    /// Maximum number of connections of one peer; further ones are closed at once.
     pub(crate) connections_of_a_peer: usize,
-    /// Bytes of large responses that clients have not taken yet.
+    /// Maximum number of bytes of large responses that clients have not read yet.
     pub(crate) unread: usize,
-    /// Those of one peer.
+    /// The same for the clients of one peer.
     pub(crate) unread_of_a_peer: usize,
-    /// A connection is open for requests, and the head of a request is there, within this time each.
+    /// Time limit of the handshake of a connection, and of each request's head.
     pub(crate) head: Duration,
-    /// A client that does not take a response as fast as it comes has to take [`MIN_TAKEN`] bytes in this time.
+    /// Time in which a client that blocks a response has to read [`MIN_TAKEN`] bytes.
     pub(crate) stall: Duration,
 }
 
-/// Slower than this a client is not served: it would hold its response and its connection for hours.
+/// Minimum number of bytes that a slow client has to read in [`Limits::stall`]. A slower one would hold its response and its connection
+/// for hours.
 pub(crate) const MIN_TAKEN: usize = 64 << 10;
-/// A response is large from so many bytes on.
-pub(crate) const LARGE: u64 = 256 << 10;
+/// Minimum size in bytes of a large response.
+pub(crate) const LARGE_RESPONSE: u64 = 256 << 10;
 
 impl Limits {
-    pub(crate) const USUAL: Self = Self {
+    pub(crate) const DEFAULT: Self = Self {
         connections: 128,
         connections_of_a_peer: 32,
         unread: 64 << 20,

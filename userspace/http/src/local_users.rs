@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_users_finds_client() {
+    fn finds_user_of_client() {
         let own = rustix::process::geteuid().as_raw().min(FIRST_SUBORDINATE);
         for (listen, connect) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
             // A host without IPv6.
@@ -114,24 +114,24 @@ mod tests {
             let net = Path::new("/proc/self/net");
             assert_eq!(users(net, &[ends]), HashMap::from([(ends, own)]), "{listen}");
             drop(client);
-            assert_eq!(users(net, &[ends]), HashMap::new(), "a closed one has no user");
+            assert_eq!(users(net, &[ends]), HashMap::new(), "a closed connection has no user");
         }
     }
 
     #[test]
-    fn local_users_are_read_up_to_limit() {
+    fn reads_files_up_to_limit() {
         let net = tempfile::tempdir().unwrap();
         let bytes = |word: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(word));
-        let home = bytes([127, 0, 0, 1]);
+        let loopback = bytes([127, 0, 0, 1]);
         let line = |port: u16, user: u32, inode: u32| {
             format!(
-                "   1: {home}:{port:04X} {home}:2558 01 00000000:00000000 00:00000000 00000000 {user:5} 0 {inode} 1 0 20 4\n"
+                "   1: {loopback}:{port:04X} {loopback}:2558 01 00000000:00000000 00:00000000 00000000 {user:5} 0 {inode} 1 0 20 4\n"
             )
         };
         let ends = |port: u16| (SocketAddr::from(([127, 0, 0, 1], port)), "127.0.0.1:9560".parse().unwrap());
         let mut text = "  sl  local_address rem_address   st\nodd\n   1: 0:1 0:2\n".to_owned();
-        // The server's own end, a user, an id of a user namespace, and a socket that waits for its end.
-        writeln!(text, "   0: {home}:2558 {home}:0001 01 0:0 0:0 0 0 0 5 1").unwrap();
+        // The server's own end, a user, an id of a user namespace, and a socket without a process.
+        writeln!(text, "   0: {loopback}:2558 {loopback}:0001 01 0:0 0:0 0 0 0 5 1").unwrap();
         text += &(line(1, 1000, 5) + &line(2, 165_536, 6) + &line(3, 0, 0));
         fs::write(net.path().join("tcp"), &text).unwrap();
         let wanted = [ends(1), ends(2), ends(3), ends(4)];

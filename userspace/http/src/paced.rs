@@ -1,10 +1,12 @@
-//! A connection whose client has to read.
+//! A connection whose client has to read at a minimum pace.
 //!
-//! Problem: a client that asks and does not read holds its connection and its response for ever: the server's timers
-//! look at requests only.
+//! # Problem
+//! A client that sends a request and does not read the response would hold its connection and the response for ever: the server's timers
+//! apply to requests only.
 //!
-//! Algorithm: from the moment at which the kernel takes no more, the client has a time limit to make room for
-//! [`MIN_TAKEN`] bytes, or for all there is. Then the connection fails.
+//! # Algorithm
+//! When the kernel's send buffer is full, the client has a time limit in which to read [`MIN_TAKEN`] bytes, or all pending bytes if they
+//! are fewer. Otherwise the connection fails.
 
 use std::{
     io::{self, IoSlice},
@@ -21,29 +23,31 @@ use tokio::{
 
 use crate::{limits::MIN_TAKEN, peers::Place};
 
-/// The connection.
+/// A stream with a minimum pace of the client's reads.
 #[derive(Debug)]
-pub(crate) struct Paced<S> {
+pub(crate) struct PacedStream<S> {
     stream: S,
     place: Arc<Place>,
     limit: Duration,
     stall: Option<Stall>,
 }
 
-/// What the client has to take until when.
+/// A period in which the client does not read fast enough.
 #[derive(Debug)]
 struct Stall {
+    /// The time limit.
     ends: Pin<Box<Sleep>>,
+    /// Number of bytes that the client has to read until then.
     left: usize,
 }
 
-impl<S> Paced<S> {
+impl<S> PacedStream<S> {
     pub(crate) fn new(stream: S, place: Arc<Place>, limit: Duration) -> Self {
         Self { stream, place, limit, stall: None }
     }
 
-    /// What becomes of an attempt to write `wanted` bytes.
-    fn judge(
+    /// Updates the stall after an attempt to write `wanted` bytes. Turns a pending write into an error when the time limit has passed.
+    fn check_pace(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
@@ -51,7 +55,7 @@ impl<S> Paced<S> {
     ) -> Poll<io::Result<usize>> {
         match written {
             Poll::Ready(Ok(bytes)) => {
-                self.place.took(bytes);
+                self.place.release_unread(bytes);
                 self.place.note_stall(false);
                 self.stall = self.stall.take().filter(|_| bytes < wanted).and_then(|stall| {
                     let left = stall.left.checked_sub(bytes).filter(|left| *left > 0)?;
@@ -71,7 +75,7 @@ impl<S> Paced<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PacedStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -81,11 +85,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PacedStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.judge(context, written, bytes.len())
+        this.check_pace(context, written, bytes.len())
     }
 
     fn poll_write_vectored(
@@ -95,7 +99,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write_vectored(context, pieces);
-        this.judge(context, written, pieces.iter().map(|piece| piece.len()).sum())
+        this.check_pace(context, written, pieces.iter().map(|piece| piece.len()).sum())
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -105,13 +109,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = Pin::new(&mut this.stream).poll_flush(context).map_ok(|()| 0);
-        this.judge(context, flushed, 0).map_ok(|_| ())
+        this.check_pace(context, flushed, 0).map_ok(|_| ())
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let closed = Pin::new(&mut this.stream).poll_shutdown(context).map_ok(|()| 0);
-        this.judge(context, closed, 0).map_ok(|_| ())
+        this.check_pace(context, closed, 0).map_ok(|_| ())
     }
 }
 
@@ -125,17 +129,17 @@ mod tests {
     use super::*;
     use crate::{limits::Limits, peers::Peers};
 
-    const LIMIT: Duration = Duration::from_secs(30);
+    const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-    fn pair() -> (Paced<DuplexStream>, DuplexStream) {
+    fn pair() -> (PacedStream<DuplexStream>, DuplexStream) {
         let (server, client) = duplex(4096);
-        let place = Peers::new(Limits::USUAL).enter(None).unwrap();
-        (Paced::new(server, place, LIMIT), client)
+        let place = Peers::new(Limits::DEFAULT).enter(None).unwrap();
+        (PacedStream::new(server, place, STALL_LIMIT), client)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_does_not_read_is_given_up_and_one_that_reads_slowly_is_not() {
-        // Bytes that it reads in each second, and whether that is enough.
+    async fn fails_only_below_minimum_pace() {
+        // The bytes that the client reads in each second, and whether that is fast enough.
         for (pace, is_enough) in [(0, false), (1024, false), (4096, true)] {
             let (mut server, mut client) = pair();
             let place = server.place.clone();
@@ -152,12 +156,12 @@ mod tests {
             let written = server.write_all(&vec![0; 1 << 20]).await;
             if is_enough {
                 written.unwrap();
-                assert!(start.elapsed() > LIMIT * 5, "{pace}");
+                assert!(start.elapsed() > STALL_LIMIT * 5, "{pace}");
             } else {
                 assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut, "{pace}");
-                assert_eq!(start.elapsed(), LIMIT, "{pace}");
+                assert_eq!(start.elapsed(), STALL_LIMIT, "{pace}");
             }
-            // The client's time, all but that in which the connection takes what there is.
+            // Nearly all of the time is stalled: the server waits for the client.
             let stalled = place.stalled();
             assert!(
                 stalled <= start.elapsed() && stalled + Duration::from_secs(2) > start.elapsed(),
@@ -167,17 +171,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_has_read_all_may_be_silent() {
+    async fn idle_client_stays_connected() {
         let (mut server, mut client) = pair();
         for _ in 0..5 {
             let (written, read) = tokio::join!(server.write_all(&[0; 8192]), async {
                 let mut buffer = [0; 8192];
-                sleep(LIMIT / 2).await;
+                sleep(STALL_LIMIT / 2).await;
                 client.read_exact(&mut buffer).await
             });
             written.unwrap();
             read.unwrap();
-            sleep(LIMIT * 2).await;
+            sleep(STALL_LIMIT * 2).await;
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What is for people: the page, at `/`, and the runbooks of the alerts, at `/runbooks/ALERT`, which are pages of the
-//! book as text. Static files that are part of the binary.
+//! The web page, at `/`, and the runbooks of the alerts, at `/runbooks/ALERT`, which are pages of the book as text. All are static
+//! files that are part of the binary.
 //!
-//! Those of the page need nothing from elsewhere, and the policy that goes with them forbids it
-//! (Content Security Policy, <https://www.w3.org/TR/CSP3/>).
+//! The files of the page load nothing from other servers, and their Content Security Policy forbids it
+//! (<https://www.w3.org/TR/CSP3/>).
 
 use axum::{
     Router,
@@ -25,7 +25,7 @@ macro_rules! files {
     };
 }
 
-/// The files that the page refers to: name, media type, content.
+/// The files that the page loads: name, media type, content.
 const FILES: [(&str, &str, &str); 15] = files! {
     "chart.js": SCRIPT,
     "detail.js": SCRIPT,
@@ -44,7 +44,7 @@ const FILES: [(&str, &str, &str); 15] = files! {
     "workloads.js": SCRIPT,
 };
 
-/// Styles of single elements are set by script, which this allows; markup with styles or scripts in it it does not.
+/// The Content Security Policy of the page. It allows scripts to set styles of elements, but no inline styles or scripts in markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -54,7 +54,7 @@ macro_rules! runbooks {
     };
 }
 
-/// The runbooks by alert: each leads to a page without anything else having to be there.
+/// The runbooks by alert. They are part of the binary, so that a link in an alert works without any other server.
 const RUNBOOKS: [(&str, &str); 13] = runbooks![
     "NumawardAdmissionStorm",
     "NumawardBudgetExceeded",
@@ -77,20 +77,20 @@ pub(crate) fn router() -> Router {
 }
 
 async fn index() -> Response {
-    served(HTML, INDEX)
+    page_response(HTML, INDEX)
 }
 
 async fn file(Path(name): Path<String>) -> Result<Response, Failure> {
     let found = FILES.iter().find(|(file, ..)| *file == name);
     let (_, content_type, content) =
         found.ok_or_else(|| (StatusCode::NOT_FOUND, format!("the page has no file {name:?}")))?;
-    Ok(served(content_type, content))
+    Ok(page_response(content_type, content))
 }
 
-fn served(content_type: &'static str, content: &'static str) -> Response {
+fn page_response(content_type: &'static str, content: &'static str) -> Response {
     let head: [(HeaderName, &str); 5] = [
         (header::CONTENT_TYPE, content_type),
-        // A daemon that was replaced must not be shown by the page of the one before.
+        // After an upgrade, the browser must not show the new daemon with the page of the old one.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -104,7 +104,7 @@ async fn runbook(
 ) -> Result<([(HeaderName, &'static str); 2], &'static str), Failure> {
     let found = RUNBOOKS.iter().find(|(name, _)| *name == alert);
     let (_, text) = found.ok_or_else(|| (StatusCode::NOT_FOUND, format!("there is no alert {alert:?}")))?;
-    // Browsers show this; what says that it is Markdown they offer to save.
+    // Browsers show plain text, but offer to save Markdown.
     let head =
         [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     Ok((head, *text))
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_alert_has_one() {
+    fn each_alert_has_a_runbook() {
         const RULES: &str = include_str!("../../../dashboards/prometheus/rules.yaml");
         let alerts: Vec<&str> =
             RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")).collect();
@@ -123,7 +123,7 @@ mod tests {
         for alert in alerts {
             let (_, text) = RUNBOOKS.iter().find(|(name, _)| *name == alert).expect(alert);
             assert!(text.starts_with(&format!("# {alert}\n")), "{alert}");
-            // Each says where to look.
+            // Each runbook has a section with the first checks.
             assert!(text.contains("**Look.**"), "{alert}");
             let link = format!("/runbooks/{alert}");
             assert!(RULES.contains(&link), "the rules do not link to {link}");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_served_as_text_and_nothing_else_is() {
+    async fn runbooks_are_served_as_text() {
         let (head, text) = runbook(Path("NumawardDown".to_owned())).await.ok().unwrap();
         assert!(head.contains(&(header::CONTENT_TYPE, "text/plain; charset=utf-8")));
         assert!(text.starts_with("# NumawardDown"));

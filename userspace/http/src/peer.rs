@@ -1,39 +1,40 @@
-//! Who is on the other side.
+//! The client at the other end of a connection.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use crate::{credentials::Credentials, peers::Place};
 
-/// Who is on the other side of a connection, as far as the connection shows.
+/// Identity of a client, as far as its connection shows it.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
+    /// `None` on the control socket.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) certificate: Certificate,
-    /// By which the certificate was judged.
-    pub(crate) judged_by: Option<Arc<Credentials>>,
-    /// What its connection holds.
+    /// The credentials against which the certificate was checked.
+    pub(crate) checked_with: Option<Arc<Credentials>>,
+    /// The connection's share of its peer's limits.
     pub(crate) place: Option<Arc<Place>>,
 }
 
-/// A request that came with a token or a client certificate that is taken.
+/// Marker of a request with a valid token or client certificate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Authorized;
+pub(crate) struct Authorization;
 
 impl Peer {
-    /// Whether it came on the control socket, which only root and the daemon's own user may open: all others have an address.
+    /// Returns true on the control socket, which only root and the daemon's own user may open. Any other connection has an address.
     pub(crate) fn is_on_control_socket(&self) -> bool {
         self.address.is_none()
     }
 }
 
-/// What its client certificate says.
+/// Result of the check of the client certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Certificate {
     #[default]
     None,
-    Taken,
-    /// Of the right authority, but with none of the names that may control.
+    Accepted,
+    /// Signed by a configured authority, but without any of the configured client names.
     OtherName,
-    /// Taken by credentials that are no longer in force.
-    Old,
+    /// Accepted with credentials that have been replaced since.
+    Outdated,
 }

@@ -1,16 +1,22 @@
-//! What each peer of an address holds, so that none takes the room of the others.
+//! The resources that each peer of an address holds, limited so that one peer cannot use those of all.
 //!
-//! Problem: connections, and responses that nobody reads, are bounded for all clients together; one client that opens
-//! connections and reads nothing would keep out everybody else, the kubelet's probes among them.
+//! # Problem
+//! The numbers of connections and of unread responses are limited for all clients together. One client that opens connections and reads
+//! nothing would block all other clients, including the kubelet's probes.
 //!
-//! Terms: a *peer* is what one party can have of addresses at no cost: an IPv4 address, 64 bits of an IPv6 address, a user of this
-//! host on its loopback ([`crate::local_users`]). Clients of a Unix socket are one peer without limits of its own: the file's
-//! mode says who they are. A *place* is one connection's; it is *served* once it has one of the limited permits.
+//! # Terms
+//! - A *peer* is the set of addresses that one client can use at no cost: an IPv4 address, 64 bits of an IPv6 address, or a user of this host
+//!   on its loopback ([`crate::local_users`]). All clients of a Unix socket are one peer without limits of its own: the mode of the file
+//!   decides which users they are.
+//! - A *place* is the share of one connection. It is *served* while it holds one of the permits, whose number is limited.
 //!
-//! Algorithm: where all permits are taken, a connection takes that of the oldest place of the peer with the most, if its own
-//! peer has fewer; else it waits. So those who open many connections and hardly read keep out themselves alone.
+//! # Algorithm
+//! If no permit is free, a connection takes that of the oldest place of the peer with the most served places, if its own peer has fewer
+//! connections. Otherwise it waits. So a peer that opens many connections and reads slowly blocks only itself.
 //!
-//! Invariants: what a place holds is given back when it is dropped; a peer without a place costs nothing.
+//! # Invariants
+//! - The resources of a place are released when it is dropped.
+//! - A peer without a place has no entry.
 
 use std::{
     collections::BTreeMap,
@@ -28,17 +34,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::limits::Limits;
 
-/// A peer, unless it is that of a Unix socket.
+/// Identity of a peer. A Unix socket has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PeerId {
     address: IpAddr,
-    /// On the loopback: the user, where that is known.
+    /// The user of a client on the loopback, if known.
     user: Option<u32>,
 }
 
 impl PeerId {
-    /// What costs nothing to have more of is one.
-    pub(crate) fn of(address: IpAddr, user: Option<u32>) -> Self {
+    /// Returns the peer of a client address. All addresses of the loopback, and the low 64 bits of an IPv6 address, are ignored.
+    pub(crate) fn new(address: IpAddr, user: Option<u32>) -> Self {
         let address = address.to_canonical();
         if address.is_loopback() {
             return Self { address: Ipv6Addr::LOCALHOST.into(), user };
@@ -51,12 +57,13 @@ impl PeerId {
     }
 }
 
-/// What one peer holds.
+/// The resources of one peer.
 #[derive(Debug, Default)]
-struct Held {
+struct PeerUsage {
     connections: usize,
+    /// Bytes of large responses that its clients have not read.
     unread: usize,
-    /// Its places that are served, by age.
+    /// The served places, the oldest first.
     served: BTreeMap<u64, (OwnedSemaphorePermit, CancellationToken)>,
 }
 
@@ -64,18 +71,19 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Peers {
     limits: Limits,
-    held: Mutex<BTreeMap<Option<PeerId>, Held>>,
+    usage: Mutex<BTreeMap<Option<PeerId>, PeerUsage>>,
     entered: AtomicU64,
 }
 
 impl Peers {
     pub(crate) fn new(limits: Limits) -> Arc<Self> {
-        Arc::new(Self { limits, held: Mutex::default(), entered: AtomicU64::new(0) })
+        Arc::new(Self { limits, usage: Mutex::default(), entered: AtomicU64::new(0) })
     }
 
-    /// A place for a connection of this peer; none, where it has as many as it may.
+    /// Returns a place for a connection of this peer; `None` if the peer has reached its limit, or if very many connections wait and the
+    /// peer has the most.
     pub(crate) fn enter(self: &Arc<Self>, peer: Option<PeerId>) -> Option<Arc<Place>> {
-        let mut all = self.held.lock();
+        let mut all = self.usage.lock();
         let connections: usize = all.values().map(|held| held.connections).sum();
         let most = all.values().map(|held| held.served.len()).max().unwrap_or_default();
         let held = all.entry(peer).or_default();
@@ -94,19 +102,19 @@ impl Peers {
     }
 }
 
-/// The place of one connection.
+/// The share of one connection in the limits of its peer. Dropping it releases its resources.
 #[derive(Debug)]
 pub(crate) struct Place {
     peers: Arc<Peers>,
     peer: Option<PeerId>,
     number: u64,
     displaced: CancellationToken,
-    /// Bytes of large responses that its client has not taken.
+    /// Bytes of large responses that its client has not read.
     unread: AtomicUsize,
     stalls: Mutex<Stalls>,
 }
 
-/// How long the kernel took nothing more, as the client did not read.
+/// Time in which the send buffer was full because the client did not read.
 #[derive(Debug, Default)]
 struct Stalls {
     ended: Duration,
@@ -114,12 +122,11 @@ struct Stalls {
 }
 
 impl Place {
-    /// Who has it.
     pub(crate) fn peer(&self) -> Option<PeerId> {
         self.peer
     }
 
-    /// Notes whether the kernel takes nothing more at the moment.
+    /// Notes that the send buffer is full, or that it has room again.
     pub(crate) fn note_stall(&self, is_stalled: bool) {
         let mut stalls = self.stalls.lock();
         match (is_stalled, stalls.since) {
@@ -132,22 +139,23 @@ impl Place {
         }
     }
 
-    /// The time that its client has let pass without reading.
+    /// Returns the total time in which the send buffer was full.
     pub(crate) fn stalled(&self) -> Duration {
         let stalls = self.stalls.lock();
         stalls.ended + stalls.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// It is served from now on.
+    /// Serves the connection with this permit from now on.
     pub(crate) fn serve(&self, permit: OwnedSemaphorePermit) {
-        if let Some(held) = self.peers.held.lock().get_mut(&self.peer) {
+        if let Some(held) = self.peers.usage.lock().get_mut(&self.peer) {
             held.served.insert(self.number, (permit, self.displaced.clone()));
         }
     }
 
-    /// Takes the permit of the oldest place of the peer that has the most, if it has more than this one's peer.
+    /// Takes the permit of the oldest place of the peer with the most served places, if these are more than the connections of this
+    /// place's peer.
     pub(crate) fn displace(&self) -> Option<OwnedSemaphorePermit> {
-        let mut all = self.peers.held.lock();
+        let mut all = self.peers.usage.lock();
         let own = all.get(&self.peer).filter(|_| self.peer.is_some())?.connections;
         let most = all.values_mut().max_by_key(|held| held.served.len())?;
         if most.served.len() <= own {
@@ -158,20 +166,20 @@ impl Place {
         Some(permit)
     }
 
-    /// Has the connection closed, with all that waits to be written to it.
+    /// Closes the connection. Data that waits to be written to it is dropped.
     pub(crate) fn close(&self) {
         self.displaced.cancel();
     }
 
-    /// Until another one takes its permit, or it is closed.
+    /// Waits until another connection takes the permit, or until [`close`](Self::close) is called.
     pub(crate) async fn displaced(&self) {
         self.displaced.cancelled().await;
     }
 
-    /// Whether a large response may be sent; if so, its bytes count until they are [taken](Self::took). The
-    /// first of a peer, and the first of all, may always be.
-    pub(crate) fn may_send(&self, bytes: usize) -> bool {
-        let mut all = self.peers.held.lock();
+    /// Counts the bytes of a large response until they are [released](Self::release_unread). Returns false, and counts nothing, if they exceed
+    /// a limit. A response is always allowed if no other one is unread.
+    pub(crate) fn reserve_unread(&self, bytes: usize) -> bool {
+        let mut all = self.peers.usage.lock();
         let total: usize = all.values().map(|held| held.unread).sum();
         let Limits { unread, unread_of_a_peer, .. } = self.peers.limits;
         let Some(held) = all.get_mut(&self.peer) else { return false };
@@ -184,16 +192,16 @@ impl Place {
         true
     }
 
-    /// Notes that the client has taken so many bytes.
-    pub(crate) fn took(&self, bytes: usize) {
+    /// Notes that the client has read so many bytes.
+    pub(crate) fn release_unread(&self, bytes: usize) {
         let mut freed = 0;
-        // One task writes to a connection and adds to this.
+        // Only one task writes to a connection and changes this.
         let _ = self.unread.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |unread| {
             freed = bytes.min(unread);
             (freed > 0).then(|| unread - freed)
         });
         if freed > 0
-            && let Some(held) = self.peers.held.lock().get_mut(&self.peer)
+            && let Some(held) = self.peers.usage.lock().get_mut(&self.peer)
         {
             held.unread -= freed;
         }
@@ -202,7 +210,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut all = self.peers.held.lock();
+        let mut all = self.peers.usage.lock();
         let Some(held) = all.get_mut(&self.peer) else { return };
         held.connections -= 1;
         held.served.remove(&self.number);
@@ -219,47 +227,47 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { connections_of_a_peer: 2, unread: 100, unread_of_a_peer: 40, ..Limits::USUAL };
+    const SMALL_LIMITS: Limits =
+        Limits { connections_of_a_peer: 2, unread: 100, unread_of_a_peer: 40, ..Limits::DEFAULT };
 
     fn enter(peers: &Arc<Peers>, address: &str) -> Option<Arc<Place>> {
-        peers.enter(Some(PeerId::of(address.parse().unwrap(), None)))
+        peers.enter(Some(PeerId::new(address.parse().unwrap(), None)))
     }
 
     #[test]
-    fn a_peer_has_so_many_connections_whatever_address_it_takes() {
+    fn limit_holds_for_all_peer_addresses() {
         for (addresses, other) in [
             (["127.0.0.1", "127.3.2.1", "::1"], "10.0.0.1"),
             (["10.0.0.1", "10.0.0.1", "::ffff:10.0.0.1"], "10.0.0.2"),
             (["2001:db8::1", "2001:db8::2", "2001:db8::ffff:0:0:3"], "2001:db8:0:1::1"),
         ] {
-            let peers = Peers::new(LIMITS);
+            let peers = Peers::new(SMALL_LIMITS);
             let [first, second, third] = addresses.map(|address| enter(&peers, address));
             assert!(first.is_some() && second.is_some() && third.is_none(), "{addresses:?}");
             assert!(enter(&peers, other).is_some(), "{other}");
             drop(first);
             assert!(enter(&peers, addresses[2]).is_some(), "{addresses:?}");
             drop(second);
-            assert!(peers.held.lock().is_empty(), "{addresses:?}");
+            assert!(peers.usage.lock().is_empty(), "{addresses:?}");
         }
-        let peers = Peers::new(LIMITS);
-        let of_user = |user| peers.enter(Some(PeerId::of("127.0.0.1".parse().unwrap(), user)));
+        let peers = Peers::new(SMALL_LIMITS);
+        let of_user = |user| peers.enter(Some(PeerId::new("127.0.0.1".parse().unwrap(), user)));
         let [first, second, third] = [0; 3].map(|user| of_user(Some(user)));
         assert!(first.is_some() && second.is_some() && third.is_none());
         assert!(of_user(Some(1000)).is_some() && of_user(None).is_some(), "each user is a peer");
-        let peers = Peers::new(LIMITS);
+        let peers = Peers::new(SMALL_LIMITS);
         let places: Vec<_> = (0..9).map(|_| peers.enter(None)).collect();
         assert!(places.iter().all(Option::is_some), "a Unix socket has no limit of a peer");
     }
 
     #[test]
-    fn where_there_is_no_permit_who_has_fewer_takes_one_of_who_has_most() {
-        let limits = Limits { connections: 3, ..LIMITS };
+    fn peer_with_fewer_displaces_one() {
+        let limits = Limits { connections: 3, ..SMALL_LIMITS };
         let (peers, permits) = (Peers::new(limits), Arc::new(Semaphore::new(3)));
         let served: Vec<_> = ["10.0.0.1", "10.0.0.2", "10.0.0.2"]
             .map(|address| {
                 let place = enter(&peers, address).unwrap();
-                assert!(place.displace().is_none(), "there are others");
+                assert!(place.displace().is_none(), "no peer has more");
                 place.serve(permits.clone().try_acquire_owned().unwrap());
                 place
             })
@@ -269,35 +277,35 @@ mod tests {
         let displaced: Vec<_> = served.iter().map(|place| place.displaced.is_cancelled()).collect();
         assert_eq!(displaced, [false, true, false]);
         let more = enter(&peers, "10.0.0.4").unwrap();
-        assert!(more.displace().is_none(), "nobody has more than one");
+        assert!(more.displace().is_none(), "no peer has more than one");
         let crowd: Vec<_> = ["10.0.0.5", "10.0.0.6", "10.0.0.7"].map(|peer| enter(&peers, peer)).into();
-        assert!(crowd[0].is_some() && crowd[1].is_none(), "only so many wait");
+        assert!(crowd[0].is_some() && crowd[1].is_none(), "the number of waiting connections is limited");
         drop((served, late, more, crowd));
-        assert!(peers.held.lock().is_empty());
+        assert!(peers.usage.lock().is_empty());
         assert_eq!(permits.available_permits(), 3);
     }
 
     #[test]
-    fn what_is_not_taken_counts_until_it_is_or_the_connection_ends() {
-        let peers = Peers::new(LIMITS);
+    fn unread_bytes_count_until_released() {
+        let peers = Peers::new(SMALL_LIMITS);
         let [a, b, c, d] =
             ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"].map(|address| enter(&peers, address).unwrap());
-        assert!(a.may_send(30));
-        assert!(!a.may_send(11), "more than a peer may have");
-        assert!(a.may_send(10) && b.may_send(40));
-        assert!(c.may_send(20));
-        assert!(!c.may_send(1), "more than all may have");
-        // Heads and small responses pass by as well.
-        b.took(25);
-        assert!(c.may_send(20));
-        a.took(4096);
-        assert!(a.may_send(1) && !a.may_send(40));
+        assert!(a.reserve_unread(30));
+        assert!(!a.reserve_unread(11), "more than the limit of a peer");
+        assert!(a.reserve_unread(10) && b.reserve_unread(40));
+        assert!(c.reserve_unread(20));
+        assert!(!c.reserve_unread(1), "more than the limit of all");
+        // Heads and small responses are released, too, although they were not counted.
+        b.release_unread(25);
+        assert!(c.reserve_unread(20));
+        a.release_unread(4096);
+        assert!(a.reserve_unread(1) && !a.reserve_unread(40));
         drop(b);
         drop(c);
-        assert!(a.may_send(39));
+        assert!(a.reserve_unread(39));
         drop(a);
-        assert!(d.may_send(1000), "the first may always be sent");
+        assert!(d.reserve_unread(1000), "a single response may always be sent");
         drop(d);
-        assert!(peers.held.lock().is_empty());
+        assert!(peers.usage.lock().is_empty());
     }
 }

@@ -1,16 +1,21 @@
-//! TCP: who may change allocations from elsewhere, and who may read, where that is asked.
+//! Access control over TCP: clients of the control address, and clients of the read-only address if that is configured.
 //!
-//! Problem: on a socket of this host the kernel says who asks; over TCP a client has to prove that it may.
+//! # Problem
+//! On a Unix socket of this host, the kernel identifies the client; over TCP, a client has to authenticate.
 //!
-//! Terms: the *credentials* are what the files of [`AccessCredentials`] hold: a bearer token (RFC 6750), and for TLS the
-//! daemon's certificate and the authorities of client certificates. Where both are configured, either will do.
+//! # Terms
+//! The *credentials* are the contents of the files of [`AccessCredentials`]: a bearer token (RFC 6750), and for TLS the daemon's certificate
+//! and the authorities of client certificates. If both a token and client certificates are configured, either is sufficient.
 //!
-//! Algorithm: with each connection and each request the files are looked at, and read anew if they changed.
-//! Files that cannot be used leave those before them in force, and are reported in the log, once. A client whose
-//! certificate is of another authority fails the handshake; all else is answered with 401 or 403.
+//! # Algorithm
+//! Each connection and each request checks the files' stamps and reads the files again if they have changed. If the new files cannot be
+//! used, the previous credentials stay in force, and the log reports this once. A client with a certificate of another authority fails
+//! the handshake; any other failure is answered with 401 or 403.
 //!
-//! Invariants: on the control address no request passes without token or certificate, whatever it asks for; the token is
-//! compared in constant time and never logged; a slow handshake holds up nobody else.
+//! # Invariants
+//! - On the control address, no request passes without a token or certificate, whatever its path.
+//! - The token is compared in constant time and never logged.
+//! - A slow handshake delays no other connection.
 
 use std::{borrow::Cow, io, net::SocketAddr, sync::Arc};
 
@@ -34,34 +39,34 @@ use tokio_rustls::{
 use crate::{
     credentials::{CredentialError, Credentials, Token, stamps},
     denials::Denials,
-    peer::{Authorized, Certificate, Peer},
+    peer::{Authorization, Certificate, Peer},
     server::{Accept, IncomingConnection, OpenedConnection},
 };
 
-/// What the kubelet's probes ask for, which have neither token nor certificate.
-const HEALTH: [&str; 2] = ["/livez", "/readyz"];
+/// The paths of the kubelet's probes, which have neither token nor certificate.
+const HEALTH_PATHS: [&str; 2] = ["/livez", "/readyz"];
 
-/// Decides who may reach an address.
+/// Access control of one address.
 #[derive(Debug)]
 pub struct Gate {
     access: AccessCredentials,
-    /// What the files hold, and which versions of them.
+    /// The stamps of the files, and the credentials that were read from them.
     current: Mutex<(Vec<Option<FileStamp>>, Arc<Credentials>)>,
     denials: Denials,
 }
 
 impl Gate {
-    /// Reads the credentials.
+    /// Reads the credentials. Returns an error if a file cannot be used.
     pub fn open(access: impl Into<AccessCredentials>) -> Result<Arc<Self>, CredentialError> {
         let access = access.into();
-        // Before the files are read: a change meanwhile is seen later.
+        // The stamps are taken before the files are read, so that a change meanwhile is noticed later.
         let seen = stamps(&access);
         let current = Mutex::new((seen, Arc::new(Credentials::read(&access)?)));
         Ok(Arc::new(Self { access, current, denials: Denials::default() }))
     }
 
-    /// The credentials as the files hold them now. Blocks for as long as it takes to look at the files.
-    fn look(&self) -> Arc<Credentials> {
+    /// Returns the current credentials; reads the files again if they have changed. Blocks on file I/O.
+    fn reload(&self) -> Arc<Credentials> {
         let mut current = self.current.lock();
         let (seen, credentials) = &mut *current;
         let now = stamps(&self.access);
@@ -73,7 +78,7 @@ impl Gate {
                     *credentials = Arc::new(read);
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the credentials of an address stay as they were");
+                    tracing::error!(%error, "the new credentials of an address cannot be used; the previous ones stay in force");
                 }
             }
         }
@@ -82,11 +87,11 @@ impl Gate {
 
     async fn credentials(self: &Arc<Self>) -> io::Result<Arc<Credentials>> {
         let gate = self.clone();
-        tokio::task::spawn_blocking(move || gate.look()).await.map_err(io::Error::other)
+        tokio::task::spawn_blocking(move || gate.reload()).await.map_err(io::Error::other)
     }
 }
 
-/// Accepts connections on an address with credentials, with TLS where that is configured.
+/// Listener of an address with credentials, with TLS if that is configured.
 #[derive(Debug)]
 pub struct RemoteListener {
     listener: TcpListener,
@@ -94,12 +99,11 @@ pub struct RemoteListener {
 }
 
 impl RemoteListener {
-    /// Takes a listener made by [`listen`](crate::listen). Call it in the runtime that is to serve.
+    /// Takes a listener of [`listen`](crate::listen). Must be called in the runtime that will serve.
     pub fn new(listener: std::net::TcpListener, gate: Arc<Gate>) -> io::Result<Self> {
         Ok(Self { listener: TcpListener::from_std(listener)?, gate })
     }
 
-    /// Where it listens.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -120,34 +124,34 @@ impl Accept for RemoteListener {
 async fn open(stream: TcpStream, address: SocketAddr, gate: Arc<Gate>) -> io::Result<OpenedConnection> {
     let mut peer = Peer { address: Some(address), ..Peer::default() };
     let credentials = gate.credentials().await?;
-    peer.judged_by = Some(credentials.clone());
+    peer.checked_with = Some(credentials.clone());
     let Some(tls) = &credentials.tls else { return Ok((Box::new(stream), peer)) };
     let stream = TlsAcceptor::from(tls.clone()).accept(stream).await?;
     let sent = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     if let Some(certificate) = sent {
-        peer.certificate = judge(certificate, credentials.names.as_deref());
+        peer.certificate = check_names(certificate, credentials.names.as_deref());
     }
     Ok((Box::new(stream), peer))
 }
 
-/// A certificate that the handshake has verified.
-fn judge(certificate: &CertificateDer<'_>, names: Option<&[ServerName<'static>]>) -> Certificate {
-    let Some(names) = names else { return Certificate::Taken };
+/// Checks the names of a certificate that the handshake has verified.
+fn check_names(certificate: &CertificateDer<'_>, names: Option<&[ServerName<'static>]>) -> Certificate {
+    let Some(names) = names else { return Certificate::Accepted };
     let parsed = webpki::EndEntityCert::try_from(certificate);
-    let carries =
+    let has_name =
         |name| parsed.as_ref().is_ok_and(|parsed| parsed.verify_is_valid_for_subject_name(name).is_ok());
-    if names.iter().any(carries) { Certificate::Taken } else { Certificate::OtherName }
+    if names.iter().any(has_name) { Certificate::Accepted } else { Certificate::OtherName }
 }
 
-/// Why a request is turned away, and with which challenge.
+/// Response to a request without valid credentials.
 #[derive(Clone, Debug)]
-struct Denied {
+struct Denial {
     status: StatusCode,
     challenge: Option<&'static str>,
     reason: Cow<'static, str>,
 }
 
-impl IntoResponse for Denied {
+impl IntoResponse for Denial {
     fn into_response(self) -> Response {
         let Self { status, challenge, reason } = self;
         let challenge = challenge.map(|challenge| [(header::WWW_AUTHENTICATE, challenge)]);
@@ -156,19 +160,19 @@ impl IntoResponse for Denied {
     }
 }
 
-/// By what a client may reach an address.
-fn judge_request(
+/// Checks the credentials of a request. Returns the name of the kind that was accepted, for the log.
+fn check_request(
     access: &AccessCredentials,
     credentials: &Credentials,
     certificate: Certificate,
     headers: &HeaderMap,
-) -> Result<&'static str, Denied> {
+) -> Result<&'static str, Denial> {
     const BEARER: &str = "Bearer realm=\"numaward\"";
     let AccessCredentials { token_key, tls_key, .. } = access;
-    let denied = |status, challenge, reason| Err(Denied { status, challenge, reason });
+    let denied = |status, challenge, reason| Err(Denial { status, challenge, reason });
     let unauthorized =
         |challenge, reason: String| denied(StatusCode::UNAUTHORIZED, Some(challenge), reason.into());
-    if certificate == Certificate::Taken {
+    if certificate == Certificate::Accepted {
         return Ok("certificate");
     }
     let sent = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
@@ -181,7 +185,7 @@ fn judge_request(
             "Bearer realm=\"numaward\", error=\"invalid_token\"",
             format!("this is not the token of {token_key}"),
         ),
-        _ if certificate == Certificate::Old => denied(
+        _ if certificate == Certificate::Outdated => denied(
             StatusCode::MISDIRECTED_REQUEST,
             None,
             "the credentials have changed since this connection was made: connect again".into(),
@@ -189,48 +193,48 @@ fn judge_request(
         _ if certificate == Certificate::OtherName => denied(
             StatusCode::FORBIDDEN,
             None,
-            format!("the client certificate carries none of the names in {tls_key}.clientNames").into(),
+            format!("the client certificate has none of the names in {tls_key}.clientNames").into(),
         ),
         (_, Some(_)) if credentials.takes_certificates => unauthorized(
             BEARER,
-            "this address wants a client certificate or the header Authorization: Bearer TOKEN".to_owned(),
+            "this address requires a client certificate or the header Authorization: Bearer TOKEN".to_owned(),
         ),
         (_, Some(_)) => unauthorized(
             BEARER,
             format!(
-                "this address wants the header Authorization: Bearer TOKEN, with the token of {token_key}"
+                "this address requires the header Authorization: Bearer TOKEN, with the token of {token_key}"
             ),
         ),
-        // RFC 9110 wants a challenge with each 401; there is no scheme for certificates.
+        // RFC 9110 requires a challenge with each 401; no scheme is registered for certificates.
         (_, None) => unauthorized(
             "Mutual",
             format!(
-                "this address wants a client certificate of an authority in {tls_key}.clientCaFile, and takes no token"
+                "this address requires a client certificate of an authority in {tls_key}.clientCaFile, and accepts no token"
             ),
         ),
     }
 }
 
-/// Lets through those who may.
+/// Authorizes each request by token or client certificate.
 pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
-    let Peer { address, mut certificate, judged_by, .. } =
+    let Peer { address, mut certificate, checked_with, .. } =
         request.extensions().get().cloned().unwrap_or_default();
     let credentials = match gate.credentials().await {
         Ok(credentials) => credentials,
         Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
     };
-    // The authorities and names may be others by now. A new connection is judged by those.
-    let is_old = judged_by.is_some_and(|by| !Arc::ptr_eq(&by, &credentials));
-    if is_old && certificate == Certificate::Taken {
-        certificate = Certificate::Old;
+    // The configured authorities and names may have changed. Only a new connection is checked with the new ones.
+    let is_old = checked_with.is_some_and(|by| !Arc::ptr_eq(&by, &credentials));
+    if is_old && certificate == Certificate::Accepted {
+        certificate = Certificate::Outdated;
     }
-    match judge_request(&gate.access, &credentials, certificate, request.headers()) {
+    match check_request(&gate.access, &credentials, certificate, request.headers()) {
         Ok(by) => {
             if !request.method().is_safe() {
                 let peer = address.map(tracing::field::display);
-                tracing::info!(peer, by, method = %request.method(), uri = %request.uri(), "asked over TCP");
+                tracing::info!(peer, by, method = %request.method(), uri = %request.uri(), "a request over TCP was authorized");
             }
-            request.extensions_mut().insert(Authorized);
+            request.extensions_mut().insert(Authorization);
             next.run(request).await
         }
         Err(denied) => {
@@ -240,13 +244,14 @@ pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, mut request: Reques
     }
 }
 
-/// Lets through those who may read: all where nothing but TLS is configured, and to all whether the daemon is well.
+/// Authorizes each request to the read-only address, except for health checks. Any client may read if no token and no client
+/// authority is configured.
 pub(crate) async fn authorize_reading(
     State(gate): State<Arc<Gate>>,
     request: Request,
     next: Next,
 ) -> Response {
-    if HEALTH.contains(&request.uri().path()) {
+    if HEALTH_PATHS.contains(&request.uri().path()) {
         return next.run(request).await;
     }
     let AccessCredentials { token_file, tls, .. } = &gate.access;
@@ -278,25 +283,25 @@ mod tests {
         router::layered,
         server::{
             serve_within,
-            tests::{PATIENCE, Peers, head},
+            tests::{SeparatePeers, TEST_TIMEOUT, head},
         },
     };
 
     const TOKEN: &str = "correct-horse-battery-staple";
-    /// Far more than the kernel keeps of a connection, in both directions.
+    /// A multiple of the kernel's buffers of a connection, in both directions.
     const UNREAD: usize = 64 << 20;
 
-    /// What somebody sends who proves nothing.
+    /// Behaviour of a client without credentials.
     #[derive(Clone, Copy, Debug)]
-    enum Stranger {
-        /// Not even a handshake.
-        Nothing,
-        HalfAHead,
-        /// Requests without end, whose answers it does not read.
+    enum UnauthenticatedClient {
+        /// It does not begin the handshake.
+        Silent,
+        HalfHead,
+        /// It sends requests without end and does not read the responses.
         Requests,
     }
 
-    /// An address with TLS and a token, on which each address of the loopback is a peer.
+    /// A server with TLS and a token, for which each address of the loopback is a separate peer.
     struct Address {
         at: SocketAddr,
         client: Arc<ClientConfig>,
@@ -325,7 +330,12 @@ mod tests {
             let at = listener.local_addr().unwrap();
             let router = Router::new().route("/secret", get(|| async { "for clients with the token\n" }));
             let router = layered(router.layer(middleware::from_fn_with_state(gate, authorize)));
-            tokio::spawn(serve_within(limits, Box::new(Peers(listener)), router, CancellationToken::new()));
+            tokio::spawn(serve_within(
+                limits,
+                Box::new(SeparatePeers(listener)),
+                router,
+                CancellationToken::new(),
+            ));
             let mut roots = RootCertStore::empty();
             roots.add(cert.der().clone()).unwrap();
             let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -347,7 +357,7 @@ mod tests {
             TlsConnector::from(self.client.clone()).connect(name, stream).await
         }
 
-        /// The first bytes of the answer to a client with the token, if it has one.
+        /// Sends a request with the token and returns the first bytes of the response, if there is one.
         async fn ask(&self, peer: u8) -> Option<String> {
             let asked = async {
                 let mut stream = self.shake_hands(self.connect(peer).await?).await?;
@@ -357,19 +367,19 @@ mod tests {
                 stream.write_all(request.as_bytes()).await?;
                 io::Result::Ok(head(&mut stream).await)
             };
-            timeout(PATIENCE, asked).await.ok()?.ok()?
+            timeout(TEST_TIMEOUT, asked).await.ok()?.ok()?
         }
 
-        /// Connects and stays until it is closed; gives how many bytes it could send.
-        async fn stay(&self, peer: u8, stranger: Stranger) -> io::Result<usize> {
+        /// Connects without credentials, waits until the server closes the connection, and returns the number of bytes sent.
+        async fn stay(&self, peer: u8, stranger: UnauthenticatedClient) -> io::Result<usize> {
             let mut stream = self.connect(peer).await?;
-            if matches!(stranger, Stranger::Nothing) {
+            if matches!(stranger, UnauthenticatedClient::Silent) {
                 stream.read_to_end(&mut Vec::new()).await?;
                 return Ok(0);
             }
             let mut stream = self.shake_hands(stream).await?;
             let request = "GET /secret HTTP/1.1\r\nhost: localhost\r\n\r\n";
-            if matches!(stranger, Stranger::HalfAHead) {
+            if matches!(stranger, UnauthenticatedClient::HalfHead) {
                 stream.write_all(&request.as_bytes()[..request.len() / 2]).await?;
                 stream.read_to_end(&mut Vec::new()).await?;
                 return Ok(request.len() / 2);
@@ -382,17 +392,18 @@ mod tests {
         }
     }
 
-    const STRANGERS: [Stranger; 3] = [Stranger::Nothing, Stranger::HalfAHead, Stranger::Requests];
+    const STRANGERS: [UnauthenticatedClient; 3] =
+        [UnauthenticatedClient::Silent, UnauthenticatedClient::HalfHead, UnauthenticatedClient::Requests];
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_proves_nothing_keeps_out_nobody_who_can() {
-        // They could stay as long as they like.
+    async fn strangers_do_not_block_other_peers() {
+        // With these limits, no client is disconnected for slowness.
         let limits = Limits {
             connections: 12,
             connections_of_a_peer: 6,
-            head: 10 * PATIENCE,
-            stall: 10 * PATIENCE,
-            ..Limits::USUAL
+            head: 10 * TEST_TIMEOUT,
+            stall: 10 * TEST_TIMEOUT,
+            ..Limits::DEFAULT
         };
         for stranger in STRANGERS {
             let address = Arc::new(Address::serve(limits));
@@ -401,9 +412,9 @@ mod tests {
                 let (address, peer) = (address.clone(), if number % 2 == 0 { 1 } else { 2 });
                 staying.spawn(async move { address.stay(peer, stranger).await });
             }
-            // Those who are more than a peer may have are closed.
+            // The connections above the limit of a peer are closed.
             for _ in 0..limits.connections * 2 {
-                timeout(PATIENCE, staying.join_next()).await.expect("all have a place");
+                timeout(TEST_TIMEOUT, staying.join_next()).await.expect("no connection is closed");
             }
             for peer in 3..8 {
                 let answer = address.ask(peer).await;
@@ -416,10 +427,10 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_proves_nothing_is_closed_in_time() {
+    async fn closes_strangers_in_time() {
         let short = Duration::from_millis(500);
         let limits =
-            Limits { connections: 6, connections_of_a_peer: 6, head: short, stall: short, ..Limits::USUAL };
+            Limits { connections: 6, connections_of_a_peer: 6, head: short, stall: short, ..Limits::DEFAULT };
         for stranger in STRANGERS {
             let address = Arc::new(Address::serve(limits));
             let mut staying = tokio::task::JoinSet::new();
@@ -427,15 +438,18 @@ mod tests {
                 let address = address.clone();
                 staying.spawn(async move { address.stay(1, stranger).await });
             }
-            // Each is of the same peer, and has as many connections as it may.
+            // All are of the same peer, which has reached its limit.
             let start = Instant::now();
             while !address.ask(1).await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
-                assert!(start.elapsed() < PATIENCE, "{stranger:?}: nobody else is served");
+                assert!(start.elapsed() < TEST_TIMEOUT, "{stranger:?}: no other client is served");
                 sleep(short / 10).await;
             }
-            while let Some(ended) = timeout(PATIENCE, staying.join_next()).await.expect("it may stay") {
+            while let Some(ended) = timeout(TEST_TIMEOUT, staying.join_next()).await.expect("it may stay") {
                 let sent = ended.unwrap().unwrap_or_default();
-                assert!(sent < UNREAD, "{stranger:?}: {sent} bytes were taken of who does not read");
+                assert!(
+                    sent < UNREAD,
+                    "{stranger:?}: {sent} bytes were accepted of a client that does not read"
+                );
             }
         }
     }

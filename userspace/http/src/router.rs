@@ -1,4 +1,4 @@
-//! The routes with everything around them: limits, errors as problem details, the log, who may.
+//! The routers of the three addresses: the routes, and around them the limits, problem details, access control and the request log.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,7 +14,7 @@ use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 
 use crate::{
     browser::{self, HostNames},
-    limits::{LARGE, MAX_BODY_BYTES, TIME_LIMIT},
+    limits::{LARGE_RESPONSE, MAX_BODY_BYTES, TIME_LIMIT},
     page,
     peer::Peer,
     problem,
@@ -22,8 +22,8 @@ use crate::{
     routes::{self, App},
 };
 
-/// The routes of the read-only address: those of this crate and `added`, with everything around them. With a gate, for whom
-/// it lets through.
+/// Returns the router of the read-only address: the routes of this crate, the web page, and `added`. If there is a gate, it
+/// authorizes each request.
 pub fn router(app: Arc<App>, added: Router, gate: Option<Arc<Gate>>, names: HostNames) -> Router {
     let routes = routes::router(app).merge(page::router()).merge(added);
     let routes = match gate {
@@ -33,12 +33,12 @@ pub fn router(app: Arc<App>, added: Router, gate: Option<Arc<Gate>>, names: Host
     layered(routes.layer(middleware::from_fn_with_state(names, browser::check_host)))
 }
 
-/// The routes of the control socket: those of [`router`] but for people's.
+/// Returns the router of the control socket: the routes of [`router`] without the web page.
 pub fn control_router(app: Arc<App>, added: Router) -> Router {
     layered(routes::router(app).merge(added))
 }
 
-/// The routes of the control address: the same, for whom the gate lets through.
+/// Returns the router of the control address: the routes of [`control_router`], which the gate authorizes.
 pub fn remote_router(app: Arc<App>, added: Router, gate: Arc<Gate>, names: HostNames) -> Router {
     let guarded = routes::router(app).merge(added);
     let guarded = guarded.layer(middleware::from_fn_with_state(gate, remote::authorize));
@@ -49,21 +49,21 @@ pub(crate) fn layered(router: Router) -> Router {
     router
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, TIME_LIMIT))
         .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
-        .layer(middleware::from_fn(hold_back))
+        .layer(middleware::from_fn(limit_unread))
         .layer(middleware::from_fn(browser::check_change))
         .layer(middleware::from_fn(problem::layer))
         .layer(middleware::from_fn(log))
 }
 
-/// Sends no large response while too much of those before it has not been read.
-async fn hold_back(request: Request, next: Next) -> Response {
+/// Refuses a large response while the client has not read too much of the previous ones.
+async fn limit_unread(request: Request, next: Next) -> Response {
     let place = request.extensions().get::<Peer>().and_then(|peer| peer.place.clone());
     let response = next.run(request).await;
-    let size = response.body().size_hint().exact().filter(|size| *size >= LARGE);
+    let size = response.body().size_hint().exact().filter(|size| *size >= LARGE_RESPONSE);
     let Some((size, place)) = size.and_then(|size| usize::try_from(size).ok()).zip(place) else {
         return response;
     };
-    if place.may_send(size) {
+    if place.reserve_unread(size) {
         return response;
     }
     let detail = "too many large responses wait to be read; read them, or ask again";

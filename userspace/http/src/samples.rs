@@ -1,10 +1,11 @@
-//! Samples of what is seen, once a second, shared by all who watch.
+//! Samples of the host and its workloads, once a second, shared by all clients of the stream.
 //!
-//! Problem: a page shows live figures of thousands of workloads, to several people, for hours.
+//! # Problem
+//! A page shows live figures of thousands of workloads, to several clients, for hours.
 //!
-//! Algorithm: while anybody watches, one task takes a [`Frame`] each second and puts it where watchers find the
-//! latest. The difference to the frame before is written once for all. A watcher that is too slow
-//! skips frames and gets a complete one; nobody is waited for.
+//! # Algorithm
+//! While there is a watcher, one task takes a [`Frame`] each second and publishes it in a [`watch`] channel. The difference from the
+//! previous frame is encoded once for all watchers. A slow watcher skips frames and gets a complete one next; the task waits for no watcher.
 
 use std::{
     collections::BTreeMap,
@@ -23,30 +24,30 @@ use tokio::{
 use crate::blocking;
 
 /// Time between samples.
-const TURN: Duration = Duration::from_secs(1);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A message that says nothing: instead of one that cannot be written, which nothing in an event or a frame causes.
+/// An empty server-sent event: a keep-alive, and the replacement of a message that cannot be encoded as JSON (which does not happen).
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
-/// What was seen at one moment.
+/// The state of the host at one moment.
 #[derive(Debug)]
 struct Frame {
     number: u64,
-    /// But for workloads.
+    /// The sample without its workloads.
     sample: api::Sample,
     workloads: BTreeMap<String, api::Workload>,
-    /// The message with what changed since the frame before.
+    /// The message with the differences from the previous frame.
     change: Bytes,
-    /// The complete message, once somebody needs it.
+    /// The complete message, encoded when a watcher first needs it.
     full: OnceCell<Bytes>,
 }
 
-/// Hands out watchers.
+/// Source of watchers.
 #[derive(Debug)]
 pub(crate) struct Samples {
     observer: Arc<Observer>,
     latest: watch::Sender<Option<Arc<Frame>>>,
-    /// Whether the task runs. Locked while that is decided.
+    /// True while the task runs. The lock is held while the task is started or decides to end.
     running: Mutex<bool>,
 }
 
@@ -56,22 +57,22 @@ impl Samples {
         Arc::new(Self { observer, latest, running })
     }
 
-    /// Starts to watch. Must be called in a runtime.
+    /// Returns a new watcher and starts the task if necessary. Must be called in a runtime.
     pub(crate) async fn watch(self: &Arc<Self>) -> Watcher {
         let mut running = self.running.lock().await;
         let mut latest = self.latest.subscribe();
-        // What is there may be old; if it is not, it is soon followed by another.
+        // The latest frame may be old; a new one follows within a second.
         latest.mark_unchanged();
         if !*running {
             *running = true;
-            tokio::spawn(self.clone().take());
+            tokio::spawn(self.clone().run());
         }
         Watcher { latest, pending: Weak::new(), sent: None }
     }
 
-    /// Takes frames until nobody watches.
-    async fn take(self: Arc<Self>) {
-        let mut ticks = interval(TURN);
+    /// Takes frames until there is no watcher.
+    async fn run(self: Arc<Self>) {
+        let mut ticks = interval(SAMPLE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
@@ -84,14 +85,14 @@ impl Samples {
                 }
             }
             let samples = self.clone();
-            match blocking::spawn(move || samples.frame()).await {
+            match blocking::spawn(move || samples.take_frame()).await {
                 Ok(frame) => drop(self.latest.send_replace(Some(Arc::new(frame)))),
-                Err(error) => tracing::error!(%error, "a sample failed"),
+                Err(error) => tracing::error!(%error, "a sample could not be taken"),
             }
         }
     }
 
-    fn frame(&self) -> Frame {
+    fn take_frame(&self) -> Frame {
         let before = self.latest.borrow().clone();
         let api::Nodes { nodes, accesses, .. } = self.observer.nodes();
         let workloads = self.observer.workloads().workloads;
@@ -109,21 +110,22 @@ impl Samples {
         let number = before.as_ref().map_or(0, |before| before.number + 1);
         let mut frame = Frame { number, sample, workloads, change: Bytes::new(), full: OnceCell::new() };
         if let Some(before) = before {
-            frame.change = frame.since(&before);
+            frame.change = frame.difference(&before);
         }
         frame
     }
 }
 
 impl Frame {
-    fn since(&self, before: &Self) -> Bytes {
-        let changed = self.workloads.iter().filter(|(key, of)| before.workloads.get(*key) != Some(*of));
+    fn difference(&self, before: &Self) -> Bytes {
+        let changed =
+            self.workloads.iter().filter(|(key, workload)| before.workloads.get(*key) != Some(*workload));
         let removed = before.workloads.keys().filter(|key| !self.workloads.contains_key(*key));
         self.message(false, changed.map(|(_, workload)| workload), removed.cloned().collect())
     }
 
-    /// The complete message. Written by a thread that may take its time, for the first that asks.
-    async fn full(self: &Arc<Self>) -> Bytes {
+    /// Returns the complete message. The first call encodes it on a blocking thread.
+    async fn full_message(self: &Arc<Self>) -> Bytes {
         let write = || async {
             let frame = self.clone();
             let whole = move || frame.message(true, frame.workloads.values(), Vec::new());
@@ -147,23 +149,23 @@ impl Frame {
     }
 }
 
-/// Gets the samples one after the other.
+/// Receiver of samples for one client.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     latest: watch::Receiver<Option<Arc<Frame>>>,
-    /// The frame that is to be sent next. A watcher that is slow keeps none that others do not see any more.
+    /// The frame to send next. The reference is weak, so that a slow watcher does not keep an old frame in memory.
     pending: Weak<Frame>,
-    /// The number of the frame that was sent last.
+    /// The number of the last frame sent.
     sent: Option<u64>,
 }
 
 impl Watcher {
-    /// The next message. May be cancelled without loss.
+    /// Returns the next message. Safe to cancel: no message is lost.
     pub(crate) async fn next(&mut self) -> Bytes {
         loop {
             if let Some(frame) = self.pending.upgrade() {
                 let is_next = self.sent.is_some_and(|sent| sent + 1 == frame.number);
-                let message = if is_next { frame.change.clone() } else { frame.full().await };
+                let message = if is_next { frame.change.clone() } else { frame.full_message().await };
                 (self.pending, self.sent) = (Weak::new(), Some(frame.number));
                 return message;
             }
@@ -175,8 +177,8 @@ impl Watcher {
         }
     }
 
-    /// The last message was not sent: the next one is complete.
-    pub(crate) fn skipped(&mut self) {
+    /// Notes that the last message was not sent, so that the next one is complete.
+    pub(crate) fn skip(&mut self) {
         self.sent = None;
     }
 }
@@ -201,19 +203,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_watcher_keeps_no_frame_and_gets_a_complete_one() {
+    async fn slow_watcher_gets_complete_frame() {
         let (latest, receiver) = watch::channel(None);
         let mut watcher = Watcher { latest: receiver, pending: Weak::new(), sent: None };
         latest.send_replace(Some(frame(0)));
         assert!(watcher.next().await.starts_with(b"event: sample"));
         latest.send_replace(Some(frame(1)));
         assert_eq!(watcher.next().await, "change 1");
-        watcher.skipped();
+        watcher.skip();
         let old = frame(2);
         latest.send_replace(Some(old.clone()));
         watcher.latest.changed().await.unwrap();
         watcher.pending = Arc::downgrade(&old);
-        // A message of another kind is sent meanwhile, and its client is slow.
+        // The client reads a message of another kind slowly, and frame 2 is replaced meanwhile.
         latest.send_replace(Some(frame(3)));
         assert_eq!(Arc::strong_count(&old), 1);
         drop(old);

@@ -38,7 +38,7 @@ struct Queue {
 /// The place of one scrape.
 #[derive(Debug)]
 pub(crate) struct ScrapePlace {
-    /// `None` if it was not taken.
+    /// `None` if the request ended before it took the place.
     queue: Option<Arc<Mutex<Queue>>>,
     peer: Option<PeerId>,
 }
@@ -112,11 +112,11 @@ mod tests {
     use super::*;
 
     fn peer(number: u8) -> PeerId {
-        PeerId::of(std::net::Ipv4Addr::new(10, 0, 0, number).into(), None)
+        PeerId::new(std::net::Ipv4Addr::new(10, 0, 0, number).into(), None)
     }
 
     #[tokio::test]
-    async fn peer_without_a_place_gets_the_next_one() {
+    async fn peer_without_place_is_next() {
         let scrapes = Scrapes::default();
         let mut held = Vec::new();
         for _ in 0..MAX_SCRAPES {
@@ -124,19 +124,19 @@ mod tests {
         }
         assert!(!held[0].is_wanted());
         let mut many: Vec<_> = (0..30).map(|_| Box::pin(scrapes.place(Some(peer(1))))).collect();
-        assert!(many.iter_mut().all(|of| of.now_or_never().is_none()));
+        assert!(many.iter_mut().all(|request| request.now_or_never().is_none()));
         let mut other = Box::pin(scrapes.place(Some(peer(2))));
         assert!((&mut other).now_or_never().is_none() && held[0].is_wanted());
         held.pop();
-        held.push((&mut other).now_or_never().flatten().expect("before those that came first"));
-        assert!(many.iter_mut().all(|of| of.now_or_never().is_none()));
-        // One peer alone has all places, in the order of its requests.
+        held.push((&mut other).now_or_never().flatten().expect("the peer without a place is first"));
+        assert!(many.iter_mut().all(|request| request.now_or_never().is_none()));
+        // A single peer gets all places, in the order of its requests.
         held.remove(0);
         assert!(many.remove(0).now_or_never().is_some());
     }
 
     #[tokio::test]
-    async fn request_that_ends_keeps_no_place() {
+    async fn ended_request_frees_its_place() {
         let scrapes = Scrapes::default();
         let mut held = Vec::new();
         for _ in 0..MAX_SCRAPES {
@@ -147,7 +147,7 @@ mod tests {
         assert!((&mut gone).now_or_never().is_none() && (&mut given).now_or_never().is_none());
         drop(gone);
         held.pop();
-        // It has a place, and does not take it.
+        // This request has been given a place, and ends without using it.
         drop(given);
         assert!(!held[0].is_wanted());
         assert!(scrapes.place(Some(peer(4))).now_or_never().is_some());

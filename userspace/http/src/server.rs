@@ -1,4 +1,4 @@
-//! Listens, accepts, and serves each connection.
+//! The accept loop: it listens, accepts connections within the limits of [`Peers`], and serves each of them in its own task.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,32 +36,30 @@ use crate::{
     blocking,
     limits::Limits,
     local_users::{Ends, users},
-    paced::Paced,
+    paced::PacedStream,
     peer::Peer,
     peers::{PeerId, Peers},
 };
 
-/// Requests under way when the daemon stops may take this long to end.
+/// Time that requests in progress have to end when the daemon stops.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Connections that are accepted before their users are looked up, at most.
+/// Maximum number of connections that are accepted together; one read of the kernel's tables finds their users.
 const MAX_BATCH: usize = 64;
-/// The files of this network namespace, in which the addresses are.
-const OWN_NETWORK: &str = "/proc/self/net";
+/// The folder with the socket tables of the daemon's own network namespace.
+const NETWORK_DIR: &str = "/proc/self/net";
 
-/// The address cannot be listened on.
+/// Error of [`listen`]. The fields are the address and the configuration key that sets it.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody else does. The second is what sets the address.
     #[error(
         "the address {0} is in use, perhaps by another numaward; stop that one, or choose another address with {1}"
     )]
     InUse(SocketAddr, &'static str),
-    /// Something else is wrong with it.
     #[error("cannot listen on {0}: {2}; choose another address with {1}")]
     Other(SocketAddr, &'static str, #[source] io::Error),
 }
 
-/// Starts to listen on an address that `key` sets. Ports below 1024 need `CAP_NET_BIND_SERVICE`.
+/// Listens on an address. `key` is the configuration key that sets it, for the error. Ports below 1024 need `CAP_NET_BIND_SERVICE`.
 pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpListener, ListenError> {
     let bound = std::net::TcpListener::bind(address);
     let listening = bound.and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
@@ -71,40 +69,40 @@ pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpLis
     })
 }
 
-/// Where connections come from.
+/// A source of connections.
 pub trait Accept: Send + Sync + 'static {
-    /// Waits for one.
+    /// Waits for the next connection.
     fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>>;
 }
 
-/// A connection as it came.
+/// A connection that was accepted, before its handshake.
 pub struct IncomingConnection {
-    /// From where; none, where that is no address.
+    /// The client's address; `None` on a Unix socket.
     pub source: Option<SocketAddr>,
-    /// At which address it was accepted, where that is known.
+    /// The local address at which it was accepted, if known.
     pub local: Option<SocketAddr>,
-    /// Does what must be done before requests can be read. Others are accepted meanwhile.
+    /// Completes the handshake, after which requests can be read. Runs in the connection's own task.
     pub open: BoxFuture<'static, io::Result<OpenedConnection>>,
 }
 
 impl IncomingConnection {
-    /// A connection over TCP on which requests can be read at once.
+    /// Returns a TCP connection without a handshake.
     pub fn plain(stream: TcpStream, address: SocketAddr) -> Self {
         let local = stream.local_addr().ok();
         let opened: OpenedConnection = (Box::new(stream), Peer { address: Some(address), ..Peer::default() });
         Self { source: Some(address), local, open: ready(Ok(opened)).boxed() }
     }
 
-    /// Its ends, if it came over the loopback.
+    /// Returns both addresses of a connection over the loopback.
     fn loopback_ends(&self) -> Option<Ends> {
         self.source.zip(self.local).filter(|(source, _)| source.ip().to_canonical().is_loopback())
     }
 }
 
-/// A connection on which requests can be read, and who is at its other end.
+/// A connection after its handshake, and its client.
 pub type OpenedConnection = (Box<dyn Stream>, Peer);
 
-/// What requests are read from and answers written to.
+/// A byte stream of requests and responses.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
@@ -119,12 +117,12 @@ impl Accept for TcpListener {
     }
 }
 
-/// Serves until the token is cancelled, then lets requests under way end. Requests carry their [`Peer`].
+/// Serves until the token is cancelled, then waits until requests in progress have ended. Each request has its [`Peer`] as an extension.
 pub fn serve(listener: impl Accept, router: Router, stop: CancellationToken) -> BoxFuture<'static, ()> {
-    serve_within(Limits::USUAL, Box::new(listener), router, stop)
+    serve_within(Limits::DEFAULT, Box::new(listener), router, stop)
 }
 
-/// The type of the listener is forgotten, so that all this is compiled once.
+/// Serves within other limits. The listener is a trait object, so that the loop is compiled once.
 pub(crate) fn serve_within(
     limits: Limits,
     listener: Box<dyn Accept>,
@@ -150,7 +148,7 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                 batch = accept_batch(&*listener) => match batch {
                     Ok(batch) => batch,
                     Err(error) => {
-                        // Out of file descriptors, or the client went away again: neither ends the server.
+                        // No free file descriptor, or the client has disconnected: the server continues.
                         tracing::warn!(%error, "cannot accept a connection");
                         sleep(Duration::from_millis(100)).await;
                         continue;
@@ -159,21 +157,21 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
             };
             continue;
         };
-        let Some(held) = peers.enter(peer) else {
-            tracing::debug!(peer = ?source, "closed: this peer has as many connections as it may");
+        let Some(place) = peers.enter(peer) else {
+            tracing::debug!(peer = ?source, "connection closed: this peer has reached its limit of connections");
             continue;
         };
-        // One that is displaced is closed soon.
-        let mut permit = permits.clone().try_acquire_owned().ok().or_else(|| held.displace());
+        // A displaced connection is closed by its own task.
+        let mut permit = permits.clone().try_acquire_owned().ok().or_else(|| place.displace());
         if permit.is_none() && source.is_none() {
-            // Who comes after it waits in the kernel.
+            // On a Unix socket, further connections wait in the kernel's queue.
             permit = tokio::select! {
                 () = stop.cancelled() => break,
                 permit = permits.clone().acquire_owned() => permit.ok(),
             };
         }
-        // Now, and not in its task: who comes next may be in need of its place before the task has run.
-        let is_served = permit.map(|permit| held.serve(permit)).is_some();
+        // Done here and not in the task: the next connection may displace this one before the task has run.
+        let is_served = permit.map(|permit| place.serve(permit)).is_some();
         let (http, service, watcher, stop) =
             (http.clone(), service.clone(), graceful.watcher(), stop.clone());
         let permits = permits.clone();
@@ -184,9 +182,11 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                     permit = timeout(limits.head, permits.acquire_owned()) => permit.ok().and_then(Result::ok),
                 };
                 let Some(permit) = permit else {
-                    return tracing::debug!("closed: there are as many connections as there may be");
+                    return tracing::debug!(
+                        "connection closed: the server has reached its limit of connections"
+                    );
                 };
-                held.serve(permit);
+                place.serve(permit);
             }
             let opened = tokio::select! {
                 () = stop.cancelled() => return,
@@ -196,16 +196,16 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                 Ok(opened) => opened,
                 Err(error) => return tracing::debug!(%error, "connection"),
             };
-            let peer = Peer { place: Some(held.clone()), ..peer };
+            let peer = Peer { place: Some(place.clone()), ..peer };
             let service = service_fn(move |mut request: hyper::Request<Incoming>| {
                 request.extensions_mut().insert(peer.clone());
                 service.call(request)
             });
-            let stream = TokioIo::new(Paced::new(stream, held.clone(), limits.stall));
+            let stream = TokioIo::new(PacedStream::new(stream, place.clone(), limits.stall));
             let served = tokio::select! {
                 served = watcher.watch(http.serve_connection(stream, service)) => served,
-                () = held.displaced() => {
-                    return tracing::debug!("closed: its peer has most connections, and others wait");
+                () = place.displaced() => {
+                    return tracing::debug!("connection closed: its peer has the most connections, and other peers wait");
                 }
             };
             if let Err(error) = served {
@@ -216,11 +216,11 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
     }
     drop(listener);
     if timeout(STOP_TIME_LIMIT, graceful.shutdown()).await.is_err() {
-        tracing::warn!("requests were cut off: they did not end within {STOP_TIME_LIMIT:?}");
+        tracing::warn!("requests were cut off because they did not end within {STOP_TIME_LIMIT:?}");
     }
 }
 
-/// Waits for a connection, and takes those that have come as well. Each comes with its peer.
+/// Waits for a connection and accepts all that are pending, up to [`MAX_BATCH`]. Returns each with its peer.
 async fn accept_batch(listener: &dyn Accept) -> io::Result<VecDeque<(Option<PeerId>, IncomingConnection)>> {
     let mut batch = vec![listener.accept().await?];
     while batch.len() < MAX_BATCH
@@ -232,12 +232,12 @@ async fn accept_batch(listener: &dyn Accept) -> io::Result<VecDeque<(Option<Peer
     let users = if ends.is_empty() {
         HashMap::new()
     } else {
-        // Without them, the loopback is one peer.
-        blocking::spawn(move || users(Path::new(OWN_NETWORK), &ends)).await.unwrap_or_default()
+        // If the lookup fails, all clients on the loopback are one peer.
+        blocking::spawn(move || users(Path::new(NETWORK_DIR), &ends)).await.unwrap_or_default()
     };
     let peer = |accepted: &IncomingConnection| {
         let user = accepted.loopback_ends().and_then(|ends| users.get(&ends).copied());
-        accepted.source.map(|source| PeerId::of(source.ip(), user))
+        accepted.source.map(|source| PeerId::new(source.ip(), user))
     };
     Ok(batch.into_iter().map(|accepted| (peer(&accepted), accepted)).collect())
 }
@@ -255,14 +255,14 @@ pub(crate) mod tests {
     use super::*;
     use crate::router::layered;
 
-    /// What a response of a large host has.
+    /// Size of a response of a large host.
     const LARGE: usize = 8 << 20;
     const STALL: Duration = Duration::from_millis(300);
-    /// Long enough for any machine.
-    pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+    /// Time limit of all waits, also on a slow machine.
+    pub(crate) const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
-    /// Serves what is large and what is small, on 127.0.0.1; clients from it are one peer.
-    async fn serving(limits: Limits) -> SocketAddr {
+    /// Serves a large and a small response on 127.0.0.1. All clients on it are one peer.
+    async fn start_server(limits: Limits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let large = |_: Request| async { vec![b'x'; LARGE] };
@@ -274,20 +274,20 @@ pub(crate) mod tests {
     async fn send(address: SocketAddr, path: &str, times: usize) -> TcpStream {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        // A connection that is closed at once is no error of the client's.
+        // The server may close the connection at once.
         let _ = stream.write_all(request.repeat(times).as_bytes()).await;
         stream
     }
 
-    /// The first bytes of an answer; none where the connection was closed.
+    /// Returns the first bytes of a response; `None` if the connection was closed.
     pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
         let mut buffer = vec![0; 4096];
         let read =
-            timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().ok().filter(|read| *read > 0)?;
+            timeout(TEST_TIMEOUT, stream.read(&mut buffer)).await.unwrap().ok().filter(|read| *read > 0)?;
         Some(String::from_utf8_lossy(&buffer[..read]).into_owned())
     }
 
-    /// Until a request is answered by 200.
+    /// Repeats a request until the status is 200.
     async fn wait_for(address: SocketAddr, path: &str) {
         let start = Instant::now();
         loop {
@@ -295,20 +295,20 @@ pub(crate) mod tests {
             if answer.as_ref().is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "{path}: {answer:?}");
+            assert!(start.elapsed() < TEST_TIMEOUT, "{path}: {answer:?}");
             sleep(Duration::from_millis(20)).await;
         }
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn those_who_never_read_are_closed_and_the_others_are_served() {
-        let limits = Limits { connections: 16, stall: STALL, ..Limits::USUAL };
-        let address = serving(limits).await;
+    async fn closes_clients_that_never_read() {
+        let limits = Limits { connections: 16, stall: STALL, ..Limits::DEFAULT };
+        let address = start_server(limits).await;
         let mut silent = Vec::new();
         for _ in 0..limits.connections {
             silent.push(send(address, "/large", 20).await);
         }
-        // All connections are theirs, until they are given up.
+        // They hold all connections until the server closes them.
         let mut served = Vec::new();
         for _ in 0..limits.connections {
             let mut stream = send(address, "/livez", 1).await;
@@ -319,17 +319,17 @@ pub(crate) mod tests {
         for mut stream in silent {
             let mut taken = 0;
             let mut buffer = vec![0; 1 << 20];
-            while let Ok(Ok(read @ 1..)) = timeout(PATIENCE, stream.read(&mut buffer)).await {
+            while let Ok(Ok(read @ 1..)) = timeout(TEST_TIMEOUT, stream.read(&mut buffer)).await {
                 taken += read;
             }
-            assert!(taken < 20 * LARGE, "{taken} bytes were sent to who did not read");
+            assert!(taken < 20 * LARGE, "{taken} bytes were sent to a client that did not read");
         }
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_peer_has_a_share_of_the_connections() {
-        let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::USUAL };
-        let address = serving(limits).await;
+    async fn limits_connections_of_one_peer() {
+        let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::DEFAULT };
+        let address = start_server(limits).await;
         let mut held = Vec::new();
         for _ in 0..limits.connections_of_a_peer {
             let mut stream = send(address, "/livez", 1).await;
@@ -342,20 +342,20 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn connections_of_one_user_of_the_loopback_keep_no_other_user_out() {
-        // Another user needs root.
+    async fn local_users_have_separate_limits() {
+        // Only root can start a process of another user.
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::USUAL };
-        let address = serving(limits).await;
+        let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::DEFAULT };
+        let address = start_server(limits).await;
         let script = "for i in 1 2 3 4 5 6 7 8; do exec {fd}<>/dev/tcp/127.0.0.1/$0 || exit; done; echo; exec sleep 300";
         let flood = std::process::Command::new("bash")
             .args(["-c", script, &address.port().to_string()])
             .uid(65534)
             .stdout(std::process::Stdio::piped())
             .spawn();
-        // A host without bash.
+        // The host may have no bash.
         let Ok(mut flood) = flood else { return };
         io::Read::read_exact(flood.stdout.as_mut().unwrap(), &mut [0]).unwrap();
         let mut held = Vec::new();
@@ -370,10 +370,10 @@ pub(crate) mod tests {
         flood.wait().unwrap();
     }
 
-    /// Connections over the loopback, of which each address is a peer.
-    pub(crate) struct Peers<A>(pub(crate) A);
+    /// Listener on the loopback that makes each client address a separate peer.
+    pub(crate) struct SeparatePeers<A>(pub(crate) A);
 
-    impl<A: Accept> Accept for Peers<A> {
+    impl<A: Accept> Accept for SeparatePeers<A> {
         fn accept(&self) -> BoxFuture<'_, io::Result<IncomingConnection>> {
             async {
                 let accepted = self.0.accept().await?;
@@ -389,9 +389,9 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn peers_that_come_all_at_once_keep_nobody_else_out() {
-        let forever = 10 * PATIENCE;
-        let limits = Limits { connections: 8, connections_of_a_peer: 8, head: forever, ..Limits::USUAL };
+    async fn simultaneous_peer_blocks_no_other() {
+        let forever = 10 * TEST_TIMEOUT;
+        let limits = Limits { connections: 8, connections_of_a_peer: 8, head: forever, ..Limits::DEFAULT };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let connect = async |peer: [u8; 4]| {
@@ -399,7 +399,7 @@ pub(crate) mod tests {
             socket.bind(SocketAddr::from((peer, 0))).unwrap();
             socket.connect(address).await.unwrap()
         };
-        // All wait when the server begins, and all that runs here runs on one thread.
+        // All connections are pending when the server starts, and the runtime has one thread.
         let mut silent = Vec::new();
         for _ in 0..limits.connections {
             silent.push(connect([127, 0, 0, 2]).await);
@@ -408,20 +408,20 @@ pub(crate) mod tests {
         other.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let router = Router::new().route("/livez", get(|| async { "ok\n" }));
         let stop = CancellationToken::new();
-        tokio::spawn(serve_within(limits, Box::new(Peers(listener)), layered(router), stop));
-        let answer = timeout(PATIENCE, head(&mut other)).await.expect("an answer");
+        tokio::spawn(serve_within(limits, Box::new(SeparatePeers(listener)), layered(router), stop));
+        let answer = timeout(TEST_TIMEOUT, head(&mut other)).await.expect("there is no response");
         assert!(answer.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")));
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn peers_that_fill_all_places_keep_nobody_else_out() {
-        let limits = Limits { connections: 16, connections_of_a_peer: 8, ..Limits::USUAL };
+    async fn full_server_admits_new_peers() {
+        let limits = Limits { connections: 16, connections_of_a_peer: 8, ..Limits::DEFAULT };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/livez", get(|| async { "ok\n" }));
         tokio::spawn(serve_within(
             limits,
-            Box::new(Peers(listener)),
+            Box::new(SeparatePeers(listener)),
             layered(router),
             CancellationToken::new(),
         ));
@@ -432,7 +432,7 @@ pub(crate) mod tests {
             let _ = stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
             stream
         };
-        // All stay connected, and ask nothing more.
+        // All stay connected and send no further request.
         let mut held = Vec::new();
         for peer in [[127, 0, 1, 1], [127, 0, 1, 2]] {
             for _ in 0..limits.connections_of_a_peer {
@@ -446,13 +446,13 @@ pub(crate) mod tests {
             let mut stream = from([127, 0, 2, peer]).await;
             assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"), "{peer}");
         }
-        assert!(start.elapsed() < limits.head, "those who were there had gone by themselves");
+        assert!(start.elapsed() < limits.head, "the other connections had timed out");
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn large_responses_that_nobody_reads_are_bounded() {
-        let limits = Limits { unread_of_a_peer: 2 * LARGE, stall: STALL, ..Limits::USUAL };
-        let address = serving(limits).await;
+    async fn limits_unread_responses() {
+        let limits = Limits { unread_of_a_peer: 2 * LARGE, stall: STALL, ..Limits::DEFAULT };
+        let address = start_server(limits).await;
         let mut held = Vec::new();
         for _ in 0..2 {
             let stream = send(address, "/large", 1).await;
@@ -463,12 +463,12 @@ pub(crate) mod tests {
         assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after: 1"), "{refused}");
         assert!(refused.contains("wait to be read"), "{refused}");
         wait_for(address, "/livez").await;
-        // One is read to its end, and makes room.
+        // One response is read to its end, which allows another.
         let mut left = LARGE;
         let mut buffer = vec![0; 1 << 20];
         let stream = &mut held[0];
         while left > 0 {
-            let read = timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().unwrap();
+            let read = timeout(TEST_TIMEOUT, stream.read(&mut buffer)).await.unwrap().unwrap();
             assert!(read > 0, "cut off with {left} bytes left");
             left = left.saturating_sub(read);
         }

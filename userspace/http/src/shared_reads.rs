@@ -1,16 +1,19 @@
-//! Reads that take long, shared by all requests that ask for the same.
+//! Slow reads, shared by all concurrent requests for the same data.
 //!
-//! Problem: what is looked up inside a workload takes seconds, memory, and locks of the workload's processes. Clients that ask for the
-//! same at once, or again and again without waiting for the answer, must not multiply that.
+//! # Problem
+//! Call chains and regions of a workload require seconds, memory, and locks of the workload's processes. Clients that request the same
+//! data at once, or again and again without waiting for the response, must not multiply that.
 //!
-//! Algorithm: a request takes part in the read of its key that is under way, if there is one. Otherwise it waits for a place, and begins
-//! one. All that take part get the same bytes.
+//! # Algorithm
+//! A request joins the read in progress for its key, if there is one. Otherwise it waits for a place and starts a read. All requests that
+//! joined get the same bytes.
 //!
-//! A read can hang: in a file of a workload on a file system that does not respond, or at the locks of a process that waits for one. A
-//! read that takes longer than [`PATIENCE`] fails for those who wait, and gives its place to others. Its thread stays, so there are
-//! at most [`MAX_READS`], and its key fails at once until it ends.
+//! A read can hang: on a file of a workload in a file system that does not respond, or on the locks of a process that waits for one. A read
+//! that takes longer than [`READ_TIMEOUT`] fails for all requests that joined it, and frees its place. Its thread remains blocked, so the
+//! number of threads is limited to [`MAX_READS`], and requests for its key fail at once until it ends.
 //!
-//! Invariant: of each key at most one read is under way, also where no client waits for it any more.
+//! # Invariant
+//! At most one read is in progress for each key, even if no client waits for it any more.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -27,25 +30,25 @@ use crate::{
     problem::Failure,
 };
 
-/// Every reader stops by itself long before.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Reads under way at once, with those that hang: each has a thread.
+/// Time after which a read counts as hung. Each kind of read has a shorter limit of its own.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum number of reads in progress, including hung ones. Each has a thread.
 const MAX_READS: usize = 32;
 
-/// The outcome of a read.
-pub(crate) type Outcome = Result<Bytes, Failure>;
+/// The result of a read.
+pub(crate) type ReadResult = Result<Bytes, Failure>;
 
-type Reads = Mutex<BTreeMap<String, Shared<BoxFuture<'static, Outcome>>>>;
+type Reads = Mutex<BTreeMap<String, Shared<BoxFuture<'static, ReadResult>>>>;
 
-/// Reads under way, by key.
+/// The reads in progress, by key.
 #[derive(Debug)]
 pub(crate) struct SharedReads {
     places: BlockingPool,
     reads: Arc<Reads>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// Ends a read when it is dropped.
+/// Removes its read from the map when it is dropped.
 struct Entry {
     reads: Arc<Reads>,
     key: String,
@@ -58,15 +61,19 @@ impl Drop for Entry {
 }
 
 impl SharedReads {
-    /// Reads of which one that takes so long hangs.
-    fn new(patience: Duration) -> Self {
-        Self { places: BlockingPool::default(), reads: Arc::default(), patience }
+    /// Creates the map. A read that takes longer than `timeout` counts as hung.
+    fn new(timeout: Duration) -> Self {
+        Self { places: BlockingPool::default(), reads: Arc::default(), timeout }
     }
 
-    /// The outcome of the read of `key` that is under way, or else that of `work`, on a thread that may block.
-    pub(crate) async fn run(&self, key: String, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
-        let under_way = self.reads.lock().get(&key).cloned();
-        if let Some(read) = under_way {
+    /// Returns the result of the read of `key` in progress, or else runs `work` on a thread that may block.
+    pub(crate) async fn run(
+        &self,
+        key: String,
+        work: impl FnOnce() -> ReadResult + Send + 'static,
+    ) -> ReadResult {
+        let in_progress = self.reads.lock().get(&key).cloned();
+        if let Some(read) = in_progress {
             return read.await;
         }
         let place = self.places.place().await;
@@ -75,14 +82,14 @@ impl SharedReads {
             if let Some(read) = reads.get(&key) {
                 read.clone()
             } else if reads.len() >= MAX_READS {
-                return Err(hangs(&format!("{MAX_READS} reads hang")));
+                return Err(hung(&format!("{MAX_READS} reads hang")));
             } else {
                 let entry = Entry { reads: self.reads.clone(), key: key.clone() };
                 let done = spawn(move || {
                     let _entry = entry;
                     work()
                 });
-                let done = timeout(self.patience, done);
+                let done = timeout(self.timeout, done);
                 let task = tokio::spawn(async move {
                     let _place = place;
                     done.await
@@ -91,7 +98,7 @@ impl SharedReads {
                     match task.await {
                         Ok(Ok(Ok(outcome))) => outcome,
                         Ok(Ok(Err(error))) | Err(error) => Err(failed(&error)),
-                        Ok(Err(_)) => Err(hangs("the read hangs")),
+                        Ok(Err(_)) => Err(hung("the read hangs")),
                     }
                 };
                 let read = read.boxed().shared();
@@ -105,11 +112,11 @@ impl SharedReads {
 
 impl Default for SharedReads {
     fn default() -> Self {
-        Self::new(PATIENCE)
+        Self::new(READ_TIMEOUT)
     }
 }
 
-fn hangs(what: &str) -> Failure {
+fn hung(what: &str) -> Failure {
     let why = "a file system or a process that a workload uses does not respond";
     (StatusCode::SERVICE_UNAVAILABLE, format!("{what}: {why}"))
 }
@@ -123,10 +130,10 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_millis(50);
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn requests_for_the_same_share_one_read() {
+    async fn concurrent_requests_share_one_read() {
         let (shared, count) = (Arc::new(SharedReads::default()), Arc::new(AtomicU32::new(0)));
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
@@ -142,26 +149,26 @@ mod tests {
                 shared.run(key, work).await
             })
         };
-        // More than there are places.
-        let mut asked: Vec<_> = (0..40).map(|_| ask("same")).collect();
-        tokio::time::sleep(SOON).await;
-        // Its client went away: the read goes on, and another request takes part in it.
-        asked.drain(..20).for_each(|of| of.abort());
-        asked.push(ask("same"));
-        tokio::time::sleep(SOON).await;
+        // More requests than places.
+        let mut requests: Vec<_> = (0..40).map(|_| ask("same")).collect();
+        tokio::time::sleep(SHORT_TIMEOUT).await;
+        // The clients disconnect: the read continues, and another request joins it.
+        requests.drain(..20).for_each(|request| request.abort());
+        requests.push(ask("same"));
+        tokio::time::sleep(SHORT_TIMEOUT).await;
         assert_eq!(count.load(Ordering::Relaxed), 1);
         release.send(()).unwrap();
-        for of in asked {
-            assert_eq!(of.await.unwrap().unwrap(), "0");
+        for request in requests {
+            assert_eq!(request.await.unwrap().unwrap(), "0");
         }
         assert!(shared.reads.lock().is_empty());
         drop(release);
-        assert_eq!(ask("same").await.unwrap().unwrap(), "1", "the next one is read anew");
+        assert_eq!(ask("same").await.unwrap().unwrap(), "1", "the next request starts a new read");
         assert_eq!(ask("another").await.unwrap().unwrap(), "2");
     }
 
     #[tokio::test]
-    async fn read_that_panics_is_an_error_and_ends() {
+    async fn panicking_read_is_an_error() {
         let shared = SharedReads::default();
         for _ in 0..2 {
             let failed =
@@ -172,8 +179,8 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn read_that_hangs_holds_no_place_and_no_client() {
-        let shared = Arc::new(SharedReads::new(SOON));
+    async fn hung_read_frees_place_and_clients() {
+        let shared = Arc::new(SharedReads::new(SHORT_TIMEOUT));
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         for number in 0..MAX_READS {
@@ -182,9 +189,10 @@ mod tests {
                 let _released = released.lock().recv();
                 Ok(Bytes::new())
             });
-            let (status, _) = timeout(10 * SOON + Duration::from_secs(5), hung).await.unwrap().unwrap_err();
+            let (status, _) =
+                timeout(10 * SHORT_TIMEOUT + Duration::from_secs(5), hung).await.unwrap().unwrap_err();
             assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
-            let again = shared.run("hung 0".to_owned(), || panic!("it is under way"));
+            let again = shared.run("hung 0".to_owned(), || panic!("it is in progress"));
             assert!(again.await.is_err());
             if number + 1 < MAX_READS {
                 assert!(shared.run("other".to_owned(), || Ok(Bytes::new())).await.is_ok(), "{number}");
@@ -196,7 +204,7 @@ mod tests {
         let start = std::time::Instant::now();
         while !shared.reads.lock().is_empty() {
             assert!(start.elapsed() < Duration::from_secs(10));
-            tokio::time::sleep(SOON).await;
+            tokio::time::sleep(SHORT_TIMEOUT).await;
         }
         assert!(shared.run("hung 0".to_owned(), || Ok(Bytes::new())).await.is_ok());
     }

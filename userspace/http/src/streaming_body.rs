@@ -1,4 +1,4 @@
-//! A body that somebody else writes, handed to the client piece by piece.
+//! Response bodies that another task or thread writes piece by piece.
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
@@ -13,29 +13,29 @@ use tokio::{
 
 use crate::{blocking, limits::TIME_LIMIT, peers::Place, scrapes::ScrapePlace};
 
-/// Pieces that wait for a slow client, at most.
-const WAITING: usize = 4;
-/// For so long in total, the client of a scrape may let the kernel wait for it to read while a request waits for a place. The daemon's
-/// own time does not count: a slow host makes no client slow.
+/// Maximum number of pieces that wait for a slow client.
+const MAX_QUEUED_PIECES: usize = 4;
+/// Total time that the client of a scrape may spend without reading while another request waits for a place. Time that the daemon needs
+/// itself does not count, so a slow host does not make a client slow.
 const MAX_STALLED: Duration = Duration::from_secs(3);
-/// How often that is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval at which that time is checked.
+const STALL_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A part of a body.
 pub(crate) enum Piece {
     Text(Bytes),
-    /// Without it, the text broke off, which the client learns.
+    /// The end of a complete body. A body without it is aborted, which the client sees as an error.
     End,
 }
 
-/// A body, and where to put its pieces.
+/// Returns a body and the sender of its pieces.
 pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
-    let (sender, receiver) = mpsc::channel(WAITING);
+    let (sender, receiver) = mpsc::channel(MAX_QUEUED_PIECES);
     let pieces = stream::unfold(receiver, async |mut receiver| {
         let piece = match receiver.recv().await {
             Some(Piece::Text(text)) => Ok(text),
             Some(Piece::End) => return None,
-            None => Err(io::Error::other("what was to be said could not be said to its end")),
+            None => Err(io::Error::other("the response could not be completed")),
         };
         Some((piece, receiver))
     });
@@ -43,8 +43,8 @@ pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
     (sender, Body::from_stream(pieces.fuse()))
 }
 
-/// The body of `/metrics`, written by a thread that may block. `place` is held until it is written. While a request waits for a place,
-/// a client that hardly reads is given up.
+/// Returns the body of `/metrics`, written by a thread that may block. `place` is held until it is written. While another request waits
+/// for a place, the body of a client that reads too slowly is aborted.
 pub(crate) fn scrape(
     metrics: Arc<Metrics>,
     format: Format,
@@ -55,13 +55,13 @@ pub(crate) fn scrape(
     let runtime = Handle::current();
     let deadline = Instant::now() + TIME_LIMIT;
     blocking::spawn(move || {
-        let stalled = || connection.as_ref().map_or(Duration::ZERO, |of| of.stalled());
+        let stalled = || connection.as_ref().map_or(Duration::ZERO, |place| place.stalled());
         let before = stalled();
         let may_wait = || {
             let is_wanted = place.as_ref().is_some_and(ScrapePlace::is_wanted);
             !is_wanted || stalled().saturating_sub(before) < MAX_STALLED
         };
-        let send = |piece| runtime.block_on(hand_over(&sender, piece, deadline, may_wait));
+        let send = |piece| runtime.block_on(send_piece(&sender, piece, deadline, may_wait));
         if metrics.encode(format, |piece| send(Piece::Text(piece))).is_ok() {
             send(Piece::End);
         }
@@ -70,8 +70,8 @@ pub(crate) fn scrape(
     written
 }
 
-/// Whether a client takes a piece until the deadline, and as long as it may be waited for.
-async fn hand_over(
+/// Sends a piece. Returns false if the client has not taken it at the deadline, or when `may_wait` returns false.
+async fn send_piece(
     sender: &mpsc::Sender<Piece>,
     piece: Piece,
     deadline: Instant,
@@ -79,7 +79,7 @@ async fn hand_over(
 ) -> bool {
     let mut sent = pin!(sender.send(piece));
     loop {
-        let until = deadline.min(Instant::now() + LOOK_INTERVAL);
+        let until = deadline.min(Instant::now() + STALL_POLL_INTERVAL);
         match timeout_at(until, sent.as_mut()).await {
             Ok(sent) => return sent.is_ok(),
             Err(_) if until < deadline && may_wait() => {}
@@ -113,11 +113,11 @@ mod tests {
     use crate::{
         peer::Peer,
         scrapes::Scrapes,
-        server::{serve, tests::Peers},
+        server::{serve, tests::SeparatePeers},
     };
 
     #[tokio::test]
-    async fn what_broke_off_is_no_whole_body_compressed_or_not() {
+    async fn aborted_body_is_an_error() {
         let broken = get(async || {
             let (sender, body) = body();
             sender.send(Piece::Text(Bytes::from_static(&[b'a'; 100]))).await.unwrap();
@@ -143,32 +143,33 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_hardly_reads_is_given_up_where_others_may_be_waiting() {
+    async fn slow_client_is_aborted_if_needed() {
         let (sender, mut client) = mpsc::channel(1);
         let piece = || Piece::Text(Bytes::new());
         let start = Instant::now();
         let deadline = start + TIME_LIMIT;
-        assert!(hand_over(&sender, piece(), deadline, || false).await, "there is room");
-        assert!(!hand_over(&sender, piece(), deadline, || false).await);
-        assert_eq!(start.elapsed(), LOOK_INTERVAL);
-        assert!(!hand_over(&sender, piece(), deadline, || true).await);
+        assert!(send_piece(&sender, piece(), deadline, || false).await, "there is room");
+        assert!(!send_piece(&sender, piece(), deadline, || false).await);
+        assert_eq!(start.elapsed(), STALL_POLL_INTERVAL);
+        assert!(!send_piece(&sender, piece(), deadline, || true).await);
         assert_eq!(start.elapsed(), TIME_LIMIT);
         client.recv().await;
-        assert!(hand_over(&sender, piece(), deadline, || true).await);
+        assert!(send_piece(&sender, piece(), deadline, || true).await);
     }
 
-    /// Metrics of some 32 MiB.
+    /// Source of an empty snapshot.
     #[derive(Debug)]
-    struct Nothing;
+    struct EmptySource;
 
-    impl SnapshotSource for Nothing {
+    impl SnapshotSource for EmptySource {
         fn snapshot(&self) -> Snapshot {
             Snapshot::default()
         }
     }
 
+    /// Returns metrics of some 32 MiB.
     fn large() -> Metrics {
-        Metrics::new(Arc::new(Nothing)).with(|registry| {
+        Metrics::new(Arc::new(EmptySource)).with(|registry| {
             for number in 0..512 {
                 registry.register(format!("a{number}"), "x".repeat(64 << 10), Gauge::<i64>::default());
             }
@@ -176,16 +177,16 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn slow_scrapes_of_one_peer_give_way_to_that_of_another() {
+    async fn scrape_of_other_peer_comes_first() {
         let (metrics, scrapes) = (Arc::new(large()), Scrapes::default());
         let route = get(async move |Extension(peer): Extension<Peer>| {
-            let place = scrapes.place(peer.place.as_ref().and_then(|of| of.peer())).await;
+            let place = scrapes.place(peer.place.as_ref().and_then(|place| place.peer())).await;
             scrape(metrics, Format::Prometheus, place, peer.place)
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/metrics", route);
-        tokio::spawn(serve(Peers(listener), router, CancellationToken::new()));
+        tokio::spawn(serve(SeparatePeers(listener), router, CancellationToken::new()));
         let ask = async |from: [u8; 4]| {
             let socket = TcpSocket::new_v4().unwrap();
             socket.bind(SocketAddr::from((from, 0))).unwrap();
@@ -194,7 +195,7 @@ mod tests {
             stream.write_all(request).await.unwrap();
             stream
         };
-        // Each reads all the time, and would take minutes.
+        // Each of them reads steadily, and would need minutes.
         let mut slow = Vec::new();
         for _ in 0..20 {
             let mut stream = ask([127, 0, 0, 2]).await;
@@ -212,8 +213,8 @@ mod tests {
         assert!(answer.ends_with(b"0\r\n\r\n") && answer.len() > 32 << 20, "{}", answer.len());
         let time = start.elapsed();
         assert!(time < TIME_LIMIT / 2, "{time:?}");
-        for of in slow {
-            of.abort();
+        for client in slow {
+            client.abort();
         }
     }
 }

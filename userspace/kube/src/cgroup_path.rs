@@ -1,15 +1,15 @@
-//! Where the cgroups of pods and containers are.
+//! Cgroup paths of pods and containers.
 //!
-//! The kubelet and the runtime name a cgroup in one of two ways, by *cgroup driver*:
+//! The kubelet and the runtime name a cgroup in one of two ways, depending on the *cgroup driver*:
 //!
 //! | driver | container | pod |
 //! |---|---|---|
 //! | cgroupfs | `/kubepods/burstable/podUID/ID` | `/kubepods/burstable/podUID` |
 //! | systemd | `kubepods-burstable-podUID.slice:cri-containerd:ID` | `kubepods-burstable-podUID.slice`, also with its parents before it |
 //!
-//! With systemd a slice lies within the slices that the dashes in its name say, dashes within the pod's UID are
-//! underscores, and the container is the scope `cri-containerd-ID.scope`. All paths here are absolute below the
-//! root of the cgroup hierarchy, without a `/` at the end.
+//! With systemd, the dashes in the name of a slice determine its parent slices, dashes within the pod's UID become underscores, and the
+//! container is the scope `cri-containerd-ID.scope`. All paths here are absolute below the root of the cgroup hierarchy, without a `/` at
+//! the end.
 //!
 //! Sources: OCI runtime specification (`cgroupsPath`), systemd.slice(5), the kubelet's cgroup names
 //! (`kubepods`, `burstable`, `besteffort`, `podUID`).
@@ -18,23 +18,22 @@ use std::path::{Component, Path};
 
 use numaward_engine::QosClass;
 
-/// What the names of slices end with.
-const SLICE: &str = ".slice";
+/// Suffix of the names of slices.
+const SLICE_SUFFIX: &str = ".slice";
 
-/// The cgroup of a container, from `linux.cgroupsPath` of its OCI specification.
+/// Returns the cgroup of a container, from `linux.cgroupsPath` of its OCI specification.
 ///
-/// A runtime that is given systemd's notation while it uses cgroupfs itself makes something else of it: where
-/// the kubelet's driver and the runtime's differ, the cgroup is not there.
+/// If the kubelet and the runtime use different drivers, the runtime derives another path, and this cgroup does not exist.
 ///
 /// # Errors
 ///
-/// What is wrong with a text that names no cgroup.
+/// The problem with a text that is not the path of a cgroup.
 pub fn container_path(cgroups_path: &str) -> Result<String, &'static str> {
     let parts: Vec<&str> = cgroups_path.split(':').collect();
     match parts[..] {
-        [path] => plain(path),
+        [path] => normalize(path),
         [slice, prefix, name] => {
-            // What the runtimes do where no slice is given.
+            // The default of the runtimes.
             let slice = if slice.is_empty() { "system.slice" } else { slice };
             let parent = expand_slice(slice)?;
             if prefix.is_empty() || name.is_empty() || [prefix, name].iter().any(|part| part.contains('/')) {
@@ -46,18 +45,18 @@ pub fn container_path(cgroups_path: &str) -> Result<String, &'static str> {
     }
 }
 
-/// The cgroup of a pod, from the `cgroup_parent` that the kubelet gave the runtime.
+/// Returns the cgroup of a pod, from the `cgroup_parent` that the kubelet gave the runtime.
 ///
 /// # Errors
 ///
-/// What is wrong with a text that names no cgroup.
+/// The problem with a text that is not the path of a cgroup.
 pub fn pod_path(cgroup_parent: &str) -> Result<String, &'static str> {
     let name = cgroup_parent.rsplit('/').next().unwrap_or(cgroup_parent);
-    if name.ends_with(SLICE) { expand_slice(name) } else { plain(cgroup_parent) }
+    if name.ends_with(SLICE_SUFFIX) { expand_slice(name) } else { normalize(cgroup_parent) }
 }
 
-/// Checks a path as the cgroupfs driver gives it.
-fn plain(path: &str) -> Result<String, &'static str> {
+/// Normalizes a path in the notation of the cgroupfs driver.
+fn normalize(path: &str) -> Result<String, &'static str> {
     if !path.starts_with('/') {
         return Err("it is not absolute");
     }
@@ -75,9 +74,9 @@ fn plain(path: &str) -> Result<String, &'static str> {
     if clean.is_empty() { Err("it is the root") } else { Ok(clean) }
 }
 
-/// The path of a slice: `a-b.slice` is `/a.slice/a-b.slice`.
+/// Returns the path of a slice: `/a.slice/a-b.slice` for `a-b.slice`.
 fn expand_slice(slice: &str) -> Result<String, &'static str> {
-    let name = slice.strip_suffix(SLICE).ok_or("the parent is not a slice")?;
+    let name = slice.strip_suffix(SLICE_SUFFIX).ok_or("the parent is not a slice")?;
     if name == "-" {
         return Ok(String::new());
     }
@@ -88,48 +87,48 @@ fn expand_slice(slice: &str) -> Result<String, &'static str> {
     for end in name.match_indices('-').map(|(at, _)| at).chain([name.len()]) {
         path.push('/');
         path.push_str(&name[..end]);
-        path.push_str(SLICE);
+        path.push_str(SLICE_SUFFIX);
     }
     Ok(path)
 }
 
-/// Where a pod stands among the kubelet's cgroups.
+/// Position of a pod among the kubelet's cgroups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodLevels {
-    /// The pod's class, which decides where its cgroup is.
+    /// The pod's QoS class, which determines its parent cgroup.
     pub qos: QosClass,
-    /// The cgroups from the kubelet's own (`/kubepods`) down to the pod's, outermost first. A protection of
-    /// memory is only worth what all of them have.
+    /// The cgroups from the kubelet's own (`/kubepods`) down to the pod's, outermost first. A memory
+    /// protection is effective only up to the smallest value among them.
     pub cgroups: Vec<String>,
 }
 
-/// The levels above and at a pod, from its cgroup's path or one below it. None for what is no pod's.
+/// Returns the position of the pod whose cgroup, or a cgroup below it, has this path. `None` if the path is not within a pod.
 ///
-/// The kubelet's own cgroup may lie deeper than the root (`--cgroup-root`, Kubernetes nodes in containers).
+/// The kubelet's own cgroup may be below the root (`--cgroup-root`, Kubernetes nodes in containers).
 pub fn pod_levels(path: &str) -> Option<PodLevels> {
     let names: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
     let (pod, qos) = names.iter().enumerate().find_map(|(at, name)| {
-        let qos = match name.strip_suffix(SLICE) {
+        let qos = match name.strip_suffix(SLICE_SUFFIX) {
             Some(slice) => systemd_class(slice)?,
             None => cgroupfs_class(&names[..at], name)?,
         };
         Some((at, qos))
     })?;
     let kubepods = names[..pod].iter().rposition(|name| {
-        let name = name.strip_suffix(SLICE).unwrap_or(name);
+        let name = name.strip_suffix(SLICE_SUFFIX).unwrap_or(name);
         name == "kubepods" || name.ends_with("-kubepods")
     })?;
     let cgroups = (kubepods..=pod).map(|end| format!("/{}", names[..=end].join("/"))).collect();
     Some(PodLevels { qos, cgroups })
 }
 
-/// The class that the names before `podUID` say, if it is one.
+/// Returns the class of a cgroup `podUID` from the names of its parents; `None` if it is not a pod.
 fn cgroupfs_class(parents: &[&str], name: &str) -> Option<QosClass> {
     name.strip_prefix("pod").filter(|uid| !uid.is_empty())?;
     class_below(parents)
 }
 
-/// The class that a slice's name says, given without `.slice`, if it is a pod's.
+/// Returns the class of a pod's slice from its name without `.slice`; `None` if it is not a pod.
 fn systemd_class(slice: &str) -> Option<QosClass> {
     let (parents, uid) = slice.rsplit_once("-pod")?;
     if uid.is_empty() || uid.contains('-') {
@@ -155,7 +154,7 @@ mod tests {
     const UID_UNIT: &str = "0f2bd7cf_3ba1_4f26_a0a6_3b8a6d5c6b55";
 
     #[test]
-    fn containers_are_found_with_both_drivers() {
+    fn finds_containers_of_both_drivers() {
         for (text, path) in [
             (format!("/kubepods/burstable/pod{UID}/abc"), format!("/kubepods/burstable/pod{UID}/abc")),
             (format!("/kubepods//pod{UID}/./abc/"), format!("/kubepods/pod{UID}/abc")),
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_found_with_both_drivers() {
+    fn finds_pods_of_both_drivers() {
         let slices =
             format!("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID_UNIT}.slice");
         for (text, path) in [
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_levels_are_found() {
+    fn finds_levels_of_pod() {
         use QosClass::{BestEffort, Burstable, Guaranteed};
         let uid = UID;
         let unit = UID_UNIT;

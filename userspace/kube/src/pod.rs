@@ -1,53 +1,49 @@
-//! Pods as the API server describes them: what the runtime does not report about them.
+//! Pods as the API server describes them, with the data that the runtime does not report.
 //!
-//! NRI carries limits only, and one container at a time. Requests, init and sidecar containers, resources of
-//! the pod as a whole and all containers at once come from the API server, by way of a [`PodSource`].
+//! NRI reports limits only, and one container at a time. Requests, init and sidecar containers, resources of the whole pod, and all
+//! containers together come from the API server through a [`PodSource`].
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{ContainerRequest, PodResources, Request, Resources};
 
-/// The annotation by which the mirror pod in the API server of a static pod gives the UID that the kubelet and
-/// the runtime use: the hash of its manifest. Any author of a pod can set it.
+/// Annotation of the mirror pod of a static pod, with the UID that the kubelet and the runtime use: the hash of the manifest. Any author
+/// of a pod can set it.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// The annotation that makes a pod a mirror pod, with the same hash.
+/// Annotation that marks a mirror pod, with the same hash.
 pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Which pod.
+/// Identity of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 #[display("{namespace}/{name}")]
 pub struct PodId {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID, as the runtime knows it: for a static pod the value of [`CONFIG_HASH`].
+    /// UID as the runtime reports it: for a static pod the value of [`CONFIG_HASH`].
     pub uid: String,
 }
 
 /// A pod of this Kubernetes node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
-    /// Which.
     pub id: PodId,
-    /// Its UID in the API server; differs from that in `id` for the mirror of a static pod.
+    /// UID in the API server. Differs from that in `id` for the mirror pod of a static pod.
     pub api_uid: String,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Init containers in the order in which they start; those with `restartPolicy: Always` are sidecars.
     pub init_containers: Vec<ContainerRequest>,
-    /// The containers that run together.
+    /// Regular containers.
     pub containers: Vec<ContainerRequest>,
-    /// What the pod as a whole asks for (`spec.resources`), where it does.
+    /// Resources of the whole pod (`spec.resources`), if set.
     pub resources: Option<PodResources>,
-    /// What the runtime class adds (`spec.overhead`).
+    /// Overhead of the runtime class (`spec.overhead`).
     pub overhead: Resources,
-    /// Whether it has ended (`Succeeded`, `Failed`) and will not run again.
+    /// True if the phase is `Succeeded` or `Failed`: the pod will not run again.
     pub is_terminal: bool,
 }
 
 impl Pod {
-    /// What the engine is asked: the owner is the pod's UID.
+    /// Returns the pod's request to the engine. The owner is the pod's UID.
     pub fn request(&self) -> Request {
         Request {
             owner: self.id.uid.as_str().into(),
@@ -58,33 +54,32 @@ impl Pod {
     }
 }
 
-/// Something that those who look at the pod in the API server should know.
+/// Contents of a Kubernetes Event on a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Which pod.
     pub pod: PodId,
-    /// In a word, in `CamelCase`: the event's reason.
+    /// The event's reason: one word in `CamelCase`.
     pub reason: String,
-    /// In sentences, with the explanation.
+    /// The explanation in sentences.
     pub message: String,
-    /// Whether something is wrong (`Warning`), or not (`Normal`).
+    /// The event's type: `Warning` if true, or else `Normal`.
     pub is_warning: bool,
 }
 
-/// Knows the pods of this Kubernetes node. Answers from memory and never blocks.
+/// Source of the pods of this Kubernetes node. All methods answer from memory and never block.
 pub trait PodSource: Send + Sync + 'static {
-    /// The pod that has this namespace, this name and this UID, all of them as the runtime reports them.
+    /// Returns the pod with this namespace, name and UID, as the runtime reports them.
     fn pod(&self, id: &PodId) -> Option<Arc<Pod>>;
 
-    /// Whether all pods are known, so that one that is not will be in a moment. False where there is no API
-    /// server, or as long as it cannot be reached.
+    /// Returns true if all pods are known, so that a missing one is about to appear. False if there is no API server, or while it cannot
+    /// be reached.
     fn is_synced(&self) -> bool;
 
-    /// Makes a Kubernetes Event on the pod, at leisure and if possible.
+    /// Queues a Kubernetes Event on the pod. It is dropped if it cannot be created.
     fn notify(&self, notice: Notice);
 }
 
-/// No API server: static pods, hosts at the edge.
+/// Source without an API server, for hosts that run static pods only.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoPods;
 

@@ -1,7 +1,7 @@
-//! The routes.
+//! The routes of the read-only API, and its OpenAPI document.
 
 mod events;
-mod inside;
+mod stacks_and_regions;
 
 use std::sync::Arc;
 
@@ -40,29 +40,29 @@ use crate::{
     streaming_body,
 };
 
-/// What the routes serve from.
+/// State of the routes.
 #[derive(Debug)]
 pub struct App {
     observer: Arc<Observer>,
     metrics: Arc<Metrics>,
     readiness: Readiness,
     heartbeats: Heartbeats,
-    /// Runs what may read files.
+    /// Places for work that may read files.
     blocking: BlockingPool,
-    /// Runs what reads the events: a file that hangs does not keep it.
-    recalling: BlockingPool,
-    /// Runs what looks inside of workloads: one that hangs does not keep others.
-    inside: SharedReads,
-    /// Scrapes that are written at once.
+    /// Separate places for reads of events, so that a hung file does not block them.
+    event_reads: BlockingPool,
+    /// Reads from inside workloads. A hung workload does not block those of another workload.
+    workload_reads: SharedReads,
+    /// Places for concurrent scrapes.
     scrapes: Scrapes,
-    /// What those who watch are shown.
+    /// Samples for the clients of the stream.
     pub(crate) samples: Arc<Samples>,
     /// The OpenAPI document as JSON.
     open_api: serde_json::Value,
 }
 
 impl App {
-    /// Puts the parts together. `described` are the routes that others add.
+    /// Creates the state. `described` is the OpenAPI document of the routes that the daemon adds.
     pub fn new(
         observer: &Arc<Observer>,
         metrics: &Arc<Metrics>,
@@ -77,15 +77,15 @@ impl App {
             readiness: readiness.clone(),
             heartbeats: heartbeats.clone(),
             blocking: BlockingPool::default(),
-            recalling: BlockingPool::default(),
-            inside: SharedReads::default(),
+            event_reads: BlockingPool::default(),
+            workload_reads: SharedReads::default(),
             scrapes: Scrapes::default(),
             open_api: open_api(described),
         })
     }
 
-    /// Asks the observer, on a thread that may block.
-    pub(crate) async fn ask<T: Send + 'static>(
+    /// Runs a query of the observer on a thread that may block.
+    pub(crate) async fn query<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Observer) -> T + Send + 'static,
     ) -> Result<T, Failure> {
@@ -93,42 +93,43 @@ impl App {
         self.blocking.run(move || work(&observer)).await
     }
 
-    /// Asks the observer, and writes the JSON of the answer on the same thread: for the workloads of a large host it takes long, and
-    /// the runtime's workers also answer the container runtime.
-    async fn ask_for_json<T: Serialize + 'static>(
+    /// Runs a query of the observer and encodes the result as JSON on the same thread. For the workloads of a large host, the encoding takes
+    /// long, and would delay the other connections on the runtime's workers.
+    async fn query_json<T: Serialize + 'static>(
         &self,
         work: impl FnOnce(&Observer) -> T + Send + 'static,
     ) -> Result<Response, Failure> {
-        let json = self.ask(|observer| json(&work(observer))).await??;
+        let json = self.query(|observer| json(&work(observer))).await??;
         Ok(json_response(json))
     }
 
-    /// Asks for events, on a thread that may block.
-    pub(crate) async fn recall<T: Send + 'static>(
+    /// Runs a query of the events on a thread that may block.
+    pub(crate) async fn query_events<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Events) -> T + Send + 'static,
     ) -> Result<T, Failure> {
         let events = self.observer.events().clone();
-        self.recalling.run(move || work(&events)).await
+        self.event_reads.run(move || work(&events)).await
     }
 
-    /// Asks for something inside of a workload, on a thread that may block. Requests for the same workload share one answer.
-    async fn look_inside<T: Serialize>(
+    /// Reads data from inside a workload on a thread that may block. Concurrent requests for the same workload share one read.
+    async fn shared_read<T: Serialize>(
         &self,
         route: &str,
         name: String,
         work: impl FnOnce(&Observer, &str) -> Result<T, Failure> + Send + 'static,
     ) -> Result<Response, Failure> {
         let observer = self.observer.clone();
-        let read = self.inside.run(format!("{route} {name}"), move || json(&work(&observer, &name)?)).await;
+        let read =
+            self.workload_reads.run(format!("{route} {name}"), move || json(&work(&observer, &name)?)).await;
         read.map(json_response)
     }
 }
 
 fn json(value: &impl Serialize) -> Result<Bytes, Failure> {
     serde_json::to_vec(value).map(Bytes::from).map_err(|error| {
-        tracing::error!(%error, "an answer cannot be written as JSON");
-        (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
+        tracing::error!(%error, "a response cannot be encoded as JSON");
+        (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; see its log".to_owned())
     })
 }
 
@@ -140,8 +141,8 @@ fn json_response(json: Bytes) -> Response {
 #[openapi(
     info(
         title = "numaward",
-        description = "What numaward sees of this host, and what it promises. Changes are made on the control socket, \
-                       and where it is configured on the control address. Errors are problem details (RFC 9457).",
+        description = "The state of this host as numaward observes it, and the guarantees of its workloads. Changes are made on the control \
+                       socket, and on the control address if that is configured. Errors are problem details (RFC 9457).",
         contact(),
         license(name = "MIT OR Apache-2.0")
     ),
@@ -150,7 +151,7 @@ fn json_response(json: Bytes) -> Response {
 )]
 struct Document;
 
-/// The OpenAPI document of the routes: those of this crate, and what is described besides.
+/// Returns the OpenAPI document of the routes of this crate and of `described`.
 pub fn open_api(described: OpenApi) -> serde_json::Value {
     let mut all = documented().into_openapi();
     all.merge(described);
@@ -158,19 +159,19 @@ pub fn open_api(described: OpenApi) -> serde_json::Value {
     document["components"]["securitySchemes"] = json!({
         "certificate": {
             "type": "mutualTLS",
-            "description": "On the control address, by an authority of control.tls.clientCaFile",
+            "description": "On the control address, signed by an authority of control.tls.clientCaFile",
         },
         "token": { "type": "http", "scheme": "bearer" },
     });
     if let Some(paths) = document["paths"].as_object_mut() {
-        // Every route may answer so; said once for all of them.
+        // Every route may return an error.
         for operation in paths.values_mut().filter_map(|path| path.get_mut("get")) {
             operation["responses"]["default"] = json!({
                 "description": "An error, as problem details (RFC 9457)",
                 "content": { CONTENT_TYPE: { "schema": { "$ref": "#/components/schemas/Problem" } } }
             });
         }
-        // OpenAPI knows no parameter with slashes in it: there they are percent-encoded.
+        // A path parameter of OpenAPI cannot contain slashes: they are percent-encoded.
         let named = std::mem::take(paths).into_iter();
         paths.extend(named.map(|(path, item)| (path.replace("{*", "{"), item)));
     }
@@ -178,11 +179,11 @@ pub fn open_api(described: OpenApi) -> serde_json::Value {
 }
 
 fn documented() -> OpenApiRouter<Arc<App>> {
-    // As fast as it gets: metrics repeat themselves so much that more effort saves little.
-    let is_answer = |status: StatusCode, _, _: &HeaderMap, _: &Extensions| status.is_success();
+    // The fastest level: metrics are so repetitive that higher levels save little.
+    let is_success = |status: StatusCode, _, _: &HeaderMap, _: &Extensions| status.is_success();
     let compressed = CompressionLayer::new()
         .quality(CompressionLevel::Fastest)
-        .compress_when(DefaultPredicate::new().and(is_answer));
+        .compress_when(DefaultPredicate::new().and(is_success));
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(metrics).layer(compressed))
         .routes(routes!(livez))
@@ -198,32 +199,32 @@ fn documented() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(version))
         .routes(routes!(document))
         .merge(events::routes())
-        .merge(inside::routes())
+        .merge(stacks_and_regions::routes())
 }
 
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::from(documented().with_state(app)).layer(Extension(events::Streams::default()))
+    Router::from(documented().with_state(app)).layer(Extension(events::StreamLimit::default()))
 }
 
-/// Whether the query has the key that a resource takes, if it takes one; it has no values.
-fn has_key(uri: &Uri, taken: Option<&str>) -> Result<bool, Failure> {
-    let mut has = false;
+/// Returns true if the query has the key `known`. Any other key is an error; values are ignored.
+fn has_key(uri: &Uri, known: Option<&str>) -> Result<bool, Failure> {
+    let mut is_set = false;
     for key in uri.query().unwrap_or_default().split('&').filter(|key| !key.is_empty()) {
-        if key.split('=').next() != taken {
-            let taken = taken.map_or_else(|| "none".to_owned(), |taken| format!("{taken} alone"));
-            let detail = format!("unknown parameter {key:?}: {} takes {taken}", uri.path());
+        if key.split('=').next() != known {
+            let allowed = known.map_or_else(|| "none".to_owned(), |known| format!("{known} alone"));
+            let detail = format!("unknown parameter {key:?}: {} takes {allowed}", uri.path());
             return Err((StatusCode::BAD_REQUEST, detail));
         }
-        has = true;
+        is_set = true;
     }
-    Ok(has)
+    Ok(is_set)
 }
 
-pub(crate) const JSON: [Offer<()>; 1] = [Offer { media_type: "application/json", version: None, gives: () }];
-const TEXT: [Offer<()>; 1] = [Offer { media_type: "text/plain", version: None, gives: () }];
+pub(crate) const JSON: [Offer<()>; 1] = [Offer { media_type: "application/json", version: None, value: () }];
+const TEXT: [Offer<()>; 1] = [Offer { media_type: "text/plain", version: None, value: () }];
 const METRICS: [Offer<Format>; 2] = [
-    Offer { media_type: "text/plain", version: Some("0.0.4"), gives: Format::Prometheus },
-    Offer { media_type: "application/openmetrics-text", version: Some("1.0.0"), gives: Format::OpenMetrics },
+    Offer { media_type: "text/plain", version: Some("0.0.4"), value: Format::Prometheus },
+    Offer { media_type: "application/openmetrics-text", version: Some("1.0.0"), value: Format::OpenMetrics },
 ];
 
 pub(crate) fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T, Failure> {
@@ -251,7 +252,7 @@ impl<S: Sync> FromRequestParts<S> for PlainJson {
     }
 }
 
-/// Metrics for Prometheus: OpenMetrics 1.0 or Prometheus text 0.0.4, as the header Accept asks.
+/// Metrics for Prometheus: OpenMetrics 1.0 or Prometheus text 0.0.4, as the header Accept requests.
 ///
 /// They are compressed if the header Accept-Encoding accepts gzip.
 #[utoipa::path(
@@ -275,12 +276,12 @@ async fn metrics(
     has_key(&uri, None)?;
     let format = *accepted(&headers, &METRICS)?;
     let connection = peer.and_then(|Extension(peer)| peer.place);
-    let place = app.scrapes.place(connection.as_ref().and_then(|of| of.peer())).await;
+    let place = app.scrapes.place(connection.as_ref().and_then(|place| place.peer())).await;
     let body = streaming_body::scrape(app.metrics.clone(), format, place, connection);
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 
-/// Whether the daemon is alive: none of its core threads hangs. The answer names the first that does.
+/// Liveness of the daemon: none of its core threads hangs. Otherwise the response names the first one that does.
 #[utoipa::path(
     get,
     path = "/livez",
@@ -299,8 +300,8 @@ async fn livez(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Res
     }
 }
 
-/// Whether the daemon is ready: every part has done what it could. A part that works less well than it
-/// could, for example because a privilege is missing, does not make the daemon unready: see `/api/v1/status`.
+/// Readiness of the daemon: every part has completed its start. A part that is impaired, for example because a
+/// privilege is missing, does not make the daemon unready: see `/api/v1/status`.
 #[utoipa::path(
     get,
     path = "/readyz",
@@ -335,7 +336,7 @@ async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Json<api::Topolo
     Json(api::Topology::from(&*app.observer.machine()))
 }
 
-/// The nodes: their memory by kind, and what is allocated on them.
+/// The nodes: their memory by kind, and the guarantees on them.
 #[utoipa::path(
     get,
     path = "/api/v1/nodes",
@@ -343,10 +344,10 @@ async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Json<api::Topolo
     responses((status = 200, description = "The nodes", body = api::Nodes))
 )]
 async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.ask_for_json(Observer::nodes).await
+    app.query_json(Observer::nodes).await
 }
 
-/// The workloads: what they allocated, where their memory lies, what they lost because memory was short.
+/// The workloads: their allocations, the nodes of their memory, and their losses when memory was short.
 #[utoipa::path(
     get,
     path = "/api/v1/workloads",
@@ -354,10 +355,10 @@ async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Fa
     responses((status = 200, description = "The workloads", body = api::Workloads))
 )]
 async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.ask_for_json(Observer::workloads).await
+    app.query_json(Observer::workloads).await
 }
 
-/// Who ran on the exclusive CPUs of a workload. A name with slashes is percent-encoded.
+/// The other processes that ran on the exclusive CPUs of a workload. A name with slashes is percent-encoded.
 #[utoipa::path(
     get,
     path = "/api/v1/workloads/{name}/intruders",
@@ -373,8 +374,8 @@ async fn intruders(
     UrlPath(name): UrlPath<String>,
     _: PlainJson,
 ) -> Result<Json<api::Intruders>, Failure> {
-    let asked = name.clone();
-    let found = app.ask(move |observer| observer.intruders(&asked)).await?;
+    let key = name.clone();
+    let found = app.query(move |observer| observer.intruders(&key)).await?;
     found.map(Json).ok_or_else(|| no_workload(&name))
 }
 
@@ -382,8 +383,8 @@ fn no_workload(name: &str) -> Failure {
     (StatusCode::NOT_FOUND, format!("there is no workload named {name:?}; /api/v1/workloads lists all"))
 }
 
-/// The last hour of the host: ten minutes in steps of five seconds, the hour in steps of a minute. It is kept in memory, also
-/// while nobody asks, and begins when the daemon does.
+/// The last hour of the host: ten minutes in steps of five seconds, the hour in steps of a minute. It is always recorded, is
+/// kept in memory, and begins when the daemon starts.
 #[utoipa::path(
     get,
     path = "/api/v1/history",
@@ -391,10 +392,10 @@ fn no_workload(name: &str) -> Failure {
     responses((status = 200, description = "The last hour", body = api::History))
 )]
 async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.ask_for_json(Observer::history).await
+    app.query_json(Observer::history).await
 }
 
-/// The last ten minutes of all workloads in steps of ten seconds: what a list of them needs.
+/// The last ten minutes of all workloads in steps of ten seconds, for a list of workloads.
 #[utoipa::path(
     get,
     path = "/api/v1/history/workloads",
@@ -402,10 +403,10 @@ async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, 
     responses((status = 200, description = "The last ten minutes", body = api::Trends))
 )]
 async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.ask_for_json(Observer::trends).await
+    app.query_json(Observer::trends).await
 }
 
-/// The last hour of a workload: of that with this cgroup, or of all with this name together. Slashes are percent-encoded.
+/// The last hour of the workload with this cgroup, or of all workloads with this name together. Slashes are percent-encoded.
 #[utoipa::path(
     get,
     path = "/api/v1/workloads/{name}/history",
@@ -413,7 +414,7 @@ async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, F
     params(("name" = String, Path, description = "The cgroup of the workload, or its name")),
     responses(
         (status = 200, description = "The last hour", body = api::WorkloadHistory),
-        (status = 404, description = "Nothing is kept of such a workload", body = Problem, content_type = CONTENT_TYPE),
+        (status = 404, description = "There is no history of such a workload", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
 async fn workload_history(
@@ -421,19 +422,19 @@ async fn workload_history(
     UrlPath(name): UrlPath<String>,
     _: PlainJson,
 ) -> Result<Json<api::WorkloadHistory>, Failure> {
-    let asked = name.clone();
-    let found = app.ask(move |observer| observer.workload_history(&asked)).await?;
+    let key = name.clone();
+    let found = app.query(move |observer| observer.workload_history(&key)).await?;
     found.map(Json).ok_or_else(|| {
         let detail = format!(
-            "no history is kept of a workload {name:?}: /api/v1/workloads lists all; one that is new has some after five \
-             seconds, and of more than {} those that are idle have none",
+            "there is no history of a workload {name:?}: /api/v1/workloads lists all; a new workload has one after five \
+             seconds, and if there are more than {}, idle workloads have none",
             api::MAX_HISTORIES
         );
         (StatusCode::NOT_FOUND, detail)
     })
 }
 
-/// How numaward itself is doing: its probes, their maps, what does not work and why.
+/// The status of numaward itself: its probes, their maps, and the parts that do not work, with the reasons.
 #[utoipa::path(
     get,
     path = "/api/v1/status",
@@ -441,10 +442,10 @@ async fn workload_history(
     responses((status = 200, description = "The status", body = api::Status))
 )]
 async fn status(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.ask_for_json(Observer::status).await
+    app.query_json(Observer::status).await
 }
 
-/// The version that runs.
+/// The version of the running daemon.
 #[utoipa::path(
     get,
     path = "/api/v1/version",

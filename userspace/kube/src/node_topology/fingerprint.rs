@@ -1,24 +1,26 @@
-//! The fingerprint of the pods that an object accounts for.
+//! Fingerprint of the pods that a NodeResourceTopology includes.
 //!
-//! A scheduler that takes what it has placed off the published amounts must know when an object has caught up. So the
-//! object carries a hash of the pods it knows of, by namespace and name; the scheduler compares it with that of the
-//! pods it knows of.
+//! # Problem
+//! A scheduler subtracts the pods that it has just placed from the published amounts, and must know when an object includes them. So the
+//! object carries a hash of the names and namespaces of the included pods, which the scheduler compares with the hash of the pods that it
+//! knows.
 //!
-//! Algorithm (version `v001`): of each pod the 64-bit xxHash of its name, seeded with that of its namespace; of these,
-//! sorted and written as little-endian, the 64-bit xxHash again, in hexadecimal.
+//! # Algorithm (version `v001`)
+//! For each pod, the 64-bit xxHash of its name is computed with the xxHash of its namespace as the seed. These hashes are sorted, written as
+//! little-endian and hashed again; the result is written in hexadecimal.
 //!
 //! Source: the documentation and test data of `k8stopologyawareschedwg/podfingerprint`.
 
 use twox_hash::XxHash64;
 
-/// The attribute that has it.
+/// Attribute with the fingerprint.
 pub const ATTRIBUTE: &str = "nodeTopologyPodsFingerprint";
-/// The attribute that says over which pods it is.
+/// Attribute with the set of pods that the fingerprint covers.
 pub const METHOD_ATTRIBUTE: &str = "nodeTopologyPodsFingerprintMethod";
-/// Over all pods of the Kubernetes node.
+/// Value of [`METHOD_ATTRIBUTE`] for all pods of the Kubernetes node.
 pub const METHOD: &str = "all";
 
-/// The fingerprint of pods by namespace and name, in any order.
+/// Returns the fingerprint of pods, given by namespace and name in any order.
 pub fn from_pods<'a>(pods: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let hash = |(namespace, name): (&str, &str)| {
         XxHash64::oneshot(XxHash64::oneshot(0, namespace.as_bytes()), name.as_bytes())
@@ -35,7 +37,7 @@ mod tests {
 
     /// Published test data.
     #[test]
-    fn known_sets_have_their_known_fingerprints() {
+    fn matches_published_fingerprints() {
         let three =
             [("production", "jaeger-dpgjk"), ("production", "nginx-rt684"), ("production", "envoy-g9m22")];
         assert_eq!(from_pods(three), "pfp0v001607b76a0e9d3aeb4");

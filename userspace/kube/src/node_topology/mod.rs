@@ -1,12 +1,11 @@
-//! NodeResourceTopology: what is free on each NUMA node, published for the cluster's scheduler.
+//! NodeResourceTopology: the free resources of each NUMA node, published for the cluster's scheduler.
 //!
-//! The scheduler knows how much a Kubernetes node has free, not on which NUMA node; so it sends pods that cannot fit.
-//! The plugin `NodeResourceTopologyMatch` reads these objects and keeps such pods away.
+//! The scheduler knows the free resources of a Kubernetes node, but not those of its NUMA nodes, and so assigns pods that do not fit. The
+//! plugin `NodeResourceTopologyMatch` reads these objects and filters out such nodes.
 //!
-//! What it reads is narrow: zones of type `Node`, named `node-N`, with costs to other zones by the same names; of each
-//! resource the amount `available`; the attributes `topologyManagerPolicy` and `topologyManagerScope` in the kubelet's
-//! words; and the [`fingerprint`] of the pods that are accounted for, without which a scheduler that reserves ahead
-//! never trusts the object again.
+//! The plugin reads: zones of type `Node`, named `node-N`, with costs to other zones by the same names; of each resource the amount
+//! `available`; the attributes `topologyManagerPolicy` and `topologyManagerScope` in the kubelet's words; and the [`fingerprint`] of the
+//! pods that are included. Without a matching fingerprint, a scheduler that reserves resources ahead does not trust the object.
 //!
 //! Sources: the API `topology.node.k8s.io/v1alpha2`, KEP-1858 and the scheduler plugin's documentation.
 
@@ -22,31 +21,29 @@ pub use self::publish::Publisher;
 /// A resource of a zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// As pods ask for it: `cpu`, in whole ones; memory of a kind, in bytes; or devices, such as `vendor.example/nic`.
+    /// The name in the requests of pods: `cpu`, in whole CPUs; a kind of memory, in bytes; or devices, such as `vendor.example/nic`.
     pub name: String,
-    /// All there is.
+    /// The total amount.
     pub capacity: u64,
-    /// What pods can have.
+    /// The amount for pods.
     pub allocatable: u64,
-    /// What they can still have.
+    /// The free amount for pods.
     pub available: u64,
 }
 
-/// A NUMA node.
+/// A NUMA node and its resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
-    /// Which.
     pub node: NodeId,
-    /// Its relative distance to each node.
+    /// Relative distance to each node.
     pub distances: Vec<(NodeId, u32)>,
-    /// Its resources.
     pub resources: Vec<Resource>,
-    /// Its other attributes, by name. The scheduler plugin does not read it.
+    /// Further attributes by name. The scheduler plugin does not read them.
     pub attributes: Vec<(&'static str, String)>,
 }
 
-/// The word of `topologyPolicies`, which older schedulers read.
-const fn with_scope(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> &'static str {
+/// Returns the value of `topologyPolicies`, which older schedulers read.
+const fn policy_with_scope(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> &'static str {
     use TopologyManagerPolicy::{BestEffort, None, Restricted, SingleNumaNode};
     use TopologyManagerScope::{Container, Pod};
     match (policy, scope) {
@@ -60,20 +57,17 @@ const fn with_scope(policy: TopologyManagerPolicy, scope: TopologyManagerScope) 
     }
 }
 
-/// What is published.
+/// Contents of the published object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeTopology {
-    /// The policy by which pods are placed.
     pub policy: TopologyManagerPolicy,
-    /// Its scope.
     pub scope: TopologyManagerScope,
-    /// The nodes.
     pub zones: Vec<Zone>,
-    /// The [`fingerprint`] of the pods that are accounted for; none while they are not known.
+    /// The [`fingerprint`] of the included pods; `None` while they are not known.
     pub fingerprint: Option<String>,
 }
 
-/// The group of the API, its version and what belongs to them.
+/// Group, version, kind and plural of the resource.
 const GROUP: &str = "topology.node.k8s.io";
 const VERSION: &str = "v1alpha2";
 const KIND: &str = "NodeResourceTopology";
@@ -84,8 +78,8 @@ fn zone_name(node: NodeId) -> String {
 }
 
 impl NodeTopology {
-    /// The object for the Kubernetes node `name`, whose UID is `uid` if that is known: with its Kubernetes node gone, the
-    /// object is too.
+    /// Returns the object for the Kubernetes node `name`. If the node's UID is known, the API server deletes the object together with the
+    /// node.
     fn object(&self, name: &str, uid: Option<&str>) -> Value {
         let attribute = |name: &str, value: &str| json!({"name": name, "value": value});
         let mut attributes = vec![
@@ -124,7 +118,7 @@ impl NodeTopology {
             "apiVersion": format!("{GROUP}/{VERSION}"),
             "kind": KIND,
             "metadata": metadata,
-            "topologyPolicies": [with_scope(self.policy, self.scope)],
+            "topologyPolicies": [policy_with_scope(self.policy, self.scope)],
             "attributes": attributes,
             "zones": self.zones.iter().map(zone).collect::<Value>(),
         })

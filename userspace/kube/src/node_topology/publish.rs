@@ -1,11 +1,12 @@
-//! Writes the object by server-side apply.
+//! Publishes the NodeResourceTopology of this host by server-side apply.
 //!
-//! Algorithm: the latest that is to be published waits in a [`watch`]; it is written when it differs from what was
-//! written, but not sooner after the last write than the least interval; and once in a while all the same, so that one
-//! that somebody changed or deleted comes back. A write that fails is tried again after a growing pause, with what is
-//! the latest then.
+//! # Algorithm
+//! The latest topology is in a [`watch`] channel. It is written when it differs from the one written last, but at most once per
+//! [`Publisher::interval`]. An unchanged one is written again after [`REWRITE_INTERVAL`], in case that another client has changed or deleted
+//! the object. A failed write is repeated with the topology of that time, after a growing delay.
 //!
-//! It takes these rights: `noderesourcetopologies` create and patch; `nodes` get, to be deleted with the node.
+//! # Rights
+//! `noderesourcetopologies`: create and patch. `nodes`: get, so that the object is deleted together with the node.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,28 +23,25 @@ use tokio_util::sync::CancellationToken;
 use super::{GROUP, KIND, NodeTopology, PLURAL, VERSION};
 use crate::api::{ApiMetrics, Cause, Operation, Report, RequestError};
 
-/// The field manager.
+/// The field manager of server-side apply.
 const MANAGER: &str = "numaward";
-/// What did not change is written again after this time.
-const REPEAT: Duration = Duration::from_mins(5);
+/// Time after which an unchanged topology is written again.
+const REWRITE_INTERVAL: Duration = Duration::from_mins(5);
 
-/// Publishes this host's NodeResourceTopology.
+/// Publisher of this host's NodeResourceTopology.
 pub struct Publisher {
-    /// The client.
     pub client: Client,
     /// The name of this Kubernetes node.
     pub node: String,
-    /// The least time between two writes.
+    /// Minimum time between two writes.
     pub interval: Duration,
-    /// What is counted.
     pub metrics: ApiMetrics,
-    /// Called with how it goes.
+    /// Called with the result of each write.
     pub report: Report,
 }
 
 impl Publisher {
-    /// Publishes what `latest` holds, from the first there is, until the token is cancelled or nobody will give
-    /// anything more.
+    /// Publishes the topology in `latest` until the token is cancelled or the sender is dropped. `None` is not published.
     pub fn run(
         self,
         latest: watch::Receiver<Option<Arc<NodeTopology>>>,
@@ -67,7 +65,7 @@ impl Publisher {
             let due = match (&now, &written) {
                 (None, _) => None,
                 (Some(_), None) => Some(Instant::now()),
-                (Some(now), Some((before, at))) if now == before => Some(*at + REPEAT),
+                (Some(now), Some((before, at))) if now == before => Some(*at + REWRITE_INTERVAL),
                 (Some(_), Some((_, at))) => Some(*at + self.interval),
             };
             let Some(due) = due else {
@@ -93,7 +91,7 @@ impl Publisher {
                 }
                 Err(error) => {
                     self.metrics.failed(Operation::Topology, &error);
-                    (self.report)(Err(explained(&error)));
+                    (self.report)(Err(error_text(&error)));
                     tokio::time::sleep(backoff.next().unwrap_or_default()).await;
                 }
             }
@@ -107,14 +105,14 @@ impl Publisher {
         let gvk = GroupVersionKind::gvk(GROUP, VERSION, KIND);
         let resource = ApiResource::from_gvk_with_plural(&gvk, PLURAL);
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        // What others have set in these fields was never theirs to set.
+        // These fields belong to this manager, whatever another one has set.
         let params = PatchParams::apply(MANAGER).force();
         let object = topology.object(&self.node, uid.as_deref());
         api.patch(&self.node, &params, &Patch::Apply(&object)).await?;
         Ok(())
     }
 
-    /// The UID of the Kubernetes node. Without it the object outlives its node, which is no reason not to write it.
+    /// Returns the UID of the Kubernetes node. Without it the object is still written, but outlives its node.
     async fn uid(&self) -> Option<String> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&());
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
@@ -128,7 +126,7 @@ impl Publisher {
     }
 }
 
-fn explained(error: &RequestError) -> String {
+fn error_text(error: &RequestError) -> String {
     let hint = match error.cause {
         Cause::NotFound => {
             format!("; is the resource definition {PLURAL}.{GROUP} with version {VERSION} installed?")
@@ -143,10 +141,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_did_not_change_is_written_as_often_as_the_book_says() {
+    fn docs_name_rewrite_interval() {
         let page = include_str!("../../../../docs/kubernetes.md");
         let line = page.lines().find(|line| line.starts_with("| NodeResourceTopologies: patch")).unwrap();
-        let seconds = REPEAT.as_secs();
+        let seconds = REWRITE_INTERVAL.as_secs();
         let expected = format!("unchanged once in {seconds} s | {} requests", (5000 + seconds / 2) / seconds);
         assert!(line.contains(&expected), "{expected}: {line}");
     }

@@ -1,4 +1,4 @@
-//! Reads the PodResources API of the kubelet.
+//! Client of the kubelet's PodResources API.
 
 use std::{path::Path, time::Duration};
 
@@ -18,21 +18,19 @@ use super::{
     messages::{AllocatableResponse, GetRequest, GetResponse, ListResponse, PodResources},
 };
 
-/// The kubelet answers from memory.
-const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Some hundred pods with some hundred CPUs and devices each.
+/// Time limit of a connection attempt and of a call. The kubelet answers from memory.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size of a response: some hundred pods with some hundred CPUs and devices each.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
-/// A call of the server at a socket, which comes first, failed.
+/// Error of a call. The first field is the path of the socket.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Nobody answers.
     #[error("{0}: cannot connect: {1}")]
     Connect(String, #[source] tonic::transport::Error),
-    /// The answer did not come in time.
-    #[error("{0}: no answer within {TIME_LIMIT:?}")]
+    #[error("{0}: no answer within {CALL_TIMEOUT:?}")]
     TimedOut(String),
-    /// The other side says no.
+    /// The server returned an error.
     #[error("{0}: {code}: {message}", code = .1.code(), message = .1.message())]
     Refused(String, Box<Status>),
 }
@@ -45,7 +43,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a socket.
     pub fn connect(socket: &Path) -> BoxFuture<'_, Result<Self, CallError>> {
         async move {
             let name = socket.display().to_string();
@@ -54,9 +51,9 @@ impl Client {
                 let path = path.clone();
                 async move { UnixStream::connect(path).await.map(TokioIo::new) }
             });
-            // The address is not used: the connector knows better.
-            let endpoint = Endpoint::from_static("http://localhost").connect_timeout(TIME_LIMIT);
-            let connected = timeout(TIME_LIMIT, endpoint.connect_with_connector(connector)).await;
+            // Tonic requires an address, but the connector opens the socket instead.
+            let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CALL_TIMEOUT);
+            let connected = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;
             match connected {
                 Err(_) => Err(CallError::TimedOut(name)),
                 Ok(Err(source)) => Err(CallError::Connect(name, source)),
@@ -66,7 +63,7 @@ impl Client {
         .boxed()
     }
 
-    /// All pods.
+    /// Returns all pods.
     pub fn list(&self) -> BoxFuture<'_, Result<Vec<PodResources>, CallError>> {
         async move {
             let response: ListResponse = self.call(LIST, ()).await?;
@@ -75,7 +72,7 @@ impl Client {
         .boxed()
     }
 
-    /// One pod.
+    /// Returns one pod; `None` if the server does not know it.
     pub fn get<'a>(
         &'a self,
         namespace: &'a str,
@@ -92,7 +89,7 @@ impl Client {
         .boxed()
     }
 
-    /// What can be assigned at all.
+    /// Returns all resources that can be assigned.
     pub fn allocatable(&self) -> BoxFuture<'_, Result<AllocatableResponse, CallError>> {
         async move { self.call(ALLOCATABLE, ()).await }.boxed()
     }
@@ -109,7 +106,7 @@ impl Client {
             let path = PathAndQuery::from_static(method);
             grpc.unary(Request::new(request), path, ProstCodec::default()).await
         };
-        match timeout(TIME_LIMIT, call).await {
+        match timeout(CALL_TIMEOUT, call).await {
             Err(_) => Err(CallError::TimedOut(self.socket.clone())),
             Ok(result) => result.map(tonic::Response::into_inner).map_err(refused),
         }

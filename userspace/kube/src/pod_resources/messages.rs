@@ -1,60 +1,51 @@
-//! The messages: only their field numbers and types are given by the protocol. Fields that are not listed are
-//! skipped by the decoder, so newer peers may send more.
+//! Messages of the PodResources API. The protocol defines their field numbers and types. The decoder skips fields that are not listed, so
+//! newer peers may send more.
 
 use numaward_topology::{Bytes, CpuId, CpuSet, NodeId, NodeSet};
 use prost::Message;
 
-/// All pods.
+/// Response of `List`: all pods.
 #[derive(Clone, PartialEq, Message)]
 pub struct ListResponse {
-    /// The pods.
     #[prost(message, repeated, tag = "1")]
     pub pod_resources: Vec<PodResources>,
 }
 
-/// Asks for one pod.
+/// Request of `Get`: one pod by namespace and name.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct GetRequest {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub pod_name: String,
-    /// Its namespace.
     #[prost(string, tag = "2")]
     pub pod_namespace: String,
 }
 
-/// One pod.
+/// Response of `Get`: one pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct GetResponse {
-    /// The pod.
     #[prost(message, optional, tag = "1")]
     pub pod_resources: Option<PodResources>,
 }
 
-/// What can be assigned at all, whether or not it is.
+/// Response of `GetAllocatableResources`: all resources that can be assigned, including those that are.
 #[derive(Clone, PartialEq, Message)]
 pub struct AllocatableResponse {
-    /// Devices.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<ContainerDevices>,
-    /// CPUs.
     #[prost(int64, repeated, tag = "2")]
     pub cpu_ids: Vec<i64>,
-    /// Memory, a block for each node and kind.
+    /// Memory: one entry for each node and kind.
     #[prost(message, repeated, tag = "3")]
     pub memory: Vec<ContainerMemory>,
 }
 
-/// What a pod was given.
+/// Resources that are assigned to a pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodResources {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its namespace.
     #[prost(string, tag = "2")]
     pub namespace: String,
-    /// Its containers.
     #[prost(message, repeated, tag = "3")]
     pub containers: Vec<ContainerResources>,
     /// CPUs that the pod holds as a whole, shared by its containers.
@@ -65,16 +56,15 @@ pub struct PodResources {
     pub memory: Vec<ContainerMemory>,
 }
 
-/// What a container was given.
+/// Resources that are assigned to a container.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerResources {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub name: String,
     /// Devices of device plugins.
     #[prost(message, repeated, tag = "2")]
     pub devices: Vec<ContainerDevices>,
-    /// Exclusive CPUs; none for one that runs on the shared pool.
+    /// Exclusive CPUs; empty for a container on the shared pool.
     #[prost(int64, repeated, tag = "3")]
     pub cpu_ids: Vec<i64>,
     /// Memory by node set and kind.
@@ -88,10 +78,9 @@ pub struct ContainerMemory {
     /// `memory`, `hugepages-2Mi`, `hugepages-1Gi`.
     #[prost(string, tag = "1")]
     pub memory_type: String,
-    /// How much, in bytes.
+    /// Size in bytes.
     #[prost(uint64, tag = "2")]
     pub size: u64,
-    /// On which nodes.
     #[prost(message, optional, tag = "3")]
     pub topology: Option<TopologyInfo>,
 }
@@ -102,10 +91,10 @@ pub struct ContainerDevices {
     /// The resource, such as `vendor.example/nic`.
     #[prost(string, tag = "1")]
     pub resource_name: String,
-    /// The device plugin's ids.
+    /// Ids that the device plugin reported.
     #[prost(string, repeated, tag = "2")]
     pub device_ids: Vec<String>,
-    /// On which nodes; absent where the plugin does not say.
+    /// Nodes of the devices, if the device plugin reports them.
     #[prost(message, optional, tag = "3")]
     pub topology: Option<TopologyInfo>,
 }
@@ -113,19 +102,17 @@ pub struct ContainerDevices {
 /// A set of nodes.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct TopologyInfo {
-    /// The ids of the nodes. In the protocol each is a message that has it as field 1, which is how prost encodes a number
-    /// alone.
+    /// Ids of the nodes. In the protocol, each is a message with the id as field 1, which is prost's encoding of a plain number.
     #[prost(message, repeated, tag = "1")]
     pub nodes: Vec<i64>,
 }
 
 impl ContainerMemory {
-    /// Memory of a kind on nodes.
     pub fn new(kind: impl Into<String>, size: Bytes, nodes: &NodeSet) -> Self {
         Self { memory_type: kind.into(), size: size.0, topology: Some(nodes.into()) }
     }
 
-    /// The nodes it is on; none where nothing is reported.
+    /// Returns the nodes of the memory; empty if they are not reported.
     pub fn nodes(&self) -> NodeSet {
         self.topology.as_ref().map(TopologyInfo::node_set).unwrap_or_default()
     }
@@ -138,18 +125,18 @@ impl From<&NodeSet> for TopologyInfo {
 }
 
 impl TopologyInfo {
-    /// The nodes; ids that no node can have are ignored.
+    /// Returns the nodes. Invalid ids are ignored.
     pub fn node_set(&self) -> NodeSet {
         self.nodes.iter().filter_map(|&id| u32::try_from(id).ok().map(NodeId)).collect()
     }
 }
 
-/// CPUs as the protocol writes them.
+/// Converts CPUs to the protocol's representation.
 pub fn cpu_ids(cpus: &CpuSet) -> Vec<i64> {
     cpus.iter().map(|cpu| cpu.0.into()).collect()
 }
 
-/// CPUs from the protocol; ids that no CPU can have are ignored.
+/// Converts CPUs from the protocol's representation. Invalid ids are ignored.
 pub fn cpu_set(ids: &[i64]) -> CpuSet {
     ids.iter().filter_map(|&id| u32::try_from(id).ok().map(CpuId)).collect()
 }
@@ -158,10 +145,9 @@ pub fn cpu_set(ids: &[i64]) -> CpuSet {
 mod tests {
     use super::*;
 
-    /// The bytes that a client generated from the published protocol sends and expects: by field number and wire
-    /// type, not through these structs.
+    /// The expected bytes are those of a client that was generated from the published protocol.
     #[test]
-    fn a_pod_has_the_published_field_numbers() {
+    fn messages_match_published_protocol() {
         let pod = PodResources {
             name: "p".to_owned(),
             namespace: "n".to_owned(),
@@ -210,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_cannot_be_are_left_out() {
+    fn ignores_invalid_ids() {
         assert_eq!(cpu_set(&[-1, 0, 3, i64::MAX]).to_string(), "0,3");
         let topology = TopologyInfo { nodes: vec![-1, 1, 1 << 40] };
         assert_eq!(topology.node_set().to_string(), "1");
@@ -218,7 +204,7 @@ mod tests {
 
     /// Fields of newer peers, such as those of dynamic resource allocation, are skipped.
     #[test]
-    fn unknown_fields_are_skipped() {
+    fn skips_unknown_fields() {
         let bytes = [0x0a, 1, b'c', 0x2a, 2, 0x12, 0, 0x18, 4];
         let container = ContainerResources::decode(&bytes[..]).unwrap();
         assert_eq!((container.name.as_str(), container.cpu_ids), ("c", vec![4]));

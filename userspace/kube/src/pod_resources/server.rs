@@ -1,4 +1,4 @@
-//! Serves the PodResources API.
+//! Server of the PodResources API.
 
 use std::{
     convert::Infallible,
@@ -27,23 +27,23 @@ use super::{
     messages::{AllocatableResponse, GetRequest, GetResponse, ListResponse, PodResources},
 };
 
-/// A call is answered within this time, or refused.
-const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Calls of one connection that are answered at once.
+/// Time after which a call fails.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of concurrent calls of one connection.
 const MAX_CALLS: usize = 8;
-/// Requests are some hundred bytes: a namespace and a name.
+/// Maximum size of a request. A namespace and a name have some hundred bytes.
 const MAX_REQUEST_BYTES: usize = 16 << 10;
 
-/// What was assigned. Answers come from memory.
+/// Source of the assigned resources. All methods answer from memory.
 pub trait AssignmentSource: Send + Sync + 'static {
-    /// The pods with their containers.
+    /// Returns the pods with the resources of their containers.
     fn pods(&self) -> Vec<PodResources>;
 
-    /// What can be assigned to pods at all.
+    /// Returns all resources that can be assigned to pods.
     fn allocatable(&self) -> AllocatableResponse;
 
-    /// A call was made: the name of its method, and whether what was asked for was there.
-    fn called(&self, method: &'static str, is_ok: bool) {
+    /// Counts a call by its method. `is_ok` is false if the requested pod is unknown.
+    fn record_call(&self, method: &'static str, is_ok: bool) {
         let _ = (method, is_ok);
     }
 }
@@ -52,7 +52,7 @@ pub trait AssignmentSource: Send + Sync + 'static {
 ///
 /// # Errors
 ///
-/// What tonic says if it cannot serve at all.
+/// The error of tonic if it cannot serve.
 pub fn serve(
     listener: UnixListener,
     assigned: Arc<dyn AssignmentSource>,
@@ -60,7 +60,7 @@ pub fn serve(
 ) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
     async move {
         Server::builder()
-            .timeout(TIME_LIMIT)
+            .timeout(CALL_TIMEOUT)
             .concurrency_limit_per_connection(MAX_CALLS)
             .add_service(Lister(assigned))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
@@ -76,8 +76,8 @@ impl NamedService for Lister {
     const NAME: &'static str = SERVICE;
 }
 
-/// A method: makes a response of a request, at once.
-fn method<Q, A>(
+/// Wraps a function that returns the response of a request as a service.
+fn unary_method<Q, A>(
     mut answer: impl FnMut(Q) -> Result<A, Status>,
 ) -> impl Service<Request<Q>, Response = Response<A>, Error = Status, Future = Ready<Result<Response<A>, Status>>>
 {
@@ -86,14 +86,14 @@ fn method<Q, A>(
 
 impl Lister {
     fn list(&self) -> ListResponse {
-        self.0.called("List", true);
+        self.0.record_call("List", true);
         ListResponse { pod_resources: self.0.pods() }
     }
 
     fn get(&self, GetRequest { pod_name, pod_namespace }: GetRequest) -> Result<GetResponse, Status> {
-        let is_asked = |pod: &PodResources| pod.name == pod_name && pod.namespace == pod_namespace;
-        let found = self.0.pods().into_iter().find(is_asked);
-        self.0.called("Get", found.is_some());
+        let is_requested = |pod: &PodResources| pod.name == pod_name && pod.namespace == pod_namespace;
+        let found = self.0.pods().into_iter().find(is_requested);
+        self.0.record_call("Get", found.is_some());
         match found {
             Some(pod) => Ok(GetResponse { pod_resources: Some(pod) }),
             None => Err(Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))),
@@ -101,7 +101,7 @@ impl Lister {
     }
 
     fn allocatable(&self) -> AllocatableResponse {
-        self.0.called("GetAllocatableResources", true);
+        self.0.record_call("GetAllocatableResources", true);
         self.0.allocatable()
     }
 }
@@ -126,9 +126,9 @@ impl Service<http::Request<Body>> for Lister {
         let lister = self.clone();
         Box::pin(async move {
             Ok(match request.uri().path() {
-                LIST => grpc().unary(method(|()| Ok(lister.list())), request).await,
-                GET => grpc().unary(method(|request| lister.get(request)), request).await,
-                ALLOCATABLE => grpc().unary(method(|()| Ok(lister.allocatable())), request).await,
+                LIST => grpc().unary(unary_method(|()| Ok(lister.list())), request).await,
+                GET => grpc().unary(unary_method(|request| lister.get(request)), request).await,
+                ALLOCATABLE => grpc().unary(unary_method(|()| Ok(lister.allocatable())), request).await,
                 path => Status::unimplemented(format!("{path} is not a method of this service")).into_http(),
             })
         })
