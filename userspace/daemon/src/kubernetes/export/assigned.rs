@@ -117,7 +117,7 @@ impl pod_resources::AssignmentSource for PodReporter {
         }
     }
 
-    fn called(&self, method: &'static str, is_ok: bool) {
+    fn record_call(&self, method: &'static str, is_ok: bool) {
         let result = if is_ok { "ok" } else { "not_found" };
         self.calls.0.get_or_create(&[("method", method), ("result", result)]).inc();
     }
