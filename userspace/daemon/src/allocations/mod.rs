@@ -59,7 +59,12 @@ pub fn observing_router(app: Arc<App>, view: Option<View>) -> Router {
 }
 
 /// All routes of the control address.
-pub fn remote_router(app: Arc<App>, reconciler: ReconcilerHandle, gate: Arc<Gate>, names: HostNames) -> Router {
+pub fn remote_router(
+    app: Arc<App>,
+    reconciler: ReconcilerHandle,
+    gate: Arc<Gate>,
+    names: HostNames,
+) -> Router {
     numaward_http::remote_router(app, controlling(reconciler), gate, names)
 }
 

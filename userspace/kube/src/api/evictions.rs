@@ -232,7 +232,7 @@ impl Evictor {
                 Some(Stays::DaemonSet(controller.name.clone()))
             }
             // A Job fails after `backoffLimit` of them, where a pod that waits would have started later.
-            Some(controller) if controller.kind == "Job" && matches!(why, Why::Refused { .. }) => {
+            Some(controller) if controller.kind == "Job" && matches!(why, EvictionReason::Refused { .. }) => {
                 Some(Stays::Job(controller.name.clone()))
             }
             Some(_) => None,
