@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_config::{Config, policy::StrategyKind};
-use numaward_daemon::kubernetes::nri::testing::Builder;
+use numaward_daemon::kubernetes::nri::testing::AskBuilder;
 use numaward_engine::{
     KubeletStrategy, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Strategy,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
@@ -18,7 +18,7 @@ use numaward_kube::{
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
 /// Converters of pods to requests, one for each strategy, with the strategy that decides on them.
-pub(crate) struct Builders(Vec<(Builder, Box<dyn Strategy>)>);
+pub(crate) struct Builders(Vec<(AskBuilder, Box<dyn Strategy>)>);
 
 impl Builders {
     /// Creates converters that know pods only from the container runtime.
@@ -48,7 +48,7 @@ impl Builders {
             // No file of this host is read.
             let mut config = Config { strategy, host_root: "/nonexistent".into(), ..Config::default() };
             config.kubernetes.placement_off_namespaces.insert("off".to_owned());
-            (Builder::new(Arc::clone(pods), &config), decides)
+            (AskBuilder::new(Arc::clone(pods), &config), decides)
         };
         Self(strategies.into_iter().map(of).collect())
     }
@@ -56,7 +56,7 @@ impl Builders {
     /// Converts a container and its pod to requests, and checks the decisions on them.
     pub(crate) fn ask(&self, pod: &Pod, container: &Container, change: &Resources, online: &Online) {
         for (builder, strategy) in &self.0 {
-            let asked = builder.asked(pod, container, change, online);
+            let asked = builder.build(pod, container, change, online);
             let of_container = asked.container.into_iter().flatten().map(|ask| ask.pod);
             for ask in of_container.chain([asked.pod]) {
                 assert!(ask.notes.iter().all(|note| !note.is_empty()));

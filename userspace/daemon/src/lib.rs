@@ -16,12 +16,12 @@ pub mod allocations;
 pub mod doctor;
 pub mod kubernetes;
 mod logging;
-mod once;
+mod one_shot;
 mod privileges;
 mod service;
 pub mod socket;
 
 pub use self::{
-    once::once,
+    one_shot::run_one_shot,
     service::{RunError, run},
 };

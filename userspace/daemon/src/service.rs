@@ -84,7 +84,7 @@ pub enum RunError {
     Credentials(#[from] CredentialError),
     /// The kubelet promises on this host.
     #[error(transparent)]
-    TwoMasters(#[from] kubelet::TwoMasters),
+    Kubelet(#[from] kubelet::KubeletConflict),
     /// What can be promised is not known.
     #[error("guarantees cannot be given: {0}")]
     Guarantee(#[from] StartError),

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         },
         restore: |config, machine| {
             let restored =
-                numaward_daemon::once(config, |runtime| restore::restore(config, machine, runtime));
+                numaward_daemon::run_one_shot(config, |runtime| restore::restore(config, machine, runtime));
             Ok(restored.context("cannot start")??)
         },
     })

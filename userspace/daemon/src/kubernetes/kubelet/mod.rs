@@ -29,7 +29,7 @@ pub use self::{follow::follow, policies::Policies, version::with_version};
     .found.join(", "),
     .fix.join(" and ")
 )]
-pub struct TwoMasters {
+pub struct KubeletConflict {
     /// What was found, and where.
     pub found: Vec<String>,
     /// Which fields to change, to what.
@@ -55,7 +55,7 @@ pub fn below(root: &Path, path: &Path) -> PathBuf {
 }
 
 /// The mode to run in. By default, it is `observe` where the kubelet pins containers itself, else `enforce`.
-pub fn mode(config: &Config, policies: &Policies) -> Result<OperatingMode, TwoMasters> {
+pub fn mode(config: &Config, policies: &Policies) -> Result<OperatingMode, KubeletConflict> {
     match (config.mode, policies.pins()) {
         (Some(OperatingMode::Enforce), Some(conflict)) => Err(conflict),
         (Some(mode), _) => Ok(mode),

@@ -8,7 +8,7 @@ use std::{fs, io, path::Path};
 use numaward_config::read_yaml;
 use serde_json::Value;
 
-use super::{TwoMasters, below};
+use super::{KubeletConflict, below};
 
 /// The kubelet's configuration file, in its directory.
 const CONFIG: &str = "config.yaml";
@@ -106,7 +106,7 @@ impl Policies {
     }
 
     /// Whether the kubelet pins containers itself, and what to change if it is not to.
-    pub fn pins(&self) -> Option<TwoMasters> {
+    pub fn pins(&self) -> Option<KubeletConflict> {
         let (mut found, mut fix) = (Vec::new(), Vec::new());
         for (policy, none) in [(&self.cpu, "none"), (&self.memory, "None")] {
             let Some(Found { policy, file, field }) = policy else { continue };
@@ -116,7 +116,7 @@ impl Policies {
                 fix.push(format!("set {field}: {none} in the kubelet's configuration"));
             }
         }
-        (!found.is_empty()).then_some(TwoMasters { found, fix })
+        (!found.is_empty()).then_some(KubeletConflict { found, fix })
     }
 }
 

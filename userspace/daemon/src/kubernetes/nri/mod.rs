@@ -15,6 +15,7 @@ mod devices;
 mod handler;
 mod memory_policy;
 mod metrics;
+mod pod_level_resources;
 mod refusals;
 mod request;
 #[cfg(feature = "testing")]
@@ -22,7 +23,6 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod updates;
-mod whole;
 
 use std::sync::Arc;
 

@@ -38,7 +38,7 @@ use numaward_topology::{Bytes, KernelRelease, NodeSet};
 
 use super::{
     annotations::{Annotations, Extra, Placement},
-    devices, whole,
+    devices, pod_level_resources,
 };
 
 /// CPU shares that the kubelet gives for one CPU.
@@ -124,13 +124,16 @@ impl RequestBuilder {
     /// do not look at in 1.32; in 1.36 they leave such a pod alone, unless a gate has them place it.
     fn asked(&self, known: &pod::Pod, annotations: &Annotations, notes: &mut Vec<String>) -> PodClaim {
         if self.strategy == StrategyKind::Native || known.resources.is_none() {
-            return whole::asked(known, annotations);
+            return pod_level_resources::asked(known, annotations);
         }
         match self.whole_pods {
             PodLevelSupport::Ignored => {
-                return whole::asked(&pod::Pod { resources: None, ..known.clone() }, annotations);
+                return pod_level_resources::asked(
+                    &pod::Pod { resources: None, ..known.clone() },
+                    annotations,
+                );
             }
-            PodLevelSupport::Placed => return whole::asked_as_whole(known, annotations),
+            PodLevelSupport::Placed => return pod_level_resources::asked_as_whole(known, annotations),
             PodLevelSupport::Unmanaged => {}
         }
         notes.push(format!(
@@ -210,13 +213,13 @@ impl RequestBuilder {
         let (asked, slice) = match &known {
             Some(known) => {
                 let asked = self.asked(known, &annotations, &mut notes);
-                let slice = whole::slice(known, &asked, &annotations, &container.name);
+                let slice = pod_level_resources::slice(known, &asked, &annotations, &container.name);
                 (asked, slice)
             }
             None => (alone(pod, container, &annotations, &mut notes), GuaranteeSource::Own),
         };
         let memory = memory(known.as_deref(), pod, container, &container.resources);
-        let keeps_pod_quota = known.is_some_and(|known| whole::keeps_quota(&known, &asked));
+        let keeps_pod_quota = known.is_some_and(|known| pod_level_resources::keeps_quota(&known, &asked));
         let mut pod = self.ask(pod, asked, &annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
@@ -288,7 +291,7 @@ impl RequestBuilder {
         if let Some(Limit::At(limit)) = requested.memory_limit {
             amounts = amounts.with_memory(Quantity::whole(limit.0));
         }
-        whole::share_of(&known, &self.annotations(pod), amounts)
+        pod_level_resources::share_of(&known, &self.annotations(pod), amounts)
     }
 }
 
@@ -300,7 +303,7 @@ fn memory(
     has: &nri::Resources,
 ) -> MemoryClaim {
     if let Some(known) = known {
-        return whole::memory(known, &container.name);
+        return pod_level_resources::memory(known, &container.name);
     }
     let bytes = |of: &nri::Resources| match of.memory_limit {
         Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),

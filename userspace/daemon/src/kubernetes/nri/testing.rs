@@ -14,7 +14,7 @@ use super::request::RequestBuilder;
 
 /// All that is asked for of a container and its pod.
 #[derive(Debug)]
-pub struct Asked {
+pub struct PodAsks {
     /// With the pod as a whole.
     pub pod: PodPlacementRequest,
     /// With the container, where it is not left alone: when it is created, and when it already runs.
@@ -27,25 +27,25 @@ pub struct Asked {
 
 /// Makes requests of what is known.
 #[derive(Clone)]
-pub struct Builder(RequestBuilder);
+pub struct AskBuilder(RequestBuilder);
 
-impl Builder {
+impl AskBuilder {
     /// With this configuration, of these pods and those that the runtime reports.
     pub fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
         Self(RequestBuilder::new(pods, config))
     }
 
     /// What is asked for.
-    pub fn asked(
+    pub fn build(
         &self,
         pod: &nri::Pod,
         container: &nri::Container,
         change: &nri::Resources,
         online: &Online,
-    ) -> Asked {
+    ) -> PodAsks {
         let created = self.0.container(pod, container).ok();
         let running = self.0.running(pod, container, online).ok();
-        Asked {
+        PodAsks {
             pod: self.0.pod(pod),
             container: created.zip(running).map(|(created, running)| [created, running]),
             resized: self.0.resized(pod, container, change),

@@ -10,7 +10,7 @@ use crate::logging;
 
 /// Logs as configured, and calls `does` with a runtime whose thread talks to systemd. Call it while the process has one
 /// thread. Fails if that thread cannot be started.
-pub fn once<T>(config: &Config, does: impl FnOnce(&Handle) -> T) -> io::Result<T> {
+pub fn run_one_shot<T>(config: &Config, does: impl FnOnce(&Handle) -> T) -> io::Result<T> {
     logging::start(&config.log, &Traces::new(&Otlp::default()));
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     Ok(does(runtime.handle()))
