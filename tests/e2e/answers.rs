@@ -33,7 +33,7 @@ fn figure(phase: &Value, name: &str) -> f64 {
 }
 
 #[test]
-fn a_runtime_is_answered_while_something_else_is_waited_for() {
+fn answers_runtime_while_it_waits() {
     let Some(bench) = TestEnvironment::open() else { return };
     // Node 0 cannot hold what is promised to the load whose pages move: they move to node 1.
     let machine = GuestTopology::parse(None, Some("3,3"), Some("1G,2G"), None).unwrap();

@@ -269,7 +269,7 @@ fn commands(page: &'static str) -> Vec<Command> {
 }
 
 #[test]
-fn the_commands_of_the_book_are_true() {
+fn book_commands_do_what_pages_say() {
     let Some(bench) = TestEnvironment::open() else { return };
     let mut faults = Vec::new();
     let mut script = include_str!("book.sh").to_owned();

@@ -24,7 +24,7 @@ fn value(metrics: &str, series: &str) -> u64 {
 }
 
 #[test]
-fn a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets() {
+fn budgets_let_workloads_share_a_node() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1280M,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("budgets.sh"));

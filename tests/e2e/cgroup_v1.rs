@@ -21,7 +21,7 @@ fn degraded(report: &ScriptReport, round: &str) -> Option<String> {
 }
 
 #[test]
-fn workloads_are_observed_by_the_unified_hierarchy_or_it_is_said_why_not() {
+fn observes_by_v2_or_names_the_reason() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("cgroup_v1.sh"));

@@ -7,7 +7,7 @@ use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 
 #[test]
-fn what_is_said_agrees_with_the_kernel_again() {
+fn reports_match_kernel_after_faults() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("3,3"), Some("640M,640M"), None).unwrap();
     // The kernel can always empty blocks of memory without allocations of its own.

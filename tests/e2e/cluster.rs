@@ -360,7 +360,7 @@ fn component_overlay(cluster: &Cluster, components: &[&str]) -> String {
 }
 
 #[test]
-fn pods_get_what_they_are_promised() {
+fn pods_get_their_guarantees() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     is_tried(&cluster);

@@ -344,7 +344,7 @@ fn containerd_1_7() {
 }
 
 #[test]
-fn forty_at_once() {
+fn forty_containers_share_no_cpu() {
     let script = include_str!("containerd/forty.sh");
     let Some(report) = report("6,6", &V2, Driver::Cgroupfs, script) else { return };
     eprintln!("{report}");
@@ -406,18 +406,18 @@ fn check_refusals(release: &Release) {
 }
 
 #[test]
-fn refused_pods_leave_nothing_in_containerd_1_7() {
+fn refused_pod_leaves_nothing_in_1_7() {
     check_refusals(&V1);
 }
 
 #[test]
-fn refused_pods_leave_nothing_in_containerd_2() {
+fn refused_pod_leaves_nothing_in_2() {
     check_refusals(&V2);
 }
 
 /// A tenant with rights on pods takes nothing from other pods: SECURITY.md, "From a tenant with pods".
 #[test]
-fn a_tenant_takes_nothing_from_others() {
+fn tenant_cannot_harm_other_pods() {
     const VICTIM: &str = "default/victim/main";
 
     let script = include_str!("containerd/tenant.sh");

@@ -5,7 +5,7 @@ use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 
 #[test]
-fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
+fn gives_cpus_of_requested_kind() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
     let vm = bench.vm(machine).append("isolcpus=2-3,6 nohz_full=3,5-6");
@@ -37,7 +37,7 @@ fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
 }
 
 #[test]
-fn siblings_of_exclusive_cpus_are_hidden() {
+fn hides_siblings_of_exclusive_cpus() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("4,8"), Some("512M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine.with_threads(2).unwrap()), include_str!("cpu_siblings.sh"));

@@ -9,7 +9,7 @@ use numaward_vm::GuestTopology;
 use crate::systemd::boot_unit;
 
 #[test]
-fn exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back() {
+fn sets_and_restores_cpu_power() {
     let Some(bench) = TestEnvironment::open() else { return };
     // CPUs 2 and 3 are on node 1.
     let machine = GuestTopology::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
@@ -54,7 +54,7 @@ fn exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back() {
 }
 
 #[test]
-fn the_unit_sets_it_with_the_drop_in_that_the_page_has() {
+fn drop_in_of_page_allows_settings() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,512M"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));

@@ -6,7 +6,7 @@ use numaward_tests::{TestEnvironment, boot, seed};
 use numaward_vm::GuestTopology;
 
 #[test]
-fn a_crash_at_any_point_is_made_good() {
+fn recovers_from_crash_at_any_point() {
     let Some(bench) = TestEnvironment::open() else { return };
     let (kills, minutes) = if bench.is_slow() { (200, 40) } else { (10, 5) };
     let machine = GuestTopology::parse(None, Some("2,1,2,1"), Some("384M,384M,384M,384M"), None).unwrap();

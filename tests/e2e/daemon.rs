@@ -96,7 +96,7 @@ const WITHOUT_BTF: [&str; 6] =
     ["kprobe", "absent", "tracepoint", "tracepoint", "memory_events", "tracepoint"];
 
 #[test]
-fn the_daemon_agrees_with_the_kernels_book() {
+fn counters_match_the_kernel() {
     let Some(bench) = TestEnvironment::open() else { return };
     let rounds = "plain unprivileged without-btf slots nobody without-cgroups";
     let report = run(&bench, rounds, "");
@@ -120,7 +120,7 @@ fn the_daemon_agrees_with_the_kernels_book() {
 }
 
 #[test]
-fn the_daemon_agrees_with_the_kernels_book_under_lockdown() {
+fn counters_match_under_lockdown() {
     let Some(bench) = TestEnvironment::open() else { return };
     let report = run(&bench, "lockdown", "lockdown=confidentiality");
     assert!(report.section("lockdown").contains("[confidentiality]"), "{}", report.section("lockdown"));

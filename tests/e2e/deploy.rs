@@ -58,7 +58,7 @@ fn check_status(report: &ScriptReport, section: &str) {
 }
 
 #[test]
-fn the_image_runs_as_the_manifests_demand() {
+fn image_runs_as_manifests_demand() {
     const BPF: u64 = 1 << 39;
     const PERFMON: u64 = 1 << 38;
     const SYS_ADMIN: u64 = 1 << 21;

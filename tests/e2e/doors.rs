@@ -23,7 +23,7 @@ fn names(report: &ScriptReport, section: &str) -> Vec<String> {
 }
 
 #[test]
-fn nobody_and_a_container_get_at_nothing() {
+fn unprivileged_users_get_no_access() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
@@ -109,7 +109,7 @@ fn nobody_and_a_container_get_at_nothing() {
 const MOST_MEMORY: u64 = 96 << 10;
 
 #[test]
-fn floods_of_one_user_hold_up_nobody() {
+fn floods_of_one_user_delay_no_other() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));

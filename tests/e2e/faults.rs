@@ -23,7 +23,7 @@ fn assert_contains(report: &ScriptReport, section: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_goes_wrong_ends_in_a_known_state() {
+fn host_faults_end_in_known_state() {
     let Some(bench) = TestEnvironment::open() else { return };
     let memory = Some("384M,384M,384M,384M");
     let machine = GuestTopology::parse(None, Some("2,2,1,1"), memory, None).unwrap();

@@ -38,7 +38,7 @@ fn every_hint_is_shown(report: &ScriptReport) {
 }
 
 #[test]
-fn guarantees_hold_move_pages_and_outlive_the_daemon() {
+fn guarantees_outlive_the_daemon() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("guarantee.sh"));

@@ -13,7 +13,7 @@ fn script(script: &str) -> String {
 }
 
 #[test]
-fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
+fn guard_stops_page_cache_hog() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), &script(include_str!("guard.sh")));
@@ -63,7 +63,7 @@ fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
 }
 
 #[test]
-fn what_is_promised_is_kept_free_of_page_cache_that_nobody_uses() {
+fn guard_reclaims_unused_page_cache() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let mut disk = tempfile::NamedTempFile::new().unwrap();

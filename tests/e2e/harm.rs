@@ -9,7 +9,7 @@ use numaward_vm::GuestTopology;
 const SEQUENCES: &str = "NUMAWARD_HARM_SEQUENCES";
 
 #[test]
-fn no_bystander_is_killed_or_narrowed() {
+fn other_cgroups_are_not_harmed() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("3,3"), Some("700M,700M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("harm.sh"));
@@ -46,7 +46,7 @@ fn no_bystander_is_killed_or_narrowed() {
 }
 
 #[test]
-fn bystanders_outlive_random_sequences() {
+fn random_sequences_harm_no_cgroup() {
     let Some(bench) = TestEnvironment::open() else { return };
     let sequences: u64 = match env::var(SEQUENCES) {
         Ok(text) => text.parse().unwrap(),

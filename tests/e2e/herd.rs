@@ -141,11 +141,11 @@ fn check(machine: GuestTopology) {
 }
 
 #[test]
-fn others_are_herded_on_two_nodes() {
+fn confines_cgroups_on_two_nodes() {
     check(GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap());
 }
 
 #[test]
-fn others_are_herded_on_four_nodes() {
+fn confines_cgroups_on_four_nodes() {
     check(GuestTopology::parse(None, Some("1,1,1,1"), Some("512M,384M,384M,384M"), None).unwrap());
 }

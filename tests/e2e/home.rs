@@ -42,7 +42,7 @@ fn shares(events: &Value, words: &str) -> (u64, u64) {
 }
 
 #[test]
-fn a_workload_is_brought_home_unless_its_memory_policy_names_nodes() {
+fn places_workloads_automatically() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("3,1"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("home.sh"));

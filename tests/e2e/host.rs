@@ -21,11 +21,11 @@ fn check(change: impl FnOnce(Vm) -> Vm) {
 }
 
 #[test]
-fn the_probes_pass_their_own_test() {
+fn probes_pass_their_own_test() {
     check(|vm| vm);
 }
 
 #[test]
-fn nodes_of_a_device_tree_are_as_good() {
+fn probes_pass_with_device_tree() {
     check(Vm::device_tree);
 }

@@ -24,7 +24,7 @@ fn monitors(report: &ScriptReport, section: &str) -> u32 {
 }
 
 #[test]
-fn what_is_accessed_on_another_node_is_found() {
+fn finds_pages_accessed_remotely() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(6));

@@ -20,7 +20,7 @@ fn unknown(report: &ScriptReport, section: &str) -> u64 {
 }
 
 #[test]
-fn memory_that_comes_later_is_counted_for_its_node() {
+fn counts_memory_added_later() {
     let Some(bench) = TestEnvironment::open() else { return };
     // In the one mode pages name their node, in the other their address says it; some kernels have only that.
     for mode in ["tp_btf", "tracepoint"] {

@@ -21,7 +21,7 @@ fn samples<'a>(report: &'a ScriptReport, section: &str, metric: &str) -> BTreeMa
 }
 
 #[test]
-fn hugepages_are_counted_where_they_are() {
+fn counts_hugepages_by_node() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("hugepages.sh"));

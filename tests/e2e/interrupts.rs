@@ -34,7 +34,7 @@ fn line<'a>(report: &'a ScriptReport, section: &str, key: &str) -> &'a str {
 }
 
 #[test]
-fn the_kernels_work_leaves_exclusive_cpus_and_comes_back() {
+fn moves_and_restores_interrupts() {
     let Some(bench) = TestEnvironment::open() else { return };
     // CPUs 3-5 are on node 1, with the network card; the disk has a queue, and so an interrupt, for each CPU.
     let machine = GuestTopology::parse(None, Some("3,3"), Some("512M,512M"), None).unwrap();
@@ -91,7 +91,7 @@ fn the_kernels_work_leaves_exclusive_cpus_and_comes_back() {
 }
 
 #[test]
-fn the_unit_moves_interrupts_with_the_drop_in_that_the_page_has() {
+fn drop_in_of_page_allows_moves() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("3,3"), Some("1G,512M"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).network_on(1).limit(Duration::from_mins(15));

@@ -97,7 +97,7 @@ fn guarantee(report: &ScriptReport, seen: &Seen) {
 }
 
 #[test]
-fn what_is_missing_is_what_the_page_says() {
+fn page_names_features_of_kernel() {
     let Some(bench) = TestEnvironment::open() else { return };
     if bench.kernel().arch() != Arch::Amd64 {
         eprintln!("skipped: the page is about x86-64");

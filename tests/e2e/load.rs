@@ -22,7 +22,7 @@ fn check(report: &ScriptReport, name: &str, booked: &str, nodes: [u64; 2]) {
 }
 
 #[test]
-fn loads_are_placed_as_asked_or_refused() {
+fn loads_are_placed_or_refused() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("load.sh"));

@@ -18,7 +18,7 @@ fn small() -> GuestTopology {
 }
 
 #[test]
-fn output_and_exit_code_come_home_as_they_are() {
+fn returns_output_and_exit_code() {
     let Some(bench) = TestEnvironment::open() else { return };
     let script = "printf 'exit 0\\nraw\\r\\001\\377' >&2; seq 1 20000; exit 7";
     let mut output = Vec::new();
@@ -29,7 +29,7 @@ fn output_and_exit_code_come_home_as_they_are() {
 }
 
 #[test]
-fn a_machine_that_fails_is_an_error() {
+fn failed_machine_is_an_error() {
     let Some(bench) = TestEnvironment::open() else { return };
     let run = |script: &str| bench.vm(small()).run(script, &mut Vec::new()).unwrap_err();
 
@@ -70,7 +70,7 @@ fn assert_bad_scripts_fail(bench: &TestEnvironment) {
 }
 
 #[test]
-fn a_machine_that_hangs_is_stopped() {
+fn hung_machine_is_stopped() {
     let Some(bench) = TestEnvironment::open() else { return };
     let limit = Duration::from_secs(10);
     for vm in [bench.vm(small()), bench.vm(small()).real_time()] {
@@ -80,7 +80,7 @@ fn a_machine_that_hangs_is_stopped() {
 }
 
 #[test]
-fn a_dropped_machine_is_gone() {
+fn dropped_machine_is_stopped() {
     let Some(bench) = TestEnvironment::open() else { return };
     let running = bench.vm(small()).start("while :; do :; done").unwrap();
     let group = |pid: u32| {
@@ -101,7 +101,7 @@ fn a_dropped_machine_is_gone() {
 }
 
 #[test]
-fn a_machine_has_the_nodes_asked_for() {
+fn machine_has_requested_nodes() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(
         Some(3),
@@ -137,7 +137,7 @@ fn a_machine_has_the_nodes_asked_for() {
 }
 
 #[test]
-fn a_forwarded_port_answers_on_the_hosts_loopback() {
+fn forwards_port_to_loopback() {
     let Some(bench) = TestEnvironment::open() else { return };
     // Free a moment ago; should another take it meanwhile, QEMU says so.
     let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -14,7 +14,7 @@ fn pages(report: &str) -> [u64; 2] {
 }
 
 #[test]
-fn pages_are_where_the_policy_puts_them() {
+fn pages_follow_memory_policy() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("memory_policy.sh"));

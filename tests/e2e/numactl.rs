@@ -36,7 +36,7 @@ fn both<'a>(report: &'a ScriptReport, name: &str) -> (&'a str, &'a str) {
 }
 
 #[test]
-fn a_command_has_what_numactl_gives_it_on_four_nodes() {
+fn agrees_with_numactl_on_four_nodes() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2,2,0"), Some("512M,256M,256M,256M"), None).unwrap();
     let disk = tempfile::NamedTempFile::new().unwrap();

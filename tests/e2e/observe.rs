@@ -16,7 +16,7 @@ fn missed(section: &str, node: u32) -> Option<u64> {
 }
 
 #[test]
-fn the_kubelet_is_held_to_its_own_promises() {
+fn reports_broken_kubelet_guarantees() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("1,1"), Some("512M,512M"), None).unwrap();
     // As recorded from a kubelet: the case single-numa-fit-basic of tests/conformance.

@@ -9,7 +9,7 @@ use numaward_vm::{Arch, GuestTopology};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[test]
-fn the_package_runs_hardened_and_leaves_nothing() {
+fn hardened_package_leaves_nothing() {
     let Some(bench) = TestEnvironment::open() else { return };
     let arch = bench.kernel().arch();
     let layer = tempfile::NamedTempFile::new().unwrap();

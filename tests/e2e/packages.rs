@@ -52,7 +52,7 @@ fn assert_ends(report: &ScriptReport, section: &str, lines: &[&str]) {
 }
 
 #[test]
-fn apt_installs_upgrades_and_removes_from_a_signed_repository() {
+fn apt_installs_upgrades_and_removes() {
     let Some(report) = report(include_str!("packages/apt.sh")) else { return };
     let signature = report.section("verified");
     assert!(signature.contains("Good signature from \"numaward dry run"), "{report}");

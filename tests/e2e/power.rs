@@ -59,7 +59,7 @@ struct Cut {
 }
 
 #[test]
-fn what_was_answered_survives_a_loss_of_power() {
+fn answers_survive_power_loss() {
     let Some(bench) = TestEnvironment::open() else { return };
     let (cuts, steps, minutes): (usize, u32, u64) =
         if bench.is_slow() { (200, 60, 40) } else { (20, 12, 10) };

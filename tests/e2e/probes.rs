@@ -220,7 +220,7 @@ fn few_slots(report: &ScriptReport) {
 }
 
 #[test]
-fn what_the_other_probes_tell_is_what_the_kernel_says() {
+fn probes_agree_with_kernel() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let page = bench.kernel().page_size();
@@ -249,7 +249,7 @@ fn what_the_other_probes_tell_is_what_the_kernel_says() {
 }
 
 #[test]
-fn ten_thousand_workloads_take_a_bounded_memory() {
+fn map_memory_is_bounded() {
     let Some(bench) = TestEnvironment::open() else { return };
     // Many CPUs, of which a few run: what is kept for each is as large as where all do.
     // The load is bound to node 0, where the kernel itself has most of its own.

@@ -24,7 +24,7 @@ fn promised(report: &ScriptReport, section: &str, node: usize) -> u64 {
 }
 
 #[test]
-fn a_workload_that_runs_is_moved_without_a_miss() {
+fn moves_workload_without_miss() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(12)), include_str!("rebalance.sh"));

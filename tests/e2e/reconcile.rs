@@ -22,7 +22,7 @@ fn drift(report: &ScriptReport, section: &str, name: &str) -> Value {
 }
 
 #[test]
-fn promises_are_kept_against_whatever_changes_them() {
+fn repairs_changed_guarantees() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("reconcile.sh"));

@@ -13,7 +13,7 @@ fn knobs<'a>(report: &'a ScriptReport, section: &str) -> BTreeMap<&'a str, &'a s
 }
 
 #[test]
-fn guarantees_of_memory_alone_hold_and_change_while_they_do() {
+fn resizes_guarantees_in_place() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("resize.sh"));

@@ -41,7 +41,7 @@ fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
 }
 
 #[test]
-fn what_the_daemon_holds_does_not_grow() {
+fn daemon_resources_do_not_grow() {
     let Some(bench) = TestEnvironment::open() else { return };
     let minutes = env::var(MINUTES).map_or(3_u32, |text| text.parse().unwrap());
     let machine = GuestTopology::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();

@@ -34,7 +34,7 @@ fn bytes_with(stacks: &[(&str, u64)], part: &str) -> u64 {
 }
 
 #[test]
-fn the_function_that_allocates_on_another_node_is_named() {
+fn names_function_of_remote_pages() {
     let Some(bench) = TestEnvironment::open() else { return };
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path());

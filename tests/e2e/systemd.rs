@@ -54,7 +54,7 @@ pub(crate) fn boot_unit(vm: Vm, page: &str, script: &str) -> ScriptReport {
 }
 
 #[test]
-fn a_unit_keeps_its_pins_through_reload_and_restart() {
+fn unit_keeps_pins_after_restart() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));

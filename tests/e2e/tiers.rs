@@ -30,7 +30,7 @@ fn anon(report: &ScriptReport, section: &str, workload: &str, node: &str) -> u64
 }
 
 #[test]
-fn what_is_promised_stays_in_fast_memory() {
+fn guarantee_stays_in_fast_memory() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine =
         GuestTopology::parse(None, Some("2,2,0"), Some("1G,768M,1G"), None).unwrap().with_slow(&[2]).unwrap();

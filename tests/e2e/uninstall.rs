@@ -12,7 +12,7 @@ fn tree(report: &ScriptReport, name: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn every_knob_is_as_it_was() {
+fn restores_every_knob() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("uninstall.sh"));

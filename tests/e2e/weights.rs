@@ -18,7 +18,7 @@ fn numbers(report: &ScriptReport, section: &str) -> [u64; 2] {
 }
 
 #[test]
-fn pages_are_spread_by_bandwidth() {
+fn spreads_pages_by_bandwidth() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine =
         GuestTopology::parse(None, Some("2,0"), Some("1G,1G"), None).unwrap().with_slow(&[1]).unwrap();

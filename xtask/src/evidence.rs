@@ -131,12 +131,12 @@ mod tests {
     fn writes_kernels_once() {
         let rows = rows(&["crash::", "daemon::", "cluster::whole"]);
         let page = format!(
-            "{HEAD}| a | works on `x` | `daemon::`, stage `page`, `crash::a_crash_at_any_point_is_made_good` (9.9; rest: none) |\n\
+            "{HEAD}| a | works on `x` | `daemon::`, stage `page`, `crash::recovers_from_crash_at_any_point` (9.9; rest: none) |\n\
              | b\\|c | works | `cluster::whole` |\n"
         );
         let expected = format!(
             "{HEAD}| a | works on `x` | `daemon::` (6.1, 6.12; rest: latest; Arm: 6.12, latest, 6.12-16k), stage `page`, \
-             `crash::a_crash_at_any_point_is_made_good` (6.12; rest: 6.1) |\n\
+             `crash::recovers_from_crash_at_any_point` (6.12; rest: 6.1) |\n\
              | b\\|c | works | `cluster::whole` (cluster: 6.12) |\n"
         );
         assert_eq!(with_kernels(&page, &rows).unwrap(), expected);

@@ -24,7 +24,7 @@ const PACE: Duration = Duration::from_secs(10);
 
 /// As many pods as `NUMAWARD_PODS` says, or a hundred.
 #[test]
-fn a_hundred_pods_come_and_go_at_once() {
+fn hundred_pods_come_and_go_at_once() {
     let count: usize = env::var("NUMAWARD_PODS").map_or(100, |count| count.parse().unwrap());
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();

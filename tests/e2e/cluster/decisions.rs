@@ -131,7 +131,7 @@ impl Candidate {
 }
 
 #[test]
-fn what_the_kubelet_decides_is_repeated() {
+fn repeats_kubelet_decisions() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     let machine = machine(&cluster);

@@ -18,7 +18,7 @@ const EVICTED_BY_THEN: Duration = Duration::from_mins(1);
 type Running = Vec<(String, Option<BTreeSet<u64>>)>;
 
 #[test]
-fn pods_without_their_claim_are_evicted() {
+fn evicts_pods_without_their_claim() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     let pod = json!({

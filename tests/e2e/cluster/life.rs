@@ -40,7 +40,7 @@ const EXPORTED: &str = "/var/lib/numaward/kubelet-now";
 const AWAY: Duration = Duration::from_mins(5);
 
 #[test]
-fn pods_outlive_changes() {
+fn pods_survive_node_changes() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     start_with_static_policies(&cluster);

@@ -58,7 +58,7 @@ fn candidate(name: &str, containers: &[Wants]) -> Value {
 }
 
 #[test]
-fn what_readers_see() {
+fn readers_see_what_kubelet_reports() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     give_devices(&cluster);

@@ -62,7 +62,7 @@ fn steps() -> Vec<Step> {
 }
 
 #[test]
-fn whole_cores_are_given_where_they_are_demanded() {
+fn gives_whole_cores_if_configured() {
     let machine = nodes(MACHINE).with_threads(THREADS).unwrap();
     let Some(mut cluster) = Cluster::start(machine) else { return };
     cluster.come_up();

@@ -122,7 +122,7 @@ fn manifest(vector: &Value) -> Value {
 }
 
 #[test]
-fn what_the_kubelet_decides_of_whole_pods_is_repeated() {
+fn repeats_pod_level_decisions() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     let machine = decisions::machine(&cluster);

@@ -30,7 +30,7 @@ fn pages(report: &ScriptReport, section: &str) -> [u64; 2] {
 
 /// A container has the memory policy that its pod asks for from its first instruction, as the OCI runtime sets it.
 #[test]
-fn memory_policies() {
+fn containers_get_memory_policy() {
     let Some(report) = run(("3,3", "1280M,1280M"), include_str!("memory_policy.sh")) else { return };
     for (policy, shown) in [
         ("none", "default"),
@@ -61,7 +61,7 @@ const NOT_PRESENT: &str = r#"required plugin "numaward" not present"#;
 
 /// A pod that must not start without numaward does not, whether it says so itself or containerd's configuration does.
 #[test]
-fn required() {
+fn required_plugin_stops_pods() {
     let Some(report) = run(("3,3", MEMORY), include_str!("required.sh")) else { return };
     let is_refused = |section: &str| {
         let text = report.section(section);
