@@ -1,4 +1,4 @@
-//! A container runtime is answered in time, whatever the daemon waits for: `numaward-answers-check` runs inside.
+//! The daemon answers a container runtime in time, whatever operation it waits for. `numaward-answers-check` runs in the machine.
 
 use std::{
     io::{self, Write as _},
@@ -11,15 +11,15 @@ use serde_json::Value;
 
 /// Budget of an answer to `CreateContainer`, whatever the daemon waits for. The machine executes 250 million instructions a second.
 const BUDGET_MS: f64 = 100.0;
-/// Each answer of a daemon with nothing else to do takes less.
+/// Upper limit of each answer of an idle daemon.
 const MAX_IDLE_MS: f64 = 50.0;
 /// Budget of an answer while many clients read.
 const MAX_READ_MS: f64 = 400.0;
 /// A page move takes at least this long, so that a daemon that waits for it exceeds the budget.
 const MIN_MOVE_MS: f64 = 1000.0;
-/// Containers that are created in each phase, at least.
+/// Minimum number of containers that are created in each phase.
 const CALLS: u64 = 50;
-/// Clients that read meanwhile in the last phase.
+/// Number of clients that read concurrently in the last phase.
 const CLIENTS: u64 = 50;
 
 fn phase(report: &ScriptReport, name: &str) -> Value {
@@ -35,11 +35,11 @@ fn figure(phase: &Value, name: &str) -> f64 {
 #[test]
 fn answers_runtime_while_it_waits() {
     let Some(bench) = TestEnvironment::open() else { return };
-    // Node 0 cannot hold what is promised to the load whose pages move: they move to node 1.
+    // Node 0 is too small for the guarantee of the load whose pages move: they move to node 1.
     let machine = GuestTopology::parse(None, Some("3,3"), Some("1G,2G"), None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(10));
     let report = boot(&vm, "section check\nnumaward-answers-check || exit 1");
-    // The figures are of interest also where all is well: past the test harness, which would keep them.
+    // Prints the figures also if all checks pass: `writeln!` bypasses the output capture of the test harness.
     let _ = writeln!(io::stderr(), "{}", report.section("check"));
     for (name, limit) in [
         ("idle", MAX_IDLE_MS),

@@ -1,18 +1,21 @@
-//! The commands of the book, each run as it stands there, by systemd's side: what the pages say is so.
+//! Runs the commands of the book as written there, on a machine with systemd, and checks the output that the pages describe.
 //!
-//! Algorithm: every line of a block for a shell is a command. [`RUNS`] says how it is run and what it has to show; one that
-//! neither this table nor [`NOT_HERE`] knows is a fault, so a page cannot get a command that nobody has run. A command that goes
-//! on until it is stopped is stopped; one that needs a terminal gets one, and somebody who types.
+//! # Algorithm
+//! Every line of a shell block is a command. [`RUNS`] defines how a command is run and which text its output must contain. A
+//! command
+//! that is neither in this table nor in [`NOT_HERE`] fails the test, so no page can have an untested command. A command that does
+//! not
+//! end by itself is stopped; a command that needs a terminal gets one, with typed keys.
 //!
-//! Sizes and times are made smaller, as an emulated machine has no such memory and nobody waits ten minutes; `./server`,
-//! `postgresql@17-main.service` and the like are of `book.sh`.
+//! Sizes and durations are reduced for the emulated machine. `book.sh` provides `./server`, `postgresql@17-main.service` and the
+//! other programs and services of the examples.
 
 use std::{fs, path::PathBuf, time::Duration};
 
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use numaward_vm::{Cache, GuestTopology};
 
-/// The pages, in the order in which they are read, with the fewest commands that are run of each, and what is done before.
+/// Pages in reading order, each with the minimum number of commands that are run and the shell commands that prepare the page.
 const PAGES: [(&str, usize, &str); 8] = [
     ("start.md", 11, ""),
     ("see.md", 12, ""),
@@ -25,29 +28,29 @@ const PAGES: [(&str, usize, &str); 8] = [
 ];
 /// The traces of pods that are replayed.
 const TRACES: [&str; 2] = ["cxl", "four"];
-/// Of the book, and what is run.
+/// Texts of the book and their replacements.
 const SMALLER: [(&str, &str); 3] =
     [("--for 10m", "--for 30s"), ("+5m", "+5s"), ("--hosts 1000", "--hosts 12")];
 
 /// How a command is run.
 #[derive(Clone, Copy)]
 enum Way {
-    /// It ends.
+    /// The command ends by itself.
     Ends,
-    /// It goes on until it is stopped, after so many seconds.
+    /// The command is stopped after this number of seconds.
     Goes(u32),
-    /// In a terminal, in which the keys are typed once the words are on the screen.
+    /// The command runs in a terminal: the keys (second text) are typed as soon as the first text is on the screen.
     Types(&'static str, &'static str),
 }
 
-/// A command by its beginning, and what it has to show. The longest beginning counts.
+/// A command, identified by its first words, and its expected output. The longest match applies.
 struct Run {
     begins: &'static str,
     way: Way,
     shows: &'static [&'static str],
-    /// What `book.sh` does before, without a word.
+    /// Shell commands that run before, without output.
     before: &'static str,
-    /// A look at what the command has done, and what that shows.
+    /// Shell commands that run afterwards, and the text that their output must contain.
     after: (&'static str, &'static str),
 }
 
@@ -65,7 +68,7 @@ impl Run {
     }
 }
 
-/// The rows of a fleet, and what they rest on.
+/// Rows of the report about a fleet, and its section about assumptions.
 const FLEET: &[&str] = &[
     "12 hosts in ",
     "seed 1: ",
@@ -170,7 +173,7 @@ const RUNS: &[Run] = &[
     run("systemctl stop numaward", Way::Ends, &[]).after("systemctl is-active numaward", "inactive"),
 ];
 
-/// What is not run, by its beginning, and why.
+/// Commands that are not run, by their first words, with the reason.
 const NOT_HERE: &[(&str, &str)] = &[
     ("alias ", "there is no checkout here: `numaward` is on the `PATH`"),
     ("apt install ", "there is no package here: `package::` and `packages::` install it"),
@@ -194,32 +197,32 @@ const NOT_HERE: &[(&str, &str)] = &[
 #[derive(Debug)]
 struct Command {
     page: &'static str,
-    /// As it stands there, without what `#` says about it.
+    /// The line of the page without the comment after `#`.
     text: String,
 }
 
 impl Command {
-    /// What its output is called.
+    /// Returns the name of the section with the output.
     fn section(&self) -> String {
         format!("{}: {}", self.page, self.text)
     }
 
-    /// Whether it begins with these words.
+    /// Returns true if the command consists of these words or begins with them.
     fn begins_with(&self, begins: &str) -> bool {
         let rest = self.text.strip_prefix(begins);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' ') || begins.ends_with([' ', '#']))
     }
 
-    /// How it is run, if it is.
+    /// Returns the definition of how to run the command.
     fn run(&self) -> Option<&'static Run> {
         let runs = RUNS.iter().filter(|run| self.begins_with(run.begins));
         runs.max_by_key(|run| run.begins.len())
     }
 
-    /// What the machine's shell runs.
+    /// Returns the shell script that runs the command.
     fn script(&self, run: &Run) -> String {
         let mut words: Vec<String> = self.text.split(' ').map(str::to_owned).collect();
-        // An amount of memory; that of a machine which is only described stays.
+        // Reduces memory of requests. Memory of a machine that is only described (`4x32,128Gi`) ends in another word and is kept.
         for amount in words.iter_mut().filter(|word| word.ends_with("Gi")) {
             *amount = amount.replace("Gi", "0Mi");
         }
@@ -236,15 +239,15 @@ impl Command {
         )
     }
 
-    /// What is wrong with what it has shown; none if nothing is.
+    /// Returns the error message if the output or the exit code is not as expected.
     fn fault(&self, run: &Run, report: &ScriptReport) -> Option<String> {
         let section = report.section(&self.section());
         let (said, code) = section.rsplit_once("code ").unwrap_or((section, "none"));
-        // It was still there when it was stopped.
+        // The exit code of `timeout` if the command was still running.
         let expected = if matches!(run.way, Way::Goes(_)) { "143" } else { "0" };
         let words = run.shows.iter().chain([&run.after.1]);
         let missing: Vec<_> = words.filter(|word| !said.contains(**word)).collect();
-        // What jq finds under a name that is not there.
+        // `jq` prints `null` for a name that does not exist.
         let is_null = self.text.contains("jq") && said.lines().any(|line| line.trim_matches('"') == "null");
         (code.trim() != expected || !missing.is_empty() || is_null).then(|| {
             let Self { page, text } = self;
@@ -253,7 +256,7 @@ impl Command {
     }
 }
 
-/// The lines of the blocks for a shell.
+/// Returns the commands of the shell blocks of a page.
 fn commands(page: &'static str) -> Vec<Command> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
     let text = fs::read_to_string(path).unwrap();
@@ -261,7 +264,7 @@ fn commands(page: &'static str) -> Vec<Command> {
     let shell =
         blocks.filter_map(|block| block.split_once('\n')).filter(|(kind, _)| ["", "sh"].contains(kind));
     let lines = shell.flat_map(|(_, lines)| lines.lines()).filter(|line| !line.trim().is_empty());
-    // A comment is set off; `#` within a word is none.
+    // A comment begins with ` #`; a `#` within a word does not begin one.
     lines
         .map(|line| line.split_once(" #").map_or(line, |(command, _)| command).trim().to_owned())
         .map(|text| Command { page, text })
@@ -304,7 +307,7 @@ fn book_commands_do_what_pages_say() {
     let vm = bench
         .vm_with_systemd(machine)
         .network_on(1)
-        // Else the interface has another name. Some CPUs are isolated, as a page asks for such.
+        // With `net.ifnames=0`, the interface is named eth0. A page requests isolated CPUs.
         .append("net.ifnames=0 isolcpus=6-7 nohz_full=6-7")
         .file(tools.join("jq"), "/usr/bin/jq")
         .file(tools.join("libjq.so.1"), format!("{libraries}/libjq.so.1"))

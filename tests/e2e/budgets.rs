@@ -1,5 +1,6 @@
-//! A workload on one node and one on both share a node, scaled down from the example of the Kubernetes blog on the
-//! Memory Manager (5 GiB and 10 GiB): with budgets both run, without them one of the two is killed.
+//! A workload on one node and a workload on both nodes share a node, as in the example of the Kubernetes blog on the Memory
+//! Manager
+//! (5 GiB and 10 GiB), scaled down. With budgets both run; without budgets, one of the two is killed.
 
 use std::time::Duration;
 
@@ -7,10 +8,10 @@ use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
-/// How far a budget may be exceeded: a fiftieth, at least 4 MiB; and what lies on counters of CPUs.
+/// Tolerated excess over a budget: 2 %, at least 4 MiB, plus pages that are still in per-CPU counters.
 const TOLERANCE: u64 = 8 * MIB;
 
-/// What is promised on a node.
+/// Returns the guaranteed bytes on a node.
 fn promised(report: &ScriptReport, section: &str, node: u32) -> u64 {
     let all = report.json(section);
     let of_node = all["nodes"].as_array().unwrap().iter().find(|of| of["node"] == node).unwrap();
@@ -31,7 +32,7 @@ fn budgets_let_workloads_share_a_node() {
 
     for run in ["on", "off"] {
         let node: u32 = report.section(&format!("{run} node")).parse().unwrap();
-        // Both are promised memory there, and the spanning one took more than its share.
+        // Both workloads have guaranteed memory on the node, and the spanning workload took more than its share.
         let share = promised(&report, &format!("{run} promised"), node) - 200 * MIB;
         let before = report.json(&format!("{run} before"));
         let taken = before["pages_by_node"][node.to_string()].as_u64().unwrap() * 4096;
@@ -53,7 +54,7 @@ fn budgets_let_workloads_share_a_node() {
         assert_eq!(killed.lines().collect::<Vec<_>>(), ["0", "0"], "nobody is killed");
         let single = report.json("on single");
         assert_eq!(single["pages_by_node"][node.to_string()], 180 * MIB / 4096, "{single}");
-        // Some may have moved before the last page was touched.
+        // Some pages may have moved before the last page was touched.
         assert!(moved + TOLERANCE >= taken - share, "{moved} moved of {}", taken - share);
         for words in ["more on node", "no more than its share on node"] {
             assert!(events.contains(words), "{words}: {events}");

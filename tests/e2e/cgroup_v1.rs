@@ -1,5 +1,6 @@
-//! Hosts with cgroup v1: with a hierarchy of v2 beside it, workloads are observed by that; without, doctor and the daemon
-//! say what is missing.
+//! Hosts with cgroup v1. If a cgroup v2 hierarchy exists too, workloads are observed through it; otherwise `doctor` and the
+//! daemon
+//! report the missing hierarchy.
 
 use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
 use numaward_vm::GuestTopology;
@@ -26,7 +27,7 @@ fn observes_by_v2_or_names_the_reason() {
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("cgroup_v1.sh"));
 
-    // v1 alone: everything is counted together, and everybody who asks is informed why.
+    // Only v1: all memory is counted in one sum, and every response has the reason.
     let (verdict, finding) = check(&report.json("legacy doctor"), "cgroup v2");
     assert_eq!(verdict, "fail");
     assert!(finding.contains("cgroup v1"), "{finding}");
@@ -36,7 +37,7 @@ fn observes_by_v2_or_names_the_reason() {
     assert!(log.contains("nothing can be promised without cgroup v2"), "{log}");
     assert!(report.section("legacy guarantee").ends_with("code 125"), "{report}");
 
-    // v1 with v2 beside it: what is allocated is counted by workload; what the controllers know is missing.
+    // v1 and v2: allocations are counted by workload; figures of the controllers are missing.
     let (verdict, finding) = check(&report.json("hybrid doctor"), "cgroup v2");
     assert_eq!(verdict, "warn");
     assert!(finding.contains("/sys/fs/cgroup/unified, beside cgroup v1"), "{finding}");

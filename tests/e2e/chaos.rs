@@ -1,5 +1,5 @@
-//! The machine misbehaves: memory runs out, descriptors do, the clock jumps, CPUs and memory go and come, maps are full, the bus
-//! hangs, cgroups vanish.
+//! After each of these faults, the daemon's reports match the kernel again: no memory, no file descriptors, clock jumps, CPUs and
+//! memory that go offline and online, full maps, a bus that does not answer, removed cgroups.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use numaward_vm::GuestTopology;
 fn reports_match_kernel_after_faults() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("3,3"), Some("640M,640M"), None).unwrap();
-    // The kernel can always empty blocks of memory without allocations of its own.
+    // In a movable zone, the kernel can offline memory blocks at any time.
     let vm = bench.vm_with_systemd(machine).append("movablecore=512M").limit(Duration::from_mins(15));
     let report = boot(&vm, include_str!("chaos.sh"));
     let refused = report.section("without descriptors");

@@ -1,10 +1,12 @@
-//! A real Kubernetes cluster: `deploy/overlays/enforce` is applied to it, and pods get what they are promised.
+//! Applies `deploy/overlays/enforce` to a real Kubernetes cluster and checks that pods get their guarantees.
 //!
-//! The control plane runs on this host ([`control_plane`]), the one node in a machine ([`node`]). The programs of
-//! Kubernetes come from a folder that is named by `--kubernetes`; the test is skipped where it is not.
+//! The control plane runs on this host ([`control_plane`]), the only node runs in a machine ([`node`]). `--kubernetes` names the
+//! folder
+//! with the programs of Kubernetes; without it, the test is skipped.
 //!
-//! One cluster serves all steps, since it takes minutes to come up. Nothing is asserted of how long something takes: each wait
-//! is long, and ends with what was seen last.
+//! One cluster serves all steps, because its start takes minutes. No step asserts a duration: each wait has a long timeout, and
+//! its
+//! failure message contains the last observed state.
 
 mod at_once;
 mod authority;
@@ -47,29 +49,29 @@ use crate::{
     deploy::checkout,
 };
 
-/// Names the folder with the programs of Kubernetes.
+/// Name of the variable with the folder of the Kubernetes programs.
 const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
-/// What may take long under emulation ends well before.
+/// Timeout of each wait. Emulation is slow.
 const PATIENCE: Duration = Duration::from_mins(10);
 const PACE: Duration = Duration::from_secs(1);
-/// The folder of the unpacked programs.
+/// Name of the folder with the unpacked programs.
 const PROGRAMS: &str = "programs";
-/// Lines of each log that are shown where the test fails.
+/// Number of lines of each log that are printed if the test fails.
 const TAIL_LINES: &str = "40";
 /// CPUs and memory of each node of the machine.
 const MACHINE: (&str, &str) = ("3,3", "2560M,1536M");
-/// Its CPUs by node; CPU 0 is never exclusive.
+/// CPUs by node; CPU 0 is never exclusive.
 const NODES: [&[u64]; 2] = [&[0, 1, 2], &[3, 4, 5]];
 
-/// A pod that has no CPUs of its own, and runs all the time.
+/// Name of a pod without exclusive CPUs that runs during all steps.
 const SHARED: &str = "shared";
-/// Refuses what cannot be on one node.
+/// Setting that refuses pods that do not fit on one node.
 const RESTRICTED: &str = "NUMAWARD_TOPOLOGY_MANAGER_POLICY=restricted";
-/// Waits until the `DaemonSet` is as it is to be.
+/// Arguments that wait until the rollout of the `DaemonSet` is complete.
 const ROLLOUT: [&str; 5] =
     ["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=10m"];
 
-/// A cluster that runs. Where the test fails, what its parts said is shown.
+/// A running cluster. If the test fails, the logs of its parts are printed.
 struct Cluster {
     kubectl: Kubectl,
     node: Node,
@@ -79,11 +81,11 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts one, whose node is such a machine; none, after saying why, where that cannot be.
+    /// Starts a cluster with this machine as its node. If a program is missing, prints the reason and returns `None`.
     fn start(machine: GuestTopology) -> Option<Self> {
         let started = Instant::now();
         let Some(release) = env::var_os(KUBERNETES).map(PathBuf::from) else {
-            // Not even where `CI=true`: Kubernetes is no package of Debian's.
+            // Skipped also if `CI=true`: Debian has no package of Kubernetes.
             eprintln!(
                 "skipped: {KUBERNETES} is not set; run `cargo xtask vm test cluster:: --kubernetes DIR`"
             );
@@ -113,18 +115,18 @@ impl Cluster {
             let node = self.kubectl.json(&["get", "node", node::NAME])?;
             if condition(&node, "Ready") { Ok(()) } else { Err(node["status"]["conditions"].to_string()) }
         });
-        // The controller manager makes it, and no pod can be without.
+        // The controller manager creates it, and every pod needs one.
         let find = ["get", "serviceaccount", "default"];
         self.wait_for("there is a service account", || self.kubectl.run(&find));
         self.step("the node is ready");
     }
 
-    /// Says where the test is: past the test harness, which would keep it.
+    /// Prints the progress, bypassing the output capture of the test harness.
     fn step(&self, text: &str) {
         let _ = writeln!(io::stderr(), "cluster: {:>4} s: {text}", self.started.elapsed().as_secs());
     }
 
-    /// Looks until there is something to be seen.
+    /// Calls `look` until it returns `Ok`.
     fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
         let started = Instant::now();
         loop {
@@ -148,7 +150,7 @@ impl Cluster {
         self.kubectl.json(&["get", "pod", name])
     }
 
-    /// Makes pods that run until they are deleted, and waits until they do.
+    /// Creates pods and waits until they are ready.
     fn run(&self, pods: &[Value]) {
         self.kubectl.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
         for pod in pods {
@@ -167,7 +169,7 @@ impl Cluster {
         self.kubectl.must(&[&["delete", "pod", "--timeout=10m"], pods].concat());
     }
 
-    /// What a script prints in the cgroup of a container.
+    /// Returns the output of a script that runs in the cgroup folder of a container.
     fn in_cgroup(&self, pod: &str, container: &str, script: &str) -> Result<String, String> {
         let status = self.pod(pod)?["status"].take();
         let all = ["containerStatuses", "initContainerStatuses"].map(|name| status[name].as_array().cloned());
@@ -176,12 +178,12 @@ impl Cluster {
         let id =
             found.as_ref().and_then(|status| status["containerID"].as_str()?.strip_prefix("containerd://"));
         let id = id.ok_or_else(|| format!("{pod}/{container} has no container: {status}"))?;
-        // One that has ended is not there.
+        // A container that has ended has no cgroup.
         let find = format!("cgroup=$(find /sys/fs/cgroup/kubepods -name {id} | grep .)");
         self.node.run(&format!("{find} && cd $cgroup && {script}"))
     }
 
-    /// Where a container of a pod may run, and where its memory may be.
+    /// Returns the effective CPUs and memory nodes of a container.
     fn place(&self, pod: &str, container: &str) -> Result<Place, String> {
         let text = self.in_cgroup(pod, container, "cat cpuset.cpus.effective cpuset.mems.effective")?;
         let (cpus, mems) = text.split_once('\n').ok_or_else(|| format!("{pod}/{container}: {text:?}"))?;
@@ -189,8 +191,9 @@ impl Cluster {
         Ok(Place { cpus: set(cpus), nodes: set(mems) })
     }
 
-    /// Waits until containers of pods have so many CPUs to themselves, on one node with their memory, and [`SHARED`] has what
-    /// is left. A container that the runtime could not wait for gets them late.
+    /// Waits until each container has this number of exclusive CPUs and its memory on one node, and [`SHARED`] has the remaining
+    /// CPUs.
+    /// A container that was created while numaward did not answer gets its CPUs later.
     fn wait_until_placed(&self, expected: &[(&str, &str, usize)]) -> Places {
         self.wait_for(&format!("of CPUs of their own, there are {expected:?}"), || {
             let mut places = Places::new();
@@ -213,7 +216,7 @@ impl Cluster {
         })
     }
 
-    /// What cgroups of pods, and those above, have of CPUs, nodes and protection, by their path below `kubepods`.
+    /// Returns the CPUs, nodes and memory protection of all cgroups of pods and their ancestors, by path below `kubepods`.
     fn knobs(&self) -> Result<Vec<String>, String> {
         let names = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low"];
         let names = names.map(|name| format!("-name {name}")).join(" -o ");
@@ -223,7 +226,7 @@ impl Cluster {
         Ok(self.node.run(&find)?.lines().map(|line| line.replacen(root, "", 1)).collect())
     }
 
-    /// The messages of events about a pod that have a reason.
+    /// Returns the messages of events about a pod, filtered by reason.
     fn events(&self, pod: &str, reason: &str) -> Result<Vec<String>, String> {
         let selector = format!("--field-selector=involvedObject.name={pod},reason={reason}");
         let events = self.kubectl.json(&["get", "events", &selector])?;
@@ -231,7 +234,7 @@ impl Cluster {
         Ok(events.filter_map(|event| event["message"].as_str().map(str::to_owned)).collect())
     }
 
-    /// The pod of the `DaemonSet`: its name, and the address of its API.
+    /// Returns the name of the ready pod of the `DaemonSet`, and the URL of its API.
     fn daemon(&self) -> Result<(String, String), String> {
         let pods = self.kubectl.json(&["get", "pods", "--namespace=numaward"])?;
         let pods = pods["items"].as_array().into_iter().flatten();
@@ -242,7 +245,7 @@ impl Cluster {
         Ok((text(&pod["metadata"]["name"]), url))
     }
 
-    /// What numaward answers.
+    /// Returns a response of numaward's HTTP API.
     fn ask(&self, url: &str, what: &str) -> Result<Value, String> {
         let answer = self.node.run(&format!("wget -q -O - {url}/{what}"))?;
         serde_json::from_str(&answer).map_err(|error| format!("{error}: {answer}"))
@@ -269,7 +272,7 @@ impl Drop for Cluster {
             let output = output.map_err(|error| error.to_string());
             show(log, output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()));
         }
-        // Large, and nothing to look at.
+        // These are large and of no use after a failure.
         let _ = fs::remove_dir_all(self.folder.path().join(PROGRAMS));
         let _ = fs::remove_file(self.folder.path().join(node::DISK));
         self.folder.disable_cleanup(true);
@@ -277,14 +280,13 @@ impl Drop for Cluster {
     }
 }
 
-/// CPUs and nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     cpus: BTreeSet<u64>,
     nodes: BTreeSet<u64>,
 }
 
-/// By `POD/CONTAINER`.
+/// Places by `POD/CONTAINER`.
 type Places = BTreeMap<String, Place>;
 
 fn condition(object: &Value, name: &str) -> bool {
@@ -292,7 +294,7 @@ fn condition(object: &Value, name: &str) -> bool {
     conditions.into_iter().flatten().any(|it| it["type"] == name && it["status"] == "True")
 }
 
-/// A container that sleeps.
+/// Returns the manifest of a container that sleeps.
 fn container(name: &str, resources: &Value) -> Value {
     json!({
         "name": name,
@@ -303,7 +305,7 @@ fn container(name: &str, resources: &Value) -> Value {
     })
 }
 
-/// Resources that make a pod Guaranteed.
+/// Returns resources that make a pod Guaranteed.
 fn guaranteed(cpus: u32, mebibytes: u32) -> Value {
     let amounts = json!({ "cpu": cpus.to_string(), "memory": format!("{mebibytes}Mi") });
     json!({ "requests": amounts, "limits": amounts })
@@ -323,13 +325,13 @@ fn pod(name: &str, containers: &[Value]) -> Value {
             "automountServiceAccountToken": false,
             // The cluster has no DNS.
             "dnsPolicy": "Default",
-            // What sleeps does not hear that it is to end.
+            // `sleep` as the first process of a container ignores SIGTERM.
             "terminationGracePeriodSeconds": 1,
         },
     })
 }
 
-/// The path of a copy of an overlay, with another configuration.
+/// Copies the overlays, changes the configuration of one, and returns its path.
 fn overlay(cluster: &Cluster, name: &str, change: impl FnOnce(String) -> String) -> String {
     let copy = cluster.folder.path().join("deploy");
     if !copy.exists() {
@@ -375,7 +377,7 @@ fn pods_get_their_guarantees() {
     cluster.step("done");
 }
 
-/// With `deploy/overlays/try`, a pod has an event of where it would be, and nothing is written.
+/// With `deploy/overlays/try`, a pod gets an event with its would-be placement, and no knob is written.
 fn is_tried(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     let overlay = checkout("deploy/overlays/try").display().to_string();
@@ -402,14 +404,14 @@ fn is_installed(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     let overlay = checkout("deploy/overlays/enforce");
     kubectl.must(&["apply", "--kustomize", &overlay.display().to_string()]);
-    // As it is, it refuses nothing.
+    // The unchanged configuration refuses no pod.
     kubectl.must(&["set", "env", "daemonset/numaward", "--namespace=numaward", RESTRICTED]);
     cluster.wait_for("numaward runs", || cluster.daemon());
     kubectl.must(&ROLLOUT);
     cluster.step("numaward is ready");
 }
 
-/// Pods that want two and three CPUs. Only node 1 has three, so that who wants them comes first.
+/// Runs pods with two and three exclusive CPUs. Only node 1 has three, so the larger pod is created first.
 fn run_two_and_three(cluster: &Cluster) {
     let mut expected = Vec::new();
     for (name, cpus) in [("three", 3_u8), ("two", 2)] {
@@ -419,7 +421,7 @@ fn run_two_and_three(cluster: &Cluster) {
     }
 }
 
-/// Guaranteed pods have CPUs to themselves, and keep them when numaward is replaced.
+/// Guaranteed pods have exclusive CPUs, and keep them when the pod of numaward is replaced.
 fn are_placed(cluster: &Cluster) {
     cluster.run(&[pod(SHARED, &[container("main", &burstable())])]);
     is_protected_on_request(cluster);
@@ -442,7 +444,8 @@ fn are_placed(cluster: &Cluster) {
     cluster.step("numaward was replaced");
 }
 
-/// The memory of a Burstable pod that asks for it is promised on a node, and protected up to the root of all pods.
+/// A Burstable pod that requests it by annotation gets a memory guarantee on one node, with protection up to the root of all
+/// pods.
 fn is_protected_on_request(cluster: &Cluster) {
     let amounts = |mebibytes| json!({ "cpu": "50m", "memory": format!("{mebibytes}Mi") });
     let resources = json!({ "requests": amounts(64), "limits": amounts(128) });
@@ -455,7 +458,7 @@ fn is_protected_on_request(cluster: &Cluster) {
     };
     cluster.wait_for("what is promised to a Burstable pod is protected", || {
         let all = protected()?;
-        // Of the root, the class, the pod and the container; of nothing else, and no `memory.min`.
+        // Only `memory.low` of the root, the class, the pod and the container is set; no `memory.min`.
         let are_low = all.iter().all(|line| line.ends_with("/memory.low:67108864"));
         let are_of_class = all.iter().filter(|line| line.starts_with("/burstable/")).count();
         if are_low && all.len() == 4 && are_of_class == 3 { Ok(()) } else { Err(format!("{all:#?}")) }
@@ -470,10 +473,10 @@ fn is_protected_on_request(cluster: &Cluster) {
     cluster.step("a Burstable pod had its memory protected");
 }
 
-/// A pod wants two CPUs of one node, and no node has so many. It starts when they are there.
+/// A pod requests two CPUs of one node while no node has two free. It starts as soon as they are free.
 fn are_refused(cluster: &Cluster) {
     let wants = |name, cpus| pod(name, &[container("main", &guaranteed(cpus, 64))]);
-    // Three can be on node 1 only, then one on node 0 only, and then two on node 1 only.
+    // Only node 1 has three CPUs; then only node 0 has one; then only node 1 has two.
     cluster.run(&[wants("trio", 3)]);
     cluster.wait_until_placed(&[("trio", "main", 3)]);
     cluster.run(&[wants("one", 1)]);
@@ -506,7 +509,7 @@ fn are_refused(cluster: &Cluster) {
     cluster.step("it runs where there is room");
 }
 
-/// The pod `pair` is given more CPUs and fewer while it runs, and never more than its node has.
+/// The pod `pair` is resized to more and fewer CPUs while it runs. A resize beyond the capacity of its node fails.
 fn are_resized(cluster: &Cluster) {
     let resize = |cpus: u32| {
         let containers = json!([{ "name": "main", "resources": guaranteed(cpus, 96) }]);
@@ -530,7 +533,7 @@ fn are_resized(cluster: &Cluster) {
     cluster.step("a pod was resized");
 }
 
-/// An init container gives its CPUs on, a sidecar keeps its own; a pod may have resources as a whole.
+/// CPUs of an init container are reused, a sidecar keeps its own CPUs, and a pod may have pod-level resources.
 fn have_several_containers(cluster: &Cluster) {
     let mut crew = pod("crew", &[container("main", &guaranteed(2, 64))]);
     let mut init = container("init", &guaranteed(1, 32));
@@ -551,13 +554,13 @@ fn have_several_containers(cluster: &Cluster) {
     cluster.step("a pod with resources as a whole was placed");
 }
 
-/// The kubelet starts again and looks through all cgroups of pods, and nobody moves.
+/// The kubelet restarts and reconciles the cgroups of all pods; no placement changes.
 fn outlive_the_kubelet(cluster: &Cluster) {
     run_two_and_three(cluster);
     let before = cluster.knobs().unwrap();
     assert!(before.iter().any(|line| line == "/memory.min:100663296"), "{before:#?}");
     cluster.node.run("stop-kubelet && start-kubelet").unwrap();
-    // It runs pods, so it has seen those that ran.
+    // If the kubelet starts a new pod, it has reconciled the existing ones.
     cluster.run(&[pod("next", &[container("main", &burstable())])]);
     cluster.delete(&["next"]);
     cluster.wait_for("all is as before", || match cluster.knobs()? {
@@ -567,7 +570,7 @@ fn outlive_the_kubelet(cluster: &Cluster) {
     cluster.step("the kubelet was restarted");
 }
 
-/// What is drained gives back what it had.
+/// After the drain, no guarantee is left.
 fn are_drained(cluster: &Cluster) {
     cluster.kubectl.must(&["drain", node::NAME, "--ignore-daemonsets", "--force", "--timeout=10m"]);
     let (_, url) = cluster.daemon().unwrap();
@@ -579,8 +582,9 @@ fn are_drained(cluster: &Cluster) {
     cluster.step("the node was drained");
 }
 
-/// numaward is removed as docs/kubernetes.md has it, while pods come and go: it gives back what it wrote, and no longer places
-/// any.
+/// Removes numaward as docs/kubernetes.md describes, while pods are created and deleted: numaward restores all knobs, and places
+/// no
+/// pod afterwards.
 fn is_removed(cluster: &Cluster) {
     let wants = |name| pod(name, &[container("main", &guaranteed(2, 64))]);
     cluster.run(&[wants("two"), pod(SHARED, &[container("main", &burstable())])]);
@@ -592,7 +596,7 @@ fn is_removed(cluster: &Cluster) {
     cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
     load.keep_on("numaward has given all back", |cluster| {
         cluster.knobs().is_ok_and(|mut left| {
-            // All of the machine: the kubelet's own, and of containers, from which no set can be taken back.
+            // The kubelet writes all CPUs and nodes to its cgroups; the set of a cgroup with processes cannot be emptied again.
             left.retain(|line| !line.ends_with("/cpuset.cpus:0-5") && !line.ends_with("/cpuset.mems:0-1"));
             left.is_empty()
         })

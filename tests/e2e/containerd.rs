@@ -1,6 +1,6 @@
-//! Containers that a real containerd creates: placed, kept apart, adopted, refused and given back.
+//! Containers that a real containerd creates are placed, isolated, adopted and refused, and their guarantees are released.
 //!
-//! Containerd is Debian's. A folder with a newer one, which `--containerd` names, takes the place of [`V2`].
+//! The programs are Debian's packages. `--containerd` names a folder with a newer containerd, which replaces [`V2`].
 
 mod newer;
 
@@ -17,20 +17,20 @@ use numaward_vm::{Arch, Cache, GuestTopology, Vm};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Names the folder with the programs of containerd 2.3 or newer.
+/// Name of the variable with the folder of containerd 2.3 or newer.
 const CONTAINERD: &str = "NUMAWARD_CONTAINERD";
-/// What is unpacked, and where the machine has it. The folder may have no runc; it is Debian's then.
+/// Programs that are copied into the machine. If the folder has no runc, Debian's runc is used.
 const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", RUNC];
 const RUNC: &str = "runc";
 const LIBRARIES: [&str; 5] =
     ["libc.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2", "libseccomp.so.2"];
 
-/// Where Debian has libraries, below `/usr`.
+/// Returns Debian's library folder, relative to `/usr`.
 fn library_folder(arch: Arch) -> String {
     format!("lib/{}-linux-gnu", arch.kernel_name())
 }
 
-/// What programs name as their loader, and where.
+/// Returns the folder and the name of the dynamic loader.
 fn loader(arch: Arch) -> (&'static str, &'static str) {
     match arch {
         Arch::Amd64 => ("lib64", "ld-linux-x86-64.so.2"),
@@ -50,15 +50,15 @@ pub(crate) const V2: Release =
     Release { name: "sid", config: "2.toml", import: "--local --snapshotter native" };
 const V1: Release = Release { name: "trixie", config: "1.7.toml", import: "--snapshotter native" };
 
-/// Who makes the cgroups of pods and containers.
+/// Cgroup driver of the container runtime.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Driver {
     Cgroupfs,
-    /// systemd, which is then the first process.
+    /// systemd creates the cgroups, and is the first process of the machine.
     Systemd,
 }
 
-/// Enough for containerd, and for what tests put into containers.
+/// Memory of the two nodes: enough for containerd and the containers of the tests.
 pub(crate) const MEMORY: &str = "1536M,1G";
 
 /// Unpacks the packages that `cargo xtask setup --all` has fetched.
@@ -82,17 +82,19 @@ fn unpack(arch: Arch, release: &str, into: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The folder with the containerd that takes this one's place.
+/// Returns the folder with the containerd that replaces this release.
 fn instead_of(release: &Release) -> Option<PathBuf> {
     (release.name == V2.name).then(|| env::var_os(CONTAINERD).map(PathBuf::from)).flatten()
 }
 
-/// A machine of so many CPUs and so much memory on its nodes.
+/// Returns a machine with these CPUs and this memory on its nodes.
 pub(crate) fn nodes((cpus, memory): (&str, &str)) -> GuestTopology {
     GuestTopology::parse(None, Some(cpus), Some(memory), None).unwrap()
 }
 
-/// A machine with this containerd, and the folder of what it is copied from; none, after saying why, where that cannot be.
+/// Returns a machine with this containerd, and the folder with the files that are copied into it. If packages are missing, prints
+/// the
+/// reason and returns `None`.
 pub(crate) fn machine(
     bench: &TestEnvironment,
     machine: GuestTopology,
@@ -135,7 +137,7 @@ pub(crate) fn machine(
             vm = vm.file(libraries.join(loader), format!("/{folder}/{loader}"));
         }
         Driver::Systemd => {
-            // The C library is newer than that of the root file system: all of it has to be.
+            // containerd needs a newer C library than the root file system has, so all libraries are replaced.
             for library in std::fs::read_dir(&libraries).unwrap() {
                 let library = library.unwrap();
                 let name = library.file_name().into_string().unwrap();
@@ -157,13 +159,13 @@ pub(crate) fn machine(
     Some((vm.file(config_file, "/etc/containerd/config.toml"), root))
 }
 
-/// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
+/// Boots a machine with this containerd and runs the script. If packages are missing, prints the reason and returns `None`.
 fn report(cpus: &str, release: &Release, driver: Driver, script: &str) -> Option<ScriptReport> {
     let (vm, _files) = machine(&TestEnvironment::open()?, nodes((cpus, MEMORY)), release, driver)?;
     Some(boot(&vm, &full(release, driver, script)))
 }
 
-/// A script after what starts containerd.
+/// Returns a script after the prelude that starts containerd.
 pub(crate) fn full(release: &Release, driver: Driver, script: &str) -> String {
     let driver = match driver {
         Driver::Cgroupfs => "cgroupfs",
@@ -173,11 +175,11 @@ pub(crate) fn full(release: &Release, driver: Driver, script: &str) -> String {
     format!("IMPORT='{}' DRIVER={driver}\n{prelude}\n{script}", release.import)
 }
 
-/// Of 128Mi, a little is left to reclaim within the pod.
+/// Protection of a pod with 128Mi: `memory.min` leaves a part to reclaim within the pod.
 const MIN: &str = "117440512";
 const LOW: &str = "134217728";
 
-/// Asserts what protects a container and what is above it, from the inside out. The names of containers are not known.
+/// Asserts the memory protection of a container and of its ancestors, from the inside out. Containers have generated names.
 fn assert_protected(report: &ScriptReport, section: &str, expected: &[(&str, &str, &str)]) {
     let found = lines(report, section);
     let found: Vec<_> = found
@@ -190,7 +192,7 @@ fn assert_protected(report: &ScriptReport, section: &str, expected: &[(&str, &st
     assert_eq!(found, expected, "{section}:\n{report}");
 }
 
-/// A list of numbers such as `0,3-5`.
+/// Parses a list of numbers such as `0,3-5`.
 pub(crate) fn numbers(text: &str) -> Vec<u64> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -212,13 +214,13 @@ fn assert_assigned(assigned: &Value, allocations: &Value) {
     assert_eq!(assigned.as_array().unwrap(), &own);
 }
 
-/// Asserts that no page of the containers lies outside of what is promised, on either node.
+/// Asserts that no page of a container is outside its guaranteed nodes.
 fn assert_no_misses(report: &ScriptReport, section: &str) {
     let misses = report.samples(section, "numaward_numa_miss_bytes_total");
     assert!(misses.len() >= 2 && misses.values().all(|bytes| *bytes == 0.0), "{misses:#?}");
 }
 
-/// Asserts that only so many containers were started unpinned, all of them while the daemon was away.
+/// Asserts the number of containers that started unpinned: `away` while the daemon did not run, and none for other reasons.
 fn assert_all_pinned(report: &ScriptReport, section: &str, away: u32) {
     let unpinned = report.samples(section, "numaward_containers_started_unpinned_total");
     let expected = |reason: &str| if reason == "reason=\"away\"" { f64::from(away) } else { 0.0 };
@@ -226,12 +228,12 @@ fn assert_all_pinned(report: &ScriptReport, section: &str, away: u32) {
     assert!(unpinned.contains_key("reason=\"late\"") && is_expected, "{unpinned:#?}");
 }
 
-/// The lines of a section as words.
+/// Returns the lines of a section as words.
 fn lines<'a>(report: &'a ScriptReport, section: &str) -> Vec<Vec<&'a str>> {
     report.section(section).lines().map(|line| line.split_whitespace().collect()).collect()
 }
 
-/// A cgroup and its process on these CPUs and this node.
+/// Returns the expected lines of a cgroup and its process on these CPUs and this node.
 fn pinned(cpus: &'static str, node: &'static str) -> Vec<Vec<&'static str>> {
     vec![
         vec!["cpus", cpus],
@@ -246,7 +248,7 @@ fn check(release: &Release) {
     let Some(report) = report("3,3", release, Driver::Cgroupfs, script) else { return };
     eprintln!("{report}");
 
-    // CPU 0 is kept for the system; the first container gets the first CPU of node 0.
+    // CPU 0 is reserved for the system; the first container gets the first free CPU of node 0.
     assert_eq!(lines(&report, "before")[0], ["cpus"]);
     assert_eq!(lines(&report, "adopted"), pinned("1", "0"));
     assert_eq!(lines(&report, "adopted shared")[0], ["cpus", "0,2-5"]);
@@ -257,7 +259,7 @@ fn check(release: &Release) {
     if instead_of(release).is_none() {
         assert_eq!(report.section("policies missing"), "numaward_nri_memory_policies_missing_total 1");
     }
-    // Two CPUs of one node are only on node 1.
+    // Only node 1 has two free CPUs.
     assert_eq!(lines(&report, "placed"), pinned("3-4", "1"));
     let first: Vec<_> = pinned("3-4", "1").split_off(2);
     assert_eq!(lines(&report, "placed first instruction"), first);
@@ -266,7 +268,7 @@ fn check(release: &Release) {
     assert!(anon[&1] >= 48 << 20, "{anon:?}");
     assert_no_misses(&report, "placed misses");
     assert_eq!(lines(&report, "placed shared")[0], ["cpus", "0,2,5"]);
-    // With the 48Mi that `early` is protected by (and 64Mi of it as far as possible).
+    // Includes the protection of `early`: 48Mi of `memory.min` and 64Mi of `memory.low`.
     let all = [("container", MIN, LOW), ("poddb", MIN, LOW), ("kubepods", "167772160", "201326592")];
     assert_protected(&report, "placed protection", &all);
     let names = report.section("placed names");
@@ -281,7 +283,8 @@ fn check(release: &Release) {
     assert_eq!(names, ["default/db/main", "default/early/main"]);
     assert_assigned(&report.json("placed assigned"), &allocations);
 
-    // Those who share leave the CPUs that a resize takes; what is not there is refused, and nothing has changed.
+    // Containers without exclusive CPUs leave the CPUs of the resize. A resize beyond the free CPUs is refused and changes
+    // nothing.
     assert_eq!(lines(&report, "resized"), pinned("3-5", "1"));
     assert_eq!(lines(&report, "resized shared")[0], ["cpus", "0,2"]);
     let all = [
@@ -301,7 +304,7 @@ fn check(release: &Release) {
     assert!(refused.contains("node 0: cpu requested 5, free 1"), "{refused}");
     assert_eq!(lines(&report, "after refused"), pinned("2", "0"));
 
-    // What was promised to `small` is given back, and given on.
+    // The CPU of the removed pod `small` is given to the next container.
     assert_eq!(lines(&report, "meanwhile")[0], ["cpus"]);
     assert_eq!(lines(&report, "back"), pinned("2", "0"));
     assert_eq!(lines(&report, "back undisturbed"), pinned("3-4", "1"));
@@ -354,7 +357,7 @@ fn forty_containers_share_no_cpu() {
         assert_eq!(cpu, allowed);
         assert!(taken.insert(cpu.parse::<u64>().unwrap()), "{cpu} twice");
     }
-    // CPU 0 is kept for the system.
+    // CPU 0 is reserved for the system.
     assert_eq!(taken, (1..12).collect());
     let refused: Vec<_> = report.section("refused").lines().collect();
     for line in &refused {
@@ -369,14 +372,14 @@ fn forty_containers_share_no_cpu() {
     report.section("end");
 }
 
-/// What each of several commands said, by a heading before it.
+/// Returns the lines after a heading `== HEADING` of a section.
 fn tried<'a>(report: &'a ScriptReport, section: &str, heading: &str) -> Vec<&'a str> {
     let heading = format!("== {heading}");
     let lines = report.section(section).lines().skip_while(move |line| *line != heading).skip(1);
     lines.take_while(|line| !line.starts_with("== ")).collect()
 }
 
-/// Boots a machine with this containerd and an API server, and runs the script; none where that cannot be.
+/// Boots a machine with this containerd and an API server, and runs the script. Returns `None` if packages are missing.
 fn report_with_api_server(release: &Release, script: &str) -> Option<ScriptReport> {
     let bench = TestEnvironment::open()?;
     let (vm, files) = machine(&bench, nodes(("3,3", MEMORY)), release, Driver::Cgroupfs)?;
@@ -389,7 +392,7 @@ fn report_with_api_server(release: &Release, script: &str) -> Option<ScriptRepor
     Some(report)
 }
 
-/// A pod that is refused leaves nothing in containerd, which starts again afterwards.
+/// A refused pod leaves nothing in containerd, and containerd can restart afterwards.
 fn check_refusals(release: &Release) {
     let script = include_str!("containerd/refused.sh");
     let Some(report) = report_with_api_server(release, script) else { return };
@@ -415,7 +418,7 @@ fn refused_pod_leaves_nothing_in_2() {
     check_refusals(&V2);
 }
 
-/// A tenant with rights on pods takes nothing from other pods: SECURITY.md, "From a tenant with pods".
+/// A tenant that may create pods cannot change guarantees of other pods: SECURITY.md, "From a tenant with pods".
 #[test]
 fn tenant_cannot_harm_other_pods() {
     const VICTIM: &str = "default/victim/main";
@@ -423,7 +426,7 @@ fn tenant_cannot_harm_other_pods() {
     let script = include_str!("containerd/tenant.sh");
     let Some(report) = report_with_api_server(&V2, script) else { return };
     let victim = pinned("1", "0");
-    // What has an allocation, with its CPUs, and what was noted of its decision.
+    // Returns name, CPUs and notes of each guarantee.
     let held = |section: &str| -> Vec<(String, String, String)> {
         let all = report.json(section);
         let of = |of: &Value| {
@@ -446,7 +449,7 @@ fn tenant_cannot_harm_other_pods() {
     };
     assert!(is_from_the_api_server(&before, VICTIM), "{before:?}");
 
-    // `off` runs on all CPUs, and has the effect in listed namespaces alone.
+    // The annotation value `off` has an effect only in the listed namespaces; there the container runs on all CPUs.
     assert_eq!(lines(&report, "off, where it is allowed")[2], ["Cpus_allowed_list:", "0-5"]);
     assert_eq!(lines(&report, "off")[2], ["Cpus_allowed_list:", "0,2-5"]);
     let event = report.json("off: event");
@@ -476,7 +479,7 @@ fn tenant_cannot_harm_other_pods() {
     let changes = tried("changes").concat();
     assert!(changes.contains(" 405 ") && changes.contains("HTTP/1.0 404"), "{changes}");
 
-    // What is known of the victim is still known, and of who claims its UID nothing is believed.
+    // The victim keeps its known resources, and a pod that claims the victim's UID is not trusted.
     assert_eq!(lines(&report, "forged"), pinned("2", "0"));
     let forged = held("forged: allocations");
     assert_eq!((forged.len(), cpus_of(&forged, VICTIM)), (2, "1".to_owned()), "{forged:?}");
@@ -486,7 +489,7 @@ fn tenant_cannot_harm_other_pods() {
     assert_assigned(&report.json("forged: assigned"), &report.json("forged: allocations"));
     assert_eq!(held("forged: removed"), before, "who goes takes nothing along");
 
-    // What cannot be understood counts as not given, is said, and is short.
+    // An unreadable annotation is ignored, with a short note.
     let sections = std::iter::once("long".to_owned()).chain((1..=4).map(|number| format!("broken {number}")));
     for section in sections {
         let (name, now) = (section.replace(' ', ""), held(&format!("{section}: allocations")));
@@ -503,7 +506,7 @@ fn tenant_cannot_harm_other_pods() {
     report.section("end");
 }
 
-/// Where systemd makes the cgroups, units carry what is promised.
+/// With the systemd driver, the guarantees are properties of units.
 fn check_with_systemd(release: &Release) {
     let script = include_str!("containerd/systemd.sh");
     let Some(report) = report("3,3", release, Driver::Systemd, script) else { return };
@@ -526,7 +529,7 @@ fn check_with_systemd(release: &Release) {
     let removed = report.json("removed");
     assert_eq!(removed["allocations"].as_array().map(Vec::len), Some(0), "{removed}");
     assert_eq!(lines(&report, "removed shared")[0], ["cpus", "0-5"]);
-    // To stop a pod's slice is for the kubelet.
+    // The kubelet, which does not run here, would stop the pod's slice.
     let removed = [("kubepods-poddb.slice", "0", "0"), ("kubepods.slice", "0", "0")];
     assert_protected(&report, "removed protection", &removed);
     report.section("end");

@@ -1,5 +1,6 @@
-//! Exclusive CPUs as they are asked for: of kinds, on a kernel that was started with some isolated and some without a tick, with
-//! frequencies that are made up; and each on a core of its own.
+//! Requests for kinds of exclusive CPUs, on a kernel with isolated and tickless CPUs and with simulated frequencies; and
+//! exclusive
+//! CPUs whose siblings stay unused.
 
 use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;

@@ -1,5 +1,6 @@
-//! `enforcement.cpuPower`: the wake-up latency of exclusive CPUs. Virtual machines have no frequencies, so of governors it is
-//! shown that nothing fails without them.
+//! `enforcement.cpuPower`: the wake-up latency of exclusive CPUs. Virtual machines have no frequency scaling, so for governors
+//! the
+//! test only shows that a missing one is no failure.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ fn sets_and_restores_cpu_power() {
     );
     let doctor = report.section("doctor");
     assert!(doctor.contains("scaling_governor"), "{report}");
-    // The shell says there as well that the daemon was killed.
+    // The following line is the shell's message about the killed daemon.
     let of = |section: &str| report.section(section).lines().next().unwrap_or_default();
     let found = "0 0 150 0";
     assert_eq!(of("before"), found);

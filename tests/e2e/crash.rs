@@ -1,4 +1,4 @@
-//! The daemon dies at every point: `numaward-crash-check` runs inside.
+//! The daemon is killed at arbitrary points and recovers. `numaward-crash-check` runs in the machine.
 
 use std::time::Duration;
 

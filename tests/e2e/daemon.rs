@@ -1,5 +1,6 @@
-//! What the daemon says about machines and workloads whose truth is known, held against the kernel's own book: with all
-//! privileges, with few, without BTF, under lockdown; and what it says where it can count nothing.
+//! The daemon's figures for workloads with known allocations match the kernel's `memory.numa_stat`: with all privileges, with
+//! few,
+//! without BTF, and under lockdown. A daemon that cannot count reports the reason.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,13 +14,13 @@ const NODES: usize = 4;
 /// Bytes per node.
 type PerNode = [u64; NODES];
 
-/// Nodes of uneven size, the last without CPUs.
+/// Returns a machine with nodes of different sizes; the last node has no CPUs.
 fn machine() -> GuestTopology {
     let distances = "10,21,31,41;21,10,22,32;31,22,10,23;41,32,23,10";
     GuestTopology::parse(None, Some("2,2,1,0"), Some("1G,768M,512M,256M"), Some(distances)).unwrap()
 }
 
-/// Boots and goes through these rounds of `daemon.sh`.
+/// Boots and runs these rounds of `daemon.sh`.
 fn run(bench: &TestEnvironment, rounds: &str, append: &str) -> ScriptReport {
     let vm = bench.vm(machine()).append(append).limit(Duration::from_mins(10));
     let report = boot(&vm, &format!("rounds='{rounds}'\n{}", include_str!("daemon.sh")));
@@ -29,7 +30,7 @@ fn run(bench: &TestEnvironment, rounds: &str, append: &str) -> ScriptReport {
     report
 }
 
-/// Local and remote bytes, each per node.
+/// Returns the local and remote bytes by node.
 fn counters(report: &ScriptReport, round: &str, name: &str) -> [PerNode; 2] {
     let mut counters = [PerNode::default(); 2];
     let section = format!("{round} {name} counters");
@@ -41,7 +42,7 @@ fn counters(report: &ScriptReport, round: &str, name: &str) -> [PerNode; 2] {
     counters
 }
 
-/// A workload that should have these bytes.
+/// Asserts that a workload has these bytes by node.
 fn check(report: &ScriptReport, round: &str, name: &str, local: PerNode, remote: PerNode) {
     let size = 64 * MIB;
     let [near, far] = counters(report, round, name);
@@ -64,14 +65,14 @@ fn check_all(report: &ScriptReport, round: &str) {
     check("interleaved", [half, 0, 0, 0], [0, half, 0, 0]);
     check("thp", [0, all, 0, 0], none);
     check("tmpfs", none, [0, all, 0, 0]);
-    // What a cgroup further down allocates is booked to its workload.
+    // Allocations of a descendant cgroup count for its workload.
     check("nested", none, [0, all, 0, 0]);
     check("third", [0, 0, all, 0], none);
-    // No CPU is at home on a memory-only node.
+    // A node without CPUs has remote allocations only.
     check("expander", none, [0, 0, 0, all]);
 }
 
-/// How the allocation probe is attached and why not better, by its metric.
+/// Returns the attach mode of the allocation probe, and the reason if a better mode was not possible.
 fn mode(report: &ScriptReport, round: &str) -> (String, String) {
     let mut lines = report.section(&format!("{round} probes")).lines();
     let line = lines.find(|line| line.starts_with("numaward_probe_info{probe=\"alloc\""));
@@ -82,7 +83,7 @@ fn mode(report: &ScriptReport, round: &str) -> (String, String) {
     (label("mode").unwrap(), label("reason").unwrap())
 }
 
-/// The other probes are attached in these ways.
+/// Asserts the attach modes of the other probes.
 fn check_others(report: &ScriptReport, round: &str, modes: [&str; 6]) {
     let probes = report.section(&format!("{round} probes"));
     for (probe, mode) in ["hint", "scan", "migrate", "stall", "oom_kill", "switch"].into_iter().zip(modes) {
@@ -101,7 +102,7 @@ fn counters_match_the_kernel() {
     let rounds = "plain unprivileged without-btf slots nobody without-cgroups";
     let report = run(&bench, rounds, "");
     check_all(&report, "plain");
-    // Which of the two hooks serves depends on the kernel: see the probes' documentation.
+    // The kernel version decides between the two hooks: see the documentation of the probes.
     assert!(["tp_btf", "tracepoint"].contains(&mode(&report, "plain").0.as_str()));
     check_all(&report, "unprivileged");
     assert_eq!(mode(&report, "unprivileged").0, "tp_btf", "the tracepoint needs CAP_SYS_ADMIN");
@@ -132,7 +133,7 @@ fn counters_match_under_lockdown() {
     assert!(lockdown["finding"].as_str().unwrap().contains("confidentiality"), "{lockdown}");
 }
 
-/// The tables of nodes, against the machine that was asked for.
+/// The reported nodes match the requested machine.
 fn check_machine(report: &ScriptReport) {
     let topology = report.json("topology");
     let nodes = report.json("nodes");
@@ -146,7 +147,7 @@ fn check_machine(report: &ScriptReport) {
     ];
     for (id, (cpus, mib, distances)) in expected.into_iter().enumerate() {
         let total: u64 = report.section(&format!("node{id} MemTotal")).parse::<u64>().unwrap() * 1024;
-        // The kernel keeps some for itself.
+        // The kernel reserves a part of the memory.
         assert!((mib * MIB * 3 / 4..=mib * MIB).contains(&total), "node {id} of {mib} MiB has {total} bytes");
         let node = &topology["nodes"][id];
         let distances: serde_json::Map<_, _> =
@@ -168,7 +169,7 @@ fn check_machine(report: &ScriptReport) {
         };
         assert_eq!(kind("hugepages-2Mi"), hugepages * 2 * MIB);
         assert_eq!(kind("memory"), total - hugepages * 2 * MIB);
-        // At least one workload has been on each.
+        // Each node has allocations of at least one workload.
         let allocated = ["localBytes", "remoteBytes"].map(|key| node["allocated"][key].as_u64().unwrap());
         assert!(allocated.iter().sum::<u64>() >= 63 * MIB, "{node}");
     }
@@ -179,7 +180,7 @@ fn check_machine(report: &ScriptReport) {
     }
 }
 
-/// Counters by their line in a sample.
+/// Returns the values of all series of a sample.
 fn sample(report: &ScriptReport, number: u32) -> BTreeMap<&str, f64> {
     let lines = report.section(&format!("sample {number}")).lines();
     lines
@@ -188,7 +189,7 @@ fn sample(report: &ScriptReport, number: u32) -> BTreeMap<&str, f64> {
         .collect()
 }
 
-/// A slot, and a name, go from one workload to the next, and no counter goes back.
+/// A slot and a workload name are reused, and no counter decreases.
 fn check_slots(report: &ScriptReport) {
     let samples: Vec<_> = (1..=5).map(|number| sample(report, number)).collect();
     assert!(samples.iter().all(|sample| sample.len() > 20), "{samples:#?}");
@@ -216,7 +217,7 @@ fn check_slots(report: &ScriptReport) {
     assert_eq!(allocated(5, "filler"), 0);
 }
 
-/// A daemon that can count nothing, or find no workload, runs and says why.
+/// A daemon that cannot count, or finds no workload, runs and reports the reason.
 fn check_degraded(report: &ScriptReport) {
     let probe = |round: &str| {
         let status = report.json(&format!("{round} status"));

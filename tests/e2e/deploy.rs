@@ -1,5 +1,7 @@
-//! What `deploy/` says about a container is enough, and no more than is needed: a real containerd runs the image as the
-//! rendered manifests demand, with the runtime's seccomp profile and with that of the component `seccomp`.
+//! A real containerd runs the image with the security context of the rendered manifests, once with the runtime's seccomp profile
+//! and
+//! once with that of the component `seccomp`. The test shows that the privileges are sufficient, and that no unnecessary one
+//! remains.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,10 +15,10 @@ use serde_json::Value;
 
 use crate::containerd::{Driver, MEMORY, V2, full, machine, nodes};
 
-/// As in the workspace.
+/// Version of the workspace.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The `DaemonSet` of an overlay, as JSON.
+/// Returns the `DaemonSet` of an overlay.
 fn daemon_set(overlay: &str) -> Value {
     let kustomize = Cache::locate().unwrap().root().join("tools/kustomize/kustomize");
     let folder = checkout(&format!("deploy/overlays/{overlay}"));
@@ -31,7 +33,7 @@ pub(crate) fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Which capabilities there are, by the numbers of their bits, and whether there is a filter of system calls.
+/// Asserts the capability sets of the process, and that it has a seccomp filter.
 fn check_privileges(report: &ScriptReport, section: &str, bounding: u64, effective: u64) {
     let value = |name: &str| {
         let mut lines = report.section(section).lines();
@@ -43,14 +45,14 @@ fn check_privileges(report: &ScriptReport, section: &str, bounding: u64, effecti
     assert_eq!((value("Seccomp"), value("NoNewPrivs")), ("2", "1"), "{report}");
 }
 
-/// The probes attach, and nothing else is missing but the API server, which is not there.
+/// All probes attach, and only the API server is reported as missing: the machine has none.
 fn check_status(report: &ScriptReport, section: &str) {
     let status = report.json(section);
     assert_eq!(status["probes"].as_array().unwrap().len(), 8, "{status}");
     for probe in status["probes"].as_array().unwrap() {
         assert_ne!(probe["mode"], "absent", "{status}");
     }
-    // The runtime's seccomp profile takes no placing of memory.
+    // The runtime's seccomp profile permits no `mbind`, so the self check cannot bind memory, and reports both nodes.
     assert_eq!(status["probes"][0]["selfCheck"], "passed on nodes 0-1", "{status}");
     for lacking in status["degraded"].as_array().unwrap() {
         assert_eq!(lacking["part"], "kubernetes_api", "{status}");
@@ -110,18 +112,18 @@ fn image_runs_as_manifests_demand() {
 
     check_privileges(&report, "enforce capabilities", BPF | PERFMON | SYS_ADMIN | KEPT, KEPT);
     check_status(&report, "enforce status");
-    // Both fit on either node.
+    // The container fits on either node.
     assert!(["1-2\n0", "3-4\n1"].contains(&report.section("placed")), "{report}");
     let allocations = report.json("drift");
     let drift = &allocations["allocations"][0]["drift"][0];
-    // The host's processes can be named: fanotify is there, and so are the host's process ids.
-    // From the hierarchy's root, although the container has a cgroup namespace of its own.
+    // The pod has the host's process ids and may use fanotify, so the daemon can name the writer.
+    // The path is relative to the root of the hierarchy, although the container has its own cgroup namespace.
     let writer = &drift["writer"];
     assert_eq!((&drift["noticed"], &writer["command"]), (&"write".into(), &"sh".into()), "{allocations}");
     assert_eq!(writer["cgroup"], "/", "{allocations}");
-    // With the profile that has only the calls that it makes.
+    // With the seccomp profile of numaward.
     assert_eq!(report.section("enforce commands"), "");
-    // The C library of the programs for Arm does not ask for clone3(2) yet (glibc 2.36).
+    // The C library of the programs for Arm (glibc 2.36) does not call clone3(2).
     let refused = if bench.kernel().arch() == Arch::Amd64 { "clone3" } else { "" };
     assert_eq!(report.section("enforce refused calls"), refused);
     assert!(report.section("enforce made calls").lines().any(|call| call == "bpf"), "{report}");

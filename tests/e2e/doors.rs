@@ -1,4 +1,4 @@
-//! Each way by which an unprivileged user, or a process in a container, could get at what is not theirs: SECURITY.md.
+//! Attempts of an unprivileged user and of a process in a container to read or change foreign data: SECURITY.md.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use numaward_vm::GuestTopology;
 
 use crate::deploy::checkout;
 
-/// That each of the commands of a section failed, and said so in these words.
+/// Asserts that each command of a section failed with this message.
 fn assert_refused(report: &ScriptReport, section: &str, times: usize, words: &str) {
     let text = report.section(section);
     assert_eq!(text.matches(words).count(), times, "{section}: {words:?}:\n{report}");
@@ -15,7 +15,7 @@ fn assert_refused(report: &ScriptReport, section: &str, times: usize, words: &st
     assert!(codes.len() == times && !codes.contains(&"code 0"), "{section}:\n{report}");
 }
 
-/// Who has a guarantee.
+/// Returns the names of workloads with a guarantee.
 fn names(report: &ScriptReport, section: &str) -> Vec<String> {
     let all = report.json(section);
     let name = |of: &serde_json::Value| of["name"].as_str().unwrap().to_owned();
@@ -48,7 +48,7 @@ fn unprivileged_users_get_no_access() {
     assert!(container.starts_with("0\n"), "it is root there:\n{report}");
     assert!(container.contains("Permission denied") && container.contains("No such process"), "{report}");
     assert!(!container.ends_with("code 0") && !container.contains("\nok"), "{report}");
-    // What it says is lost where the answer comes while the request is written.
+    // The daemon's message may be lost if its answer arrives while the request is still being written.
     for section in ["opened socket", "opened socket in a container"] {
         assert_refused(&report, section, 1, "numaward: ");
     }
@@ -63,7 +63,7 @@ fn unprivileged_users_get_no_access() {
     let knobs = report.section("host's network: knobs");
     assert!(knobs.contains("Read-only file system") && knobs.matches("code 0").count() == 0, "{report}");
     assert_eq!(knobs.matches("\ncode ").count(), 3, "{report}");
-    // It was bound by another name, and has the kernel's words of then.
+    // The kernel shows the name under which the socket was bound, before it was renamed.
     assert_eq!(
         report.section("the daemon's sockets"),
         "/run/numaward/control.sock.new",
@@ -105,7 +105,7 @@ fn unprivileged_users_get_no_access() {
     report.section("end");
 }
 
-/// The most memory of the daemon under attack, in KiB.
+/// Upper limit of the daemon's memory under attack, in KiB.
 const MOST_MEMORY: u64 = 96 << 10;
 
 #[test]

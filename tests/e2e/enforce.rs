@@ -1,11 +1,11 @@
-//! Enforcement and the ledger store, against the kernel itself: `numaward-enforce-check` runs inside.
+//! Enforcement and the ledger store on a real kernel. `numaward-enforce-check` runs in the machine.
 
 use std::time::Duration;
 
 use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 
-/// The checks that have to have run.
+/// Names of the checks that must have run.
 const CHECKS: [&str; 16] = [
     "knobs",
     "ancestors",

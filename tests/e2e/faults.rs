@@ -1,4 +1,4 @@
-//! What goes wrong on a host, and what the daemon makes of it: nothing that runs is disturbed, nothing is lost.
+//! Faults of a host and the daemon's reaction: no running workload is disturbed, and no guarantee is lost.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// The names of the allocations in a section.
+/// Returns the names of the guarantees in a section.
 fn names(report: &ScriptReport, section: &str) -> Vec<String> {
     let said = report.json(section);
     let held = said["allocations"].as_array().unwrap().iter();
@@ -30,7 +30,7 @@ fn host_faults_end_in_known_state() {
     let vm = bench.vm(machine).limit(Duration::from_mins(15));
     let report = boot(&vm, include_str!("faults.sh"));
 
-    // Whatever happens: the workload that runs has what it was promised.
+    // In each case, the running workload keeps its CPUs and nodes.
     let pins = report.section("held");
     assert_eq!(pins.lines().count(), 5, "{pins}");
     for section in [
@@ -65,14 +65,14 @@ fn host_faults_end_in_known_state() {
     assert_contains(&report, "damaged file", &["ledger.json.damaged-1\n", "\nnonsense\n1"]);
     assert_eq!(names(&report, "damaged file allocations"), ["fought", "held"]);
     assert_contains(&report, "damaged", &["ledger.json.damaged-1\n", "\nkept\n1"]);
-    // The one before is good, and has them.
+    // The previous copy of the ledger is intact and contains both.
     assert_eq!(names(&report, "damaged allocations"), ["fought", "held"]);
-    // None is good: what is promised is learnt from the cgroups.
+    // No copy is intact: the guarantees are rebuilt from the cgroups.
     assert_contains(&report, "lost", &["damaged-2\n", "damaged-3\n", "damaged-4"]);
     assert_eq!(names(&report, "lost allocations"), ["fought", "held"]);
 }
 
-/// Two knobs are left to the process that keeps writing them, and what then lands elsewhere is counted.
+/// A knob is left to the process that keeps writing it, and allocations outside the guarantee are counted.
 fn fight(report: &ScriptReport) {
     let promised = &report.json("fought")["nodes"];
     let elsewhere: u32 = report.section("elsewhere").parse().unwrap();
@@ -85,7 +85,7 @@ fn fight(report: &ScriptReport) {
     };
     assert_eq!(drift("cpuset.cpus").unwrap()["found"], "0-5", "{fought}");
     for drift in fought["drift"].as_array().unwrap() {
-        // Who it was is known where the kernel reported the write before it was looked at.
+        // The writer is known only if the kernel reported the write before the daemon read the knob.
         if let Some(writer) = drift["writer"].as_object() {
             assert_eq!(writer["command"], "sh", "{fought}");
         }
@@ -101,7 +101,7 @@ fn fight(report: &ScriptReport) {
         assert!((2..=drifted).contains(&repaired), "{knob}: {drifted} drifted, {repaired} repaired");
     }
 
-    // The kernel's book and the probe's agree on what is not where it was promised.
+    // The kernel and the probe agree on the number of pages outside the guarantee.
     assert_eq!(report.json("missing load")["pages_by_node"][elsewhere.to_string()], 64 * MIB / 4096);
     let stat = report.numa_stat("missing numa_stat");
     let reported = report.section("misses");
@@ -110,10 +110,10 @@ fn fight(report: &ScriptReport) {
         reported.lines().find_map(|line| line.strip_prefix(series.as_str())?.parse().ok()).unwrap();
     assert_near("missed", missed, stat["anon"][&elsewhere] + stat["file"][&elsewhere], 64 * MIB, 1);
     assert_near("missed", missed, 64 * MIB, 64 * MIB, 1);
-    // The first of its thousands of pages is reported, with who asked for it, and no other.
+    // Only the first of thousands of misses becomes an event, with the command that caused it.
     let reported = report.json("miss events");
     let [event] = reported["events"].as_array().unwrap().as_slice() else { panic!("one event: {reported}") };
-    // It may be of what the load needs for itself, before it has its policy, on the node where it runs.
+    // The miss may be an allocation that the load makes before it sets its policy, on the node where it runs.
     let is_miss = event["node"].as_u64().is_some_and(|found| *promised != *found.to_string());
     assert!(event["workload"] == "fought" && is_miss, "{reported}");
     assert_eq!(event["details"]["command"], "numaward-load", "{reported}");

@@ -1,5 +1,6 @@
-//! Guarantees from request to cpuset: what a command is promised is what the kernel and the probes say it has,
-//! also after the daemon was killed, and what cannot be given is refused with its reason.
+//! Guarantees from the request to the cpuset: the kernel and the probes confirm the CPUs and nodes of a command, also after the
+//! daemon
+//! was killed. A request that cannot be satisfied is refused with the reason.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +9,12 @@ use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
-/// The value of a series in the text format.
+/// Returns the value of a series in the Prometheus text format.
 fn value(metrics: &str, series: &str) -> Option<u64> {
     metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
 }
 
-/// Of two CPUs and memory for which there is room on both nodes: what each could be served on, and which won.
+/// The report contains the topology hints for two CPUs and memory that fits on both nodes, and the hint that was chosen.
 fn every_hint_is_shown(report: &ScriptReport) {
     let merges = &report.json("explained")["explanation"]["merges"];
     let text = report.section("explained to people");
@@ -43,7 +44,7 @@ fn guarantees_outlive_the_daemon() {
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("guarantee.sh"));
 
-    // CPU 0 is kept for the system, so only node 1 has two CPUs to give.
+    // CPU 0 is reserved for the system, so only node 1 has two exclusive CPUs.
     let zero = report.section("zero metrics");
     for series in [
         "numaward_topology_manager_admission_requests_total",
@@ -104,7 +105,7 @@ fn guarantees_outlive_the_daemon() {
     let adopted = &report.json("adopted")["allocations"];
     assert_eq!((&adopted[0]["name"], &adopted[0]["cpus"]), (&"held".into(), &"2-3".into()), "{adopted}");
     assert_eq!(report.section("adopted knobs"), "2-3");
-    // What holds is not written again.
+    // A knob that already has the right value is not written again.
     report.assert_no_writes("adopted writes");
     assert_eq!(report.json("released")["allocations"].as_array().unwrap().len(), 0);
 

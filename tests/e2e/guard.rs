@@ -1,4 +1,4 @@
-//! The headroom guard keeps a promise that a workload without a guarantee would break by filling the node with page cache.
+//! The headroom guard keeps guaranteed memory available on a node that another workload fills with page cache.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
-/// A script, after what both have in common.
+/// Returns a script after the common part.
 fn script(script: &str) -> String {
     format!("{}\n{script}", include_str!("guard_common.sh"))
 }
@@ -18,7 +18,7 @@ fn guard_stops_page_cache_hog() {
     let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), &script(include_str!("guard.sh")));
 
-    // Nobody looks: the hog takes what it gets, and what was promised is not there when it is asked for.
+    // Without the guard, the hog fills the node, and the guaranteed memory is not available.
     let node: u32 = report.section("off node").parse().unwrap();
     let hog = report.numa_stat("off hog");
     let written = report.section("off parts").parse::<u64>().unwrap() * 8 * MIB;
@@ -29,7 +29,7 @@ fn guard_stops_page_cache_hog() {
     let events = report.json("off events")["events"].as_array().unwrap().clone();
     assert!(events.iter().all(|event| event["kind"] != "headroom_low"), "{events:#?}");
 
-    // The guard acts: what the hog writes from then on goes elsewhere.
+    // With the guard, further pages of the hog go to another node.
     let node: u32 = report.section("act node").parse().unwrap();
     let other = 1 - node;
     assert_eq!(report.section("act mems"), other.to_string());
@@ -54,7 +54,7 @@ fn guard_stops_page_cache_hog() {
         assert!(events.contains(&words), "{words}: {events}");
     }
 
-    // That outlives a crash, and ends when there is room again.
+    // The restriction outlives a crash, and ends as soon as the node has free memory again.
     assert_eq!(report.section("act after a crash"), other.to_string());
     let found = report.section("act in the end");
     assert!(found.is_empty() || found == "0-1", "{found}");
@@ -72,7 +72,7 @@ fn guard_reclaims_unused_page_cache() {
     let report = boot(&vm, &script(include_str!("guard_reclaim.sh")));
     let number = |name: &str| report.section(name).parse::<u64>().unwrap();
 
-    // Page cache counts as available: nobody is kept off, and the kernel drops it when the workload asks.
+    // Without the guard: page cache counts as available memory, so no workload is moved, and the kernel reclaims it on demand.
     let node: u32 = report.section("off node").parse().unwrap();
     assert!(number("off free") < 100_000, "the node is full");
     assert!(report.numa_stat("off hog")["file"][&node] > 300 * MIB);
@@ -85,7 +85,7 @@ fn guard_reclaims_unused_page_cache() {
             .any(|event| { event["message"].as_str().unwrap().contains("is dropped,") })
     );
 
-    // It is dropped before: what is promised is there at once.
+    // The guard reclaims it in advance: the guaranteed memory is available at once.
     let node: u32 = report.section("on node").parse().unwrap();
     assert!(number("on free") > 300 * 1024, "{}", report.section("on free"));
     assert_eq!(number("on scanned"), 0, "nothing has to be reclaimed");
@@ -98,7 +98,7 @@ fn guard_reclaims_unused_page_cache() {
     assert!(dropped > 100 * MIB, "{metrics}");
     assert!(metrics.lines().any(|line| line == "numaward_guard_steered_cgroups 0"), "{metrics}");
 
-    // Who uses it has it back, and is let be.
+    // Page cache that is in use is read again, and the guard does not reclaim it again.
     let events = report.section("used events");
     assert!(events.contains("page cache of workloads without a guarantee is dropped,"), "{events}");
 }

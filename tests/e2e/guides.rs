@@ -1,5 +1,6 @@
-//! The guides by use, as a user follows them: real software under systemd, what numaward shows of it, a guarantee, and what
-//! numaward shows then. Each command of a page is a line of its script.
+//! Follows the guides with real software under systemd: the figures that numaward shows before and after a guarantee. The script
+//! of
+//! each guide contains every command of its page.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// A guide: its page, its script, and the workload that both are about.
+/// A guide: page, script and workload.
 struct Guide {
     page: &'static str,
     script: &'static str,
@@ -17,7 +18,7 @@ struct Guide {
 }
 
 impl Guide {
-    /// Boots the machine of the guides, with what is added to it, and runs the script.
+    /// Boots the machine of the guides with additions, and runs the script.
     fn follow(&self, add: impl FnOnce(Vm) -> Vm) -> Option<Followed> {
         let bench = TestEnvironment::open()?;
         self.assert_commands();
@@ -29,14 +30,14 @@ impl Guide {
             .append("systemd.default_timeout_start_sec=600")
             .limit(Duration::from_hours(1));
         let report = boot(&add(vm), &format!("{}\n{}", include_str!("guides/common.sh"), self.script));
-        // To be copied into the page.
+        // Prints the tables, which are copied into the page.
         for top in report.to_string().lines().filter_map(|line| line.strip_prefix("=== top ")) {
             println!("{top}:\n{}", report.section(&format!("top {top}")));
         }
         Some(Followed { report, workload: self.workload })
     }
 
-    /// Asserts that the script has each command of the page: what a reader is given has been run.
+    /// Asserts that the script contains each command of the page.
     fn assert_commands(&self) {
         let page = fs::read_to_string(repository("docs/guides").join(self.page)).unwrap();
         let script: Vec<_> = self.script.lines().collect();
@@ -62,33 +63,33 @@ fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// What was seen.
+/// The report of a guide, and its workload.
 struct Followed {
     report: ScriptReport,
     workload: &'static str,
 }
 
-/// Of one look at the workload.
+/// Figures of the workload at one moment.
 #[derive(Debug)]
 struct Look {
-    /// Bytes that it allocated so far, by CPUs of the page's node and of another.
+    /// Bytes allocated so far on the CPU's node, and on other nodes.
     local: u64,
     remote: u64,
-    /// Bytes that lie on each node.
+    /// Resident bytes by node.
     resident: Vec<u64>,
-    /// Percent of its accesses that go to other nodes, by estimate.
+    /// Estimated percentage of accesses to other nodes.
     estimate: Option<u64>,
 }
 
 impl Look {
-    /// Percent of what it allocated since that came from other nodes than the CPU's.
+    /// Returns the percentage of remote allocations since an earlier snapshot.
     fn remote_since(&self, before: &Self) -> u64 {
         let (local, remote) = (self.local - before.local, self.remote - before.remote);
         assert!(local + remote > MIB, "hardly anything was allocated: {before:?}, {self:?}");
         remote * 100 / (local + remote)
     }
 
-    /// Percent of its memory that lies on a node.
+    /// Returns the percentage of resident memory on a node.
     fn on(&self, node: usize) -> u64 {
         self.resident[node] * 100 / self.resident.iter().sum::<u64>()
     }
@@ -114,7 +115,7 @@ impl Followed {
         }
     }
 
-    /// The sum of a metric of the workload, of the series with these labels.
+    /// Returns the sum of the series of a metric that have these labels.
     fn metric(&self, look: &str, name: &str, labels: &str) -> u64 {
         let lines = self.report.section(&format!("{look} metrics")).lines();
         let values: Vec<_> = lines
@@ -126,7 +127,7 @@ impl Followed {
         values.iter().sum()
     }
 
-    /// Bytes of a kind of memory that lie on the promised nodes, and off them.
+    /// Returns the resident bytes of a kind of memory on the guaranteed nodes, and outside them.
     fn on_and_off(&self, look: &str, kind: &str) -> (u64, u64) {
         let of = |place: &str| {
             let labels = format!("kind=\"{kind}\",where=\"{place}\"");
@@ -135,14 +136,14 @@ impl Followed {
         (of("on"), of("off"))
     }
 
-    /// Asserts that the promise holds: at least so many percent of its memory are on its nodes, and at least so many bytes.
+    /// Asserts that at least `percent` of the memory and at least `bytes` are on the guaranteed nodes.
     fn assert_kept(&self, look: &str, percent: u64, bytes: u64) {
         let (on, off) = self.on_and_off(look, "memory");
         assert!(on >= bytes && on * 100 >= (on + off) * percent, "{look}: {on} bytes on, {off} off");
     }
 }
 
-/// What is absent is nothing.
+/// Returns the number, or 0 if the field is absent.
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
@@ -155,15 +156,15 @@ fn postgresql() {
         workload: "postgresql@17-main.service",
     };
     let Some(found) = guide.follow(|vm| vm) else { return };
-    // All that it allocates is near the CPU that asks; what it uses is not.
+    // Allocations are local, but accesses are not.
     let (loaded, before) = (found.look("loaded"), found.look("before"));
     assert!(before.remote_since(&loaded) <= 5, "{loaded:?} {before:?}");
     let estimates = [&before, &found.look("before, again")].map(|look| look.estimate.unwrap());
     assert!(estimates.into_iter().max() >= Some(20), "{estimates:?}");
-    // Where it runs now, and most of its memory: not what an earlier process has left in the buffers.
+    // The processes run on their node with most of their memory, except for buffers that earlier processes filled.
     assert!(found.look("guaranteed").estimate.unwrap() <= 15, "{}", found.report);
     found.assert_kept("guaranteed", 60, 64 * MIB);
-    // And all of it once it has begun there.
+    // After a restart, all memory is on the node.
     let after = found.look("after");
     assert!(after.estimate.unwrap() <= 3 && after.on(1) >= 98, "{after:?}");
     found.assert_kept("after", 98, 64 * MIB);
@@ -177,7 +178,7 @@ fn redis() {
     let Some(found) = guide.follow(|vm| vm) else { return };
     let (started, before) = (found.look("started"), found.look("before"));
     assert!(before.remote_since(&started) >= 40, "{started:?} {before:?}");
-    // What was elsewhere has moved, though its cpuset was made together with those of all other units.
+    // The memory has moved, although the cpusets of all units were created at the same time.
     let guaranteed = found.look("guaranteed");
     found.assert_kept("guaranteed", 85, 48 * MIB);
     assert!(guaranteed.estimate.unwrap() <= 15, "{guaranteed:?}");
@@ -194,19 +195,19 @@ fn jvm() {
     let Some(found) = guide.follow(|vm| vm) else { return };
     let before = found.look("before");
     assert!(before.estimate.unwrap() >= 20, "{before:?}");
-    // Its heap has moved; page cache of its libraries has not.
+    // The heap has moved; the page cache of the libraries has not.
     found.assert_kept("guaranteed", 75, 128 * MIB);
     assert!(found.look("guaranteed").estimate.unwrap() <= 25, "{}", found.report);
     let after = found.look("after");
     assert!(after.estimate.unwrap() <= 5, "{after:?}");
     found.assert_kept("after", 95, 128 * MIB);
     assert!(found.report.section("cpus").contains("Cpus_allowed_list:\t2-3"), "{}", found.report);
-    // Of the collector, as many as it has CPUs.
+    // Number of garbage collector threads: one for each CPU.
     let collectors =
         |look: &str| found.report.section(&format!("threads {look}")).lines().next().map(str::to_owned);
     assert_eq!(collectors("before").as_deref(), Some("4"), "{}", found.report);
     assert_eq!(collectors("after").as_deref(), Some("2"), "{}", found.report);
-    // On one CPU of one node, half of what is promised is its heap.
+    // With one CPU of one node, the heap is half of the guaranteed memory.
     let option = |section: &str, name: &str| {
         let mut lines = found.report.section(section).lines();
         let fields = lines.find_map(|line| line.split_once(&format!(" {name} "))).map(|(_, rest)| rest);
@@ -231,7 +232,7 @@ fn dpdk() {
     };
     let (local, remote) = (taken("before", "local"), taken("before", "remote"));
     assert!(remote * 100 >= (local + remote) * 20 && local > 0, "{local} bytes local, {remote} remote");
-    // Its hugepages follow a guarantee that comes late; a thread whose core it lost has all promised ones.
+    // Hugepages follow a guarantee that is given after the start. A thread that lost its core may use all guaranteed CPUs.
     let pages = |node: &str| -> u64 {
         let fields = found.report.section("late pages").split_whitespace();
         fields.filter_map(|field| field.strip_prefix(node)?.parse::<u64>().ok()).sum()
@@ -259,7 +260,7 @@ fn qemu() {
     assert!(found.report.section("stopped").contains(" held"), "{}", found.report);
     let bound = found.report.section("bound elsewhere");
     assert!(bound.contains("cannot bind memory to host NUMA nodes") && !bound.ends_with("code 0"), "{bound}");
-    // What is named as libvirt does has the guarantee of a pattern.
+    // A scope with libvirt's naming scheme matches a pattern of the configuration.
     let declared = found.report.section("declared");
     assert!(declared.contains(r"machine-qemu\x2d1\x2dweb.scope") && declared.contains(" held"), "{declared}");
 }
@@ -277,13 +278,13 @@ fn libvirt() {
     fs::write(domain.path(), xml).unwrap();
     let Some(found) = guide.follow(|vm| vm.file(domain.path(), "/srv/web.xml")) else { return };
     let report = &found.report;
-    // Its threads are on both nodes, and its memory is not, or not near them.
+    // The threads run on both nodes, and the memory is not on their node.
     let before = found.look("seen before");
     assert!(before.estimate.unwrap() >= 20, "{before:?}");
     let after = found.look("seen after");
     assert!(after.estimate.unwrap() <= 5 && after.on(1) >= 90, "{after:?}");
     found.assert_kept("seen after", 90, 128 * MIB);
-    // CPUs and nodes of the scope and of each thread, by what runs there.
+    // Asserts the CPUs and nodes of the scope and of each thread, by thread name.
     let may_use = |section: &str, expected: &[(&str, &str)]| {
         let lines: Vec<_> = report.section(section).lines().map(str::trim).collect();
         assert_eq!(
@@ -309,7 +310,7 @@ fn libvirt() {
     let pages = report.numa_stat("resident");
     let (off, on) = (pages["anon"][&0], pages["anon"][&1]);
     assert!(on >= 128 * MIB && off * 50 <= on, "{off} bytes are on node 0, {on} on node 1");
-    // Within the guarantee, threads are where libvirt puts them; outside of it, it has no effect.
+    // Pinning by libvirt applies within the guarantee, and has no effect outside.
     let pinned = ["3 1", "3 1", "2 1", "2-3 1"];
     for section in ["pinned", "pinned outside", "restarted"] {
         let expected: Vec<_> = threads.into_iter().zip(pinned).collect();
@@ -337,7 +338,7 @@ fn llama() {
     let guaranteed = found.look("guaranteed");
     assert!(guaranteed.estimate.unwrap() <= 10, "{guaranteed:?}");
     found.assert_kept("guaranteed", 90, 60 * MIB);
-    // Its model is page cache that a process on the other node has made, until it is read again.
+    // The model is page cache of a process on the other node until it is read again.
     let pages = |section: &str, node: &str| {
         let fields = found.report.section(section).split_whitespace();
         fields.filter_map(|field| field.strip_prefix(node)?.parse::<u64>().ok()).sum::<u64>() * 4096

@@ -1,11 +1,11 @@
-//! Workloads without a guarantee lose nothing by guarantees, releases and the guard.
+//! Guarantees, releases and the guard do no harm to workloads without a guarantee.
 
 use std::{env, time::Duration};
 
 use numaward_tests::{TestEnvironment, boot, seed};
 use numaward_vm::GuestTopology;
 
-/// Names how many random sequences there are.
+/// Name of the variable with the number of random sequences.
 const SEQUENCES: &str = "NUMAWARD_HARM_SEQUENCES";
 
 #[test]
@@ -14,7 +14,7 @@ fn other_cgroups_are_not_harmed() {
     let machine = GuestTopology::parse(None, Some("3,3"), Some("700M,700M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("harm.sh"));
 
-    // A limit is not given back while more is in use.
+    // A limit is not lowered below the memory in use.
     let mib = |count: u64| (count << 20).to_string();
     assert_ne!(report.section("raised"), mib(120), "{report}");
     let pending = report.section("pending");
@@ -32,12 +32,12 @@ fn other_cgroups_are_not_harmed() {
     // All nodes stand for none: the kernel takes no empty set while processes run there.
     assert_eq!(report.section("moved"), ["nodes 0-1"; 3].join("\n"), "{report}");
 
-    // CPUs of another program's partition are not chosen.
+    // CPUs of another program's partition are not given to workloads.
     let mut partition = report.section("partition").lines();
     assert_eq!((partition.next(), partition.last()), (Some("isolated"), Some("3,5")), "{report}");
     assert_eq!(report.section("partition after"), "isolated\n4", "{report}");
 
-    // Nothing is steered onto a node without room.
+    // The guard moves no workload to a node without free memory.
     assert!(report.section("low").ends_with(" 1"), "{report}");
     assert_eq!(report.section("bystander"), "nodes , killed 0", "{report}");
     let events = report.json("events");

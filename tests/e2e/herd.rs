@@ -1,12 +1,13 @@
-//! Who has no exclusive CPUs keeps off those of others, and gets back what it had; guarantees that are declared;
-//! dry runs; scheduler partitions.
+//! CPU isolation: cgroups without exclusive CPUs are confined to the shared pool, and restored later. Also declared guarantees,
+//! dry
+//! runs, and scheduler partitions.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 
-/// Of each cgroup of a section, what it is set to and where its process may run.
+/// Returns `cpuset.cpus` and the allowed CPUs of the process, for each cgroup of a section.
 fn sets(report: &ScriptReport, name: &str) -> BTreeMap<String, [String; 2]> {
     let line = |line: &str| {
         let (cgroup, rest) = line.split_once(" [")?;
@@ -21,7 +22,7 @@ fn sets(report: &ScriptReport, name: &str) -> BTreeMap<String, [String; 2]> {
     sets
 }
 
-/// The shared pool, and the CPUs of each allocation.
+/// Returns the shared pool, and the CPUs of each guarantee.
 fn promised(report: &ScriptReport, name: &str) -> (String, BTreeMap<String, String>) {
     let view = report.json(name);
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
@@ -29,7 +30,7 @@ fn promised(report: &ScriptReport, name: &str) -> (String, BTreeMap<String, Stri
     (text(&view["sharedCpus"]), cpus.map(|held| (text(&held["name"]), text(&held["cpus"]))).collect())
 }
 
-/// Everybody else is on the shared pool, by knob and in truth, but for the cgroup that is exempt.
+/// Asserts that all other cgroups, except for the exempt one, are confined to the shared pool, by knob and by process.
 fn assert_herded(report: &ScriptReport, name: &str, allocations: &str) {
     let (shared, cpus) = promised(report, allocations);
     for (cgroup, [set, allowed]) in sets(report, name) {
@@ -41,7 +42,7 @@ fn assert_herded(report: &ScriptReport, name: &str, allocations: &str) {
                 assert!(["", "0-3"].contains(&set.as_str()), "{name}: {cgroup} has {set}");
             }
             ("exempt", None) => assert_eq!([set.as_str(), allowed.as_str()], ["", "0-3"], "{name}: {cgroup}"),
-            // It had CPUs 0-1, and CPU 0 is kept for everybody.
+            // It had CPUs 0-1; CPU 0 is never exclusive.
             ("pinned", None) => {
                 assert!(["0", "0-1"].contains(&set.as_str()) && set == allowed, "{name}: {set}");
             }
@@ -82,7 +83,7 @@ fn check(machine: GuestTopology) {
     );
 
     assert_herded(&report, "restarted", "restarted allocations");
-    // What holds is not written again.
+    // A knob that already has the right value is not written again.
     report.assert_no_writes("restarted writes");
 
     let dry = sets(&report, "dry run");
@@ -101,7 +102,7 @@ fn check(machine: GuestTopology) {
 
     for (cgroup, [set, allowed]) in sets(&report, "given back") {
         let all = if cgroup == "pinned" { "0-1" } else { "0-3" };
-        // The kernel does not let the set of a cgroup with processes be emptied again: all CPUs mean the same.
+        // The kernel refuses to empty the set of a cgroup with processes; all CPUs have the same effect.
         assert!(set == all || set.is_empty() && cgroup != "pinned", "{cgroup}: {set}");
         assert!(allowed == all || cgroup == "slice", "{cgroup}: {allowed}");
     }
@@ -132,7 +133,8 @@ fn check(machine: GuestTopology) {
     if version.starts_with("6.1.") {
         assert!(nested.contains("nested ones need Linux 6.7") && nested.ends_with("code 125"), "{nested}");
     } else {
-        // It takes CAP_SYS_ADMIN, which the daemon gives up: the kernel's reason is reported, and all is undone.
+        // A nested partition requires CAP_SYS_ADMIN, which the daemon drops: it reports the kernel's reason and undoes the
+        // request.
         let reason = "the partition is invalid: Enable partition not permitted";
         assert!(nested.contains(reason) && nested.ends_with("code 125"), "{nested}");
     }

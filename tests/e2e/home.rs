@@ -1,4 +1,6 @@
-//! Workloads without a guarantee whose threads and memory are on different nodes are brought together, if that helps.
+//! Automatic placement: a workload without a guarantee whose threads and memory are on different nodes gets a preferred node, if
+//! that
+//! reduces remote accesses.
 
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// Sampled accesses of a workload so far: local and remote pages.
+/// Returns the sampled local and remote accesses of a workload, in pages.
 fn accesses(report: &ScriptReport, section: &str, workload: &str) -> [u64; 2] {
     let all = report.json(section);
     let of = all["workloads"].as_array().unwrap().iter().find(|of| of["workload"] == workload);
@@ -18,7 +20,7 @@ fn accesses(report: &ScriptReport, section: &str, workload: &str) -> [u64; 2] {
     ["localPages", "remotePages"].map(sum)
 }
 
-/// The share of remote accesses between two readings, in percent.
+/// Returns the percentage of remote accesses between two readings.
 fn remote_percent(before: [u64; 2], after: [u64; 2]) -> u64 {
     let [local, remote] = [0, 1].map(|index| after[index] - before[index]);
     assert!(local + remote > 0, "nothing was sampled: {before:?} {after:?}");
@@ -31,7 +33,7 @@ fn steps<'a>(events: &'a Value, workload: &str) -> Vec<&'a str> {
     of.map(|event| event["details"]["step"].as_str().unwrap()).collect()
 }
 
-/// The shares of remote accesses before and at home, of the event whose message has these words.
+/// Returns the percentages of remote accesses before and after the placement, from the event whose message contains `words`.
 fn shares(events: &Value, words: &str) -> (u64, u64) {
     let mut messages =
         events["events"].as_array().unwrap().iter().filter_map(|event| event["message"].as_str());
@@ -47,7 +49,8 @@ fn places_workloads_automatically() {
     let machine = GuestTopology::parse(None, Some("3,1"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("home.sh"));
 
-    // On both nodes, then on one, its memory too. The daemon judges by the window before it is placed.
+    // The workload spreads over both nodes and is then placed on one, with its memory. The window before the placement is the
+    // reference.
     let events = report.json("events of spread");
     let (before, _) = shares(&events, "spread keeps its home on node 0: ");
     assert!(before >= 10, "{before} % remote");
@@ -67,7 +70,7 @@ fn places_workloads_automatically() {
     assert!(after * 2 <= before, "{before} % remote before, {after} % at home");
     println!("{before} % of the accesses were remote before, {after} % at home");
 
-    // A workload whose memory policy names a node is left alone.
+    // A workload whose memory policy names a node is not placed.
     let found = report.section("bound in the end");
     assert!(found.is_empty() || found == "0-3", "{found}");
     let memory = report.numa_stat("bound in the end memory");

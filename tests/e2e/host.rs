@@ -1,11 +1,11 @@
-//! The probes' own test program, which `cargo xtask test host` runs on this host, on the machine's kernel and nodes.
+//! Runs the test program of the probes, which `cargo xtask test host` runs on the host, on the kernel and nodes of a machine.
 
 use std::time::Duration;
 
 use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::{GuestTopology, Vm};
 
-/// What `cargo xtask vm test` puts beside the programs. Inside it has the name that it looks for in events.
+/// File name of the test program. In the machine it has the name that it expects in events.
 const PROGRAM: &str = "numaward-probes-host";
 
 fn check(change: impl FnOnce(Vm) -> Vm) {

@@ -1,4 +1,4 @@
-//! The kernel's monitor of accesses: which part of a workload's memory is used, and that it is off-node.
+//! Access monitoring with DAMON: reports which memory of a workload is accessed, and on which node it is.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes on a node of the areas that are accessed, or hardly. The program shares its CPU with another that does not sleep.
+/// Returns the bytes on a node in accessed or idle areas. The program shares its CPU with another busy program.
 fn bytes_on(hot: &Value, node: u64, is_accessed: bool) -> u64 {
     let areas = hot["areas"].as_array().unwrap().iter();
     let of = areas.filter(|area| {
@@ -30,7 +30,7 @@ fn finds_pages_accessed_remotely() {
     let vm = bench.vm(machine).limit(Duration::from_mins(6));
     let report = boot(&vm, include_str!("hot.sh"));
 
-    // A quarter of 64 MiB is used, all of it on node 1, from node 0.
+    // A quarter of 64 MiB is accessed, all of it on node 1, from node 0.
     let hot = report.json("hot as JSON");
     let (used, unused) = (bytes_on(&hot, 1, true), bytes_on(&hot, 1, false));
     assert!((12 * MIB..=20 * MIB).contains(&used), "{used} bytes are used: {report}");
@@ -43,7 +43,7 @@ fn finds_pages_accessed_remotely() {
     assert!(process["monitorMillis"].is_u64(), "{report}");
     assert!(report.section("hot").contains("numaward-load) ran on: node 0"), "{report}");
 
-    // Nothing stays, also where the user has enough before; nor is anything of somebody else touched.
+    // The daemon removes its monitors and leaves those of other users unchanged.
     assert_eq!(monitors(&report, "afterwards"), 0, "{report}");
     let interrupted = report.section("interrupted");
     assert!(interrupted.contains("not accessed: ") && interrupted.ends_with("\ncode 0"), "{report}");

@@ -1,14 +1,15 @@
-//! Memory that is plugged in while the daemon runs, into a node that has some and into one that had neither memory nor
-//! CPUs and was not online: it is noticed, and its pages are counted for their node.
+//! Memory is plugged in while the daemon runs: into a node with memory, and into an offline node without memory and CPUs. The
+//! daemon
+//! notices it and counts pages of it for the right node.
 
 use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot_and_change};
 use numaward_vm::{GuestNode, GuestTopology};
 
 const MIB: u64 = 1 << 20;
-/// Into each of nodes 1 and 2.
+/// Memory that is plugged into each of nodes 1 and 2.
 const PLUGGED_MIB: u64 = 256;
 
-/// All bytes of a workload on a node, by its counters.
+/// Returns the counted bytes of a workload on a node.
 fn counted(report: &ScriptReport, name: &str, node: u32) -> u64 {
     let lines = report.section(&format!("{name} counters")).lines();
     let of_node = lines.filter_map(|line| line.strip_prefix(&format!("{node} "))?.split_once(' '));
@@ -22,7 +23,7 @@ fn unknown(report: &ScriptReport, section: &str) -> u64 {
 #[test]
 fn counts_memory_added_later() {
     let Some(bench) = TestEnvironment::open() else { return };
-    // In the one mode pages name their node, in the other their address says it; some kernels have only that.
+    // `tp_btf` reads the node from the page, `tracepoint` derives it from the address. Some kernels have only the latter.
     for mode in ["tp_btf", "tracepoint"] {
         let node = |cpus, memory_mib| GuestNode { cpus, memory_mib };
         let nodes = vec![node(2, 512), node(2, 256), node(0, 0)];
@@ -40,7 +41,7 @@ fn counts_memory_added_later() {
 }
 
 fn check(report: &ScriptReport, mode: &str) {
-    // Kernels on which `tp_btf` loses events have the other in any case.
+    // Kernels whose `tp_btf` loses events use `tracepoint` in both cases.
     let probes = report.section("probes");
     assert!(
         probes.contains("mode=\"tracepoint\"") || (mode == "tp_btf" && probes.contains("mode=\"tp_btf\""))

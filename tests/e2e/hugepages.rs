@@ -1,5 +1,5 @@
-//! Hugepages of pools are counted where they were taken and found where they lie, by workload, and what is outside a
-//! promise is missed.
+//! Hugepages of pools are counted by workload, where they are allocated and where they are resident. Those outside the guaranteed
+//! nodes count as misses.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
-/// The samples of a section that are not zero and of workloads, by their labels. There are some that are zero.
+/// Returns the non-zero samples of workloads in a section, by their labels. Asserts that zero samples exist too.
 fn samples<'a>(report: &'a ScriptReport, section: &str, metric: &str) -> BTreeMap<&'a str, u64> {
     let samples = report.samples(section, &format!("numaward_{metric}"));
     let of_workload = |(labels, bytes): (&'a str, f64)| {
@@ -81,7 +81,7 @@ fn counts_hugepages_by_node() {
         }])
     );
 
-    // What is freed lies nowhere; that it was taken stays counted.
+    // Freed pages are no longer resident; their allocation stays counted.
     assert_eq!(samples(&report, "freed", "memory_resident_bytes"), nothing);
     assert_eq!(samples(&report, "freed", "hugepages_misplaced_bytes"), nothing);
     assert_eq!(samples(&report, "freed", "numa_miss_bytes_total"), missed);

@@ -1,5 +1,5 @@
-//! `enforcement.interrupts: move-away`: the kernel's own work leaves exclusive CPUs, and comes back. And near a device: a
-//! network card on the bus of a node, as the firmware says.
+//! `enforcement.interrupts: move-away`: interrupts and kernel work leave exclusive CPUs, and are restored. Also placement near a
+//! network card, whose node the firmware reports.
 
 use std::{fs::File, time::Duration};
 
@@ -26,7 +26,7 @@ const LIBRARIES: [&str; 14] = [
     "libzstd.so.1",
 ];
 
-/// What a section says about something.
+/// Returns the value of a key in a section.
 fn line<'a>(report: &'a ScriptReport, section: &str, key: &str) -> &'a str {
     let mut lines = report.section(section).lines();
     let found = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
@@ -36,7 +36,7 @@ fn line<'a>(report: &'a ScriptReport, section: &str, key: &str) -> &'a str {
 #[test]
 fn moves_and_restores_interrupts() {
     let Some(bench) = TestEnvironment::open() else { return };
-    // CPUs 3-5 are on node 1, with the network card; the disk has a queue, and so an interrupt, for each CPU.
+    // CPUs 3-5 are on node 1, with the network card; the disk has a queue and an interrupt for each CPU.
     let machine = GuestTopology::parse(None, Some("3,3"), Some("512M,512M"), None).unwrap();
     let folder = Cache::locate().unwrap().root().join("tools/irqbalance");
     let disk = tempfile::NamedTempFile::new().unwrap();
@@ -59,7 +59,7 @@ fn moves_and_restores_interrupts() {
     let before = ["0-5", "3f", "3f", "18"];
     assert_eq!(of("before"), before);
     for section in ["held", "held by nobody", "held again"] {
-        // CPUs 3 and 4 are exclusive; of the card's node, CPU 5 is left.
+        // CPUs 3 and 4 are exclusive; CPU 5 is the remaining CPU on the card's node.
         assert_eq!(of(section), ["5", "27", "27", "00"], "{section}:\n{report}");
         assert_eq!(at(section, "card's effective"), "5", "{section}:\n{report}");
     }
@@ -70,7 +70,7 @@ fn moves_and_restores_interrupts() {
     };
     let moved = says("Moved off exclusive CPUs 3-4: ");
     assert!(moved.contains("-input.0)") && moved.contains("RPS of eth0 rx-0"), "{moved}");
-    // The queues of the disk are placed by the kernel alone.
+    // The kernel manages the affinity of the disk's queues itself.
     let stay = says("These stay on exclusive CPUs 3-4: ");
     for cpu in ["to CPU 3", "to CPU 4"] {
         assert!(stay.contains(&at("disk", cpu)), "{cpu}: {stay}\n{report}");

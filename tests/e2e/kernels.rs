@@ -1,8 +1,10 @@
-//! What each kernel has of what is used where it is there: `numaward doctor` against what the kernel lets us do, against the
-//! release that each thing is said to have come with, and against the page of the book, which is made from this.
+//! Optional features of each kernel: compares `numaward doctor` with the results of direct attempts, with the documented first
+//! release
+//! of each feature, and with the page of the book that is generated from these results.
 //!
-//! `UPDATE=1 cargo xtask vm test kernels::` writes what was seen; `UPDATE=1 cargo test -p numaward-daemon --test kernels`
-//! makes the page of it.
+//! `UPDATE=1 cargo xtask vm test kernels::` writes the results; `UPDATE=1 cargo test -p numaward-daemon --test kernels` generates
+//! the
+//! page from them.
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, time::Duration};
 
@@ -15,21 +17,21 @@ const MIB: u64 = 1 << 20;
 const SYS_PTRACE: u64 = 1 << 19;
 const BPF: u64 = 1 << 39;
 
-/// What Debian's kernels have although it came later. 5.10.220 took over what fanotify had until then.
+/// Features that Debian backported. 5.10.220 contains the fanotify of later kernels.
 const BACKPORTED: [((u32, u32), &str); 1] = [((5, 10), "evictable marks of fanotify")];
 
-/// What a kernel has.
+/// Features of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Seen {
-    /// Its two numbers: the newest one's change.
+    /// First two numbers of the version. The third changes with each update.
     release: String,
-    /// Of what is used where it is there, by name.
+    /// Presence of each optional feature, by name.
     needs: BTreeMap<String, bool>,
-    /// How each probe is attached.
+    /// Attach mode of each probe.
     probes: BTreeMap<String, String>,
 }
 
-/// By the name of the kernel.
+/// Results by name of the kernel.
 type All = BTreeMap<String, Seen>;
 
 fn path() -> PathBuf {
@@ -40,7 +42,7 @@ fn all() -> All {
     serde_json::from_str(&fs::read_to_string(path()).unwrap_or("{}".to_owned())).unwrap()
 }
 
-/// What doctor says about the kernel, with the release that each thing came with.
+/// Returns doctor's results, and the first release of each feature.
 fn seen(report: &ScriptReport) -> (Seen, BTreeMap<String, (u32, u32)>) {
     let (mut seen, mut since) = (Seen::default(), BTreeMap::new());
     for check in report.json("doctor").as_array().unwrap() {
@@ -49,7 +51,7 @@ fn seen(report: &ScriptReport) -> (Seen, BTreeMap<String, (u32, u32)>) {
             let is_here = finding.starts_with("here ");
             assert!(is_here || finding.starts_with("missing"), "{name}: {finding}");
             seen.needs.insert(name.to_owned(), is_here);
-            // Where something is lost, the release is in what to do about it.
+            // If a missing feature has consequences, the release is in the suggested fix.
             let text = format!("{finding} {}", check["fix"].as_str().unwrap_or_default());
             let (_, release) = text.split_once("Linux ").unwrap_or_else(|| panic!("{name}: {text}"));
             let mut numbers =
@@ -66,13 +68,13 @@ fn seen(report: &ScriptReport) -> (Seen, BTreeMap<String, (u32, u32)>) {
     (seen, since)
 }
 
-/// What the kernel let the script do.
+/// Returns the results of the script's direct attempts.
 fn tried(report: &ScriptReport) -> BTreeMap<&str, bool> {
     let lines = report.section("tried").lines();
     lines.filter_map(|line| line.rsplit_once(": ")).map(|(name, answer)| (name, answer == "yes")).collect()
 }
 
-/// Pages follow a guarantee on every kernel, and the daemon keeps no privilege that its kernel does not demand.
+/// Pages follow a guarantee on every kernel, and the daemon keeps only the privileges that the kernel requires.
 fn guarantee(report: &ScriptReport, seen: &Seen) {
     let guarantee = report.json("guarantee");
     assert_eq!(guarantee["nodes"], "0", "{guarantee}");
@@ -82,7 +84,7 @@ fn guarantee(report: &ScriptReport, seen: &Seen) {
     assert_near("anon of node 1", stat["anon"][&1], 0, 32 * MIB, 3);
     let kept = report.section("kept").split_whitespace().last().unwrap();
     let kept = u64::from_str_radix(kept, 16).unwrap();
-    // The strategy `native` holds budgets, which takes CAP_SYS_PTRACE everywhere.
+    // The strategy `native` enforces budgets, which requires CAP_SYS_PTRACE on every kernel.
     assert_eq!(kept & SYS_PTRACE, SYS_PTRACE, "{kept:#x}");
     assert_eq!(kept & BPF != 0, !seen.needs["maps are read without CAP_BPF"], "{kept:#x}");
     let probes = report.json("status")["probes"].as_array().unwrap().clone();
@@ -108,7 +110,7 @@ fn page_names_features_of_kernel() {
     let (mut seen, since) = seen(&report);
     assert!(seen.needs.len() >= 10, "{report}");
 
-    // The kernel itself says the same, where a script can ask it.
+    // Direct attempts confirm doctor's results.
     let tried = tried(&report);
     for (name, answer) in &tried {
         if let Some(said) = seen.needs.get(*name) {
@@ -118,7 +120,7 @@ fn page_names_features_of_kernel() {
     let known = tried.keys().filter(|name| seen.needs.contains_key(**name));
     assert_eq!(known.count(), 6, "{tried:?}");
 
-    // What came with which release is true of this one.
+    // The documented first releases are right for this kernel.
     let release = report.section("release");
     let mut numbers = release.split('.').map(str::parse::<u32>);
     let release = (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap());

@@ -1,4 +1,4 @@
-//! `numaward-load` puts pages where it is asked to, says so, and the kernel agrees.
+//! `numaward-load` allocates pages on the requested nodes and reports them, and the kernel confirms the report.
 
 use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
 use numaward_vm::GuestTopology;
@@ -6,7 +6,7 @@ use numaward_vm::GuestTopology;
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// Where a load's bytes should be, per node, and under which name the kernel books them.
+/// Asserts the bytes by node, in the load's report and under `booked` in the kernel's `memory.numa_stat`.
 fn check(report: &ScriptReport, name: &str, booked: &str, nodes: [u64; 2]) {
     let said = report.json(&format!("{name} report"));
     let total: u64 = nodes.iter().sum();
@@ -40,7 +40,7 @@ fn loads_are_placed_or_refused() {
     check(&report, "walking", "anon", [8 * MIB, 8 * MIB]);
     assert_eq!(report.section("left"), "", "the file is removed");
 
-    // Hugepages are in no one's memory.numa_stat.
+    // `memory.numa_stat` does not contain hugepages.
     let hugetlb = report.json("hugetlb report");
     assert_eq!(hugetlb["pages_by_node"]["1"], 32 * MIB / PAGE);
     assert_near("hugetlb: anon of node 1", report.numa_stat("hugetlb numa_stat")["anon"][&1], 0, 32 * MIB, 1);
@@ -49,7 +49,7 @@ fn loads_are_placed_or_refused() {
     let mut threads: Vec<_> = report.section("walking threads").lines().collect();
     threads.sort_unstable();
     assert_eq!(threads, ["Cpus_allowed_list:\t0", "Cpus_allowed_list:\t0-3", "Cpus_allowed_list:\t2"]);
-    // What cannot be is refused, clearly.
+    // Impossible requests are refused with a clear message.
     for (name, message) in [
         ("node", "there is no node 7 with memory: this machine has 0-1"),
         ("hugepages", "not enough free hugepages"),

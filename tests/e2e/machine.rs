@@ -1,5 +1,5 @@
-//! The bench itself: what a script's end, a dead kernel or a hanging one look like from outside, and whether a
-//! machine has the nodes asked for.
+//! The test environment itself: exit codes, kernel panics and hanging machines are reported, and a machine has the requested
+//! nodes.
 
 use std::{
     fs,
@@ -37,7 +37,7 @@ fn failed_machine_is_an_error() {
     assert!(matches!(&error, Error::Panic { reason, .. } if reason.contains("sysrq")), "{error}");
     assert!(error.to_string().contains("The console's last lines"), "{error}");
 
-    // It is started again, and panics again, before the script.
+    // The machine panics before the script, also after a second start.
     let error = bench.vm(small()).append("rdinit=/none").run("exit 0", &mut Vec::new()).unwrap_err();
     assert!(matches!(error, Error::Panic { .. }), "{error}");
 
@@ -48,8 +48,9 @@ fn failed_machine_is_an_error() {
     assert_bad_scripts_fail(&bench);
 }
 
-/// Asserts that a script fails its test if a command of it fails, if a daemon logs an error that it does not declare or none that
-/// it does, or if it leaves what it must not.
+/// Asserts that a script fails its test if a command fails, if an error is logged but not declared or declared but not logged, or
+/// if it
+/// leaves a process or cgroup although it declared otherwise.
 fn assert_bad_scripts_fail(bench: &TestEnvironment) {
     let message = |script: &str| {
         let vm = bench.vm(small());
@@ -126,7 +127,7 @@ fn machine_has_requested_nodes() {
         let section = report.section(&format!("node{id}"));
         let lines: Vec<_> = section.lines().collect();
         assert_eq!(lines[..2], [cpus, distances], "node {id}");
-        // The kernel keeps some for itself: on this size, its image and the map of the pages.
+        // The kernel reserves memory for its image and the map of pages.
         let total: u64 = lines[2].parse().unwrap();
         assert!((mib * 1024 * 3 / 4..=mib * 1024).contains(&total), "node {id} of {mib} MiB has {total} KiB");
     }
@@ -139,7 +140,7 @@ fn machine_has_requested_nodes() {
 #[test]
 fn forwards_port_to_loopback() {
     let Some(bench) = TestEnvironment::open() else { return };
-    // Free a moment ago; should another take it meanwhile, QEMU says so.
+    // The port was free a moment ago. If another process takes it meanwhile, QEMU reports that.
     let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let script = "mkdir /www && echo -n hello >/www/index.html && httpd -f -p 8080 -h /www";
     let vm = bench.vm(small()).forward(Forward { host, guest: 8080 });
@@ -154,7 +155,7 @@ fn forwards_port_to_loopback() {
     };
     let started = Instant::now();
     loop {
-        // Until the server listens, QEMU accepts and hangs up.
+        // Before the server listens, QEMU accepts the connection and closes it.
         let answer = ask();
         if matches!(&answer, Ok(text) if text.ends_with("hello")) {
             break;

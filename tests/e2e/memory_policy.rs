@@ -1,11 +1,12 @@
-//! `numaward exec --memory-policy`: a command that is promised memory on two nodes has the policy over these nodes, and its
-//! pages are where the policy puts them.
+//! `numaward exec --memory-policy`: a command with guaranteed memory on two nodes has the policy over these nodes, and its pages
+//! are
+//! distributed accordingly.
 
 use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 use serde_json::Value;
 
-/// Pages of 128 MiB that the load has on each node.
+/// Returns the pages of the 128 MiB load on each node.
 fn pages(report: &str) -> [u64; 2] {
     let report: Value = serde_json::from_str(report).unwrap_or_else(|error| panic!("{error}: {report}"));
     let pages = ["0", "1"].map(|node| report["pages_by_node"][node].as_u64().unwrap_or(0));

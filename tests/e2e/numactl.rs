@@ -1,12 +1,13 @@
-//! `numaward numactl` against numactl itself on four nodes: each command has the same CPUs, nodes and policy, or is refused
-//! by both. With a daemon it is a workload. And CPUs alone, on a node that is named, with others moved off them.
+//! Compares `numaward numactl` with numactl on four nodes: both give a command the same CPUs, nodes and policy, or both refuse
+//! it. If
+//! a daemon runs, the command is a workload. Also exclusive CPUs on a named node, with other cgroups confined.
 
 use std::{fs::File, process::Command, time::Duration};
 
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use numaward_vm::{Cache, GuestTopology, find_tool};
 
-/// What `numaward numactl` refuses although numactl takes it, as the book says, and a word of the reason.
+/// Options that numactl accepts and `numaward numactl` refuses, as documented in the book, with a word of the reason.
 const REFUSED: [(&str, &str); 9] = [
     ("-L 1m -f /dev/shm/a -m 1", "shared memory"),
     ("--length=1m --file=/dev/shm/a --interleave=0,2 --touch --dump-nodes", "shared memory"),
@@ -18,7 +19,7 @@ const REFUSED: [(&str, &str); 9] = [
     ("-m ip:10.0.2.2 true", "name the network interface"),
     ("-m 2-1 true", "is before its beginning"),
 ];
-/// What it takes although numactl does not, and what the command has then. The last two are in a cpuset that is narrower.
+/// Options that only `numaward numactl` accepts, and the resulting setting. The last two run in a narrower cpuset.
 const MORE: [(&str, &str); 6] = [
     ("-m block:/dev/vda", "bind:3"),
     ("-m pci:81:00.0", "bind:2"),
@@ -28,7 +29,7 @@ const MORE: [(&str, &str); 6] = [
     ("-m netdev:eth0", "bind:2"),
 ];
 
-/// What both made of the same options.
+/// Returns the results of both programs for the same options.
 fn both<'a>(report: &'a ScriptReport, name: &str) -> (&'a str, &'a str) {
     let section = report.section(name);
     let (theirs, ours) = section.split_once("\n--\n").unwrap_or_else(|| panic!("{name}: {section}"));
@@ -69,18 +70,18 @@ fn agrees_with_numactl_on_four_nodes() {
             compare(name, ours, theirs);
             given += 1;
         } else {
-            // It prints why, on either stream.
+            // The message may be on either stream.
             compare(name, ours.lines().last().unwrap_or_default(), theirs.lines().last().unwrap_or_default());
             refused += 1;
         }
     }
     for name in text.lines().filter_map(|line| line.strip_prefix("=== shown ")) {
         let (theirs, ours) = both(&report, &format!("shown {name}"));
-        // Releases of numactl put more or fewer spaces between the distances.
+        // The number of spaces between distances differs among releases of numactl.
         let [theirs, ours] = [theirs, ours].map(|text| {
-            // Of preferred-many, numactl shows node 0 there, whatever the nodes.
+            // For preferred-many, numactl always shows node 0.
             let lines = text.lines().filter(|line| !line.ends_with(" (preferred-many)"));
-            // Whose turn it is depends on how many pages a program has taken.
+            // The next interleave node depends on the number of pages that the program has allocated.
             let lines = lines.map(|line| match line.split_once(':') {
                 Some((key @ "interleavenode", _)) => key.to_owned(),
                 Some((key, value)) if value.ends_with("(interleave next)") => format!("{key}: of interleave"),

@@ -1,12 +1,12 @@
-//! `mode: observe`: beside a kubelet that pins containers itself, numaward writes nothing and shows where the kubelet's
-//! promises are broken.
+//! `mode: observe`: beside a kubelet that pins containers itself, numaward writes no knob and reports broken guarantees of the
+//! kubelet.
 
 use numaward_tests::{TestEnvironment, assert_near, boot};
 use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes missed by node, from lines of `/metrics`.
+/// Returns the missed bytes on a node, from lines of `/metrics`.
 fn missed(section: &str, node: u32) -> Option<u64> {
     let label = format!("numa_node=\"{node}\"}} ");
     section
@@ -19,7 +19,7 @@ fn missed(section: &str, node: u32) -> Option<u64> {
 fn reports_broken_kubelet_guarantees() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("1,1"), Some("512M,512M"), None).unwrap();
-    // As recorded from a kubelet: the case single-numa-fit-basic of tests/conformance.
+    // Recorded from a kubelet: the case single-numa-fit-basic of tests/conformance.
     let files = concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/kubelet");
     let vm = ["cpu_manager_state", "memory_manager_state"]
         .into_iter()
@@ -57,7 +57,7 @@ fn reports_broken_kubelet_guarantees() {
     let (kept, broken) = (report.section("kept"), report.section("broken"));
     let before = missed(kept, 1).unwrap_or_else(|| panic!("{kept}"));
     let after = missed(broken, 1).unwrap_or_else(|| panic!("{broken}"));
-    // The load's own page tables and stacks are not bound.
+    // Page tables and stacks of the load are not bound to the node.
     assert!(before < MIB, "{before} bytes of a container that lies where it should:\n{kept}");
     assert_near("missed", after - before, 64 * MIB, 64 * MIB, 5);
     assert_eq!(missed(broken, 0).unwrap() - missed(kept, 0).unwrap(), 0, "node 0 was promised");

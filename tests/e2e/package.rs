@@ -1,11 +1,11 @@
-//! What users are given: the Debian package under systemd, and the program in a container image's root.
+//! The Debian package under systemd, and the program in the root file system of the container image.
 
 use std::time::Duration;
 
 use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::{Arch, GuestTopology};
 
-/// As in the workspace.
+/// Version of the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[test]
@@ -37,7 +37,7 @@ fn hardened_package_leaves_nothing() {
         assert!(found.ends_with(lines), "{section}:\n{report}");
     };
 
-    // To run it is for the administrator to decide.
+    // The package does not start the service: the administrator does.
     ends_with(
         "installed",
         &["disabled", "inactive", "755 root /usr/bin/numaward", "644 root /etc/numaward/config.yaml"],
@@ -45,7 +45,7 @@ fn hardened_package_leaves_nothing() {
     let unit = report.section("unit");
     assert!(unit.starts_with("→ Overall exposure level") && unit.ends_with("\nverified"), "{unit}");
 
-    // Nothing that the unit takes away is missed.
+    // The hardening of the unit disables no feature of the daemon.
     let status = report.json("status");
     let alloc = status["probes"].as_array().unwrap().iter().find(|probe| probe["probe"] == "alloc");
     assert_eq!(alloc.unwrap()["mode"], "tp_btf", "{status}");
@@ -64,8 +64,9 @@ fn hardened_package_leaves_nothing() {
     assert_eq!(upgraded["allocations"][0]["name"], "load.service", "{upgraded}");
     assert_eq!(report.section("journal"), "", "no warning");
 
-    // Through its whole life it makes no call that the unit does not allow, but for one: glibc asks for clone3(2), whose
-    // flags no filter can look at, and does with clone(2). That of the programs for Arm does not ask yet.
+    // The daemon makes only system calls that the unit allows, except for clone3(2): glibc tries it first and falls back to
+    // clone(2),
+    // because a filter cannot inspect its flags. The C library of the programs for Arm does not call it.
     assert_eq!(report.section("more of its life"), "");
     assert_eq!(report.section("refused calls"), if arch == Arch::Amd64 { "clone3" } else { "" });
     let made: Vec<_> = report.section("made calls").lines().collect();
@@ -77,7 +78,7 @@ fn hardened_package_leaves_nothing() {
         "Seccomp:\t2\nrefused: kill: can't kill pid 1: Operation not permitted\nallowed: done"
     );
 
-    // What is promised stays with the kernel, what was configured and the ledger with the host, until they are purged.
+    // Until the package is purged, the knobs keep the guarantees, and the configuration and the ledger stay on the host.
     let removed = ["inactive", "/etc/numaward/config.yaml", "/var/lib/numaward/ledger.json", "2-3"];
     assert_eq!(report.section("removed").lines().collect::<Vec<_>>(), removed, "{report}");
     assert_eq!(report.section("purged"), "nothing", "{report}");

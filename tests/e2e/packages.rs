@@ -1,8 +1,7 @@
-//! What users are given, by the package managers that they have: apt with a signed repository, and rpm. Each installs,
-//! upgrades and removes it in a machine with systemd, Debian 13.
+//! Installation, upgrade and removal by package managers: apt with a signed repository, and rpm, in a machine with systemd and
+//! Debian 13.
 //!
-//! Fedora's system is not at hand: its rpm is (Debian has the same), but neither its systemd package nor dnf. So nothing
-//! there satisfies what the package requires, and rpm is asked not to look.
+//! Fedora's systemd package and dnf are not available here. rpm is Debian's, and runs without dependency checks.
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
@@ -10,10 +9,10 @@ use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use numaward_vm::{Cache, GuestTopology, PACKAGE_MANAGERS, SOFTWARE_IMAGE, Vm};
 
 const SHARED: &str = concat!(include_str!("packages/load.sh"), include_str!("packages/common.sh"));
-/// As in the workspace.
+/// Version of the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A machine with package managers, and with what was made of this version and of the next.
+/// Returns a machine with package managers, and with packages of this version and of the next.
 fn machine(bench: &TestEnvironment, archives: &tempfile::TempDir) -> Vm {
     let image = Cache::locate().unwrap().root().join(PACKAGE_MANAGERS).join(SOFTWARE_IMAGE);
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
@@ -45,7 +44,7 @@ fn report(script: &str) -> Option<ScriptReport> {
     Some(report)
 }
 
-/// The last lines of a section; package managers print before.
+/// Asserts the last lines of a section, after the output of the package manager.
 fn assert_ends(report: &ScriptReport, section: &str, lines: &[&str]) {
     let found: Vec<_> = report.section(section).lines().collect();
     assert!(found.ends_with(lines), "{section} does not end with {lines:#?}:\n{report}");
@@ -79,7 +78,7 @@ fn apt_installs_upgrades_and_removes() {
     assert_eq!(allocations["allocations"][0]["name"], "load.service", "{allocations}");
     assert_ends(&report, "downgraded", &[VERSION, "active", "2-3"]);
 
-    // What is promised stays with the kernel, what was configured and the ledger with the host, until they are purged.
+    // Until the package is purged, the knobs keep the guarantees, and the configuration and the ledger stay on the host.
     let kept = ["inactive", "/etc/numaward/config.yaml", "/var/lib/numaward/ledger.json", "2-3"];
     assert_ends(&report, "removed", &kept);
     assert_ends(&report, "installed again", &["enabled", "inactive", "# changed"]);

@@ -1,5 +1,5 @@
-//! Power is lost: `numaward-crash-check` asks a daemon for something on a disk whose writes QEMU notes, and the disk is put
-//! together again as it may be after any of them.
+//! Power loss: `numaward-crash-check` sends requests to a daemon whose ledger is on a disk. QEMU logs all writes, and the disk is
+//! reconstructed as it could be after a power loss at any of them.
 
 use std::{
     collections::BTreeMap,
@@ -16,13 +16,13 @@ use numaward_vm::{GuestTopology, LogEntry, WriteLog, find_tool};
 use serde::Deserialize;
 
 const MIB: usize = 1 << 20;
-/// The disk, in MiB, and what of it is the file system. Behind that are the marks.
+/// Size of the disk, and of its file system, in MiB. The marks follow the file system.
 const DISK: usize = 16;
 const FILE_SYSTEM: usize = 15;
 
 type Promises = BTreeMap<String, String>;
 
-/// What the script notes on the disk, and what is found there in the end.
+/// A mark that the script writes to the disk, and the result that is read at the end.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Mark {
@@ -31,7 +31,7 @@ enum Mark {
     Lost(String),
 }
 
-/// Disks that lost power, one after the other in a file that takes no room for zeros.
+/// Disks after a power loss, one after the other in a sparse file.
 struct Images {
     file: File,
     count: usize,
@@ -50,11 +50,11 @@ impl Images {
     }
 }
 
-/// A moment at which power is lost.
+/// A moment of a power loss.
 struct Cut {
-    /// What may be promised there: what was answered, or also what was being done.
+    /// Guarantees that the ledger may contain: the acknowledged ones, or also those of the request in progress.
     allowed: Vec<Promises>,
-    /// Where that was, for messages.
+    /// Position in the write log, for messages.
     entry: usize,
 }
 
@@ -104,7 +104,7 @@ fn answers_survive_power_loss() {
             cut.entry, cut.allowed
         );
     }
-    // A disk that says that it has written what it has not must be noticed, or this test shows nothing.
+    // The check must find a disk that acknowledges writes without making them durable; otherwise this test proves nothing.
     for (cut, found) in lying.iter().zip(&found[cuts..]) {
         assert!(!matches!(found, Mark::Done(found) if cut.allowed.contains(found)), "seed {seed}: {found:?}");
     }
@@ -121,13 +121,13 @@ fn make_file_system(disk: &Path) {
     let tool = find_tool("mkfs.ext4").unwrap();
     let mut command = Command::new(tool);
     command.args(["-q", "-F", "-b", "4096", "-J", "size=4"]);
-    // The kernel is not to do the rest while power is lost.
+    // Otherwise the kernel would continue the initialization in the background.
     command.args(["-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"]);
     let made = command.arg(disk).arg(format!("{FILE_SYSTEM}M")).output().unwrap();
     assert!(made.status.success(), "{made:?}");
 }
 
-/// The marks of the script, by their places in the log.
+/// Returns the marks of the script, by their position in the log.
 fn marks(log: &WriteLog) -> BTreeMap<usize, Mark> {
     let mark = |entry: &LogEntry| match entry {
         LogEntry::Write { offset, data } if *offset == FILE_SYSTEM * MIB => {
@@ -140,7 +140,7 @@ fn marks(log: &WriteLog) -> BTreeMap<usize, Mark> {
     marks.filter_map(|(place, entry)| Some((place, mark(entry)?))).collect()
 }
 
-/// Power is lost after any entry; of what was not flushed until then, any sector is there.
+/// Selects power losses after any entry: of the sectors that were not flushed by then, any subset is on the disk.
 fn cut(log: &WriteLog, before: &[u8], marks: &BTreeMap<usize, Mark>, random: &mut Rng) -> (Vec<u8>, Cut) {
     let first = *marks.keys().next().unwrap();
     let entry = random.usize(first + 1..=log.entries().len());
@@ -161,7 +161,7 @@ fn cut(log: &WriteLog, before: &[u8], marks: &BTreeMap<usize, Mark>, random: &mu
     (disk, Cut { allowed, entry })
 }
 
-/// Answers that changed something, on a disk that made nothing durable since they were asked for.
+/// Returns the acknowledged changes whose writes the disk had not flushed.
 fn lies<'a>(
     log: &'a WriteLog,
     before: &'a [u8],

@@ -1,4 +1,4 @@
-//! Accesses, stalls, kills, intruders, misses; and who is counted where slots are few: what the daemon says, held against what the kernel says about each.
+//! Accesses, stalls, OOM kills, intruders, misses, and the assignment of few slots: the daemon's figures match the kernel's own.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
 use numaward_vm::GuestTopology;
 use serde_json::{Value, json};
 
-/// What a load touches.
+/// Bytes that a load touches.
 const LOAD: u64 = 64 << 20;
 
-/// The sum of a metric's samples in a section that have all of these labels.
+/// Returns the sum of the samples of a metric in a section that have all of these labels.
 fn sum(report: &ScriptReport, section: &str, metric: &str, labels: &[&str]) -> f64 {
     let lines = report.section(section).lines();
     let matching = lines.filter(|line| {
@@ -28,17 +28,17 @@ fn has_probe(report: &ScriptReport, probe: &str, mode: &str) -> bool {
     report.section("probes").lines().any(|line| line.contains(&wanted))
 }
 
-/// Pages that NUMA balancing moved, by `memory.stat`, which counts them since Linux 6.12 or so.
+/// Returns the pages that NUMA balancing moved, from `memory.stat`, which counts them since about Linux 6.12.
 fn migrated_by_kernel(report: &ScriptReport, workload: &str) -> Option<u64> {
     let mut stat = report.section(&format!("{workload} memory.stat")).lines();
     stat.find_map(|line| line.strip_prefix("numa_pages_migrated "))?.parse().ok()
 }
 
-/// Who samples whom (the table is that of the kernel's own `memory.stat` where it has one).
+/// Sampled accesses by workload, compared with the kernel's `memory.stat` if it has these figures.
 fn accesses(report: &ScriptReport, page: u64) {
     let of_load = LOAD / page;
     let (remote, migrated) = ("numaward_remote_access_pages_total", "numaward_migrated_bytes_total");
-    // All of it is seen once, as it is moved at once; and moved.
+    // Each page is sampled once, because NUMA balancing moves it immediately.
     let seen = pages(report, "moved", remote, &["source=\"hint_fault\"", "numa_node=\"0\""]);
     assert_near("moved: seen from node 0", seen, of_load, of_load, 3);
     let moved = pages(report, "moved", migrated, &["reason=\"numa_misplaced\""]) / page;
@@ -46,7 +46,7 @@ fn accesses(report: &ScriptReport, page: u64) {
     if let Some(pages) = migrated_by_kernel(report, "moved") {
         assert_near("moved: as memory.stat has it", moved, pages, of_load, 3);
     }
-    // As a matrix, for the host: of all workloads, others may be sampled meanwhile.
+    // The matrix of the host includes the accesses of other workloads.
     let from = &report.json("bound API")["accesses"];
     let from = from.as_array().unwrap().iter().find(|of| of["node"] == 0).unwrap();
     let all = pages(report, "all accesses", remote, &["source=\"hint_fault\"", "numa_node=\"0\""]);
@@ -70,7 +70,7 @@ fn stalls_and_kills(report: &ScriptReport) {
     let events = report.section("tight events");
     let high = events.lines().find_map(|line| line.strip_prefix("high ")).unwrap().parse().unwrap();
     let stalls = pages(report, "tight stalls", "numaward_reclaim_stall_seconds_count", &[]);
-    // Reclaim that is not for memory.high may come on top.
+    // Reclaim for reasons other than memory.high may be counted too.
     assert_near("stalls", stalls, high, high, 10);
     assert!(sum(report, "tight stalls", "numaward_reclaim_stall_seconds_sum", &[]) > 0.0);
 
@@ -82,7 +82,7 @@ fn stalls_and_kills(report: &ScriptReport) {
         ("cpuset", "cpuset", "critical"),
         ("policy", "mempolicy", "critical"),
     ] {
-        // 128 and the number of SIGKILL.
+        // 128 plus the number of SIGKILL.
         assert_eq!(report.section(&format!("killed {name} code")), "code 137", "{report}");
         let section = format!("killed {name} metrics");
         let kills = |labels: &[&str]| sum(report, &section, "numaward_oom_kills_total", labels);
@@ -101,7 +101,7 @@ fn intruders(report: &ScriptReport) {
         let before = sum(report, "clean", metric, &[&format!("class=\"{class}\"")]);
         assert!(before < 0.001, "{class}: {before} s although nobody was there");
     }
-    // Each is alone in its class, and the kernel says what it used.
+    // Each class has one intruder, and the kernel reports its CPU time.
     let grown = |of: &dyn Fn(&str) -> f64| of("after") - of("before");
     for (class, used, scale) in [("host", "intruder ticks", 100.0), ("workload", "neighbour usage", 1e6)] {
         let used = grown(&|when| {
@@ -142,7 +142,7 @@ fn intruders(report: &ScriptReport) {
     assert_eq!(event["details"]["cpus"], cpu["cpu"].to_string(), "{reported}");
 }
 
-/// What watching costs is reported.
+/// The cost of the probes is reported.
 fn cost(report: &ScriptReport) {
     let cost = report.json("cost")["cost"].clone();
     let of = |probe: &str| {
@@ -161,7 +161,7 @@ fn cost(report: &ScriptReport) {
     assert!(bytes.len() == 5 && bytes.iter().all(|bytes| (1 << 10..16 << 20).contains(bytes)), "{bytes:?}");
 }
 
-/// What is reported by the events is also reported at once to each listener, in the same order and words.
+/// The stream delivers the same events to each listener, in the same order.
 fn stream(report: &ScriptReport) {
     let reported: Vec<Value> = report
         .section("stream")
@@ -179,7 +179,7 @@ fn stream(report: &ScriptReport) {
     assert!(reported.is_sorted_by_key(|event| event["id"].as_u64()), "{reported:?}");
 }
 
-/// With three slots for five workloads: those with a promise have one at once, then the busy ones.
+/// Three slots for five workloads: workloads with a guarantee get one at once, then the busy ones.
 fn few_slots(report: &ScriptReport) {
     assert_eq!(report.section("counters of those that came late"), "", "all slots are taken");
     assert!(report.section("busy counters").contains("workload=\"busy\""));
@@ -192,7 +192,7 @@ fn few_slots(report: &ScriptReport) {
         found.unwrap_or_else(|| panic!("no {name} in {workloads:?}"))["counters"] == "other"
     };
     assert!(!without("late") && !without("busy"), "{workloads}");
-    // What those without a slot are given is counted together. Others who are not registered come on top.
+    // Workloads without a slot are counted in one sum, with processes outside of workloads.
     let rest = |section: &str| pages(report, section, "numaward_memory_allocated_bytes_total", &[]) >> 20;
     let (grown, loads) = (
         rest("other after") - rest("other before"),
@@ -201,7 +201,7 @@ fn few_slots(report: &ScriptReport) {
     assert!(loads > 0 && (32 * loads..48 * loads).contains(&grown), "{loads} loads, {grown} MiB");
     assert_eq!(report.json("few workloads then")["workloads"].as_array().unwrap().len(), 6, "{report}");
 
-    // The first page on the node that was not promised, with who asked for it; and all of them by number.
+    // The first page outside the guaranteed nodes becomes an event with the command; the metric counts all of them.
     let nodes = report.json("promised")["nodes"].clone();
     let other = u64::from(nodes == "0");
     let reported = report.json("miss events");
@@ -251,8 +251,8 @@ fn probes_agree_with_kernel() {
 #[test]
 fn map_memory_is_bounded() {
     let Some(bench) = TestEnvironment::open() else { return };
-    // Many CPUs, of which a few run: what is kept for each is as large as where all do.
-    // The load is bound to node 0, where the kernel itself has most of its own.
+    // Many possible CPUs, few of them online: the size of per-CPU maps depends on the possible ones.
+    // The load is bound to node 0, where most of the kernel's own memory is.
     let memory = format!("768M,{}", ["448M"; 7].join(","));
     let machine = GuestTopology::parse(Some(8), Some(&["30"; 8].join(",")), Some(&memory), None);
     let vm = bench.vm(machine.unwrap()).append("maxcpus=8").limit(Duration::from_mins(20));
@@ -264,12 +264,12 @@ fn map_memory_is_bounded() {
     assert_eq!(families, ["alloc", "faults", "hugepages", "switch", "trouble"], "{status}");
     let total: u64 = memory.values().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert!(total < 128 << 20, "{memory:?}");
-    // The same in the metrics, and for people.
+    // The metrics and the text output have the same figures.
     let metrics = report.section("metrics").lines();
     let reported: u64 = metrics.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
     assert_eq!(reported, total, "{}", report.section("metrics"));
     assert!(report.section("status for people").contains("memory of all maps: alloc "), "{report}");
-    // CPUs share counters where each one's own would be too large, and they count nevertheless.
+    // If per-CPU counters would be too large, CPUs share counters; the sums stay right.
     let counters = status["maps"].as_array().unwrap().iter().find(|map| map["map"] == "CTR").unwrap();
     assert_eq!(counters["capacity"], 10_011 * 8 * 8, "each node's, {counters}");
     let counted =
@@ -281,7 +281,7 @@ fn map_memory_is_bounded() {
         let line = lines.find_map(|line| line.strip_prefix(key)).unwrap();
         line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap()
     };
-    // The program is a larger one here than what is released, so that its own pages do not count.
+    // The program of the tests is larger than the released one, so only anonymous memory is checked.
     assert!(kib("RssAnon:") < 128 << 10, "{}", report.section("daemon"));
     assert_eq!(report.section("exit code"), "0");
 }

@@ -1,5 +1,6 @@
-//! Room is made for a request: a workload that runs, writes and forks goes to another node with all its memory, without a
-//! miss; cancelled, or with the daemon killed, it is where it was.
+//! Rebalancing: a workload that runs, writes memory and forks moves to another node to free capacity for a request, without a
+//! miss. If
+//! the move is cancelled or the daemon is killed, the workload is on its previous node again.
 
 use std::time::Duration;
 
@@ -8,14 +9,14 @@ use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
-/// The one allocation of a section: its name, CPUs and nodes.
+/// Returns name, CPUs and nodes of the only guarantee in a section.
 fn held(report: &ScriptReport, section: &str) -> [String; 3] {
     let view = report.json(section);
     let [held] = view["allocations"].as_array().unwrap().as_slice() else { panic!("{section}: {view}") };
     ["name", "cpus", "nodes"].map(|key| held[key].as_str().unwrap().to_owned())
 }
 
-/// What is promised on a node, in MiB.
+/// Returns the guaranteed memory on a node, in MiB.
 fn promised(report: &ScriptReport, section: &str, node: usize) -> u64 {
     let view = report.json(section);
     let kinds = view["nodes"][node]["memory"].as_array().unwrap();

@@ -1,5 +1,4 @@
-//! What is promised is held against everything that changes it: other writers, a damaged ledger, CPUs and memory that
-//! go.
+//! Guarantees are repaired after changes by other programs, a damaged ledger, and CPUs and memory that go offline.
 
 use std::time::Duration;
 
@@ -9,14 +8,14 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// An allocation, by name.
+/// Returns a guarantee by name.
 fn allocation(report: &ScriptReport, section: &str, name: &str) -> Value {
     let all = report.json(section);
     let found = all["allocations"].as_array().unwrap().iter().find(|held| held["name"] == name).cloned();
     found.unwrap_or_else(|| panic!("{section}: no {name}: {all}"))
 }
 
-/// The first drift of an allocation.
+/// Returns the first drift of a guarantee.
 fn drift(report: &ScriptReport, section: &str, name: &str) -> Value {
     allocation(report, section, name)["drift"][0].clone()
 }
@@ -27,8 +26,8 @@ fn repairs_changed_guarantees() {
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("reconcile.sh"));
 
-    // CAP_DAC_OVERRIDE and CAP_SYS_NICE are left: enough to write what belongs to a user. And CAP_SYS_PTRACE, as the
-    // strategy native holds workloads to budgets.
+    // The daemon keeps CAP_DAC_OVERRIDE and CAP_SYS_NICE, which suffice to write files of a user, and CAP_SYS_PTRACE, because the
+    // strategy `native` enforces budgets.
     assert_eq!(report.section("delegated knobs"), "1\n0\n67108864\n67108864");
     assert!(
         report.section("capabilities").ends_with("0000000000880002"),
@@ -36,7 +35,7 @@ fn repairs_changed_guarantees() {
         report.section("capabilities")
     );
 
-    // What was held before the ledger was damaged is held afterwards, and nothing was written for it.
+    // After the ledger was damaged, the same guarantees hold, and no knob was written for that.
     for name in ["app", "job"] {
         let (before, after) = (allocation(&report, "promised", name), allocation(&report, "rebuilt", name));
         for what in ["cgroup", "target", "cpus", "nodes", "memory", "settings"] {
@@ -44,7 +43,7 @@ fn repairs_changed_guarantees() {
         }
     }
     assert_eq!(report.section("rebuilt process"), "Cpus_allowed_list:\t2-3\nMems_allowed_list:\t1");
-    // After this, the shell says that the daemon was killed.
+    // The following text is the shell's message about the killed daemon.
     assert!(report.section("process").starts_with(report.section("rebuilt process")));
     report.assert_no_writes("rebuilt writes");
     assert_eq!(
@@ -55,7 +54,7 @@ fn repairs_changed_guarantees() {
     assert!(log.contains("a damaged ledger was set aside, and rebuilt from live cgroups"), "{log}");
     assert!(report.section("nothing twice").ends_with("code 125"), "{}", report.section("nothing twice"));
 
-    // Who fights is named, repaired ever more slowly, and left in the end.
+    // A program that keeps writing a knob is named; repairs become rarer, and finally the knob is left alone.
     let writer: u64 = report.section("writer").parse().unwrap();
     for (section, state) in [("fought over", "waiting"), ("left", "left")] {
         let drift = drift(&report, section, "job");
@@ -79,7 +78,7 @@ fn repairs_changed_guarantees() {
     let metrics = report.section("drift metrics");
     assert!(metrics.contains("numaward_drift_total{knob=\"cpuset.cpus\"} 10"), "{metrics}");
 
-    // What is promised is protected, and what is above it is slowed down; then the limit is raised.
+    // Guaranteed memory is protected, and memory above it is throttled until `memory.high` is raised.
     let high = (32 * MIB + (256 - 32) * MIB / 10) / 4096 * 4096;
     let expected = [0, 32 * MIB, high, 256 * MIB].map(|bytes| bytes.to_string());
     assert_eq!(report.section("limits").lines().collect::<Vec<_>>(), expected);
@@ -96,7 +95,7 @@ fn repairs_changed_guarantees() {
         assert!(value.is_some_and(|value: u64| value > 0), "{series}: {metrics}");
     }
 
-    // A write further up is noticed, and who it was.
+    // A write to an ancestor is noticed, with its writer.
     let narrowed = drift(&report, "narrowed", "app");
     assert_eq!(
         (narrowed["knob"].as_str(), narrowed["state"].as_str()),
@@ -104,7 +103,7 @@ fn repairs_changed_guarantees() {
     );
     assert_eq!(narrowed["writer"]["command"], "sh", "{narrowed}");
 
-    // A CPU that goes stays promised, and comes back to whom it was promised.
+    // A guaranteed CPU that goes offline stays reserved for its workload, and is restored when it is online again.
     assert_eq!(allocation(&report, "offline", "app")["missing"]["cpus"], "1");
     assert!(
         report

@@ -1,4 +1,4 @@
-//! Memory alone and parts of CPUs are promised, and what is promised changes while it holds.
+//! Guarantees of memory alone and of fractions of CPUs, and resizes of guarantees in use.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
-/// The knobs of a section, by name.
+/// Returns the knobs of a section, by name.
 fn knobs<'a>(report: &'a ScriptReport, section: &str) -> BTreeMap<&'a str, &'a str> {
     report.section(section).lines().filter_map(|line| line.split_once(' ')).collect()
 }

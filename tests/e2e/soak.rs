@@ -1,4 +1,4 @@
-//! Workloads come and go on a real kernel with all probes, and what the daemon holds does not grow.
+//! Workloads are created and removed on a real kernel with all probes, and the daemon's resources do not grow.
 
 use std::{env, time::Duration};
 
@@ -6,7 +6,7 @@ use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 use serde::Deserialize;
 
-/// Names how many minutes it takes.
+/// Name of the variable with the duration in minutes.
 const MINUTES: &str = "NUMAWARD_SOAK_MINUTES";
 const SAMPLES: u32 = 30;
 
@@ -20,10 +20,10 @@ struct Sample {
     descriptors: f64,
     cgroups: f64,
     series: f64,
-    /// Of all maps of the probes.
+    /// Sum over all maps of the probes.
     entries: f64,
     state_bytes: f64,
-    /// Before and after, in seconds.
+    /// Start and end, in seconds.
     ten_scrapes: [f64; 2],
 }
 
@@ -33,7 +33,7 @@ impl Sample {
     }
 }
 
-/// The middle of what these samples have.
+/// Returns the median of a figure of the samples.
 fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
     let mut all: Vec<_> = samples.iter().map(of).collect();
     all.sort_by(f64::total_cmp);
@@ -55,7 +55,7 @@ fn daemon_resources_do_not_grow() {
     let end = parse(report.section("in the end"));
     assert_eq!(report.section("failures"), "", "{report}");
     assert!(end.commands > f64::from(10 * minutes) && end.others > f64::from(5 * minutes), "{end:?}");
-    // After a while, all that is needed once is there.
+    // Skips the first samples: caches and pools have to fill first.
     let (early, late) =
         (&samples[samples.len() / 5..samples.len() * 2 / 5], &samples[samples.len() * 4 / 5..]);
     for (name, more, of) in [
@@ -65,14 +65,15 @@ fn daemon_resources_do_not_grow() {
         ("series", 1.2, |sample| sample.series),
         ("entries of maps", 1.2, |sample| sample.entries),
         ("the ledger", 1.1, |sample| sample.state_bytes),
-        // Emulated, on a host that may be busy.
+        // The duration is measured in an emulated machine on a host that may be busy.
         ("ten scrapes, in seconds", 2.0, Sample::scrapes),
     ] {
         let (early, late) = (median(early, of), median(late, of));
         eprintln!("{name}: {early} early, {late} late");
         assert!(late <= early * more, "{name}: {early} early, {late} late\n{report}");
     }
-    // How many there are depends on who is connected: nobody in the end, so that there are no more than there ever were.
+    // The number of descriptors depends on the connected clients. At the end none is connected, so the number must be the
+    // smallest.
     let least = early.iter().map(|sample| sample.descriptors).fold(f64::INFINITY, f64::min);
     eprintln!("descriptors: {least} early at least, {} in the end", end.descriptors);
     assert!(end.descriptors <= least, "descriptors: {least} early, {} in the end\n{report}", end.descriptors);

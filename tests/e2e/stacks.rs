@@ -1,4 +1,4 @@
-//! Call chains: the function that allocates on another node is named, and none where nothing is remote.
+//! Call chains: names the function that allocates on another node, and none if all allocations are local.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -7,19 +7,19 @@ use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
-/// Builds the load, with frame pointers and without a library to look for.
+/// Builds the load with frame pointers, statically linked.
 fn build(folder: &Path) -> String {
     let program = folder.join("fills");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/stacks.c");
     let mut compiler = Command::new("cc");
-    // Optimised, a function that calls nothing would have no frame.
+    // With optimization, a leaf function would have no frame.
     compiler.args(["-O0", "-static", "-fno-omit-frame-pointer", "-o"]);
     let status = compiler.arg(&program).arg(source).status().unwrap();
     assert!(status.success(), "{status}");
     program.to_str().unwrap().to_owned()
 }
 
-/// The lines of folded stacks: frames, and bytes.
+/// Returns the lines of folded stacks: frames and bytes.
 fn folded<'a>(report: &'a ScriptReport, section: &str) -> Vec<(&'a str, u64)> {
     let lines = report.section(section).lines().filter(|line| !line.is_empty());
     let parsed = lines.map(|line| {
@@ -47,7 +47,7 @@ fn names_function_of_remote_pages() {
 
     let remote = folded(&report, "remote");
     let filled = bytes_with(&remote, ";main;outer_caller;fill_pages;");
-    // Each CPU keeps back what is less than a sample.
+    // Each CPU retains less than one sample.
     assert!((31 * MIB..=33 * MIB).contains(&filled), "{filled} bytes: {report}");
     let faults = bytes_with(&remote, "fill_pages;asm_exc_page_fault_[k];");
     assert!(faults >= 31 * MIB, "{faults} bytes: {report}");
@@ -57,7 +57,7 @@ fn names_function_of_remote_pages() {
     assert_eq!(json["lost"], 0, "{report}");
     assert_eq!(json["stacks"][0]["node"], 1, "{report}");
 
-    // What libraries and the shell did before is remote too; of the load itself nothing is.
+    // Libraries and the shell allocated remotely before; the load itself did not.
     let counted = report.samples("counted", "numaward_memory_allocated_bytes_total");
     let labels = "workload=\"local\",numa_node=\"0\",locality=\"local\"";
     assert!(counted[labels] >= 31.0 * f64::from(1 << 20), "{counted:#?}");
@@ -65,7 +65,7 @@ fn names_function_of_remote_pages() {
     assert_eq!(bytes_with(&local, "fill_pages"), 0, "{report}");
     assert!(local.iter().map(|(_, bytes)| bytes).sum::<u64>() < MIB, "{report}");
 
-    // A large piece of the C library's heap is a mapping of its own.
+    // The C library maps a large allocation separately.
     let regions = report.json("regions as JSON");
     let all = regions["regions"].as_array().unwrap();
     let anonymous = all.iter().find(|region| region["name"] == "[anonymous]").unwrap();
@@ -79,7 +79,7 @@ fn names_function_of_remote_pages() {
     assert!(report.section("nobody").contains("there is no workload named \"nobody\""), "{report}");
     let accesses = folded(&report, "accesses");
     assert!(bytes_with(&accesses, "main;use_pages") > 0, "{report}");
-    // Its process is gone, and with it the names.
+    // Without the process, the names are not available.
     let ended = report.section("ended");
     assert!(ended.contains("[ended]") && !ended.contains("fill_pages"), "{report}");
 }

@@ -1,4 +1,4 @@
-//! Guarantees for units, where systemd is the first process: it keeps what it was given, whatever restarts.
+//! Guarantees for units on a host with systemd: they hold through reloads and restarts of the unit, of systemd and of the daemon.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::deploy::checkout;
 
 const MIB: u64 = 1 << 20;
 
-/// Asserts what a unit's process and cgroup have.
+/// Asserts the settings of a unit's process and cgroup.
 fn assert_pins(report: &ScriptReport, section: &str, expected: &[&str]) {
     let found: Vec<_> = report.section(section).lines().collect();
     assert_eq!(found[..expected.len().min(found.len())], *expected, "{section}:\n{report}");
 }
 
-/// Who has no exclusive CPUs keeps off them, by properties of its unit or slice, and gets back what it had.
+/// Units and slices without exclusive CPUs are confined by properties, and restored afterwards.
 fn assert_herd(report: &ScriptReport) {
     let lines = |section: &str| report.section(section).lines().map(str::to_owned).collect::<Vec<_>>();
     let free = ["load [] 0-3", "other [] 0-3", "exempt [] 0-3", "batched [] 0-3", "batch.slice []"];
@@ -40,8 +40,9 @@ fn assert_herd(report: &ScriptReport) {
     }
 }
 
-/// Boots with the packaged unit, as it is and then with the drop-in of a page of the book, `docs/PAGE.md`. `script` says what is
-/// looked at, see `unit_with_drop_in.sh`.
+/// Boots with the packaged unit, first as it is and then with the drop-in of the page `docs/PAGE.md`. `script` defines the
+/// variables
+/// and functions that `unit_with_drop_in.sh` needs.
 pub(crate) fn boot_unit(vm: Vm, page: &str, script: &str) -> ScriptReport {
     let text = std::fs::read_to_string(checkout(&format!("docs/{page}.md"))).unwrap();
     let (_, rest) = text.split_once("```ini\n").unwrap();
@@ -71,7 +72,7 @@ fn unit_keeps_pins_after_restart() {
     }
     assert_eq!(report.section("held").lines().last(), Some(bytes.as_str()), "the slice protects its unit");
 
-    // The restarted unit has another cgroup: the daemon follows it, and so do the probes.
+    // The restarted unit has a new cgroup; the daemon and the probes follow it.
     assert_eq!(report.section("restarted policy"), "interleave:1");
     let load = report.json("restarted load");
     assert_eq!(load["pages_by_node"]["1"], 32 * MIB / 4096, "{load}");

@@ -1,5 +1,6 @@
-//! A machine whose firmware says that one node is slow: the kernel demotes what nobody uses to it, and promotes what is used.
-//! What is promised stays in fast memory, and a request for slow memory is placed there.
+//! A machine whose firmware reports a slow node: the kernel demotes unused pages to it, and promotes used pages. Guaranteed
+//! memory stays
+//! in fast memory, and a request for slow memory is placed on the slow node.
 
 use std::time::Duration;
 
@@ -8,11 +9,11 @@ use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 const SLOW: &str = "2";
-/// The test runs on x86-64 alone.
+/// The test runs on x86-64 only.
 const PAGE: u64 = 4096;
 const KEPT: &str = "numaward/kept";
 
-/// The value of a series of a section with metrics.
+/// Returns the value of a series in a section with metrics.
 fn value(report: &ScriptReport, section: &str, family: &str, labels: &str) -> u64 {
     let begins = format!("{family}{{{labels}}} ");
     let line = report.section(section).lines().find_map(|line| line.strip_prefix(&*begins));

@@ -1,11 +1,11 @@
-//! Who removes numaward gets back every knob of every cgroup, also after the daemon was killed.
+//! After numaward is removed, every knob of every cgroup has its original value, also if the daemon was killed.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use numaward_vm::GuestTopology;
 
-/// What each knob of each cgroup holds.
+/// Returns the value of each knob of each cgroup.
 fn tree(report: &ScriptReport, name: &str) -> BTreeMap<String, String> {
     let knobs = report.section(name).lines().map(|line| line.split_once('=').unwrap());
     knobs.map(|(knob, value)| (knob.to_owned(), value.to_owned())).collect()
@@ -40,7 +40,7 @@ fn restores_every_knob() {
     assert!(refused.contains("has the ledger open") && refused.contains("stop it first"), "{refused}");
 
     let mut after = tree(&report, "after");
-    // The kernel does not take an empty set back while tasks run there: all CPUs and all nodes stand for it.
+    // The kernel does not accept an empty set for a cgroup with processes; all CPUs and all nodes have the same effect.
     for (knob, value) in &mut after {
         let all = [("/cpuset.cpus", "0-7"), ("/cpuset.mems", "0-1")];
         let is_all = all.iter().any(|(name, all)| knob.ends_with(name) && value == all);

@@ -1,5 +1,6 @@
-//! `enforcement.interleaveWeights`: the kernel has the weights that follow from the firmware's bandwidths, pages are spread by
-//! them, and what was found comes back.
+//! `enforcement.interleaveWeights`: the kernel's weights follow from the bandwidths that the firmware reports, pages are
+//! distributed
+//! accordingly, and the original weights are restored.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 /// Pages of 128 MiB.
 const PAGES: u64 = 128 << 8;
 
-/// Numbers of a line. The shell may say below that the daemon was killed.
+/// Returns the numbers of the first line. The next line may be the shell's message about the killed daemon.
 fn numbers(report: &ScriptReport, section: &str) -> [u64; 2] {
     let line = report.section(section).lines().next().unwrap_or_default();
     let numbers: Vec<u64> = line.split_whitespace().map(|number| number.parse().unwrap()).collect();
@@ -30,7 +31,7 @@ fn spreads_pages_by_bandwidth() {
     let [found, other] = numbers(&report, "before");
     assert_eq!(other, 2, "{report}");
     let held = numbers(&report, "held");
-    // 32 in all, rounded, and as small as possible.
+    // The sum is 32 before rounding, and the weights are as small as possible.
     let [first, second] = [fast, slow].map(|of| ((64 * of + fast + slow) / (2 * (fast + slow))).max(1));
     assert_eq!(held[0] * second, held[1] * first, "{report}");
     assert!((2..=held[1]).all(|by| !(held[0].is_multiple_of(by) && held[1].is_multiple_of(by))), "{report}");
