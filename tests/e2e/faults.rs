@@ -72,7 +72,7 @@ fn host_faults_end_in_known_state() {
     assert_eq!(names(&report, "lost allocations"), ["fought", "held"]);
 }
 
-/// A knob is left to the process that keeps writing it, and allocations outside the guarantee are counted.
+/// Two knobs are left to the process that keeps writing them, and allocations outside the guarantee are counted.
 fn fight(report: &ScriptReport) {
     let promised = &report.json("fought")["nodes"];
     let elsewhere: u32 = report.section("elsewhere").parse().unwrap();

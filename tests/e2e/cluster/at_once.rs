@@ -1,7 +1,6 @@
-//! A hundred pods that are made, and deleted, at the same time: pods that are promised CPUs have them, nobody else is on them, and
-//! all is given back.
+//! A hundred pods are created and deleted at the same time: Guaranteed pods have exclusive CPUs, and all guarantees are released.
 //!
-//! The machine has far more to do than it can: each wait goes on as long as something happens.
+//! The machine is overloaded, so each wait continues as long as there is progress.
 
 use std::{
     collections::BTreeMap,
@@ -17,12 +16,12 @@ use super::{
 };
 use crate::containerd::{nodes, numbers};
 
-/// As many as there are CPUs to give, of which each wants one.
+/// Number of pods with an exclusive CPU: as many as there are such CPUs.
 const ALONE: usize = 5;
-/// How often it is looked whether something has happened.
+/// Interval between two checks for progress.
 const PACE: Duration = Duration::from_secs(10);
 
-/// As many pods as `NUMAWARD_PODS` says, or a hundred.
+/// `NUMAWARD_PODS` sets another number of pods.
 #[test]
 fn hundred_pods_come_and_go_at_once() {
     let count: usize = env::var("NUMAWARD_PODS").map_or(100, |count| count.parse().unwrap());
@@ -76,7 +75,7 @@ impl Cluster {
         all["items"].as_array().cloned().ok_or_else(|| all.to_string())
     }
 
-    /// Waits until a number is zero, which may take as long as it likes while the number changes.
+    /// Waits until a count is zero, without a time limit as long as the count changes.
     fn wait_while_it_changes(&self, what: &str, count: impl Fn(&Self) -> Result<usize, String>) {
         let (mut last, mut changed) = (usize::MAX, Instant::now());
         while last > 0 {
@@ -92,8 +91,9 @@ impl Cluster {
         }
     }
 
-    /// Where the first container of each pod may run, and where its memory may be, by the pod's name: of all at once, since the
-    /// machine takes seconds to look through as many cgroups.
+    /// Returns the effective CPUs and nodes of the first container of each pod, by pod name. Reads all cgroups with one command,
+    /// because
+    /// this takes seconds in the machine.
     fn places(&self) -> Result<BTreeMap<String, Place>, String> {
         let names = "-name cpuset.cpus.effective -o -name cpuset.mems.effective";
         let found =

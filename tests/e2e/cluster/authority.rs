@@ -1,4 +1,4 @@
-//! Who is who in a cluster: certificates, and the kubeconfigs that name them.
+//! Identities in a cluster: certificates, and the kubeconfigs that contain them.
 
 use std::{
     fs,
@@ -8,17 +8,17 @@ use std::{
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
-/// The certificate of the authority.
+/// File name of the authority's certificate.
 pub(super) const CA: &str = "ca.pem";
 
-/// What signs all certificates of a cluster, into one folder.
+/// A certificate authority that writes all certificates of a cluster into one folder.
 pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     folder: PathBuf,
 }
 
 impl Authority {
-    /// A new one, with its own certificate in the folder.
+    /// Creates an authority and writes its own certificate.
     pub(super) fn new(folder: &Path) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "numaward-tests");
@@ -28,7 +28,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), folder: folder.to_owned() }
     }
 
-    /// Makes `NAME.pem` and `NAME-key.pem` for a user of a group, who serves under these host names and addresses.
+    /// Writes `NAME.pem` and `NAME-key.pem` for a user of a group. A server certificate also has host names and addresses.
     pub(super) fn sign(&self, name: &str, user: &str, group: Option<&str>, hosts: &[&str]) {
         let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
         let mut params = CertificateParams::new(hosts).unwrap();
@@ -41,7 +41,7 @@ impl Authority {
             .unwrap();
     }
 
-    /// Makes a key without a certificate: `NAME-key.pem`, and its public half `NAME.pem`.
+    /// Writes a key pair without a certificate: `NAME-key.pem`, and the public key `NAME.pem`.
     pub(super) fn key_pair(&self, name: &str) {
         let public = self.key(name).public_key_pem();
         fs::write(self.folder.join(certificate(name)), public).unwrap();
@@ -54,17 +54,17 @@ impl Authority {
     }
 }
 
-/// The file of a certificate.
+/// Returns the file name of a certificate.
 pub(super) fn certificate(name: &str) -> String {
     format!("{name}.pem")
 }
 
-/// The file of a key.
+/// Returns the file name of a key.
 pub(super) fn key(name: &str) -> String {
     format!("{name}-key.pem")
 }
 
-/// What lets the user of a certificate in `folder` reach a server.
+/// Returns a kubeconfig that refers to the certificate and key in `folder`.
 pub(super) fn kubeconfig(server: &str, folder: &str, name: &str) -> Value {
     let file = |name: &str| format!("{folder}/{name}");
     let user = json!({ "client-certificate": file(&certificate(name)), "client-key": file(&key(name)) });

@@ -1,5 +1,6 @@
-//! The control plane, as processes of this host: under emulation it would take minutes. All of it listens on the
-//! loopback interface alone, and ends with the test, however that ends.
+//! The control plane runs as processes of this host, because emulation would take minutes. All its ports are on the loopback
+//! interface,
+//! and its processes end with the test, even if the test is killed.
 
 use std::{
     cell::RefCell,
@@ -12,14 +13,14 @@ use std::{
 
 use super::authority::{Authority, CA, certificate, key, kubeconfig};
 
-/// Where pods and the kubelet find the API server: the first of the addresses of services.
+/// Address of the API server for pods and the kubelet: the first address of the service network.
 pub(super) const SERVICE_ADDRESS: &str = "10.0.2.1";
-/// The network of the machine is that of services too: then neither kube-proxy nor iptables is needed.
+/// The service network is the network of the machine, so neither kube-proxy nor iptables is needed.
 const SERVICES: &str = "10.0.2.0/24";
-/// Here nothing is ever at, but an address has to be given.
+/// An unused address: the API server requires one.
 const ADVERTISED: &str = "10.0.2.99";
 
-/// A program that runs, with its output in a file. It is killed when the value is dropped.
+/// A running program with its output in a file. Dropping the value kills the program.
 struct Process {
     name: String,
     child: RefCell<Child>,
@@ -28,7 +29,7 @@ struct Process {
 impl Process {
     fn start<A: AsRef<OsStr>>(program: &Path, arguments: &[A], log: &Path) -> Self {
         let log = File::options().create(true).append(true).open(log).unwrap();
-        // When this process dies, however it dies, so does the program.
+        // The kernel kills the program when the thread of this process that started it ends.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program)
@@ -49,7 +50,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let child = self.child.get_mut();
         let _ = child.kill();
         let _ = child.wait();
@@ -59,7 +60,7 @@ impl Drop for Process {
 /// etcd, the API server, the controller manager and the scheduler.
 pub(super) struct ControlPlane {
     folder: PathBuf,
-    /// Of the programs.
+    /// Folder of the programs.
     programs: PathBuf,
     port: u16,
     etcd_url: String,
@@ -72,7 +73,7 @@ const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-
 /// The program of a node.
 pub(super) const KUBELET: &str = "kubelet";
 
-/// Links or unpacks the programs of a release, each as it is or as `.xz`.
+/// Links or unpacks the programs of a release; each is a plain file or has the suffix `.xz`.
 pub(super) fn unpack(release: &Path, into: &Path) {
     for name in PROGRAMS.into_iter().chain([KUBELET]) {
         let (plain, packed) = (release.join(name), release.join(format!("{name}.xz")));
@@ -90,15 +91,14 @@ pub(super) fn unpack(release: &Path, into: &Path) {
     }
 }
 
-/// Ports of this host that nobody listens on now.
+/// Returns ports of this host that are free at the moment.
 pub(super) fn free_ports<const N: usize>() -> [u16; N] {
     let listeners = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
 impl ControlPlane {
-    /// Starts etcd and, with the programs unpacked in `programs`, the API server. All files go into `folder`, where the
-    /// authority signs.
+    /// Starts etcd, and the API server from the folder `programs`. All files go into `folder`, with the certificates.
     pub(super) fn start(programs: &Path, etcd: &Path, folder: &Path, authority: &Authority) -> Self {
         let hosts = ["kubernetes.default.svc", "localhost", "127.0.0.1", SERVICE_ADDRESS];
         authority.sign("apiserver", "kube-apiserver", None, &hosts);
@@ -112,7 +112,7 @@ impl ControlPlane {
         let etcd = Process::start(
             etcd,
             &[
-                // What it holds need not outlive the host.
+                // The data need not outlive the host.
                 "--unsafe-no-fsync".to_owned(),
                 format!("--data-dir={}", folder.join("etcd").display()),
                 format!("--listen-client-urls={etcd_url}"),
@@ -139,7 +139,7 @@ impl ControlPlane {
         plane
     }
 
-    /// Starts the controller manager and the scheduler, for which the API server has to be ready.
+    /// Starts the controller manager and the scheduler. The API server has to be ready.
     pub(super) fn complete(&mut self) {
         let manager = self.start_client(
             "controller-manager",
@@ -147,7 +147,7 @@ impl ControlPlane {
                 format!("--root-ca-file={}", self.file(CA)),
                 format!("--service-account-private-key-file={}", self.file(&key("service-accounts"))),
                 "--use-service-account-credentials".to_owned(),
-                // A node under emulation, or one whose kubelet is being restarted, is slow, not gone.
+                // A node under emulation, or with a restarting kubelet, is slow, but it is not lost.
                 "--node-monitor-grace-period=10m".to_owned(),
             ],
         );
@@ -155,23 +155,23 @@ impl ControlPlane {
         self.others.extend([manager, scheduler]);
     }
 
-    /// A part that has ended although nobody stopped it.
+    /// Returns the name of a part that ended unexpectedly.
     pub(super) fn ended(&self) -> Option<&str> {
         let mut parts = self.others.iter().chain(&self.api_server);
         parts.find(|part| part.has_ended()).map(|part| part.name.as_str())
     }
 
-    /// The port of the API server on the loopback interface.
+    /// Returns the port of the API server on the loopback interface.
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 
-    /// The file with which a user reaches the API server.
+    /// Returns the path of a user's kubeconfig.
     pub(super) fn kubeconfig(&self, user: &str) -> PathBuf {
         self.folder.join(format!("{user}.kubeconfig"))
     }
 
-    /// Starts the API server, at first or after [`Self::stop_api_server`].
+    /// Starts the API server: the first time, or again after [`Self::stop_api_server`].
     pub(super) fn start_api_server(&mut self) {
         let [public, private] = [certificate, key].map(|half| self.file(&half("service-accounts")));
         let arguments = [
@@ -204,7 +204,7 @@ impl ControlPlane {
         let mut arguments = vec![
             format!("--kubeconfig={}", self.kubeconfig(user).display()),
             "--leader-elect=false".to_owned(),
-            // Nobody asks it anything.
+            // The port is not used.
             "--secure-port=0".to_owned(),
         ];
         arguments.extend_from_slice(more);

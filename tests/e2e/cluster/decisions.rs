@@ -1,7 +1,7 @@
-//! What the real kubelet decides, as conformance vectors: under each topology policy and scope pods come and go, and each
-//! answer and the state files after it are recorded. The strategy `kubelet` has to repeat them.
+//! Records the decisions of the real kubelet as conformance vectors: under each topology policy and scope, pods are created and
+//! deleted, and each decision is recorded with the state files. The strategy `kubelet` has to repeat the decisions.
 //!
-//! numaward does not run here. Pods name their node, so that the scheduler keeps none away that the kubelet would refuse.
+//! numaward does not run here. Pods name their node, because the scheduler would hold back pods that the kubelet refuses.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, process::Command};
 
@@ -10,28 +10,28 @@ use serde_json::{Value, json};
 use super::{Cluster, ROLLOUT, condition, container, node, pod};
 use crate::{containerd::nodes, deploy::checkout};
 
-/// Nodes of unlike size, the first with what the machine itself needs.
+/// CPUs and memory of the nodes. Node 0 has additional memory for the system.
 const MACHINE: (&str, &str) = ("2,2,2,2", "1536M,512M,512M,640M");
 const NODES: usize = 4;
-/// What the vectors of a cluster say about themselves.
+/// The field `note` of the vectors from a cluster.
 pub(super) const NOTE: &str =
     "a real cluster; state is recorded after admissions only: a timer of the kubelet removes what is stale";
-/// What is recorded of each answer.
+/// Fields that are recorded and compared for each decision.
 pub(super) const COMPARED: [&str; 6] =
     ["admitted", "reason", "message", "state", "machine_state", "default_cpuset"];
 const RESERVED_CPUS: &str = "0";
-/// Of node 0, in MiB: `kubeReserved` and `evictionHard` together.
+/// Reserved memory on node 0, in MiB: the sum of `kubeReserved` and `evictionHard`.
 const RESERVED_MIB: u64 = 192 + EVICTION_MIB;
 const EVICTION_MIB: u64 = 64;
 const POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
 const SCOPES: [&str; 2] = ["container", "pod"];
-/// Pods that are asked for under each.
+/// Number of pods that are created under each policy and scope.
 const PODS: u32 = 12;
-/// CPUs that pods may have together; more is refused before the managers are asked.
+/// Sum of CPUs of all pods. A larger sum would be refused before the managers decide.
 const MAX_CPUS: u32 = 7;
 const MAX_MIB: u32 = 2600;
 
-/// Numbers that are the same in each run (Marsaglia's xorshift).
+/// A deterministic random number generator (Marsaglia's xorshift).
 struct Numbers(u32);
 
 impl Numbers {
@@ -43,7 +43,7 @@ impl Numbers {
     }
 }
 
-/// A container: its CPUs in thousandths, and its memory in MiB.
+/// Resources of a container: CPUs in thousandths, and memory in MiB.
 #[derive(Clone, Copy)]
 struct Wants {
     millis: u32,
@@ -61,7 +61,7 @@ impl Wants {
     }
 }
 
-/// A pod that may come.
+/// A pod that can be created.
 struct Candidate {
     name: String,
     init: Option<Wants>,
@@ -81,7 +81,7 @@ impl Candidate {
         Self { name, init, sidecar, containers }
     }
 
-    /// What it takes of the node, as the scheduler would count it: CPUs in thousandths, and MiB.
+    /// Returns the pod's effective request, as the scheduler computes it: CPUs in thousandths, and MiB.
     fn sum(&self) -> (u32, u32) {
         let add = |of: fn(&Wants) -> u32| {
             let together: u32 = self.containers.iter().map(of).sum();
@@ -90,7 +90,7 @@ impl Candidate {
         (add(|of| of.millis), add(|of| of.mib))
     }
 
-    /// As the vectors have it.
+    /// Returns the pod in the format of the vectors.
     fn vector(&self) -> Value {
         let entry = |name: String, of: Wants, policy: Option<&str>| {
             let mut entry = json!({ "name": name, "resources": of.resources() });
@@ -150,7 +150,7 @@ fn repeats_kubelet_decisions() {
     cluster.step("repeated");
 }
 
-/// Writes vectors, one a line.
+/// Writes vectors, one per line.
 pub(super) fn write(folder: &Path, name: &str, vectors: &[Value]) {
     fs::create_dir_all(folder).unwrap();
     let mut text = "[\n".to_owned();
@@ -161,7 +161,7 @@ pub(super) fn write(folder: &Path, name: &str, vectors: &[Value]) {
     fs::write(folder.join(name), text + "]\n").unwrap();
 }
 
-/// `deploy/overlays/observe` beside this kubelet shows what it promised.
+/// `deploy/overlays/observe` beside this kubelet reports the kubelet's guarantees.
 fn are_observed(cluster: &Cluster) {
     cluster.kubectl.must(&[
         "apply",
@@ -199,8 +199,8 @@ fn are_observed(cluster: &Cluster) {
     is_seen_where_it_is_broken(cluster, &promised);
 }
 
-/// A pod's container is moved to a node that the kubelet did not promise it, and touches memory there: numaward counts that
-/// as missed, and writes nothing.
+/// A container is moved to a node outside its guarantee and allocates memory there: numaward counts the misses, and writes no
+/// knob.
 fn is_seen_where_it_is_broken(cluster: &Cluster, promised: &Value) {
     let nodes = promised["memory"]["entries"]["seen"]["c0"][0][1].as_array().unwrap();
     let other = (0..NODES).find(|node| !nodes.contains(&json!(node))).unwrap();
@@ -221,7 +221,7 @@ fn is_seen_where_it_is_broken(cluster: &Cluster, promised: &Value) {
     cluster.step("numaward shows a promise that is broken");
 }
 
-/// `cargo xtask conformance DIR` decides the same.
+/// Asserts that `cargo xtask conformance DIR` repeats the recorded decisions.
 pub(super) fn replay(folder: &Path) {
     let mut command = Command::new(env!("CARGO"));
     command.args(["xtask", "conformance"]).arg(folder).current_dir(checkout(""));
@@ -230,7 +230,7 @@ pub(super) fn replay(folder: &Path) {
     assert!(output.status.success(), "{}{}", text[0], text[1]);
 }
 
-/// The machine as the vectors have it.
+/// Returns the machine in the format of the vectors.
 pub(super) fn machine(cluster: &Cluster) -> Value {
     let lines = cluster.node.run(
         "cd /sys/devices/system
@@ -245,7 +245,7 @@ pub(super) fn machine(cluster: &Cluster) -> Value {
     );
     let lines = lines.unwrap();
     let mut nodes: BTreeMap<u64, Value> = BTreeMap::new();
-    // Of a core, the kubelet sees the cache of the first CPU; emulated siblings have each one to themselves.
+    // The kubelet uses the cache of a core's first CPU; the emulator reports a separate cache for each sibling.
     let mut caches = BTreeMap::new();
     for line in lines.lines() {
         let (kind, rest) = line.split_once(' ').unwrap();
@@ -261,7 +261,7 @@ pub(super) fn machine(cluster: &Cluster) -> Value {
                 });
                 nodes.insert(*id, node);
             }
-            // Reserved are none.
+            // No hugepages are reserved.
             ("pages", [node, sizes @ ..]) => {
                 let name = |size: &u64| if *size == 2048 { "2Mi" } else { "1Gi" }.to_owned();
                 let pools = sizes.iter().map(|size| (name(size), json!(0)));
@@ -279,7 +279,7 @@ pub(super) fn machine(cluster: &Cluster) -> Value {
     json!({ "nodes": nodes.into_values().collect::<Vec<_>>() })
 }
 
-/// Starts the kubelet under a policy without any state, lets pods come and go, and gives the scenario.
+/// Starts the kubelet under a policy without state files, creates and deletes pods, and returns the scenario.
 fn record(cluster: &Cluster, machine: &Value, policy: &str, scope: &str, mut numbers: Numbers) -> Value {
     configure(cluster, policy, scope, "7", &json!({}));
     let files = state(cluster).unwrap();
@@ -318,7 +318,7 @@ fn record(cluster: &Cluster, machine: &Value, policy: &str, scope: &str, mut num
     })
 }
 
-/// The kubelet's configuration, changed in these fields, as the vectors have it.
+/// Returns the kubelet's configuration with these changes, in the format of the vectors.
 pub(super) fn config(policy: &str, scope: &str, change: &Value) -> Value {
     let mut config = json!({
         "kubelet_version": "1.36",
@@ -343,14 +343,15 @@ pub(super) fn config(policy: &str, scope: &str, change: &Value) -> Value {
     config
 }
 
-/// Whether the node has room for so much beside these.
+/// Returns true if the node has capacity for this request in addition to these pods.
 fn fits(running: &[Candidate], millis: u32, mib: u32) -> bool {
     let used = running.iter().map(Candidate::sum);
     let used = used.fold((millis, mib), |sum, of| (sum.0 + of.0, sum.1 + of.1));
     used.0 <= 1000 * MAX_CPUS && used.1 <= MAX_MIB
 }
 
-/// Has the kubelet begin anew under a policy, with so many CPUs for pods, and these fields of its configuration changed.
+/// Restarts the kubelet without state files under a policy, with this number of CPUs for pods, and with these changes of its
+/// configuration.
 pub(super) fn configure(cluster: &Cluster, policy: &str, scope: &str, cpus: &str, change: &Value) {
     let mut fields = json!({
         "cpuManagerPolicy": "static",
@@ -360,7 +361,7 @@ pub(super) fn configure(cluster: &Cluster, policy: &str, scope: &str, cpus: &str
         "reservedSystemCPUs": RESERVED_CPUS,
         "kubeReserved": { "memory": format!("{}Mi", RESERVED_MIB - EVICTION_MIB) },
         "reservedMemory": [{ "numaNode": 0, "limits": { "memory": format!("{RESERVED_MIB}Mi") } }],
-        // For metrics.
+        // Serves the metrics.
         "readOnlyPort": 10255,
     });
     for (field, value) in change.as_object().into_iter().flatten() {
@@ -384,7 +385,7 @@ pub(super) fn configure(cluster: &Cluster, policy: &str, scope: &str, cpus: &str
     });
 }
 
-/// The state files of the CPU manager and the memory manager.
+/// Returns the parsed state files of the CPU manager and the memory manager.
 pub(super) fn state(cluster: &Cluster) -> Result<(Value, Value), String> {
     let (cpus, memory) = &files(cluster)?;
     let read = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| format!("{error}: {text}"));
@@ -395,7 +396,7 @@ pub(super) fn state(cluster: &Cluster) -> Result<(Value, Value), String> {
     Ok((cpus, memory))
 }
 
-/// The state files as they are.
+/// Returns the unparsed state files.
 pub(super) fn files(cluster: &Cluster) -> Result<(String, String), String> {
     let text = cluster
         .node
@@ -404,7 +405,7 @@ pub(super) fn files(cluster: &Cluster) -> Result<(String, String), String> {
     Ok((cpus.to_owned(), memory.to_owned()))
 }
 
-/// Makes a pod and waits for what the kubelet says; whether it was admitted.
+/// Creates a pod and waits for the kubelet's decision. Returns the decision as a vector, and true if the pod was admitted.
 pub(super) fn admit(
     cluster: &Cluster,
     name: &str,
@@ -430,7 +431,7 @@ pub(super) fn admit(
     (json!({ "admitted": false, "reason": status["reason"], "message": message }), false)
 }
 
-/// State files in the form of the vectors, with the names of pods for their UIDs.
+/// Returns the state files in the format of the vectors, with the names of pods in place of their UIDs.
 fn as_vector((cpus, memory): &(Value, Value), names: &BTreeMap<String, String>) -> Value {
     let by_pod = |entries: &Value, value: &dyn Fn(&Value) -> Value| -> Value {
         let entries = entries.as_object().into_iter().flatten();
@@ -465,7 +466,7 @@ fn as_vector((cpus, memory): &(Value, Value), names: &BTreeMap<String, String>) 
         "memory": { "numa": Value::Object(nodes.collect()), "entries": by_pod(&memory["entries"], &blocks) },
         "cpu": { "default": cpus["defaultCpuSet"], "entries": by_pod(&cpus["entries"], &Value::clone) },
     });
-    // What pods have as a whole.
+    // Pod-level resources.
     let of_uid = |uid: &String| names.get(uid).unwrap_or(uid).clone();
     if let Some(pods) = memory["podEntries"].as_object() {
         let pods = pods.iter().map(|(uid, of)| (of_uid(uid), blocks(&of["memoryBlocks"])));

@@ -1,5 +1,6 @@
-//! `deploy/components/evict-unpinned`: a pod that was started without numaward, and for whose claim there is no room, is
-//! evicted through the API server, which asks the disruption budgets first.
+//! `deploy/components/evict-unpinned`: a pod that started without numaward, and whose claim cannot be satisfied any more, is
+//! evicted
+//! through the API server, which respects disruption budgets.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 
@@ -8,13 +9,13 @@ use serde_json::json;
 use super::{Cluster, RESTRICTED, ROLLOUT, component_overlay, condition, container, guaranteed};
 use crate::containerd::nodes;
 
-/// CPU 0 is never exclusive, so three CPUs are on node 1 alone, and once.
+/// CPU 0 is never exclusive, so only node 1 has three exclusive CPUs, and only for one pod.
 const MACHINE: (&str, &str) = ("3,4", "2560M,1536M");
 const WANTED: usize = 3;
-/// A pod is evicted when it has been without its claim for 30 s.
+/// Time until an eviction is certain: a pod is evicted after 30 s without its claim.
 const EVICTED_BY_THEN: Duration = Duration::from_mins(1);
 
-/// What runs of the two: the UID of each pod, and its CPUs; none for one that does not run yet.
+/// UIDs of the running pods with their CPUs; `None` for a pod that has not started yet.
 type Running = Vec<(String, Option<BTreeSet<u64>>)>;
 
 #[test]
@@ -58,7 +59,7 @@ fn evicts_pods_without_their_claim() {
         }
     });
     cluster.step("one pod has its claim");
-    // The budget comes first.
+    // A disruption budget forbids the eviction.
     thread::sleep(EVICTED_BY_THEN);
     cluster.wait_for("the pod was to be evicted", || events(&cluster, "NumaPlacementEviction"));
     let uids = |running: Running| running.into_iter().map(|(uid, _)| uid).collect::<BTreeSet<_>>();
@@ -94,7 +95,7 @@ fn is_installed(cluster: &Cluster) {
     kubectl.must(&ROLLOUT);
 }
 
-/// The pods that are not about to end.
+/// Returns the pods that are not being deleted.
 fn running(cluster: &Cluster) -> Result<Running, String> {
     let pods = cluster.kubectl.json(&["get", "pods", "--selector=app=pair"])?;
     let pods = pods["items"].as_array().into_iter().flatten();
@@ -108,7 +109,7 @@ fn running(cluster: &Cluster) -> Result<Running, String> {
     of_pod.collect()
 }
 
-/// Whether there are events with a reason.
+/// Returns `Ok` if there are events with this reason.
 fn events(cluster: &Cluster, reason: &str) -> Result<(), String> {
     let found = cluster.kubectl.json(&["get", "events", &format!("--field-selector=reason={reason}")])?;
     match found["items"].as_array() {

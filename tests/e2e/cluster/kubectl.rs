@@ -1,4 +1,4 @@
-//! Asking a cluster.
+//! A client of the cluster that runs kubectl.
 
 use std::{
     io::Write as _,
@@ -8,14 +8,14 @@ use std::{
 
 use serde_json::Value;
 
-/// Longer than any command is asked to wait, as `timeout` reads it.
+/// Limit of a command in the format of `timeout`: longer than any wait of a command.
 const PATIENCE: &str = "15m";
 
-/// The client of a cluster, as its administrator.
+/// kubectl with the administrator's kubeconfig.
 pub(super) struct Kubectl {
     program: PathBuf,
     kubeconfig: PathBuf,
-    /// What it remembers of the API.
+    /// Folder of the discovery cache.
     cache: PathBuf,
 }
 
@@ -24,29 +24,29 @@ impl Kubectl {
         Self { program, kubeconfig, cache: folder.join("kubectl") }
     }
 
-    /// Runs a command; what it prints, or what it says against it.
+    /// Runs a command and returns its output, or its error message.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<String, String> {
         self.run_with(arguments, "")
     }
 
-    /// The same, of a command that has to succeed.
+    /// Runs a command that has to succeed.
     pub(super) fn must(&self, arguments: &[&str]) -> String {
         self.run(arguments).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// What a command answers in JSON.
+    /// Runs a command and parses its output as JSON.
     pub(super) fn json(&self, arguments: &[&str]) -> Result<Value, String> {
         let text = self.run(&[arguments, &["--output=json"]].concat())?;
         serde_json::from_str(&text).map_err(|error| format!("kubectl {}: {error}", arguments.join(" ")))
     }
 
-    /// Makes or changes an object.
+    /// Creates or changes an object.
     pub(super) fn apply(&self, object: &Value) {
         let applied = self.run_with(&["apply", "--filename=-"], &object.to_string());
         applied.unwrap_or_else(|error| panic!("{error}\n{object:#}"));
     }
 
-    /// Has the API server say whether it would take an object, with all that is in it.
+    /// Asserts that the API server would accept an object with all of its fields.
     pub(super) fn check(&self, object: &Value) {
         let strictly =
             ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts"];
@@ -68,7 +68,7 @@ impl Kubectl {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("timeout (Debian package coreutils): {error}"));
-        // Small enough for the pipe. Dropped: the input ends.
+        // The input fits into the pipe. Dropping the handle closes it.
         let written = child.stdin.take().unwrap().write_all(input.as_bytes());
         let output = child.wait_with_output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();

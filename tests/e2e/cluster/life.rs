@@ -1,8 +1,7 @@
-//! Pods live through what an administrator does to a node, and through what happens to it: none is disturbed, nothing is
-//! lost, and nothing is promised twice.
+//! Pods survive maintenance and failures of a node: no running pod is disturbed, no guarantee is lost, and no CPU is given twice.
 //!
-//! One pod runs from the beginning. Its CPUs, its nodes and its process are looked at all the time, and have to be the same
-//! until the machine itself is restarted.
+//! One pod runs from the beginning. Its CPUs, nodes and process are recorded all the time, and must not change until the machine
+//! restarts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,21 +21,21 @@ use crate::{
     deploy::checkout,
 };
 
-/// The pod that is not to be disturbed, and what is expected of its placement.
+/// The pod that must not be disturbed, and its expected placement: pod, container, CPUs.
 const KEPT: (&str, &str, usize) = ("two", "main", 2);
-/// One that comes and goes.
+/// A pod that is created and deleted repeatedly.
 const ONE: (&str, &str, usize) = ("one", "main", 1);
-/// One that comes when numaward places.
+/// A pod that is created after numaward has taken over.
 const LATE: (&str, &str, usize) = ("late", "main", 2);
-/// Of the kubelet, reserved on node 0, with what is left for eviction.
+/// Memory that the kubelet reserves on node 0: the sum of the following two.
 const RESERVED: &str = "256Mi";
 const KUBE_RESERVED: &str = "192Mi";
 const EVICTION: &str = "64Mi";
-/// Where the files of the migration are, in the machine.
+/// Folder of the migration's files in the machine.
 const FOLDER: &str = "/var/lib";
-/// Where numaward writes the kubelet's state files, in its container as in the machine.
+/// Folder of the exported kubelet state files, with the same path in the container and in the machine.
 const EXPORTED: &str = "/var/lib/numaward/kubelet-now";
-/// For how long the API server is away.
+/// Duration of the API server's outage.
 const AWAY: Duration = Duration::from_mins(5);
 
 #[test]
@@ -56,7 +55,7 @@ fn pods_survive_node_changes() {
     cluster.step("done");
 }
 
-/// The fields that the kubelet and numaward have in common.
+/// Returns the configuration fields that the kubelet and numaward have in common.
 fn policies() -> Value {
     json!({
         "cpuManagerPolicy": "static",
@@ -74,7 +73,7 @@ fn wants((name, main, cpus): (&str, &str, usize)) -> Value {
     pod(name, &[container(main, &guaranteed(u32::try_from(cpus).unwrap(), 64))])
 }
 
-/// The kubelet places pods by its own policies.
+/// Starts the kubelet with static policies, under which it places pods.
 fn start_with_static_policies(cluster: &Cluster) {
     let config = node::kubelet_configuration(&policies());
     let state = "/var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state";
@@ -86,12 +85,12 @@ fn start_with_static_policies(cluster: &Cluster) {
     cluster.step("the kubelet has placed pods");
 }
 
-/// Looks at [`KEPT`] from now on.
+/// Starts to record changes of [`KEPT`].
 fn record(cluster: &Cluster) {
     cluster.in_cgroup(KEPT.0, KEPT.1, "record /tmp/kept").unwrap();
 }
 
-/// Since [`record`], the CPUs, the nodes and the process of [`KEPT`] have always been the same.
+/// Asserts that the CPUs, the nodes and the process of [`KEPT`] have not changed since [`record`].
 fn assert_undisturbed(cluster: &Cluster) {
     let now = "echo $(cat cpuset.cpus cpuset.mems; head -n 1 cgroup.procs)";
     let seen = cluster.in_cgroup(KEPT.0, KEPT.1, &format!("cat /tmp/kept; {now}")).unwrap();
@@ -99,18 +98,18 @@ fn assert_undisturbed(cluster: &Cluster) {
     assert!(seen.len() == 2 && seen[0] == seen[1], "CPUs, nodes and process were, and are last: {seen:#?}");
 }
 
-/// From the kubelet's static policies to numaward, as docs/migration.md has it.
+/// Migrates from the kubelet's static policies to numaward as docs/migration.md describes.
 fn are_taken_over(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     let before = cluster.wait_until_placed(&[KEPT, ONE]);
 
-    // 1. Look first.
+    // Step 1: observe.
     let observe = checkout("deploy/overlays/observe").display().to_string();
     kubectl.must(&["apply", "--kustomize", &observe]);
     kubectl.must(&ROLLOUT);
     cluster.step("numaward observes");
 
-    // 2. Carry the policies over.
+    // Step 2: copy the policies.
     let fields = policies();
     let mut config = String::new();
     let migrate = overlay(cluster, "migrate", |text| {
@@ -126,13 +125,13 @@ fn are_taken_over(cluster: &Cluster) {
         .run(&format!("cd {FOLDER}\n{}numaward config check config.yaml", write("config.yaml", &config)))
         .unwrap();
 
-    // 4. Let numaward in: before the host is taken over.
+    // Step 4, before step 3: apply the migrated configuration.
     kubectl.must(&["apply", "--kustomize", &migrate]);
     kubectl.must(&ROLLOUT);
     assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), before);
     cluster.step("numaward observes what it is to take over");
 
-    // 3. Take one host over.
+    // Step 3: migrate one host.
     kubectl.must(&["cordon", node::NAME]);
     let state = "/var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state";
     let import = "numaward import-kubelet-state kubelet-before --config config.yaml";
@@ -161,7 +160,7 @@ fn are_taken_over(cluster: &Cluster) {
     let write = write("/var/lib/kubelet/config.yaml", &kubelet.to_string());
     cluster.node.run(&format!("{write}rm {state}\nstart-kubelet")).unwrap();
 
-    // 4. On the host just taken over.
+    // Step 4 on the migrated host.
     let (observes, _) = cluster.daemon().unwrap();
     let of_host = format!("--field-selector=spec.nodeName={}", node::NAME);
     kubectl.must(&["--namespace=numaward", "delete", "pod", &of_host]);
@@ -173,7 +172,7 @@ fn are_taken_over(cluster: &Cluster) {
     assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), before, "nobody was to move");
     assert_promised(cluster, &url, &before);
     assert_undisturbed(cluster);
-    // It places: here, what was imported leaves room for.
+    // numaward places a new pod within the capacity that the imported guarantees leave.
     cluster.delete(&[ONE.0]);
     cluster.run(&[wants(LATE)]);
     cluster.wait_until_placed(&[KEPT, LATE]);
@@ -185,7 +184,7 @@ fn uid(cluster: &Cluster, name: &str) -> String {
     cluster.pod(name).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
-/// What numaward has promised is what these containers have, and nothing else.
+/// Asserts that numaward's guarantees are exactly the placements of these containers.
 fn assert_promised(cluster: &Cluster, url: &str, places: &Places) {
     let expected: BTreeMap<_, _> =
         places.iter().map(|(name, place)| (format!("default/{name}"), place.cpus.clone())).collect();
@@ -199,7 +198,7 @@ fn assert_promised(cluster: &Cluster, url: &str, places: &Places) {
     });
 }
 
-/// Whether this image of numaward runs, and no other.
+/// Returns true if only this image of numaward runs.
 fn is_rolled_out(cluster: &Cluster, image: &str) -> bool {
     let set = cluster.kubectl.json(&["get", "daemonset", "numaward", "--namespace=numaward"]).unwrap();
     let pods = cluster.kubectl.json(&["get", "pods", "--namespace=numaward"]).unwrap();
@@ -212,7 +211,7 @@ fn is_rolled_out(cluster: &Cluster, image: &str) -> bool {
         && pods.iter().all(|pod| pod["spec"]["containers"][0]["image"] == image && condition(pod, "Ready"))
 }
 
-/// numaward is replaced by another image and back, while pods come and go.
+/// numaward is upgraded to another image and rolled back, while pods are created and deleted.
 fn outlive_an_upgrade(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     let set = kubectl.json(&["get", "daemonset", "numaward", "--namespace=numaward"]).unwrap();
@@ -235,7 +234,7 @@ fn outlive_an_upgrade(cluster: &Cluster) {
     cluster.step("an upgrade and its rollback disturbed nobody");
 }
 
-/// containerd is killed and comes back: pods run on, numaward finds it again.
+/// containerd is killed and restarted: pods continue to run, and numaward reconnects.
 fn outlive_the_runtime(cluster: &Cluster) {
     let daemon = cluster.daemon().unwrap();
     cluster.node.run("restart-containerd").unwrap();
@@ -250,8 +249,9 @@ fn outlive_the_runtime(cluster: &Cluster) {
     cluster.step("containerd was killed");
 }
 
-/// Many pods of all classes run at the same time. They come in waves, and are no more than this: the shims of forty containers keep
-/// an emulated machine so busy that the runtime no longer answers.
+/// Many pods of all classes run at the same time. They are created in waves. The number is limited: with the shims of forty
+/// containers,
+/// the runtime of an emulated machine no longer answers in time.
 fn come_in_large_numbers(cluster: &Cluster) {
     const ALL: usize = 24;
     const WAVE: usize = 8;
@@ -301,7 +301,7 @@ fn come_in_large_numbers(cluster: &Cluster) {
     cluster.step("all of them were placed");
 }
 
-/// While the API server is away, a container that starts again has its CPUs again, and nobody moves.
+/// While the API server is down, a restarted container gets the same CPUs, and no other placement changes.
 fn outlive_the_api_server(cluster: &mut Cluster) {
     cluster.run(&[wants(ONE)]);
     let places = cluster.wait_until_placed(&[KEPT, ONE]);
@@ -314,7 +314,7 @@ fn outlive_the_api_server(cluster: &mut Cluster) {
     };
     let stopped = Instant::now();
     cluster.plane.stop_api_server();
-    // The container and its CPUs; the sandbox has none.
+    // Reads the CPUs of the container; the sandbox has none.
     let find = |cluster: &Cluster| cluster.node.run(&format!("cd {cgroup} && grep . */cpuset.cpus"));
     let before = find(cluster).unwrap();
     let (id, cpus) = before.split_once('/').unwrap();
@@ -342,7 +342,7 @@ fn full_name((name, main, _): (&str, &str, usize)) -> String {
     format!("{name}/{main}")
 }
 
-/// Has numaward write what it promises into [`EXPORTED`], from within its own container; what it says besides.
+/// Exports the guarantees into [`EXPORTED`] from within numaward's container, and returns the messages.
 fn export(cluster: &Cluster) -> String {
     let (daemon, _) = cluster.daemon().unwrap();
     let pod = cluster.kubectl.json(&["get", "pod", &daemon, "--namespace=numaward"]).unwrap();
@@ -352,10 +352,10 @@ fn export(cluster: &Cluster) -> String {
     cluster.node.run(&format!("{run} numaward export-kubelet-state --into {EXPORTED}")).unwrap()
 }
 
-/// What the kubelet has promised is what these pods have, and nothing else.
+/// Asserts that the kubelet's state files contain exactly the placements of these pods.
 fn assert_in_state_files(cluster: &Cluster, pods: &[(&str, &str, usize)], places: &Places) {
     let uids: Vec<_> = pods.iter().map(|of| uid(cluster, of.0)).collect();
-    // A timer of the kubelet's removes what is stale.
+    // A timer of the kubelet removes stale entries.
     cluster.wait_for("the kubelet has promised what pods have", || {
         let (cpus, memory) = decisions::state(cluster)?;
         let has_others =
@@ -373,7 +373,9 @@ fn assert_in_state_files(cluster: &Cluster, pods: &[(&str, &str, usize)], places
     });
 }
 
-/// Back to the kubelet's static policies as docs/migration.md has it, with a pod that came later, and then without numaward.
+/// Migrates back to the kubelet's static policies as docs/migration.md describes: first with a pod that was created under
+/// numaward, then
+/// without numaward.
 fn are_given_back(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     cluster.run(&[wants(LATE)]);
@@ -399,7 +401,7 @@ fn are_given_back(cluster: &Cluster) {
     assert!(left.is_empty(), "protection is left: {left:#?}\n{said}");
     kubectl.must(&["uncordon", node::NAME]);
     cluster.wait_for("the kubelet gives a pod the CPUs that numaward gave it", || {
-        // The nodes of its memory it writes only when a container starts.
+        // The kubelet writes `cpuset.mems` only when a container starts.
         match cluster.place(LATE.0, LATE.1)? {
             place if place.cpus == before[&full_name(LATE)].cpus => Ok(()),
             place => Err(format!("{place:?}, before: {before:?}")),
@@ -426,7 +428,7 @@ fn are_given_back(cluster: &Cluster) {
     cluster.step("numaward is gone, and nobody was moved");
 }
 
-/// What protects memory of pods, whatever the ids of their containers are.
+/// Returns the memory protection of all pods, without container ids.
 fn protection(cluster: &Cluster) -> Result<Vec<String>, String> {
     let mut knobs = cluster.knobs()?;
     knobs.retain(|line| line.contains("/memory."));
@@ -438,7 +440,7 @@ fn protection(cluster: &Cluster) -> Result<Vec<String>, String> {
     Ok(knobs)
 }
 
-/// The machine is restarted, and has on its disk what it had.
+/// The machine restarts with the same disk.
 fn outlive_a_reboot(cluster: &mut Cluster) {
     cluster.run(&[wants(ONE)]);
     let before = cluster.wait_until_placed(&[KEPT, ONE]);

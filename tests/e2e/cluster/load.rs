@@ -1,4 +1,4 @@
-//! Pods that come and go while something is done to a node.
+//! A load of pods that are created and deleted while a node changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,17 +10,17 @@ use serde_json::json;
 use super::{Cluster, PATIENCE, condition, container, guaranteed, pod};
 use crate::containerd::numbers;
 
-/// The label of these pods.
+/// Label of these pods.
 const LABEL: &str = "load";
-/// How many of them there are at a time. Each wants a CPU to itself.
+/// Number of pods at a time. Each requests one exclusive CPU.
 const AT_ONCE: usize = 2;
-/// How many at least are replaced in each part of what is done.
+/// Minimum number of replaced pods in each phase.
 const REPLACED: usize = 2;
 
-/// CPUs that Guaranteed pods have to themselves now, by the UID of the pod. No two have the same at the same time.
+/// Returns the exclusive CPUs by pod UID. Asserts that no two pods have the same CPU at the same time.
 pub(super) fn exclusive(cluster: &Cluster) -> BTreeMap<String, BTreeSet<u64>> {
-    // Three times, so that what one pod had before and after another was looked at, it had meanwhile. A cgroup without a
-    // process has nothing.
+    // Reads three times: a pod that has the same CPUs before and after another pod was read had them at that moment too. A cgroup
+    // without a process is ignored.
     let look = "cd /sys/fs/cgroup/kubepods
         for turn in 1 2 3; do
             for cgroup in pod*/*/; do
@@ -35,7 +35,7 @@ pub(super) fn exclusive(cluster: &Cluster) -> BTreeMap<String, BTreeSet<u64>> {
         let words: Vec<_> = line.split(' ').collect();
         let [turn, pod, cpus] = words[..] else { panic!("{seen}") };
         let cpus: BTreeSet<u64> = numbers(cpus).into_iter().collect();
-        // Who has CPU 0 shares it.
+        // A pod with CPU 0 shares it.
         if !cpus.contains(&0) {
             let turn: usize = turn.parse().unwrap();
             turns[turn - 1].insert(pod.trim_start_matches("pod").to_owned(), cpus);
@@ -50,7 +50,7 @@ pub(super) fn exclusive(cluster: &Cluster) -> BTreeMap<String, BTreeSet<u64>> {
     turns[2].clone()
 }
 
-/// Pods that come and go: each is deleted as soon as it has a CPU to itself, or runs where nobody gives it one.
+/// A set of pods in which each pod is replaced as soon as it has an exclusive CPU, or as soon as it runs if numaward is off.
 pub(super) struct Load<'a> {
     cluster: &'a Cluster,
     made: usize,
@@ -63,12 +63,12 @@ impl<'a> Load<'a> {
         Self { cluster, made: 0, replaced: 0, is_placed: true }
     }
 
-    /// From now on, nobody gives these pods CPUs.
+    /// From now on, pods are expected to run without exclusive CPUs.
     pub(super) fn expect_no_cpus(&mut self) {
         self.is_placed = false;
     }
 
-    /// Looks once, and keeps up the number.
+    /// Checks the pods once, and replaces those that are ready.
     fn turn(&mut self) {
         let held = exclusive(self.cluster);
         let selector = format!("--selector={LABEL}");
@@ -98,7 +98,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Goes on until it is so, and some more were replaced since.
+    /// Continues until the condition holds and then until more pods were replaced.
     pub(super) fn keep_on(&mut self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
         let (started, before) = (Instant::now(), self.replaced);
         let mut was_so = None;
@@ -112,7 +112,7 @@ impl<'a> Load<'a> {
         self.cluster.step(&format!("{what}; {} pods were replaced meanwhile", self.replaced - before));
     }
 
-    /// Ends them all.
+    /// Deletes all of the pods.
     pub(super) fn end(self) {
         let selector = format!("--selector={LABEL}");
         self.cluster.kubectl.must(&["delete", "pod", &selector, "--timeout=10m"]);

@@ -1,4 +1,5 @@
-//! The one node: a machine with two NUMA nodes that runs containerd and the kubelet, and whatever script it is sent.
+//! The only node of the cluster: a machine with two NUMA nodes that runs containerd and the kubelet, and executes scripts that it
+//! receives over a port.
 
 use std::{
     fs::{self, File},
@@ -23,27 +24,27 @@ use crate::{
     deploy::VERSION,
 };
 
-/// The name that it has in the cluster.
+/// Name of the node in the cluster.
 pub(super) const NAME: &str = "node-1";
 const ADDRESS: &str = "10.0.2.15";
-/// For the network of its pods, in the order in which they are loaded.
+/// Kernel modules for the pod network, in loading order.
 const MODULES: [&str; 4] = ["llc", "stp", "bridge", "veth"];
-/// Plugins for the network of its pods.
+/// CNI plugins of the pod network.
 const PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
-/// Where commands arrive inside.
+/// Port in the machine that receives scripts.
 const COMMANDS: u16 = 7000;
-/// A command takes a second or two.
+/// Read timeout of a script. Most take a second or two.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// All steps together, under emulation on a host with other things to do.
+/// Run time limit of the machine, for all steps under emulation on a busy host.
 const LIMIT: Duration = Duration::from_hours(2);
-/// In the machine.
+/// Folder in the machine.
 const CONFIGURATION: &str = "/etc/kubernetes";
 
-/// The file of its disk, which takes of this host what is written.
+/// File name of the sparse disk image.
 pub(super) const DISK: &str = "disk";
 const DISK_BYTES: u64 = 6 << 30;
 
-/// Whose PodResources API is read.
+/// The server whose PodResources API is read.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reader {
     Numaward,
@@ -51,7 +52,7 @@ pub(super) enum Reader {
 }
 
 impl Reader {
-    /// Where a relay inside is reached.
+    /// Returns the relay's port in the machine.
     pub(super) fn port(self) -> u16 {
         match self {
             Self::Numaward => COMMANDS + 1,
@@ -60,26 +61,30 @@ impl Reader {
     }
 }
 
-/// A node that runs; its machine is stopped when the value is dropped.
+/// A running node. Dropping the value stops its machine.
 pub(super) struct Node {
     vm: Vm,
     script: String,
     log: File,
     port: u16,
-    /// Of this host, for each [`Reader`].
+    /// Ports on this host, one for each [`Reader`].
     relays: [u16; 2],
     machine: Option<Machine>,
     _files: TempDir,
 }
 
-/// A machine that runs, and the thread that takes what its script prints.
+/// A running machine, and the thread that reads the output of its script.
 struct Machine {
     stopper: Stopper,
     output: JoinHandle<Result<u8, Error>>,
 }
 
 impl Node {
-    /// This machine with the kubelet and with the plugins `cni`, for the API server on a port of this host; it writes `node.log` into the folder, where the authority signs. None, after saying why, where there is no containerd.
+    /// Starts this machine with the kubelet and the CNI plugins of the folder `cni`, connected to the API server on a port of
+    /// this host.
+    /// Writes `node.log` into `folder`, in which the authority puts the certificates. If containerd is missing, prints the reason
+    /// and
+    /// returns `None`.
     pub(super) fn start(
         bench: &TestEnvironment,
         machine: numaward_vm::GuestTopology,
@@ -135,7 +140,7 @@ impl Node {
         }
     }
 
-    /// Cuts the power of the machine once its disk is written, and starts it again.
+    /// Remounts the disk read-only, cuts the power of the machine, and starts it again.
     pub(super) fn reboot(&mut self) {
         let is_done = "grep -q '^/dev/vda .* ext4 ro' /proc/mounts";
         let halt = format!("sync; echo u >/proc/sysrq-trigger; until {is_done}; do sleep 0.1; done");
@@ -144,7 +149,7 @@ impl Node {
         self.boot();
     }
 
-    /// What a script prints inside; an error also where the machine has not come so far.
+    /// Runs a script in the machine and returns its output. Returns an error also if the machine has not started far enough.
     pub(super) fn run(&self, script: &str) -> Result<String, String> {
         const END: &str = "\n=== exit ";
         let error = |error: std::io::Error| format!("the node does not answer: {error}");
@@ -163,12 +168,12 @@ impl Node {
         }
     }
 
-    /// Where a client on this host reaches a relay inside.
+    /// Returns the relay's address on this host.
     pub(super) fn address(&self, reader: Reader) -> String {
         format!("127.0.0.1:{}", self.relays[reader as usize])
     }
 
-    /// Whether the machine, or its script, has come to an end.
+    /// Returns true if the machine or its script has ended.
     pub(super) fn ended(&self) -> bool {
         self.machine.as_ref().is_none_or(|machine| machine.output.is_finished())
     }
@@ -184,7 +189,7 @@ fn inside(name: &str) -> String {
     format!("{CONFIGURATION}/{name}")
 }
 
-/// What the kubelet is started with, but for these fields.
+/// Returns the kubelet's configuration with these changes.
 pub(super) fn kubelet_configuration(change: &Value) -> Value {
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -200,14 +205,14 @@ pub(super) fn kubelet_configuration(change: &Value) -> Value {
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "cgroupDriver": "cgroupfs",
         "failSwapOn": false,
-        // The root file system is memory.
+        // The root file system is in memory.
         "localStorageCapacityIsolation": false,
         "imageGCHighThresholdPercent": 100,
         "evictionHard": { "memory.available": "64Mi" },
         "makeIPTablesUtilChains": false,
         "hairpinMode": "none",
         "resolvConf": "",
-        // As slow as the machine is.
+        // The emulated machine is slow.
         "runtimeRequestTimeout": "10m",
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
@@ -219,7 +224,7 @@ pub(super) fn kubelet_configuration(change: &Value) -> Value {
     config
 }
 
-/// A machine with the files of a kubelet, of which some are in this folder.
+/// Adds the kubelet's configuration and certificates to the machine.
 fn configured(vm: Vm, folder: &Path) -> Vm {
     let kubelet = kubeconfig(&format!("https://{SERVICE_ADDRESS}"), CONFIGURATION, KUBELET);
     let write = |name: &str, text: String| -> PathBuf {
@@ -227,7 +232,7 @@ fn configured(vm: Vm, folder: &Path) -> Vm {
         fs::write(&path, text).unwrap();
         path
     };
-    // YAML holds JSON.
+    // JSON is valid YAML.
     let mut vm = vm
         .file(write("kubelet.yaml", kubelet_configuration(&Value::Null).to_string()), inside("kubelet.yaml"))
         .file(write("kubelet.conf", kubelet.to_string()), inside("kubelet.conf"));

@@ -1,6 +1,8 @@
-//! What others read of numaward in a cluster: the scheduler's plugin its NodeResourceTopology, agents its PodResources API,
-//! dashboards the kubelet's metrics. Each is held against who made the words: the API server with the published resource
-//! definition, the kubelet beside it, and a client that is made of nothing but the API's description.
+//! Data that other programs read from numaward in a cluster: NodeResourceTopology for the scheduler plugin, the PodResources API
+//! for
+//! agents, and the kubelet's metrics for dashboards. Each is checked against its reference: the API server with the published
+//! resource
+//! definition, the kubelet on the same node, and a client that is generated from the API's description.
 
 use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::PathBuf, process::Command};
 
@@ -21,16 +23,16 @@ use crate::{
     deploy::checkout,
 };
 
-/// Names the folder of grpcio-tools.
+/// Name of the variable with the folder of grpcio-tools.
 const GRPC_TOOLS: &str = "NUMAWARD_GRPC_TOOLS";
 const DEVICE: &str = "test.numaward.io/device";
-/// The devices with their nodes, in the order in which they are given.
+/// Devices with their nodes, in the order of assignment.
 const DEVICES: [(&str, usize); 4] = [("d1a", 1), ("d0a", 0), ("d1b", 1), ("d0b", 0)];
-/// What the plugin compares, in the order in which amounts are listed here.
+/// Resources that the scheduler plugin compares; lists of amounts have this order.
 const RESOURCES: [&str; 3] = ["cpu", "memory", DEVICE];
 const HUGEPAGES: u64 = 16;
 
-/// CPUs, MiB and devices of a container.
+/// Request of a container: CPUs, MiB and devices.
 #[derive(Clone, Copy)]
 struct Wants(u64, u64, u64);
 
@@ -49,7 +51,7 @@ impl Wants {
     }
 }
 
-/// A Guaranteed pod. It names its node, so that the scheduler keeps none away.
+/// Returns a Guaranteed pod. It names its node, because the scheduler would hold back pods that numaward refuses.
 fn candidate(name: &str, containers: &[Wants]) -> Value {
     let made = containers.iter().enumerate().map(|(index, wants)| wants.container(&format!("c{index}")));
     let mut pod = pod(name, &made.collect::<Vec<_>>());
@@ -79,7 +81,7 @@ fn readers_see_what_kubelet_reports() {
     cluster.step("done");
 }
 
-/// Applies an overlay with the kubelet's metrics and the component that publishes.
+/// Applies an overlay with the kubelet's metrics and the component that publishes the NodeResourceTopology.
 fn install(cluster: &Cluster, overlay: &str, change: impl Fn(&str) -> String) {
     let copy = cluster.folder.path().join(format!("deploy-{overlay}"));
     let status = Command::new("cp").arg("--recursive").arg(checkout("deploy")).arg(&copy).status().unwrap();
@@ -99,7 +101,7 @@ fn install(cluster: &Cluster, overlay: &str, change: impl Fn(&str) -> String) {
     cluster.step(&format!("numaward is ready, with the overlay {overlay}"));
 }
 
-/// The kubelet gets devices, and node 1 hugepages.
+/// Registers devices with the kubelet, and allocates hugepages on node 1.
 fn give_devices(cluster: &Cluster) {
     let devices = DEVICES.iter().fold(String::new(), |mut all, (id, node)| {
         write!(all, " {id}={node}").unwrap();
@@ -134,13 +136,13 @@ fn amount(zone: &Value, resource: &str, which: &str) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{which} {resource}: {zone:#}"))
 }
 
-/// What is available of each node in turn.
+/// Returns the available amounts of each node.
 fn available(topology: &Value) -> Vec<u64> {
     let zones = topology["zones"].as_array().into_iter().flatten();
     zones.flat_map(|zone| RESOURCES.map(|resource| amount(zone, resource, "available"))).collect()
 }
 
-/// Waits until so many CPUs and devices of each node are published as available.
+/// Waits until these CPUs and devices are published as available on the two nodes.
 fn wait_for_free(cluster: &Cluster, cpus: [u64; 2], devices: [u64; 2]) -> Value {
     cluster.wait_for(&format!("free are {cpus:?} CPUs and {devices:?} devices"), || {
         let topology = topology(cluster)?;
@@ -153,16 +155,16 @@ fn wait_for_free(cluster: &Cluster, cpus: [u64; 2], devices: [u64; 2]) -> Value 
     })
 }
 
-/// What is published is as the resource definition has it, and says how the machine is.
+/// Asserts that the published object conforms to the resource definition and describes the machine.
 fn is_as_defined(cluster: &Cluster, topology: &Value) {
-    // The API server drops what it does not know, and says so only if it is asked to be strict.
+    // The API server drops unknown fields; with strict validation it reports them.
     let mut same = topology.clone();
     same["metadata"] = json!({ "name": node::NAME });
     cluster.kubectl.check(&same);
     let value = |name: &str| named(&topology["attributes"], name)["value"].clone();
     assert_eq!(value("topologyManagerPolicy"), "single-numa-node");
     assert_eq!(value("topologyManagerScope"), "container");
-    // Not before numaward knows all pods of the node.
+    // It is published as soon as numaward knows all pods of the node.
     cluster.wait_for("there is a fingerprint of the pods", || {
         let topology = self::topology(cluster)?;
         let value = named(&topology["attributes"], "nodeTopologyPodsFingerprint")["value"].as_str();
@@ -192,7 +194,7 @@ fn is_as_defined(cluster: &Cluster, topology: &Value) {
             value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {zone:#}"))
         };
         let used = observed("numaward.io/memory-used-bytes");
-        // As in the kubelet's capacity, hugepages are in the total.
+        // The total includes hugepages, as the kubelet's capacity does.
         let free = observed("numaward.io/memory-free-bytes");
         assert_eq!(used + free + hugepages, total, "{zone:#}");
         assert!(used > 0, "{zone:#}");
@@ -229,7 +231,7 @@ fn devices_are_followed(cluster: &Cluster) {
     cluster.step("pods are on the nodes of their devices");
 }
 
-/// What a client reads at a socket.
+/// Returns the PodResources that a client reads from the socket of this reader.
 fn read(cluster: &Cluster, reader: Reader, pods: &[&str]) -> Result<Value, String> {
     let tools = env::var_os(GRPC_TOOLS).map(PathBuf::from);
     let tools =
@@ -246,14 +248,15 @@ fn read(cluster: &Cluster, reader: Reader, pods: &[&str]) -> Result<Value, Strin
     serde_json::from_slice(&output.stdout).map_err(|_| format!("{}: {error}", output.status))
 }
 
-/// By container, one part of what it holds.
+/// Returns one field of each container.
 fn part<'a>(list: &'a Value, part: &str) -> BTreeMap<&'a str, &'a Value> {
     let list = list.as_object().into_iter().flatten();
     list.map(|(name, of)| (name.as_str(), &of[part])).collect()
 }
 
-/// numaward and the kubelet report the same pods with the same containers and devices, also those that hold nothing. What
-/// CPUs and memory they have is numaward's to say.
+/// numaward and the kubelet report the same pods, containers and devices, also for pods without resources. CPUs and memory are
+/// checked
+/// against numaward's placement.
 fn is_what_the_kubelet_reports(cluster: &Cluster) {
     for (reader, socket) in [
         (Reader::Numaward, "/run/numaward/pod-resources/kubelet.sock"),
@@ -300,7 +303,7 @@ fn is_what_the_kubelet_reports(cluster: &Cluster) {
     cluster.step("numaward reports the pods and devices that the kubelet reports");
 }
 
-/// The plugin, with what is published of this host.
+/// Returns the scheduler plugin with the published topology.
 fn plugin(topology: &Value) -> TopologyMatch {
     let zones = topology["zones"].as_array().into_iter().flatten();
     let id = |of: &Value| -> NodeId {
@@ -323,12 +326,13 @@ fn plugin(topology: &Value) -> TopologyMatch {
     TopologyMatch::new(&machine, &policy, RESOURCES.len()).unwrap()
 }
 
-/// The scheduler's plugin keeps those pods away that numaward refuses, and no others.
+/// The scheduler plugin holds back exactly the pods that numaward refuses.
 fn keeps_away_what_is_refused(cluster: &Cluster, topology: &Value) {
     let (plugin, free) = (plugin(topology), available(topology));
     let most = free.chunks(RESOURCES.len()).map(|of| of[1] >> 20).max().unwrap();
-    // None asks for more CPUs than are free in all, which the kubelet refuses by itself, nor for devices of several nodes, which
-    // are no reason to refuse.
+    // The candidates fit into the sum of free CPUs, because otherwise the kubelet refuses them, and request devices of one node
+    // only,
+    // because devices of several nodes are no reason to refuse a pod.
     let candidates: [(&str, &[Wants], bool); 5] = [
         ("pair-and-device", &[Wants(2, 64, 1)], true),
         ("spread", &[Wants(2, 64, 0), Wants(1, 64, 0)], true),
@@ -345,14 +349,14 @@ fn keeps_away_what_is_refused(cluster: &Cluster, topology: &Value) {
         assert_eq!(plugin.fits(&free, &asked), fits, "{name}: {topology:#}");
     }
     let (let_through, kept_away): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|(.., fits)| *fits);
-    // One after the other: until it is deleted, the kubelet counts a pod that cannot start.
+    // One at a time: the kubelet counts a pod that cannot start until it is deleted.
     for (name, containers, _) in kept_away {
         cluster.kubectl.apply(&candidate(name, containers));
         wait_until_refused(cluster, name);
         cluster.delete(&[name]);
     }
     cluster.step("what the scheduler keeps away is refused");
-    // What others use of the memory comes and goes.
+    // The available memory changes with other processes.
     let resources = |topology: &Value| -> Vec<Value> {
         let zones = topology["zones"].as_array().into_iter().flatten();
         let resources = zones.flat_map(|zone| zone["resources"].as_array().into_iter().flatten());
@@ -374,13 +378,13 @@ fn wait_until_refused(cluster: &Cluster, name: &str) {
     cluster.wait_for(&format!("pod {name} is refused"), || {
         let refused = !cluster.events(name, "NumaPlacementRefused")?.is_empty();
         let status = cluster.pod(name)?["status"].take();
-        // As the kubelet does it.
+        // The reason in the kubelet's own status.
         let refused = refused || status["reason"] == "TopologyAffinityError";
         if refused && status["phase"] != "Running" { Ok(()) } else { Err(status.to_string()) }
     });
 }
 
-/// Counters that numaward and the kubelet have.
+/// Counters that both numaward and the kubelet have.
 const COUNTERS: [&str; 10] = [
     "kubelet_cpu_manager_pinning_requests_total",
     "kubelet_cpu_manager_pinning_errors_total",
@@ -393,25 +397,25 @@ const COUNTERS: [&str; 10] = [
     "kubelet_container_aligned_compute_resources_failure_count{boundary=\"numa_node\",scope=\"pod\"}",
     "kubelet_container_aligned_compute_resources_failure_count{boundary=\"physical_cpu\",scope=\"container\"}",
 ];
-/// These count pods, and containers, also those that ask for nothing.
+/// Counters of pods and containers, including those without requests.
 const REQUESTS: [&str; 2] = [
     "kubelet_topology_manager_admission_requests_total",
     "kubelet_container_aligned_compute_resources_count{boundary=\"numa_node\",scope=\"container\"}",
 ];
 const GAUGES: [&str; 2] =
     ["kubelet_cpu_manager_shared_pool_size_millicores", "kubelet_cpu_manager_exclusive_cpu_allocation_count"];
-/// CPUs by node.
+/// Gauge of CPUs by node.
 const BY_NODE: &str = "kubelet_cpu_manager_allocation_per_numa";
 const KUBELETS_METRICS: &str = "http://127.0.0.1:10255/metrics";
 
-/// The kubelet's series at an address.
+/// Returns the `kubelet_` series of an address.
 fn series(cluster: &Cluster, url: &str) -> Result<BTreeMap<String, f64>, String> {
     let text = cluster.node.run(&format!("wget -q -O - {url} | grep ^kubelet_"))?;
     let lines = text.lines().filter_map(|line| line.rsplit_once(' '));
     Ok(lines.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect())
 }
 
-/// By how much counters grow where these pods come. One of them is refused, and gone then.
+/// Creates pods, one of which is refused and deleted, and returns the increase of each counter.
 fn count(cluster: &Cluster, url: &str) -> Map<String, Value> {
     let read = || cluster.wait_for("metrics are served", || series(cluster, url));
     let before = read();
@@ -431,7 +435,7 @@ fn count(cluster: &Cluster, url: &str) -> Map<String, Value> {
     cluster.run(&[pod("whole", &[main(2)]), several, pod("part", &[part("main")]), loose]);
     let after = read();
     let grown = COUNTERS.into_iter().chain(REQUESTS).map(|name| {
-        // The kubelet has a series with labels once there is something to count.
+        // The kubelet creates a series with labels with its first increment.
         let is_optional = url == KUBELETS_METRICS && name.contains('{');
         let of = |all: &BTreeMap<String, f64>| match all.get(name) {
             Some(value) => *value,
@@ -443,7 +447,7 @@ fn count(cluster: &Cluster, url: &str) -> Map<String, Value> {
     grown.collect()
 }
 
-/// With the same pods, numaward counts what a kubelet with static policies counts; and beside one, it shows the same CPUs.
+/// numaward counts the same as a kubelet with static policies for the same pods. Beside such a kubelet, it reports the same CPUs.
 fn are_counted_as_the_kubelet_counts(cluster: &Cluster) {
     cluster.delete(&["near-one", "near-zero", SHARED]);
     wait_for_free(cluster, [2, 3], [2, 2]);
@@ -459,15 +463,15 @@ fn are_counted_as_the_kubelet_counts(cluster: &Cluster) {
     decisions::configure(cluster, "single-numa-node", "container", "5", &json!({}));
     install(cluster, "observe", str::to_owned);
     let mut theirs = count(cluster, KUBELETS_METRICS);
-    // numaward does not decide on who asks for nothing; the pod `loose` does.
+    // numaward does not decide on pods without requests, such as the pod `loose`.
     let [of_us, of_them] =
         [&mut ours, &mut theirs].map(|of| REQUESTS.map(|name| of.remove(name).unwrap().as_f64().unwrap()));
     assert_eq!((of_us, of_them), ([4.0, 5.0], [5.0, 6.0]));
     assert_eq!(ours, theirs);
     cluster.step("the kubelet has counted the same");
 
-    // A CPU that an init container passes on counts twice in the kubelet's gauges, and once when the pod is gone, until the
-    // kubelet starts anew.
+    // The kubelet's gauges count a reused CPU of an init container twice, and once after the pod is deleted, until the kubelet
+    // restarts.
     cluster.delete(&["several"]);
     cluster.node.run("stop-kubelet && start-kubelet").unwrap();
     let url = metrics();
@@ -475,7 +479,7 @@ fn are_counted_as_the_kubelet_counts(cluster: &Cluster) {
         let (ours, theirs) = (series(cluster, &url)?, series(cluster, KUBELETS_METRICS)?);
         let counted = ours.keys().find(|name| name.contains("_pinning_"));
         assert_eq!(counted, None, "the kubelet's own to count");
-        // A node without any is missing from the one, and zero or what it was in the other.
+        // For a node without exclusive CPUs, one of the two has no series, and the other has zero or a previous value.
         let has_any = |name: &str| name.starts_with(BY_NODE) && ours[name] > 0.0;
         let by_node = ours.keys().map(String::as_str).filter(|name| has_any(name));
         let is_same = |name: &str| ours.get(name).is_some_and(|of| theirs.get(name) == Some(of));

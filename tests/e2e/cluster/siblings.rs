@@ -1,6 +1,6 @@
-//! A node whose cores have two CPUs each. With `full-pcpus-only`, numaward refuses what is not for whole cores, as the kubelet
-//! does. What the real kubelet decides under the options of its policies becomes conformance vectors, which the strategy
-//! `kubelet` has to repeat.
+//! A node whose cores have two CPUs each. With `full-pcpus-only`, numaward refuses requests for parts of cores, as the kubelet
+//! does. The
+//! decisions of the real kubelet under its policy options become conformance vectors, which the strategy `kubelet` has to repeat.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use crate::{
 const MACHINE: (&str, &str) = ("4,4", "1536M,1024M");
 const THREADS: u32 = 2;
 const FULL: &str = "full-pcpus-only";
-/// What the kubelet is given, and under which policy.
+/// Name of the scenario, policy options, topology policy and scope.
 const OPTIONS: [(&str, &[&str], &str, &str); 6] = [
     ("whole-cores", &[FULL], "restricted", "container"),
     ("whole-cores", &[FULL], "single-numa-node", "pod"),
@@ -32,7 +32,7 @@ const OPTIONS: [(&str, &[&str], &str, &str); 6] = [
     ),
 ];
 
-/// A pod as the vectors have it, whose containers have so many CPUs.
+/// Returns a pod in the format of the vectors, whose containers request these CPUs.
 fn vector(name: &str, cpus: &[&str]) -> Value {
     let containers = cpus.iter().enumerate();
     let containers: Vec<_> =
@@ -40,7 +40,7 @@ fn vector(name: &str, cpus: &[&str]) -> Value {
     json!({ "name": name, "init_containers": [], "containers": containers })
 }
 
-/// Seven CPUs are for pods; CPU 0 is reserved, and its sibling is free.
+/// Seven CPUs are available to pods; CPU 0 is reserved, but its sibling is not.
 fn steps() -> Vec<Step> {
     use Step::{Admit, Remove};
     vec![
@@ -72,7 +72,7 @@ fn gives_whole_cores_if_configured() {
     let mut scenarios = Vec::new();
     for (name, options, policy, scope) in OPTIONS {
         let options: Value = options.iter().map(|option| ((*option).to_owned(), json!("true"))).collect();
-        // Some are not for everybody yet.
+        // Some options require feature gates.
         let gates = json!({ "CPUManagerPolicyAlphaOptions": true, "CPUManagerPolicyBetaOptions": true });
         let change = json!({ "cpuManagerPolicyOptions": options, "featureGates": gates });
         let terms = Terms { name, policy, scope, change: &change };
@@ -84,7 +84,7 @@ fn gives_whole_cores_if_configured() {
     cluster.step("repeated");
 }
 
-/// numaward gives whole cores, and says why a pod gets none.
+/// numaward assigns whole cores, and reports the reason when it refuses a pod.
 fn are_whole(cluster: &Cluster) {
     is_installed(cluster);
     let options = format!("NUMAWARD_CPU_MANAGER_POLICY_OPTIONS={FULL}=true");

@@ -1,7 +1,8 @@
-//! What the real kubelet decides about pods that have resources as a whole, with the gate `PodLevelResourceManagers` on, as
-//! conformance vectors. The strategy `kubelet` has to repeat them, and to write the same state files.
+//! Records the kubelet's decisions about pods with pod-level resources, with the feature gate `PodLevelResourceManagers`, as
+//! conformance
+//! vectors. The strategy `kubelet` has to repeat the decisions and to write the same state files.
 //!
-//! The pods are the same under each policy and scope: each shows a rule.
+//! The pods are the same under each policy and scope. Each pod tests one rule.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +20,15 @@ const MACHINE: (&str, &str) = ("4,4", "1536M,1024M");
 const POLICIES: [&str; 2] = ["best-effort", "restricted"];
 const GATE: &str = "PodLevelResourceManagers";
 
-/// What happens, in this order.
+/// A step of a scenario.
 pub(super) enum Step {
-    /// A pod comes.
+    /// Creates a pod.
     Admit(Value),
-    /// A pod goes.
+    /// Deletes a pod.
     Remove(&'static str),
 }
 
-/// A container of its own amounts, requested and as a limit; none where it shares what the pod has.
+/// Returns a container with these requests and limits, or a container without own resources that shares the pod's.
 pub(super) fn of(name: &str, amounts: Option<(&str, &str)>) -> Value {
     match amounts {
         Some((cpu, memory)) => json!({ "name": name, "resources": { "cpu": cpu, "memory": memory } }),
@@ -41,7 +42,7 @@ fn sidecar(name: &str, amounts: Option<(&str, &str)>) -> Value {
     sidecar
 }
 
-/// A pod as the vectors have it.
+/// Returns a pod in the format of the vectors.
 fn whole(name: &str, (cpu, memory): (&str, &str), init: &[Value], containers: &[Value]) -> Value {
     json!({
         "name": name,
@@ -87,7 +88,7 @@ fn steps() -> Vec<Step> {
     ]
 }
 
-/// The amounts of something in a vector, as Kubernetes has them.
+/// Returns the resources of a pod or container of a vector in the format of Kubernetes.
 fn resources(vector: &Value) -> Value {
     let both = &vector["resources"];
     let amounts = |name: &str| if both.is_null() { vector[name].clone() } else { both.clone() };
@@ -149,18 +150,18 @@ fn repeats_pod_level_decisions() {
     cluster.step("repeated");
 }
 
-/// What a kubelet is started with.
+/// Configuration of a kubelet.
 pub(super) struct Terms<'a> {
-    /// For the name of the scenario.
+    /// First part of the scenario's name.
     pub(super) name: &'a str,
     pub(super) policy: &'a str,
     pub(super) scope: &'a str,
-    /// Fields of its configuration.
+    /// Changed fields of the configuration.
     pub(super) change: &'a Value,
 }
 
-/// Starts the kubelet on these terms without any state, has pods come and go, and gives the scenario. Its state files can be noted
-/// before, and whenever a pod was admitted.
+/// Starts the kubelet with this configuration and without state files, creates and deletes pods, and returns the scenario. Calls
+/// `note_files` before the first step and after each admitted pod.
 pub(super) fn record(
     cluster: &Cluster,
     machine: &Value,

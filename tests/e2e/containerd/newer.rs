@@ -1,15 +1,16 @@
-//! What containerd can do from 2.2 on, or 2.3: with its programs from a folder, as Debian's are older.
+//! Features of containerd 2.2 or 2.3 and newer. Debian's version is older, so the programs come from a folder.
 
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use serde_json::{Value, json};
 
 use super::{CONTAINERD, Driver, MEMORY, V2, full, instead_of, lines, machine, nodes, numbers};
 
-/// Boots a machine of so many CPUs and so much memory with the folder's containerd and runs the script; none, after saying
-/// why, where that cannot be.
+/// Boots a machine with these CPUs and this memory and with the folder's containerd, and runs the script. If programs are
+/// missing,
+/// prints the reason and returns `None`.
 fn run(of: (&str, &str), script: &str) -> Option<ScriptReport> {
     if instead_of(&V2).is_none() {
-        // Not even where `CI=true`: Debian's is older.
+        // Skipped also if `CI=true`: Debian's version is older.
         eprintln!(
             "skipped: {CONTAINERD} is not set; run `cargo xtask vm test containerd::newer --containerd DIR`"
         );
@@ -21,14 +22,14 @@ fn run(of: (&str, &str), script: &str) -> Option<ScriptReport> {
     Some(report)
 }
 
-/// Pages of 256 MiB that the load has on each node.
+/// Returns the pages of the 256 MiB load on each node.
 fn pages(report: &ScriptReport, section: &str) -> [u64; 2] {
     let pages = ["0", "1"].map(|node| report.json(section)["pages_by_node"][node].as_u64().unwrap_or(0));
     assert_eq!(pages[0] + pages[1], 256 << 8, "{section}: {report}");
     pages
 }
 
-/// A container has the memory policy that its pod asks for from its first instruction, as the OCI runtime sets it.
+/// From its first instruction, a container has the memory policy of its pod, which the OCI runtime sets.
 #[test]
 fn containers_get_memory_policy() {
     let Some(report) = run(("3,3", "1280M,1280M"), include_str!("memory_policy.sh")) else { return };
@@ -56,10 +57,10 @@ fn containers_get_memory_policy() {
     report.section("end");
 }
 
-/// What the validator of containerd says where numaward is missing.
+/// Message of containerd's validator if numaward is not connected.
 const NOT_PRESENT: &str = r#"required plugin "numaward" not present"#;
 
-/// A pod that must not start without numaward does not, whether it says so itself or containerd's configuration does.
+/// A pod that requires numaward does not start without it. The pod or containerd's configuration declares the requirement.
 #[test]
 fn required_plugin_stops_pods() {
     let Some(report) = run(("3,3", MEMORY), include_str!("required.sh")) else { return };
@@ -88,7 +89,7 @@ fn required_plugin_stops_pods() {
     let held: Vec<_> = held["allocations"].as_array().unwrap().iter().map(|held| &held["name"]).collect();
     assert_eq!(held, ["default/placed/main"]);
 
-    // Containerd counts a plugin as present that it has just asked in vain: one container goes through.
+    // containerd counts a plugin as present even if its last request timed out, so it creates one more container.
     is_unpinned("silent");
     is_refused("after silent");
     is_pinned("adopted");
