@@ -1,7 +1,7 @@
-# What the commands of the book need: the daemon as its package installs it, services, programs, and somebody at a terminal.
+# Prepares the commands of the book: the daemon as its package installs it, services, programs, and a terminal with typed keys.
 set -eu -o pipefail
 export SYSTEMD_BUS_TIMEOUT=600
-# Not every image has it: curl -s URL.
+# curl -s URL: some images have no curl.
 curl() { wget -q -O - "$2"; }
 
 for service in postgresql@17-main redis small; do
@@ -17,7 +17,7 @@ mkdir -p /run/here
 cd /run/here
 ln -s /srv/traces /srv/prometheusrule.yaml .
 
-# The programs, which say what they were given.
+# Programs that print their CPUs and memory policy.
 cat >where <<'END'
 cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
 policy=$(awk '/ \[?stack/ { print $2; exit }' /proc/self/numa_maps)
@@ -26,7 +26,7 @@ printf '#!/bin/sh\nsleep 1\necho served\n' >server
 for program in forwarder:forwarded batch:done scan:scanned trader:traded; do
     printf '#!/bin/sh\n. /run/here/where\necho "%s on $cpus by $policy"\n' "${program#*:}" >"${program%%:*}"
 done
-# The editor of `systemctl edit`, in which somebody writes below the first remark what the book says.
+# The editor of `systemctl edit`: inserts the text of the book below the first comment.
 cat >editor <<'END'
 #!/bin/sh
 awk '{ print } /^### Anything between/ { print "[Service]\nMemoryMax=1G" }' "$1" >/tmp/edited && cat /tmp/edited >"$1"
@@ -34,7 +34,7 @@ END
 chmod +x server forwarder batch scan trader editor
 export EDITOR=/run/here/editor
 
-# types WORDS KEYS COMMAND: in a terminal of 50 lines, in which the keys are typed once the words are on the screen.
+# types WORDS KEYS COMMAND: runs the command in a terminal of 50 lines, and types the keys as soon as the words are on the screen.
 types() {
     rm -f /tmp/screen /tmp/over
     : >/tmp/screen
@@ -51,7 +51,7 @@ types() {
         TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 /usr/bin/script -qefc "stty rows 50 cols 120; $3" /tmp/screen >/dev/null || _over=$?
         echo $_over >/tmp/over
     }
-    # Without what moves the cursor and the remarks of `script`.
+    # Removes escape sequences, and the messages of `script`.
     sed "/^Script /d; s/$(printf '\033')\[[0-9;?]*[a-zA-Z]/ /g" /tmp/screen | tr -d '\r'
     return "$(cat /tmp/over)"
 }
@@ -59,14 +59,14 @@ types() {
 cgroup_of() { echo "$cgroups$(systemctl show --value -p ControlGroup "$1")"; }
 cpus_of() { cat "$(cgroup_of "$1")/cpuset.cpus" 2>/dev/null; }
 guarantee() { numaward guarantee postgresql@17-main.service --cpus 2 --memory 40Mi --node 0; }
-# forget: the service has no guarantee, whether it had one or not.
+# forget: releases the service's guarantee, if it has one.
 forget() { numaward release postgresql@17-main.service || true; }
-# Of either node, one CPU is left: two are there once the small one has moved.
+# Leaves one free CPU on each node. Two CPUs of one node are free after the small workload has moved.
 crowd() {
     numaward guarantee redis.service --cpus 6 --memory 40Mi --node 0
     numaward guarantee small.service --cpus 1 --memory 20Mi --preferred-nodes 1
 }
-# stray: after a while, another program opens both nodes to a service, and memory of the service lands where it was not promised.
+# stray: a moment later, another program allows a service both nodes, and the service allocates outside its guarantee.
 stray() {
     {
         sleep 3
@@ -76,7 +76,7 @@ stray() {
         done
     } &
 }
-# distant: after a while, a workload takes memory of the other node again and again.
+# distant: a moment later, a workload repeatedly allocates memory on the other node.
 distant() {
     mkdir -p $cgroups/distant
     {
@@ -84,13 +84,14 @@ distant() {
         for _ in $(seq 20); do numaward-load --cgroup $cgroups/distant --cpus 0 --size 16M --policy bind:1 --hold 0; done
     } &
 }
-# For a command that reads it. The daemon has the defaults.
+# configured: writes a configuration file for a command that reads it. The daemon uses the defaults.
 configured() {
     mkdir -p /etc/numaward
     echo 'topologyManagerPolicy: restricted' >/etc/numaward/config.yaml
 }
-# A recording of the night: three seconds before half past two. In it, somebody rewrites what a guarantee has written, once
-# the recording has its first moment: what was before is none of its events.
+# Records three seconds before 02:30. After the first sample, another program overwrites a knob of a guarantee, because the
+# recording
+# only contains events after its first sample.
 _recorded() { [ "$(stat -c %s night.record)" -gt 100 ]; }
 night() {
     numaward guarantee small.service --cpus 1 --memory 20Mi

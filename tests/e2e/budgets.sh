@@ -1,5 +1,5 @@
-# A workload on one node and one on both, which share that node; the second takes more of it than its share.
-# Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
+# A workload on one node and a workload on both nodes, which share a node; the second uses more than its share there.
+# If a node is full, the kernel kills loads first, by their oom_score_adj. A machine without a killable process panics.
 set -eu
 leaves_nothing
 echo -900 >/proc/self/oom_score_adj
@@ -8,20 +8,21 @@ killed() { sed -n 's/^oom_kill //p' $cgroups/numaward/single/memory.events $cgro
 free_mib() { awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$1/meminfo; }
 _decided() { [ -s /tmp/single.json ] || killed | grep -qv '^0$'; }
 
-# run NAME: the example, with or without budgets.
+# run NAME: runs the example, with or without budgets.
 run() {
     rm -f /tmp/go /tmp/single.json /tmp/wide.json
     start_daemon --config /tmp/config.yaml
     numaward exec --cpus 2 --memory 200Mi --name single -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
         (echo 0 >/proc/self/oom_score_adj; exec numaward-load --size 180M --report json >/tmp/single.json)
-        # The cgroup, and with it the count of what was killed, stays while somebody is in it.
+        # The cgroup and its count of OOM kills remain as long as it has a process.
         exec sleep 1000' 2>/tmp/single.err &
     single=$!
     wait_for 30 populated numaward/single
     node=$(cat $cgroups/numaward/single/cpuset.mems)
-    # What the machine itself has there differs from boot to boot. So much is left that its processes run, and that what the
-    # other was promised does not fit.
+    # The free memory differs from boot to boot. The load leaves enough for the processes of the machine, and too little for the
+    # other
+    # workload's guarantee.
     size=$(($(free_mib $node) - 120))
     numaward exec --cpus 1 --memory 1000Mi --name wide -- sh -c '
         (echo 0 >/proc/self/oom_score_adj
@@ -59,7 +60,7 @@ run() {
     stop_daemon
 }
 
-# CPU 0 is kept for the system, so only node 1 has two CPUs to give. Node 0 has what the machine itself needs.
+# CPU 0 is reserved for the system, so only node 1 has two exclusive CPUs. Node 0 has the memory for the system.
 cat >/tmp/config.yaml <<END
 strategy: native
 reservedMemory:

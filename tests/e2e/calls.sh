@@ -1,7 +1,7 @@
 
-# The system calls of processes, as the kernel counts them.
+# Counts system calls of processes, with kernel tracing.
 _trace=/sys/kernel/tracing
-# count_calls: from now on, of every process.
+# count_calls: starts to count the calls of every process.
 count_calls() {
     [ -d $_trace/events ] || mount -t tracefs tracefs $_trace
     for _event in raw_syscalls/sys_enter raw_syscalls/sys_exit; do
@@ -9,9 +9,11 @@ count_calls() {
     done
     echo 'hist:keys=parent_pid,child_pid:size=65536' >$_trace/events/sched/sched_process_fork/trigger || fail "no fork"
 }
-# calls WHICH PID...: the calls that these processes, and what they started since then, were refused or made. One that a filter
-# refuses ends, and never begins. So does what a child returns from that its parent called, and what another thread becomes.
-# What ended is read before what began: a call that ends meanwhile would be taken for one that never began.
+# calls WHICH PID...: prints the calls of these processes and their descendants that were `refused` or `made`. A call that a
+# filter
+# refuses has an exit event but no entry event. The same is true for the return of a child from its parent's fork, and of a new
+# thread.
+# Exits are read before entries, because a call between the two reads would count as refused.
 calls() {
     _which=$1
     shift
@@ -28,7 +30,7 @@ calls() {
             for (i in list) ours[list[i] + 0]
             for (call in begun) if (is_ours(call + 0)) { split(call, of); made[of[2]] }
             for (call in ended) if (!(call in begun) && is_ours(call + 0)) { split(call, of); refused[of[2]] }
-            # What returns from a signal ends as no call.
+            # A return from a signal handler has no call number at exit.
             delete refused["unknown_syscall"]
             delete refused["sys_clone"]; delete refused["sys_fork"]; delete refused["sys_vfork"]; delete refused["sys_execve"]
             if (which == "made") for (name in made) print name

@@ -1,4 +1,4 @@
-# What systemd does with `systemd.unified_cgroup_hierarchy=0`, without systemd: the controllers go to hierarchies of v1.
+# Mounts the cgroup v1 hierarchies as systemd does with `systemd.unified_cgroup_hierarchy=0`, without systemd.
 set -eu
 for controller in $(cat $cgroups/cgroup.subtree_control); do
     echo "-$controller" >$cgroups/cgroup.subtree_control
@@ -11,10 +11,10 @@ for controller in memory cpuset; do
     mount -t cgroup -o $controller cgroup $cgroups/$controller || fail "v1 does not take $controller"
 done
 
-# watched NAME: what doctor and a daemon say; then the daemon is stopped, after what stands before.
+# watched NAME: prints the output of doctor and of a daemon, and stops the daemon after the preceding commands.
 start() {
     section "$1 doctor"
-    # It fails where a check does.
+    # It fails if a check fails.
     numaward doctor -o json || true
     numaward run >/tmp/daemon.log 2>&1 &
     daemon=$!
@@ -38,7 +38,7 @@ stop() {
 start "legacy"
 stop "legacy"
 
-# The hybrid of systemd: a hierarchy of v2 without controllers, in which the processes are as well.
+# The hybrid layout of systemd: a v2 hierarchy without controllers that contains the processes too.
 cgroups=$cgroups/unified
 mkdir $cgroups
 mount -t cgroup2 cgroup2 $cgroups

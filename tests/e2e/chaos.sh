@@ -1,21 +1,21 @@
-# The machine misbehaves in many ways, one after the other. After each, all that the daemon says is as the kernel has it again.
+# and 2 stay open, so every other free descriptor is above the limit.
 set -eu
 
 dir=/run/numaward
 mkdir -p $dir
-# Fewer slots than there will be workloads.
+# Fewer slots than workloads.
 printf '%s\n' "stateDirectory: $dir/state" 'probes: {slots: 8}' >$dir/config.yaml
 _gone() { ! numaward get -o json | grep -q "\"$1\""; }
 printf '%s\n' '[Service]' 'ExecStart=/bin/sleep 1000000' >/run/systemd/system/chaos-unit.service
 start_daemon --config $dir/config.yaml
 
-# agrees WHAT: waits until the daemon, its ledger, its metrics and the kernel say the same, and prints after how long.
+# agrees WHAT: waits until the daemon, its ledger, its metrics and the kernel agree, and prints the duration.
 agrees() {
     section "$1"
     numaward-crash-check agree $dir --within 60 || fail "$1"
     kill -0 $daemon || fail "$1: the daemon is gone"
 }
-# answers NAME: a command gets its CPU, and ends. What the kernel has free is known a little later.
+# answers NAME: a command gets an exclusive CPU, and ends. The kernel's free memory follows a moment later.
 answers() {
     wait_for 20 numaward exec --cpus 1 --memory 16Mi --name "$1" -- true
     wait_for 20 _gone "$1"
@@ -27,7 +27,7 @@ for name in one two; do
 done
 agrees "at the beginning"
 
-# Memory to the brink: the kernel kills who took it.
+# Memory is exhausted: the kernel kills the process that caused it.
 mkdir $cgroups/hog
 numaward-load --cgroup $cgroups/hog --size 4G --report json >/tmp/hog 2>&1 &
 hog=$!
@@ -36,13 +36,13 @@ wait $hog || true
 agrees "after memory ran out"
 answers after-memory
 
-# No file descriptors: what has to open files fails, and nothing else happens. The limit is on a descriptor's number, and
-# 0, 1 and 2 stay open for good: whichever other is free for a moment is above the limit.
+# No file descriptors: operations that open files fail, without other effects. The limit applies to the number of a descriptor,
+# and 0,
 numaward-crash-check files $daemon 3 || fail "no limit"
 section "without descriptors"
 must_fail numaward exec --cpus 1 --memory 16Mi --name refused -- true 2>&1
 for _ in 1 2 3; do
-    # Nobody is let in either.
+    # The daemon accepts no connection either.
     must_fail timeout 2 wget -q -O /dev/null http://127.0.0.1:9560/metrics
 done
 numaward-crash-check files $daemon 1024 || fail "no limit"
@@ -56,7 +56,7 @@ for seconds in 86400 -172800 86400; do
     answers "after-clock$seconds"
 done
 
-# CPUs go and come: one that everybody shares, and one that is exclusive.
+# CPUs go offline and online: a shared CPU and an exclusive CPU.
 for number in $(seq 0 5); do
     [ -e /sys/devices/system/cpu/cpu$number/online ] || continue
     echo 0 >/sys/devices/system/cpu/cpu$number/online || fail "CPU $number stays"
@@ -66,7 +66,7 @@ for number in $(seq 0 5); do
 done
 answers after-cpus
 
-# Memory of a node goes and comes, as much as the kernel can empty.
+# Memory blocks of a node go offline and online, as many as the kernel can empty.
 offline=
 for state in /sys/devices/system/node/node1/memory*/state; do
     echo offline 2>/dev/null >$state && offline="$offline $state"
@@ -77,7 +77,7 @@ agrees "while memory is away"
 for state in $offline; do echo online >$state || fail "$state does not come back"; done
 agrees "after memory was away"
 
-# More workloads than the probes have room for.
+# More workloads than slots of the probes.
 for number in $(seq 12); do
     mkdir -p $cgroups/many/w$number
     quiet_guarantee /many/w$number --memory 1Mi --name w$number
@@ -90,14 +90,14 @@ agrees "with more workloads than slots"
 for number in $(seq 12); do numaward release w$number || fail "w$number stays"; done
 agrees "with slots again"
 
-# Somebody plays with NUMA balancing.
+# NUMA balancing is switched on and off.
 for _ in $(seq 20); do
     echo 1 >/proc/sys/kernel/numa_balancing
     echo 0 >/proc/sys/kernel/numa_balancing
 done
 agrees "after NUMA balancing was switched"
 
-# The daemon stands still, while workloads go and are asked for.
+# The daemon is suspended while workloads end and requests arrive.
 kill -STOP $daemon
 rmdir $cgroups/many/w1 $cgroups/many/w2
 numaward exec --cpus 1 --memory 16Mi --name patient -- true 2>>$remarks &
@@ -108,7 +108,7 @@ wait $patient || fail "it did not get its answer"
 wait_for 20 _gone patient
 agrees "after the daemon stood still"
 
-# The bus does.
+# The bus is suspended.
 systemctl start chaos-unit.service || fail "no unit"
 bus=$(pidof dbus-daemon) || fail "no bus"
 kill -STOP $bus
@@ -120,9 +120,9 @@ wait_for 60 numaward guarantee chaos-unit.service --cpus 1 --memory 16Mi
 agrees "after the bus hung"
 numaward release chaos-unit.service || fail "the unit stays"
 
-# Everything that the daemon made is removed.
+# The daemon's cgroups are removed.
 echo 1 >$cgroups/numaward/cgroup.kill
-# The daemon removes what it finds ended, too.
+# The daemon removes cgroups of ended workloads itself.
 for name in one two; do wait_for 20 sh -c "rmdir $cgroups/numaward/$name; [ ! -e $cgroups/numaward/$name ]"; done
 rmdir $cgroups/numaward || fail "the cgroup of commands stays"
 wait_for 60 _gone one

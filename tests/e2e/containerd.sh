@@ -1,10 +1,10 @@
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 
-# What goes where is known from the rules of the kubelet alone: it does not depend on where memory is free.
+# With the strategy `kubelet`, placements do not depend on the free memory of the nodes.
 echo 'strategy: kubelet' >>/etc/numaward/config.yaml
 
-# What runs when numaward comes is adopted.
+# A container that runs before numaward starts is adopted.
 run web burstable --millicpus 100 --unlimited -- sleep 1000000
 web=$cgroup
 run early guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000
@@ -21,7 +21,7 @@ where $web
 section "adopted metrics"
 ask /metrics | grep -E '^numaward_(containers_started_unpinned|nri_)'
 
-# This containerd ignores memory policies.
+# This version of containerd ignores memory policies.
 annotation=numaward.io/memory-policy=interleave
 run policy burstable --millicpus 100 --unlimited -- sleep 1000000
 annotation=
@@ -51,7 +51,7 @@ where $web
 section "placed protection"
 protection $db
 section "placed names"
-# What is resident is read in turns.
+# Resident memory is read periodically, for some of the workloads each time.
 _resident() { ask /metrics | grep -q "^numaward_memory_resident_bytes.*pod=\"$1\",container=\"main\".*type=\"anon\""; }
 wait_for 60 _resident db
 wait_for 60 _resident web
@@ -87,7 +87,7 @@ meanwhile=$cgroup meanwhile_pod=$pod
 where $meanwhile
 numaward-cri remove-pod $small_pod
 start_plugin
-# The runtime writes the knobs; the daemon then sees that the container has them.
+# The runtime writes the knobs; the daemon then reads them and reports the guarantee as held.
 is_held() { allocations | grep -q '"name":"default/meanwhile/main"'; }
 wait_for 60 is_held
 wait_until_at 0 $meanwhile

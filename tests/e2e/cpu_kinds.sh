@@ -1,4 +1,4 @@
-# Nothing here has a frequency, so these are made up: each CPU's folder is replaced by a copy that has one.
+# Virtual machines have no frequency scaling: each CPU's sysfs folder is replaced by a copy with simulated frequencies.
 set -eu
 leaves_nothing
 cpus=/sys/devices/system/cpu
@@ -19,7 +19,7 @@ ask /api/v1/topology
 section "topology for people"
 numaward topology
 
-# asked NAME ARGUMENTS...: where a command may run that asks for this.
+# asked NAME ARGUMENTS...: prints the allowed CPUs of a command with this request.
 asked() {
     section "$1"
     shift
@@ -37,7 +37,7 @@ section "explained"
 numaward explain held
 numaward release held
 
-# refused NAME ARGUMENTS...: what is said.
+# refused NAME ARGUMENTS...: prints the message of a refused request.
 refused() {
     section "$1"
     shift

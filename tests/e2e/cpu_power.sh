@@ -1,4 +1,4 @@
-# Exclusive CPUs 2 and 3, and what they are set to. Nothing here has a frequency: the governor is missing.
+# Prints the power settings of exclusive CPUs 2 and 3. Virtual machines have no frequency scaling, so there is no governor.
 set -eu
 leaves_nothing
 config=/tmp/config.yaml

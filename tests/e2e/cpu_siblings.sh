@@ -3,7 +3,7 @@ leaves_nothing
 export NUMAWARD_STRATEGY=native
 start_daemon
 
-# Another cgroup, which may use all CPUs.
+# Another cgroup, without restriction.
 mkdir $cgroups/other
 sleep 1000 &
 echo $! >$cgroups/other/cgroup.procs
@@ -21,7 +21,7 @@ cat $cgroups/other/cpuset.cpus.effective
 section "siblings"
 cat /sys/devices/system/cpu/cpu*/topology/thread_siblings_list | sort -n -u
 
-# Another workload takes one thread of the two cores that are left on node 1: one core is whole.
+# Another workload uses one thread of the remaining two cores of node 1: one core stays free.
 numaward exec --cpus 1 --memory 16Mi --node 1 --name half -- sleep 1000 2>>$remarks &
 wait_for 20 populated numaward/half
 section "too few"
@@ -29,7 +29,7 @@ with_code numaward exec --cpus 2 --memory 16Mi --node 1 --hide-siblings -- true 
 section "shared"
 with_code numaward exec --cpus 500m --memory 16Mi --hide-siblings -- true 2>&1
 
-# A restart keeps it, and a release gives all back.
+# A restart keeps the setting, and a release restores all CPUs.
 kill_daemon
 start_daemon
 section "kept"

@@ -1,15 +1,15 @@
-# $rounds, set before: the circumstances under which the daemon is to be right.
+# $rounds contains the names of the rounds: conditions under which the daemon's figures must be right.
 set -eu
 leaves_nothing
 
-# start COMMAND...: the daemon under COMMAND, ready.
+# start COMMAND...: starts the daemon under COMMAND and waits until it is ready.
 start() {
     "$@" >/tmp/daemon.log 2>&1 &
     daemon=$!
     wait_for 60 ask /readyz
 }
 
-# stop: and what it ends with.
+# stop: stops the daemon and prints its exit code.
 stop() {
     section "$round exit code"
     stop_daemon
@@ -17,7 +17,7 @@ stop() {
     new_log
 }
 
-# measure NAME ARGUMENTS...: a load in the cgroup NAME, and what the kernel says about NAME's uppermost cgroup.
+# measure NAME ARGUMENTS...: runs a load in the cgroup NAME, and prints the kernel's figures for the topmost cgroup of NAME.
 measure() {
     _name=${1%%/*}
     _inner=$1
@@ -30,15 +30,15 @@ measure() {
     unload "$_inner" $load_pid
 }
 
-# counters NAME: node, locality and bytes of a workload, a line each.
+# counters NAME: prints node, locality and bytes of a workload, one line each.
 counters() {
     section "$round $1 counters"
     ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$1\",numa_node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
 }
 
-# truth COMMAND...: a daemon under COMMAND, and one workload after the other.
+# truth COMMAND...: runs a daemon under COMMAND, and one workload after the other.
 truth() {
-    # Those that are there when the daemon starts have counters before it is ready.
+    # Workloads that exist when the daemon starts have counters before it is ready.
     for _name in local bound interleaved thp tmpfs nested third expander; do
         mkdir $cgroups/$_name
     done
@@ -56,7 +56,7 @@ truth() {
     rmdir $cgroups/nested/a $cgroups/nested
 }
 
-# samples NAME: all counters now.
+# sample NAME: prints all counters.
 sample() {
     section "sample $1"
     ask /metrics | grep '^numaward_.*_total[{ ]'
@@ -64,7 +64,7 @@ sample() {
 
 has() { ask /metrics | grep -q "$1"; }
 
-# Three slots for four workloads, one of them the daemon's own cgroup, and a name that comes back.
+# Three slots for four workloads, including the daemon's own cgroup, and a workload name that is reused.
 slots() {
     echo 'probes: {slots: 3}' >/tmp/slots.yaml
     mkdir $cgroups/first $cgroups/filler
@@ -89,7 +89,7 @@ slots() {
     rmdir $cgroups/filler
 }
 
-# A second daemon finds the port taken; the first is not disturbed.
+# A second daemon fails because the port is in use; the first is not disturbed.
 port_in_use() {
     section "second daemon"
     must_fail env NUMAWARD_STATE_DIRECTORY=/tmp/second NUMAWARD_CONTROL_SOCKET=/run/second/control.sock numaward run 2>&1
@@ -109,7 +109,7 @@ machine() {
     ask /api/v1/nodes
 }
 
-# said: what a daemon with something missing says about itself.
+# said: prints the status of a daemon that misses a feature.
 said() {
     section "$round status"
     ask /api/v1/status

@@ -1,26 +1,26 @@
-# The image, run by containerd as the manifests demand.
+# containerd runs the image with the security context of the manifests.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 mkdir -p /var/lib/kubelet/pod-resources /config
-# As a kubelet leaves them that pins nothing.
+# State files of a kubelet that pins no containers.
 echo '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}' >/var/lib/kubelet/cpu_manager_state
 echo '{"policyName":"None","machineState":{},"checksum":4236770233}' >/var/lib/kubelet/memory_manager_state
 [ -d /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing
-# As systemd leaves it.
+# systemd makes all mounts shared.
 mount --make-rshared / || fail "shared"
 
 section "images"
 ctr -n k8s.io images import $IMPORT /numaward.tar 2>&1 || fail "import of numaward's image"
 ctr -n k8s.io images list -q | grep numaward
 
-# run_daemon OVERLAY: a pod of its DaemonSet, ready; $daemon is its process.
+# run_daemon OVERLAY: starts the pod of the DaemonSet and waits until it is ready; $daemon is its process id.
 run_daemon() {
     cp /$1.yaml /config/config.yaml
     made=$(numaward-cri run-daemon-set /$1.json --node host-1 --config /config) || fail "$1"
     daemon=$(head -n1 $cgroups/kubepods/burstable/podnumaward/${made#* }/cgroup.procs)
     wait_for 120 ask /readyz
 }
-# Prints what it warned of.
+# Prints the logged warnings.
 report() {
     grep -E '"level":"(WARN|ERROR)"' /var/log/pods/numaward/numaward.log || true
 }
@@ -79,7 +79,7 @@ done >/run/commands
 section "enforce commands"
 cat /run/commands
 section "enforce refused calls"
-# Of containerd's shim and what it started: runc, the daemon and the commands.
+# Includes the shim of containerd and its descendants: runc, the daemon and the commands.
 calls refused $(sed -n 's/^PPid:\t//p' /proc/$daemon/status)
 section "enforce made calls"
 calls made $daemon

@@ -1,11 +1,12 @@
-# What an unprivileged user and a process in a container try. nobody owns a delegated subtree, as a user's manager does.
+# Attempts of an unprivileged user and of a process in a container. The user nobody has a delegated subtree, like a user
+# manager's.
 set -eu
 _done() { [ -s /run/tenant/$1 ]; }
-# as_nobody COMMAND...: what it prints and its exit code.
+# as_nobody COMMAND...: prints the output and the exit code.
 as_nobody() {
     with_code numaward-capabilities nobody "$@" 2>&1
 }
-# attribute PATH [NAME VALUE]: the daemon's marks of a directory, or sets an attribute.
+# attribute PATH [NAME VALUE]: prints the daemon's extended attributes of a directory, or sets an attribute.
 cat >/run/attribute.pl <<'END'
 my ($path, $name, $value) = @ARGV;
 if (defined $name) {
@@ -32,13 +33,13 @@ chmod 600 /etc/numaward/token
 echo 'control: {listen: "127.0.0.1:9561", tokenFile: /etc/numaward/token}' >/etc/numaward/config.yaml
 cp /numaward.service /run/systemd/system/numaward.service
 printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/victim.service
-# Its cgroups, as the owner of the subtree makes them, with a load in one; then a flood of them, when it is asked for.
+# Script of the subtree's owner: creates cgroups with a load in one, and on request many more cgroups.
 mkdir -m 777 /run/tenant
 cat >/run/tenant.sh <<'END'
 own=/sys/fs/cgroup/system.slice/tenant.service
 mkdir -p $own/inner $own/$1/cri-containerd-$2.scope $own/kubepods/burstable/podu1/web
 echo $$ >$own/inner/cgroup.procs
-# load SIZE: one in what looks like a container of each driver.
+# load SIZE: starts a load in a cgroup that is named like a container, for each cgroup driver.
 load() {
     numaward-load --size $1 --report json --cgroup $own/$container >/run/tenant/load$1 &
     numaward-load --size $1 --report json --cgroup $own/kubepods/burstable/podu1/web >/run/tenant/web$1 &
@@ -66,7 +67,7 @@ daemon=$(systemctl show --value -p MainPID numaward)
 wait_for 100 ready
 systemctl start tenant || fail "the tenant does not start"
 quiet_guarantee victim.service --cpus 1 --memory 64Mi
-# The journal is there at once, the ledger beside it when there is time.
+# The journal is written at once, the ledger file later.
 wait_for 60 [ -s /var/lib/numaward/ledger.json ]
 
 section "modes"
@@ -87,7 +88,7 @@ section "knobs"
 as_nobody sh -c "echo 0 >$victim/cpuset.cpus"
 section "read"
 as_nobody wget -q -O /dev/null http://127.0.0.1:9560/metrics
-# request METHOD PATH HOST: the first line of the answer.
+# request METHOD PATH HOST: prints the first line of the response.
 request() {
     rm -f /run/answer
     {
@@ -105,8 +106,9 @@ request DELETE /api/v1/allocations/victim.service localhost
 section "rebound"
 request GET /metrics evil.example
 
-# The same from namespaces of its own: root there is nobody here. The files are opened up, so that the kernel's word on who
-# asks is all that is left.
+# The same from new namespaces, in which nobody is mapped to root. The files are made accessible, so that only the peer
+# credentials
+# protect the daemon.
 section "container"
 as_nobody unshare -U -r -m -p -f -n -i -u sh -c 'id -u; numaward release victim.service; kill -0 '$daemon'; wget -q -O - http://127.0.0.1:9560/livez'
 chmod 755 /run/numaward
@@ -118,8 +120,9 @@ as_nobody unshare -U -r -m -p -f -n sh -c 'numaward release victim.service'
 chmod 600 /run/numaward/control.sock
 chmod 700 /run/numaward
 
-# Root of a container with the host's network, such as a pod with hostNetwork: the host's users, a file system, process ids and
-# cgroups of its own, and the capabilities that runtimes leave. What reaches the daemon is its ports, and the names of its sockets.
+# Root in a container with the host's network, such as a pod with hostNetwork: the host's user namespace, its own file system,
+# process
+# ids and cgroups, and the default capabilities of runtimes. It can reach the daemon's ports, and the names of its sockets.
 mkdir -p /run/container/bin /run/container/proc /run/container/sys
 cp /bin/busybox $(command -v numaward) $(command -v numaward-capabilities) /run/container/bin
 cat >/run/container/enter.sh <<'END'
@@ -130,14 +133,14 @@ mount -t proc proc /run/container/proc
 mount -t sysfs -o ro sysfs /run/container/sys
 mount -t cgroup2 -o ro cgroup2 /run/container/sys/fs/cgroup
 cd /run/container
-# The root of an initramfs cannot be pivoted away from.
+# pivot_root does not work with an initramfs as root.
 /usr/bin/mount --move /run/container /
 exec chroot . /bin/busybox sh -c '
     export PATH=/bin
     exec numaward-capabilities CHOWN,DAC_OVERRIDE,FSETID,FOWNER,MKNOD,NET_RAW,SETGID,SETUID,SETFCAP,SETPCAP,NET_BIND_SERVICE,SYS_CHROOT,KILL,AUDIT_WRITE \
         busybox sh -c "$1"' sh "$1"
 END
-# in_container COMMANDS: what they print and their exit code.
+# in_container COMMANDS: prints the output and the exit code.
 in_container() {
     with_code /usr/bin/unshare -m -p -f -i -u -C sh /run/container/enter.sh "$1" 2>&1
 }
@@ -164,7 +167,7 @@ section "host's network: knobs"
 in_container 'echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control'
 in_container 'busybox mount -o remount,rw /sys/fs/cgroup'
 in_container 'busybox mount -t cgroup2 none /proc'
-# Sockets without a file are reached by their names alone, by all who share the network.
+# Abstract sockets have a name and no file, so every process in the network namespace can reach them.
 section "the daemon's sockets"
 for file in /proc/$daemon/fd/*; do
     inode=$(readlink $file | sed -n 's/^socket:\[\(.*\)\]$/\1/p')
@@ -178,7 +181,7 @@ section "still held"
 allocations
 
 section "forged"
-# A new workload has counters of its own a moment after its first page.
+# A new workload has its own counters a moment after its first page.
 _counted() { ask /api/v1/workloads | grep -q '"workload":"tenant.service"[^}]*"counters":"own"'; }
 wait_for 60 _done load1M
 wait_for 60 _done web1M

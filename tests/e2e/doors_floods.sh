@@ -1,13 +1,15 @@
-# What an unprivileged user tries to stop or starve the daemon: floods of mapped files, of connections, of slow readers and of event
-# streams, and its port over a restart. The daemon answers other users meanwhile, and keeps what is guaranteed.
+# An unprivileged user tries to stop or starve the daemon: with many mapped files, connections, slow readers and event streams,
+# and by
+# taking its port during a restart. The daemon still answers other users, and keeps the guarantees.
 set -eu
-# A mistake that runs this outside of a machine does nothing.
+# Protects a developer's host: the script does nothing outside of a machine.
 [ -e /numaward.service ] || exit 1
-# as_nobody COMMAND...: in place of this process, which has to be one of its own.
+# as_nobody COMMAND...: replaces this process, which has to be a separate one.
 as_nobody() {
     exec numaward-capabilities nobody "$@" >/dev/null 2>&1
 }
-# attack.pl KIND: one of them, until it is ended; /run/attack/KIND says that it has begun. Perl has no modules here.
+# attack.pl KIND: runs one attack until it is ended. It writes to /run/attack/KIND as soon as the attack has begun. Perl has no
+# modules here.
 cat >/run/attack.pl <<'PERL'
 use strict;
 my ($kind) = @ARGV;
@@ -18,11 +20,11 @@ sub client {
     return connect($socket, $address) ? $socket : undef;
 }
 sub ask { my ($socket, $path) = @_; syswrite $socket, "GET $path HTTP/1.1\r\nHost: localhost\r\n\r\n" }
-# Whether there is something to read, or the end.
+# Returns true if data or the end of the stream can be read.
 sub is_ready { my ($socket) = @_; my $bits = ''; vec($bits, fileno $socket, 1) = 1; return select $bits, undef, undef, 0 }
 $SIG{PIPE} = 'IGNORE';
 if ($kind eq 'connections') {
-    # Again and again: those that are closed are opened anew.
+    # Reopens connections that the daemon closes.
     my @open;
     for my $round (0 .. 1_000_000) {
         push @open, grep { defined } client();
@@ -39,7 +41,7 @@ if ($kind eq 'connections') {
             ask($socket, $path);
             push @open, $socket;
         }
-        # A little of each, as slowly as is allowed.
+        # Reads a little from each connection, as slowly as the daemon permits.
         @open = grep { !is_ready($_) or sysread $_, my $buffer, $kind eq 'scrapes' ? 256 : 4096 } @open if $round % 20 == 19;
         begun() if $round == 0;
         select undef, undef, undef, 0.1;
@@ -55,7 +57,7 @@ if ($kind eq 'connections') {
         close $victim;
     }
 } elsif ($kind eq 'files') {
-    # One page of one file under many long names: MAP_SHARED | MAP_POPULATE.
+    # Maps one page of a file under many long names: MAP_SHARED | MAP_POPULATE.
     my $mmap = `uname -m` =~ /aarch64/ ? 222 : 9;
     mkdir '/run/attack/folder';
     chdir '/run/attack/folder' or die $!;
@@ -91,9 +93,9 @@ systemctl start numaward victim || fail "the units do not start"
 wait_for 100 ready
 quiet_guarantee victim.service --cpus 1 --memory 64Mi
 held=$(cat $victim/cpuset.cpus)
-# peak: the most memory that the daemon had since it started, in KiB.
+# peak: prints the peak memory of the daemon since its start, in KiB.
 peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --value -p MainPID numaward)/status"; }
-# Root asks all the time whether the daemon is alive, but for a restart.
+# Root checks continuously that the daemon is alive, except during a restart.
 watch() {
     while [ ! -e /run/over ]; do
         if [ ! -e /run/restarting ] && ! timeout 1 wget -q -O /dev/null http://127.0.0.1:9560/livez; then
@@ -105,11 +107,11 @@ watch() {
 : >/run/late
 watch 2>/dev/null &
 watcher=$!
-# began KIND: the attack is under way.
+# began KIND: succeeds if the attack has begun.
 began() { [ -s /run/attack/$1 ]; }
-# scrape: a scrape of root gets through in the time that Prometheus gives it.
+# scrape: succeeds if a scrape of root completes within the scrape timeout of Prometheus.
 scrape() { timeout 10 wget -q -O /run/figures http://127.0.0.1:9560/metrics && grep -q '^numaward_build_info' /run/figures; }
-# resize BYTES: a change gets through.
+# resize BYTES: succeeds if a change is accepted.
 resize() { numaward resize victim.service --memory $1 >/dev/null 2>&1; }
 
 for attack in connections scrapes streams; do
@@ -157,7 +159,7 @@ for _try in $(seq 20); do
 done
 if [ -n "$attacker" ]; then
     echo "taken"
-    # The daemon tries again meanwhile, and root is not shown what the other program says.
+    # The daemon retries meanwhile, and root does not get responses of the program that took the port.
     wait_for 100 numaward get victim.service
     numaward get
     systemctl is-active numaward

@@ -1,13 +1,13 @@
 set -eu
 leaves_nothing
 _log_has() { grep -q "$1" /tmp/daemon.log; }
-# die SECTION: the daemon is killed in that section. The next one has a log of its own.
+# die SECTION: kills the daemon in this section. The next daemon has a new log file.
 die() {
     section "$1"
     kill_daemon
     new_log
 }
-# pins SECTION: what the workload that runs all the time has.
+# pins SECTION: prints the CPUs and nodes of the workload that runs all the time.
 pins() {
     section "$1"
     (cd $held && cat cpuset.cpus cpuset.mems memory.min)
@@ -19,7 +19,7 @@ expect_error "not all that is promised could be enforced again"
 expect_error "a damaged ledger was set aside"
 
 mkdir /state
-# Too small to begin with.
+# Too small from the beginning.
 mount -t tmpfs -o size=1m,mode=700 tmpfs /state
 start_daemon
 section "no room"
@@ -34,11 +34,11 @@ umount /state
 mount -t tmpfs -o size=2100k,mode=700 tmpfs /state
 start_daemon
 
-# Somebody rewrites two knobs of a workload, again and again. It takes the daemon a minute to give up.
+# Another program overwrites two knobs of a workload repeatedly. The daemon gives up after a minute.
 live fought
 section "fought"
 numaward guarantee /fought --cpus 1 --memory 128Mi -o json 2>>$remarks
-# A node that is not promised.
+# A node outside the guarantee.
 elsewhere=3
 [ "$(cat $cgroups/fought/cpuset.mems)" = 3 ] && elsewhere=2
 section "elsewhere"
@@ -54,7 +54,7 @@ numaward exec --cpus 1 --memory 64Mi --name held -- numaward-load --size 16M --r
 wait_for 60 [ -s /tmp/held.json ]
 pins "held"
 
-# What is promised has its room already; the file that others read has to wait.
+# The journal has preallocated space for guarantees; the ledger file has to wait for free space.
 wait_for 30 grep -q '"held"' /state/ledger.json
 section "full disk"
 must_fail dd if=/dev/zero of=/state/filler bs=512 2>/dev/null
@@ -80,7 +80,7 @@ rmdir $cgroups/late
 _written_out() { ! grep -q '"late"' /state/ledger.json; }
 wait_for 60 _written_out
 
-# The cgroup of a workload goes away.
+# The cgroup of a workload is removed.
 section "gone"
 mkdir -p $cgroups/outer/inner
 quiet_guarantee /outer/inner --cpus 1 --memory 16Mi
@@ -89,7 +89,7 @@ rmdir $cgroups/outer/inner
 _gone() { ! allocations | grep -q outer/inner; }
 wait_for 30 _gone
 cat $cgroups/outer/memory.min
-# One of the same name is another.
+# A new cgroup with the same name is another cgroup.
 mkdir $cgroups/outer/inner
 quiet_guarantee /outer/inner --cpus 1 --memory 16Mi
 numaward release outer/inner
@@ -104,7 +104,7 @@ end $writer
 echo 0-3 >$cgroups/fought/cpuset.mems
 section "missing load"
 load fought --size 64M --policy bind:$elsewhere
-# The kernel brings these books up to date every two seconds.
+# The kernel updates `memory.numa_stat` every two seconds.
 _booked() { [ "$(sed -n 's/^anon .*N'$elsewhere'=\([0-9]*\).*/\1/p' $cgroups/fought/memory.numa_stat)" -ge 67108864 ]; }
 wait_for 60 _booked
 cat /tmp/load-fought
@@ -119,7 +119,7 @@ ask "/api/v1/events?kind=miss"
 end $load_pid
 
 section "read-only"
-# Over the directory: one in which files are open for writing cannot be made read-only.
+# A mount over the directory: a file system with files that are open for writing cannot be remounted read-only.
 mount -t tmpfs -o ro,mode=700 tmpfs /state
 with_code numaward exec --cpus 1 --memory 16Mi --name readonly -- true 2>&1
 die "read-only: killed"
@@ -131,7 +131,7 @@ start_daemon
 section "read-write allocations"
 allocations
 
-# The file is damaged: the journal has it all.
+# The ledger file is damaged: the journal contains all data.
 die "damaged file: killed"
 echo nonsense >/state/ledger.json
 start_daemon
@@ -144,7 +144,7 @@ section "damaged file allocations"
 allocations
 pins "damaged file held"
 
-# The journal is gone as well.
+# The journal is damaged too.
 die "damaged: killed"
 rm /state/ledger.json.damaged-1 /state/ledger.journal
 cp /state/ledger.json /tmp/ledger.json

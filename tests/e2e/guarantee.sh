@@ -1,4 +1,4 @@
-# Its hints, and the kubelet's words, are compared.
+# The hints and messages of the strategy `kubelet` are compared.
 set -eu
 leaves_nothing
 export NUMAWARD_STRATEGY=kubelet
@@ -68,7 +68,7 @@ cat $cgroups/numaward/held/cpuset.cpus
 section "adopted writes"
 samples numaward_enforcement_writes_total
 section "killed"
-# So that nobody but the daemon releases it.
+# Only the daemon can release the guarantee then.
 kill -9 $held
 kill $(cat $cgroups/numaward/held/cgroup.procs)
 wait_for 30 [ ! -e $cgroups/numaward/held ]
@@ -82,9 +82,9 @@ load batch --cpus 2 --size 128M --policy preferred:1
 wait_for 30 booked batch $((128 << 20))
 cat $cgroups/batch/memory.numa_stat
 section "guarantee"
-# Node 1 has two free CPUs, node 0 one: one CPU is taken from the fuller node.
+# Node 1 has two free CPUs, node 0 one. A request for one CPU uses the node with less free capacity.
 numaward guarantee /batch --cpus 1 --memory 256Mi -o json 2>>$remarks
-# The pages are moved beside the answer if that takes long, as it does under emulation.
+# If the pages take long to move, as under emulation, the move continues after the response.
 wait_for 60 _moved
 section "after guarantee"
 cat $cgroups/batch/memory.numa_stat

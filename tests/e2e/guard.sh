@@ -1,6 +1,6 @@
-# Memory that is promised and not used yet, and a workload without a guarantee that fills the node with page cache: files
-# of a tmpfs, which the kernel cannot drop.
-# Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
+# Guaranteed memory that is not used yet, and a workload without a guarantee that fills the node with files of a tmpfs, which the
+# kernel cannot reclaim.
+# If a node is full, the kernel kills loads first, by their oom_score_adj. A machine without a killable process panics.
 set -eu
 leaves_nothing
 # Without the guard, the workload is killed.
@@ -9,11 +9,11 @@ echo -900 >/proc/self/oom_score_adj
 _decided() { [ -s /tmp/db.json ] || sed -n 's/^oom_kill //p' $cgroups/numaward/db/memory.events | grep -qv '^0$'; }
 _is_free() { [ "$(cat $cgroups/hog/cpuset.mems)" != $((1 - node)) ]; }
 
-# run NAME: the hog fills the node, then the workload asks for what it was promised.
+# run NAME: the hog fills the node, then the workload allocates its guaranteed memory.
 run() {
     begin $1
-    # What the machine itself has there differs from boot to boot. So much is left that its processes run, and that what is
-    # promised does not fit.
+    # The free memory differs from boot to boot. The hog leaves enough for the processes of the machine, and too little for the
+    # guarantee.
     parts=$((($(free_kib) / 1024 - 120) / 8))
     section "$1 parts"
     echo $parts

@@ -1,13 +1,13 @@
-# Memory that is promised and not used yet, on a node that is full of page cache: blocks of a disk, which somebody has read.
+# Guaranteed memory that is not used yet, on a node that is full of page cache of a disk.
 set -eu
 leaves_nothing
 
-# What was looked at in order to reclaim it, by kswapd and by those who asked for memory.
+# scanned: prints the number of pages that kswapd and direct reclaim scanned.
 scanned() { awk '/^pgscan_(kswapd|direct) / { sum += $2 } END { print sum }' /proc/vmstat; }
 _is_full() { [ $(free_kib) -lt 100000 ]; }
 _is_free() { [ $(free_kib) -gt 370000 ]; }
 
-# hog NAME COMMANDS: on the node where the workload is promised memory, a process that has these commands fill it.
+# hog NAME COMMANDS: fills the workload's node by a process that runs these commands.
 hog() {
     begin "$1"
     rm -f /tmp/read
@@ -17,7 +17,7 @@ hog() {
     hog=$!
 }
 
-# finish NAME: the workload asks for what it was promised.
+# finish NAME: the workload allocates its guaranteed memory.
 finish() {
     section "$1 hog"
     cat $cgroups/hog/memory.numa_stat
@@ -32,7 +32,7 @@ finish() {
     over
 }
 
-# The kernel drops the blocks of a disk that nobody has open.
+# The kernel drops the page cache of a disk when it is closed.
 exec 9</dev/vda
 export NUMAWARD_GUARD=act
 for name in off on; do
@@ -43,7 +43,7 @@ for name in off on; do
     finish $name
 done
 
-# What is read again and again is in use: it comes back each time.
+# Pages that are read repeatedly are in use, and return after each reclaim.
 export NUMAWARD_LOG_LEVEL=debug
 new_log
 hog used 'while :; do dd if=/dev/vda of=/dev/null bs=1M count=400 2>/dev/null; sleep 0.5; done'

@@ -1,4 +1,4 @@
-# No workload without a guarantee is harmed by what happens around it.
+# No workload without a guarantee is harmed by guarantees of other workloads.
 set -eu
 mkdir -p /etc/numaward
 cat >/etc/numaward/config.yaml <<EOF
@@ -10,7 +10,7 @@ _oom_kills() { sed -n 's/^oom_kill //p' "$cgroups/$1/memory.events"; }
 _is_on_node_0() { sed -n 's/^anon N0=\([0-9]*\) .*/\1/p' $cgroups/moved/memory.numa_stat | awk '{ exit $1 < 190 * 1048576 }'; }
 _free_mib() { awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$1/meminfo; }
 
-# A guarantee raises a limit, the workload uses more than the old one, and the guarantee ends.
+# A guarantee raises a limit, the workload exceeds the previous limit, and the guarantee is released.
 mkdir $cgroups/limited
 echo 120M >$cgroups/limited/memory.max
 load limited --size 60M
@@ -83,7 +83,7 @@ cat $cgroups/dpdk/cpuset.cpus.partition $cgroups/dpdk/cpuset.cpus
 rmdir $cgroups/dpdk
 wait_for 20 nothing_promised
 
-# A node is low, and the other one is full.
+# One node is low on memory, and the other one is full.
 numaward exec --cpus 1 --memory 220Mi --name db -- sleep 100000 2>>$remarks &
 wait_for 20 test -e $cgroups/numaward/db/cpuset.mems
 node=$(cat $cgroups/numaward/db/cpuset.mems)

@@ -1,7 +1,7 @@
 set -eu
 leaves_nothing
 config=/tmp/config.yaml
-# configure MODE HERDING: what the next daemon reads.
+# configure MODE HERDING: writes the configuration of the next daemon.
 configure() {
     cat >$config <<EOF
 enforcement:
@@ -11,7 +11,7 @@ guarantees:
 - {cgroup: "/batch/*", cpus: 1, memory: 64Mi}
 EOF
 }
-# show NAME CGROUP...: of each cgroup its set and where its first process may run.
+# show NAME CGROUP...: prints the CPU set of each cgroup, and the allowed CPUs of its first process.
 show() {
     section "$1"
     shift
@@ -44,7 +44,7 @@ show "herded" $all slice numaward/first
 section "herded allocations"
 allocations
 
-# A guarantee in a slice that is herded: the slice needs its CPUs, and those beside are herded themselves.
+# A guarantee in a confined slice: the slice has to keep these CPUs, so its other children are confined instead.
 quiet_guarantee /slice/a --cpus 1 --memory 64Mi
 show "opened" $all slice numaward/first
 section "opened allocations"
@@ -67,7 +67,7 @@ allocations
 section "restarted writes"
 samples numaward_enforcement_writes_total
 
-# A dry run gives back what was written, and keeps what is promised.
+# A dry run restores the knobs and keeps the guarantees.
 stop_daemon
 configure dry-run on
 start_daemon --config $config
@@ -114,7 +114,7 @@ for name in b c d; do
 done
 wait_for 20 _counts 0
 
-# Partitions: of a child of the root on every kernel; further down they are refused with the reason.
+# Partitions: every kernel supports them for a child of the root; a nested one is refused with the reason.
 live part
 quiet_guarantee /part --cpus 1 --memory 64Mi --partition root
 section "partition"

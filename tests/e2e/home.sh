@@ -1,5 +1,6 @@
-# Workloads without a guarantee: threads on both nodes that use the same memory, once memory that can be moved, and once
-# memory whose own policy names a node.
+# Workloads without a guarantee, with threads on both nodes that use the same memory: once with movable memory, and once with a
+# memory
+# policy that names a node.
 set -eu
 cat >/tmp/config.yaml <<END
 home:
@@ -40,7 +41,7 @@ echo
 unload bound $bound
 
 mkdir -p $cgroups/spread
-# What the kernel has learnt of the group is of no use: threads are bound to CPUs of both nodes.
+# The threads are bound to CPUs of both nodes, so the kernel's own NUMA group placement has no effect.
 load spread --cpus 0,3 --size 64M --walk --shared
 spread=$load_pid
 _counted() { ask /api/v1/workloads | grep -q '"remotePages":[1-9][0-9][0-9]'; }
@@ -49,7 +50,7 @@ wait_for 180 has_event '/spread gets a home on node 0'
 wait_for 180 has_event '/spread keeps its home on node 0'
 cpuset "spread at home" spread
 accesses "spread at home, first"
-# Balancing looks at memory that is local less and less often.
+# NUMA balancing scans local memory less and less often.
 _faults() { sed -n 's/^numa_hint_faults //p' $cgroups/spread/memory.stat; }
 first=$(_faults)
 _sampled() { [ $(($(_faults) - first)) -ge 200 ]; }

@@ -1,4 +1,4 @@
-# A workload on node 0 with all of its memory on node 1, of which it uses the first quarter.
+# A workload on node 0 with all of its memory on node 1, which accesses the first quarter of it.
 set -eu
 _known() { ask /api/v1/workloads | grep -q '"uses"'; }
 monitors() { cat /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds; }
@@ -6,8 +6,9 @@ monitors() { cat /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds; }
 start_daemon
 load uses --cpus 0 --size 64M --walk --walk-size 16M --policy bind:1
 wait_for 30 _known
-# The monitor clears accessed bits without flushing TLBs, and an emulated TLB may keep all entries. A switch to another process
-# flushes it.
+# DAMON clears accessed bits without a TLB flush, and an emulated TLB may keep all entries. A switch to another process flushes
+# the
+# TLB.
 taskset -c 0 sh -c 'while :; do :; done' &
 
 section "hot"

@@ -5,16 +5,16 @@ counters() {
 }
 unknown() { ask /metrics | sed -n 's/^numaward_unknown_node_allocated_bytes_total //p'; }
 blocks() { ls -d /sys/devices/system/node/node$1/memory[0-9]* 2>/dev/null | wc -l; }
-# The kernel's word on a node's memory, and what the daemon has noticed of it.
+# Memory of a node as the kernel reports it, and as the daemon reports it.
 total() { sed -n 's/.*MemTotal: *\([0-9]*\) kB/\1/p' /sys/devices/system/node/node$1/meminfo; }
 noticed() { ask /api/v1/topology | grep -q "\"memoryBytes\":$(($(total $1) * 1024))[,}]"; }
 
-# Without BTF, the probe finds a page's node by its address.
+# Without BTF, the probe derives the node of a page from its address.
 [ $mode = tp_btf ] || mount -o bind /dev/null /sys/kernel/btf/vmlinux
 for name in late filling; do
     mkdir $cgroups/$name
 done
-# It is to be noticed, not to be found in the end.
+# The daemon has to notice the change by an event, not by its periodic check.
 echo 'observe: {topologyInterval: 1h}' >/tmp/config.yaml
 start_daemon --config /tmp/config.yaml
 section probes
@@ -42,7 +42,7 @@ wait_for 30 booked late 67108864
 section "late numa_stat"
 grep '^anon ' $cgroups/late/memory.numa_stat
 unload late $load_pid
-# More than node 1 had before.
+# More memory than node 1 had before.
 load filling --cpus 2 --size 288M --policy bind:1
 counters filling filling
 wait_for 30 booked filling $((288 << 20))

@@ -1,4 +1,4 @@
-# Hugepages of pools: taken from CPUs and nodes that are known, and freed.
+# Hugepages of pools: allocated on known nodes from known CPUs, and freed.
 set -eu
 leaves_nothing
 
@@ -8,7 +8,7 @@ echo "+cpuset +memory +hugetlb" >$cgroups/cgroup.subtree_control
 for node in 0 1; do
     echo 40 >/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
 done
-# Those that are there when the daemon starts have counters before it is ready.
+# Workloads that exist when the daemon starts have counters before it is ready.
 for name in local remote spread kept; do mkdir $cgroups/$name; done
 printf 'strategy: native\nenforcement: {mode: dry-run}\nobserve: {residencyInterval: 5s}\n' >/tmp/config.yaml
 start_daemon --config /tmp/config.yaml
@@ -17,7 +17,7 @@ ask /metrics | grep '^numaward_probe_info{'
 section before
 metrics
 
-# Nothing is enforced, so that pages go where the policy says: the promise is one node, the other is outside.
+# Nothing is enforced, so pages follow the policy: one node is guaranteed, the other is not.
 section promise
 expect_error "are not written to the kernel: enforcement.mode"
 numaward guarantee /kept --cpus 1 --memory 64Mi --hugepages-2Mi 8Mi -o json 2>>$remarks
@@ -32,7 +32,7 @@ one=$load_pid
 load kept --cpus 0 --kind hugetlb --size 4M --policy bind:1
 two=$load_pid
 
-# resident NAME NODE BYTES: whether that was read.
+# resident NAME NODE BYTES: succeeds if the daemon has read this value.
 resident() {
     ask /metrics | grep -q "^numaward_memory_resident_bytes{workload=\"$1\",numa_node=\"$2\",type=\"hugepages-2Mi\"} $3\$"
 }

@@ -1,4 +1,4 @@
-# Exclusive CPUs 3 and 4, and what the kernel does there by itself.
+# Interrupts and other kernel work on exclusive CPUs 3 and 4.
 set -eu
 config=/tmp/config.yaml
 echo 'enforcement: {interrupts: move-away}' >$config
@@ -17,7 +17,7 @@ state() {
     echo "workqueues: $(cat $workqueues)"
     echo "rps: $(cat $rps)"
 }
-# disk NAME: the interrupts of its queues, by the CPU that each goes to.
+# disk NAME: prints the CPU of each interrupt of the disk's queues.
 disk() {
     section "$1"
     for actions in $(grep -l 'req' /sys/kernel/irq/*/actions); do
@@ -26,7 +26,7 @@ disk() {
     done
 }
 _away() { [ "$(cat $workqueues)" = 27 ]; }
-# One thing is written after the other.
+# The daemon writes the settings one after the other.
 _card_away() { [ "$(cat /proc/irq/$irq/smp_affinity_list)" = 5 ] && [ "$(cat $rps)" = 00 ]; }
 _back() { [ "$(cat $workqueues)" = 3f ] && [ "$(cat /proc/irq/$irq/smp_affinity_list)" != 5 ]; }
 hold() {
@@ -94,7 +94,8 @@ section "reached with irqbalance"
 for actions in /sys/kernel/irq/*/actions; do
     number=$(echo $actions | cut -d/ -f5)
     case $(cat $actions) in '' | *req* | timer) continue ;; esac
-    # The kernel keeps the timer. Where another goes from the next one on: of a device that is idle, effective_affinity is older.
+    # The kernel does not move the timer. smp_affinity is the target of the next interrupt; effective_affinity of an idle device
+    # is older.
     affinity=$(cat /proc/irq/$number/smp_affinity)
     looked_at=$((looked_at + 1))
     [ $((0x$affinity & 0x18)) = 0 ] || echo "interrupt $number ($(cat $actions)): $affinity"

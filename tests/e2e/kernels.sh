@@ -3,7 +3,7 @@ leaves_nothing
 section release
 cat /proc/sys/kernel/osrelease
 
-# can NAME COMMAND...: whether the kernel lets us.
+# can NAME COMMAND...: prints whether the kernel permits the command.
 can() {
     _name=$1
     shift
@@ -12,10 +12,10 @@ can() {
 put() { echo "$2" >"$1"; }
 on_node_1() { awk '/^anon / {split($3, n, "="); print n[2]}' "$1/memory.numa_stat"; }
 
-# A cgroup below the root shows which files there are.
+# A cgroup below the root has all interface files.
 mkdir $cgroups/seen
 section doctor
-# It fails where a check does.
+# It fails if a check fails.
 numaward doctor -o json || true
 
 section tried
@@ -29,7 +29,7 @@ can "cpuset.cpus.exclusive" test -e $cgroups/seen/cpuset.cpus.exclusive
 can "memory tiers" test -e /sys/devices/virtual/memory_tiering
 load moved --size 32M --cpus 2
 put $cgroups/moved/cpuset.mems 0
-# What the file says may lag behind by seconds.
+# The file may lag behind by seconds.
 _left() {
     for _ in 1 2 3 4 5 6 7 8 9 10; do
         [ "$(on_node_1 $cgroups/moved)" -lt 4194304 ] && return
@@ -40,12 +40,12 @@ _left() {
 }
 can "pages follow cpuset.mems" _left
 
-# The same with the daemon, on every kernel: from the node of these CPUs to the other.
+# The daemon moves pages on every kernel: from the node of these CPUs to the other node.
 section daemon
 start_daemon
 load held --size 32M --cpus 2
 numaward guarantee /held --memory 64Mi --cpus 1 --node 0 -o json >/tmp/held 2>>$remarks
-# The pages are moved beside the answer if that takes long, as it does under emulation.
+# If the pages take long to move, as under emulation, the move continues after the response.
 _moved() { [ "$(on_node_1 $cgroups/held)" -lt 1048576 ]; }
 wait_for 60 _moved
 section guarantee

@@ -6,14 +6,14 @@ thp=$(sed 's/.*\[\(.*\)\].*/\1/' /sys/kernel/mm/transparent_hugepage/enabled)
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 echo 20 >/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages
 
-# place NAME ARGUMENTS...: what the load says, and what the kernel says about its cgroup.
+# place NAME ARGUMENTS...: prints the report of the load, and the kernel's figures for its cgroup.
 place() {
     _name=$1
     shift
     load "$_name" "$@"
     section "$_name report"
     cat "/tmp/load-$_name"
-    # Hugepages are not in it.
+    # The kernel's file does not contain hugepages.
     [ "$_name" = hugetlb ] || wait_for 30 booked "$_name" $(sed 's/.*"bytes":\([0-9]*\).*/\1/' /tmp/load-$_name)
     section "$_name numa_stat"
     cat "$cgroups/$_name/memory.numa_stat"
@@ -35,7 +35,7 @@ place walking --cpus 0,2 --walk --size 16M
 section left
 ls /ramfs
 
-# refused NAME ARGUMENTS...: what the load says when it cannot be made.
+# refused NAME ARGUMENTS...: prints the message of a load that cannot start.
 refused() {
     section "refused $1"
     shift

@@ -1,12 +1,12 @@
-# Ten thousand workloads on a machine with many nodes and possible CPUs: what watching them takes of memory.
+# Ten thousand workloads on a machine with many nodes and possible CPUs: the memory of the probes' maps.
 set -eu
 
 section "possible CPUs"
 cat /sys/devices/system/cpu/possible
-# The kernel's own books of so many would fill the machine.
+# The kernel's own per-cgroup data would fill the machine, so the controllers are disabled.
 for controller in $(cat $cgroups/cgroup.subtree_control); do echo -$controller >$cgroups/cgroup.subtree_control; done
 (cd $cgroups && seq 10000 | sed 's/^/w/' | xargs mkdir)
-# Room for them, and for what the machine's first process and the daemon make.
+# Slots for the workloads, and for the cgroups of the first process and of the daemon.
 echo 'probes: {slots: 10010}' >/tmp/many.yaml
 numaward run --config /tmp/many.yaml 2>/tmp/daemon.log &
 daemon=$!

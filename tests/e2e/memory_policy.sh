@@ -1,14 +1,14 @@
-# Commands with a memory policy, promised memory on both nodes, as one has less than what is asked for.
+# Commands with a memory policy and guaranteed memory on both nodes, because one node has too little.
 set -eu
 leaves_nothing
 mkdir -p /etc/numaward
 echo 'topologyManagerPolicy: best-effort' >/etc/numaward/config.yaml
 start_daemon
-# Weights are the administrator's.
+# The administrator sets the weights.
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 [ -d $weights ] && echo 3 >$weights/node0 && echo 1 >$weights/node1
 
-# The policy of the command's stack as the kernel has it.
+# The kernel shows the policy of the command's stack.
 for policy in none bind preferred-many interleave weighted-interleave; do
     option=
     [ $policy = none ] || option="--memory-policy $policy"

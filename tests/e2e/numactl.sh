@@ -1,16 +1,16 @@
-# The same command with numactl and with `numaward numactl`, on four nodes of which one has no CPUs.
+# Runs the same command with numactl and with `numaward numactl`, on four nodes, one of them without CPUs.
 set -eu
 leaves_nothing
 numactl() { /numactl/ld-linux-x86-64.so.2 --library-path /numactl /numactl/numactl "$@"; }
 
-# What a command has: its CPUs and nodes, the policy of its stack as the kernel has it, and what numactl shows of it.
+# Prints the CPUs, the nodes, the policy of the stack, and numactl's own report of the policy.
 cat >/probe <<'END'
 grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status
 awk '/ \[?stack/ { print $2; exit }' /proc/self/numa_maps
 /numactl/ld-linux-x86-64.so.2 --library-path /numactl /numactl/numactl --show | grep -E '^(policy|membind|preferred):'
 END
 
-# compare OPTIONS...: both, and their exit codes. What the programs print of themselves is no result.
+# compare OPTIONS...: runs both and prints the exit codes, without the programs' own messages.
 compare() {
     section "$*"
     with_code numactl "$@" sh /probe 2>/dev/null
@@ -43,7 +43,7 @@ all() {
     compare -N 1 -m 2
     compare -w 0-1
     compare -w all
-    # Long names, and the starts of them.
+    # Long names, and abbreviations.
     compare --cpunodebind=0,2
     compare --cpubind 1
     compare -c +1
@@ -60,7 +60,7 @@ all() {
     compare -al
     compare --pref 0
     compare --l
-    # Lists: counted, of all others, of a device, the one before.
+    # Lists: relative, inverted, of a device, and `same`.
     compare -m +3
     compare -m +1-2
     compare -m '!+0'
@@ -111,7 +111,7 @@ all() {
     compare -m pci:00:00.0
     compare -m pci:none
     compare -m usb:1
-    # Several, and their order.
+    # Several options, and their order.
     compare -b -m 1
     compare -b -m 1-2
     compare -b -N 1
@@ -136,7 +136,7 @@ all() {
     compare -x
     compare --bogus
     compare --all=1
-    # What is about shared memory, where a command follows.
+    # Options for shared memory together with a command.
     compare -L 1m
     compare -u
     compare -T
@@ -145,7 +145,7 @@ all() {
     compare --touch -m 1
 }
 
-# shown OPTIONS...: what both print of themselves.
+# shown OPTIONS...: compares the reports of both programs.
 shown() {
     section "shown $*"
     numactl "$@" 2>/dev/null | grep -v 'free:' || true
@@ -153,7 +153,7 @@ shown() {
     numaward numactl "$@" 2>/dev/null | grep -v 'free:' || true
 }
 
-# shared OPTIONS...: both, about shared memory or the program, without a command.
+# shared OPTIONS...: runs both with options for shared memory or about the program, without a command.
 shared() {
     section "only numactl $*"
     rm -f /dev/shm/*
@@ -201,7 +201,7 @@ shared --version
 shared -H --cpu-compress
 shared -m ip:10.0.2.2 true
 shared -m 2-1 true
-# ours OPTIONS...: what numactl refuses.
+# ours OPTIONS...: runs both with options that only numaward accepts.
 ours() {
     section "only ours $*"
     with_code numactl "$@" true 2>&1
@@ -227,7 +227,7 @@ section "registered"
 with_code numaward numactl -N 1 -m 2 sh -c 'cat /proc/self/cgroup; sh /probe; echo $$; exit 7' 2>&1
 numaward numactl -m 1 sleep 1000 &
 command=$!
-# It is registered before it becomes the command.
+# The process is registered before it executes the command.
 _is_command() { [ "$(cat /proc/$command/comm)" = sleep ]; }
 wait_for 20 _is_command
 section "process"
@@ -245,7 +245,7 @@ wait_for 30 _released
 section "left"
 numaward get
 
-# CPUs alone, on the only node that is allowed; others are moved off them as this one asks for it.
+# Exclusive CPUs on the only allowed node; the request confines other cgroups.
 section "isolated"
 with_code numaward exec --cpus 2 --node 2 --isolate --name alone -- sh -c '
     grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status

@@ -1,12 +1,12 @@
-# A kubelet with static policies: its state files are there, as they were recorded, and containers in both layouts of
-# cgroups. $container and $scope are set before.
+# Recorded state files of a kubelet with static policies, and containers in the cgroup layouts of both drivers. The test sets
+# $container and $scope.
 set -eu
 leaves_nothing
 
 misses() { ask /metrics | grep '^numaward_numa_miss_bytes_total{'; }
 held() { [ "$(ask /api/v1/allocations | grep -o '"namespace"' | wc -l)" = "$1" ]; }
 
-# What the cgroups below the root hold of all that numaward could write.
+# knobs: prints all knobs below the root that numaward could write.
 knobs() {
     find $cgroups -mindepth 2 -name cpuset.cpus -o -mindepth 2 -name cpuset.mems -o -mindepth 2 -name cpuset.cpus.partition \
         -o -mindepth 2 -name memory.min -o -mindepth 2 -name memory.low -o -mindepth 2 -name memory.high \
@@ -14,7 +14,7 @@ knobs() {
         sort | while read -r _knob; do echo "$_knob $(cat "$_knob")"; done
 }
 
-# The files are of a larger machine.
+# The files were recorded on a larger machine.
 expect_error "does not have what is promised on it"
 mkdir -p /var/lib/kubelet
 cp /kubelet/* /var/lib/kubelet
@@ -34,12 +34,12 @@ wait_for 30 held 4
 section allocations
 ask /api/v1/allocations
 
-# p3 is promised node 1 and gets it.
+# The kubelet guarantees node 1 for p3, and p3 uses it.
 load kubepods.slice/kubepods-podp3.slice/$scope --cpus 0 --policy bind:1
 kept=$load_pid
 section "kept"
 misses
-# p1 is promised node 0 and bound to node 1.
+# The kubelet guarantees node 0 for p1, but p1 is bound to node 1.
 load kubepods/podp1/$container --cpus 0 --policy bind:1
 section "broken"
 misses
@@ -52,7 +52,7 @@ ls /run/numaward
 must_fail ls /var/lib/numaward 2>&1
 must_fail ls -d $cgroups/numaward 2>&1
 
-# A file that is damaged is reported, and what was read before holds on.
+# A damaged file is reported, and the previous content stays in effect.
 cp /var/lib/kubelet/memory_manager_state /tmp/good
 sed s/4294967296/4294967297/ /tmp/good >/tmp/bad
 mv /tmp/bad /var/lib/kubelet/memory_manager_state

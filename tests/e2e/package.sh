@@ -1,19 +1,19 @@
-# The Debian package under systemd: installed, run, upgraded, removed, purged; then its program in an image's root.
+# The Debian package under systemd: installation, service, upgrade, removal, purge; then the program in the root of an image.
 set -eu
 export PATH=/usr/sbin:/usr/bin:/bin
 
 _pinned() { [ "$(cat $load/cpuset.cpus)" = 2-3 ]; }
 _reported() { ask /metrics | grep -q '^numaward_drift_repaired_total{knob="cpuset.cpus"} [1-9]'; }
-# busybox has one too, which runs no scripts of packages.
+# busybox also has a `dpkg`, which does not run maintainer scripts.
 dpkg() { /usr/bin/dpkg "$@" >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail "dpkg $*"; }; }
-# journal: what the daemon has logged. It is not empty.
+# journal: prints the daemon's log, which must not be empty.
 journal() {
     journalctl -q --no-pager -u numaward >/run/journal
     [ -s /run/journal ] || fail "the journal has nothing of numaward"
     cat /run/journal
 }
 
-# The program under test is the package's. What dpkg keeps its books in is not part of this root.
+# The package installs the program under test. This root file system has no dpkg database.
 rm /usr/bin/numaward
 mkdir -p /var/lib/dpkg/info /var/lib/dpkg/updates /var/log
 touch /var/lib/dpkg/status
@@ -24,7 +24,7 @@ state
 stat -c '%a %U %n' /usr/bin/numaward /etc/numaward/config.yaml
 section "unit"
 systemd-analyze security --no-pager --threshold=32 numaward.service | tail -n 1
-# The machine has no manual.
+# The machine has no manual pages.
 systemd-analyze verify --man=no numaward.service
 echo verified
 
@@ -47,7 +47,7 @@ wait_for 30 _pinned
 wait_for 30 _reported
 ask /api/v1/allocations
 section "more of its life"
-# A call that a signal stops is begun anew by another call.
+# A signal interrupts a call, and the kernel restarts it by restart_syscall.
 kill -STOP $first
 sleep 1
 kill -CONT $first
@@ -74,7 +74,7 @@ journal | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intr
 section "filtered"
 upgraded=$(systemctl show --value -p MainPID numaward)
 grep -E '^Seccomp:' /proc/$upgraded/status
-# forbidden NAME PROPERTY: a call that the daemon has no need for, with all that the unit takes away and the property.
+# forbidden NAME PROPERTY: makes a call that the daemon does not need, with the unit's restrictions and this property.
 forbidden() {
     sed -e 's#^ExecStart=.*#ExecStart=/bin/busybox kill -0 1#' -e 's/^Type=.*/Type=oneshot/' \
         -e '/^WatchdogSec=/d; /Directory/d; /^Restart/d' -e "s/^MemoryMax=/$2\nMemoryMax=/" \
@@ -98,8 +98,8 @@ dpkg --purge numaward
 there /etc/numaward /var/lib/numaward /usr/lib/systemd/system/numaward.service
 echo nothing
 
-# A static program cannot load what glibc looks names up with. Only what an image has is in this root, and what a
-# container runtime adds; the name server knows every name.
+# A static program cannot load the name service modules of glibc. This root contains only the files of an image and of a container
+# runtime; the name server resolves every name.
 perl -MSocket -e '
     socket(S, PF_INET, SOCK_DGRAM, 17) && bind(S, sockaddr_in(53, INADDR_LOOPBACK)) || die $!;
     while (my $from = recv(S, my $query, 512, 0)) {
@@ -116,7 +116,7 @@ perl -MSocket -e '
         print $head =~ /^\x16\x03/ ? "TLS\n" : (split /\r\n/, $head)[0] . "\n";
         close(C);
     }' >/run/asked &
-# The root has no sysfs, and the API server ends each connection.
+# The root has no sysfs, and the API server closes each connection.
 expect_error "the machine cannot be read"
 allow_error "client error (Connect)"
 root=/run/image

@@ -1,4 +1,4 @@
-# What there is to be found on disks that lost power: one after the other in /dev/vdb, each of $size MiB.
+# Prints the ledger of each disk after a power loss. The disks are consecutive in /dev/vdb, $size MiB each.
 set -eu
 
 mkdir /run/power

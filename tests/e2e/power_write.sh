@@ -1,4 +1,4 @@
-# A daemon has its files on a disk and is asked for something again and again.
+# Sends requests to a daemon whose files are on a disk.
 set -eu
 
 mkdir /run/power

@@ -1,8 +1,9 @@
-# Accesses, stalls, kills and intruders, each made on purpose and compared with the kernel's own counters. $pages_of_load is set
-# before: the pages that a load touches.
+# Causes accesses, stalls, OOM kills and intruders, and compares them with the kernel's own counters. $pages_of_load is the number
+# of
+# pages of a load.
 set -eu
 
-# stop SECTION: the daemon's warnings, and its exit code.
+# stop SECTION: prints the daemon's warnings and its exit code.
 stop() {
     section "$1 log"
     grep -E "WARN|ERROR" /tmp/daemon.log | head -40
@@ -15,7 +16,7 @@ metric() { ask /metrics | grep -F "$1"; }
 export NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s
 NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true start_daemon --log-level debug
 
-# A client that listens gets everything at once, until the daemon ends.
+# A client that receives all events until the daemon ends.
 ask /api/v1/stream >/tmp/stream 2>/dev/null &
 stream=$!
 
@@ -23,14 +24,14 @@ section probes
 metric 'numaward_probe_info{'
 section "memory of maps"
 metric 'numaward_probe_map_memory_bytes{'
-# While it is asked to, the kernel measures each run of the probes.
+# The kernel measures each run of the probes while this setting is on.
 section cost
 numaward status --cost 2s -o json
 
-# --- Whose accesses are sampled -------------------------------------------------------------------------------------
+# --- Sampled accesses ------------------------------------------------------------------------------------------------
 echo 1 >/proc/sys/kernel/numa_balancing
 
-# walker NAME CPUS MEMS ARGUMENTS...: a load in a cgroup with this cpuset, once that has counters of its own.
+# walker NAME CPUS MEMS ARGUMENTS...: starts a load in a cgroup with this cpuset, after the cgroup has its own counters.
 walker() {
     _walker=$1
     mkdir -p "$cgroups/$_walker"
@@ -50,7 +51,7 @@ report() {
     metric "workload=\"$_walker\"" | grep -E 'remote_access|remote_sampling|migrated'
 }
 
-# Touched on node 1, then walked from node 0.
+# Touched on node 1, then accessed from node 0.
 walker moved 2-3 0-1
 echo 0-1 >$cgroups/moved/cpuset.cpus
 if metric 'numaward_probe_info{probe="hint",mode="fentry"' >/dev/null; then wait_for 120 _remote; fi
@@ -72,13 +73,13 @@ ask /api/v1/nodes
 section "all accesses"
 metric 'numaward_remote_access_pages_total{'
 section "bound workload"
-# Bound to the other node, and running on this one: nothing else shows it.
+# Bound to the other node and running on this one: only the estimate shows these accesses.
 _estimated() { ask /api/v1/workloads | grep -q '"estimatedRemotePercent":9[0-9]\|"estimatedRemotePercent":100'; }
 wait_for 60 _estimated
 metric numaward_remote_access_estimated_ratio
 unload bound $load_pid
 
-# Pinned to one node: some kernels sample it, others do not.
+# Pinned to one node: some kernels sample it, some do not.
 walker pinned 0 1 --cpus 0
 _pinned() { for _wanted in on skipped_cpuset; do _is_sampled && return; done; return 1; }
 wait_for 120 _pinned
@@ -86,7 +87,7 @@ _wanted=on
 if _is_sampled; then wait_for 120 _remote; fi
 report pinned
 
-# The mode that promotes between tiers of memory came with Linux 5.18.
+# The mode for memory tiers exists since Linux 5.18.
 if echo 2 2>/dev/null >/proc/sys/kernel/numa_balancing; then
     _wanted=mode2
     wait_for 60 _is_sampled
@@ -117,7 +118,7 @@ _reported() { ask "/api/v1/events?kind=stall&workload=tight" | grep -q message; 
 wait_for 30 _reported
 ask "/api/v1/events?kind=stall&workload=tight"
 
-# killed NAME ARGUMENTS...: a load that the OOM killer takes.
+# killed NAME ARGUMENTS...: starts a load that the OOM killer kills.
 killed() {
     _walker=$1
     shift
@@ -144,7 +145,7 @@ killed cpuset --size 700M
 killed policy --size 700M --policy bind:1
 
 # --- Intruders ------------------------------------------------------------------------------------------------------
-# The commands that look, and the daemon itself, keep to the CPU that is nobody's.
+# The script's own commands and the daemon stay on the CPU that is not exclusive.
 for task in /proc/$$/task/* /proc/$daemon/task/*; do taskset -p 1 ${task##*/} >/dev/null || [ ! -d $task ]; done
 numaward exec --cpus 1 --memory 64Mi --name owner -- sleep 1000 2>>$remarks &
 exec=$!
@@ -155,7 +156,7 @@ _watched() { metric "numaward_exclusive_cpu_intruder_seconds_total{cpu=\"$cpu\",
 wait_for 30 _watched
 section "clean"
 metric numaward_exclusive_cpu_
-# Two that run there nevertheless: one of the root cgroup, which cannot be kept off, and one of another workload.
+# Two intruders: a process of the root cgroup, which cannot be confined, and a process of another workload.
 mkdir $cgroups/neighbour
 _walker=neighbour
 wait_for 30 _has_counters
@@ -163,10 +164,10 @@ numaward-load --cpus $cpu --size 4M --walk >/dev/null 2>&1 &
 one=$!
 numaward-load --cgroup $cgroups/neighbour --cpus $cpu --size 4M --walk >/dev/null 2>&1 &
 two=$!
-# What the first has used, in clock ticks of a hundredth of a second, and the second, in microseconds.
+# CPU time of the first in clock ticks of 10 ms, and of the second in microseconds.
 ticks() { cat /proc/$one/task/*/stat | sed 's/.*) //' | awk '{ sum += $12 + $13 } END { print sum }'; }
 usage() { sed -n 's/^usage_usec //p' $cgroups/neighbour/cpu.stat; }
-# used SECONDS WHEN: what both have used and what is reported of it, as soon as each has run so long.
+# used SECONDS WHEN: prints the used and the reported CPU time as soon as each intruder has run for this time.
 used() {
     _centi=$(($1 * 100))
     wait_for 240 _busy
@@ -179,7 +180,7 @@ used() {
     metric numaward_exclusive_cpu_
 }
 _busy() { [ "$(ticks)" -ge $_centi ] && [ "$(usage)" -ge $((_centi * 10000)) ]; }
-# They start elsewhere.
+# They start on another CPU.
 used 1 before
 kill -CONT $one $two
 used 4 after
@@ -214,12 +215,12 @@ wait_for 30 _waiting
 _walker=late
 section "counters of those that came late"
 if _has_counters; then echo late; fi
-# What has a promise is counted by itself at once.
+# A workload with a guarantee has its own counters at once.
 section "promised"
 expect_error "are not written to the kernel: enforcement.mode"
 numaward guarantee /late --cpus 1 --memory 64Mi -o json 2>/tmp/late.err
 wait_for 30 _has_counters
-# Nothing is enforced, so that memory goes where the policy says; the promise is one node, the other is outside.
+# Nothing is enforced, so pages follow the policy: one node is guaranteed, the other is not.
 for _other in 0 1; do
     load late --size 16M --policy bind:$_other
     end $load_pid
@@ -230,7 +231,7 @@ wait_for 30 _reported
 ask "/api/v1/events?kind=miss"
 section "misses"
 metric 'numaward_numa_miss_bytes_total{'
-# What is busy is, too, once it was looked at twice.
+# A busy workload gets its own counters after two readings.
 load busy --size 16M --walk --cpus 0
 busy=$load_pid
 _walker=busy
@@ -242,7 +243,7 @@ ask /api/v1/workloads
 section "few slots"
 metric 'numaward_workloads{'
 metric 'numaward_probe_map_entries{'
-# Those without a slot are counted together.
+# Workloads without a slot are counted in one sum.
 rest() { metric 'numaward_memory_allocated_bytes_total{workload="other"'; }
 section "other before"
 rest

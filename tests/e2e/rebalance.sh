@@ -6,10 +6,10 @@ knobs() { cat $cgroups/numaward/held/cpuset.cpus $cgroups/numaward/held/cpuset.m
 misses() { samples numaward_numa_miss_bytes_total | grep -F 'workload="numaward/held"'; }
 
 start_daemon
-# The only exclusive CPU of node 0 is taken while the workload comes, so that it goes to node 1.
+# The only exclusive CPU of node 0 is occupied when the workload starts, so the workload is placed on node 1.
 numaward exec --cpus 1 --memory 64Mi --preferred-nodes 0 --name blocker -- sleep 1000 2>>$remarks &
 wait_for 20 populated numaward/blocker
-# It keeps writing to its memory, and something beside it keeps forking.
+# One process writes to its memory continuously, another one forks continuously.
 numaward exec --cpus 1 --memory 320Mi --name held -- sh -c '
     numaward-load --size 256M --walk --report json >/tmp/held.json 2>/tmp/held.err &
     while [ ! -e /tmp/stop ]; do dd if=/dev/zero of=/dev/null bs=4M count=1 2>/dev/null; sleep 0.05; done
@@ -49,7 +49,7 @@ cat $cgroups/numaward/held/memory.numa_stat
 section "allocations after cancel"
 allocations
 
-# The shell says something of it.
+# The shell prints a message about the killed daemon.
 section "the daemon is killed"
 rm /tmp/rebalance.err
 numaward rebalance --cpus 2 --memory 64Mi --apply >/tmp/rebalance.out 2>/tmp/rebalance.err &

@@ -2,14 +2,14 @@ set -eu
 leaves_nothing
 allows() { grep -E '^(Cpus|Mems)_allowed_list' /proc/$1/status; }
 has() { allocations >/tmp/answer && grep -q "$1" /tmp/answer; }
-# With SECONDS TEXT: waits for the allocations to say this, and prints just what said it.
+# report [SECONDS TEXT]: prints the guarantees. With arguments, waits until they contain the text and prints that response.
 report() {
     wait_for "$1" has "$2"
     cat /tmp/answer
 }
 has_not() { ! has "$1"; }
 
-# Above what is promised, a workload is slowed down early; one that does not get on gets more.
+# Above the guarantee, a workload is throttled early; if it makes no progress, its `memory.high` is raised.
 expect_error "a damaged ledger was set aside"
 expect_error "does not have what is promised on it"
 expect_error "its value is kept"
@@ -20,7 +20,7 @@ memoryQos: {raiseHighOnStall: true}
 END
 start_daemon
 
-# A cgroup that a user made below one that was delegated to it: all files are that user's.
+# A user's cgroup in a delegated subtree: the user owns all files.
 mkdir -p $cgroups/delegated/app
 chown -R 1000:1000 $cgroups/delegated
 chmod 700 $cgroups/delegated/app
@@ -33,7 +33,7 @@ cd /
 section "capabilities"
 grep CapEff /proc/$daemon/status
 
-# The next one is written out by itself, so that there is a ledger before it.
+# The ledger file is written in the background; the next change needs one before it.
 wait_for 20 grep -q '"app"' /var/lib/numaward/ledger.json
 
 numaward exec --cpus 2 --memory 256Mi --name job -- numaward-load --size 64M --report json >/tmp/job.json 2>/tmp/job.err &
@@ -45,7 +45,7 @@ allocations
 section "process"
 allows $process
 
-# All ledgers are damaged while the daemon is dead.
+# All copies of the ledger are damaged while the daemon is down.
 _written_out() { [ -s /var/lib/numaward/ledger.json.1 ] && grep -q '"job"' /var/lib/numaward/ledger.json; }
 wait_for 60 _written_out
 kill_daemon
@@ -67,7 +67,7 @@ samples numaward_enforcement_writes_total
 section "nothing twice"
 with_code numaward exec --cpus 1 --memory 64Mi --name more -- true 2>&1
 
-# Somebody who rewrites a knob again and again, from here to the end.
+# A program overwrites a knob repeatedly, from here to the end.
 mkdir $cgroups/writer
 sh -c "echo \$\$ >$cgroups/writer/cgroup.procs; while :; do echo 0-3 >$cgroups/numaward/job/cpuset.cpus; sleep 0.1; done" &
 writer=$!
@@ -76,7 +76,7 @@ echo $writer
 section "fought over"
 report 20 '"state":"waiting","count":[0-9]*,"noticed":"write"'
 
-# A write further up that takes the nodes away.
+# A write to an ancestor removes the guaranteed node.
 section "narrowed"
 node=$(cat $cgroups/delegated/app/cpuset.mems)
 echo $((1 - node)) >$cgroups/delegated/cpuset.mems
@@ -84,7 +84,7 @@ report 20 '"state":"ineffective"'
 echo >$cgroups/delegated/cpuset.mems
 wait_for 20 has_not '"state":"ineffective"'
 
-# A promised CPU goes offline and comes back.
+# A guaranteed CPU goes offline and online.
 cpu=$(cat $cgroups/delegated/app/cpuset.cpus)
 section "offline"
 echo 0 >/sys/devices/system/cpu/cpu$cpu/online
@@ -100,7 +100,7 @@ allocations
 section "online knobs"
 cat $cgroups/delegated/app/cpuset.cpus $cgroups/delegated/app/cpuset.cpus.effective
 
-# A node that loses memory to huge pages has less than is promised on it.
+# Huge pages reduce the memory of a node below its guarantees.
 section "less memory"
 node=$(cat $cgroups/numaward/job/cpuset.mems)
 pages=/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
@@ -112,7 +112,7 @@ ask /metrics | grep -E 'promised_memory|node_memory_bytes'
 echo 0 >$pages
 wait_for 20 has_not '"missing":'
 
-# It may use more than is promised, is slowed down on its way there, and does not get on until memory.high is raised.
+# The workload may exceed its guarantee; it is throttled until memory.high is raised.
 numaward release app
 numaward exec --cpus 1 --memory 32Mi --memory-limit 256Mi --name hungry -- numaward-load --size 128M --report json >/tmp/hungry.json 2>/tmp/hungry.err &
 hungry=$!
@@ -129,7 +129,7 @@ section "stall metrics"
 ask /metrics | grep '^numaward_memory_high'
 end $hungry
 
-# The fight ends: the knob is left and flagged.
+# The daemon gives up: the knob keeps the other program's value, and the guarantee is flagged.
 section "left"
 report 180 '"state":"left","count":[0-9]*,"noticed":"write"'
 section "left knob"

@@ -4,7 +4,7 @@ export NUMAWARD_STRATEGY=native
 knobs() { for knob in cpuset.cpus cpuset.mems memory.min memory.max; do echo "$knob $(cat $cgroups/numaward/$1/$knob)"; done; }
 
 start_daemon
-# Memory alone, and a part of a CPU: nodes are promised, CPUs stay shared.
+# Memory alone, and a fraction of a CPU: the nodes are guaranteed, and CPUs stay shared.
 numaward exec --memory 256Mi --name memory -- numaward-load --size 128M --report json >/tmp/memory.json 2>>$remarks &
 memory=$!
 numaward exec --cpus 500m --memory 64Mi --name part -- sleep 1000 2>>$remarks &

@@ -1,7 +1,8 @@
-# Workloads of all kinds come and go for $seconds, and every $pause seconds it is noted what the daemon and the kernel hold.
+# Creates and removes workloads of all kinds for $seconds, and records the resources of the daemon and of the kernel every $pause
+# seconds.
 set -eu
 
-# What is gone is served for a short time, so that minutes stand for hours.
+# Removed workloads are reported for a short time only, so that minutes correspond to hours.
 printf '%s\n' 'stateDirectory: /run/state' 'observe: {keepRemoved: 5s}' >/run/config.yaml
 start_daemon --config /run/config.yaml
 count() { find $cgroups -type d 2>/dev/null | wc -l; }
@@ -17,12 +18,12 @@ commands() {
         code=0
         numaward exec --cpus 1 --memory 32Mi --name "command-$1-$number" -- \
             timeout -s TERM 1 numaward-load --size 8M --report json >/dev/null 2>/tmp/command-$1 || code=$?
-        # 143: the load, by timeout.
+        # 143: `timeout` ended the load.
         [ $code -eq 143 ] || [ $code -eq 0 ] || echo "command-$1-$number: code $code: $(cat /tmp/command-$1)" >>/run/failures
         echo >>/run/commands
     done
 }
-# Cgroups that somebody else makes: guaranteed memory, released, removed; some grow many below them.
+# Cgroups of another program: created, guaranteed, released and removed; some have many children.
 others() {
     number=0
     while goes_on; do
@@ -42,7 +43,7 @@ others() {
         echo >>/run/others
     done
 }
-# value NAME: of the daemon's status.
+# status_of NAME: prints a value of the daemon's /proc status.
 status_of() { grep -o "^$1:[^0-9]*[0-9]*" /proc/$daemon/status | grep -o '[0-9]*$'; }
 number_of() { if [ -e $1 ]; then wc -l <$1; else echo 0; fi; }
 sample() {

@@ -1,5 +1,4 @@
-# Two workloads run the same program on CPU 0: the memory
-# of one is on its node, that of the other on node 1.
+# Two workloads run the same program on CPU 0: one has its memory on the same node, the other one on node 1.
 set -eu
 leaves_nothing
 _known() { ask /api/v1/workloads | grep -q "\"$1\""; }
@@ -50,7 +49,7 @@ must_fail numaward stacks nobody 2>&1
 section "status"
 numaward status
 
-# The same memory is used, and may be moved.
+# The same memory is accessed, and NUMA balancing may move it.
 echo 1 >/proc/sys/kernel/numa_balancing
 echo 0-1 >$cgroups/remote/cpuset.mems
 _seen() { numaward stacks remote --kind accesses 2>/dev/null | grep -q fills; }
@@ -58,7 +57,7 @@ wait_for 60 _seen
 section "accesses"
 numaward stacks remote --kind accesses 2>/dev/null
 
-# Names go with the process; nothing fails. The shell says that it was killed.
+# The names are lost with the process, without an error. The shell prints a message about the killed process.
 section "killed"
 kill $remote
 wait $remote || true

@@ -22,11 +22,11 @@ systemctl start numaward load
 wait_for 60 ready
 wait_for 60 _loaded
 
-# pins NAME: what the unit's process and its cgroup have now.
+# pins NAME: prints the CPUs, nodes and limits of the unit's process and cgroup.
 pins() {
     section "$1"
     grep -h -E '^(Cpus|Mems)_allowed_list' "/proc/$(systemctl show --value -p MainPID load)/status"
-    # A cgroup that is not pinned any more may have no cpuset.
+    # A cgroup without a guarantee may have no cpuset controller.
     (cd $load && cat cpuset.cpus cpuset.mems memory.min memory.max) || [ ! -e $load/cpuset.cpus ]
     systemctl show -p AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryMax load | sort
 }
@@ -36,7 +36,7 @@ numaward guarantee load.service --cpus 2 --memory 64Mi -o json 2>>$remarks
 pins "held"
 cat $cgroups/system.slice/memory.min
 
-# From the next start on, it has a memory policy over whatever nodes it has then.
+# From its next start on, the unit has a memory policy over all nodes that it may use.
 mkdir /run/systemd/system/load.service.d
 printf '[Service]\nNUMAPolicy=interleave\nNUMAMask=all\n' >/run/systemd/system/load.service.d/policy.conf
 systemctl daemon-reload
@@ -77,7 +77,7 @@ wait_for 60 ready
 
 section "release"
 numaward release load.service
-# systemd turns the controller off once it has answered, and the kernel frees the processes then.
+# systemd disables the controller after its response, and the kernel then lifts the restriction of the processes.
 wait_for 10 _unpinned
 pins "released"
 systemctl daemon-reload
@@ -91,7 +91,7 @@ with_code numaward guarantee none.service --cpus 1 --memory 64Mi 2>&1
 section "not running"
 systemctl stop load
 with_code numaward guarantee load.service --cpus 1 --memory 64Mi 2>&1
-# Everybody else keeps off exclusive CPUs: units by properties, a slice without any of them as a whole.
+# Other cgroups are confined: units by properties, and a slice without exclusive CPUs as a whole.
 mkdir -p /etc/numaward
 cat >/etc/numaward/config.yaml <<'END'
 enforcement:
@@ -106,7 +106,7 @@ systemctl start load other exempt batched
 systemctl restart numaward
 wait_for 60 ready
 
-# herd NAME UNIT...: of each unit the property and where its process may run.
+# herd NAME UNIT...: prints the CPU property of each unit, and the allowed CPUs of its process.
 herd() {
     section "$1"
     shift

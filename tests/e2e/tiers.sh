@@ -1,8 +1,8 @@
-# Node 2 is slow. A load fills a fast node, on which one workload has a guarantee and another has none.
+# Node 2 is slow. A load fills a fast node with two workloads, one with a guarantee and one without.
 set -eu
 _loaded() { [ -s "/tmp/$1.json" ]; }
 metrics() {
-    # The daemon reads memory in turns, as long as its metrics are read.
+    # The daemon reads memory periodically while a client reads its metrics.
     ask /metrics >/dev/null
     sleep 12
     section "$1"
@@ -21,7 +21,7 @@ numaward exec --cpus 1 --memory 160Mi --memory-tier dram --name kept -- \
 wait_for 60 _loaded kept
 node=$(cat $cgroups/numaward/kept/cpuset.mems)
 mkdir $cgroups/idle $cgroups/greedy $cgroups/busy
-# Its pages are reclaimed last, so that those of the idle load are demoted.
+# The pages of this cgroup are reclaimed last, so that pages of the idle load are demoted.
 echo max >$cgroups/greedy/memory.low
 cat /sys/devices/system/node/node$node/cpulist | tee $cgroups/idle/cpuset.cpus >$cgroups/busy/cpuset.cpus
 numaward-load --size 128M --cgroup $cgroups/idle --report json >/tmp/idle.json &
@@ -29,10 +29,11 @@ idle=$!
 wait_for 60 _loaded idle
 metrics before
 
-# More than the node has left, though less than the machine has.
+# More than the free memory of the node, and less than that of the machine.
 free=$(awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$node/meminfo)
-# Its policy binds it, not its cpuset: a process whose cpuset does not contain the slow node moves what it reclaims within the fast node, and
-# Linux 6.12 counts those pages as demoted (alloc_demote_folio allocates as that process).
+# It is bound by its policy and not by its cpuset: Linux 6.12 counts pages that a process without the slow node in its cpuset
+# moves
+# within the fast node as demoted (alloc_demote_folio allocates on behalf of that process).
 numaward-load --size $((free + 160))M --policy bind:$node --cgroup $cgroups/greedy --report json >/tmp/greedy.json &
 greedy=$!
 wait_for 120 _loaded greedy
@@ -45,7 +46,7 @@ cat /proc/$idle/numa_maps
 section "described"
 numaward describe idle
 
-# The node has room again, and another workload uses memory on the slow one.
+# The node has free memory again, and another workload uses memory on the slow node.
 end $greedy $idle
 echo 2 >$cgroups/busy/cpuset.mems
 numaward-load --size 64M --cgroup $cgroups/busy --walk --report json >/tmp/busy.json &
@@ -54,7 +55,7 @@ wait_for 60 _loaded busy
 echo 0-2 >$cgroups/busy/cpuset.mems
 _promoted() { [ "$(sed -n 's/^pgpromote_success //p' $cgroups/busy/memory.stat)" -gt 4096 ]; }
 wait_for 120 _promoted
-# A machine takes no time for waits of programs that are idle.
+# Stopping idle programs saves the machine's CPU time.
 kill -STOP $busy
 metrics used
 kill -CONT $busy

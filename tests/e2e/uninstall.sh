@@ -7,7 +7,7 @@ enforcement:
 guarantees:
 - {cgroup: "/batch/*", cpus: 1, memory: 64Mi}
 EOF
-# tree NAME: every knob of every cgroup, and which controllers the root enables.
+# tree NAME: prints every knob of every cgroup, and the controllers that the root enables.
 tree() {
     section "$1"
     (
@@ -22,7 +22,7 @@ tree() {
 }
 _counts() { [ "$(allocations | grep -o '"directory"' | wc -l)" = $1 ]; }
 
-# Of these, numaward enables controllers itself: of bare for all, of the root and slice for huge pages.
+# numaward enables controllers in bare (all), and in the root and slice (huge pages).
 for cgroup in other pinned plain slice/a slice/b batch/one bare/inner loose; do live $cgroup; done
 echo -hugetlb >$cgroups/cgroup.subtree_control || fail "the controller hugetlb stays enabled"
 for node in 0 1; do
@@ -53,7 +53,7 @@ tree "after"
 section "again"
 restore --config $config
 
-# A controller that others use by now stays, and is named.
+# A controller that another program uses meanwhile stays enabled, and is reported.
 section "with a user of a controller"
 start_daemon --config $config
 quiet_guarantee /bare/inner --cpus 1 --memory 32Mi

@@ -1,6 +1,8 @@
-# The packaged unit, as it is and with a drop-in. What comes before it defines: $config, the configuration; $kind, the kind of the
-# event that says that the daemon has seen exclusive CPUs $cpus; `state`, which prints what they are set to; $forbidden, commands
-# that the unit does not allow with the drop-in either; and `drop_in`, which prints that.
+# The packaged unit, as it is and with a drop-in. The preceding script defines $config, the configuration; $kind, the kind of the
+# event
+# that shows that the daemon has handled the exclusive CPUs $cpus; `state`, which prints the settings of these CPUs; $forbidden,
+# commands
+# that fail in the unit also with the drop-in; and `drop_in`, which prints the drop-in.
 set -eu
 mkdir -p /etc/numaward
 echo "$config" >/etc/numaward/config.yaml
@@ -9,7 +11,7 @@ printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/load.se
 systemctl daemon-reload
 systemctl start load.service
 _looked() { events $kind | grep -q "exclusive CPUs $cpus"; }
-# hold NAME: with a daemon that has started.
+# hold NAME: starts the daemon and a workload with exclusive CPUs.
 hold() {
     systemctl start numaward.service || fail "not started"
     wait_for 120 ready

@@ -1,4 +1,4 @@
-# Node 1 is slow by the firmware. Weights follow from that, and what was found comes back.
+# Node 1 is slow according to the firmware. The weights follow from that, and the original weights are restored.
 set -eu
 leaves_nothing
 config=/tmp/config.yaml
@@ -10,7 +10,7 @@ state() {
     section "$1"
     echo $(cat $weights/node0 $weights/node1)
 }
-# What the firmware reports of a node, the lesser of both.
+# bandwidth NODE: prints the lower of the reported read and write bandwidths.
 bandwidth() {
     cat /sys/devices/system/node/node$1/access0/initiators/read_bandwidth \
         /sys/devices/system/node/node$1/access0/initiators/write_bandwidth | sort -n | head -n 1
@@ -32,7 +32,7 @@ section "load"
 numaward exec --cpus 1 --memory 1200Mi --node 0,1 --memory-policy weighted-interleave --name load -- \
     numaward-load --size 128M --hold 0 --report json 2>/tmp/load.err
 wait_for 20 nothing_promised
-# What the shell says about it is no part of the load's figures.
+# The shell's message about the killed daemon is not part of the load's output.
 section "killed"
 kill_daemon
 start_daemon --config $config

@@ -1,29 +1,30 @@
-# Precedes every script of an end-to-end test, inside the machine. A script begins with `set -eu`: a command that fails ends it, and
-# with it the test, unless the script says what is to happen then.
+# Precedes every script of an end-to-end test, in the machine. A script begins with `set -eu`: a command that fails ends the
+# script
+# and the test, unless the script handles the failure.
 
 cgroups=/sys/fs/cgroup
-# Takes the standard error of `exec` and `guarantee` where it is no result: the remarks about other processes on exclusive CPUs. That
-# CPUs are not written to the kernel counts as an error wherever it is said, see `expect_error`.
+# File for the standard error of `exec` and `guarantee` if it is not a result: remarks about other processes on exclusive CPUs. A
+# remark that CPUs are not written to the kernel is an error in every file, see `expect_error`.
 remarks=/tmp/remarks.err
 
-# Its scans unmap pages for a while, and would move those that a test has placed.
+# NUMA balancing unmaps pages to sample accesses, and would move pages that a test has placed.
 echo 0 >/proc/sys/kernel/numa_balancing
 
-# section NAME: what is printed from here on is the report's section NAME. What was before may have no end of line.
+# section NAME: begins the section NAME of the report. The preceding output may lack a newline.
 section() {
     _section=$1
     printf '\n=== %s\n' "$1"
 }
 _section=
 
-# fail TEXT...: ends the machine's script; the daemon's last answer and log may say why.
+# fail TEXT...: ends the script with a message, the last answer and the end of the daemon's log.
 fail() {
     echo "FAILED: $*"
     tail -n 20 /tmp/answer /tmp/daemon.log 2>/dev/null
     exit 1
 }
 
-# wait_for SECONDS COMMAND...: until COMMAND succeeds.
+# wait_for SECONDS COMMAND...: repeats COMMAND until it succeeds.
 wait_for() {
     _tries=$(($1 * 10))
     shift
@@ -34,38 +35,40 @@ wait_for() {
     done
 }
 
-# with_code COMMAND...: what the command prints, and its exit code. It may fail.
+# with_code COMMAND...: prints the output of the command, and its exit code. The command may fail.
 with_code() { if "$@"; then echo "code 0"; else echo "code $?"; fi; }
 
-# must_fail COMMAND...: what the command prints. It fails the script if it succeeds.
+# must_fail COMMAND...: prints the output of the command. Fails the script if the command succeeds.
 must_fail() { if "$@"; then fail "it succeeded: $*"; fi; }
 
-# quiet_guarantee ARGUMENTS...: `numaward guarantee`, which must succeed, without what it prints.
+# quiet_guarantee ARGUMENTS...: runs `numaward guarantee` without output; it must succeed.
 quiet_guarantee() { numaward guarantee "$@" >/dev/null 2>>$remarks || fail "no guarantee: $*: $(tail -n 3 $remarks)"; }
 
-# end PID...: ends these processes, whatever their exit codes are.
+# end PID...: ends these processes and ignores their exit codes.
 end() {
     kill "$@"
     wait "$@" || true
 }
 
-# samples FAMILY...: the samples of these metric families, of each at least one.
+# samples FAMILY...: prints the samples of these metric families. Each must have at least one.
 samples() {
     ask /metrics >/tmp/metrics || fail "no answer: /metrics"
     for _family; do grep "^$_family[{ ]" /tmp/metrics || fail "no samples of $_family"; done
 }
 
-# expect_error TEXT: the daemon logs an error that contains the text, or a command remarks it in a file /tmp/*.err. The test fails if
-# none does.
+# expect_error TEXT: declares that the daemon logs an error with this text, or that a command prints it to a file /tmp/*.err. The
+# test
+# fails if neither happens.
 expect_error() { echo "$1" >>/tmp/expected-errors; }
-# allow_error TEXT: the same, if it is a matter of time whether one does.
+# allow_error TEXT: declares the same for an error that depends on timing and may be absent.
 allow_error() { echo "$1" >>/tmp/allowed-errors; }
 
-# leaves_nothing: the script fails if it leaves a process, a cgroup, a mount or a changed knob of the kernel.
+# leaves_nothing: declares that the script leaves no process, cgroup, mount or changed knob of the kernel. Otherwise the test
+# fails.
 leaves_nothing() { : >/tmp/leaves-nothing; }
 
 # tidy: ends the daemon and all processes in cgroups, and removes the cgroups and the daemon's files: the end of a script that
-# leaves nothing.
+# declares `leaves_nothing`.
 tidy() {
     section "tidy"
     if [ -n "${daemon:-}" ] && kill -0 $daemon 2>/dev/null; then stop_daemon; fi
@@ -78,8 +81,9 @@ tidy() {
 }
 _no_jobs() { jobs >/tmp/jobs && [ ! -s /tmp/jobs ]; }
 
-# load NAME ARGUMENTS...: a load in the cgroup NAME (made if need be), started and all its memory touched.
-# Its report is in /tmp/load-NAME (slashes become dashes), its process in $load_pid.
+# load NAME ARGUMENTS...: starts a load in the cgroup NAME, which is created if necessary, and waits until all its memory is
+# touched.
+# The report is in /tmp/load-NAME (with dashes for slashes), the process id in $load_pid.
 load() {
     _cgroup=$cgroups/$1
     _report=/tmp/load-$(echo "$1" | tr / -)
@@ -93,8 +97,8 @@ load() {
 }
 _loaded() { [ -s "$_report" ] || ! kill -0 $load_pid; }
 
-# booked CGROUP BYTES: the kernel has that much of a cgroup's memory in its books, to within 1 %. It brings them up to
-# date every two seconds, and at a read only if it knows of enough changes: those of one CPU may not be among them.
+# booked CGROUP BYTES: succeeds if `memory.numa_stat` shows that much memory, to within 1 %. The kernel updates the file every two
+# seconds, and on a read only after many changes; changes of a single CPU may be missing until then.
 booked() {
     awk -v bytes="$2" '/^(anon|file) / { for (i = 2; i <= NF; i++) { sub(/.*=/, "", $i); booked += $i } } END { exit booked < bytes * 0.99 }' \
         "$cgroups/$1/memory.numa_stat"
@@ -106,65 +110,65 @@ unload() {
     wait_for 10 rmdir "$cgroups/$1"
 }
 
-# live CGROUP: a process in the cgroup, which is made if need be.
+# live CGROUP: starts a process in the cgroup, which is created if necessary.
 live() {
     mkdir -p "$cgroups/$1"
     sh -c "echo 0 >$cgroups/$1/cgroup.procs; exec sleep 100000" &
     wait_for 10 populated "$1"
 }
 
-# populated CGROUP: there is a process in it or below it.
+# populated CGROUP: succeeds if the cgroup or a descendant has a process.
 populated() { grep -q 'populated 1' "$cgroups/$1/cgroup.events"; }
 
-# start_daemon ARGUMENTS...: `numaward run` with these, until it is ready. $daemon is its process.
+# start_daemon ARGUMENTS...: starts `numaward run` and waits until it is ready. $daemon is the process id.
 start_daemon() {
     numaward run "$@" 2>>/tmp/daemon.log &
     daemon=$!
     wait_for 60 ready
 }
 
-# ready: the daemon answers over HTTP, and on its control socket.
+# ready: succeeds if the daemon answers over HTTP and on its control socket.
 ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 
-# stop_daemon: asks the daemon to end. The exit code is the daemon's.
+# stop_daemon: terminates the daemon and returns its exit code.
 stop_daemon() {
     kill $daemon
     wait $daemon
 }
 
-# kill_daemon: ends the daemon as a crash does. The shell reports that in the section.
+# kill_daemon: kills the daemon, as a crash would. The shell prints a message about that into the section.
 kill_daemon() {
     kill -9 $daemon
     wait $daemon || true
 }
 
-# new_log: what the next daemon logs is in a file of its own.
+# new_log: begins a new log file for the next daemon.
 new_log() {
     cat /tmp/daemon.log >>/tmp/daemon.log.before
     rm /tmp/daemon.log
 }
 
-# restore ARGUMENTS...: takes back what the daemon wrote, once it is gone. Its messages are shown only if that fails.
+# restore ARGUMENTS...: restores all knobs after the daemon has ended. Prints the messages only after a failure.
 restore() { numaward uninstall --restore "$@" 2>/tmp/uninstall.log || fail "not restored: $(cat /tmp/uninstall.log)"; }
 
-# ask PATH: what the daemon answers over HTTP.
+# ask PATH: prints the daemon's HTTP response.
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 
-# allocations: what is promised, as JSON.
+# allocations: prints the guarantees as JSON.
 allocations() { ask /api/v1/allocations; echo; }
 
-# nothing_promised: no workload has a guarantee.
+# nothing_promised: succeeds if no workload has a guarantee.
 nothing_promised() { [ "$(numaward get)" = "there are no guarantees" ]; }
 
-# events KIND: the daemon's events of this kind, a line each.
+# events KIND: prints the daemon's events of this kind, one per line.
 events() { ask "/api/v1/events?kind=$1" | sed 's/},{/}\n{/g'; }
 
-# has_event TEXT: the daemon has an event with this text.
+# has_event TEXT: succeeds if the daemon has an event with this text.
 has_event() { ask /api/v1/events | grep -q "$1"; }
 
 # --- The end of each script -----------------------------------------------------------------------------------------
 
-# _errors: the errors and panics of daemons and commands, a line each.
+# _errors: prints the errors and panics of daemons and commands, one per line.
 _errors() {
     {
         cat /tmp/daemon.log* /var/log/pods/numaward/numaward.log
@@ -173,7 +177,7 @@ _errors() {
     grep -ahE 'panicked at|are not written to the kernel' /tmp/*.err /tmp/*.log 2>/dev/null
 }
 
-# _state: the processes, cgroups and mounts of the machine, and the knobs that scripts change, a line each.
+# _state: prints the processes, cgroups, mounts and changeable knobs of the machine, one per line.
 _state() {
     ps -o pid,ppid,args >/tmp/ps
     awk -v shell=$$ 'NR > 1 && $1 > 2 && $2 != 2 && $1 != shell && !/ ps -o / { sub(/^ *[0-9]+ +[0-9]+ /, ""); print "process " $0 }' /tmp/ps
@@ -188,7 +192,7 @@ _state() {
         sed 's/^/knob /'
 }
 
-# _end CODE LINE: what the script leaves behind, for the test to judge.
+# _end CODE LINE: prints the sections that the test checks at the end of each script.
 _end() {
     trap - EXIT
     case $- in *e*) _errors_are=unexpected ;; *) _errors_are=unchecked ;; esac
@@ -208,8 +212,8 @@ _end() {
     grep -vxF -f /tmp/state /run/state | sed 's/^/gone: /'
     exit "$1"
 }
-# Machines are small, and their programs lie in their memory: a node may have less than what is promised on it. The tests of the
-# guard assert when that is reported.
+# Machines are small, and their programs are in memory, so a node may have less memory than its guarantees. The tests of the guard
+# assert when this is reported.
 allow_error "does not have what is promised on it"
 _state >/run/state
 trap '_end $? $LINENO' EXIT

@@ -1,10 +1,10 @@
-# A node of a cluster: the network of its pods, numaward's image, and the kubelet. What is to be done then comes over a port.
+# A node of a cluster: the pod network, numaward's image, and the kubelet. Further scripts arrive over a port.
 mkdir -p /etc/cni/net.d /var/run
 [ -d /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing
-# As systemd leaves it.
+# systemd makes all mounts shared.
 mount --make-rshared / || fail "shared"
 
-# Pods are on the same link as the kubelet and the machine's host.
+# Pods, the kubelet and the host are on the same link.
 brctl addbr br0 && ip addr del 10.0.2.15/24 dev eth0 && brctl addif br0 eth0 || fail "no bridge"
 ip addr add 10.0.2.15/24 dev br0 && ip link set br0 up && ip route add default via 10.0.2.2 || fail "no address"
 cat >/etc/cni/net.d/10-pods.conf <<END
@@ -34,7 +34,7 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 kill -KILL $(pidof containerd)
 containerd --config /etc/containerd/config.toml >>/tmp/containerd.log 2>&1 </dev/null &
 END
-# record FILE: from now on, each change of the CPUs, the nodes and the first process of the cgroup that is the current folder.
+# record FILE: starts to record each change of the CPUs, the nodes and the first process of the cgroup in the current folder.
 cat >/bin/record <<'END'
 #!/bin/sh
 {

@@ -1,4 +1,4 @@
-# Forty containers are asked for at the same time, of a machine with a few CPUs.
+# Forty containers are created at the same time, on a machine with fewer CPUs.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 start_plugin

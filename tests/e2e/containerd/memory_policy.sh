@@ -1,4 +1,5 @@
-# Containers that ask for a memory policy: what the kernel shows of their processes, and where their pages are.
+# Containers that request a memory policy: prints the policy of their processes as the kernel shows it, and the nodes of their
+# pages.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 echo 'topologyManagerPolicy: best-effort' >>/etc/numaward/config.yaml
@@ -6,12 +7,12 @@ ctr version
 runc --version
 start_plugin
 
-# policy CGROUP: the policy of the stack of its first process, which is that of the process.
+# policy CGROUP: prints the policy of the first process, which is that of its stack.
 policy() {
     awk '/ \[?stack/ { sub(/^[0-9a-f]* /, ""); sub(/ \[?stack.*/, ""); print; exit }' \
         /proc/$(head -n1 "$1/cgroup.procs")/numa_maps
 }
-# More than one node has, so on both.
+# The request exceeds one node, so the container gets both.
 for policy in none bind preferred-many interleave weighted-interleave; do
     annotation=numaward.io/memory-policy=$policy
     [ $policy = none ] && annotation=
@@ -28,7 +29,7 @@ for policy in none bind preferred-many interleave weighted-interleave; do
     numaward-cri remove-pod $pod
 done
 
-# One that shares, with a policy over all nodes.
+# A container without exclusive CPUs, with a policy over all nodes.
 annotation=numaward.io/memory-policy=interleave
 run shared burstable --millicpus 100 -- sleep 1000000
 section "policy of shared"

@@ -1,5 +1,5 @@
-# Precedes the scripts that run containerd: an image, containerd, the daemon, and what asks and looks.
-# $IMPORT has arguments of `ctr images import`, $DRIVER the cgroup driver.
+# Precedes the scripts that run containerd: prepares an image, starts containerd and the daemon, and defines functions.
+# $IMPORT has arguments of `ctr images import`, $DRIVER is the cgroup driver.
 set -eu
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -8,7 +8,7 @@ mkdir -p /run /tmp /var/lib /var/log/pods /etc/numaward
 echo '127.0.0.1 localhost' >/etc/hosts
 touch /etc/resolv.conf
 
-# An image of busybox and the load maker, which serves for the sandbox too.
+# An image of busybox and numaward-load, which also serves as the sandbox image.
 mkdir -p /image/root/bin
 cp /bin/busybox /bin/numaward-load /image/root/bin/
 for name in cat grep sh sleep; do ln -s busybox /image/root/bin/$name; done
@@ -32,15 +32,15 @@ start_containerd() {
     containerd=$!
     wait_for 300 ctr version
 }
-# start_plugin: the daemon, connected to containerd.
+# start_plugin: starts the daemon and waits until it is connected to containerd.
 start_plugin() {
     start_daemon
     wait_for 120 connected
 }
 connected() { ask /metrics | grep -q '^numaward_nri_connected 1'; }
 
-# run POD CLASS RESOURCES... -- COMMAND...: a pod with a container that runs; ids in $pod and $container. The pod has
-# the annotation $annotation, if any, and is in the namespace $namespace, if any.
+# run POD CLASS RESOURCES... -- COMMAND...: starts a pod with one container; their ids are in $pod and $container. $annotation and
+# $namespace are optional.
 run() {
     _name=$1 _class=$2
     shift 2
@@ -58,7 +58,7 @@ run() {
         *) cgroup=$cgroups/kubepods${_class:+/$_class}/pod$_name/$container ;;
     esac
 }
-# protection CGROUP: memory.min and memory.low of it and of what is above it, from the inside out.
+# protection CGROUP: prints memory.min and memory.low of the cgroup and of its ancestors, from the inside out.
 protection() {
     _cgroup=$1
     while [ "$_cgroup" != "$cgroups" ]; do
@@ -68,14 +68,14 @@ protection() {
         _cgroup=${_cgroup%/*}
     done
 }
-# where CGROUP: its CPUs and nodes, and those of its first process.
+# where CGROUP: prints CPUs and nodes of the cgroup and of its first process.
 where() {
     echo "cpus $(cat "$1/cpuset.cpus")"
     echo "mems $(cat "$1/cpuset.mems")"
     grep -E '^(Cpus|Mems)_allowed_list' /proc/$(head -n1 "$1/cgroup.procs")/status
 }
 
-# wait_until_at NODE CGROUP: until the daemon has written all that it writes there, CPUs and memory nodes one after the other.
+# wait_until_at NODE CGROUP: waits until the daemon has written the CPUs and then the memory nodes of the cgroup.
 wait_until_at() {
     wait_for 60 grep -q . "$2/cpuset.cpus"
     wait_for 60 grep -qx "$1" "$2/cpuset.mems"

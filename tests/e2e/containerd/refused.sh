@@ -1,4 +1,4 @@
-# A pod is refused again and again, and containerd is killed.
+# A pod is refused repeatedly, and containerd is killed.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 
@@ -18,7 +18,7 @@ wait_for 60 synced
 
 shims() { ps -o args >/tmp/ps && grep -c '[c]ontainerd-shim' /tmp/ps; }
 one_shim() { [ "$(shims)" = 1 ]; }
-# refused: what is said when the pod's container is created.
+# refused: prints the message when the pod's container is created.
 refused() {
     must_fail numaward-cri create $big big --class guaranteed --driver $DRIVER --millicpus 9000 --mebibytes 64 -- sleep 1000000 2>&1
 }
@@ -26,7 +26,7 @@ refused() {
 run web burstable --millicpus 100 --unlimited -- sleep 1000000
 web=$(head -n1 $cgroup/cgroup.procs)
 section "refused"
-# As the kubelet does: the sandbox stays while the container is tried again, and each new sandbox has the same name.
+# Like the kubelet: the sandbox stays for further attempts to create the container, and each new sandbox has the same name.
 for sandbox in 1 2 3; do
     big=$(numaward-cri pod big --class guaranteed --driver $DRIVER) || fail "sandbox $sandbox"
     refused

@@ -1,4 +1,4 @@
-# containerd's validator has numaward as a required plugin: first only for pods that ask for it, then for all.
+# containerd's validator requires the plugin numaward: first only for pods that request it, then for all pods.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 config=/etc/containerd/config.toml
@@ -8,13 +8,13 @@ restart_containerd() {
     wait $containerd || true
     start_containerd
 }
-# attempt POD [ANNOTATION]: a pod whose container deserves a CPU of its own, and where it is or why it is not.
+# attempt POD [ANNOTATION]: creates a pod that is eligible for an exclusive CPU, and prints the placement or the error.
 attempt() {
     annotation=${2:-}
     if run "$1" guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000 2>&1; then where $cgroup; fi
     annotation=
 }
-# another CONTAINER: one more container in the pod that was made last, and where it is or why it is not.
+# another CONTAINER: adds a container to the last pod, and prints the placement or the error.
 another() {
     container=$(numaward-cri create $pod $name --container $1 --millicpus 1000 --mebibytes 64 -- sleep 1000000 2>&1) ||
         { echo "$container"; return; }
@@ -48,14 +48,14 @@ numaward-cri remove-pod $pod
 start_plugin
 section "placed"
 attempt placed
-# numaward has placed a container before the validator refuses it.
+# numaward has placed the container before the validator refuses it.
 section "another is missing"
 attempt another 'required-plugins.noderesource.dev=["other"]'
 section "given back"
 allocations
 numaward-cri remove-pod $pod
 
-# The pod is there before numaward hangs, so that the creation is the first that it does not answer.
+# The pod is created before numaward hangs, so that the creation of the container is the first request without an answer.
 name=late
 pod=$(numaward-cri pod $name) || fail "pod $name"
 kill -STOP $daemon
@@ -66,7 +66,7 @@ section "after silent"
 another second
 kill -CONT $daemon
 wait_for 120 grep -q . $late/cpuset.cpus
-# For a moment it may be on all nodes.
+# It may be on all nodes for a moment.
 wait_for 60 grep -qx "[01]" $late/cpuset.mems
 section "adopted"
 where $late
@@ -74,7 +74,7 @@ section "metrics"
 ask /metrics | grep '^numaward_containers_started_unpinned'
 
 kill_daemon
-# containerd may count it as present once more.
+# containerd may count numaward as present once more.
 another third
 section "gone"
 another fourth

@@ -1,4 +1,4 @@
-# What goes where is known from the rules of the kubelet alone: it does not depend on where memory is free.
+# With the strategy `kubelet`, placements do not depend on the free memory of the nodes.
 set -eu
 echo 'strategy: kubelet' >>/etc/numaward/config.yaml
 
@@ -27,7 +27,7 @@ systemctl show -p MemoryMin,MemoryLow "$slice" | sort
 section "misses"
 ask /metrics | grep '^numaward_numa_miss_bytes_total'
 
-# What the init writes again is what we said.
+# After a reload, systemd writes the properties again, with the values of the guarantee.
 systemctl daemon-reload
 section "reloaded"
 where $db

@@ -1,8 +1,9 @@
-# What a tenant tries who may make pods, but no privileged ones. All pods have the host's network.
+# Attempts of a tenant that may create pods, but no privileged ones. All pods use the host's network.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 
-# pod NAMESPACE NAME ANNOTATIONS: as the API server describes it, with one container of one CPU. The UID is the name.
+# describe NAMESPACE NAME ANNOTATIONS: adds a pod to the API server's responses, with one container of one CPU. The UID is the
+# name.
 describe() {
     echo '{"metadata": {"namespace": "'$1'", "name": "'$2'", "uid": "'$2'", "annotations": {'$3'}'${4:-}'},
         "spec": {"nodeName": "host-1", "containers": [{"name": "main", "resources":
@@ -13,7 +14,7 @@ owner=', "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "host-
     echo '['
     describe default victim ''
     echo ,
-    # All that makes it the mirror of a static pod, with the UID of the victim.
+    # All attributes of the mirror of a static pod, with the UID of the victim.
     describe tenant forged '"kubernetes.io/config.hash": "victim", "kubernetes.io/config.mirror": "victim"' "$owner"
     echo ']'
 } >/run/pods.json
@@ -25,7 +26,7 @@ cat >>/etc/numaward/config.yaml <<'END'
 strategy: kubelet
 reservedSystemCPUs: "0"
 END
-# The client of the API server wants authorities, also where none is asked for.
+# The API server's client requires a certificate authority, also for an unencrypted connection.
 export SSL_CERT_FILE=/authority.pem
 start_plugin
 synced() { ask /metrics | grep -q '^numaward_kubernetes_pods_synced 1'; }
@@ -38,7 +39,7 @@ where $victim
 section "victim before"
 allocations
 
-# tenant NAME ANNOTATION COMMAND...: a pod in the tenant's namespace.
+# tenant NAME ANNOTATION COMMAND...: runs a pod in the tenant's namespace.
 tenant() {
     _pod=$1 annotation=$2
     shift 2
@@ -52,9 +53,9 @@ where $cgroup
 numaward-cri remove-pod $pod
 namespace=tenant
 
-# What a process in such a container reaches, as root there.
+# Attempts of a root process in such a container.
 cat >/run/try.sh <<'END'
-# try COMMAND...: what it says, and how it ends.
+# try COMMAND...: prints the output and the exit code.
 try() {
     busybox "$@" 2>&1
     echo "code $?"

@@ -1,16 +1,16 @@
-# Precedes the scripts of the guides: the daemon as its package installs it, and what numaward shows of a workload.
+# Precedes the scripts of the guides: installs the daemon as its package does, and prints numaward's figures of a workload.
 export PATH=/usr/sbin:/usr/bin:/bin:/numaward-vm/bin
-# On a busy host, an emulated systemd takes its time.
+# Under emulation on a busy host, systemd is slow.
 export SYSTEMD_BUS_TIMEOUT=600
 
-# This shell has applets of these names, with fewer options than what a user has.
+# The applets of busybox have fewer options than the programs of a user.
 dd() { /usr/bin/dd "$@"; }
 taskset() { /usr/bin/taskset "$@"; }
 
 _active() { [ "$(systemctl show --value -p ActiveState "$1")" = active ]; }
 cgroup_of() { systemctl show --value -p ControlGroup "$1"; }
 
-# Only what the guides have in the configuration.
+# The guides add further settings to the configuration.
 mkdir -p /etc/numaward
 cat >/etc/numaward/config.yaml <<'END'
 observe:
@@ -20,16 +20,16 @@ observe:
 END
 systemctl daemon-reload
 
-# start_numaward: and nothing else, until it answers.
+# start_numaward: starts only numaward, and waits until it answers.
 start_numaward() {
     systemctl start numaward || fail "numaward does not start"
     wait_for 120 ready
 }
 
-# _series: the metrics of the workload $unit, or of $workload where it is observed under another name.
+# _series: prints the metrics of the workload $unit, or of $workload if it is observed under another name.
 _series() { ask /metrics | grep -F "workload=\"${workload:-$unit}\""; }
 
-# look NAME: what numaward knows of the workload $unit by now.
+# look NAME: prints numaward's current figures of the workload $unit.
 look() {
     section "$1"
     ask /api/v1/workloads
@@ -37,13 +37,13 @@ look() {
     _series
 }
 
-# _estimated PATTERN: the share of accesses to other nodes that numaward estimates for $unit by now.
+# _estimated PATTERN: succeeds if the estimated share of remote accesses of $unit matches the pattern.
 _estimated() { _series | grep -qE "^numaward_remote_access_estimated_ratio\\{workload=\"[^\"]*\"\\} ($1)"; }
 
-# settle: until where memory lies was read twice.
+# settle: waits until resident memory was read twice.
 settle() { sleep 12; }
 
-# log: the end of a script.
+# log: prints the daemon's log at the end of a script.
 log() {
     section "log"
     journalctl -q --no-pager -o cat -u numaward | grep -E 'WARN|ERROR' | tail -n 40

@@ -1,4 +1,4 @@
-# DPDK: a core of one node serves queues whose buffers are on the other.
+# DPDK: a core of one node serves queues with buffers on the other node.
 unit=forwarder.service
 _forwards() { journalctl -q --no-pager -o cat -u forwarder | grep -q 'TX-packets: [1-9]'; }
 _guarded() { grep -q 'TX-packets: [1-9]' /tmp/guarded; }

@@ -5,11 +5,11 @@ _asks() {
 ab -q -t 120 -n 1000000 -c 4 http://127.0.0.1:8080/
 }
 
-# On a busy host, the bus of an emulated systemd now and then answers later than the daemon waits.
+# On a busy host, the bus of an emulated systemd sometimes answers after the daemon's timeout, so the command is repeated.
 _guarantees() {
 numaward guarantee tomcat10.service --cpus 2 --memory 384Mi
 }
-# _threads: how many of the collector, and how many there are.
+# _threads: prints the number of garbage collector threads, and the number of all threads.
 _threads() {
     grep -h . "/proc/$(systemctl show --value -p MainPID tomcat10)"/task/*/comm >/tmp/threads
     grep -c '^GC Thread#' /tmp/threads
@@ -20,7 +20,7 @@ _released() { numaward release tomcat10.service; ! numaward get tomcat10.service
 start_numaward
 section "heap"
 echo 'JAVA_OPTS="-Xms128m -Xmx128m -XX:+UseParallelGC -XX:+AlwaysPreTouch"' >>/etc/default/tomcat10
-# An emulated machine takes minutes to compile what is compiled twice.
+# An emulated machine takes minutes for the second compiler tier.
 echo 'JAVA_OPTS="$JAVA_OPTS -XX:TieredStopAtLevel=1"' >>/etc/default/tomcat10
 section "start"
 systemctl start tomcat10

@@ -1,10 +1,10 @@
-# A guest of libvirt: where its threads and its memory are, and what libvirt's own pinning does beside a guarantee.
+# A guest of libvirt: nodes of its threads and memory, and the effect of libvirt's own pinning within a guarantee.
 unit='machine-qemu\x2d1\x2dweb.scope'
 workload='machine-qemu-*-web.scope'
 _held() { numaward get "$unit" | grep -q ' held'; }
 _has_memory() { [ "$(cat "/sys/fs/cgroup/machine.slice/$unit/memory.current")" -ge $((128 << 20)) ]; }
 
-# cgroups NAME: of the guest, each with its knobs, and each thread with what it may use.
+# cgroups NAME: prints the guest's cgroups with their knobs, and the allowed CPUs and nodes of each thread.
 cgroups() {
     section "$1"
     (
@@ -20,7 +20,7 @@ cgroups() {
         done
     )
 }
-# ends NAME COMMAND...: what it prints, and how it ends.
+# ends NAME COMMAND...: prints the output and the exit code.
 ends() {
     section "$1"
     shift

@@ -1,4 +1,4 @@
-# An inference server: its model was loaded on one node, and its threads run on all.
+# An inference server: its model was loaded on one node, and its threads run on all nodes.
 unit=llama-server.service
 model=/srv/model.gguf
 _answers() { ask_server /health; }
@@ -6,12 +6,12 @@ ask_server() { wget -q -O - "http://127.0.0.1:8080$1"; }
 _completes() {
 wget -q -O - --post-data '{"prompt": "NUMA", "n_predict": 400, "ignore_eos": true}' http://127.0.0.1:8080/completion
 }
-# where: pages of the model's mapping, by node.
+# _where: prints the pages of the model's mapping by node.
 _where() {
 grep model.gguf "/proc/$(systemctl show --value -p MainPID llama-server)/numa_maps"
 }
 
-# On a busy host, the bus of an emulated systemd now and then answers later than the daemon waits.
+# On a busy host, the bus of an emulated systemd sometimes answers after the daemon's timeout, so the command is repeated.
 _guarantees() {
 numaward guarantee llama-server.service --cpus 2 --memory 384Mi --node 1
 }
@@ -25,7 +25,7 @@ printf 'LLAMA_ARG_MODEL=/srv/model.gguf\nLLAMA_ARG_LOAD_MODE=none\nLLAMA_ARG_CTX
 systemctl start llama-server
 wait_for 600 _answers
 _completes >/dev/null 2>&1 &
-# It has computed for a while by then, not only loaded.
+# By then the server has computed for a while, after loading the model.
 settle
 wait_for 120 _estimated '0\.[2-9]|1'
 section "top before"

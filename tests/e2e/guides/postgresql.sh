@@ -1,7 +1,7 @@
 # PostgreSQL: one process reads the table into the shared buffers, and backends on all CPUs use them.
 unit=postgresql@17-main.service
 _answers() { runuser -u postgres -- psql -qAtc 'SELECT 1'; }
-# The commands of the page begin at the margin.
+# The commands of the page are not indented.
 _asks() {
 runuser -u postgres -- pgbench -n -S -c 4 -T 40
 }

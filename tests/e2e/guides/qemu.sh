@@ -1,11 +1,11 @@
-# A virtual machine: its threads are pinned to other CPUs while it runs, and its memory stays where it is.
+# A virtual machine: its threads are pinned to other CPUs while it runs, and its memory stays on its node.
 unit=guest.service
 _pid() { systemctl show --value -p MainPID guest; }
-# Five seconds on a CPU, in hundredths: its memory is there by then.
+# After five seconds of CPU time (in hundredths), the guest has allocated its memory.
 _runs() { [ "$(cut -d ' ' -f 14 "/proc/$(_pid)/stat")" -ge 500 ]; }
 _named() { numaward get 'machine-qemu\x2d1\x2dweb.scope'; }
 
-# On a busy host, the bus of an emulated systemd now and then answers later than the daemon waits.
+# On a busy host, the bus of an emulated systemd sometimes answers after the daemon's timeout, so the command is repeated.
 _guarantees() {
 numaward guarantee guest.service --cpus 2 --memory 448Mi --node 1
 }

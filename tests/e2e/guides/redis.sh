@@ -1,4 +1,4 @@
-# Redis: pinned to the CPUs of node 1, whose memory is full of page cache, so that what it stores lies on node 0.
+# Redis is pinned to the CPUs of node 1. That node is full of page cache, so Redis's memory is allocated on node 0.
 unit=redis-server.service
 _answers() { redis-cli ping | grep -q PONG; }
 

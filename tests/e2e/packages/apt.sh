@@ -1,7 +1,7 @@
-# apt and a repository that a web server has.
+# apt and a repository on a web server.
 set -eu
 
-# As docs/start.md has it.
+# The commands of docs/start.md.
 section "verified"
 cd /srv/now
 gpg --import numaward.asc 2>&1
@@ -17,7 +17,7 @@ cd /
 busybox httpd -p 127.0.0.1:8080 -h /srv
 rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
 update() { apt-get -q -o APT::Update::Error-Mode=any update 2>&1; }
-# publish FOLDER: what the web server has at /apt.
+# publish FOLDER: makes the folder available at /apt of the web server.
 publish() { ln -sfn "$1" /srv/apt; }
 publish now/apt
 sed 's#^URIs: ADDRESS#URIs: http://127.0.0.1:8080/apt#' /srv/now/apt/numaward.sources >/etc/apt/sources.list.d/numaward.sources
@@ -33,7 +33,7 @@ echo refused
 cp /srv/now/numaward.asc /etc/apt/keyrings/numaward.asc
 section "changed index"
 cp -r /srv/now/apt /srv/changed
-# Its size stays what it was: only the hash shows it.
+# The size stays the same: only the hash shows the change.
 printf changed | dd of=/srv/changed/dists/stable/main/binary-amd64/Packages.gz bs=1 seek=40 conv=notrunc 2>/dev/null
 publish changed
 must_fail update
@@ -69,7 +69,7 @@ tail -n 1 /etc/numaward/config.yaml
 section "upgraded allocations"
 ask /api/v1/allocations
 section "downgraded"
-# The repository has the earlier version too.
+# The repository contains the earlier version too.
 earlier=$(apt-cache madison numaward | sed -n 's/^ *numaward | *\([^+ ]*\) |.*/\1/p')
 quietly apt-get -qy --allow-downgrades install "numaward=$earlier"
 wait_for 60 ready
@@ -96,7 +96,7 @@ echo "after: $(systemctl show --value -p AllowedCPUs load)"
 systemctl is-active load
 section "purged"
 quietly apt-get -qy purge numaward
-# What a user gets is gone; a link of the service would be dangling.
+# All installed files are removed. A link of the service would be dangling.
 find /etc /usr /var/lib/numaward /var/lib/systemd -name '*numaward*' -not -path '/etc/apt/*' -not -path '*/numaward-vm*' \
     -not -name 'numaward-*' 2>/dev/null || true
 echo nothing

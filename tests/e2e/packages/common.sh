@@ -1,23 +1,23 @@
-# What the tests of package managers share.
+# Common part of the tests of package managers.
 set -eu
 export PATH=/usr/sbin:/usr/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive
-# The shell is busybox's, which has programs of these names itself; they do less.
+# The shell is busybox's; its applets of these names have fewer features.
 dpkg() { /usr/bin/dpkg "$@"; }
 rpm() { /usr/bin/rpm "$@"; }
 sha256sum() { /usr/bin/sha256sum "$@"; }
 
-# quietly COMMAND...: shows what it printed only if it fails.
+# quietly COMMAND...: prints the output only if the command fails.
 quietly() { "$@" >/run/said 2>&1 || { cat /run/said; fail "$*"; }; }
-# files: mode and owner of what counts.
+# files: prints mode and owner of the program and of the configuration.
 files() { stat -c '%a %U %n' /usr/bin/numaward /etc/numaward/config.yaml; }
 pid() { systemctl show --value -p MainPID numaward; }
-# restarted PID: whether another process runs since.
+# restarted PID: succeeds if the daemon has another process id.
 restarted() {
     [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ] || fail "the old process runs, or none"
     echo "another process"
 }
 
-# begin: it runs and holds CPUs 2-3 for a unit; its configuration is the administrator's.
+# begin: starts the daemon with a guarantee of CPUs 2-3 for a unit, and changes the configuration as an administrator would.
 begin() {
     add_load
     echo "# changed" >>/etc/numaward/config.yaml
@@ -29,7 +29,7 @@ begin() {
     numaward guarantee load.service --cpus 2 --memory 64Mi -o json 2>>$remarks
 }
 
-# The program under test is the package's.
+# The package installs the program under test.
 rm /usr/bin/numaward
 mkdir /srv/now /srv/next
 tar -xf /dist.tar -C /srv/now --no-same-owner

@@ -1,4 +1,4 @@
-# rpm, of a system whose other packages are Debian's: so it does not look what the package requires.
+# rpm, on a system with Debian packages: it does not check the dependencies of the package.
 set -eu
 now=$(echo /srv/now/*.rpm)
 next=$(echo /srv/next/*.rpm)
