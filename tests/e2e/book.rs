@@ -2,10 +2,8 @@
 //!
 //! # Algorithm
 //! Every line of a shell block is a command. [`RUNS`] defines how a command is run and which text its output must contain. A
-//! command
-//! that is neither in this table nor in [`NOT_HERE`] fails the test, so no page can have an untested command. A command that does
-//! not
-//! end by itself is stopped; a command that needs a terminal gets one, with typed keys.
+//! command that is neither in this table nor in [`NOT_HERE`] fails the test, so no page can have an untested command. A command
+//! that does not end by itself is stopped; a command that needs a terminal gets one, with typed keys.
 //!
 //! Sizes and durations are reduced for the emulated machine. `book.sh` provides `./server`, `postgresql@17-main.service` and the
 //! other programs and services of the examples.

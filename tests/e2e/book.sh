@@ -90,8 +90,7 @@ configured() {
     echo 'topologyManagerPolicy: restricted' >/etc/numaward/config.yaml
 }
 # Records three seconds before 02:30. After the first sample, another program overwrites a knob of a guarantee, because the
-# recording
-# only contains events after its first sample.
+# recording only contains events after its first sample.
 _recorded() { [ "$(stat -c %s night.record)" -gt 100 ]; }
 night() {
     numaward guarantee small.service --cpus 1 --memory 20Mi

@@ -1,6 +1,5 @@
 //! A workload on one node and a workload on both nodes share a node, as in the example of the Kubernetes blog on the Memory
-//! Manager
-//! (5 GiB and 10 GiB), scaled down. With budgets both run; without budgets, one of the two is killed.
+//! Manager (5 GiB and 10 GiB), scaled down. With budgets both run; without budgets, one of the two is killed.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-# A workload on one node and a workload on both nodes, which share a node; the second uses more than its share there.
-# If a node is full, the kernel kills loads first, by their oom_score_adj. A machine without a killable process panics.
+# A workload on one node and a workload on both nodes, which share a node; the second uses more than its share there. If a node is
+# full, the kernel kills loads first, by their oom_score_adj. A machine without a killable process panics.
 set -eu
 leaves_nothing
 echo -900 >/proc/self/oom_score_adj
@@ -21,8 +21,7 @@ run() {
     wait_for 30 populated numaward/single
     node=$(cat $cgroups/numaward/single/cpuset.mems)
     # The free memory differs from boot to boot. The load leaves enough for the processes of the machine, and too little for the
-    # other
-    # workload's guarantee.
+    # other workload's guarantee.
     size=$(($(free_mib $node) - 120))
     numaward exec --cpus 1 --memory 1000Mi --name wide -- sh -c '
         (echo 0 >/proc/self/oom_score_adj

@@ -10,10 +10,8 @@ count_calls() {
     echo 'hist:keys=parent_pid,child_pid:size=65536' >$_trace/events/sched/sched_process_fork/trigger || fail "no fork"
 }
 # calls WHICH PID...: prints the calls of these processes and their descendants that were `refused` or `made`. A call that a
-# filter
-# refuses has an exit event but no entry event. The same is true for the return of a child from its parent's fork, and of a new
-# thread.
-# Exits are read before entries, because a call between the two reads would count as refused.
+# filter refuses has an exit event but no entry event. The same is true for the return of a child from its parent's fork, and of a
+# new thread. Exits are read before entries, because a call between the two reads would count as refused.
 calls() {
     _which=$1
     shift

@@ -1,6 +1,5 @@
 //! Hosts with cgroup v1. If a cgroup v2 hierarchy exists too, workloads are observed through it; otherwise `doctor` and the
-//! daemon
-//! report the missing hierarchy.
+//! daemon report the missing hierarchy.
 
 use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
 use numaward_vm::GuestTopology;

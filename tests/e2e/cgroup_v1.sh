@@ -11,7 +11,7 @@ for controller in memory cpuset; do
     mount -t cgroup -o $controller cgroup $cgroups/$controller || fail "v1 does not take $controller"
 done
 
-# watched NAME: prints the output of doctor and of a daemon, and stops the daemon after the preceding commands.
+# start NAME: prints the output of doctor, and starts a daemon.
 start() {
     section "$1 doctor"
     # It fails if a check fails.

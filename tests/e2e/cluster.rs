@@ -1,12 +1,10 @@
 //! Applies `deploy/overlays/enforce` to a real Kubernetes cluster and checks that pods get their guarantees.
 //!
 //! The control plane runs on this host ([`control_plane`]), the only node runs in a machine ([`node`]). `--kubernetes` names the
-//! folder
-//! with the programs of Kubernetes; without it, the test is skipped.
+//! folder with the programs of Kubernetes; without it, the test is skipped.
 //!
 //! One cluster serves all steps, because its start takes minutes. No step asserts a duration: each wait has a long timeout, and
-//! its
-//! failure message contains the last observed state.
+//! its failure message contains the last observed state.
 
 mod at_once;
 mod authority;
@@ -192,8 +190,7 @@ impl Cluster {
     }
 
     /// Waits until each container has this number of exclusive CPUs and its memory on one node, and [`SHARED`] has the remaining
-    /// CPUs.
-    /// A container that was created while numaward did not answer gets its CPUs later.
+    /// CPUs. A container that was created while numaward did not answer gets its CPUs later.
     fn wait_until_placed(&self, expected: &[(&str, &str, usize)]) -> Places {
         self.wait_for(&format!("of CPUs of their own, there are {expected:?}"), || {
             let mut places = Places::new();
@@ -583,8 +580,7 @@ fn are_drained(cluster: &Cluster) {
 }
 
 /// Removes numaward as docs/kubernetes.md describes, while pods are created and deleted: numaward restores all knobs, and places
-/// no
-/// pod afterwards.
+/// no pod afterwards.
 fn is_removed(cluster: &Cluster) {
     let wants = |name| pod(name, &[container("main", &guaranteed(2, 64))]);
     cluster.run(&[wants("two"), pod(SHARED, &[container("main", &burstable())])]);

@@ -93,8 +93,7 @@ pub(crate) fn nodes((cpus, memory): (&str, &str)) -> GuestTopology {
 }
 
 /// Returns a machine with this containerd, and the folder with the files that are copied into it. If packages are missing, prints
-/// the
-/// reason and returns `None`.
+/// the reason and returns `None`.
 pub(crate) fn machine(
     bench: &TestEnvironment,
     machine: GuestTopology,

@@ -1,6 +1,5 @@
 //! `enforcement.cpuPower`: the wake-up latency of exclusive CPUs. Virtual machines have no frequency scaling, so for governors
-//! the
-//! test only shows that a missing one is no failure.
+//! the test only shows that a missing one is no failure.
 
 use std::time::Duration;
 

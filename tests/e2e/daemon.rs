@@ -1,6 +1,5 @@
 //! The daemon's figures for workloads with known allocations match the kernel's `memory.numa_stat`: with all privileges, with
-//! few,
-//! without BTF, and under lockdown. A daemon that cannot count reports the reason.
+//! few, without BTF, and under lockdown. A daemon that cannot count reports the reason.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,6 +1,5 @@
 //! A real containerd runs the image with the security context of the rendered manifests, once with the runtime's seccomp profile
-//! and
-//! once with that of the component `seccomp`. The test shows that the privileges are sufficient, and that no unnecessary one
+//! and once with that of the component `seccomp`. The test shows that the privileges are sufficient, and that no unnecessary one
 //! remains.
 
 use std::{
@@ -116,8 +115,8 @@ fn image_runs_as_manifests_demand() {
     assert!(["1-2\n0", "3-4\n1"].contains(&report.section("placed")), "{report}");
     let allocations = report.json("drift");
     let drift = &allocations["allocations"][0]["drift"][0];
-    // The pod has the host's process ids and may use fanotify, so the daemon can name the writer.
-    // The path is relative to the root of the hierarchy, although the container has its own cgroup namespace.
+    // The pod has the host's process ids and may use fanotify, so the daemon can name the writer. The path is relative to the
+    // root of the hierarchy, although the container has its own cgroup namespace.
     let writer = &drift["writer"];
     assert_eq!((&drift["noticed"], &writer["command"]), (&"write".into(), &"sh".into()), "{allocations}");
     assert_eq!(writer["cgroup"], "/", "{allocations}");

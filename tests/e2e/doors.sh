@@ -107,8 +107,7 @@ section "rebound"
 request GET /metrics evil.example
 
 # The same from new namespaces, in which nobody is mapped to root. The files are made accessible, so that only the peer
-# credentials
-# protect the daemon.
+# credentials protect the daemon.
 section "container"
 as_nobody unshare -U -r -m -p -f -n -i -u sh -c 'id -u; numaward release victim.service; kill -0 '$daemon'; wget -q -O - http://127.0.0.1:9560/livez'
 chmod 755 /run/numaward
@@ -121,8 +120,8 @@ chmod 600 /run/numaward/control.sock
 chmod 700 /run/numaward
 
 # Root in a container with the host's network, such as a pod with hostNetwork: the host's user namespace, its own file system,
-# process
-# ids and cgroups, and the default capabilities of runtimes. It can reach the daemon's ports, and the names of its sockets.
+# process ids and cgroups, and the default capabilities of runtimes. It can reach the daemon's ports, and the names of its
+# sockets.
 mkdir -p /run/container/bin /run/container/proc /run/container/sys
 cp /bin/busybox $(command -v numaward) $(command -v numaward-capabilities) /run/container/bin
 cat >/run/container/enter.sh <<'END'

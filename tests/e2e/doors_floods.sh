@@ -1,6 +1,5 @@
 # An unprivileged user tries to stop or starve the daemon: with many mapped files, connections, slow readers and event streams,
-# and by
-# taking its port during a restart. The daemon still answers other users, and keeps the guarantees.
+# and by taking its port during a restart. The daemon still answers other users, and keeps the guarantees.
 set -eu
 # Protects a developer's host: the script does nothing outside of a machine.
 [ -e /numaward.service ] || exit 1

@@ -1,6 +1,5 @@
 //! Guarantees from the request to the cpuset: the kernel and the probes confirm the CPUs and nodes of a command, also after the
-//! daemon
-//! was killed. A request that cannot be satisfied is refused with the reason.
+//! daemon was killed. A request that cannot be satisfied is refused with the reason.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 # Guaranteed memory that is not used yet, and a workload without a guarantee that fills the node with files of a tmpfs, which the
-# kernel cannot reclaim.
-# If a node is full, the kernel kills loads first, by their oom_score_adj. A machine without a killable process panics.
+# kernel cannot reclaim. If a node is full, the kernel kills loads first, by their oom_score_adj. A machine without a killable
+# process panics.
 set -eu
 leaves_nothing
 # Without the guard, the workload is killed.

@@ -1,6 +1,5 @@
 //! Follows the guides with real software under systemd: the figures that numaward shows before and after a guarantee. The script
-//! of
-//! each guide contains every command of its page.
+//! of each guide contains every command of its page.
 
 use std::{fs, path::PathBuf, time::Duration};
 

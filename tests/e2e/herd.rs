@@ -1,6 +1,5 @@
 //! CPU isolation: cgroups without exclusive CPUs are confined to the shared pool, and restored later. Also declared guarantees,
-//! dry
-//! runs, and scheduler partitions.
+//! dry runs, and scheduler partitions.
 
 use std::{collections::BTreeMap, time::Duration};
 

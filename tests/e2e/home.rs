@@ -1,6 +1,5 @@
 //! Automatic placement: a workload without a guarantee whose threads and memory are on different nodes gets a preferred node, if
-//! that
-//! reduces remote accesses.
+//! that reduces remote accesses.
 
 use std::time::Duration;
 

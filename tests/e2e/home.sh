@@ -1,6 +1,5 @@
 # Workloads without a guarantee, with threads on both nodes that use the same memory: once with movable memory, and once with a
-# memory
-# policy that names a node.
+# memory policy that names a node.
 set -eu
 cat >/tmp/config.yaml <<END
 home:

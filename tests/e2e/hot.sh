@@ -7,8 +7,7 @@ start_daemon
 load uses --cpus 0 --size 64M --walk --walk-size 16M --policy bind:1
 wait_for 30 _known
 # DAMON clears accessed bits without a TLB flush, and an emulated TLB may keep all entries. A switch to another process flushes
-# the
-# TLB.
+# the TLB.
 taskset -c 0 sh -c 'while :; do :; done' &
 
 section "hot"

@@ -1,6 +1,5 @@
 //! Memory is plugged in while the daemon runs: into a node with memory, and into an offline node without memory and CPUs. The
-//! daemon
-//! notices it and counts pages of it for the right node.
+//! daemon notices it and counts pages of it for the right node.
 
 use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot_and_change};
 use numaward_vm::{GuestNode, GuestTopology};

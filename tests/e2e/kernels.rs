@@ -1,10 +1,8 @@
 //! Optional features of each kernel: compares `numaward doctor` with the results of direct attempts, with the documented first
-//! release
-//! of each feature, and with the page of the book that is generated from these results.
+//! release of each feature, and with the page of the book that is generated from these results.
 //!
 //! `UPDATE=1 cargo xtask vm test kernels::` writes the results; `UPDATE=1 cargo test -p numaward-daemon --test kernels` generates
-//! the
-//! page from them.
+//! the page from them.
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, time::Duration};
 

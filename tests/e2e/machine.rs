@@ -49,8 +49,7 @@ fn failed_machine_is_an_error() {
 }
 
 /// Asserts that a script fails its test if a command fails, if an error is logged but not declared or declared but not logged, or
-/// if it
-/// leaves a process or cgroup although it declared otherwise.
+/// if it leaves a process or cgroup although it declared otherwise.
 fn assert_bad_scripts_fail(bench: &TestEnvironment) {
     let message = |script: &str| {
         let vm = bench.vm(small());

@@ -1,6 +1,5 @@
 //! `numaward exec --memory-policy`: a command with guaranteed memory on two nodes has the policy over these nodes, and its pages
-//! are
-//! distributed accordingly.
+//! are distributed accordingly.
 
 use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;

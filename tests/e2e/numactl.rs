@@ -1,6 +1,5 @@
 //! Compares `numaward numactl` with numactl on four nodes: both give a command the same CPUs, nodes and policy, or both refuse
-//! it. If
-//! a daemon runs, the command is a workload. Also exclusive CPUs on a named node, with other cgroups confined.
+//! it. If a daemon runs, the command is a workload. Also exclusive CPUs on a named node, with other cgroups confined.
 
 use std::{fs::File, process::Command, time::Duration};
 

@@ -65,8 +65,7 @@ fn hardened_package_leaves_nothing() {
     assert_eq!(report.section("journal"), "", "no warning");
 
     // The daemon makes only system calls that the unit allows, except for clone3(2): glibc tries it first and falls back to
-    // clone(2),
-    // because a filter cannot inspect its flags. The C library of the programs for Arm does not call it.
+    // clone(2), because a filter cannot inspect its flags. The C library of the programs for Arm does not call it.
     assert_eq!(report.section("more of its life"), "");
     assert_eq!(report.section("refused calls"), if arch == Arch::Amd64 { "clone3" } else { "" });
     let made: Vec<_> = report.section("made calls").lines().collect();

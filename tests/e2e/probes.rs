@@ -251,8 +251,8 @@ fn probes_agree_with_kernel() {
 #[test]
 fn map_memory_is_bounded() {
     let Some(bench) = TestEnvironment::open() else { return };
-    // Many possible CPUs, few of them online: the size of per-CPU maps depends on the possible ones.
-    // The load is bound to node 0, where most of the kernel's own memory is.
+    // Many possible CPUs, few of them online: the size of per-CPU maps depends on the possible ones. The load is bound to node 0,
+    // where most of the kernel's own memory is.
     let memory = format!("768M,{}", ["448M"; 7].join(","));
     let machine = GuestTopology::parse(Some(8), Some(&["30"; 8].join(",")), Some(&memory), None);
     let vm = bench.vm(machine.unwrap()).append("maxcpus=8").limit(Duration::from_mins(20));

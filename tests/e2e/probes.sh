@@ -1,6 +1,5 @@
 # Causes accesses, stalls, OOM kills and intruders, and compares them with the kernel's own counters. $pages_of_load is the number
-# of
-# pages of a load.
+# of pages of a load.
 set -eu
 
 # stop SECTION: prints the daemon's warnings and its exit code.

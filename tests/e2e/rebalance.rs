@@ -1,6 +1,5 @@
 //! Rebalancing: a workload that runs, writes memory and forks moves to another node to free capacity for a request, without a
-//! miss. If
-//! the move is cancelled or the daemon is killed, the workload is on its previous node again.
+//! miss. If the move is cancelled or the daemon is killed, the workload is on its previous node again.
 
 use std::time::Duration;
 

@@ -41,8 +41,7 @@ fn assert_herd(report: &ScriptReport) {
 }
 
 /// Boots with the packaged unit, first as it is and then with the drop-in of the page `docs/PAGE.md`. `script` defines the
-/// variables
-/// and functions that `unit_with_drop_in.sh` needs.
+/// variables and functions that `unit_with_drop_in.sh` needs.
 pub(crate) fn boot_unit(vm: Vm, page: &str, script: &str) -> ScriptReport {
     let text = std::fs::read_to_string(checkout(&format!("docs/{page}.md"))).unwrap();
     let (_, rest) = text.split_once("```ini\n").unwrap();

@@ -1,6 +1,5 @@
 //! A machine whose firmware reports a slow node: the kernel demotes unused pages to it, and promotes used pages. Guaranteed
-//! memory stays
-//! in fast memory, and a request for slow memory is placed on the slow node.
+//! memory stays in fast memory, and a request for slow memory is placed on the slow node.
 
 use std::time::Duration;
 

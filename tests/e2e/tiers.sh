@@ -32,8 +32,7 @@ metrics before
 # More than the free memory of the node, and less than that of the machine.
 free=$(awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$node/meminfo)
 # It is bound by its policy and not by its cpuset: Linux 6.12 counts pages that a process without the slow node in its cpuset
-# moves
-# within the fast node as demoted (alloc_demote_folio allocates on behalf of that process).
+# moves within the fast node as demoted (alloc_demote_folio allocates on behalf of that process).
 numaward-load --size $((free + 160))M --policy bind:$node --cgroup $cgroups/greedy --report json >/tmp/greedy.json &
 greedy=$!
 wait_for 120 _loaded greedy

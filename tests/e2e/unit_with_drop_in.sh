@@ -1,8 +1,6 @@
 # The packaged unit, as it is and with a drop-in. The preceding script defines $config, the configuration; $kind, the kind of the
-# event
-# that shows that the daemon has handled the exclusive CPUs $cpus; `state`, which prints the settings of these CPUs; $forbidden,
-# commands
-# that fail in the unit also with the drop-in; and `drop_in`, which prints the drop-in.
+# event that shows that the daemon has handled the exclusive CPUs $cpus; `state`, which prints the settings of these CPUs;
+# $forbidden, commands that fail in the unit also with the drop-in; and `drop_in`, which prints the drop-in.
 set -eu
 mkdir -p /etc/numaward
 echo "$config" >/etc/numaward/config.yaml

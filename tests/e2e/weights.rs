@@ -1,6 +1,5 @@
 //! `enforcement.interleaveWeights`: the kernel's weights follow from the bandwidths that the firmware reports, pages are
-//! distributed
-//! accordingly, and the original weights are restored.
+//! distributed accordingly, and the original weights are restored.
 
 use std::time::Duration;
 

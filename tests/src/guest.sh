@@ -1,6 +1,5 @@
 # Precedes every script of an end-to-end test, in the machine. A script begins with `set -eu`: a command that fails ends the
-# script
-# and the test, unless the script handles the failure.
+# script and the test, unless the script handles the failure.
 
 cgroups=/sys/fs/cgroup
 # File for the standard error of `exec` and `guarantee` if it is not a result: remarks about other processes on exclusive CPUs. A
@@ -57,8 +56,7 @@ samples() {
 }
 
 # expect_error TEXT: declares that the daemon logs an error with this text, or that a command prints it to a file /tmp/*.err. The
-# test
-# fails if neither happens.
+# test fails if neither happens.
 expect_error() { echo "$1" >>/tmp/expected-errors; }
 # allow_error TEXT: declares the same for an error that depends on timing and may be absent.
 allow_error() { echo "$1" >>/tmp/allowed-errors; }
@@ -82,8 +80,7 @@ tidy() {
 _no_jobs() { jobs >/tmp/jobs && [ ! -s /tmp/jobs ]; }
 
 # load NAME ARGUMENTS...: starts a load in the cgroup NAME, which is created if necessary, and waits until all its memory is
-# touched.
-# The report is in /tmp/load-NAME (with dashes for slashes), the process id in $load_pid.
+# touched. The report is in /tmp/load-NAME (with dashes for slashes), the process id in $load_pid.
 load() {
     _cgroup=$cgroups/$1
     _report=/tmp/load-$(echo "$1" | tr / -)

@@ -92,8 +92,7 @@ impl Cluster {
     }
 
     /// Returns the effective CPUs and nodes of the first container of each pod, by pod name. Reads all cgroups with one command,
-    /// because
-    /// this takes seconds in the machine.
+    /// because this takes seconds in the machine.
     fn places(&self) -> Result<BTreeMap<String, Place>, String> {
         let names = "-name cpuset.cpus.effective -o -name cpuset.mems.effective";
         let found =

@@ -1,6 +1,5 @@
 //! The control plane runs as processes of this host, because emulation would take minutes. All its ports are on the loopback
-//! interface,
-//! and its processes end with the test, even if the test is killed.
+//! interface, and its processes end with the test, even if the test is killed.
 
 use std::{
     cell::RefCell,

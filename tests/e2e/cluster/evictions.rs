@@ -1,6 +1,5 @@
 //! `deploy/components/evict-unpinned`: a pod that started without numaward, and whose claim cannot be satisfied any more, is
-//! evicted
-//! through the API server, which respects disruption budgets.
+//! evicted through the API server, which respects disruption budgets.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 

@@ -250,8 +250,7 @@ fn outlive_the_runtime(cluster: &Cluster) {
 }
 
 /// Many pods of all classes run at the same time. They are created in waves. The number is limited: with the shims of forty
-/// containers,
-/// the runtime of an emulated machine no longer answers in time.
+/// containers, the runtime of an emulated machine no longer answers in time.
 fn come_in_large_numbers(cluster: &Cluster) {
     const ALL: usize = 24;
     const WAVE: usize = 8;
@@ -374,8 +373,7 @@ fn assert_in_state_files(cluster: &Cluster, pods: &[(&str, &str, usize)], places
 }
 
 /// Migrates back to the kubelet's static policies as docs/migration.md describes: first with a pod that was created under
-/// numaward, then
-/// without numaward.
+/// numaward, then without numaward.
 fn are_given_back(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     cluster.run(&[wants(LATE)]);

@@ -81,10 +81,8 @@ struct Machine {
 
 impl Node {
     /// Starts this machine with the kubelet and the CNI plugins of the folder `cni`, connected to the API server on a port of
-    /// this host.
-    /// Writes `node.log` into `folder`, in which the authority puts the certificates. If containerd is missing, prints the reason
-    /// and
-    /// returns `None`.
+    /// this host. Writes `node.log` into `folder`, in which the authority puts the certificates. If containerd is missing, prints
+    /// the reason and returns `None`.
     pub(super) fn start(
         bench: &TestEnvironment,
         machine: numaward_vm::GuestTopology,

@@ -1,8 +1,6 @@
 //! Data that other programs read from numaward in a cluster: NodeResourceTopology for the scheduler plugin, the PodResources API
-//! for
-//! agents, and the kubelet's metrics for dashboards. Each is checked against its reference: the API server with the published
-//! resource
-//! definition, the kubelet on the same node, and a client that is generated from the API's description.
+//! for agents, and the kubelet's metrics for dashboards. Each is checked against its reference: the API server with the published
+//! resource definition, the kubelet on the same node, and a client that is generated from the API's description.
 
 use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::PathBuf, process::Command};
 
@@ -255,8 +253,7 @@ fn part<'a>(list: &'a Value, part: &str) -> BTreeMap<&'a str, &'a Value> {
 }
 
 /// numaward and the kubelet report the same pods, containers and devices, also for pods without resources. CPUs and memory are
-/// checked
-/// against numaward's placement.
+/// checked against numaward's placement.
 fn is_what_the_kubelet_reports(cluster: &Cluster) {
     for (reader, socket) in [
         (Reader::Numaward, "/run/numaward/pod-resources/kubelet.sock"),
@@ -331,8 +328,7 @@ fn keeps_away_what_is_refused(cluster: &Cluster, topology: &Value) {
     let (plugin, free) = (plugin(topology), available(topology));
     let most = free.chunks(RESOURCES.len()).map(|of| of[1] >> 20).max().unwrap();
     // The candidates fit into the sum of free CPUs, because otherwise the kubelet refuses them, and request devices of one node
-    // only,
-    // because devices of several nodes are no reason to refuse a pod.
+    // only, because devices of several nodes are no reason to refuse a pod.
     let candidates: [(&str, &[Wants], bool); 5] = [
         ("pair-and-device", &[Wants(2, 64, 1)], true),
         ("spread", &[Wants(2, 64, 0), Wants(1, 64, 0)], true),

@@ -1,6 +1,6 @@
 //! A node whose cores have two CPUs each. With `full-pcpus-only`, numaward refuses requests for parts of cores, as the kubelet
-//! does. The
-//! decisions of the real kubelet under its policy options become conformance vectors, which the strategy `kubelet` has to repeat.
+//! does. The decisions of the real kubelet under its policy options become conformance vectors, which the strategy `kubelet` has
+//! to repeat.
 
 use serde_json::{Value, json};
 

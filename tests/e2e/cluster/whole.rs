@@ -1,6 +1,5 @@
 //! Records the kubelet's decisions about pods with pod-level resources, with the feature gate `PodLevelResourceManagers`, as
-//! conformance
-//! vectors. The strategy `kubelet` has to repeat the decisions and to write the same state files.
+//! conformance vectors. The strategy `kubelet` has to repeat the decisions and to write the same state files.
 //!
 //! The pods are the same under each policy and scope. Each pod tests one rule.
 

@@ -1,5 +1,5 @@
-# Precedes the scripts that run containerd: prepares an image, starts containerd and the daemon, and defines functions.
-# $IMPORT has arguments of `ctr images import`, $DRIVER is the cgroup driver.
+# Precedes the scripts that run containerd: prepares an image, starts containerd and the daemon, and defines functions. $IMPORT
+# has arguments of `ctr images import`, $DRIVER is the cgroup driver.
 set -eu
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin

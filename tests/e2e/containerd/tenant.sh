@@ -2,7 +2,7 @@
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 
-# describe NAMESPACE NAME ANNOTATIONS: adds a pod to the API server's responses, with one container of one CPU. The UID is the
+# describe NAMESPACE NAME ANNOTATIONS: prints a pod in the API server's format, with one container of one CPU. The UID is the
 # name.
 describe() {
     echo '{"metadata": {"namespace": "'$1'", "name": "'$2'", "uid": "'$2'", "annotations": {'$3'}'${4:-}'},
