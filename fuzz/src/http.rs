@@ -53,7 +53,7 @@ impl Daemon {
             Config { host_root: dir.clone(), state_directory: dir.join("state"), ..Config::default() };
         config.probes.allocation.enabled = false;
         let host = Arc::new(testing::Host::new(machine));
-        let (reconciler, _, _) = testing::reconciler(&config, &root, Ports::of(&host), None, None);
+        let (reconciler, _, _) = testing::reconciler(&config, &root, Ports::from_part(&host), None, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
         let (readiness, heartbeats) = (Readiness::default(), Heartbeats::default());
