@@ -156,7 +156,7 @@ fn move_guarantee(
     }
     for (name, cgroup) in cgroups {
         let message = format!(
-            "The preferred node of {name} is now {to}, which has {on_node} of its memory; before, it was {from}."
+            "The preferred node of {name} is now node {to}, which has {on_node} of its memory; before, it was node {from}."
         );
         let report = EventReport::new(EventKind::HomeMoved, message);
         core.report(Some(cgroup), report.detail("from", from.to_string()).detail("to", to.to_string()));

@@ -200,7 +200,7 @@ async fn a_burstable_guarantee_has_a_home_and_follows_its_memory() {
         let (cgroup, report) = moved.unwrap();
         assert_eq!(cgroup.as_ref().unwrap().to_string(), "/a");
         assert!(
-            report.message.contains("now node 0") && report.message.contains("node 1 before"),
+            report.message.contains("now node 0") && report.message.contains("it was node 1"),
             "{report:?}"
         );
     }
