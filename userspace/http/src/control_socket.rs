@@ -45,7 +45,7 @@ impl ControlListener {
                     let _ = stream.try_write(FORBIDDEN);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection to the control socket is refused: its user is not known")
+                    tracing::warn!(%error, "a connection to the control socket is refused: its user is not known");
                 }
             }
         }

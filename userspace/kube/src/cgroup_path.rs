@@ -95,7 +95,7 @@ fn expand_slice(slice: &str) -> Result<String, &'static str> {
 /// Position of a pod among the kubelet's cgroups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodLevels {
-    /// The pod's QoS class, which determines its parent cgroup.
+    /// The pod's `QoS` class, which determines its parent cgroup.
     pub qos: QosClass,
     /// The cgroups from the kubelet's own (`/kubepods`) down to the pod's, outermost first. A memory
     /// protection is effective only up to the smallest value among them.

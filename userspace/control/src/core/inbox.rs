@@ -55,7 +55,7 @@ pub(crate) fn batch_key(command: &Command) -> Option<(BatchKind, &str)> {
     }
 }
 
-/// BatchKind of commands that can be handled as one batch.
+/// Kind of commands that can be handled as one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BatchKind {
     Admission,

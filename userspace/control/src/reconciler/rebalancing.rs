@@ -198,7 +198,7 @@ impl Rebalancing {
                 return None;
             }
             Some(Err(error)) => {
-                tracing::error!(name = request.name, %error, "the rebalance cannot be started")
+                tracing::error!(name = request.name, %error, "the rebalance cannot be started");
             }
             None => {}
         }

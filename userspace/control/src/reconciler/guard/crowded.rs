@@ -7,7 +7,7 @@
 //!
 //! # Algorithm
 //! For each crowded node, this lists the pods without a guarantee that have memory there which cannot be dropped. The
-//! Kubernetes client knows their QoS classes and evicts them one by one. The time begins anew if the node is no longer short
+//! Kubernetes client knows their `QoS` classes and evicts them one by one. The time begins anew if the node is no longer short
 //! or a workload was steered off it.
 //!
 //! # Invariants

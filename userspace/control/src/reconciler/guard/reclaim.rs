@@ -209,7 +209,7 @@ impl Reclaim {
             match cache_worker::start(&core.config.host_root, &core.ports.heartbeats, &self.stop) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => {
-                    tracing::error!(%error, "page cache is not dropped: the thread cannot be started")
+                    tracing::error!(%error, "page cache is not dropped: the thread cannot be started");
                 }
             }
         }
