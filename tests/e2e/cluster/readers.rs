@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::PathBuf, proces
 
 use numaward_engine::{
     PolicyConfig,
-    simulation::fleet::topology_match::{Aligned, TopologyMatch},
+    simulation::fleet::topology_match::{AlignedRequests, TopologyMatch},
 };
 use numaward_topology::{Machine, NodeId, NumaNode};
 use serde_json::{Map, Value, json};
@@ -341,7 +341,7 @@ fn keeps_away_what_is_refused(cluster: &Cluster, topology: &Value) {
         let pod = amounts
             .iter()
             .fold(vec![0; RESOURCES.len()], |sum, of| sum.iter().zip(of).map(|(sum, of)| sum + of).collect());
-        let asked = Aligned { init_containers: Vec::new(), containers: amounts, pod };
+        let asked = AlignedRequests { init_containers: Vec::new(), containers: amounts, pod };
         assert_eq!(plugin.fits(&free, &asked), fits, "{name}: {topology:#}");
     }
     let (let_through, kept_away): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|(.., fits)| *fits);

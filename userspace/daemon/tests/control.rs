@@ -163,7 +163,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (post, ALLOCATIONS, wish, 422, "placement.apart", "in placement.with as well"),
         (post, ALLOCATIONS, sound("memory", "0".into()), 422, "memory", "it is 0"),
         (post, ALLOCATIONS, sound("memory", "lots".into()), 422, "memory", "not a quantity"),
-        (post, ALLOCATIONS, sound("name", "".into()), 422, "name", "no name"),
+        (post, ALLOCATIONS, sound("name", "".into()), 422, "name", "not a valid name"),
         (post, ALLOCATIONS, sound("hugepages", serde_json::json!({"2M": "2Mi"})), 422, "hugepages.2M", ""),
         (post, ALLOCATIONS, target("cgroup", "/nowhere"), 422, "target.cgroup", "/nowhere does not exist"),
         (post, ALLOCATIONS, target("cgroup", "/"), 422, "target.cgroup", "the whole host"),
@@ -608,7 +608,7 @@ async fn a_client_certificate_opens_the_control_address() {
     // None, and one of an authority that is not taken.
     let answer = get(address, &ours, None, &[]).await.unwrap();
     assert_eq!(answer.status, 401, "{answer:?}");
-    assert!(answer.body["detail"].as_str().unwrap().contains("takes no token"), "{answer:?}");
+    assert!(answer.body["detail"].as_str().unwrap().contains("accepts no token"), "{answer:?}");
     assert!(get(address, &ours, Some(&foreign.sign("ops.example")), &[]).await.is_err());
     // Not encrypted, and for who does not trust the daemon.
     let plain = TcpStream::connect(address).await.unwrap();
