@@ -281,6 +281,7 @@ fn restore() -> Result<()> {
     for left in restored["left"].as_array().context("no list of what is left")? {
         let is_partition = left["reason"].as_str().is_some_and(|reason| reason.contains("cpuset partitions"));
         ensure!(is_partition, "not restored: {left}\n{said}");
+        println!("  left: {left}");
     }
     Ok(())
 }
