@@ -47,8 +47,8 @@ done
 export NUMAWARD_LOG_LEVEL=debug
 new_log
 hog used 'while :; do dd if=/dev/vda of=/dev/null bs=1M count=400 2>/dev/null; sleep 0.5; done'
-_is_let_be() { grep -q 'uses its page cache, and is left alone' /tmp/daemon.log; }
+_is_let_be() { grep -q 'uses its page cache and is skipped' /tmp/daemon.log; }
 wait_for 180 _is_let_be
-wait_for 60 has_event 'that it does not use'
+wait_for 60 has_event 'has unused page cache there that can be dropped now'
 finish used
 tidy
