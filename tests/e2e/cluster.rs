@@ -470,8 +470,8 @@ fn is_protected_on_request(cluster: &Cluster) {
     cluster.step("a Burstable pod had its memory protected");
 }
 
-/// A pod requests two CPUs of one node while no node has two free. It starts as soon as they are free.
-fn are_refused(cluster: &Cluster) {
+/// Runs the pods `one` and `pair` so that both nodes of the machine have one free CPU, and returns their places.
+fn leave_one_cpu_on_each_node(cluster: &Cluster) -> Places {
     let wants = |name, cpus| pod(name, &[container("main", &guaranteed(cpus, 64))]);
     // Only node 1 has three CPUs; then only node 0 has one; then only node 1 has two.
     cluster.run(&[wants("trio", 3)]);
@@ -480,9 +480,14 @@ fn are_refused(cluster: &Cluster) {
     cluster.wait_until_placed(&[("one", "main", 1), ("trio", "main", 3)]);
     cluster.delete(&["trio"]);
     cluster.run(&[wants("pair", 2)]);
+    cluster.wait_until_placed(&[("one", "main", 1), ("pair", "main", 2)])
+}
+
+/// A pod requests two CPUs of one node while no node has two free. It starts as soon as they are free.
+fn are_refused(cluster: &Cluster) {
     let expected = [("one", "main", 1), ("pair", "main", 2)];
-    let places = cluster.wait_until_placed(&expected);
-    cluster.kubectl.apply(&wants("late", 2));
+    let places = leave_one_cpu_on_each_node(cluster);
+    cluster.kubectl.apply(&pod("late", &[container("main", &guaranteed(2, 64))]));
     for (reason, word) in [("NumaPlacementRefused", "TopologyAffinityError"), ("Failed", "numaward")] {
         let message = cluster.wait_for(&format!("a pod has the event {reason}"), || {
             cluster.events("late", reason)?.pop().ok_or_else(|| "there is none".to_owned())

@@ -6,7 +6,10 @@ use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Cluster, RESTRICTED, ROLLOUT, component_overlay, container, guaranteed, node, pod};
+use super::{
+    Cluster, RESTRICTED, ROLLOUT, component_overlay, container, guaranteed, leave_one_cpu_on_each_node, node,
+    pod,
+};
 use crate::containerd::nodes;
 
 /// Name of the node without a kubelet.
@@ -87,18 +90,6 @@ fn events_are_of_the_own_node(cluster: &Cluster) {
     cluster.step("events are of the daemon's own node");
 }
 
-/// Runs pods so that both NUMA nodes have one free CPU: two CPUs are free in sum.
-fn leave_one_cpu_on_each_node(cluster: &Cluster) -> super::Places {
-    let wants = |name, cpus| pod(name, &[container("main", &guaranteed(cpus, 64))]);
-    cluster.run(&[wants("trio", 3)]);
-    cluster.wait_until_placed(&[("trio", "main", 3)]);
-    cluster.run(&[wants("one", 1)]);
-    cluster.wait_until_placed(&[("one", "main", 1), ("trio", "main", 3)]);
-    cluster.delete(&["trio"]);
-    cluster.run(&[wants("pair", 2)]);
-    cluster.wait_until_placed(&[("one", "main", 1), ("pair", "main", 2)])
-}
-
 /// Returns the template of a pod that fits in sum and on no NUMA node, and prefers the empty node.
 fn template(restart_policy: &str) -> Value {
     json!({
@@ -175,7 +166,7 @@ fn add_empty_node(cluster: &Cluster) {
     let amounts = json!({ "cpu": "6", "memory": "4Gi", "pods": "10" });
     let patch = json!({ "status": { "capacity": amounts, "allocatable": amounts } }).to_string();
     cluster.kubectl.must(&["patch", "node", EMPTY_NODE, "--subresource=status", "--patch", &patch]);
-    // So that the first pod is bound to the node with the kubelet.
+    // The first pod must be bound to the node with the kubelet.
     cluster.kubectl.must(&["cordon", EMPTY_NODE]);
 }
 

@@ -1,5 +1,6 @@
-//! The thread that reads the memory policies of workloads without a guarantee, before one is kept off a node or placed, and the huge
-//! pages that they have reserved: the kernel goes through their page tables and mappings for that.
+//! The thread that reads the memory policies of workloads without a guarantee, before one is kept off a node or
+//! placed, and the huge pages that they have reserved: the kernel goes through their page tables and mappings for
+//! that.
 
 use std::{
     collections::BTreeMap,
@@ -58,8 +59,8 @@ impl PolicyReader {
         true
     }
 
-    /// What was found of a cgroup; `None` while it is read. A cgroup that may be narrowed, as far as its policies go, is read again the
-    /// next time.
+    /// What was found of a cgroup; `None` while it is read. A cgroup that may be narrowed, as far as its policies go,
+    /// is read again the next time.
     pub(crate) fn result_for(
         &mut self,
         core: &Core,

@@ -2,12 +2,10 @@
 //!
 //! # Terms
 //! - [`Core`] has the state and changes it: admissions, resizes, releases.
-//! - A *controller* maintains one aspect of the guarantees or of the host. It handles [`Event`]s, changes the core, and does not
-//!   know the
-//!   other controllers.
-//! - [`crate::core::Effects`] are the consequences of changes, such as a new view to publish. The core and the controllers add
-//!   them, and the
-//!   loop processes them.
+//! - A *controller* maintains one aspect of the guarantees or of the host. It handles [`Event`]s, changes the core,
+//!   and does not know the other controllers.
+//! - [`crate::core::Effects`] are the consequences of changes, such as a new view to publish. The core and the
+//!   controllers add them, and the loop processes them.
 
 mod affinities;
 mod auto_placement;
@@ -451,7 +449,7 @@ impl ReconcilerLoop {
     fn process_effects(&mut self) {
         // A refused request may have left CPUs in the shared pool.
         self.core.follow_pool();
-        // Each effect may cause the other, but this ends: what was already applied causes no further effect.
+        // Each of the two effects may cause the other. The loop ends, because an applied change causes no effect.
         while self.core.effects.is_due() || (self.core.is_dry_run_report_due() && !self.is_busy()) {
             self.publish();
             let effects = &mut self.core.effects;

@@ -1,9 +1,9 @@
 //! Spans: where the time of a decision goes.
 //!
 //! An admission is a tree: `admit` over `decide` (over `hints`, `merge`, `allocate`), `ledger` and `knobs`. What is
-//! written without being asked for (drift, herding, upkeep) is a tree of its own, `reconcile`, and so is what a `release` gives back.
-//! Of admissions that wait together, each `admit` is over `decide` alone, and `ledger` and `knobs` are of one tree,
-//! `together`; likewise of releases. A look that finds nothing to do is no span.
+//! written without being asked for (drift, herding, upkeep) is a tree of its own, `reconcile`, and so is what a
+//! `release` gives back. Of admissions that wait together, each `admit` is over `decide` alone, and `ledger` and
+//! `knobs` are of one tree, `together`; likewise of releases. A look that finds nothing to do is no span.
 //!
 //! Without a receiver no span is ever made: nobody is interested in them, which `tracing` finds out once.
 

@@ -111,7 +111,7 @@ const STARTS: Step = Step::Again { is_admitted: true };
 #[test]
 fn a_refused_pod_that_waits_keeps_what_it_requests_and_starts_on_its_host_when_there_is_room() {
     let long = (0, 100);
-    // As above, but a pod leaves the host of the refused pod, and another pod with the same requests arrives.
+    // A pod leaves the host of the refused pod, and another pod with the same requests arrives.
     let (a, b, c) = (pod("a", long, 4, 40), pod("b", long, 2, 1), pod("c", (0, 3), 2, 1));
     let pods = [a, b, c, pod("d", long, 3, 1), pod("e", long, 3, 1)];
     for seed in 0..8 {

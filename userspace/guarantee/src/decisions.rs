@@ -4,11 +4,9 @@
 //! An explanation is long, and the ledger is rewritten at every change. Explanations are only shown, so losing one is harmless.
 //!
 //! # Algorithm
-//! Each decision is one line of JSON, appended to `decisions.jsonl` without a sync. On start, the last line of each workload is
-//! used. The
-//! file is then rewritten with the explanations of the present guarantees; also later, when most of its lines are of guarantees
-//! that were
-//! released. A line that cannot be parsed is skipped.
+//! Each decision is one line of JSON, appended to `decisions.jsonl` without a sync. On start, the last line of each
+//! workload is used. The file is then rewritten with the explanations of the present guarantees; also later, when
+//! most of its lines are of guarantees that were released. A line that cannot be parsed is skipped.
 
 use std::{
     collections::HashMap,

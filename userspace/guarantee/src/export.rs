@@ -1,16 +1,14 @@
 //! Export of the guarantees as state files of a kubelet with the same policies.
 //!
 //! # Problem
-//! Some programs read only the kubelet's state files, and a kubelet that is to manage the host again can start from them. A kubelet
-//! does not
-//! know some guarantees (workloads that are no pods), and with the same policies it might have placed the pods elsewhere.
+//! Some programs read only the kubelet's state files, and a kubelet that is to manage the host again can start from
+//! them. A kubelet does not know some guarantees (workloads that are no pods), and with the same policies it might
+//! have placed the pods elsewhere.
 //!
 //! # Algorithm
-//! A container is listed under the UID of its pod. Every other workload is listed under its own name, so that its CPUs are not in
-//! the shared
-//! pool and its memory is not free. The node accounts are computed as a kubelet does. Then the strategy `kubelet` starts with the
-//! files and
-//! admits each pod again; each difference is reported as a problem.
+//! A container is listed under the UID of its pod. Every other workload is listed under its own name, so that its
+//! CPUs are not in the shared pool and its memory is not free. The node accounts are computed as a kubelet does. Then
+//! the strategy `kubelet` starts with the files and admits each pod again; each difference is reported as a problem.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -104,9 +102,8 @@ pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<Kubel
     })
 }
 
-/// Returns the problem of overlapping memory node sets, if two containers have them. A kubelet rebuilds its accounts in undefined
-/// order, and
-/// with such sets the result depends on the order.
+/// Returns the problem of overlapping memory node sets, if two containers have them. A kubelet rebuilds its accounts
+/// in undefined order, and with such sets the result depends on the order.
 fn overlaps(ledger: &Ledger) -> Option<String> {
     let blocks = ledger.allocations().flat_map(|(_, _, allocation)| &allocation.blocks);
     let sets: BTreeSet<&NodeSet> = blocks.map(|block| &block.affinity).collect();

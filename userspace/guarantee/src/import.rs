@@ -1,15 +1,14 @@
 //! Import of the guarantees in a kubelet's state files.
 //!
 //! # Problem
-//! A host on which a kubelet has placed containers with its static policies is to be managed by numaward, without disturbing the
-//! containers.
+//! A host on which a kubelet has placed containers with its static policies is to be managed by numaward, without
+//! disturbing the containers.
 //!
 //! # Algorithm
-//! The state files are checked as the kubelet does on start: checksums, policies, machine, reserved memory. Then each pod is
-//! admitted again
-//! with a request for exactly its present CPUs and memory, as the kubelet admits its pods after a restart. The result becomes the
-//! ledger, with
-//! pod UIDs as owners. When the runtime reports a running pod, it gets the guarantee of its UID.
+//! The state files are checked as the kubelet does on start: checksums, policies, machine, reserved memory. Then each
+//! pod is admitted again with a request for exactly its present CPUs and memory, as the kubelet admits its pods after
+//! a restart. The result becomes the ledger, with pod UIDs as owners. When the runtime reports a running pod, it gets
+//! the guarantee of its UID.
 //!
 //! # Invariants
 //! - A ledger that has a guarantee is never replaced.
@@ -96,9 +95,8 @@ pub enum ImportError {
     Store(#[from] StoreError),
 }
 
-/// Imports the state files in `directory` into the ledger of the configuration. A dry run only returns the report. If the ledger is
-/// missing
-/// or damaged, the marks on the cgroups of `hierarchy` are used instead of it.
+/// Imports the state files in `directory` into the ledger of the configuration. A dry run only returns the report. If
+/// the ledger is missing or damaged, the marks on the cgroups of `hierarchy` are used instead of it.
 pub fn import(
     config: &Config,
     machine: &Machine,

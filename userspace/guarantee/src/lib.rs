@@ -2,13 +2,11 @@
 //!
 //! # Terms
 //! - *guarantee*: the exclusive CPUs, the memory on nodes and the settings that a workload is given, with its cgroup.
-//! - [`state::State`]: everything that is stored on disk: the engine's ledger, the guarantees, and the settings that were applied
-//!   to
-//!   cgroups and to the host.
+//! - [`state::State`]: everything that is stored on disk: the engine's ledger, the guarantees, and the settings that
+//!   were applied to cgroups and to the host.
 //!
-//! This crate starts no thread and applies no settings; `numaward_control` does. The daemon's servers depend only on this crate, so
-//! that they
-//! need not be rebuilt after a change of the reconciler.
+//! This crate starts no thread and applies no settings; `numaward_control` does. The daemon's servers depend only on
+//! this crate, so that they need not be rebuilt after a change of the reconciler.
 
 #![forbid(unsafe_code)]
 

@@ -36,8 +36,8 @@ pub struct PreferredNode {
     /// Bytes that were migrated to the node, by source node.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub moved: BTreeMap<NodeId, Bytes>,
-    /// CPUs of the workload before the last change on this node. They are still in the knob if the daemon died before it wrote the
-    /// new ones.
+    /// CPUs of the workload before the last change on this node. They are still in the knob if the daemon died before
+    /// it wrote the new ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus_before: Option<CpuSet>,
 }

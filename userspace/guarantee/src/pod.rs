@@ -11,9 +11,8 @@ use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-/// Maximum size of a request in the ledger, in bytes. The ledger is kept in memory and read whole on start: with this limit, the
-/// ledger of a
-/// node with 110 pods has a few MiB.
+/// Maximum size of a request in the ledger, in bytes. The ledger is kept in memory and read whole on start: with this
+/// limit, the ledger of a node with 110 pods has a few MiB.
 const MAX_ACCOUNT_BYTES: usize = 32 << 10;
 
 /// Checks the size of a request in the ledger.
@@ -76,9 +75,8 @@ pub struct MemoryClaim {
     pub request: Option<Bytes>,
     /// Memory limit, if there is one.
     pub limit: Option<Bytes>,
-    /// Memory overhead of the pod's `RuntimeClass`. It is added to the protection of the pod's cgroup, as the kubelet adds it to
-    /// the pod's
-    /// request.
+    /// Memory overhead of the pod's `RuntimeClass`. It is added to the protection of the pod's cgroup, as the kubelet
+    /// adds it to the pod's request.
     pub overhead: Option<Bytes>,
 }
 
@@ -122,8 +120,8 @@ pub struct ContainerPlacementRequest {
     pub memory: MemoryClaim,
     /// True if the pod has a CPU quota that stays when the quota of the container is removed.
     pub keeps_pod_quota: bool,
-    /// Settings that the runtime applies to the container, out of those that numaward can set. On creation: those that other NRI
-    /// plugins request.
+    /// Settings that the runtime applies to the container, out of those that numaward can set. On creation: those
+    /// that other NRI plugins request.
     pub has: Settings,
     /// True if another program has chosen the CPUs and nodes of the container. It keeps them unless numaward has placed the
     /// container before.

@@ -7,11 +7,10 @@
 //! - memory on nodes (`memoryManagerPolicy: Static`); a twentieth of each node is reserved, at least 64Mi and at most 1Gi;
 //! - `topologyManagerPolicy: restricted`: a request that cannot be aligned is rejected.
 //!
-//! A key that is set replaces only its own default. Reservations by `kubeReserved`, `systemReserved` and `evictionHard` follow the
-//! kubelet's
-//! rules: if any of them is set, their sum must equal `reservedMemory`, and an unset `evictionHard` has the kubelet's default. With
-//! the
-//! strategy `kubelet`, the sum is checked even if none of them is set.
+//! A key that is set replaces only its own default. Reservations by `kubeReserved`, `systemReserved` and
+//! `evictionHard` follow the kubelet's rules: if any of them is set, their sum must equal `reservedMemory`, and an
+//! unset `evictionHard` has the kubelet's default. With the strategy `kubelet`, the sum is checked even if none of
+//! them is set.
 
 use std::collections::BTreeMap;
 
@@ -76,9 +75,8 @@ pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>,
     })
 }
 
-/// Returns a strategy for the present guarantees when the configured policy does not fit the machine. CPUs are reserved as
-/// configured, if
-/// that part fits.
+/// Returns a strategy for the present guarantees when the configured policy does not fit the machine. CPUs are
+/// reserved as configured, if that part fits.
 pub fn fallback(config: &Config, machine: &Machine) -> Option<Box<dyn Strategy>> {
     let without_memory = Config {
         memory_manager_policy: None,
@@ -141,9 +139,8 @@ pub fn kubelet(config: &Config, machine: &Machine) -> Result<KubeletStrategy, Ve
     KubeletStrategy::new(machine, &policy).map_err(|error| vec![error.into()])
 }
 
-/// Returns the configured Memory `QoS`. `default` is the reservation policy if the key is unset; `ceiling` replaces the limit of a
-/// container
-/// without limit.
+/// Returns the configured Memory `QoS`. `default` is the reservation policy if the key is unset; `ceiling` replaces
+/// the limit of a container without limit.
 pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: Bytes) -> MemoryQos {
     let reservation = config.memory_reservation_policy.unwrap_or(default);
     MemoryQos {
@@ -155,9 +152,8 @@ pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: By
     }
 }
 
-/// Returns the factor for `memory.high`, or `None` if workloads are not throttled. If the gate `MemoryQoS` is set, it decides; the
-/// factor
-/// then has the kubelet's default.
+/// Returns the factor for `memory.high`, or `None` if workloads are not throttled. If the gate `MemoryQoS` is set, it
+/// decides; the factor then has the kubelet's default.
 fn throttling(config: &Config) -> Option<ThrottlingFactor> {
     let factor = config.memory_throttling_factor.map(|factor| factor.0);
     match config.gates().setting(gates::MEMORY_QOS) {
@@ -478,7 +474,7 @@ mod tests {
             (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"nodefs.available": "10%"}"#, "1Gi"),
             (r#""evictionHard": {"memory.available": "200Mi", "pid.available": "5%"}"#, "200Mi"),
             (r#""evictionHard": {"memory.available": "25%"}"#, "2Gi"),
-            // As a 32-bit floating-point number, 5% is slightly more than a twentieth.
+            // 5% in 32-bit floating point is slightly more than a twentieth.
             (r#""evictionHard": {"memory.available": "5%"}"#, "429496736"),
             (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"memory.available": "0%"}"#, "1Gi"),
             (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"memory.available": "100%"}"#, "1Gi"),

@@ -21,13 +21,12 @@ pub trait ReconcilerFactory {
     /// Registers metrics under the names of the kubelet's metrics.
     fn register_kubelet(&self, registry: &mut Registry);
 
-    /// Performs the steps that need privileges which the daemon drops afterwards. Without this call, [`start`](Self::start) returns
-    /// `None`.
+    /// Performs the steps that need privileges which the daemon drops afterwards. Without this call,
+    /// [`start`](Self::start) returns `None`.
     fn prepare(&mut self, config: &Config);
 
-    /// Starts the reconciler. Returns `None` if the host has no cgroup v2 hierarchy, the machine is not known, not even the default
-    /// policy fits
-    /// it, or [`prepare`](Self::prepare) was not called.
+    /// Starts the reconciler. Returns `None` if the host has no cgroup v2 hierarchy, the machine is not known, not
+    /// even the default policy fits it, or [`prepare`](Self::prepare) was not called.
     ///
     /// If the policy does not fit the machine, existing guarantees are kept and no new ones are given.
     ///

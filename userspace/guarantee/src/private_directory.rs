@@ -1,13 +1,13 @@
 //! The directories of the ledger and the sockets.
 //!
 //! # Problem
-//! systemd creates them with mode 0700 (`StateDirectoryMode`, `RuntimeDirectoryMode`), Kubernetes' `DirectoryOrCreate` with 0755. A user
-//! with write permission could replace the ledger or a socket of the daemon.
+//! systemd creates them with mode 0700 (`StateDirectoryMode`, `RuntimeDirectoryMode`), Kubernetes'
+//! `DirectoryOrCreate` with 0755. A user with write permission could replace the ledger or a socket of the daemon.
 //!
 //! # Algorithm
-//! A missing directory is made with mode 0700. An existing one must belong to root or the daemon's user, and no other user may write
-//! to it: it may be `/tmp`. If it has the name `numaward`, or is empty, it is the daemon's alone and gets mode 0700. Any other keeps its
-//! mode, because it may be `/run`.
+//! A missing directory is made with mode 0700. An existing one must belong to root or the daemon's user, and no other
+//! user may write to it: it may be `/tmp`. If it has the name `numaward`, or is empty, it is the daemon's alone and
+//! gets mode 0700. Any other keeps its mode, because it may be `/run`.
 
 use std::{
     fs::{self, DirBuilder, Permissions},

@@ -1,17 +1,15 @@
 //! Reconstruction of the state if the ledger is damaged or missing.
 //!
 //! # Problem
-//! Running workloads must keep their guarantees under the same names, and no CPU or memory may be given twice, although the ledger
-//! cannot be
-//! read.
+//! Running workloads must keep their guarantees under the same names, and no CPU or memory may be given twice,
+//! although the ledger cannot be read.
 //!
 //! # Algorithm
 //! Three sources are read in this order. An entry that contradicts an earlier source is not used, and is logged.
 //!
 //! 1. The marks on cgroups ([`crate::xattr_backup`]), which repeat the last ledger.
-//! 2. The previous version of the ledger: for units without a cgroup at the moment, for settings of the host, and for the features
-//!    that
-//!    changed cgroups without a guarantee.
+//! 2. The previous version of the ledger: for units without a cgroup at the moment, for settings of the host, and for
+//!    the features that changed cgroups without a guarantee.
 //! 3. The knobs of cgroups that numaward created for commands.
 
 use std::collections::BTreeMap;
@@ -86,7 +84,7 @@ fn rebuild(previous: Option<State>, found: &FoundMarks, hierarchy: &Hierarchy) -
         }
         for (path, record) in previous.applied.iter() {
             let is_above = state.guarantees.values().any(|held| path.contains(&held.cgroup));
-            // Where marks are supported, a cgroup without a guarantee has one too.
+            // A cgroup without a guarantee has a mark too, if marks are supported.
             let is_unmarked = !found.is_supported;
             if state.applied.get(path).is_none() && (is_above && record.settings.is_empty() || is_unmarked) {
                 state.applied.insert(path.clone(), record.clone());

@@ -33,8 +33,8 @@ pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrowdedNode {
     pub node: NodeId,
-    /// Pods without a guarantee: the UID as the runtime reports it, and the bytes on the node that cannot be dropped. The largest
-    /// is first.
+    /// Pods without a guarantee: the UID as the runtime reports it, and the bytes on the node that cannot be dropped.
+    /// The largest is first.
     pub pods: Vec<(String, Bytes)>,
 }
 
@@ -132,9 +132,8 @@ impl ReconcilerHandle {
         self.shown.crowded.read().clone()
     }
 
-    /// Returns true if enforcement is off and host-wide settings (interrupts, power settings, weights of nodes) have a pending
-    /// restore. It is
-    /// retried.
+    /// Returns true if enforcement is off and host-wide settings (interrupts, power settings, weights of nodes) have
+    /// a pending restore. It is retried.
     pub fn has_pending_host_restores(&self) -> bool {
         self.shown.has_pending_host_restores.load(Ordering::Relaxed)
     }
@@ -192,9 +191,8 @@ impl ReconcilerHandle {
         self.runtime(|answer| PodCommand::Create { ask: Box::new(ask), answer }).await?
     }
 
-    /// Binds a container to its cgroup, which exists now. `ask` is used if its creation was not answered in time. Returns the
-    /// reason if the
-    /// container runs without its settings.
+    /// Binds a container to its cgroup, which exists now. `ask` is used if its creation was not answered in time.
+    /// Returns the reason if the container runs without its settings.
     pub async fn bind(
         &self,
         id: String,
@@ -223,9 +221,8 @@ impl ReconcilerHandle {
         self.runtime(|answer| PodCommand::Synchronize { containers, sandboxes, complete, answer }).await
     }
 
-    /// Changes the resources of a container, for which the runtime was asked to set `has`. Returns the settings to apply, or `None`
-    /// if the
-    /// container is not known.
+    /// Changes the resources of a container, for which the runtime was asked to set `has`. Returns the settings to
+    /// apply, or `None` if the container is not known.
     pub async fn resize(
         &self,
         id: String,

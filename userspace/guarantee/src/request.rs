@@ -247,8 +247,8 @@ impl Resize {
 
 /// Returns the engine request for a workload with one container.
 ///
-/// Without `cpus`, a thousandth of a CPU is requested: a fraction is never exclusive, and the `QoS` class Guaranteed requires CPUs
-/// and memory.
+/// Without `cpus`, a thousandth of a CPU is requested: a fraction is never exclusive, and the `QoS` class Guaranteed
+/// requires CPUs and memory.
 fn engine_request(
     name: &str,
     resources: Resources,

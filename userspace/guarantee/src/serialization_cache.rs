@@ -4,9 +4,8 @@
 //! The ledger file is replaced at each change, and serializing a thousand workloads takes far longer than writing the file.
 //!
 //! # Algorithm
-//! The JSON text of each account, guarantee and record is cached with a reference to its value. It is used again as long as the
-//! state has a
-//! reference to the same value.
+//! The JSON text of each account, guarantee and record is cached with a reference to its value. It is used again as
+//! long as the state has a reference to the same value.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -260,9 +260,8 @@ impl State {
         }
     }
 
-    /// Applies the changes between `from` and `to` to this state, which may differ from both. Changes of `enabled` are excluded:
-    /// they are made
-    /// in every copy at once.
+    /// Applies the changes between `from` and `to` to this state, which may differ from both. Changes of `enabled`
+    /// are excluded: they are made in every copy at once.
     pub fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
         fn set<T: Ord + Clone>(set: &mut BTreeSet<T>, from: &BTreeSet<T>, to: &BTreeSet<T>) {
             set.extend(to.difference(from).cloned());

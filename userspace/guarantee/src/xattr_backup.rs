@@ -1,22 +1,18 @@
 //! Marks: a copy of the guarantees in extended attributes of cgroups, for recovery if the ledger cannot be read.
 //!
 //! # Problem
-//! Knobs show the settings of a cgroup, but neither the workload nor the original values. If the ledger is damaged, it is rebuilt
-//! from the
-//! cgroups, and no other user may forge a guarantee.
+//! Knobs show the settings of a cgroup, but neither the workload nor the original values. If the ledger is damaged,
+//! it is rebuilt from the cgroups, and no other user may forge a guarantee.
 //!
 //! # Algorithm
-//! The record of the applied settings and the guarantee of a cgroup are stored in the extended attribute `user.numaward.ID` with
-//! the cgroup
-//! ID. The owner of a directory can write such an attribute. So marks are only written to and read from directories that belong to
-//! the
-//! daemon's user and that no other user can write: the mark of a cgroup that is delegated to another user is on its nearest such
-//! ancestor.
-//! A mark is written after the ledger, and is removed with the cgroup.
+//! The record of the applied settings and the guarantee of a cgroup are stored in the extended attribute
+//! `user.numaward.ID` with the cgroup ID. The owner of a directory can write such an attribute. So marks are only
+//! written to and read from directories that belong to the daemon's user and that no other user can write: the mark
+//! of a cgroup that is delegated to another user is on its nearest such ancestor. A mark is written after the ledger,
+//! and is removed with the cgroup.
 //!
-//! Attributes `trusted.*` would need no such rule, but require `CAP_SYS_ADMIN`, which the daemon drops. cgroup v2 has user
-//! attributes since
-//! Linux 5.7, at most 128 per cgroup.
+//! Attributes `trusted.*` would need no such rule, but require `CAP_SYS_ADMIN`, which the daemon drops. cgroup v2 has
+//! user attributes since Linux 5.7, at most 128 per cgroup.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -12,8 +12,8 @@ pub(crate) struct Offer<T> {
     pub(crate) value: T,
 }
 
-/// Returns the offer that the client prefers; `None` if it accepts none. Of several with the same quality, the one with the more specific
-/// range wins, then the earlier one. Without the header, the first offer.
+/// Returns the offer that the client prefers; `None` if it accepts none. Of several with the same quality, the one
+/// with the more specific range wins, then the earlier one. Without the header, the first offer.
 pub(crate) fn choose<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Option<&'a T> {
     if !headers.contains_key(header::ACCEPT) {
         return offers.first().map(|offer| &offer.value);

@@ -1,7 +1,7 @@
 //! Threads for work that reads files or takes locks.
 //!
-//! At most [`MAX_READERS`] requests work at a time, so that a hung file blocks only these. The threads have a lower priority than all other
-//! threads of the daemon, so that many readers do not delay an admission.
+//! At most [`MAX_READERS`] requests work at a time, so that a hung file blocks only these. The threads have a lower
+//! priority than all other threads of the daemon, so that many readers do not delay an admission.
 
 use std::{cell::Cell, io, sync::Arc};
 
@@ -15,8 +15,8 @@ use tokio::{
 
 use crate::problem::Failure;
 
-/// Difference of the `nice` value of a reader from that of the daemon. Of a CPU that it shares with another thread, it then gets a
-/// tenth instead of half (`sched_prio_to_weight` in the kernel: 110 against 1024).
+/// Difference of the `nice` value of a reader from that of the daemon. Of a CPU that it shares with another thread,
+/// it then gets a tenth instead of half (`sched_prio_to_weight` in the kernel: 110 against 1024).
 const NICE_OFFSET: i32 = 10;
 
 /// Maximum number of requests that work at once; further ones wait.
@@ -67,8 +67,9 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
     })
 }
 
-/// Returns a runtime whose threads have a lower priority than all other threads of the daemon. It serves the addresses to which any process
-/// can connect, so that a flood of connections does not delay admissions, which the daemon's other runtime serves.
+/// Returns a runtime whose threads have a lower priority than all other threads of the daemon. It serves the
+/// addresses to which any process can connect, so that a flood of connections does not delay admissions, which the
+/// daemon's other runtime serves.
 pub fn low_priority_runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(1)

@@ -1,13 +1,14 @@
 //! Protection against requests that a foreign web page makes a browser send.
 //!
 //! # Problem
-//! A web page from any server can make a browser send requests to addresses that only its host reaches. With DNS rebinding, where
-//! the name of the page's server later resolves to a loopback address, the page can also read the responses.
+//! A web page from any server can make a browser send requests to addresses that only its host reaches. With DNS
+//! rebinding, where the name of the page's server later resolves to a loopback address, the page can also read the
+//! responses.
 //!
 //! # Algorithm
-//! A request over the loopback must name, in the header Host, an IP address, `localhost`, this host, or a name from the configuration; a
-//! page cannot set that header. A request that changes something must not come from another origin (header Origin), and its body must be
-//! JSON, whatever credentials the browser adds.
+//! A request over the loopback must name, in the header Host, an IP address, `localhost`, this host, or a name from
+//! the configuration; a page cannot set that header. A request that changes something must not come from another
+//! origin (header Origin), and its body must be JSON, whatever credentials the browser adds.
 //!
 //! Sources: RFC 9110 section 7.2 (Host), RFC 6454 section 7 (Origin), Fetch Metadata (Sec-Fetch-Site).
 
@@ -86,8 +87,8 @@ pub(crate) async fn check_host(State(names): State<HostNames>, request: Request,
     }
 }
 
-/// Refuses changes that a page of another origin makes a browser send. The body must be JSON, because a browser sends other media types
-/// to another origin without a preflight request.
+/// Refuses changes that a page of another origin makes a browser send. The body must be JSON, because a browser sends
+/// other media types to another origin without a preflight request.
 pub(crate) async fn check_change(request: Request, next: Next) -> Response {
     if request.method().is_safe() {
         return next.run(request).await;

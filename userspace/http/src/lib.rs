@@ -2,8 +2,8 @@
 //!
 //! The routes that report and change guarantees are added by the daemon ([`router`], [`control_router`], [`remote_router`]).
 //!
-//! Requests are limited in size, time and number, so a client can neither exhaust the daemon nor delay its stop. Every error is a
-//! problem detail (RFC 9457).
+//! Requests are limited in size, time and number, so a client can neither exhaust the daemon nor delay its stop.
+//! Every error is a problem detail (RFC 9457).
 
 #![forbid(unsafe_code)]
 

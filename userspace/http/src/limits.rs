@@ -24,8 +24,8 @@ pub(crate) struct Limits {
     pub(crate) stall: Duration,
 }
 
-/// Minimum number of bytes that a slow client has to read in [`Limits::stall`]. A slower one would hold its response and its connection
-/// for hours.
+/// Minimum number of bytes that a slow client has to read in [`Limits::stall`]. A slower one would hold its response
+/// and its connection for hours.
 pub(crate) const MIN_TAKEN: usize = 64 << 10;
 /// Minimum size in bytes of a large response.
 pub(crate) const LARGE_RESPONSE: u64 = 256 << 10;

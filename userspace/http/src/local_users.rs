@@ -5,9 +5,9 @@
 //! Prometheus on this host would get no connection and no scrape.
 //!
 //! # Algorithm
-//! `/proc/net/tcp` and `tcp6` have a line for each socket: its address, that of the other end, and the user that created it. The client's own
-//! line has the addresses of the accepted connection in reverse order. One read, limited in size, serves all connections that are accepted
-//! together.
+//! `/proc/net/tcp` and `tcp6` have a line for each socket: its address, that of the other end, and the user that
+//! created it. The client's own line has the addresses of the accepted connection in reverse order. One read, limited
+//! in size, serves all connections that are accepted together.
 //!
 //! # Invariants
 //! - A client without a line (it is closed already, or there are too many sockets) has no known user. All of these share one

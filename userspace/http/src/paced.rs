@@ -1,12 +1,12 @@
 //! A connection whose client has to read at a minimum pace.
 //!
 //! # Problem
-//! A client that sends a request and does not read the response would hold its connection and the response for ever: the server's timers
-//! apply to requests only.
+//! A client that sends a request and does not read the response would hold its connection and the response for ever:
+//! the server's timers apply to requests only.
 //!
 //! # Algorithm
-//! When the kernel's send buffer is full, the client has a time limit in which to read [`MIN_TAKEN`] bytes, or all pending bytes if they
-//! are fewer. Otherwise the connection fails.
+//! When the kernel's send buffer is full, the client has a time limit in which to read [`MIN_TAKEN`] bytes, or all
+//! pending bytes if they are fewer. Otherwise the connection fails.
 
 use std::{
     io::{self, IoSlice},

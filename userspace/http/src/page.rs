@@ -1,5 +1,5 @@
-//! The web page, at `/`, and the runbooks of the alerts, at `/runbooks/ALERT`, which are pages of the book as text. All are static
-//! files that are part of the binary.
+//! The web page, at `/`, and the runbooks of the alerts, at `/runbooks/ALERT`, which are pages of the book as text.
+//! All are static files that are part of the binary.
 //!
 //! The files of the page load nothing from other servers, and their Content Security Policy forbids it
 //! (<https://www.w3.org/TR/CSP3/>).

@@ -1,18 +1,19 @@
 //! The resources that each peer of an address holds, limited so that one peer cannot use those of all.
 //!
 //! # Problem
-//! The numbers of connections and of unread responses are limited for all clients together. One client that opens connections and reads
-//! nothing would block all other clients, including the kubelet's probes.
+//! The numbers of connections and of unread responses are limited for all clients together. One client that opens
+//! connections and reads nothing would block all other clients, including the kubelet's probes.
 //!
 //! # Terms
-//! - A *peer* is the set of addresses that one client can use at no cost: an IPv4 address, 64 bits of an IPv6 address, or a user of this host
-//!   on its loopback ([`crate::local_users`]). All clients of a Unix socket are one peer without limits of its own: the mode of the file
-//!   decides which users they are.
+//! - A *peer* is the set of addresses that one client can use at no cost: an IPv4 address, 64 bits of an IPv6
+//!   address, or a user of this host on its loopback ([`crate::local_users`]). All clients of a Unix socket are one
+//!   peer without limits of its own: the mode of the file decides which users they are.
 //! - A *place* is the share of one connection. It is *served* while it holds one of the permits, whose number is limited.
 //!
 //! # Algorithm
-//! If no permit is free, a connection takes that of the oldest place of the peer with the most served places, if its own peer has fewer
-//! connections. Otherwise it waits. So a peer that opens many connections and reads slowly blocks only itself.
+//! If no permit is free, a connection takes that of the oldest place of the peer with the most served places, if its
+//! own peer has fewer connections. Otherwise it waits. So a peer that opens many connections and reads slowly blocks
+//! only itself.
 //!
 //! # Invariants
 //! - The resources of a place are released when it is dropped.
@@ -80,8 +81,8 @@ impl Peers {
         Arc::new(Self { limits, usage: Mutex::default(), entered: AtomicU64::new(0) })
     }
 
-    /// Returns a place for a connection of this peer; `None` if the peer has reached its limit, or if very many connections wait and the
-    /// peer has the most.
+    /// Returns a place for a connection of this peer; `None` if the peer has reached its limit, or if very many
+    /// connections wait and the peer has the most.
     pub(crate) fn enter(self: &Arc<Self>, peer: Option<PeerId>) -> Option<Arc<Place>> {
         let mut all = self.usage.lock();
         let connections: usize = all.values().map(|held| held.connections).sum();
@@ -152,8 +153,8 @@ impl Place {
         }
     }
 
-    /// Takes the permit of the oldest place of the peer with the most served places, if these are more than the connections of this
-    /// place's peer.
+    /// Takes the permit of the oldest place of the peer with the most served places, if these are more than the
+    /// connections of this place's peer.
     pub(crate) fn displace(&self) -> Option<OwnedSemaphorePermit> {
         let mut all = self.peers.usage.lock();
         let own = all.get(&self.peer).filter(|_| self.peer.is_some())?.connections;
@@ -176,8 +177,8 @@ impl Place {
         self.displaced.cancelled().await;
     }
 
-    /// Counts the bytes of a large response until they are [released](Self::release_unread). Returns false, and counts nothing, if they exceed
-    /// a limit. A response is always allowed if no other one is unread.
+    /// Counts the bytes of a large response until they are [released](Self::release_unread). Returns false, and
+    /// counts nothing, if they exceed a limit. A response is always allowed if no other one is unread.
     pub(crate) fn reserve_unread(&self, bytes: usize) -> bool {
         let mut all = self.peers.usage.lock();
         let total: usize = all.values().map(|held| held.unread).sum();

@@ -4,13 +4,14 @@
 //! On a Unix socket of this host, the kernel identifies the client; over TCP, a client has to authenticate.
 //!
 //! # Terms
-//! The *credentials* are the contents of the files of [`AccessCredentials`]: a bearer token (RFC 6750), and for TLS the daemon's certificate
-//! and the authorities of client certificates. If both a token and client certificates are configured, either is sufficient.
+//! The *credentials* are the contents of the files of [`AccessCredentials`]: a bearer token (RFC 6750), and for TLS
+//! the daemon's certificate and the authorities of client certificates. If both a token and client certificates are
+//! configured, either is sufficient.
 //!
 //! # Algorithm
-//! Each connection and each request checks the files' stamps and reads the files again if they have changed. If the new files cannot be
-//! used, the previous credentials stay in force, and the log reports this once. A client with a certificate of another authority fails
-//! the handshake; any other failure is answered with 401 or 403.
+//! Each connection and each request checks the files' stamps and reads the files again if they have changed. If the
+//! new files cannot be used, the previous credentials stay in force, and the log reports this once. A client with a
+//! certificate of another authority fails the handshake; any other failure is answered with 401 or 403.
 //!
 //! # Invariants
 //! - On the control address, no request passes without a token or certificate, whatever its path.

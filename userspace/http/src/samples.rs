@@ -4,8 +4,9 @@
 //! A page shows live figures of thousands of workloads, to several clients, for hours.
 //!
 //! # Algorithm
-//! While there is a watcher, one task takes a [`Frame`] each second and publishes it in a [`watch`] channel. The difference from the
-//! previous frame is encoded once for all watchers. A slow watcher skips frames and gets a complete one next; the task waits for no watcher.
+//! While there is a watcher, one task takes a [`Frame`] each second and publishes it in a [`watch`] channel. The
+//! difference from the previous frame is encoded once for all watchers. A slow watcher skips frames and gets a
+//! complete one next; the task waits for no watcher.
 
 use std::{
     collections::BTreeMap,

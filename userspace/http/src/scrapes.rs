@@ -4,9 +4,9 @@
 //! A client with many slow scrapes must not keep out other clients.
 //!
 //! # Algorithm
-//! A free place goes to the peer with the fewest places, and among its requests to the oldest. So a peer without a place gets the next
-//! one, however many requests of another peer wait before it. The body of a scrape gives up a slow client while a request waits
-//! ([`ScrapePlace::is_wanted`]).
+//! A free place goes to the peer with the fewest places, and among its requests to the oldest. So a peer without a
+//! place gets the next one, however many requests of another peer wait before it. The body of a scrape gives up a
+//! slow client while a request waits ([`ScrapePlace::is_wanted`]).
 //!
 //! # Invariant
 //! Dropping a place frees it, also if its request has ended before it got the place.

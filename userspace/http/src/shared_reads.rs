@@ -1,16 +1,17 @@
 //! Slow reads, shared by all concurrent requests for the same data.
 //!
 //! # Problem
-//! Call chains and regions of a workload require seconds, memory, and locks of the workload's processes. Clients that request the same
-//! data at once, or again and again without waiting for the response, must not multiply that.
+//! Call chains and regions of a workload require seconds, memory, and locks of the workload's processes. Clients that
+//! request the same data at once, or again and again without waiting for the response, must not multiply that.
 //!
 //! # Algorithm
-//! A request joins the read in progress for its key, if there is one. Otherwise it waits for a place and starts a read. All requests that
-//! joined get the same bytes.
+//! A request joins the read in progress for its key, if there is one. Otherwise it waits for a place and starts a
+//! read. All requests that joined get the same bytes.
 //!
-//! A read can hang: on a file of a workload in a file system that does not respond, or on the locks of a process that waits for one. A read
-//! that takes longer than [`READ_TIMEOUT`] fails for all requests that joined it, and frees its place. Its thread remains blocked, so the
-//! number of threads is limited to [`MAX_READS`], and requests for its key fail at once until it ends.
+//! A read can hang: on a file of a workload in a file system that does not respond, or on the locks of a process that
+//! waits for one. A read that takes longer than [`READ_TIMEOUT`] fails for all requests that joined it, and frees its
+//! place. Its thread remains blocked, so the number of threads is limited to [`MAX_READS`], and requests for its key
+//! fail at once until it ends.
 //!
 //! # Invariant
 //! At most one read is in progress for each key, even if no client waits for it any more.

@@ -15,8 +15,8 @@ use crate::{blocking, limits::TIME_LIMIT, peers::Place, scrapes::ScrapePlace};
 
 /// Maximum number of pieces that wait for a slow client.
 const MAX_QUEUED_PIECES: usize = 4;
-/// Total time that the client of a scrape may spend without reading while another request waits for a place. Time that the daemon needs
-/// itself does not count, so a slow host does not make a client slow.
+/// Total time that the client of a scrape may spend without reading while another request waits for a place. Time
+/// that the daemon needs itself does not count, so a slow host does not make a client slow.
 const MAX_STALLED: Duration = Duration::from_secs(3);
 /// Interval at which that time is checked.
 const STALL_POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -43,8 +43,8 @@ pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
     (sender, Body::from_stream(pieces.fuse()))
 }
 
-/// Returns the body of `/metrics`, written by a thread that may block. `place` is held until it is written. While another request waits
-/// for a place, the body of a client that reads too slowly is aborted.
+/// Returns the body of `/metrics`, written by a thread that may block. `place` is held until it is written. While
+/// another request waits for a place, the body of a client that reads too slowly is aborted.
 pub(crate) fn scrape(
     metrics: Arc<Metrics>,
     format: Format,

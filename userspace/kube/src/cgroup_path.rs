@@ -7,9 +7,9 @@
 //! | cgroupfs | `/kubepods/burstable/podUID/ID` | `/kubepods/burstable/podUID` |
 //! | systemd | `kubepods-burstable-podUID.slice:cri-containerd:ID` | `kubepods-burstable-podUID.slice`, also with its parents before it |
 //!
-//! With systemd, the dashes in the name of a slice determine its parent slices, dashes within the pod's UID become underscores, and the
-//! container is the scope `cri-containerd-ID.scope`. All paths here are absolute below the root of the cgroup hierarchy, without a `/` at
-//! the end.
+//! With systemd, the dashes in the name of a slice determine its parent slices, dashes within the pod's UID become
+//! underscores, and the container is the scope `cri-containerd-ID.scope`. All paths here are absolute below the root
+//! of the cgroup hierarchy, without a `/` at the end.
 //!
 //! Sources: OCI runtime specification (`cgroupsPath`), systemd.slice(5), the kubelet's cgroup names
 //! (`kubepods`, `burstable`, `besteffort`, `podUID`).

@@ -1,14 +1,14 @@
 //! Pods as the API server describes them, with the data that the runtime does not report.
 //!
-//! NRI reports limits only, and one container at a time. Requests, init and sidecar containers, resources of the whole pod, and all
-//! containers together come from the API server through a [`PodSource`].
+//! NRI reports limits only, and one container at a time. Requests, init and sidecar containers, resources of the
+//! whole pod, and all containers together come from the API server through a [`PodSource`].
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{ContainerRequest, PodResources, Request, Resources};
 
-/// Annotation of the mirror pod of a static pod, with the UID that the kubelet and the runtime use: the hash of the manifest. Any author
-/// of a pod can set it.
+/// Annotation of the mirror pod of a static pod, with the UID that the kubelet and the runtime use: the hash of the
+/// manifest. Any author of a pod can set it.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// Annotation that marks a mirror pod, with the same hash.
 pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
@@ -71,8 +71,8 @@ pub trait PodSource: Send + Sync + 'static {
     /// Returns the pod with this namespace, name and UID, as the runtime reports them.
     fn pod(&self, id: &PodId) -> Option<Arc<Pod>>;
 
-    /// Returns true if all pods are known, so that a missing one is about to appear. False if there is no API server, or while it cannot
-    /// be reached.
+    /// Returns true if all pods are known, so that a missing one is about to appear. False if there is no API server,
+    /// or while it cannot be reached.
     fn is_synced(&self) -> bool;
 
     /// Queues a Kubernetes Event on the pod. It is dropped if it cannot be created.

@@ -1,9 +1,10 @@
 //! Detection of foreign threads on CPUs that are exclusive to a workload.
 //!
 //! # Algorithm
-//! While a CPU is exclusive, the time of each class of intruders is compared once per [`COMPARE_INTERVAL`] with the previous
-//! reading. It causes an event if foreign tasks ran for at least a [`TASK_SHARE_INVERSE`]th of the time, or kernel threads, some
-//! of which every CPU needs, for at least a [`KERNEL_THREAD_SHARE_INVERSE`]th. The event hub limits the events to one a minute.
+//! While a CPU is exclusive, the time of each class of intruders is compared once per [`COMPARE_INTERVAL`] with the
+//! previous reading. It causes an event if foreign tasks ran for at least a [`TASK_SHARE_INVERSE`]th of the time, or
+//! kernel threads, some of which every CPU needs, for at least a [`KERNEL_THREAD_SHARE_INVERSE`]th. The event hub
+//! limits the events to one a minute.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -39,8 +39,9 @@ pub(crate) fn name(workload: &CgroupWorkload) -> String {
     if name == OTHER { format!("/{OTHER}") } else { name }
 }
 
-/// Returns a unit's name without the running number of transient units. They are numbered by logind (`session-12.scope`, `session-c1.scope`) and by `systemd-run`
-/// (`run-u34.service`, `run-p7-i9.scope`, `run-r` and 32 hexadecimal digits).
+/// Returns a unit's name without the running number of transient units. They are numbered by logind
+/// (`session-12.scope`, `session-c1.scope`) and by `systemd-run` (`run-u34.service`, `run-p7-i9.scope`, `run-r` and
+/// 32 hexadecimal digits).
 fn unit(name: &str) -> String {
     for prefix in ["session-", "run-"] {
         let number = name.strip_prefix(prefix).and_then(|rest| rest.rsplit_once('.'));

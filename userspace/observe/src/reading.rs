@@ -1,13 +1,13 @@
 //! Reading of the probes' maps together with a matching copy of the state.
 //!
 //! # Problem
-//! Scrapes and API requests are served by threads of low priority. If such a thread held a lock that an admission needs while it
-//! reads the maps, the admission would wait behind all other readers (priority inversion).
+//! Scrapes and API requests are served by threads of low priority. If such a thread held a lock that an admission
+//! needs while it reads the maps, the admission would wait behind all other readers (priority inversion).
 //!
 //! # Algorithm
-//! The maps are read without a lock. Then the state is copied, which clones a few `Arc`s under both locks. Slots that were reassigned
-//! in between are ignored when the counters are decoded ([`SlotHolders`]), because the copied state contains the last counts of
-//! their former holders.
+//! The maps are read without a lock. Then the state is copied, which clones a few `Arc`s under both locks. Slots that
+//! were reassigned in between are ignored when the counters are decoded ([`SlotHolders`]), because the copied state
+//! contains the last counts of their former holders.
 
 use std::sync::Arc;
 

@@ -1,18 +1,20 @@
-//! Admissions that wait together are one change, and so are releases.
+//! Admissions that wait together are executed as one change, and so are releases.
 //!
-//! Problem: to store a change takes a write to the disk, and to publish it takes as long for one workload as for thirty.
-//! Where hundreds are asked for in a second, each would wait for all before it.
+//! # Problem
+//! A change costs one write to the disk and one publication of the state, whether it is for one workload or for thirty. With
+//! hundreds of requests in a second, each request would wait for all requests before it.
 //!
-//! Algorithm: each request is decided on top of those before it. Then all are stored at once, before the first knob is
-//! written, and one plan writes for all. What cannot be written fails for the workload whose cgroup it is (for all, where
-//! it is a cgroup above them): that workload is released again, and the others keep what they were given. Where nothing
-//! can be planned or stored for all, each is asked for alone, so that each has an error of its own.
+//! # Algorithm
+//! Each request is decided on top of those before it. Then all decisions are stored at once, before the first knob is
+//! written, and one plan writes the knobs of all. A failed write fails the request of its cgroup, or all requests if the
+//! cgroup is above theirs: the guarantee is released again, and the remaining guarantees stay. If no common plan can be made
+//! or stored, each request is executed alone, so that each gets its own error.
 //!
-//! A release is stored twice: that it is begun, before the first knob is given back; and that it is over, with what came of
-//! the plan. In between, a start goes on with it.
+//! A release is stored twice: its beginning, before the first knob is restored; and its end, with the outcome of the plan. A
+//! start in between continues the release.
 //!
-//! Invariants: no answer comes before what it says is stored. What a client is promised is what was decided for it, in the
-//! order in which the requests came.
+//! # Invariants
+//! A change is stored before its answer is sent. The answer to a request is the decision on it, in the order of the requests.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -42,7 +44,7 @@ struct GrantedRequest<'a> {
 }
 
 impl Core {
-    /// Asks for allocations that go together ([`super::inbox::Command::batch_key`]), in this order. What is answered may
+    /// Asks for allocations that go together ([`batch_key`](super::inbox::batch_key)), in this order. What is answered may
     /// be fewer: the others are to be asked for later.
     pub(crate) fn admit_batch(&mut self, requests: &[&Request]) -> Vec<Result<Admission, AdmissionError>> {
         let (mut results, mut given): (Vec<_>, Vec<GrantedRequest<'_>>) = Default::default();
@@ -59,7 +61,7 @@ impl Core {
                     continue;
                 }
             };
-            // Who is in the way is not known before it is held.
+            // An overlap with a cgroup of the same batch is reported only after that guarantee is stored.
             if given.iter().any(|given| path.overlaps(&given.granted.path)) {
                 break;
             }
@@ -67,7 +69,7 @@ impl Core {
             let place = results.len();
             let granted = change.grant(request, &path, Attempt::First);
             results.push(granted.map(|granted| {
-                // From now on nobody else is promised any of it.
+                // The next requests of the batch are decided without these resources.
                 change.store.state.ledger = granted.ledger.clone();
                 change.store.state.admitting.insert(request.name.clone());
                 given.push(GrantedRequest { place, request, granted });

@@ -176,8 +176,8 @@ impl Core {
         self.confine_except(&[], retry);
     }
 
-    /// Like [`update_confinement`](Self::update_confinement), but a dry-run report waits until no other work is pending, and after a costly
-    /// report until its delay is over.
+    /// Like [`update_confinement`](Self::update_confinement), but a dry-run report waits until no other work is
+    /// pending, and after a costly report until its delay is over.
     pub(crate) fn update_confinement_when_idle(&mut self, is_busy: bool) {
         self.isolation.is_outdated = !self.writes_confinement();
         if !self.isolation.is_outdated || (self.is_dry_run_report_due() && !is_busy) {

@@ -1,4 +1,4 @@
-//! What follows from a change once it is done.
+//! Consequences of a change of the state, which the reconciler's loop processes after the change.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -6,32 +6,32 @@ use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_enforce::ThreadMasks;
 use numaward_guarantee::request::Request;
 
-/// What others are to do about changes that were made. It adds up until the loop comes to it.
+/// Consequences that are not processed yet. Those of several changes add up.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each follows by itself")]
 pub(crate) struct Effects {
-    /// What is promised changed: publish it.
+    /// Publish the guarantees, which have changed.
     pub(crate) guarantees: bool,
-    /// What is shown of it changed, and nothing else.
+    /// Publish the view of the guarantees; the guarantees themselves are unchanged.
     pub(crate) view: bool,
-    /// Keep others off exclusive CPUs as things stand now.
+    /// Confine cgroups off the present exclusive CPUs.
     pub(crate) isolate: bool,
-    /// Try again to give what is declared.
+    /// Retry declared guarantees.
     pub(crate) declared: bool,
-    /// See whether a workload is gone.
+    /// Check for workloads that have ended.
     pub(crate) gone: bool,
-    /// What is declared and was refused: room may be made for it.
+    /// Declared guarantees that were refused; a rebalance may make room for them.
     pub(crate) no_room: Vec<Request>,
-    /// What holds something else than before, in order.
+    /// Changes of applied settings, in order.
     pub(crate) held: Vec<HeldChange>,
-    /// Cgroups that have got other CPUs: their threads may have kept those that they had.
+    /// Cgroups with restored CPUs, whose threads may still have the narrower affinity.
     pub(crate) widened: Vec<WidenedCgroup>,
 }
 
-/// A cgroup that has got other CPUs, and the state of its threads before.
+/// A cgroup with restored CPUs, and the affinities of its threads before.
 pub(crate) type WidenedCgroup = (CgroupPath, CgroupId, Arc<ThreadMasks>);
 
-/// A cgroup that holds something else than before.
+/// A change of the settings that are applied to a cgroup.
 #[derive(Debug)]
 pub(crate) enum HeldChange {
     /// A guarantee of this name was given.
@@ -40,20 +40,20 @@ pub(crate) enum HeldChange {
     Released {
         name: String,
         cgroup: CgroupPath,
-        /// The cgroup's directory, if it was made for the guarantee: it goes when all know.
+        /// The cgroup's directory, if it was created for the guarantee. It is removed after all controllers have seen the release.
         remove: Option<PathBuf>,
     },
-    /// The knobs of this cgroup are others' from now on, or get other values.
+    /// The settings of this cgroup were replaced or removed without a release.
     Rewritten(CgroupPath),
 }
 
 impl Effects {
-    /// Whether anything is to be shown.
+    /// Returns true if there is a change to publish.
     pub(crate) fn is_shown(&self) -> bool {
         self.guarantees || self.view || !self.held.is_empty()
     }
 
-    /// Whether anything is to be done.
+    /// Returns true if there is a consequence to process.
     pub(crate) fn is_due(&self) -> bool {
         self.is_shown() || self.isolate || self.declared || self.gone
     }

@@ -412,8 +412,8 @@ impl Core {
         Ok(PlanOutcome { result, is_stored, late })
     }
 
-    /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why not all are, without
-    /// the cgroup.
+    /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why
+    /// not all are, without the cgroup.
     pub(crate) fn retry_restore(&mut self, path: &CgroupPath) -> Result<(), String> {
         let of_cgroup = format!("{path}: ");
         self.restore_pending(path).map_err(|error| match error.strip_prefix(&of_cgroup) {

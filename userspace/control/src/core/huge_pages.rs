@@ -1,9 +1,11 @@
-//! Huge pages that a workload has reserved and not touched: it must keep nodes that have them free.
+//! Huge pages that a workload has reserved and not touched: the workload must keep nodes with as many free huge pages.
 //!
-//! Problem: to read what processes have mapped takes as long as they have mappings.
+//! # Problem
+//! Reading the mappings of processes takes time in proportion to their number.
 //!
-//! Algorithm: that is read before a decision, on the thread for what may wait, or on one of the guard's. The decision compares it with
-//! what the pools have free then.
+//! # Algorithm
+//! The mappings are read before a decision, on a thread that may wait. The decision compares them with the pages that are
+//! free in the pools at that time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,12 +25,12 @@ use super::Core;
 /// Time to read the mappings of all workloads that a decision is about.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The huge pages that a workload has mapped and not touched; the reason if they are not known.
+/// Bytes of huge pages that a workload has mapped and not touched, or the reason why they are unknown.
 pub(crate) type UntouchedBytes = Result<Bytes, String>;
 
 impl Core {
-    /// Reads the huge pages that the processes of these cgroups have mapped and not touched. This waits, and the runtime is answered
-    /// meanwhile. Nothing is read on a host without pools of huge pages.
+    /// Reads the huge pages that the processes of these cgroups have mapped and not touched. This waits, and the
+    /// runtime is answered meanwhile. Nothing is read on a host without pools of huge pages.
     fn read_untouched(&mut self, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, UntouchedBytes> {
         // Read anew: an administrator changes pools at any time.
         let mut pools = self.policy.machine.nodes.iter().flat_map(|(id, node)| {
@@ -51,9 +53,9 @@ impl Core {
         self.wait_for(BTreeSet::new(), move |_| read()).unwrap_or_default()
     }
 
-    /// Refuses to leave a cgroup these nodes only, if its processes have mapped so much of huge pages that they have not touched and
-    /// would be killed when they touch them there. The size of these pages is not known, so each size that has pages must have enough
-    /// free.
+    /// Refuses to leave a cgroup these nodes only, if its processes have mapped so much of huge pages that they have
+    /// not touched and would be killed when they touch them there. The size of these pages is not known, so each size
+    /// that has pages must have enough free.
     pub(crate) fn check_untouched_huge_pages(
         &self,
         untouched: UntouchedBytes,
@@ -82,7 +84,7 @@ impl Core {
         }
     }
 
-    /// The guarantees whose workload has mapped huge pages that it has not touched, and to which none are promised.
+    /// Returns the cgroups of guarantees without huge pages that have mapped and not touched some.
     pub(super) fn with_unpromised_huge_pages(&mut self) -> BTreeSet<CgroupPath> {
         let unpromised = self.store.state.guarantees.values().filter(|held| held.settings.hugetlb.is_empty());
         let unpromised = unpromised.map(|held| held.cgroup.clone()).collect();
@@ -90,13 +92,13 @@ impl Core {
         untouched.filter(|(_, of)| of.as_ref().is_ok_and(|bytes| bytes.0 > 0)).map(|(path, _)| path).collect()
     }
 
-    /// Reads what a decision on nodes for this running cgroup has to heed; `None` where that is nothing.
+    /// Reads the untouched huge pages of a running cgroup; `None` if the host has no pools.
     pub(super) fn untouched_huge_pages(&mut self, path: &CgroupPath) -> Option<UntouchedBytes> {
         self.read_untouched(vec![path.clone()]).remove(path)
     }
 
-    /// Refuses nodes for a running cgroup that do not have the huge pages which it has reserved. What cannot be read is not refused: the
-    /// guarantee was asked for.
+    /// Refuses nodes for a running cgroup that do not have the huge pages which it has reserved. What cannot be read
+    /// is not refused: the guarantee was asked for.
     pub(super) fn check_nodes_for_huge_pages(
         &self,
         path: &CgroupPath,
@@ -119,23 +121,16 @@ impl Core {
     }
 }
 
-/// Why a cgroup must keep nodes because of huge pages.
+/// The reason why a cgroup must keep its nodes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HugePageShortage {
-    /// The nodes that are left have too few.
+    /// The remaining nodes have too few free huge pages.
     #[error(
         "its processes have mapped {untouched} of huge pages that they have not touched yet, and nodes {nodes} have {free} \
          free: the next touch would kill them"
     )]
-    TooFew {
-        /// What is mapped and not touched.
-        untouched: Bytes,
-        /// What is free there.
-        free: Bytes,
-        /// The nodes.
-        nodes: NodeSet,
-    },
-    /// It is not known what is mapped.
+    TooFew { untouched: Bytes, free: Bytes, nodes: NodeSet },
+    /// The mappings cannot be read.
     #[error("what its processes have mapped of huge pages cannot be read, which takes CAP_SYS_PTRACE: {0}")]
     Unknown(String),
 }

@@ -1,13 +1,15 @@
 //! Narrowing: keeping cgroups without a guarantee to some CPUs, or off some nodes.
 //!
-//! Problem: CPU isolation, automatic placement and the headroom guard narrow cgroups that asked for nothing, and may choose the same
-//! ones: each has to leave alone what another asks for, and two of them must not contradict each other.
+//! Problem: CPU isolation, automatic placement and the headroom guard narrow cgroups that asked for nothing, and may
+//! choose the same ones: each has to leave alone what another asks for, and two of them must not contradict each
+//! other.
 //!
 //! Algorithm: the state has what each of them asks for in a cgroup, its [`Narrowing`]; what follows is decided here.
-//! `cpuset.cpus` becomes the CPUs of its home that are exclusive to no workload; without a home, what is in the shared pool of
-//! what it was set to before. `cpuset.mems` becomes what it was set to before, or all that its parent has, without the nodes that
-//! it is kept off: the kernel then moves what its processes have mapped there, and gives it no more. A home on such a node ends.
-//! What was found comes back, as for every knob, when nothing is asked for any more.
+//! `cpuset.cpus` becomes the CPUs of its home that are exclusive to no workload; without a home, what is in the
+//! shared pool of what it was set to before. `cpuset.mems` becomes what it was set to before, or all that its parent
+//! has, without the nodes that it is kept off: the kernel then moves what its processes have mapped there, and gives
+//! it no more. A home on such a node ends. What was found comes back, as for every knob, when nothing is asked for
+//! any more.
 //!
 //! Invariants: what is to be applied and what was found is stored before the knob is written; a set is never widened
 //! beyond what was found, and never emptied.
@@ -27,8 +29,8 @@ use numaward_topology::{CpuSet, NodeSet};
 use super::{Core, HeldChange};
 
 impl Core {
-    /// Changes what is asked for in a cgroup, and writes what follows. Where nothing is asked for any more, that holds also if the
-    /// write fails: the cgroup gets back later what was found.
+    /// Changes what is asked for in a cgroup, and writes what follows. Where nothing is asked for any more, that
+    /// holds also if the write fails: the cgroup gets back later what was found.
     pub(crate) fn narrow(
         &mut self,
         path: &CgroupPath,
@@ -164,14 +166,14 @@ impl Core {
         }
     }
 
-    /// Lets go of what has a home or is kept off nodes, and is about to have a guarantee, or to be above or below one. What gets one
-    /// itself is given its new settings in place of these.
+    /// Lets go of what has a home or is kept off nodes, and is about to have a guarantee, or to be above or below
+    /// one. What gets one itself is given its new settings in place of these.
     pub(super) fn widen_around(&mut self, path: &CgroupPath) {
         self.widen_matching(|_, other| *other != *path && other.overlaps(path));
     }
 
-    /// Lets go of cgroups that are gone: a new one of the same path has neither a home nor nodes that it is kept off, and may get
-    /// a home at once.
+    /// Lets go of cgroups that are gone: a new one of the same path has neither a home nor nodes that it is kept off,
+    /// and may get a home at once.
     pub(crate) fn forget_gone(&mut self) {
         self.widen_matching(|core, path| {
             let known = core.store.state.applied.get(path).map(|record| record.id);

@@ -8,14 +8,14 @@
 //! decided and stored; it is *bound* when its cgroup exists and is held: from then on it is a guarantee like
 //! others if anything is promised to it, else it keeps to the shared pool.
 //!
-//! Algorithm: [`Core::run_pod`] admits pods as a whole. [`Core::create`] admits what is not admitted yet, and
-//! answers with settings for the runtime. [`Core::bind`] runs when the process exists but not its program:
-//! whatever the runtime has not written is written then, ancestors included, and the probes are informed.
-//! [`Core::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
-//! hold no CPUs follow; the runtime is informed later, so that it repeats the new pool in what it writes itself.
-//! [`ending`] releases what is over. [`unbound`] tries again to bind those that could not be, and gives up those that were never started.
-//! [`uninstall`] gives containers back what they would hold without us.
-//! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
+//! Algorithm: [`Core::run_pod`] admits pods as a whole. [`Core::create`] admits what is not admitted yet, and answers
+//! with settings for the runtime. [`Core::bind`] runs when the process exists but not its program: whatever the
+//! runtime has not written is written then, ancestors included, and the probes are informed. [`Core::synchronize`]
+//! compares all of that with what runs. When the shared pool changes, containers that hold no CPUs follow; the
+//! runtime is informed later, so that it repeats the new pool in what it writes itself. [`ending`] releases what is
+//! over. [`unbound`] tries again to bind those that could not be, and gives up those that were never started.
+//! [`uninstall`] gives containers back what they would hold without us. [`waiting`] has who runs without what it asks
+//! for, [`memory`] what protects memory.
 //!
 //! Invariants: what the runtime is answered is stored; a container that runs is never refused, whatever the
 //! engine says about it.

@@ -79,8 +79,8 @@ impl Core {
         })
     }
 
-    /// Owners that cannot be moved: their cgroups are not held, or not for long, or not bound to nodes, or have reserved huge pages
-    /// of no node, as these cgroups have.
+    /// Owners that cannot be moved: their cgroups are not held, or not for long, or not bound to nodes, or have
+    /// reserved huge pages of no node, as these cgroups have.
     fn immovable(&self, unpromised: &BTreeSet<CgroupPath>) -> BTreeSet<OwnerId> {
         let state = &self.store.state;
         let is_held = |name: &str| !state.releasing.contains(name) && !state.admitting.contains(name);

@@ -68,8 +68,8 @@ impl Core {
         self.resize_held(&held, asked, limit, dry_run)
     }
 
-    /// Changes a declared guarantee to what its rule says now: in place if only amounts differ and its nodes have them, else by a
-    /// new decision. Where neither is possible, it keeps what it holds.
+    /// Changes a declared guarantee to what its rule says now: in place if only amounts differ and its nodes have
+    /// them, else by a new decision. Where neither is possible, it keeps what it holds.
     pub(crate) fn follow_rule(
         &mut self,
         name: &str,
@@ -112,8 +112,8 @@ impl Core {
         })
     }
 
-    /// Changes what a workload is promised to these amounts and this limit. `held` has the rule by which it is declared from then
-    /// on, if any.
+    /// Changes what a workload is promised to these amounts and this limit. `held` has the rule by which it is
+    /// declared from then on, if any.
     fn resize_held(
         &mut self,
         held: &ResizeTarget,

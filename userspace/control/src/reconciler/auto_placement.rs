@@ -1,17 +1,18 @@
 //! Homes for workloads that asked for none (`home` in the configuration).
 //!
-//! Problem: a workload without a guarantee runs and allocates wherever the scheduler has put it. Where its threads and its memory are
-//! on different nodes, it waits for memory more than it has to. But some workloads do use several nodes, and then a home helps
-//! nobody: whether it helps is known only afterwards.
+//! Problem: a workload without a guarantee runs and allocates wherever the scheduler has put it. Where its threads
+//! and its memory are on different nodes, it waits for memory more than it has to. But some workloads do use several
+//! nodes, and then a home helps nobody: whether it helps is known only afterwards.
 //!
 //! Terms: a workload *has a home* while it is held to CPUs of one node. It is *on trial* until it is known whether that helps.
 //! A *window* is the time between two looks at it.
 //!
-//! Algorithm: every window the thread `homes` reads what workloads have used. Who has enough memory, CPU time and remote accesses,
-//! and no memory policy that names nodes (another thread reads that, for the next look), is given a home, the one with the most remote accesses first: its CPUs are narrowed, and its pages moved, some at a time.
-//! When they are there, a window is counted. If the share of remote accesses has fallen, it keeps the home; else it is put
-//! back, its pages too, and left alone for a time that doubles. One that keeps its home is still watched: it is put back when
-//! its share is as before, or it uses all CPUs of its home.
+//! Algorithm: every window the thread `homes` reads what workloads have used. Who has enough memory, CPU time and
+//! remote accesses, and no memory policy that names nodes (another thread reads that, for the next look), is given a
+//! home, the one with the most remote accesses first: its CPUs are narrowed, and its pages moved, some at a time.
+//! When they are there, a window is counted. If the share of remote accesses has fallen, it keeps the home; else it
+//! is put back, its pages too, and left alone for a time that doubles. One that keeps its home is still watched: it
+//! is put back when its share is as before, or it uses all CPUs of its home.
 //!
 //! Invariants: this thread reads no figures and waits for no page. Nobody with a guarantee is touched, nor what is above or
 //! below one, nor one whose cpuset somebody else set. No workload is placed, or keeps its home, unless accesses were counted.

@@ -4,10 +4,10 @@
 //! the thread `caches` makes the kernel's tree as it is to be and reads what is counted, see [`numaward_enforce::resctrl`].
 //! Where that takes long, it is done less often.
 //!
-//! Invariants: this thread reads no file of the tree but at its start, and waits for nothing. What was found in the default
-//! group is stored before anything is written there. Where nothing is configured any more, what an earlier run made is gone
-//! before anybody is answered. A guarantee is given whether its class can be held or not. What is not as it is to be is reported
-//! once.
+//! Invariants: this thread reads no file of the tree but at its start, and waits for nothing. What was found in the
+//! default group is stored before anything is written there. Where nothing is configured any more, what an earlier
+//! run made is gone before anybody is answered. A guarantee is given whether its class can be held or not. What is
+//! not as it is to be is reported once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

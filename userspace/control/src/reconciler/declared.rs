@@ -1,9 +1,8 @@
 //! Guarantees that the configuration declares for workloads that do not exist yet.
 //!
 //! # Problem
-//! A workload gets its declared guarantee when its cgroup appears, without a request. It may fit only later, and the declaration
-//! may be
-//! different after a restart.
+//! A workload gets its declared guarantee when its cgroup appears, without a request. It may fit only later, and the
+//! declaration may be different after a restart.
 //!
 //! # Terms
 //! - *rule*: one declared guarantee.
@@ -11,13 +10,12 @@
 //!   one.
 //!
 //! # Algorithm
-//! A new cgroup gets the guarantee of the first rule that matches, or waits. Waiting cgroups are retried when resources were freed
-//! or the
-//! machine changed; after a rule was rejected, its other waiting cgroups are skipped in this round.
+//! A new cgroup gets the guarantee of the first rule that matches, or waits. Waiting cgroups are retried when
+//! resources were freed or the machine changed; after a rule was rejected, its other waiting cgroups are skipped in
+//! this round.
 //!
-//! On start, guarantees without a rule are released. Guarantees with a changed rule are changed before any other cgroup is served;
-//! one that
-//! cannot be changed stays as it is and is retried.
+//! On start, guarantees without a rule are released. Guarantees with a changed rule are changed before any other
+//! cgroup is served; one that cannot be changed stays as it is and is retried.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,24 +1,22 @@
 //! Drift: knobs whose value differs from the written one are detected, reported and repaired.
 //!
 //! # Problem
-//! Other programs write the same knobs, and the kernel takes CPUs and nodes away. Drift should be detected within a second, with
-//! the process
-//! that caused it, but reading all knobs continuously costs too much.
+//! Other programs write the same knobs, and the kernel takes CPUs and nodes away. Drift should be detected within a
+//! second, with the process that caused it, but reading all knobs continuously costs too much.
 //!
 //! # Terms
 //! - *watched* cgroup: the kernel reports writes to all knobs that were written here. The other cgroups are polled.
 //! - *left* knob: the conflict with another program was given up (see [`numaward_enforce::ConflictBackoff`]).
 //!
 //! # Algorithm
-//! Each tick checks the cgroups with reported writes, the repairs that are due, and a part of the rest: polled cgroups within a
-//! second, watched
-//! ones within a minute, because marks get lost and the kernel's own changes are not reported. A write to an ancestor can narrow a
-//! cgroup, so
-//! ancestors are watched too, and everything below a written one is checked.
+//! Each tick checks the cgroups with reported writes, the repairs that are due, and a part of the rest: polled
+//! cgroups within a second, watched ones within a minute, because marks get lost and the kernel's own changes are not
+//! reported. A write to an ancestor can narrow a cgroup, so ancestors are watched too, and everything below a written
+//! one is checked.
 //!
-//! The kernel reports a write when it is complete. The new value of a cpuset is visible earlier, because the scheduling domains are
-//! rebuilt in
-//! between. A check that finds such a knob waits one tick for the name of the writer.
+//! The kernel reports a write when it is complete. The new value of a cpuset is visible earlier, because the
+//! scheduling domains are rebuilt in between. A check that finds such a knob waits one tick for the name of the
+//! writer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,15 +1,13 @@
 //! Moves interrupts and other kernel work off exclusive CPUs: `enforcement.interrupts`.
 //!
 //! # Algorithm
-//! All affinities are read when the exclusive CPUs change, and every few seconds while there are any, because drivers are loaded
-//! and other
-//! programs write the same files. Those that contain exclusive CPUs are written, see [`numaward_enforce::interrupts`]. irqbalance
-//! is asked
-//! first to avoid these CPUs, and last to use them again.
+//! All affinities are read when the exclusive CPUs change, and every few seconds while there are any, because drivers
+//! are loaded and other programs write the same files. Those that contain exclusive CPUs are written, see
+//! [`numaward_enforce::interrupts`]. irqbalance is asked first to avoid these CPUs, and last to use them again.
 //!
 //! # Invariants
-//! The original value is stored before a file is written. A failed write is reported once, and retried only when the exclusive CPUs
-//! change.
+//! The original value is stored before a file is written. A failed write is reported once, and retried only when the
+//! exclusive CPUs change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,27 +1,23 @@
 //! Release of guarantees whose workload has ended.
 //!
 //! # Problem
-//! The resources of a workload are free as soon as it has ended. Checking a thousand cgroups several times a second would take too
-//! much CPU
-//! time.
+//! The resources of a workload are free as soon as it has ended. Checking a thousand cgroups several times a second
+//! would take too much CPU time.
 //!
 //! # Terms
-//! - *in question*: a guarantee to be checked, because the kernel reported a change of its cgroup, or because a timeout is running:
-//!   a unit
-//!   without cgroup may be restarting, a command may not have started yet, or a failed release is retried.
+//! - *in question*: a guarantee to be checked, because the kernel reported a change of its cgroup, or because a
+//!   timeout is running: a unit without cgroup may be restarting, a command may not have started yet, or a failed
+//!   release is retried.
 //! - *stopped* unit: it has had no cgroup for longer than a restart takes, and systemd still has it loaded.
 //!
 //! # Algorithm
-//! The kernel reports created and removed cgroups next to each cgroup with a guarantee, and the first and last process of a
-//! command's cgroup.
-//! Each tick checks the guarantees in question and a part of all guarantees, because a watch ends with its cgroup: all of them
-//! within a
-//! minute, or within a second if nothing can be watched.
+//! The kernel reports created and removed cgroups next to each cgroup with a guarantee, and the first and last
+//! process of a command's cgroup. Each tick checks the guarantees in question and a part of all guarantees, because a
+//! watch ends with its cgroup: all of them within a minute, or within a second if nothing can be watched.
 //!
 //! # Invariants
-//! The empty cgroup of a command is released if a process has ever run in it. The kernel's CPU time of the cgroup shows this also
-//! after a
-//! restart of the daemon. Otherwise the command is still expected to start.
+//! The empty cgroup of a command is released if a process has ever run in it. The kernel's CPU time of the cgroup
+//! shows this also after a restart of the daemon. Otherwise the command is still expected to start.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,9 +1,8 @@
 //! Power settings of exclusive CPUs: `enforcement.cpuPower`.
 //!
 //! # Algorithm
-//! The files are read when the exclusive or online CPUs change, and every few seconds while a setting is applied. Those with other
-//! values are
-//! written, see [`numaward_enforce::power`].
+//! The files are read when the exclusive or online CPUs change, and every few seconds while a setting is applied.
+//! Those with other values are written, see [`numaward_enforce::power`].
 //!
 //! # Invariants
 //! - The original value is stored before a file is written.

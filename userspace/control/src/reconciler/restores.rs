@@ -1,14 +1,13 @@
 //! Pending restores: knobs whose original value could not be written back yet.
 //!
 //! # Problem
-//! When no feature needs a written value any more, the original value of the knob is restored. The write may fail: CPUs may belong
-//! to a
-//! partition, or a limit may be below the present usage.
+//! When no feature needs a written value any more, the original value of the knob is restored. The write may fail:
+//! CPUs may belong to a partition, or a limit may be below the present usage.
 //!
 //! # Algorithm
-//! The record of such a knob stays in the ledger. The write is retried, first after 5 seconds, at last every minute, until it
-//! succeeds,
-//! another program writes the knob, or the cgroup is removed. Meanwhile the knob is not checked for drift.
+//! The record of such a knob stays in the ledger. The write is retried, first after 5 seconds, at last every minute,
+//! until it succeeds, another program writes the knob, or the cgroup is removed. Meanwhile the knob is not checked
+//! for drift.
 
 use std::{
     collections::BTreeMap,

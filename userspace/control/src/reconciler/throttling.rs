@@ -1,20 +1,17 @@
 //! Detection of workloads that make no progress above `memory.high`.
 //!
 //! # Problem
-//! Above `memory.high` the kernel reclaims memory and delays each allocation by up to two seconds. If nothing can be reclaimed, the
-//! workload
-//! neither makes progress nor is it killed.
+//! Above `memory.high` the kernel reclaims memory and delays each allocation by up to two seconds. If nothing can be
+//! reclaimed, the workload neither makes progress nor is it killed.
 //!
 //! # Algorithm
-//! The kernel reports changes of `memory.events` for each workload with `memory.high`. After a change, until nothing happens for
-//! ten seconds,
-//! two values are read every two seconds: the number of throttled allocations, and the time in which all tasks waited (`full` of
-//! `memory.pressure`). If changes are not reported, all workloads are read.
+//! The kernel reports changes of `memory.events` for each workload with `memory.high`. After a change, until nothing
+//! happens for ten seconds, two values are read every two seconds: the number of throttled allocations, and the time
+//! in which all tasks waited (`full` of `memory.pressure`). If changes are not reported, all workloads are read.
 //!
-//! A workload *stalls* if, within ten seconds, it was throttled and waited for nine tenths of the time. An event reports this. With
-//! `memoryQos.raiseHighOnStall`, `memory.high` is raised half the way to the limit, and at last removed: the workload then makes
-//! progress, or
-//! is killed at its limit and restarted.
+//! A workload *stalls* if, within ten seconds, it was throttled and waited for nine tenths of the time. An event
+//! reports this. With `memoryQos.raiseHighOnStall`, `memory.high` is raised half the way to the limit, and at last
+//! removed: the workload then makes progress, or is killed at its limit and restarted.
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst, Documentation/accounting/psi.rst.
 
@@ -268,9 +265,8 @@ mod tests {
     use numaward_config::Config;
     use numaward_guarantee::request::Request;
 
-    /// Runs a workload with a limit of four times its guaranteed memory, which stalls at half of the limit. Returns `memory.high`,
-    /// whether it is
-    /// shown as stalled, and the events.
+    /// Runs a workload with a limit of four times its guaranteed memory, which stalls at half of the limit. Returns
+    /// `memory.high`, whether it is shown as stalled, and the events.
     fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, EventReport)>) {
         let dir = tempfile::tempdir().unwrap();
         let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));

@@ -1,15 +1,14 @@
 //! Weights of nodes for the memory policy weighted-interleave: `enforcement.interleaveWeights`.
 //!
 //! # Algorithm
-//! Every few seconds, while weights are configured or have to be restored, the files are read, and those with other values are
-//! written, see
-//! [`numaward_enforce::weights`].
+//! Every few seconds, while weights are configured or have to be restored, the files are read, and those with other
+//! values are written, see [`numaward_enforce::weights`].
 //!
 //! # Invariants
 //! - The original value is stored before a file is written.
 //! - A value that another program has written since is kept.
-//! - A failed write is reported once, and retried every five minutes and when the nodes with weights change. Restores are retried
-//!   at each check.
+//! - A failed write is reported once, and retried every five minutes and when the nodes with weights change. Restores
+//!   are retried at each check.
 //! - While the wanted weights cannot be determined, the present ones stay.
 
 use std::{

@@ -1,8 +1,8 @@
 //! Events over HTTP: pages of the history, and a stream of new events (server-sent events).
 //!
-//! Each event is a message with its id and its JSON. A browser that reconnects sends the last id in `Last-Event-ID` and gets the events
-//! that it missed. A slow client gets a message of the type `missed` with the number of events that it lost; a client that reads nothing for
-//! [`TIME_LIMIT`] is disconnected.
+//! Each event is a message with its id and its JSON. A browser that reconnects sends the last id in `Last-Event-ID`
+//! and gets the events that it missed. A slow client gets a message of the type `missed` with the number of events
+//! that it lost; a client that reads nothing for [`TIME_LIMIT`] is disconnected.
 //!
 //! Source: <https://html.spec.whatwg.org/multipage/server-sent-events.html>.
 

@@ -93,8 +93,8 @@ impl App {
         self.blocking.run(move || work(&observer)).await
     }
 
-    /// Runs a query of the observer and encodes the result as JSON on the same thread. For the workloads of a large host, the encoding takes
-    /// long, and would delay the other connections on the runtime's workers.
+    /// Runs a query of the observer and encodes the result as JSON on the same thread. For the workloads of a large
+    /// host, the encoding takes long, and would delay the other connections on the runtime's workers.
     async fn query_json<T: Serialize + 'static>(
         &self,
         work: impl FnOnce(&Observer) -> T + Send + 'static,

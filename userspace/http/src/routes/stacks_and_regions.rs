@@ -1,9 +1,9 @@
-//! Data from inside the processes of a workload: the call chains that access memory of other nodes (stacks), and the location of its
-//! memory by use (regions).
+//! Data from inside the processes of a workload: the call chains that access memory of other nodes (stacks), and the
+//! location of its memory by use (regions).
 //!
-//! The daemon reads this with its own privileges. One user must not see the data of another, nor delay the processes of another. So the
-//! routes serve only the control socket and clients that authenticate. An address on the loopback is no identity: a proxy or another user may
-//! be behind it.
+//! The daemon reads this with its own privileges. One user must not see the data of another, nor delay the processes
+//! of another. So the routes serve only the control socket and clients that authenticate. An address on the loopback
+//! is no identity: a proxy or another user may be behind it.
 
 use std::sync::Arc;
 

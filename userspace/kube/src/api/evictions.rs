@@ -1,18 +1,19 @@
 //! Evictions of pods that are in the wrong place, so that their controllers make them anew.
 //!
-//! Problem: a container that was started without us, and whose CPUs or memory are not there, shares what is nobody's until
-//! something becomes free. Where that is worse than a restart, its pod is to go. So is one without a guarantee whose memory
-//! is in the way of what is promised on a node, and one that is refused here and may be admitted elsewhere ([`EvictionReason`]).
+//! Problem: a container that was started without us, and whose CPUs or memory are not there, shares what is nobody's
+//! until something becomes free. Where that is worse than a restart, its pod is to go. So is one without a guarantee
+//! whose memory is in the way of what is promised on a node, and one that is refused here and may be admitted
+//! elsewhere ([`EvictionReason`]).
 //!
 //! Algorithm: which pods these are is looked at again and again. A pod that stays among them for a while gets an event, and
 //! the API server is asked for its eviction, which a `PodDisruptionBudget` can put off: then the next one is tried. After an
 //! eviction, the next one waits until that pod is gone, and for a pause after it. A pod that may not be evicted although it
 //! runs without what it asks for gets an event that says why.
 //!
-//! Invariants: one pod at a time; only the pod that was looked at, by its UID; only one that its controller makes again,
-//! and may make elsewhere; of pods in the way on a node, none while one that has more there cannot be evicted: it would go in vain, and
-//! the owner of the other could choose which pods go; of refused
-//! pods, only those without a container that was ever created.
+//! Invariants: one pod at a time; only the pod that was looked at, by its UID; only one that its controller makes
+//! again, and may make elsewhere; of pods in the way on a node, none while one that has more there cannot be evicted:
+//! it would go in vain, and the owner of the other could choose which pods go; of refused pods, only those without a
+//! container that was ever created.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

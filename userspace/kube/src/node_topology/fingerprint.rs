@@ -1,13 +1,13 @@
 //! Fingerprint of the pods that a NodeResourceTopology includes.
 //!
 //! # Problem
-//! A scheduler subtracts the pods that it has just placed from the published amounts, and must know when an object includes them. So the
-//! object carries a hash of the names and namespaces of the included pods, which the scheduler compares with the hash of the pods that it
-//! knows.
+//! A scheduler subtracts the pods that it has just placed from the published amounts, and must know when an object
+//! includes them. So the object carries a hash of the names and namespaces of the included pods, which the scheduler
+//! compares with the hash of the pods that it knows.
 //!
 //! # Algorithm (version `v001`)
-//! For each pod, the 64-bit xxHash of its name is computed with the xxHash of its namespace as the seed. These hashes are sorted, written as
-//! little-endian and hashed again; the result is written in hexadecimal.
+//! For each pod, the 64-bit xxHash of its name is computed with the xxHash of its namespace as the seed. These hashes
+//! are sorted, written as little-endian and hashed again; the result is written in hexadecimal.
 //!
 //! Source: the documentation and test data of `k8stopologyawareschedwg/podfingerprint`.
 

@@ -1,11 +1,12 @@
 //! NodeResourceTopology: the free resources of each NUMA node, published for the cluster's scheduler.
 //!
-//! The scheduler knows the free resources of a Kubernetes node, but not those of its NUMA nodes, and so assigns pods that do not fit. The
-//! plugin `NodeResourceTopologyMatch` reads these objects and filters out such nodes.
+//! The scheduler knows the free resources of a Kubernetes node, but not those of its NUMA nodes, and so assigns pods
+//! that do not fit. The plugin `NodeResourceTopologyMatch` reads these objects and filters out such nodes.
 //!
-//! The plugin reads: zones of type `Node`, named `node-N`, with costs to other zones by the same names; of each resource the amount
-//! `available`; the attributes `topologyManagerPolicy` and `topologyManagerScope` in the kubelet's words; and the [`fingerprint`] of the
-//! pods that are included. Without a matching fingerprint, a scheduler that reserves resources ahead does not trust the object.
+//! The plugin reads: zones of type `Node`, named `node-N`, with costs to other zones by the same names; of each
+//! resource the amount `available`; the attributes `topologyManagerPolicy` and `topologyManagerScope` in the
+//! kubelet's words; and the [`fingerprint`] of the pods that are included. Without a matching fingerprint, a
+//! scheduler that reserves resources ahead does not trust the object.
 //!
 //! Sources: the API `topology.node.k8s.io/v1alpha2`, KEP-1858 and the scheduler plugin's documentation.
 
@@ -78,8 +79,8 @@ fn zone_name(node: NodeId) -> String {
 }
 
 impl NodeTopology {
-    /// Returns the object for the Kubernetes node `name`. If the node's UID is known, the API server deletes the object together with the
-    /// node.
+    /// Returns the object for the Kubernetes node `name`. If the node's UID is known, the API server deletes the
+    /// object together with the node.
     fn object(&self, name: &str, uid: Option<&str>) -> Value {
         let attribute = |name: &str, value: &str| json!({"name": name, "value": value});
         let mut attributes = vec![

@@ -1,9 +1,10 @@
 //! Publishes the NodeResourceTopology of this host by server-side apply.
 //!
 //! # Algorithm
-//! The latest topology is in a [`watch`] channel. It is written when it differs from the one written last, but at most once per
-//! [`Publisher::interval`]. An unchanged one is written again after [`REWRITE_INTERVAL`], in case that another client has changed or deleted
-//! the object. A failed write is repeated with the topology of that time, after a growing delay.
+//! The latest topology is in a [`watch`] channel. It is written when it differs from the one written last, but at
+//! most once per [`Publisher::interval`]. An unchanged one is written again after [`REWRITE_INTERVAL`], in case that
+//! another client has changed or deleted the object. A failed write is repeated with the topology of that time, after
+//! a growing delay.
 //!
 //! # Rights
 //! `noderesourcetopologies`: create and patch. `nodes`: get, so that the object is deleted together with the node.

@@ -1,5 +1,5 @@
-//! Messages of the PodResources API. The protocol defines their field numbers and types. The decoder skips fields that are not listed, so
-//! newer peers may send more.
+//! Messages of the PodResources API. The protocol defines their field numbers and types. The decoder skips fields
+//! that are not listed, so newer peers may send more.
 
 use numaward_topology::{Bytes, CpuId, CpuSet, NodeId, NodeSet};
 use prost::Message;

@@ -1,8 +1,8 @@
 //! The PodResources API: the CPUs, memory and devices that are assigned to each container, over gRPC on a Unix socket.
 //!
-//! The kubelet serves this API for its own assignments; monitoring agents, and the topology updater of Node Feature Discovery, read it.
-//! [`serve`] serves the same API for the assignments of numaward, so that these programs work unchanged with numaward's socket. [`Client`]
-//! reads the kubelet's.
+//! The kubelet serves this API for its own assignments; monitoring agents, and the topology updater of Node Feature
+//! Discovery, read it. [`serve`] serves the same API for the assignments of numaward, so that these programs work
+//! unchanged with numaward's socket. [`Client`] reads the kubelet's.
 //!
 //! The messages report *assigned* resources, not used ones. A pod has no UID here, only a namespace and a name.
 //!

@@ -44,9 +44,9 @@ impl Bench {
         let config = Config { state_directory: dir.path().join("state"), ..config };
         let enforcer = fixture::enforcer(&root, &host.machine(), None);
         let hierarchy = numaward_cgroup::Hierarchy::at(&root);
-        let descended =
+        let core =
             Core::open(&config, hierarchy, enforcer, Ports::from_part(&host), ControlMetrics::default());
-        let (mut core, (send, queue)) = (descended.unwrap(), mpsc::channel());
+        let (mut core, (send, queue)) = (core.unwrap(), mpsc::channel());
         let worker = Worker::start(
             core.enforcer().clone(),
             send.clone(),

@@ -68,8 +68,8 @@ impl Refusals {
         match self.evicted_after.filter(|_| is_for_room(reason)) {
             None => WAITING_NOTE.to_owned(),
             Some(after) => format!(
-                "The kubelet tries again on this node. If that is refused for {}, the pod is evicted, unless it has no \
-                 controller that would create it elsewhere.",
+                "The kubelet tries again on this node. If that is refused for {}, the pod is evicted, unless it belongs \
+                 to a Job or has no controller that would create it elsewhere.",
                 Interval(after)
             ),
         }

@@ -54,8 +54,8 @@ pub enum RefusalPolicy {
     /// The pod stays bound to the host, so the scheduler counts its requests there, and it is only tried again on that host
     /// (`kubernetes.refused: wait`).
     Wait,
-    /// As [`RefusalPolicy::Wait`], but after some ticks the pod is evicted, one pod per host and tick, and its controller creates a new
-    /// pod at once (`kubernetes.refused: evict`).
+    /// The pod stays bound for some ticks and is then evicted, one pod per host and tick. Its controller creates a new pod at once
+    /// (`kubernetes.refused: evict`).
     Evict {
         /// Ticks from the refusal to the eviction.
         after: u64,

@@ -4,10 +4,11 @@
 //! published, and, over a crash, the disk and the knobs. What goes wrong there goes wrong in one order of a million.
 //!
 //! Algorithm: one thread plays all of them; a number decides who goes next. The reconciler is the daemon's own, on a
-//! hierarchy of plain files. It is stepped; where it would wait for its inbox, others go on: clients admit, resize, release
-//! and give up, a container runtime creates, starts, stops and starts anew itself, cgroups go and come, the thread
-//! `enforcement` does its work. Clients also ask several at a time, so that what they ask for is handled together. At any of these points, and at those of `numaward_store::fault`, the daemon may die; the
-//! next one starts with the files.
+//! hierarchy of plain files. It is stepped; where it would wait for its inbox, others go on: clients admit, resize,
+//! release and give up, a container runtime creates, starts, stops and starts anew itself, cgroups go and come, the
+//! thread `enforcement` does its work. Clients also ask several at a time, so that what they ask for is handled
+//! together. At any of these points, and at those of `numaward_store::fault`, the daemon may die; the next one starts
+//! with the files.
 //!
 //! What is checked: the history has to be linearizable ([`checker`]) against a model that does one thing after the other
 //! ([`model`]), so what was answered before a crash holds after it; after each step no exclusive CPU is promised twice, in
@@ -45,8 +46,8 @@ use crate::core::disorder::{self, Disorder};
 const ORDERS: u64 = 300;
 /// Crashes in so many orders, at least: half of the first starts end in one, and as many of each of three later starts.
 const MIN_CRASHES: u32 = 200;
-/// How the places begin at which some of these crashes must be: writes of knobs, the steps of a save, a release, and both places
-/// between two steps of the reconciler.
+/// How the places begin at which some of these crashes must be: writes of knobs, the steps of a save, a release, and
+/// both places between two steps of the reconciler.
 const CRASH_PLACES: [&str; 7] = ["enforce.", "file.", "guarantee.", "journal.", "ledger.", "step", "wait"];
 
 type Others = Arc<Mutex<World>>;

@@ -48,7 +48,7 @@ async fn refused_pods_are_named_until_gone() {
     let after = daemon.refusals.to_evict()[0].1;
     assert_eq!(after, Duration::from_secs(90));
     let notice = known.notices.lock().unwrap()[0].clone();
-    let words = "If that is refused for 1m30s, the pod is evicted, unless it has no controller that would create it elsewhere.";
+    let words = "If that is refused for 1m30s, the pod is evicted, unless it belongs to a Job or has no controller that would create it elsewhere.";
     assert!(notice.message.contains(words), "{notice:?}");
 
     // There is room, and one of them starts; the other one goes.

@@ -21,7 +21,7 @@ fn excessive(bench: &Bench, number: usize) -> PodSpec {
     let uid = format!("{number:036}");
     let text = |bytes: usize| format!("{number:04}").repeat(bytes / 4);
     let keys: Vec<_> = (0..300).map(|key| format!("example.com/label-{key:04}")).collect();
-    // As long as is read, and longer.
+    // Values beyond the length limit of annotations, and two within it.
     let named = |key: &str| (0..400).map(|of| format!("{key}{of:05}")).collect::<Vec<_>>().join(",");
     let long = ["memory-policy", "resctrl-class", "unknown"].map(|key| (key, text(100_000)));
     let own = long.into_iter().chain([("with", named("with")), ("apart", named("apar"))]);
