@@ -298,10 +298,10 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
 #[inline(always)]
 unsafe fn add(counter: *mut u64, pages: u64) {
     if SHARDS.load() == 0 {
-        // SAFETY: the caller's promise; this CPU is the only writer of its shard.
+        // SAFETY: guaranteed by the caller; this CPU is the only writer of its shard.
         unsafe { *counter += pages };
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { add_shared(counter, pages) };
     }
 }

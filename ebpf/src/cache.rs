@@ -29,13 +29,13 @@ pub(crate) fn cache_index(cgroup: CgroupId, bits: u32) -> u32 {
 pub(crate) unsafe fn load_first(word: *mut u64) -> u64 {
     #[cfg(bpf_target_arch = "x86_64")]
     {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { word.read_volatile() }
     }
     #[cfg(not(bpf_target_arch = "x86_64"))]
     {
         let mut value = 0_u64;
-        // SAFETY: the caller's promise. The target has no atomic intrinsics.
+        // SAFETY: guaranteed by the caller. The target has no atomic intrinsics.
         unsafe { asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value) };
         value
     }

@@ -20,6 +20,6 @@ pub(crate) fn add_at(map: &Array<u64>, index: u32, value: u64) {
 /// `counter` points into a map's value.
 #[inline(always)]
 pub(crate) unsafe fn add_shared(counter: *mut u64, value: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) value) };
 }

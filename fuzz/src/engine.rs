@@ -27,11 +27,11 @@ const MAX_STEPS: usize = 24;
 
 /// A node: cores, memory in units of 128 MiB, hugepages, and the distances to all previous nodes.
 #[derive(Arbitrary, Clone, Copy, Debug)]
-struct Node(u8, u8, u8, [u8; 5]);
+struct NodeInput(u8, u8, u8, [u8; 5]);
 
 #[derive(Arbitrary, Debug)]
-struct Host {
-    nodes: [Node; 6],
+struct HostInput {
+    nodes: [NodeInput; 6],
     count: u8,
     has_smt: bool,
     caches: u8,
@@ -40,7 +40,7 @@ struct Host {
 
 #[derive(Arbitrary, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice by itself")]
-struct Policy {
+struct PolicyInput {
     topology: u8,
     is_pod_scope: bool,
     is_strict: bool,
@@ -54,7 +54,7 @@ struct Policy {
 /// A container: CPUs in halves, memory in units of 32 MiB, hugepages, the ratio of requests and limits, and whether an init
 /// container is a sidecar.
 #[derive(Arbitrary, Clone, Copy, Debug)]
-struct Container(u8, u8, Option<u8>, RequestRatio, bool);
+struct ContainerInput(u8, u8, Option<u8>, RequestRatio, bool);
 
 #[derive(Arbitrary, Clone, Copy, Debug, PartialEq)]
 enum RequestRatio {
@@ -81,16 +81,16 @@ struct TermsInput {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Step {
+enum StepInput {
     Admit {
-        init: Option<[Container; 2]>,
-        apps: [Option<Container>; 3],
-        whole: Option<Container>,
+        init: Option<[ContainerInput; 2]>,
+        apps: [Option<ContainerInput>; 3],
+        whole: Option<ContainerInput>,
         terms_input: TermsInput,
     },
     Remove(u8),
-    Resize(u8, Container),
-    Plan(Container, u8),
+    Resize(u8, ContainerInput),
+    Plan(ContainerInput, u8),
     Conditions([u8; 6]),
     /// Changes the memory of a node.
     Change(u8, u8),
@@ -104,7 +104,7 @@ fn scope(is_pod: bool) -> TopologyManagerScope {
     if is_pod { TopologyManagerScope::Pod } else { TopologyManagerScope::Container }
 }
 
-impl Host {
+impl HostInput {
     fn machine(&self) -> Option<Machine> {
         let count = u32::from(self.count % 6) + 1;
         let sockets = u32::from(self.sockets % 3) + 1;
@@ -118,7 +118,7 @@ impl Host {
         if caches > 0 {
             builder = builder.caches_per_node(caches);
         }
-        for (id, Node(cores, memory, ..)) in (0..count).zip(self.nodes) {
+        for (id, NodeInput(cores, memory, ..)) in (0..count).zip(self.nodes) {
             let cores = u32::from(cores % 9);
             // The first node has at least one core, because a CPU is reserved.
             let cores = if id == 0 { cores + 1 } else { cores };
@@ -132,7 +132,7 @@ impl Host {
         let ids = || 0..usize::from(self.count % 6) + 1;
         let rows: Vec<Vec<u32>> = ids().map(|a| ids().map(|b| between(a, b)).collect()).collect();
         let mut machine = builder.distances(rows).build().ok()?;
-        for (node, Node(_, _, pages, _)) in machine.nodes.values_mut().zip(self.nodes) {
+        for (node, NodeInput(_, _, pages, _)) in machine.nodes.values_mut().zip(self.nodes) {
             let total = u64::from(pages);
             node.hugepages.insert(PAGE, HugepagePool { total, free: total, surplus: 0 });
         }
@@ -140,7 +140,7 @@ impl Host {
     }
 }
 
-impl Policy {
+impl PolicyInput {
     fn config(&self) -> PolicyConfig {
         let on = |name: &str| (name.to_owned(), "true".to_owned());
         let mut config = PolicyConfig {
@@ -167,7 +167,7 @@ impl Policy {
     }
 }
 
-impl Container {
+impl ContainerInput {
     fn resources(self) -> Resources {
         let Self(half_cpus, memory, pages, below, _) = self;
         let memory =
@@ -231,7 +231,7 @@ impl TermsInput {
 }
 
 /// A strategy with its ledger and its admitted requests.
-struct Run {
+struct StrategyRun {
     strategy: Box<dyn Strategy>,
     is_native: bool,
     ledger: Ledger,
@@ -243,7 +243,7 @@ struct Run {
     is_same: bool,
 }
 
-impl Run {
+impl StrategyRun {
     fn new(strategy: Box<dyn Strategy>, is_native: bool) -> Self {
         let (ledger, running, conditions) = (strategy.idle(), Vec::new(), Arc::default());
         Self { strategy, is_native, ledger, running, is_intact: true, conditions, is_same: true }
@@ -261,12 +261,12 @@ impl Run {
         self.running.push(request);
     }
 
-    fn step(&mut self, number: usize, step: &Step) {
+    fn step(&mut self, number: usize, step: &StepInput) {
         let owner = format!("o{number}");
         match step {
-            Step::Admit { init, apps, whole, terms_input } => {
-                let named = |prefix: &str, containers: Vec<Container>| -> Vec<ContainerRequest> {
-                    let named = |(number, container): (usize, Container)| {
+            StepInput::Admit { init, apps, whole, terms_input } => {
+                let named = |prefix: &str, containers: Vec<ContainerInput>| -> Vec<ContainerRequest> {
+                    let named = |(number, container): (usize, ContainerInput)| {
                         container.request(&format!("{prefix}{number}"))
                     };
                     containers.into_iter().enumerate().map(named).collect()
@@ -295,12 +295,12 @@ impl Run {
                     }
                 }
             }
-            Step::Remove(number) => {
+            StepInput::Remove(number) => {
                 let Some(index) = self.some(*number) else { return };
                 let request = self.running.remove(index);
                 self.ledger = self.strategy.release(&self.ledger, &request.owner);
             }
-            Step::Resize(number, to) => {
+            StepInput::Resize(number, to) => {
                 let Some(index) = self.some(*number) else { return };
                 let request = &self.running[index];
                 let Some(container) = request.containers.first() else { return };
@@ -309,7 +309,7 @@ impl Run {
                     self.ledger = ledger;
                 }
             }
-            Step::Plan(container, moves) => {
+            StepInput::Plan(container, moves) => {
                 let request = Request::workload(owner, container.resources());
                 let limits = RebalanceLimits {
                     moves: u32::from(moves % 4).try_into().unwrap(),
@@ -321,12 +321,12 @@ impl Run {
                     self.admitted(plan.decision.ledger, request);
                 }
             }
-            Step::Conditions(used) => {
+            StepInput::Conditions(used) => {
                 let of = (0..6).map(NodeId).zip(used.iter().map(|&used| Bytes(u64::from(used) << 25)));
                 let withheld = BTreeMap::from([(ZoneKind::Memory, of.collect())]);
                 self.conditions = Arc::new(HostConditions { withheld, ..HostConditions::default() });
             }
-            Step::Change(..) => {}
+            StepInput::Change(..) => {}
         }
     }
 
@@ -399,21 +399,21 @@ pub(crate) fn run(data: &[u8]) {
 }
 
 fn derived(input: &mut Unstructured<'_>) -> Result<()> {
-    let (host, policy) = (Host::arbitrary(input)?, Policy::arbitrary(input)?);
+    let (host, policy) = (HostInput::arbitrary(input)?, PolicyInput::arbitrary(input)?);
     let Some(mut machine) = host.machine() else { return Ok(()) };
     let config = policy.config();
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<StrategyRun> = Vec::new();
     for (strategy, is_native) in
         strategies(&machine, &config, policy.is_strict).into_iter().zip([true, false])
     {
-        runs.extend(strategy.map(|strategy| Run::new(strategy, is_native)));
+        runs.extend(strategy.map(|strategy| StrategyRun::new(strategy, is_native)));
     }
     for number in 0..MAX_STEPS {
         if input.is_empty() {
             break;
         }
-        let step = Step::arbitrary(input)?;
-        if let Step::Change(node, memory) = step
+        let step = StepInput::arbitrary(input)?;
+        if let StepInput::Change(node, memory) = step
             && let Some(node) = machine.nodes.get_mut(&NodeId(u32::from(node % 6)))
         {
             node.memory = Bytes(u64::from(memory) << 27);
@@ -433,6 +433,6 @@ fn derived(input: &mut Unstructured<'_>) -> Result<()> {
             run.check();
         }
     }
-    runs.into_iter().for_each(Run::end);
+    runs.into_iter().for_each(StrategyRun::end);
     Ok(())
 }

@@ -54,7 +54,7 @@ impl LedgerFile<'_> {
     }
 }
 
-/// Returns a ledger whose length is a multiple of 16.
+/// Returns a ledger with a length that is a multiple of 16.
 fn text(ledger: u8) -> Box<RawValue> {
     let value = Value::from("x".repeat(usize::from(ledger) * 16));
     serde_json::value::to_raw_value(&value).unwrap()

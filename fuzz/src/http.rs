@@ -1,4 +1,4 @@
-//! Target for HTTP requests: from the request line to the response of a reconciler, whose cgroups are plain files.
+//! Target for HTTP requests: from the request line to the response of a reconciler with plain files as cgroups.
 //!
 //! Splitting a connection into requests is left to hyper and is not fuzzed. The first line of an input is the method and the
 //! request target, the lines up to an empty one are headers, and the rest is the body.
@@ -33,14 +33,14 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(8);
 const CGROUPS: [&str; 4] = ["", "w0", "system.slice", "system.slice/db.service"];
 
 /// A daemon without probes. Its ledger and its cgroups are files below a temporary directory.
-struct Daemon {
+struct FuzzDaemon {
     runtime: Runtime,
     reading: Router,
     control: Router,
-    host: Arc<testing::Host>,
+    host: Arc<testing::TestHost>,
 }
 
-impl Daemon {
+impl FuzzDaemon {
     fn start() -> Self {
         let machine =
             Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
@@ -52,7 +52,7 @@ impl Daemon {
         let mut config =
             Config { host_root: dir.clone(), state_directory: dir.join("state"), ..Config::default() };
         config.probes.allocation.enabled = false;
-        let host = Arc::new(testing::Host::new(machine));
+        let host = Arc::new(testing::TestHost::new(machine));
         let (reconciler, _, _) = testing::reconciler(&config, &root, Ports::from_part(&host), None, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
@@ -105,9 +105,9 @@ async fn answer(router: &Router, request: Request<Body>) {
 
 /// Sends a request to the public address and to the control socket.
 pub(crate) fn run(data: &[u8]) {
-    static DAEMON: OnceLock<Daemon> = OnceLock::new();
+    static DAEMON: OnceLock<FuzzDaemon> = OnceLock::new();
     let Some((first, second)) = request(data).zip(request(data)) else { return };
-    let daemon = DAEMON.get_or_init(Daemon::start);
+    let daemon = DAEMON.get_or_init(FuzzDaemon::start);
     daemon.runtime.block_on(async {
         let both = async {
             answer(&daemon.reading, first).await;

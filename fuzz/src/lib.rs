@@ -23,7 +23,7 @@ mod requests;
 mod text;
 
 /// A fuzz target.
-pub struct Target {
+pub struct FuzzTarget {
     /// Name of the target, and of the folder with its stored inputs.
     pub name: &'static str,
     /// Runs the target on an input. A panic is a finding.
@@ -31,24 +31,24 @@ pub struct Target {
 }
 
 /// All targets, sorted by name.
-pub const TARGETS: [Target; 17] = [
-    Target { name: "annotations", run: pods::annotations },
-    Target { name: "checkpoint", run: files::checkpoint },
-    Target { name: "config", run: files::config },
-    Target { name: "engine", run: engine::run },
-    Target { name: "http", run: http::run },
-    Target { name: "knob", run: text::knob },
-    Target { name: "ledger", run: files::ledger },
-    Target { name: "maps", run: processes::maps },
-    Target { name: "nri", run: nri::run },
-    Target { name: "numa_maps", run: processes::numa_maps },
-    Target { name: "pod", run: pods::pod },
-    Target { name: "program", run: processes::program },
-    Target { name: "record", run: text::record },
-    Target { name: "request", run: requests::run },
-    Target { name: "reserved", run: text::reserved },
-    Target { name: "sysfs", run: files::sysfs },
-    Target { name: "text", run: text::lists },
+pub const TARGETS: [FuzzTarget; 17] = [
+    FuzzTarget { name: "annotations", run: pods::annotations },
+    FuzzTarget { name: "checkpoint", run: files::checkpoint },
+    FuzzTarget { name: "config", run: files::config },
+    FuzzTarget { name: "engine", run: engine::run },
+    FuzzTarget { name: "http", run: http::run },
+    FuzzTarget { name: "knob", run: text::knob },
+    FuzzTarget { name: "ledger", run: files::ledger },
+    FuzzTarget { name: "maps", run: processes::maps },
+    FuzzTarget { name: "nri", run: nri::run },
+    FuzzTarget { name: "numa_maps", run: processes::numa_maps },
+    FuzzTarget { name: "pod", run: pods::pod },
+    FuzzTarget { name: "program", run: processes::program },
+    FuzzTarget { name: "record", run: text::record },
+    FuzzTarget { name: "request", run: requests::run },
+    FuzzTarget { name: "reserved", run: text::reserved },
+    FuzzTarget { name: "sysfs", run: files::sysfs },
+    FuzzTarget { name: "text", run: text::lists },
 ];
 
 #[cfg(test)]

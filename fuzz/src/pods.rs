@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_config::{Config, policy::StrategyKind};
-use numaward_daemon::kubernetes::nri::testing::AskBuilder;
+use numaward_daemon::kubernetes::nri::testing::PodRequestBuilder;
 use numaward_engine::{
     KubeletStrategy, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Strategy,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
@@ -18,7 +18,7 @@ use numaward_kube::{
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
 /// Converters of pods to requests, one for each strategy, with the strategy that decides on them.
-pub(crate) struct Builders(Vec<(AskBuilder, Box<dyn Strategy>)>);
+pub(crate) struct Builders(Vec<(PodRequestBuilder, Box<dyn Strategy>)>);
 
 impl Builders {
     /// Creates converters that know pods only from the container runtime.
@@ -48,7 +48,7 @@ impl Builders {
             // No file of this host is read.
             let mut config = Config { strategy, host_root: "/nonexistent".into(), ..Config::default() };
             config.kubernetes.placement_off_namespaces.insert("off".to_owned());
-            (AskBuilder::new(Arc::clone(pods), &config), decides)
+            (PodRequestBuilder::new(Arc::clone(pods), &config), decides)
         };
         Self(strategies.into_iter().map(of).collect())
     }
@@ -126,6 +126,12 @@ impl PodSource for OnePod {
     fn notify(&self, _: Notice) {}
 }
 
+/// Returns the annotations of an object in JSON, with which the runtime reports the pod.
+fn metadata_annotations(json: &[u8]) -> BTreeMap<String, String> {
+    let object: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+    serde_json::from_value(object["metadata"]["annotations"].clone()).unwrap_or_default()
+}
+
 /// Decides on a pod from the API server's description in JSON.
 pub(crate) fn pod(data: &[u8]) {
     let Ok(stored) = api::read_pod(data) else { return };
@@ -136,7 +142,7 @@ pub(crate) fn pod(data: &[u8]) {
         name: known.id.name.clone(),
         namespace: known.id.namespace.clone(),
         uid: known.id.uid.clone(),
-        annotations: known.annotations.clone(),
+        annotations: metadata_annotations(data),
         ..Pod::default()
     };
     let change = Resources {

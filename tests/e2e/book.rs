@@ -30,9 +30,9 @@ const TRACES: [&str; 2] = ["cxl", "four"];
 const SMALLER: [(&str, &str); 3] =
     [("--for 10m", "--for 30s"), ("+5m", "+5s"), ("--hosts 1000", "--hosts 12")];
 
-/// How a command is run.
+/// How a command of a page is run, and how it ends.
 #[derive(Clone, Copy)]
-enum Way {
+enum RunMode {
     /// The command ends by itself.
     Ends,
     /// The command is stopped after this number of seconds.
@@ -42,9 +42,9 @@ enum Way {
 }
 
 /// A command, identified by its first words, and its expected output. The longest match applies.
-struct Run {
+struct CommandExpectation {
     begins: &'static str,
-    way: Way,
+    mode: RunMode,
     shows: &'static [&'static str],
     /// Shell commands that run before, without output.
     before: &'static str,
@@ -52,11 +52,11 @@ struct Run {
     after: (&'static str, &'static str),
 }
 
-const fn run(begins: &'static str, way: Way, shows: &'static [&'static str]) -> Run {
-    Run { begins, way, shows, before: "true", after: ("true", "") }
+const fn run(begins: &'static str, mode: RunMode, shows: &'static [&'static str]) -> CommandExpectation {
+    CommandExpectation { begins, mode, shows, before: "true", after: ("true", "") }
 }
 
-impl Run {
+impl CommandExpectation {
     const fn before(self, before: &'static str) -> Self {
         Self { before, ..self }
     }
@@ -77,98 +77,99 @@ const FLEET: &[&str] = &[
     "What the rows rest on:",
 ];
 
-const RUNS: &[Run] = &[
-    run("curl -s http://127.0.0.1:9560/metrics", Way::Ends, &["numaward_memory_allocated_bytes_total{"]),
-    run("curl -s http://127.0.0.1:9560/api/v1/history", Way::Ends, &["\"stepSeconds\""]),
-    run("curl -s http://127.0.0.1:9560/api/v1/history/workloads", Way::Ends, &["redis.service"]),
+const RUNS: &[CommandExpectation] = &[
+    run("curl -s http://127.0.0.1:9560/metrics", RunMode::Ends, &["numaward_memory_allocated_bytes_total{"]),
+    run("curl -s http://127.0.0.1:9560/api/v1/history", RunMode::Ends, &["\"stepSeconds\""]),
+    run("curl -s http://127.0.0.1:9560/api/v1/history/workloads", RunMode::Ends, &["redis.service"]),
     run(
         "curl -s http://127.0.0.1:9560/api/v1/workloads/%2Fsystem.slice%2Fredis.service/history",
-        Way::Ends,
+        RunMode::Ends,
         &["\"stepSeconds\""],
     ),
-    run("journalctl -u numaward", Way::Ends, &["numaward"]),
-    run("numaward bugtool", Way::Ends, &["numaward-bugtool-"])
+    run("journalctl -u numaward", RunMode::Ends, &["numaward"]),
+    run("numaward bugtool", RunMode::Ends, &["numaward-bugtool-"])
         .after("tar -tzf numaward-bugtool-*.tar.gz", "missing.txt"),
-    run("numaward describe postgresql@17-main.service", Way::Ends, &["postgresql@17-main.service"]),
-    run("numaward doctor", Way::Ends, &["ok"]),
-    run("numaward events -f", Way::Goes(20), &[" miss ", "postgresql@17-main.service"]).before("stray"),
-    run("numaward exec", Way::Ends, &["served"]),
-    run("numaward exec --cpus 2 --memory 4Gi --cpu-kind isolated", Way::Ends, &["traded on 6-7 by "]),
-    run("numaward exec --cpus 2 --memory 4Gi --hide-siblings", Way::Ends, &["traded on "]),
-    run("numaward exec --cpus 2 --near eth0", Way::Ends, &["forwarded on 8-9"]),
-    run("numaward exec --cpus 8 --memory 64Gi", Way::Ends, &["scanned on ", "by interleave:"]),
-    run("numaward explain", Way::Ends, &["would"]),
-    run("numaward get", Way::Ends, &["NAME", "postgresql@17-main.service"]),
-    run("numaward guarantee", Way::Ends, &["postgresql@17-main.service", "80.0 MiB"]).before("forget"),
-    run("numaward numactl --cpunodebind=1 --membind=1 ./server", Way::Ends, &["served"]),
-    run("numaward numactl --hardware", Way::Ends, &["available: 2 nodes (0-1)", "node 1 cpus: 8 9"]),
-    run("numaward numactl --interleave=all ./batch", Way::Ends, &["done on 0-9 by interleave:0-1"]),
-    run("numaward numactl -m netdev:eth0 -C 4-7 ./forwarder", Way::Ends, &["forwarded on 4-7 by bind:1"]),
-    run("numaward plan", Way::Ends, &["would hold", "small.service", "1 -> 0"]),
-    run("numaward rebalance --cpus", Way::Ends, &["was moved from node 1 to 0", "The request fits now."]),
+    run("numaward describe postgresql@17-main.service", RunMode::Ends, &["postgresql@17-main.service"]),
+    run("numaward doctor", RunMode::Ends, &["ok"]),
+    run("numaward events -f", RunMode::Goes(20), &[" miss ", "postgresql@17-main.service"]).before("stray"),
+    run("numaward exec", RunMode::Ends, &["served"]),
+    run("numaward exec --cpus 2 --memory 4Gi --cpu-kind isolated", RunMode::Ends, &["traded on 6-7 by "]),
+    run("numaward exec --cpus 2 --memory 4Gi --hide-siblings", RunMode::Ends, &["traded on "]),
+    run("numaward exec --cpus 2 --near eth0", RunMode::Ends, &["forwarded on 8-9"]),
+    run("numaward exec --cpus 8 --memory 64Gi", RunMode::Ends, &["scanned on ", "by interleave:"]),
+    run("numaward explain", RunMode::Ends, &["would"]),
+    run("numaward get", RunMode::Ends, &["NAME", "postgresql@17-main.service"]),
+    run("numaward guarantee", RunMode::Ends, &["postgresql@17-main.service", "80.0 MiB"]).before("forget"),
+    run("numaward numactl --cpunodebind=1 --membind=1 ./server", RunMode::Ends, &["served"]),
+    run("numaward numactl --hardware", RunMode::Ends, &["available: 2 nodes (0-1)", "node 1 cpus: 8 9"]),
+    run("numaward numactl --interleave=all ./batch", RunMode::Ends, &["done on 0-9 by interleave:0-1"]),
+    run("numaward numactl -m netdev:eth0 -C 4-7 ./forwarder", RunMode::Ends, &["forwarded on 4-7 by bind:1"]),
+    run("numaward plan", RunMode::Ends, &["would hold", "small.service", "1 -> 0"]),
+    run("numaward rebalance --cpus", RunMode::Ends, &["was moved from node 1 to 0", "The request fits now."]),
     run(
         "numaward rebalance postgresql@17-main.service",
-        Way::Ends,
+        RunMode::Ends,
         &["The request fits now.", "postgresql@17-main.service"],
     )
     .after("numaward get", "80.0 MiB"),
-    run("numaward record", Way::Ends, &["moments from"])
+    run("numaward record", RunMode::Ends, &["moments from"])
         .before("night")
         .after("ls -l night.record", "-rw-------"),
-    run("numaward release --all", Way::Types("[y/N]", "y\\n"), &["postgresql@17-main.service released"])
+    run("numaward release --all", RunMode::Types("[y/N]", "y\\n"), &["postgresql@17-main.service released"])
         .after("numaward get", "there are no guarantees"),
-    run("numaward release postgresql@17-main.service", Way::Ends, &[])
+    run("numaward release postgresql@17-main.service", RunMode::Ends, &[])
         .after("numaward get", "there are no guarantees"),
-    run("numaward replay night.record", Way::Types("paused", "q"), &["1/", "redis.service"]),
-    run("numaward replay night.record --begin +5m --once", Way::Ends, &["T02:3", "NODE", "WORKLOAD"]),
-    run("numaward replay night.record --begin 02:30", Way::Types("paused", "q"), &[" 02:3", "1/"]),
-    run("numaward replay night.record -o json", Way::Ends, &["T02:3", "small.service"]),
-    run("numaward resize", Way::Ends, &["postgresql@17-main.service", "120.0 MiB"]),
-    run("numaward simulate traces/ --hosts 1000", Way::Ends, FLEET),
-    run("numaward simulate traces/ --hosts 1000 --each", Way::Ends, FLEET)
+    run("numaward replay night.record", RunMode::Types("paused", "q"), &["1/", "redis.service"]),
+    run("numaward replay night.record --begin +5m --once", RunMode::Ends, &["T02:3", "NODE", "WORKLOAD"]),
+    run("numaward replay night.record --begin 02:30", RunMode::Types("paused", "q"), &[" 02:3", "1/"]),
+    run("numaward replay night.record -o json", RunMode::Ends, &["T02:3", "small.service"]),
+    run("numaward resize", RunMode::Ends, &["postgresql@17-main.service", "120.0 MiB"]),
+    run("numaward simulate traces/ --hosts 1000", RunMode::Ends, FLEET),
+    run("numaward simulate traces/ --hosts 1000 --each", RunMode::Ends, FLEET)
         .after("true", "hosts of 4 nodes, "),
     run(
         "numaward simulate traces/ --hosts 1000 --seed 2 -o json",
-        Way::Ends,
+        RunMode::Ends,
         &["\"seed\": 2,", "\"lostToNumaMibTicks\"", "\"strategy\": \"none\""],
     ),
     run(
         "numaward simulate traces/ --machine 4x32,128Gi,sockets=2",
-        Way::Ends,
+        RunMode::Ends,
         &["Guaranteed pods on 4x32,128Gi,sockets=2\n", "\nkubelet ", "\nnative, attached "],
     ),
     run(
         "numaward simulate traces/ --machine here",
-        Way::Ends,
+        RunMode::Ends,
         &["\"machine\": \"here\"", "\"strategy\": \"kubelet\"", "\"strategy\": \"native\""],
     )
     .before("configured")
     .after("rm /etc/numaward/config.yaml", ""),
     run(
         "numaward simulate traces/ --tiers strict",
-        Way::Ends,
+        RunMode::Ends,
         &["12 traces, ", "\nkubelet ", "\nnative, strict "],
     ),
-    run("numaward status", Way::Ends, &["PROBE", "alloc"]),
-    run("numaward top", Way::Types("redis.service", "q"), &["WORKLOAD"]),
-    run("numaward top --batch", Way::Goes(20), &["NODE", "WORKLOAD", "redis.service"]),
-    run("numaward top --once", Way::Ends, &["NODE", "WORKLOAD", "redis.service"]),
-    run("numaward top -o json | jq", Way::Goes(20), &["\"distant\""]).before("distant"),
-    run("numaward topology", Way::Ends, &["0-7", "8-9", "ALLOCATABLE"]),
-    run("numaward uninstall --restore", Way::Ends, &["postgresql@17-main.service"])
+    run("numaward status", RunMode::Ends, &["PROBE", "alloc"]),
+    run("numaward top", RunMode::Types("redis.service", "q"), &["WORKLOAD"]),
+    run("numaward top --batch", RunMode::Goes(20), &["NODE", "WORKLOAD", "redis.service"]),
+    run("numaward top --once", RunMode::Ends, &["NODE", "WORKLOAD", "redis.service"]),
+    run("numaward top -o json | jq", RunMode::Goes(20), &["\"distant\""]).before("distant"),
+    run("numaward topology", RunMode::Ends, &["0-7", "8-9", "ALLOCATABLE"]),
+    run("numaward uninstall --restore", RunMode::Ends, &["postgresql@17-main.service"])
         .after("echo \"cpus: $(cpus_of postgresql@17-main.service).\"", "cpus: ."),
     run(
         "sed -E 's#http://.*/runbooks/#https://wiki.example.com/numaward/#' prometheusrule.yaml",
-        Way::Ends,
+        RunMode::Ends,
         &[
             "runbook_url: https://wiki.example.com/numaward/NumawardIntruders\n",
             " https://wiki.example.com/numaward/NumawardDown\n",
         ],
     ),
-    run("systemctl edit numaward", Way::Types("", ""), &[])
+    run("systemctl edit numaward", RunMode::Types("", ""), &[])
         .after("systemctl show -p MemoryMax numaward", "MemoryMax=1073741824"),
-    run("systemctl enable --now numaward", Way::Ends, &[]).after("systemctl is-enabled numaward", "enabled"),
-    run("systemctl stop numaward", Way::Ends, &[]).after("systemctl is-active numaward", "inactive"),
+    run("systemctl enable --now numaward", RunMode::Ends, &[])
+        .after("systemctl is-enabled numaward", "enabled"),
+    run("systemctl stop numaward", RunMode::Ends, &[]).after("systemctl is-active numaward", "inactive"),
 ];
 
 /// Commands that are not run, by their first words, with the reason.
@@ -193,13 +194,13 @@ const NOT_HERE: &[(&str, &str)] = &[
 
 /// A command of a page.
 #[derive(Debug)]
-struct Command {
+struct BookCommand {
     page: &'static str,
     /// The line of the page without the comment after `#`.
     text: String,
 }
 
-impl Command {
+impl BookCommand {
     /// Returns the name of the section with the output.
     fn section(&self) -> String {
         format!("{}: {}", self.page, self.text)
@@ -212,23 +213,23 @@ impl Command {
     }
 
     /// Returns the definition of how to run the command.
-    fn run(&self) -> Option<&'static Run> {
+    fn run(&self) -> Option<&'static CommandExpectation> {
         let runs = RUNS.iter().filter(|run| self.begins_with(run.begins));
         runs.max_by_key(|run| run.begins.len())
     }
 
     /// Returns the shell script that runs the command.
-    fn script(&self, run: &Run) -> String {
+    fn script(&self, run: &CommandExpectation) -> String {
         let mut words: Vec<String> = self.text.split(' ').map(str::to_owned).collect();
         // Reduces memory of requests. Memory of a machine that is only described (`4x32,128Gi`) ends in another word and is kept.
         for amount in words.iter_mut().filter(|word| word.ends_with("Gi")) {
             *amount = amount.replace("Gi", "0Mi");
         }
         let smaller = SMALLER.iter().fold(words.join(" "), |text, (of, is)| text.replace(of, is));
-        let command = match run.way {
-            Way::Ends => smaller,
-            Way::Goes(seconds) => format!("timeout {seconds} {smaller}"),
-            Way::Types(words, keys) => format!("types '{words}' '{keys}' '{smaller}'"),
+        let command = match run.mode {
+            RunMode::Ends => smaller,
+            RunMode::Goes(seconds) => format!("timeout {seconds} {smaller}"),
+            RunMode::Types(words, keys) => format!("types '{words}' '{keys}' '{smaller}'"),
         };
         let section = self.section().replace('\'', r"'\''");
         let (before, (look, _)) = (run.before, run.after);
@@ -238,11 +239,11 @@ impl Command {
     }
 
     /// Returns the error message if the output or the exit code is not as expected.
-    fn fault(&self, run: &Run, report: &ScriptReport) -> Option<String> {
+    fn fault(&self, run: &CommandExpectation, report: &ScriptReport) -> Option<String> {
         let section = report.section(&self.section());
         let (said, code) = section.rsplit_once("code ").unwrap_or((section, "none"));
         // The exit code of `timeout` if the command was still running.
-        let expected = if matches!(run.way, Way::Goes(_)) { "143" } else { "0" };
+        let expected = if matches!(run.mode, RunMode::Goes(_)) { "143" } else { "0" };
         let words = run.shows.iter().chain([&run.after.1]);
         let missing: Vec<_> = words.filter(|word| !said.contains(**word)).collect();
         // `jq` prints `null` for a name that does not exist.
@@ -255,7 +256,7 @@ impl Command {
 }
 
 /// Returns the commands of the shell blocks of a page.
-fn commands(page: &'static str) -> Vec<Command> {
+fn commands(page: &'static str) -> Vec<BookCommand> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
     let text = fs::read_to_string(path).unwrap();
     let blocks = text.split("\n```").skip(1).step_by(2);
@@ -265,7 +266,7 @@ fn commands(page: &'static str) -> Vec<Command> {
     // A comment begins with ` #`; a `#` within a word does not begin one.
     lines
         .map(|line| line.split_once(" #").map_or(line, |(command, _)| command).trim().to_owned())
-        .map(|text| Command { page, text })
+        .map(|text| BookCommand { page, text })
         .collect()
 }
 
@@ -274,7 +275,7 @@ fn book_commands_do_what_pages_say() {
     let Some(bench) = TestEnvironment::open() else { return };
     let mut faults = Vec::new();
     let mut script = include_str!("book.sh").to_owned();
-    let mut run: Vec<(Command, &Run)> = Vec::new();
+    let mut run: Vec<(BookCommand, &CommandExpectation)> = Vec::new();
     let mut skipped = Vec::new();
     for (page, least, before) in PAGES {
         script = format!("{script}\nsection 'before {page}'\n{before} 2>&1\n");

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const TOLERANCE: u64 = 8 * MIB;
 
 /// Returns the guaranteed bytes on a node.
-fn promised(report: &ScriptReport, section: &str, node: u32) -> u64 {
+fn guaranteed(report: &ScriptReport, section: &str, node: u32) -> u64 {
     let all = report.json(section);
     let of_node = all["nodes"].as_array().unwrap().iter().find(|of| of["node"] == node).unwrap();
     let memory = of_node["memory"].as_array().unwrap().iter().find(|of| of["kind"] == "memory").unwrap();
@@ -32,7 +32,7 @@ fn budgets_let_workloads_share_a_node() {
     for run in ["on", "off"] {
         let node: u32 = report.section(&format!("{run} node")).parse().unwrap();
         // Both workloads have guaranteed memory on the node, and the spanning workload took more than its share.
-        let share = promised(&report, &format!("{run} promised"), node) - 200 * MIB;
+        let share = guaranteed(&report, &format!("{run} guaranteed"), node) - 200 * MIB;
         let before = report.json(&format!("{run} before"));
         let taken = before["pages_by_node"][node.to_string()].as_u64().unwrap() * 4096;
         assert!(taken > share + 20 * MIB, "{run}: {taken} of {share}");

@@ -31,7 +31,7 @@ run() {
     wait_for 120 [ -s /tmp/wide.json ]
     section "$1 node"
     echo $node
-    section "$1 promised"
+    section "$1 guaranteed"
     allocations
     section "$1 before"
     cat /tmp/wide.json

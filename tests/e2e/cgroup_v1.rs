@@ -33,7 +33,7 @@ fn observes_by_v2_or_names_the_reason() {
     let reason = degraded(&report, "legacy").unwrap();
     assert!(reason.contains("no cgroup v2 hierarchy is mounted"), "{reason}");
     let log = report.section("legacy log");
-    assert!(log.contains("nothing can be promised without cgroup v2"), "{log}");
+    assert!(log.contains("guarantees are not available without cgroup v2"), "{log}");
     assert!(report.section("legacy guarantee").ends_with("code 125"), "{report}");
 
     // v1 and v2: allocations are counted by workload; figures of the controllers are missing.

@@ -8,6 +8,7 @@
 
 mod at_once;
 mod authority;
+mod claims;
 mod control_plane;
 mod decisions;
 mod evictions;
@@ -50,7 +51,7 @@ use crate::{
 /// Name of the variable with the folder of the Kubernetes programs.
 const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
 /// Timeout of each wait. Emulation is slow.
-const PATIENCE: Duration = Duration::from_mins(10);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(10);
 const PACE: Duration = Duration::from_secs(1);
 /// Name of the folder with the unpacked programs.
 const PROGRAMS: &str = "programs";
@@ -134,9 +135,9 @@ impl Cluster {
                     let ended = self.plane.ended().or(self.node.ended().then_some("the machine"));
                     assert_eq!(ended, None, "{what}: a part of the cluster has ended: {reason}");
                     assert!(
-                        started.elapsed() < PATIENCE,
+                        started.elapsed() < WAIT_TIMEOUT,
                         "{what}: not within {} s: {reason}",
-                        PATIENCE.as_secs()
+                        WAIT_TIMEOUT.as_secs()
                     );
                 }
             }
@@ -182,11 +183,11 @@ impl Cluster {
     }
 
     /// Returns the effective CPUs and memory nodes of a container.
-    fn place(&self, pod: &str, container: &str) -> Result<Place, String> {
+    fn place(&self, pod: &str, container: &str) -> Result<ContainerPlace, String> {
         let text = self.in_cgroup(pod, container, "cat cpuset.cpus.effective cpuset.mems.effective")?;
         let (cpus, mems) = text.split_once('\n').ok_or_else(|| format!("{pod}/{container}: {text:?}"))?;
         let set = |text| numbers(text).into_iter().collect();
-        Ok(Place { cpus: set(cpus), nodes: set(mems) })
+        Ok(ContainerPlace { cpus: set(cpus), nodes: set(mems) })
     }
 
     /// Waits until each container has this number of exclusive CPUs and its memory on one node, and [`SHARED`] has the remaining
@@ -278,13 +279,13 @@ impl Drop for Cluster {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct ContainerPlace {
     cpus: BTreeSet<u64>,
     nodes: BTreeSet<u64>,
 }
 
 /// Places by `POD/CONTAINER`.
-type Places = BTreeMap<String, Place>;
+type Places = BTreeMap<String, ContainerPlace>;
 
 fn condition(object: &Value, name: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
@@ -453,7 +454,7 @@ fn is_protected_on_request(cluster: &Cluster) {
         let knobs = cluster.knobs()?;
         Ok(knobs.into_iter().filter(|line| line.contains("/memory.")).collect())
     };
-    cluster.wait_for("what is promised to a Burstable pod is protected", || {
+    cluster.wait_for("the guaranteed memory of a Burstable pod is protected", || {
         let all = protected()?;
         // Only `memory.low` of the root, the class, the pod and the container is set; no `memory.min`.
         let are_low = all.iter().all(|line| line.ends_with("/memory.low:67108864"));
@@ -576,7 +577,7 @@ fn outlive_the_kubelet(cluster: &Cluster) {
 fn are_drained(cluster: &Cluster) {
     cluster.kubectl.must(&["drain", node::NAME, "--ignore-daemonsets", "--force", "--timeout=10m"]);
     let (_, url) = cluster.daemon().unwrap();
-    cluster.wait_for("nothing is promised", || match cluster.ask(&url, "allocations")? {
+    cluster.wait_for("there are no guarantees", || match cluster.ask(&url, "allocations")? {
         held if held["allocations"] == json!([]) => Ok(()),
         held => Err(held.to_string()),
     });

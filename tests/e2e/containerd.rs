@@ -417,6 +417,35 @@ fn refused_pod_leaves_nothing_in_2() {
     check_refusals(&V2);
 }
 
+/// With `kubernetes.refused: make-room`, a running pod that writes to its memory is moved, without a miss.
+#[test]
+fn running_pod_makes_room() {
+    let Some(report) = report_with_api_server(&V2, include_str!("containerd/room.sh")) else { return };
+    assert_eq!(lines(&report, "moved before"), pinned("1", "0"), "{report}");
+    assert_eq!(lines(&report, "other before"), pinned("3-4", "1"), "{report}");
+    let resident = |section: &str| -> Vec<u64> {
+        let anon = report.section(section).lines().find_map(|line| line.strip_prefix("anon ")).unwrap();
+        anon.split(' ').map(|of| of.split_once('=').unwrap().1.parse().unwrap()).collect()
+    };
+    let size = 256 << 20;
+    assert!(resident("memory before")[0] >= size, "{report}");
+    assert!(report.section("refused").trim().parse::<u64>().unwrap() > 0, "{report}");
+    assert_eq!(lines(&report, "big"), pinned("1-2", "0"), "{report}");
+    assert_eq!(lines(&report, "moved"), pinned("5", "1"), "{report}");
+    assert_eq!(lines(&report, "other"), pinned("3-4", "1"), "{report}");
+    let [left, arrived] = resident("memory")[..] else { panic!("{report}") };
+    assert!(left < 1 << 20 && arrived >= size, "{report}");
+    assert_eq!(report.section("writes"), "goes on");
+    assert_no_misses(&report, "misses");
+    let rebalances = report.section("rebalances");
+    assert!(rebalances.contains("outcome=\"done\"} 1"), "{rebalances}");
+    let events = report.section("events");
+    assert!(events.contains("There is room for default/big."), "{events}");
+    assert_eq!(report.json("allocations")["allocations"].as_array().unwrap().len(), 3, "{report}");
+    assert_all_pinned(&report, "unpinned", 0);
+    report.section("end");
+}
+
 /// A tenant that may create pods cannot change guarantees of other pods: SECURITY.md, "From a tenant with pods".
 #[test]
 fn tenant_cannot_harm_other_pods() {

@@ -1,5 +1,5 @@
 //! Requests for kinds of exclusive CPUs, on a kernel with isolated and tickless CPUs and with simulated frequencies; and
-//! exclusive CPUs whose siblings stay unused.
+//! exclusive CPUs with unused siblings.
 
 use numaward_tests::{TestEnvironment, boot};
 use numaward_vm::GuestTopology;

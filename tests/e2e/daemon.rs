@@ -247,7 +247,7 @@ fn check_degraded(report: &ScriptReport) {
         assert!(check(probe)["finding"].as_str().unwrap().contains("EPERM"), "{doctor}");
     }
     let log = report.section("nobody log");
-    assert!(log.contains("guarantees cannot be asked for") && log.contains("/run/numaward"), "{log}");
+    assert!(log.contains("takes no requests for guarantees") && log.contains("/run/numaward"), "{log}");
     let found = workloads("nobody");
     let watched = found.iter().find(|workload| workload["workload"] == "watched").unwrap();
     assert_eq!(watched["counters"], "none", "{watched}");

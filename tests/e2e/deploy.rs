@@ -64,7 +64,7 @@ fn image_runs_as_manifests_demand() {
     const PERFMON: u64 = 1 << 38;
     const SYS_ADMIN: u64 = 1 << 21;
     const DAC_READ_SEARCH: u64 = 1 << 2;
-    const KEPT: u64 = 1 << 1 | 1 << 23;
+    const KEPT_CAPABILITIES: u64 = 1 << 1 | 1 << 23;
 
     let Some(bench) = TestEnvironment::open() else { return };
     let Some((mut vm, _files)) = machine(&bench, nodes(("3,3", MEMORY)), &V2, Driver::Cgroupfs) else {
@@ -109,7 +109,12 @@ fn image_runs_as_manifests_demand() {
     assert_eq!(decided["details"]["reason"], "NumaPlacementDryRun", "{decided}");
     assert_eq!(report.section("try leaves"), "", "nothing of it is on the host");
 
-    check_privileges(&report, "enforce capabilities", BPF | PERFMON | SYS_ADMIN | KEPT, KEPT);
+    check_privileges(
+        &report,
+        "enforce capabilities",
+        BPF | PERFMON | SYS_ADMIN | KEPT_CAPABILITIES,
+        KEPT_CAPABILITIES,
+    );
     check_status(&report, "enforce status");
     // The container fits on either node.
     assert!(["1-2\n0", "3-4\n1"].contains(&report.section("placed")), "{report}");

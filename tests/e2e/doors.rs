@@ -117,16 +117,55 @@ fn floods_of_one_user_delay_no_other() {
     let report = boot(&vm, include_str!("doors_floods.sh"));
     eprintln!("{report}");
 
-    for attack in ["connections", "scrapes", "streams"] {
+    let sizes: Vec<u64> = report.section("sizes").lines().map(|line| line.parse().unwrap()).collect();
+    let &[scrape, samples, sample_bytes] = &*sizes else { panic!("{report}") };
+    assert!(scrape > 1 << 20, "a client with small buffers holds a scrape of {scrape} bytes");
+    assert!(samples > 0 && sample_bytes > 128 << 10, "{samples} samples of {sample_bytes} bytes");
+    for attack in ["connections", "scrapes", "samples", "events"] {
         let codes: Vec<_> = report.section(attack).lines().collect();
-        assert_eq!(codes, ["code 0"; 5], "three scrapes and two changes under {attack}:\n{report}");
+        assert_eq!(codes, ["code 0"; 7], "scrapes, streams and changes under {attack}:\n{report}");
     }
-    assert_eq!(report.section("files"), "code 0\n1\n1", "{report}");
-    let port = report.section("port");
-    assert!(port == "never taken\ncode 0" || port.starts_with("taken\n"), "{report}");
-    if port.starts_with("taken") {
-        assert!(port.contains("victim.service") && port.ends_with("\nactive\ncode 0"), "{port}");
+    // The daemon noticed the slow clients, and kept the share of other users from them.
+    for attack in ["connections", "scrapes", "samples", "events"] {
+        let ended: Vec<u64> =
+            report.section(&format!("ended {attack}")).lines().map(|n| n.parse().unwrap()).collect();
+        let &[closed, refused] = &*ended else { panic!("{report}") };
+        let is_slow = ["scrapes", "samples"].contains(&attack);
+        assert!(closed >= 16 || !is_slow, "{attack}: {closed} slow clients were closed");
+        assert_eq!(
+            refused > 0,
+            ["samples", "events"].contains(&attack),
+            "{attack}: {refused} streams were refused"
+        );
     }
+    let files: Vec<_> = report.section("files").lines().collect();
+    assert_eq!(
+        files[..17],
+        ["code 0"; 17],
+        "a scrape, eight lists of regions and eight of stacks:\n{report}"
+    );
+    assert_eq!(files[17..], ["1", "1"], "{report}");
+    let regions = report.json("regions of 1");
+    let regions = regions["regions"].as_array().unwrap();
+    assert!((1..=200).contains(&regions.len()), "{}", regions.len());
+    assert!(regions.iter().all(|region| region["name"].as_str().unwrap().len() <= 1 << 10), "{regions:?}");
+    for section in ["stacks of 1", "stacks of 8"] {
+        assert!(report.section(section).len() < 8 << 20, "{section}");
+        let stacks = report.json(section);
+        let of_attack = |stack: &serde_json::Value| {
+            let frames = stack["frames"].as_array().unwrap();
+            frames.len() > 1 && frames[0] == "perl" && stack["bytes"].as_u64().unwrap() > 0
+        };
+        assert!(stacks["stacks"].as_array().unwrap().iter().any(of_attack), "{stacks:#}");
+    }
+    assert_eq!(report.section("port"), "forged");
+    let alone = report.section("root without a daemon");
+    assert!(!alone.contains("forged") && !alone.contains("code 0"), "{alone}");
+    assert_eq!(alone.matches("a program of another user than root").count(), 2, "{alone}");
+    let port = report.section("root with a daemon");
+    assert!(port.starts_with("forged\n") && port.matches("forged").count() == 1, "{port}");
+    assert!(port.contains("victim.service") && port.ends_with("\nactive"), "{port}");
+    assert_eq!(report.section("own port"), "code 0");
     assert_eq!(report.section("late"), "", "/livez is answered within a second throughout:\n{report}");
     for section in ["peak before the restart", "peak"] {
         let peak: u64 = report.section(section).trim().parse().unwrap();

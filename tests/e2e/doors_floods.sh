@@ -7,8 +7,12 @@ set -eu
 as_nobody() {
     exec numaward-capabilities nobody "$@" >/dev/null 2>&1
 }
-# attack.pl KIND: runs one attack until it is ended. It writes to /run/attack/KIND as soon as the attack has begun. Perl has no
-# modules here.
+# as_second_user COMMAND...: the same as another unprivileged user.
+as_second_user() {
+    exec perl -e '$) = "1 1"; $( = 1; ($<, $>) = (1, 1); exec @ARGV' "$@" >/dev/null 2>&1
+}
+# attack.pl KIND: runs one attack until it is ended. It writes to /run/attack/KIND as soon as the attack has begun, and to
+# /run/attack/KIND.log a line for each request that is refused. Perl has no modules here.
 cat >/run/attack.pl <<'PERL'
 use strict;
 my ($kind) = @ARGV;
@@ -16,6 +20,8 @@ my $address = pack 'S n C4 x8', 2, 9560, 127, 0, 0, 1;
 sub begun { open my $file, '>', "/run/attack/$kind" or die $!; print $file "begun\n"; close $file }
 sub client {
     socket my $socket, 2, 1, 0 or die $!;
+    # The smallest receive buffer: the kernel takes little of a response for a client that does not read.
+    setsockopt $socket, 1, 8, pack 'l', 1;
     return connect($socket, $address) ? $socket : undef;
 }
 sub ask { my ($socket, $path) = @_; syswrite $socket, "GET $path HTTP/1.1\r\nHost: localhost\r\n\r\n" }
@@ -31,18 +37,29 @@ if ($kind eq 'connections') {
         begun() if $round == 100;
         select undef, undef, undef, 0.005;
     }
-} elsif ($kind eq 'scrapes' or $kind eq 'streams') {
-    my $path = $kind eq 'scrapes' ? '/metrics' : '/api/v1/stream';
-    my @open;
+} elsif ($kind =~ /^(scrapes|samples|events)/) {
+    my %path = (scrapes => '/metrics', samples => '/api/v1/stream?samples=true', events => '/api/v1/stream');
+    my (%open, %head);
+    open my $log, '>', "/run/attack/$kind.log" or die $!;
     for my $round (0 .. 1_000_000) {
-        while (@open < 40) {
+        while (keys %open < 32) {
             my $socket = client() or last;
-            ask($socket, $path);
-            push @open, $socket;
+            ask($socket, $path{$kind =~ s/-.*//r});
+            $open{fileno $socket} = $socket;
         }
-        # Reads a little from each connection, as slowly as the daemon permits.
-        @open = grep { !is_ready($_) or sysread $_, my $buffer, $kind eq 'scrapes' ? 256 : 4096 } @open if $round % 20 == 19;
-        begun() if $round == 0;
+        # Reads a little from each connection, as slowly as the daemon permits. An idle stream has nothing to read.
+        for my $socket ($round % 20 == 19 ? values %open : ()) {
+            next if !is_ready($socket);
+            my $id = fileno $socket;
+            my $read = sysread $socket, my $buffer, 256;
+            $head{$id} .= $buffer if $read && length($head{$id} // '') < 1000;
+            my $is_refused = ($head{$id} // '') =~ m{^HTTP/1.1 503};
+            next if $read && !$is_refused;
+            syswrite $log, "refused\n" if $is_refused;
+            delete $open{$id};
+            delete $head{$id};
+        }
+        begun() if $round == 40;
         select undef, undef, undef, 0.1;
     }
 } elsif ($kind eq 'port') {
@@ -57,7 +74,8 @@ if ($kind eq 'connections') {
     }
 } elsif ($kind eq 'files') {
     # Maps one page of a file under many long names: MAP_SHARED | MAP_POPULATE.
-    my $mmap = `uname -m` =~ /aarch64/ ? 222 : 9;
+    my $is_arm = `uname -m` =~ /aarch64/;
+    my $mmap = $is_arm ? 222 : 9;
     mkdir '/run/attack/folder';
     chdir '/run/attack/folder' or die $!;
     for my $level (10 .. 24) {
@@ -75,14 +93,23 @@ if ($kind eq 'connections') {
         die "mmap: $!" if $place == -1;
         close $link;
     }
-    begun();
-    sleep 100_000;
+    # Allocates on both nodes in turn, again and again, for call chains of a process with that many mappings: MPOL_INTERLEAVE, and
+    # MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE.
+    my $nodes = pack 'Q', 3;
+    syscall $is_arm ? 237 : 238, 3, $nodes, 64;
+    for my $round (0 .. 1_000_000) {
+        my $memory = syscall $mmap, 0, 4 << 20, 3, 0x8022, -1, 0;
+        die "mmap: $!" if $memory == -1;
+        syscall $is_arm ? 215 : 11, $memory, 4 << 20;
+        begun() if $round == 10;
+        select undef, undef, undef, 0.1;
+    }
 }
 PERL
 mkdir -m 777 /run/attack
 victim=$cgroups/system.slice/victim.service
 mkdir -p /etc/numaward
-echo 'observe: {callChains: {enabled: true}}' >/etc/numaward/config.yaml
+echo 'observe: {callChains: {enabled: true, sampleEvery: 16}}' >/etc/numaward/config.yaml
 cp /numaward.service /run/systemd/system/numaward.service
 printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/victim.service
 printf '[Service]\nUser=nobody\nEnvironment=PATH=/numaward-vm/bin:/usr/bin:/bin\nExecStart=%s /run/attack.pl files\n' \
@@ -92,6 +119,18 @@ systemctl start numaward victim || fail "the units do not start"
 wait_for 100 ready
 quiet_guarantee victim.service --cpus 1 --memory 64Mi
 held=$(cat $victim/cpuset.cpus)
+# Many workloads and small buffers of the kernel, so that a scrape and a sample wait for a client that does not read.
+echo "4096 16384 65536" >/proc/sys/net/ipv4/tcp_wmem
+pad=$(printf '%0200d' 0)
+for _number in $(seq 200); do mkdir $cgroups/many-$_number-$pad; done
+_many() { ask /api/v1/workloads | grep -q "many-200-"; }
+wait_for 60 _many
+section "sizes"
+ask /metrics | wc -c
+# The shell reports a command that is terminated.
+(timeout 5 wget -q -O /run/sample 'http://127.0.0.1:9560/api/v1/stream?samples=true' || true) 2>/dev/null
+grep -c '^event: sample' /run/sample
+wc -c </run/sample
 # peak: prints the peak memory of the daemon since its start, in KiB.
 peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --value -p MainPID numaward)/status"; }
 # Root checks continuously that the daemon is alive, except during a restart.
@@ -113,16 +152,37 @@ scrape() { timeout 10 wget -q -O /run/figures http://127.0.0.1:9560/metrics && g
 # resize BYTES: succeeds if a change is accepted.
 resize() { numaward resize victim.service --memory $1 >/dev/null 2>&1; }
 
-for attack in connections scrapes streams; do
+# closed: prints the number of connections that the daemon has closed, while the client has not read all of the response (FIN_WAIT1).
+closed() { awk '$2 ~ /:2558$/ && $4 == "04"' /proc/net/tcp | wc -l; }
+# stream QUERY TEXT: succeeds if a stream of root has this text within 10 s.
+stream() {
+    rm -f /run/stream
+    (timeout 10 wget -q -O /run/stream "http://127.0.0.1:9560/api/v1/stream$1" || true) 2>/dev/null
+    grep -q "$2" /run/stream
+}
+
+for attack in connections scrapes samples events; do
     section "$attack"
     as_nobody perl /run/attack.pl $attack &
-    attacker=$!
+    attackers=$!
+    if [ $attack = events ]; then
+        # Two users have as many connections as there are places of streams.
+        as_second_user perl /run/attack.pl events-2 &
+        attackers="$attackers $!"
+        wait_for 60 began events-2
+    fi
     wait_for 60 began $attack
-    sleep 5
+    # Longer than a client may block a response.
+    sleep 40
     for _try in 1 2 3; do with_code scrape; done
+    with_code stream "" '^: numaward'
+    with_code stream "?samples=true" '^event: sample'
     with_code resize 65Mi
     with_code resize 64Mi
-    end $attacker 2>/dev/null
+    section "ended $attack"
+    closed
+    end $attackers 2>/dev/null
+    cat /run/attack/$attack*.log 2>/dev/null | wc -l
 done
 
 section "files"
@@ -132,42 +192,44 @@ asking=
 for _client in 1 2 3 4 5 6 7 8; do
     numaward regions tenant.service -o json >/run/regions-$_client 2>&1 &
     asking="$asking $!"
-    numaward stacks tenant.service >/dev/null 2>&1 &
+    numaward stacks tenant.service -o json >/run/stacks-$_client 2>/run/stacks-$_client.err &
     asking="$asking $!"
 done
 with_code scrape
-for _asked in $asking; do wait $_asked || true; done
+for _asked in $asking; do with_code wait $_asked; done
 for _client in 1 8; do grep -c '"regions"' /run/regions-$_client || true; done
+for _client in 1 8; do
+    section "stacks of $_client"
+    cat /run/stacks-$_client
+done
+section "regions of 1"
+cat /run/regions-1
 systemctl stop tenant
 section "peak before the restart"
 peak
 
 section "port"
-allow_error "no figures are served"
-attacker=
-for _try in $(seq 20); do
-    rm -f /run/attack/port
-    : >/run/restarting
-    as_nobody perl /run/attack.pl port &
-    attacker=$!
-    systemctl restart numaward
-    sleep 1
-    if began port; then break; fi
-    end $attacker 2>/dev/null
-    attacker=
-done
-if [ -n "$attacker" ]; then
-    echo "taken"
-    # The daemon retries meanwhile, and root does not get responses of the program that took the port.
-    wait_for 100 numaward get victim.service
-    numaward get
-    systemctl is-active numaward
-    end $attacker 2>/dev/null
-else
-    echo "never taken"
-fi
+expect_error "cannot listen on the read-only address"
+: >/run/restarting
+systemctl stop numaward
+as_nobody perl /run/attack.pl port &
+attacker=$!
+wait_for 60 began port
+wget -q -O - http://127.0.0.1:9560/metrics
+section "root without a daemon"
+with_code numaward get 2>&1
+with_code numaward status 2>&1
+section "root with a daemon"
+systemctl start numaward
+wait_for 100 numaward get victim.service
+# Still forged: the port is the user's.
+wget -q -O - http://127.0.0.1:9560/livez
+numaward get
+systemctl is-active numaward
+end $attacker 2>/dev/null
 _served() { ask /readyz >/run/ready && ! grep -q forged /run/ready; }
 wait_for 60 _served
+section "own port"
 rm /run/restarting
 with_code scrape
 

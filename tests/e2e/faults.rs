@@ -74,9 +74,9 @@ fn host_faults_end_in_known_state() {
 
 /// Two knobs are left to the process that keeps writing them, and allocations outside the guarantee are counted.
 fn fight(report: &ScriptReport) {
-    let promised = &report.json("fought")["nodes"];
+    let guaranteed = &report.json("fought")["nodes"];
     let elsewhere: u32 = report.section("elsewhere").parse().unwrap();
-    assert!(*promised != *elsewhere.to_string(), "{promised}");
+    assert!(*guaranteed != *elsewhere.to_string(), "{guaranteed}");
     let said = report.json("left to the other");
     let fought =
         said["allocations"].as_array().unwrap().iter().find(|held| held["name"] == "fought").unwrap();
@@ -114,8 +114,8 @@ fn fight(report: &ScriptReport) {
     let reported = report.json("miss events");
     let [event] = reported["events"].as_array().unwrap().as_slice() else { panic!("one event: {reported}") };
     // The miss may be an allocation that the load makes before it sets its policy, on the node where it runs.
-    let is_miss = event["node"].as_u64().is_some_and(|found| *promised != *found.to_string());
+    let is_miss = event["node"].as_u64().is_some_and(|found| *guaranteed != *found.to_string());
     assert!(event["workload"] == "fought" && is_miss, "{reported}");
     assert_eq!(event["details"]["command"], "numaward-load", "{reported}");
-    assert_eq!(event["details"]["promisedNodes"], *promised, "{reported}");
+    assert_eq!(event["details"]["promisedNodes"], *guaranteed, "{reported}");
 }

@@ -15,7 +15,7 @@ pins() {
 }
 held=$cgroups/numaward/held
 export NUMAWARD_STATE_DIRECTORY=/state
-expect_error "not all that is promised could be enforced again"
+expect_error "not all guarantees could be enforced again"
 expect_error "a damaged ledger was set aside"
 
 mkdir /state
@@ -61,7 +61,7 @@ must_fail dd if=/dev/zero of=/state/filler bs=512 2>/dev/null
 with_code numaward exec --cpus 1 --memory 16Mi --name full -- true 2>>$remarks
 mkdir $cgroups/late
 quiet_guarantee /late --cpus 1 --memory 16Mi
-wait_for 60 _log_has 'the ledger file is not up to date'
+wait_for 60 _log_has 'the ledger file could not be updated'
 section "full disk file"
 grep -c '"late"' /state/ledger.json || true
 section "full disk allocations"

@@ -60,7 +60,7 @@ fn guarantees_outlive_the_daemon() {
     assert_eq!(
         exec,
         ["Cpus_allowed_list:\t2-3", "Mems_allowed_list:\t1", "0::/numaward/first", "code 7"],
-        "the command runs as promised from its start, and its exit code is passed on"
+        "the command runs under its guarantee from its start, and its exit code is passed on"
     );
     let load = report.json("exec load");
     // Linux 6.1 does not report the node of a page that NUMA balancing has just marked.

@@ -25,7 +25,7 @@ fn guard_stops_page_cache_hog() {
     assert!(hog["file"][&node] > written - 50 * MIB, "the hog writes where it runs: {hog:?}");
     assert_eq!(report.section("off mems"), "");
     let killed = report.section("off killed");
-    assert!(killed != "0", "who was promised memory is killed when it asks for it: {killed}");
+    assert!(killed != "0", "the workload is killed when it uses its guaranteed memory: {killed}");
     let events = report.json("off events")["events"].as_array().unwrap().clone();
     assert!(events.iter().all(|event| event["kind"] != "headroom_low"), "{events:#?}");
 
@@ -47,12 +47,11 @@ fn guard_stops_page_cache_hog() {
         assert!(metrics.lines().any(|found| found == line), "{line}:\n{metrics}");
     }
     let events = report.section("act events");
-    for words in [
-        format!("Node {node} may soon not have what is promised on it"),
-        format!("/hog is kept off node {node}"),
-    ] {
-        assert!(events.contains(&words), "{words}: {events}");
-    }
+    // Page cache can grow past both thresholds between two readings of the node.
+    let shortages = ["may soon not have", "does not have"]
+        .map(|words| format!("Node {node} {words} the memory that is guaranteed on it"));
+    assert!(shortages.iter().any(|words| events.contains(words)), "{shortages:?}: {events}");
+    assert!(events.contains(&format!("/hog is kept off node {node}")), "{events}");
 
     // The restriction outlives a crash, and ends as soon as the node has free memory again.
     assert_eq!(report.section("act after a crash"), other.to_string());

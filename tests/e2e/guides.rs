@@ -18,7 +18,7 @@ struct Guide {
 
 impl Guide {
     /// Boots the machine of the guides with additions, and runs the script.
-    fn follow(&self, add: impl FnOnce(Vm) -> Vm) -> Option<Followed> {
+    fn follow(&self, add: impl FnOnce(Vm) -> Vm) -> Option<GuideRun> {
         let bench = TestEnvironment::open()?;
         self.assert_commands();
         let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
@@ -33,7 +33,7 @@ impl Guide {
         for top in report.to_string().lines().filter_map(|line| line.strip_prefix("=== top ")) {
             println!("{top}:\n{}", report.section(&format!("top {top}")));
         }
-        Some(Followed { report, workload: self.workload })
+        Some(GuideRun { report, workload: self.workload })
     }
 
     /// Asserts that the script contains each command of the page.
@@ -63,14 +63,14 @@ fn repository(path: &str) -> PathBuf {
 }
 
 /// The report of a guide, and its workload.
-struct Followed {
+struct GuideRun {
     report: ScriptReport,
     workload: &'static str,
 }
 
 /// Figures of the workload at one moment.
 #[derive(Debug)]
-struct Look {
+struct MemorySnapshot {
     /// Bytes allocated so far on the CPU's node, and on other nodes.
     local: u64,
     remote: u64,
@@ -80,7 +80,7 @@ struct Look {
     estimate: Option<u64>,
 }
 
-impl Look {
+impl MemorySnapshot {
     /// Returns the percentage of remote allocations since an earlier snapshot.
     fn remote_since(&self, before: &Self) -> u64 {
         let (local, remote) = (self.local - before.local, self.remote - before.remote);
@@ -94,8 +94,8 @@ impl Look {
     }
 }
 
-impl Followed {
-    fn look(&self, name: &str) -> Look {
+impl GuideRun {
+    fn snapshot(&self, name: &str) -> MemorySnapshot {
         let workloads = self.report.json(name);
         let of = workloads["workloads"].as_array().unwrap();
         let workload = of.iter().find(|of| of["workload"] == self.workload && of["counters"] == "own");
@@ -106,7 +106,7 @@ impl Followed {
             let of = &node["resident"];
             number(&of["anonBytes"]) + number(&of["fileBytes"])
         };
-        Look {
+        MemorySnapshot {
             local: sum("localBytes"),
             remote: sum("remoteBytes"),
             resident: nodes.iter().map(resident).collect(),
@@ -156,15 +156,15 @@ fn postgresql() {
     };
     let Some(found) = guide.follow(|vm| vm) else { return };
     // Allocations are local, but accesses are not.
-    let (loaded, before) = (found.look("loaded"), found.look("before"));
+    let (loaded, before) = (found.snapshot("loaded"), found.snapshot("before"));
     assert!(before.remote_since(&loaded) <= 5, "{loaded:?} {before:?}");
-    let estimates = [&before, &found.look("before, again")].map(|look| look.estimate.unwrap());
+    let estimates = [&before, &found.snapshot("before, again")].map(|look| look.estimate.unwrap());
     assert!(estimates.into_iter().max() >= Some(20), "{estimates:?}");
     // The processes run on their node with most of their memory, except for buffers that earlier processes filled.
-    assert!(found.look("guaranteed").estimate.unwrap() <= 15, "{}", found.report);
+    assert!(found.snapshot("guaranteed").estimate.unwrap() <= 15, "{}", found.report);
     found.assert_kept("guaranteed", 60, 64 * MIB);
     // After a restart, all memory is on the node.
-    let after = found.look("after");
+    let after = found.snapshot("after");
     assert!(after.estimate.unwrap() <= 3 && after.on(1) >= 98, "{after:?}");
     found.assert_kept("after", 98, 64 * MIB);
     assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
@@ -175,13 +175,13 @@ fn redis() {
     let guide =
         Guide { page: "redis.md", script: include_str!("guides/redis.sh"), workload: "redis-server.service" };
     let Some(found) = guide.follow(|vm| vm) else { return };
-    let (started, before) = (found.look("started"), found.look("before"));
+    let (started, before) = (found.snapshot("started"), found.snapshot("before"));
     assert!(before.remote_since(&started) >= 40, "{started:?} {before:?}");
     // The memory has moved, although the cpusets of all units were created at the same time.
-    let guaranteed = found.look("guaranteed");
+    let guaranteed = found.snapshot("guaranteed");
     found.assert_kept("guaranteed", 85, 48 * MIB);
     assert!(guaranteed.estimate.unwrap() <= 15, "{guaranteed:?}");
-    let after = found.look("after");
+    let after = found.snapshot("after");
     assert!(after.remote_since(&guaranteed) <= 3, "{guaranteed:?} {after:?}");
     assert!(after.estimate.unwrap() <= 15, "{after:?}");
     found.assert_kept("after", 85, 48 * MIB);
@@ -192,12 +192,12 @@ fn redis() {
 fn jvm() {
     let guide = Guide { page: "jvm.md", script: include_str!("guides/jvm.sh"), workload: "tomcat10.service" };
     let Some(found) = guide.follow(|vm| vm) else { return };
-    let before = found.look("before");
+    let before = found.snapshot("before");
     assert!(before.estimate.unwrap() >= 20, "{before:?}");
     // The heap has moved; the page cache of the libraries has not.
     found.assert_kept("guaranteed", 75, 128 * MIB);
-    assert!(found.look("guaranteed").estimate.unwrap() <= 25, "{}", found.report);
-    let after = found.look("after");
+    assert!(found.snapshot("guaranteed").estimate.unwrap() <= 25, "{}", found.report);
+    let after = found.snapshot("after");
     assert!(after.estimate.unwrap() <= 5, "{after:?}");
     found.assert_kept("after", 95, 128 * MIB);
     assert!(found.report.section("cpus").contains("Cpus_allowed_list:\t2-3"), "{}", found.report);
@@ -250,10 +250,10 @@ fn dpdk() {
 fn qemu() {
     let guide = Guide { page: "qemu.md", script: include_str!("guides/qemu.sh"), workload: "guest.service" };
     let Some(found) = guide.follow(|vm| vm) else { return };
-    let (started, before) = (found.look("started"), found.look("before"));
+    let (started, before) = (found.snapshot("started"), found.snapshot("before"));
     assert!(started.on(0) >= 80, "{started:?}");
     assert!(before.estimate.unwrap() >= 80, "{before:?}");
-    let after = found.look("after");
+    let after = found.snapshot("after");
     assert!(after.estimate.unwrap() <= 10 && after.on(1) >= 90, "{after:?}");
     found.assert_kept("after", 90, 256 * MIB);
     assert!(found.report.section("stopped").contains(" held"), "{}", found.report);
@@ -278,9 +278,9 @@ fn libvirt() {
     let Some(found) = guide.follow(|vm| vm.file(domain.path(), "/srv/web.xml")) else { return };
     let report = &found.report;
     // The threads run on both nodes, and the memory is not on their node.
-    let before = found.look("seen before");
+    let before = found.snapshot("seen before");
     assert!(before.estimate.unwrap() >= 20, "{before:?}");
-    let after = found.look("seen after");
+    let after = found.snapshot("seen after");
     assert!(after.estimate.unwrap() <= 5 && after.on(1) >= 90, "{after:?}");
     found.assert_kept("seen after", 90, 128 * MIB);
     // Asserts the CPUs and nodes of the scope and of each thread, by thread name.
@@ -332,9 +332,9 @@ fn llama() {
         vm.systemd_on_disk(image(NEW_SOFTWARE)).file(repository("tests/e2e/guides/model.py"), "/srv/model.py")
     };
     let Some(found) = guide.follow(newer) else { return };
-    let before = found.look("before");
+    let before = found.snapshot("before");
     assert!(before.estimate.unwrap() >= 20, "{before:?}");
-    let guaranteed = found.look("guaranteed");
+    let guaranteed = found.snapshot("guaranteed");
     assert!(guaranteed.estimate.unwrap() <= 10, "{guaranteed:?}");
     found.assert_kept("guaranteed", 90, 60 * MIB);
     // The model is page cache of a process on the other node until it is read again.

@@ -48,7 +48,7 @@ kill -0 $postgres && echo lives
 numaward release /postgres
 end $postgres
 echo 0 >/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages
-wait_for 20 nothing_promised
+wait_for 20 no_guarantees
 rmdir $cgroups/postgres
 
 # A guarantee ends while the pages of its workload still move: no later step of the move narrows the nodes again.
@@ -58,13 +58,13 @@ for delay in 0.05 0.2 0.6; do
     quiet_guarantee /moved --memory 220Mi --node 1
     sleep $delay
     numaward release /moved
-    wait_for 20 nothing_promised
+    wait_for 20 no_guarantees
     sleep 5
     echo "nodes $(cat $cgroups/moved/cpuset.mems)"
     numaward guarantee /moved --memory 220Mi --node 0 2>>$remarks >/dev/null
     wait_for 20 _is_on_node_0
     numaward release /moved
-    wait_for 20 nothing_promised
+    wait_for 20 no_guarantees
 done
 unload moved $load_pid
 
@@ -81,7 +81,7 @@ numaward exec --cpus 2 --memory 16Mi --node 1 --name beside -- sh -c 'sed -n "s/
 section "partition after"
 cat $cgroups/dpdk/cpuset.cpus.partition $cgroups/dpdk/cpuset.cpus
 rmdir $cgroups/dpdk
-wait_for 20 nothing_promised
+wait_for 20 no_guarantees
 
 # One node is low on memory, and the other one is full.
 numaward exec --cpus 1 --memory 220Mi --name db -- sleep 100000 2>>$remarks &

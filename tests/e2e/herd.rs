@@ -22,7 +22,7 @@ fn sets(report: &ScriptReport, name: &str) -> BTreeMap<String, [String; 2]> {
 }
 
 /// Returns the shared pool, and the CPUs of each guarantee.
-fn promised(report: &ScriptReport, name: &str) -> (String, BTreeMap<String, String>) {
+fn guarantees(report: &ScriptReport, name: &str) -> (String, BTreeMap<String, String>) {
     let view = report.json(name);
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let cpus = view["allocations"].as_array().unwrap().iter();
@@ -31,7 +31,7 @@ fn promised(report: &ScriptReport, name: &str) -> (String, BTreeMap<String, Stri
 
 /// Asserts that all other cgroups, except for the exempt one, are confined to the shared pool, by knob and by process.
 fn assert_herded(report: &ScriptReport, name: &str, allocations: &str) {
-    let (shared, cpus) = promised(report, allocations);
+    let (shared, cpus) = guarantees(report, allocations);
     for (cgroup, [set, allowed]) in sets(report, name) {
         let own = cpus.get(&cgroup).or_else(|| cpus.get(cgroup.trim_start_matches("numaward/")));
         match (cgroup.as_str(), own) {
@@ -62,7 +62,7 @@ fn check(machine: GuestTopology) {
         assert!(zero.contains(&format!("numaward_{series}")), "{series} in\n{zero}");
     }
 
-    let (shared, cpus) = promised(&report, "herded allocations");
+    let (shared, cpus) = guarantees(&report, "herded allocations");
     assert_eq!((cpus.len(), shared.contains(&cpus["first"])), (1, false), "{shared} {cpus:?}");
     let herded = sets(&report, "herded");
     assert_eq!(herded["slice"][0], shared, "the slice is herded as a whole");
@@ -72,7 +72,7 @@ fn check(machine: GuestTopology) {
     assert_eq!(herded["numaward/first"], [cpus["first"].clone(), cpus["first"].clone()]);
 
     assert_herded(&report, "opened", "opened allocations");
-    assert_eq!(sets(&report, "opened")["slice/b"][0], promised(&report, "opened allocations").0);
+    assert_eq!(sets(&report, "opened")["slice/b"][0], guarantees(&report, "opened allocations").0);
     assert_herded(&report, "late", "opened allocations");
     let herding = &report.json("opened allocations")["enforcement"]["herding"];
     assert_eq!(
@@ -106,7 +106,7 @@ fn check(machine: GuestTopology) {
         assert!(allowed == all || cgroup == "slice", "{cgroup}: {allowed}");
     }
 
-    let (_, cpus) = promised(&report, "declared allocations");
+    let (_, cpus) = guarantees(&report, "declared allocations");
     assert_eq!(cpus.len(), 3, "{cpus:?}");
     for (cgroup, [set, allowed]) in sets(&report, "declared") {
         assert_eq!([&set, &allowed], [&cpus[&cgroup], &cpus[&cgroup]], "{cgroup}");
@@ -120,7 +120,7 @@ fn check(machine: GuestTopology) {
     assert!(waiting["reason"].as_str().unwrap().contains("cpu requested 1, free 0"), "{waiting}");
     let refused = report.section("release of a declared one");
     assert!(refused.contains("declared in the configuration") && refused.ends_with("code 1"), "{refused}");
-    let (_, later) = promised(&report, "given later");
+    let (_, later) = guarantees(&report, "given later");
     assert_eq!((&later["batch/d"], later.contains_key("batch/a")), (&cpus["batch/a"], false), "{later:?}");
     assert!(report.section("declared metrics").contains("{state=\"held\"} 3"));
 

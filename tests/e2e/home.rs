@@ -1,4 +1,4 @@
-//! Automatic placement: a workload without a guarantee whose threads and memory are on different nodes gets a preferred node, if
+//! Automatic placement: a workload without a guarantee, with its threads and memory on different nodes, gets a preferred node, if
 //! that reduces remote accesses.
 
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn steps<'a>(events: &'a Value, workload: &str) -> Vec<&'a str> {
     of.map(|event| event["details"]["step"].as_str().unwrap()).collect()
 }
 
-/// Returns the percentages of remote accesses before and after the placement, from the event whose message contains `words`.
+/// Returns the percentages of remote accesses before and after the placement, from the event with `words` in its message.
 fn shares(events: &Value, words: &str) -> (u64, u64) {
     let mut messages =
         events["events"].as_array().unwrap().iter().filter_map(|event| event["message"].as_str());
@@ -51,7 +51,7 @@ fn places_workloads_automatically() {
     // The workload spreads over both nodes and is then placed on one, with its memory. The window before the placement is the
     // reference.
     let events = report.json("events of spread");
-    let (before, _) = shares(&events, "spread keeps its home on node 0: ");
+    let (before, _) = shares(&events, "spread keeps preferred node 0: ");
     assert!(before >= 10, "{before} % remote");
     for section in ["spread at home", "spread without a daemon", "spread after a crash"] {
         assert_eq!(report.section(section), "0-2", "{section}");
@@ -69,7 +69,7 @@ fn places_workloads_automatically() {
     assert!(after * 2 <= before, "{before} % remote before, {after} % at home");
     println!("{before} % of the accesses were remote before, {after} % at home");
 
-    // A workload whose memory policy names a node is not placed.
+    // A workload with a memory policy for a node is not placed.
     let found = report.section("bound in the end");
     assert!(found.is_empty() || found == "0-3", "{found}");
     let memory = report.numa_stat("bound in the end memory");

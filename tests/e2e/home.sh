@@ -28,7 +28,7 @@ echo 1 >/proc/sys/kernel/numa_balancing
 # All of its memory is bound to node 1, which has one CPU.
 load bound --cpus 0,3 --size 64M --walk --shared --policy sampled:1
 bound=$load_pid
-wait_for 180 has_event '/bound gets no home: process'
+wait_for 180 has_event '/bound gets no preferred node: process'
 cpuset "bound in the end" bound
 _left_alone() { ask /metrics | grep -q 'reason="memory_policy"} 1'; }
 wait_for 60 _left_alone
@@ -45,8 +45,8 @@ load spread --cpus 0,3 --size 64M --walk --shared
 spread=$load_pid
 _counted() { ask /api/v1/workloads | grep -q '"remotePages":[1-9][0-9][0-9]'; }
 wait_for 120 _counted
-wait_for 180 has_event '/spread gets a home on node 0'
-wait_for 180 has_event '/spread keeps its home on node 0'
+wait_for 180 has_event '/spread gets preferred node 0'
+wait_for 180 has_event '/spread keeps preferred node 0'
 cpuset "spread at home" spread
 accesses "spread at home, first"
 # NUMA balancing scans local memory less and less often.

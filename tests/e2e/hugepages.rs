@@ -36,7 +36,7 @@ fn counts_hugepages_by_node() {
         "of pools with pages: {before}"
     );
 
-    let promised = report.json("promise")["nodes"].as_str().unwrap().parse::<u32>().unwrap();
+    let guaranteed = report.json("guarantee")["nodes"].as_str().unwrap().parse::<u32>().unwrap();
     let taken = samples(&report, "after", "hugepages_allocated_bytes_total");
     let expected = BTreeMap::from([
         ("\"local\",numa_node=\"0\",kind=\"hugepages-2Mi\",locality=\"local\"", 16 * MIB),
@@ -62,7 +62,7 @@ fn counts_hugepages_by_node() {
         assert!(book.lines().any(|found| found == line), "{line}: {book}");
     }
 
-    let (other, outside) = if promised == 0 { (1, 4 * MIB) } else { (0, 8 * MIB) };
+    let (other, outside) = if guaranteed == 0 { (1, 4 * MIB) } else { (0, 8 * MIB) };
     let label = format!("\"kept\",numa_node=\"{other}\",kind=\"hugepages-2Mi\"");
     let missed = BTreeMap::from([(label.as_str(), outside)]);
     assert_eq!(samples(&report, "after", "numa_miss_bytes_total"), missed);

@@ -18,7 +18,7 @@ section before
 metrics
 
 # Nothing is enforced, so pages follow the policy: one node is guaranteed, the other is not.
-section promise
+section guarantee
 expect_error "are not written to the kernel: enforcement.mode"
 numaward guarantee /kept --cpus 1 --memory 64Mi --hugepages-2Mi 8Mi -o json 2>>$remarks
 load local --cpus 0 --kind hugetlb --size 16M --policy bind:0

@@ -1,5 +1,5 @@
 //! `enforcement.interrupts: move-away`: interrupts and kernel work leave exclusive CPUs, and are restored. Also placement near a
-//! network card, whose node the firmware reports.
+//! network card with a node that the firmware reports.
 
 use std::{fs::File, time::Duration};
 

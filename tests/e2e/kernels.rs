@@ -20,7 +20,7 @@ const BACKPORTED: [((u32, u32), &str); 1] = [((5, 10), "evictable marks of fanot
 
 /// Features of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Seen {
+struct KernelFeatures {
     /// First two numbers of the version. The third changes with each update.
     release: String,
     /// Presence of each optional feature, by name.
@@ -30,23 +30,23 @@ struct Seen {
 }
 
 /// Results by name of the kernel.
-type All = BTreeMap<String, Seen>;
+type FeaturesByKernel = BTreeMap<String, KernelFeatures>;
 
 fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels/seen.json")
 }
 
-fn all() -> All {
+fn all() -> FeaturesByKernel {
     serde_json::from_str(&fs::read_to_string(path()).unwrap_or("{}".to_owned())).unwrap()
 }
 
 /// Returns doctor's results, and the first release of each feature.
-fn seen(report: &ScriptReport) -> (Seen, BTreeMap<String, (u32, u32)>) {
-    let (mut seen, mut since) = (Seen::default(), BTreeMap::new());
+fn seen(report: &ScriptReport) -> (KernelFeatures, BTreeMap<String, (u32, u32)>) {
+    let (mut seen, mut since) = (KernelFeatures::default(), BTreeMap::new());
     for check in report.json("doctor").as_array().unwrap() {
         let (name, finding) = (check["check"].as_str().unwrap(), check["finding"].as_str().unwrap());
         if let Some(name) = name.strip_prefix("kernel: ") {
-            let is_here = finding.starts_with("here ");
+            let is_here = finding.starts_with("available ");
             assert!(is_here || finding.starts_with("missing"), "{name}: {finding}");
             seen.needs.insert(name.to_owned(), is_here);
             // If a missing feature has consequences, the release is in the suggested fix.
@@ -73,7 +73,7 @@ fn tried(report: &ScriptReport) -> BTreeMap<&str, bool> {
 }
 
 /// Pages follow a guarantee on every kernel, and the daemon keeps only the privileges that the kernel requires.
-fn guarantee(report: &ScriptReport, seen: &Seen) {
+fn guarantee(report: &ScriptReport, seen: &KernelFeatures) {
     let guarantee = report.json("guarantee");
     assert_eq!(guarantee["nodes"], "0", "{guarantee}");
     assert_eq!(report.section("held"), "0");

@@ -18,7 +18,7 @@ for policy in none bind preferred-many interleave weighted-interleave; do
         awk '/ \[?stack/ { sub(/^[0-9a-f]* /, ""); sub(/ \[?stack.*/, ""); print; exit }' /proc/self/numa_maps 2>/tmp/policy.err ||
         code=$?
     [ $code = 0 ] || { cat /tmp/policy.err; echo "code $code"; }
-    wait_for 20 nothing_promised
+    wait_for 20 no_guarantees
 done
 
 for policy in none interleave weighted-interleave; do
@@ -33,7 +33,7 @@ for policy in none interleave weighted-interleave; do
     cat /tmp/load
     [ $policy = interleave ] && numaward describe load >/tmp/described
     end $command
-    wait_for 20 nothing_promised
+    wait_for 20 no_guarantees
 done
 section "described"
 cat /tmp/described

@@ -60,7 +60,7 @@ fn reports_broken_kubelet_guarantees() {
     // Page tables and stacks of the load are not bound to the node.
     assert!(before < MIB, "{before} bytes of a container that lies where it should:\n{kept}");
     assert_near("missed", after - before, 64 * MIB, 64 * MIB, 5);
-    assert_eq!(missed(broken, 0).unwrap() - missed(kept, 0).unwrap(), 0, "node 0 was promised");
+    assert_eq!(missed(broken, 0).unwrap() - missed(kept, 0).unwrap(), 0, "node 0 is guaranteed");
 
     let written = report.section("still running");
     assert_eq!(written.lines().next(), Some("same"), "{written}");

@@ -15,7 +15,7 @@ knobs() {
 }
 
 # The files were recorded on a larger machine.
-expect_error "does not have what is promised on it"
+expect_error "does not have the memory that is guaranteed on it"
 mkdir -p /var/lib/kubelet
 cp /kubelet/* /var/lib/kubelet
 
@@ -60,7 +60,7 @@ damaged() { ask /api/v1/status | grep -q 'corrupted'; }
 wait_for 30 damaged
 section damaged
 ask /api/v1/status
-held 4 || fail "the promises are gone"
+held 4 || fail "the guarantees are gone"
 mv /tmp/good /var/lib/kubelet/memory_manager_state
 repaired() { ! damaged; }
 wait_for 30 repaired

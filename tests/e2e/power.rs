@@ -1,4 +1,4 @@
-//! Power loss: `numaward-crash-check` sends requests to a daemon whose ledger is on a disk. QEMU logs all writes, and the disk is
+//! Power loss: `numaward-crash-check` sends requests to a daemon with its ledger on a disk. QEMU logs all writes, and the disk is
 //! reconstructed as it could be after a power loss at any of them.
 
 use std::{
@@ -20,14 +20,14 @@ const MIB: usize = 1 << 20;
 const DISK: usize = 16;
 const FILE_SYSTEM: usize = 15;
 
-type Promises = BTreeMap<String, String>;
+type GuaranteeTexts = BTreeMap<String, String>;
 
 /// A mark that the script writes to the disk, and the result that is read at the end.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Mark {
     Begun,
-    Done(Promises),
+    Done(GuaranteeTexts),
     Lost(String),
 }
 
@@ -53,7 +53,7 @@ impl Images {
 /// A moment of a power loss.
 struct Cut {
     /// Guarantees that the ledger may contain: the acknowledged ones, or also those of the request in progress.
-    allowed: Vec<Promises>,
+    allowed: Vec<GuaranteeTexts>,
     /// Position in the write log, for messages.
     entry: usize,
 }
@@ -88,7 +88,7 @@ fn answers_survive_power_loss() {
     };
     let honest: Vec<_> = (0..cuts).map(|_| take(cut(&log, &before, &marks, &mut random))).collect();
     let lying: Vec<_> = lies(&log, &before, &marks).take(cuts.div_ceil(10)).map(take).collect();
-    assert!(!lying.is_empty(), "nothing was promised: {marks:?}");
+    assert!(!lying.is_empty(), "no guarantee was acknowledged: {marks:?}");
     let count = images.count;
     let vm = bench.vm(machine).disk(&disk).disk(path("images")).limit(Duration::from_mins(minutes));
     let script = include_str!("power_read.sh");
@@ -150,7 +150,7 @@ fn cut(log: &WriteLog, before: &[u8], marks: &BTreeMap<usize, Mark>, random: &mu
     let percent = *random.choice(&[0, 20, 80, 100]).unwrap();
     log.replay(&mut disk, flushed..entry, || random.u32(0..100) < percent);
     let done = |mark: &Mark| match mark {
-        Mark::Done(promises) => Some(promises.clone()),
+        Mark::Done(guarantees) => Some(guarantees.clone()),
         _ => None,
     };
     let mut allowed: Vec<_> =
@@ -161,7 +161,7 @@ fn cut(log: &WriteLog, before: &[u8], marks: &BTreeMap<usize, Mark>, random: &mu
     (disk, Cut { allowed, entry })
 }
 
-/// Returns the acknowledged changes whose writes the disk had not flushed.
+/// Returns the acknowledged changes that the disk had not flushed.
 fn lies<'a>(
     log: &'a WriteLog,
     before: &'a [u8],

@@ -202,7 +202,7 @@ fn few_slots(report: &ScriptReport) {
     assert_eq!(report.json("few workloads then")["workloads"].as_array().unwrap().len(), 6, "{report}");
 
     // The first page outside the guaranteed nodes becomes an event with the command; the metric counts all of them.
-    let nodes = report.json("promised")["nodes"].clone();
+    let nodes = report.json("guaranteed")["nodes"].clone();
     let other = u64::from(nodes == "0");
     let reported = report.json("miss events");
     let [event] = reported["events"].as_array().unwrap().as_slice() else { panic!("one event: {reported}") };

@@ -215,7 +215,7 @@ _walker=late
 section "counters of those that came late"
 if _has_counters; then echo late; fi
 # A workload with a guarantee has its own counters at once.
-section "promised"
+section "guaranteed"
 expect_error "are not written to the kernel: enforcement.mode"
 numaward guarantee /late --cpus 1 --memory 64Mi -o json 2>/tmp/late.err
 wait_for 30 _has_counters

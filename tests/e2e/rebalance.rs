@@ -16,7 +16,7 @@ fn held(report: &ScriptReport, section: &str) -> [String; 3] {
 }
 
 /// Returns the guaranteed memory on a node, in MiB.
-fn promised(report: &ScriptReport, section: &str, node: usize) -> u64 {
+fn guaranteed_mib(report: &ScriptReport, section: &str, node: usize) -> u64 {
     let view = report.json(section);
     let kinds = view["nodes"][node]["memory"].as_array().unwrap();
     let memory = kinds.iter().find(|of| of["kind"] == "memory").unwrap();
@@ -61,7 +61,7 @@ fn moves_workload_without_miss() {
     assert_eq!(report.section("killed").lines().collect::<Vec<_>>(), before, "rolled back by the next start");
     for section in ["allocations after cancel", "allocations after kill"] {
         assert_eq!(held(&report, section), ["held", "2", "1"], "{section}");
-        assert_eq!([0, 1].map(|node| promised(&report, section, node)), [0, 320], "{section}");
+        assert_eq!([0, 1].map(|node| guaranteed_mib(&report, section, node)), [0, 320], "{section}");
     }
 
     let done = report.section("rebalance");

@@ -37,7 +37,7 @@ fn repairs_changed_guarantees() {
 
     // After the ledger was damaged, the same guarantees hold, and no knob was written for that.
     for name in ["app", "job"] {
-        let (before, after) = (allocation(&report, "promised", name), allocation(&report, "rebuilt", name));
+        let (before, after) = (allocation(&report, "guaranteed", name), allocation(&report, "rebuilt", name));
         for what in ["cgroup", "target", "cpus", "nodes", "memory", "settings"] {
             assert_eq!(before[what], after[what], "{name}: {what}");
         }
@@ -117,8 +117,8 @@ fn repairs_changed_guarantees() {
     let reported = report.section("machine events");
     for words in [
         "CPUs 1 went offline",
-        "What is promised to app is not all there",
-        "All that is promised to job is there",
+        "Guaranteed resources of app are missing",
+        "All guaranteed resources of job are available",
     ] {
         assert!(reported.contains(words), "{words}: {reported}");
     }

@@ -11,7 +11,7 @@ has_not() { ! has "$1"; }
 
 # Above the guarantee, a workload is throttled early; if it makes no progress, its `memory.high` is raised.
 expect_error "a damaged ledger was set aside"
-expect_error "does not have what is promised on it"
+expect_error "does not have the memory that is guaranteed on it"
 expect_error "its value is kept"
 mkdir -p /etc/numaward
 cat >/etc/numaward/config.yaml <<'END'
@@ -40,7 +40,7 @@ numaward exec --cpus 2 --memory 256Mi --name job -- numaward-load --size 64M --r
 job=$!
 wait_for 60 [ -s /tmp/job.json ]
 process=$(cat $cgroups/numaward/job/cgroup.procs)
-section "promised"
+section "guaranteed"
 allocations
 section "process"
 allows $process
@@ -106,7 +106,7 @@ node=$(cat $cgroups/numaward/job/cpuset.mems)
 pages=/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
 echo 400 >$pages
 report 20 '"missing":'
-wait_for 60 has_event ' does not have what is promised on it'
+wait_for 60 has_event ' does not have the memory that is guaranteed on it'
 section "less memory metrics"
 ask /metrics | grep -E 'promised_memory|node_memory_bytes'
 echo 0 >$pages

@@ -12,7 +12,7 @@ const SAMPLES: u32 = 30;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Sample {
+struct SoakSample {
     commands: f64,
     others: f64,
     resident_kib: f64,
@@ -27,14 +27,14 @@ struct Sample {
     ten_scrapes: [f64; 2],
 }
 
-impl Sample {
+impl SoakSample {
     fn scrapes(&self) -> f64 {
         self.ten_scrapes[1] - self.ten_scrapes[0]
     }
 }
 
 /// Returns the median of a figure of the samples.
-fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
+fn median(samples: &[SoakSample], of: impl Fn(&SoakSample) -> f64) -> f64 {
     let mut all: Vec<_> = samples.iter().map(of).collect();
     all.sort_by(f64::total_cmp);
     all[all.len() / 2]
@@ -49,8 +49,9 @@ fn daemon_resources_do_not_grow() {
     let (seconds, script) = (minutes * 60, include_str!("soak.sh"));
     let report = boot(&vm, &format!("seconds={seconds}\npause={}\n{script}", seconds / SAMPLES));
     eprintln!("{report}");
-    let parse =
-        |text: &str| serde_json::from_str::<Sample>(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let parse = |text: &str| {
+        serde_json::from_str::<SoakSample>(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    };
     let samples: Vec<_> = report.section("samples").lines().map(parse).collect();
     let end = parse(report.section("in the end"));
     assert_eq!(report.section("failures"), "", "{report}");
@@ -59,14 +60,14 @@ fn daemon_resources_do_not_grow() {
     let (early, late) =
         (&samples[samples.len() / 5..samples.len() * 2 / 5], &samples[samples.len() * 4 / 5..]);
     for (name, more, of) in [
-        ("resident memory, in KiB", 1.05, (|sample| sample.resident_kib) as fn(&Sample) -> f64),
+        ("resident memory, in KiB", 1.05, (|sample| sample.resident_kib) as fn(&SoakSample) -> f64),
         ("threads", 1.0, |sample| sample.threads),
         ("cgroups", 1.5, |sample| sample.cgroups),
         ("series", 1.2, |sample| sample.series),
         ("entries of maps", 1.2, |sample| sample.entries),
         ("the ledger", 1.1, |sample| sample.state_bytes),
         // The duration is measured in an emulated machine on a host that may be busy.
-        ("ten scrapes, in seconds", 2.0, Sample::scrapes),
+        ("ten scrapes, in seconds", 2.0, SoakSample::scrapes),
     ] {
         let (early, late) = (median(early, of), median(late, of));
         eprintln!("{name}: {early} early, {late} late");

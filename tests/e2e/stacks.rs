@@ -74,7 +74,7 @@ fn names_function_of_remote_pages() {
         nodes.iter().find(|on| on["node"] == node).map_or(0, |on| on["bytes"].as_u64().unwrap())
     };
     assert!(on(1) >= 32 * MIB && on(0) < MIB, "{report}");
-    assert_eq!(anonymous.get("offBytes"), None, "nothing is promised: {report}");
+    assert_eq!(anonymous.get("offBytes"), None, "there is no guarantee: {report}");
 
     assert!(report.section("nobody").contains("there is no workload named \"nobody\""), "{report}");
     let accesses = folded(&report, "accesses");

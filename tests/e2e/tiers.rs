@@ -1,4 +1,4 @@
-//! A machine whose firmware reports a slow node: the kernel demotes unused pages to it, and promotes used pages. Guaranteed
+//! A machine with a slow node, which the firmware reports: the kernel demotes unused pages to it, and promotes used pages. Guaranteed
 //! memory stays in fast memory, and a request for slow memory is placed on the slow node.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::Value;
 const SLOW: &str = "2";
 /// The test runs on x86-64 only.
 const PAGE: u64 = 4096;
-const KEPT: &str = "numaward/kept";
+const KEPT_CGROUP: &str = "numaward/kept";
 
 /// Returns the value of a series in a section with metrics.
 fn value(report: &ScriptReport, section: &str, family: &str, labels: &str) -> u64 {
@@ -36,13 +36,13 @@ fn guarantee_stays_in_fast_memory() {
         GuestTopology::parse(None, Some("2,2,0"), Some("1G,768M,1G"), None).unwrap().with_slow(&[2]).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(8)), include_str!("tiers.sh"));
 
-    assert!(report.section("doctor").contains("nodes 0-1, then 2; what is not used is demoted"), "{report}");
-    for name in [KEPT, "idle"] {
+    assert!(report.section("doctor").contains("nodes 0-1, then 2; unused pages are demoted"), "{report}");
+    for name in [KEPT_CGROUP, "idle"] {
         assert_eq!(moved(&report, "before", name, "demoted"), 0, "{report}");
         assert_eq!(anon(&report, "before", name, SLOW), 0, "{report}");
     }
-    assert_eq!(moved(&report, "short", KEPT, "demoted"), 0, "{report}");
-    assert_eq!(anon(&report, "short", KEPT, SLOW), 0, "{report}");
+    assert_eq!(moved(&report, "short", KEPT_CGROUP, "demoted"), 0, "{report}");
+    assert_eq!(anon(&report, "short", KEPT_CGROUP, SLOW), 0, "{report}");
     let demoted = moved(&report, "short", "idle", "demoted");
     assert!(demoted > 8 << 20, "{demoted} bytes: {report}");
     let slow = anon(&report, "short", "idle", SLOW);

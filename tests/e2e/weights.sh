@@ -31,7 +31,7 @@ ask /metrics | grep '^numaward_interleave_weight'
 section "load"
 numaward exec --cpus 1 --memory 1200Mi --node 0,1 --memory-policy weighted-interleave --name load -- \
     numaward-load --size 128M --hold 0 --report json 2>/tmp/load.err
-wait_for 20 nothing_promised
+wait_for 20 no_guarantees
 # The shell's message about the killed daemon is not part of the load's output.
 section "killed"
 kill_daemon

@@ -114,11 +114,11 @@ export class Host {
   /** Call chains; none where they are off. */
   stacks = null;
   intruders = [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }];
-  /** How much is promised to the database, in bytes. */
-  promised = 8 * GIB;
-  /** The CPUs that are promised to it. */
-  promisedCpus = "2-5";
-  /** Pages of the database on a node that is not promised to it, in bytes: what is missed and lies there. */
+  /** The memory that is guaranteed to the database, in bytes. */
+  guaranteed = 8 * GIB;
+  /** The CPUs that are guaranteed to it. */
+  guaranteedCpus = "2-5";
+  /** Pages of the database on a node outside its guarantee, in bytes: missed, and still there. */
   missed = 0;
   /** How many processes of the database were killed because memory ran out. */
   oomKills = 0;
@@ -126,13 +126,13 @@ export class Host {
   resident = undefined;
   /** Whether its knobs hold what was written. */
   drifts = true;
-  /** What is promised to the database and not there, as the API says it. */
+  /** Guaranteed to the database but missing, as in the API. */
   missing = undefined;
-  /** Whether the kubelet promises, and numaward only watches. */
+  /** Whether the kubelet gives the guarantees, and numaward only watches. */
   observes = false;
   /** Settings that could not be given back yet. */
   pending = [];
-  /** Whether it does not answer what is promised. */
+  /** Whether it does not answer requests for the guarantees. */
   silent = false;
 
   now() {
@@ -264,12 +264,12 @@ export class Host {
     };
   }
 
-  /** What is promised. */
+  /** The guarantees. */
   allocated() {
     return [{
       ...ALLOCATION,
-      cpus: this.promisedCpus,
-      memory: [{ kind: "memory", nodes: "0", bytes: this.promised }],
+      cpus: this.guaranteedCpus,
+      memory: [{ kind: "memory", nodes: "0", bytes: this.guaranteed }],
       drift: this.drifts ? ALLOCATION.drift : [],
       missing: this.missing,
     }];
@@ -346,10 +346,10 @@ export class Host {
         if (this.silent) return undefined;
         if (this.observes) {
           response.writeHead(503, { "content-type": "application/problem+json" });
-          return response.end(JSON.stringify({ detail: "nothing can be promised here: mode is observe" }));
+          return response.end(JSON.stringify({ detail: "nothing can be guaranteed here: mode is observe" }));
         }
         const allocations = this.allocated();
-        const promised = (node) => allocations.flatMap(({ memory }) => memory).filter(({ kind, nodes }) => kind === "memory" && numbers(nodes).includes(node))
+        const guaranteed = (node) => allocations.flatMap(({ memory }) => memory).filter(({ kind, nodes }) => kind === "memory" && numbers(nodes).includes(node))
           .reduce((sum, { nodes, bytes }) => sum + bytes / numbers(nodes).length, 0);
         return json({
           allocations,
@@ -358,7 +358,7 @@ export class Host {
           nodes: this.nodes.map((node) => ({
             node,
             freeCpus: "",
-            memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: promised(node), freeBytes: 63 * GIB - promised(node) }],
+            memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: guaranteed(node), freeBytes: 63 * GIB - guaranteed(node) }],
           })),
         });
       }

@@ -163,7 +163,7 @@ test("a workload's decision and history open by keyboard and close by Escape", a
   await page.waitForSelector("#detail[open]");
   await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("accepted on node 0"));
   const body = await text(page, "#detail-body");
-  for (const words of ["cpuset.mems", "best", "Memory by node", "0-3; left: somebody else keeps writing it", "the same"]) assert.ok(body.includes(words), words);
+  for (const words of ["cpuset.mems", "best", "Memory by node", "0-3; left: another program keeps writing it", "the same"]) assert.ok(body.includes(words), words);
   for (const words of ["broken", "4 CPUs, 8 GiB on node 0", "2 of its processes were killed because memory ran out.", "cpuset.mems is 0-3 instead of 0.", "memory.min8.00 GiB"]) assert.ok(body.includes(words), words);
   const places = ["broken", "accepted on node 0", "Allocated", "Memory by node", "Enforced"].map((words) => body.indexOf(words));
   assert.deepEqual(places, [...places].sort((a, b) => a - b), "verdict and decision come first");
@@ -268,7 +268,7 @@ test("it shows which code reaches across nodes, when that is asked", async (t) =
   assert.deepEqual(said, []);
 });
 
-test("a broken promise says who broke it", async (t) => {
+test("a broken guarantee says who broke it", async (t) => {
   const { host, page, said } = await open(t, 40, () => {}, (host) => {
     host.drifts = false;
     host.intruders = [
@@ -276,19 +276,19 @@ test("a broken promise says who broke it", async (t) => {
       { class: "workload", workload: "analytics", command: "load", micros: 1_000_000, runs: 3 },
     ];
     // As in the demo: these are the longest texts of both columns.
-    host.promisedCpus = "3";
-    host.promised = 160 * 2 ** 20;
+    host.guaranteedCpus = "3";
+    host.guaranteed = 160 * 2 ** 20;
   });
   await page.setViewport({ width: 1280, height: 960 });
   host.intruded = true;
   host.tick();
   const chip = (text) => page.waitForFunction((text) => document.querySelector("#rows [data-level=bad]")?.textContent === text, { timeout: 20_000 }, text);
   await chip("broken: analytics on CPU 3");
-  assert.equal(await text(page, "#verdict a"), "1 promise broken: analytics ran on CPU 3 of database");
+  assert.equal(await text(page, "#verdict a"), "1 guarantee broken: analytics ran on CPU 3 of database");
   assert.equal(await page.$eval("#rows [data-level=bad]", (chip) => chip.title), "analytics ran on its exclusive CPU 3 within the last minute.");
   const cut = await page.$$eval("#rows [data-level=bad], #rows .much, #rows .where, .verdict a", (parts) => parts.filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent));
   assert.deepEqual(cut, [], "nothing is cut off");
-  assert.equal(await text(page, "#rows tr[data-key] .promise"), "1 CPU, 160 MiB · node 0");
+  assert.equal(await text(page, "#rows tr[data-key] .guarantee"), "1 CPU, 160 MiB · node 0");
   // Then another, who ran less in all, but since; its name is not ours.
   host.intruders = [...host.intruders, { class: "host", command: EVIL.slice(0, 15), micros: 700_000, runs: 1 }];
   for (let second = 0; second < 6; second += 1) host.tick();
@@ -301,7 +301,7 @@ test("a broken promise says who broke it", async (t) => {
   await chip(`broken: ${EVIL.slice(0, 15)} on CPU 3`);
   host.intruded = false;
   for (let second = 0; second < 61; second += 1) host.tick();
-  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise kept"));
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 guarantee kept"));
   assert.deepEqual(said, []);
 });
 
@@ -330,7 +330,7 @@ test("rows are sorted and filtered", async (t) => {
   await page.waitForFunction(() => document.querySelector("#count").textContent.startsWith("3 of 40"));
 });
 
-test("a broken promise comes first, however small it is, unless another order was chosen", async (t) => {
+test("a broken guarantee comes first, however small it is, unless another order was chosen", async (t) => {
   const { host, page } = await open(t, 40, () => {}, (host) => {
     host.resident = 4096;
   });
@@ -346,19 +346,19 @@ test("a broken promise comes first, however small it is, unless another order wa
   await page.waitForSelector("#rows tr[data-key]");
   assert.notEqual(await first(), "database", "what was chosen stays");
   await page.waitForFunction(() => document.querySelector("#verdict a")?.getAttribute("href") === "#/?filter=is%3Abroken&sort=-memory");
-  // The same when all promises are kept: what is promised comes before the rest.
+  // The same when all guarantees are kept: workloads with a guarantee come first.
   host.drifts = false;
   await page.goto("about:blank");
   await page.goto(host.url);
   await says("database");
-  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise kept"));
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 guarantee kept"));
 });
 
 test("the address says what is shown, and shows it", async (t) => {
   const { host, page, said } = await open(t, 40);
   await page.click("#head .c-name button");
   await page.type("#filter", "worker-1");
-  await page.click("#promised-only");
+  await page.click("#guaranteed-only");
   assert.equal(new URL(page.url()).hash, "#/?filter=worker-1&sort=name&promised=1");
   await page.goto("about:blank");
   await page.goto(`${host.url}#/workloads/database?filter=node:0&sort=-remote`);
@@ -386,7 +386,7 @@ test("the address says what is shown, and shows it", async (t) => {
   assert.deepEqual(said, []);
 });
 
-test("the verdict is green, amber or red, and only a broken promise is red", async (t) => {
+test("the verdict is green, amber or red, and only a broken guarantee is red", async (t) => {
   const { host, page, said } = await open(t, 40, () => {}, (host) => {
     host.drifts = false;
   });
@@ -401,12 +401,12 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   assert.equal(await page.title(), "rack7-node12 – numaward");
   assert.equal(await level(), "warn", "a probe is missing; one that is switched off is not");
   const [kept, misses, remote, probes] = await words();
-  assert.deepEqual([kept, misses, probes], ["1 promise kept", "no misses", "probes 1 of 2"]);
+  assert.deepEqual([kept, misses, probes], ["1 guarantee kept", "no misses", "probes 1 of 2"]);
   assert.match(remote, /^\d.* KiB\/s allocated remotely$/);
-  assert.equal(await red(), 0, "a low share of local memory is no broken promise where none was made");
+  assert.equal(await red(), 0, "a low share of local memory breaks nothing without a guarantee");
   assert.match(await text(page, "#rows"), /\d % local/);
   const spoken = () => text(page, "#spoken");
-  assert.equal(await spoken(), "1 promise kept, probes 1 of 2");
+  assert.equal(await spoken(), "1 guarantee kept, probes 1 of 2");
   const changes = await page.evaluateHandle(() => {
     const seenChanges = [];
     new MutationObserver((seen) => seenChanges.push(...seen)).observe(document.querySelector("#spoken"), { childList: true, characterData: true, subtree: true });
@@ -419,10 +419,10 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   host.missed = 20 * 2 ** 20;
   host.tick();
   await page.waitForFunction(() => document.querySelector("#verdict").dataset.level === "bad");
-  assert.deepEqual((await words()).slice(0, 1), ["1 promise broken"]);
+  assert.deepEqual((await words()).slice(0, 1), ["1 guarantee broken"]);
   assert.match((await words())[1], /missed$/);
   assert.equal(await red(), 1);
-  assert.equal(await spoken(), "1 promise broken, probes 1 of 2");
+  assert.equal(await spoken(), "1 guarantee broken, probes 1 of 2");
   await page.click("#verdict a");
   await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length === 1);
   assert.match(await text(page, "#rows"), /broken, 33 % off/);
@@ -432,30 +432,30 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   assert.deepEqual(said, []);
 });
 
-test("until it is known what is promised, nobody is said to keep a promise", async (t) => {
+test("until the guarantees are known, none is said to be kept", async (t) => {
   const { host, page } = await open(t, 40, () => {}, (host) => {
     host.silent = true;
   });
   host.tick();
   await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length > 0);
-  assert.match(await text(page, "#verdict"), /^promises not known/);
+  assert.match(await text(page, "#verdict"), /^guarantees not known/);
   assert.doesNotMatch(await text(page, "#rows"), /kubelet|kept/);
 });
 
-test("where the kubelet promises, what is missed is a broken promise too", async (t) => {
+test("a miss breaks a guarantee of the kubelet too", async (t) => {
   const { host, page } = await open(t, 40, () => {}, (host) => {
     host.observes = true;
   });
   host.tick();
-  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise kept"));
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 guarantee kept"));
   host.missed = 2 ** 20;
   host.tick();
-  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise broken"));
-  await page.click("#promised-only");
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 guarantee broken"));
+  await page.click("#guaranteed-only");
   assert.match(await text(page, "#rows"), /^databaseby the kubeletbroken/);
   await page.click("#rows a");
   await page.waitForSelector("#detail[open]");
-  assert.match(await text(page, "#detail-body"), /^brokenpromised by the kubeletIt got memory off the promised nodes/);
+  assert.match(await text(page, "#detail-body"), /^brokenguaranteed by the kubeletIt got memory off its guaranteed nodes/);
 });
 
 test("settings that cannot be given back yet are listed with the reason", async (t) => {
@@ -470,15 +470,15 @@ test("settings that cannot be given back yet are listed with the reason", async 
   assert.match(await text(page, "#detail-body"), /\/limitedmemory\.max256 MiB128 MiB200Mi are in use, more than 128Mi/);
 });
 
-test("what is promised and not there is a broken promise", async (t) => {
+test("missing CPUs and memory break a guarantee", async (t) => {
   const { page } = await open(t, 40, () => {}, (host) => {
     host.drifts = false;
     host.missing = { cpus: "5", memory: [{ kind: "memory", nodes: "0", bytes: 2 ** 31 }] };
   });
-  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise broken"), { timeout: 10_000 });
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 guarantee broken"), { timeout: 10_000 });
   await page.click("#rows a");
   await page.waitForSelector("#detail[open]");
-  assert.match(await text(page, "#detail-body"), /CPUs 5 and 2\.00 GiB of memory of what is promised is not there\./);
+  assert.match(await text(page, "#detail-body"), /Guaranteed to it but missing: CPUs 5 and 2\.00 GiB of memory\./);
 });
 
 test("the past has no gap, wherever its steps begin", () => {
@@ -627,7 +627,7 @@ test("the host of the picture does not contradict itself", async (t) => {
   host.tick();
   await page.waitForFunction(() => document.querySelector("#verdict").textContent.includes("backup.service ran on CPU"), { timeout: 20_000 });
   const line = await text(page, "#verdict");
-  for (const words of ["1 promise broken", "1 promise nearly kept", "no misses now, 317 MiB before"]) assert.ok(line.includes(words), `${words}: ${line}`);
+  for (const words of ["1 guarantee broken", "1 guarantee nearly kept", "no misses now, 317 MiB before"]) assert.ok(line.includes(words), `${words}: ${line}`);
   const names = await page.$$eval("#rows tr[data-key]", (rows) => rows.slice(0, 2).map((row) => row.textContent));
   assert.match(names[0], /^payments\/redis-0\/redis.*broken/);
   assert.match(names[1], /^search\/opensearch-2\/opensearch.*nearly kept, 0\.8 % off/);
@@ -670,9 +670,9 @@ test("what a daemon saw that was restarted is forgotten", async (t) => {
   host.missed = 2 ** 20;
   host.tick();
   const says = (text) => page.waitForFunction((text) => document.querySelector("#verdict").textContent.startsWith(text), { timeout: 30_000 }, text);
-  await says("1 promise broken");
+  await says("1 guarantee broken");
   host.restart();
-  await says("1 promise kept");
+  await says("1 guarantee kept");
 });
 
 for (const theme of ["light", "dark"]) {
@@ -748,3 +748,37 @@ test("it fits a narrow screen", async (t) => {
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   await shot(page, "narrow");
 });
+
+for (const [name, ids, withoutMemory] of [
+  ["nodes 4 to 7 without node 0", [4, 5, 6, 7], []],
+  ["eight nodes with memory on two", [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 3, 4, 5, 7]],
+  ["sparse ids and 28 empty nodes", [0, 8, ...Array.from({ length: 28 }, (_, index) => 228 + index)], Array.from({ length: 28 }, (_, index) => 228 + index)],
+]) {
+  test(`the page shows ${name}`, async (t) => {
+    const { host, page, said } = await open(t, 3, (topology) => {
+      const empty = (node) => ids.length > 8 && withoutMemory.includes(node);
+      topology.nodes = ids.map((node, index) => ({
+        ...topology.nodes[0],
+        node,
+        cpus: empty(node) ? "" : `${index * 2}-${index * 2 + 1}`,
+        memoryBytes: withoutMemory.includes(node) ? 0 : topology.nodes[0].memoryBytes,
+        hugepages: [],
+        memoryOnly: empty(node),
+        distances: Object.fromEntries(ids.map((other) => [other, node === other ? 10 : 21])),
+      }));
+      const withCpus = topology.nodes.filter((node) => node.cpus !== "");
+      topology.sockets = withCpus.map(({ node, cpus }, socket) => ({ socket, cpus, nodes: String(node), cores: 2 }));
+      topology.cores = topology.lastLevelCaches = withCpus.map(({ cpus }) => ({ cpus }));
+      topology.onlineCpus = topology.possibleCpus = `0-${withCpus.length * 2 - 1}`;
+    });
+    host.tick();
+    host.tick();
+    const titles = await page.$$eval(".node h4", (titles) => titles.map((title) => title.textContent));
+    assert.deepEqual(titles.map((title) => Number(title.split(" ")[1])), ids);
+    assert.equal(await page.$$eval(".cpu", (cpus) => cpus.length), ids.length > 8 ? 4 : ids.length * 2);
+    const broken = await page.$eval("body", (body) => body.innerText.match(/NaN|undefined|Infinity|null/));
+    assert.equal(broken, null);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "the page does not scroll sideways");
+    assert.deepEqual(said, []);
+  });
+}

@@ -1,4 +1,4 @@
-// A large host that looks like one at work, for the picture in the book: some promises are kept, one nearly is, one is broken.
+// A large host that looks like one at work, for the picture in the book: some guarantees are kept, one nearly is, one is broken.
 // The tests of the page hold it against the API's document, as they do the plain one.
 
 import { GIB, Host, large, numbers } from "./host.mjs";
@@ -35,8 +35,8 @@ const WORKLOADS = [
   };
 });
 
-/** What is promised: by workload, its CPUs, its nodes and its memory in GiB. */
-const PROMISED = [
+/** Guarantees: by workload, its CPUs, its nodes and its memory in GiB. */
+const GUARANTEES = [
   ["payments/postgres-0/postgres", "4-11,132-139", "0", 24],
   ["payments/redis-0/redis", "18-19,146-147", "1", 8],
   ["search/opensearch-2/opensearch", "32-39,48-55,160-167,176-183", "2-3", 40],
@@ -60,11 +60,11 @@ const PROMISED = [
 
 /** What has happened, so many seconds ago; the latest last. */
 const EVENTS = [
-  [9260, "home_moved", "info", "ingest/kafka-1/kafka", "What is promised to it followed it from node 7 to node 6."],
+  [9260, "home_moved", "info", "ingest/kafka-1/kafka", "The preferred node of ingest/kafka-1/kafka is now node 6, which has 12Gi of its memory; before, it was node 7."],
   [5410, "oom_kill", "warning", "batch/spark-exec-7/executor", "The OOM killer took \"java\" (48211): its cgroup reached memory.max."],
   [1835, "stall", "warning", "batch/spark-exec-7/executor", "\"java\" (51877) waited 1.4s for memory."],
   [940, "drift", "warning", "search/opensearch-2/opensearch", "cpuset.mems is 0-7 instead of 2-3; written again. Written by: not known."],
-  [312, "miss", "warning", "search/opensearch-2/opensearch", "\"java\" (30655) was given 4.00 KiB on node 5, outside the promised nodes 2-3; there may have been more since."],
+  [312, "miss", "warning", "search/opensearch-2/opensearch", "\"java\" (30655) was given 4.00 KiB on node 5, outside its guaranteed nodes 2-3; there may have been more since."],
   [21, "intruder", "warning", "payments/redis-0/redis", "backup.service ran for 1.3s of the last 5s on CPU 18, exclusive to payments/redis-0/redis: \"restic\" (workload)."],
 ];
 
@@ -101,26 +101,26 @@ class Scene extends Host {
       nodes: this.nodes.map((node) => ({
         node,
         allocated: this.#allocated(node, (of) => of === index),
-        ...(this.#isPromised(workload) ? { missedBytes: this.#isPromisedOn(workload, node) ? 0 : Math.round((resident[node] ?? 0) * GIB) } : {}),
+        ...(this.#hasGuarantee(workload) ? { missedBytes: this.#isGuaranteedOn(workload, node) ? 0 : Math.round((resident[node] ?? 0) * GIB) } : {}),
         resident: { anonBytes: Math.round((resident[node] ?? 0) * GIB), fileBytes: 0, kernelBytes: 0 },
       })),
-      activity: { sampling: this.#isPromised(workload) ? "skipped_cpuset" : "on", accesses: [{ node: rates[0].node, localPages: 4, remotePages: 0, remote: [] }] },
+      activity: { sampling: this.#hasGuarantee(workload) ? "skipped_cpuset" : "on", accesses: [{ node: rates[0].node, localPages: 4, remotePages: 0, remote: [] }] },
     }));
   }
 
-  #isPromised(workload) {
-    return PROMISED.some(({ name }) => name === workload);
+  #hasGuarantee(workload) {
+    return GUARANTEES.some(({ name }) => name === workload);
   }
 
-  #isPromisedOn(workload, node) {
-    return PROMISED.some(({ name, nodes }) => name === workload && numbers(nodes).includes(node));
+  #isGuaranteedOn(workload, node) {
+    return GUARANTEES.some(({ name, nodes }) => name === workload && numbers(nodes).includes(node));
   }
 
-  /** What was allocated on a node; the first of a workload's nodes is that of its CPUs, as are those promised to it. */
+  /** What was allocated on a node; the first of a workload's nodes is that of its CPUs, as are those of its guarantee. */
   #allocated(node, isOf) {
     const of = (isLocal) => WORKLOADS.reduce((sum, { workload, rates }, index) => {
       const rate = rates.find((one) => one.node === node)?.rate ?? 0;
-      const local = node === rates[0].node || this.#isPromised(workload);
+      const local = node === rates[0].node || this.#hasGuarantee(workload);
       return isOf(index) && local === isLocal ? sum + Math.round(rate * MIB * this.#sums[index]) : sum;
     }, 0);
     return { localBytes: of(true), remoteBytes: of(false), kernelBytes: 0 };
@@ -145,7 +145,7 @@ class Scene extends Host {
   }
 
   allocated() {
-    return PROMISED;
+    return GUARANTEES;
   }
 
   /** Rates in the past: the mean of each step. */
@@ -156,7 +156,7 @@ class Scene extends Host {
 
   pastOf(node, count, step) {
     const rate = (isLocal) => (seconds) => WORKLOADS.reduce((sum, { workload, rates, phase }) => {
-      const local = node === rates[0].node || this.#isPromised(workload);
+      const local = node === rates[0].node || this.#hasGuarantee(workload);
       return local === isLocal ? sum + (rates.find((one) => one.node === node)?.rate ?? 0) * MIB * load(phase, seconds) : sum;
     }, 0);
     return { localBytesPerSecond: this.#past(count, step, rate(true)), remoteBytesPerSecond: this.#past(count, step, rate(false)) };
@@ -165,7 +165,7 @@ class Scene extends Host {
   trends() {
     return WORKLOADS.map(({ workload, cgroup, rates, phase }) => {
       const rate = (isLocal) => (seconds) => rates.reduce((sum, { rate }, index) => (
-        (index === 0 || this.#isPromised(workload)) === isLocal ? sum + rate * MIB * load(phase, seconds) : sum
+        (index === 0 || this.#hasGuarantee(workload)) === isLocal ? sum + rate * MIB * load(phase, seconds) : sum
       ), 0);
       return { key: cgroup, localBytesPerSecond: this.#past(60, 10, rate(true)), remoteBytesPerSecond: this.#past(60, 10, rate(false)) };
     });

@@ -1,6 +1,6 @@
 // Pictures of the page of the demo's daemon, for the book: node screenshots.mjs fix|book URL FOLDER
 //
-// `fix` waits until the page says that a promise is broken and by whom, prints `red`, and when it has read a line, waits until the same page says that
+// `fix` waits until the page says that a guarantee is broken and by whom, prints `red`, and when it has read a line, waits until the same page says that
 // all are kept. `book` makes the other pictures, and one of a large host that is made up.
 
 import puppeteer from "puppeteer-core";
@@ -26,7 +26,7 @@ try {
   await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length >= 4, PATIENCE);
   if (what === "fix") {
     const shows = async (words, name) => {
-      // With its promise as we have it, and the memory of the one that is wrong, or was.
+      // With its guarantee as we have it, and the memory of the one that is wrong, or was.
       await page.waitForFunction((words) => {
         const rows = [...document.querySelectorAll("#rows tr[data-key]")].map((row) => row.textContent);
         return document.querySelector("#verdict").textContent.startsWith(words)
@@ -34,11 +34,11 @@ try {
       }, PATIENCE, words);
       await page.screenshot({ path: `${folder}/demo-${name}.png` });
     };
-    await shows("1 promise broken: database ran on CPU", "broken");
+    await shows("1 guarantee broken: database ran on CPU", "broken");
     console.log("red");
     // Goes on when it is fixed.
     await new Promise((resolve) => process.stdin.once("data", resolve));
-    await shows("all 2 promises kept", "kept");
+    await shows("all 2 guarantees kept", "kept");
     process.stdin.destroy();
   } else await book(page);
   if (said.length > 0) throw new Error(`the page has said on the console:\n${said.join("\n")}`);
@@ -89,7 +89,7 @@ async function book(page) {
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "light" }]);
   await page.setViewport({ width: 1600, height: 1100 });
   await page.goto(host.url);
-  // The promise that is broken, and by whom; and some accesses between nodes.
+  // The guarantee that is broken, and by whom; and some accesses between nodes.
   await page.waitForFunction(() => document.querySelector("#verdict").textContent.includes("backup.service ran on CPU"), PATIENCE);
   await new Promise((resolve) => setTimeout(resolve, 8000));
   await page.screenshot({ path: `${folder}/page-large.png` });

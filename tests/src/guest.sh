@@ -154,8 +154,8 @@ ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 # allocations: prints the guarantees as JSON.
 allocations() { ask /api/v1/allocations; echo; }
 
-# nothing_promised: succeeds if no workload has a guarantee.
-nothing_promised() { [ "$(numaward get)" = "there are no guarantees" ]; }
+# no_guarantees: succeeds if no workload has a guarantee.
+no_guarantees() { [ "$(numaward get)" = "there are no guarantees" ]; }
 
 # events KIND: prints the daemon's events of this kind, one per line.
 events() { ask "/api/v1/events?kind=$1" | sed 's/},{/}\n{/g'; }
@@ -211,7 +211,7 @@ _end() {
 }
 # Machines are small, and their programs are in memory, so a node may have less memory than its guarantees. The tests of the guard
 # assert when this is reported.
-allow_error "does not have what is promised on it"
+allow_error "does not have the memory that is guaranteed on it"
 _state >/run/state
 trap '_end $? $LINENO' EXIT
 _first_line=$LINENO

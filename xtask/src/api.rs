@@ -114,7 +114,7 @@ impl TestDaemon {
             let address = || event["address"].as_str().and_then(|address| address.parse().ok());
             match event["message"].as_str() {
                 Some("serving") => listen = address(),
-                Some("guarantees can be asked for over TCP") => control = address(),
+                Some("serving the control address") => control = address(),
                 _ => {}
             }
             said.push_str(&line);

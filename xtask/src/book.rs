@@ -1,7 +1,7 @@
-//! `cargo xtask test book`: the book is made, and no link in it leads nowhere.
+//! `cargo xtask test book`: builds the book and checks its links.
 //!
-//! Links are looked for in what mdbook has made, so that what it makes of headings and folders counts. Those of the
-//! repository's own pages, which are read where they lie, are looked for in their text.
+//! The links of the book are read from the output of mdbook, because mdbook derives anchors from headings and paths from folders. Pages of
+//! the repository outside the book are checked in their Markdown text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -64,7 +64,7 @@ fn unlisted(docs: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The links of all pages that were made, and what is wrong with them.
+/// Returns the number of links in the pages of the output, and messages about the broken ones.
 fn rendered(made: &Path) -> Result<(usize, Vec<String>)> {
     let mut pages = BTreeMap::new();
     for path in files(made, "html")? {
@@ -109,13 +109,13 @@ fn is_elsewhere(link: &str) -> bool {
     ["http:", "https:", "mailto:", "data:"].iter().any(|scheme| link.starts_with(scheme))
 }
 
-/// What is the page's own: what is around it is mdbook's, and differs from one packaging of it to the next.
+/// Returns the content of a page without the frame of mdbook, which differs between packages of mdbook.
 fn content(html: &str) -> &str {
     let from = html.split_once("<main>").map_or("", |(_, rest)| rest);
     from.split_once("</main>").map_or(from, |(content, _)| content)
 }
 
-/// The values of attributes, as mdbook writes them.
+/// Returns the values of attributes in the notation of mdbook.
 fn attributes<'a>(html: &'a str, names: &'static [&'static str]) -> impl Iterator<Item = &'a str> {
     names.iter().flat_map(move |name| {
         html.split(&format!(" {name}=\""))

@@ -152,12 +152,12 @@ fn what_to_look_at(program: &Path, address: SocketAddr, seconds: Option<u64>) ->
         "
 numaward watches a machine with four nodes (0 and 1 are near each other, so are 2 and 3): http://{address}
 
-The page is red: a promise is broken. `guarded` has a CPU for itself, and `database` runs on it, with all its memory on
+The page is red: a guarantee is broken. `guarded` has a CPU for itself, and `database` runs on it, with all its memory on
 node 3, two hops away. Give `database` a CPU and memory of its own, in another terminal:
 
   {program} {fix} {changing}
 
-Its memory is local from the next allocation on, and a minute later the page is green: both promises are kept.
+Its memory is local from the next allocation on, and a minute later the page is green: both guarantees are kept.
 
   {program} top --server http://{address}
   curl -s http://{address}/api/v1/workloads     per workload and node: allocated local and remote, resident

@@ -249,7 +249,9 @@ fn documented_unit_tests_exist() {
 fn finds_missing_unit_tests() {
     let packages = packages();
     let problem = |arguments| problem_of_unit_test(arguments, &packages);
-    for right in ["numaward-http", "numaward-daemon --test http a_body", "numaward-store power_loss"] {
+    for right in
+        ["numaward-http", "numaward-daemon --test http refuses_too_large", "numaward-store power_loss"]
+    {
         assert_eq!(problem(right), None);
     }
     for (wrong, words) in [

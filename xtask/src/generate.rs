@@ -1,7 +1,7 @@
 //! `cargo xtask generate`: regenerates all generated files that are checked in.
 //!
 //! Some generators are tests: they compare the file with the generated text, and write it instead if `UPDATE` is set
-//! (`assert_golden` of `tests/support`). The others are tasks of this program.
+//! (`assert_golden` of `tests/support`). Other generators are tasks of this program.
 //!
 //! With `--check`, the generators run and must change no file; otherwise the differences are printed and undone. A test
 //! in an ordinary run finds an outdated file as well. This check also finds a generator that writes another text than
@@ -45,24 +45,20 @@ struct Generator {
 const GENERATORS: &[Generator] = &[
     Generator {
         target: "http",
-        test: "the_open_api_document_is_checked_in",
+        test: "openapi_document_is_current",
         files: &["userspace/daemon/openapi.json"],
     },
     Generator {
         target: "http",
-        test: "reference::the_reference_of_routes_is_checked_in",
+        test: "reference::routes_reference_is_current",
         files: &["docs/reference/http.md"],
     },
     Generator {
         target: "metrics",
-        test: "the_reference_of_metrics_is_checked_in",
+        test: "metrics_reference_is_current",
         files: &["docs/reference/metrics.md"],
     },
-    Generator {
-        target: "kernels",
-        test: "the_page_says_what_the_tests_saw",
-        files: &["docs/reference/kernels.md"],
-    },
+    Generator { target: "kernels", test: "kernels_page_is_current", files: &["docs/reference/kernels.md"] },
     Generator {
         target: LIBRARIES,
         test: "reference::the_page_has_every_key",

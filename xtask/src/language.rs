@@ -26,7 +26,7 @@ use regex::Regex;
 use crate::command;
 
 /// The limits of crates that are above the wanted values, from the root of the checkout.
-const LIMITS: &str = "xtask/language.json";
+const LIMITS_FILE: &str = "xtask/language.json";
 /// The name under which all Markdown files are counted together.
 const PAGES: &str = "pages";
 
@@ -164,12 +164,12 @@ impl Share {
     }
 }
 
-type Shares = BTreeMap<Metric, Share>;
+type MetricShares = BTreeMap<Metric, Share>;
 /// Limits by crate and name of the metric.
 type Limits = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// A place that counts for a metric.
-struct Place {
+struct SourcePlace {
     metric: Metric,
     path: PathBuf,
     line: usize,
@@ -180,7 +180,7 @@ struct Place {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let (counts, places) = measure(command::root())?;
     if let Some(metric) = arguments.list {
-        let is_asked = |place: &&Place| {
+        let is_asked = |place: &&SourcePlace| {
             let under = arguments.under.as_ref();
             place.metric == metric && under.is_none_or(|under| place.path.starts_with(under))
         };
@@ -193,7 +193,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.lower {
         let lowered = lowered(&read_limits()?, &counts);
         let text = serde_json::to_string_pretty(&lowered)? + "\n";
-        fs::write(command::root().join(LIMITS), text).with_context(|| format!("cannot write {LIMITS}"))?;
+        fs::write(command::root().join(LIMITS_FILE), text)
+            .with_context(|| format!("cannot write {LIMITS_FILE}"))?;
     }
     Ok(())
 }
@@ -215,9 +216,9 @@ pub(crate) fn check() -> Result<()> {
 }
 
 fn read_limits() -> Result<Limits> {
-    let text =
-        fs::read_to_string(command::root().join(LIMITS)).with_context(|| format!("cannot read {LIMITS}"))?;
-    serde_json::from_str(&text).with_context(|| LIMITS.to_owned())
+    let text = fs::read_to_string(command::root().join(LIMITS_FILE))
+        .with_context(|| format!("cannot read {LIMITS_FILE}"))?;
+    serde_json::from_str(&text).with_context(|| LIMITS_FILE.to_owned())
 }
 
 /// Returns the limit of a metric: the wanted value, or a larger one in the file.
@@ -227,7 +228,7 @@ fn limit(limits: &Limits, of: &str, metric: Metric) -> f64 {
 }
 
 /// Returns a line for each value that is above its limit.
-fn excesses(limits: &Limits, counts: &BTreeMap<String, Shares>) -> Vec<String> {
+fn excesses(limits: &Limits, counts: &BTreeMap<String, MetricShares>) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, shares) in counts {
         for (&metric, share) in shares {
@@ -241,7 +242,7 @@ fn excesses(limits: &Limits, counts: &BTreeMap<String, Shares>) -> Vec<String> {
 }
 
 /// Returns the limits, each no larger than before and than the present value; those that are not above the wanted values are dropped.
-fn lowered(limits: &Limits, counts: &BTreeMap<String, Shares>) -> Limits {
+fn lowered(limits: &Limits, counts: &BTreeMap<String, MetricShares>) -> Limits {
     let mut lowered = Limits::new();
     for (name, own) in limits {
         let shares = counts.get(name);
@@ -257,7 +258,7 @@ fn lowered(limits: &Limits, counts: &BTreeMap<String, Shares>) -> Limits {
     lowered
 }
 
-fn print(counts: &BTreeMap<String, Shares>) {
+fn print(counts: &BTreeMap<String, MetricShares>) {
     print!("{:28}", "");
     for metric in Metric::ALL {
         print!("{:>14}", metric.name());
@@ -276,12 +277,12 @@ fn print(counts: &BTreeMap<String, Shares>) {
 }
 
 /// Counts all files of the checkout that git does not ignore.
-fn measure(root: &Path) -> Result<(BTreeMap<String, Shares>, Vec<Place>)> {
+fn measure(root: &Path) -> Result<(BTreeMap<String, MetricShares>, Vec<SourcePlace>)> {
     let mut list = Command::new("git");
     list.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root);
     let listed = command::read(&mut list).context("the language is measured in the files of a checkout")?;
     let counter = Counter::new()?;
-    let (mut counts, mut places) = (BTreeMap::<String, Shares>::new(), Vec::new());
+    let (mut counts, mut places) = (BTreeMap::<String, MetricShares>::new(), Vec::new());
     for name in listed.split_terminator('\0') {
         let path = Path::new(name);
         let extension = path.extension().and_then(|extension| extension.to_str());
@@ -330,7 +331,7 @@ impl Counter {
         })
     }
 
-    fn count_code(&self, path: &Path, text: &str, shares: &mut Shares) -> Vec<Place> {
+    fn count_code(&self, path: &Path, text: &str, shares: &mut MetricShares) -> Vec<SourcePlace> {
         let mut places = Vec::new();
         let (mut is_in_doc, mut is_test) = (false, false);
         for (index, line) in text.lines().enumerate() {
@@ -338,7 +339,7 @@ impl Counter {
             let mut count = |metric: Metric, part: usize, whole: usize| {
                 shares.entry(metric).or_default().add(part, whole);
                 if part > 0 {
-                    places.push(Place {
+                    places.push(SourcePlace {
                         metric,
                         path: path.to_owned(),
                         line: index + 1,
@@ -385,7 +386,7 @@ impl Counter {
         places
     }
 
-    fn count_page(&self, text: &str, shares: &mut Shares) {
+    fn count_page(&self, text: &str, shares: &mut MetricShares) {
         let text = self.code_block.replace_all(text, "");
         let text = self.code_span.replace_all(&text, "X");
         let words = text.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| !word.is_empty()).count();
@@ -403,8 +404,8 @@ fn ends_in_test(path: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn count(text: &str) -> (Shares, Vec<String>) {
-        let mut shares = Shares::new();
+    fn count(text: &str) -> (MetricShares, Vec<String>) {
+        let mut shares = MetricShares::new();
         let places = Counter::new().unwrap().count_code(Path::new("a.rs"), text, &mut shares);
         let places = places.iter().map(|place| format!("{}:{}", place.metric.name(), place.line)).collect();
         (shares, places)
@@ -446,7 +447,7 @@ mod tests {
 
     #[test]
     fn skips_code_in_pages() {
-        let mut shares = Shares::new();
+        let mut shares = MetricShares::new();
         Counter::new().unwrap().count_page("Who `who` is\n```\nwho\n```\nwhat is it", &mut shares);
         assert_eq!((shares[&Metric::PagePronouns], shares[&Metric::PageWhatis]), (share(1, 6), share(1, 6)));
     }
@@ -465,8 +466,9 @@ mod tests {
 
     #[test]
     fn limits_only_fall() {
-        let counts =
-            |part| BTreeMap::from([("a".to_owned(), Shares::from([(Metric::Openers, share(part, 10))]))]);
+        let counts = |part| {
+            BTreeMap::from([("a".to_owned(), MetricShares::from([(Metric::Openers, share(part, 10))]))])
+        };
         let limits = Limits::from([("a".to_owned(), BTreeMap::from([("openers".to_owned(), 30.0)]))]);
         assert_eq!(lowered(&limits, &counts(5)), limits);
         assert_eq!(lowered(&limits, &counts(2))["a"]["openers"].total_cmp(&20.0), std::cmp::Ordering::Equal);

@@ -169,8 +169,9 @@ fn dangling(resources: &[Value]) -> Vec<String> {
                 refer("port", &container[probe]["httpGet"]["port"], &ports);
             }
             let image = BTreeSet::from([concat!("numaward:", env!("CARGO_PKG_VERSION"))]);
-            // From any registry.
+            // From any registry, with or without a digest.
             let name = container["image"].as_str().and_then(|image| image.rsplit('/').next());
+            let name = name.and_then(|name| name.split('@').next());
             refer("this version's image", &name.into(), &image);
         }
         faults.extend(list(&pod["containers"]).iter().filter_map(escalation_fault));

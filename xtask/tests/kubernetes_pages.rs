@@ -25,6 +25,7 @@ const ROLLOUT: CommandTest =
 const CORDON: CommandTest = Run(r#"kubectl.must(&["cordon", node::NAME]);"#);
 const UNCORDON: CommandTest = Run(r#"kubectl.must(&["uncordon", node::NAME]);"#);
 const REGISTRY: CommandTest = Not("the tests have no registry, and import the image");
+const HOOK: CommandTest = Not("the hook of the chart has not run on a cluster; the page says so");
 const HELM: CommandTest = Not(
     "the cluster runs the overlays; the stage `manifests` has Helm make the chart with the values of this page, and compares what \
      it makes with the overlays",
@@ -67,6 +68,11 @@ const KUBERNETES: &[(&str, CommandTest)] = &[
         HELM,
     ),
     ("helm -n numaward uninstall numaward", HELM),
+    ("kubectl -n numaward rollout undo daemonset/numaward", HOOK),
+    (
+        r#"kubectl -n numaward patch daemonset numaward --patch '{"spec":{"minReadySeconds":0,"updateStrategy":{"rollingUpdate":{"maxUnavailable":"10%"}}}}'"#,
+        HOOK,
+    ),
     ("kubectl delete namespace numaward", HELM),
     ("rm -r /var/lib/numaward /run/numaward", Run("rm -r /var/lib/numaward /run/numaward ")),
 ];

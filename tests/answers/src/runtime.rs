@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use numaward_kube::nri::{
-    fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
+    fake::{ContainerSpec, FakeRuntime, FakeRuntimeConfig, PodSpec},
     types::{Container, Online},
 };
 use numaward_topology::{Bytes, CpuSet, NodeSet};
@@ -33,7 +33,7 @@ impl Runtime {
             cpus: read("/sys/devices/system/cpu/online")?.parse()?,
             mems: read("/sys/devices/system/node/has_memory")?.parse()?,
         };
-        let runtime = FakeRuntime::new(Config::containerd_2_1(online));
+        let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online));
         runtime.listen(socket)?;
         let pod = |uid: &str, parent: &str| PodSpec {
             id: format!("sandbox-{uid}"),

@@ -190,7 +190,7 @@ fn figures(metrics: &str, held: &api::Allocations) -> Result<()> {
         same(&series("promised"), expected)?;
         let memory = node.memory.iter().find(|memory| memory.kind == "memory").context("no memory")?;
         ensure!(
-            memory.promised_bytes == expected,
+            memory.guaranteed_bytes == expected,
             "node {}: {memory:?}, blocks sum to {expected}",
             node.node
         );

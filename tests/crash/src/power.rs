@@ -9,7 +9,6 @@
 //! The script writes *marks* to the disk, behind the file system. They bypass all caches and are no flush, so they make
 //! no write of the daemon durable. A mark is a line of JSON: `{"begun": null}` before a request, and `{"done":
 //! GUARANTEES}` after its answer, with a text for the guarantee of each workload.
-//! promised then: a text for each workload.
 
 use std::{
     collections::BTreeMap,
@@ -122,12 +121,12 @@ fn request(name: &str, random: &mut Rng) -> Result<api::AllocationRequest> {
 /// Returns the guarantees in the daemon's answer.
 fn guarantee_texts(client: &ControlClient) -> Result<GuaranteeTexts> {
     let held = client.allocations()?.context("the daemon does not answer")?;
-    let promise = |held: &api::Allocation| {
+    let text = |held: &api::Allocation| {
         let memory =
             held.memory.iter().map(|block| format!(" {} {} {}", block.kind, block.nodes, block.bytes));
         format!("cpus {}{}", held.cpus, memory.collect::<String>())
     };
-    Ok(held.allocations.iter().map(|held| (held.name.clone(), promise(held))).collect())
+    Ok(held.allocations.iter().map(|held| (held.name.clone(), text(held))).collect())
 }
 
 /// The guarantees in a stored ledger.
@@ -157,7 +156,7 @@ pub(crate) fn read(dir: &Path) -> Result<String> {
 
 fn stored(stored: StoredLedger) -> GuaranteeTexts {
     let StoredLedger { ledger, admitting, releasing } = stored;
-    let mut promises = GuaranteeTexts::new();
+    let mut guarantees = GuaranteeTexts::new();
     for (owner, _, held) in ledger.allocations() {
         let name = owner.to_string();
         if admitting.contains(&name) || releasing.contains(&name) {
@@ -166,7 +165,7 @@ fn stored(stored: StoredLedger) -> GuaranteeTexts {
         let cpus = held.cpus.as_ref().map(ToString::to_string).unwrap_or_default();
         let memory = held.blocks.iter();
         let memory = memory.map(|block| format!(" {} {} {}", block.kind, block.affinity, block.bytes.0));
-        promises.insert(name, format!("cpus {cpus}{}", memory.collect::<String>()));
+        guarantees.insert(name, format!("cpus {cpus}{}", memory.collect::<String>()));
     }
-    promises
+    guarantees
 }

@@ -118,26 +118,26 @@ impl ExpectedSets {
 
 /// Thread that checks all workloads with a guarantee, including when there is no daemon.
 pub(crate) struct Watch {
-    promised: Arc<Mutex<Vec<ExpectedSets>>>,
+    expected: Arc<Mutex<Vec<ExpectedSets>>>,
     stop: Arc<AtomicBool>,
     looking: Option<JoinHandle<Result<u64>>>,
 }
 
-fn lock(promised: &Mutex<Vec<ExpectedSets>>) -> MutexGuard<'_, Vec<ExpectedSets>> {
-    promised.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(expected: &Mutex<Vec<ExpectedSets>>) -> MutexGuard<'_, Vec<ExpectedSets>> {
+    expected.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watch {
     pub(crate) fn start() -> Self {
-        let promised: Arc<Mutex<Vec<ExpectedSets>>> = Arc::default();
+        let expected: Arc<Mutex<Vec<ExpectedSets>>> = Arc::default();
         let stop = Arc::new(AtomicBool::new(false));
         let looking = {
-            let (promised, stop) = (Arc::clone(&promised), Arc::clone(&stop));
+            let (expected, stop) = (Arc::clone(&expected), Arc::clone(&stop));
             thread::spawn(move || {
                 let mut looks = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    for promised in lock(&promised).iter() {
-                        promised.holds().context("a running workload was disturbed")?;
+                    for expected in lock(&expected).iter() {
+                        expected.holds().context("a running workload was disturbed")?;
                         looks += 1;
                     }
                     thread::sleep(CHECK_INTERVAL);
@@ -145,12 +145,12 @@ impl Watch {
                 Ok(looks)
             })
         };
-        Self { promised, stop, looking: Some(looking) }
+        Self { expected, stop, looking: Some(looking) }
     }
 
     /// Checks a workload from now on.
     pub(crate) fn add(&self, held: &api::Allocation, workload: &WorkloadProcess) {
-        lock(&self.promised).push(ExpectedSets {
+        lock(&self.expected).push(ExpectedSets {
             name: held.name.clone(),
             pid: workload.child.id(),
             dir: PathBuf::from(&held.directory),
@@ -161,7 +161,7 @@ impl Watch {
 
     /// Stops the checks of a workload, before its guarantee changes.
     pub(crate) fn remove(&self, name: &str) {
-        lock(&self.promised).retain(|promised| promised.name != name);
+        lock(&self.expected).retain(|expected| expected.name != name);
     }
 
     /// Returns an error if a workload was disturbed.

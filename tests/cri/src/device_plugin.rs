@@ -4,9 +4,7 @@
 
 use std::{
     convert::Infallible,
-    fs,
-    future::{Ready, ready},
-    io,
+    future::ready,
     path::PathBuf,
     pin::Pin,
     task::{Context, Poll},
@@ -14,7 +12,6 @@ use std::{
 
 use clap::Args;
 use prost::Message;
-use tokio::net::UnixListener;
 use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
 use tonic::{
     Request, Response, Status,
@@ -26,7 +23,7 @@ use tonic_prost::ProstCodec;
 use tower::Service;
 
 use crate::{
-    grpc::{CallError, GrpcClient},
+    grpc::{CallError, GrpcClient, MethodFuture, listen, method},
     messages::Empty,
 };
 
@@ -124,11 +121,7 @@ struct Preference {
 /// Registers and serves until it is killed.
 pub(crate) async fn run(plugin: &Plugin) -> Result<(), CallError> {
     let socket = plugin.folder.join(ENDPOINT);
-    let listener = match fs::remove_file(&socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => UnixListener::bind(&socket),
-    };
-    let listener = listener.map_err(|source| CallError::Socket { socket, source })?;
+    let listener = listen(socket)?;
     let devices = FakeDevices(plugin.devices.clone());
     let incoming = UnixListenerStream::new(listener);
     let serving = tokio::spawn(Server::builder().add_service(devices).serve_with_incoming(incoming));
@@ -152,15 +145,6 @@ struct FakeDevices(Vec<(String, i64)>);
 
 impl NamedService for FakeDevices {
     const NAME: &'static str = "v1beta1.DevicePlugin";
-}
-
-type MethodFuture<A> = Ready<Result<Response<A>, Status>>;
-
-/// Creates a method that computes its response immediately.
-fn method<Q, A>(
-    mut answer: impl FnMut(Q) -> A,
-) -> impl Service<Request<Q>, Response = Response<A>, Error = Status, Future = MethodFuture<A>> {
-    tower::service_fn(move |request: Request<Q>| ready(Ok(Response::new(answer(request.into_inner())))))
 }
 
 impl ServerStreamingService<Empty> for FakeDevices {

@@ -1,18 +1,23 @@
-//! gRPC client over a unix socket, with one call at a time.
+//! gRPC over unix sockets: a client with one call at a time, and parts of servers.
 
 use std::{
     error::Error,
+    fs,
+    future::{Ready, ready},
+    io,
     path::{Path, PathBuf},
 };
 
 use http::uri::{InvalidUri, PathAndQuery};
 use prost::Message;
+use tokio::net::UnixListener;
 use tonic::{
     Request, Response, Status,
     client::Grpc,
     transport::{self, Channel, Endpoint},
 };
 use tonic_prost::ProstCodec;
+use tower::Service;
 
 const RUNTIME: &str = "runtime.v1.RuntimeService";
 /// Maximum size of a response, as in the kubelet.
@@ -26,7 +31,7 @@ pub(crate) enum CallError {
     Connect { socket: PathBuf, source: transport::Error },
     /// The socket cannot be created.
     #[error("cannot serve at {}: {source}", socket.display())]
-    Socket { socket: PathBuf, source: std::io::Error },
+    Socket { socket: PathBuf, source: io::Error },
     /// The request cannot be read.
     #[error("{0}")]
     Manifest(String),
@@ -53,6 +58,24 @@ fn root_cause(error: &transport::Error) -> String {
         cause = source;
     }
     cause.to_string()
+}
+
+/// Listens at a socket, in place of a previous one.
+pub(crate) fn listen(socket: PathBuf) -> Result<UnixListener, CallError> {
+    let listener = match fs::remove_file(&socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => UnixListener::bind(&socket),
+    };
+    listener.map_err(|source| CallError::Socket { socket, source })
+}
+
+pub(crate) type MethodFuture<A> = Ready<Result<Response<A>, Status>>;
+
+/// Creates a method that computes its response immediately.
+pub(crate) fn method<Q, A>(
+    mut answer: impl FnMut(Q) -> A,
+) -> impl Service<Request<Q>, Response = Response<A>, Error = Status, Future = MethodFuture<A>> {
+    tower::service_fn(move |request: Request<Q>| ready(Ok(Response::new(answer(request.into_inner())))))
 }
 
 /// A connection to a server.

@@ -1,17 +1,17 @@
 //! `numaward-cri` requests pods and containers from a container runtime as the kubelet does.
 //!
-//! The placement of containers can only be tested with a real runtime, and CRI is spoken only by the kubelet and
-//! similar programs. This program implements the part of CRI that the end-to-end tests need: it runs, changes, stops
-//! and removes pods and containers with the resources that the kubelet would compute from requests and limits. It
-//! prints the ids of created objects, and writes the runtime's refusals to standard error. It also reads the
-//! PodResources API, offers fake devices to the kubelet, serves as a fake API server, and forwards TCP connections to
-//! unix sockets.
+//! The placement of containers can only be tested with a real runtime, and CRI is spoken only by the kubelet and similar programs. This
+//! program implements the part of CRI that the end-to-end tests need: it runs, changes, stops and removes pods and containers with the
+//! resources that the kubelet would compute from requests and limits. It prints the ids of created objects, and writes the runtime's refusals
+//! to standard error. It also reads the PodResources API, offers fake devices to the kubelet (by a device plugin, or by a DRA driver), serves
+//! as a fake API server, and forwards TCP connections to unix sockets.
 
 #![forbid(unsafe_code)]
 
 mod api_server;
 mod daemon_set;
 mod device_plugin;
+mod dra_driver;
 mod grpc;
 mod messages;
 mod pod_resources;
@@ -53,7 +53,7 @@ struct CriArguments {
 #[derive(Subcommand)]
 enum CriCommand {
     /// Runs a pod's sandbox; prints its id
-    Pod(Pod),
+    Pod(PodArgs),
     /// Creates a container in a pod; prints its id
     Create(Create),
     /// Runs a pod of a `DaemonSet` by its manifest; prints the ids of sandbox and container
@@ -79,6 +79,8 @@ enum CriCommand {
     ApiServer(api_server::ApiServer),
     /// Offers fake devices to the kubelet
     DevicePlugin(device_plugin::Plugin),
+    /// Prepares resource claims with fake devices
+    DraDriver(dra_driver::DraDriver),
     /// Forwards a TCP port to a unix socket
     Relay(relay::Relay),
     /// Changes a container's resources
@@ -106,7 +108,7 @@ enum Driver {
 }
 
 #[derive(Args)]
-struct Pod {
+struct PodArgs {
     /// Name and UID
     name: String,
     /// Namespace
@@ -128,7 +130,7 @@ struct Create {
     /// Sandbox of its pod
     sandbox: String,
     #[command(flatten)]
-    pod: Pod,
+    pod: PodArgs,
     /// Name of the container
     #[arg(long, default_value = "main")]
     container: String,
@@ -160,7 +162,7 @@ fn annotation(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-impl Pod {
+impl PodArgs {
     fn config(&self) -> SandboxConfig {
         let class = match self.class {
             Class::Guaranteed => None,
@@ -238,13 +240,17 @@ async fn run(arguments: CriArguments) -> Result<(), CallError> {
     match &arguments.task {
         CriCommand::ApiServer(server) => return api_server::run(server).await,
         CriCommand::DevicePlugin(plugin) => return device_plugin::run(plugin).await,
+        CriCommand::DraDriver(driver) => return dra_driver::run(driver).await,
         CriCommand::Relay(relay) => return relay::run(relay).await,
         _ => {}
     }
     let mut client = GrpcClient::connect(&arguments.socket).await?;
     match arguments.task {
         // These commands make no call to the runtime.
-        CriCommand::ApiServer(_) | CriCommand::DevicePlugin(_) | CriCommand::Relay(_) => {}
+        CriCommand::ApiServer(_)
+        | CriCommand::DevicePlugin(_)
+        | CriCommand::DraDriver(_)
+        | CriCommand::Relay(_) => {}
         CriCommand::Pod(pod) => {
             let request = Sandbox { config: Some(pod.config()) };
             let made: SandboxId = client.call("RunPodSandbox", request).await?;

@@ -11,8 +11,8 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, MACHINE, NODES, PATIENCE, Place, SHARED, burstable, condition, container, guaranteed,
-    is_installed, pod,
+    Cluster, ContainerPlace, MACHINE, NODES, SHARED, WAIT_TIMEOUT, burstable, condition, container,
+    guaranteed, is_installed, pod,
 };
 use crate::containerd::{nodes, numbers};
 
@@ -58,7 +58,7 @@ fn hundred_pods_come_and_go_at_once() {
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     cluster.kubectl.must(&[&["delete", "pod", "--wait=false"], &names[..]].concat());
     cluster.wait_while_it_changes("pods that are not gone", |cluster| Ok(cluster.pods()?.len() - 1));
-    cluster.wait_for("nothing is promised", || match cluster.ask(&url, "allocations")? {
+    cluster.wait_for("there are no guarantees", || match cluster.ask(&url, "allocations")? {
         held if held["allocations"] == json!([]) => Ok(()),
         held => Err(held.to_string()),
     });
@@ -86,23 +86,28 @@ impl Cluster {
             }
             let ended = self.plane.ended().or(self.node.ended().then_some("the machine"));
             assert_eq!(ended, None, "{what}: a part of the cluster has ended");
-            assert!(changed.elapsed() < PATIENCE, "{what}: still {last}, as {} s ago", PATIENCE.as_secs());
+            assert!(
+                changed.elapsed() < WAIT_TIMEOUT,
+                "{what}: still {last}, as {} s ago",
+                WAIT_TIMEOUT.as_secs()
+            );
             thread::sleep(PACE);
         }
     }
 
     /// Returns the effective CPUs and nodes of the first container of each pod, by pod name. Reads all cgroups with one command,
     /// because this takes seconds in the machine.
-    fn places(&self) -> Result<BTreeMap<String, Place>, String> {
+    fn places(&self) -> Result<BTreeMap<String, ContainerPlace>, String> {
         let names = "-name cpuset.cpus.effective -o -name cpuset.mems.effective";
         let found =
             self.node.run(&format!("find /sys/fs/cgroup/kubepods \\( {names} \\) -exec grep -H . {{}} +"))?;
-        let mut cgroups = BTreeMap::<&str, Place>::new();
+        let mut cgroups = BTreeMap::<&str, ContainerPlace>::new();
         for line in found.lines() {
             let (path, value) = line.split_once(':').ok_or_else(|| line.to_owned())?;
             let (cgroup, file) = path.rsplit_once('/').ok_or_else(|| line.to_owned())?;
             let (_, cgroup) = cgroup.rsplit_once('/').ok_or_else(|| line.to_owned())?;
-            let place = cgroups.entry(cgroup).or_insert_with(|| Place { cpus: [].into(), nodes: [].into() });
+            let place =
+                cgroups.entry(cgroup).or_insert_with(|| ContainerPlace { cpus: [].into(), nodes: [].into() });
             let set = if file.starts_with("cpuset.cpus") { &mut place.cpus } else { &mut place.nodes };
             set.extend(numbers(value));
         }

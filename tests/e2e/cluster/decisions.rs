@@ -176,14 +176,14 @@ fn are_observed(cluster: &Cluster) {
         let candidate = Candidate { name: name.to_owned(), init: None, sidecar: None, containers };
         assert!(admit(cluster, name, &candidate.manifest(), &mut names).1, "{name}");
     }
-    let promised = as_vector(&state(cluster).unwrap(), &names);
+    let guaranteed = as_vector(&state(cluster).unwrap(), &names);
     let (_, url) = cluster.daemon().unwrap();
     for name in ["seen", "part"] {
-        let cpus = promised["cpu"]["entries"][name]["c0"].as_str().unwrap_or_default();
+        let cpus = guaranteed["cpu"]["entries"][name]["c0"].as_str().unwrap_or_default();
         let nodes: Vec<_> =
-            promised["memory"]["entries"][name]["c0"][0][1].as_array().unwrap().iter().collect();
+            guaranteed["memory"]["entries"][name]["c0"][0][1].as_array().unwrap().iter().collect();
         let nodes = nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        cluster.wait_for("what the kubelet promised is shown", || {
+        cluster.wait_for("the kubelet's guarantees are shown", || {
             let shown = cluster.ask(&url, "allocations")?;
             let full_name = format!("default/{name}/c0");
             let mut all = shown["allocations"].as_array().into_iter().flatten();
@@ -195,14 +195,14 @@ fn are_observed(cluster: &Cluster) {
             }
         });
     }
-    cluster.step("numaward shows what the kubelet promised");
-    is_seen_where_it_is_broken(cluster, &promised);
+    cluster.step("numaward shows the kubelet's guarantees");
+    is_seen_where_it_is_broken(cluster, &guaranteed);
 }
 
 /// A container is moved to a node outside its guarantee and allocates memory there: numaward counts the misses, and writes no
 /// knob.
-fn is_seen_where_it_is_broken(cluster: &Cluster, promised: &Value) {
-    let nodes = promised["memory"]["entries"]["seen"]["c0"][0][1].as_array().unwrap();
+fn is_seen_where_it_is_broken(cluster: &Cluster, guaranteed: &Value) {
+    let nodes = guaranteed["memory"]["entries"]["seen"]["c0"][0][1].as_array().unwrap();
     let other = (0..NODES).find(|node| !nodes.contains(&json!(node))).unwrap();
     cluster.in_cgroup("seen", "c0", &format!("echo {other} >cpuset.mems")).unwrap();
     let before = cluster.knobs().unwrap();
@@ -212,13 +212,13 @@ fn is_seen_where_it_is_broken(cluster: &Cluster, promised: &Value) {
     let name = "numaward_numa_miss_bytes_total";
     let labels = format!("namespace=\"default\",pod=\"seen\",container=\"c0\",numa_node=\"{other}\"");
     let series = format!("{name}{{{labels}}} ");
-    cluster.wait_for("a broken promise is counted", || {
+    cluster.wait_for("a broken guarantee is counted", || {
         let all = cluster.node.run(&format!("wget -q -O - {url} | grep ^{name}"))?;
         let missed = all.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
         if missed.is_some_and(|bytes| bytes >= 16 << 20) { Ok(()) } else { Err(all) }
     });
     assert_eq!(cluster.knobs().unwrap(), before, "numaward was to write nothing");
-    cluster.step("numaward shows a promise that is broken");
+    cluster.step("numaward shows a broken guarantee");
 }
 
 /// Asserts that `cargo xtask conformance DIR` repeats the recorded decisions.

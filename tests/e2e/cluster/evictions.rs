@@ -1,4 +1,4 @@
-//! `deploy/components/evict-unpinned`: a pod that started without numaward, and whose claim cannot be satisfied any more, is
+//! `deploy/components/evict-unpinned`: a pod that started without numaward, with a claim that no longer fits, is
 //! evicted through the API server, which respects disruption budgets.
 
 use std::{collections::BTreeSet, thread, time::Duration};
@@ -15,7 +15,7 @@ const WANTED: usize = 3;
 const EVICTED_BY_THEN: Duration = Duration::from_mins(1);
 
 /// UIDs of the running pods with their CPUs; `None` for a pod that has not started yet.
-type Running = Vec<(String, Option<BTreeSet<u64>>)>;
+type RunningPods = Vec<(String, Option<BTreeSet<u64>>)>;
 
 #[test]
 fn evicts_pods_without_their_claim() {
@@ -61,7 +61,7 @@ fn evicts_pods_without_their_claim() {
     // A disruption budget forbids the eviction.
     thread::sleep(EVICTED_BY_THEN);
     cluster.wait_for("the pod was to be evicted", || events(&cluster, "NumaPlacementEviction"));
-    let uids = |running: Running| running.into_iter().map(|(uid, _)| uid).collect::<BTreeSet<_>>();
+    let uids = |running: RunningPods| running.into_iter().map(|(uid, _)| uid).collect::<BTreeSet<_>>();
     assert_eq!(uids(running(&cluster).unwrap()), uids(before.clone()), "the budget allows no eviction");
     cluster.step("a disruption budget keeps the other");
     cluster.kubectl.must(&["delete", "poddisruptionbudget", "pair"]);
@@ -95,7 +95,7 @@ fn is_installed(cluster: &Cluster) {
 }
 
 /// Returns the pods that are not being deleted.
-fn running(cluster: &Cluster) -> Result<Running, String> {
+fn running(cluster: &Cluster) -> Result<RunningPods, String> {
     let pods = cluster.kubectl.json(&["get", "pods", "--selector=app=pair"])?;
     let pods = pods["items"].as_array().into_iter().flatten();
     let alive = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());

@@ -9,7 +9,7 @@ use std::{
 use serde_json::Value;
 
 /// Limit of a command in the format of `timeout`: longer than any wait of a command.
-const PATIENCE: &str = "15m";
+const WAIT_TIMEOUT: &str = "15m";
 
 /// kubectl with the administrator's kubeconfig.
 pub(super) struct Kubectl {
@@ -56,7 +56,7 @@ impl Kubectl {
 
     fn run_with(&self, arguments: &[&str], input: &str) -> Result<String, String> {
         let mut child = Command::new("timeout")
-            .arg(PATIENCE)
+            .arg(WAIT_TIMEOUT)
             .arg(&self.program)
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)

@@ -22,11 +22,11 @@ use crate::{
 };
 
 /// The pod that must not be disturbed, and its expected placement: pod, container, CPUs.
-const KEPT: (&str, &str, usize) = ("two", "main", 2);
+const UNDISTURBED_POD: (&str, &str, usize) = ("two", "main", 2);
 /// A pod that is created and deleted repeatedly.
-const ONE: (&str, &str, usize) = ("one", "main", 1);
+const RECREATED_POD: (&str, &str, usize) = ("one", "main", 1);
 /// A pod that is created after numaward has taken over.
-const LATE: (&str, &str, usize) = ("late", "main", 2);
+const LATE_POD: (&str, &str, usize) = ("late", "main", 2);
 /// Memory that the kubelet reserves on node 0: the sum of the following two.
 const RESERVED: &str = "256Mi";
 const KUBE_RESERVED: &str = "192Mi";
@@ -80,20 +80,25 @@ fn start_with_static_policies(cluster: &Cluster) {
     let write = format!("cat >/var/lib/kubelet/config.yaml <<'END'\n{config}\nEND");
     cluster.node.run(&format!("stop-kubelet\nrm -f {state}\n{write}\nstart-kubelet")).unwrap();
     cluster.wait_for("the kubelet has made its state files", || decisions::state(cluster));
-    cluster.run(&[wants(KEPT), wants(ONE), pod(SHARED, &[container("main", &burstable())])]);
-    cluster.wait_until_placed(&[KEPT, ONE]);
+    cluster.run(&[
+        wants(UNDISTURBED_POD),
+        wants(RECREATED_POD),
+        pod(SHARED, &[container("main", &burstable())]),
+    ]);
+    cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]);
     cluster.step("the kubelet has placed pods");
 }
 
-/// Starts to record changes of [`KEPT`].
+/// Starts to record changes of [`UNDISTURBED_POD`].
 fn record(cluster: &Cluster) {
-    cluster.in_cgroup(KEPT.0, KEPT.1, "record /tmp/kept").unwrap();
+    cluster.in_cgroup(UNDISTURBED_POD.0, UNDISTURBED_POD.1, "record /tmp/kept").unwrap();
 }
 
-/// Asserts that the CPUs, the nodes and the process of [`KEPT`] have not changed since [`record`].
+/// Asserts that the CPUs, the nodes and the process of [`UNDISTURBED_POD`] have not changed since [`record`].
 fn assert_undisturbed(cluster: &Cluster) {
     let now = "echo $(cat cpuset.cpus cpuset.mems; head -n 1 cgroup.procs)";
-    let seen = cluster.in_cgroup(KEPT.0, KEPT.1, &format!("cat /tmp/kept; {now}")).unwrap();
+    let seen =
+        cluster.in_cgroup(UNDISTURBED_POD.0, UNDISTURBED_POD.1, &format!("cat /tmp/kept; {now}")).unwrap();
     let seen: Vec<_> = seen.lines().collect();
     assert!(seen.len() == 2 && seen[0] == seen[1], "CPUs, nodes and process were, and are last: {seen:#?}");
 }
@@ -101,7 +106,7 @@ fn assert_undisturbed(cluster: &Cluster) {
 /// Migrates from the kubelet's static policies to numaward as docs/migration.md describes.
 fn are_taken_over(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
-    let before = cluster.wait_until_placed(&[KEPT, ONE]);
+    let before = cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]);
 
     // Step 1: observe.
     let observe = checkout("deploy/overlays/observe").display().to_string();
@@ -128,7 +133,7 @@ fn are_taken_over(cluster: &Cluster) {
     // Step 4, before step 3: apply the migrated configuration.
     kubectl.must(&["apply", "--kustomize", &migrate]);
     kubectl.must(&ROLLOUT);
-    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), before);
+    assert_eq!(cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]), before);
     cluster.step("numaward observes what it is to take over");
 
     // Step 3: migrate one host.
@@ -145,7 +150,7 @@ fn are_taken_over(cluster: &Cluster) {
         {import}"
     );
     let said = cluster.node.run(&script).unwrap();
-    let uids = [KEPT, ONE].map(|(name, ..)| uid(cluster, name));
+    let uids = [UNDISTURBED_POD, RECREATED_POD].map(|(name, ..)| uid(cluster, name));
     for uid in &uids {
         assert_eq!(said.matches(uid).count(), 2, "{uid} in a dry run, and then: {said}");
     }
@@ -169,14 +174,14 @@ fn are_taken_over(cluster: &Cluster) {
         (same, _) if same == observes => Err("it is still the one that observes".to_owned()),
         other => Ok(other),
     });
-    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), before, "nobody was to move");
-    assert_promised(cluster, &url, &before);
+    assert_eq!(cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]), before, "nobody was to move");
+    assert_guaranteed(cluster, &url, &before);
     assert_undisturbed(cluster);
     // numaward places a new pod within the capacity that the imported guarantees leave.
-    cluster.delete(&[ONE.0]);
-    cluster.run(&[wants(LATE)]);
-    cluster.wait_until_placed(&[KEPT, LATE]);
-    cluster.delete(&[LATE.0]);
+    cluster.delete(&[RECREATED_POD.0]);
+    cluster.run(&[wants(LATE_POD)]);
+    cluster.wait_until_placed(&[UNDISTURBED_POD, LATE_POD]);
+    cluster.delete(&[LATE_POD.0]);
     cluster.step("numaward has taken the host over");
 }
 
@@ -185,10 +190,10 @@ fn uid(cluster: &Cluster, name: &str) -> String {
 }
 
 /// Asserts that numaward's guarantees are exactly the placements of these containers.
-fn assert_promised(cluster: &Cluster, url: &str, places: &Places) {
+fn assert_guaranteed(cluster: &Cluster, url: &str, places: &Places) {
     let expected: BTreeMap<_, _> =
         places.iter().map(|(name, place)| (format!("default/{name}"), place.cpus.clone())).collect();
-    cluster.wait_for("it is what is promised", || {
+    cluster.wait_for("the guarantees are the placements of the containers", || {
         let answer = cluster.ask(url, "allocations")?;
         let held = answer["allocations"].as_array().into_iter().flatten();
         let cpus = |of: &Value| numbers(of["cpus"].as_str().unwrap_or_default()).into_iter().collect();
@@ -227,9 +232,9 @@ fn outlive_an_upgrade(cluster: &Cluster) {
     kubectl.must(&["--namespace=numaward", "rollout", "undo", "daemonset/numaward"]);
     load.keep_on("numaward was rolled back", |cluster| is_rolled_out(cluster, image));
     load.end();
-    let places = cluster.wait_until_placed(&[KEPT]);
+    let places = cluster.wait_until_placed(&[UNDISTURBED_POD]);
     let (_, url) = cluster.daemon().unwrap();
-    assert_promised(cluster, &url, &places);
+    assert_guaranteed(cluster, &url, &places);
     assert_undisturbed(cluster);
     cluster.step("an upgrade and its rollback disturbed nobody");
 }
@@ -238,14 +243,14 @@ fn outlive_an_upgrade(cluster: &Cluster) {
 fn outlive_the_runtime(cluster: &Cluster) {
     let daemon = cluster.daemon().unwrap();
     cluster.node.run("restart-containerd").unwrap();
-    cluster.run(&[wants(ONE)]);
-    let places = cluster.wait_until_placed(&[KEPT, ONE]);
+    cluster.run(&[wants(RECREATED_POD)]);
+    let places = cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]);
     assert_eq!(cluster.daemon().unwrap(), daemon);
     let pod = cluster.kubectl.json(&["get", "pod", &daemon.0, "--namespace=numaward"]).unwrap();
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{pod}");
-    assert_promised(cluster, &daemon.1, &places);
+    assert_guaranteed(cluster, &daemon.1, &places);
     assert_undisturbed(cluster);
-    cluster.delete(&[ONE.0]);
+    cluster.delete(&[RECREATED_POD.0]);
     cluster.step("containerd was killed");
 }
 
@@ -283,7 +288,7 @@ fn come_in_large_numbers(cluster: &Cluster) {
     }
     cluster.step(&format!("{ALL} pods are ready after {} s", started.elapsed().as_secs()));
     let last = format!("many-{LAST}");
-    let places = cluster.wait_until_placed(&[KEPT, ("many-0", "main", 1), (&last, "main", 1)]);
+    let places = cluster.wait_until_placed(&[UNDISTURBED_POD, ("many-0", "main", 1), (&last, "main", 1)]);
     let left = cluster.in_cgroup(SHARED, "main", "cat cpuset.cpus").unwrap();
     cluster.wait_for("all others share the rest", || {
         let mut knobs = cluster.knobs()?;
@@ -295,16 +300,16 @@ fn come_in_large_numbers(cluster: &Cluster) {
     assert_eq!(exclusive(cluster).len(), places.len());
     assert_undisturbed(cluster);
     cluster.kubectl.must(&["delete", "pod", "--selector=many", "--timeout=10m"]);
-    let places = cluster.wait_until_placed(&[KEPT]);
-    assert_promised(cluster, &url, &places);
+    let places = cluster.wait_until_placed(&[UNDISTURBED_POD]);
+    assert_guaranteed(cluster, &url, &places);
     cluster.step("all of them were placed");
 }
 
 /// While the API server is down, a restarted container gets the same CPUs, and no other placement changes.
 fn outlive_the_api_server(cluster: &mut Cluster) {
-    cluster.run(&[wants(ONE)]);
-    let places = cluster.wait_until_placed(&[KEPT, ONE]);
-    let cgroup = format!("/sys/fs/cgroup/kubepods/pod{}", uid(cluster, ONE.0));
+    cluster.run(&[wants(RECREATED_POD)]);
+    let places = cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]);
+    let cgroup = format!("/sys/fs/cgroup/kubepods/pod{}", uid(cluster, RECREATED_POD.0));
     let (_, url) = cluster.daemon().unwrap();
     let is_degraded = |cluster: &Cluster| {
         let status = cluster.ask(&url, "status")?;
@@ -328,12 +333,12 @@ fn outlive_the_api_server(cluster: &mut Cluster) {
     thread::sleep(AWAY.saturating_sub(stopped.elapsed()));
     cluster.plane.start_api_server();
     cluster.wait_for("the API server is back", || cluster.kubectl.run(&["get", "--raw=/readyz"]));
-    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), places, "nobody was to move");
+    assert_eq!(cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]), places, "nobody was to move");
     cluster.wait_for("numaward has the API server again", || {
         if is_degraded(cluster)? { Err("it has not".to_owned()) } else { Ok(()) }
     });
     assert_undisturbed(cluster);
-    cluster.delete(&[ONE.0]);
+    cluster.delete(&[RECREATED_POD.0]);
     cluster.step("the API server was away");
 }
 
@@ -355,7 +360,7 @@ fn export(cluster: &Cluster) -> String {
 fn assert_in_state_files(cluster: &Cluster, pods: &[(&str, &str, usize)], places: &Places) {
     let uids: Vec<_> = pods.iter().map(|of| uid(cluster, of.0)).collect();
     // A timer of the kubelet removes stale entries.
-    cluster.wait_for("the kubelet has promised what pods have", || {
+    cluster.wait_for("the kubelet has guarantees for the pods", || {
         let (cpus, memory) = decisions::state(cluster)?;
         let has_others =
             |state: &Value| state["entries"].as_object().map(serde_json::Map::len) != Some(pods.len());
@@ -376,9 +381,9 @@ fn assert_in_state_files(cluster: &Cluster, pods: &[(&str, &str, usize)], places
 /// numaward, then without numaward.
 fn are_given_back(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
-    cluster.run(&[wants(LATE)]);
-    let before = cluster.wait_until_placed(&[KEPT, LATE]);
-    let process = || cluster.in_cgroup(LATE.0, LATE.1, "head -n 1 cgroup.procs").unwrap();
+    cluster.run(&[wants(LATE_POD)]);
+    let before = cluster.wait_until_placed(&[UNDISTURBED_POD, LATE_POD]);
+    let process = || cluster.in_cgroup(LATE_POD.0, LATE_POD.1, "head -n 1 cgroup.procs").unwrap();
     let late = process();
     kubectl.must(&["cordon", node::NAME]);
     let said = export(cluster);
@@ -400,28 +405,28 @@ fn are_given_back(cluster: &Cluster) {
     kubectl.must(&["uncordon", node::NAME]);
     cluster.wait_for("the kubelet gives a pod the CPUs that numaward gave it", || {
         // The kubelet writes `cpuset.mems` only when a container starts.
-        match cluster.place(LATE.0, LATE.1)? {
-            place if place.cpus == before[&full_name(LATE)].cpus => Ok(()),
+        match cluster.place(LATE_POD.0, LATE_POD.1)? {
+            place if place.cpus == before[&full_name(LATE_POD)].cpus => Ok(()),
             place => Err(format!("{place:?}, before: {before:?}")),
         }
     });
-    assert_eq!(process(), late, "{} was started again", LATE.0);
+    assert_eq!(process(), late, "{} was started again", LATE_POD.0);
     assert_undisturbed(cluster);
-    assert_in_state_files(cluster, &[KEPT, LATE], &before);
-    cluster.step("the kubelet has taken over what numaward promised");
+    assert_in_state_files(cluster, &[UNDISTURBED_POD, LATE_POD], &before);
+    cluster.step("the kubelet has taken over the guarantees of numaward");
 
-    cluster.delete(&[LATE.0]);
-    cluster.run(&[wants(ONE)]);
+    cluster.delete(&[LATE_POD.0]);
+    cluster.run(&[wants(RECREATED_POD)]);
     kubectl.must(&ROLLOUT);
-    let places = cluster.wait_until_placed(&[KEPT, ONE]);
+    let places = cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]);
     assert_undisturbed(cluster);
-    assert_in_state_files(cluster, &[KEPT, ONE], &places);
+    assert_in_state_files(cluster, &[UNDISTURBED_POD, RECREATED_POD], &places);
     cluster.step("the kubelet places again");
 
     let migrate = overlay(cluster, "migrate", |text| text);
     kubectl.must(&["delete", "--kustomize", &migrate, "--timeout=10m"]);
     cluster.node.run(&format!("rm -r /var/lib/numaward /run/numaward {FOLDER}/kubelet-before")).unwrap();
-    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), places);
+    assert_eq!(cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]), places);
     assert_undisturbed(cluster);
     cluster.step("numaward is gone, and nobody was moved");
 }
@@ -440,10 +445,10 @@ fn protection(cluster: &Cluster) -> Result<Vec<String>, String> {
 
 /// The machine restarts with the same disk.
 fn outlive_a_reboot(cluster: &mut Cluster) {
-    cluster.run(&[wants(ONE)]);
-    let before = cluster.wait_until_placed(&[KEPT, ONE]);
+    cluster.run(&[wants(RECREATED_POD)]);
+    let before = cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]);
     let (_, url) = cluster.daemon().unwrap();
-    assert_promised(cluster, &url, &before);
+    assert_guaranteed(cluster, &url, &before);
     let boot = |cluster: &Cluster| {
         let node = cluster.kubectl.json(&["get", "node", node::NAME])?;
         let id = node["status"]["nodeInfo"]["bootID"].as_str().unwrap_or_default().to_owned();
@@ -458,7 +463,7 @@ fn outlive_a_reboot(cluster: &mut Cluster) {
         (id, true) if id != first => Ok(()),
         other => Err(format!("{other:?}")),
     });
-    for (name, ..) in [KEPT, ONE] {
+    for (name, ..) in [UNDISTURBED_POD, RECREATED_POD] {
         cluster.wait_for("a pod runs again", || {
             let pod = cluster.pod(name)?;
             let status = &pod["status"]["containerStatuses"][0];
@@ -466,10 +471,10 @@ fn outlive_a_reboot(cluster: &mut Cluster) {
             if is_new { Ok(()) } else { Err(pod["status"].to_string()) }
         });
     }
-    let after = cluster.wait_until_placed(&[KEPT, ONE]);
+    let after = cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]);
     exclusive(cluster);
     let (_, url) = cluster.wait_for("numaward runs again", || cluster.daemon());
-    assert_promised(cluster, &url, &after);
+    assert_guaranteed(cluster, &url, &after);
     cluster.wait_for("memory is protected as before", || match protection(cluster)? {
         now if now == protected => Ok(()),
         now => Err(format!("{now:#?}, before: {protected:#?}")),

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-use super::{Cluster, PATIENCE, condition, container, guaranteed, pod};
+use super::{Cluster, WAIT_TIMEOUT, condition, container, guaranteed, pod};
 use crate::containerd::numbers;
 
 /// Label of these pods.
@@ -69,7 +69,7 @@ impl<'a> Load<'a> {
     }
 
     /// Checks the pods once, and replaces those that are ready.
-    fn turn(&mut self) {
+    fn replace_ready(&mut self) {
         let held = exclusive(self.cluster);
         let selector = format!("--selector={LABEL}");
         let pods = self.cluster.kubectl.json(&["get", "pods", &selector]).unwrap();
@@ -103,11 +103,11 @@ impl<'a> Load<'a> {
         let (started, before) = (Instant::now(), self.replaced);
         let mut was_so = None;
         while was_so.is_none_or(|replaced| self.replaced < replaced + REPLACED) {
-            self.turn();
+            self.replace_ready();
             if was_so.is_none() && is_so(self.cluster) {
                 was_so = Some(self.replaced);
             }
-            assert!(started.elapsed() < PATIENCE, "{what}: {} replaced, before {before}", self.replaced);
+            assert!(started.elapsed() < WAIT_TIMEOUT, "{what}: {} replaced, before {before}", self.replaced);
         }
         self.cluster.step(&format!("{what}; {} pods were replaced meanwhile", self.replaced - before));
     }

@@ -34,9 +34,9 @@ const PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 /// Port in the machine that receives scripts.
 const COMMANDS: u16 = 7000;
 /// Read timeout of a script. Most take a second or two.
-const PATIENCE: Duration = Duration::from_mins(5);
+const SCRIPT_TIMEOUT: Duration = Duration::from_mins(5);
 /// Run time limit of the machine, for all steps under emulation on a busy host.
-const LIMIT: Duration = Duration::from_hours(2);
+const RUN_TIMEOUT: Duration = Duration::from_hours(2);
 /// Folder in the machine.
 const CONFIGURATION: &str = "/etc/kubernetes";
 
@@ -44,7 +44,7 @@ const CONFIGURATION: &str = "/etc/kubernetes";
 pub(super) const DISK: &str = "disk";
 const DISK_BYTES: u64 = 6 << 30;
 
-/// The server whose PodResources API is read.
+/// A server of the PodResources API.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reader {
     Numaward,
@@ -97,7 +97,7 @@ impl Node {
         let user = format!("system:node:{NAME}");
         authority.sign(KUBELET, &user, Some("system:nodes"), &[NAME, ADDRESS]);
         let mut vm = vm
-            .limit(LIMIT)
+            .limit(RUN_TIMEOUT)
             .file(bench.made(&format!("numaward-{VERSION}-oci.tar")), "/numaward.tar")
             .file(kubelet, "/usr/bin/kubelet")
             .forward(Forward { host: port, guest: COMMANDS })
@@ -152,7 +152,7 @@ impl Node {
         const END: &str = "\n=== exit ";
         let error = |error: std::io::Error| format!("the node does not answer: {error}");
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).map_err(error)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(error)?;
+        stream.set_read_timeout(Some(SCRIPT_TIMEOUT)).map_err(error)?;
         let script = format!("(\n{script}\n) </dev/null 2>&1\nprintf '\\n=== exit %s\\n' $?\nexit\n");
         stream.write_all(script.as_bytes()).map_err(error)?;
         let mut output = String::new();

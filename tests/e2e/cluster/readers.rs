@@ -62,7 +62,7 @@ fn readers_see_what_kubelet_reports() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     give_devices(&cluster);
-    let definition = checkout("tests/e2e/cluster/noderesourcetopologies.yaml");
+    let definition = checkout("deploy/components/node-resource-topology-crd/noderesourcetopologies.yaml");
     cluster.kubectl.must(&["apply", "--filename", &definition.display().to_string()]);
     install(&cluster, "enforce", |config| {
         let placed = config.replace("Policy: best-effort", "Policy: single-numa-node");

@@ -16,7 +16,7 @@ use crate::containerd::nodes;
 const EMPTY_NODE: &str = "node-2";
 /// Time for which a pod must have been refused, here and in the configuration of the daemon.
 const EVICTION_DELAY: Duration = Duration::from_secs(5);
-/// Label of the pods whose controllers are tested.
+/// Label of the pods of the tested controllers.
 const APP: &str = "app=late";
 
 #[test]

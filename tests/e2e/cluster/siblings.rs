@@ -1,4 +1,4 @@
-//! A node whose cores have two CPUs each. With `full-pcpus-only`, numaward refuses requests for parts of cores, as the kubelet
+//! A node with two CPUs in each core. With `full-pcpus-only`, numaward refuses requests for parts of cores, as the kubelet
 //! does. The decisions of the real kubelet under its policy options become conformance vectors, which the strategy `kubelet` has
 //! to repeat.
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     Cluster, container, decisions, guaranteed, is_installed, pod,
-    whole::{Step, Terms, of, record},
+    whole::{Step, Terms, container_spec, record},
 };
 use crate::{
     containerd::{nodes, numbers},
@@ -32,11 +32,11 @@ const OPTIONS: [(&str, &[&str], &str, &str); 6] = [
     ),
 ];
 
-/// Returns a pod in the format of the vectors, whose containers request these CPUs.
+/// Returns a pod in the format of the vectors, with containers that request these CPUs.
 fn vector(name: &str, cpus: &[&str]) -> Value {
     let containers = cpus.iter().enumerate();
     let containers: Vec<_> =
-        containers.map(|(index, cpus)| of(&format!("c{index}"), Some((*cpus, "32Mi")))).collect();
+        containers.map(|(index, cpus)| container_spec(&format!("c{index}"), Some((*cpus, "32Mi")))).collect();
     json!({ "name": name, "init_containers": [], "containers": containers })
 }
 

@@ -28,7 +28,7 @@ pub(super) enum Step {
 }
 
 /// Returns a container with these requests and limits, or a container without own resources that shares the pod's.
-pub(super) fn of(name: &str, amounts: Option<(&str, &str)>) -> Value {
+pub(super) fn container_spec(name: &str, amounts: Option<(&str, &str)>) -> Value {
     match amounts {
         Some((cpu, memory)) => json!({ "name": name, "resources": { "cpu": cpu, "memory": memory } }),
         None => json!({ "name": name }),
@@ -36,7 +36,7 @@ pub(super) fn of(name: &str, amounts: Option<(&str, &str)>) -> Value {
 }
 
 fn sidecar(name: &str, amounts: Option<(&str, &str)>) -> Value {
-    let mut sidecar = of(name, amounts);
+    let mut sidecar = container_spec(name, amounts);
     sidecar["restart_policy"] = json!("Always");
     sidecar
 }
@@ -53,10 +53,10 @@ fn whole(name: &str, (cpu, memory): (&str, &str), init: &[Value], containers: &[
 
 fn steps() -> Vec<Step> {
     use Step::{Admit, Remove};
-    let db = |cpus, memory| of("db", Some((cpus, memory)));
-    let log = || of("log", None);
+    let db = |cpus, memory| container_spec("db", Some((cpus, memory)));
+    let log = || container_spec("log", None);
     let one = Some(("1", "32Mi"));
-    let mut unequal = of("db", None);
+    let mut unequal = container_spec("db", None);
     unequal["requests"] = json!({ "cpu": "1", "memory": "32Mi" });
     unequal["limits"] = json!({ "cpu": "1", "memory": "64Mi" });
     vec![
@@ -65,12 +65,17 @@ fn steps() -> Vec<Step> {
         Remove("no-cpus"),
         Admit(whole("no-memory", ("3", "128Mi"), &[], &[db("2", "128Mi"), log()])),
         Remove("no-memory"),
-        Admit(whole("crew", ("3", "160Mi"), &[of("first", None), sidecar("proxy", one)], &[log()])),
+        Admit(whole(
+            "crew",
+            ("3", "160Mi"),
+            &[container_spec("first", None), sidecar("proxy", one)],
+            &[log()],
+        )),
         Remove("mixed"),
         Admit(whole(
             "no-first",
             ("2", "128Mi"),
-            &[sidecar("proxy", Some(("2", "64Mi"))), of("first", None)],
+            &[sidecar("proxy", Some(("2", "64Mi"))), container_spec("first", None)],
             &[log()],
         )),
         Remove("no-first"),
@@ -79,8 +84,8 @@ fn steps() -> Vec<Step> {
         Admit(whole(
             "apart",
             ("4", "256Mi"),
-            &[of("first", one)],
-            &[db("2", "64Mi"), of("web", Some(("2", "128Mi")))],
+            &[container_spec("first", one)],
+            &[db("2", "64Mi"), container_spec("web", Some(("2", "128Mi")))],
         )),
         Remove("part"),
         Admit(whole("unequal", ("2", "128Mi"), &[], &[unequal, log()])),

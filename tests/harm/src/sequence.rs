@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -218,6 +219,11 @@ impl Sequence<'_> {
         thread::sleep(Duration::from_secs(self.random.u64(4..16)));
         filler.kill()?;
         filler.wait()?;
+        let until = Instant::now() + COMMAND_TIMEOUT;
+        while let Err(error) = fs::remove_dir(&cgroup) {
+            ensure!(Instant::now() < until, "the filled cgroup cannot be removed: {error}");
+            thread::sleep(Duration::from_millis(20));
+        }
         Ok(())
     }
 
@@ -277,6 +283,7 @@ fn restore() -> Result<()> {
         .stdin(Stdio::null())
         .output()?;
     let said = String::from_utf8_lossy(&done.stderr);
+    fs::OpenOptions::new().append(true).open(LOG)?.write_all(said.as_bytes())?;
     let restored: Value = serde_json::from_slice(&done.stdout).with_context(|| said.to_string())?;
     for left in restored["left"].as_array().context("no list of what is left")? {
         let is_partition = left["reason"].as_str().is_some_and(|reason| reason.contains("cpuset partitions"));

@@ -1,7 +1,7 @@
 //! Snapshots of the settings of cgroups, units and processes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -83,20 +83,40 @@ impl HostSnapshot {
         Ok(Self(found))
     }
 
-    /// Returns the differences between this and a later snapshot, one line each. A cgroup that is gone is no difference.
+    /// Returns the differences between this and a later snapshot, one line each. A cgroup that is gone is no difference, and neither is
+    /// one that systemd has made for a further unit.
     pub(crate) fn differences(&self, later: &Self) -> Vec<String> {
-        let cgroup_is_gone = |name: &str| {
-            let cgroup = name.split(' ').next().and_then(|path| path.strip_prefix('/'));
-            cgroup.is_some_and(|path| !Path::new(CGROUPS).join(path).is_dir())
+        let (before, after) = (self.cgroups(), later.cgroups());
+        let is_gone = |name: &str| cgroup_of(name).is_some_and(|cgroup| !after.contains(cgroup));
+        let is_of_new_unit = |name: &str| {
+            cgroup_of(name).is_some_and(|cgroup| !before.contains(cgroup) && is_of_systemd(cgroup))
         };
-        let differing = self.0.iter().filter_map(|(name, before)| match later.0.get(name) {
-            Some(after) if after == before => None,
-            Some(after) => Some(format!("{name}: {before:?} became {after:?}")),
-            None if cgroup_is_gone(name) => None,
-            None => Some(format!("{name}: {before:?} is gone")),
+        let names: BTreeSet<&String> = self.0.keys().chain(later.0.keys()).collect();
+        let differing = names.into_iter().filter_map(|name| match (self.0.get(name), later.0.get(name)) {
+            (Some(before), Some(after)) if after == before => None,
+            (Some(before), Some(after)) => Some(format!("{name}: {before:?} became {after:?}")),
+            (Some(_), None) if is_gone(name) => None,
+            (Some(before), None) => Some(format!("{name}: {before:?} is gone")),
+            (None, Some(_)) if is_of_new_unit(name) => None,
+            (None, after) => Some(format!("{name}: {:?} is new", after.map_or("", String::as_str))),
         });
         differing.collect()
     }
+
+    /// Returns the paths of all cgroups with a setting.
+    fn cgroups(&self) -> BTreeSet<&str> {
+        self.0.keys().filter_map(|name| cgroup_of(name)).collect()
+    }
+}
+
+/// Returns the path of the cgroup if a setting belongs to one.
+fn cgroup_of(name: &str) -> Option<&str> {
+    name.split(' ').next().filter(|path| path.starts_with('/'))
+}
+
+/// Returns true if systemd makes the cgroups there.
+fn is_of_systemd(cgroup: &str) -> bool {
+    ["/system.slice/", "/user.slice/"].iter().any(|slice| cgroup.starts_with(slice))
 }
 
 /// Returns the folders of all cgroups.
@@ -135,4 +155,38 @@ fn masks(pid: u32) -> Result<String> {
 fn line(path: impl AsRef<Path>) -> Result<String> {
     let path = path.as_ref();
     Ok(fs::read_to_string(path).with_context(|| path.display().to_string())?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(settings: &[(&str, &str)]) -> HostSnapshot {
+        let setting = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        HostSnapshot(settings.iter().map(setting).collect())
+    }
+
+    #[test]
+    fn new_settings_are_differences() {
+        let before =
+            snapshot(&[("/a memory.max", "max"), ("/a cpu.max", "max 100000"), ("/b memory.max", "1")]);
+        assert_eq!(before.differences(&before), [""; 0]);
+        let after = snapshot(&[
+            ("/a memory.max", "4096"),
+            ("/a cpuset.cpus", ""),
+            ("/numaward memory.max", "max"),
+            ("/system.slice/new.service memory.max", "max"),
+            ("db.service DropInPaths", "/run/50.conf"),
+        ]);
+        assert_eq!(
+            before.differences(&after),
+            [
+                "/a cpu.max: \"max 100000\" is gone",
+                "/a cpuset.cpus: \"\" is new",
+                "/a memory.max: \"max\" became \"4096\"",
+                "/numaward memory.max: \"max\" is new",
+                "db.service DropInPaths: \"/run/50.conf\" is new",
+            ]
+        );
+    }
 }

@@ -58,11 +58,11 @@ pub struct AllocationRequest {
 impl AllocationRequest {
     /// Creates a request for memory only.
     pub fn new(name: impl Into<String>, target: Target, memory: impl Into<String>) -> Self {
-        Self { memory: Some(memory.into()), ..Self::unpromised(name, target) }
+        Self { memory: Some(memory.into()), ..Self::without_guarantee(name, target) }
     }
 
     /// Creates a request for a named cgroup without a guarantee.
-    pub fn unpromised(name: impl Into<String>, target: Target) -> Self {
+    pub fn without_guarantee(name: impl Into<String>, target: Target) -> Self {
         Self {
             name: name.into(),
             target,
@@ -173,9 +173,9 @@ pub struct NodeCapacity {
     pub memory: Vec<KindCapacity>,
 }
 
-/// The capacity of one kind of memory on one node. `allocatable = promised + free`, except if the node lost guaranteed
-/// memory, or if memory guaranteed on several nodes was released to other nodes of the set than it was taken from (as
-/// the kubelet does).
+/// The capacity of one kind of memory on one node. `allocatableBytes` is `promisedBytes` plus `freeBytes`, except if the
+/// node lost guaranteed memory, or if memory guaranteed on several nodes was released to other nodes of the set than it
+/// was taken from (as the kubelet does).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = KindPromises)]
@@ -190,7 +190,8 @@ pub struct KindCapacity {
     /// Memory that can be guaranteed in total.
     pub allocatable_bytes: u64,
     /// Memory that is guaranteed.
-    pub promised_bytes: u64,
+    #[serde(rename = "promisedBytes")]
+    pub guaranteed_bytes: u64,
     /// Memory that can still be guaranteed.
     pub free_bytes: u64,
     /// The part of `freeBytes` that is not offered now, because workloads without an allocation use it beyond the
@@ -319,7 +320,7 @@ impl From<(&ZoneKind, &KindAccount)> for KindCapacity {
             total_bytes: account.total.0,
             reserved_bytes: account.reserved.0,
             allocatable_bytes: account.allocatable.0,
-            promised_bytes: account.guaranteed.0,
+            guaranteed_bytes: account.guaranteed.0,
             free_bytes: account.free.0,
             withheld_bytes: 0,
         }

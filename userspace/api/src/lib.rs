@@ -456,6 +456,22 @@ pub struct Status {
     pub headroom: Vec<NodeHeadroom>,
     /// The degraded parts, with the reason and what to do.
     pub degraded: Vec<DegradedPart>,
+    /// The origin of the reserved CPUs and memory on a Kubernetes node; absent elsewhere, and before it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reservations: Option<ReservationOrigin>,
+}
+
+/// The origin of the reserved CPUs and memory on a Kubernetes node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Reservations)]
+pub struct ReservationOrigin {
+    /// The source of the reservations that are not configured.
+    pub source: String,
+    /// The CPUs and memory that the Kubernetes node offers to pods but numaward does not allocate; absent if there are
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excess: Option<String>,
 }
 
 /// The memory headroom of a node, compared with its guarantees.

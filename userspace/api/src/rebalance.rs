@@ -96,7 +96,8 @@ pub enum BytesSource {
     /// `hugetlb.*.numa_stat`).
     Resident,
     /// The guaranteed memory outside the new nodes, because the actual memory is unknown.
-    Promised,
+    #[serde(rename = "promised")]
+    Guaranteed,
 }
 
 /// The rate at which pages move.

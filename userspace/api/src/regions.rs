@@ -18,7 +18,8 @@ pub struct Regions {
     pub notes: Vec<String>,
     /// The nodes of its guaranteed memory, as a list; absent without a memory guarantee.
     #[schema(examples("0-1"))]
-    pub promised: Option<String>,
+    #[serde(rename = "promised")]
+    pub guaranteed: Option<String>,
     /// The preferred node of a workload without a memory guarantee, as a list; absent if it has none.
     #[schema(examples("1"))]
     pub home: Option<String>,

@@ -15,7 +15,8 @@ pub struct Sample {
     /// True if the sample is complete.
     pub full: bool,
     /// A number that grows with each change of a guarantee: the client should then request `/api/v1/allocations` again.
-    pub promises: u64,
+    #[serde(rename = "promises")]
+    pub guarantee_revision: u64,
     /// All nodes.
     pub nodes: Vec<Node>,
     /// Sampled accesses of all workloads, by the node of the CPU; absent if no probe samples accesses.

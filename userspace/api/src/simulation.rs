@@ -144,6 +144,12 @@ pub struct FleetOutcome {
     pub started_later: u64,
     /// The number of times that a controller created a new pod for a refused one.
     pub retries: u64,
+    /// The number of moves of running containers.
+    #[serde(default)]
+    pub moves: u64,
+    /// The memory that these moves took to other nodes, in bytes.
+    #[serde(default)]
+    pub moved_bytes: u64,
     /// The number of pods that were never placed.
     pub never_placed: u64,
 }

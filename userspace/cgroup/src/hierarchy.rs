@@ -6,9 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use numaward_topology::CpuSet;
+
 use crate::{
     CgroupId, CgroupPath,
     gone::is_gone,
+    knob::{Knob, KnobValue},
     mounts::{MountsError, mount_points},
     read::processes,
     tracking_limits::{Delegation, TrackedCounts},
@@ -98,6 +101,15 @@ impl Hierarchy {
     /// Returns the directory of a cgroup.
     pub fn dir(&self, path: &CgroupPath) -> PathBuf {
         path.dir(&self.root)
+    }
+
+    /// Returns the CPUs of `pool` that are not available to the root cgroup: they are in cpuset partitions, or offline.
+    /// Some kernels have no `cpuset.cpus.effective` in the root cgroup; the result is empty then.
+    pub fn partition_cpus(&self, pool: &CpuSet) -> CpuSet {
+        match Knob::CpusetCpusEffective.read(&self.root) {
+            Ok(KnobValue::Cpus(effective)) if !effective.is_empty() => pool - &effective,
+            _ => CpuSet::new(),
+        }
     }
 
     /// Returns the cgroup of this process. In a separate cgroup namespace, `/proc/self/cgroup` does not show its place
@@ -229,6 +241,20 @@ mod tests {
         assert_eq!(hierarchy.own_cgroup(), None);
         fs::write(root.path().join("a/b/cgroup.procs"), format!("1\n{}\n", std::process::id())).unwrap();
         assert_eq!(hierarchy.own_cgroup().unwrap().as_str(), "/a/b");
+    }
+
+    #[test]
+    fn partitions_have_unavailable_cpus() {
+        let (root, hierarchy) = tree(&["a"]);
+        let pool = "0-3".parse().unwrap();
+        for (effective, expected) in
+            [(None, ""), (Some("0-1,3\n"), "2"), (Some("0-7\n"), ""), (Some("\n"), "")]
+        {
+            if let Some(effective) = effective {
+                fs::write(root.path().join("cpuset.cpus.effective"), effective).unwrap();
+            }
+            assert_eq!(hierarchy.partition_cpus(&pool).to_string(), expected, "{effective:?}");
+        }
     }
 
     #[test]

@@ -13,11 +13,13 @@
 
 use std::{
     fmt,
+    fs::File,
+    io::{BufRead, BufReader},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::{Path, PathBuf},
 };
 
-use crate::{CgroupPath, knob::Knob};
+use crate::{CgroupPath, TruncatedLines, knob::Knob};
 use nix::{
     errno::Errno,
     sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags},
@@ -100,8 +102,8 @@ impl KnobWatch {
         let own_pid = rustix::process::getpid().as_raw_pid();
         // The paths of events have no symbolic links.
         let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let levels_above = count_levels_above(&mounts, &root);
+        let mounts = File::open("/proc/self/mountinfo").map(BufReader::new);
+        let levels_above = mounts.map_or(0, |mounts| count_levels_above(mounts, &root));
         Ok(Self { root, fanotify, own_pid, levels_above })
     }
 
@@ -178,15 +180,20 @@ impl AsFd for KnobWatch {
 
 /// Returns the number of levels by which the root of the hierarchy mounted at `root` is above the root of this
 /// process's cgroup namespace (`cgroup_namespaces(7)`), for example in a container. The mount shows them as `/../..`.
-fn count_levels_above(mounts: &str, root: &Path) -> usize {
-    // The last mount covers earlier ones.
-    let mounted_root = mounts.lines().rev().find_map(|line| {
+fn count_levels_above(mounts: impl BufRead, root: &Path) -> usize {
+    let (mut lines, mut levels) = (TruncatedLines::new(mounts), 0);
+    while let Ok(Some(line)) = lines.next_line() {
+        let line = String::from_utf8_lossy(line);
         // The fourth and fifth field of `proc_pid_mountinfo(5)`.
         let mut fields = line.split(' ').skip(3);
-        let (mounted_root, at) = (fields.next()?, fields.next()?);
-        (Path::new(at) == root).then_some(mounted_root)
-    });
-    mounted_root.map_or(0, |path| path.split('/').filter(|&part| part == "..").count())
+        if let Some((mounted_root, at)) = fields.next().zip(fields.next())
+            && Path::new(at) == root
+        {
+            // The last mount covers earlier ones.
+            levels = mounted_root.split('/').filter(|&part| part == "..").count();
+        }
+    }
+    levels
 }
 
 /// Converts a path from the root of this namespace to one from the hierarchy's root. Returns it unchanged if it does
@@ -272,7 +279,7 @@ mod tests {
             31 20 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n\
             38 20 0:26 /../../.. /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n\
             39 20\n";
-        let levels_above = |root: &str| count_levels_above(mounts, Path::new(root));
+        let levels_above = |root: &str| count_levels_above(mounts.as_bytes(), Path::new(root));
         assert_eq!(
             (levels_above("/sys/fs/cgroup"), levels_above("/sys"), levels_above("/elsewhere")),
             (3, 0, 0)

@@ -5,6 +5,7 @@
 //!   readers in [`read`] return the usage of a cgroup.
 //! - [`Watcher`] reports new and removed cgroups; [`Notifier`] reports changes of selected ones.
 //! - [`classify`] returns the workload of a cgroup.
+//! - [`memory_policy`] reads memory policies of threads.
 //! - [`knob`] reads and writes settings; [`kernel_features`] lists the features that older kernels do not have.
 //!
 //! All functions are synchronous. A cgroup may vanish at any moment. This is never an error of a walk or a watch, and a
@@ -22,6 +23,7 @@ pub mod kernel_features;
 pub mod knob;
 mod knob_watch;
 mod lock;
+pub mod memory_policy;
 mod mounts;
 mod notify;
 mod path;

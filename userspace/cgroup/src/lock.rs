@@ -12,7 +12,7 @@
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
-    io,
+    io::{self, BufRead, BufReader},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     thread,
@@ -21,7 +21,7 @@ use std::{
 
 use rustix::fs::{major, minor};
 
-use crate::Hierarchy;
+use crate::{Hierarchy, TruncatedLines};
 
 /// The locked file. Only root can open it.
 const LOCKED_FILE: &str = "memory.reclaim";
@@ -49,7 +49,7 @@ pub enum LockError {
     Held {
         /// The root of the hierarchy.
         root: PathBuf,
-        /// The process's id and name, as far as this process can see them.
+        /// Id and name of the process; `None` if it is in another PID namespace or `/proc/locks` cannot be read.
         holder: Option<String>,
     },
     /// The file cannot be locked.
@@ -58,7 +58,7 @@ pub enum LockError {
 }
 
 impl Hierarchy {
-    /// Takes the lock of this hierarchy. `None` if the kernel does not have the file.
+    /// Takes the lock of this hierarchy; `None` if the kernel does not have `memory.reclaim`.
     pub fn lock(&self) -> Result<Option<HierarchyLock>, LockError> {
         let path = self.root().join(LOCKED_FILE);
         let file = match OpenOptions::new().write(true).open(&path) {
@@ -84,25 +84,46 @@ impl Hierarchy {
 fn holder(file: &File) -> Option<String> {
     let file = file.metadata().ok()?;
     let locked = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    // `1: FLOCK  ADVISORY  WRITE 708 00:1b:13 0 EOF`; a waiting process has `->` after the number.
-    let pid = locks.lines().find_map(|line| {
-        let mut fields = line.split_whitespace().skip(1);
-        (fields.next() == Some("FLOCK")).then_some(())?;
-        let pid = fields.nth(2)?;
-        (fields.next()? == locked).then_some(pid)
-    })?;
-    // The process is in another PID namespace.
+    // Any user can have any number of locks.
+    let pid = pid_of_lock(BufReader::new(File::open("/proc/locks").ok()?), &locked)?;
+    // `/proc/locks` shows 0 for a process in another PID namespace.
     if pid == "0" {
         return None;
     }
-    let name = fs::read_to_string(Path::new("/proc").join(pid).join("comm")).unwrap_or_default();
-    Some(if name.is_empty() { pid.to_owned() } else { format!("{pid}, {}", name.trim_end()) })
+    let name = fs::read_to_string(Path::new("/proc").join(&pid).join("comm")).unwrap_or_default();
+    Some(if name.is_empty() { pid } else { format!("{pid}, {}", name.trim_end()) })
+}
+
+/// Returns the process that holds the `flock` on a file, from `/proc/locks`.
+fn pid_of_lock(locks: impl BufRead, locked: &str) -> Option<String> {
+    let mut lines = TruncatedLines::new(locks);
+    // `1: FLOCK  ADVISORY  WRITE 708 00:1b:13 0 EOF`; a waiting process has `->` after the number.
+    while let Some(line) = lines.next_line().ok()? {
+        let line = String::from_utf8_lossy(line);
+        let mut fields = line.split_whitespace().skip(1);
+        if fields.next() == Some("FLOCK")
+            && let Some((pid, file)) = fields.nth(2).zip(fields.next())
+            && file == locked
+        {
+            return Some(pid.to_owned());
+        }
+    }
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn holder_found_among_other_locks() {
+        let locks = "1: POSIX  ADVISORY  WRITE 5 00:1b:13 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 6 00:1b:14 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 708 00:1b:13 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 9 00:1b:13 0 EOF\nodd\n";
+        assert_eq!(pid_of_lock(locks.as_bytes(), "00:1b:13").as_deref(), Some("708"));
+        assert_eq!(pid_of_lock(locks.as_bytes(), "00:1b:99"), None);
+    }
 
     #[test]
     fn only_one_process_has_the_lock() {

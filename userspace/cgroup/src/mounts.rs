@@ -1,16 +1,17 @@
-//! Finds the mounts of cgroup v2 in `/proc/self/mountinfo`.
+//! Finds the mounts of cgroup v2 in `/proc/self/mountinfo`, which any user can make long by mounts of its own, for example of FUSE.
 //!
 //! Source: `proc_pid_mountinfo(5)`, `cgroup_namespaces(7)`.
 
 use std::{
     cmp::Reverse,
     ffi::OsString,
-    fs, io,
+    fs::File,
+    io::{self, BufRead, BufReader},
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
 
-use crate::unescape::unescape;
+use crate::{TruncatedLines, unescape::unescape};
 
 /// The mounts of this process cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -32,28 +33,42 @@ pub enum MountsError {
 /// hierarchy is first. procfs is expected at `proc` below `root` (`/` in production).
 pub(crate) fn mount_points(root: &Path) -> Result<Vec<PathBuf>, MountsError> {
     let path = root.join("proc/self/mountinfo");
-    // Mount points need not be UTF-8.
-    let bytes = fs::read(&path).map_err(|source| MountsError::Unreadable { path: path.clone(), source })?;
-    parse(&bytes).map_err(|(line, content)| MountsError::Malformed { path, line, content })
+    let fail = |source| MountsError::Unreadable { path: path.clone(), source };
+    let text = BufReader::new(File::open(&path).map_err(fail)?);
+    let mounts = parse(text).map_err(fail)?;
+    mounts.map_err(|(line, content)| MountsError::Malformed { path, line, content })
 }
 
-fn parse(text: &[u8]) -> Result<Vec<PathBuf>, (usize, String)> {
+fn parse(text: impl BufRead) -> io::Result<Result<Vec<PathBuf>, (usize, String)>> {
     let mut mounts: Vec<(usize, PathBuf)> = Vec::new();
-    let lines = text.split(|&byte| byte == b'\n').zip(1..).filter(|(line, _)| !line.is_empty());
-    for (line, number) in lines {
-        let malformed = || (number, String::from_utf8_lossy(line).into_owned());
-        // ID PARENT MAJOR:MINOR ROOT MOUNT-POINT OPTIONS [TAG…] - TYPE SOURCE SUPER-OPTIONS
-        let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-        let dash = fields.iter().skip(6).position(|&field| field == b"-").ok_or_else(malformed)? + 6;
-        if fields.len() < dash + 4 {
-            return Err(malformed());
+    let (mut lines, mut number) = (TruncatedLines::new(text), 0);
+    // Mount points need not be UTF-8.
+    while let Some(line) = lines.next_line()? {
+        number += 1;
+        if line.is_empty() {
+            continue;
         }
-        if fields[dash + 1] == b"cgroup2" {
-            mounts.push((root_rank(fields[3]), mount_point(fields[4])));
+        match cgroup2_mount(line) {
+            Ok(mount) => mounts.extend(mount),
+            Err(MalformedLine) => return Ok(Err((number, String::from_utf8_lossy(line).into_owned()))),
         }
     }
     mounts.sort_by_key(|&(levels, _)| Reverse(levels));
-    Ok(mounts.into_iter().map(|(_, path)| path).collect())
+    Ok(Ok(mounts.into_iter().map(|(_, path)| path).collect()))
+}
+
+/// A line that is not in the documented format.
+struct MalformedLine;
+
+/// Returns the rank and the mount point if the line is a mount of cgroup v2.
+fn cgroup2_mount(line: &[u8]) -> Result<Option<(usize, PathBuf)>, MalformedLine> {
+    // ID PARENT MAJOR:MINOR ROOT MOUNT-POINT OPTIONS [TAG…] - TYPE SOURCE SUPER-OPTIONS
+    let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+    let dash = fields.iter().skip(6).position(|&field| field == b"-").ok_or(MalformedLine)? + 6;
+    if fields.len() < dash + 4 {
+        return Err(MalformedLine);
+    }
+    Ok((fields[dash + 1] == b"cgroup2").then(|| (root_rank(fields[3]), mount_point(fields[4]))))
 }
 
 /// Returns a rank for the root of a mount: the higher it is above this process's cgroup namespace, the higher the rank.
@@ -75,7 +90,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Vec<String>, (usize, String)> {
-        let mounts = super::parse(text.as_bytes())?;
+        let mounts = super::parse(text.as_bytes()).unwrap()?;
         Ok(mounts.iter().map(|path| path.display().to_string()).collect())
     }
 
@@ -110,6 +125,16 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let error = mount_points(root.path()).unwrap_err().to_string();
         assert!(error.contains("proc/self/mountinfo: No such file"), "{error}");
+    }
+
+    #[test]
+    fn long_mounts_are_truncated() {
+        let own = format!("1 2 3:4 / /{} rw - fuse {} rw\n", "a\\040".repeat(20_000), "b".repeat(1 << 20));
+        let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
+        assert_eq!(parse(&[&own, unified, &own].concat()).unwrap(), ["/sys/fs/cgroup"]);
+        let (line, content) = parse(&[unified, &"c".repeat(1 << 20)].concat()).unwrap_err();
+        assert_eq!(line, 2);
+        assert!(content.len() <= 32 << 10, "{} bytes are kept of a line", content.len());
     }
 
     #[test]

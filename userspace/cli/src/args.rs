@@ -186,10 +186,10 @@ pub(crate) enum Command {
     },
     /// Explain the placement of a workload, or the outcome of a request if it were made now
     Explain(ExplainArgs),
-    /// Say what strategies would do with pods that come and go
+    /// Simulate the decisions of strategies for pods that start and end
     ///
-    /// Replays traces, on the machines they were recorded for or on another, and compares what is admitted, how far
-    /// memory is from its CPUs, and how much of what is free cannot be used. Needs neither a daemon nor privileges.
+    /// Replays traces, on the machines they were recorded for or on another, and compares the admitted requests, the distance of
+    /// memory from its CPUs, and the free memory that cannot be used. Needs neither a daemon nor privileges.
     Simulate(Simulate),
     /// Show which workloads have to move so that a request fits
     ///
@@ -301,7 +301,7 @@ pub(crate) enum ConfigCommand {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ConfigFormat {
-    /// As in the configuration file
+    /// The format of the configuration file
     #[default]
     Yaml,
     /// For programs
@@ -842,7 +842,7 @@ pub(crate) struct Simulate {
     /// Strategy to replay; can be repeated [default: both]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) strategy: Vec<StrategyName>,
-    /// How memory-only nodes count with native [default: as --config says, else attached]
+    /// Use of memory-only nodes by native [default: that of --config, else attached]
     #[arg(long, value_name = "TIERS", value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
     pub(crate) tiers: Option<Tiers>,
     /// Another machine: "here", the directory of a host's root, or a description such as 4x32,128Gi
@@ -858,14 +858,14 @@ pub(crate) struct Simulate {
     /// Topology policy, instead of the configured one
     #[arg(long, value_parser = policies())]
     pub(crate) policy: Option<TopologyManagerPolicy>,
-    /// Replay a fleet of so many hosts, whose pods a scheduler sends to hosts
+    /// Replay a fleet of this number of hosts, with a scheduler that assigns the pods to hosts
     ///
-    /// Each host brings the pods of one trace, shifted in time. Printed is what is admitted with the default scheduler
+    /// The pods are those of one trace for each host, shifted in time. Prints the admitted requests with the default scheduler
     /// and with the plugin NodeResourceTopologyMatch, with native for each setting of kubernetes.refused, and on hosts
-    /// without nodes; and what the figures rest on.
+    /// without nodes, and the assumptions of the simulation.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub(crate) hosts: Option<u16>,
-    /// What the fleet's random numbers begin with: the same number, the same fleet
+    /// Seed of the fleet's random numbers: the same seed creates the same fleet
     #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "hosts")]
     pub(crate) seed: u64,
     /// Print each trace, or each group of hosts alike, not only the sum
@@ -876,7 +876,7 @@ pub(crate) struct Simulate {
         "traces", "strategy", "tiers", "machine", "config", "policy", "hosts", "each",
     ])]
     pub(crate) reserved_memory: bool,
-    /// How long this host is watched for that, such as 10m
+    /// Time for which the use of this host is observed, such as 10m
     #[arg(long, value_name = "TIME", default_value = "10s", requires = "reserved_memory")]
     pub(crate) observe: Interval,
     #[command(flatten)]

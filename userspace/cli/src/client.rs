@@ -219,3 +219,59 @@ async fn start_on(
 async fn read_body(body: Incoming) -> io::Result<Bytes> {
     Ok(Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(io::Error::other)?.to_bytes())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpListener,
+        os::unix::fs::fchown,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        thread,
+    };
+
+    use super::*;
+
+    /// Answers each request, and counts them.
+    fn answer_all(listener: &TcpListener) -> Arc<AtomicUsize> {
+        let (listener, asked) = (listener.try_clone().unwrap(), Arc::<AtomicUsize>::default());
+        let count = asked.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                count.fetch_add(1, Ordering::SeqCst);
+                let _ = stream.read(&mut [0; 4096]);
+                let answer = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\ntrue";
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        asked
+    }
+
+    /// Any user can listen on the daemon's port while the daemon does not run.
+    #[tokio::test]
+    async fn root_reads_no_port_of_a_user() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let asked = answer_all(&listener);
+        let folder = tempfile::tempdir().unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server::Local { socket: folder.path().join("control.sock"), address };
+        // Only root can give the socket to another user.
+        if rustix::process::geteuid().is_root() {
+            fchown(&listener, Some(65534), None).unwrap();
+            let error = server.get::<bool>("/api/v1/version").await.unwrap_err().to_string();
+            assert!(error.contains("a program of another user than root"), "{error}");
+            let error = server.open("/api/v1/stream").await.unwrap_err().to_string();
+            assert!(error.contains("a program of another user than root"), "{error}");
+            assert_eq!(asked.load(Ordering::SeqCst), 0, "it was not even connected to");
+            fchown(&listener, Some(0), None).unwrap();
+        }
+        assert!(server.get::<bool>("/api/v1/version").await.unwrap());
+        let change = server.request::<bool>(Method::POST, "/api/v1/allocations", Bytes::new()).await;
+        assert!(change.is_err(), "changes need the control socket");
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+    }
+}

@@ -189,13 +189,16 @@ pub(crate) fn warn_about_memory_limit(request: &api::AllocationRequest) {
 
 fn memory_limit_warning(request: &api::AllocationRequest) -> Option<String> {
     let memory = request.memory.as_ref().filter(|_| request.memory_limit.is_none())?;
-    matches!(request.target, api::Target::Unit(_) | api::Target::Cgroup(_)).then(|| {
-        format!(
-            "--memory {memory} also limits {} to {memory} (memory.max): above that, the kernel reclaims its memory, and kills its \
-             processes if that is not enough. --memory-limit sets a higher limit",
-            request.name
-        )
-    })
+    let knob = match request.target {
+        api::Target::Unit(_) => "MemoryMax, memory.max",
+        api::Target::Cgroup(_) => "memory.max",
+        _ => return None,
+    };
+    let name = &request.name;
+    Some(format!(
+        "--memory {memory} also limits {name} to {memory} ({knob}): above that, the kernel reclaims its memory, and kills its \
+         processes if that is not enough. --memory-limit sets a higher limit"
+    ))
 }
 
 /// Warns if other processes can run on the exclusive CPUs of a guarantee.
@@ -324,10 +327,18 @@ mod tests {
         };
         let unit = || api::Target::Unit("db.service".to_owned());
         let line = warning(unit(), None).unwrap();
-        assert!(line.starts_with("--memory 8Gi also limits db.service to 8Gi (memory.max)"), "{line}");
+        assert!(
+            line.starts_with("--memory 8Gi also limits db.service to 8Gi (MemoryMax, memory.max)"),
+            "{line}"
+        );
         assert!(line.contains("kills its processes"), "{line}");
+        let line = warning(api::Target::Cgroup("/db".to_owned()), None).unwrap();
+        assert!(line.contains("to 8Gi (memory.max)"), "{line}");
         assert_eq!((warning(unit(), Some("12Gi")), warning(api::Target::Exec, None)), (None, None));
-        assert_eq!(memory_limit_warning(&api::AllocationRequest::unpromised("db.service", unit())), None);
+        assert_eq!(
+            memory_limit_warning(&api::AllocationRequest::without_guarantee("db.service", unit())),
+            None
+        );
     }
 
     #[test]
@@ -335,7 +346,7 @@ mod tests {
         let resets = |cpus: Option<u32>, enforced| {
             let request = api::AllocationRequest {
                 cpus: cpus.map(api::Cpus::whole),
-                ..api::AllocationRequest::unpromised("a", api::Target::Exec)
+                ..api::AllocationRequest::without_guarantee("a", api::Target::Exec)
             };
             enter_arguments(&request, &allocation(enforced)).contains(&"--all-cpus".to_owned())
         };

@@ -30,6 +30,7 @@ mod rebalance;
 mod record;
 mod recording;
 mod regions;
+mod remapped_policy;
 mod remote;
 mod simulate;
 mod stacks;
@@ -443,6 +444,7 @@ fn guarantee(connection: &ConnectionArgs, args: GuaranteeArgs) -> anyhow::Result
         Ok::<_, ClientError>(allocation)
     })?;
     affinity::warn_about_bound_threads(&allocation);
+    remapped_policy::warn_about_remapped_policy(&allocation);
     print(args.output, &allocation, |allocation| explain::render_summary(allocation, "holds"))
 }
 
@@ -505,6 +507,7 @@ fn rebalance(connection: &ConnectionArgs, args: RebalanceArgs) -> anyhow::Result
     if !args.apply {
         return print(args.output, &plan, rebalance::render_plan);
     }
+    exec::warn_about_memory_limit(&planned.request);
     let outcome = runtime.block_on(rebalance::apply(&server, planned, &plan, admit))?;
     print(args.output, &outcome, rebalance::render_outcome)?;
     Ok(if outcome.state == api::RebalanceState::Done { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -31,7 +31,7 @@ pub(crate) fn render_plan(plan: &MovePlan) -> String {
     let moves = plan.moves.iter().map(|step| {
         let source = match step.bytes_source {
             BytesSource::Resident => "resident",
-            BytesSource::Promised => "guaranteed",
+            BytesSource::Guaranteed => "guaranteed",
         };
         let (bytes, pause) =
             (format!("{} ({source})", size(step.bytes)), milliseconds(step.pause_milliseconds));

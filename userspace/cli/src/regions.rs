@@ -27,7 +27,7 @@ pub(crate) fn render(regions: &Regions) -> String {
             regions.regions.iter().flat_map(|region| region.nodes.iter().map(|part| part.node)).collect();
         let mut titles = row(["REGION"]);
         titles.extend(nodes.iter().map(|node| format!("NODE {node}")));
-        if regions.promised.is_some() || regions.home.is_some() {
+        if regions.guaranteed.is_some() || regions.home.is_some() {
             titles.push("OFF".to_owned());
         }
         let cells = |region: &Region| {
@@ -41,7 +41,7 @@ pub(crate) fn render(regions: &Regions) -> String {
         let rows = regions.regions.iter().map(cells);
         text.push_str(&columns(&std::iter::once(titles).chain(rows).collect::<Vec<_>>()));
     }
-    if let Some(nodes) = &regions.promised {
+    if let Some(nodes) = &regions.guaranteed {
         let _ = writeln!(text, "guaranteed: nodes {nodes}");
     }
     if let Some(nodes) = &regions.home {
@@ -69,7 +69,7 @@ mod tests {
         let regions = Regions {
             processes: 1,
             notes: vec!["not all was read within 5 s".to_owned()],
-            promised: Some("0".to_owned()),
+            guaranteed: Some("0".to_owned()),
             home: None,
             regions: vec![region("[heap]", 0, Some(0)), region("/a\nb", 2, Some(1 << 20))],
         };
@@ -78,9 +78,9 @@ mod tests {
         assert_eq!(lines[0], ["REGION", "NODE", "0", "NODE", "2", "OFF"]);
         assert_eq!(lines[2].len(), lines[1].len(), "a line break in a name is escaped");
         assert!(text.ends_with("guaranteed: nodes 0\nnot all was read within 5 s\n"), "{text}");
-        let home = render(&Regions { promised: None, home: Some("0".to_owned()), ..regions.clone() });
+        let home = render(&Regions { guaranteed: None, home: Some("0".to_owned()), ..regions.clone() });
         assert!(home.contains("OFF") && home.contains("\nautomatic placement: nodes 0\n"), "{home}");
-        assert!(!render(&Regions { promised: None, ..regions }).contains("OFF"));
+        assert!(!render(&Regions { guaranteed: None, ..regions }).contains("OFF"));
         assert_eq!(render(&Regions::default()), "no memory was found in the processes of the workload\n");
     }
 }

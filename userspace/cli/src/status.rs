@@ -281,6 +281,10 @@ pub(crate) fn render(report: &StatusReport) -> String {
         parts.push(headroom(&status.headroom));
     }
     parts.extend(status.degraded.iter().map(|degraded| noted(&degraded.part, &degraded.reason)));
+    parts.extend(status.reservations.iter().map(|origin| {
+        let excess = origin.excess.iter().map(|excess| format!("; {excess}"));
+        noted("reservations", &format!("{}{}", origin.source, excess.collect::<String>()))
+    }));
     let WorkloadCount { own, other } = status.workloads;
     parts.push(format!("Cgroups of workloads with their own counters: {own}, without: {other}\n"));
     if !workloads.is_empty() {
@@ -397,7 +401,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
             total_bytes: 1 << 30,
             reserved_bytes: 0,
             allocatable_bytes: 1 << 30,
-            promised_bytes: 0,
+            guaranteed_bytes: 0,
             free_bytes: 1 << 30,
             withheld_bytes,
         };
@@ -442,6 +446,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
                     part: "cgroups".to_owned(),
                     reason: "none mounted".to_owned(),
                 }],
+                reservations: None,
             },
             bound_threads: vec![bound_threads()],
             allocations: Some(Allocations {

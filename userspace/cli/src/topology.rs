@@ -37,7 +37,7 @@ fn guarantee_table(nodes: &[NodeCapacity]) -> String {
             };
             let [allocatable, guaranteed, free] = [
                 memory.allocatable_bytes,
-                memory.promised_bytes,
+                memory.guaranteed_bytes,
                 memory.free_bytes - memory.withheld_bytes.min(memory.free_bytes),
             ]
             .map(size);

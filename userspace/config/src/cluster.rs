@@ -1,8 +1,14 @@
 //! Kubernetes: the operating mode, the kubelet of this host, and reports to other programs.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use educe::Educe;
+use numaward_topology::serde_as_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +34,32 @@ pub struct Kubelet {
     pub directory: PathBuf,
     /// The socket of the kubelet's PodResources API; a path of the host. Default: in its directory.
     pub pod_resources_socket: Option<PathBuf>,
+    /// The address of the kubelet's own API, such as `192.0.2.7`; port 10250 unless one is given. The kubelet's
+    /// configuration is then read there, also while numaward runs, by the service account that reads pods. It needs
+    /// permission to get `nodes/configz`, and the kubelet a certificate of the cluster's authority. Default: only the
+    /// files in `directory` are read.
+    #[schemars(with = "Option<String>", example = &"192.0.2.7")]
+    pub address: Option<KubeletAddress>,
 }
+
+/// The port of the kubelet's API.
+const KUBELET_PORT: u16 = 10250;
+
+/// The address of a kubelet's API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+pub struct KubeletAddress(pub SocketAddr);
+
+impl FromStr for KubeletAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let with_default = |ip: IpAddr| SocketAddr::new(ip, KUBELET_PORT);
+        let address = text.parse().or_else(|_| text.parse().map(with_default));
+        address.map(Self).map_err(|_| format!("{text:?} is not an address (expected such as `192.0.2.7`)"))
+    }
+}
+
+serde_as_text!(KubeletAddress);
 
 /// Reports of the assigned resources to other programs, in the kubelet's format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -110,13 +110,16 @@ pub struct Config {
     pub rebalance: Rebalance,
     /// The memory policy, which determines whether memory is guaranteed. Default: `Static`.
     pub memory_manager_policy: Option<MemoryManagerPolicy>,
-    /// Memory reserved for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.
+    /// Memory reserved for the system, by node. Default: beside a kubelet, its reservations, unless this or one of the three
+    /// keys `kubeReserved`, `systemReserved` and `evictionHard` is given; else a twentieth of each node, at least 64Mi and
+    /// at most 1Gi.
     pub reserved_memory: Option<Vec<ReservedMemory>>,
     /// The CPU policy, which determines whether CPUs are exclusive. Default: `static`.
     pub cpu_manager_policy: Option<CpuManagerPolicy>,
     /// Options of the CPU policy, as in Kubernetes.
     pub cpu_manager_policy_options: BTreeMap<String, String>,
-    /// CPUs that are never exclusive. Default: the first core, unless a reservation below specifies the number.
+    /// CPUs that are never exclusive. Default: beside a kubelet that reserves CPUs, the same; else the first core, unless a
+    /// reservation below specifies the number.
     #[serde(rename = "reservedSystemCPUs")]
     pub reserved_system_cpus: Option<CpuList>,
     /// The topology policy: how CPUs and memory must be aligned to nodes. Default: `restricted`.

@@ -1,6 +1,11 @@
 //! Kubernetes: placement and observation of this host's pods.
 
-use std::{collections::BTreeSet, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use educe::Educe;
 use numaward_topology::serde_as_text;
@@ -32,6 +37,15 @@ pub struct Kubernetes {
     pub pod_resources: PodResources,
     /// Reports of the free resources of each node to the cluster's scheduler.
     pub node_resource_topology: NodeResourceTopology,
+    /// The key of a taint that this Kubernetes node has from its registration until numaward is ready, such as
+    /// `numaward.io/not-ready`. numaward then removes it, with every effect, so that no pod without a toleration of it
+    /// starts unpinned on a new node. Needs `kubernetes.nodeName`, and permission to patch `nodes`. Default: no taint is
+    /// removed.
+    #[schemars(with = "Option<String>", example = &"numaward.io/not-ready")]
+    pub startup_taint: Option<TaintKey>,
+    /// The namespaces whose pods are placed. In other namespaces, all pods count as `numaward.io/placement: shared`: they
+    /// have no exclusive CPUs, and no memory on nodes. Default: the pods of all namespaces are placed.
+    pub placement_namespaces: Option<BTreeSet<String>>,
     /// Namespaces in which pods may opt out with the annotation `numaward.io/placement: off`. A container that opts out
     /// may run on all CPUs, even on exclusive CPUs of other workloads. In other namespaces, `off` counts as `shared`.
     #[educe(Default(expression = ["kube-system".to_owned()].into()))]
@@ -40,20 +54,56 @@ pub struct Kubernetes {
     /// `numaward.io/hide-siblings` takes up to twice the requested CPUs, and `numaward.io/resctrl-class` joins a class
     /// of caches and memory bandwidth. In other namespaces, these annotations are ignored.
     pub beyond_quota_namespaces: BTreeSet<String>,
+    /// The cgroup that is pinned for the pods of a runtime handler: by the name of the handler in the configuration of
+    /// the container runtime (`handler` of a `RuntimeClass`). Default: `none` for handlers with `kata`, `runsc`,
+    /// `gvisor` or `firecracker` in their names, otherwise `container`.
+    pub runtime_handlers: BTreeMap<String, HandlerPin>,
     /// The handling of the CPU quota of a container with exclusive CPUs, and of its pod.
     pub cpu_quota: CpuQuota,
     /// The handling of a pod that started without numaward if its CPUs or memory are not available.
     pub unpinned: UnpinnedPolicy,
     /// The handling of a pod that this host refuses.
     pub refused: RefusedPolicy,
-    /// With `kubernetes.refused: evict`: for how long a pod must have been refused before it is evicted.
+    /// With `kubernetes.refused: evict` or `make-room`: for how long a pod must have been refused before it is evicted.
     #[educe(Default(expression = Interval(Duration::from_secs(30))))]
     pub refused_after: Interval,
 }
 
+/// The cgroup that is pinned for the pods of a runtime handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum HandlerPin {
+    /// The cgroup of each container. Right for runtimes that start the processes of a container in it, such as runc and
+    /// crun.
+    Container,
+    /// The cgroup of the pod, which contains the sandbox with the processes of all containers, and a virtual machine.
+    /// Guaranteed pods get the sum of the requests of their containers. Needs `kubernetes.nodeName`. Kata needs
+    /// `sandbox_cgroup_only = true`.
+    Sandbox,
+    /// No guarantee. The cgroup of the pod is kept on the shared pool.
+    None,
+}
+
+impl HandlerPin {
+    /// Returns the default for a runtime handler.
+    fn default_for(handler: &str) -> Self {
+        let name = handler.to_ascii_lowercase();
+        let runs_elsewhere =
+            ["kata", "runsc", "gvisor", "firecracker"].iter().any(|part| name.contains(part));
+        if runs_elsewhere { Self::None } else { Self::Container }
+    }
+}
+
+impl Kubernetes {
+    /// Returns the cgroup to pin for the pods of a runtime handler; an empty name is the default handler of the runtime.
+    pub fn handler_pin(&self, handler: &str) -> HandlerPin {
+        self.runtime_handlers.get(handler).copied().unwrap_or_else(|| HandlerPin::default_for(handler))
+    }
+}
+
 /// The handling of a pod that this host refuses: its policy cannot be kept, or too little of a resource is free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum RefusedPolicy {
     /// The pod stays bound to this host, where its requests stay reserved. The kubelet tries again, and starts it as
     /// soon as there is room.
@@ -65,6 +115,11 @@ pub enum RefusedPolicy {
     /// `kubernetes.nodeName`, all pods stay. Needs permission to create `pods/eviction`.
     #[default]
     Evict,
+    /// Running workloads, also containers of pods, are moved to other nodes of this host if the pod fits then, within the
+    /// limits of `rebalance`, whose `mode` does not matter here. The room is reserved for the pod, which starts at the
+    /// next attempt of the kubelet. A pod for which no moves make room is evicted as with `evict`. Needs `strategy:
+    /// native` and `enforcement.mode: on`; otherwise no workload is moved.
+    MakeRoom,
 }
 
 /// The handling of a pod that started without numaward if its CPUs or memory are not available.
@@ -119,6 +174,34 @@ pub struct Nri {
     /// they run already when the runtime connects.
     pub when_pinned: PinnedPolicy,
 }
+
+/// The key of a taint: a name of at most 63 characters, with an optional prefix that ends with `/`.
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+pub struct TaintKey(String);
+
+impl FromStr for TaintKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
+        let is_part = |part: &str, most: usize, others: &str| {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || others.contains(c);
+            let is_inner = |end: Option<char>| end.is_some_and(|c| c.is_ascii_alphanumeric());
+            part.len() <= most
+                && part.chars().all(allowed)
+                && is_inner(part.chars().next())
+                && is_inner(part.chars().next_back())
+        };
+        if !is_part(name, 63, "-_.") || !prefix.is_none_or(|prefix| is_part(prefix, 253, "-.")) {
+            return Err(format!(
+                "{text:?} cannot be the key of a taint (expected such as `numaward.io/not-ready`)"
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+serde_as_text!(TaintKey);
 
 /// The name of a plugin: letters, digits and `_.+-`.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
@@ -188,6 +271,37 @@ mod tests {
         }
         for index in ["", "9", "100", "-1", "+1", "1a", "٠١"] {
             assert!(index.parse::<PluginIndex>().is_err(), "{index:?}");
+        }
+    }
+
+    #[test]
+    fn handlers_of_machines_are_not_pinned() {
+        let read: Kubernetes =
+            serde_json::from_str(r#"{"runtimeHandlers": {"kata-qemu": "sandbox", "odd": "none"}}"#).unwrap();
+        for (handler, pin) in [
+            ("", HandlerPin::Container),
+            ("runc", HandlerPin::Container),
+            ("crun", HandlerPin::Container),
+            ("nvidia", HandlerPin::Container),
+            ("kata-clh", HandlerPin::None),
+            ("Kata", HandlerPin::None),
+            ("runsc", HandlerPin::None),
+            ("my-gvisor", HandlerPin::None),
+            ("kata-qemu", HandlerPin::Sandbox),
+            ("odd", HandlerPin::None),
+        ] {
+            assert_eq!(read.handler_pin(handler), pin, "{handler}");
+        }
+    }
+
+    #[test]
+    fn refuses_invalid_taint_keys() {
+        for key in ["numaward.io/not-ready", "a", "A_b.c-9", "a.b/c"] {
+            assert_eq!(key.parse::<TaintKey>().unwrap().to_string(), key);
+        }
+        let long = "a".repeat(64);
+        for key in ["", "/", "a/", "/a", "a/b/c", "-a", "a:NoSchedule", "a_b/c", "ä", long.as_str()] {
+            assert!(key.parse::<TaintKey>().is_err(), "{key:?}");
         }
     }
 

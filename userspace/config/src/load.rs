@@ -14,7 +14,7 @@ use super::{
     problem::{Origin, Problem, Problems},
     resctrl,
     schema::{KnownKeys, closest},
-    tree::{self, Node, Value},
+    tree::{self, TreeNode, Value},
 };
 
 /// The path of the configuration file if none is given.
@@ -144,7 +144,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
 }
 
 /// Returns a warning if the configuration file has values that may be secrets, and any user may read it.
-fn secrets_that_others_read(config: &Config, given: &Node) -> Option<String> {
+fn secrets_that_others_read(config: &Config, given: &TreeNode) -> Option<String> {
     let origin = |key: &'static str| {
         let path: Vec<_> = key.split('.').map(str::to_owned).collect();
         given.origin_at(&path).ok().map(|origin| (key, origin.clone()))
@@ -197,7 +197,7 @@ fn read(path: &Path) -> std::io::Result<String> {
 
 /// Overrides the values of the file with those of variables and flags.
 fn overlay(
-    tree: &mut Node,
+    tree: &mut TreeNode,
     sources: &Sources,
     known: &KnownKeys,
     (problems, warnings): (&mut Vec<Problem>, &mut Vec<String>),
@@ -256,7 +256,7 @@ pub(super) fn variable_name(path: &[String]) -> String {
 }
 
 /// Deserializes the tree, and removes invalid values until the rest is valid.
-fn read_values(tree: &mut Node, problems: &mut Vec<Problem>) -> Config {
+fn read_values(tree: &mut TreeNode, problems: &mut Vec<Problem>) -> Config {
     let mut taken_out: BTreeSet<String> = problems.iter().map(|problem| problem.path.clone()).collect();
     loop {
         let error = match serde_path_to_error::deserialize::<_, Config>(tree.to_json()) {

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use super::{
     config::Config,
     problem::Problem,
-    tree::{Node, Value, resolve},
+    tree::{TreeNode, Value, resolve},
 };
 
 /// Returns the JSON schema of the configuration, for editors and for the values of the Helm chart.
@@ -55,13 +55,13 @@ impl KnownKeys {
     }
 
     /// Removes unknown keys and numbers out of range from the tree, and reports them.
-    pub(super) fn check(&self, tree: &mut Node, problems: &mut Vec<Problem>) {
+    pub(super) fn check(&self, tree: &mut TreeNode, problems: &mut Vec<Problem>) {
         self.check_below(tree, &self.schema, &mut Vec::new(), problems);
     }
 
     fn check_below(
         &self,
-        node: &mut Node,
+        node: &mut TreeNode,
         schema: &Json,
         path: &mut Vec<String>,
         problems: &mut Vec<Problem>,
@@ -138,7 +138,7 @@ fn has_type(schema: &Json, name: &str) -> bool {
     }
 }
 
-fn out_of_range(node: &Node, schema: &Json) -> Option<String> {
+fn out_of_range(node: &TreeNode, schema: &Json) -> Option<String> {
     let Value::Scalar(Json::Number(number)) = &node.value else { return None };
     let value = number.as_f64()?;
     let (min, max) = (schema["minimum"].as_f64()?, schema["maximum"].as_f64()?);

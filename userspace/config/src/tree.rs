@@ -12,7 +12,7 @@ use super::problem::{Origin, Position, Problem};
 
 /// A value and its source.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
+pub(super) struct TreeNode {
     pub(super) origin: Origin,
     pub(super) value: Value,
 }
@@ -20,21 +20,21 @@ pub(super) struct Node {
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Scalar(serde_json::Value),
-    Sequence(Vec<Node>),
-    Mapping(Vec<Entry>),
+    Sequence(Vec<TreeNode>),
+    Mapping(Vec<MappingEntry>),
     /// A removed element of a sequence: later elements keep their numbers.
     Removed,
 }
 
 /// A key of a mapping, with the source of the key (not of the value).
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct MappingEntry {
     pub(super) key: String,
     pub(super) origin: Origin,
-    pub(super) node: Node,
+    pub(super) node: TreeNode,
 }
 
-impl Node {
+impl TreeNode {
     /// Converts the value to JSON. A key without a value counts as absent.
     pub(super) fn to_json(&self) -> serde_json::Value {
         match &self.value {
@@ -58,7 +58,7 @@ impl Node {
                 Value::Sequence(items.into_iter().map(|item| Self::from_json(item, origin)).collect())
             }
             serde_json::Value::Object(entries) => {
-                let entry = |(key, value)| Entry {
+                let entry = |(key, value)| MappingEntry {
                     key,
                     origin: origin.clone(),
                     node: Self::from_json(value, origin),
@@ -82,7 +82,7 @@ impl Node {
         let Value::Mapping(entries) = &mut self.value else { return };
         let index = entries.iter().position(|entry| entry.key == key).unwrap_or_else(|| {
             let node = Self { origin: origin.clone(), value: Value::Mapping(Vec::new()) };
-            entries.push(Entry { key: key.to_owned(), origin: origin.clone(), node });
+            entries.push(MappingEntry { key: key.to_owned(), origin: origin.clone(), node });
             entries.len() - 1
         });
         entries[index].node.set(rest, value, origin);
@@ -142,7 +142,7 @@ impl Node {
 }
 
 /// Parses a YAML file. Adds problems to `problems`, and returns the valid part.
-pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> Node {
+pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> TreeNode {
     let mut reader = Reader { file, problems, open: Vec::new(), root: None };
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
@@ -166,8 +166,11 @@ pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> Nod
 }
 
 /// Returns the tree of an empty file.
-pub(super) fn empty(file: &Path) -> Node {
-    Node { origin: Origin::File { file: file.to_owned(), position: None }, value: Value::Mapping(Vec::new()) }
+pub(super) fn empty(file: &Path) -> TreeNode {
+    TreeNode {
+        origin: Origin::File { file: file.to_owned(), position: None },
+        value: Value::Mapping(Vec::new()),
+    }
 }
 
 /// The maximum depth of nesting. It protects the stack from hostile files.
@@ -177,12 +180,12 @@ struct Reader<'a> {
     file: &'a Path,
     problems: &'a mut Vec<Problem>,
     open: Vec<OpenCollection>,
-    root: Option<Node>,
+    root: Option<TreeNode>,
 }
 
 /// A collection with an end that has not been read yet. `key`: the key that waits for its value.
 struct OpenCollection {
-    node: Node,
+    node: TreeNode,
     key: Option<(String, Origin)>,
 }
 
@@ -195,14 +198,16 @@ impl Reader<'_> {
                 if *anchor != 0 || tag.is_some() {
                     self.problem(at, "anchors and tags are not supported".to_owned());
                 }
-                if let Some(OpenCollection { node: Node { value: Value::Mapping(_), .. }, key: key @ None }) =
-                    self.open.last_mut()
+                if let Some(OpenCollection {
+                    node: TreeNode { value: Value::Mapping(_), .. },
+                    key: key @ None,
+                }) = self.open.last_mut()
                 {
                     *key = Some((text.to_string(), place(self.file, at)));
                 } else {
                     let plain = *style == ScalarStyle::Plain;
                     let scalar = if plain { resolve(text) } else { text.as_ref().into() };
-                    self.add(Node { origin: place(self.file, at), value: Value::Scalar(scalar) });
+                    self.add(TreeNode { origin: place(self.file, at), value: Value::Scalar(scalar) });
                 }
                 true
             }
@@ -214,7 +219,7 @@ impl Reader<'_> {
                     self.problem(at, format!("nested deeper than {MAX_DEPTH} levels"));
                     return false;
                 }
-                if let Some(OpenCollection { node: Node { value: Value::Mapping(_), .. }, key: None }) =
+                if let Some(OpenCollection { node: TreeNode { value: Value::Mapping(_), .. }, key: None }) =
                     self.open.last()
                 {
                     self.problem(at, "a key must be a plain word".to_owned());
@@ -224,8 +229,10 @@ impl Reader<'_> {
                     Event::SequenceStart(..) => Value::Sequence(Vec::new()),
                     _ => Value::Mapping(Vec::new()),
                 };
-                self.open
-                    .push(OpenCollection { node: Node { origin: place(self.file, at), value }, key: None });
+                self.open.push(OpenCollection {
+                    node: TreeNode { origin: place(self.file, at), value },
+                    key: None,
+                });
                 true
             }
             Event::SequenceEnd | Event::MappingEnd => {
@@ -250,7 +257,7 @@ impl Reader<'_> {
         }
     }
 
-    fn add(&mut self, node: Node) {
+    fn add(&mut self, node: TreeNode) {
         let Some(parent) = self.open.last_mut() else {
             self.root = Some(node);
             return;
@@ -262,7 +269,7 @@ impl Reader<'_> {
                     let message = format!("the key {key:?} was given before, at {}", first.origin);
                     self.problems.push(Problem { origin, path: key, message });
                 } else {
-                    entries.push(Entry { key, origin, node });
+                    entries.push(MappingEntry { key, origin, node });
                 }
             }
             (Value::Mapping(_) | Value::Scalar(_) | Value::Removed, _) => {}

@@ -39,9 +39,7 @@ pub(crate) enum Job {
 /// The result of a job.
 #[derive(Debug)]
 pub(crate) enum JobOutcome {
-    /// What was seen.
     Surveyed(Survey),
-    /// What became of the pages.
     Moved { cgroup: CgroupPath, order: PageMove, moved: PagesMoved },
 }
 
@@ -89,7 +87,7 @@ pub(crate) fn start(
     Worker::start("homes", HANG_TIMEOUT, heartbeats, stop, move |job| match job {
         Job::Survey(nodes) => JobOutcome::Surveyed(sources.survey(&nodes)),
         Job::Move(cgroup, order) => {
-            let moved = sources.carry_out(&order, &ended);
+            let moved = sources.move_pages(&order, &ended);
             JobOutcome::Moved { cgroup, order, moved }
         }
     })
@@ -118,7 +116,7 @@ impl Sources {
     }
 
     /// Moves as many pages as the target node has room for.
-    fn carry_out(&self, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
+    fn move_pages(&self, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
         let bytes = order.bytes.min(room(&self.host_root, order.to));
         if bytes < MIN_MOVE_SIZE {
             let mut moved = PagesMoved::default();
@@ -141,15 +139,15 @@ mod tests {
     use numaward_model::accesses::CountingMethod;
 
     use super::*;
-    use crate::testing::Host;
+    use crate::testing::TestHost;
 
     #[test]
-    fn only_those_that_may_have_a_home_and_can_be_read_are_looked_at() {
+    fn surveys_eligible_readable_workloads() {
         let root = tempfile::tempdir().unwrap();
         let node = root.path().join("sys/devices/system/node/node1");
         fs::create_dir_all(&node).unwrap();
         fs::write(node.join("meminfo"), "Node 1 MemTotal: 65536 kB\nNode 1 MemFree: 9216 kB\n").unwrap();
-        let host = Host::small();
+        let host = TestHost::small();
         let accesses =
             Accesses { by: CountingMethod::Sampling, local: 1, remote: 2, memory: BTreeMap::new() };
         for (id, path) in (1..).zip(["/a/x", "/a/out", "/b", "/a/silent", "/a/gone"]) {

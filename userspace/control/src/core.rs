@@ -8,36 +8,42 @@
 //! The *effects* of a change are the reactions of other parts after it is complete, see [`Effects`].
 //!
 //! # Algorithm
-//! [`Core`] owns the state; a change is an [`execution::Transaction`]. Pods are part of the core because requests of
-//! the runtime are answered while a change waits. CPU isolation is part of it because an admission confines other
-//! cgroups. All other controllers run between two changes, see [`crate::reconciler`].
+//! [`Core`] owns the state; a change is an [`execution::Transaction`]. Each concern is a file below: functions that take the
+//! core, and a type for the state that only this concern has. The files form no circle. Requests of the runtime are answered
+//! while a change waits: [`execution`] calls the function that [`Core::open`] gives to it. All other controllers run between
+//! two changes, see [`crate::reconciler`].
 
-mod admission;
-mod auto_placement;
-mod batch;
-mod burstable_home;
-mod conditions;
-mod cpu_isolation;
+pub(crate) mod admission;
+pub(crate) mod batch;
+pub(crate) mod bindings;
+pub(crate) mod burstable_home;
+pub(crate) mod conditions;
+pub(crate) mod cpu_isolation;
 #[cfg(test)]
 pub(crate) mod disorder;
-mod effects;
-mod execution;
-mod huge_pages;
-mod inbox;
-mod machine;
-mod migrations;
-mod mode;
-mod narrowing;
+pub(crate) mod effects;
+pub(crate) mod execution;
+pub(crate) mod huge_pages;
+pub(crate) mod inbox;
+pub(crate) mod machine;
+pub(crate) mod migrations;
+pub(crate) mod narrowing;
 pub(crate) mod pods;
-mod rebalance;
-mod resize;
-mod storage;
+pub(crate) mod preferred_node;
+pub(crate) mod rebalance;
+pub(crate) mod release;
+pub(crate) mod resize;
+pub(crate) mod settings;
+pub(crate) mod shared_pool;
+pub(crate) mod storage;
 
-use std::{collections::BTreeSet, sync::Arc, time::Instant};
+use std::{collections::BTreeSet, sync::Arc};
 
-use numaward_cgroup::{CgroupPath, Hierarchy, LockError, classify};
+use numaward_api::EnforcementMode;
+use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, LockError, classify};
 use numaward_config::{Config, enforcement::CgroupPattern, home::HomeMode};
-use numaward_enforce::{Enforcer, SettingsChange};
+use numaward_enforce::{EnforceError, Enforcer};
+use numaward_engine::{Allocation, OwnerId};
 use numaward_guarantee::{
     error::StartError,
     ports::Ports,
@@ -45,29 +51,31 @@ use numaward_guarantee::{
     state::boot_id,
     xattr_backup::{self, XattrBackup},
 };
-use numaward_model::{EventReport, headroom::Headroom};
-use numaward_store::{LoadedLedger, Store};
-use numaward_topology::CpuSet;
+use numaward_model::{EventReport, Settings, pod::PodContainer};
+use numaward_store::{LoadedLedger, Store, StoreError};
+use numaward_topology::{CpuSet, NodeId};
 
-#[cfg(test)]
-pub(crate) use self::inbox::RuntimeCommand;
-pub(crate) use self::{
-    admission::{Admission, remove_cgroup},
-    burstable_home::node_with_most,
-    effects::{Effects, HeldChange, WidenedCgroup},
-    execution::Worker,
-    inbox::{BatchKind, CgroupNews, Inbox, QueuedCommand, batch_key},
-    machine::MissingCapacity,
-    rebalance::{MoveStart, id as plan_id},
-};
 use self::{
+    bindings::Bindings,
     cpu_isolation::CpuIsolation,
     execution::Execution,
     machine::Policy,
     pods::Pods,
+    shared_pool::SharedPool,
     storage::{StateStore, Storage},
 };
 use crate::ControlMetrics;
+
+#[cfg(test)]
+pub(crate) use self::inbox::RuntimeCommand;
+pub(crate) use self::{
+    admission::Admission,
+    effects::{Effects, HeldChange},
+    execution::EnforcementWorker,
+    inbox::{BatchKind, CgroupNews, Inbox, QueuedCommand, batch_key},
+    machine::MissingCapacity,
+    rebalance::MoveStart,
+};
 
 /// The attempt of an admission. A repeated refusal is not counted in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,10 +96,10 @@ pub(crate) struct Core {
     pub(crate) store: StateStore,
     pub(crate) execution: Execution,
     pods: Pods,
+    pub(crate) bindings: Bindings,
+    pool: SharedPool,
     pub(crate) isolation: CpuIsolation,
     pub(crate) effects: Effects,
-    /// The headroom snapshot that decisions use.
-    last_headroom: Arc<Headroom>,
 }
 
 impl Core {
@@ -109,7 +117,7 @@ impl Core {
         let lock = match hierarchy.lock() {
             Err(held @ LockError::Held { .. }) => return Err(held.into()),
             Err(error) => {
-                tracing::warn!(%error, "a second daemon with another state directory would not be noticed");
+                tracing::warn!(%error, "the cgroup hierarchy cannot be locked: a second daemon with another state directory would not be detected");
                 None
             }
             Ok(lock) => lock,
@@ -121,7 +129,7 @@ impl Core {
         for file in set_aside {
             let (path, reason) = (file.path.display(), &file.reason);
             if is_complete {
-                tracing::warn!(%path, reason, "a damaged ledger was set aside; nothing is missing, as there is another");
+                tracing::warn!(%path, reason, "a damaged ledger was set aside; nothing is missing, because another complete ledger is used");
                 continue;
             }
             let allocations = state.guarantees.len();
@@ -141,14 +149,20 @@ impl Core {
             metrics,
             policy,
             store: StateStore::new(state, storage, !is_complete && !is_fresh),
-            execution: Execution::new(enforcer),
+            execution: Execution::new(enforcer, pods::commands::pod_command),
             pods: Pods::default(),
+            bindings: Bindings::default(),
+            pool: SharedPool::default(),
             isolation,
             effects: Effects::default(),
-            last_headroom: Arc::default(),
         };
-        core.report_unfit();
-        core.recharge();
+        core.policy.report_unfit(&*core.ports.events);
+        core.policy.recharge(&mut core.store.state, &*core.ports.events);
+        let state = &mut core.store.state;
+        let headroom = core.ports.headroom.headroom();
+        let conditions =
+            conditions::present_conditions(&headroom, &core.hierarchy, &core.policy.machine, &state.ledger);
+        state.ledger.set_conditions(Arc::new(conditions));
         Ok(core)
     }
 
@@ -175,73 +189,51 @@ impl Core {
             - &ledger.conditions().partition_cpus
     }
 
-    /// Records that guarantees changed. Containers on the shared pool follow at once, the other effects follow later.
-    pub(crate) fn note_guarantees_changed(&mut self) {
-        self.effects.guarantees = true;
-        self.effects.isolate = true;
-        self.effects.declared = true;
-        self.follow_pool();
-    }
-
-    /// Writes the knobs that differ from the guarantees; returns the number of writes, or `None` if the kernel's values
-    /// cannot be read.
-    pub(crate) fn enforce_guarantees(&mut self) -> Option<usize> {
-        // This includes controllers that were recorded but not yet enabled when the daemon died.
-        self.forget_disabled();
-        self.catch_up_with_pool();
-        match self.plan(SettingsChange::Upkeep) {
-            Ok(plan) => {
-                let rewritten = plan.steps().len();
-                if let Err(refused) = self.carry_out(plan) {
-                    tracing::error!(error = %refused, "not all that is promised could be enforced again");
-                }
-                Some(rewritten)
-            }
-            Err(error) => {
-                tracing::error!(%error, "what is promised cannot be compared with the kernel");
-                None
-            }
-        }
-    }
-
-    /// Reads the systemd properties and the enabled controllers again, and removes records that no longer apply.
-    pub(crate) fn refresh(&mut self) {
-        self.execution.enforcer.refresh();
-        // At a start after a reboot, D-Bus may not have been available yet.
-        let left: BTreeSet<CgroupPath> = self.store.state.applied.unwritten().cloned().collect();
-        self.store.unwritten.retain(|path| left.contains(path));
-        if self.store.unwritten.iter().any(|path| self.hierarchy.dir(path).is_dir()) {
-            self.enforce_guarantees();
-        }
-        if self.forget_disabled()
-            && let Err(error) = self.save()
-        {
-            tracing::error!(%error, "the ledger cannot be stored");
-        }
-        self.execution.migrations.retain_held(&self.store.state.applied);
-        self.remove_strays();
-        self.update_confinement(true);
-        self.disable_controllers();
-        self.effects.declared = true;
-    }
-
-    /// Updates migrations, conditions, pods and the ledger file; returns true if the machine changed.
-    pub(crate) fn turn(&mut self, now: Instant) -> bool {
-        self.collect_migrations();
-        self.update_conditions();
-        self.store.storage.write_out(false);
-        let is_changed = self.follow_machine();
-        self.maintain_pods(now);
-        is_changed
-    }
-
     /// Moves blocking work to the worker thread from now on; commands from this inbox are answered meanwhile.
-    pub(crate) fn serve(&mut self, worker: Worker, inbox: Inbox) {
+    pub(crate) fn serve(&mut self, worker: EnforcementWorker, inbox: Inbox) {
         (self.execution.worker, self.execution.inbox) = (Some(worker), Some(inbox));
     }
 
     pub(crate) fn enforcer(&self) -> &Arc<Enforcer> {
         &self.execution.enforcer
+    }
+
+    pub(crate) fn mode(&self) -> EnforcementMode {
+        self.config.enforcement.mode
+    }
+
+    pub(crate) fn allocation_for(&self, of: &PodContainer) -> Option<&Allocation> {
+        self.store.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.ledger_name())
+    }
+
+    /// Returns the settings that are applied to a cgroup.
+    pub(crate) fn applied_settings(&self, path: &CgroupPath) -> Option<&Settings> {
+        self.store.state.applied.get(path).map(|record| &record.settings)
+    }
+
+    pub(crate) fn save(&mut self) -> Result<(), StoreError> {
+        self.store.save()
+    }
+
+    pub(crate) fn guaranteed_cgroups(&self) -> BTreeSet<CgroupPath> {
+        let guaranteed =
+            self.store.state.guarantees.values().filter(|guarantee| !guarantee.has_no_guarantee());
+        let guaranteed = guaranteed.map(|guarantee| &guarantee.cgroup);
+        // Containers keep to the shared pool by themselves.
+        let placed = self.store.state.containers.values().map(|placed| &placed.cgroup);
+        guaranteed.chain(placed).cloned().collect()
+    }
+
+    /// Returns the CPUs of a node that are not exclusive.
+    pub(crate) fn shared_cpus_of(&self, node: NodeId) -> CpuSet {
+        let of = self.policy.machine.nodes.get(&node).map(|node| node.cpus.clone()).unwrap_or_default();
+        &of & self.store.state.ledger.shared_pool()
+    }
+
+    /// Returns the identifier of an existing cgroup.
+    pub(crate) fn id_of(&self, path: &CgroupPath) -> Result<CgroupId, EnforceError> {
+        let id = self.hierarchy.id_of(path).ok().flatten();
+        id.ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })
     }
 }
 

@@ -99,11 +99,11 @@ impl ReconcilerFactory for Control {
             }
         });
         if let Err(error) = made {
-            tracing::warn!(%error, "commands cannot be given guarantees: no cgroup can be made for them");
+            tracing::warn!(%error, "commands cannot get guarantees: the parent of their cgroups could not be created");
         }
         let watch = KnobWatch::new(hierarchy.root());
         if let Err(error) = &watch {
-            tracing::warn!(%error, "knobs are looked at every second instead, and who wrote them stays unknown");
+            tracing::warn!(%error, "knobs cannot be watched: they are checked every second, and their writers remain unknown");
         }
         self.prepared = Some(KnobWatchSetup { watch: watch.ok() });
     }
@@ -132,13 +132,13 @@ fn start_on_this_host(
 ) -> Result<Option<(ReconcilerHandle, JoinHandle<()>)>, StartError> {
     let machine = ports.machine.machine();
     if machine.nodes.is_empty() {
-        tracing::warn!("nothing can be promised: the machine is not known");
+        tracing::warn!("guarantees are not available: the machine could not be read");
         return Ok(None);
     }
     let hierarchy = match hierarchy(config) {
         Ok(hierarchy) => hierarchy,
         Err(error) => {
-            tracing::warn!(%error, "nothing can be promised without cgroup v2");
+            tracing::warn!(%error, "guarantees are not available without cgroup v2");
             return Ok(None);
         }
     };
@@ -151,7 +151,7 @@ fn start_on_this_host(
         Err(StartError::Policy(problems)) => {
             tracing::error!(
                 problems = policy::join_problems(&problems),
-                "nothing can be promised on this machine, nor given back"
+                "guarantees can be neither given nor released on this machine"
             );
             Ok(None)
         }

@@ -1,7 +1,7 @@
-//! What was decided and done, counted: the promise and the enforced families.
+//! Metrics of decisions, of enforcement, and of the reconciler's controllers.
 
+pub(crate) mod auto_placement;
 mod caches;
-pub(crate) mod homes;
 mod host;
 mod kubelet;
 
@@ -23,15 +23,17 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use self::{
+    auto_placement::PlacementMetrics, caches::CacheMetrics, host::HostMetrics, kubelet::KubeletMetrics,
+};
 pub(super) use self::{caches::CacheLabels, kubelet::KubeletRules};
-use self::{caches::CacheMetrics, homes::HomeMetrics, host::HostMetrics, kubelet::KubeletMetrics};
 
 /// Counters by labels.
 type LabeledCounter<const N: usize> = Family<[(&'static str, String); N], Counter>;
 /// Numbers of cgroups by state.
 type StateGauge = Family<[(&'static str, &'static str); 1], Gauge>;
 
-/// The knobs that are counted from the start. Those of huge pages join as they are used.
+/// Knobs whose series are exported from the start. Those of huge pages are added on first use.
 const KNOBS: [Knob; 8] = [
     Knob::CpusetCpus,
     Knob::CpusetMems,
@@ -44,10 +46,10 @@ const KNOBS: [Knob; 8] = [
 ];
 const BACKENDS: [&str; 2] = ["cgroupfs", "systemd"];
 const RESULTS: [&str; 3] = ["ok", "error", "dry_run"];
-/// The engine's words for a rejection by a manager.
+/// Reasons for which a manager rejects a request, as the engine names them.
 const REASONS: [&str; 3] = ["UnexpectedAdmissionError", "SMTAlignmentError", "EmptyPodSharedPoolError"];
 
-/// Counts since the daemon started. Clones share them.
+/// Counters since the start of the daemon. Clones share them.
 #[derive(Clone, Debug, Educe)]
 #[educe(Default)]
 pub struct ControlMetrics {
@@ -67,8 +69,8 @@ pub struct ControlMetrics {
     steered: Gauge,
     reclaimed: LabeledCounter<1>,
     host: HostMetrics,
-    caches: CacheMetrics,
-    homes: HomeMetrics,
+    pub(crate) caches: CacheMetrics,
+    placements: PlacementMetrics,
     stalls: Counter,
     raised: Counter,
     herd: StateGauge,
@@ -77,11 +79,11 @@ pub struct ControlMetrics {
     moves: LabeledCounter<1>,
     moved: Counter,
     rebalancing: Gauge,
-    /// What the kubelet has in another form.
+    /// The kubelet's versions of the metrics of the managers.
     kubelet: KubeletMetrics,
 }
 
-/// What was asked of a manager, by the number of containers, and for what reason one of them did not get it.
+/// Number of containers of a request for which a manager was called, and the reason if it rejected one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ManagerRequests {
     containers: u64,
@@ -102,8 +104,8 @@ impl ManagerRequests {
     }
 }
 
-/// What was asked of the managers of CPUs and of memory: for each container that is to have some for itself, until one
-/// cannot have it. A container is asked for after the topology policy has agreed to it.
+/// Returns the calls of the CPU manager and of the memory manager for a request. A manager is called for each container with
+/// exclusive resources, after the topology policy has accepted the container, up to the first rejected container.
 fn manager_requests(request: &Request, decision: &Decision) -> [ManagerRequests; 2] {
     let rejection = match &decision.outcome {
         Ok(grants) => {
@@ -123,7 +125,7 @@ fn manager_requests(request: &Request, decision: &Decision) -> [ManagerRequests;
         [cpus + more[0], memory + more[1]]
     };
     let mut containers = request.all_containers();
-    // Decided all together, none came before it.
+    // In the pod scope, the rejection names no container, and no container was decided before.
     let failed = rejection.container.as_ref();
     let before = containers.by_ref().take_while(|of| failed.is_some_and(|failed| of.name != *failed));
     let before = before.fold([0; 2], add);
@@ -146,8 +148,8 @@ fn manager_requests(request: &Request, decision: &Decision) -> [ManagerRequests;
     ]
 }
 
-/// Shows a family with these values of its label from the start.
-fn start<V: Clone + Hash + Eq + From<&'static str>, M>(
+/// Creates the series of a family with these values of its label.
+fn create_series<V: Clone + Hash + Eq + From<&'static str>, M>(
     family: &Family<[(&'static str, V); 1], M>,
     label: &'static str,
     values: &[&'static str],
@@ -168,22 +170,22 @@ fn write_labels(backend: &str, knob: &str, result: &str) -> [(&'static str, Stri
 }
 
 impl ControlMetrics {
-    /// Registers them, under the kubelet's names where it has one, and all at zero from the start.
+    /// Registers all metrics. Metrics that the kubelet has too have its names. All series start at zero.
     pub fn register(&self, registry: &mut Registry) {
-        self.start();
+        self.create_all_series();
         registry.register(
             "topology_manager_admission_requests",
-            "Requests that the engine decided on",
+            "Requests that the engine has decided",
             self.topology_requests.clone(),
         );
         registry.register(
             "topology_manager_admission_errors",
-            "Requests refused because the nodes of their resources cannot be made to agree",
+            "Requests refused because their resources are not available on a common set of nodes",
             self.topology_errors.clone(),
         );
         registry.register_with_unit(
             "topology_manager_admission_duration",
-            "Time taken to decide",
+            "Duration of a decision",
             Unit::Seconds,
             self.topology_duration.clone(),
         );
@@ -199,59 +201,54 @@ impl ControlMetrics {
         );
         registry.register(
             "memory_manager_pinning_requests",
-            "Containers whose memory was to be promised on nodes",
+            "Containers whose memory was to be guaranteed on nodes",
             self.memory_requests.clone(),
         );
         registry.register(
             "memory_manager_pinning_errors",
-            "Containers whose memory could not be promised on nodes",
+            "Containers whose memory could not be guaranteed on nodes",
             self.memory_errors.clone(),
         );
         registry.register(
             "enforcement_writes",
-            "Knobs written, by who writes them and whether the kernel took it; in a dry run: would be written",
+            "Writes of knobs, by backend and result; dry_run: would have been written",
             self.writes.clone(),
         );
-        registry.register(
-            "drift",
-            "Knobs found to hold something other than what was written",
-            self.drift.clone(),
-        );
+        registry.register("drift", "Knobs found with a value other than the written one", self.drift.clone());
         registry.register(
             "drift_repaired",
-            "Knobs that drifted and were written again",
+            "Knobs with drift that were written again",
             self.repaired.clone(),
         );
         registry.register_with_unit(
             "guarantee_migrated",
-            "User memory that moved because its workload was promised other nodes",
+            "User memory that was migrated because the guarantee of its workload moved to other nodes",
             Unit::Bytes,
             self.migrated.clone(),
         );
         registry.register_with_unit(
             "budget_moved",
-            "User memory of workloads that had more on a node than their share there, by what became of it when it was \
-             to be moved",
+            "User memory above the budget of its workload on a node, by the outcome of the attempt to move it",
             Unit::Bytes,
             self.budget_moved.clone(),
         );
         registry.register(
             "guard_steered_cgroups",
-            "Cgroups without a guarantee that are kept off a node that may soon not have what is promised on it",
+            "Cgroups without a guarantee that are kept off a node whose guaranteed memory may soon not be available",
             self.steered.clone(),
         );
         registry.register_with_unit(
             "guard_reclaimed",
-            "Page cache of cgroups without a guarantee that was dropped on the node, so that what is promised there is free; only with guardReclaim",
+            "Page cache of cgroups without a guarantee that was dropped on the node to free guaranteed memory; only with guardReclaim",
             Unit::Bytes,
             self.reclaimed.clone(),
         );
         self.host.register(registry);
         self.caches.register(registry);
-        self.homes.register(registry);
+        self.placements.register(registry);
         registry.register(
             "memory_high_stalls",
-            "Workloads found to be slowed down at memory.high without making progress",
+            "Workloads found to be throttled at memory.high without making progress",
             self.stalls.clone(),
         );
         registry.register(
@@ -261,27 +258,27 @@ impl ControlMetrics {
         );
         registry.register(
             "herd_cgroups",
-            "Cgroups kept off exclusive CPUs, those that would be if this were no dry run, and those that cannot be",
+            "Cgroups that are confined to the shared pool, that would be without the dry run, and that cannot be confined",
             self.herd.clone(),
         );
         registry.register(
             "declared_guarantees",
-            "Cgroups that hold a guarantee declared in the configuration, and those that were refused theirs",
+            "Cgroups with a guarantee declared in the configuration, by whether it is held or was refused",
             self.declared.clone(),
         );
         self.register_rebalancing(registry);
     }
 
-    fn start(&self) {
-        start(&self.herd, "state", &["herded", "dry_run", "refused"]);
-        start(&self.declared, "state", &["held", "refused"]);
-        start(&self.rebalances, "outcome", &["done", "failed", "cancelled"]);
-        start(&self.moves, "outcome", &["moved", "taken_back", "stays", "gone"]);
+    fn create_all_series(&self) {
+        create_series(&self.herd, "state", &["herded", "dry_run", "refused"]);
+        create_series(&self.declared, "state", &["held", "refused"]);
+        create_series(&self.rebalances, "outcome", &["done", "failed", "cancelled"]);
+        create_series(&self.moves, "outcome", &["moved", "taken_back", "stays", "gone"]);
         for outcome in PageOutcome::ALL {
-            start(&self.budget_moved, "outcome", &[outcome.as_str()]);
+            create_series(&self.budget_moved, "outcome", &[outcome.as_str()]);
         }
-        start(&self.cpu_errors, "reason", &REASONS);
-        start(&self.memory_errors, "reason", &REASONS);
+        create_series(&self.cpu_errors, "reason", &REASONS);
+        create_series(&self.memory_errors, "reason", &REASONS);
         for knob in KNOBS.map(|knob| knob.to_string()) {
             drop(self.drift.get_or_create(&[("knob", knob.clone())]));
             drop(self.repaired.get_or_create(&[("knob", knob.clone())]));
@@ -292,36 +289,32 @@ impl ControlMetrics {
     }
 
     fn register_rebalancing(&self, registry: &mut Registry) {
-        registry.register(
-            "rebalances",
-            "Rebalances that are over: all moves made, or all of them undone",
-            self.rebalances.clone(),
-        );
+        registry.register("rebalances", "Rebalances that have ended, by outcome", self.rebalances.clone());
         registry.register(
             "rebalance_moves",
-            "Workloads that were moved to make room, moved back, could not be moved back, or ended meanwhile",
+            "Workloads moved by rebalances, by outcome: moved, moved back, could not be moved back, or ended meanwhile",
             self.moves.clone(),
         );
         registry.register_with_unit(
             "rebalance_moved",
-            "User memory that left its nodes because its workload was moved to make room, or moved back",
+            "User memory that left its nodes because a rebalance moved its workload, or moved it back",
             Unit::Bytes,
             self.moved.clone(),
         );
         registry.register(
             "rebalance_running",
-            "Whether workloads are being moved to make room, or moved back (1), or not (0)",
+            "1 while a rebalance moves workloads or moves them back, else 0",
             self.rebalancing.clone(),
         );
     }
 
-    /// Registers what the kubelet counts too, under its own names (pkg/kubelet/metrics/metrics.go), for
-    /// dashboards and alerts that know those.
+    /// Registers the metrics that the kubelet has too, under its full names (pkg/kubelet/metrics/metrics.go), for existing
+    /// dashboards and alerts.
     pub fn register_kubelet(&self, registry: &mut Registry) {
         self.kubelet.register(registry);
     }
 
-    /// The engine decided on a request.
+    /// Counts a decision of the engine.
     pub(super) fn decided(&self, request: &Request, decision: &Decision, took: Duration) {
         self.topology_requests.inc();
         self.topology_duration.observe(took.as_secs_f64());
@@ -334,13 +327,13 @@ impl ControlMetrics {
         memory.count(&self.memory_requests, &self.memory_errors);
     }
 
-    /// Requests that were decided on.
+    /// Returns the number of decided requests.
     #[cfg(test)]
     pub(super) fn requests(&self) -> u64 {
         self.topology_requests.get()
     }
 
-    /// The same of a pod that the kubelet would decide on: not one that it would have let go when it was refused before.
+    /// Counts a decision on a pod as the kubelet does. The caller omits repeated refusals, because the kubelet decides once.
     pub(super) fn decided_on_pod(
         &self,
         request: &Request,
@@ -351,7 +344,7 @@ impl ControlMetrics {
         let kubelet = &self.kubelet;
         kubelet.topology_requests.inc();
         kubelet.topology_duration.observe(took.as_secs_f64() * 1e3);
-        // Without a policy, there is nothing that could go wrong but with the managers.
+        // Without a policy, only the managers can reject a pod.
         if decision.outcome.is_err() && rules.policy != TopologyManagerPolicy::None {
             kubelet.topology_errors.inc();
         }
@@ -366,92 +359,103 @@ impl ControlMetrics {
         self.writes.get_or_create(&labels).inc();
     }
 
-    /// Knobs were written.
     pub(super) fn enforced(&self, report: &EnforcementReport) {
         report.written.iter().for_each(|step| self.wrote(step, "ok"));
     }
 
-    /// Knobs could not all be written.
+    /// Counts the writes of a failed change: those before the failure, and the failed one.
     pub(super) fn failed(&self, failure: &EnforcementFailure) {
         self.enforced(&failure.report);
         failure.step.iter().for_each(|step| self.wrote(step, "error"));
     }
 
-    /// A knob would have been written.
+    /// Counts a write that a dry run omitted.
     pub(super) fn would_write(&self, step: &WriteStep) {
         self.wrote(step, "dry_run");
     }
 
-    /// Who is herded now.
-    pub(super) fn confined(&self, confined: usize, would: usize, refused: usize) {
-        set(&self.herd, [("herded", confined), ("dry_run", would), ("refused", refused)]);
+    /// Sets the numbers of cgroups that are confined, that would be without the dry run, and that cannot be confined.
+    pub(super) fn confined(&self, confined: usize, dry_run: usize, refused: usize) {
+        set(&self.herd, [("herded", confined), ("dry_run", dry_run), ("refused", refused)]);
     }
 
-    /// Who has what is declared for it now.
+    /// Sets the numbers of declared guarantees that are held and refused.
     pub(super) fn declared(&self, held: usize, refused: usize) {
         set(&self.declared, [("held", held), ("refused", refused)]);
     }
 
-    /// A knob drifted.
     pub(super) fn drifted(&self, knob: Knob) {
         self.drift.get_or_create(&[("knob", knob.to_string())]).inc();
     }
 
-    /// A knob that drifted holds again.
     pub(super) fn repaired(&self, knob: Knob) {
         self.repaired.get_or_create(&[("knob", knob.to_string())]).inc();
     }
 
-    /// A workload makes no progress at `memory.high`.
+    /// Counts a workload without progress at `memory.high`.
     pub(super) fn stalled(&self) {
         self.stalls.inc();
     }
 
-    /// `memory.high` was raised for one.
+    /// Counts a raise of `memory.high`.
     pub(super) fn raised(&self) {
         self.raised.inc();
     }
 
-    /// Whether workloads are being moved to make room.
     pub(super) fn rebalancing(&self, is_running: bool) {
         self.rebalancing.set(i64::from(is_running));
     }
 
-    /// A rebalance is over.
+    /// Counts the end of a rebalance.
     pub(super) fn rebalanced(&self, outcome: &str) {
         self.rebalances.get_or_create(&[("outcome", outcome.to_owned())]).inc();
     }
 
-    /// A workload was moved to make room, or is where it was.
+    /// Counts a move of a workload by a rebalance, or its rollback.
     pub(super) fn relocated(&self, outcome: &str, bytes: Bytes) {
         self.moves.get_or_create(&[("outcome", outcome.to_owned())]).inc();
         self.moved.inc_by(bytes.0);
     }
 
-    /// Pages above a budget were to be moved.
+    /// Counts memory above a budget by the outcome of the attempt to move it.
     pub(super) fn budget_moved(&self, moved: &PagesMoved) {
         for (outcome, bytes) in &moved.0 {
             self.budget_moved.get_or_create(&[("outcome", outcome.as_str().to_owned())]).inc_by(bytes.0);
         }
     }
 
-    /// So many cgroups are steered now.
+    /// Sets the number of steered cgroups.
     pub(super) fn steered(&self, steered: usize) {
         self.steered.set(i64::try_from(steered).unwrap_or(i64::MAX));
     }
 
-    /// A figure of each node, for the pages that list them.
+    /// Creates series of a container and of a command, for the reference of all metrics.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn show_caches(&self) {
+        let of = |labels: &[(&'static str, &str)]| -> CacheLabels {
+            labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
+        };
+        let workloads = [
+            of(&[("workload", "web.service")]),
+            of(&[("namespace", "shop"), ("pod", "web-0"), ("container", "main")]),
+        ];
+        let counted =
+            numaward_enforce::resctrl::CacheCounters { occupancy: Some(1), total: Some(2), local: Some(1) };
+        self.caches.set_readings(workloads.iter().map(|labels| (labels, 0, counted)));
+    }
+
+    /// Creates one series, for the reference of all metrics.
     #[cfg(any(test, feature = "testing"))]
     pub fn show_reclaimed(&self) {
         self.reclaimed(NodeId(0), Bytes(0));
     }
 
-    /// Page cache was dropped on a node.
+    /// Counts page cache that was dropped on a node.
     pub(super) fn reclaimed(&self, node: NodeId, bytes: Bytes) {
         self.reclaimed.get_or_create(&[("numa_node", node.to_string())]).inc_by(bytes.0);
     }
 
-    /// Pages were moved.
+    /// Counts migrated user memory.
     pub(super) fn migrated(&self, bytes: Bytes) {
         self.migrated.inc_by(bytes.0);
     }

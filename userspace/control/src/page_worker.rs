@@ -1,4 +1,4 @@
-//! The thread that reads where memory lies and moves pages: both take as long as the kernel likes.
+//! The thread that reads the memory of workloads by node and moves pages. Both may block in the kernel for an unlimited time.
 
 use std::{
     collections::BTreeMap,
@@ -16,40 +16,43 @@ use tokio_util::sync::CancellationToken;
 
 use crate::worker::Worker;
 
-/// The least amount for which moving or dropping is worth a system call.
+/// Minimum amount of memory to move or drop.
 pub(crate) const MIN_MOVE_SIZE: Bytes = Bytes::mib(2);
-/// The share of a node that stays free when pages are moved there: one of so many parts.
+/// Divisor for the part of a node's memory that stays free when pages are moved there.
 const RESERVED_FRACTION: u64 = 64;
 
-/// How long reading, or one call to the kernel, may take before the thread counts as hung: to drop page cache takes as
-/// long as the disk does.
+/// Time for one reading or one call to the kernel, after which the thread counts as hung. Dropping page cache waits for the disk.
 const HANG_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// User memory by node.
 pub(crate) type ByNode = BTreeMap<NodeId, Bytes>;
 
-/// What is to be done.
+/// A job of the thread.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Read where the memory of these lies: each has a name and the directories of its cgroups.
+    /// Read the memory of workloads: names, and the directories of their cgroups.
     Read(Vec<(String, Vec<PathBuf>)>),
-    /// Move pages of this one.
+    /// Move pages of the workload with this name.
     Move(String, PageMove),
 }
 
-/// What was done.
+/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum JobOutcome {
-    /// Where it lies, by name. What cannot be read is not there.
-    Read { found: BTreeMap<String, ByNode>, took: Duration },
-    /// What became of the pages.
-    Moved { name: String, order: PageMove, moved: PagesMoved },
+    /// The memory of each workload that could be read, and the duration.
+    Read {
+        found: BTreeMap<String, ByNode>,
+        took: Duration,
+    },
+    Moved {
+        name: String,
+        order: PageMove,
+        moved: PagesMoved,
+    },
 }
 
-/// Gives jobs to the thread.
 pub(crate) type PageWorker = Worker<Job, JobOutcome>;
 
-/// Starts the thread.
 pub(crate) fn start(
     host_root: &Path,
     heartbeats: &Heartbeats,
@@ -61,19 +64,20 @@ pub(crate) fn start(
 
 fn perform(root: &Path, job: Job, stop: &CancellationToken) -> JobOutcome {
     match job {
-        Job::Read(of) => {
+        Job::Read(workloads) => {
             let started = Instant::now();
-            let found = of.into_iter().filter_map(|(name, dirs)| Some((name, user_memory(&dirs)?))).collect();
+            let found =
+                workloads.into_iter().filter_map(|(name, dirs)| Some((name, user_memory(&dirs)?))).collect();
             JobOutcome::Read { found, took: started.elapsed() }
         }
         Job::Move(name, order) => {
-            let moved = carry_out(root, &order, stop);
+            let moved = move_or_drop(root, &order, stop);
             JobOutcome::Moved { name, order, moved }
         }
     }
 }
 
-/// What cgroups have together, by node; nothing if one of them cannot be read.
+/// Returns the memory of each cgroup by node; `None` if a cgroup cannot be read.
 fn numa_stat(dirs: &[PathBuf]) -> Option<BTreeMap<NodeId, Vec<CgroupNodeMemory>>> {
     let mut sum: BTreeMap<NodeId, Vec<CgroupNodeMemory>> = BTreeMap::new();
     for dir in dirs {
@@ -89,15 +93,14 @@ fn user_memory(dirs: &[PathBuf]) -> Option<ByNode> {
     Some(numa_stat(dirs)?.iter().map(|(node, all)| (*node, Bytes(sum(all)))).collect())
 }
 
-/// Page cache on a node that nobody maps and that can be dropped.
+/// Returns the amount of unmapped page cache on a node, which can be dropped.
 fn loose_cache(dirs: &[PathBuf], node: NodeId) -> Bytes {
     let found = numa_stat(dirs).and_then(|mut found| found.remove(&node)).unwrap_or_default();
     Bytes(found.iter().map(|of| of.unmapped_page_cache().0).fold(0, u64::saturating_add))
 }
 
-/// Moves as much as the other node has room for. If that leaves much where it is, page cache that cannot be moved is
-/// dropped.
-fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
+/// Moves as many pages as the target node has room for, and then drops unmapped page cache that was not moved.
+fn move_or_drop(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
     let proc = root.join("proc");
     let wanted = order.bytes;
     let order = PageMove { bytes: wanted.min(room(root, order.to)), ..order.clone() };
@@ -122,7 +125,7 @@ fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMo
     moved
 }
 
-/// Has the cgroups drop so much page cache together, each no more than it has on the node.
+/// Drops an amount of page cache of the cgroups, of each at most its unmapped page cache on the node.
 fn drop_cache(proc: &Path, order: &PageMove, mut rest: Bytes) {
     for dir in &order.dirs {
         let bytes = loose_cache(slice::from_ref(dir), order.from).min(rest);
@@ -136,7 +139,7 @@ fn drop_cache(proc: &Path, order: &PageMove, mut rest: Bytes) {
     }
 }
 
-/// What can still be moved to a node: what is free or page cache that was not used lately, less a spare part.
+/// Returns the amount of memory that can be moved to a node: free memory and inactive page cache, minus a reserve.
 pub(crate) fn room(root: &Path, node: NodeId) -> Bytes {
     match sysfs::node_memory(root, node) {
         Ok(memory) => {
@@ -144,7 +147,7 @@ pub(crate) fn room(root: &Path, node: NodeId) -> Bytes {
             Bytes(there.saturating_sub(memory.total.0 / RESERVED_FRACTION))
         }
         Err(error) => {
-            tracing::warn!(%node, %error, "it is not known how much room the node has: no pages are moved there");
+            tracing::warn!(%node, %error, "cannot read the free memory of the node: no pages are moved there");
             Bytes(0)
         }
     }
@@ -164,18 +167,18 @@ mod tests {
     }
 
     #[test]
-    fn several_cgroups_count_together() {
+    fn sums_cgroups_of_a_workload() {
         let root = tempfile::tempdir().unwrap();
         let stat = "anon N0=100 N1=5\nfile N0=40 N1=0\nfile_mapped N0=10 N1=0\nshmem N0=4 N1=0\n";
         let dirs = [cgroup(root.path(), "a", stat), cgroup(root.path(), "b", "anon N0=1 N1=1\n")];
         assert_eq!(user_memory(&dirs), Some([(NodeId(0), Bytes(141)), (NodeId(1), Bytes(6))].into()));
         assert_eq!(loose_cache(&dirs, NodeId(0)), Bytes(30));
         let gone = [dirs[0].clone(), root.path().join("gone")];
-        assert_eq!(user_memory(&gone), None, "half of a pod is no figure");
+        assert_eq!(user_memory(&gone), None, "a partial sum is no result");
     }
 
     #[test]
-    fn each_cgroup_drops_no_more_than_it_has_there() {
+    fn drop_is_limited_by_cgroup_cache() {
         let root = tempfile::tempdir().unwrap();
         let dirs = [("a", 30), ("b", 0), ("c", 50), ("d", 50)].map(|(name, loose)| {
             let dir = cgroup(root.path(), name, &format!("anon N0=9 N1=9\nfile N0={loose} N1=70\n"));
@@ -191,12 +194,12 @@ mod tests {
             heeds_policy: false,
         };
         drop_cache(&root.path().join("proc"), &order, Bytes(100));
-        let asked = dirs.map(|dir| fs::read_to_string(dir.join("memory.reclaim")).unwrap());
-        assert_eq!(asked, ["30 swappiness=0", "", "50 swappiness=0", "20 swappiness=0"]);
+        let written = dirs.map(|dir| fs::read_to_string(dir.join("memory.reclaim")).unwrap());
+        assert_eq!(written, ["30 swappiness=0", "", "50 swappiness=0", "20 swappiness=0"]);
     }
 
     #[test]
-    fn a_node_without_room_gets_nothing() {
+    fn full_node_gets_no_pages() {
         let root = tempfile::tempdir().unwrap();
         let node = root.path().join("sys/devices/system/node/node1");
         fs::create_dir_all(&node).unwrap();
@@ -213,11 +216,11 @@ mod tests {
             rate: Bytes::mib(64),
             heeds_policy: false,
         };
-        let moved = carry_out(root.path(), &order, &CancellationToken::new());
+        let moved = move_or_drop(root.path(), &order, &CancellationToken::new());
         assert_eq!(moved, PagesMoved([(PageOutcome::NoRoom, Bytes::mib(64))].into()));
         meminfo(1024 + 4096);
         assert_eq!(room(root.path(), NodeId(1)), Bytes::mib(4));
-        assert_eq!(carry_out(root.path(), &order, &CancellationToken::new()).obstacle(), None);
-        assert_eq!(room(root.path(), NodeId(2)), Bytes(0), "not known");
+        assert_eq!(move_or_drop(root.path(), &order, &CancellationToken::new()).obstacle(), None);
+        assert_eq!(room(root.path(), NodeId(2)), Bytes(0), "unknown");
     }
 }

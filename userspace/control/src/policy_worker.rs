@@ -1,6 +1,5 @@
-//! The thread that reads the memory policies of workloads without a guarantee, before one is kept off a node or
-//! placed, and the huge pages that they have reserved: the kernel goes through their page tables and mappings for
-//! that.
+//! The thread that reads the memory policies and the reserved huge pages of workloads without a guarantee, before one is kept off
+//! a node or placed. The kernel walks the page tables and mappings of the processes for that, which may take long.
 
 use std::{
     collections::BTreeMap,
@@ -17,27 +16,27 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{core::Core, worker::Worker};
 
-/// How long reading one process may take before the thread counts as hung.
+/// Time to read one process, after which the thread counts as hung.
 const HANG_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Time to read the mappings of the processes of a workload.
 const MAPPINGS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What keeps the nodes of a workload from being narrowed.
+/// Properties of a workload that may forbid a restriction of its nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyFinding {
-    /// Why its memory policies do.
+    /// The error is the reason why the memory policies forbid it.
     pub(crate) policies: Result<(), String>,
-    /// The huge pages that it has mapped and not touched; why they are not known.
+    /// Amount of mapped but untouched huge pages. The error is the reason why it is unknown.
     pub(crate) untouched: Result<Bytes, String>,
-    /// Whether the daemon may not read its policies.
+    /// True if the daemon has no permission to read the policies.
     pub(crate) is_denied: bool,
 }
 
-/// A cgroup that is to be read.
+/// A cgroup to read, and its directory.
 type Job = (CgroupPath, CgroupId, PathBuf);
 
-/// What is known of memory policies.
+/// Reader and cache of memory policies.
 #[derive(Debug)]
 pub(crate) struct PolicyReader {
     name: &'static str,
@@ -47,20 +46,20 @@ pub(crate) struct PolicyReader {
 }
 
 impl PolicyReader {
-    /// Nothing is known yet. The thread has this name.
+    /// Creates a reader without results. `name` is the name of the thread.
     pub(crate) fn new(name: &'static str, stop: CancellationToken) -> Self {
         Self { name, worker: None, known: BTreeMap::new(), stop }
     }
 
-    /// Takes what was read since; whether there is anything.
+    /// Stores the result of the thread. Returns false if there is none.
     pub(crate) fn take(&mut self) -> bool {
         let Some((path, id, finding)) = self.worker.as_mut().and_then(Worker::take) else { return false };
         self.known.insert(path, (id, finding));
         true
     }
 
-    /// What was found of a cgroup; `None` while it is read. A cgroup that may be narrowed, as far as its policies go,
-    /// is read again the next time.
+    /// Returns the result for a cgroup; `None` while it is being read. A result that allows a restriction is returned once, and the
+    /// cgroup is read again the next time.
     pub(crate) fn result_for(
         &mut self,
         core: &Core,
@@ -87,7 +86,7 @@ impl PolicyReader {
         }
     }
 
-    /// The thread, which is started when it is needed first.
+    /// Returns the thread, and starts it before its first use.
     fn worker(&mut self, core: &Core) -> Option<&mut Worker<Job, (CgroupPath, CgroupId, PolicyFinding)>> {
         if self.worker.is_none() {
             let (proc, ended) = (core.config.host_root.join("proc"), self.stop.clone());
@@ -103,7 +102,7 @@ impl PolicyReader {
                     Err(error) => {
                         is_denied = error.kind() == io::ErrorKind::PermissionDenied;
                         Err(format!(
-                            "its memory policies cannot be read, which takes CAP_SYS_PTRACE and the host's process ids: {error}"
+                            "its memory policies cannot be read, which requires CAP_SYS_PTRACE and the host's PID namespace: {error}"
                         ))
                     }
                 };
@@ -115,14 +114,13 @@ impl PolicyReader {
             match Worker::start(self.name, HANG_TIMEOUT, &core.ports.heartbeats, &self.stop, perform) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => {
-                    tracing::error!(%error, "no memory policies are known: no thread can be started");
+                    tracing::error!(%error, "memory policies are not read: cannot start the thread");
                 }
             }
         }
         self.worker.as_mut()
     }
 
-    /// Whether something is being read.
     #[cfg(test)]
     pub(crate) fn is_busy(&self) -> bool {
         self.worker.as_ref().is_some_and(Worker::is_busy)

@@ -2,7 +2,7 @@
 //!
 //! # Terms
 //! - [`Core`] has the state and changes it: admissions, resizes, releases.
-//! - A *controller* maintains one aspect of the guarantees or of the host. It handles [`Event`]s, changes the core,
+//! - A *controller* maintains one aspect of the guarantees or of the host. It handles [`ControllerEvent`]s, changes the core,
 //!   and does not know the other controllers.
 //! - [`crate::core::Effects`] are the consequences of changes, such as a new view to publish. The core and the
 //!   controllers add them, and the loop processes them.
@@ -19,6 +19,7 @@ mod drift;
 mod guard;
 mod interrupts;
 mod liveness;
+pub(crate) mod mode;
 mod notices;
 mod power;
 mod read_model;
@@ -27,16 +28,13 @@ mod restores;
 #[cfg(test)]
 mod tests;
 mod throttling;
+pub(crate) mod upkeep;
 mod weights;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     mem,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
+    sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -47,7 +45,7 @@ use numaward_config::Config;
 use numaward_enforce::Enforcer;
 use numaward_engine::RebalanceLimits;
 use numaward_guarantee::{
-    command::{Answer, Command, Message},
+    command::{AdmissionOutcome, Command, Message},
     error::{AdmissionError, StartError},
     export,
     ports::Ports,
@@ -61,12 +59,20 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     controllers::Controllers,
+    mode::ModeStatus,
     read_model::ReadModel,
     rebalancing::{RebalanceOutcome, Rebalancing},
 };
 use crate::{
     ControlMetrics,
-    core::{Admission, CgroupNews, Core, HeldChange, Inbox, Worker, remove_cgroup},
+    core::{
+        Admission, CgroupNews, Core, EnforcementWorker, HeldChange, Inbox, admission, conditions,
+        cpu_isolation,
+        pods::{binding, commands, room, waiting},
+        preferred_node,
+        rebalance::{self, RoomRequest},
+        release, resize, shared_pool,
+    },
     write_monitor::WriteMonitor,
 };
 
@@ -74,8 +80,6 @@ use crate::{
 const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(250);
 /// The same interval while there is no guarantee.
 const IDLE_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval for updating the memory and CPUs that other programs use.
-const CONDITIONS_REFRESH_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum delay of the periodic work while the container runtime has requests.
 const MAX_MAINTENANCE_DELAY: Duration = Duration::from_secs(1);
 
@@ -84,7 +88,7 @@ const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// An event for the controllers.
 #[derive(Debug)]
-enum Event<'a> {
+enum ControllerEvent<'a> {
     /// Periodic work is due.
     Tick(Instant),
     /// The kernel reported writes to watched knobs.
@@ -101,6 +105,11 @@ enum Event<'a> {
     WorkloadsGone(Instant),
     /// CPUs or memory became free, or the machine changed.
     CapacityFreed,
+}
+
+/// A concern of the reconciler: maintains one aspect of the guarantees or of the host.
+trait Controller {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>);
 }
 
 /// Loads the guarantees of the previous run and starts the thread. The thread ends when `stop` is cancelled; the guarantees remain.
@@ -122,8 +131,8 @@ pub fn start(
     let write_monitor = watch.map(|watch| Arc::new(WriteMonitor::new(watch)));
     let core = Core::open(config, hierarchy, enforcer, ports, metrics)?;
     let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
-    let shown = reconciler.shown();
-    if reconciler.wants_cgroups() {
+    let status = reconciler.status();
+    if reconciler.needs_cgroup_events() {
         // Subscribed before the scan in `adopt`, so that no cgroup is missed.
         let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
         let send = move |events: &[_]| {
@@ -133,7 +142,8 @@ pub fn start(
         reconciler.core.ports.cgroups.subscribe(Box::new(send));
     }
     reconciler.adopt();
-    let worker = Worker::start(reconciler.core.enforcer().clone(), commands.clone(), &heartbeats, &stop)?;
+    let worker =
+        EnforcementWorker::start(reconciler.core.enforcer().clone(), commands.clone(), &heartbeats, &stop)?;
     reconciler.core.serve(worker, Inbox::new(queue));
     if let Some(write_monitor) = write_monitor {
         let commands = commands.clone();
@@ -143,7 +153,7 @@ pub fn start(
     }
     let ended = stop.clone();
     let thread = heartbeats.spawn("guarantee", HANG_TIMEOUT, &ended, move || reconciler.run(&stop))?;
-    Ok((ReconcilerHandle::new(commands, shown), thread))
+    Ok((ReconcilerHandle::new(commands, status), thread))
 }
 
 struct ReconcilerLoop {
@@ -151,13 +161,13 @@ struct ReconcilerLoop {
     controllers: Controllers,
     rebalancing: Rebalancing,
     read_model: ReadModel,
-    /// The preferred nodes that were published last.
+    /// The preferred nodes as published last.
     homes: BTreeMap<CgroupPath, NodeId>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     unplaced: Arc<RwLock<Vec<PodName>>>,
-    has_pending_host_restores: Arc<AtomicBool>,
+    placed_pods: Arc<RwLock<BTreeSet<String>>>,
+    mode_status: ModeStatus,
     cgroup_news: CgroupNews,
-    refreshed: Instant,
 }
 
 impl ReconcilerLoop {
@@ -169,21 +179,22 @@ impl ReconcilerLoop {
             homes: BTreeMap::new(),
             view: Arc::default(),
             unplaced: Arc::default(),
-            has_pending_host_restores: Arc::default(),
+            placed_pods: Arc::default(),
+            mode_status: ModeStatus::default(),
             cgroup_news: CgroupNews::default(),
-            refreshed: Instant::now(),
             core,
         }
     }
 
     /// Returns the published state, for clients.
-    fn shown(&self) -> ReconcilerStatus {
+    fn status(&self) -> ReconcilerStatus {
         ReconcilerStatus {
             allocations: Arc::clone(&self.view),
-            rebalance: self.rebalancing.shown(),
+            rebalance: self.rebalancing.status(),
             unplaced: Arc::clone(&self.unplaced),
+            placed_pods: Arc::clone(&self.placed_pods),
             crowded: self.controllers.guard.crowded(),
-            has_pending_host_restores: Arc::clone(&self.has_pending_host_restores),
+            has_pending_host_restores: self.mode_status.has_pending_host_restores(),
         }
     }
 
@@ -201,16 +212,18 @@ impl ReconcilerLoop {
 
     /// Executes one command or one background step, then the periodic work if it is due. Returns `false` if all senders are gone.
     fn step(&mut self, next: &mut Instant) -> bool {
-        let has_to_bind = self.core.has_to_bind() || self.rebalancing.is_due(&self.core);
+        let has_to_bind = self.core.bindings.has_next()
+            || self.rebalancing.is_due(&self.core)
+            || room::has_next(&self.core) && !self.rebalancing.is_running();
         let Some(inbox) = &mut self.core.execution.inbox else { return false };
         let has_work = has_to_bind || !inbox.is_empty();
         let timeout = if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
         inbox.receive(timeout);
-        self.core.update_conditions();
+        conditions::update(&mut self.core);
         let Some(inbox) = &mut self.core.execution.inbox else { return false };
         // The container runtime waits for its commands, so they go first.
         if let Some(command) = inbox.next_runtime_command() {
-            let reply = self.core.pod_command(command, false);
+            let reply = commands::pod_command(&mut self.core, command, false);
             if let Some(reply) = reply {
                 self.publish();
                 reply();
@@ -219,9 +232,9 @@ impl ReconcilerLoop {
             let waiting = inbox.next();
             if !waiting.is_empty() {
                 self.handle_batch(waiting);
-            } else if self.core.has_to_bind() {
-                self.core.bind_next();
-            } else {
+            } else if self.core.bindings.has_next() {
+                binding::bind_next(&mut self.core);
+            } else if !self.make_room() {
                 self.rebalance();
             }
         }
@@ -230,17 +243,17 @@ impl ReconcilerLoop {
         if runtime_waits && now < *next + MAX_MAINTENANCE_DELAY {
             return true;
         }
-        let turn = if self.core.store.state.holds_nothing() {
+        let interval = if self.core.store.state.holds_nothing() {
             IDLE_MAINTENANCE_INTERVAL
         } else {
             MAINTENANCE_INTERVAL
         };
         if now >= *next {
-            *next = now + turn;
+            *next = now + interval;
             self.run_maintenance();
         } else {
             // After the first guarantee, the shorter interval applies at once.
-            *next = (*next).min(now + turn);
+            *next = (*next).min(now + interval);
         }
         self.process_effects();
         true
@@ -249,17 +262,17 @@ impl ReconcilerLoop {
     fn command(&mut self, command: Command) {
         match command {
             Command::Admit { request, dry_run, answer } => {
-                let result = self.core.admit(&request, dry_run);
+                let result = admission::admit(&mut self.core, &request, dry_run);
                 self.answer_admission(&request, dry_run, answer, result);
             }
             Command::Resize { resize, dry_run, answer } => {
-                let resized = self.core.resize_requested(&resize, dry_run);
+                let resized = resize::resize_requested(&mut self.core, &resize, dry_run);
                 let resized = self.answer(resized, &resize.name);
                 // The client may have disconnected; the change stays.
                 let _ = answer.send(resized);
             }
             Command::Release { name, answer } => {
-                let result = self.core.release_batch(&[&name]).pop();
+                let result = release::release_batch(&mut self.core, &[&name]).pop();
                 self.process_effects();
                 let _ = answer.send(result.unwrap_or(Err(AdmissionError::Unknown(name))));
             }
@@ -277,7 +290,7 @@ impl ReconcilerLoop {
                 let _ = answer.send(export::export(config, &policy.machine, &store.state));
             }
             Command::Cgroups(events) => {
-                self.dispatch(&Event::Cgroups(&events));
+                self.dispatch(&ControllerEvent::Cgroups(&events));
                 if self.cgroup_news.take(events.len()) {
                     tracing::warn!(
                         "too many cgroups were created and removed at once: the whole hierarchy is scanned"
@@ -286,13 +299,13 @@ impl ReconcilerLoop {
                     self.controllers.declarations.reconcile(&mut self.core);
                 }
             }
-            Command::KnobsChanged => self.dispatch(&Event::KnobsWritten(Instant::now())),
+            Command::KnobsChanged => self.dispatch(&ControllerEvent::KnobsWritten(Instant::now())),
         }
     }
 
     #[cfg(test)]
-    fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, AdmissionError> {
-        let result = self.core.admit(request, dry_run);
+    fn admit(&mut self, request: &Request, dry_run: bool) -> Result<AdmissionOutcome, AdmissionError> {
+        let result = admission::admit(&mut self.core, request, dry_run);
         self.answer(result, &request.name)
     }
 
@@ -301,22 +314,36 @@ impl ReconcilerLoop {
         &mut self,
         result: Result<Admission, AdmissionError>,
         name: &str,
-    ) -> Result<Answer, AdmissionError> {
+    ) -> Result<AdmissionOutcome, AdmissionError> {
         self.process_effects();
         match result? {
             // `process_effects` has just published the guarantee.
-            Admission::Admitted => {
-                self.read_model.allocation(name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
-            }
-            Admission::DryRun(dry) => Ok(Answer::Dry(*dry)),
+            Admission::Admitted => self
+                .read_model
+                .allocation(name)
+                .map(AdmissionOutcome::Admitted)
+                .ok_or(AdmissionError::Stopping),
+            Admission::DryRun(dry) => Ok(AdmissionOutcome::Dry(*dry)),
         }
     }
 
     fn plan(&mut self, request: &Request, limits: &RebalanceLimits) -> Result<api::MovePlan, AdmissionError> {
-        let plan = self.core.plan_moves(request, limits)?;
-        let described = self.core.describe_plan(request, &plan)?;
+        let room = RoomRequest::Workload(Box::new(request.clone()), false);
+        let plan = rebalance::plan_moves(&mut self.core, &room, limits)?;
+        let described = rebalance::describe_plan(&mut self.core, request, &plan)?;
         rebalancing::report_planned(&self.core, request, &described);
         Ok(described)
+    }
+
+    /// Plans moves for the next refused pod, and begins them. Returns false if there is none, or if a rebalance is in progress.
+    fn make_room(&mut self) -> bool {
+        if self.rebalancing.is_running() {
+            return false;
+        }
+        let Some(pod) = room::take_next(&mut self.core) else { return false };
+        self.rebalancing.start_automatic(&mut self.core, &RoomRequest::Pod(Box::new(pod)), None);
+        self.publish_placed_pods();
+        true
     }
 
     /// Executes the next step of a rebalance, if one is due.
@@ -332,27 +359,27 @@ impl ReconcilerLoop {
     }
 
     /// Publishes the end of a rebalance and answers the client that waits for it.
-    fn end_rebalance(&mut self, RebalanceOutcome { shown, admitted, waiter }: RebalanceOutcome) {
+    fn end_rebalance(&mut self, RebalanceOutcome { status, admitted, waiter }: RebalanceOutcome) {
         self.publish();
         let allocation = admitted.and_then(|name| self.read_model.allocation(&name));
-        self.rebalancing.publish_end(api::Rebalance { allocation: allocation.clone(), ..shown });
+        self.rebalancing.publish_end(api::Rebalance { allocation: allocation.clone(), ..status });
         let Some((answer, refused)) = waiter else { return };
         let name = allocation.as_ref().map(|allocation| allocation.name.clone());
-        let result = allocation.map(Answer::Admitted).ok_or(refused);
+        let result = allocation.map(AdmissionOutcome::Admitted).ok_or(refused);
         if answer.send(result).is_err()
             && let Some(name) = name
         {
             tracing::info!(name, "the client of this request disconnected: the guarantee is released");
-            let _ = self.core.release(&name);
+            let _ = release::release(&mut self.core, &name);
         }
     }
 
-    fn dispatch(&mut self, event: &Event) {
+    fn dispatch(&mut self, event: &ControllerEvent) {
         self.controllers.handle(&mut self.core, event);
     }
 
-    /// Returns true if created and removed cgroups have to be reported.
-    fn wants_cgroups(&self) -> bool {
+    /// Returns true if the reconciler needs events of created and removed cgroups.
+    fn needs_cgroup_events(&self) -> bool {
         self.core.mode() != EnforcementMode::Off
             && (self.core.isolation.is_on() || !self.controllers.declarations.is_empty())
     }
@@ -362,54 +389,54 @@ impl ReconcilerLoop {
     fn adopt(&mut self) {
         let names: Vec<String> = self.core.store.state.guarantees.keys().cloned().collect();
         for name in names {
-            self.dispatch(&Event::SettingsChanged(&HeldChange::Given(name)));
+            self.dispatch(&ControllerEvent::SettingsChanged(&HeldChange::Given(name)));
         }
-        self.dispatch(&Event::WorkloadsGone(Instant::now()));
-        self.core.remove_strays();
-        self.core.end_overridden_homes();
-        if let Some(rewritten) = self.core.enforce_guarantees() {
+        self.dispatch(&ControllerEvent::WorkloadsGone(Instant::now()));
+        admission::remove_stray_cgroups(&self.core);
+        preferred_node::end_all_overridden(&mut self.core);
+        if let Some(rewritten) = upkeep::enforce_guarantees(&mut self.core) {
             let allocations = self.core.store.state.guarantees.len();
             tracing::info!(allocations, rewritten, "guarantees of the previous run were taken over");
         }
-        self.core.follow_mode();
+        mode::follow(&mut self.core);
         self.rebalancing.adopt(&mut self.core);
         if self.core.mode() != EnforcementMode::Off {
             self.controllers.declarations.reconcile(&mut self.core);
         }
-        self.core.update_confinement(true);
-        self.core.note_guarantees_changed();
+        cpu_isolation::update(&mut self.core, true);
+        shared_pool::note_guarantees_changed(&mut self.core);
         self.process_effects();
         // Host settings that are no longer configured are restored before the first client is answered.
         self.controllers.host.tick(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&mut self.core);
         auto_placement::AutoPlacement::adopt(&mut self.core);
-        self.publish_pending_host_restores();
+        affinities::Affinities::adopt(&mut self.core);
+        self.publish_mode_status();
     }
 
-    /// Publishes whether host-wide settings have a pending restore.
-    fn publish_pending_host_restores(&self) {
-        let has_pending =
-            self.core.has_pending_host_restores() || self.controllers.affinities.is_busy(&self.core);
-        self.has_pending_host_restores.store(has_pending, Ordering::Relaxed);
+    fn publish_mode_status(&self) {
+        self.mode_status.publish(&self.core, self.controllers.affinities.is_busy(&self.core));
     }
 
     fn run_maintenance(&mut self) {
         let now = Instant::now();
-        if now.duration_since(self.refreshed) >= CONDITIONS_REFRESH_INTERVAL {
-            self.refreshed = now;
-            self.core.refresh();
+        self.dispatch(&ControllerEvent::Tick(now));
+        self.publish_mode_status();
+        if self.core.isolation.is_report_due(Instant::now()) {
+            cpu_isolation::update(&mut self.core, false);
         }
-        self.dispatch(&Event::Tick(now));
-        self.publish_pending_host_restores();
-        if self.core.is_dry_run_report_due() {
-            self.core.update_confinement(false);
-        }
-        self.rebalancing.look(&self.core);
-        if self.core.turn(now) {
+        self.rebalancing.update_moved_bytes(&self.core);
+        if upkeep::maintain(&mut self.core, now) {
             self.publish();
-            self.dispatch(&Event::MachineChanged(now));
+            self.dispatch(&ControllerEvent::MachineChanged(now));
         }
-        *self.unplaced.write() = self.core.unplaced();
+        *self.unplaced.write() = waiting::unplaced(&self.core);
+        self.publish_placed_pods();
+    }
+
+    fn publish_placed_pods(&self) {
+        let admitted = self.core.store.state.pods.values().map(|admitted| admitted.pod.uid.clone());
+        *self.placed_pods.write() = admitted.chain(self.rebalancing.pod_uid().map(str::to_owned)).collect();
     }
 
     /// Publishes the changed state.
@@ -417,13 +444,13 @@ impl ReconcilerLoop {
         while self.core.effects.is_shown() {
             let held = mem::take(&mut self.core.effects.held);
             for change in &held {
-                self.dispatch(&Event::SettingsChanged(change));
+                self.dispatch(&ControllerEvent::SettingsChanged(change));
             }
             self.core.effects.view = false;
             let guarantees_changed = mem::take(&mut self.core.effects.guarantees);
-            self.dispatch(&Event::StateChanged);
+            self.dispatch(&ControllerEvent::StateChanged);
             self.read_model.update(&self.core, &self.controllers);
-            let homes = self.core.home_nodes();
+            let homes = preferred_node::nodes_by_cgroup(&self.core);
             if guarantees_changed || homes != self.homes {
                 let ledger = self.core.store.state.ledger.clone();
                 let mut guarantees = Guarantees::new(self.read_model.guarantees(), ledger);
@@ -434,12 +461,12 @@ impl ReconcilerLoop {
                 self.homes = homes;
             }
             let Controllers { drift, declarations, restores, .. } = &self.controllers;
-            let (waiting, pending) = (declarations.waiting(), restores.shown());
+            let (waiting, pending) = (declarations.waiting(), restores.pending());
             let allocations = self.read_model.allocations(&self.core, drift, waiting, pending);
             *self.view.write() = Arc::new(allocations);
             for change in held {
                 if let HeldChange::Released { cgroup, remove: Some(dir), .. } = change {
-                    remove_cgroup(&cgroup, &dir);
+                    admission::remove_cgroup(&cgroup, &dir);
                 }
             }
         }
@@ -448,9 +475,11 @@ impl ReconcilerLoop {
     /// Processes the effects of changes until there are none left.
     fn process_effects(&mut self) {
         // A refused request may have left CPUs in the shared pool.
-        self.core.follow_pool();
+        shared_pool::follow(&mut self.core);
         // Each of the two effects may cause the other. The loop ends, because an applied change causes no effect.
-        while self.core.effects.is_due() || (self.core.is_dry_run_report_due() && !self.is_busy()) {
+        while self.core.effects.is_due()
+            || (self.core.isolation.is_report_due(Instant::now()) && !self.is_busy())
+        {
             self.publish();
             let effects = &mut self.core.effects;
             let (gone, declared, isolate) = (
@@ -459,16 +488,18 @@ impl ReconcilerLoop {
                 mem::take(&mut effects.isolate),
             );
             if gone {
-                self.dispatch(&Event::WorkloadsGone(Instant::now()));
+                self.dispatch(&ControllerEvent::WorkloadsGone(Instant::now()));
             }
             if declared {
-                self.dispatch(&Event::CapacityFreed);
-                for request in mem::take(&mut self.core.effects.no_room) {
+                self.dispatch(&ControllerEvent::CapacityFreed);
+                for request in mem::take(&mut self.core.effects.refused_declared) {
+                    let request = RoomRequest::Workload(Box::new(request), true);
                     self.rebalancing.start_automatic(&mut self.core, &request, None);
                 }
             }
-            if isolate || self.core.is_dry_run_report_due() {
-                self.core.update_confinement_when_idle(self.is_busy());
+            if isolate || self.core.isolation.is_report_due(Instant::now()) {
+                let is_busy = self.is_busy();
+                cpu_isolation::update_when_idle(&mut self.core, is_busy);
             }
         }
     }

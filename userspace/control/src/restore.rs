@@ -65,10 +65,10 @@ pub enum RestoreError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// The ledger cannot be taken over on this machine.
-    #[error("nothing can be promised on this machine, so nothing was given back: the log says why")]
+    #[error("guarantees are not supported on this machine, so nothing was restored; the log has the reason")]
     Unusable,
     /// The thread ended before all settings were restored.
-    #[error("ended before all was given back: the log says why")]
+    #[error("the reconciler ended before all settings were restored; the log has the reason")]
     Ended,
 }
 
@@ -77,7 +77,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let hierarchy = hierarchy(config)?;
     let mut config = config.clone();
     config.enforcement.mode = EnforcementMode::Off;
-    let before = stored(&config)?;
+    let before = read_ledger(&config)?;
     let (alone, stop) = (Arc::new(NoopPorts(Arc::new(machine))), CancellationToken::new());
     let metrics = ControlMetrics::default();
     let started = start_on_this_host(&config, Ports::from_part(&alone), metrics, None, runtime, &stop)?;
@@ -88,7 +88,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     }
     stop.cancel();
     thread.join().map_err(|_| RestoreError::Ended)?;
-    remove_parent(&hierarchy);
+    remove_exec_parent(&hierarchy);
     let (after, kept) = disable_controllers(&config, &hierarchy)?;
     let is_there = |path: &CgroupPath, id: CgroupId| hierarchy.id_of(path).ok().flatten() == Some(id);
     let restored = before.applied.iter().filter(|(path, record)| {
@@ -123,7 +123,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let groups = Resctrl::new(&config.resctrl_root(), Arc::new(HostKernel)).own_groups().into_iter();
     let groups = groups.map(|group| group.display().to_string());
     let default = (!after.cache_ways.is_empty())
-        .then(|| "ways of resctrl's default group (unmounting resctrl gives them back, too)".to_owned());
+        .then(|| "ways of resctrl's default group (unmounting resctrl restores them, too)".to_owned());
     let left = affinities.chain(irqbalance).chain(power).chain(groups).chain(default);
     let left = cgroups.chain(left.map(|name| UnrestoredItem { name, reason: None })).chain(weights);
     let kept = kept.into_iter().map(|kept| UnrestoredItem {
@@ -135,7 +135,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     Ok(RestoreReport { cgroups: restored.collect(), left: left.chain(kept).collect() })
 }
 
-/// Returns true if no setting is held any more whose restore is retried.
+/// Returns true if no guarantee, no confined cgroup and no pending restore remains.
 pub(crate) fn is_all_restored(reconciler: &ReconcilerHandle) -> bool {
     let held = reconciler.allocations();
     held.allocations.is_empty()
@@ -161,16 +161,16 @@ pub(crate) fn disable_controllers(
 }
 
 /// Returns the readable content of the ledger.
-fn stored(config: &Config) -> Result<State, StoreError> {
+fn read_ledger(config: &Config) -> Result<State, StoreError> {
     let (_, loaded) = Store::<State>::open(&config.state_directory)?;
     Ok(loaded.ledger().unwrap_or_default())
 }
 
 /// Removes the parent cgroup of commands if no command runs.
-fn remove_parent(hierarchy: &Hierarchy) {
+fn remove_exec_parent(hierarchy: &Hierarchy) {
     let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
     if let Err(error) = fs::remove_dir(hierarchy.dir(&parent)) {
-        tracing::debug!(cgroup = %parent, %error, "not removed");
+        tracing::debug!(cgroup = %parent, %error, "the parent cgroup of commands is not removed");
     }
 }
 
@@ -190,7 +190,7 @@ impl AssignmentSink for NoopPorts {
 impl EventSink for NoopPorts {
     fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         let cgroup = cgroup.map(ToString::to_string);
-        tracing::info!(cgroup, event = report.message, "happened");
+        tracing::info!(cgroup, event = report.message, "event");
     }
 }
 

@@ -1,11 +1,11 @@
-//! Spans: where the time of a decision goes.
+//! Tracing spans, which show the duration of each step of a decision.
 //!
-//! An admission is a tree: `admit` over `decide` (over `hints`, `merge`, `allocate`), `ledger` and `knobs`. What is
-//! written without being asked for (drift, herding, upkeep) is a tree of its own, `reconcile`, and so is what a
-//! `release` gives back. Of admissions that wait together, each `admit` is over `decide` alone, and `ledger` and
-//! `knobs` are of one tree, `together`; likewise of releases. A look that finds nothing to do is no span.
+//! The span of an admission is `admit`, with the children `decide` (with the children `hints`, `merge` and `allocate`), `ledger` and
+//! `knobs`. Writes without a request (repair of drift, CPU isolation, periodic work) are in a root span `reconcile`, and those of a release
+//! in a root span `release`. In a batch of admissions, each `admit` has only the child `decide`, while `ledger` and `knobs` are children of
+//! one root span `together`; the same holds for a batch of releases. A check without any change has no span.
 //!
-//! Without a receiver no span is ever made: nobody is interested in them, which `tracing` finds out once.
+//! If no subscriber is interested in the spans, none is created: `tracing` caches that.
 
 use std::{cell::RefCell, fmt};
 
@@ -19,46 +19,46 @@ macro_rules! span {
     };
 }
 
-/// An admission. What is done while it is held is part of it.
+/// Enters the span of an admission.
 pub(crate) fn admit(name: &str, dry_run: bool) -> EnteredSpan {
     span!("admit", numaward.workload = name, numaward.dry_run = dry_run).entered()
 }
 
-/// So many admissions or releases are stored and carried out as one.
+/// Enters the span of a batch of `requests` admissions or releases.
 pub(crate) fn batch(what: &str, requests: usize) -> EnteredSpan {
     span!("together", numaward.requests = requests, numaward.what = what).entered()
 }
 
-/// Something is about to be written: part of an admission, or a tree of its own.
+/// Enters the span of writes without a request, unless they are part of another span of this module.
 pub(crate) fn reconcile() -> EnteredSpan {
     let is_part =
         tracing::Span::current().metadata().is_some_and(|metadata| metadata.target() == SPAN_TARGET);
     if is_part { tracing::Span::none().entered() } else { span!("reconcile").entered() }
 }
 
-/// An allocation ends.
+/// Enters the span of a release.
 pub(crate) fn release(name: &str) -> EnteredSpan {
     span!("release", numaward.workload = name).entered()
 }
 
-/// The ledger is stored.
+/// Enters the span in which the ledger is stored.
 pub(crate) fn ledger() -> EnteredSpan {
     span!("ledger").entered()
 }
 
-/// Knobs are written.
+/// Enters the span in which this number of knobs is written.
 pub(crate) fn knobs(writes: usize) -> EnteredSpan {
     span!("knobs", numaward.writes = writes, otel.status_code = Empty, otel.status_description = Empty)
         .entered()
 }
 
-/// What was done in a span failed.
+/// Records a failure in a span.
 pub(crate) fn failed(span: &EnteredSpan, error: &dyn fmt::Display) {
     span.record("otel.status_code", "ERROR");
     span.record("otel.status_description", tracing::field::display(error));
 }
 
-/// Lets the engine decide, and reports the stages.
+/// Decides on a request, with a span for each stage.
 pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request, terms: &Terms) -> Decision {
     let span = span!(
         "decide",
@@ -69,7 +69,7 @@ pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request
     .entered();
     let current = RefCell::new(None);
     let decision = strategy.admit_watched(ledger, request, terms, &|stage| {
-        // The one before ends before the next begins.
+        // The span of the previous stage ends before the next one begins.
         current.take();
         current.replace(Some(match stage {
             DecisionStage::Hints => span!("hints").entered(),

@@ -1,4 +1,4 @@
-//! A host of plain files, for tests.
+//! A simulated host of plain files, for tests.
 
 use std::{
     fs,
@@ -26,24 +26,20 @@ use tokio_util::sync::CancellationToken;
 use crate::ControlMetrics;
 pub use crate::reconciler::start;
 
-/// A machine, and all that is reported of it.
-pub struct Host {
-    /// The machine as it is now.
+/// Implementation of the ports: a machine, inputs that tests set, and outputs that tests check.
+pub struct TestHost {
     pub machine: Mutex<Arc<Machine>>,
-    /// What is assigned.
+    /// The guarantees that were published last.
     pub assigned: Mutex<Guarantees>,
-    /// What happened.
+    /// The reported events.
     pub happened: Mutex<Vec<(Option<CgroupPath>, EventReport)>>,
-    /// Who wants to hear of cgroups.
+    /// The subscriber for created and removed cgroups.
     pub cgroup_listener: Mutex<Option<CgroupListener>>,
-    /// What the guard saw last.
     pub headroom: Mutex<Arc<Headroom>>,
-    /// What was counted of accesses.
     pub accesses: Mutex<Vec<WorkloadAccesses>>,
 }
 
-impl Host {
-    /// This machine.
+impl TestHost {
     pub fn new(machine: Machine) -> Self {
         Self {
             machine: Mutex::new(Arc::new(machine)),
@@ -55,56 +51,56 @@ impl Host {
         }
     }
 
-    /// Four CPUs on each of two nodes; CPU 0 is kept for the system.
+    /// Returns a host with two nodes of four CPUs and 4 GiB each.
     pub fn small() -> Self {
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
         Self::new(machine.build().unwrap())
     }
 }
 
-impl MachineSource for Host {
+impl MachineSource for TestHost {
     fn machine(&self) -> Arc<Machine> {
         self.machine.lock().unwrap().clone()
     }
 }
 
-impl HeadroomSource for Host {
+impl HeadroomSource for TestHost {
     fn headroom(&self) -> Arc<Headroom> {
         self.headroom.lock().unwrap().clone()
     }
 }
 
-impl AccessSource for Host {
+impl AccessSource for TestHost {
     fn accesses(&self) -> Vec<WorkloadAccesses> {
         self.accesses.lock().unwrap().clone()
     }
 }
 
-impl EventSink for Host {
+impl EventSink for TestHost {
     fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         self.happened.lock().unwrap().push((cgroup.cloned(), report));
     }
 }
 
-impl AssignmentSink for Host {
-    fn publish_guarantees(&self, promises: Guarantees) {
-        *self.assigned.lock().unwrap() = promises;
+impl AssignmentSink for TestHost {
+    fn publish_guarantees(&self, guarantees: Guarantees) {
+        *self.assigned.lock().unwrap() = guarantees;
     }
 }
 
-impl CgroupEvents for Host {
+impl CgroupEvents for TestHost {
     fn subscribe(&self, listener: CgroupListener) {
         *self.cgroup_listener.lock().unwrap() = Some(listener);
     }
 }
 
-impl ContainerNames for Host {
+impl ContainerNames for TestHost {
     fn update_containers(&self, _: Vec<(String, String)>, _: bool) {}
 
     fn remove_container(&self, _: &str) {}
 }
 
-/// Makes a cgroup with the files that guarantees need; somebody runs in it.
+/// Creates a populated cgroup with the files that guarantees require.
 pub fn cgroup(dir: &Path, machine: &Machine) {
     fs::create_dir_all(dir).unwrap();
     let (cpus, nodes) = (machine.possible_cpus.to_string(), machine.node_ids().to_string());
@@ -128,7 +124,7 @@ pub fn cgroup(dir: &Path, machine: &Machine) {
     }
 }
 
-/// Makes a knob refuse what is written, for as long as this is kept. It goes on holding what it holds.
+/// Makes a knob refuse writes, and keeps its value, until the returned descriptor is dropped.
 #[cfg(test)]
 pub(crate) fn refuse(knob: &Path) -> std::os::fd::OwnedFd {
     use std::os::fd::AsRawFd as _;
@@ -142,19 +138,19 @@ pub(crate) fn refuse(knob: &Path) -> std::os::fd::OwnedFd {
     sealed
 }
 
-/// The first line of a file.
+/// Returns the first line of a file.
 pub fn line(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Writes knobs in the hierarchy at `root`; with `systemd` for its units' cgroups.
+/// Returns an enforcer for the hierarchy at `root`. With `systemd`, the cgroups of units are written through systemd.
 pub fn enforcer(root: &Path, machine: &Machine, systemd: Option<Systemd>) -> Enforcer {
     let options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     Enforcer::new(root.to_owned(), systemd, options)
 }
 
-/// Gives guarantees in the hierarchy at `root`.
+/// Starts a reconciler for the hierarchy at `root`.
 pub fn reconciler(
     config: &Config,
     root: &Path,

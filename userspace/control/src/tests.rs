@@ -1,4 +1,4 @@
-//! The reconciler on a tree of plain files.
+//! Tests of the reconciler on a hierarchy of plain files.
 
 mod controllers;
 mod cpu_isolation;
@@ -12,7 +12,7 @@ use std::{fs, path::Path, sync::Arc, thread::JoinHandle};
 use numaward_api as api;
 use numaward_config::policy::StrategyKind;
 use numaward_guarantee::{
-    command::Answer,
+    command::AdmissionOutcome,
     error::AdmissionError,
     request::{Request, Resize},
     state::State,
@@ -23,17 +23,18 @@ use numaward_tests_support::skip_outside_ci;
 use numaward_topology::{Bytes, Machine};
 
 use super::*;
-use crate::{testing as fixture, testing::Host};
+use crate::{testing as fixture, testing::TestHost};
 
-struct Bench {
+/// A machine and a cgroup hierarchy in a temporary directory, in which a test starts the reconciler.
+struct DaemonBench {
     dir: tempfile::TempDir,
-    host: Arc<Host>,
+    host: Arc<TestHost>,
 }
 
-impl Bench {
+impl DaemonBench {
     fn new(cgroups: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let bench = Self { dir, host: Arc::new(Host::small()) };
+        let bench = Self { dir, host: Arc::new(TestHost::small()) };
         bench.cgroup("");
         for cgroup in cgroups {
             bench.cgroup(cgroup);
@@ -56,7 +57,7 @@ impl Bench {
     fn start_with(&self, config: Config) -> (ReconcilerHandle, JoinHandle<()>, CancellationToken) {
         let config = Config { state_directory: self.dir.path().join("state"), ..config };
         let root = self.dir.path().join("cgroup");
-        // Plain files are watched like knobs; without the privilege they are looked at.
+        // Plain files are watched like knobs. Without the privilege, they are polled.
         fixture::reconciler(&config, &root, Ports::from_part(&self.host), KnobWatch::new(&root).ok(), None)
     }
 }
@@ -83,16 +84,16 @@ async fn admit(
     cpus: u32,
 ) -> Result<api::Allocation, AdmissionError> {
     match reconciler.admit(request(cgroup, cpus), false).await? {
-        Answer::Admitted(allocation) => Ok(allocation),
-        Answer::Dry(dry) => panic!("{dry:?}"),
+        AdmissionOutcome::Admitted(allocation) => Ok(allocation),
+        AdmissionOutcome::Dry(dry) => panic!("{dry:?}"),
     }
 }
 
-/// Decided by the strategy `native`: what it chose from is shown, a refusal names nodes and amounts, and a restart with
-/// the kubelet's rules keeps what runs.
+/// The explanation has the candidates, and a refusal has nodes and amounts. A restart with the strategy `kubelet` keeps the
+/// guarantees.
 #[tokio::test]
-async fn the_native_strategy_decides_explains_and_hands_over() {
-    let bench = Bench::new(&["a", "b", "c"]);
+async fn native_strategy_explains_decisions() {
+    let bench = DaemonBench::new(&["a", "b", "c"]);
     let native = Config { strategy: StrategyKind::Native, ..Config::default() };
     let (reconciler, thread, stop) = bench.start_with(native);
     let a = admit(&reconciler, "a", 3).await.unwrap();
@@ -118,8 +119,8 @@ async fn the_native_strategy_decides_explains_and_hands_over() {
 }
 
 #[tokio::test]
-async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
-    let bench = Bench::new(&["a", "b", "c"]);
+async fn restart_keeps_exclusive_cpus() {
+    let bench = DaemonBench::new(&["a", "b", "c"]);
     let (reconciler, thread, stop) = bench.start();
     let (a, b) = tokio::join!(admit(&reconciler, "a", 3), admit(&reconciler, "b", 4));
     let (a, b) = (a.unwrap(), b.unwrap());
@@ -149,25 +150,25 @@ async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_leaves_nothing_behind() {
-    let bench = Bench::new(&["a", "b", "b/c"]);
-    // The disk does not take it.
-    let in_the_way = bench.dir.path().join("state/ledger.journal.new");
-    fs::create_dir_all(&in_the_way).unwrap();
+async fn failed_admission_changes_nothing() {
+    let bench = DaemonBench::new(&["a", "b", "b/c"]);
+    // The ledger cannot be saved.
+    let obstacle = bench.dir.path().join("state/ledger.journal.new");
+    fs::create_dir_all(&obstacle).unwrap();
     let (reconciler, thread, stop) = bench.start();
     let error = admit(&reconciler, "b", 1).await.unwrap_err();
     assert!(matches!(error, AdmissionError::Store(_)), "{error}");
     assert_eq!((bench.knob("b/cpuset.cpus").as_str(), reconciler.allocations().allocations.len()), ("", 0));
-    fs::remove_dir(&in_the_way).unwrap();
+    fs::remove_dir(&obstacle).unwrap();
 
-    // The kernel does not.
+    // A knob cannot be written.
     fs::remove_file(bench.dir.path().join("cgroup/a/memory.max")).unwrap();
     let error = admit(&reconciler, "a", 1).await.unwrap_err();
     assert!(error.to_string().contains("memory.max"), "{error}");
     assert_eq!(reconciler.allocations().allocations, []);
     assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/memory.min").as_str()), ("", "0"));
 
-    // It conflicts with what is held, or there is no such cgroup, or it uses more already.
+    // The name or the cgroup conflicts with a guarantee, the cgroup does not exist, or its memory use exceeds the request.
     admit(&reconciler, "b", 1).await.unwrap();
     for (cgroup, field) in [("b", "name"), ("b/c", "target")] {
         let error = admit(&reconciler, cgroup, 1).await.unwrap_err();
@@ -182,9 +183,11 @@ async fn what_cannot_be_done_leaves_nothing_behind() {
     let error = admit(&reconciler, "a", 1).await.unwrap_err();
     assert!(matches!(&error, AdmissionError::Field(error) if error.field == "memory"), "{error}");
 
-    // A dry run holds nothing.
+    // A dry run changes nothing.
     bench.cgroup("d");
-    let Ok(Answer::Dry(dry)) = reconciler.admit(request("d", 1), true).await else { panic!("no dry run") };
+    let Ok(AdmissionOutcome::Dry(dry)) = reconciler.admit(request("d", 1), true).await else {
+        panic!("no dry run")
+    };
     assert!(dry.admitted && dry.explanation.merges.len() == 1);
     assert_eq!(reconciler.allocations().allocations.len(), 1);
     stop.cancel();
@@ -192,29 +195,63 @@ async fn what_cannot_be_done_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn the_cgroup_of_commands_is_made_again() {
-    let bench = Bench::new(&[]);
+async fn cgroup_of_commands_is_recreated() {
+    let bench = DaemonBench::new(&[]);
     let (reconciler, thread, stop) = bench.start();
-    let asked = api::AllocationRequest::new("command", api::Target::Exec, "64Mi");
-    let error = reconciler.admit(Request::new(&asked).unwrap(), false).await.unwrap_err();
-    // Where a cgroup is a plain directory, it gets no knobs when it is made.
+    let request = api::AllocationRequest::new("command", api::Target::Exec, "64Mi");
+    let error = reconciler.admit(Request::new(&request).unwrap(), false).await.unwrap_err();
+    // A plain directory has no knobs.
     assert!(matches!(error, AdmissionError::Enforce(_)), "{error}");
     assert!(bench.dir.path().join("cgroup/numaward").is_dir());
     stop.cancel();
     thread.join().unwrap();
 }
 
+/// A second writer of memory protection named `kubelet` wins after one repair.
 #[tokio::test]
-async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
-    let bench = Bench::new(&["a", "b"]);
+async fn yields_memory_min_to_kubelet() {
+    let bench = DaemonBench::new(&["a"]);
+    if KnobWatch::new(bench.dir.path()).is_err() {
+        return skip_outside_ci("writes to knobs are reported only with CAP_SYS_ADMIN");
+    }
+    let (reconciler, thread, stop) = bench.start();
+    admit(&reconciler, "a", 1).await.unwrap();
+    let knob = bench.dir.path().join("cgroup/a/memory.min");
+    let protected = (1_u64 << 30).to_string();
+    assert_eq!(bench.knob("a/memory.min"), protected);
+    // The kernel names the process after the file that was executed.
+    let kubelet = bench.dir.path().join("kubelet");
+    std::os::unix::fs::symlink("/bin/sh", &kubelet).unwrap();
+    let script =
+        "while [ -e \"$0\" ]; do read -r has <\"$0\"; [ \"$has\" = 0 ] || echo 0 >\"$0\"; sleep 0.3; done";
+    let mut kubelet = std::process::Command::new(kubelet).arg("-c").arg(script).arg(&knob).spawn().unwrap();
+    let drift = || reconciler.allocations().allocations[0].drift.clone();
+    until("the knob is left", &|| drift().iter().any(|drift| drift.state == api::DriftState::Left));
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    kubelet.kill().unwrap();
+    kubelet.wait().unwrap();
+    assert_eq!(bench.knob("a/memory.min"), "0", "its value is kept");
+    // The sets that are effective are no files of a kernel here, so they drift, too.
+    let left = drift().into_iter().find(|drift| drift.knob == "memory.min").unwrap();
+    assert_eq!((left.state, left.count), (api::DriftState::Left, 1), "one repair: {left:?}");
+    assert_eq!(left.writer.and_then(|by| by.command).as_deref(), Some("kubelet"));
+    let reported = format!("{:?}", bench.host.happened.lock().unwrap());
+    assert!(reported.contains("Memory QoS") && !reported.contains("Critical"), "{reported}");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn repairs_drift_and_releases_vanished() {
+    let bench = DaemonBench::new(&["a", "b"]);
     let is_watched = KnobWatch::new(bench.dir.path()).is_ok();
     if !is_watched {
-        skip_outside_ci("in part: only with CAP_SYS_ADMIN writes to knobs are seen");
+        skip_outside_ci("in part: writes to knobs are reported only with CAP_SYS_ADMIN");
     }
     let (reconciler, thread, stop) = bench.start();
     for cgroup in ["a", "b"] {
         let held = admit(&reconciler, cgroup, 1).await.unwrap();
-        // What the kernel does by itself.
+        // The kernel writes these files.
         let dir = bench.dir.path().join("cgroup").join(cgroup);
         fs::write(dir.join("cpuset.cpus.effective"), &held.cpus).unwrap();
         fs::write(dir.join("cpuset.mems.effective"), &held.nodes).unwrap();
@@ -230,20 +267,22 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
             .map(|held| held.drift.clone())
             .unwrap_or_default()
     };
-    until("it is reported", &|| drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired));
-    let told = drift("b");
-    // Our own writes are not reported by the kernel.
-    assert_eq!((told.len(), told[0].count, told[0].noticed), (1, 1, api::DriftDetection::Check));
-    assert_eq!((told[0].found.as_deref(), told[0].writer.clone()), (Some("0-7"), None));
+    until("the drift is reported", &|| {
+        drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired)
+    });
+    let reported = drift("b");
+    // The kernel does not report writes of this process.
+    assert_eq!((reported.len(), reported[0].count, reported[0].noticed), (1, 1, api::DriftDetection::Check));
+    assert_eq!((reported[0].found.as_deref(), reported[0].writer.clone()), (Some("0-7"), None));
     assert_eq!(drift("a"), []);
 
-    // Somebody who rewrites it again and again.
+    // Another program rewrites the knob repeatedly.
     let script = "while [ -e \"$0\" ]; do echo 0-7 >\"$0\"; sleep 0.1; done";
     let mut other = std::process::Command::new("sh").arg("-c").arg(script).arg(knob).spawn().unwrap();
-    until("it is repaired more than once", &|| drift("b").iter().any(|drift| drift.count > 2));
-    // A look may come before the kernel's report; then it is not known who it was, until the next time.
+    until("the knob is repaired more than once", &|| drift("b").iter().any(|drift| drift.count > 2));
+    // A check may precede the kernel's report. Then the writer is unknown until the next write.
     let writer = || drift("b")[0].writer.clone().map(|by| (by.pid, by.command));
-    until("it is known who it is", &|| !is_watched || writer().is_some());
+    until("the writer is known", &|| !is_watched || writer().is_some());
     let by = writer();
     other.kill().unwrap();
     other.wait().unwrap();
@@ -259,8 +298,8 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     thread.join().unwrap();
 }
 
-/// What was damaged is set aside and kept.
-fn damage(bench: &Bench, files: &[&str]) {
+/// Damages files of the state directory. The daemon keeps them under other names.
+fn damage(bench: &DaemonBench, files: &[&str]) {
     for file in files {
         fs::write(bench.dir.path().join("state").join(file), "{ damaged").unwrap();
     }
@@ -273,8 +312,8 @@ fn held(reconciler: &ReconcilerHandle) -> Vec<(String, String, String)> {
 }
 
 #[tokio::test]
-async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
-    let bench = Bench::new(&["a", "b", "c", "d"]);
+async fn damaged_ledger_is_rebuilt() {
+    let bench = DaemonBench::new(&["a", "b", "c", "d"]);
     let (reconciler, thread, stop) = bench.start();
     for (cgroup, cpus) in [("a", 2), ("b", 4), ("c", 1)] {
         admit(&reconciler, cgroup, cpus).await.unwrap();
@@ -290,7 +329,7 @@ async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
     };
     let knobs_before = [knobs("a"), knobs("b"), knobs("c")];
 
-    // The last one, both, and none at all, as somebody removed them.
+    // The last ledger is damaged, both are, and all files are removed.
     let files: [&[&str]; 3] = [&["ledger.json"], &["ledger.json", "ledger.json.1"], &[]];
     for (round, damaged) in files.into_iter().enumerate() {
         damage(&bench, damaged);
@@ -306,17 +345,17 @@ async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
         for (now, then) in found.allocations.iter().zip(&allocations.allocations) {
             assert_eq!((&now.settings, &now.memory), (&then.settings, &then.memory), "round {round}");
         }
-        // Node 0 has four CPUs, of which one is kept for the system and two are held.
+        // Of the four CPUs of node 0, one is reserved for the system and two are exclusive.
         let refused = admit(&reconciler, "d", 2).await.unwrap_err();
         assert!(matches!(refused, AdmissionError::Rejected(..)), "{refused}");
         stop.cancel();
         thread.join().unwrap();
         let kept = fs::read_dir(bench.dir.path().join("state")).unwrap().flatten();
         let kept = kept.filter(|file| file.file_name().to_string_lossy().contains("damaged")).count();
-        assert_eq!(kept, [1, 3, 0][round], "what is damaged is kept");
+        assert_eq!(kept, [1, 3, 0][round], "damaged files are kept");
     }
 
-    // What a release brings back is still known.
+    // The originals are still known.
     let (reconciler, thread, stop) = bench.start();
     reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!(knobs("a"), ["", "", "0", "max"].map(str::to_owned));
@@ -325,8 +364,8 @@ async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
 }
 
 #[tokio::test]
-async fn nothing_is_taken_over_that_was_not_written_by_us() {
-    let bench = Bench::new(&["a", "b"]);
+async fn foreign_marks_are_not_adopted() {
+    let bench = DaemonBench::new(&["a", "b"]);
     let (reconciler, thread, stop) = bench.start();
     admit(&reconciler, "a", 2).await.unwrap();
     stop.cancel();
@@ -349,8 +388,7 @@ async fn nothing_is_taken_over_that_was_not_written_by_us() {
     let set = |path: &str, name: &str, text: &str| {
         rustix::fs::setxattr(dir(path), name, text.as_bytes(), rustix::fs::XattrFlags::empty()).unwrap();
     };
-    // The mark of one cgroup on another, one that is no mark, one of a cgroup that is gone, and a second one that
-    // claims the same CPUs.
+    // Forged marks: that of another cgroup, an invalid one, one of a removed cgroup, and a second one with the same CPUs.
     set("b", &mark, &text);
     let id = std::os::unix::fs::MetadataExt::ino(&fs::metadata(dir("b")).unwrap());
     let (own, other) = (mark.rsplit_once('.').unwrap().1, id.to_string());
@@ -361,20 +399,20 @@ async fn nothing_is_taken_over_that_was_not_written_by_us() {
     damage(&bench, &["ledger.json", "ledger.json.1"]);
     let (reconciler, thread, stop) = bench.start();
     assert_eq!(held(&reconciler), [("a".to_owned(), "1-2".to_owned(), "0".to_owned())]);
-    assert_eq!((marks("a").len(), marks("b").len()), (1, 0), "what is over is removed");
+    assert_eq!((marks("a").len(), marks("b").len()), (1, 0), "stale marks are removed");
     stop.cancel();
     thread.join().unwrap();
 
-    // On a directory of somebody else, nothing is believed.
+    // Marks on a directory of another user are not trusted.
     if !rustix::process::geteuid().is_root() {
-        return skip_outside_ci("in part: only root gives directories away");
+        return skip_outside_ci("in part: only root can change the owner of a directory");
     }
     set("b", &format!("user.numaward.{other}"), &forged.replace("1-2", "3"));
     std::os::unix::fs::chown(dir("b"), Some(65_534), Some(65_534)).unwrap();
     damage(&bench, &["ledger.json", "ledger.json.1"]);
     let (reconciler, thread, stop) = bench.start();
     assert_eq!(held(&reconciler).len(), 1);
-    // Its own mark is on the directory above.
+    // The daemon's own mark for this cgroup is on the parent directory.
     admit(&reconciler, "b", 1).await.unwrap();
     assert_eq!((marks("b").len(), marks("").len()), (0, 1));
     stop.cancel();
@@ -387,8 +425,8 @@ async fn nothing_is_taken_over_that_was_not_written_by_us() {
 }
 
 #[tokio::test]
-async fn a_command_without_marks_keeps_what_its_knobs_say() {
-    let bench = Bench::new(&["numaward", "numaward/job", "numaward/idle", "d"]);
+async fn unmarked_command_is_rebuilt_from_knobs() {
+    let bench = DaemonBench::new(&["numaward", "numaward/job", "numaward/idle", "d"]);
     for (knob, text) in [
         ("cpuset.cpus", "4-5"),
         ("cpuset.mems", "1"),
@@ -403,7 +441,7 @@ async fn a_command_without_marks_keeps_what_its_knobs_say() {
     let (reconciler, thread, stop) = bench.start();
     assert_eq!(held(&reconciler), [("job".to_owned(), "4-5".to_owned(), "1".to_owned())]);
     let node = &reconciler.allocations().nodes[1];
-    assert_eq!((node.free_cpus.as_str(), node.memory[0].promised_bytes), ("6-7", 1 << 30));
+    assert_eq!((node.free_cpus.as_str(), node.memory[0].guaranteed_bytes), ("6-7", 1 << 30));
     reconciler.release("job".to_owned()).await.unwrap();
     assert_eq!(bench.knob("numaward/memory.min"), "0");
     stop.cancel();
@@ -411,8 +449,8 @@ async fn a_command_without_marks_keeps_what_its_knobs_say() {
 }
 
 #[tokio::test]
-async fn cpus_that_are_no_longer_of_their_kind_are_reported() {
-    let bench = Bench::new(&["a"]);
+async fn reports_missing_cpu_kind() {
+    let bench = DaemonBench::new(&["a"]);
     let change = |isolated: &str| {
         let mut machine = Machine::clone(&bench.host.machine());
         machine.isolated_cpus = isolated.parse().unwrap();
@@ -421,14 +459,14 @@ async fn cpus_that_are_no_longer_of_their_kind_are_reported() {
     change("2-3");
     let native = Config { strategy: StrategyKind::Native, ..Config::default() };
     let (reconciler, thread, stop) = bench.start_with(native.clone());
-    let mut asked = request("a", 2);
-    asked.terms.cpu_kinds = [api::CpuKind::Isolated].into();
+    let mut isolated = request("a", 2);
+    isolated.terms.cpu_kinds = [api::CpuKind::Isolated].into();
     assert!(
-        matches!(reconciler.admit(asked, false).await.unwrap(), Answer::Admitted(held) if held.cpus == "2-3")
+        matches!(reconciler.admit(isolated, false).await.unwrap(), AdmissionOutcome::Admitted(held) if held.cpus == "2-3")
     );
     assert_eq!(reconciler.allocations().allocations[0].missing, None);
 
-    // The host starts with another command line, and then with the old one.
+    // The host boots with another kernel command line, and then with the old one.
     stop.cancel();
     thread.join().unwrap();
     change("3");
@@ -437,17 +475,17 @@ async fn cpus_that_are_no_longer_of_their_kind_are_reported() {
     let kind = api::MissingKind { kind: api::CpuKind::Isolated, cpus: "2".to_owned() };
     assert_eq!(missing().unwrap().kinds, [kind]);
     let happened = format!("{:?}", bench.host.happened.lock().unwrap());
-    assert!(happened.contains("the kind isolated of CPUs 2 is missing"), "{happened}");
+    assert!(happened.contains("are missing: the kind isolated of CPUs 2"), "{happened}");
     assert_eq!(bench.knob("a/cpuset.cpus"), "2-3");
     change("2-3");
-    until("all is there again", &|| missing().is_none());
+    until("nothing is missing", &|| missing().is_none());
     stop.cancel();
     thread.join().unwrap();
 }
 
 #[tokio::test]
-async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
-    let bench = Bench::new(&["a", "b", "c", "d"]);
+async fn shrunk_machine_reports_missing() {
+    let bench = DaemonBench::new(&["a", "b", "c", "d"]);
     let (reconciler, thread, stop) = bench.start();
     admit(&reconciler, "a", 2).await.unwrap();
     admit(&reconciler, "b", 1).await.unwrap();
@@ -457,38 +495,38 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
         let held = reconciler.allocations();
         held.allocations.iter().find(|held| held.name == name).and_then(|held| held.missing.clone())
     };
-    let told = |words: &str| {
+    let count_reports = |words: &str| {
         let happened = bench.host.happened.lock().unwrap();
         happened
             .iter()
             .filter(|(cgroup, report)| cgroup.is_some() && format!("{report:?}").contains(words))
             .count()
     };
-    // CPU 1 goes offline, and node 0 has less than the two gibibytes that are promised on it.
+    // CPU 1 goes offline, and node 0 shrinks below the two gibibytes that are guaranteed on it.
     let mut smaller = Machine::clone(&whole);
     smaller.cpus.remove(&numaward_topology::CpuId(1));
     let node = smaller.nodes.get_mut(&numaward_topology::NodeId(0)).unwrap();
     node.cpus = "0,2-3".parse().unwrap();
     node.memory = Bytes::mib(1600);
     change(smaller);
-    until("what is missing is reported", &|| missing("a").is_some() && missing("b").is_some());
+    until("the missing resources are reported", &|| missing("a").is_some() && missing("b").is_some());
     assert_eq!((missing("a").unwrap().cpus, missing("b").unwrap().cpus), ("1".to_owned(), String::new()));
-    assert_eq!(told("What is promised to a is not all there any more: CPUs 1 is missing"), 1);
+    assert_eq!(count_reports("Guaranteed resources of a are missing: CPUs 1"), 1);
     assert_eq!(missing("b").unwrap().memory.len(), 1);
     assert_eq!((held(&reconciler).len(), bench.knob("a/cpuset.cpus").as_str()), (2, "1-2"));
-    let promises = bench.host.assigned.lock().unwrap().workloads().to_vec();
-    let of_a = promises.iter().find(|promise| promise.cgroup.as_str() == "/a").unwrap();
+    let guarantees = bench.host.assigned.lock().unwrap().workloads().to_vec();
+    let of_a = guarantees.iter().find(|guarantee| guarantee.cgroup.as_str() == "/a").unwrap();
     assert_eq!(of_a.offline_cpus.to_string(), "1");
     assert!(admit(&reconciler, "c", 1).await.is_ok_and(|held| held.nodes == "1"), "node 0 has nothing left");
 
-    // What one gives back covers another before it is promised to a third.
+    // Released resources cover the missing ones of "b" before they are guaranteed to "d".
     reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!(missing("b"), None);
     admit(&reconciler, "d", 1).await.unwrap();
     assert_eq!(reconciler.allocations().allocations.iter().find(|held| held.name == "d").unwrap().nodes, "1");
     reconciler.release("d".to_owned()).await.unwrap();
 
-    // All comes back.
+    // The machine is whole again.
     change(Machine::clone(&whole));
     until("node 0 has room again", &|| reconciler.allocations().nodes[0].free_cpus == "1-2");
     let reserved = Bytes::gib(4).0 / 20;
@@ -498,8 +536,8 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
 }
 
 #[tokio::test]
-async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
-    let bench = Bench::new(&["a", "b"]);
+async fn unfit_policy_refuses_requests() {
+    let bench = DaemonBench::new(&["a", "b"]);
     let config = Config {
         reserved_system_cpus: Some(numaward_config::policy::CpuList("7".parse().unwrap())),
         ..Config::default()
@@ -511,31 +549,31 @@ async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
     smaller.cpus.remove(&numaward_topology::CpuId(7));
     smaller.nodes.get_mut(&numaward_topology::NodeId(1)).unwrap().cpus = "4-6".parse().unwrap();
     *bench.host.machine.lock().unwrap() = Arc::new(smaller);
-    let told = || {
+    let count_reports = || {
         let happened = bench.host.happened.lock().unwrap();
         happened.iter().filter(|(_, report)| format!("{report:?}").contains("policy")).count()
     };
-    until("it is reported", &|| told() == 1);
+    until("the unfit policy is reported", &|| count_reports() == 1);
     let refused = admit(&reconciler, "b", 1).await.unwrap_err();
     assert!(matches!(&refused, AdmissionError::Unfit(why) if why.contains('7')), "{refused}");
     assert_eq!(held(&reconciler).len(), 1);
     *bench.host.machine.lock().unwrap() = whole;
-    until("it fits again", &|| told() == 2);
+    until("the policy fits again", &|| count_reports() == 2);
     admit(&reconciler, "b", 1).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
 }
 
 #[tokio::test]
-async fn a_release_that_was_begun_is_gone_on_with() {
-    let bench = Bench::new(&["a", "b"]);
+async fn begun_release_is_continued() {
+    let bench = DaemonBench::new(&["a", "b"]);
     let (reconciler, thread, stop) = bench.start();
     admit(&reconciler, "a", 1).await.unwrap();
     admit(&reconciler, "b", 1).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
 
-    // As a crash right after the first save of a release leaves it.
+    // The state after a crash right after the first save of a release.
     let (mut store, loaded) = Store::<State>::open(&bench.dir.path().join("state")).unwrap();
     let LoadedLedger::Current { ledger: mut state, .. } = loaded else { panic!("{loaded:?}") };
     state.releasing.insert("a".to_owned());
@@ -552,10 +590,10 @@ async fn a_release_that_was_begun_is_gone_on_with() {
     thread.join().unwrap();
 }
 
-/// After a reboot there may be a cgroup with the path and the id of one that was known, and it is another.
+/// After a reboot, a different cgroup may have the path and the id of a known one.
 #[tokio::test]
-async fn a_cgroup_of_another_boot_is_another_one() {
-    let bench = Bench::new(&["a", "system.slice", "system.slice/nginx.service"]);
+async fn cgroup_of_another_boot_is_distinct() {
+    let bench = DaemonBench::new(&["a", "system.slice", "system.slice/nginx.service"]);
     let root = bench.dir.path().join("root");
     let boot_id = root.join("proc/sys/kernel/random/boot_id");
     fs::create_dir_all(boot_id.parent().unwrap()).unwrap();
@@ -576,44 +614,46 @@ async fn a_cgroup_of_another_boot_is_another_one() {
     stop.cancel();
     thread.join().unwrap();
 
-    // As the kernel makes them.
+    // Fresh cgroups, as after a reboot.
     for path in ["a", "system.slice", "system.slice/nginx.service"] {
         bench.cgroup(path);
     }
     fs::write(&boot_id, "two\n").unwrap();
     let (reconciler, thread, stop) = bench.start_with(config());
-    until("what was in the cgroup is released", &|| held(&reconciler) == ["web"]);
+    until("the guarantee of the cgroup is released", &|| held(&reconciler) == ["web"]);
     until("the unit is guaranteed again", &|| {
         bench.knob("system.slice/nginx.service/memory.min") == "1073741824"
     });
-    assert_eq!(bench.knob("a/memory.min"), "0", "it is somebody else's");
+    assert_eq!(bench.knob("a/memory.min"), "0", "the new cgroup has no guarantee");
     stop.cancel();
     thread.join().unwrap();
 }
 
 #[tokio::test]
-async fn a_unit_is_the_systems_and_no_users() {
+async fn unit_is_a_system_unit() {
     const OF_A_USER: &str = "a.slice/user-1000.slice/user@1000.service/app.slice/nginx.service";
-    let bench = Bench::new(&["system.slice"]);
+    let bench = DaemonBench::new(&["system.slice"]);
     let (reconciler, thread, stop) = bench.start();
     let unit = |name: &str| api::AllocationRequest {
         cpus: Some(api::Cpus::whole(1)),
         ..api::AllocationRequest::new("web", api::Target::Unit(name.to_owned()), "1Gi")
     };
-    let asked = || Request::new(&unit("nginx.service")).unwrap();
-    // Those that a walk finds first.
+    let new_request = || Request::new(&unit("nginx.service")).unwrap();
+    // A walk of the hierarchy finds these cgroups first.
     for path in [OF_A_USER, "kubepods/nginx.service", "other.slice/nginx.service"] {
         let path = Path::new(path);
         let above: Vec<_> = path.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
         above.iter().rev().for_each(|path| bench.cgroup(path.to_str().unwrap()));
     }
-    let refused = reconciler.admit(asked(), false).await.unwrap_err();
-    let AdmissionError::Field(wrong) = &refused else { panic!("{refused}") };
-    assert_eq!(wrong.field, "target.unit");
-    assert!(wrong.to_string().contains("no cgroup in /system.slice"), "{wrong}");
+    let refused = reconciler.admit(new_request(), false).await.unwrap_err();
+    let AdmissionError::Field(error) = &refused else { panic!("{refused}") };
+    assert_eq!(error.field, "target.unit");
+    assert!(error.to_string().contains("no cgroup in /system.slice"), "{error}");
 
     bench.cgroup("system.slice/nginx.service");
-    let Ok(Answer::Admitted(held)) = reconciler.admit(asked(), false).await else { panic!("refused") };
+    let Ok(AdmissionOutcome::Admitted(held)) = reconciler.admit(new_request(), false).await else {
+        panic!("refused")
+    };
     assert_eq!(held.cgroup, "/system.slice/nginx.service");
     stop.cancel();
     thread.join().unwrap();

@@ -1,4 +1,4 @@
-//! A thread that has one job at a time. The caller looks whether it is done; nobody waits.
+//! A thread that executes one job at a time. The caller polls for the result and never blocks.
 
 use std::{
     fmt, io,
@@ -9,7 +9,7 @@ use std::{
 use numaward_model::health::{self, Heartbeats};
 use tokio_util::sync::CancellationToken;
 
-/// Gives jobs to the thread.
+/// Handle of the thread.
 pub(crate) struct Worker<Job, JobOutcome> {
     jobs: Sender<Job>,
     done: Receiver<JobOutcome>,
@@ -23,8 +23,8 @@ impl<Job, JobOutcome> fmt::Debug for Worker<Job, JobOutcome> {
 }
 
 impl<Job: Send + 'static, JobOutcome: Send + 'static> Worker<Job, JobOutcome> {
-    /// Starts the thread, which counts as hung when it does not beat within `limit`. It ends with this, or when `stop` is
-    /// cancelled and its job is done.
+    /// Starts the thread, which counts as hung if it sends no heartbeat within `limit`. It ends when the handle is dropped, or
+    /// after the current job when `stop` is cancelled.
     pub(crate) fn start(
         name: &'static str,
         limit: Duration,
@@ -39,7 +39,7 @@ impl<Job: Send + 'static, JobOutcome: Send + 'static> Worker<Job, JobOutcome> {
             health::rest();
             for job in queue {
                 health::beat();
-                // At the end of the daemon nobody takes the result.
+                // At the end of the daemon, the result is not needed.
                 if ended.is_cancelled() || sender.send(perform(job)).is_err() {
                     break;
                 }
@@ -51,24 +51,23 @@ impl<Job: Send + 'static, JobOutcome: Send + 'static> Worker<Job, JobOutcome> {
         Ok(Self { jobs, done, is_busy: false })
     }
 
-    /// Gives it a job, unless it has one; whether it took it.
+    /// Gives the thread a job. Returns false if it is busy or has ended.
     pub(crate) fn give(&mut self, job: Job) -> bool {
         if self.is_busy {
             return false;
         }
-        // A thread that has ended takes no more, and ends the daemon.
+        // If the thread has ended unexpectedly, the heartbeats end the daemon.
         self.is_busy = self.jobs.send(job).is_ok();
         self.is_busy
     }
 
-    /// What came of the last job, once.
+    /// Returns the result of the last job, once.
     pub(crate) fn take(&mut self) -> Option<JobOutcome> {
         let done = self.done.try_recv().ok()?;
         self.is_busy = false;
         Some(done)
     }
 
-    /// Whether it has a job.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_busy
     }

@@ -1,12 +1,13 @@
-//! Who wrote the knobs that we hold: what the kernel reports at once, kept until the reconciler asks.
+//! Monitor of writes to knobs: records the writers that the kernel reports, until the reconciler reads them.
 //!
-//! Problem: a writer may end as soon as it has written, while the reconciler is busy moving pages; and one that writes
-//! without end must not keep the reconciler busy.
+//! # Problem
+//! A writer may end right after its write, while the reconciler is busy with moving pages. A program that writes permanently must not keep
+//! the reconciler busy.
 //!
-//! Algorithm: a thread waits for the kernel's events, asks at once who each writer is, and notes the last one of each
-//! knob. The reconciler is woken when there is something new, and takes all notes at once. Between two readings the
-//! thread pauses, in which the kernel merges what repeats itself. Before the reconciler reports a drift it reads the
-//! events itself, so that no writer is reported as unknown because the thread is late.
+//! # Algorithm
+//! A thread waits for events of the kernel, looks up each writer at once, and stores the last writer of each knob. The reconciler is woken
+//! for the first new record, and takes all records at once. Between two reads the thread sleeps, while the kernel merges repeated events.
+//! Before the reconciler reports a drift, it reads the events itself, so that no writer is reported as unknown because the thread is late.
 
 use std::{
     collections::BTreeMap,
@@ -25,46 +26,45 @@ use rustix::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// How late the thread notices that it is to stop, or that the kernel cannot be asked any more: nobody waits for that.
+/// Maximum delay until the thread notices that it must stop, or that the kernel reports no events any more. No other thread waits for that.
 const POLL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
-/// The pause after each reading.
+/// Pause after each read of events.
 const READ_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a turn may take before it counts as hung.
+/// Time that one iteration of the loop may take before the thread counts as hung.
 const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// What was written since it was last asked.
+/// Writes since the reconciler last read them.
 #[derive(Debug, Default)]
 pub(super) struct ObservedWrites {
-    /// The last writer of each knob; `None` for one outside of our PID namespace.
+    /// The last writer of each knob; `None` if it is outside of the daemon's PID namespace.
     pub(super) knobs: BTreeMap<(CgroupPath, Knob), Option<KnobWriter>>,
-    /// More happened than the kernel could report: any knob may have been written.
+    /// True if the kernel has dropped events: any knob may have been written.
     pub(super) everything: bool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MonitorState {
     seen: ObservedWrites,
-    /// Whether the reconciler was woken for it.
+    /// True if the reconciler was woken for these writes.
     reported: bool,
-    /// Whether the kernel can no longer be asked.
+    /// True if events cannot be read any more.
     failed: bool,
 }
 
-/// Watches knobs, and remembers who wrote them.
+/// Watches knobs and records their writers.
 #[derive(Debug)]
 pub(super) struct WriteMonitor {
     watch: KnobWatch,
-    state: Mutex<State>,
+    state: Mutex<MonitorState>,
 }
 
 impl WriteMonitor {
-    /// Over this watch.
     pub(super) fn new(watch: KnobWatch) -> Self {
         Self { watch, state: Mutex::default() }
     }
 
-    /// Starts the thread that calls `wake` when something was written, until that says `false` or `stop` is cancelled.
+    /// Starts the thread, which calls `wake` after new writes. It ends when `wake` returns false or `stop` is cancelled.
     pub(super) fn spawn(
         self: &Arc<Self>,
         wake: impl Fn() -> bool + Send + 'static,
@@ -86,18 +86,18 @@ impl WriteMonitor {
                 }
                 thread::sleep(READ_INTERVAL);
             }
-            // What cannot be watched is looked at instead.
+            // The reconciler checks the knobs periodically instead, so an ended thread is no fault.
             health::rest();
         })
     }
 
-    /// Watches a knob; `false` if it cannot be watched, and has to be looked at.
+    /// Watches a knob; returns false if it cannot be watched and must be checked periodically.
     pub(super) fn add(&self, cgroup: &CgroupPath, knob: Knob) -> bool {
         if self.state.lock().failed {
             return false;
         }
         self.watch.add(cgroup, knob).unwrap_or_else(|error| {
-            tracing::debug!(%error, "to be looked at instead");
+            tracing::debug!(%error, "the knob cannot be watched, and is checked periodically");
             false
         })
     }
@@ -105,12 +105,12 @@ impl WriteMonitor {
     /// Stops watching a knob.
     pub(super) fn remove(&self, cgroup: &CgroupPath, knob: Knob) {
         if let Err(error) = self.watch.remove(cgroup, knob) {
-            // Its events concern nothing that is held, and are dropped.
-            tracing::debug!(%error, "stays watched");
+            // Its events concern no enforced knob, and are dropped.
+            tracing::debug!(%error, "the knob is still watched");
         }
     }
 
-    /// Reads what happened until now.
+    /// Reads the pending events.
     pub(super) fn collect(&self) {
         let mut state = self.state.lock();
         if state.failed {
@@ -128,14 +128,14 @@ impl WriteMonitor {
         }
     }
 
-    /// Whether there is something new; `true` once.
+    /// Returns true if there are writes for which the reconciler was not woken yet; later calls return false.
     fn has_unreported_writes(&self) -> bool {
         let mut state = self.state.lock();
         let is_news = !state.seen.knobs.is_empty() || state.seen.everything;
         is_news && !std::mem::replace(&mut state.reported, is_news)
     }
 
-    /// Takes what was seen.
+    /// Returns and removes the recorded writes.
     pub(super) fn take(&self) -> ObservedWrites {
         self.collect();
         let mut state = self.state.lock();
@@ -143,7 +143,7 @@ impl WriteMonitor {
         std::mem::take(&mut state.seen)
     }
 
-    /// Whether the kernel still reports writes.
+    /// Returns true if the kernel still reports writes.
     pub(super) fn is_working(&self) -> bool {
         !self.state.lock().failed
     }
@@ -151,7 +151,7 @@ impl WriteMonitor {
     fn fail(&self, error: &KnobWatchError) {
         let mut state = self.state.lock();
         if !state.failed {
-            tracing::error!(%error, "knobs are looked at every second instead of watched");
+            tracing::error!(%error, "knobs cannot be watched any more: they are checked every second");
             state.failed = true;
             state.seen.everything = true;
         }

@@ -1,15 +1,17 @@
-//! Many clients at once: admissions at a rate, clients that read the metrics each second, and clients that read a byte a
-//! second.
+//! Many clients at once: admissions at a rate, clients that read the metrics each second, and clients that read one byte per second.
 //!
-//! `cargo bench -p numaward-daemon --bench load [-- NAME=NUMBER...]`, or `cargo xtask bench load`. Names and defaults:
-//! `seconds=60`, `rate=1000` admissions a second, `clients=64` that ask for them, `scrapers=50`, `slow=1000`,
-//! `peers=40`: slow clients come from so many addresses, `together=0`: 1 has all that read begin in the same moment.
+//! `cargo bench -p numaward-daemon --bench load [-- NAME=NUMBER...]`, or `cargo xtask bench load`. Options and defaults:
+//! - `seconds=60`: the duration.
+//! - `rate=1000`: admissions per second, by `clients=64` clients.
+//! - `scrapers=50`: clients that read the metrics each second.
+//! - `slow=1000`: clients that read one byte per second, from `peers=40` addresses.
+//! - `together=0`: 1 starts all readers at the same time.
 //!
-//! The daemon is a process of its own, with all its parts but the probe of allocations, on a host of plain files in memory: what the kernel
-//! takes for a write is not measured. First there are admissions alone, a hundredth as many; then all come. Exits with 1
-//! if a scrape failed, if an admission was refused, if fewer than 95 % of the rate were reached, if the daemon took more than
-//! 128 MiB, or if 99 of 100 admissions did not take less than ten times of what they take alone. The clients share the CPUs
-//! with the daemon: how much CPU time it took, and its thread `guarantee` alone, is printed.
+//! The daemon is a process of its own, without the probe of allocations, on a host of plain files in memory, so that the kernel's time for
+//! a write is not measured. There is first a phase with admissions only, at a hundredth of the rate, and then one with all clients. The
+//! exit status is 1 if a scrape fails, an admission is refused, less than 95 % of the rate is reached, the daemon uses more than 128 MiB,
+//! or the 99th percentile of admissions is ten times that of the first phase or more. The clients share the CPUs with the daemon, so the
+//! benchmark also prints the CPU time of the daemon and of its thread `guarantee`.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on fails")]
 
@@ -23,104 +25,112 @@ use std::{
 };
 
 use self::support::{
-    load::{Figures, Load, Plan, cpu_time, percentile, resident},
-    whole::{Place, Process, serve_if_asked},
+    load::{Figures, Load, LoadPlan, cpu_time, percentile, resident},
+    local_daemon::{DaemonProcess, HostDirectory, serve_if_requested},
 };
 
 const MEMORY_BUDGET_KIB: u64 = 128 << 10;
-const SLOWER: u32 = 10;
-const ALONE: u64 = 10;
-/// Of a hundred admissions that are to be, so many have to be reached.
-const REACHED: usize = 95;
+/// The factor to the 99th percentile of the first phase below which that of the second has to be.
+const MAX_SLOWDOWN: u32 = 10;
+/// The duration of the first phase, in seconds.
+const FIRST_PHASE_SECONDS: u64 = 10;
+/// The percentage of the configured admissions that has to be reached.
+const MIN_ADMISSIONS_PERCENT: usize = 95;
 
 fn option(name: &str, default: usize) -> usize {
     let is_given = |argument: String| argument.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
     std::env::args().find_map(is_given).unwrap_or(default)
 }
 
-/// Runs a plan for so many seconds; all that came of it, and the most memory that was resident.
-async fn measure(plan: &Plan, place: &Arc<Place>, daemon: &Process, seconds: u64) -> (Figures, u64) {
+/// Runs a plan. Returns the results, and the peak of the daemon's resident memory in KiB.
+async fn measure(
+    plan: &LoadPlan,
+    host: &Arc<HostDirectory>,
+    daemon: &DaemonProcess,
+    seconds: u64,
+) -> (Figures, u64) {
     println!("{plan:?}");
     println!(
         "  s  admitted  refused       p50       p99   scrapes  failed       p99  slow served, closed  memory"
     );
     let (mut all, mut peak) = (Figures::default(), 0);
-    let load = Load::start(plan, place, daemon.address);
+    let load = Load::start(plan, host, daemon.address);
     let started = Instant::now();
     for second in 1..=seconds {
         tokio::time::sleep(Duration::from_secs(second).saturating_sub(started.elapsed())).await;
         let now = resident(daemon.id()).unwrap();
         peak = peak.max(now);
-        let mut seen = load.take();
+        let mut figures = load.take();
         println!(
             "{second:>3} {:>9} {:>8} {:>9.1?} {:>9.1?} {:>9} {:>7} {:>9.1?} {:>12} {:>7} {:>7} KiB",
-            seen.admissions.len(),
-            seen.refused,
-            percentile(&mut seen.admissions, 50),
-            percentile(&mut seen.admissions, 99),
-            seen.scrapes.len(),
-            seen.failed_scrapes.len(),
-            percentile(&mut seen.scrapes, 99),
-            seen.slow_served,
-            seen.slow_closed,
+            figures.admissions.len(),
+            figures.refused,
+            percentile(&mut figures.admissions, 50),
+            percentile(&mut figures.admissions, 99),
+            figures.scrapes.len(),
+            figures.failed_scrapes.len(),
+            percentile(&mut figures.scrapes, 99),
+            figures.slow_served,
+            figures.slow_closed,
             now,
         );
-        all.add(seen);
+        all.add(figures);
     }
     let last = load.end().await;
     all.add(Figures { admissions: Vec::new(), ..last });
     (all, peak)
 }
 
-/// CPU time that the daemon has taken.
-struct Spent {
+/// CPU time of the daemon: of all threads, and of the thread `guarantee`.
+struct DaemonCpuTime {
     all: Duration,
     guarantee: Duration,
 }
 
-impl Spent {
-    fn of(daemon: &Process) -> Self {
-        let of = |thread| cpu_time(daemon.id(), thread).unwrap();
-        Self { all: of(None), guarantee: of(Some("guarantee")) }
+impl DaemonCpuTime {
+    fn read(daemon: &DaemonProcess) -> Self {
+        let time = |thread| cpu_time(daemon.id(), thread).unwrap();
+        Self { all: time(None), guarantee: time(Some("guarantee")) }
     }
 }
 
 fn main() -> ExitCode {
-    if serve_if_asked() {
+    if serve_if_requested() {
         return ExitCode::SUCCESS;
     }
-    let plan = Plan {
+    let plan = LoadPlan {
         clients: option("clients", 64),
         rate: u32::try_from(option("rate", 1000)).unwrap(),
         scrapers: option("scrapers", 50),
-        // As Prometheus does by default.
-        scrape_limit: Duration::from_secs(10),
+        // The default of Prometheus.
+        scrape_timeout: Duration::from_secs(10),
         slow: option("slow", 1000),
         slow_peers: option("peers", 40),
         together: option("together", 0) != 0,
     };
     let seconds = option("seconds", 60) as u64;
-    let asked = option("rate", 1000) * option("seconds", 60);
+    let expected = option("rate", 1000) * option("seconds", 60);
     let memory = std::path::Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
-    let place = Arc::new(Place::new(dir.path()).unwrap());
+    let host = Arc::new(HostDirectory::new(dir.path()).unwrap());
     for client in 0..plan.clients {
-        place.cgroup(&format!("w{client}")).unwrap();
+        host.cgroup(&format!("w{client}")).unwrap();
     }
-    let daemon = Process::start(dir.path(), None).unwrap();
+    let daemon = DaemonProcess::start(dir.path(), None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (mut alone, start) = runtime.block_on(async {
-        let alone = Plan { clients: 1, rate: (plan.rate / 100).max(1), scrapers: 0, slow: 0, ..plan.clone() };
-        measure(&alone, &place, &daemon, ALONE).await
+        let alone =
+            LoadPlan { clients: 1, rate: (plan.rate / 100).max(1), scrapers: 0, slow: 0, ..plan.clone() };
+        measure(&alone, &host, &daemon, FIRST_PHASE_SECONDS).await
     });
-    let before = Spent::of(&daemon);
-    let (mut all, peak) = runtime.block_on(measure(&plan, &place, &daemon, seconds));
-    let spent = Spent::of(&daemon);
+    let before = DaemonCpuTime::read(&daemon);
+    let (mut all, peak) = runtime.block_on(measure(&plan, &host, &daemon, seconds));
+    let spent = DaemonCpuTime::read(&daemon);
     let end = resident(daemon.id()).unwrap();
 
     let (idle, busy) = (percentile(&mut alone.admissions, 99), percentile(&mut all.admissions, 99));
     println!(
-        "admissions: {} of {asked} in {seconds} s, {} refused; p50 {:.1?} p99 {busy:.1?}, alone p50 {:.1?} p99 {idle:.1?}",
+        "admissions: {} of {expected} in {seconds} s, {} refused; p50 {:.1?} p99 {busy:.1?}, alone p50 {:.1?} p99 {idle:.1?}",
         all.admissions.len(),
         all.refused,
         percentile(&mut all.admissions, 50),
@@ -149,9 +159,9 @@ fn main() -> ExitCode {
     let kept = all.failed_scrapes.is_empty()
         && all.errors.is_empty()
         && all.refused == 0
-        && admissions * 100 >= asked * REACHED
+        && admissions * 100 >= expected * MIN_ADMISSIONS_PERCENT
         && peak < MEMORY_BUDGET_KIB
-        && busy < idle * SLOWER;
+        && busy < idle * MAX_SLOWDOWN;
     println!("budget: {}", if kept { "kept" } else { "EXCEEDED" });
     if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

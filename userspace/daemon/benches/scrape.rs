@@ -1,12 +1,13 @@
-//! Time, size and memory of a scrape with many workloads, through the code that serves `/metrics`.
+//! Time, size and memory of a scrape with many workloads, with the code that serves `/metrics`.
 //!
 //! `cargo bench -p numaward-daemon --bench scrape [-- WORKLOADS NODES]`, by default 10,000 and 8.
-//! First with figures that are made up, in all families: that is the writing. Then with those of an observer that
-//! follows a directory of as many cgroups on 256 CPUs, with the probes of this host: that is reading the maps as well. Of
-//! the observer it also says how soon it follows all of them, and what the maps take, also for ten workloads; and what a scrape
-//! by HTTP takes in all, plain and compressed.
-//! Exits with 1 if a budget of the design is exceeded: 50 ms, 96 MiB, and 2 s until all are followed. What counts of a
-//! scrape is the time on the CPU, so that a busy host does not spoil it; it is the work of one thread.
+//!
+//! The first part has synthetic figures in all families, and measures the encoding. The second part has an observer of a directory with as
+//! many cgroups on 256 CPUs and the probes of this host, and measures the reads of the maps too. It also prints the time until the observer
+//! follows all cgroups, the memory of the maps (for ten workloads too), and the time of a scrape by HTTP, plain and compressed.
+//!
+//! The exit status is 1 if a budget of the design is exceeded: 50 ms, 96 MiB, and 2 s until all cgroups are followed. The time of a scrape
+//! is the CPU time of its thread, so that a busy host does not change it.
 
 use std::{
     error::Error,
@@ -47,25 +48,25 @@ use tower::ServiceExt as _;
 
 const RUNS: usize = 15;
 const CPUS: u32 = 256;
-/// One in so many workloads has an allocation.
-const PROMISED: usize = 10;
+/// One of this number of workloads has a guarantee.
+const WORKLOADS_PER_GUARANTEE: usize = 10;
 const TIME_BUDGET: Duration = Duration::from_millis(50);
 const MEMORY_BUDGET: Bytes = Bytes::mib(96);
 const START_BUDGET: Duration = Duration::from_secs(2);
-/// What a host with few workloads has.
-const FEW: u32 = 10;
+/// The number of workloads on a small host.
+const SMALL_HOST_WORKLOADS: u32 = 10;
 
-/// Gives new numbers at each scrape, as real counters would be.
+/// Source of synthetic figures.
 #[derive(Debug)]
-struct Synthetic {
+struct SyntheticFigures {
     names: Vec<Arc<str>>,
     resident: Vec<Arc<[ResidentFigures]>>,
     nodes: u32,
 }
 
-impl Synthetic {
+impl SyntheticFigures {
     fn new(workloads: u32, nodes: u32) -> Self {
-        // As long as names of real services and containers are.
+        // The names have the length of names of real services and containers.
         let name = |i| format!("system.slice/measured-service-{i}.service").into();
         let resident = |i| {
             let node = |n| ResidentFigures {
@@ -84,19 +85,19 @@ impl Synthetic {
         }
     }
 
-    fn promises(&self) -> GuaranteeFigures {
+    fn guarantees(&self) -> GuaranteeFigures {
         let nodes = || (0..self.nodes).map(NodeId);
-        let promised = || self.names.iter().step_by(PROMISED).cloned();
+        let guaranteed = || self.names.iter().step_by(WORKLOADS_PER_GUARANTEE).cloned();
         let kind = |node| KindFigures {
             node,
             kind: ZoneKind::Memory,
             reserved: Bytes::gib(1),
             allocatable: Bytes::gib(63),
-            promised: Bytes::gib(40),
+            guaranteed: Bytes::gib(40),
             free: Bytes::gib(23),
         };
         GuaranteeFigures {
-            missed: promised()
+            missed: guaranteed()
                 .map(|workload| MissFigures {
                     workload,
                     bytes: nodes().map(|node| (node, Bytes::kib(4))).collect(),
@@ -106,14 +107,14 @@ impl Synthetic {
             misplaced_hugepages: Vec::new(),
             kinds: nodes().map(kind).collect(),
             exclusive_cpus: nodes().map(|node| (node, 16)).collect(),
-            missing: promised()
+            missing: guaranteed()
                 .map(|workload| MissingCapacityFigures { workload, offline_cpus: 0, uncovered: Bytes(0) })
                 .collect(),
-            residency: promised()
+            residency: guaranteed()
                 .map(|workload| GuaranteeResidency {
                     workload,
                     kind: ZoneKind::Memory,
-                    promised: vec![(NodeId(0), Bytes::gib(1))],
+                    guaranteed: vec![(NodeId(0), Bytes::gib(1))],
                     resident: Some(ResidencySplit { on: Bytes::gib(1), off: Bytes(0) }),
                 })
                 .collect(),
@@ -126,7 +127,7 @@ impl Synthetic {
     }
 }
 
-impl SnapshotSource for Synthetic {
+impl SnapshotSource for SyntheticFigures {
     fn snapshot(&self) -> Snapshot {
         let workloads = self.names.iter().zip(&self.resident).zip(0_u64..).map(|((name, resident), i)| {
             let allocated = (0..u64::from(self.nodes)).map(|node| AllocatedFigures {
@@ -190,15 +191,15 @@ impl SnapshotSource for Synthetic {
             workloads_with_slot: self.names.len() as u64,
             workloads_without_slot: 0,
             degraded: Vec::new(),
-            promises: self.promises(),
+            guarantees: self.guarantees(),
             process: None,
         }
     }
 }
 
-/// An observer of a directory that looks like a host with so many workloads, with the probes of this host.
-/// Also how long it took until it followed all cgroups.
-fn observer(
+/// Starts an observer of a directory with the files of a host with many workloads, and with the probes of this host. Returns it with the
+/// time until it followed all cgroups.
+fn start_observer(
     root: &Path,
     workloads: u32,
     slots: u32,
@@ -249,50 +250,50 @@ fn observer(
     Ok((observer, start.elapsed()))
 }
 
-/// What the maps of all probes take of the kernel's memory.
-fn map_memory(seen: &Snapshot) -> Bytes {
-    Bytes(seen.map_memory.iter().map(|(_, bytes)| bytes).sum())
+/// Returns the kernel memory of the maps of all probes.
+fn map_memory(snapshot: &Snapshot) -> Bytes {
+    Bytes(snapshot.map_memory.iter().map(|(_, bytes)| bytes).sum())
 }
 
-/// Waits until all workloads have been read.
-fn settle(observer: &Observer, workloads: u32) -> Option<Snapshot> {
+/// Waits until all workloads have been read; `None` after a timeout.
+fn await_all_read(observer: &Observer, workloads: u32) -> Option<Snapshot> {
     let deadline = Instant::now() + Duration::from_mins(5);
     while Instant::now() < deadline {
-        let seen = observer.snapshot();
-        let read = seen.workloads.iter().filter(|workload| workload.resident.is_some()).count();
+        let snapshot = observer.snapshot();
+        let read = snapshot.workloads.iter().filter(|workload| workload.resident.is_some()).count();
         if read >= workloads as usize {
-            return Some(seen);
+            return Some(snapshot);
         }
         thread::sleep(Duration::from_secs(1));
     }
     None
 }
 
-/// Measures an observer.
-fn observe(workloads: u32, slots: u32, nodes: u32, highest: &mut Highest) -> Result<(), String> {
+/// Measures the scrapes of an observer.
+fn observe(workloads: u32, slots: u32, nodes: u32, highest: &mut HighestFigures) -> Result<(), String> {
     let root = tempfile::tempdir().map_err(|error| error.to_string())?;
     let stop = CancellationToken::new().drop_guard();
-    let started = observer(root.path(), workloads, slots, nodes, stop.token());
+    let started = start_observer(root.path(), workloads, slots, nodes, stop.token());
     let (observer, start) = started.map_err(|error| error.to_string())?;
     {
-        // What the benchmark itself keeps would count as the daemon's memory.
-        let seen = settle(&observer, workloads).ok_or("not all workloads were read")?;
-        let absent = seen.probes.iter().filter(|probe| probe.mode == "absent");
+        // The snapshot is dropped before the measurement: it would count as memory of the daemon.
+        let snapshot = await_all_read(&observer, workloads).ok_or("not all workloads were read")?;
+        let absent = snapshot.probes.iter().filter(|probe| probe.mode == "absent");
         let absent: Vec<_> = absent.map(|probe| probe.probe.as_str()).collect();
-        println!("with counters of their own: {}; absent probes: {absent:?}", seen.workloads_with_slot);
+        println!("with counters of their own: {}; absent probes: {absent:?}", snapshot.workloads_with_slot);
         println!(
             "followed after {start:.1?}; maps: {} KiB of the kernel's memory",
-            map_memory(&seen).0 >> 10
+            map_memory(&snapshot).0 >> 10
         );
     }
     let metrics = Arc::new(Metrics::new(observer.clone()));
     highest.start = highest.start.max(start);
     measure(&metrics, highest)?;
-    by_http(&observer, &metrics).map_err(|error| error.to_string())
+    measure_http(&observer, &metrics).map_err(|error| error.to_string())
 }
 
-/// Measures scrapes by HTTP, plain and compressed: what all threads of this process take.
-fn by_http(observer: &Arc<Observer>, metrics: &Arc<Metrics>) -> Result<(), Box<dyn Error>> {
+/// Measures the CPU time of all threads of this process for scrapes by HTTP, plain and compressed.
+fn measure_http(observer: &Arc<Observer>, metrics: &Arc<Metrics>) -> Result<(), Box<dyn Error>> {
     let (readiness, heartbeats) = (Readiness::default(), Heartbeats::default());
     let app = App::new(observer, metrics, &readiness, &heartbeats, allocations::open_api());
     let router = router(app, None, None, HostNames::new(&[]));
@@ -325,19 +326,23 @@ fn process_time() -> Duration {
 }
 
 fn main() -> ExitCode {
-    // Cargo passes `--bench`.
+    // Cargo adds the argument `--bench`.
     let mut sizes = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let workloads = sizes.next().unwrap_or(10_000);
     let nodes = sizes.next().unwrap_or(8);
     println!("{workloads} workloads, {nodes} nodes, {RUNS} scrapes, time on the CPU");
     println!("\nfigures that are made up, in all families:");
-    let mut highest = Highest::default();
-    if let Err(error) = measure(&Metrics::new(Arc::new(Synthetic::new(workloads, nodes))), &mut highest) {
+    let mut highest = HighestFigures::default();
+    if let Err(error) =
+        measure(&Metrics::new(Arc::new(SyntheticFigures::new(workloads, nodes))), &mut highest)
+    {
         eprintln!("{error}");
         return ExitCode::FAILURE;
     }
-    // The slice is one more workload.
-    for (workloads, slots) in [(FEW, Config::default().probes.slots), (workloads, workloads + 1)] {
+    // The slice counts as a workload too.
+    for (workloads, slots) in
+        [(SMALL_HOST_WORKLOADS, Config::default().probes.slots), (workloads, workloads + 1)]
+    {
         println!("\nan observer of {workloads} cgroups, with {slots} slots and the probes of this host:");
         if let Err(error) = observe(workloads, slots, nodes, &mut highest) {
             eprintln!("the observer cannot be measured: {error}");
@@ -349,16 +354,16 @@ fn main() -> ExitCode {
 
 /// The highest figures of all measurements.
 #[derive(Default)]
-struct Highest {
+struct HighestFigures {
     /// Median CPU time of a scrape.
     time: Duration,
     memory: Bytes,
-    /// Until all cgroups are followed.
+    /// Time until all cgroups are followed.
     start: Duration,
 }
 
-impl Highest {
-    /// Prints the figures as `cargo xtask bench budgets` reads them; returns whether all are within the budget.
+impl HighestFigures {
+    /// Prints the figures in the format of `cargo xtask bench budgets`. Returns true if all are within the budget.
     #[expect(clippy::cast_precision_loss, reason = "sizes of memory are far below 2^52")]
     fn check(&self) -> bool {
         let mib = |bytes: Bytes| bytes.0 as f64 / f64::from(1 << 20);
@@ -372,8 +377,8 @@ impl Highest {
     }
 }
 
-/// Measures scrapes.
-fn measure(metrics: &Metrics, highest: &mut Highest) -> Result<(), String> {
+/// Measures the encoding of the metrics.
+fn measure(metrics: &Metrics, highest: &mut HighestFigures) -> Result<(), String> {
     for (name, format) in [("Prometheus text", Format::Prometheus), ("OpenMetrics", Format::OpenMetrics)] {
         let mut times = Vec::new();
         let (mut bytes, mut lines) = (0, 0);
@@ -404,9 +409,9 @@ fn measure(metrics: &Metrics, highest: &mut Highest) -> Result<(), String> {
     Ok(())
 }
 
-/// What this thread has had of a CPU (Documentation/scheduler/sched-stats.rst).
+/// Returns the CPU time of this thread (Documentation/scheduler/sched-stats.rst).
 fn cpu_time() -> Duration {
-    // For a kernel without the file: then the time that passed has to do.
+    // A kernel without the file: elapsed time is used instead.
     static START: OnceLock<Instant> = OnceLock::new();
     let stat = fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = stat.and_then(|stat| stat.split(' ').next()?.parse().ok());

@@ -1,14 +1,15 @@
-//! Pods that come and go, and what the daemon holds meanwhile.
+//! Memory and other resources of the daemon while many pods start and end.
 //!
-//! `cargo bench -p numaward-daemon --bench soak [-- NAME=NUMBER...]`, or `cargo xtask bench soak`. Names and defaults:
-//! `pods=10000`, `live=100` at once, `samples=20`. `svg=FILE` draws what was measured.
+//! `cargo bench -p numaward-daemon --bench soak [-- NAME=NUMBER...]`, or `cargo xtask bench soak`. Options and defaults: `pods=10000` in
+//! all, `live=100` at once, `samples=20`. `svg=FILE` draws the samples.
 //!
-//! The daemon is a process of its own, with all its parts but the probe of allocations, on a host of plain files in memory. The container
-//! runtime is a fake: it speaks NRI over a socket as containerd does, and runs nothing. What is gone is served for 5 seconds
-//! more (`observe.keepRemoved`, 5 minutes by default). A third of the pods is
-//! Guaranteed with CPUs of its own, a third Burstable, a third `BestEffort`; one in four is changed while it runs. Exits with 1
-//! if, against what it was after a fifth of the pods, memory grew by more than 5 %, or descriptors, threads, series
-//! of metrics or allocations became more, or a scrape takes more than twice as long.
+//! The daemon is a process of its own, without the probe of allocations, on a host of plain files in memory. The container runtime is a
+//! fake that speaks NRI over a socket like containerd, and starts no processes. A removed workload is served for 5 more seconds
+//! (`observe.keepRemoved`, 5 minutes by default). A third of the pods is Guaranteed with exclusive CPUs, a third Burstable, and a third
+//! `BestEffort`; one in four is updated while it runs.
+//!
+//! The exit status is 1 if, compared with the sample after a fifth of the pods, memory has grown by more than 5 %, descriptors, threads,
+//! series of metrics or guarantees have become more, or a scrape takes more than twice the time.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on fails")]
 
@@ -25,7 +26,7 @@ use std::{
 };
 
 use numaward_kube::nri::{
-    fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
+    fake::{ContainerSpec, FakeRuntime, FakeRuntimeConfig, PodSpec},
     types::Online,
 };
 use numaward_topology::Bytes;
@@ -34,7 +35,7 @@ use tokio::net::TcpStream;
 use self::support::{
     ask,
     load::{percentile, resident},
-    whole::{Place, Process, serve_if_asked},
+    local_daemon::{DaemonProcess, HostDirectory, serve_if_requested},
 };
 
 const PLUGIN: &str = "90-numaward";
@@ -48,9 +49,9 @@ fn option(name: &str, default: usize) -> usize {
     text(name).and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// What the daemon holds.
+/// Resources of the daemon at a time.
 #[derive(Clone, Debug)]
-struct Sample {
+struct ResourceSample {
     pods: usize,
     resident_kib: u64,
     descriptors: usize,
@@ -62,15 +63,15 @@ struct Sample {
 }
 
 struct Soak {
-    place: Place,
+    host: HostDirectory,
     runtime: FakeRuntime,
-    daemon: Process,
-    /// Guaranteed containers that were made before the daemon had answered.
+    daemon: DaemonProcess,
+    /// The number of Guaranteed containers that the runtime created before the daemon answered.
     late: AtomicUsize,
 }
 
 impl Soak {
-    /// Makes a pod with one container, and starts it.
+    /// Creates a pod with one container, and starts it.
     async fn run(&self, number: usize) -> Result<(PodSpec, ContainerSpec), String> {
         let uid = format!("pod-{number}");
         let (parent, cpus) = match number % 3 {
@@ -101,14 +102,14 @@ impl Soak {
             ..ContainerSpec::default()
         };
         let io = |error: std::io::Error| error.to_string();
-        self.place.cgroup(&pod.cgroup_parent).map_err(io)?;
+        self.host.cgroup(&pod.cgroup_parent).map_err(io)?;
         self.runtime.run_pod(&pod).await?;
-        let made = self.runtime.create_container(&container).await?.resources;
-        self.place.cgroup(&container.cgroups_path).map_err(io)?;
-        let dir = self.place.cgroup_dir(&container.cgroups_path);
+        let applied = self.runtime.create_container(&container).await?.resources;
+        self.host.cgroup(&container.cgroups_path).map_err(io)?;
+        let dir = self.host.cgroup_dir(&container.cgroups_path);
         for (knob, value) in [
-            ("cpuset.cpus", made.cpus.map(|set| set.to_string())),
-            ("cpuset.mems", made.mems.map(|set| set.to_string())),
+            ("cpuset.cpus", applied.cpus.map(|set| set.to_string())),
+            ("cpuset.mems", applied.mems.map(|set| set.to_string())),
         ] {
             if let Some(value) = value {
                 fs::write(dir.join(knob), value + "\n").map_err(io)?;
@@ -118,7 +119,7 @@ impl Soak {
             self.late.fetch_add(1, Ordering::Relaxed);
         }
         self.runtime.start_container(&container.id).await?;
-        self.place.obey(&container.cgroups_path).map_err(io)?;
+        self.host.apply_cpuset(&container.cgroups_path).map_err(io)?;
         if number.is_multiple_of(4) && cpus == 0 {
             let more = ContainerSpec { memory_limit: Some(Bytes::mib(128)), ..container.clone() };
             self.runtime.update_container(&container.id, &more).await?;
@@ -130,16 +131,16 @@ impl Soak {
         self.runtime.stop_container(&container.id).await?;
         self.runtime.remove_container(&container.id).await?;
         self.runtime.remove_pod(&pod.id).await?;
-        let dir = self.place.cgroup_dir(&pod.cgroup_parent);
+        let dir = self.host.cgroup_dir(&pod.cgroup_parent);
         fs::remove_dir_all(dir).map_err(|error| error.to_string())
     }
 
-    async fn get(&self, path: &str) -> support::Answer {
+    async fn get(&self, path: &str) -> support::HttpAnswer {
         let stream = TcpStream::connect(self.daemon.address).await.unwrap();
         ask(stream, "GET", path, &[], "").await.unwrap()
     }
 
-    async fn sample(&self, pods: usize) -> Sample {
+    async fn sample(&self, pods: usize) -> ResourceSample {
         let (mut times, mut series) = (Vec::new(), 0);
         for _ in 0..SCRAPES {
             let (start, mut stream) =
@@ -149,9 +150,9 @@ impl Soak {
             series = text.lines().filter(|line| line.starts_with("numaward_")).count();
         }
         let proc = |list: &str| fs::read_dir(format!("/proc/{}/{list}", self.daemon.id())).unwrap().count();
-        let files = fs::read_dir(self.place.dir.join("state")).unwrap().flatten();
+        let files = fs::read_dir(self.host.dir.join("state")).unwrap().flatten();
         let held = self.get("/api/v1/allocations").await;
-        Sample {
+        ResourceSample {
             pods,
             resident_kib: resident(self.daemon.id()).unwrap(),
             descriptors: proc("fd"),
@@ -163,13 +164,13 @@ impl Soak {
         }
     }
 
-    async fn soak(&self, pods: usize, live: usize, samples: usize) -> Result<Vec<Sample>, String> {
+    async fn soak(&self, pods: usize, live: usize, samples: usize) -> Result<Vec<ResourceSample>, String> {
         assert!(self.runtime.has_plugins(&[PLUGIN]).await, "{:?}", self.runtime.log());
         println!("   pods   memory KiB  descriptors  threads  allocations  series  ledger B  scrape");
-        let (mut running, mut seen) = (VecDeque::new(), Vec::new());
+        let (mut running, mut taken) = (VecDeque::new(), Vec::new());
         for number in 0..pods {
             if running.len() >= live {
-                // Some live long.
+                // One in seven ends is of a pod in the middle of the queue, so that lifetimes differ.
                 let next = if number % 7 == 0 { live / 2 } else { 0 };
                 self.end(running.remove(next).unwrap()).await?;
             }
@@ -187,7 +188,7 @@ impl Soak {
                     sample.ledger,
                     sample.scrape
                 );
-                seen.push(sample);
+                taken.push(sample);
             }
         }
         for pod in running {
@@ -199,19 +200,19 @@ impl Soak {
         if empty.allocations > 0 {
             return Err(format!("{} allocations are left", empty.allocations));
         }
-        Ok(seen)
+        Ok(taken)
     }
 }
 
-/// What is more than it was.
-fn grown(first: &Sample, last: &Sample) -> Vec<String> {
+/// Describes the resources that have grown beyond their limits.
+fn describe_growth(first: &ResourceSample, last: &ResourceSample) -> Vec<String> {
     let counts = [
         ("descriptors", first.descriptors, last.descriptors),
         ("threads", first.threads, last.threads),
         ("allocations", first.allocations, last.allocations),
         ("series", first.series, last.series),
     ];
-    // One may come or go while it is counted; pods differ in what they have.
+    // The tolerance covers changes during the count, and differences between pods.
     let mut grown: Vec<String> = counts
         .iter()
         .filter(|(_, first, last)| *last > first + first / 20 + 3)
@@ -226,22 +227,22 @@ fn grown(first: &Sample, last: &Sample) -> Vec<String> {
     grown
 }
 
-/// A figure of a sample.
-type Figure = fn(&Sample) -> f64;
+/// Returns a figure of a sample.
+type SampleFigure = fn(&ResourceSample) -> f64;
 
-/// Lines over the number of pods, each from zero to its most.
+/// Draws the samples over the number of pods, each panel from zero to its maximum.
 #[expect(clippy::cast_precision_loss, reason = "less than a pixel")]
-fn svg(seen: &[Sample]) -> String {
+fn svg(samples: &[ResourceSample]) -> String {
     const WIDTH: f64 = 760.0;
     const HEIGHT: f64 = 110.0;
     const GAP: f64 = 34.0;
-    let panels: [(&str, Figure); 4] = [
-        ("resident memory, MiB", |it| it.resident_kib as f64 / 1024.0),
-        ("open descriptors", |it| it.descriptors as f64),
-        ("series of metrics", |it| it.series as f64),
-        ("time of a scrape, ms", |it| it.scrape.as_secs_f64() * 1000.0),
+    let panels: [(&str, SampleFigure); 4] = [
+        ("resident memory, MiB", |sample| sample.resident_kib as f64 / 1024.0),
+        ("open descriptors", |sample| sample.descriptors as f64),
+        ("series of metrics", |sample| sample.series as f64),
+        ("time of a scrape, ms", |sample| sample.scrape.as_secs_f64() * 1000.0),
     ];
-    let pods = seen.last().map_or(1.0, |it| it.pods as f64);
+    let pods = samples.last().map_or(1.0, |sample| sample.pods as f64);
     let height = (HEIGHT + GAP) * panels.len() as f64 + 30.0;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 840 {height}\" font-family=\"sans-serif\" \
@@ -249,17 +250,19 @@ fn svg(seen: &[Sample]) -> String {
     );
     for (index, (name, value)) in panels.iter().enumerate() {
         let top = GAP + (HEIGHT + GAP) * index as f64;
-        let most = seen.iter().map(value).fold(0.0, f64::max);
-        let points = seen.iter().map(|it| {
-            let (x, y) =
-                (40.0 + WIDTH * it.pods as f64 / pods, top + HEIGHT * (1.0 - value(it) / most.max(1e-9)));
+        let max = samples.iter().map(value).fold(0.0, f64::max);
+        let points = samples.iter().map(|sample| {
+            let (x, y) = (
+                40.0 + WIDTH * sample.pods as f64 / pods,
+                top + HEIGHT * (1.0 - value(sample) / max.max(1e-9)),
+            );
             format!("{x:.1},{y:.1}")
         });
-        let last = seen.last().map(value).unwrap_or_default();
+        let last = samples.last().map(value).unwrap_or_default();
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "<text x=\"40\" y=\"{:.0}\" fill=\"#24292f\">{name}: {last:.1} in the end, {most:.1} at most</text>\n\
+            "<text x=\"40\" y=\"{:.0}\" fill=\"#24292f\">{name}: {last:.1} at the end, {max:.1} at most</text>\n\
              <path d=\"M40 {top} V{:.0} H800\" fill=\"none\" stroke=\"#8c959f\"/>\n\
              <polyline points=\"{}\" fill=\"none\" stroke=\"#0969da\" stroke-width=\"2\"/>",
             top - 8.0,
@@ -276,33 +279,35 @@ fn svg(seen: &[Sample]) -> String {
 }
 
 fn main() -> ExitCode {
-    if serve_if_asked() {
+    if serve_if_requested() {
         return ExitCode::SUCCESS;
     }
-    let (pods, live, samples) = (option("pods", 10_000), option("live", 100), option("samples", 20));
+    let (pods, live, sample_count) = (option("pods", 10_000), option("live", 100), option("samples", 20));
     let memory = std::path::Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let soaked = tokio.block_on(async {
-        let place = Place::new(dir.path()).unwrap();
-        let runtime = FakeRuntime::new(Config::containerd_2_1(Online::from(&place.machine)));
+        let host = HostDirectory::new(dir.path()).unwrap();
+        let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(Online::from(&host.machine)));
         let socket = dir.path().join("nri.sock");
         runtime.listen(&socket).unwrap();
-        let daemon = Process::start(dir.path(), Some(&socket)).unwrap();
-        Soak { place, runtime, daemon, late: AtomicUsize::new(0) }.soak(pods, live, samples).await
+        let daemon = DaemonProcess::start(dir.path(), Some(&socket)).unwrap();
+        Soak { host, runtime, daemon, late: AtomicUsize::new(0) }.soak(pods, live, sample_count).await
     });
-    let seen = match soaked {
-        Ok(seen) => seen,
+    let samples = match soaked {
+        Ok(samples) => samples,
         Err(error) => {
             eprintln!("error: {error}");
             return ExitCode::FAILURE;
         }
     };
     if let Some(path) = text("svg") {
-        fs::write(path, svg(&seen)).unwrap();
+        fs::write(path, svg(&samples)).unwrap();
     }
-    let (Some(first), Some(last)) = (seen.get(seen.len() / 5), seen.last()) else { return ExitCode::FAILURE };
-    let grown = grown(first, last);
+    let (Some(first), Some(last)) = (samples.get(samples.len() / 5), samples.last()) else {
+        return ExitCode::FAILURE;
+    };
+    let grown = describe_growth(first, last);
     println!("since {} pods, these grew: {grown:?}", first.pods);
     if grown.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

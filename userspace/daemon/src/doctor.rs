@@ -1,8 +1,7 @@
-//! What is missing on this host for numaward, what that means, and how to fix it.
+//! Checks of the host (`numaward doctor`): features that numaward requires and that this host does not have, the consequences, and fixes.
 //!
-//! Reads files below a root directory and judges them; changes nothing. Features are probed for, never
-//! kernel versions. A check *fails* where numaward cannot do its work, and *warns* where it works less
-//! well than it could.
+//! The checks read files below a root directory and write nothing. They look for features, not for kernel versions, where the kernel
+//! shows them. A check *fails* if numaward cannot work without the feature, and *warns* if numaward works with restrictions.
 
 mod affinity;
 mod caches;
@@ -10,10 +9,15 @@ mod enforcement;
 mod guard;
 mod weights;
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufReader, Read as _},
+    path::Path,
+};
 
 use numaward_api::doctor::{CheckResult, HostCheck};
-use numaward_cgroup::kernel_features::detect;
+use numaward_cgroup::{TruncatedLines, kernel_features::detect};
 use numaward_config::{Config, OperatingMode, Problems, home::HomeMode};
 use numaward_guarantee::policy;
 use numaward_probes::{Mode, Probe, ProbeReport};
@@ -21,15 +25,19 @@ use numaward_topology::{KernelFeature, KernelRelease, NodeSet, sysfs};
 use rustix::thread::CapabilitySet;
 
 use self::caches::caches;
-use crate::kubernetes::kubelet::{self, Policies};
+use crate::kubernetes::kubelet::{
+    self, Policies,
+    configuration::KubeletConfiguration,
+    reservations::{KubeletReservations, excess},
+};
 
-/// The outcome of a check: how it came out, what was found, and what to do about it.
+/// Result of a check: the verdict, the finding and, unless the verdict is `ok`, the fix.
 type Outcome = (CheckResult, String, Option<String>);
 
-/// The first release in which demotion heeds `cpuset.mems`.
+/// The first release in which demotion respects `cpuset.mems`.
 ///
 /// Source: `can_demote` in `mm/vmscan.c`, commit 7d709f49babc ("vmscan,cgroup: apply `mems_effective` to reclaim").
-const DEMOTION_HEEDS_CPUSETS: KernelRelease = KernelRelease::new(6, 16);
+const DEMOTION_RESPECTS_CPUSETS: KernelRelease = KernelRelease::new(6, 16);
 
 fn ok(finding: impl Into<String>) -> Outcome {
     (CheckResult::Ok, finding.into(), None)
@@ -47,16 +55,18 @@ fn check(check: impl Into<String>, (verdict, finding, fix): Outcome) -> HostChec
     HostCheck { check: check.into(), verdict, finding, fix }
 }
 
-/// Looks at the host whose file system is at `root`. `probes` is how the probes could be attached, if
-/// that was tried, `needs` what they found of the kernel, `configured` what the daemon is configured to do, or what is
-/// wrong with that.
+/// Checks the host with the file system at `root`.
+///
+/// - `probes`: results of attaching the probes; empty without an attempt.
+/// - `needs`: features of the kernel that the probes use, with true if they are available, and `None` if that is unknown.
+/// - `configured`: the configuration of the daemon, or its problems.
 pub fn examine(
     root: &Path,
     probes: &[ProbeReport],
     needs: &[(KernelFeature, Option<bool>)],
     configured: Result<&Config, &Problems>,
 ) -> Vec<HostCheck> {
-    let host = Host { root };
+    let host = DoctorHost { root };
     let mut checks = vec![
         check("configuration", configuration(configured)),
         check("kernel", host.kernel()),
@@ -74,7 +84,7 @@ pub fn examine(
         check("kprobes", host.kprobes()),
     ]);
     checks.extend(host.cgroups());
-    // Where it cannot be read, the daemon does not start: what the kubelet does is judged as without any.
+    // With an invalid configuration, the daemon does not start: the other checks use the defaults.
     let config = configured.ok().cloned().unwrap_or_default();
     checks.extend([
         check("pressure", host.pressure()),
@@ -82,56 +92,59 @@ pub fn examine(
         check("memory tiers", host.tiers()),
         check("kubelet", host.kubelet(&config)),
     ]);
-    checks.extend(host.policy(&config).map(|of| check("policy", of)));
+    checks.extend(host.policy(&config).map(|outcome| check("policy", outcome)));
     checks.extend(host.enforcement());
     checks.extend(host.narrow_threads());
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
     checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
     checks.extend(
-        config.enforcement.set_weights().map(|of| check("interleave weights", host.interleave_weights(of))),
+        config
+            .enforcement
+            .set_weights()
+            .map(|weights| check("interleave weights", host.interleave_weights(weights))),
     );
     checks.extend(
-        config.enabled_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))),
+        config.enabled_resctrl().map(|resctrl| check("resctrl", caches(&config.resctrl_root(), resctrl))),
     );
     checks.extend((config.home.mode != HomeMode::Off).then(|| check("homes", host.homes(&config))));
-    let looked = detect(root);
+    let features = detect(root);
     checks.extend(
-        config.guard_reclaim.enabled.then(|| check("memory kept free", host.kept_free(&config, &looked))),
+        config.guard_reclaim.enabled.then(|| check("memory kept free", host.kept_free(&config, &features))),
     );
-    checks.extend(needs.iter().chain(&looked).map(need));
+    checks.extend(needs.iter().chain(&features).map(kernel_feature));
     checks
 }
 
-/// What is used of the kernel, and what takes its place where it is missing.
-fn need((need, is_here): &(KernelFeature, Option<bool>)) -> HostCheck {
-    let KernelFeature { name, since, fallback: instead, is_degraded: loses } = need;
-    let outcome = match is_here {
-        Some(true) => ok(format!("here (since Linux {since})")),
-        Some(false) if *loses => {
-            warn(format!("missing: {instead}"), format!("use Linux {since} or newer, the first that has it"))
+/// Reports an optional feature of the kernel. A missing one is a warning only if its fallback restricts numaward.
+fn kernel_feature((feature, is_available): &(KernelFeature, Option<bool>)) -> HostCheck {
+    let KernelFeature { name, since, fallback, is_degraded } = feature;
+    let outcome = match is_available {
+        Some(true) => ok(format!("available (since Linux {since})")),
+        Some(false) if *is_degraded => {
+            warn(format!("missing: {fallback}"), format!("use Linux {since} or newer, the first that has it"))
         }
-        Some(false) => ok(format!("missing (Linux {since} is the first that has it): {instead}")),
-        None => ok(format!("not known (since Linux {since}); without: {instead}")),
+        Some(false) => ok(format!("missing (Linux {since} is the first that has it): {fallback}")),
+        None => ok(format!("unknown (since Linux {since}); the fallback is: {fallback}")),
     };
     check(format!("kernel: {name}"), outcome)
 }
 
 fn configuration(configured: Result<&Config, &Problems>) -> Outcome {
-    let Err(problems) = configured else { return ok("understood") };
+    let Err(problems) = configured else { return ok("valid") };
     let problems: Vec<_> = problems.0.iter().map(ToString::to_string).collect();
-    let finding = format!("the daemon does not start with it: {}", problems.join("; "));
-    fail(finding, "`numaward config check` says whether it is fixed")
+    let finding = format!("the daemon does not start with this configuration: {}", problems.join("; "));
+    fail(finding, "fix these problems; `numaward config check` checks the result")
 }
 
 fn probe(report: &ProbeReport) -> HostCheck {
-    const SEE: &str = "see the other checks: privileges, BTF, lockdown";
+    const ATTACH_FIX: &str = "see the other checks: privileges, BTF, lockdown";
     let reason = report.reason.as_deref().unwrap_or_default();
     let absent = |lost: &str| format!("cannot be attached ({reason}): {lost}");
     let outcome = match (report.probe, report.mode) {
-        (probe @ Probe::Alloc, Mode::Absent) => fail(absent(without(probe)), SEE),
-        (probe, Mode::Absent) => warn(absent(without(probe)), SEE),
+        (probe @ Probe::Alloc, Mode::Absent) => fail(absent(effect_of_absence(probe)), ATTACH_FIX),
+        (probe, Mode::Absent) => warn(absent(effect_of_absence(probe)), ATTACH_FIX),
         (_, Mode::Tracepoint) => warn(
-            format!("attaches by the classic tracepoint, which costs more ({reason})"),
+            format!("attaches by the classic tracepoint, which costs more CPU time ({reason})"),
             "see the other checks: BTF, JIT, lockdown",
         ),
         (_, Mode::TpBtf) => ok("attaches by tp_btf, the cheapest way"),
@@ -140,32 +153,48 @@ fn probe(report: &ProbeReport) -> HostCheck {
     check(format!("probe {}", report.probe), outcome)
 }
 
-/// What is not known without a probe.
-fn without(probe: Probe) -> &'static str {
+/// Returns the consequence of a missing probe.
+fn effect_of_absence(probe: Probe) -> &'static str {
     match probe {
         Probe::Alloc => "allocations are not counted",
         Probe::Hugepages => {
-            "hugepages taken from the pools are not counted; hugetlb.*.numa_stat says where they lie"
+            "hugepages taken from the pools are not counted; hugetlb.*.numa_stat has their present nodes"
         }
         Probe::Hint => "accesses to memory of other nodes are not counted; memory.stat may count some",
-        Probe::Scan => "it is not known whose memory policy hides accesses",
+        Probe::Scan => "processes whose memory policy hides accesses are not detected",
         Probe::Migrate => "pages that move between nodes are not counted",
-        Probe::Stall => "time lost in reclaim is not measured; memory.pressure has part of it",
-        Probe::OomKill => "why the OOM killer took a process is not known; memory.events counts them",
-        Probe::Switch => "it is not known who else runs on exclusive CPUs",
+        Probe::Stall => "time lost in reclaim is not measured; memory.pressure includes a part of it",
+        Probe::OomKill => "the causes of OOM kills are unknown; memory.events counts the kills",
+        Probe::Switch => "other processes on exclusive CPUs are not detected",
         Probe::Hardware => "accesses to local and remote DRAM are not counted",
-        Probe::AllocChains => "it is not known which code allocates on other nodes",
-        Probe::AccessChains => "it is not known which code accesses memory of other nodes",
+        Probe::AllocChains => "the code that allocates on other nodes is unknown",
+        Probe::AccessChains => "the code that accesses memory of other nodes is unknown",
     }
 }
 
-struct Host<'a> {
+/// Maximum number of bytes that are read of a file: more than any file of the kernel has that is not read line by line.
+const MAX_FILE_BYTES: u64 = 256 << 10;
+
+/// Returns the mount point, without the leading slash, and the mount options of a line of `proc_pid_mountinfo(5)`, if its file
+/// system is of this type.
+fn mount_of_kind(line: &str, kind: &str) -> Option<(String, String)> {
+    // The type is the first field after a lone dash.
+    let (mount, file_system) = line.split_once(" - ")?;
+    let mut fields = mount.split(' ').skip(4);
+    let (point, options) = (fields.next()?, fields.next()?);
+    let is_of_kind = file_system.split(' ').next() == Some(kind);
+    is_of_kind.then(|| (point.trim_start_matches('/').to_owned(), options.to_owned()))
+}
+
+struct DoctorHost<'a> {
     root: &'a Path,
 }
 
-impl Host<'_> {
+impl DoctorHost<'_> {
     fn read(&self, path: &str) -> io::Result<String> {
-        fs::read_to_string(self.root.join(path)).map(|text| text.trim().to_owned())
+        let mut bytes = Vec::new();
+        File::open(self.root.join(path))?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
     fn exists(&self, path: &str) -> bool {
@@ -198,13 +227,13 @@ impl Host<'_> {
         }
     }
 
-    /// How many nodes there are; where not all have both, with how many have CPUs and memory.
+    /// Returns the number of nodes as text; if some have no CPUs or no memory, also the numbers of nodes with each.
     fn count_kinds(&self, nodes: usize) -> String {
-        let with = |what: &str| {
-            let list = self.read(&format!("sys/devices/system/node/{what}")).ok()?;
+        let nodes_in = |file: &str| {
+            let list = self.read(&format!("sys/devices/system/node/{file}")).ok()?;
             list.parse::<NodeSet>().ok().map(|nodes| nodes.len())
         };
-        match (with("has_cpu"), with("has_memory")) {
+        match (nodes_in("has_cpu"), nodes_in("has_memory")) {
             (Some(cpus), Some(memory)) if cpus < nodes || memory < nodes => {
                 format!("{nodes} nodes: {cpus} with CPUs, {memory} with memory")
             }
@@ -214,10 +243,12 @@ impl Host<'_> {
 
     fn btf(&self) -> Outcome {
         let path = "sys/kernel/btf/vmlinux";
-        match fs::File::open(self.root.join(path)) {
+        match File::open(self.root.join(path)) {
             Ok(_) => ok(format!("/{path}")),
             Err(error) => warn(
-                format!("/{path} cannot be read ({error}): probes attach by dearer ways, some not at all"),
+                format!(
+                    "/{path} cannot be read ({error}): probes attach in ways that cost more CPU time, some not at all"
+                ),
                 "use a kernel with CONFIG_DEBUG_INFO_BTF=y",
             ),
         }
@@ -252,7 +283,7 @@ impl Host<'_> {
         }
         fail(
             format!("{} missing: probes cannot be attached", missing.join(" and ")),
-            "run as root, or give these capabilities to the service or container",
+            "run as root, or grant these capabilities to the service or container",
         )
     }
 
@@ -260,8 +291,8 @@ impl Host<'_> {
         let modes = self.read("sys/kernel/security/lockdown").unwrap_or_default();
         match modes.split(['[', ']']).nth(1) {
             Some("confidentiality") => warn(
-                "confidentiality: only probes that attach by BTF and read no kernel memory load",
-                "boot with lockdown=integrity where the rest is needed",
+                "confidentiality: the kernel loads only probes that attach by BTF and read no kernel memory",
+                "boot with lockdown=integrity if the other probes are needed",
             ),
             Some(mode) => ok(mode),
             None => ok("not in this kernel, or securityfs is not mounted"),
@@ -271,7 +302,7 @@ impl Host<'_> {
     fn lsm(&self) -> Outcome {
         ok(match self.read("sys/kernel/security/lsm") {
             Ok(modules) if modules.split(',').any(|module| module == "bpf") => {
-                "active: a policy of this host may refuse probes; a probe so refused says EPERM"
+                "active: a policy of this host may refuse probes, which then fail with EPERM"
             }
             Ok(_) => "not active",
             Err(_) => "unknown: securityfs is not mounted",
@@ -279,8 +310,8 @@ impl Host<'_> {
     }
 
     fn tracefs(&self) -> Outcome {
-        let places = ["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"];
-        match places.into_iter().find(|path| self.exists(path)) {
+        let paths = ["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"];
+        match paths.into_iter().find(|path| self.exists(path)) {
             Some(path) => ok(format!("/{path}")),
             None => warn(
                 "not found: probes that cannot attach by BTF have no fallback",
@@ -315,27 +346,29 @@ impl Host<'_> {
         )
     }
 
-    /// Where a file system of this type is mounted first, and the options of the mount (`proc_pid_mountinfo(5)`).
+    /// Returns the first mount point of a file system of this type, without the leading slash, and its mount options
+    /// (`proc_pid_mountinfo(5)`).
     fn mount(&self, kind: &str) -> Option<(String, String)> {
-        let table = self.read("proc/self/mountinfo").ok()?;
-        table.lines().find_map(|line| {
-            // The type is the first field after a lone dash.
-            let (mount, file_system) = line.split_once(" - ")?;
-            let mut fields = mount.split(' ').skip(4);
-            let (point, options) = (fields.next()?, fields.next()?);
-            let is_asked = file_system.split(' ').next() == Some(kind);
-            is_asked.then(|| (point.trim_start_matches('/').to_owned(), options.to_owned()))
-        })
+        // Any user can make it long by mounts of its own.
+        let table = BufReader::new(File::open(self.root.join("proc/self/mountinfo")).ok()?);
+        let mut lines = TruncatedLines::new(table);
+        while let Some(line) = lines.next_line().ok()? {
+            let found = mount_of_kind(&String::from_utf8_lossy(line), kind);
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
     }
 
     fn cgroups(&self) -> Vec<HostCheck> {
         const V2_ONLY: &str = "boot with systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all";
         const HYBRID: &str = "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0";
-        let beside = self.mount("cgroup").is_some();
+        let has_v1 = self.mount("cgroup").is_some();
         let Some((mount, _)) = self.mount("cgroup2") else {
-            let (finding, fix) = if beside {
+            let (finding, fix) = if has_v1 {
                 (
-                    "not mounted, only cgroup v1: numaward sees no workloads, and counts everything together",
+                    "not mounted, only cgroup v1: numaward sees no workloads, and counts the whole host as one",
                     format!("{V2_ONLY}; or, to observe allocations only, with {HYBRID}"),
                 )
             } else {
@@ -344,9 +377,9 @@ impl Host<'_> {
             };
             return vec![check("cgroup v2", fail(finding, fix))];
         };
-        let mounted = if beside {
+        let mounted = if has_v1 {
             let finding = format!(
-                "/{mount}, beside cgroup v1: workloads are observed by it; what a controller knows that v1 holds is missing"
+                "/{mount}, beside cgroup v1: workloads are observed by v2; the figures of controllers that v1 has are missing"
             );
             warn(finding, V2_ONLY)
         } else {
@@ -355,10 +388,10 @@ impl Host<'_> {
         let controller = |name: &str, lost: &str| {
             let has = |file: &str| {
                 let list = self.read(&format!("{mount}/{file}")).unwrap_or_default();
-                list.split_whitespace().any(|held| held == name)
+                list.split_whitespace().any(|listed| listed == name)
             };
             let outcome = if !has("cgroup.controllers") {
-                let fix = if beside { V2_ONLY } else { "boot without cgroup_disable=" };
+                let fix = if has_v1 { V2_ONLY } else { "boot without cgroup_disable=" };
                 warn(format!("missing in cgroup v2: {lost}"), fix)
             } else if !has("cgroup.subtree_control") {
                 let fix = format!("echo +{name} > /{mount}/cgroup.subtree_control");
@@ -370,7 +403,7 @@ impl Host<'_> {
         };
         vec![
             check("cgroup v2", mounted),
-            controller("memory", "where memory lies, pressure and OOM kills cannot be read"),
+            controller("memory", "the nodes of memory, pressure and OOM kills cannot be read"),
             controller("cpuset", "workloads cannot be bound to nodes"),
         ]
     }
@@ -389,15 +422,15 @@ impl Host<'_> {
     fn balancing(&self) -> Outcome {
         let single = self.node_count() == Ok(1);
         match self.read("proc/sys/kernel/numa_balancing").as_deref() {
-            _ if single => ok("of no use with one node"),
+            _ if single => ok("not needed with one node"),
             Ok("1") => ok("on"),
             Ok("0") => warn(
-                "off: the kernel moves no memory to the CPUs that use it, and remote accesses cannot be sampled",
+                "off: the kernel does not move memory to the CPUs that use it, and remote accesses cannot be sampled",
                 "sysctl kernel.numa_balancing=1",
             ),
             Ok(mode) => warn(
                 format!("mode {mode} (tiering): accesses between nodes of one tier are not sampled"),
-                "sysctl kernel.numa_balancing=1 where memory tiering is not wanted",
+                "sysctl kernel.numa_balancing=1 unless memory tiering is wanted",
             ),
             Err(_) => warn(
                 "not in this kernel: remote accesses cannot be sampled",
@@ -406,7 +439,7 @@ impl Host<'_> {
         }
     }
 
-    /// Whether the kernel moves memory to slower nodes.
+    /// Checks the demotion of memory to slower nodes by the kernel.
     fn tiers(&self) -> Outcome {
         let by_node = match sysfs::memory_tiers(self.root) {
             Ok(by_node) => by_node,
@@ -419,73 +452,96 @@ impl Host<'_> {
             tiers.entry(tier).or_default().insert(node);
         }
         if tiers.len() < 2 {
-            return ok("all memory is of one tier, as far as the kernel knows");
+            return ok("all memory is of one tier, according to the kernel");
         }
         let nodes = tiers.values().map(ToString::to_string).collect::<Vec<_>>().join(", then ");
         if !matches!(self.read("sys/kernel/mm/numa/demotion_enabled").as_deref(), Ok("true" | "1")) {
             return ok(format!(
-                "from fast to slow: nodes {nodes}; demotion is off (/sys/kernel/mm/numa/demotion_enabled): what does not \
-                 fit is dropped or swapped"
+                "from fast to slow: nodes {nodes}; demotion is off (/sys/kernel/mm/numa/demotion_enabled): the \
+                 kernel drops or swaps pages that do not fit"
             ));
         }
-        let finding = format!("from fast to slow: nodes {nodes}; what is not used is demoted");
+        let finding = format!("from fast to slow: nodes {nodes}; unused pages are demoted");
         let release =
             self.read("proc/sys/kernel/osrelease").ok().and_then(|text| KernelRelease::parse(&text));
-        if release.is_none_or(|release| release >= DEMOTION_HEEDS_CPUSETS) {
+        if release.is_none_or(|release| release >= DEMOTION_RESPECTS_CPUSETS) {
             return ok(finding);
         }
         warn(
-            format!("{finding}, also to nodes that cpuset.mems does not allow; not what memory.min protects"),
             format!(
-                "use guarantees, whose memory is protected, or Linux {DEMOTION_HEEDS_CPUSETS} or newer, or switch demotion off: \
+                "{finding}, also to nodes that cpuset.mems does not allow, unless memory.min protects them"
+            ),
+            format!(
+                "use guarantees, whose memory is protected, or Linux {DEMOTION_RESPECTS_CPUSETS} or newer, or switch demotion off: \
                  echo 0 >/sys/kernel/mm/numa/demotion_enabled"
             ),
         )
     }
 
-    /// Whether anything counts the accesses by which homes are judged.
+    /// Checks that the host counts the accesses by which automatic placement chooses preferred nodes.
     fn homes(&self, config: &Config) -> Outcome {
         if self.node_count() == Ok(1) {
-            return warn("of no use with one node", "home.mode: off");
+            return warn("no effect on a host with one node", "home.mode: off");
         }
         let is_sampled =
             self.read("proc/sys/kernel/numa_balancing").is_ok_and(|mode| mode == "1" || mode == "3");
         if !is_sampled && !config.probes.hardware.enabled {
             return warn(
-                "nobody gets a home: nothing counts remote accesses on this host",
-                "sysctl kernel.numa_balancing=1, or probes.hardware.enabled where the processor counts them",
+                "no workload gets a preferred node: remote accesses are not counted on this host",
+                "sysctl kernel.numa_balancing=1, or set probes.hardware.enabled if the processor counts them",
             );
         }
-        let by = if config.probes.hardware.enabled {
-            "the processor's counters"
+        let source = if config.probes.hardware.enabled {
+            "the counters of the processor"
         } else {
-            "NUMA balancing's samples"
+            "samples of NUMA balancing"
         };
         if config.home.mode == HomeMode::Place && !config.places_workloads() {
             return warn(
-                format!("only reported, by {by}: enforcement.mode is not on"),
+                format!("preferred nodes are only reported, by {source}: enforcement.mode is not on"),
                 "enforcement.mode: on",
             );
         }
-        ok(format!("judged by {by}"))
+        ok(format!("preferred nodes are chosen by {source}"))
     }
 
-    /// Whether the policy fits the machine, where numaward is to give guarantees.
+    /// Checks that the policy fits the machine; `None` if numaward does not enforce guarantees.
     fn policy(&self, config: &Config) -> Option<Outcome> {
         let policies = Policies::read(self.root, &config.kubernetes.kubelet.directory);
         if kubelet::mode(config, &policies) != Ok(OperatingMode::Enforce) {
             return None;
         }
         let machine = sysfs::read(self.root).ok()?;
+        let file = KubeletConfiguration::read_file(self.root, &config.kubernetes.kubelet.directory);
+        let found = file.ok().flatten().and_then(|file| {
+            let reservations = KubeletReservations::from_configuration(&file.fields).ok()?;
+            Some((reservations, file.source))
+        });
+        let filled = found.as_ref().and_then(|(found, _)| found.fill_in(config, &machine).ok());
+        let fits = match (&found, &filled) {
+            (Some((_, file)), Some(filled)) if filled != config => {
+                format!("fits the machine, with the reservations of {file} where the configuration has none")
+            }
+            _ => "fits the machine".to_owned(),
+        };
+        let config = filled.as_ref().unwrap_or(config);
         Some(match policy::strategy(config, &machine) {
-            Ok(_) => ok("fits the machine"),
+            Ok(_) => match found.and_then(|(found, _)| excess(found.allocatable(&machine), config, &machine))
+            {
+                Some(excess) => warn(
+                    format!("{fits}; {excess}"),
+                    "reserve the same in the kubelet's configuration (reservedSystemCPUs or kubeReserved, systemReserved, evictionHard) and in \
+                     numaward's, or only in the kubelet's",
+                ),
+                None => ok(fits),
+            },
             Err(problems) => fail(
                 format!(
-                    "does not fit the machine: {}. The daemon keeps guarantees, and gives no new ones",
+                    "does not fit the machine: {}. The daemon enforces existing guarantees and gives no new ones",
                     policy::join_problems(&problems)
                 ),
-                "change these keys of the configuration and restart the daemon, or give back to the machine what they \
-                 name; `numaward uninstall --restore` gives back all that was written",
+                "change these keys of the configuration and restart the daemon, or bring back the CPUs and memory that \
+                 they name; `numaward uninstall --restore` restores all written values",
             ),
         })
     }
@@ -503,13 +559,13 @@ impl Host<'_> {
                     ),
                     format!("{fix}, rm its state files and restart it; or configure mode: observe"),
                 ),
-                Some(OperatingMode::Observe) => {
-                    ok(format!("{found}: numaward holds it to its promises, as configured (mode: observe)"))
-                }
+                Some(OperatingMode::Observe) => ok(format!(
+                    "{found}: numaward checks the guarantees of the kubelet, as configured (mode: observe)"
+                )),
                 None => warn(
                     format!(
-                        "{found}: the kubelet pins containers itself; numaward then only observes, and holds it to its \
-                         promises (it refuses to start with mode: enforce)"
+                        "{found}: the kubelet pins containers itself; numaward then only observes, and checks the guarantees \
+                         of the kubelet (it refuses to start with mode: enforce)"
                     ),
                     format!("for numaward to place workloads, {fix}"),
                 ),
@@ -517,12 +573,26 @@ impl Host<'_> {
         }
         match policies.problems.as_slice() {
             [] if kubelet::below(self.root, directory).exists() => {
-                ok("it leaves CPUs and memory to numaward: its CPU and memory managers are off")
+                let managers = "its CPU and memory managers are off: numaward can place workloads";
+                let file = KubeletConfiguration::read_file(self.root, directory).ok().flatten();
+                match file.and_then(|file| file.memory_qos()) {
+                    None => ok(managers),
+                    Some(memory_qos) if config.mode == Some(OperatingMode::Observe) => {
+                        ok(format!("{managers}; its Memory QoS is on ({memory_qos})"))
+                    }
+                    Some(memory_qos) => warn(
+                        format!(
+                            "{managers}; its Memory QoS is on ({memory_qos}) and writes memory.min, memory.low and memory.high of pods as \
+                             well: where it writes them again, its values are kept"
+                        ),
+                        "set featureGates.MemoryQoS: false in the kubelet's configuration, or memoryReservationPolicy: None in numaward's",
+                    ),
+                }
             }
-            [] => ok(format!("none here ({} is absent)", directory.display())),
+            [] => ok(format!("not on this host ({} is absent)", directory.display())),
             [problem, ..] => warn(
-                format!("its policies are not understood: {problem}"),
-                "let numaward read these files as the kubelet writes them, to see policies that would fight with its own",
+                format!("its policies cannot be read: {problem}"),
+                "let numaward read these files as the kubelet writes them, so that it detects policies that conflict with its own",
             ),
         }
     }
@@ -530,6 +600,8 @@ impl Host<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use numaward_config as config;
     use numaward_probes::Probe;
 
@@ -546,28 +618,32 @@ mod tests {
     }
 
     #[test]
-    fn memory_tiers_are_listed_from_fast_to_slow() {
+    fn lists_tiers_from_fast_to_slow() {
         let slow = "sys/devices/virtual/memory_tiering/memory_tier72/nodelist";
         let demotion = "sys/kernel/mm/numa/demotion_enabled";
         let newer = ("proc/sys/kernel/osrelease", "6.16.0\n");
-        for (more, expected, words) in [
+        for (files, expected, words) in [
             (&[][..], CheckResult::Ok, "all memory is of one tier"),
             (&[(slow, "2\n")], CheckResult::Ok, "nodes 0-1, then 2; demotion is off"),
             (
                 &[(slow, "2\n"), (demotion, "true\n"), newer],
                 CheckResult::Ok,
-                "nodes 0-1, then 2; what is not used is demoted",
+                "nodes 0-1, then 2; unused pages are demoted",
             ),
             (
                 &[(slow, "2\n"), (demotion, "true\n")],
                 CheckResult::Warn,
-                "nodes 0-1, then 2; what is not used is demoted, also to nodes that cpuset.mems does not allow",
+                "nodes 0-1, then 2; unused pages are demoted, also to nodes that cpuset.mems does not allow",
             ),
         ] {
-            let root = tree(&[GOOD, more].concat());
-            let (verdict, finding, fix) = Host { root: root.path() }.tiers();
+            let root = tree(&[GOOD, files].concat());
+            let (verdict, finding, fix) = DoctorHost { root: root.path() }.tiers();
             assert!(verdict == expected && finding.contains(words), "{finding}");
-            assert_eq!(fix.is_some_and(|fix| fix.contains("Linux 6.16")), expected == CheckResult::Warn);
+            let says_what_protects = |fix: &str| {
+                let ways = ["use guarantees, whose memory is protected", "Linux 6.16", "switch demotion off"];
+                ways.iter().all(|way| fix.contains(way))
+            };
+            assert_eq!(fix.as_deref().is_some_and(says_what_protects), expected == CheckResult::Warn);
         }
     }
 
@@ -596,7 +672,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_good_host_passes() {
+    fn good_host_passes() {
         for check in examine(tree(GOOD).path(), &[], &[], Ok(&Config::default())) {
             assert_eq!(
                 (check.verdict, check.fix),
@@ -609,8 +685,8 @@ mod tests {
     }
 
     #[test]
-    fn homes_are_judged_by_what_counts_accesses() {
-        let of = |config: &Config, files: &[(&str, &str)]| {
+    fn home_check_names_access_source() {
+        let result = |config: &Config, files: &[(&str, &str)]| {
             let tree = tree(&[GOOD, files].concat());
             let checks = examine(tree.path(), &[], &[], Ok(config));
             checks
@@ -620,29 +696,29 @@ mod tests {
         };
         let off = [("proc/sys/kernel/numa_balancing", "0\n")];
         let mut config = Config::default();
-        assert_eq!(of(&config, &[]), None);
+        assert_eq!(result(&config, &[]), None);
         config.home.mode = HomeMode::Place;
-        let sampled = "judged by NUMA balancing's samples".to_owned();
-        assert_eq!(of(&config, &[]), Some((CheckResult::Ok, sampled)));
-        let (verdict, finding) = of(&config, &off).unwrap();
+        let sampled = "preferred nodes are chosen by samples of NUMA balancing".to_owned();
+        assert_eq!(result(&config, &[]), Some((CheckResult::Ok, sampled)));
+        let (verdict, finding) = result(&config, &off).unwrap();
         assert!(
-            verdict == CheckResult::Warn && finding.contains("nothing counts remote accesses"),
+            verdict == CheckResult::Warn && finding.contains("remote accesses are not counted"),
             "{finding}"
         );
         config.probes.hardware.enabled = true;
         assert_eq!(
-            of(&config, &off),
-            Some((CheckResult::Ok, "judged by the processor's counters".to_owned()))
+            result(&config, &off),
+            Some((CheckResult::Ok, "preferred nodes are chosen by the counters of the processor".to_owned()))
         );
         config.enforcement.mode = numaward_api::EnforcementMode::DryRun;
-        let (verdict, finding) = of(&config, &off).unwrap();
+        let (verdict, finding) = result(&config, &off).unwrap();
         assert!(verdict == CheckResult::Warn && finding.contains("only reported"), "{finding}");
         config.home.mode = HomeMode::Report;
-        assert_eq!(of(&config, &off).unwrap().0, CheckResult::Ok);
+        assert_eq!(result(&config, &off).unwrap().0, CheckResult::Ok);
     }
 
     #[test]
-    fn nodes_are_counted_by_what_they_have() {
+    fn counts_nodes_with_cpus_and_memory() {
         let finding = |files: &[(&str, &str)]| {
             let tree = tree(&[GOOD, files].concat());
             let checks = examine(tree.path(), &[], &[], Ok(&Config::default()));
@@ -657,10 +733,10 @@ mod tests {
         assert_eq!(finding(&[(&online, "0-1\n"), (&cpus, "x\n")]), "2 nodes");
     }
 
-    /// Each fault on an otherwise good host: the file, its text (`None`: missing), the check it concerns,
-    /// its verdict and a part of what is said.
+    /// Each row is a fault on an otherwise good host: the file, its text (`None`: missing), the check that finds it, its verdict, and a
+    /// part of its finding.
     #[test]
-    fn each_fault_is_found_and_can_be_mended() {
+    fn finds_each_fault_with_a_fix() {
         use CheckResult::{Fail, Warn};
         let faults: &[(&str, Option<&str>, &str, CheckResult, &str)] = &[
             ("proc/sys/kernel/osrelease", None, "kernel", Warn, "cannot be read"),
@@ -730,9 +806,9 @@ mod tests {
                 Warn,
                 "cpuManagerPolicy: static in /var/lib/kubelet/config.yaml, memoryManagerPolicy: Static",
             ),
-            ("var/lib/kubelet/config.yaml", Some("a: [\n"), "kubelet", Warn, "not understood"),
+            ("var/lib/kubelet/config.yaml", Some("a: [\n"), "kubelet", Warn, "cannot be read"),
         ];
-        for &(path, text, name, verdict, said) in faults {
+        for &(path, text, name, verdict, words) in faults {
             let dir = tree(GOOD);
             match text {
                 Some(text) => fs::write(dir.path().join(path), text).unwrap(),
@@ -744,13 +820,13 @@ mod tests {
             let checks = examine(dir.path(), &[], &[], Ok(&Config::default()));
             let check = checks.iter().find(|check| check.check == name).unwrap();
             assert_eq!(check.verdict, verdict, "{path} {text:?}: {check:?}");
-            assert!(check.finding.contains(said), "{path} {text:?}: {check:?}");
+            assert!(check.finding.contains(words), "{path} {text:?}: {check:?}");
             assert!(check.fix.is_some(), "{check:?}");
         }
     }
 
     #[test]
-    fn the_kubelet_is_judged_by_the_mode_that_is_configured() {
+    fn kubelet_verdict_depends_on_mode() {
         let dir = tree(GOOD);
         let elsewhere = dir.path().join("data/kubelet");
         fs::create_dir_all(&elsewhere).unwrap();
@@ -758,33 +834,43 @@ mod tests {
         let kubelet = config::cluster::Kubelet { directory: "/data/kubelet".into(), ..Default::default() };
         let kubernetes = config::kubernetes::Kubernetes { kubelet, ..Default::default() };
         let config = |mode| Config { mode, kubernetes: kubernetes.clone(), ..Config::default() };
-        let of = |configured: Result<&Config, &Problems>, name: &str| {
+        let find = |configured: Result<&Config, &Problems>, name: &str| {
             let checks = examine(dir.path(), &[], &[], configured);
             checks.into_iter().find(|check| check.check == name).unwrap()
         };
-        for (mode, verdict, said) in [
+        for (mode, verdict, words) in [
             (None, CheckResult::Warn, "numaward then only observes"),
             (Some(OperatingMode::Observe), CheckResult::Ok, "as configured (mode: observe)"),
             (Some(OperatingMode::Enforce), CheckResult::Fail, "numaward refuses to start"),
         ] {
-            let check = of(Ok(&config(mode)), "kubelet");
+            let check = find(Ok(&config(mode)), "kubelet");
             assert_eq!(check.verdict, verdict, "{check:?}");
-            assert!(check.finding.contains(said), "{check:?}");
+            assert!(check.finding.contains(words), "{check:?}");
             assert!(check.finding.contains("memoryManagerPolicy: Static in /data/kubelet/config.yaml"));
         }
-        let fix = of(Ok(&config(Some(OperatingMode::Enforce))), "kubelet").fix.unwrap();
+        let fix = find(Ok(&config(Some(OperatingMode::Enforce))), "kubelet").fix.unwrap();
         assert!(fix.contains("set memoryManagerPolicy: None") && fix.contains("mode: observe"), "{fix}");
+        let memory_qos = "featureGates: {MemoryQoS: true}\n";
+        fs::write(elsewhere.join("config.yaml"), memory_qos).unwrap();
+        for (mode, verdict) in [(None, CheckResult::Warn), (Some(OperatingMode::Observe), CheckResult::Ok)] {
+            let check = find(Ok(&config(mode)), "kubelet");
+            assert_eq!(check.verdict, verdict, "{check:?}");
+            assert!(
+                check.finding.contains("featureGates.MemoryQoS: true in /data/kubelet/config.yaml"),
+                "{check:?}"
+            );
+        }
         let file = dir.path().join("numaward.yaml");
         fs::write(&file, "mode: enforced\n").unwrap();
         let sources = config::Sources { file: Some(file), ..Default::default() };
         let problems = config::load(&sources).unwrap_err();
-        let check = of(Err(&problems), "configuration");
+        let check = find(Err(&problems), "configuration");
         assert_eq!(check.verdict, CheckResult::Fail);
         assert!(check.finding.contains("numaward.yaml") && check.finding.contains("mode"), "{check:?}");
     }
 
     #[test]
-    fn a_policy_that_does_not_fit_the_machine_fails() {
+    fn fails_if_policy_does_not_fit() {
         let mut files = vec![
             ("sys/devices/system/cpu/online".to_owned(), "0-3\n"),
             ("sys/devices/system/node/online".to_owned(), "0\n"),
@@ -799,30 +885,41 @@ mod tests {
         }
         let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
         let root = tree(&files);
-        let judged = |config: &str| {
+        let policy = |config: &str| {
             let config: Config = serde_json::from_str(config).unwrap();
-            Host { root: root.path() }.policy(&config)
+            DoctorHost { root: root.path() }.policy(&config)
         };
-        assert_eq!(judged("{}").map(|(verdict, ..)| verdict), Some(CheckResult::Ok));
+        assert_eq!(policy("{}").map(|(verdict, ..)| verdict), Some(CheckResult::Ok));
         let reserved = r#""reservedMemory": [{"numaNode": 7, "limits": {"memory": "1Gi"}}]"#;
-        let (verdict, finding, fix) = judged(&format!("{{{reserved}}}")).unwrap();
+        let (verdict, finding, fix) = policy(&format!("{{{reserved}}}")).unwrap();
         assert_eq!(verdict, CheckResult::Fail);
         assert!(finding.contains("NUMA node 7") && fix.is_some(), "{finding}");
-        assert_eq!(judged(&format!(r#"{{"mode": "observe", {reserved}}}"#)), None);
+        assert_eq!(policy(&format!(r#"{{"mode": "observe", {reserved}}}"#)), None);
+
+        // The kubelet's reservations count unless there are others.
+        let file = root.path().join("var/lib/kubelet/config.yaml");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "kubeReserved: {cpu: '1', memory: 412Mi}\n").unwrap();
+        let (verdict, finding, _) = policy("{}").unwrap();
+        assert_eq!(verdict, CheckResult::Ok, "{finding}");
+        assert!(finding.contains("the reservations of /var/lib/kubelet/config.yaml"), "{finding}");
+        let (verdict, finding, fix) = policy(r#"{"reservedSystemCPUs": "0-1"}"#).unwrap();
+        assert!(verdict == CheckResult::Warn && fix.is_some(), "{finding}");
+        assert!(finding.contains("3 CPUs, and numaward 2"), "{finding}");
     }
 
     #[test]
-    fn what_a_kernel_is_without_is_said_with_the_first_that_has_it() {
-        let lost =
+    fn names_first_kernel_with_feature() {
+        let degraded =
             KernelFeature { name: "x", since: KernelRelease::new(6, 7), fallback: "y", is_degraded: true };
-        let replaced = KernelFeature { is_degraded: false, ..lost };
-        for (of, is_here, verdict, finding) in [
-            (lost, Some(true), CheckResult::Ok, "here (since Linux 6.7)"),
-            (lost, Some(false), CheckResult::Warn, "missing: y"),
+        let replaced = KernelFeature { is_degraded: false, ..degraded };
+        for (feature, is_available, verdict, finding) in [
+            (degraded, Some(true), CheckResult::Ok, "available (since Linux 6.7)"),
+            (degraded, Some(false), CheckResult::Warn, "missing: y"),
             (replaced, Some(false), CheckResult::Ok, "missing (Linux 6.7 is the first that has it): y"),
-            (lost, None, CheckResult::Ok, "not known (since Linux 6.7); without: y"),
+            (degraded, None, CheckResult::Ok, "unknown (since Linux 6.7); the fallback is: y"),
         ] {
-            let check = need(&(of, is_here));
+            let check = kernel_feature(&(feature, is_available));
             assert_eq!((check.check.as_str(), check.verdict), ("kernel: x", verdict));
             assert_eq!(check.finding, finding);
             let names_release = |fix: &String| fix.contains("Linux 6.7 or newer");
@@ -831,7 +928,7 @@ mod tests {
     }
 
     #[test]
-    fn how_the_probes_attach_is_judged() {
+    fn attach_mode_decides_verdict() {
         let report = |mode| ProbeReport {
             probe: Probe::Alloc,
             mode,

@@ -1,14 +1,19 @@
-//! The daemon: puts the parts together, and ends them.
+//! The daemon: starts the parts of numaward on a host, connects and stops them.
 //!
-//! Problem: on each host, see where every workload's memory is allocated and lies, promise CPUs and memory to those who
-//! ask, hold it, and serve all that, with whatever this kernel and these privileges allow.
+//! # Problem
+//! On each host, the daemon observes where the memory of each workload is allocated, guarantees CPUs and memory on request,
+//! enforces the guarantees, and serves the results. It has to make do with the features of the running kernel and with its privileges.
 //!
-//! Ways: [`service`] builds the parts, from the crates below, and ends them. [`allocations`] serves what is promised and
-//! takes requests, beside what the HTTP server serves of itself. [`kubernetes`] connects them to the container runtime,
-//! the kubelet and the API server. [`doctor`] says what is missing on this host.
+//! # Parts
+//! - `service` builds the parts, which other crates implement, and stops them.
+//! - [`allocations`]: the HTTP routes of guarantees, beside the routes of `numaward_http`.
+//! - [`kubernetes`]: connections to the container runtime, the kubelet and the API server.
+//! - [`doctor`]: checks of the host.
 //!
-//! Invariants: no globals but the log; nothing below [`service`] reads the environment; no failure while observing ends
-//! the daemon.
+//! # Invariants
+//! - There is no global state but the log.
+//! - Only `service` reads the environment.
+//! - An error while observing does not end the daemon.
 
 #![forbid(unsafe_code)]
 

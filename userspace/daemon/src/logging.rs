@@ -1,6 +1,7 @@
-//! Logs: one event a line, as text or as JSON, to standard error.
+//! The log: one event a line, as text or as JSON, on standard error.
 //!
-//! Names in an event may be of outside origin: what a terminal would obey, and what would begin a line of its own, is escaped.
+//! Users choose some of the names in an event, such as those of workloads. So that a name cannot forge a line or control a terminal,
+//! line breaks and other control characters are escaped.
 
 use std::io::{self, IsTerminal, Write, stderr};
 
@@ -22,16 +23,16 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-/// What the probes log bears the name of their program.
+/// Target of the log messages of the probes: the name of their eBPF program.
 const PROBES: &str = "alloc";
 
-/// Starts to log as configured, and to take spans for traces if they are to be sent. Where something logs already, as in tests, that one goes on.
+/// Starts the log as configured, and the collection of spans if traces are to be exported. Keeps a log that is already set up, as in
+/// tests.
 pub(crate) fn start(config: &Log, traces: &Traces) {
     let layer = layer(config.format, stderr).with_filter(filter(config.level));
     let _ = registry().with(traces.layer()).with(layer).try_init();
 }
 
-/// Writes events in this format.
 fn layer<S, M, W>(format: LogFormat, writer: M) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
@@ -39,7 +40,7 @@ where
     W: Write + 'static,
 {
     match format {
-        // journald and container runtimes keep the bytes: colours only for people.
+        // journald and container runtimes store the bytes, so colours are only for terminals.
         LogFormat::Text => fmt::layer()
             .with_writer(writer)
             .with_ansi(stderr().is_terminal())
@@ -52,7 +53,7 @@ where
     }
 }
 
-/// Writes a field as text in one line; the message has no name.
+/// Writes a field as text in one line, the message without its name.
 fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
     let value = format!("{value:?}");
     match field.name() {
@@ -61,7 +62,7 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Deb
     }
 }
 
-/// Escapes what a terminal would obey in the line of JSON that is written.
+/// Writer of JSON lines that escapes the control characters of terminals.
 struct JsonLine<W>(W);
 
 impl<W: Write> Write for JsonLine<W> {
@@ -76,16 +77,16 @@ impl<W: Write> Write for JsonLine<W> {
     }
 }
 
-/// The level holds for numaward itself. Libraries log their every step at `debug`, which is no help to
-/// who looks for numaward's: they are heard in full only at `trace`.
+/// Returns the filter for a level, which is that of numaward itself. Libraries log each of their steps at `debug`, so they log at most
+/// at `info` unless the level is `trace`.
 fn filter(level: LogLevel) -> Targets {
     let own = LevelFilter::from_level(level.into());
-    let others = if level == LogLevel::Trace { own } else { own.min(LevelFilter::INFO) };
+    let libraries = if level == LogLevel::Trace { own } else { own.min(LevelFilter::INFO) };
     Targets::new()
-        .with_default(others)
+        .with_default(libraries)
         .with_target("numaward", own)
         .with_target(PROBES, own)
-        // It warns of each attempt that the daemon itself reports once.
+        // It warns of each failed attempt, which the daemon itself reports once.
         .with_target("kube_runtime", LevelFilter::ERROR)
         .with_target(numaward_model::SPAN_TARGET, LevelFilter::OFF)
 }
@@ -96,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    /// Where a test's log goes.
+    /// Writer that stores the log of a test.
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_outside_origin_forge_no_line_and_no_escape_sequence() {
+    fn escapes_control_characters_in_names() {
         let name = "evil\r\n2026-01-01 INFO forged\u{9b}31m\u{202e}\x1b[2J";
         for (format, expected) in [
             (

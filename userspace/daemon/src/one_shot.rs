@@ -1,4 +1,4 @@
-//! For a command that does what otherwise the daemon does: `numaward uninstall --restore`.
+//! The environment of a command that does work of the daemon itself: `numaward uninstall --restore`.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use tokio::runtime::{Builder, Handle};
 
 use crate::logging;
 
-/// Logs as configured, and calls `does` with a runtime whose thread talks to systemd. Call it while the process has one
-/// thread. Fails if that thread cannot be started.
-pub fn run_one_shot<T>(config: &Config, does: impl FnOnce(&Handle) -> T) -> io::Result<T> {
+/// Starts the log as configured, and calls `command` with a runtime whose thread talks to systemd. Must be called while the
+/// process has one thread. Returns an error if the thread cannot be started.
+pub fn run_one_shot<T>(config: &Config, command: impl FnOnce(&Handle) -> T) -> io::Result<T> {
     logging::start(&config.log, &Traces::new(&Otlp::default()));
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    Ok(does(runtime.handle()))
+    Ok(command(runtime.handle()))
 }

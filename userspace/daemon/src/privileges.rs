@@ -1,42 +1,41 @@
-//! Gives up the privileges that are not needed once the probes are attached.
+//! Drop of the capabilities that the daemon does not need once its probes are attached.
 
 use numaward_cgroup::kernel_features;
 use numaward_config::{Config, OperatingMode};
 use numaward_topology::KernelRelease;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
-/// What is kept where nothing is written, and why.
+/// Capabilities of a daemon that writes nothing.
 ///
-/// - `CAP_DAC_READ_SEARCH`: a cgroup delegated to a user may be unreadable for others, and root without this is one of
-///   them.
-/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where call chains are taken: it shows where a process of another user, or with more
-///   capabilities, has mapped what, and lets that be read.
-const READS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
-/// What is kept where cgroups are written, and why.
+/// - `CAP_DAC_READ_SEARCH`, to read a delegated cgroup with a directory that only its owner may read.
+/// - [`CAP_SYS_PTRACE`](needs_ptrace), only if call chains are sampled: to read the mappings, and the mapped files, of processes of
+///   another user or with more capabilities.
+const READ_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+/// Capabilities of a daemon that writes cgroups.
 ///
-/// - `CAP_DAC_OVERRIDE`: the knobs of a cgroup that a user made below a delegated one belong to that user, and nobody
-///   else may write them; without this, no guarantee could be given to it, nor be taken back. Files that belong to
-///   root can be written without it anyhow. It includes [`READS`].
-/// - `CAP_SYS_NICE`: to hand the cpuset controller down to a cgroup with processes is, to older kernels (6.1 is one), to
-///   schedule them anew, which nobody may do to a process that has more capabilities than himself. And to let threads of other
-///   users run on all CPUs of their cgroup again, if they have kept those of a time when it was narrowed.
-/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where pages of single processes are moved, or their memory policies are read: those of
-///   a process with more capabilities, or of another user; and where call chains are taken.
-/// - `CAP_NET_ADMIN`, only where interrupts are kept off exclusive CPUs: for the queues of network interfaces (RPS, XPS).
-const WRITES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::SYS_NICE);
+/// - `CAP_DAC_OVERRIDE`: the knobs of a cgroup that a user made below a delegated one belong to that user. Without this capability, the
+///   daemon could not write them to give or release a guarantee. Files of root can be written without it. It includes
+///   [`READ_CAPABILITIES`].
+/// - `CAP_SYS_NICE`: older kernels, such as 6.1, reschedule the processes of a cgroup when it gets the cpuset controller, which requires
+///   this capability for processes that have more capabilities than the writer. It is also required to widen the affinity of threads
+///   of other users that still have the CPUs of a time when their cgroup was confined.
+/// - [`CAP_SYS_PTRACE`](needs_ptrace), only if the daemon moves pages of single processes, reads their memory policies or samples call
+///   chains: for processes of another user or with more capabilities.
+/// - `CAP_NET_ADMIN`, only if interrupts are moved off exclusive CPUs: for the queues of network interfaces (RPS, XPS).
+const WRITE_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::SYS_NICE);
 
-/// What this kernel demands beyond what newer ones do.
+/// Needs of an older kernel that newer ones do not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Demands {
-    /// Maps of probes are read and written by nobody without `CAP_BPF` (before Linux 5.19).
+pub(crate) struct KernelNeeds {
+    /// True if the maps of probes can only be accessed with `CAP_BPF` (before Linux 5.19).
     pub(crate) bpf: bool,
-    /// A write to `cpuset.mems` moves no pages (before Linux 5.15).
+    /// True if a write to `cpuset.mems` does not move pages (before Linux 5.15).
     pub(crate) moves: bool,
 }
 
-impl Demands {
-    /// Those of the running kernel. Nothing but its number says what a write to `cpuset.mems` does before one was made; the
-    /// pages are moved where they are seen to stay, whatever the number.
+impl KernelNeeds {
+    /// Returns the needs of the running kernel. The effect of a write to `cpuset.mems` cannot be probed without a write, so it is
+    /// derived from the release. This decides on the capability only: pages are moved if they were observed to stay.
     pub(crate) fn of_this_kernel(bpf: bool) -> Self {
         let uname = rustix::system::uname();
         let release = KernelRelease::parse(&uname.release().to_string_lossy());
@@ -44,44 +43,45 @@ impl Demands {
     }
 }
 
-/// What is kept of what is held. Where one of the capabilities that lets it read is not held, the other serves.
-fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode, demands: Demands) -> CapabilitySet {
+/// Returns the capabilities to keep of the ones that the process has. `CAP_DAC_OVERRIDE` and `CAP_DAC_READ_SEARCH` both allow reads: a
+/// process without the preferred one of them keeps the other.
+fn needed(held: CapabilitySet, config: &Config, mode: OperatingMode, kernel: KernelNeeds) -> CapabilitySet {
     let (wanted, instead) = match mode {
-        OperatingMode::Enforce => (WRITES, READS),
-        OperatingMode::Observe => (READS, CapabilitySet::DAC_OVERRIDE),
+        OperatingMode::Enforce => (WRITE_CAPABILITIES, READ_CAPABILITIES),
+        OperatingMode::Observe => (READ_CAPABILITIES, CapabilitySet::DAC_OVERRIDE),
     };
     let when = |is_needed, capability| if is_needed { capability } else { CapabilitySet::empty() };
-    let ptrace = when(needs_ptrace(config, mode, demands), CapabilitySet::SYS_PTRACE);
-    let bpf = when(demands.bpf, CapabilitySet::BPF);
+    let ptrace = when(needs_ptrace(config, mode, kernel), CapabilitySet::SYS_PTRACE);
+    let bpf = when(kernel.bpf, CapabilitySet::BPF);
     let is_network = mode == OperatingMode::Enforce && config.enforcement.moves_interrupts();
     let network = when(is_network, CapabilitySet::NET_ADMIN);
-    let reads = READS | CapabilitySet::DAC_OVERRIDE;
+    let reads = READ_CAPABILITIES | CapabilitySet::DAC_OVERRIDE;
     let instead = if held.intersects(wanted & reads) { CapabilitySet::empty() } else { instead };
     held & (wanted | ptrace | bpf | network | instead)
 }
 
-/// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`), or their memory policies or code looked
-/// at: the kernel lets only those do that who may trace the process.
-fn needs_ptrace(config: &Config, mode: OperatingMode, demands: Demands) -> bool {
+/// Returns true if the daemon moves pages of single processes (`move_pages(2)`, `migrate_pages(2)`), or reads their memory policies or
+/// code. The kernel requires permission to trace the process for each of these.
+fn needs_ptrace(config: &Config, mode: OperatingMode, kernel: KernelNeeds) -> bool {
     let moves =
-        demands.moves || config.holds_budgets() || config.places_workloads() || config.keeps_off_nodes();
+        kernel.moves || config.holds_budgets() || config.places_workloads() || config.keeps_off_nodes();
     mode == OperatingMode::Enforce && moves || config.observe.call_chains.enabled
 }
 
-/// Drops every capability but those that are [`kept`], from this thread and from those it starts later; none can be got
-/// back. Call it while the process has one thread. Returns what is left.
+/// Drops all capabilities but the [`needed`] ones, irrevocably, from this thread and the threads that it starts later. Must be called
+/// while the process has one thread. Returns the remaining capabilities.
 pub(crate) fn drop_unneeded(
     config: &Config,
     mode: OperatingMode,
-    demands: Demands,
+    kernel: KernelNeeds,
 ) -> rustix::io::Result<CapabilitySet> {
     let held = capabilities(None)?;
-    let kept = kept(held.permitted, config, mode, demands);
+    let kept = needed(held.permitted, config, mode, kernel);
     set_capabilities(
         None,
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
     )?;
-    // Nothing is executed; if ever, a set-user-id program gives nothing back.
+    // The daemon executes no program. With this, even a set-user-id program would get no capability.
     set_no_new_privs(true)?;
     Ok(kept)
 }
@@ -94,9 +94,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_can_be_traced_only_where_pages_of_single_ones_are_moved() {
+    fn keeps_ptrace_only_if_needed() {
         let mut config = Config::default();
-        let new = Demands::default();
+        let new = KernelNeeds::default();
         let needs_ptrace = |config: &Config| needs_ptrace(config, OperatingMode::Enforce, new);
         config.strategy = StrategyKind::Kubelet;
         assert!(!needs_ptrace(&config));
@@ -115,7 +115,7 @@ mod tests {
         config.guard = GuardMode::Act;
         assert!(needs_ptrace(&config), "memory policies are read");
         config.guard = GuardMode::Report;
-        let old = Demands { moves: true, ..new };
+        let old = KernelNeeds { moves: true, ..new };
         assert!(super::needs_ptrace(&config, OperatingMode::Enforce, old), "the kernel moves nothing");
         assert!(!super::needs_ptrace(&config, OperatingMode::Observe, old));
         config.observe.call_chains.enabled = true;
@@ -123,39 +123,43 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_the_mode_takes() {
+    fn keeps_capabilities_of_the_mode() {
         use CapabilitySet as Set;
         let mut config = Config { strategy: StrategyKind::Kubelet, ..Config::default() };
-        let of = |config: &Config, held| {
+        let needed_by_mode = |config: &Config, held| {
             [OperatingMode::Enforce, OperatingMode::Observe]
-                .map(|mode| kept(held, config, mode, Demands::default()))
+                .map(|mode| needed(held, config, mode, KernelNeeds::default()))
         };
-        assert_eq!(of(&config, Set::all()), [Set::DAC_OVERRIDE | Set::SYS_NICE, Set::DAC_READ_SEARCH]);
+        assert_eq!(
+            needed_by_mode(&config, Set::all()),
+            [Set::DAC_OVERRIDE | Set::SYS_NICE, Set::DAC_READ_SEARCH]
+        );
         config.strategy = StrategyKind::Native;
-        let [enforces, observes] = of(&config, Set::all());
+        let [enforces, observes] = needed_by_mode(&config, Set::all());
         assert_eq!(enforces, Set::DAC_OVERRIDE | Set::SYS_NICE | Set::SYS_PTRACE);
         assert_eq!(observes, Set::DAC_READ_SEARCH);
         config.enforcement.interrupts = Interrupts::MoveAway;
-        let moving = of(&config, Set::all());
+        let moving = needed_by_mode(&config, Set::all());
         assert_eq!(moving, [enforces | Set::NET_ADMIN, observes]);
         config.enforcement.interrupts = Interrupts::Leave;
-        // A container that was given one of the two that let it read.
+        // A container that has only one of the two capabilities to read.
         for held in [Set::DAC_READ_SEARCH, Set::DAC_OVERRIDE] {
-            assert_eq!(of(&config, held | Set::BPF), [held, held]);
+            assert_eq!(needed_by_mode(&config, held | Set::BPF), [held, held]);
         }
-        assert_eq!(of(&config, Set::BPF), [Set::empty(), Set::empty()]);
-        let old = Demands { bpf: true, moves: true };
-        let observes = kept(Set::all(), &config, OperatingMode::Observe, old);
+        assert_eq!(needed_by_mode(&config, Set::BPF), [Set::empty(), Set::empty()]);
+        let old = KernelNeeds { bpf: true, moves: true };
+        let observes = needed(Set::all(), &config, OperatingMode::Observe, old);
         assert_eq!(observes, Set::DAC_READ_SEARCH | Set::BPF);
     }
 
-    /// Capabilities are a thread's own, so the test gives up those of a thread it starts.
+    /// Each thread has its own capabilities, so the test drops those of a thread that it starts.
     #[test]
-    fn nothing_but_what_is_kept_is_left_and_none_can_be_had_back() {
+    fn drop_is_irrevocable() {
         std::thread::spawn(|| {
             let before = capabilities(None).unwrap();
-            let kept = drop_unneeded(&Config::default(), OperatingMode::Observe, Demands::default()).unwrap();
-            assert_eq!(kept, before.permitted & READS);
+            let kept =
+                drop_unneeded(&Config::default(), OperatingMode::Observe, KernelNeeds::default()).unwrap();
+            assert_eq!(kept, before.permitted & READ_CAPABILITIES);
             let after = capabilities(None).unwrap();
             assert_eq!((after.effective, after.permitted), (kept, kept));
             assert!(!after.permitted.contains(CapabilitySet::SYS_ADMIN));

@@ -1,4 +1,4 @@
-//! The life of the daemon: build the parts, listen, give up privileges, serve, stop.
+//! Life cycle of the daemon: build the parts, listen, drop privileges, serve, stop.
 
 use std::{
     fs::File,
@@ -51,55 +51,53 @@ use crate::{
         nri,
     },
     logging,
-    privileges::{self, Demands},
+    privileges::{self, KernelNeeds},
     socket::{self, SocketError},
 };
 
-/// What sets the read-only address.
+/// Settings of the read-only address, for error messages.
 const LISTEN: &str = "--listen, NUMAWARD_LISTEN or \"listen\" in the configuration";
-/// What sets the control address.
+/// Settings of the control address, for error messages.
 const CONTROL_LISTEN: &str = "NUMAWARD_CONTROL_LISTEN or \"control.listen\" in the configuration";
 
-/// How long the thread that the tasks run on may take to respond.
-const RUNTIME_LIMIT: Duration = Duration::from_secs(30);
-/// How long the other threads are waited for where one ended unasked: they may hang as well.
-const LAST_WAIT: Duration = Duration::from_secs(10);
+/// The age of the last heartbeat of the tokio runtime after which it counts as hanging.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time to wait for the other threads after one has ended unexpectedly: they may hang as well.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The last file descriptor that a process may have by default.
+/// The highest file descriptor that a process can have by default.
 const LAST_DESCRIPTOR: i32 = 1023;
-/// How often an address that another program has is tried again.
+/// Interval of the attempts to listen on an address that another program uses.
 const LISTEN_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The daemon cannot run at all.
+/// Reason why the daemon cannot run or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Nothing could be served.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Another daemon promises on this host.
+    /// The control socket cannot be created, for example because another daemon runs on this host.
     #[error(transparent)]
     Control(#[from] SocketError),
-    /// An address would be open to nobody, or to everybody.
-    #[error("who may reach an address over TCP is not known: {0}")]
+    /// The credentials of an address cannot be used.
+    #[error("the daemon cannot check the credentials of clients: {0}")]
     Credentials(#[from] CredentialError),
-    /// The kubelet promises on this host.
+    /// The kubelet pins containers on this host, and the mode `enforce` is configured.
     #[error(transparent)]
     Kubelet(#[from] kubelet::KubeletConflict),
-    /// What can be promised is not known.
-    #[error("guarantees cannot be given: {0}")]
+    #[error("the daemon cannot give guarantees: {0}")]
     Guarantee(#[from] StartError),
-    /// A core thread ended unasked. The daemon ends as well, to be started again.
-    #[error("the daemon ends, to be started again: {0}")]
+    /// A core thread ended unexpectedly. The daemon ends, so that the service manager restarts it.
+    #[error("the daemon ends, so that the service manager restarts it: {0}")]
     EndedThread(#[from] EndedThread),
     /// Threads, signals or timers are not available.
     #[error("the daemon cannot start: {0}")]
     Runtime(#[from] io::Error),
 }
 
-/// Runs the daemon until SIGTERM or SIGINT, and logs as configured. Call it while the process has one thread.
+/// Runs the daemon until SIGTERM or SIGINT, and logs as configured. Must be called while the process has one thread.
 ///
-/// What fails while observing degrades the daemon and does not end it. An address that cannot be
-/// listened on does, where it only observes: nobody could see what it does.
+/// An error while observing degrades the daemon and does not end it. In the mode `observe`, a read-only address on which the daemon
+/// cannot listen is an error: without it, the daemon has no way to show its results.
 pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result<(), RunError> {
     let traces = Traces::new(&config.otlp);
     logging::start(&config.log, &traces);
@@ -108,7 +106,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
     let mode = kubelet::mode(config, &policies)?;
     if mode == OperatingMode::Observe {
         let kubelet = policies.pins().map(|pins| pins.found.join(", "));
-        let message = "mode observe: nothing is placed or written; the kubelet is held to its promises";
+        let message = "mode observe: the daemon writes nothing, and checks the guarantees of the kubelet";
         tracing::info!(kubelet, "{message}");
     }
     let mut readiness = Readiness::default();
@@ -122,24 +120,24 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
     let metrics = Arc::new(metrics);
     let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
-    let (address, listener) = reading_address(config, mode, activated())?;
-    let reading = config.read_access();
-    let reading = reading.is_configured().then(|| Gate::open(reading)).transpose()?;
+    let (address, listener) = listen_for_reads(config, mode, take_activated_listener())?;
+    let read_gate = config.read_access();
+    let read_gate = read_gate.is_configured().then(|| Gate::open(read_gate)).transpose()?;
     let remote = control_address(config, mode)?;
     let control = control_socket(config, mode)?;
     if mode == OperatingMode::Enforce && (control.is_some() || remote.is_some()) {
         guarantor.prepare(config);
     }
-    let demands = Demands::of_this_kernel(observer.needs_cap_bpf());
-    match privileges::drop_unneeded(config, mode, demands) {
-        Ok(kept) => tracing::debug!(?kept, "privileges given up"),
-        Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
+    let needs = KernelNeeds::of_this_kernel(observer.needs_cap_bpf());
+    match privileges::drop_unneeded(config, mode, needs) {
+        Ok(kept) => tracing::debug!(?kept, "the daemon dropped all other capabilities"),
+        Err(error) => tracing::warn!(%error, "the daemon cannot drop capabilities and keeps them all"),
     }
     observer.keep_off_exclusive_cpus();
-    // Requests are few and short; what may block has threads of its own, started as needed.
+    // Requests are few and short; blocking calls have threads of their own, started as needed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let readers = http::low_priority_runtime()?;
-    let config = &runtime.block_on(kubelet::with_version(config));
+    let (config, origin) = &runtime.block_on(kubelet::prepare(config, mode, &observer));
     log_configuration(config);
     let stop = CancellationToken::new();
     let cgroups = match &config.cgroup_mount {
@@ -153,11 +151,12 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
     threads.extend(thread);
     let served = runtime.block_on(async {
         let stop = stop.clone();
-        // Whatever ends this block ends the threads too.
+        // The threads end with this block, also on an error.
         let _stop_all = stop.clone().drop_guard();
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()).boxed());
-        let heartbeat = heartbeats.register("tokio-rt-worker", RUNTIME_LIMIT);
+        let heartbeat = heartbeats.register("tokio-rt-worker", RUNTIME_TIMEOUT);
+        let is_ready = placing_check(config, reconciler.is_some(), &readiness, &placing);
         let notifying = notify_service_manager(readiness, heartbeats.clone(), heartbeat, stop.clone());
         tokio::spawn(notifying.boxed());
         start_sending((config, address), &metrics, &alerts, traces, &stop);
@@ -165,23 +164,23 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
         let controlled = reconciler.clone();
         let refusals = cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
-            tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
+            tracing::warn!("mode observe: kubernetes.nri.enabled has no effect, no container is placed");
         } else if config.kubernetes.nri.enabled {
             let watched = (&heartbeats, &stop);
             start_placing(config, reconciler.clone(), &observer, &cluster, (placing, refusals), watched);
         }
         if let Some((listener, gate)) = remote {
-            let served = (listener, gate, names.clone());
-            serve_remote(&app, reconciler.as_ref(), served, (&heartbeats, &stop))?;
+            serve_remote(&app, reconciler.as_ref(), (listener, gate, names.clone()), (&heartbeats, &stop))?;
         }
+        kubelet::start_watching(config, mode, origin.clone(), &observer, &stop);
         let assigned = match mode {
             OperatingMode::Enforce => {
-                reconciler.map(|reconciler| (reconciler.view(), export::promised(observer.clone())))
+                reconciler.map(|reconciler| (reconciler.view(), export::engine_source(observer.clone())))
             }
             OperatingMode::Observe => Some(follow_kubelet(config, &observer, cluster.pods(), &stop)),
         };
         let (view, source) = assigned.unzip();
-        cluster.start(source, &stop);
+        cluster.start(source, is_ready, &stop);
         if let Some(control) = control {
             let router = controlled.map_or_else(
                 || allocations::observing_router(app.clone(), view.clone()),
@@ -189,13 +188,12 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
             );
             serve_control(router, (config, control), (&heartbeats, &stop))?;
         }
-        let router = allocations::router(app, view, reading.clone(), names);
-        let listener = (address, listener);
-        let served = readers.spawn(serve_reading(listener, reading, router, heartbeats.clone(), stop));
-        served.await.map_err(io::Error::from).flatten()
+        let router = allocations::router(app, view, read_gate.clone(), names);
+        let serving = serve_reads((address, listener), read_gate, router, heartbeats.clone(), stop);
+        readers.spawn(serving).await.map_err(io::Error::from).flatten()
     });
-    end(threads, &heartbeats);
-    // A scrape whose client hangs must not hold up the end.
+    join(threads, &heartbeats);
+    // A scrape with a hanging client must not delay the end.
     readers.shutdown_timeout(Duration::from_secs(1));
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(ended) = heartbeats.ended_thread() {
@@ -206,46 +204,46 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
     Ok(())
 }
 
-/// Serves the control socket.
 fn serve_control(
     router: Router,
     (config, socket): (&Config, UnixListener),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {
-    tracing::info!(socket = %config.control_socket.display(), "serving root");
+    tracing::info!(socket = %config.control_socket.display(), "serving the control socket");
     let serve = http::serve(ControlListener::new(socket)?, router, stop.clone());
     tokio::spawn(heartbeats.watch("http (control socket)", stop, serve).boxed());
     Ok(())
 }
 
-/// Lets the kernel make the process's table of file descriptors as large as it gets by default, before there are threads.
+/// Makes the kernel grow the process's table of file descriptors to its default maximum. Must be called while the process has one thread.
 ///
-/// Later, the kernel waits for an RCU grace period each time it doubles the table, and whatever opens a file waits with it: 150 ms were seen
-/// where pages were being moved on the same CPU. A table never shrinks. Source: `fs/file.c` (`expand_fdtable`).
+/// With several threads, the kernel waits for an RCU grace period each time it doubles the table, and so does the thread that opens a
+/// file: 150 ms were measured while pages were being moved on the same CPU. A table never shrinks. Source: `fs/file.c`
+/// (`expand_fdtable`).
 fn reserve_descriptors() {
     let reserved = File::open("/dev/null")
         .and_then(|file| fcntl_dupfd_cloexec(file, LAST_DESCRIPTOR).map_err(io::Error::from));
     if let Err(error) = reserved {
-        tracing::debug!(%error, "the table of file descriptors grows later");
+        tracing::debug!(%error, "the table of file descriptors cannot be grown in advance and will grow later");
     }
 }
 
-/// The socket that systemd listens on for the daemon (`numaward.socket`, `sd_listen_fds(3)`). It is there before the daemon, and stays while
-/// the daemon is restarted, so that no other program takes the port.
-fn activated() -> Option<std::net::TcpListener> {
+/// Takes the socket on which systemd listens for the daemon (`numaward.socket`, `sd_listen_fds(3)`). It exists before the daemon and
+/// during restarts, so that no other program can take the port.
+fn take_activated_listener() -> Option<std::net::TcpListener> {
     let listener = ListenFd::from_env().take_tcp_listener(0);
     let listener = listener.and_then(|listener| {
         listener.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true)).map(|()| listener)
     });
     listener.unwrap_or_else(|error| {
-        tracing::warn!(%error, "the socket of systemd cannot be used: is it one of TCP?");
+        tracing::warn!(%error, "the socket of systemd cannot be used: it has to be a TCP socket");
         None
     })
 }
 
-/// Listens on the read-only address, if systemd does not. Another program that has it keeps no guarantee from being kept: where
-/// guarantees are enforced, that is tried again later.
-fn reading_address(
+/// Listens on the read-only address, or takes the socket of systemd. In the mode `enforce`, an address that another program uses is no
+/// error, as guarantees have to be enforced in any case: the result has no listener, and the daemon tries again later.
+fn listen_for_reads(
     config: &Config,
     mode: OperatingMode,
     activated: Option<std::net::TcpListener>,
@@ -254,17 +252,17 @@ fn reading_address(
     if let Some(listener) = activated {
         match listener.local_addr() {
             Ok(found) if found == address => return Ok((address, Some(listener))),
-            // Who may read is decided by the address of the configuration.
+            // The required credentials depend on the configured address.
             found => {
                 let found = found.map_or_else(|error| error.to_string(), |found| found.to_string());
-                tracing::warn!(%address, found, "the socket of systemd has another address than `listen`, and is not used");
+                tracing::warn!(%address, found, "the socket of systemd is not used: its address differs from `listen` in the configuration");
             }
         }
     }
     match (http::listen(address, LISTEN), mode) {
         (Err(error), OperatingMode::Enforce) => {
             let every = LISTEN_RETRY_INTERVAL;
-            tracing::error!(%error, ?every, "no figures are served; that is tried again, and guarantees are kept meanwhile");
+            tracing::error!(%error, ?every, "the daemon cannot listen on the read-only address and tries again; it enforces guarantees meanwhile");
             Ok((address, None))
         }
         (listening, _) => {
@@ -274,20 +272,20 @@ fn reading_address(
     }
 }
 
-/// Tries again to listen, until that works.
-async fn listen_later(address: SocketAddr) -> std::net::TcpListener {
+/// Retries to listen until it succeeds.
+async fn retry_listen(address: SocketAddr) -> std::net::TcpListener {
     let mut ticks = interval(LISTEN_RETRY_INTERVAL);
     loop {
         ticks.tick().await;
         match http::listen(address, LISTEN) {
             Ok(listener) => return listener,
-            Err(error) => tracing::debug!(%error, "no figures are served yet"),
+            Err(error) => tracing::debug!(%error, "the daemon still cannot listen on the read-only address"),
         }
     }
 }
 
-/// Serves the read-only address, to those whom the gate lets through if there is one, until the daemon stops.
-async fn serve_reading(
+/// Serves the read-only address until the daemon stops. A `gate` checks the credentials of clients.
+async fn serve_reads(
     (address, listener): (SocketAddr, Option<std::net::TcpListener>),
     gate: Option<Arc<Gate>>,
     router: Router,
@@ -296,7 +294,7 @@ async fn serve_reading(
 ) -> io::Result<()> {
     let listener = match listener {
         Some(listener) => listener,
-        None => match stop.run_until_cancelled(listen_later(address)).await {
+        None => match stop.run_until_cancelled(retry_listen(address)).await {
             Some(listener) => listener,
             None => return Ok(()),
         },
@@ -310,28 +308,28 @@ async fn serve_reading(
     Ok(())
 }
 
-/// Waits for the threads, but not for long where one ended unasked.
-fn end(threads: Vec<JoinHandle<()>>, heartbeats: &Heartbeats) {
-    let patience = heartbeats.ended_thread().map(|_| Instant::now() + LAST_WAIT);
+/// Waits for the threads to end, for at most [`JOIN_TIMEOUT`] if one has ended unexpectedly.
+fn join(threads: Vec<JoinHandle<()>>, heartbeats: &Heartbeats) {
+    let deadline = heartbeats.ended_thread().map(|_| Instant::now() + JOIN_TIMEOUT);
     for thread in threads {
         thread.thread().unpark();
-        while patience.is_some_and(|end| Instant::now() < end) && !thread.is_finished() {
+        while deadline.is_some_and(|end| Instant::now() < end) && !thread.is_finished() {
             thread::sleep(Duration::from_millis(10));
         }
-        // How it ended is known.
-        if patience.is_none() || thread.is_finished() {
+        // The heartbeats have already recorded an unexpected end.
+        if deadline.is_none() || thread.is_finished() {
             let _ = thread.join();
         }
     }
 }
 
-/// What counts, as `numaward config view` shows it, and what of it was configured: a line each.
+/// Logs the configuration as `numaward config view` shows it, and its differences from the defaults.
 fn log_configuration(config: &Config) {
     match config.view().and_then(|view| Ok((view, config.differences()?))) {
         Ok((view, differences)) => {
-            tracing::info!(configuration = %view, "the configuration that applies");
+            tracing::info!(configuration = %view, "the configuration in effect");
             if differences.is_empty() {
-                tracing::info!("the configuration is the default one");
+                tracing::info!("the configuration has only defaults");
             } else {
                 tracing::info!(
                     differences = differences.join(", "),
@@ -356,14 +354,16 @@ fn all_metrics(
     let metrics = metrics.with(|registry| {
         guarantor.register(registry);
         observer.events().register(registry);
-        placing.register(registry);
+        if config.kubernetes.nri.enabled && mode == OperatingMode::Enforce {
+            placing.register(registry);
+        }
         sharing.register(registry);
         alerts.register(registry);
         traces.register(registry);
     });
     if config.export_kubelet_names {
         return metrics.with_kubelet_names(|registry| {
-            // The decisions of a kubelet that is observed are its own to count.
+            // In the mode `observe`, the kubelet itself counts its decisions.
             if mode == OperatingMode::Enforce {
                 guarantor.register_kubelet(registry);
             }
@@ -372,7 +372,7 @@ fn all_metrics(
     metrics
 }
 
-/// Alerts and OpenTelemetry, as configured. What cannot be sent is no reason not to run.
+/// Starts alerts and the export to OpenTelemetry as configured. An error is logged and does not stop the daemon.
 fn start_sending(
     (config, address): (&Config, SocketAddr),
     metrics: &Arc<Metrics>,
@@ -380,20 +380,20 @@ fn start_sending(
     traces: Traces,
     stop: &CancellationToken,
 ) {
-    // This host, for those who hear of several.
+    // The receivers may get data from several hosts.
     let host = config.kubernetes.node_name.clone();
     let host = host.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     let scheme = if config.listen_tls.cert_file.is_some() { "https" } else { "http" };
     if let Err(error) = alerts::start(&config.alerts, (&host, scheme, address), metrics, alerts, stop) {
-        tracing::error!(%error, "alerts.webhook cannot be used: alerts are neither watched nor posted");
+        tracing::error!(%error, "alerts.webhook cannot be used: the daemon neither evaluates nor sends alerts");
     }
     let counted = traces.metrics();
     if let Err(error) = otlp::start(config, &host, metrics, traces, &counted, stop) {
-        tracing::error!(%error, "otlp.endpoint cannot be used: not everything is sent");
+        tracing::error!(%error, "otlp.endpoint cannot be used: the export to OpenTelemetry is incomplete");
     }
 }
 
-/// Places containers when they are created, where anything can be promised to them.
+/// Starts the NRI plugin, which places containers when they are created, unless this host can have no guarantees.
 fn start_placing(
     config: &Config,
     reconciler: Option<ReconcilerHandle>,
@@ -403,34 +403,50 @@ fn start_placing(
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) {
     let Some(reconciler) = reconciler else {
-        return tracing::error!("no container is placed: guarantees cannot be given");
+        return tracing::error!("the daemon places no container: this host can have no guarantees");
     };
     let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
-    let plugin = nri::plugin(config, reconciler, observer.clone(), pods, counted, stop);
+    let described = (pods, cluster.claims());
+    let plugin = nri::plugin(config, reconciler, observer.clone(), described, counted, stop);
     tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())).boxed());
     let socket = config.kubernetes.nri.socket.display();
-    tracing::info!(%socket, "containers are placed when they are created");
+    tracing::info!(%socket, "the daemon places containers when they are created");
 }
 
-/// Follows what the kubelet promises, and gives it as it is served and as it is exported.
+/// Returns a check whether containers that start on this host are placed: each part has started and, where the daemon places containers, the
+/// container runtime is connected.
+fn placing_check(
+    config: &Config,
+    can_guarantee: bool,
+    readiness: &Readiness,
+    placing: &nri::NriMetrics,
+) -> cluster::IsReady {
+    let places = config.kubernetes.nri.enabled && can_guarantee;
+    let (readiness, placing) = (readiness.clone(), placing.clone());
+    Arc::new(move || readiness.is_ready() && (!places || placing.is_connected()))
+}
+
+/// Starts to follow the guarantees of the kubelet. Returns them as the source for the HTTP API and for the exports.
 fn follow_kubelet(
     config: &Config,
     observer: &Arc<Observer>,
     pods: Option<Pods>,
     stop: &CancellationToken,
 ) -> (View, export::Source) {
-    let last = kubelet::view::LastRead::default();
-    tokio::spawn(kubelet::follow(config.clone(), observer.clone(), pods, last.clone(), stop.clone()).boxed());
-    (last.clone().view(observer.clone()), last.source(observer.clone()))
+    let latest = kubelet::view::LatestGuarantees::default();
+    tokio::spawn(
+        kubelet::follow(config.clone(), observer.clone(), pods, latest.clone(), stop.clone()).boxed(),
+    );
+    (latest.clone().view(observer.clone()), latest.source(observer.clone()))
 }
 
-/// Those who read events are let go when the daemon stops.
+/// Ends the connections of clients that stream events when the daemon stops.
 async fn close_events(events: Events, stop: CancellationToken) {
     stop.cancelled().await;
     events.close();
 }
 
-/// The control address, and who may use it; none where nothing can be asked for.
+/// Listens on the control address, if one is configured. Returns it with the check of credentials; `None` in the mode `observe`.
 fn control_address(
     config: &Config,
     mode: OperatingMode,
@@ -441,7 +457,6 @@ fn control_address(
     }
 }
 
-/// Takes changes over TCP.
 fn serve_remote(
     app: &Arc<App>,
     reconciler: Option<&ReconcilerHandle>,
@@ -449,7 +464,7 @@ fn serve_remote(
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {
     let Some(reconciler) = reconciler else {
-        tracing::warn!("control.listen is not served: nothing can be promised");
+        tracing::warn!("the daemon does not serve control.listen: this host can have no guarantees");
         return Ok(());
     };
     let listener = RemoteListener::new(listener, gate.clone())?;
@@ -457,22 +472,22 @@ fn serve_remote(
     let router = allocations::remote_router(app.clone(), reconciler.clone(), gate, names);
     let serve = http::serve(listener, router, stop.clone());
     tokio::spawn(heartbeats.watch("http (control address)", stop, serve).boxed());
-    tracing::info!(%address, "guarantees can be asked for over TCP");
+    tracing::info!(%address, "serving the control address");
     Ok(())
 }
 
-/// The control socket. Without the rights to make it, the daemon only observes; without it, a daemon that only observes shows root no
-/// more than others.
+/// Listens on the control socket. A socket that cannot be created is no error: the daemon takes no requests then. In the mode `observe`,
+/// root gets no more than other users without it.
 fn control_socket(config: &Config, mode: OperatingMode) -> Result<Option<UnixListener>, SocketError> {
     match (socket::listen(&config.control_socket, "controlSocket"), mode) {
         (Ok(listener), _) => Ok(Some(listener)),
         (Err(error @ (SocketError::Io(..) | SocketError::Directory(_))), OperatingMode::Enforce) => {
-            tracing::warn!(%error, "guarantees cannot be asked for");
+            tracing::warn!(%error, "the daemon takes no requests for guarantees on the control socket");
             Ok(None)
         }
         (Err(error), OperatingMode::Enforce) => Err(error),
         (Err(error), OperatingMode::Observe) => {
-            tracing::info!(%error, "regions and call chains are shown with credentials only");
+            tracing::info!(%error, "the daemon has no control socket: it shows regions and call chains only to clients with credentials");
             Ok(None)
         }
     }
@@ -492,8 +507,8 @@ fn stop_on_signals(stop: CancellationToken) -> io::Result<()> {
     Ok(())
 }
 
-/// Notifies systemd when the daemon is ready, that it is alive, and when it stops (`sd_notify(3)`).
-/// Without systemd, only the log says that it is ready. The heartbeat shows that tasks run.
+/// Notifies systemd that the daemon is ready, alive or stopping (`sd_notify(3)`). Without systemd, it only logs that the daemon is ready.
+/// `heartbeat` is that of the tokio runtime, which this task shows to be alive.
 async fn notify_service_manager(
     readiness: Readiness,
     heartbeats: Heartbeats,
@@ -505,10 +520,10 @@ async fn notify_service_manager(
             tracing::warn!(%error, "the service manager cannot be notified");
         }
     };
-    // Half the watchdog's time leaves room for one late turn.
+    // Half the timeout of the watchdog allows for one delayed tick.
     let watchdog = sd_notify::watchdog_enabled().map(|time| time / 2);
-    let turn = watchdog.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
-    let mut ticks = interval(turn);
+    let tick = watchdog.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
+    let mut ticks = interval(tick);
     let notifying = async {
         let (mut notified, mut has_trimmed, mut is_late) = (false, false, false);
         loop {
@@ -516,7 +531,8 @@ async fn notify_service_manager(
             heartbeat.beat();
             if notified && !has_trimmed {
                 has_trimmed = true;
-                // A turn later, all routes are made. The start takes several times the memory that is needed afterwards.
+                // One tick after it is ready, the daemon has built all routes. The start needs several times the memory of the time after
+                // it.
                 numaward_probes::trim_heap();
             }
             if !notified && readiness.is_ready() {
@@ -526,7 +542,7 @@ async fn notify_service_manager(
             }
             let late = heartbeats.late_thread();
             if let Some(late) = late.filter(|_| !is_late) {
-                tracing::error!(%late, "the daemon is not alive: /livez fails, and the watchdog hears nothing");
+                tracing::error!(%late, "a thread of the daemon hangs: /livez fails, and the daemon does not notify the watchdog");
             }
             is_late = late.is_some();
             if watchdog.is_some() && !is_late {
@@ -544,7 +560,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_of_descriptors_has_room_for_all_by_default() {
+    fn descriptor_table_has_its_maximum() {
         reserve_descriptors();
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
@@ -552,31 +568,31 @@ mod tests {
     }
 
     #[test]
-    fn socket_of_systemd_is_used_if_it_has_the_address_of_the_configuration() {
+    fn uses_systemd_socket_of_same_address() {
         let listen = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (own, other) = (listen(), listen());
         let mut config = Config::default();
         config.listen.0 = own.local_addr().unwrap();
-        // While systemd listens, no other program can, nor the daemon by itself.
-        assert!(reading_address(&config, OperatingMode::Observe, Some(other)).is_err());
-        let (address, listener) = reading_address(&config, OperatingMode::Observe, Some(own)).unwrap();
+        // While systemd listens on an address, the daemon itself cannot.
+        assert!(listen_for_reads(&config, OperatingMode::Observe, Some(other)).is_err());
+        let (address, listener) = listen_for_reads(&config, OperatingMode::Observe, Some(own)).unwrap();
         assert_eq!(listener.unwrap().local_addr().unwrap(), address);
     }
 
     /// Any user can listen on a port that the daemon had before a restart.
     #[tokio::test]
-    async fn address_of_another_program_is_tried_again_where_guarantees_are_enforced() {
+    async fn retries_used_address_in_mode_enforce() {
         let squatter = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = squatter.local_addr().unwrap();
         let mut config = Config::default();
         config.listen.0 = address;
-        assert!(reading_address(&config, OperatingMode::Observe, None).is_err());
-        let (tried, listener) = reading_address(&config, OperatingMode::Enforce, None).unwrap();
+        assert!(listen_for_reads(&config, OperatingMode::Observe, None).is_err());
+        let (tried, listener) = listen_for_reads(&config, OperatingMode::Enforce, None).unwrap();
         assert!(tried == address && listener.is_none());
 
         let (stop, heartbeats) = (CancellationToken::new(), Heartbeats::default());
         let router = Router::new().route("/", axum::routing::get(async || "figures"));
-        let serving = serve_reading((address, listener), None, router, heartbeats.clone(), stop.clone());
+        let serving = serve_reads((address, listener), None, router, heartbeats.clone(), stop.clone());
         let serving = tokio::spawn(serving);
         tokio::time::sleep(Duration::from_millis(100)).await;
         drop(squatter);
@@ -591,11 +607,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn daemon_that_waits_for_its_address_stops_at_once() {
+    async fn stops_while_waiting_for_its_address() {
         let squatter = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stop = CancellationToken::new();
         let address = (squatter.local_addr().unwrap(), None);
-        let serving = serve_reading(address, None, Router::new(), Heartbeats::default(), stop.clone());
+        let serving = serve_reads(address, None, Router::new(), Heartbeats::default(), stop.clone());
         stop.cancel();
         serving.await.unwrap();
     }

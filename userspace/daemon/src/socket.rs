@@ -1,4 +1,4 @@
-//! Unix sockets that are for their owner alone.
+//! Unix sockets that only their owner can connect to.
 
 use std::{
     fs, io,
@@ -11,28 +11,29 @@ use std::{
 
 use numaward_guarantee::private_directory::{self, DirectoryError};
 
-/// A unix socket cannot be made.
+/// Reason why a unix socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Another daemon has it, at the path that this key of the configuration sets.
+    /// Another process listens on it. The fields are the path, and the configuration key that sets it.
     #[error(
-        "{path}: somebody answers on this socket, perhaps another numaward; stop that one, or choose another path \
+        "{path}: another process, perhaps another numaward, listens on this socket; stop it, or choose another path \
          with {1} in the configuration",
         path = .0.display()
     )]
     InUse(PathBuf, &'static str),
-    /// Its directory cannot be made, or other users can change what is in it.
+    /// The directory cannot be created, or other users can change its contents.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Something else is there.
-    #[error("{path}: this is no socket, and it is left alone; choose another path with {1}", path = .0.display())]
+    /// The path is a file of another type.
+    #[error("{path} exists and is not a socket; numaward does not replace it: choose another path with {1}", path = .0.display())]
     NoSocket(PathBuf, &'static str),
-    /// It cannot be made: at which path what could not be done, and why.
+    /// Any other error. The fields are the path, the failed action, and the cause.
     #[error("{path}: cannot {1}: {2}", path = .0.display())]
     Io(PathBuf, &'static str, #[source] io::Error),
 }
 
-/// Makes a socket for its owner alone. That of a daemon that died is replaced. `key` is what sets its path.
+/// Creates a socket that only its owner can connect to, and listens on it. Replaces the socket of a daemon that died. `key` is the
+/// configuration key that sets the path.
 pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
     let fail = |action| move |error| SocketError::Io(path.to_owned(), action, error);
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -40,22 +41,22 @@ pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketErro
     }
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(fail("look at it")(error)),
+        Err(error) => return Err(fail("read its metadata")(error)),
         Ok(found) if !found.file_type().is_socket() => {
             return Err(SocketError::NoSocket(path.to_owned(), key));
         }
         Ok(_) => match UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Err(error) => return Err(fail("find out whether somebody answers on it")(error)),
+            Err(error) => return Err(fail("find out whether another process listens on it")(error)),
             Ok(_) => return Err(SocketError::InUse(path.to_owned(), key)),
         },
     }
-    // Made under another name, so that nobody finds it before it has its mode.
+    // The socket is created under another name, so that no client can connect before it has its mode.
     let new = path.with_added_extension("new");
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {
-        return Err(SocketError::Io(new, "remove the rest of an earlier start", error));
+        return Err(SocketError::Io(new, "remove it (an interrupted start left it behind)", error));
     }
     let listener = UnixListener::bind(&new).map_err(fail("listen on it"))?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(fail("set its mode"))?;
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_made_for_its_owner_and_that_of_the_dead_is_replaced() {
+    fn replaces_socket_of_dead_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/control.sock");
         let listener = listen(&path, "controlSocket").unwrap();
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_alone() {
+    fn keeps_file_that_is_not_a_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control.sock");
         fs::write(&path, "precious").unwrap();

@@ -1,4 +1,4 @@
-//! Control over a socket and over TCP, in process: who may, what is refused, and that nobody gets what others hold.
+//! Tests of the control socket and the control address in one process: access, refusals, and guarantees of concurrent clients.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -43,23 +43,23 @@ use tokio_rustls::{
     },
 };
 
-use self::support::{Answer, Daemon, Host, ask, request};
+use self::support::{GuaranteeDaemon, HttpAnswer, TempHost, ask, request};
 
 const ALLOCATIONS: &str = "/api/v1/allocations";
 const PLAN: &str = "/api/v1/plan";
 const REBALANCE: &str = "/api/v1/rebalance";
-/// Set by `tests/page`, which closes the input.
+/// The variable with which `tests/page` makes a test serve until its input is closed.
 const UNTIL_INPUT_ENDS: &str = "NUMAWARD_TEST_UNTIL_INPUT_ENDS";
 const PROBLEM: &str = "content-type: application/problem+json";
 
-/// Four CPUs on each of two nodes; CPU 0 is kept for the system.
-fn host() -> Host {
+/// Returns a host with four CPUs on each of two nodes. CPU 0 is reserved for the system.
+fn host() -> TempHost {
     let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build();
-    Host::new(machine.unwrap())
+    TempHost::new(machine.unwrap())
 }
 
-/// Serves on a control socket.
-fn on_socket(host: &Host, daemon: &Daemon) -> PathBuf {
+/// Serves on a control socket. Returns its path.
+fn serve_socket(host: &TempHost, daemon: &GuaranteeDaemon) -> PathBuf {
     let path = host.dir.path().join("run/control.sock");
     let listener = ControlListener::new(socket::listen(&path, "controlSocket").unwrap()).unwrap();
     let router = control_router(daemon.app.clone(), daemon.reconciler.clone());
@@ -67,11 +67,11 @@ fn on_socket(host: &Host, daemon: &Daemon) -> PathBuf {
     path
 }
 
-async fn ask_on(socket: &Path, method: &str, path: &str, body: &str) -> Answer {
+async fn ask_on(socket: &Path, method: &str, path: &str, body: &str) -> HttpAnswer {
     ask(UnixStream::connect(socket).await.unwrap(), method, path, &[], body).await.unwrap()
 }
 
-/// Every file below a directory with what it holds.
+/// Returns the first line of every file below a directory.
 fn files(dir: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -79,7 +79,7 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, String> {
         if path.is_dir() {
             found.extend(files(&path));
         } else {
-            // Unlike a knob, a file keeps the rest of a longer value that was there before.
+            // Unlike a knob, a plain file keeps the rest of a longer earlier value.
             let text = fs::read_to_string(&path).unwrap();
             found.insert(path, text.lines().next().unwrap_or_default().to_owned());
         }
@@ -88,12 +88,12 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guarantee_is_changed_on_the_socket() {
+async fn resizes_guarantee_on_the_socket() {
     let host = host();
     host.cgroup("a.slice");
     host.cgroup("a.slice/b");
     let daemon = host.start();
-    let socket = on_socket(&host, &daemon);
+    let socket = serve_socket(&host, &daemon);
     let held = ask_on(&socket, "POST", ALLOCATIONS, &request("a.slice/b", "/a.slice/b", 1, "1Gi")).await;
     assert_eq!(held.status, 201, "{held:?}");
     let path = format!("{ALLOCATIONS}/a.slice/b");
@@ -111,20 +111,20 @@ async fn a_guarantee_is_changed_on_the_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
+async fn invalid_request_changes_nothing() {
     let host = host();
     for cgroup in ["a", "a/b", "c", "bare", "bare/undelegated"] {
         host.cgroup(cgroup);
     }
-    // Nobody let this one have the controller.
+    // The controller is not enabled for this cgroup.
     fs::write(host.root().join("bare/cgroup.controllers"), "memory\n").unwrap();
     fs::write(host.root().join("bare/undelegated/cgroup.controllers"), "memory\n").unwrap();
     fs::remove_file(host.root().join("bare/undelegated/cpuset.cpus")).unwrap();
     let daemon = host.start();
-    let socket = on_socket(&host, &daemon);
+    let socket = serve_socket(&host, &daemon);
     let held = ask_on(&socket, "POST", ALLOCATIONS, &request("a", "/a", 1, "1Gi")).await;
     assert_eq!(held.status, 201, "{held:?}");
-    // What plain files say about the effective sets follows nobody's writes, and is drift sooner or later.
+    // Plain files of effective sets do not follow writes, which the daemon reports as drift.
     let allocations = || {
         let mut all = (*daemon.reconciler.allocations()).clone();
         all.allocations.iter_mut().for_each(|allocation| Arc::make_mut(allocation).drift.clear());
@@ -132,56 +132,56 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     };
     let (tree, before) = (files(&host.root()), allocations());
 
-    let sound = |name: &str, value: Value| {
+    let with = |name: &str, value: Value| {
         let mut json: Value = serde_json::from_str(&request("x", "/c", 1, "1Gi")).unwrap();
         json[name] = value;
         json.to_string()
     };
-    let wish = sound("placement", serde_json::json!({"with": ["a"], "apart": ["a"]}));
-    let large = sound("name", "x".repeat(MAX_BODY_BYTES).into());
+    let conflict = with("placement", serde_json::json!({"with": ["a"], "apart": ["a"]}));
+    let large = with("name", "x".repeat(MAX_BODY_BYTES).into());
     let dry = format!("{ALLOCATIONS}?dryRun=perhaps");
-    let nobody = format!("{ALLOCATIONS}/nobody");
-    let target = |kind: &str, value: &str| sound("target", serde_json::json!({ kind: value }));
+    let unknown = format!("{ALLOCATIONS}/unknown");
+    let target = |kind: &str, value: &str| with("target", serde_json::json!({ kind: value }));
     let planned = |cpus: u32, name: &str, value: Value| {
-        let asked: Value = serde_json::from_str(&request("x", "/c", cpus, "1Gi")).unwrap();
-        serde_json::json!({"request": asked, name: value}).to_string()
+        let request: Value = serde_json::from_str(&request("x", "/c", cpus, "1Gi")).unwrap();
+        serde_json::json!({"request": request, name: value}).to_string()
     };
-    // Method, path, body; status, field, words of the detail, and whether what is allowed is said.
+    // Columns: method, path, body, status, field, and words of the detail.
     let (post, patch) = ("POST", "PATCH");
     let (held, held_dry) = (format!("{ALLOCATIONS}/a"), format!("{ALLOCATIONS}/a?dryRun=maybe"));
     let table: &[(&str, &str, String, u16, &str, &str)] = &[
         (post, ALLOCATIONS, String::new(), 400, "", "EOF"),
         (post, ALLOCATIONS, "{\"name\": ".to_owned(), 400, "name", "line 1 column 9"),
         (post, ALLOCATIONS, "{} {}".to_owned(), 400, "", "missing field"),
-        (post, ALLOCATIONS, sound("cpus", 1.into()) + "x", 400, "", "after the request"),
-        (post, ALLOCATIONS, sound("colour", 1.into()), 400, "colour", "unknown field `colour`"),
-        (post, ALLOCATIONS, sound("cpus", "two".into()), 400, "cpus", "not a quantity"),
-        (post, ALLOCATIONS, sound("cpus", (-1).into()), 400, "cpus", "invalid type"),
+        (post, ALLOCATIONS, with("cpus", 1.into()) + "x", 400, "", "after the request"),
+        (post, ALLOCATIONS, with("colour", 1.into()), 400, "colour", "unknown field `colour`"),
+        (post, ALLOCATIONS, with("cpus", "two".into()), 400, "cpus", "not a quantity"),
+        (post, ALLOCATIONS, with("cpus", (-1).into()), 400, "cpus", "invalid type"),
         (post, ALLOCATIONS, large, 413, "", "16384 bytes"),
-        (post, &dry, sound("cpus", 1.into()), 422, "dryRun", "perhaps"),
-        (post, ALLOCATIONS, sound("cpus", 0.into()), 422, "cpus", "it is 0"),
-        (post, ALLOCATIONS, wish, 422, "placement.apart", "in placement.with as well"),
-        (post, ALLOCATIONS, sound("memory", "0".into()), 422, "memory", "it is 0"),
-        (post, ALLOCATIONS, sound("memory", "lots".into()), 422, "memory", "not a quantity"),
-        (post, ALLOCATIONS, sound("name", "".into()), 422, "name", "not a valid name"),
-        (post, ALLOCATIONS, sound("hugepages", serde_json::json!({"2M": "2Mi"})), 422, "hugepages.2M", ""),
+        (post, &dry, with("cpus", 1.into()), 422, "dryRun", "perhaps"),
+        (post, ALLOCATIONS, with("cpus", 0.into()), 422, "cpus", "it is 0"),
+        (post, ALLOCATIONS, conflict, 422, "placement.apart", "in placement.with as well"),
+        (post, ALLOCATIONS, with("memory", "0".into()), 422, "memory", "it is 0"),
+        (post, ALLOCATIONS, with("memory", "lots".into()), 422, "memory", "not a quantity"),
+        (post, ALLOCATIONS, with("name", "".into()), 422, "name", "not a valid name"),
+        (post, ALLOCATIONS, with("hugepages", serde_json::json!({"2M": "2Mi"})), 422, "hugepages.2M", ""),
         (post, ALLOCATIONS, target("cgroup", "/nowhere"), 422, "target.cgroup", "/nowhere does not exist"),
         (post, ALLOCATIONS, target("cgroup", "/"), 422, "target.cgroup", "the whole host"),
         (post, ALLOCATIONS, target("cgroup", "/../etc"), 422, "target.cgroup", "not a path of a cgroup"),
         (post, ALLOCATIONS, target("unit", "nowhere.service"), 422, "target.unit", "has no cgroup"),
         (post, ALLOCATIONS, target("cgroup", "/bare/undelegated"), 422, "target", "cpuset"),
-        (post, ALLOCATIONS, request("a", "/c", 1, "1Gi"), 409, "name", "is held by /a"),
+        (post, ALLOCATIONS, request("a", "/c", 1, "1Gi"), 409, "name", "is in use by /a"),
         (post, ALLOCATIONS, request("b", "/a/b", 1, "1Gi"), 409, "target", "overlaps with /a"),
-        (post, ALLOCATIONS, sound("cpus", 1000.into()), 409, "", "cpu requested 1000"),
-        (post, ALLOCATIONS, sound("memory", "1Ti".into()), 409, "", "memory requested 1"),
-        (patch, &nobody, r#"{"cpus": 1}"#.to_owned(), 404, "", "no allocation named \"nobody\""),
+        (post, ALLOCATIONS, with("cpus", 1000.into()), 409, "", "cpu requested 1000"),
+        (post, ALLOCATIONS, with("memory", "1Ti".into()), 409, "", "memory requested 1"),
+        (patch, &unknown, r#"{"cpus": 1}"#.to_owned(), 404, "", "no allocation named \"unknown\""),
         (patch, &held, String::new(), 400, "", "EOF"),
         (patch, &held, "{}".to_owned(), 422, "cpus", "nothing is to be changed"),
         (patch, &held, r#"{"cpu": 1}"#.to_owned(), 400, "cpu", "unknown field `cpu`"),
         (patch, &held, r#"{"memory": "none"}"#.to_owned(), 422, "memory", "not a quantity"),
         (patch, &held, r#"{"cpus": "500m"}"#.to_owned(), 422, "cpus", "it has exclusive CPUs"),
         (patch, &held_dry, r#"{"cpus": 2}"#.to_owned(), 422, "dryRun", "maybe"),
-        ("DELETE", &nobody, String::new(), 404, "", "no allocation named \"nobody\""),
+        ("DELETE", &unknown, String::new(), 404, "", "no allocation named \"unknown\""),
         ("PUT", ALLOCATIONS, String::new(), 405, "", "does not take PUT"),
         (post, PLAN, "{\"request\": {}}".to_owned(), 400, "request", "missing field"),
         (post, PLAN, planned(1, "admit", true.into()), 400, "admit", "unknown field"),
@@ -216,40 +216,40 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     assert_eq!(ask_on(&socket, "DELETE", &format!("{ALLOCATIONS}/a"), "").await.status, 204);
 }
 
-/// What fits needs no moves, and can be admitted this way too.
+/// A request that fits needs no moves, and can be admitted by a rebalance too.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_without_moves_is_carried_out_at_once() {
+async fn applies_plan_without_moves_at_once() {
     let host = host();
     host.cgroup("c");
     let daemon = host.start();
-    let socket = on_socket(&host, &daemon);
+    let socket = serve_socket(&host, &daemon);
     let planned = |name: &str, value: Value| {
-        let asked: Value = serde_json::from_str(&request("x", "/c", 1, "1Gi")).unwrap();
-        serde_json::json!({"request": asked, name: value}).to_string()
+        let request: Value = serde_json::from_str(&request("x", "/c", 1, "1Gi")).unwrap();
+        serde_json::json!({"request": request, name: value}).to_string()
     };
     let plan = ask_on(&socket, "POST", PLAN, &planned("maxMoves", 1.into())).await;
     assert_eq!(
         (plan.status, &plan.body["moves"], &plan.body["bytes"]),
         (200, &serde_json::json!([]), &0.into())
     );
-    let begun = ask_on(&socket, "POST", REBALANCE, &planned("admit", true.into())).await;
-    assert_eq!((begun.status, &begun.body["id"]), (202, &plan.body["id"]), "{begun:?}");
+    let started = ask_on(&socket, "POST", REBALANCE, &planned("admit", true.into())).await;
+    assert_eq!((started.status, &started.body["id"]), (202, &plan.body["id"]), "{started:?}");
     let start = std::time::Instant::now();
-    let over = loop {
-        let shown = ask_on(&socket, "GET", REBALANCE, "").await;
-        if shown.body["state"] != "running" || start.elapsed().as_secs() > 30 {
-            break shown;
+    let finished = loop {
+        let progress = ask_on(&socket, "GET", REBALANCE, "").await;
+        if progress.body["state"] != "running" || start.elapsed().as_secs() > 30 {
+            break progress;
         }
     };
     assert_eq!(
-        (&over.body["state"], &over.body["allocation"]["cgroup"]),
+        (&finished.body["state"], &finished.body["allocation"]["cgroup"]),
         (&"done".into(), &"/c".into()),
-        "{over:?}"
+        "{finished:?}"
     );
 }
 
-/// Takes CPUs for a client; they must be nobody's.
-fn take(holders: &Mutex<BTreeMap<u32, String>>, cpus: &CpuSet, name: &str) {
+/// Records CPUs of a client. Panics if another client has one of them.
+fn record_holder(holders: &Mutex<BTreeMap<u32, String>>, cpus: &CpuSet, name: &str) {
     let mut holders = holders.lock().unwrap();
     for cpu in cpus.iter() {
         if let Some(other) = holders.insert(cpu.0, name.to_owned()) {
@@ -259,7 +259,7 @@ fn take(holders: &Mutex<BTreeMap<u32, String>>, cpus: &CpuSet, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_at_once_never_get_the_same_cpu() {
+async fn concurrent_clients_share_no_cpu() {
     const CLIENTS: usize = 16;
     const ROUNDS: usize = 75;
     let host = host();
@@ -267,7 +267,7 @@ async fn clients_at_once_never_get_the_same_cpu() {
         host.cgroup(&format!("c{client}"));
     }
     let daemon = host.start();
-    let socket = on_socket(&host, &daemon);
+    let socket = serve_socket(&host, &daemon);
     let empty = daemon.reconciler.allocations();
     let holders = Arc::new(Mutex::new(BTreeMap::new()));
     let (admitted, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -286,10 +286,13 @@ async fn clients_at_once_never_get_the_same_cpu() {
                             admitted.fetch_add(1, Ordering::Relaxed);
                             let got: CpuSet = answer.body["cpus"].as_str().unwrap().parse().unwrap();
                             assert_eq!(got.len(), usize::try_from(cpus).unwrap(), "{answer:?}");
-                            assert!(!got.contains(numaward_topology::CpuId(0)), "kept for the system");
-                            take(&holders, &got, &name);
-                            all_apart(&socket).await;
-                            // From here on the daemon may give them to somebody else.
+                            assert!(
+                                !got.contains(numaward_topology::CpuId(0)),
+                                "CPU 0 is reserved for the system"
+                            );
+                            record_holder(&holders, &got, &name);
+                            check_guarantees(&socket).await;
+                            // From here on, the daemon may give the CPUs to another client.
                             holders.lock().unwrap().retain(|_, holder| *holder != name);
                             let released =
                                 ask_on(&socket, "DELETE", &format!("{ALLOCATIONS}/{name}"), "").await;
@@ -314,17 +317,17 @@ async fn clients_at_once_never_get_the_same_cpu() {
     assert_eq!(daemon.reconciler.allocations(), empty);
 }
 
-/// What the daemon says is held has no CPU twice, and no node has promised more than it has.
-async fn all_apart(socket: &Path) {
+/// Checks that the served guarantees share no CPU, and that no node has guaranteed more memory than it has.
+async fn check_guarantees(socket: &Path) {
     let held = ask_on(socket, "GET", ALLOCATIONS, "").await;
-    let mut seen = CpuSet::new();
+    let mut used = CpuSet::new();
     for allocation in held.body["allocations"].as_array().unwrap() {
         let cpus: CpuSet = allocation["cpus"].as_str().unwrap().parse().unwrap();
-        assert!((&seen & &cpus).is_empty(), "{held:?}");
-        seen = &seen | &cpus;
+        assert!((&used & &cpus).is_empty(), "{held:?}");
+        used = &used | &cpus;
     }
     let shared: CpuSet = held.body["sharedCpus"].as_str().unwrap().parse().unwrap();
-    assert!((&seen & &shared).is_empty(), "{held:?}");
+    assert!((&used & &shared).is_empty(), "{held:?}");
     for node in held.body["nodes"].as_array().unwrap() {
         for kind in node["memory"].as_array().unwrap() {
             let bytes = |name: &str| kind[name].as_u64().unwrap();
@@ -333,22 +336,22 @@ async fn all_apart(socket: &Path) {
     }
 }
 
-/// The user of another process is known from the kernel, whatever the mode of the socket.
+/// The kernel reports the user of the client, so that the mode of the socket does not matter.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_root_is_turned_away() {
+async fn socket_refuses_users_but_root() {
     if !rustix::process::geteuid().is_root() {
         return skip_outside_ci("only root can become another user");
     }
     let host = host();
     host.cgroup("c");
     let daemon = host.start();
-    let socket = on_socket(&host, &daemon);
+    let socket = serve_socket(&host, &daemon);
     for open in [host.dir.path(), socket.parent().unwrap(), &socket] {
         fs::set_permissions(open, fs::Permissions::from_mode(0o777)).unwrap();
     }
     let path = socket.clone();
     let text = tokio::task::spawn_blocking(move || {
-        // A thread of its own: users are a thread's to the kernel.
+        // The thread is new, because the kernel keeps the user for each thread.
         let stranger = std::thread::spawn(move || {
             let nobody = rustix::process::Uid::from_raw(65_534);
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
@@ -368,11 +371,11 @@ async fn who_is_not_root_is_turned_away() {
     assert_eq!(ask_on(&socket, "POST", ALLOCATIONS, &request("c", "/c", 1, "1Gi")).await.status, 201);
 }
 
-/// An authority with certificates.
+/// A certificate authority.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
-    /// The certificates that it signed; a place in the list is a serial number.
+    /// Signed certificates, by serial number.
     signed: Mutex<Vec<String>>,
 }
 
@@ -385,7 +388,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem, signed: Mutex::default() }
     }
 
-    /// A certificate for a name, and its key.
+    /// Returns a certificate for a name, and its key.
     fn sign(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut signed = self.signed.lock().unwrap();
@@ -396,7 +399,7 @@ impl Authority {
         (pem, key.serialize_pem())
     }
 
-    /// The list of these certificates as revoked.
+    /// Returns a revocation list with these certificates.
     fn revoke(&self, certificates: &[&str]) -> String {
         let signed = self.signed.lock().unwrap();
         let revoked = certificates.iter().map(|revoked| {
@@ -420,7 +423,7 @@ impl Authority {
     }
 }
 
-/// A file that others cannot read; it replaces an older one at once.
+/// Writes a file that only its owner can read, and replaces an older one atomically.
 fn write(path: &Path, text: &str) {
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -428,8 +431,8 @@ fn write(path: &Path, text: &str) {
     fs::rename(&new, path).unwrap();
 }
 
-/// Asks on a connection that stays open; the status.
-async fn keep_asking(stream: &mut TlsStream<TcpStream>) -> u16 {
+/// Sends a request on a connection that stays open. Returns the status.
+async fn request_status(stream: &mut TlsStream<TcpStream>) -> u16 {
     stream.write_all(b"GET /api/v1/version HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut text = Vec::new();
     while !text.ends_with(b"}") {
@@ -438,31 +441,31 @@ async fn keep_asking(stream: &mut TlsStream<TcpStream>) -> u16 {
     String::from_utf8(text).unwrap().split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// Serves on a control address.
-fn on_address(daemon: &Daemon, control: &Control) -> SocketAddr {
+/// Serves on a control address. Returns it.
+fn serve_control_address(daemon: &GuaranteeDaemon, control: &Control) -> SocketAddr {
     let gate = Gate::open(control).unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap(), "control.listen").unwrap();
     let listener = RemoteListener::new(listener, gate.clone()).unwrap();
     let address = listener.local_addr().unwrap();
-    let names = HostNames::new(&[KNOWN.to_owned()]);
+    let names = HostNames::new(&[CONFIGURED_NAME.to_owned()]);
     let router = remote_router(daemon.app.clone(), daemon.reconciler.clone(), gate, names);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     address
 }
 
 const TOKEN: &str = "correct-horse-battery-staple";
-/// A name that the configuration has.
-const KNOWN: &str = "numaward.example";
+/// A name of this host in the configuration.
+const CONFIGURED_NAME: &str = "numaward.example";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_token_opens_the_control_address() {
+async fn only_the_token_allows_control() {
     let host = host();
     host.cgroup("c");
     let daemon = host.start();
     let file = host.dir.path().join("token");
     write(&file, &format!("{TOKEN}\n"));
     let control = Control { token_file: Some(file.clone()), ..Control::default() };
-    let address = on_address(&daemon, &control);
+    let address = serve_control_address(&daemon, &control);
     let ask = async |method, path, authorization: Option<&str>| {
         let stream = TcpStream::connect(address).await.unwrap();
         let headers: Vec<_> = authorization.map(|value| ("authorization", value)).into_iter().collect();
@@ -493,7 +496,7 @@ async fn only_the_token_opens_the_control_address() {
             let challenge =
                 answer.head.lines().find_map(|line| line.strip_prefix("www-authenticate: ")).unwrap();
             assert!(challenge.starts_with("Bearer realm=\"numaward\""), "{answer:?}");
-            // HTTP takes the blank off the end of a value: that is no token.
+            // HTTP removes the trailing space of a value: the result is not a token.
             let is_wrong = wrong.is_some_and(|wrong| wrong.len() > 7 && wrong.starts_with("Bearer "));
             assert_eq!(challenge.contains("invalid_token"), is_wrong, "{wrong:?}: {answer:?}");
             assert!(!format!("{answer:?}").contains(TOKEN), "{answer:?}");
@@ -504,18 +507,18 @@ async fn only_the_token_opens_the_control_address() {
     assert_eq!(ask("GET", "/metrics", Some(&lower)).await.status, 200);
     assert_eq!(ask("DELETE", "/api/v1/allocations/c", Some(&right)).await.status, 204);
 
-    // Rotated: the new one is taken at once, the old one no more.
+    // After a rotation, the new token is accepted at once, and the old one is refused.
     write(&file, "another-token-of-some-length");
     assert_eq!(ask("GET", ALLOCATIONS, Some(&right)).await.status, 401);
     assert_eq!(ask("GET", ALLOCATIONS, Some("Bearer another-token-of-some-length")).await.status, 200);
-    // What cannot be used leaves the last one in force.
+    // With an invalid file, the last token stays valid.
     write(&file, "short");
     assert_eq!(ask("GET", ALLOCATIONS, Some("Bearer short")).await.status, 401);
     assert_eq!(ask("GET", ALLOCATIONS, Some("Bearer another-token-of-some-length")).await.status, 200);
 }
 
 #[test]
-fn credentials_that_cannot_be_used_are_told_with_their_file() {
+fn invalid_credentials_name_their_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str, mode| {
         let path = dir.path().join(name);
@@ -559,7 +562,7 @@ fn credentials_that_cannot_be_used_are_told_with_their_file() {
     }
 }
 
-/// A client that trusts an authority and presents a certificate, if any.
+/// Connects a client that trusts an authority and presents a certificate, if any.
 async fn tls(
     address: SocketAddr,
     trusted: &str,
@@ -585,86 +588,86 @@ async fn tls(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_certificate_opens_the_control_address() {
+async fn client_certificate_allows_control() {
     let host = host();
     let daemon = host.start();
     let path = |name: &str| host.dir.path().join(name);
-    let (ours, theirs, foreign) = (Authority::new(), Authority::new(), Authority::new());
-    let (cert, key) = ours.sign("localhost");
+    let (server, clients, foreign) = (Authority::new(), Authority::new(), Authority::new());
+    let (cert, key) = server.sign("localhost");
     write(&path("cert"), &cert);
     write(&path("key"), &key);
-    write(&path("ca"), &theirs.pem);
+    write(&path("ca"), &clients.pem);
     write(&path("token"), TOKEN);
     let mut control = Control::default();
     control.tls.cert_file = Some(path("cert"));
     control.tls.key_file = Some(path("key"));
     control.tls.client_ca_file = Some(path("ca"));
-    let address = on_address(&daemon, &control);
+    let address = serve_control_address(&daemon, &control);
     let get = async |address, authority: &Authority, identity: Option<&(String, String)>, headers: &[_]| {
         ask(tls(address, &authority.pem, identity).await?, "GET", ALLOCATIONS, headers, "").await
     };
-    let client = theirs.sign("ops.example");
-    assert_eq!(get(address, &ours, Some(&client), &[]).await.unwrap().status, 200);
-    // None, and one of an authority that is not taken.
-    let answer = get(address, &ours, None, &[]).await.unwrap();
+    let client = clients.sign("ops.example");
+    assert_eq!(get(address, &server, Some(&client), &[]).await.unwrap().status, 200);
+    // No certificate, and one of a foreign authority.
+    let answer = get(address, &server, None, &[]).await.unwrap();
     assert_eq!(answer.status, 401, "{answer:?}");
     assert!(answer.body["detail"].as_str().unwrap().contains("accepts no token"), "{answer:?}");
-    assert!(get(address, &ours, Some(&foreign.sign("ops.example")), &[]).await.is_err());
-    // Not encrypted, and for who does not trust the daemon.
+    assert!(get(address, &server, Some(&foreign.sign("ops.example")), &[]).await.is_err());
+    // A client without TLS, and one that does not trust the daemon.
     let plain = TcpStream::connect(address).await.unwrap();
     assert!(ask(plain, "GET", ALLOCATIONS, &[], "").await.is_err());
     assert!(get(address, &foreign, Some(&client), &[]).await.is_err());
 
-    // With names, and a token beside.
+    // Names of clients are configured, and a token too.
     control.tls.client_names = Some(vec!["admin.example".to_owned(), "ops.example".to_owned()]);
     control.token_file = Some(path("token"));
-    let named = on_address(&daemon, &control);
-    assert_eq!(get(named, &ours, Some(&client), &[]).await.unwrap().status, 200);
-    let stranger = theirs.sign("dev.example");
-    let answer = get(named, &ours, Some(&stranger), &[]).await.unwrap();
+    let named = serve_control_address(&daemon, &control);
+    assert_eq!(get(named, &server, Some(&client), &[]).await.unwrap().status, 200);
+    let stranger = clients.sign("dev.example");
+    let answer = get(named, &server, Some(&stranger), &[]).await.unwrap();
     assert_eq!(answer.status, 403, "{answer:?}");
     assert!(answer.head.contains(PROBLEM), "{answer:?}");
     let bearer = format!("Bearer {TOKEN}");
     let bearer = [("authorization", &*bearer)];
-    assert_eq!(get(named, &ours, Some(&stranger), &bearer).await.unwrap().status, 200);
-    assert_eq!(get(named, &ours, None, &bearer).await.unwrap().status, 200);
-    assert_eq!(get(named, &ours, None, &[("authorization", "Bearer x")]).await.unwrap().status, 401);
+    assert_eq!(get(named, &server, Some(&stranger), &bearer).await.unwrap().status, 200);
+    assert_eq!(get(named, &server, None, &bearer).await.unwrap().status, 200);
+    assert_eq!(get(named, &server, None, &[("authorization", "Bearer x")]).await.unwrap().status, 401);
 
-    // Revoked, on a connection that is there, too.
-    let mut open = tls(named, &ours.pem, Some(&client)).await.unwrap();
-    assert_eq!(keep_asking(&mut open).await, 200);
-    write(&path("crl"), &theirs.revoke(&[]));
+    // A revocation also applies to an open connection.
+    let mut open = tls(named, &server.pem, Some(&client)).await.unwrap();
+    assert_eq!(request_status(&mut open).await, 200);
+    write(&path("crl"), &clients.revoke(&[]));
     control.tls.client_crl_file = Some(path("crl"));
-    let listed = on_address(&daemon, &control);
-    let mut open = tls(listed, &ours.pem, Some(&client)).await.unwrap();
-    assert_eq!((keep_asking(&mut open).await, keep_asking(&mut open).await), (200, 200));
-    write(&path("crl"), &theirs.revoke(&[&client.0]));
-    assert_eq!(keep_asking(&mut open).await, 421);
-    assert!(get(listed, &ours, Some(&client), &[]).await.is_err());
-    let other = theirs.sign("ops.example");
-    assert_eq!(get(listed, &ours, Some(&other), &[]).await.unwrap().status, 200);
+    let listed = serve_control_address(&daemon, &control);
+    let mut open = tls(listed, &server.pem, Some(&client)).await.unwrap();
+    assert_eq!((request_status(&mut open).await, request_status(&mut open).await), (200, 200));
+    write(&path("crl"), &clients.revoke(&[&client.0]));
+    assert_eq!(request_status(&mut open).await, 421);
+    assert!(get(listed, &server, Some(&client), &[]).await.is_err());
+    let other = clients.sign("ops.example");
+    assert_eq!(get(listed, &server, Some(&other), &[]).await.unwrap().status, 200);
 
-    // Replaced: another authority signs both sides now. A half that does not fit leaves all as it was.
+    // All files are replaced: another authority signs both sides. With only one of two files replaced, the old ones stay valid.
     let (cert, key) = foreign.sign("localhost");
     write(&path("cert"), &cert);
-    assert_eq!(get(address, &ours, Some(&client), &[]).await.unwrap().status, 200);
+    assert_eq!(get(address, &server, Some(&client), &[]).await.unwrap().status, 200);
     write(&path("key"), &key);
     write(&path("ca"), &foreign.pem);
-    assert!(get(address, &ours, Some(&client), &[]).await.is_err());
+    assert!(get(address, &server, Some(&client), &[]).await.is_err());
     assert!(get(address, &foreign, Some(&client), &[]).await.is_err());
     assert_eq!(get(address, &foreign, Some(&foreign.sign("a.example")), &[]).await.unwrap().status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_it_is() {
+async fn read_only_address_checks_credentials() {
     let host = host();
     let daemon = host.start();
     let path = |name: &str| host.dir.path().join(name);
-    let (ours, theirs) = (Authority::new(), Authority::new());
-    let (cert, key) = ours.sign("localhost");
+    let (server, clients) = (Authority::new(), Authority::new());
+    let (cert, key) = server.sign("localhost");
     write(&path("cert"), &cert);
     write(&path("key"), &key);
-    write(&path("ca"), &theirs.pem);
+    write(&path("ca"), &clients.pem);
     write(&path("token"), TOKEN);
     let serving = |config: &Config| {
         let gate = Gate::open(config.read_access()).unwrap();
@@ -678,7 +681,7 @@ async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_i
     let bearer = format!("Bearer {TOKEN}");
     let bearer = [("authorization", &*bearer)];
 
-    // A token, unencrypted.
+    // A token without TLS.
     let mut config = Config { listen_token_file: Some(path("token")), ..Config::default() };
     let address = serving(&config);
     let get = async |path, headers: &[_]| {
@@ -700,42 +703,45 @@ async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_i
         assert_ne!(get(path, &[]).await.status, 401, "{path}");
     }
 
-    // TLS alone: for all.
+    // TLS without credentials.
     config.listen_token_file = None;
     config.listen_tls.cert_file = Some(path("cert"));
     config.listen_tls.key_file = Some(path("key"));
     let get = async |address, identity: Option<&(String, String)>, path, headers: &[_]| {
-        ask(tls(address, &ours.pem, identity).await.unwrap(), "GET", path, headers, "").await.unwrap().status
+        ask(tls(address, &server.pem, identity).await.unwrap(), "GET", path, headers, "")
+            .await
+            .unwrap()
+            .status
     };
     let address = serving(&config);
     assert_eq!(get(address, None, "/metrics", &[]).await, 200);
     let plain = TcpStream::connect(address).await.unwrap();
     assert!(ask(plain, "GET", "/metrics", &[], "").await.is_err());
 
-    // Certificates or the token.
+    // A client certificate or the token.
     config.listen_tls.client_ca_file = Some(path("ca"));
     config.listen_token_file = Some(path("token"));
     let address = serving(&config);
-    let client = theirs.sign("prometheus.example");
+    let client = clients.sign("prometheus.example");
     assert_eq!(get(address, Some(&client), "/metrics", &[]).await, 200);
     assert_eq!(get(address, None, "/metrics", &bearer).await, 200);
     assert_eq!(get(address, None, "/metrics", &[]).await, 401);
     assert_ne!(get(address, None, "/readyz", &[]).await, 401);
-    // Nothing can be changed here by anybody.
-    let stream = tls(address, &ours.pem, Some(&client)).await.unwrap();
+    // No credentials allow a change on this address.
+    let stream = tls(address, &server.pem, Some(&client)).await.unwrap();
     let answer = ask(stream, "POST", ALLOCATIONS, &bearer, &request("c", "/c", 1, "1Gi")).await.unwrap();
     assert!([404, 405].contains(&answer.status), "{answer:?}");
 }
 
-/// A change that a page of others makes a browser send is refused, whatever the browser adds to it.
+/// A request for a change that a foreign page makes a browser send is refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_page_of_others_changes_anything() {
+async fn foreign_page_changes_nothing() {
     let host = host();
     host.cgroup("c");
     let daemon = host.start();
     write(&host.dir.path().join("token"), TOKEN);
     let control = Control { token_file: Some(host.dir.path().join("token")), ..Control::default() };
-    let address = on_address(&daemon, &control);
+    let address = serve_control_address(&daemon, &control);
     let bearer = format!("Bearer {TOKEN}");
     let post = async |headers: &[(&'static str, &str)]| {
         let stream = TcpStream::connect(address).await.unwrap();
@@ -757,15 +763,15 @@ async fn no_page_of_others_changes_anything() {
     assert_eq!(post(&[("origin", "http://localhost")]).await.status, 201);
 }
 
-/// DNS rebinding: the name of a page that leads to a loopback address.
+/// DNS rebinding: the name of a foreign page resolves to a loopback address.
 #[tokio::test(flavor = "multi_thread")]
-async fn over_the_loopback_only_this_hosts_names_are_answered() {
+async fn loopback_answers_own_names_only() {
     let host = host();
     let daemon = host.start();
-    let reading = for_reading(&daemon).await;
+    let read_address = serve_read_address(&daemon).await;
     write(&host.dir.path().join("token"), TOKEN);
     let control = Control { token_file: Some(host.dir.path().join("token")), ..Control::default() };
-    let changing = on_address(&daemon, &control);
+    let control_address = serve_control_address(&daemon, &control);
     let bearer = format!("Bearer {TOKEN}");
     let get = async |address: SocketAddr, name: &str| {
         let stream = TcpStream::connect(address).await.unwrap();
@@ -779,37 +785,41 @@ async fn over_the_loopback_only_this_hosts_names_are_answered() {
         ("what is this", 400),
         ("localhost:9560", 200),
         ("127.0.0.1:1234", 200),
-        (KNOWN, 200),
+        (CONFIGURED_NAME, 200),
     ] {
-        assert_eq!(get(reading, name).await, status, "{name}");
-        assert_eq!(get(changing, name).await, status, "{name}, to change something");
+        assert_eq!(get(read_address, name).await, status, "{name}");
+        assert_eq!(get(control_address, name).await, status, "{name} on the control address");
     }
 }
 
-/// Serves on a read-only address.
-async fn for_reading(daemon: &Daemon) -> SocketAddr {
+/// Serves on a read-only address. Returns it.
+async fn serve_read_address(daemon: &GuaranteeDaemon) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let router =
-        router(daemon.app.clone(), Some(daemon.reconciler.view()), None, HostNames::new(&[KNOWN.to_owned()]));
+    let router = router(
+        daemon.app.clone(),
+        Some(daemon.reconciler.view()),
+        None,
+        HostNames::new(&[CONFIGURED_NAME.to_owned()]),
+    );
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     address
 }
 
-/// With the variable [`UNTIL_INPUT_ENDS`], it is also the daemon that the pages of `tests/page/doors.test.mjs` are after. It has
-/// two cgroups: `/held` with a guarantee, and `/free`.
+/// With the variable [`UNTIL_INPUT_ENDS`], this test is also the daemon that the foreign pages of `tests/page/doors.test.mjs` try to reach.
+/// It has two cgroups: `/held` with a guarantee, and `/free`.
 #[tokio::test(flavor = "multi_thread")]
 async fn both_addresses_serve() {
     let host = host();
     host.cgroup("held");
     host.cgroup("free");
     let daemon = host.start();
-    let held = on_socket(&host, &daemon);
+    let held = serve_socket(&host, &daemon);
     let held = ask_on(&held, "POST", ALLOCATIONS, &request("held", "/held", 1, "1Gi")).await;
     assert_eq!(held.status, 201, "{held:?}");
     write(&host.dir.path().join("token"), TOKEN);
     let control = Control { token_file: Some(host.dir.path().join("token")), ..Control::default() };
-    let (reading, changing) = (for_reading(&daemon).await, on_address(&daemon, &control));
+    let (reading, changing) = (serve_read_address(&daemon).await, serve_control_address(&daemon, &control));
     for (address, path, status) in
         [(reading, "/livez", 200), (changing, ALLOCATIONS, 401), (reading, ALLOCATIONS, 200)]
     {
@@ -820,20 +830,19 @@ async fn both_addresses_serve() {
     if std::env::var_os(UNTIL_INPUT_ENDS).is_none() {
         return;
     }
-    let addresses =
-        serde_json::json!({"reading": reading, "changing": changing, "token": TOKEN, "known": KNOWN});
-    // The harness has begun a line.
+    let addresses = serde_json::json!({"reading": reading, "changing": changing, "token": TOKEN, "known": CONFIGURED_NAME});
+    // The test harness has printed the start of a line.
     println!("\n{addresses}");
     let input = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     tokio::task::spawn_blocking(input).await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_promised_is_served_as_the_kubelets_state_files() {
+async fn serves_kubelet_state_files() {
     let host = host();
     host.cgroup("a");
     let daemon = host.start();
-    let socket = on_socket(&host, &daemon);
+    let socket = serve_socket(&host, &daemon);
     let held = ask_on(&socket, "POST", ALLOCATIONS, &request("batch", "/a", 2, "1Gi")).await;
     assert_eq!(held.status, 201, "{held:?}");
     let exported = ask_on(&socket, "GET", "/api/v1/kubelet-state", "").await;

@@ -1,4 +1,4 @@
-//! Every route, in process: formats, errors, limits. The host is a directory; no probe is attached.
+//! Tests of all routes in one process: formats, errors, limits. The host is a directory, and no probe is attached.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -33,10 +33,10 @@ use tower::ServiceExt;
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-struct Daemon {
+struct HttpDaemon {
     app: Arc<App>,
     router: Router,
-    /// Not released yet: the test says when the daemon is ready.
+    /// The latch that a test releases when the daemon has to be ready.
     latch: Latch,
     heartbeats: Heartbeats,
     events: Events,
@@ -66,7 +66,7 @@ fn host() -> tempfile::TempDir {
     dir
 }
 
-fn daemon_on(root: tempfile::TempDir) -> Daemon {
+fn daemon_on(root: tempfile::TempDir) -> HttpDaemon {
     let mut config = Config { host_root: root.path().to_owned(), ..Config::default() };
     config.probes = config.probes.all_off();
     let observer = Arc::new(Observer::new(&config));
@@ -76,7 +76,7 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let latch = readiness.latch("cgroups");
     let heartbeats = Heartbeats::default();
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
-    Daemon {
+    HttpDaemon {
         router: router(app.clone(), None, None, HostNames::new(&[])),
         app,
         latch,
@@ -86,11 +86,11 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     }
 }
 
-fn daemon() -> Daemon {
+fn daemon() -> HttpDaemon {
     daemon_on(host())
 }
 
-impl Daemon {
+impl HttpDaemon {
     async fn ask(&self, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
@@ -126,7 +126,7 @@ impl Daemon {
 }
 
 #[tokio::test]
-async fn metrics_come_in_the_format_asked_for() {
+async fn serves_requested_metrics_format() {
     let daemon = daemon();
     for (accept, expected) in [
         (None, PROMETHEUS),
@@ -148,13 +148,13 @@ async fn metrics_come_in_the_format_asked_for() {
         assert!(body.contains(&format!("{unused}\"hugepages-2Mi\"}} {}\n", 6 << 20)), "{body}");
         let probe = "numaward_probe_info{probe=\"alloc\",mode=\"absent\",reason=\"switched_off\"} 1";
         assert!(body.contains(probe), "{body}");
-        // What is not counted is not shown as zero.
+        // A value that is not counted is absent, not zero.
         assert!(!body.contains("numaward_memory_allocated_bytes_total{"), "{body}");
     }
 }
 
 #[tokio::test]
-async fn metrics_are_compressed_for_clients_that_accept_gzip() {
+async fn compresses_metrics_with_gzip() {
     let daemon = daemon();
     let mut bodies = Vec::new();
     for (encoding, is_compressed) in [
@@ -212,7 +212,7 @@ async fn metrics_are_compressed_for_clients_that_accept_gzip() {
 }
 
 #[tokio::test]
-async fn a_format_that_is_not_offered_is_not_acceptable() {
+async fn refuses_unknown_format() {
     let daemon = daemon();
     for (path, accept) in [
         ("/metrics", "application/json"),
@@ -234,13 +234,13 @@ async fn a_format_that_is_not_offered_is_not_acceptable() {
 }
 
 #[tokio::test]
-async fn ready_when_every_part_is() {
+async fn is_ready_when_all_parts_are() {
     let daemon = daemon();
     let (problem, _) = daemon.problem(Request::get("/readyz").body(Body::empty()).unwrap()).await;
     assert_eq!((problem.status, problem.detail.as_str()), (503, "not ready yet: cgroups"));
     assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
 
-    let Daemon { router, latch, root: _root, .. } = daemon;
+    let HttpDaemon { router, latch, root: _root, .. } = daemon;
     latch.release();
     let get = |path: &str| router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
     for (path, expected) in
@@ -253,7 +253,7 @@ async fn ready_when_every_part_is() {
 }
 
 #[tokio::test]
-async fn a_core_thread_that_hangs_is_named() {
+async fn livez_names_hanging_thread() {
     let daemon = daemon();
     daemon.heartbeats.register("beats", Duration::from_mins(1));
     assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
@@ -264,7 +264,7 @@ async fn a_core_thread_that_hangs_is_named() {
 }
 
 #[tokio::test]
-async fn the_machine_and_its_nodes_are_served() {
+async fn serves_machine_and_nodes() {
     let daemon = daemon();
     let topology: api::Topology = daemon.json("/api/v1/topology").await;
     let nodes: Vec<_> = topology.nodes.iter().map(|n| (n.node, n.cpus.as_str(), n.memory_only)).collect();
@@ -299,8 +299,8 @@ async fn the_machine_and_its_nodes_are_served() {
 }
 
 #[tokio::test]
-async fn a_broken_host_is_reported_and_served_nevertheless() {
-    for (break_it, said) in [
+async fn reports_and_serves_broken_host() {
+    for (break_it, words) in [
         ((|path| fs::remove_dir_all(path)) as fn(&Path) -> std::io::Result<()>, "cannot"),
         (|path| fs::write(path.join("devices/system/node/node1/meminfo"), "junk\n"), "node1/meminfo"),
         (|path| fs::write(path.join("devices/system/cpu/online"), "x\n"), "cpu/online"),
@@ -310,7 +310,7 @@ async fn a_broken_host_is_reported_and_served_nevertheless() {
         let daemon = daemon_on(root);
         let status: api::Status = daemon.json("/api/v1/status").await;
         assert_eq!(status.degraded[0].part, "topology", "{status:?}");
-        assert!(status.degraded[0].reason.contains(said), "{said}: {status:?}");
+        assert!(status.degraded[0].reason.contains(words), "{words}: {status:?}");
         let (status, _, body) = daemon.get("/metrics", None).await;
         assert_eq!(status, StatusCode::OK);
         assert!(body.contains("numaward_degraded{part=\"topology\"} 1\n"), "{body}");
@@ -318,7 +318,7 @@ async fn a_broken_host_is_reported_and_served_nevertheless() {
 }
 
 #[tokio::test]
-async fn a_node_that_becomes_unreadable_degrades_and_recovers() {
+async fn unreadable_node_degrades_and_recovers() {
     let daemon = daemon();
     let meminfo = daemon.root.path().join("sys/devices/system/node/node1/meminfo");
     let good = fs::read(&meminfo).unwrap();
@@ -343,7 +343,7 @@ async fn errors_are_problem_details() {
         assert_eq!((problem.status, problem.title.as_str()), (404, "Not Found"));
         assert!(problem.detail.contains(path), "{problem:?}");
     }
-    for (path, said) in [
+    for (path, words) in [
         ("/metrics?collect=x", "\"collect=x\""),
         ("/api/v1/workloads?limit=1", "takes none"),
         ("/readyz?exclude=cgroups", "takes verbose alone"),
@@ -351,7 +351,7 @@ async fn errors_are_problem_details() {
     ] {
         let (problem, _) = daemon.problem(get(path)).await;
         assert_eq!(problem.status, 400, "{path}");
-        assert!(problem.detail.contains(said), "{problem:?}");
+        assert!(problem.detail.contains(words), "{problem:?}");
     }
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
         let request = Request::builder().method(method).uri("/metrics").body(Body::empty()).unwrap();
@@ -362,7 +362,7 @@ async fn errors_are_problem_details() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_large_is_refused() {
+async fn refuses_too_large_body() {
     let daemon = daemon();
     let request = |size: usize| {
         let body = Body::from(vec![b'x'; size]);
@@ -382,9 +382,9 @@ async fn head_has_no_body() {
     assert_eq!(headers[header::CONTENT_TYPE], PROMETHEUS);
 }
 
-/// They hold up those who read files, and nobody else.
+/// Files that hang delay requests that read files, and no other request.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_hang_keep_neither_allocations_nor_events() {
+async fn hanging_files_delay_file_readers_only() {
     let mut daemon = daemon();
     let held = Arc::new(api::Allocations::default());
     daemon.router =
@@ -397,12 +397,12 @@ async fn files_that_hang_keep_neither_allocations_nor_events() {
     let held = async { while timeout(Duration::from_millis(50), get("/api/v1/status")).await.is_ok() {} };
     timeout(Duration::from_secs(10), held)
         .await
-        .expect("the readers of nodes hold up who asks for the status");
+        .expect("the readers of nodes delay a request for the status");
     let (allocations, events) = tokio::join!(
         timeout(Duration::from_secs(10), get("/api/v1/allocations")),
         timeout(Duration::from_secs(10), get("/api/v1/events")),
     );
-    // Ends what hangs.
+    // Ends the hanging reads.
     drop(fs::File::options().write(true).open(&file).unwrap());
     for answer in [allocations, events] {
         assert_eq!(answer.unwrap().unwrap().status(), StatusCode::OK);
@@ -412,9 +412,9 @@ async fn files_that_hang_keep_neither_allocations_nor_events() {
     }
 }
 
-/// The document in the repository is what the code serves. `cargo xtask generate` writes it.
+/// Compares the checked-in document with the served one. `cargo xtask generate` writes it.
 #[tokio::test]
-async fn the_open_api_document_is_checked_in() {
+async fn openapi_document_is_current() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
     let served: Value = daemon().json("/openapi.json").await;
     assert_eq!(served, open_api(allocations::open_api()));
@@ -422,9 +422,9 @@ async fn the_open_api_document_is_checked_in() {
     assert_golden(&path, &text);
 }
 
-/// Every change that there is, asked for on the read-only address.
+/// Requests every change on the read-only address.
 #[tokio::test]
-async fn the_read_only_address_takes_no_change() {
+async fn read_only_address_changes_nothing() {
     let daemon = daemon();
     let document = open_api(allocations::open_api());
     let mut tried = 0;
@@ -441,9 +441,9 @@ async fn the_read_only_address_takes_no_change() {
     assert_eq!(tried, 6);
 }
 
-/// What the document promises is there, and nothing else is.
+/// The document has all routes and no other.
 #[tokio::test]
-async fn every_route_is_documented_and_answers() {
+async fn all_routes_are_documented() {
     let daemon = daemon();
     let document = open_api(allocations::open_api());
     let paths: Vec<&str> = document["paths"].as_object().unwrap().keys().map(String::as_str).collect();
@@ -474,9 +474,9 @@ async fn every_route_is_documented_and_answers() {
             "/readyz",
         ]
     );
-    // So that the stream of events ends.
+    // This ends the stream of events.
     daemon.events.close();
-    // Changes are for the control socket.
+    // Only reads: the control socket serves changes.
     for path in paths.into_iter().filter(|path| document["paths"][path]["get"].is_object()) {
         let (status, headers, _) = daemon.get(path, None).await;
         let responses = &document["paths"][path]["get"]["responses"];
@@ -491,7 +491,18 @@ async fn every_route_is_documented_and_answers() {
 }
 
 #[tokio::test]
-async fn events_are_served_and_streamed() {
+async fn unknown_clients_read_no_process() {
+    let daemon = daemon();
+    for path in ["/api/v1/workloads/web/regions", "/api/v1/workloads/web/stacks"] {
+        let (status, headers, body) = daemon.get(path, None).await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "{path}: {body}");
+        assert_eq!(headers[header::CONTENT_TYPE], PROBLEM_CONTENT_TYPE);
+        assert!(body.contains("listenTokenFile"), "{path}: {body}");
+    }
+}
+
+#[tokio::test]
+async fn serves_and_streams_events() {
     let daemon = daemon();
     let report = |workload: &str| {
         daemon
@@ -523,11 +534,11 @@ async fn events_are_served_and_streamed() {
     let reported = next().await.unwrap();
     assert!(reported.contains("\"workload\":\"c\"") && reported.ends_with("}\n\n"), "{reported}");
     daemon.events.close();
-    assert_eq!(next().await, None, "the stream ends when the daemon does");
+    assert_eq!(next().await, None, "the stream ends with the daemon");
 }
 
 #[tokio::test]
-async fn streams_are_few_and_their_parameters_are_checked() {
+async fn limits_streams_and_checks_parameters() {
     let daemon = daemon();
     let mut open = Vec::new();
     let refused = loop {
@@ -540,7 +551,7 @@ async fn streams_are_few_and_their_parameters_are_checked() {
         assert!(open.len() < 1000, "streams are not bounded");
     };
     assert_eq!(refused, StatusCode::SERVICE_UNAVAILABLE);
-    // Those of another listener have places of their own.
+    // Streams of another listener have a limit of their own.
     let control = numaward_http::control_router(daemon.app.clone(), Router::new());
     let request = Request::get("/api/v1/stream").body(Body::empty()).unwrap();
     assert_eq!(control.oneshot(request).await.unwrap().status(), StatusCode::OK);
@@ -551,7 +562,7 @@ async fn streams_are_few_and_their_parameters_are_checked() {
 }
 
 #[tokio::test]
-async fn samples_are_streamed_to_those_who_watch() {
+async fn streams_samples_on_request() {
     let daemon = daemon();
     let request = Request::get("/api/v1/stream?samples=true").body(Body::empty()).unwrap();
     let response = daemon.router.clone().oneshot(request).await.unwrap();
@@ -568,11 +579,7 @@ async fn samples_are_streamed_to_those_who_watch() {
     let first = next().await;
     assert!(first.full);
     assert_eq!(first.nodes.iter().map(|node| node.node).collect::<Vec<_>>(), [0, 1]);
-    assert_eq!(
-        (first.accesses, first.exclusive_cpus),
-        (None, Vec::new()),
-        "without probes, that is not known"
-    );
+    assert_eq!((first.accesses, first.exclusive_cpus), (None, Vec::new()), "unknown without probes");
     let second = next().await;
     assert!(!second.full && second.at_millis > first.at_millis, "{second:?}");
     assert_eq!((second.workloads, second.removed), (Vec::new(), Vec::new()), "nothing changed");
@@ -581,14 +588,14 @@ async fn samples_are_streamed_to_those_who_watch() {
     assert!(body.contains("neither true nor false"), "{body}");
 }
 
-/// Whatever the page refers to is served, with a policy that forbids what is elsewhere.
+/// All files that the page refers to are served, with a policy that forbids other hosts.
 #[tokio::test]
-async fn the_page_is_whole() {
+async fn page_has_all_its_files() {
     let daemon = daemon();
     let mut wanted = vec!["/".to_owned()];
-    let mut seen = Vec::new();
+    let mut served = Vec::new();
     while let Some(path) = wanted.pop() {
-        if seen.contains(&path) {
+        if served.contains(&path) {
             continue;
         }
         let (status, headers, body) = daemon.get(&path, None).await;
@@ -603,9 +610,9 @@ async fn the_page_is_whole() {
         for name in quoted.filter_map(|text| text.strip_prefix("page/").or_else(|| text.strip_prefix("./"))) {
             wanted.push(format!("/page/{name}"));
         }
-        seen.push(path);
+        served.push(path);
     }
-    assert!(seen.len() > 10, "{seen:?}");
+    assert!(served.len() > 10, "{served:?}");
     let (status, _, body) = daemon.get("/page/../config.yaml", None).await;
     assert_eq!(status, StatusCode::NOT_FOUND, "{body}");
     let (status, _, body) = daemon.get("/page/nothing.js", None).await;

@@ -1,4 +1,4 @@
-//! Many clients at once, of which most hardly read; `cargo xtask bench load` has more of them, and figures.
+//! A daemon with many clients at once, most of which read slowly. `cargo xtask bench load` has more clients, and prints figures.
 
 mod support;
 
@@ -8,56 +8,57 @@ use std::{
 };
 
 use self::support::{
-    load::{Load, Plan, resident},
-    whole::Place,
+    load::{Load, LoadPlan, resident},
+    local_daemon::HostDirectory,
 };
 
-const SPAN: Duration = Duration::from_secs(5);
-/// Far longer than anybody has to wait.
-const LIMIT: Duration = Duration::from_mins(1);
+/// The duration of the load.
+const LOAD_DURATION: Duration = Duration::from_secs(5);
+/// A time after which a client fails, far longer than any expected wait.
+const CLIENT_TIMEOUT: Duration = Duration::from_mins(1);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
-/// By docs/reliability.md, a thousand clients that hardly read take 12 MiB of the daemon's memory: 38 MiB at most, 26 MiB without
-/// them. Here the daemon and its clients are one process, which grows by 11 to 12 MiB; without limits on connections, scrapes and
-/// unread answers it grows by 18 MiB.
+/// The maximum growth of the resident memory. According to docs/reliability.md, a thousand slow readers use 12 MiB of the daemon's memory:
+/// it has 38 MiB at most, and 26 MiB without them. Here, the daemon and its clients are one process, which grows by 11 to 12 MiB; without
+/// limits on connections, scrapes and unread answers, it grows by 18 MiB.
 const MAX_GROWTH_KIB: u64 = 16 << 10;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_hardly_read_keep_nobody_from_an_answer() {
+async fn slow_readers_delay_no_client() {
     let dir = tempfile::tempdir().unwrap();
-    let place = Arc::new(Place::new(dir.path()).unwrap());
-    // Those that hardly read come from few addresses, and take all connections that there may be.
-    let plan = Plan {
+    let host = Arc::new(HostDirectory::new(dir.path()).unwrap());
+    // Slow readers have few addresses and use all allowed connections.
+    let plan = LoadPlan {
         clients: 4,
         rate: 20,
         scrapers: 10,
-        scrape_limit: LIMIT,
+        scrape_timeout: CLIENT_TIMEOUT,
         slow: 240,
         slow_peers: 8,
         together: true,
     };
     for client in 0..plan.clients {
-        place.cgroup(&format!("w{client}")).unwrap();
+        host.cgroup(&format!("w{client}")).unwrap();
     }
-    let daemon = place.start(None).await.unwrap();
+    let daemon = host.start(None).await.unwrap();
     let before = resident(std::process::id()).unwrap();
     let started = Instant::now();
-    let load = Load::start(&plan, &place, daemon.address);
+    let load = Load::start(&plan, &host, daemon.address);
     let mut peak = before;
-    while started.elapsed() < SPAN {
+    while started.elapsed() < LOAD_DURATION {
         tokio::time::sleep(SAMPLE_INTERVAL).await;
         peak = peak.max(resident(std::process::id()).unwrap());
     }
-    let mut seen = load.take();
-    // So somebody has had an answer more than once, while those that hardly read were there.
-    while seen.scrapes.len() <= plan.scrapers && started.elapsed() < LIMIT {
-        tokio::time::sleep(SPAN / 5).await;
-        seen.add(load.take());
+    let mut results = load.take();
+    // Wait until a scraper has got more than one answer while the slow readers were connected.
+    while results.scrapes.len() <= plan.scrapers && started.elapsed() < CLIENT_TIMEOUT {
+        tokio::time::sleep(LOAD_DURATION / 5).await;
+        results.add(load.take());
     }
     peak = peak.max(resident(std::process::id()).unwrap());
     println!("resident: {before} KiB before, {peak} KiB at most");
-    seen.add(load.end().await);
-    assert_eq!((&seen.failed_scrapes, &seen.errors, seen.refused), (&Vec::new(), &Vec::new(), 0));
-    assert!(!seen.admissions.is_empty() && seen.scrapes.len() > plan.scrapers, "{seen:?}");
-    assert!(seen.slow_served > 0, "{seen:?}");
+    results.add(load.end().await);
+    assert_eq!((&results.failed_scrapes, &results.errors, results.refused), (&Vec::new(), &Vec::new(), 0));
+    assert!(!results.admissions.is_empty() && results.scrapes.len() > plan.scrapers, "{results:?}");
+    assert!(results.slow_served > 0, "{results:?}");
     assert!(peak < before + MAX_GROWTH_KIB, "{before} KiB before, {peak} KiB at most");
 }

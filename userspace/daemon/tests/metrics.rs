@@ -1,4 +1,4 @@
-//! The page of the book that lists all metrics is made from what is served, so that it says nothing else.
+//! Generation of docs/reference/metrics.md from the served metrics.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -23,11 +23,11 @@ use numaward_telemetry::{
 use numaward_tests_support::assert_golden;
 use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 
-/// What is counted or measured, in parts of the page: by the beginning of names.
+/// Parts of the page: title, introduction, and the prefixes of the metrics' names.
 const PARTS: &[(&str, &str, &[&str])] = &[
     (
         "Observed",
-        "What the probes and the kernel's books say about workloads and nodes.",
+        "Figures of workloads and nodes from the probes and the kernel's statistics.",
         &[
             "memory_allocated_",
             "memory_resident_",
@@ -51,8 +51,8 @@ const PARTS: &[(&str, &str, &[&str])] = &[
         ],
     ),
     (
-        "Promised",
-        "What was asked for, what was given, and what is left.",
+        "Guaranteed",
+        "Requests for guarantees, given guarantees, and free resources.",
         &[
             "memory_manager_",
             "cpu_manager_",
@@ -64,7 +64,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
     ),
     (
         "Enforced",
-        "What was written to the kernel, and whether it stayed.",
+        "Writes to the kernel, and drift of the written values.",
         &[
             "enforcement_",
             "drift_",
@@ -87,12 +87,12 @@ const PARTS: &[(&str, &str, &[&str])] = &[
         "The container runtime and the API server.",
         &["nri_", "containers_", "kubernetes_", "pod_resources_", "node_resource_"],
     ),
-    ("Sent", "What is sent by OTLP and to the webhook, where that is configured.", &["alert_", "otlp_"]),
-    ("numaward itself", "How it is doing, and what it costs.", &[""]),
+    ("Sent", "Data sent by OTLP and to the webhook, if that is configured.", &["alert_", "otlp_"]),
+    ("numaward itself", "State and costs of the daemon.", &[""]),
 ];
 
 #[derive(Debug, Default)]
-struct Described {
+struct FamilyDescription {
     help: String,
     kind: String,
     unit: String,
@@ -103,12 +103,12 @@ struct Described {
 const CONTAINER: &str = "shop/web-0/main";
 
 #[derive(Debug)]
-struct Everything;
+struct AllFigures;
 
-impl SnapshotSource for Everything {
+impl SnapshotSource for AllFigures {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = snapshot();
-        // With one of each kind, families have all labels that a workload can have.
+        // With a container and another workload, families have all labels of workloads.
         let mut containers = snapshot.workloads.clone();
         for (workload, name) in containers.iter_mut().zip([CONTAINER, "shop/web-0/proxy"]) {
             workload.name = name.into();
@@ -117,7 +117,7 @@ impl SnapshotSource for Everything {
         for probe in &mut snapshot.probes {
             probe.runtime = Some(Duration::from_millis(1));
         }
-        snapshot.promises = promises();
+        snapshot.guarantees = guarantees();
         snapshot.process = Some(ProcessFigures {
             cpu: Duration::from_secs(1),
             virtual_memory: Bytes(2),
@@ -130,17 +130,17 @@ impl SnapshotSource for Everything {
     }
 }
 
-/// Of a container and of another workload.
-fn of_both<T>(of: impl Fn(Arc<str>) -> T) -> Vec<T> {
-    ["web.service", CONTAINER].map(Arc::from).into_iter().map(of).collect()
+/// Returns a figure of a container and of another workload.
+fn for_both<T>(figure: impl Fn(Arc<str>) -> T) -> Vec<T> {
+    ["web.service", CONTAINER].map(Arc::from).into_iter().map(figure).collect()
 }
 
-fn promises() -> GuaranteeFigures {
+fn guarantees() -> GuaranteeFigures {
     let (node, kind, bytes) = (NodeId(2), ZoneKind::Memory, Bytes(1));
     let size = HugepageSize(Bytes::mib(2));
-    let outside = || of_both(|workload| HugepagesOutside { workload, size, bytes: vec![(node, bytes)] });
+    let outside = || for_both(|workload| HugepagesOutside { workload, size, bytes: vec![(node, bytes)] });
     GuaranteeFigures {
-        missed: of_both(|workload| MissFigures { workload, bytes: vec![(node, bytes)] }),
+        missed: for_both(|workload| MissFigures { workload, bytes: vec![(node, bytes)] }),
         missed_hugepages: outside(),
         misplaced_hugepages: outside(),
         kinds: vec![KindFigures {
@@ -148,34 +148,34 @@ fn promises() -> GuaranteeFigures {
             kind,
             reserved: bytes,
             allocatable: bytes,
-            promised: bytes,
+            guaranteed: bytes,
             free: bytes,
         }],
         exclusive_cpus: vec![(node, 1)],
-        residency: of_both(|workload| GuaranteeResidency {
+        residency: for_both(|workload| GuaranteeResidency {
             workload,
             kind,
-            promised: vec![(node, bytes)],
+            guaranteed: vec![(node, bytes)],
             resident: Some(ResidencySplit { on: bytes, off: bytes }),
         }),
-        missing: of_both(|workload| MissingCapacityFigures { workload, offline_cpus: 0, uncovered: bytes }),
+        missing: for_both(|workload| MissingCapacityFigures { workload, offline_cpus: 0, uncovered: bytes }),
         headroom: vec![(node, kind, 1)],
         low: vec![(node, true)],
-        over_budget: of_both(|workload| BudgetExcess { workload, bytes: vec![(node, bytes)] }),
+        over_budget: for_both(|workload| BudgetExcess { workload, bytes: vec![(node, bytes)] }),
         shared_pool_cpus: Some(1),
         free_cpus: 1,
     }
 }
 
-/// One workload that has everything, on so many nodes.
+/// Source of one workload that has all figures.
 #[derive(Clone, Copy, Debug)]
-struct Alone {
+struct OneWorkload {
     nodes: u32,
     has_hugepages: bool,
-    is_promised: bool,
+    has_guarantee: bool,
 }
 
-impl SnapshotSource for Alone {
+impl SnapshotSource for OneWorkload {
     fn snapshot(&self) -> Snapshot {
         let size = HugepageSize(Bytes::mib(2));
         let nodes = || (0..self.nodes).map(NodeId);
@@ -184,13 +184,13 @@ impl SnapshotSource for Alone {
         let mut snapshot = snapshot();
         snapshot.nodes = nodes().map(|node| NodeMemoryFigures { node, kinds: Vec::new() }).collect();
         snapshot.workloads.truncate(1);
-        let of = &mut snapshot.workloads[0];
-        of.name = CONTAINER.into();
-        of.allocated = Some(nodes().map(|_| AllocatedFigures::default()).collect());
-        of.resident = Some(nodes().map(|_| ResidentFigures::default()).collect());
+        let workload = &mut snapshot.workloads[0];
+        workload.name = CONTAINER.into();
+        workload.allocated = Some(nodes().map(|_| AllocatedFigures::default()).collect());
+        workload.resident = Some(nodes().map(|_| ResidentFigures::default()).collect());
         let hugepages = self.has_hugepages.then(|| (size, each(Bytes(1))));
-        of.hugepages = Arc::new(hugepages.into_iter().collect());
-        let activity = of.activity.as_mut().unwrap();
+        workload.hugepages = Arc::new(hugepages.into_iter().collect());
+        let activity = workload.activity.as_mut().unwrap();
         activity.remote = Some(nodes().map(|_| 1).collect());
         activity.dram = Some(nodes().map(|_| (Some(1), 1)).collect());
         let reasons: BTreeSet<_> = MIGRATION_REASONS.into_iter().collect();
@@ -198,16 +198,16 @@ impl SnapshotSource for Alone {
         let allocated =
             self.has_hugepages.then(|| (size, nodes().map(|_| AllocatedHugepages::default()).collect()));
         activity.hugepages = Some(allocated.into_iter().collect());
-        if !self.is_promised {
+        if !self.has_guarantee {
             return snapshot;
         }
         let workload: Arc<str> = CONTAINER.into();
         let resident = Some(ResidencySplit::default());
         let residency =
-            |kind| GuaranteeResidency { workload: workload.clone(), kind, promised: by_node(), resident };
+            |kind| GuaranteeResidency { workload: workload.clone(), kind, guaranteed: by_node(), resident };
         let sizes = || self.has_hugepages.then_some(size);
         let outside = |size| HugepagesOutside { workload: workload.clone(), size, bytes: by_node() };
-        snapshot.promises = GuaranteeFigures {
+        snapshot.guarantees = GuaranteeFigures {
             missed: vec![MissFigures { workload: workload.clone(), bytes: by_node() }],
             missed_hugepages: sizes().map(outside).into_iter().collect(),
             misplaced_hugepages: sizes().map(outside).into_iter().collect(),
@@ -228,51 +228,53 @@ impl SnapshotSource for Alone {
     }
 }
 
-/// How many series a workload has at most: a number, and one for each node.
-fn series_of_a_workload(has_hugepages: bool, is_promised: bool) -> [usize; 2] {
+/// Returns the maximum number of series of a workload: a fixed number, and one for each node.
+fn max_series(has_hugepages: bool, has_guarantee: bool) -> [usize; 2] {
     let count = |nodes| {
-        let text =
-            encoded(&Metrics::new(Arc::new(Alone { nodes, has_hugepages, is_promised })), Format::Prometheus);
-        let is_of = |line: &&str| !line.starts_with('#') && line.contains("container=\"main\"");
-        text.lines().filter(is_of).count()
+        let text = encoded(
+            &Metrics::new(Arc::new(OneWorkload { nodes, has_hugepages, has_guarantee })),
+            Format::Prometheus,
+        );
+        let is_of_workload = |line: &&str| !line.starts_with('#') && line.contains("container=\"main\"");
+        text.lines().filter(is_of_workload).count()
     };
     let (one, two, eight) = (count(1), count(2), count(8));
-    assert_eq!(eight - two, 6 * (two - one), "one more node adds as many each time");
+    assert_eq!(eight - two, 6 * (two - one), "each node adds the same number");
     [2 * one - two, two - one]
 }
 
 fn cardinality() -> String {
-    let [fixed, per_node] = series_of_a_workload(false, false);
-    let more = |has_hugepages, is_promised, [less_fixed, less_per_node]: [usize; 2]| {
-        let [fixed, per_node] = series_of_a_workload(has_hugepages, is_promised);
+    let [fixed, per_node] = max_series(false, false);
+    let more = |has_hugepages, has_guarantee, [less_fixed, less_per_node]: [usize; 2]| {
+        let [fixed, per_node] = max_series(has_hugepages, has_guarantee);
         [fixed - less_fixed, per_node - less_per_node]
     };
-    let [promised, promised_per_node] = more(false, true, [fixed, per_node]);
+    let [guaranteed, guaranteed_per_node] = more(false, true, [fixed, per_node]);
     let [pages, pages_per_node] = more(true, false, [fixed, per_node]);
     let [both, both_per_node] =
-        more(true, true, [fixed + promised + pages, per_node + promised_per_node + pages_per_node]);
+        more(true, true, [fixed + guaranteed + pages, per_node + guaranteed_per_node + pages_per_node]);
     assert_eq!(pages, 0);
     let (two, eight) = (fixed + 2 * per_node, fixed + 8 * per_node);
     format!(
         "## How many series\n\n\
          A workload has at most {fixed} series and {per_node} for each NUMA node: {two} with two nodes, {eight} with eight. \
-         It has fewer where a probe is absent or switched off. A promise adds {promised} and {promised_per_node} for each \
-         node; each size of hugepages of which the host has a pool {pages_per_node} for each node, and where it is promised \
-         as well, {both} and {both_per_node} for each node more. With `resctrl.monitor`, a promise adds 3 for each L3 cache. Labels have no ids of cgroups or pods. A workload that ends \
-         takes its series with it.\n\n\
-         `metrics.families` and `metrics.workloads` in the [configuration](../configuration.md) say which are exported, by \
-         `/metrics` and by OTLP:\n\n\
+         It has fewer if a probe is absent or switched off. A guarantee adds {guaranteed}, and {guaranteed_per_node} for each \
+         node. Each size of hugepages of which the host has a pool adds {pages_per_node} for each node and, if it is guaranteed, \
+         {both} and {both_per_node} for each node more. With `resctrl.monitor`, a guarantee adds 3 for each L3 cache. Labels \
+         have no ids of cgroups or pods. The series of a workload end with it.\n\n\
+         `metrics.families` and `metrics.workloads` in the [configuration](../configuration.md) select the series that `/metrics` \
+         and OTLP export:\n\n\
          ```yaml\n\
          metrics:\n  families:\n    deny: [numaward_reclaim_stall_seconds, numaward_kernel_memory_*]\n  \
          workloads:\n    allow: ['shop/*']            # pods of this namespace\n    deny: ['*/istio-proxy']\n\
          ```\n\n\
-         What is not exported is still counted, and seen by the API, the page and the daemon's own alerts. The rules of \
+         Other series are still counted: the API, the page and the daemon's own alerts use them. The rules of \
          `dashboards/prometheus` need `numaward_promise_resident_bytes`, `numaward_numa_miss_bytes_total`, \
          `numaward_oom_kills_total` and `numaward_budget_excess_bytes` of workloads.\n"
     )
 }
 
-/// The labels of a sample, in order.
+/// Returns the labels of a sample, in order.
 fn labels(sample: &str) -> Vec<String> {
     let Some((_, rest)) = sample.split_once('{') else { return Vec::new() };
     let mut names = Vec::new();
@@ -293,9 +295,9 @@ fn labels(sample: &str) -> Vec<String> {
     names
 }
 
-/// All families of a text in the format of OpenMetrics, which has units, by the name of their samples.
-fn families(text: &str) -> BTreeMap<String, Described> {
-    let mut found: BTreeMap<String, Described> = BTreeMap::new();
+/// Parses the families in a text of the OpenMetrics format, which has units, by the name of their samples.
+fn families(text: &str) -> BTreeMap<String, FamilyDescription> {
+    let mut found: BTreeMap<String, FamilyDescription> = BTreeMap::new();
     let mut family = String::new();
     for line in text.lines().filter(|line| *line != "# EOF") {
         if let Some(declared) = line.strip_prefix("# ") {
@@ -318,7 +320,7 @@ fn families(text: &str) -> BTreeMap<String, Described> {
             }
         }
     }
-    let named = |(name, described): (String, Described)| {
+    let named = |(name, described): (String, FamilyDescription)| {
         let suffix = match described.kind.as_str() {
             "counter" => "_total",
             "info" => "_info",
@@ -329,7 +331,7 @@ fn families(text: &str) -> BTreeMap<String, Described> {
     found.into_iter().map(named).collect()
 }
 
-fn row(name: &str, described: &Described) -> String {
+fn row(name: &str, described: &FamilyDescription) -> String {
     let labels: Vec<String> = described.labels.iter().map(|label| format!("`{label}`")).collect();
     let unit = if described.unit.is_empty() { "" } else { &described.unit };
     let help = described.help.replace('|', "\\|");
@@ -338,19 +340,20 @@ fn row(name: &str, described: &Described) -> String {
 
 const HEAD: &str = "| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n";
 
-fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described>) -> String {
+fn page(own: &BTreeMap<String, FamilyDescription>, kubelets: &BTreeMap<String, FamilyDescription>) -> String {
     let mut page = String::from(
         "# Metrics\n\n\
          <!-- Generated from the metrics by `cargo xtask generate` -->\n\n\
-         `/metrics` serves these for Prometheus, in its own text format or that of OpenMetrics, as the header `Accept` \
-         asks. Counters start at zero when the daemon starts, or when a workload is seen first, and only grow. A series \
-         that is not there is not known, which is not the same as zero.\n\n\
+         `/metrics` serves these metrics in the text format of Prometheus or in that of OpenMetrics, according to the header \
+         `Accept`. Counters start at zero when the daemon starts, or when a workload is first observed, and only grow. An \
+         absent series means that the value is unknown, not that it is zero.\n\n\
          `numa_node` is the id of a NUMA node (in Kubernetes, `node` is a host), `cpu` that of a CPU, `kind` a kind of \
          memory: `memory` (base pages), `hugepages-2Mi`, `hugepages-1Gi`. A workload that is a container of a pod has the \
          labels `namespace`, `pod` and `container`, any other the label `workload`.\n\n",
     );
     page.push_str(&cardinality());
-    let mut left: BTreeMap<&str, &Described> = own.iter().map(|(name, of)| (name.as_str(), of)).collect();
+    let mut left: BTreeMap<&str, &FamilyDescription> =
+        own.iter().map(|(name, described)| (name.as_str(), described)).collect();
     let mut parts: Vec<(&str, &str, String)> = Vec::new();
     for (title, about, beginnings) in PARTS {
         let mut rows = String::new();
@@ -370,8 +373,8 @@ fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described
     }
     let _ = write!(
         page,
-        "\n## Under the kubelet's names\n\nWith `exportKubeletNames: true`, for dashboards and alerts that were made \
-         for the kubelet. numaward decides about no pod that asks for nothing, so `kubelet_topology_manager_admission_requests_total` \
+        "\n## Names of the kubelet\n\nWith `exportKubeletNames: true`, for dashboards and alerts that were written \
+         for the kubelet. numaward does not decide on pods without requests, so `kubelet_topology_manager_admission_requests_total` \
          counts fewer pods than the kubelet, which counts every pod.\n\n{HEAD}"
     );
     page.extend(kubelets.iter().map(|(name, described)| row(name, described)));
@@ -389,7 +392,7 @@ fn encoded(metrics: &Metrics, format: Format) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// All metrics of the daemon, with the figures of this source.
+/// Returns all metrics of the daemon, with the figures of a source.
 fn all_of(source: impl SnapshotSource + 'static) -> Metrics {
     let figures = numaward_control::ControlMetrics::default();
     figures.show_caches();
@@ -408,12 +411,12 @@ fn all_of(source: impl SnapshotSource + 'static) -> Metrics {
         .with_kubelet_names(|registry| figures.register_kubelet(registry))
 }
 
-/// All metrics, by the name of their samples.
-fn served() -> BTreeMap<String, Described> {
-    let mut served = families(&encoded(&all_of(Everything), Format::OpenMetrics));
-    // Those with two sets of labels come in any order.
-    for (_, of) in served.iter_mut().filter(|(name, _)| name.starts_with("numaward_resctrl_")) {
-        of.labels.sort_by_key(|label| match label.as_str() {
+/// Returns all metrics by the name of their samples.
+fn served() -> BTreeMap<String, FamilyDescription> {
+    let mut served = families(&encoded(&all_of(AllFigures), Format::OpenMetrics));
+    // The labels of these families have no fixed order.
+    for (_, described) in served.iter_mut().filter(|(name, _)| name.starts_with("numaward_resctrl_")) {
+        described.labels.sort_by_key(|label| match label.as_str() {
             "workload" => 0,
             "namespace" | "pod" | "container" => 2,
             _ => 1,
@@ -422,9 +425,8 @@ fn served() -> BTreeMap<String, Described> {
     served
 }
 
-/// The names of metrics in a text, each with the labels that are matched beside it. Of recorded ones, `a:numaward_b:c`,
-/// only the rules know.
-fn named(text: &str) -> Vec<(String, Vec<String>)> {
+/// Finds the names of metrics in a text, each with the labels in its matchers. The names of recording rules, `a:numaward_b:c`, are skipped.
+fn metrics_in(text: &str) -> Vec<(String, Vec<String>)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut found = Vec::new();
     for (start, _) in text.match_indices("numaward_") {
@@ -445,9 +447,9 @@ fn named(text: &str) -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn dashboards_rules_and_runbooks_name_what_is_served() {
-    /// What the scraper adds.
-    const OUTER: [&str; 3] = ["cluster", "instance", "job"];
+fn dashboards_use_served_metrics() {
+    /// Labels that the scraper adds.
+    const SCRAPER_LABELS: [&str; 3] = ["cluster", "instance", "job"];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let served = served();
     let (mut faults, mut names) = (Vec::new(), 0);
@@ -457,11 +459,11 @@ fn dashboards_rules_and_runbooks_name_what_is_served() {
             if path.extension().is_none_or(|extension| extension != "yaml" && extension != "md") {
                 continue;
             }
-            for (name, labels) in named(&fs::read_to_string(&path).unwrap()) {
+            for (name, labels) in metrics_in(&fs::read_to_string(&path).unwrap()) {
                 names += 1;
                 let family = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| {
-                    let of = served.get(name.strip_suffix(suffix)?)?;
-                    (of.kind == "histogram").then_some(of)
+                    let described = served.get(name.strip_suffix(suffix)?)?;
+                    (described.kind == "histogram").then_some(described)
                 });
                 match served.get(&name).or(family) {
                     None if name.ends_with('_') && served.keys().any(|served| served.starts_with(&name)) => {}
@@ -470,7 +472,7 @@ fn dashboards_rules_and_runbooks_name_what_is_served() {
                         labels
                             .iter()
                             .filter(|label| {
-                                !described.labels.contains(label) && !OUTER.contains(&label.as_str())
+                                !described.labels.contains(label) && !SCRAPER_LABELS.contains(&label.as_str())
                             })
                             .map(|label| format!("{}: {name} has no label {label}", path.display())),
                     ),
@@ -484,32 +486,33 @@ fn dashboards_rules_and_runbooks_name_what_is_served() {
 
 /// `cargo xtask generate` writes it.
 #[test]
-fn the_reference_of_metrics_is_checked_in() {
+fn metrics_reference_is_current() {
     let all = served();
-    let unknown: Vec<&String> = all.iter().filter(|(_, of)| !of.has_samples).map(|(name, _)| name).collect();
-    assert!(unknown.is_empty(), "without a sample, so that its labels are not known: {unknown:?}");
+    let unknown: Vec<&String> =
+        all.iter().filter(|(_, described)| !described.has_samples).map(|(name, _)| name).collect();
+    assert!(unknown.is_empty(), "without a sample, the labels are unknown: {unknown:?}");
     let silent: Vec<&String> =
-        all.iter().filter(|(_, of)| of.help.is_empty()).map(|(name, _)| name).collect();
-    assert!(silent.is_empty(), "without a meaning: {silent:?}");
+        all.iter().filter(|(_, described)| described.help.is_empty()).map(|(name, _)| name).collect();
+    assert!(silent.is_empty(), "without HELP: {silent:?}");
     let (own, kubelets) = all.into_iter().partition(|(name, _)| !name.starts_with("kubelet_"));
     let page = page(&own, &kubelets);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
     assert_golden(&path, &page);
 }
 
-/// Each probe is absent for each reason, and pages have moved for each.
+/// Source with each reason of an absent probe and of a moved page.
 #[derive(Debug)]
 struct EachReason;
 
 impl SnapshotSource for EachReason {
     fn snapshot(&self) -> Snapshot {
-        let mut snapshot = Everything.snapshot();
+        let mut snapshot = AllFigures.snapshot();
         let of_probe = |probe: &ProbeFigures| {
             let probe = probe.clone();
             Obstacle::LABELS.iter().map(move |reason| ProbeFigures { reason, ..probe.clone() })
         };
         snapshot.probes = snapshot.probes.iter().flat_map(of_probe).collect();
-        for activity in snapshot.workloads.iter_mut().filter_map(|of| of.activity.as_mut()) {
+        for activity in snapshot.workloads.iter_mut().filter_map(|workload| workload.activity.as_mut()) {
             activity.migrated = Some(MIGRATION_REASONS.map(|reason| (reason, 1)).to_vec());
         }
         snapshot
@@ -518,7 +521,7 @@ impl SnapshotSource for EachReason {
 
 type Reasons = BTreeMap<String, BTreeSet<String>>;
 
-/// The values of the label `reason` by metric: those that are served.
+/// Returns the served values of the label `reason` by metric.
 fn reasons_served() -> Reasons {
     let mut found = Reasons::new();
     for line in encoded(&all_of(EachReason), Format::Prometheus).lines() {
@@ -531,7 +534,7 @@ fn reasons_served() -> Reasons {
     found
 }
 
-/// The same of the table of the page.
+/// Returns the values of the label `reason` in the table of the page.
 fn reasons_listed(page: &str) -> Reasons {
     let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let (_, section) = page.split_once("\n### Reasons\n").unwrap();
@@ -545,35 +548,36 @@ fn reasons_listed(page: &str) -> Reasons {
 }
 
 #[test]
-fn the_reasons_are_those_that_are_promised() {
+fn documented_reasons_are_served() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/stability.md");
     assert_eq!(reasons_listed(&fs::read_to_string(path).unwrap()), reasons_served());
 }
 
 #[derive(Debug)]
-struct Promising;
+struct ExclusiveCpuFigures;
 
-impl SnapshotSource for Promising {
+impl SnapshotSource for ExclusiveCpuFigures {
     fn snapshot(&self) -> Snapshot {
         let exclusive_cpus = vec![(NodeId(0), 3), (NodeId(2), 4)];
-        let promises = GuaranteeFigures {
+        let guarantees = GuaranteeFigures {
             exclusive_cpus,
             shared_pool_cpus: Some(6),
             free_cpus: 5,
             ..GuaranteeFigures::default()
         };
-        Snapshot { promises, ..Snapshot::default() }
+        Snapshot { guarantees, ..Snapshot::default() }
     }
 }
 
 #[test]
-fn the_kubelets_names_are_served_where_they_are_asked_for() {
+fn serves_kubelet_names_if_configured() {
     let figures = numaward_control::ControlMetrics::default();
     let written = |metrics: Metrics| encoded(&metrics, Format::Prometheus);
-    let without = written(Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry)));
+    let without =
+        written(Metrics::new(Arc::new(ExclusiveCpuFigures)).with(|registry| figures.register(registry)));
     assert!(!without.contains("kubelet_"), "{without}");
     let with = written(
-        Metrics::new(Arc::new(Promising))
+        Metrics::new(Arc::new(ExclusiveCpuFigures))
             .with(|registry| figures.register(registry))
             .with_kubelet_names(|registry| figures.register_kubelet(registry)),
     );
@@ -598,12 +602,11 @@ fn the_kubelets_names_are_served_where_they_are_asked_for() {
     assert!(with.contains("# TYPE kubelet_cpu_manager_pinning_errors_total counter\n"), "{with}");
 }
 
-/// What users build on from the first scrape: every name of the promise, enforced and self families, with a zero
-/// where nothing has happened, if the labels are bounded.
+/// The first scrape has all families of guarantees, enforcement and the daemon itself. Counters with bounded labels are 0.
 #[test]
-fn the_families_are_there_from_the_start() {
+fn families_exist_from_the_start() {
     let figures = numaward_control::ControlMetrics::default();
-    let metrics = Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry));
+    let metrics = Metrics::new(Arc::new(ExclusiveCpuFigures)).with(|registry| figures.register(registry));
     let text = encoded(&metrics, Format::Prometheus);
     let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError", "EmptyPodSharedPoolError"];
     let knobs = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.high", "memory.max"];
@@ -636,7 +639,7 @@ fn the_families_are_there_from_the_start() {
     for zero in zeros {
         assert!(text.contains(&format!("\nnumaward_{zero} 0\n")), "{zero}: {text}");
     }
-    // Their labels are found out on the host: declared, with samples as soon as there are any.
+    // The labels of these families depend on the host: the families are declared, and samples follow.
     for family in [
         "build_info",
         "cpu_manager_exclusive_cpus",

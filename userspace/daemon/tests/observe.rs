@@ -1,4 +1,4 @@
-//! The observing threads on a directory that looks like a host: cgroups come, are read, and go.
+//! Tests of the observer's threads on a host of plain files: cgroups are created, read and removed.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -32,11 +32,11 @@ fn cgroup(root: &Path, path: &str, anon: [u64; 2], oom_kills: u64) {
     write(&dir.join("memory.pressure"), &format!("some {line}=1500000\nfull {line}=500000\n"));
 }
 
-/// Waits until `look` gives something.
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Waits until `find` returns a value.
+fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = find() {
             return found;
         }
         assert!(start.elapsed() < Duration::from_secs(30), "{what} did not happen");
@@ -45,7 +45,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 #[test]
-fn workloads_come_are_read_and_go() {
+fn follows_workloads_until_removed() {
     let host = tempfile::tempdir().unwrap();
     write(&host.path().join("sys/devices/system/cpu/online"), "0\n");
     write(&host.path().join("sys/devices/system/node/online"), "0-1\n");
@@ -78,19 +78,19 @@ fn workloads_come_are_read_and_go() {
     let read = |name: &str| find(name).filter(|workload: &Workload| workload.nodes[0].resident.is_some());
     let service = wait_for("the service's residency", || read("a.service"));
     assert_eq!((service.kind.as_str(), service.cgroup.as_deref()), ("unit", Some("/system.slice/a.service")));
-    let lies: Vec<_> =
+    let resident: Vec<_> =
         service.nodes.iter().filter_map(|n| n.resident).map(|r| (r.anon_bytes, r.kernel_bytes)).collect();
-    assert_eq!(lies, [(1 << 20, 16384), (2 << 20, 0)]);
+    assert_eq!(resident, [(1 << 20, 16384), (2 << 20, 0)]);
     assert_eq!((service.counters, service.oom_kills), (Counters::None, Some(1)));
     assert_eq!(service.pressure.map(|p| (p.waiting_micros, p.stalled_micros)), Some((1_500_000, 500_000)));
-    // The slice has what the service leaves, and no figures that would count the service's twice.
+    // The slice has the rest of the memory, and no figures that would count those of the service twice.
     let slice = wait_for("the slice's residency", || read("system.slice"));
     assert_eq!(slice.nodes[0].resident.map(|r| r.anon_bytes), Some(4 << 20));
     assert_eq!((slice.oom_kills, slice.pressure), (None, None));
     let names: Vec<_> = observer.workloads().workloads.into_iter().map(|w| w.workload).collect();
     assert_eq!(names, ["a.service", "system.slice"], "deeper cgroups fold into their workload");
 
-    // Its past is kept, also while it is gone: where its memory lay, and nothing that no probe has counted.
+    // The history stays after the removal: it has the nodes of the memory, and no figures without a probe.
     let past = wait_for("a step of the history", || {
         let past = observer.workload_history("/system.slice/a.service")?;
         (!past.recent.resident_bytes.is_empty()).then_some(past)
@@ -109,21 +109,21 @@ fn workloads_come_are_read_and_go() {
     let gone = wait_for("the removal", || {
         find("a.service").filter(|w| w.counters == Counters::Removed || w.cgroup.is_none())
     });
-    assert_eq!(gone.oom_kills, Some(1), "its last figures are kept");
+    assert_eq!(gone.oom_kills, Some(1), "the last figures stay");
     let figures = observer.snapshot();
     let gone = figures.workloads.iter().find(|w| &*w.name == "a.service").unwrap();
     assert!(gone.resident.is_none() && gone.oom_kills == Some(1), "{gone:?}");
     wait_for("the end of its series", || find("a.service").is_none().then_some(()));
-    assert!(observer.workload_history("a.service").is_some(), "its past is kept for an hour");
-    // A directory is seen before its files are written, here if not in a real hierarchy.
-    wait_for("all to be well", || observer.status().degraded.is_empty().then_some(()));
+    assert!(observer.workload_history("a.service").is_some(), "the history stays for an hour");
+    // With plain files, a directory may be found before its files are written.
+    wait_for("the end of all degradations", || observer.status().degraded.is_empty().then_some(()));
     assert!(heartbeats.late_thread().is_none());
 
-    // An unreadable file is reported once and does not stop the rest.
+    // An unreadable file is reported once, and the other files are read.
     fs::write(cgroups.path().join("batch/memory.numa_stat"), "anon N0=x\n").unwrap();
-    // It may be seen before it is written, here if not in a real hierarchy.
+    // With plain files, the file may be read before it is written.
     let is_line = |reason: &str| reason.contains("batch/memory.numa_stat:1");
-    let fault = || observer.status().degraded.pop().filter(|of| is_line(&of.reason));
+    let fault = || observer.status().degraded.pop().filter(|degraded| is_line(&degraded.reason));
     assert_eq!(wait_for("the fault", fault).part, "residency");
     cgroup(cgroups.path(), "batch", [0, 0], 0);
     wait_for("the recovery", || observer.status().degraded.is_empty().then_some(()));
@@ -136,14 +136,14 @@ fn workloads_come_are_read_and_go() {
 }
 
 #[test]
-fn without_cgroups_the_daemon_is_ready_and_says_why() {
+fn is_ready_without_cgroups() {
     let host = tempfile::tempdir().unwrap();
     let mut config = Config { host_root: host.path().to_owned(), ..Config::default() };
     config.probes = config.probes.all_off();
     let observer = Arc::new(Observer::new(&config));
     let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
     let latches = Latches::new(&mut readiness);
-    // A directory that is no cgroup file system.
+    // The directory is not a cgroup file system.
     let source = CgroupSource::Mount(host.path().into());
     let threads = spawn(&observer, source, latches, &Heartbeats::default(), &stop).unwrap();
     wait_for("ready", || readiness.is_ready().then_some(()));

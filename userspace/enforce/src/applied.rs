@@ -7,13 +7,13 @@
 //! Invariant: for every knob that the daemon may have changed, a stored record has the original value. A crash at any
 //! moment therefore loses no value that a release has to restore.
 
-use std::{collections::BTreeSet, ops::Bound, path::Path, sync::Arc};
+use std::{collections::BTreeSet, mem, ops::Bound, path::Path, sync::Arc};
 
 use numaward_cgroup::{CgroupId, CgroupPath, knob::Knob};
 use numaward_model::{Settings, SharedMap, Values};
 use serde::{Deserialize, Serialize};
 
-use super::thread_masks::ThreadMasks;
+use super::thread_masks::{PendingReset, ThreadMasks};
 
 /// The program that writes the knobs of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, derive_more::Display)]
@@ -73,6 +73,9 @@ pub struct Record {
     pub written: Values,
     /// Original value of each of these knobs.
     pub found: Values,
+    /// Earlier written value of each knob that may still have it: its last write is not finished, or failed.
+    #[serde(default, skip_serializing_if = "Values::is_empty")]
+    pub replaced: Values,
     /// Knobs in `written` with a property that had no runtime drop-in before: the present one belongs to the
     /// daemon.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -85,8 +88,27 @@ pub struct Record {
 impl Record {
     /// Creates the record of a cgroup in which nothing was written yet.
     pub fn new(id: CgroupId, owner: Owner) -> Self {
-        let (settings, written, found, own_drop_ins, thread_masks) = Default::default();
-        Self { id, owner, settings, written, found, own_drop_ins, thread_masks }
+        let (settings, written, found, replaced, own_drop_ins, thread_masks) = Default::default();
+        Self { id, owner, settings, written, found, replaced, own_drop_ins, thread_masks }
+    }
+
+    /// Returns whether two records are equal once their writes are finished.
+    pub fn is_equal_when_written(&self, other: &Self) -> bool {
+        let Self { id, owner, settings, written, found, replaced: _, own_drop_ins, thread_masks } = self;
+        *id == other.id
+            && *owner == other.owner
+            && *settings == other.settings
+            && *written == other.written
+            && *found == other.found
+            && *own_drop_ins == other.own_drop_ins
+            && *thread_masks == other.thread_masks
+    }
+
+    /// Removes all values of a knob.
+    pub(super) fn remove(&mut self, knob: Knob) {
+        for values in [&mut self.written, &mut self.found, &mut self.replaced] {
+            values.0.remove(&knob);
+        }
     }
 
     /// Returns whether CPUs of the cgroup are still to be restored: a partition of another cgroup has them, or a write
@@ -166,14 +188,15 @@ impl AppliedSettings {
         narrowed.map(|record| record.thread_masks.as_deref().cloned())
     }
 
-    /// Returns the cgroups with other CPUs than before, with their ids and the recorded affinities of their threads.
-    pub fn thread_masks_since(&self, before: &Self) -> Vec<(CgroupPath, CgroupId, Arc<ThreadMasks>)> {
+    /// Returns the cgroups with other CPUs than before, and the recorded affinities of their threads.
+    pub fn resets_since(&self, before: &Self) -> Vec<(CgroupPath, PendingReset)> {
         let changed = self.records.changed_since(&before.records).into_iter();
         let other_cpus = |path: CgroupPath| {
             let was = before.get(&path)?;
             let now = self.get(&path).and_then(|record| record.written.0.get(&Knob::CpusetCpus));
             let masks = was.thread_masks.clone()?;
-            (was.written.0.get(&Knob::CpusetCpus) != now).then_some((path, was.id, masks))
+            (was.written.0.get(&Knob::CpusetCpus) != now)
+                .then_some((path, PendingReset { id: was.id, masks }))
         };
         changed.filter_map(other_cpus).collect()
     }
@@ -229,8 +252,10 @@ impl AppliedSettings {
     /// properties have ended, so that units may have other properties now.
     pub fn forget_boot(&mut self) {
         for record in self.records.values_mut() {
-            record.id = CgroupId::NONE;
-            (record.written, record.found, record.own_drop_ins, record.thread_masks) = Default::default();
+            *record = Record {
+                settings: mem::take(&mut record.settings),
+                ..Record::new(CgroupId::NONE, record.owner.clone())
+            };
         }
     }
 
@@ -250,6 +275,16 @@ impl AppliedSettings {
     /// Applies the difference between `from` and `to` to these records, which may differ elsewhere.
     pub fn patch(&mut self, from: &Self, to: &Self) {
         self.records.patch(&from.records, &to.records);
+    }
+
+    /// Returns whether these records are equal to others once the writes of these are finished.
+    pub fn is_equal_when_written(&self, others: &Self) -> bool {
+        self.records.changed_since(&others.records).iter().all(|path| {
+            match (self.get(path), others.get(path)) {
+                (Some(record), Some(other)) => record.is_equal_when_written(other),
+                (record, other) => record.is_none() && other.is_none(),
+            }
+        })
     }
 
     /// Returns whether there is nothing that a release would have to restore.

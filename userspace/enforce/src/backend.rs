@@ -584,6 +584,27 @@ mod tests {
     }
 
     #[test]
+    fn restored_nodes_may_be_offline() {
+        let (all, online): (NodeSet, NodeSet) = ("0-2".parse().unwrap(), "0-1".parse().unwrap());
+        let cgroupfs = Cgroupfs::new(
+            PathBuf::from("/nonexistent"),
+            EnforcerOptions::new("0-7".parse().unwrap(), all.clone()),
+        );
+        let [none, narrow, wide] = [NodeSet::new(), online, all.clone()].map(KnobValue::Nodes);
+        // A cgroup that is released while node 2 is offline gets it as soon as it is online.
+        let step = WriteStep {
+            cgroup: "/a".parse().unwrap(),
+            owner: Owner::Cgroupfs,
+            knob: Knob::CpusetMems,
+            from: narrow.clone(),
+            to: none.clone(),
+        };
+        assert_eq!(cgroupfs.nodes(&step), all);
+        let is_restored = |held: &KnobValue| cgroupfs.is_restored(Knob::CpusetMems, &none, held);
+        assert_eq!([&none, &wide, &narrow].map(is_restored), [true, true, false]);
+    }
+
+    #[test]
     fn invalid_partition_names_siblings() {
         let dir = tempfile::tempdir().unwrap();
         let file = |path: &str, text: &str| {

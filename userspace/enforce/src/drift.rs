@@ -1,12 +1,15 @@
 //! Drift: detection of knobs that no longer hold the written value, and the decision when to write them again.
 //!
-//! A knob that drifts is repaired at once. If it drifts again soon, another program writes it too: a *conflict*, in
-//! which each repair waits twice as long as the last. After `repairs` repairs in a row the daemon gives the knob up:
-//! the other program's value stays and is reported. A conflict ends after the time `quiet` without drift. For a knob
-//! that was given up, this means that it holds its value or that no program has written it.
+//! A knob that drifts is repaired at once. If it drifts again within the time `quiet`, another program writes it too:
+//! a *conflict*, in which each repair waits twice as long as the one before. After `repairs` repairs in a row the
+//! daemon gives the knob up: the other program's value stays and is reported. A conflict ends after the time `quiet`
+//! without drift. For a knob that was given up, this means that it holds its value or that no program has written it.
 //!
-//! If the service manager resets a knob to the value of a new cgroup, this counts for no conflict and is always
-//! repaired.
+//! A reset by the service manager to the value of a new cgroup is not one of these repairs: unless the knob was given
+//! up, it is repaired each time, but not more often than once in `reset_wait`.
+//!
+//! The kubelet's Memory `QoS` writes the protection and throttling of pods, some of it once a minute. It is yielded to after one repair, until
+//! it has not written the knob for the time `kubelet_quiet`: at its start alone, it only resets the knobs.
 //!
 //! Time is a parameter: a duration since any fixed moment, which never decreases.
 
@@ -34,7 +37,7 @@ pub struct Drift {
 /// Kinds of drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DriftKind {
-    /// The knob holds another value: writing it again helps.
+    /// The knob holds another value. Writing the knob again restores it.
     Rewritten,
     /// The knob holds the value, but the effective set (`*.effective`) is smaller: an ancestor was narrowed, or a CPU
     /// or node went offline. Writing the knob again does not help.
@@ -82,6 +85,8 @@ pub struct ConflictPolicy {
     pub quiet: Duration,
     /// The delay between repairs of a knob that the service manager resets.
     pub reset_wait: Duration,
+    /// The amount of time without a write of the kubelet after which a conflict with it ends.
+    pub kubelet_quiet: Duration,
 }
 
 impl Default for ConflictPolicy {
@@ -93,6 +98,7 @@ impl Default for ConflictPolicy {
             longest_wait: Duration::from_secs(30),
             quiet: Duration::from_mins(1),
             reset_wait: Duration::from_secs(1),
+            kubelet_quiet: Duration::from_mins(10),
         }
     }
 }
@@ -106,6 +112,8 @@ pub enum DriftCause {
     Written,
     /// The service manager reset the knob to the value of a new cgroup, as `daemon-reload` does.
     Reset,
+    /// The kubelet wrote the knob by its Memory `QoS`.
+    Kubelet,
 }
 
 /// Decision about a knob that drifted.
@@ -121,14 +129,30 @@ pub enum DriftVerdict {
     GivenUp,
 }
 
+/// State of a knob that has drifted.
 #[derive(Clone, Copy, Debug)]
 struct Conflict {
+    /// Number of repairs in a row.
     repairs: u32,
     /// Time of the next permitted repair.
     not_before: Duration,
     /// Time of the last drift.
-    last: Duration,
-    given_up: bool,
+    last_drift: Duration,
+    is_given_up: bool,
+    /// True if the kubelet is the other program.
+    is_with_kubelet: bool,
+}
+
+impl Conflict {
+    fn begin(now: Duration) -> Self {
+        Self { repairs: 0, not_before: now, last_drift: now, is_given_up: false, is_with_kubelet: false }
+    }
+
+    /// Returns whether the conflict is over at the time `now`, because the knob did not drift for long enough.
+    fn is_over(&self, policy: &ConflictPolicy, now: Duration) -> bool {
+        let quiet = if self.is_with_kubelet { policy.kubelet_quiet } else { policy.quiet };
+        now.saturating_sub(self.last_drift) >= quiet
+    }
 }
 
 /// Conflicts over all knobs.
@@ -152,22 +176,17 @@ impl ConflictBackoff {
         now: Duration,
     ) -> DriftVerdict {
         let policy = self.policy;
-        let conflict = self.conflicts.entry((cgroup.clone(), knob)).or_insert(Conflict {
-            repairs: 0,
-            not_before: now,
-            last: now,
-            given_up: false,
-        });
-        if now.saturating_sub(conflict.last) >= policy.quiet {
-            *conflict = Conflict { repairs: 0, not_before: now, last: now, given_up: false };
+        let conflict = self.conflicts.entry((cgroup.clone(), knob)).or_insert(Conflict::begin(now));
+        if conflict.is_over(&policy, now) {
+            *conflict = Conflict::begin(now);
         }
-        if conflict.given_up {
+        if conflict.is_given_up {
             if cause != DriftCause::Unseen {
-                conflict.last = now;
+                conflict.last_drift = now;
             }
             return DriftVerdict::GivenUp;
         }
-        conflict.last = now;
+        conflict.last_drift = now;
         if cause == DriftCause::Reset {
             if now < conflict.not_before {
                 return DriftVerdict::Wait(conflict.not_before);
@@ -175,8 +194,9 @@ impl ConflictBackoff {
             conflict.not_before = now + policy.reset_wait;
             return DriftVerdict::Repair;
         }
-        if conflict.repairs >= policy.repairs {
-            conflict.given_up = true;
+        conflict.is_with_kubelet |= cause == DriftCause::Kubelet;
+        if conflict.repairs >= if conflict.is_with_kubelet { 1 } else { policy.repairs } {
+            conflict.is_given_up = true;
             return DriftVerdict::GiveUp;
         }
         if now < conflict.not_before {
@@ -191,18 +211,15 @@ impl ConflictBackoff {
     /// Records that a knob holds its value. Returns whether this ends a conflict.
     pub fn holds(&mut self, cgroup: &CgroupPath, knob: Knob, now: Duration) -> bool {
         let key = (cgroup.clone(), knob);
-        let over = self
-            .conflicts
-            .get(&key)
-            .is_some_and(|conflict| now.saturating_sub(conflict.last) >= self.policy.quiet);
-        over && self.conflicts.remove(&key).is_some()
+        let is_over = self.conflicts.get(&key).is_some_and(|conflict| conflict.is_over(&self.policy, now));
+        is_over && self.conflicts.remove(&key).is_some()
     }
 
     /// Returns the knobs that were given up.
     pub fn given_up(&self) -> impl Iterator<Item = (&CgroupPath, Knob)> {
         self.conflicts
             .iter()
-            .filter(|(_, conflict)| conflict.given_up)
+            .filter(|(_, conflict)| conflict.is_given_up)
             .map(|((cgroup, knob), _)| (cgroup, *knob))
     }
 
@@ -232,10 +249,39 @@ mod tests {
         longest_wait: Duration::from_millis(150),
         quiet: Duration::from_secs(10),
         reset_wait: Duration::from_secs(1),
+        kubelet_quiet: Duration::from_secs(100),
     };
 
     fn at(millis: u64) -> Duration {
         Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn kubelet_is_yielded_to() {
+        let mut conflicts = ConflictBackoff::new(POLICY);
+        let path: CgroupPath = "/kubepods".parse().unwrap();
+        let mut drifted = |cause, seconds: u64| {
+            conflicts.drifted(&path, Knob::MemoryMin, cause, Duration::from_secs(seconds))
+        };
+        // It writes once a minute, which is more than the time `quiet` after which other conflicts end.
+        assert_eq!(drifted(DriftCause::Kubelet, 0), DriftVerdict::Repair);
+        assert_eq!(drifted(DriftCause::Kubelet, 60), DriftVerdict::GiveUp);
+        assert_eq!(drifted(DriftCause::Kubelet, 120), DriftVerdict::GivenUp);
+        assert_eq!(drifted(DriftCause::Unseen, 219), DriftVerdict::GivenUp, "it wrote 99 s ago");
+        assert_eq!(drifted(DriftCause::Unseen, 220), DriftVerdict::Repair, "it does not write any more");
+    }
+
+    #[test]
+    fn kubelet_start_is_repaired() {
+        let mut conflicts = ConflictBackoff::new(POLICY);
+        let path: CgroupPath = "/kubepods".parse().unwrap();
+        for start in [0, 100, 1000] {
+            let now = Duration::from_secs(start);
+            let verdict = conflicts.drifted(&path, Knob::MemoryMin, DriftCause::Kubelet, now);
+            assert_eq!(verdict, DriftVerdict::Repair, "{start}");
+        }
+        assert!(!conflicts.holds(&path, Knob::MemoryMin, Duration::from_secs(1099)));
+        assert!(conflicts.holds(&path, Knob::MemoryMin, Duration::from_secs(1100)));
     }
 
     #[test]
@@ -251,7 +297,7 @@ mod tests {
         assert_eq!(drifted(250), DriftVerdict::Repair);
         assert_eq!(drifted(260), DriftVerdict::GiveUp);
         assert_eq!(drifted(9_000), DriftVerdict::GivenUp);
-        assert_eq!(drifted(18_000), DriftVerdict::GivenUp, "the other still writes");
+        assert_eq!(drifted(18_000), DriftVerdict::GivenUp, "the other program still writes");
         assert_eq!(conflicts.given_up().count(), 1);
         assert!(!conflicts.holds(&path, Knob::CpusetCpus, at(20_000)));
         assert!(conflicts.holds(&path, Knob::CpusetCpus, at(28_000)), "quiet ends it");

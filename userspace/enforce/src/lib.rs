@@ -65,4 +65,4 @@ pub use migration::{MemoryByNode, Migration, MigrationState};
 pub use order::WriteStep;
 pub use plan::{EnforcementPlan, EnforcementReport, SettingsChange};
 pub use systemd::Systemd;
-pub use thread_masks::{ResetThreads, ThreadMasks};
+pub use thread_masks::{PendingReset, ResetThreads, ThreadMasks};

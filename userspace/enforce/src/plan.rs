@@ -152,6 +152,9 @@ impl EnforcementPlan {
         };
         record.written.0.insert(knob, written.clone());
         record.found.0.insert(knob, found.clone());
+        if let Some(replaced) = intent.replaced.0.get(&knob) {
+            record.replaced.0.insert(knob, replaced.clone());
+        }
         record.own_drop_ins.extend(intent.own_drop_ins.get(&knob));
         if knob == Knob::CpusetCpus {
             record.thread_masks.clone_from(&intent.thread_masks);

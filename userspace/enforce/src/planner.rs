@@ -135,8 +135,9 @@ impl Enforcer {
                 let Some(record) = applied.records.get_mut(path) else { return };
                 record.id = id;
                 let lasting = |knob: &Knob| property(*knob).is_some();
-                record.written.0.retain(|knob, _| lasting(knob));
-                record.found.0.retain(|knob, _| lasting(knob));
+                for values in [&mut record.written, &mut record.found, &mut record.replaced] {
+                    values.0.retain(|knob, _| lasting(knob));
+                }
             }
             (Owner::Systemd(_), None) => {}
         }
@@ -173,8 +174,7 @@ impl Enforcer {
             None => Record::new(id, owner),
         };
         if self.is_given_up(&record, path, Knob::CpusetCpus) {
-            record.written.0.remove(&Knob::CpusetCpus);
-            record.found.0.remove(&Knob::CpusetCpus);
+            record.remove(Knob::CpusetCpus);
         }
         applied.update(path, Record { settings: settings.clone(), ..record });
         Ok(())
@@ -355,13 +355,23 @@ impl Enforcer {
     /// Returns whether another program has set the CPUs of a cgroup with pending CPUs, so that these are not restored
     /// any more.
     fn is_given_up(&self, record: &Record, path: &CgroupPath, knob: Knob) -> bool {
-        let ours =
-            record.written.0.get(&knob).filter(|_| knob == Knob::CpusetCpus && record.has_pending_cpus());
-        let held = ours.and_then(|_| self.cgroupfs.read(path, knob).ok());
+        if knob != Knob::CpusetCpus || !record.has_pending_cpus() {
+            return false;
+        }
         let found = record.found.0.get(&knob);
-        ours.zip(held).is_some_and(|(ours, held)| {
-            !self.cgroupfs.holds(knob, ours, &held)
+        self.cgroupfs.read(path, knob).is_ok_and(|held| {
+            !self.is_written(record, path, knob, &held)
                 && !found.is_some_and(|found| self.cgroupfs.is_reduced(path, found, &held))
+        })
+    }
+
+    /// Returns whether a knob holds a value that the daemon wrote, also if its last write was not finished, or without
+    /// the CPUs that partitions had.
+    fn is_written(&self, record: &Record, path: &CgroupPath, knob: Knob, held: &KnobValue) -> bool {
+        let values = [&record.written, &record.replaced].into_iter().filter_map(|values| values.0.get(&knob));
+        values.into_iter().any(|value| {
+            self.cgroupfs.holds(knob, value, held)
+                || knob == Knob::CpusetCpus && self.cgroupfs.is_reduced(path, value, held)
         })
     }
 
@@ -400,8 +410,9 @@ impl Enforcer {
         let asked = old.settings.values();
         let step =
             |knob, from, to| WriteStep { cgroup: path.clone(), owner: old.owner.clone(), knob, from, to };
-        let (found, own_drop_ins) = Default::default();
-        let mut record = Record { written: values, found, own_drop_ins, ..Record::clone(&old) };
+        let (found, replaced, own_drop_ins) = Default::default();
+        let mut record = Record { written: values, found, replaced, own_drop_ins, ..Record::clone(&old) };
+        let mut replaced = Values::default();
         for (&knob, to) in &record.written.0 {
             let found = self.found(&plan.intent, path, knob)?;
             record.found.0.insert(knob, found);
@@ -410,8 +421,14 @@ impl Enforcer {
             }
             let current = self.current(path, &old.owner, knob)?;
             let is_ours = |held: &KnobValue| {
-                old.written.0.get(&knob).is_none_or(|ours| self.cgroupfs.holds(knob, ours, held))
+                !old.written.0.contains_key(&knob) || self.is_written(&old, path, knob, held)
             };
+            if let Ok(held) | Err(held) = &current
+                && !self.cgroupfs.holds(knob, to, held)
+                && self.is_written(&old, path, knob, held)
+            {
+                replaced.0.insert(knob, held.clone());
+            }
             match current {
                 Ok(held) if self.cgroupfs.holds(knob, to, &held) => {}
                 // Another program gave an ancestor more than it needs.
@@ -420,7 +437,7 @@ impl Enforcer {
             }
         }
         record.thread_masks = self.thread_masks(plan, path, &old, &record);
-        let mut intent = record.clone();
+        let mut intent = Record { replaced, ..record.clone() };
         // An ancestor holds its former value until it is lowered. The intent keeps that value, so that it is known as
         // the
         // daemon's after a crash.
@@ -440,20 +457,24 @@ impl Enforcer {
             };
             intent.written.0.insert(knob, ours.clone());
             intent.found.0.insert(knob, found.clone());
+            intent
+                .replaced
+                .0
+                .extend(old.replaced.0.get_key_value(&knob).map(|(knob, value)| (*knob, value.clone())));
             intent.own_drop_ins.extend(old.own_drop_ins.get(&knob));
             if knob == Knob::CpusetCpus {
                 intent.thread_masks.clone_from(&old.thread_masks);
             }
             let (mut is_back, steps) = (false, plan.steps.len());
             match current {
+                Ok(held) if self.cgroupfs.is_restored(knob, found, &held) => is_back = true,
                 // The original value equals the written one: there is nothing to restore, whatever the knob holds now.
                 _ if found == ours => {}
-                Ok(held) if self.cgroupfs.is_restored(knob, found, &held) => is_back = true,
                 // A crash may have kept the pending CPUs from being stored; partitions have the missing ones.
                 Ok(held) if knob == Knob::CpusetCpus && self.cgroupfs.is_reduced(path, found, &held) => {
                     plan.steps.push(step(knob, held, found.clone()));
                 }
-                Ok(held) if !self.cgroupfs.holds(knob, ours, &held) => plan.kept.push(Drift {
+                Ok(held) if !self.is_written(&old, path, knob, &held) => plan.kept.push(Drift {
                     cgroup: path.clone(),
                     knob,
                     wanted: found.clone(),

@@ -353,6 +353,62 @@ fn recovers_from_crash_at_any_write() {
 }
 
 #[test]
+fn restores_after_unfinished_change() {
+    for (crashes, again) in [(true, false), (true, true), (false, false)] {
+        for of_first in ["1", "0-1"] {
+            let tree = FakeHierarchy::new(&["/a"]);
+            let hold = |cpus: &str| SettingsChange::Each(vec![(path("/a"), Some(pinned(cpus, "0")))]);
+            let (mut applied, _) = tree.apply(&AppliedSettings::default(), &hold(of_first));
+            let plan = tree.enforcer.plan(&applied, &hold("0-2")).unwrap();
+            // The knob keeps the first value: the daemon dies, or the write fails.
+            applied = if crashes { plan.intent } else { plan.outcome_of(&EnforcementReport::default()) };
+            if again {
+                applied = tree.enforcer.plan(&applied, &hold("2")).unwrap().intent;
+            }
+            assert_eq!(tree.get("/a", "cpuset.cpus"), of_first);
+
+            let release = SettingsChange::Each(vec![(path("/a"), None)]);
+            let (applied, report) = tree.apply(&applied, &release);
+            assert_eq!(tree.get("/a", "cpuset.cpus"), "", "{crashes} {again}");
+            assert!(applied.is_empty() && report.kept.is_empty(), "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn restores_set_without_partition_cpus() {
+    let tree = FakeHierarchy::new(&["/a", "/b"]);
+    tree.write_file("/b", "cpuset.cpus", "3");
+    tree.write_file("/b", "cpuset.cpus.partition", "isolated");
+    for cgroup in ["/", "/a"] {
+        tree.write_file(cgroup, "cpuset.cpus.effective", "0-2,4-7");
+    }
+    let hold = SettingsChange::Each(vec![(path("/a"), Some(pinned("1-3", "0")))]);
+    let plan = tree.enforcer.plan(&AppliedSettings::default(), &hold).unwrap();
+    let report = tree.enforcer.execute(&plan).unwrap();
+    assert_eq!(tree.get("/a", "cpuset.cpus"), "1-2");
+    let release = SettingsChange::Each(vec![(path("/a"), None)]);
+    let plan = tree.enforcer.plan(&plan.outcome_of(&report), &release).unwrap();
+    let report = tree.enforcer.execute(&plan).unwrap();
+    assert_eq!((tree.get("/a", "cpuset.cpus").as_str(), report.kept.len()), ("", 0));
+}
+
+#[test]
+fn finished_change_replaces_nothing() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    let hold = |cpus: &str| SettingsChange::Hold(path("/a"), pinned(cpus, "0"));
+    let (applied, _) = tree.apply(&AppliedSettings::default(), &hold("1"));
+    let plan = tree.enforcer.plan(&applied, &hold("2")).unwrap();
+    let report = tree.enforcer.execute(&plan).unwrap();
+    let applied = plan.outcome_of(&report);
+    assert!(applied != plan.intent && applied.is_equal_when_written(&plan.intent));
+    // Another program has set the value of before.
+    tree.write_file("/a", "cpuset.cpus", "1");
+    let (_, report) = tree.apply(&applied, &SettingsChange::Release(path("/a")));
+    assert_eq!((report.kept.len(), tree.get("/a", "cpuset.cpus").as_str()), (1, "1"));
+}
+
+#[test]
 fn crash_in_release_keeps_protection() {
     let protected = |min| Settings { memory_min: Some(mib(min)), ..Settings::default() };
     for written in 0.. {

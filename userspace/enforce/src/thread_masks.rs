@@ -17,10 +17,11 @@
 use std::{
     collections::BTreeSet,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupPath, affinity::available_cpus, read};
+use numaward_cgroup::{CgroupId, CgroupPath, affinity::available_cpus, read};
 use numaward_topology::{
     CpuSet,
     affinity::{affinity, reset_affinity},
@@ -45,6 +46,13 @@ pub struct ThreadMasks {
     /// The cgroups in which a thread had its own affinity before.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     own: BTreeSet<CgroupPath>,
+}
+
+/// A cgroup that is getting other CPUs, whose threads may keep a set that it was given before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingReset {
+    pub id: CgroupId,
+    pub masks: Arc<ThreadMasks>,
 }
 
 /// Outcome of [`ThreadMasks::reset`], in threads.

@@ -247,6 +247,15 @@ pub(crate) struct Notes {
     /// True if owners are being admitted again after a restart. Until all of them are, no allocation is stale.
     pub(crate) restoring: bool,
     pub(crate) reusable: Reusable,
+    /// CPUs that the kubelet took in the current admission although they were not free.
+    pub(crate) not_free: CpuSet,
+}
+
+impl Notes {
+    /// Notes those of the taken CPUs that were not free.
+    pub(crate) fn note_taken(&mut self, taken: &CpuSet, free: &CpuSet) {
+        self.not_free = &self.not_free | &(taken - free);
+    }
 }
 
 impl PartialEq for Ledger {

@@ -5,11 +5,12 @@
 use numaward_engine::{
     policy::Tiers,
     simulation::{
-        fleet::{Deciders, Fleet, FleetError, Member, Outcome, RefusalPolicy, Step},
+        fleet::{Deciders, Fleet, FleetError, HostEvent, Member, MoveLimits, Outcome, RefusalPolicy},
         trace::Trace,
         variant::Variant,
     },
 };
+use numaward_topology::Bytes;
 use serde_json::{Value, json};
 
 /// Returns a pod with its arrival and lifetime in ticks, its CPUs and its memory in GiB.
@@ -56,6 +57,12 @@ const NO_NUMA: Deciders = Deciders { host: None, ..KUBELET };
 const WAITS: Deciders = native(RefusalPolicy::Wait);
 const EVICTED: Deciders = native(RefusalPolicy::Evict { after: 1 });
 
+const MOVE_LIMITS: MoveLimits = MoveLimits { moves: 3, bytes: Bytes::gib(16), window: 60, dwell: 10 };
+
+const fn makes_room(limits: MoveLimits) -> Deciders {
+    native(RefusalPolicy::MakeRoom { after: 1, limits })
+}
+
 const fn native(refused: RefusalPolicy) -> Deciders {
     Deciders { host: Some(Variant::Native { tiers: Tiers::Strict }), refused, topology_match: false }
 }
@@ -94,9 +101,25 @@ fn the_default_scheduler_sends_a_pod_where_the_kubelet_refuses_it_and_node_resou
     }
 }
 
+#[test]
+fn moves_make_room_within_limits() {
+    let traces = split_host(3);
+    for seed in 0..8 {
+        let fleet = fleet(&traces, 2, seed).unwrap();
+        let run = |limits| {
+            let outcome = fleet.groups[0].run(makes_room(limits)).unwrap();
+            (counts(&outcome), outcome.started_later, outcome.moves, outcome.moved)
+        };
+        assert_eq!(run(MOVE_LIMITS), ((4, 1, 0), 1, 1, Bytes::gib(1)));
+        let none = ((3, 4, 3), 0, 0, Bytes(0));
+        assert_eq!(run(MoveLimits { moves: 0, ..MOVE_LIMITS }), none);
+        assert_eq!(run(MoveLimits { bytes: Bytes::mib(1023), ..MOVE_LIMITS }), none);
+    }
+}
+
 /// Returns all events in their order, with the names of the pods: the number of the pod in the trace, a dot, and the number of its
 /// refusals.
-fn steps(fleet: &Fleet<'_>, deciders: Deciders) -> (Outcome, Vec<(String, Step)>) {
+fn steps(fleet: &Fleet<'_>, deciders: Deciders) -> (Outcome, Vec<(String, HostEvent)>) {
     let mut steps = Vec::new();
     let outcome = fleet.groups[0].run_watched(deciders, &mut |_, request, step, _| {
         steps.push((request.owner.to_string(), step));
@@ -104,9 +127,9 @@ fn steps(fleet: &Fleet<'_>, deciders: Deciders) -> (Outcome, Vec<(String, Step)>
     (outcome.unwrap(), steps)
 }
 
-const REFUSED: Step = Step::Bound { is_admitted: false };
-const STUCK: Step = Step::Again { is_admitted: false };
-const STARTS: Step = Step::Again { is_admitted: true };
+const REFUSED: HostEvent = HostEvent::Bound { is_admitted: false };
+const STUCK: HostEvent = HostEvent::Again { is_admitted: false };
+const STARTS: HostEvent = HostEvent::Again { is_admitted: true };
 
 #[test]
 fn a_refused_pod_that_waits_keeps_what_it_requests_and_starts_on_its_host_when_there_is_room() {
@@ -121,7 +144,7 @@ fn a_refused_pod_that_waits_keeps_what_it_requests_and_starts_on_its_host_when_t
         // The requests of the refused pod count on its host, so the other pod is sent to the second host.
         assert_eq!((counts(&outcome), outcome.started_later), ((5, 1, 0), 1));
         let of_d: Vec<_> = steps.iter().filter(|(name, _)| name == "3.0").map(|(_, step)| *step).collect();
-        assert_eq!(of_d, [REFUSED, STARTS, Step::Left]);
+        assert_eq!(of_d, [REFUSED, STARTS, HostEvent::Left]);
     }
 }
 
@@ -142,14 +165,14 @@ fn of_the_pods_that_a_host_refused_one_is_evicted_at_a_time_and_that_first_which
     let expected = [
         of("2.0", REFUSED),
         of("3.0", REFUSED),
-        of("2.0", Step::Evicted),
+        of("2.0", HostEvent::Evicted),
         of("2.1", REFUSED),
-        of("3.0", Step::Evicted),
+        of("3.0", HostEvent::Evicted),
         of("3.1", REFUSED),
-        of("2.1", Step::Evicted),
+        of("2.1", HostEvent::Evicted),
         of("2.2", REFUSED),
-        of("2.2", Step::GivenUp),
-        of("3.1", Step::GivenUp),
+        of("2.2", HostEvent::GivenUp),
+        of("3.1", HostEvent::GivenUp),
     ];
     assert_eq!(steps[2..12], expected);
 }

@@ -32,7 +32,7 @@ fn traces_replay_without_failures() {
 }
 
 /// Change of a record.
-type Change = (&'static str, fn(&mut RecordedOutcome));
+type RecordEdit = (&'static str, fn(&mut RecordedOutcome));
 
 /// No trace of this repository has a record of the kubelet, so this test makes one.
 #[test]
@@ -49,7 +49,7 @@ fn reports_deviation_from_the_record() {
         comparison.failures().join("\n")
     };
     assert_eq!(failures(recorded.clone()), "");
-    let changes: [Change; 8] = [
+    let changes: [RecordEdit; 8] = [
         ("Guaranteed pods recorded", |recorded| recorded.sums.guaranteed += 1),
         ("recorded sums", |recorded| recorded.sums.admitted_first_try += 1),
         ("recorded sums", |recorded| recorded.sums.admitted_on_retry += 1),

@@ -498,15 +498,19 @@ fn growth_skips_reserved_cores() {
     }
 }
 
+fn take_offline(machine: &mut Machine, cpu: u32) {
+    machine.cpus.remove(&CpuId(cpu));
+    for node in machine.nodes.values_mut() {
+        node.cpus.remove(CpuId(cpu));
+    }
+}
+
 /// Makes two nodes with four cores of two threads, `full-pcpus-only` and these offline CPUs.
 fn uneven(offline: &[u32], policy: TopologyManagerPolicy, options: &[&str]) -> NativeStrategy {
     let mut machine =
         Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
     for &cpu in offline {
-        machine.cpus.remove(&CpuId(cpu));
-        for node in machine.nodes.values_mut() {
-            node.cpus.remove(CpuId(cpu));
-        }
+        take_offline(&mut machine, cpu);
     }
     let options = [&["full-pcpus-only"], options].concat();
     let config = PolicyConfig {
@@ -1023,7 +1027,55 @@ fn unequal_sockets_do_not_overlap() {
     let refused = kubelet.admit(&ledger, &Request::workload("new", resources(9, 1)));
     let rejection = refused.outcome.unwrap_err();
     assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
-    assert!(rejection.message.contains("of another"), "{rejection}");
+    assert!(rejection.message.contains("not free"), "{rejection}");
     assert!(refused.ledger.allocation(&"new".into(), &"new".into()).is_none_or(|held| held.cpus.is_none()));
     assert!(kubelet.admit(&ledger, &Request::workload("new", resources(4, 1))).outcome.is_ok());
+}
+
+/// With cores of different sizes, the kubelet treats a core as free if its number of free CPUs equals the average size,
+/// and takes its other CPUs as well.
+#[test]
+fn unequal_cores_do_not_overlap() {
+    for (cores, offline, reserved, sizes) in [(6, 4, "0", &[6, 4][..]), (4, 7, "0,4", &[2, 3])] {
+        let mut machine =
+            Machine::builder().nodes(1).cores_per_node(cores).smt(2).memory(Bytes::gib(8)).build().unwrap();
+        take_offline(&mut machine, offline);
+        let reserved: CpuSet = reserved.parse().unwrap();
+        let config = PolicyConfig {
+            cpu_reservation: Some(Quantity::whole(reserved.len() as u64)),
+            reserved_system_cpus: reserved,
+            ..config(TopologyManagerPolicy::BestEffort)
+        };
+        let kubelet = KubeletStrategy::new(&machine, &config).unwrap();
+        let container = |(index, &cpus): (usize, &u64)| {
+            let memory = Quantity::whole(Bytes::mib(1).0);
+            let size = Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(memory);
+            ContainerRequest::guaranteed(format!("c{index}"), size)
+        };
+        let containers = sizes.iter().enumerate().map(container).collect();
+        let request = Request { containers, ..Request::workload("new", Resources::none()) };
+        let refused = kubelet.admit(&kubelet.idle(), &request);
+        let rejection = refused.outcome.unwrap_err();
+        assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
+        assert!(rejection.message.contains("not free"), "{rejection}");
+        assert_eq!(refused.ledger.allocations().count(), 0);
+    }
+}
+
+#[test]
+fn cores_add_up_over_more_nodes() {
+    let four = Terms { nodes: "1".parse().unwrap(), ..Terms::default() };
+    for policy in [TopologyManagerPolicy::BestEffort, TopologyManagerPolicy::None] {
+        let native = uneven(&[15], policy, &[]);
+        let decision = decide(&native, &native.idle(), "first", (4, 1), &four);
+        assert_eq!(cpus(&decision.ledger, "first"), "4-5,12-13");
+        // Node 0 has three cores of two CPUs, node 1 has one of two and one of one.
+        for count in 1..=9 {
+            let new = decide(&native, &decision.ledger, "new", (count, 1), &Terms::default());
+            assert!(new.outcome.is_ok(), "{policy:?} {count}: {:?}", new.outcome);
+            assert_eq!(new.ledger.allocations().count(), 2);
+        }
+        let new = decide(&native, &decision.ledger, "new", (5, 1), &Terms::default());
+        assert_eq!(cpus(&new.ledger, "new"), "1,6-7,9,14", "the node with the fewest CPUs comes first");
+    }
 }

@@ -52,10 +52,56 @@ fn places_many_fitting_containers() {
         (64, "all wide beside a sidecar"),
         (64, "500 init containers, the first too large beside a sidecar"),
         (128, "many wide containers"),
+        (64, "containers on memory-only nodes"),
+        (128, "containers on memory-only nodes"),
+        (16, "whole cores of half of the nodes"),
+        (128, "whole cores of half of the nodes"),
+        (128, "whole cores of nearly all nodes"),
+        (128, "whole cores of three nodes"),
     ] {
         let case = adversarial::named(nodes, |of| of == name).next().unwrap();
         let decision = case.native.admit(&case.ledger, &case.pod);
         assert!(decision.outcome.is_ok(), "{nodes} nodes, {name}: {:?}", decision.outcome);
+    }
+}
+
+/// Each init container needs half of the memory.
+#[test]
+fn places_many_init_containers() {
+    for nodes in [16, 32, 64] {
+        let name = "init containers on memory-only nodes";
+        let case = adversarial::named(nodes, |of| of == name).next().unwrap();
+        let mut pod = case.pod;
+        pod.init_containers.truncate(20);
+        let decision = case.native.admit(&case.ledger, &pod);
+        assert!(decision.outcome.is_ok(), "{nodes}: {:?}", decision.outcome);
+    }
+}
+
+#[test]
+fn whole_cores_cost_little_work() {
+    use TopologyManagerPolicy::{BestEffort, Restricted};
+
+    for (policy, nodes, sizes) in [
+        (BestEffort, 16, vec![511]),
+        (BestEffort, 64, vec![4086]),
+        (BestEffort, 64, vec![6; 100]),
+        (BestEffort, 128, vec![8182]),
+        (BestEffort, 128, vec![4094]),
+        (BestEffort, 128, vec![4095]),
+        (Restricted, 128, vec![4095]),
+        (Restricted, 16, vec![511]),
+        (BestEffort, 128, vec![130; 30]),
+        (BestEffort, 128, vec![6; 100]),
+    ] {
+        let (native, idle) = adversarial::unequal_cores(nodes, policy);
+        let container = |(index, &cpus): (usize, &u64)| adversarial::container(format!("c{index}"), cpus, 1);
+        let containers = sizes.iter().enumerate().map(container).collect();
+        let request = Request { containers, ..Request::workload("new", Resources::none()) };
+        let decision = native.admit(&idle, &request);
+        let work = decision.explanation.work;
+        assert!(decision.outcome.is_ok(), "{nodes} {sizes:?} {work}: {:?}", decision.outcome);
+        assert!(work < MAX_WORK / 4 * 3, "{nodes} {sizes:?} {work}");
     }
 }
 
@@ -90,13 +136,13 @@ proptest! {
 
     #[test]
     fn decision_work_is_bounded(
-        nodes in collection::vec((0u32..=8, 1u64..=16, 0u64..=100), 2..=28),
+        nodes in collection::vec((0u32..=8, 1u64..=16, 0u64..=100), 2..=64),
         (distances, smt, offline) in (collection::vec(11u32..=14, 64), 1u32..=2, any::<bool>()),
         policy in sample::select(TopologyManagerPolicy::ALL),
         scope in sample::select(TopologyManagerScope::ALL),
         (is_strict, whole_cores, by_socket) in (any::<bool>(), any::<bool>(), any::<bool>()),
-        (init, apps) in (containers(12), containers(6)),
-        devices in collection::btree_set(0u32..28, 0..=3),
+        (init, apps) in (containers(20), containers(6)),
+        devices in collection::btree_set(0u32..64, 0..=3),
     ) {
         let count = u32::try_from(nodes.len()).unwrap();
         let mut builder = Machine::builder().nodes(count).sockets(1).smt(smt).cores_per_node(1).memory(Bytes::gib(1));

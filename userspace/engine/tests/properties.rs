@@ -96,16 +96,16 @@ fn request(max_init: usize) -> impl Strategy<Value = Request> {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum LedgerStep {
     Admit(Request),
     /// Removes the n-th running owner.
     Remove(sample::Index),
 }
 
-fn steps(max_init: usize) -> impl Strategy<Value = Vec<Step>> {
+fn steps(max_init: usize) -> impl Strategy<Value = Vec<LedgerStep>> {
     let step = prop_oneof![
-        3 => request(max_init).prop_map(Step::Admit),
-        1 => any::<sample::Index>().prop_map(Step::Remove),
+        3 => request(max_init).prop_map(LedgerStep::Admit),
+        1 => any::<sample::Index>().prop_map(LedgerStep::Remove),
     ];
     collection::vec(step, 1..16)
 }
@@ -146,13 +146,13 @@ fn config() -> impl Strategy<Value = PolicyConfig> {
 // ---------------------------------------------------------------------------------------------------------
 // A run
 
-struct Run {
+struct KubeletRun {
     kubelet: KubeletStrategy,
     ledger: Ledger,
     running: Vec<Request>,
 }
 
-impl Run {
+impl KubeletRun {
     fn new(machine: &Machine, config: &PolicyConfig) -> Option<Self> {
         let kubelet = KubeletStrategy::new(machine, config).ok()?;
         let ledger = kubelet.finish_restore(&kubelet.restore(Checkpoints::default(), "").ledger.unwrap());
@@ -174,17 +174,17 @@ impl Run {
         true
     }
 
-    fn step(&mut self, number: usize, step: &Step, name: impl Fn(usize) -> String) {
+    fn step(&mut self, number: usize, step: &LedgerStep, name: impl Fn(usize) -> String) {
         match step {
-            Step::Admit(request) => {
+            LedgerStep::Admit(request) => {
                 let request = Request { owner: name(number).into(), ..request.clone() };
                 self.admit(&request);
             }
-            Step::Remove(index) if !self.running.is_empty() => {
+            LedgerStep::Remove(index) if !self.running.is_empty() => {
                 let request = self.running.remove(index.index(self.running.len()));
                 self.ledger = self.kubelet.release(&self.ledger, &request.owner);
             }
-            Step::Remove(_) => {}
+            LedgerStep::Remove(_) => {}
         }
     }
 }
@@ -241,7 +241,7 @@ fn promises(ledger: &Ledger) -> impl PartialEq + std::fmt::Debug + use<> {
 }
 
 /// Returns the regular init containers, which may share CPUs with later containers.
-fn is_init(run: &Run, owner: &OwnerId, container: &ContainerName) -> bool {
+fn is_init(run: &KubeletRun, owner: &OwnerId, container: &ContainerName) -> bool {
     run.running.iter().any(|request| &request.owner == owner && request.is_regular_init(container))
 }
 
@@ -250,7 +250,7 @@ proptest! {
 
     #[test]
     fn no_cpu_or_byte_is_given_twice(machine in machine(), config in config(), steps in steps(2)) {
-        let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
+        let Some(mut run) = KubeletRun::new(&machine, &config) else { return Ok(()) };
         let mut intact = true;
         for (number, step) in steps.iter().enumerate() {
             run.step(number, step, |number| format!("p{number}"));
@@ -286,7 +286,7 @@ proptest! {
         steps in steps(2),
         request in request(2),
     ) {
-        let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
+        let Some(mut run) = KubeletRun::new(&machine, &config) else { return Ok(()) };
         for (number, step) in steps.iter().enumerate() {
             run.step(number, step, |number| format!("p{number}"));
             prop_assume!(is_intact(&run.ledger));
@@ -313,7 +313,7 @@ proptest! {
         // allocations made with `align-by-socket`.
         prop_assume!(config.topology_manager_policy <= TopologyManagerPolicy::BestEffort);
         prop_assume!(!config.cpu_manager_policy_options.contains_key("full-pcpus-only"));
-        let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
+        let Some(mut run) = KubeletRun::new(&machine, &config) else { return Ok(()) };
         for (number, step) in steps.iter().enumerate() {
             run.step(number, step, |number| format!("p{number}"));
             prop_assume!(is_intact(&run.ledger));
@@ -345,7 +345,7 @@ proptest! {
 
     #[test]
     fn rebase_on_same_machine_is_identity(machine in machine(), config in config(), steps in steps(2)) {
-        let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
+        let Some(mut run) = KubeletRun::new(&machine, &config) else { return Ok(()) };
         for (number, step) in steps.iter().enumerate() {
             run.step(number, step, |number| format!("p{number}"));
             prop_assume!(is_intact(&run.ledger));
@@ -361,8 +361,8 @@ proptest! {
 
     #[test]
     fn names_do_not_affect_decisions(machine in machine(), config in config(), steps in steps(2)) {
-        let Some(mut one) = Run::new(&machine, &config) else { return Ok(()) };
-        let Some(mut other) = Run::new(&machine, &config) else { return Ok(()) };
+        let Some(mut one) = KubeletRun::new(&machine, &config) else { return Ok(()) };
+        let Some(mut other) = KubeletRun::new(&machine, &config) else { return Ok(()) };
         // Owners in ascending and in descending order, so that maps have the opposite order.
         for (number, step) in steps.iter().enumerate() {
             one.step(number, step, |number| format!("p{number:02}"));
@@ -376,7 +376,7 @@ proptest! {
 
     #[test]
     fn ledgers_survive_serialization(machine in machine(), config in config(), steps in steps(2)) {
-        let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
+        let Some(mut run) = KubeletRun::new(&machine, &config) else { return Ok(()) };
         for (number, step) in steps.iter().enumerate() {
             run.step(number, step, |number| format!("p{number}"));
         }
@@ -386,9 +386,9 @@ proptest! {
 
     #[test]
     fn explanations_agree_with_decisions(machine in machine(), config in config(), steps in steps(2)) {
-        let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
+        let Some(mut run) = KubeletRun::new(&machine, &config) else { return Ok(()) };
         for (number, step) in steps.iter().enumerate() {
-            if let Step::Admit(request) = step {
+            if let LedgerStep::Admit(request) = step {
                 let request = Request { owner: format!("p{number}").into(), ..request.clone() };
                 let decision = run.kubelet.admit(&run.ledger, &request);
                 for merge in &decision.explanation.merges {
@@ -562,7 +562,7 @@ proptest! {
         for problem in &problems {
             prop_assert!(!problem.to_string().is_empty());
         }
-        let Some(mut run) = Run::new(&machine, &config) else {
+        let Some(mut run) = KubeletRun::new(&machine, &config) else {
             prop_assert!(!problems.is_empty());
             return Ok(());
         };
@@ -606,7 +606,7 @@ proptest! {
         config.memory_manager_policy = MemoryManagerPolicy::Static;
         let limits = BTreeMap::from([(ZoneKind::Memory, Quantity::whole(16 << 20))]);
         config.reserved_memory = vec![MemoryReservation { numa_node: NodeId(0), limits }];
-        let mut run = Run::new(&machine, &config).unwrap();
+        let mut run = KubeletRun::new(&machine, &config).unwrap();
         let full = Resources::none().with_cpu(Quantity::whole(2)).with_memory(Quantity::whole(64 << 20));
         prop_assert!(run.admit(&Request::workload("p", full)));
         let files = run.kubelet.checkpoints(&run.ledger);

@@ -16,7 +16,7 @@ use crate::{
 
 /// Successful result of an admission or a resize.
 #[derive(Debug)]
-pub enum Answer {
+pub enum AdmissionOutcome {
     /// The guarantee was admitted or changed, and the kernel has its settings.
     Admitted(api::Allocation),
     /// Result of a dry run; nothing was changed.
@@ -51,12 +51,12 @@ pub enum Command {
     Admit {
         request: Box<Request>,
         dry_run: bool,
-        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
+        answer: oneshot::Sender<Result<AdmissionOutcome, AdmissionError>>,
     },
     Resize {
         resize: Box<Resize>,
         dry_run: bool,
-        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
+        answer: oneshot::Sender<Result<AdmissionOutcome, AdmissionError>>,
     },
     Release {
         name: String,

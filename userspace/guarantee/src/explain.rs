@@ -44,8 +44,8 @@ pub fn resize(error: &engine::ResizeError) -> api::Rejection {
 
 /// Converts the explanation of a decision.
 pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
-    let in_use = explanation.withheld.iter().map(|of| {
-        let engine::conditions::WithheldMemory { node, kind, bytes } = of;
+    let in_use = explanation.withheld.iter().map(|withheld| {
+        let engine::conditions::WithheldMemory { node, kind, bytes } = withheld;
         format!("node {node}: {bytes} of {kind} are in use outside the ledger, and were not offered")
     });
     let offline = &explanation.offline_cpus;
@@ -101,9 +101,9 @@ fn search(search: &PlacementSearch) -> api::Merge {
 /// Maximum number of node sets per list. Eight nodes have at most 256 sets, and each further node doubles the number.
 const MAX_LISTED_SETS: usize = 256;
 
-/// Returns the number of list items that are omitted.
-fn omitted(all: usize) -> u64 {
-    all.saturating_sub(MAX_LISTED_SETS) as u64
+/// Returns the number of items that are omitted from a list with this length.
+fn omitted(length: usize) -> u64 {
+    length.saturating_sub(MAX_LISTED_SETS) as u64
 }
 
 fn merge(merge: &Merge) -> api::Merge {

@@ -221,15 +221,18 @@ fn describe(ledger: &Ledger) -> ImportReport {
 mod tests {
     use std::collections::BTreeMap;
 
+    use numaward_cgroup::{CgroupId, knob::Knob};
     use numaward_config::policy::StrategyKind;
+    use numaward_enforce::{Owner, Record};
     use numaward_engine::{
         PodResources,
         policy::{TopologyManagerPolicy, TopologyManagerScope},
     };
     use numaward_store::LoadedLedger;
-    use numaward_topology::Bytes;
+    use numaward_topology::{Bytes, NodeId};
 
     use super::*;
+    use crate::narrowing::PreferredNode;
 
     fn machine() -> Machine {
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap()
@@ -379,31 +382,6 @@ mod tests {
         fs::remove_dir(dir.path().join(MEMORY_STATE)).unwrap();
         assert!(!config.state_directory.exists());
 
-        // The import keeps the pending restores in a ledger without guarantees.
-        state_files(dir.path());
-        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}});
-        let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
-        let mut before = State {
-            boot: Some("one".to_owned()),
-            weights: serde_json::from_value(weights).unwrap(),
-            enabled: serde_json::from_value(enabled).unwrap(),
-            ..State::default()
-        };
-        before.isolated.insert("/isolated".parse().unwrap());
-        before.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
-        let record =
-            numaward_enforce::Record::new(numaward_cgroup::CgroupId(7), numaward_enforce::Owner::Cgroupfs);
-        before.applied.insert("/steered".parse().unwrap(), record.into());
-        let (mut store, _) = Store::<State>::open(&config.state_directory).unwrap();
-        store.save(&before).unwrap();
-        drop(store);
-        import(&config, &machine(), None, dir.path(), false).unwrap();
-        let (mut store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
-        let LoadedLedger::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
-        assert_eq!(state, State { ledger: state.ledger.clone(), ..before });
-        store.save(&State::default()).unwrap();
-        drop(store);
-
         // A ledger that a daemon has open, and one with a guarantee.
         state_files(dir.path());
         let (store, _) = Store::<State>::open(&config.state_directory).unwrap();
@@ -414,6 +392,41 @@ mod tests {
     }
 
     #[test]
+    fn import_keeps_what_is_restored_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        state_files(dir.path());
+        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}});
+        let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
+        let mut before = State {
+            boot: Some("one".to_owned()),
+            weights: serde_json::from_value(weights).unwrap(),
+            enabled: serde_json::from_value(enabled).unwrap(),
+            ..State::default()
+        };
+        before.interrupts.banned = Some("3".parse().unwrap());
+        before.isolated.insert("/isolated".parse().unwrap());
+        before.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
+        before.homes.insert("/home".parse().unwrap(), PreferredNode::new(NodeId(1), 500));
+        // A restore is pending if a record has written values and no settings.
+        let knob = Knob::CpusetMems;
+        for path in ["/isolated", "/steered", "/home", "/pending"] {
+            let mut record = Record::new(CgroupId(7), Owner::Cgroupfs);
+            record.written.0.insert(knob, knob.parse("1").unwrap());
+            record.found.0.insert(knob, knob.parse("0-1").unwrap());
+            before.applied.insert(path.parse().unwrap(), record.into());
+        }
+        let (mut store, _) = Store::<State>::open(&config.state_directory).unwrap();
+        store.save(&before).unwrap();
+        drop(store);
+        import(&config, &machine(), None, dir.path(), false).unwrap();
+        let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
+        let LoadedLedger::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        assert_eq!(state.ledger.allocations().count(), 1);
+        assert_eq!(state, State { ledger: state.ledger.clone(), ..before });
+    }
+
+    #[test]
     fn import_uses_marks_without_ledger() {
         let dir = tempfile::tempdir().unwrap();
         state_files(dir.path());
@@ -421,7 +434,7 @@ mod tests {
         let path: numaward_cgroup::CgroupPath = "/a".parse().unwrap();
         fs::create_dir_all(hierarchy.dir(&path)).unwrap();
         let id = hierarchy.id_of(&path).unwrap().unwrap();
-        let mut record = numaward_enforce::Record::new(id, numaward_enforce::Owner::Cgroupfs);
+        let mut record = Record::new(id, Owner::Cgroupfs);
         record.settings.cpus = Some("1".parse().unwrap());
         let mut before = State::default();
         before.applied.insert(path.clone(), record.into());

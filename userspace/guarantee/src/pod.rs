@@ -12,24 +12,50 @@ use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 /// Maximum size of a request in the ledger, in bytes. The ledger is kept in memory and read whole on start: with this
-/// limit, the ledger of a node with 110 pods has a few MiB.
+/// limit, and that of a pod, the ledger of a node with 110 pods has a few MiB.
 const MAX_ACCOUNT_BYTES: usize = 32 << 10;
+/// Maximum size of all requests of a pod in the ledger, in bytes. A pod can have hundreds of containers, each with a request.
+const MAX_POD_BYTES: usize = 128 << 10;
 
-/// Checks the size of a request in the ledger.
+/// Checks the size of a request in the ledger, together with the other requests of its pod.
 ///
 /// # Errors
 ///
-/// The request has more than 32 KiB.
-pub fn check_account(request: &engine::Request, terms: &engine::Terms) -> Result<(), api::Rejection> {
-    let size = serde_json::to_vec(&(request, terms)).map_or(usize::MAX, |account| account.len());
-    if size <= MAX_ACCOUNT_BYTES {
+/// The request has more than 32 KiB, or those of the pod have more than 128 KiB.
+pub fn check_account<'a>(
+    request: &engine::Request,
+    terms: &engine::Terms,
+    siblings: impl Iterator<Item = &'a engine::OwnerAccount>,
+) -> Result<(), api::Rejection> {
+    let size = account_bytes(Some(request), terms);
+    let siblings = siblings.map(|account| account_bytes(account.request.as_deref(), &account.terms));
+    let of_pod = siblings.fold(size, usize::saturating_add);
+    let what = if size > MAX_ACCOUNT_BYTES {
+        format!(
+            "the request of {} has {size} bytes in the ledger, and the maximum is {MAX_ACCOUNT_BYTES}",
+            request.owner
+        )
+    } else if of_pod > MAX_POD_BYTES {
+        format!(
+            "with the request of {}, the requests of its pod have {of_pod} bytes in the ledger, and the maximum is {MAX_POD_BYTES}",
+            request.owner
+        )
+    } else {
         return Ok(());
-    }
-    let message = format!(
-        "the request of {} has {size} bytes in the ledger, and the maximum is {MAX_ACCOUNT_BYTES}: it has too many containers, labels or annotations",
-        request.owner
-    );
+    };
+    let message = format!("{what}: it has too many containers, labels or annotations");
     Err(api::Rejection { reason: "AccountTooLarge".to_owned(), message, shortfalls: Vec::new() })
+}
+
+/// Returns true if a refusal for this reason, one of the kubelet's, is for free resources: another host may have them, or
+/// moves of running workloads may free them.
+pub fn is_for_room(reason: &str) -> bool {
+    matches!(reason, "TopologyAffinityError" | "UnexpectedAdmissionError")
+}
+
+/// Returns the size of a request in the ledger. A stale account has terms only.
+fn account_bytes(request: Option<&engine::Request>, terms: &engine::Terms) -> usize {
+    serde_json::to_vec(&(request, terms)).map_or(usize::MAX, |account| account.len())
 }
 
 /// A pod, or a container of a pod, that the engine has admitted.
@@ -161,6 +187,8 @@ pub struct SyncResult {
     pub updates: Vec<Update>,
     /// Containers that ran without their settings, with the reason.
     pub unpinned: Vec<(String, UnpinnedReason)>,
+    /// Ids of containers that another program has pinned, which stay as they are.
+    pub foreign: Vec<String>,
 }
 
 /// Reason why a container ran without the settings of its guarantee.

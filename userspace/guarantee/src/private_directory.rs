@@ -5,9 +5,9 @@
 //! `DirectoryOrCreate` with 0755. A user with write permission could replace the ledger or a socket of the daemon.
 //!
 //! # Algorithm
-//! A missing directory is made with mode 0700. An existing one must belong to root or the daemon's user, and no other
-//! user may write to it: it may be `/tmp`. If it has the name `numaward`, or is empty, it is the daemon's alone and
-//! gets mode 0700. Any other keeps its mode, because it may be `/run`.
+//! A missing directory is made with mode 0700, its missing parents with 0755: other programs may use them. An existing one must belong to
+//! root or the daemon's user, and no other user may write to it: it may be `/tmp`. If it has the name `numaward`, or is empty, it is the
+//! daemon's alone and gets mode 0700. Any other keeps its mode, because it may be `/run`.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -18,6 +18,8 @@ use std::{
 
 /// Mode of a directory that only the daemon uses.
 const PRIVATE_MODE: u32 = 0o700;
+/// Mode of the missing parents of such a directory.
+const PARENT_MODE: u32 = 0o755;
 /// Default name of such a directory.
 const OWN_NAME: &str = "numaward";
 
@@ -39,11 +41,13 @@ pub enum DirectoryError {
 /// Creates the directory and its missing parents, or checks an existing one.
 pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     let fail = |action| move |error| DirectoryError::Io(path.to_owned(), action, error);
-    DirBuilder::new()
-        .recursive(true)
-        .mode(PRIVATE_MODE)
-        .create(path)
-        .map_err(fail("create this directory"))?;
+    let parents = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let done =
+        parents.map_or(Ok(()), |parents| DirBuilder::new().recursive(true).mode(PARENT_MODE).create(parents));
+    match done.and_then(|()| DirBuilder::new().mode(PRIVATE_MODE).create(path)) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        done => done.map_err(fail("create this directory"))?,
+    }
     let found = fs::metadata(path).map_err(fail("read its metadata"))?;
     let (uid, mode) = (found.uid(), found.mode() & 0o7777);
     let own = rustix::process::geteuid().as_raw();
@@ -75,12 +79,22 @@ mod tests {
         fs::metadata(path).unwrap().mode() & 0o7777
     }
 
+    /// Returns the bits that are removed from the mode of a new directory.
+    fn umask() -> u32 {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("a")).unwrap();
+        0o777 & !mode(&dir.path().join("a"))
+    }
+
     #[test]
     fn private_directory_gets_mode_0700() {
         let root = tempfile::tempdir().unwrap();
         let made = root.path().join("a/b");
         prepare(&made).unwrap();
-        assert_eq!((mode(&made), mode(&root.path().join("a"))), (0o700, 0o700));
+        let parent = root.path().join("a");
+        assert_eq!(mode(&made), 0o700);
+        assert_eq!(mode(&parent) & 0o055, 0o055 & !umask(), "other programs may use the parent");
+        assert_eq!(mode(&parent) & 0o022, 0, "other users cannot replace the directory");
 
         // Kubernetes' `DirectoryOrCreate` uses mode 0755; the second directory has a ledger.
         let (fresh, used) = (root.path().join("fresh"), root.path().join("numaward"));

@@ -63,6 +63,7 @@ fn rebuild(previous: Option<State>, found: &FoundMarks, hierarchy: &Hierarchy) -
         state.boot.clone_from(&previous.boot);
         // Controllers that are no longer enabled are removed later, as on every start.
         state.enabled = previous.enabled.clone();
+        state.resets = previous.resets.clone();
         state.interrupts = previous.interrupts.clone();
         state.power = previous.power.clone();
         state.weights = previous.weights.clone();

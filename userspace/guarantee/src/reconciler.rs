@@ -1,7 +1,7 @@
 //! Client of the reconciler's thread, which is in `numaward_control`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
 
 use crate::{
-    command::{Answer, Command, Message, PodCommand, RebalanceCommand},
+    command::{AdmissionOutcome, Command, Message, PodCommand, RebalanceCommand},
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
     request::{Request, Resize},
@@ -52,6 +52,8 @@ pub struct ReconcilerStatus {
     pub rebalance: LatestRebalance,
     /// Pods that run without the guarantee they request.
     pub unplaced: Arc<RwLock<Vec<PodName>>>,
+    /// UIDs of the pods that are admitted, or for which room is being made.
+    pub placed_pods: Arc<RwLock<BTreeSet<String>>>,
     /// Nodes from which pods may be evicted.
     pub crowded: LatestCrowdedNodes,
     /// True if enforcement is off and host-wide settings have a pending restore.
@@ -74,12 +76,16 @@ impl ReconcilerHandle {
     }
 
     /// Admits a request. A dry run only returns the result.
-    pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, AdmissionError> {
+    pub async fn admit(&self, request: Request, dry_run: bool) -> Result<AdmissionOutcome, AdmissionError> {
         self.ask(|answer| Command::Admit { request: Box::new(request), dry_run, answer }).await
     }
 
     /// Changes a guarantee. A dry run only returns the result.
-    pub async fn resize_allocation(&self, resize: Resize, dry_run: bool) -> Result<Answer, AdmissionError> {
+    pub async fn resize_allocation(
+        &self,
+        resize: Resize,
+        dry_run: bool,
+    ) -> Result<AdmissionOutcome, AdmissionError> {
         self.ask(|answer| Command::Resize { resize: Box::new(resize), dry_run, answer }).await
     }
 
@@ -120,6 +126,11 @@ impl ReconcilerHandle {
     /// Returns the pods that run without the guarantee they request, because it does not fit.
     pub fn unplaced(&self) -> Vec<PodName> {
         self.shown.unplaced.read().clone()
+    }
+
+    /// Returns true if a pod is admitted, or if running workloads are being moved to make room for it.
+    pub fn has_room_for_pod(&self, uid: &str) -> bool {
+        self.shown.placed_pods.read().contains(uid)
     }
 
     /// Returns the current guarantees.

@@ -460,8 +460,8 @@ mod tests {
 
     #[test]
     fn memory_policy_needs_exec_and_memory() {
-        type Change = fn(&mut api::AllocationRequest);
-        let table: &[(Change, Option<&str>)] = &[
+        type RequestEdit = fn(&mut api::AllocationRequest);
+        let table: &[(RequestEdit, Option<&str>)] = &[
             (|_| {}, None),
             (|asked| asked.target = api::Target::Cgroup("/a".to_owned()), Some("runs already")),
             (|asked| asked.target = api::Target::Unit("db.service".to_owned()), Some("NUMAPolicy=")),
@@ -487,8 +487,8 @@ mod tests {
 
     #[test]
     fn error_names_field_and_allowed() {
-        type Change = fn(&mut api::AllocationRequest);
-        let table: &[(Change, &str, &str)] = &[
+        type RequestEdit = fn(&mut api::AllocationRequest);
+        let table: &[(RequestEdit, &str, &str)] = &[
             (|asked| asked.name.clear(), "name", "not a valid name"),
             (|asked| asked.name = "a/b".to_owned(), "name", "not a valid name for a command"),
             (|asked| asked.name = "..".to_owned(), "name", "not at the start"),

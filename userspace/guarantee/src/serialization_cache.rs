@@ -14,8 +14,8 @@ use std::{
 
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{
-    EnabledControllers, Record, interrupts::MovedAffinities, power::PowerRecords, resctrl::ReducedWays,
-    weights::WeightRecords,
+    EnabledControllers, PendingReset, Record, interrupts::MovedAffinities, power::PowerRecords,
+    resctrl::ReducedWays, weights::WeightRecords,
 };
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
 use numaward_model::SharedMap;
@@ -53,6 +53,7 @@ struct StoredState<'a> {
     guarantees: &'a CachedTexts<String, Guarantee>,
     #[serde(rename = "book")]
     applied: &'a CachedTexts<CgroupPath, Record>,
+    resets: Option<&'a SharedMap<CgroupPath, PendingReset>>,
     enabled: Option<&'a EnabledControllers>,
     #[serde(rename = "herded")]
     isolated: Option<&'a BTreeSet<CgroupPath>>,
@@ -120,6 +121,7 @@ impl SerializationCache {
             ledger,
             guarantees,
             applied,
+            resets,
             enabled,
             isolated,
             steered,
@@ -147,6 +149,7 @@ impl SerializationCache {
             },
             guarantees: &self.guarantees,
             applied: &self.records,
+            resets: Some(resets).filter(|resets| !resets.is_empty()),
             enabled: Some(enabled).filter(|enabled| !enabled.is_empty()),
             isolated: Some(isolated).filter(|isolated| !isolated.is_empty()),
             steered: Some(steered).filter(|steered| !steered.is_empty()),
@@ -226,6 +229,8 @@ mod tests {
         let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset", "memory"]}});
         state.enabled = serde_json::from_value(enabled).unwrap();
         state.isolated.insert(path("other"));
+        let reset = serde_json::json!({"id": 7, "masks": {"given": ["0", "0-1"]}});
+        state.resets.insert(path("other"), serde_json::from_value::<PendingReset>(reset).unwrap());
         state.steered.insert(path("other"), "1".parse().unwrap());
         let home = serde_json::json!({"node": 1, "remoteBefore": 500, "isKept": true, "moved": {"0": 4096}});
         state.homes.insert(path("other"), serde_json::from_value(home).unwrap());

@@ -10,7 +10,7 @@ use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::DeclaredGuarantee;
 use numaward_enforce::{
-    AppliedSettings, EnabledControllers, interrupts::MovedAffinities, power::PowerRecords,
+    AppliedSettings, EnabledControllers, PendingReset, interrupts::MovedAffinities, power::PowerRecords,
     resctrl::ReducedWays, weights::WeightRecords,
 };
 use numaward_engine::{Ledger, OwnerId, Strategy};
@@ -39,6 +39,9 @@ pub struct State {
     /// Settings that were written to cgroups, with the original values.
     #[serde(rename = "book")]
     pub applied: AppliedSettings,
+    /// Cgroups that got other CPUs, whose threads may still have the affinity of before.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub resets: SharedMap<CgroupPath, PendingReset>,
     /// cgroup controllers that were enabled.
     #[serde(default, skip_serializing_if = "EnabledControllers::is_empty")]
     pub enabled: EnabledControllers,
@@ -96,6 +99,7 @@ impl State {
             ledger: _,
             guarantees,
             applied,
+            resets: _,
             enabled: _,
             isolated,
             steered,
@@ -188,7 +192,7 @@ impl State {
     }
 }
 
-fn is_empty<V>(map: &SharedMap<String, V>) -> bool {
+fn is_empty<K: Ord, V>(map: &SharedMap<K, V>) -> bool {
     map.is_empty()
 }
 
@@ -208,6 +212,7 @@ impl State {
             );
             self.guarantees.values_mut().for_each(|guarantee| guarantee.id = CgroupId::NONE);
             self.applied.forget_boot();
+            self.resets = SharedMap::default();
             // A reboot also resets the settings of the kernel and of irqbalance.
             self.interrupts = MovedAffinities::default();
             self.power = PowerRecords::default();
@@ -293,6 +298,7 @@ impl State {
         set(&mut self.releasing, &from.releasing, &to.releasing);
         set(&mut self.admitting, &from.admitting, &to.admitting);
         self.applied.patch(&from.applied, &to.applied);
+        self.resets.patch(&from.resets, &to.resets);
         if from.moving != to.moving {
             self.moving.clone_from(&to.moving);
         }

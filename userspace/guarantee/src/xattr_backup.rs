@@ -160,7 +160,7 @@ impl Mark {
         held: Option<(&String, &Arc<Guarantee>, &Arc<OwnerAccount>)>,
     ) -> bool {
         // Most values are the same object, which needs no comparison.
-        self.record == *record
+        (Arc::ptr_eq(&self.record, record) || self.record.is_equal_when_written(record))
             && match (&self.held, held) {
                 (Some(old), Some((name, guarantee, account))) => {
                     let is_same = || {

@@ -1,4 +1,4 @@
-// A workload in full: whether its promise holds and why it was placed there, then its past, then what it holds. And how
+// A workload in full: whether its guarantee holds and why it was placed there, then its past, then what it holds. And how
 // the daemon itself is doing.
 
 import { chart } from "./chart.js";
@@ -164,7 +164,7 @@ export class DetailView {
 
   #rest(row, events, intruders) {
     const parts = whoRan(intruders);
-    if (row.allocation) parts.push(promise(row.allocation), settings(row.allocation));
+    if (row.allocation) parts.push(guaranteeTable(row.allocation), settings(row.allocation));
     parts.push(element("h3", {}, "What happened"));
     parts.push(events.length > 0
       ? element("ol", { class: "happened" }, events.reverse().map(eventItem))
@@ -185,24 +185,24 @@ function table(caption, head, rows) {
   );
 }
 
-/** Whether its promise holds, on what that rests, and what it is. */
+/** The verdict on its guarantee, the reasons for it, and the guarantee. */
 function answer(row) {
   const { workload, rates, totals, locality, allocation, verdict } = row;
   const chip = element("span", { class: "chip large" });
   verdictChip(chip, row);
-  const words = locality.of === "promised" ? "of its memory lies on the promised nodes" : "of its allocations were local";
+  const words = locality.of === "guaranteed" ? "of its memory lies on its guaranteed nodes" : "of its allocations were local";
   const said = [
     `${bytes(totals.resident ?? NaN)} resident; ${percent(locality.share)} ${words}.`,
     totals.counted ? `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.` : "What it allocates is not counted.",
   ];
   if (totals.missed > 0) said.push(`${bytes(totals.missed)} were missed since it is counted.`);
   if (workload.oomKills) said.push(`${killed(workload.oomKills)} because memory ran out.`);
-  const promised = allocation ? guarantee(allocation) : verdict.isForeign ? "promised by the kubelet" : "no guarantee";
+  const given = allocation ? guarantee(allocation) : verdict.isForeign ? "guaranteed by the kubelet" : "no guarantee";
   return [
-    element("p", { class: "promise" }, chip, element("b", {}, promised), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
+    element("p", { class: "guarantee" }, chip, element("b", {}, given), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
     ...verdict.reasons.map((reason) => element("p", { class: "reason", "data-level": verdict.level }, reason)),
     element("p", {}, said.join(" ")),
-    element("p", { class: "quiet" }, `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}${allocation || totals.promised ? "" : ". It has no guarantee: pages on other nodes are remote, not missed."}`),
+    element("p", { class: "quiet" }, `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}${allocation || totals.hasGuarantee ? "" : ". It has no guarantee: pages on other nodes are remote, not missed."}`),
   ];
 }
 
@@ -284,8 +284,8 @@ function whoRan(intruders) {
   return [table("Who else ran there", ["command", "what it is", "time", "times"], rows)];
 }
 
-function promise(allocation) {
-  return table("Promised", ["kind", "nodes", "amount"], [
+function guaranteeTable(allocation) {
+  return table("Guaranteed", ["kind", "nodes", "amount"], [
     ["cpu", allocation.nodes, allocation.cpus ? `${counted(list(allocation.cpus).length, "CPU")}: ${allocation.cpus}` : "shared"],
     ...allocation.memory.map((block) => [block.kind, block.nodes, bytes(block.bytes)]),
   ]);
@@ -295,7 +295,7 @@ function promise(allocation) {
 const DRIFTED = {
   repaired: (drift) => `the same; was ${drift.found ?? "gone"}, ${drift.count} times`,
   waiting: (drift) => `${drift.found ?? "gone"}; will be written again`,
-  left: (drift) => `${drift.found ?? "gone"}; left: somebody else keeps writing it`,
+  left: (drift) => `${drift.found ?? "gone"}; left: another program keeps writing it`,
   ineffective: (drift) => `the same, of which the kernel gives ${drift.found ?? "nothing"}`,
 };
 

@@ -81,25 +81,25 @@ export function brief(name) {
   return line.length > 40 ? `${line.slice(0, 39)}…` : line;
 }
 
-/** What is promised, in short: "1 CPU, 160 MiB on node 0". */
+/** A guarantee, in short: "1 CPU, 160 MiB on node 0". */
 export function guarantee(allocation) {
-  return [promised(allocation), promisedOn(allocation)].filter(Boolean).join(" on ");
+  return [guaranteedAmount(allocation), guaranteedNodes(allocation)].filter(Boolean).join(" on ");
 }
 
-/** How much is promised: "1 CPU, 160 MiB". */
-export function promised({ cpus, memory }) {
+/** The amounts of a guarantee: "1 CPU, 160 MiB". */
+export function guaranteedAmount({ cpus, memory }) {
   const count = list(cpus).length;
   const sizes = new Map();
   for (const { kind, bytes: size } of memory) sizes.set(kind, (sizes.get(kind) ?? 0) + size);
   const parts = count > 0 ? [counted(count, "CPU")] : [];
-  // What is promised is mostly a round number.
+  // Guaranteed memory is mostly a round number.
   const round = (size) => bytes(size).replace(/\.0+ /, " ");
   for (const [kind, size] of sizes) parts.push(kind === "memory" ? round(size) : `${round(size)} of ${kind}`);
   return parts.join(", ") || "shared CPUs";
 }
 
-/** Where it is promised: "node 0"; nothing where any node will do. */
-export function promisedOn({ nodes: all }) {
+/** The nodes of a guarantee: "node 0"; empty if any node will do. */
+export function guaranteedNodes({ nodes: all }) {
   return all ? nodes(all) : "";
 }
 

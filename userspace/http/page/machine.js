@@ -4,7 +4,7 @@ import { Sparkline } from "./chart.js";
 import { bytes, counted, element, list, rate } from "./format.js";
 
 const LEGEND = [
-  ["promised", "--promised"],
+  ["guaranteed", "--guaranteed"],
   ["used", "--used"],
   ["reserved", "--reserved"],
   ["local", "--local"],
@@ -79,13 +79,13 @@ export class MachineView {
     return card;
   }
 
-  /** Shows what is promised, used and free now. */
+  /** Shows the guaranteed, the used and the free memory. */
   update(state) {
     const owners = new Map();
     for (const allocation of state.allocations.allocations) {
       for (const cpu of list(allocation.cpus)) owners.set(cpu, allocation.name);
     }
-    const promises = new Map(state.allocations.nodes.map((node) => [node.node, node]));
+    const capacities = new Map(state.allocations.nodes.map((node) => [node.node, node]));
     for (const node of state.nodes) {
       const card = this.#cards.get(node.node);
       if (!card) continue;
@@ -93,7 +93,7 @@ export class MachineView {
       // What all have comes first.
       for (const memory of [...node.memory].reverse()) {
         if (memory.kind === "memory" || memory.totalBytes > 0) {
-          bar(card, memory, promises.get(node.node)?.memory.find((held) => held.kind === memory.kind));
+          bar(card, memory, capacities.get(node.node)?.memory.find((held) => held.kind === memory.kind));
         }
       }
       flows(card, node.node, state);
@@ -122,22 +122,22 @@ export class MachineView {
   }
 }
 
-/** A kind of memory: what is used of it, with numbers, and below what is reserved and promised. */
+/** A kind of memory: what is used of it, with numbers, and below what is reserved and guaranteed. */
 function bar(card, memory, held) {
   const parts = card.byKind.get(memory.kind) ?? makeBar(card, memory.kind);
   const { totalBytes: total, freeBytes: free } = memory;
   const used = free === undefined ? NaN : total - free;
-  const [reserved, promised] = [held?.reservedBytes ?? 0, held?.promisedBytes ?? 0];
+  const [reserved, guaranteed] = [held?.reservedBytes ?? 0, held?.promisedBytes ?? 0];
   const width = (value) => `${total > 0 && value > 0 ? Math.min(100, (value / total) * 100) : 0}%`;
   parts.fill.style.width = width(used);
   parts.reserved.style.width = width(reserved);
-  parts.promised.style.width = width(promised);
+  parts.guaranteed.style.width = width(guaranteed);
   parts.set("used", bytes(used));
   parts.set("free", bytes(free ?? NaN));
   parts.set("total", bytes(total));
-  parts.set("promised", bytes(promised));
-  parts.promise.classList.toggle("none", promised === 0);
-  parts.lane.title = `${bytes(reserved)} reserved, ${bytes(promised)} promised of ${bytes(total)}`;
+  parts.set("guaranteed", bytes(guaranteed));
+  parts.label.classList.toggle("none", guaranteed === 0);
+  parts.lane.title = `${bytes(reserved)} reserved, ${bytes(guaranteed)} guaranteed of ${bytes(total)}`;
 }
 
 function makeBar(card, kind) {
@@ -145,20 +145,20 @@ function makeBar(card, kind) {
   const figure = (name) => (figures[name] = element("span", { "data-figure": name }));
   const fill = element("span", { class: "fill" });
   const reserved = element("span", { class: "reserved" });
-  const promised = element("span", { class: "promised" });
-  const promise = element("span", { class: "promise" }, figure("promised"), " promised");
-  const lane = element("div", { class: "lane" }, reserved, promised);
+  const guaranteed = element("span", { class: "guaranteed" });
+  const label = element("span", { class: "guarantee" }, figure("guaranteed"), " guaranteed");
+  const lane = element("div", { class: "lane" }, reserved, guaranteed);
   card.bars.append(element(
     "div",
     { class: "kind", "data-kind": kind },
-    element("p", {}, element("b", {}, kind), " ", figure("total"), promise),
+    element("p", {}, element("b", {}, kind), " ", figure("total"), label),
     element("div", { class: "gauge" }, fill, element("span", { class: "text" }, figure("used"), " used"), element("span", { class: "text" }, figure("free"), " free")),
     lane,
   ));
   const set = (name, text) => {
     if (figures[name].textContent !== text) figures[name].textContent = text;
   };
-  const parts = { fill, reserved, promised, promise, lane, set };
+  const parts = { fill, reserved, guaranteed, label, lane, set };
   card.byKind.set(kind, parts);
   return parts;
 }

@@ -33,7 +33,7 @@ const workloads = new WorkloadsView({
   body: byId("rows"),
   count: byId("count"),
   filter: byId("filter"),
-  promisedOnly: byId("promised-only"),
+  guaranteedOnly: byId("guaranteed-only"),
   open: (key) => {
     route.go({ ...workloads.place, workload: state.nameOf(state.workloads.get(key)) }, { step: true });
     detail.open(state, key);
@@ -98,7 +98,7 @@ async function loadMachine() {
 async function loadAllocations() {
   const fetched = await fetchJson("api/v1/allocations").finally(() => state.answered());
   for (const allocation of fetched.allocations) allocation.nodeNumbers = list(allocation.nodes);
-  state.promise(fetched);
+  state.setAllocations(fetched);
   paint();
 }
 

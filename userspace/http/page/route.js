@@ -18,16 +18,16 @@ export function read() {
     status: kind === "status",
     filter: values.get("filter") ?? "",
     sort: values.get("sort"),
-    promised: values.get("promised") === "1",
+    guaranteed: values.get("promised") === "1",
   };
 }
 
 /** The address of a place. */
-export function address({ workload = null, status = false, filter = "", sort = null, promised = false }) {
+export function address({ workload = null, status = false, filter = "", sort = null, guaranteed = false }) {
   const values = new URLSearchParams();
   if (filter) values.set("filter", filter);
   if (sort) values.set("sort", sort);
-  if (promised) values.set("promised", "1");
+  if (guaranteed) values.set("promised", "1");
   const path = status ? "status" : workload === null ? "" : `workloads/${encodeURIComponent(workload)}`;
   const query = values.toString();
   return `#/${path}${query ? `?${query}` : ""}`;

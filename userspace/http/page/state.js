@@ -31,9 +31,9 @@ export class State {
   nodeRates = new Map();
   workloads = new Map();
   allocations = { allocations: [], nodes: [], sharedCpus: "" };
-  /** Whether what is promised has been asked for with success. */
-  isPromiseKnown = false;
-  /** Whether it was asked for and answered, be it with a refusal: before that, nobody is said to have promised anything. */
+  /** Whether the guarantees were requested successfully. */
+  areGuaranteesKnown = false;
+  /** Whether the request was answered, even with an error: before that, no guarantee is attributed to the kubelet. */
   #isAnswered = false;
   events = [];
   /** Pages used in the last minute, by "CPU's node>memory's node"; null where nothing is sampled. */
@@ -194,9 +194,9 @@ export class State {
     row.locality = locality(row);
   }
 
-  /** Whether the kubelet promised it, and not we: that is so where we can promise nothing. */
+  /** Whether the kubelet gave the guarantee and not numaward: that is so if numaward can give none. */
   isForeign(row) {
-    return this.#isAnswered && !this.isPromiseKnown && Boolean(row.totals.promised);
+    return this.#isAnswered && !this.areGuaranteesKnown && Boolean(row.totals.hasGuarantee);
   }
 
   /** The workloads on whose exclusive CPUs others ran since it was last asked who. */
@@ -226,16 +226,16 @@ export class State {
     row.verdict = verdictOf(row, this);
   }
 
-  /** Notes that what is promised was answered. */
+  /** Notes that the request for the guarantees was answered. */
   answered() {
     this.#isAnswered = true;
     for (const row of this.workloads.values()) row.verdict = verdictOf(row, this);
   }
 
-  /** Takes in what is promised. */
-  promise(allocations) {
+  /** Takes in the guarantees. */
+  setAllocations(allocations) {
     this.allocations = allocations;
-    this.isPromiseKnown = true;
+    this.areGuaranteesKnown = true;
     const byCgroup = new Map(allocations.allocations.map((allocation) => [allocation.cgroup, allocation]));
     for (const row of this.workloads.values()) {
       row.allocation = byCgroup.get(row.workload.cgroup) ?? null;
@@ -285,15 +285,15 @@ function pagesOf(accesses) {
   return pages;
 }
 
-/** Sums over nodes. What is not known is no zero: `resident` is null, and nothing is `counted`. What is missed is known of workloads to which something is promised. */
+/** Sums over nodes. What is not known is no zero: `resident` is null, and nothing is `counted`. Missed memory is known for workloads with a guarantee. */
 function totalsOf(workload) {
-  const totals = { local: 0, remote: 0, missed: 0, resident: null, byNode: [], counted: false, promised: false };
+  const totals = { local: 0, remote: 0, missed: 0, resident: null, byNode: [], counted: false, hasGuarantee: false };
   for (const node of workload.nodes) {
     totals.local += node.allocated?.localBytes ?? 0;
     totals.remote += node.allocated?.remoteBytes ?? 0;
     totals.missed += node.missedBytes ?? 0;
     if (node.allocated) totals.counted = true;
-    if (node.missedBytes !== undefined) totals.promised = true;
+    if (node.missedBytes !== undefined) totals.hasGuarantee = true;
     const hugepages = node.hugepages ?? [];
     for (const of of hugepages) {
       totals.local += of.allocated?.localBytes ?? 0;
@@ -311,17 +311,17 @@ function totalsOf(workload) {
 }
 
 /**
- * How near a workload's memory is. With a guarantee: the share that lies on the promised nodes. Without one: the
+ * How near a workload's memory is. With a guarantee: the share that lies on its guaranteed nodes. Without one: the
  * share of its allocations that the CPU's own node served. Not known is NaN.
  */
 function locality(row) {
   if (row.allocation?.nodes) {
-    if (row.totals.resident === null) return { share: NaN, of: "promised" };
-    const promised = new Set(row.allocation.nodeNumbers);
-    const inside = row.totals.byNode.filter(({ node }) => promised.has(node));
+    if (row.totals.resident === null) return { share: NaN, of: "guaranteed" };
+    const guaranteed = new Set(row.allocation.nodeNumbers);
+    const inside = row.totals.byNode.filter(({ node }) => guaranteed.has(node));
     const bytes = inside.reduce((sum, { bytes }) => sum + bytes, 0);
     const share = row.totals.resident > 0 ? bytes / row.totals.resident : 1;
-    return { share, of: "promised" };
+    return { share, of: "guaranteed" };
   }
   const sum = row.totals.local + row.totals.remote;
   return { share: sum === 0 ? NaN : row.totals.local / sum, of: "allocated" };

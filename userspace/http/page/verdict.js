@@ -1,12 +1,12 @@
-// Whether what is promised holds. Green: it does. Amber: not quite, or it is not known. Red: a promise is broken. Who has
-// no guarantee has no colour: nothing was promised that could be broken.
+// Whether the guarantees hold. Green: they do. Amber: not quite, or it is not known. Red: a guarantee is broken. A workload
+// without a guarantee has no colour.
 
 import { brief, bytes, counted, list, nodes, percent, rate } from "./format.js";
 
-/** From this share of memory on promised nodes on, a promise is kept; from the lower one on nearly. */
+/** From this share of memory on guaranteed nodes on, a guarantee is kept; from the lower one on nearly. */
 const KEPT = 0.999;
 const NEARLY = 0.95;
-const MISSED = "It got memory off the promised nodes within the last minute.";
+const MISSED = "It got memory off its guaranteed nodes within the last minute.";
 /** For how long a miss counts as recent, in milliseconds. */
 const RECENT = 60_000;
 
@@ -15,7 +15,7 @@ export function verdictOf(row, state) {
   const { allocation } = row;
   const missedOfLate = row.missedAt !== null && state.at - row.missedAt < RECENT;
   if (state.isForeign(row)) {
-    // By the kubelet: of what it promised, only what is missed is known here.
+    // The kubelet's guarantee: only missed memory is known here.
     return missedOfLate
       ? { level: "bad", word: "broken", reasons: [MISSED], isForeign: true }
       : { level: "good", word: "kept", reasons: [], isForeign: true };
@@ -29,9 +29,9 @@ export function verdictOf(row, state) {
   const bad = (text) => found.push({ level: "bad", text });
   const warn = (text) => found.push({ level: "warn", text });
   const { share } = row.locality;
-  // What a Burstable workload has beyond its promise may lie anywhere.
+  // The memory of a Burstable workload beyond its guarantee may lie anywhere.
   const isBound = !allocation.placement?.burstable;
-  if (isBound && row.locality.of === "promised" && share < KEPT) {
+  if (isBound && row.locality.of === "guaranteed" && share < KEPT) {
     (share < NEARLY ? bad : warn)(`${percent(1 - share)} of its memory lies off ${nodes(allocation.nodes)}.`);
   }
   if (isBound && missedOfLate) bad(MISSED);
@@ -45,7 +45,7 @@ export function verdictOf(row, state) {
   }
   if (allocation.missing) {
     const gone = [allocation.missing.cpus ? `CPUs ${allocation.missing.cpus}` : null, ...allocation.missing.memory.map((of) => `${bytes(of.bytes)} of ${of.kind}`)];
-    bad(`${gone.filter(Boolean).join(" and ")} of what is promised is not there.`);
+    bad(`Guaranteed to it but missing: ${gone.filter(Boolean).join(" and ")}.`);
   }
   for (const drift of allocation.drift.filter((of) => of.state !== "repaired" && of.cgroup === allocation.cgroup)) {
     (drift.state === "waiting" ? warn : bad)(`${drift.knob} is ${drift.found ?? "gone"} instead of ${drift.wanted}.`);
@@ -64,26 +64,26 @@ export function verdictOf(row, state) {
 export function hostVerdict(state) {
   const parts = [];
   const rows = [...state.workloads.values()];
-  const promised = rows.filter((row) => row.allocation || row.verdict?.isForeign);
-  const count = (level) => promised.filter((row) => row.verdict?.level === level).length;
+  const guaranteed = rows.filter((row) => row.allocation || row.verdict?.isForeign);
+  const count = (level) => guaranteed.filter((row) => row.verdict?.level === level).length;
   const [broken, nearly] = [count("bad"), count("warn")];
-  if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "promise")} broken${broken === 1 ? fault(promised) : ""}`, go: { filter: "is:broken" } });
-  if (nearly > 0) parts.push({ level: "warn", text: `${counted(nearly, "promise")} nearly kept`, go: { filter: "is:nearly" } });
-  if (promised.length === 0 && !state.isPromiseKnown) {
-    parts.push({ level: null, text: "promises not known", go: {} });
+  if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "guarantee")} broken${broken === 1 ? fault(guaranteed) : ""}`, go: { filter: "is:broken" } });
+  if (nearly > 0) parts.push({ level: "warn", text: `${counted(nearly, "guarantee")} nearly kept`, go: { filter: "is:nearly" } });
+  if (guaranteed.length === 0 && !state.areGuaranteesKnown) {
+    parts.push({ level: null, text: "guarantees not known", go: {} });
   } else if (broken + nearly === 0) {
-    parts.push(promised.length > 0
-      ? { level: "good", text: promised.length === 1 ? "1 promise kept" : `all ${promised.length} promises kept`, go: { promised: true } }
-      : { level: null, text: "nothing is promised", go: {} });
+    parts.push(guaranteed.length > 0
+      ? { level: "good", text: guaranteed.length === 1 ? "1 guarantee kept" : `all ${guaranteed.length} guarantees kept`, go: { guaranteed: true } }
+      : { level: null, text: "no guarantees", go: {} });
   }
   const waiting = state.allocations.waiting?.length ?? 0;
   if (waiting > 0) parts.push({ level: "warn", text: `${counted(waiting, "guarantee")} cannot be given`, go: { status: true } });
   const pending = state.allocations.enforcement?.pendingRestores?.length ?? 0;
   if (pending > 0) parts.push({ level: "warn", text: `${counted(pending, "setting")} not given back yet`, go: { status: true } });
-  const missing = promised.reduce((sum, row) => sum + (row.rates.missed || 0), 0);
-  const missed = promised.reduce((sum, row) => sum + row.totals.missed, 0);
+  const missing = guaranteed.reduce((sum, row) => sum + (row.rates.missed || 0), 0);
+  const missed = guaranteed.reduce((sum, row) => sum + row.totals.missed, 0);
   const misses = missing > 0 ? `${rate(missing)} missed` : missed > 0 ? `no misses now, ${bytes(missed)} before` : "no misses";
-  if (promised.length > 0) parts.push({ level: missing > 0 ? "bad" : null, text: misses, href: "runbooks/NumawardNumaMisses" });
+  if (guaranteed.length > 0) parts.push({ level: missing > 0 ? "bad" : null, text: misses, href: "runbooks/NumawardNumaMisses" });
   // Allocated, not accessed: the map between nodes shows accesses.
   const known = rows.filter((row) => row.totals.counted && !Number.isNaN(row.rates.remote));
   const remote = known.reduce((sum, row) => sum + row.rates.remote, 0);
@@ -102,9 +102,9 @@ export function hostVerdict(state) {
   return { level, parts };
 }
 
-/** Who broke the one promise that is broken, if that is known. */
-function fault(promised) {
-  const { workload, verdict } = promised.find((row) => row.verdict?.level === "bad");
+/** Who broke the only broken guarantee, if that is known. */
+function fault(guaranteed) {
+  const { workload, verdict } = guaranteed.find((row) => row.verdict?.level === "bad");
   return verdict.culprit ? `: ${verdict.culprit.who} ran on ${verdict.culprit.where} of ${brief(workload.workload)}` : "";
 }
 

@@ -2,14 +2,14 @@
 // that thousands cost no more than thirty.
 
 import { Sparkline } from "./chart.js";
-import { bytes, element, guarantee, percent, promised, promisedOn, rate } from "./format.js";
+import { bytes, element, guarantee, guaranteedAmount, guaranteedNodes, percent, rate } from "./format.js";
 import { address } from "./route.js";
 import { isSo } from "./verdict.js";
 
 /** Height of a row in pixels; the style sheet's 2rem at the usual size is measured, this is the first guess. */
 const ROW = 28;
 const SPARE = 6;
-/** The worst verdict first; those to whom nothing is promised come last. */
+/** The worst verdict first; those without a guarantee come last. */
 const WORST = { bad: 0, warn: 1, good: 2 };
 const NO_VERDICT = 3;
 
@@ -23,7 +23,7 @@ const COLUMNS = [
   { id: "remote", label: "remote/s", value: (row) => row.rates.remote || 0 },
   { id: "past", label: "10 min" },
 ];
-/** A broken promise is in sight, whatever its size. */
+/** A broken guarantee is in sight, whatever its size. */
 const SORT = "verdict";
 
 export class WorkloadsView {
@@ -34,8 +34,8 @@ export class WorkloadsView {
   #sparks = new WeakMap();
 
   /** `changed` is called when the user filters or sorts: `place` then says how. */
-  constructor({ box, head, body, count, filter, promisedOnly, open, changed }) {
-    Object.assign(this, { box, head, body, count, filter, promisedOnly, open, changed });
+  constructor({ box, head, body, count, filter, guaranteedOnly, open, changed }) {
+    Object.assign(this, { box, head, body, count, filter, guaranteedOnly, open, changed });
     this.above = element("tr", { class: "space", "aria-hidden": "true" }, element("td", { colspan: COLUMNS.length }));
     this.below = this.above.cloneNode(true);
     for (const column of COLUMNS) {
@@ -50,7 +50,7 @@ export class WorkloadsView {
       this.changed();
     };
     filter.addEventListener("input", refilter);
-    promisedOnly.addEventListener("change", refilter);
+    guaranteedOnly.addEventListener("change", refilter);
     box.addEventListener("scroll", () => requestAnimationFrame(() => this.#paint()), { passive: true });
     new ResizeObserver(() => this.#paint()).observe(box);
     this.#mark();
@@ -59,22 +59,22 @@ export class WorkloadsView {
   /** What is shown, as a part of an address. */
   get place() {
     const sort = `${this.#sort.down ? "-" : ""}${this.#sort.id}`;
-    return { filter: this.filter.value, promised: this.promisedOnly.checked, sort: sort === SORT ? null : sort };
+    return { filter: this.filter.value, guaranteed: this.guaranteedOnly.checked, sort: sort === SORT ? null : sort };
   }
 
   /** Shows what an address says. */
-  goTo({ filter, promised, sort }) {
+  goTo({ filter, guaranteed, sort }) {
     const id = (sort ?? SORT).replace(/^-/, "");
     const column = COLUMNS.find((column) => column.id === id && column.value);
     if (column) this.#sort = { id, down: (sort ?? SORT).startsWith("-") };
     if (this.filter.value !== filter) this.filter.value = filter;
-    this.promisedOnly.checked = promised;
+    this.guaranteedOnly.checked = guaranteed;
     this.#mark();
     this.#apply();
   }
 
   #apply() {
-    this.#filter = matcher(this.filter.value, this.promisedOnly.checked);
+    this.#filter = matcher(this.filter.value, this.guaranteedOnly.checked);
     this.update(this.state);
   }
 
@@ -149,8 +149,8 @@ export class WorkloadsView {
     const strip = element("span", { class: "strip", role: "img" });
     const spark = new Sparkline(100, 20);
     // Where it is cut, it is not the node that is cut off.
-    const promise = element("span", { class: "promise" }, element("span", { class: "much" }), element("span", { class: "where" }));
-    const inner = { guarantee: promise, nodes: strip, past: spark.element, verdict: element("span", { class: "chip" }) };
+    const cell = element("span", { class: "guarantee" }, element("span", { class: "much" }), element("span", { class: "where" }));
+    const inner = { guarantee: cell, nodes: strip, past: spark.element, verdict: element("span", { class: "chip" }) };
     const cells = COLUMNS.slice(1).map((column) => element("td", { class: `c-${column.id}` }, inner[column.id] ?? ""));
     const tr = element("tr", { "data-key": key }, element("th", { scope: "row" }, link), cells);
     this.#sparks.set(tr, spark);
@@ -158,19 +158,19 @@ export class WorkloadsView {
   }
 
   #fill(tr, row) {
-    const [name, promise, verdict, size, nodes, local, remote] = tr.children;
+    const [name, given, verdict, size, nodes, local, remote] = tr.children;
     set(name.firstChild, row.workload.workload);
     name.firstChild.title = row.workload.cgroup ?? row.workload.kind;
     const href = address({ ...this.place, workload: this.state.nameOf(row) });
     if (name.firstChild.getAttribute("href") !== href) name.firstChild.setAttribute("href", href);
     const { allocation } = row;
     const other = row.verdict.isForeign ? "by the kubelet" : "–";
-    const where = allocation ? promisedOn(allocation) : "";
-    const [much, on] = promise.firstChild.children;
-    set(much, allocation ? promised(allocation) : other);
+    const where = allocation ? guaranteedNodes(allocation) : "";
+    const [much, on] = given.firstChild.children;
+    set(much, allocation ? guaranteedAmount(allocation) : other);
     set(on, where && ` · ${where}`);
     const all = allocation ? guarantee(allocation) : other;
-    if (promise.title !== all) promise.title = all;
+    if (given.title !== all) given.title = all;
     verdictChip(verdict.firstChild, row);
     set(size, bytes(row.totals.resident ?? NaN));
     residency(nodes.firstChild, row);
@@ -195,7 +195,7 @@ export function verdictChip(chip, row) {
   const { level, word, reasons } = row.verdict;
   const text = level === "bad" || level === "warn" ? lapse(row, word) : word;
   set(chip, text);
-  const title = reasons.join(" ") || (row.locality.of === "promised" ? "all of its memory lies on the promised nodes" : "of what it allocated was local");
+  const title = reasons.join(" ") || (row.locality.of === "guaranteed" ? "all of its memory lies on its guaranteed nodes" : "of what it allocated was local");
   if (chip.title !== title) chip.title = title;
   if (level) chip.dataset.level = level;
   else delete chip.dataset.level;
@@ -205,22 +205,22 @@ function lapse(row, word) {
   const { culprit } = row.verdict;
   if (culprit) return `${word}: ${culprit.who} on ${culprit.where}`;
   const off = 1 - row.locality.share;
-  return row.locality.of === "promised" && off > 0.001 ? `${word}, ${percent(off)} off` : word;
+  return row.locality.of === "guaranteed" && off > 0.001 ? `${word}, ${percent(off)} off` : word;
 }
 
-/** Where memory lies: a column for each node, as high as its share; those that are promised have a frame. */
+/** Where memory lies: a column for each node, as high as its share; the guaranteed ones have a frame. */
 function residency(strip, row) {
   const { totals } = row;
   const frames = new Set(row.allocation?.nodeNumbers);
   const shares = totals.byNode.filter(({ bytes }) => bytes > 0);
   const said = shares.map(({ node, bytes: size }) => `node ${node}: ${bytes(size)}`).join(", ") || "nothing";
-  const label = frames.size > 0 ? `${said}; promised on ${[...frames].join(", ")}` : said;
+  const label = frames.size > 0 ? `${said}; guaranteed on ${[...frames].join(", ")}` : said;
   if (strip.getAttribute("aria-label") === label) return;
   strip.setAttribute("aria-label", label);
   strip.title = label;
   strip.replaceChildren(...totals.byNode.map(({ node, bytes }) => element(
     "span",
-    { class: frames.has(node) ? "place promised" : "place" },
+    { class: frames.has(node) ? "place guaranteed" : "place" },
     element("span", { style: `height: ${totals.resident > 0 ? (bytes / totals.resident) * 100 : 0}%` }),
   )));
 }
@@ -229,10 +229,10 @@ function residency(strip, row) {
  * Words are looked for in name, kind and cgroup; `node:N` asks for memory on that node, `is:broken` for a verdict. All must
  * match.
  */
-function matcher(text, promisedOnly) {
+function matcher(text, guaranteedOnly) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return (row) => {
-    if (promisedOnly && !row.allocation && !row.totals.promised) return false;
+    if (guaranteedOnly && !row.allocation && !row.totals.hasGuarantee) return false;
     const haystack = `${row.workload.workload} ${row.workload.kind} ${row.workload.cgroup ?? ""}`.toLowerCase();
     return words.every((word) => {
       const verdict = /^is:(\w+)$/.exec(word);

@@ -53,7 +53,7 @@ impl BlockingPool {
     }
 }
 
-/// Returns the response to a request whose work panicked.
+/// Returns the response to a request after a panic in its work.
 pub(crate) fn failed(error: &JoinError) -> Failure {
     tracing::error!(%error, "a request failed");
     (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; see its log".to_owned())
@@ -67,7 +67,7 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
     })
 }
 
-/// Returns a runtime whose threads have a lower priority than all other threads of the daemon. It serves the
+/// Returns a runtime with threads of a lower priority than all other threads of the daemon. It serves the
 /// addresses to which any process can connect, so that a flood of connections does not delay admissions, which the
 /// daemon's other runtime serves.
 pub fn low_priority_runtime() -> io::Result<Runtime> {

@@ -70,7 +70,7 @@ fn authority(uri: &Uri, headers: &HeaderMap) -> Option<Result<Authority, ()>> {
     uri.authority().cloned().map(Ok).or(named)
 }
 
-/// Refuses a request over the loopback whose header Host is not a name of this host.
+/// Refuses a request over the loopback if its header Host is not a name of this host.
 pub(crate) async fn check_host(State(names): State<HostNames>, request: Request, next: Next) -> Response {
     let address = request.extensions().get::<Peer>().and_then(|peer| peer.address);
     let is_loopback = address.is_some_and(|address| address.ip().to_canonical().is_loopback());

@@ -28,7 +28,7 @@ const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
     {\"title\":\"Forbidden\",\"status\":403,\"detail\":\"only root and the user of the daemon may use the control socket\",\"instance\":\"/\"}";
 
 impl ControlListener {
-    /// Takes a listener whose file has mode 0600. Must be called in the runtime that will serve.
+    /// Takes a listener on a file with mode 0600. Must be called in the runtime that will serve.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         Ok(Self(tokio::net::UnixListener::from_std(listener)?, Denials::default()))
     }

@@ -28,6 +28,7 @@ mod scrapes;
 mod server;
 mod shared_reads;
 mod streaming_body;
+mod streams;
 
 pub use self::{
     blocking::{BlockingPool, low_priority_runtime},

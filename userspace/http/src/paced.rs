@@ -1,4 +1,4 @@
-//! A connection whose client has to read at a minimum pace.
+//! A connection with a minimum read rate of its client.
 //!
 //! # Problem
 //! A client that sends a request and does not read the response would hold its connection and the response for ever:
@@ -21,13 +21,13 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::{limits::MIN_TAKEN, peers::Place};
+use crate::{limits::MIN_TAKEN, peers::ConnectionPlace};
 
 /// A stream with a minimum pace of the client's reads.
 #[derive(Debug)]
 pub(crate) struct PacedStream<S> {
     stream: S,
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
     limit: Duration,
     stall: Option<Stall>,
 }
@@ -42,7 +42,7 @@ struct Stall {
 }
 
 impl<S> PacedStream<S> {
-    pub(crate) fn new(stream: S, place: Arc<Place>, limit: Duration) -> Self {
+    pub(crate) fn new(stream: S, place: Arc<ConnectionPlace>, limit: Duration) -> Self {
         Self { stream, place, limit, stall: None }
     }
 

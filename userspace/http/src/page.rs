@@ -55,18 +55,24 @@ macro_rules! runbooks {
 }
 
 /// The runbooks by alert. They are part of the binary, so that a link in an alert works without any other server.
-const RUNBOOKS: [(&str, &str); 13] = runbooks![
+const RUNBOOKS: [(&str, &str); 19] = runbooks![
     "NumawardAdmissionStorm",
     "NumawardBudgetExceeded",
+    "NumawardCountersShared",
+    "NumawardCpusOffline",
+    "NumawardDegraded",
     "NumawardDown",
     "NumawardDriftReturns",
     "NumawardHeadroomLow",
     "NumawardIntruders",
     "NumawardNumaMisses",
     "NumawardMemoryMisplaced",
+    "NumawardMemoryMissing",
     "NumawardPinCausedOomKill",
     "NumawardPinningErrors",
     "NumawardProbeAbsent",
+    "NumawardProbeEventsLost",
+    "NumawardRuntimeDisconnected",
     "NumawardScrapeSlow",
     "NumawardUnpinnedStarts",
 ];

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use crate::{credentials::Credentials, peers::Place};
+use crate::{credentials::Credentials, peers::ConnectionPlace};
 
 /// Identity of a client, as far as its connection shows it.
 #[derive(Clone, Debug, Default)]
@@ -13,7 +13,7 @@ pub struct Peer {
     /// The credentials against which the certificate was checked.
     pub(crate) checked_with: Option<Arc<Credentials>>,
     /// The connection's share of its peer's limits.
-    pub(crate) place: Option<Arc<Place>>,
+    pub(crate) place: Option<Arc<ConnectionPlace>>,
 }
 
 /// Marker of a request with a valid token or client certificate.

@@ -8,12 +8,16 @@
 //! - A *peer* is the set of addresses that one client can use at no cost: an IPv4 address, 64 bits of an IPv6
 //!   address, or a user of this host on its loopback ([`crate::local_users`]). All clients of a Unix socket are one
 //!   peer without limits of its own: the mode of the file decides which users they are.
-//! - A *place* is the share of one connection. It is *served* while it holds one of the permits, whose number is limited.
+//! - A *place* is the share of one connection. It is *served* while it holds one of a limited number of permits.
 //!
 //! # Algorithm
 //! If no permit is free, a connection takes that of the oldest place of the peer with the most served places, if its
-//! own peer has fewer connections. Otherwise it waits. So a peer that opens many connections and reads slowly blocks
-//! only itself.
+//! own peer has fewer connections. So a peer that opens many connections and reads slowly blocks only itself.
+//!
+//! A client with many addresses is as many peers, each with few connections. So the only connection of a peer then
+//! takes the permit of the oldest idle place; one on the loopback, if no place is idle, that of the oldest place of a
+//! peer on the network. A place is idle while no request is handled, or if the client has not read for
+//! [`MAX_IDLE_STALL`]. Otherwise the connection waits.
 //!
 //! # Invariants
 //! - The resources of a place are released when it is dropped.
@@ -34,6 +38,9 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::Limits;
+
+/// Time without reading after which the client of a response counts as idle.
+const MAX_IDLE_STALL: Duration = Duration::from_secs(3);
 
 /// Identity of a peer. A Unix socket has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +63,11 @@ impl PeerId {
         };
         Self { address, user: None }
     }
+
+    /// Returns true for a user of this host.
+    pub(crate) fn is_local(self) -> bool {
+        self.address.is_loopback()
+    }
 }
 
 /// The resources of one peer.
@@ -65,7 +77,40 @@ struct PeerUsage {
     /// Bytes of large responses that its clients have not read.
     unread: usize,
     /// The served places, the oldest first.
-    served: BTreeMap<u64, (OwnedSemaphorePermit, CancellationToken)>,
+    served: BTreeMap<u64, ServedPlace>,
+}
+
+/// A place that holds a permit.
+#[derive(Debug)]
+struct ServedPlace {
+    permit: OwnedSemaphorePermit,
+    activity: Arc<Activity>,
+}
+
+/// The activity of a connection.
+#[derive(Debug, Default)]
+struct Activity {
+    displaced: CancellationToken,
+    /// The number of requests whose responses are not complete.
+    requests: AtomicUsize,
+    stalls: Mutex<BufferStalls>,
+}
+
+impl Activity {
+    fn is_idle(&self) -> bool {
+        let is_stalled = || self.stalls.lock().since.is_some_and(|since| since.elapsed() >= MAX_IDLE_STALL);
+        self.requests.load(Ordering::Relaxed) == 0 || is_stalled()
+    }
+}
+
+/// Guard of a request in progress: its connection is not idle.
+#[derive(Debug)]
+pub(crate) struct ActiveRequest(Arc<Activity>);
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The peers of one address.
@@ -82,13 +127,15 @@ impl Peers {
     }
 
     /// Returns a place for a connection of this peer; `None` if the peer has reached its limit, or if very many
-    /// connections wait and the peer has the most.
-    pub(crate) fn enter(self: &Arc<Self>, peer: Option<PeerId>) -> Option<Arc<Place>> {
+    /// connections wait and the peer has the most. The first connection of a user of this host always gets one.
+    pub(crate) fn enter(self: &Arc<Self>, peer: Option<PeerId>) -> Option<Arc<ConnectionPlace>> {
         let mut all = self.usage.lock();
         let connections: usize = all.values().map(|held| held.connections).sum();
         let most = all.values().map(|held| held.served.len()).max().unwrap_or_default();
         let held = all.entry(peer).or_default();
-        let is_crowded = connections >= 2 * self.limits.connections && held.connections + 1 >= most;
+        let is_first_of_user = held.connections == 0 && peer.is_some_and(PeerId::is_local);
+        let is_crowded =
+            connections >= 2 * self.limits.connections && held.connections + 1 >= most && !is_first_of_user;
         if peer.is_some() && (is_crowded || held.connections >= self.limits.connections_of_a_peer) {
             if held.connections == 0 {
                 all.remove(&peer);
@@ -97,39 +144,43 @@ impl Peers {
         }
         held.connections += 1;
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
-        let displaced = CancellationToken::new();
-        let (unread, stalls) = (AtomicUsize::new(0), Mutex::default());
-        Some(Arc::new(Place { peers: self.clone(), peer, number, displaced, unread, stalls }))
+        let (peers, activity, unread) = (self.clone(), Arc::default(), AtomicUsize::new(0));
+        Some(Arc::new(ConnectionPlace { peers, peer, number, activity, unread }))
     }
 }
 
 /// The share of one connection in the limits of its peer. Dropping it releases its resources.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionPlace {
     peers: Arc<Peers>,
     peer: Option<PeerId>,
     number: u64,
-    displaced: CancellationToken,
+    activity: Arc<Activity>,
     /// Bytes of large responses that its client has not read.
     unread: AtomicUsize,
-    stalls: Mutex<Stalls>,
 }
 
 /// Time in which the send buffer was full because the client did not read.
 #[derive(Debug, Default)]
-struct Stalls {
+struct BufferStalls {
     ended: Duration,
     since: Option<Instant>,
 }
 
-impl Place {
+impl ConnectionPlace {
     pub(crate) fn peer(&self) -> Option<PeerId> {
         self.peer
     }
 
+    /// Notes that a request is in progress, until the guard is dropped.
+    pub(crate) fn begin_request(&self) -> ActiveRequest {
+        self.activity.requests.fetch_add(1, Ordering::Relaxed);
+        ActiveRequest(self.activity.clone())
+    }
+
     /// Notes that the send buffer is full, or that it has room again.
     pub(crate) fn note_stall(&self, is_stalled: bool) {
-        let mut stalls = self.stalls.lock();
+        let mut stalls = self.activity.stalls.lock();
         match (is_stalled, stalls.since) {
             (true, None) => stalls.since = Some(Instant::now()),
             (false, Some(since)) => {
@@ -142,39 +193,51 @@ impl Place {
 
     /// Returns the total time in which the send buffer was full.
     pub(crate) fn stalled(&self) -> Duration {
-        let stalls = self.stalls.lock();
+        let stalls = self.activity.stalls.lock();
         stalls.ended + stalls.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Serves the connection with this permit from now on.
     pub(crate) fn serve(&self, permit: OwnedSemaphorePermit) {
         if let Some(held) = self.peers.usage.lock().get_mut(&self.peer) {
-            held.served.insert(self.number, (permit, self.displaced.clone()));
+            held.served.insert(self.number, ServedPlace { permit, activity: self.activity.clone() });
         }
     }
 
-    /// Takes the permit of the oldest place of the peer with the most served places, if these are more than the
-    /// connections of this place's peer.
+    /// Takes the permit of another place, as the module describes; `None` if this connection has to wait.
     pub(crate) fn displace(&self) -> Option<OwnedSemaphorePermit> {
         let mut all = self.peers.usage.lock();
         let own = all.get(&self.peer).filter(|_| self.peer.is_some())?.connections;
-        let most = all.values_mut().max_by_key(|held| held.served.len())?;
-        if most.served.len() <= own {
-            return None;
-        }
-        let (_, (permit, displaced)) = most.served.pop_first()?;
-        displaced.cancel();
+        let largest = all.iter().max_by_key(|(_, held)| held.served.len());
+        let (peer, number) = largest
+            .filter(|(_, held)| held.served.len() > own)
+            .and_then(|(peer, held)| Some((*peer, *held.served.first_key_value()?.0)))
+            .or_else(|| if own == 1 { self.least_useful(&all) } else { None })?;
+        let ServedPlace { permit, activity } = all.get_mut(&peer)?.served.remove(&number)?;
+        activity.displaced.cancel();
         Some(permit)
+    }
+
+    /// Returns the oldest idle place, or else, for a user of this host, the oldest place of a peer on the network.
+    fn least_useful(&self, all: &BTreeMap<Option<PeerId>, PeerUsage>) -> Option<(Option<PeerId>, u64)> {
+        let served = all.iter().flat_map(|(peer, held)| {
+            held.served.iter().map(|(number, place)| (*number, *peer, place.activity.is_idle()))
+        });
+        let is_user = self.peer.is_some_and(PeerId::is_local);
+        let is_remote = |peer: Option<PeerId>| peer.is_some_and(|peer| !peer.is_local());
+        let may_go = served.filter(|&(_, peer, is_idle)| is_idle || is_user && is_remote(peer));
+        let (_, number, peer) = may_go.map(|(number, peer, is_idle)| (!is_idle, number, peer)).min()?;
+        Some((peer, number))
     }
 
     /// Closes the connection. Data that waits to be written to it is dropped.
     pub(crate) fn close(&self) {
-        self.displaced.cancel();
+        self.activity.displaced.cancel();
     }
 
     /// Waits until another connection takes the permit, or until [`close`](Self::close) is called.
     pub(crate) async fn displaced(&self) {
-        self.displaced.cancelled().await;
+        self.activity.displaced.cancelled().await;
     }
 
     /// Counts the bytes of a large response until they are [released](Self::release_unread). Returns false, and
@@ -209,7 +272,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut all = self.peers.usage.lock();
         let Some(held) = all.get_mut(&self.peer) else { return };
@@ -231,7 +294,7 @@ mod tests {
     const SMALL_LIMITS: Limits =
         Limits { connections_of_a_peer: 2, unread: 100, unread_of_a_peer: 40, ..Limits::DEFAULT };
 
-    fn enter(peers: &Arc<Peers>, address: &str) -> Option<Arc<Place>> {
+    fn enter(peers: &Arc<Peers>, address: &str) -> Option<Arc<ConnectionPlace>> {
         peers.enter(Some(PeerId::new(address.parse().unwrap(), None)))
     }
 
@@ -270,20 +333,57 @@ mod tests {
                 let place = enter(&peers, address).unwrap();
                 assert!(place.displace().is_none(), "no peer has more");
                 place.serve(permits.clone().try_acquire_owned().unwrap());
-                place
+                (place.begin_request(), place)
             })
             .into();
         let late = enter(&peers, "10.0.0.3").unwrap();
         late.serve(late.displace().unwrap());
-        let displaced: Vec<_> = served.iter().map(|place| place.displaced.is_cancelled()).collect();
+        let displaced: Vec<_> =
+            served.iter().map(|(_, place)| place.activity.displaced.is_cancelled()).collect();
         assert_eq!(displaced, [false, true, false]);
+        let request = late.begin_request();
         let more = enter(&peers, "10.0.0.4").unwrap();
         assert!(more.displace().is_none(), "no peer has more than one");
         let crowd: Vec<_> = ["10.0.0.5", "10.0.0.6", "10.0.0.7"].map(|peer| enter(&peers, peer)).into();
         assert!(crowd[0].is_some() && crowd[1].is_none(), "the number of waiting connections is limited");
-        drop((served, late, more, crowd));
+        drop((served, request, late, more, crowd));
         assert!(peers.usage.lock().is_empty());
         assert_eq!(permits.available_permits(), 3);
+    }
+
+    /// A flood from many addresses: each is a peer with one connection.
+    #[tokio::test(start_paused = true)]
+    async fn many_addresses_lock_out_no_peer() {
+        let limits = Limits { connections: 3, ..SMALL_LIMITS };
+        let (peers, permits) = (Peers::new(limits), Arc::new(Semaphore::new(3)));
+        let flood = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|address| enter(&peers, address).unwrap());
+        let mut requests: Vec<_> = flood.iter().map(|place| Some(place.begin_request())).collect();
+        for place in &flood {
+            place.serve(permits.clone().try_acquire_owned().unwrap());
+        }
+        let displaced = || flood.each_ref().map(|place| place.activity.displaced.is_cancelled());
+        let late = enter(&peers, "10.0.0.4").unwrap();
+        assert!(late.displace().is_none(), "all places are in use");
+        requests[1] = None;
+        let second = enter(&peers, "10.0.0.4").unwrap();
+        assert!(second.displace().is_none(), "its peer has another connection");
+        drop(second);
+        late.serve(late.displace().expect("a place is idle"));
+        let request = late.begin_request();
+        assert_eq!(displaced(), [false, true, false]);
+        flood[2].note_stall(true);
+        tokio::time::advance(MAX_IDLE_STALL).await;
+        let more = enter(&peers, "10.0.0.5").unwrap();
+        more.serve(more.displace().expect("a client does not read"));
+        let more_request = more.begin_request();
+        assert_eq!(displaced(), [false, true, true]);
+        // Further connections of the flood wait, and none is idle.
+        let waiting: Vec<_> = (6..99).map_while(|host| enter(&peers, &format!("10.0.0.{host}"))).collect();
+        assert!(!waiting.is_empty() && waiting.len() < 93);
+        let user = enter(&peers, "127.0.0.1").expect("a user of this host may enter");
+        user.serve(user.displace().expect("a peer on the network goes first"));
+        assert_eq!(displaced(), [true, true, true]);
+        drop((request, more_request));
     }
 
     #[test]

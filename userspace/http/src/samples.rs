@@ -101,7 +101,7 @@ impl Samples {
         let sample = api::Sample {
             at_millis: u64::try_from(self.observer.uptime().as_millis()).unwrap_or(u64::MAX),
             full: false,
-            promises: self.observer.revision(),
+            guarantee_revision: self.observer.revision(),
             nodes,
             accesses,
             exclusive_cpus: self.observer.exclusive_cpus(),
@@ -192,7 +192,7 @@ mod tests {
         let sample = api::Sample {
             at_millis: number,
             full: false,
-            promises: 0,
+            guarantee_revision: 0,
             nodes: Vec::new(),
             accesses: None,
             exclusive_cpus: Vec::new(),

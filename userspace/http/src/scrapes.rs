@@ -5,7 +5,8 @@
 //!
 //! # Algorithm
 //! A free place goes to the peer with the fewest places, and among its requests to the oldest. So a peer without a
-//! place gets the next one, however many requests of another peer wait before it. The body of a scrape gives up a
+//! place gets the next one, however many requests of another peer wait before it. Of peers with equally many, a user
+//! of this host comes before the network, on which one client may have many addresses. The body of a scrape gives up a
 //! slow client while a request waits ([`ScrapePlace::is_wanted`]).
 //!
 //! # Invariant
@@ -87,7 +88,9 @@ impl Queue {
             return None;
         }
         let held = |peer: &Option<PeerId>| self.held.get(peer).copied().unwrap_or_default();
-        let next = self.waiting.iter().enumerate().min_by_key(|(_, (peer, _))| held(peer))?.0;
+        let is_remote = |peer: &Option<PeerId>| peer.is_some_and(|peer| !peer.is_local());
+        let rank = |peer| (held(peer), is_remote(peer));
+        let next = self.waiting.iter().enumerate().min_by_key(|(_, (peer, _))| rank(peer))?.0;
         self.waiting.remove(next)
     }
 }
@@ -133,6 +136,23 @@ mod tests {
         // A single peer gets all places, in the order of its requests.
         held.remove(0);
         assert!(many.remove(0).now_or_never().is_some());
+    }
+
+    /// A flood from many addresses: each is a peer with one request.
+    #[tokio::test]
+    async fn users_of_host_come_first() {
+        let scrapes = Scrapes::default();
+        let mut held = Vec::new();
+        for number in 0..4 {
+            held.push(scrapes.place(Some(peer(number))).await.unwrap());
+        }
+        let mut flood: Vec<_> = (10..40).map(|number| Box::pin(scrapes.place(Some(peer(number))))).collect();
+        assert!(flood.iter_mut().all(|request| request.now_or_never().is_none()));
+        let user = PeerId::new(std::net::Ipv4Addr::LOCALHOST.into(), Some(0));
+        let mut scrape = Box::pin(scrapes.place(Some(user)));
+        assert!((&mut scrape).now_or_never().is_none());
+        held.pop();
+        assert!(scrape.now_or_never().flatten().is_some());
     }
 
     #[tokio::test]

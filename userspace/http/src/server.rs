@@ -2,10 +2,13 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    convert::Infallible,
     io,
     net::SocketAddr,
     path::Path,
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use futures_util::{
     future::{BoxFuture, ready},
 };
 use hyper::{
-    body::Incoming,
+    body::{Body, Bytes, Frame, Incoming, SizeHint},
     server::conn::http1,
     service::{Service, service_fn},
 };
@@ -38,7 +41,7 @@ use crate::{
     local_users::{Ends, users},
     paced::PacedStream,
     peer::Peer,
-    peers::{PeerId, Peers},
+    peers::{ActiveRequest, PeerId, Peers},
 };
 
 /// Time that requests in progress have to end when the daemon stops.
@@ -197,9 +200,12 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                 Err(error) => return tracing::debug!(%error, "connection"),
             };
             let peer = Peer { place: Some(place.clone()), ..peer };
+            let served_place = place.clone();
             let service = service_fn(move |mut request: hyper::Request<Incoming>| {
                 request.extensions_mut().insert(peer.clone());
-                service.call(request)
+                let active = served_place.begin_request();
+                let answer = service.call(request);
+                async move { Ok::<_, Infallible>(answer.await?.map(|body| ActiveBody { body, _active: active })) }
             });
             let stream = TokioIo::new(PacedStream::new(stream, place.clone(), limits.stall));
             let served = tokio::select! {
@@ -217,6 +223,32 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
     drop(listener);
     if timeout(STOP_TIME_LIMIT, graceful.shutdown()).await.is_err() {
         tracing::warn!("requests were cut off because they did not end within {STOP_TIME_LIMIT:?}");
+    }
+}
+
+/// A response body that keeps its connection from being idle until it is written.
+struct ActiveBody {
+    body: axum::body::Body,
+    _active: ActiveRequest,
+}
+
+impl Body for ActiveBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -447,6 +479,14 @@ pub(crate) mod tests {
             assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"), "{peer}");
         }
         assert!(start.elapsed() < limits.head, "the other connections had timed out");
+        // Now each connection is of a peer of its own, and idle.
+        let start = Instant::now();
+        for peer in 1..=40 {
+            let mut stream = from([127, 0, 3, peer]).await;
+            assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"), "{peer}");
+            held.push(stream);
+        }
+        assert!(start.elapsed() < limits.head, "idle connections had timed out");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -50,12 +50,12 @@ pub(crate) struct SharedReads {
 }
 
 /// Removes its read from the map when it is dropped.
-struct Entry {
+struct RunningRead {
     reads: Arc<Reads>,
     key: String,
 }
 
-impl Drop for Entry {
+impl Drop for RunningRead {
     fn drop(&mut self) {
         self.reads.lock().remove(&self.key);
     }
@@ -85,7 +85,7 @@ impl SharedReads {
             } else if reads.len() >= MAX_READS {
                 return Err(hung(&format!("{MAX_READS} reads hang")));
             } else {
-                let entry = Entry { reads: self.reads.clone(), key: key.clone() };
+                let entry = RunningRead { reads: self.reads.clone(), key: key.clone() };
                 let done = spawn(move || {
                     let _entry = entry;
                     work()

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{blocking, limits::TIME_LIMIT, peers::Place, scrapes::ScrapePlace};
+use crate::{blocking, limits::TIME_LIMIT, peers::ConnectionPlace, scrapes::ScrapePlace};
 
 /// Maximum number of pieces that wait for a slow client.
 const MAX_QUEUED_PIECES: usize = 4;
@@ -49,7 +49,7 @@ pub(crate) fn scrape(
     metrics: Arc<Metrics>,
     format: Format,
     place: Option<ScrapePlace>,
-    connection: Option<Arc<Place>>,
+    connection: Option<Arc<ConnectionPlace>>,
 ) -> Body {
     let (sender, written) = body();
     let runtime = Handle::current();

@@ -33,7 +33,7 @@ pub fn container_path(cgroups_path: &str) -> Result<String, &'static str> {
     match parts[..] {
         [path] => normalize(path),
         [slice, prefix, name] => {
-            // The default of the runtimes.
+            // Runtimes use this slice if none is given.
             let slice = if slice.is_empty() { "system.slice" } else { slice };
             let parent = expand_slice(slice)?;
             if prefix.is_empty() || name.is_empty() || [prefix, name].iter().any(|part| part.contains('/')) {
@@ -137,6 +137,7 @@ fn systemd_class(slice: &str) -> Option<QosClass> {
     class_below(&parents.split('-').collect::<Vec<_>>())
 }
 
+/// Returns the class of pods below these cgroups, outermost first; `None` if they do not end with cgroups of the kubelet.
 fn class_below(parents: &[&str]) -> Option<QosClass> {
     match parents {
         [.., "kubepods"] => Some(QosClass::Guaranteed),

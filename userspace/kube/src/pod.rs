@@ -3,7 +3,7 @@
 //! NRI reports limits only, and one container at a time. Requests, init and sidecar containers, resources of the
 //! whole pod, and all containers together come from the API server through a [`PodSource`].
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use numaward_engine::{ContainerRequest, PodResources, Request, Resources};
 
@@ -23,13 +23,22 @@ pub struct PodId {
     pub uid: String,
 }
 
+/// A resource claim, or a request of it, that a container of a pod uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimUse {
+    pub container: String,
+    /// Name of the `ResourceClaim` in the pod's namespace.
+    pub claim: String,
+    /// Request of the claim; `None`: all of them.
+    pub request: Option<String>,
+}
+
 /// A pod of this Kubernetes node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
     pub id: PodId,
     /// UID in the API server. Differs from that in `id` for the mirror pod of a static pod.
     pub api_uid: String,
-    pub annotations: BTreeMap<String, String>,
     /// Init containers in the order in which they start; those with `restartPolicy: Always` are sidecars.
     pub init_containers: Vec<ContainerRequest>,
     /// Regular containers.
@@ -38,6 +47,8 @@ pub struct Pod {
     pub resources: Option<PodResources>,
     /// Overhead of the runtime class (`spec.overhead`).
     pub overhead: Resources,
+    /// Resource claims of the containers, as far as the claims exist.
+    pub claims: Vec<ClaimUse>,
     /// True if the phase is `Succeeded` or `Failed`: the pod will not run again.
     pub is_terminal: bool,
 }

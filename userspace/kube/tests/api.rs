@@ -1,4 +1,4 @@
-//! Pods and events against an API server that speaks list, watch and create, and misbehaves when asked to.
+//! Pods and events against an API server that supports list, watch and create, and fails if a test demands it.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -17,30 +17,30 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-const LIMIT: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
-struct Run {
+struct RunningPodWatch {
     server: FakeApiServer,
     pods: Pods,
     metrics: ApiMetrics,
-    /// What was reported, the latest last.
+    /// All reports, the newest last.
     reports: Arc<Mutex<Vec<Result<(), String>>>>,
     _stop: DropGuard,
 }
 
-/// A run whose first watch is open.
-async fn run() -> Run {
+/// Starts a run and waits until the first watch is open.
+async fn run() -> RunningPodWatch {
     let run = run_with(FakeApiServer::start().await.unwrap()).await;
     run.synced().await;
     run
 }
 
-async fn run_with(server: FakeApiServer) -> Run {
+async fn run_with(server: FakeApiServer) -> RunningPodWatch {
     let kubeconfig = server.kubeconfig();
     run_as(server, &kubeconfig).await
 }
 
-async fn run_as(server: FakeApiServer, kubeconfig: &str) -> Run {
+async fn run_as(server: FakeApiServer, kubeconfig: &str) -> RunningPodWatch {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     std::fs::write(&path, kubeconfig).unwrap();
@@ -59,10 +59,10 @@ async fn run_as(server: FakeApiServer, kubeconfig: &str) -> Run {
         let (pods, metrics, stop) = (pods.clone(), metrics.clone(), stop.clone());
         async move { pods.follow(client, "n1".to_owned(), metrics, report, stop).await }
     });
-    Run { server, pods, metrics, reports, _stop: stop.drop_guard() }
+    RunningPodWatch { server, pods, metrics, reports, _stop: stop.drop_guard() }
 }
 
-impl Run {
+impl RunningPodWatch {
     async fn wait<T>(&self, what: &str, look: impl Fn(&Self) -> Option<T>) -> T {
         let mut changes = self.pods.changes();
         let until = async {
@@ -70,11 +70,11 @@ impl Run {
                 if let Some(found) = look(self) {
                     return found;
                 }
-                // Also what no change of pods reports.
+                // The timeout covers changes of which the pods do not notify.
                 let _ = tokio::time::timeout(Duration::from_millis(50), changes.changed()).await;
             }
         };
-        match tokio::time::timeout(LIMIT, until).await {
+        match tokio::time::timeout(WAIT_TIMEOUT, until).await {
             Ok(found) => found,
             Err(tokio::time::error::Elapsed { .. }) => {
                 panic!("{what} did not happen; asked: {:#?}", self.server.requests())
@@ -117,7 +117,7 @@ fn id(name: &str, uid: &str) -> PodId {
     PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: uid.to_owned() }
 }
 
-/// The mirror of a static pod, as the kubelet of n1 makes it.
+/// Returns the mirror of a static pod, as the kubelet of n1 creates it.
 fn mirror(name: &str, uid: &str, hash: &str) -> Value {
     let mut mirror = pod(name, uid, "n1");
     mirror["metadata"]["annotations"] =
@@ -133,7 +133,7 @@ fn pod(name: &str, uid: &str, node: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_token_from_a_file_made_by_hand_is_good() {
+async fn trims_token_file() {
     let server = FakeApiServer::start().await.unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "secret\n").unwrap();
@@ -145,19 +145,19 @@ async fn a_token_from_a_file_made_by_hand_is_good() {
     let server = FakeApiServer::start().await.unwrap();
     let kubeconfig = server.kubeconfig().replace("token: secret", "token: another");
     let run = run_as(server, &kubeconfig).await;
-    let problem = run.wait("a refusal", Run::problem).await;
+    let problem = run.wait("a refusal", RunningPodWatch::problem).await;
     assert!(problem.contains("the token or certificate is not valid"), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_replaced_is_read_again() {
+async fn rereads_replaced_token() {
     let server = FakeApiServer::start().await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     let kubeconfig =
         server.kubeconfig().replace("token: secret", &format!("tokenFile: \"{}\"", file.display()));
     let run = run_as(server, &kubeconfig).await;
-    let problem = run.wait("a missing file", Run::problem).await;
+    let problem = run.wait("a missing file", RunningPodWatch::problem).await;
     assert!(problem.contains("No such file") && problem.contains("/token"), "{problem}");
     for (text, words) in [("\n", "it is empty"), ("first\n", "401")] {
         std::fs::write(&file, text).unwrap();
@@ -167,7 +167,7 @@ async fn a_token_that_is_replaced_is_read_again() {
     std::fs::write(&file, "secret\n").unwrap();
     run.synced().await;
 
-    // While the file has no token, the one that was read last is used.
+    // While the file has no valid token, the previous one is used.
     std::fs::write(&file, "two\ntokens").unwrap();
     let watches = run.count("watch=true");
     run.server.hang_up();
@@ -178,7 +178,7 @@ async fn a_token_that_is_replaced_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_token_in_the_kubeconfig_wins_over_the_token_file() {
+async fn inline_token_overrides_token_file() {
     let server = FakeApiServer::start().await.unwrap();
     let kubeconfig = server.kubeconfig().replace("token: secret", "token: secret, tokenFile: /nowhere/token");
     let run = run_as(server, &kubeconfig).await;
@@ -186,7 +186,7 @@ async fn a_token_in_the_kubeconfig_wins_over_the_token_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_come_change_and_go() {
+async fn follows_pod_changes() {
     let server = FakeApiServer::start().await.unwrap();
     server.put_pod(pod("a", "1", "n1"));
     server.put_pod(pod("elsewhere", "2", "n2"));
@@ -210,12 +210,12 @@ async fn pods_come_change_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_pod_takes_the_place_of_another() {
+async fn pods_cannot_claim_foreign_uids() {
     let server = FakeApiServer::start().await.unwrap();
     let mut author = pod("a", "1", "n1");
     author["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "2"});
     server.put_pod(author);
-    // Who may write pods may write all that makes a mirror pod, too.
+    // All fields of a mirror pod can be written by a user with the right to create pods.
     server.put_pod(mirror("forged", "3", "2"));
     server.put_pod(pod("victim", "2", "n1"));
     server.put_pod(mirror("static", "4", "hash"));
@@ -227,17 +227,17 @@ async fn no_pod_takes_the_place_of_another() {
     for id in [id("a", "1"), id("victim", "2"), id("static", "hash"), id("in-doubt", "claimed twice")] {
         assert_eq!(name(&id), Some(id.name.clone()));
     }
-    // The runtime says which name goes with the UID.
+    // A UID is only found together with its name.
     for id in [id("a", "2"), id("victim", "1"), id("static", "4"), id("victim", "hash")] {
         assert_eq!(name(&id), None, "{id:?}");
     }
     assert_eq!(run.by_uid("2").unwrap().pod.id.name, "victim");
-    assert!(run.by_uid("claimed twice").is_none(), "whose name it is, nobody knows");
-    assert_eq!(run.pods.all().len(), 3, "the forged mirrors are none of them");
+    assert!(run.by_uid("claimed twice").is_none(), "two mirror pods claim the UID");
+    assert_eq!(run.pods.all().len(), 3, "forged mirror pods are not included");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_list_has_pages() {
+async fn lists_in_pages() {
     let server = FakeApiServer::start().await.unwrap();
     for number in 0..600 {
         server.put_pod(pod(&format!("p{number}"), &number.to_string(), "n1"));
@@ -249,7 +249,24 @@ async fn a_long_list_has_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_breaks_goes_on_from_its_version() {
+async fn pages_of_large_pods_are_smaller() {
+    let server = FakeApiServer::start().await.unwrap();
+    for number in 0..12 {
+        let mut pod = pod(&format!("p{number}"), &number.to_string(), "n1");
+        pod["metadata"]["annotations"] = json!({"text": "<".repeat(1_500_000)});
+        server.put_pod(pod);
+    }
+    let run = run_with(server).await;
+    run.synced().await;
+    assert_eq!(run.pods.all().len(), 12);
+    let sizes = ["limit=250", "limit=125", "limit=62", "limit=31", "limit=15", "limit=7"];
+    assert!(sizes.iter().all(|size| run.count(size) > 0), "{sizes:?}");
+    let failures = run.metric(r#"kubernetes_api_errors_total{operation="list_pods",reason="too_large"}"#);
+    assert_eq!(failures, 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_watch_resumes_at_version() {
     let run = run().await;
     run.server.put_pod(pod("a", "1", "n1"));
     run.pod("1").await;
@@ -262,7 +279,7 @@ async fn a_watch_that_breaks_goes_on_from_its_version() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_closes_each_watch_is_not_asked_without_end() {
+async fn limits_rate_of_watches() {
     let run = run().await;
     for _ in 0..200 {
         run.server.hang_up();
@@ -274,37 +291,37 @@ async fn a_server_that_closes_each_watch_is_not_asked_without_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn there_is_an_end_to_what_is_kept() {
-    const MOST: usize = 4096;
+async fn limits_number_of_pods() {
+    const MAX_PODS: usize = 4096;
     let server = FakeApiServer::start().await.unwrap();
-    for number in 0..=MOST {
+    for number in 0..=MAX_PODS {
         server.put_pod(pod(&format!("p{number:04}"), &number.to_string(), "n1"));
     }
     let run = run_with(server).await;
     run.synced().await;
-    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_ignored_total")), (MOST, 1));
+    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_ignored_total")), (MAX_PODS, 1));
     run.server.put_pod(pod("one more", "one more", "n1"));
     let mut known = pod("p0000", "0", "n1");
     known["status"] = json!({"phase": "Running"});
     run.server.put_pod(known);
     run.wait("a change", |run| run.by_uid("0")?.is_running.then_some(())).await;
-    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_ignored_total")), (MOST, 2));
+    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_ignored_total")), (MAX_PODS, 2));
     run.server.delete_pod("ns", "one more");
     run.server.delete_pod("ns", "p0001");
     run.server.put_pod(pod("now", "now", "n1"));
     run.pod("now").await;
-    assert_eq!(run.metric("kubernetes_pods_ignored_total"), 2, "the end of a pod needs no room");
+    assert_eq!(run.metric("kubernetes_pods_ignored_total"), 2, "the end of a pod is not ignored");
 }
 
-/// In the stream, and as the answer to the request.
+/// 410 in the stream, and as the answer to the request.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_gone_is_listed_anew() {
+async fn lists_again_if_version_is_gone() {
     let run = run().await;
     run.server.put_pod(pod("a", "1", "n1"));
     run.pod("1").await;
     run.server.put_pod(pod("old", "2", "n2"));
     run.server.compact();
-    // No watch learns of the deletion.
+    // No watch reports the deletion.
     run.server.refuse(Some(("watch=true", StatusCode::SERVICE_UNAVAILABLE)));
     run.server.hang_up();
     run.server.delete_pod("ns", "a");
@@ -315,7 +332,7 @@ async fn what_is_gone_is_listed_anew() {
     assert!(lists >= 2, "{:?}", run.server.requests());
     assert_eq!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"gone\"}"), 1);
 
-    // The new watch is open once it reports something.
+    // A reported change shows that the new watch is open.
     run.server.put_pod(pod("b", "3", "n1"));
     run.pod("3").await;
     run.server.refuse_next("watch=true", StatusCode::GONE);
@@ -325,7 +342,7 @@ async fn what_is_gone_is_listed_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_refused_says_so_and_keeps_what_is_known() {
+async fn refusal_keeps_known_pods() {
     for (status, reason, words) in [
         (StatusCode::UNAUTHORIZED, "unauthorized", "the token or certificate is not valid"),
         (StatusCode::FORBIDDEN, "forbidden", "give the service account this right"),
@@ -337,7 +354,7 @@ async fn who_is_refused_says_so_and_keeps_what_is_known() {
         run.pod("1").await;
         run.server.refuse(Some(("pods", status)));
         run.server.hang_up();
-        let problem = run.wait("the problem", Run::problem).await;
+        let problem = run.wait("the problem", RunningPodWatch::problem).await;
         assert!(problem.contains(words) && problem.contains("refused by the test"), "{problem}");
         assert!(!run.pods.is_synced() && run.by_uid("1").is_some());
         let counted = format!("kubernetes_api_errors_total{{operation=\"watch_pods\",reason=\"{reason}\"}}");
@@ -350,19 +367,19 @@ async fn who_is_refused_says_so_and_keeps_what_is_known() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_known_of_a_server_that_refuses_from_the_start() {
+async fn refused_list_is_reported() {
     let server = FakeApiServer::start().await.unwrap();
     server.refuse(Some(("pods", StatusCode::FORBIDDEN)));
     let run = run_with(server).await;
-    let problem = run.wait("the problem", Run::problem).await;
+    let problem = run.wait("the problem", RunningPodWatch::problem).await;
     assert!(problem.contains("pods cannot be read from the API server: 403"), "{problem}");
     assert!(!run.pods.is_synced());
     assert!(run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"forbidden\"}") >= 1);
 }
 
-/// Time is simulated: it moves on when all wait for it.
+/// Time is simulated: it advances while all tasks are idle.
 #[tokio::test(start_paused = true)]
-async fn pauses_grow_while_the_server_is_away() {
+async fn retry_delays_grow() {
     for part in ["limit=", "watch=true"] {
         let server = FakeApiServer::start().await.unwrap();
         server.refuse(Some((part, StatusCode::SERVICE_UNAVAILABLE)));
@@ -374,7 +391,7 @@ async fn pauses_grow_while_the_server_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_away_is_waited_for() {
+async fn recovers_from_server_error() {
     let server = FakeApiServer::start().await.unwrap();
     server.put_pod(pod("a", "1", "n1"));
     let run = run_with(server).await;
@@ -386,14 +403,14 @@ async fn a_server_that_is_away_is_waited_for() {
         (errors >= 1).then_some(())
     })
     .await;
-    // Nothing after the error is missed.
+    // Changes after the error are reported.
     run.server.put_pod(pod("b", "2", "n1"));
     run.pod("2").await;
     run.synced().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_server_is_no_failure() {
+async fn slow_server_is_no_failure() {
     let server = FakeApiServer::start().await.unwrap();
     server.delay(Duration::from_millis(700));
     server.put_pod(pod("a", "1", "n1"));
@@ -403,36 +420,36 @@ async fn a_slow_server_is_no_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_answer_is_given_up() {
+async fn silent_server_times_out() {
     let server = FakeApiServer::start().await.unwrap();
     server.delay(Duration::from_secs(100_000));
     let run = run_with(server).await;
-    let problem = run.wait("the end of patience", Run::problem).await;
+    let problem = run.wait("the timeout", RunningPodWatch::problem).await;
     assert!(problem.contains("no answer within 30s"), "{problem}");
     assert!(run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"timeout\"}") >= 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_does_not_end_is_given_up() {
+async fn endless_answer_times_out() {
     let server = FakeApiServer::start().await.unwrap();
     server.answer_with("", Some(|| Body::from_stream(stream::pending::<Result<&str, std::io::Error>>())));
     let run = run_with(server).await;
-    let problem = run.wait("the end of patience", Run::problem).await;
+    let problem = run.wait("the timeout", RunningPodWatch::problem).await;
     assert!(problem.contains("no answer within 30s"), "{problem}");
 
     let pod = id("a", "1");
     let (reason, message) = ("Reason".to_owned(), "message".to_owned());
     run.pods.notify(Notice { pod, reason, message, is_warning: true });
-    run.wait("the end of patience", |run| {
+    run.wait("the timeout", |run| {
         let errors = run.metric("kubernetes_api_errors_total{operation=\"create_event\",reason=\"timeout\"}");
         (errors == 1).then_some(())
     })
     .await;
 }
 
-/// A list that breaks off has begun well.
+/// An interrupted list begins without an error.
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_are_not_synced_again_before_a_watch_is_open() {
+async fn synced_only_with_open_watch() {
     let run = run().await;
     run.server.put_pod(pod("a", "1", "n1"));
     run.pod("1").await;
@@ -453,7 +470,7 @@ async fn pods_are_not_synced_again_before_a_watch_is_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_cannot_be_read_does_not_hold_up_the_others() {
+async fn unreadable_pod_is_ignored() {
     let server = FakeApiServer::start().await.unwrap();
     let odd = |uid: &str| {
         let mut pod = pod(&format!("odd{uid}"), uid, "n1");
@@ -472,7 +489,7 @@ async fn a_pod_that_cannot_be_read_does_not_hold_up_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_in_a_watch_is_reported_and_survived() {
+async fn survives_garbage_in_watch() {
     let run = run().await;
     run.synced().await;
     run.server.send_garbage();
@@ -487,7 +504,7 @@ async fn garbage_in_a_watch_is_reported_and_survived() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_notice_becomes_an_event_on_the_pod() {
+async fn notice_becomes_event() {
     let run = run().await;
     run.server.put_pod(mirror("static", "api-uid", "hash"));
     let stored = run.pod("hash").await;
@@ -511,7 +528,7 @@ async fn a_notice_becomes_an_event_on_the_pod() {
         (Some("n1"), Some("Pod"))
     );
 
-    // The same again is counted in the event; what the server refuses is counted, and made when it is said again.
+    // An equal notice increases the event's count. A refused event is counted, and created with the next equal notice.
     run.pods.notify(notice.clone());
     run.wait("the count", |run| (run.server.events()[0]["series"]["count"] == 2).then_some(())).await;
     run.server.refuse_next("events", StatusCode::FORBIDDEN);

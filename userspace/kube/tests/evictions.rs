@@ -1,4 +1,4 @@
-//! Evictions against an API server that has rules for them, and refuses when a test says so.
+//! Evictions against an API server that checks each request, and refuses requests if a test demands it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 const FAST: EvictionTiming = EvictionTiming {
-    look: Duration::from_millis(5),
-    patience: Duration::from_millis(100),
-    pause: Duration::from_millis(300),
-    retry: Duration::from_millis(50),
-    longest_retry: Duration::from_millis(200),
+    poll_interval: Duration::from_millis(5),
+    unplaced_delay: Duration::from_millis(100),
+    pause_after_eviction: Duration::from_millis(300),
+    retry_delay: Duration::from_millis(50),
+    max_retry_delay: Duration::from_millis(200),
 };
 
-struct Run {
+struct RunningEvictor {
     server: FakeApiServer,
     listed: Arc<Mutex<Vec<(PodId, EvictionReason)>>>,
     metrics: ApiMetrics,
@@ -35,12 +35,12 @@ struct Run {
     _stop: DropGuard,
 }
 
-/// A run on a node with these pods, which all run without what they ask for.
-async fn run(pods: &[Value]) -> Run {
+/// Starts an evictor on a node with these pods, all of which run without their claims.
+async fn run(pods: &[Value]) -> RunningEvictor {
     run_at(FAST, EvictionReason::Unplaced, pods).await
 }
 
-async fn run_at(pace: EvictionTiming, why: EvictionReason, pods: &[Value]) -> Run {
+async fn run_at(timing: EvictionTiming, why: EvictionReason, pods: &[Value]) -> RunningEvictor {
     let server = FakeApiServer::start().await.unwrap();
     for pod in pods {
         server.put_pod(pod.clone());
@@ -74,9 +74,9 @@ async fn run_at(pace: EvictionTiming, why: EvictionReason, pods: &[Value]) -> Ru
             let listed = listed.clone();
             Arc::new(move || listed.lock().unwrap().clone())
         },
-        spared: ["kube-system".to_owned()].into(),
+        excluded_namespaces: ["kube-system".to_owned()].into(),
         own_pod: Some("uid-own".to_owned()),
-        pace,
+        timing,
         metrics: metrics.clone(),
         report: {
             let reports = reports.clone();
@@ -84,7 +84,7 @@ async fn run_at(pace: EvictionTiming, why: EvictionReason, pods: &[Value]) -> Ru
         },
     };
     tokio::spawn(evictor.run(client, "n1".to_owned(), stop.clone()));
-    Run { server, listed, metrics, reports, _stop: stop.drop_guard() }
+    RunningEvictor { server, listed, metrics, reports, _stop: stop.drop_guard() }
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -101,13 +101,13 @@ fn unreachable_in_time(what: &str) {
     panic!("waited in vain: {what}");
 }
 
-impl Run {
+impl RunningEvictor {
     fn evictions(&self) -> Vec<String> {
         let asked = self.server.requests();
         asked.into_iter().filter(|asked| asked.contains("/eviction")).collect()
     }
 
-    /// The reasons and notes of the events on a pod.
+    /// Returns reason and note of each event on a pod.
     fn events(&self, name: &str) -> Vec<(String, String)> {
         let of = self.server.events().into_iter().filter(|event| event["regarding"]["name"] == name);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -127,7 +127,7 @@ impl Run {
         text.lines().find_map(|found| found.strip_prefix(&line)).unwrap().parse().unwrap()
     }
 
-    /// Its containers have ended, then it is gone.
+    /// Removes a pod from the list and from the API server, as after the end of its containers.
     fn end(&self, name: &str) {
         self.listed.lock().unwrap().retain(|(id, _)| id.name != name);
         self.server.delete_pod("ns", name);
@@ -145,7 +145,7 @@ fn pod(name: &str, controller: Option<&str>) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_pod_goes_after_the_other_each_with_an_event_before() {
+async fn evicts_one_pod_at_a_time() {
     let run = run(&[pod("a", Some("ReplicaSet")), pod("b", Some("StatefulSet"))]).await;
     until("the first eviction", || run.count("evicted") == 1).await;
     assert_eq!(run.evictions(), ["POST /api/v1/namespaces/ns/pods/a/eviction"]);
@@ -156,21 +156,21 @@ async fn one_pod_goes_after_the_other_each_with_an_event_before() {
     let at = |part: &str| asked.iter().position(|asked| asked.contains(part)).unwrap();
     assert!(at("/events") < at("/eviction"), "{asked:?}");
 
-    // As long as it is there, and for a while afterwards, no other is evicted.
-    tokio::time::sleep(FAST.pause * 2).await;
+    // Until the first pod is gone, and for a pause afterwards, no further pod is evicted.
+    tokio::time::sleep(FAST.pause_after_eviction * 2).await;
     assert_eq!((run.evictions().len(), run.events("b").len()), (1, 0));
     let ended = Instant::now();
     run.end("a");
     until("the second eviction", || run.count("evicted") == 2).await;
-    assert!(ended.elapsed() + 2 * FAST.look >= FAST.pause, "{:?}", ended.elapsed());
+    assert!(ended.elapsed() + 2 * FAST.poll_interval >= FAST.pause_after_eviction, "{:?}", ended.elapsed());
     assert_eq!(run.evictions().len(), 2);
     assert!(run.evictions()[1].contains("/pods/b/"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_gets_what_it_asks_for_in_time_stays() {
-    let pace = EvictionTiming { patience: Duration::from_secs(3), ..FAST };
-    let run = run_at(pace, EvictionReason::Unplaced, &[pod("a", Some("ReplicaSet"))]).await;
+async fn keeps_pod_placed_in_time() {
+    let timing = EvictionTiming { unplaced_delay: Duration::from_secs(3), ..FAST };
+    let run = run_at(timing, EvictionReason::Unplaced, &[pod("a", Some("ReplicaSet"))]).await;
     run.listed.lock().unwrap().clear();
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(run.evictions(), [""; 0]);
@@ -178,13 +178,13 @@ async fn a_pod_that_gets_what_it_asks_for_in_time_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_would_not_be_made_anew_elsewhere_stays_and_is_reported_once() {
+async fn keeps_pods_that_would_not_move() {
     let mut mirror = pod("mirror", Some("Node"));
     mirror["metadata"]["annotations"] =
         json!({"kubernetes.io/config.hash": "hash", "kubernetes.io/config.mirror": "hash"});
     let mut spared = pod("spared", Some("ReplicaSet"));
     spared["metadata"]["namespace"] = json!("kube-system");
-    // Of several owners only the controller counts.
+    // An owner that is not the controller does not create the pod again.
     let mut owned = pod("owned", Some("ReplicaSet"));
     owned["metadata"]["ownerReferences"][0]["controller"] = json!(false);
     let own = pod("own", Some("ReplicaSet"));
@@ -203,27 +203,27 @@ async fn what_would_not_be_made_anew_elsewhere_stays_and_is_reported_once() {
         let (reason, note) = run.events(name).remove(0);
         assert!(reason == "NumaPlacementMissing" && note.contains(words), "{name}: {reason}: {note}");
     }
-    tokio::time::sleep(FAST.patience * 3).await;
+    tokio::time::sleep(FAST.unplaced_delay * 3).await;
     assert_eq!((run.evictions(), run.server.events().len()), (vec![], words.len()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_budget_is_waited_for_longer_each_time() {
+async fn delays_grow_while_budget_blocks() {
     let run = run(&[pod("a", Some("ReplicaSet"))]).await;
     run.server.refuse(Some(("/eviction", StatusCode::TOO_MANY_REQUESTS)));
     until("a try", || run.count("blocked") >= 1).await;
     let first = Instant::now();
     until("some tries", || run.count("blocked") >= 4).await;
-    // 50, 100, 200 ms between them, of which the first may have been seen late.
-    assert!(first.elapsed() >= FAST.retry * 5, "{:?}", first.elapsed());
+    // The delays are 50, 100 and 200 ms; the first request may have been noticed late.
+    assert!(first.elapsed() >= FAST.retry_delay * 5, "{:?}", first.elapsed());
     run.server.refuse(None);
     until("it goes", || run.count("evicted") == 1).await;
     assert_eq!(run.events("a").len(), 1, "one event for all tries");
-    assert!(run.reports.lock().unwrap().iter().all(Result::is_ok), "that is no fault");
+    assert!(run.reports.lock().unwrap().iter().all(Result::is_ok), "a blocked eviction is not an error");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_right_is_said_and_a_pod_that_is_gone_is_done_with() {
+async fn reports_missing_right() {
     let run = run(&[pod("a", Some("ReplicaSet"))]).await;
     run.server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
     until("it is said", || run.count("forbidden") == 1).await;
@@ -234,16 +234,16 @@ async fn a_missing_right_is_said_and_a_pod_that_is_gone_is_done_with() {
     run.server.refuse(Some(("/eviction", StatusCode::NOT_FOUND)));
     until("it is gone", || run.count("gone") == 1).await;
     let tries = run.evictions().len();
-    tokio::time::sleep(FAST.longest_retry * 3).await;
+    tokio::time::sleep(FAST.max_retry_delay * 3).await;
     assert_eq!(run.evictions().len(), tries);
 }
 
 const SHORT: EvictionReason = EvictionReason::NodeShort { node: NodeId(1), has: Bytes::mib(300) };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_in_the_way_go_in_their_order_and_where_one_may_not_the_next_one_does() {
-    // Who names them has waited: it takes no patience here.
-    let pace = EvictionTiming { patience: Duration::from_mins(5), ..FAST };
+async fn skips_pods_that_cannot_be_evicted() {
+    // The guard has waited before it lists the pods, so there is no further delay.
+    let timing = EvictionTiming { unplaced_delay: Duration::from_mins(5), ..FAST };
     let mut critical = pod("critical", Some("ReplicaSet"));
     critical["spec"]["priority"] = json!(2_000_000_000);
     let pods = [
@@ -253,7 +253,7 @@ async fn pods_in_the_way_go_in_their_order_and_where_one_may_not_the_next_one_do
         pod("budget", Some("ReplicaSet")),
         pod("a", Some("ReplicaSet")),
     ];
-    let run = run_at(pace, SHORT, &pods).await;
+    let run = run_at(timing, SHORT, &pods).await;
     run.server.refuse(Some(("/pods/budget/eviction", StatusCode::TOO_MANY_REQUESTS)));
     until("the pod that may go goes", || run.count_of("node_short", "evicted") == 1).await;
     let evictions = run.evictions();
@@ -263,27 +263,27 @@ async fn pods_in_the_way_go_in_their_order_and_where_one_may_not_the_next_one_do
     assert!(evictions.iter().all(|asked| ["/a/", "/budget/"].iter().any(|pod| asked.contains(pod))));
     let (reason, note) = run.events("a").remove(0);
     assert_eq!(reason, "NumaNodeShortEviction");
-    let words = "Node 1 may soon not have what is promised on it, and nobody else can be kept off it. This pod has no \
-        guarantee, and 300Mi there. It is evicted, so that the ReplicaSet n1 makes it anew.";
+    let words = "Node 1 may soon not have enough memory for its guarantees, and no further workload can be kept off it. \
+        This pod has no guarantee and uses 300Mi there. It is evicted, so that the ReplicaSet n1 creates it again.";
     assert_eq!(note, words);
     for name in ["critical", "daemon", "bare"] {
         assert_eq!(run.events(name), [], "{name}");
     }
     assert_eq!(run.count("evicted"), 0);
 
-    // It is waited for, and then as long as it is said; the other one is tried again.
+    // The blocked pod is tried again after the first one is gone and the pause is over.
     let asked = run.evictions().len();
-    tokio::time::sleep(FAST.pause * 2).await;
+    tokio::time::sleep(FAST.pause_after_eviction * 2).await;
     assert_eq!(run.evictions().len(), asked, "one at a time");
     run.server.refuse(None);
     let ended = Instant::now();
     run.end("a");
     until("the other one goes", || run.count_of("node_short", "evicted") == 2).await;
-    assert!(ended.elapsed() + 2 * FAST.look >= FAST.pause, "{:?}", ended.elapsed());
+    assert!(ended.elapsed() + 2 * FAST.poll_interval >= FAST.pause_after_eviction, "{:?}", ended.elapsed());
     assert!(run.evictions().last().unwrap().contains("/pods/budget/"));
 }
 
-/// A tenant that fills a node by a pod that is never evicted would have others evicted one after the other.
+/// Otherwise a tenant could fill a node with a pod that cannot be evicted, and have all pods of other tenants evicted.
 #[tokio::test(flavor = "multi_thread")]
 async fn larger_unevictable_pod_blocks_smaller() {
     let pods = [
@@ -308,11 +308,11 @@ async fn larger_unevictable_pod_blocks_smaller() {
     };
     let gone = |name: &str| run.evictions().iter().any(|asked| asked.contains(&format!("/pods/{name}/")));
     listed(&[(1, 1, 300), (3, 1, 200)]);
-    tokio::time::sleep(FAST.longest_retry).await;
+    tokio::time::sleep(FAST.max_retry_delay).await;
     assert_eq!(run.evictions(), [""; 0], "behind a bare pod");
     listed(&[(2, 1, 300), (3, 1, 200)]);
     until("the larger one is asked for", || gone("budget")).await;
-    tokio::time::sleep(FAST.longest_retry).await;
+    tokio::time::sleep(FAST.max_retry_delay).await;
     assert!(!gone("smaller"), "behind a pod with a budget: {:?}", run.evictions());
     listed(&[(0, 1, 400), (1, 1, 300), (3, 1, 200)]);
     until("the larger one goes", || gone("larger")).await;
@@ -323,7 +323,7 @@ async fn larger_unevictable_pod_blocks_smaller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_without_its_claim_is_evicted_also_if_it_is_critical() {
+async fn evicts_unplaced_critical_pod() {
     let mut critical = pod("critical", Some("ReplicaSet"));
     critical["spec"]["priority"] = json!(2_000_000_000);
     let run = run(&[critical]).await;
@@ -333,9 +333,9 @@ async fn what_runs_without_its_claim_is_evicted_also_if_it_is_critical() {
 const REFUSED: EvictionReason = EvictionReason::Refused { after: Duration::from_millis(200) };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_pod_is_evicted_after_its_time() {
-    // Not that of pods that run.
-    let pace = EvictionTiming { patience: Duration::from_mins(5), ..FAST };
+async fn refused_pod_is_evicted_after_delay() {
+    // The delay for running pods does not apply.
+    let timing = EvictionTiming { unplaced_delay: Duration::from_mins(5), ..FAST };
     let mut running = pod("running", Some("ReplicaSet"));
     running["status"] = json!({"phase": "Pending", "containerStatuses": [
         {"name": "main", "containerID": "containerd://abc"},
@@ -356,23 +356,22 @@ async fn refused_pod_is_evicted_after_its_time() {
         pod("a", Some("StatefulSet")),
     ];
     let began = Instant::now();
-    let run = run_at(pace, REFUSED, &pods).await;
+    let run = run_at(timing, REFUSED, &pods).await;
     until("one goes", || run.count_of("refused", "evicted") == 1).await;
     assert!(began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
     assert_eq!(run.evictions(), ["POST /api/v1/namespaces/ns/pods/critical/eviction"]);
-    let expected =
-        "It has been refused on this node for 200ms. It is evicted, so that the ReplicaSet n1 makes it anew.";
+    let expected = "It has been refused on this node for 200ms. It is evicted, so that the ReplicaSet n1 creates it again.";
     assert_eq!(run.events("critical"), [("NumaRefusalEviction".to_owned(), expected.to_owned())]);
     run.end("critical");
     until("the other goes", || run.count_of("refused", "evicted") == 2).await;
     assert_eq!(run.evictions()[1..], ["POST /api/v1/namespaces/ns/pods/a/eviction"]);
     run.end("a");
-    tokio::time::sleep(FAST.pause * 2).await;
+    tokio::time::sleep(FAST.pause_after_eviction * 2).await;
     assert_eq!((run.evictions().len(), run.server.events().len()), (2, 2), "the others stay");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pod_that_starts_meanwhile_stays() {
+async fn keeps_pod_started_meanwhile() {
     let run = run_at(FAST, REFUSED, &[pod("a", Some("ReplicaSet"))]).await;
     run.server.delay(Duration::from_secs(1));
     until("it is to go", || run.server.requests().iter().any(|asked| asked.contains("/events"))).await;
@@ -383,7 +382,7 @@ async fn pod_that_starts_meanwhile_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_right_names_the_component_that_gives_it() {
+async fn missing_right_names_component() {
     for (why, component, value) in [
         (SHORT, "guard-evict", "guardEvict.enabled"),
         (REFUSED, "kubernetes.refused: wait", "evictRefused.enabled"),

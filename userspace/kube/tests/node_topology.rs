@@ -1,4 +1,4 @@
-//! NodeResourceTopology: the object against the published schema of the resource definition, and how it is written.
+//! NodeResourceTopology: the object against the published schema of the resource definition, and the writes to the API server.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -20,8 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The schema of version v1alpha2, written after the published resource definition. As in the API server, what is not
-/// in it is not taken.
+/// Returns the schema of version v1alpha2, after the published resource definition. Unknown fields are invalid.
 fn schema() -> Value {
     let quantity = json!({
         "anyOf": [{"type": "integer"}, {"type": "string"}],
@@ -58,7 +57,7 @@ fn schema() -> Value {
     })
 }
 
-/// The part of JSON schema that resource definitions use here. Returns all that does not fit.
+/// Validates a value against the parts of JSON Schema that the resource definition uses. Adds the errors to `found`.
 fn misfits(schema: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
     let has_type = |schema: &Value| match schema["type"].as_str() {
         Some("object") => value.is_object(),
@@ -123,7 +122,7 @@ fn topology(available: u64) -> NodeTopology {
     }
 }
 
-struct Run {
+struct RunningPublisher {
     server: FakeApiServer,
     latest: watch::Sender<Option<Arc<NodeTopology>>>,
     metrics: ApiMetrics,
@@ -132,7 +131,7 @@ struct Run {
     task: tokio::task::JoinHandle<()>,
 }
 
-async fn run(interval: Duration, server: FakeApiServer) -> Run {
+async fn run(interval: Duration, server: FakeApiServer) -> RunningPublisher {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     std::fs::write(&path, server.kubeconfig()).unwrap();
@@ -151,10 +150,10 @@ async fn run(interval: Duration, server: FakeApiServer) -> Run {
     };
     let latest = watch::Sender::new(None);
     let task = tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
-    Run { server, latest, metrics, problem, stop, task }
+    RunningPublisher { server, latest, metrics, problem, stop, task }
 }
 
-impl Run {
+impl RunningPublisher {
     fn publish(&self, topology: NodeTopology) {
         self.latest.send_replace(Some(Arc::new(topology)));
     }
@@ -191,7 +190,7 @@ async fn wait(what: &str, look: impl Fn() -> bool) {
 }
 
 #[test]
-fn the_schema_finds_faults() {
+fn schema_check_finds_faults() {
     let faults = check(&json!({"zones": [{"name": "node-0", "type": 1, "odd": 1,
         "resources": [{"name": "cpu", "capacity": "8 cores", "allocatable": 1, "available": []}]}]}));
     for fault in [
@@ -207,7 +206,7 @@ fn the_schema_finds_faults() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_object_fits_the_schema_and_is_what_the_scheduler_reads() {
+async fn object_matches_schema() {
     let server = FakeApiServer::start().await.unwrap();
     server.put_node("n1", "node-uid", "v1.36.2");
     let run = run(Duration::from_millis(1), server).await;
@@ -242,7 +241,7 @@ async fn the_object_fits_the_schema_and_is_what_the_scheduler_reads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_did_not_change_is_not_written_and_what_did_is() {
+async fn writes_only_changes() {
     let run = run(Duration::from_millis(1), FakeApiServer::start().await.unwrap()).await;
     run.publish(topology(3));
     wait("the first", || run.available() == Some(json!("3"))).await;
@@ -251,14 +250,14 @@ async fn what_did_not_change_is_not_written_and_what_did_is() {
     run.publish(topology(2));
     wait("the second", || run.available() == Some(json!("2"))).await;
     assert_eq!(run.patches(), 2);
-    // Nobody has anything to publish any more.
+    // Without a sender, the publisher stops.
     drop(run.latest);
     run.task.await.unwrap();
 }
 
-/// Time is simulated: it moves on when all wait for it.
+/// Time is simulated: it advances while all tasks are idle.
 #[tokio::test(start_paused = true)]
-async fn writes_keep_their_distance_and_are_repeated() {
+async fn limits_and_repeats_writes() {
     let run = run(Duration::from_secs(10), FakeApiServer::start().await.unwrap()).await;
     run.publish(topology(1));
     wait("the first", || run.patches() == 1).await;
@@ -275,7 +274,7 @@ async fn writes_keep_their_distance_and_are_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_told_counted_and_tried_again() {
+async fn refused_write_is_retried() {
     let server = FakeApiServer::start().await.unwrap();
     server.refuse(Some(("noderesourcetopologies", StatusCode::NOT_FOUND)));
     let run = run(Duration::from_secs(1), server).await;

@@ -1,6 +1,6 @@
-//! The plugin against a runtime that is as unforgiving as the real ones.
+//! The NRI plugin against a runtime that enforces the rules of the real ones.
 //!
-//! Time is paused, unless said otherwise: nothing here depends on how fast the machine is.
+//! Time is paused unless a comment says otherwise, so the results do not depend on the speed of the machine.
 
 #![expect(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ use numaward_config::{
 };
 use numaward_kube::nri::{
     Disconnect, EventMask, Handler, NriVersion, Options, Phase, Plugin, Status, WireError,
-    fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
+    fake::{ContainerSpec, FakeRuntime, FakeRuntimeConfig, PodSpec},
     types::{
         Call, Container, ContainerState, Creation, Event, Limit, NoAnswer, NoAnswerReason, Online, Pod,
         Refusal, Resources, Settings, Snapshot, Update,
@@ -45,54 +45,65 @@ use tokio_util::sync::CancellationToken;
 const PLUGIN: &str = "90-numaward";
 const SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
-/// What the handler does with creations.
+/// Behavior of the handler for creations.
 #[derive(Clone, Debug, Default)]
-enum Mood {
-    /// Gives each container a CPU.
+enum Behavior {
+    /// Assigns a CPU to each container.
     #[default]
     Place,
-    /// Thinks for so long first.
+    /// Waits before it assigns a CPU.
     Slow(Duration),
     Panic,
     Refuse(String),
-    /// Answers just this.
+    /// Returns this answer.
     Answer(Creation),
 }
 
 #[derive(Default)]
-struct Book {
-    mood: Mood,
+struct Records {
+    behavior: Behavior,
     pins: BTreeMap<String, CpuId>,
-    /// What happened, in order.
+    /// Calls and events in order.
     events: Vec<String>,
     no_answers: Vec<NoAnswer>,
     snapshots: Vec<Snapshot>,
+    /// Bytes of the labels and annotations of each call.
+    sizes: Vec<usize>,
     refuses_pods: bool,
 }
 
-/// An allocator for a machine of 64 CPUs on two nodes: one CPU for each container, and its node.
+fn size(texts: &BTreeMap<String, String>) -> usize {
+    texts.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
+/// A handler for a machine with 64 CPUs on two nodes. It assigns one CPU, and its node, to each container.
 #[derive(Default)]
-struct Allocator(Mutex<Book>);
+struct Allocator(Mutex<Records>);
 
 impl Allocator {
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn records(&self) -> MutexGuard<'_, Records> {
         self.0.lock().unwrap()
     }
 
     fn saw(&self, event: impl Into<String>) {
-        self.book().events.push(event.into());
+        self.records().events.push(event.into());
+    }
+
+    fn measure(&self, pod: &Pod, container: Option<&Container>) {
+        let of_container = container.map_or(0, |container| size(&container.annotations));
+        self.records().sizes.push(size(&pod.labels) + size(&pod.annotations) + of_container);
     }
 
     fn pin(&self, id: &str) -> Settings {
-        let mut book = self.book();
-        let taken: CpuSet = book.pins.values().copied().collect();
+        let mut records = self.records();
+        let taken: CpuSet = records.pins.values().copied().collect();
         let free = (&online().cpus - &taken).first().expect("a free CPU");
-        settings(*book.pins.entry(id.to_owned()).or_insert(free))
+        settings(*records.pins.entry(id.to_owned()).or_insert(free))
     }
 
     fn no_answers(&self) -> Vec<(Call, Option<String>, NoAnswerReason)> {
         let name = |call: &NoAnswer| call.container.as_ref().map(|container| container.id.clone());
-        self.book().no_answers.iter().map(|call| (call.call, name(call), call.reason.clone())).collect()
+        self.records().no_answers.iter().map(|call| (call.call, name(call), call.reason.clone())).collect()
     }
 }
 
@@ -115,60 +126,68 @@ impl Handler for Allocator {
     }
 
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
-        let mood = self.book().mood.clone();
-        if let Mood::Slow(time) = mood {
+        let behavior = self.records().behavior.clone();
+        if let Behavior::Slow(time) = behavior {
             sleep(time).await;
         }
         let ids: Vec<String> = snapshot.containers.iter().map(|container| container.id.clone()).collect();
-        self.book().snapshots.push(snapshot);
+        self.records().snapshots.push(snapshot);
         ids.iter().map(|id| update(id, self.pin(id))).collect()
     }
 
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
+        self.measure(&pod, None);
         self.saw(format!("run {}", pod.name));
-        if self.book().refuses_pods { Err(Refusal("no room for the pod".to_owned())) } else { Ok(()) }
+        if self.records().refuses_pods { Err(Refusal("no room for the pod".to_owned())) } else { Ok(()) }
     }
 
     async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
         self.saw(format!("update {} to {:?}", pod.name, resources.memory_limit));
-        if self.book().refuses_pods { Err(Refusal("no room for more".to_owned())) } else { Ok(()) }
+        if self.records().refuses_pods { Err(Refusal("no room for more".to_owned())) } else { Ok(()) }
     }
 
-    async fn create_container(&self, _: Pod, container: Container) -> Result<Creation, Refusal> {
+    async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
+        self.measure(&pod, Some(&container));
         let id = container.id;
-        let mood = self.book().mood.clone();
+        let behavior = self.records().behavior.clone();
         self.saw(format!("create {id}"));
-        match mood {
-            Mood::Place => {}
-            Mood::Slow(time) => sleep(time).await,
-            Mood::Panic => panic!("as asked"),
-            Mood::Refuse(why) => return Err(Refusal(why)),
-            Mood::Answer(creation) => return Ok(creation),
+        match behavior {
+            Behavior::Place => {}
+            Behavior::Slow(time) => sleep(time).await,
+            Behavior::Panic => panic!("as asked"),
+            Behavior::Refuse(why) => return Err(Refusal(why)),
+            Behavior::Answer(creation) => return Ok(creation),
         }
         Ok(Creation { settings: self.pin(&id), memory_policy: None, updates: Vec::new() })
     }
 
     async fn update_container(
         &self,
-        _: Pod,
+        pod: Pod,
         container: Container,
         requested: Resources,
     ) -> Result<Vec<Update>, Refusal> {
+        self.measure(&pod, Some(&container));
         self.saw(format!("update {} to {:?}", container.id, requested.cpu_shares));
-        let mood = self.book().mood.clone();
-        match mood {
-            Mood::Refuse(why) => Err(Refusal(why)),
+        let behavior = self.records().behavior.clone();
+        match behavior {
+            Behavior::Refuse(why) => Err(Refusal(why)),
             _ => Ok(vec![update(&container.id, self.pin(&container.id))]),
         }
     }
 
-    async fn stop_container(&self, _: Pod, container: Container) -> Vec<Update> {
+    async fn stop_container(&self, pod: Pod, container: Container) -> Vec<Update> {
+        self.measure(&pod, Some(&container));
         self.saw(format!("stop {}", container.id));
-        self.book().pins.remove(&container.id);
+        self.records().pins.remove(&container.id);
         Vec::new()
     }
 
     async fn event(&self, event: Event) {
+        match &event {
+            Event::Pod(_, pod) => self.measure(pod, None),
+            Event::Container(_, pod, container) => self.measure(pod, Some(container)),
+        }
         self.saw(match event {
             Event::Pod(what, pod) => format!("pod {what:?} {}", pod.name),
             Event::Container(what, pod, container) => {
@@ -178,11 +197,11 @@ impl Handler for Allocator {
     }
 
     fn no_answer(&self, call: NoAnswer) {
-        self.book().no_answers.push(call);
+        self.records().no_answers.push(call);
     }
 }
 
-/// Waits for a state, but not for ever: a paused clock runs ahead where nothing else happens.
+/// Waits for a state. The timeout takes no real time, because a paused clock advances while all tasks are idle.
 async fn wait(status: &watch::Receiver<Status>, is: impl FnMut(&Status) -> bool) -> Status {
     let mut following = status.clone();
     let reached = timeout(Duration::from_mins(10), following.wait_for(is)).await.map(Result::unwrap);
@@ -194,7 +213,7 @@ async fn disconnected_why(status: &watch::Receiver<Status>) -> Arc<Disconnect> {
     wait(status, |status| status.last_disconnect.is_some()).await.last_disconnect.unwrap()
 }
 
-/// A runtime and a plugin that talk to each other.
+/// A runtime and a connected plugin.
 struct Rig {
     runtime: FakeRuntime,
     allocator: Arc<Allocator>,
@@ -204,13 +223,13 @@ struct Rig {
 }
 
 impl Rig {
-    async fn new(config: Config) -> Self {
+    async fn new(config: FakeRuntimeConfig) -> Self {
         let rig = Self::on(&FakeRuntime::new(config), Options::default());
         rig.connected().await;
         rig
     }
 
-    /// Not waiting for the connection.
+    /// Does not wait for the connection.
     fn on(runtime: &FakeRuntime, options: Options) -> Self {
         Self::through(runtime, options, runtime.connector())
     }
@@ -235,7 +254,7 @@ impl Rig {
         self.is(Phase::Connected).await;
     }
 
-    /// Waits for the next time after so many connections.
+    /// Waits until the plugin is connected, after more than `connections` connections in total.
     async fn connected_again(&self, connections: u64) {
         wait(&self.status, |now| now.connections > connections && now.phase == Phase::Connected).await;
     }
@@ -244,8 +263,8 @@ impl Rig {
         disconnected_why(&self.status).await
     }
 
-    fn mood(&self, mood: Mood) {
-        self.allocator.book().mood = mood;
+    fn behavior(&self, behavior: Behavior) {
+        self.allocator.records().behavior = behavior;
     }
 
     fn pins(&self, id: &str) -> (String, String) {
@@ -290,11 +309,11 @@ fn container(id: &str) -> ContainerSpec {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_life_is_reported_alike_by_all_runtimes() {
+async fn all_runtimes_report_lifecycle() {
     for (config, nri, events) in [
-        (Config::containerd_1_7(online()), NriVersion::new(0, 6, 1), 0x7ff),
-        (Config::containerd_2_1(online()), NriVersion::new(0, 8, 0), 0x7ff),
-        (Config::containerd_2_3(online()), NriVersion::new(0, 12, 0), 0x1fff),
+        (FakeRuntimeConfig::containerd_1_7(online()), NriVersion::new(0, 6, 1), 0x7ff),
+        (FakeRuntimeConfig::containerd_2_1(online()), NriVersion::new(0, 8, 0), 0x7ff),
+        (FakeRuntimeConfig::containerd_2_3(online()), NriVersion::new(0, 12, 0), 0x1fff),
     ] {
         let version = config.version.clone();
         let rig = Rig::new(config).await;
@@ -318,7 +337,7 @@ async fn a_life_is_reported_alike_by_all_runtimes() {
         rig.runtime.start_container("c1").await.unwrap();
         rig.runtime.remove_pod("p1").await.unwrap();
         assert_eq!(
-            rig.allocator.book().events,
+            rig.allocator.records().events,
             [
                 "run name-p1",
                 "create c1",
@@ -338,10 +357,10 @@ async fn a_life_is_reported_alike_by_all_runtimes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_fails_the_creation_and_only_that() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn refusal_fails_only_creation() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.mood(Mood::Refuse("memory on node 1: 8Gi requested, 2Gi free".to_owned()));
+    rig.behavior(Behavior::Refuse("memory on node 1: 8Gi requested, 2Gi free".to_owned()));
     let error = rig.runtime.create_container(&container("c1")).await.unwrap_err();
     assert_eq!(
         error,
@@ -349,10 +368,10 @@ async fn a_refusal_fails_the_creation_and_only_that() {
          memory on node 1: 8Gi requested, 2Gi free"
     );
     assert_eq!(rig.runtime.container("c1"), None);
-    rig.mood(Mood::Place);
+    rig.behavior(Behavior::Place);
     rig.runtime.create_container(&container("c2")).await.unwrap();
     assert_eq!(rig.pins("c2"), pinned("0", "0"));
-    let events = rig.allocator.book().events.clone();
+    let events = rig.allocator.records().events.clone();
     assert_eq!(
         events[1..4],
         ["create c1", "stop c1", "container Removed name-p1/c1 pid None"],
@@ -360,21 +379,21 @@ async fn a_refusal_fails_the_creation_and_only_that() {
     );
     assert_eq!(rig.allocator.no_answers(), []);
 
-    rig.allocator.book().refuses_pods = true;
+    rig.allocator.records().refuses_pods = true;
     let error = rig.runtime.run_pod(&pod("p2")).await.unwrap_err();
     assert!(error.ends_with("desc = no room for the pod"), "{error}");
     rig.is(Phase::Connected).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_of_a_pod_can_be_refused() {
-    let rig = Rig::new(Config::containerd_2_3(online())).await;
+async fn refuses_pod_changes() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_3(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     rig.runtime.update_pod("p1", None, Bytes::mib(1)).await.unwrap();
-    rig.allocator.book().refuses_pods = true;
+    rig.allocator.records().refuses_pods = true;
     let error = rig.runtime.update_pod("p1", None, Bytes::gib(1)).await.unwrap_err();
     assert!(error.contains("no room for more"), "{error}");
-    let events = rig.allocator.book().events.clone();
+    let events = rig.allocator.records().events.clone();
     assert_eq!(
         events[1..],
         [
@@ -386,33 +405,35 @@ async fn changes_of_a_pod_can_be_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_handler_costs_the_pin_but_not_the_connection() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn late_handler_keeps_connection() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.mood(Mood::Slow(Duration::from_hours(1)));
+    rig.behavior(Behavior::Slow(Duration::from_hours(1)));
     rig.runtime.create_container(&container("c1")).await.unwrap();
     assert_eq!(rig.pins("c1"), pinned("", ""));
     assert_eq!(
         rig.allocator.no_answers(),
         [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::Late(Duration::from_millis(1500)))]
     );
-    assert!(rig.allocator.book().pins.is_empty(), "the handler's future was dropped");
+    assert!(rig.allocator.records().pins.is_empty(), "the handler's future was dropped");
 
-    // The next answer repairs it.
+    // An update in the next answer pins the container.
     let updates = vec![update("c1", rig.allocator.pin("c1"))];
-    rig.mood(Mood::Answer(Creation { settings: Settings::default(), memory_policy: None, updates }));
+    rig.behavior(Behavior::Answer(Creation { settings: Settings::default(), memory_policy: None, updates }));
     rig.runtime.create_container(&container("c2")).await.unwrap();
     assert_eq!(rig.pins("c1"), pinned("0", "0"));
     assert_eq!(rig.status.borrow().disconnects, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_answer_comes_before_a_shorter_deadline_of_the_runtime() {
+async fn answers_before_shorter_deadline() {
     for (request_timeout, late) in [(1200, 700), (600, 300), (20_000, 1500)] {
         let request_timeout = Duration::from_millis(request_timeout);
-        let rig = Rig::new(Config { request_timeout, ..Config::containerd_2_1(online()) }).await;
+        let rig =
+            Rig::new(FakeRuntimeConfig { request_timeout, ..FakeRuntimeConfig::containerd_2_1(online()) })
+                .await;
         rig.runtime.run_pod(&pod("p1")).await.unwrap();
-        rig.mood(Mood::Slow(Duration::from_hours(1)));
+        rig.behavior(Behavior::Slow(Duration::from_hours(1)));
         rig.runtime.create_container(&container("c1")).await.unwrap();
         let (_, _, reason) = rig.allocator.no_answers().remove(0);
         assert_eq!(reason, NoAnswerReason::Late(Duration::from_millis(late)), "{request_timeout:?}");
@@ -421,19 +442,19 @@ async fn the_answer_comes_before_a_shorter_deadline_of_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_panics_costs_no_more() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn handler_panic_keeps_connection() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.mood(Mood::Panic);
+    rig.behavior(Behavior::Panic);
     rig.runtime.create_container(&container("c1")).await.unwrap();
-    rig.mood(Mood::Place);
+    rig.behavior(Behavior::Place);
     rig.runtime.create_container(&container("c2")).await.unwrap();
     assert_eq!((rig.pins("c1"), rig.pins("c2")), (pinned("", ""), pinned("0", "0")));
     let reasons: Vec<_> = rig.allocator.no_answers().into_iter().map(|(_, _, reason)| reason).collect();
     assert_eq!(reasons, [NoAnswerReason::HandlerPanicked]);
 }
 
-/// A handler that blocks its thread until it is let go.
+/// A handler that blocks its thread until a message arrives.
 struct Blocking {
     until: Mutex<mpsc::Receiver<()>>,
     no_answers: Mutex<Vec<NoAnswerReason>>,
@@ -468,14 +489,14 @@ impl Handler for Blocking {
     }
 }
 
-/// In real time: the handler is let go only after the answer came.
+/// In real time: the handler is released only after the answer was sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_handler_that_blocks_does_not_hold_the_answer_up() {
-    let (let_go, until) = mpsc::channel();
+async fn answers_despite_blocked_handler() {
+    let (release, until) = mpsc::channel();
     let handler = Arc::new(Blocking { until: Mutex::new(until), no_answers: Mutex::default() });
-    let runtime = FakeRuntime::new(Config {
+    let runtime = FakeRuntime::new(FakeRuntimeConfig {
         request_timeout: Duration::from_mins(10),
-        ..Config::containerd_2_1(online())
+        ..FakeRuntimeConfig::containerd_2_1(online())
     });
     let options = Options { answer_within: Duration::from_millis(20), ..Options::default() };
     let plugin = Plugin::new(options, Arc::clone(&handler));
@@ -485,11 +506,10 @@ async fn a_handler_that_blocks_does_not_hold_the_answer_up() {
     runtime.create_container(&container("c1")).await.unwrap();
     assert_eq!(pins(&runtime, "c1"), pinned("", ""));
     assert!(matches!(handler.no_answers.lock().unwrap()[..], [NoAnswerReason::Late(_)]));
-    let_go.send(()).unwrap();
+    release.send(()).unwrap();
 }
 
-/// Connects by way of a stream that holds back what the plugin says while `slow` is true; it takes `buffer`
-/// bytes at once.
+/// Connects through a stream with a buffer of `buffer` bytes, which delays the plugin's messages while `slow` is true.
 fn slow_stream(runtime: &FakeRuntime, slow: &Arc<AtomicBool>, buffer: usize) -> io::Result<DuplexStream> {
     let (mut from_runtime, mut to_runtime) = tokio::io::split(runtime.connect()?);
     let (plugin, between) = tokio::io::duplex(buffer);
@@ -516,8 +536,8 @@ fn slow_stream(runtime: &FakeRuntime, slow: &Arc<AtomicBool>, buffer: usize) -> 
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the_next() {
-    let runtime = FakeRuntime::new(Config::containerd_1_7(online()));
+async fn late_answer_is_repaired_after_reconnect() {
+    let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_1_7(online()));
     let slow = Arc::new(AtomicBool::new(false));
     let connect = {
         let (runtime, slow) = (runtime.clone(), Arc::clone(&slow));
@@ -527,17 +547,17 @@ async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the
     rig.connected().await;
     runtime.run_pod(&pod("p1")).await.unwrap();
     slow.store(true, Ordering::Relaxed);
-    rig.mood(Mood::Slow(Duration::from_millis(1400)));
+    rig.behavior(Behavior::Slow(Duration::from_millis(1400)));
     runtime.create_container(&container("c1")).await.unwrap();
     slow.store(false, Ordering::Relaxed);
-    rig.mood(Mood::Place);
+    rig.behavior(Behavior::Place);
     assert_eq!(rig.pins("c1"), pinned("", ""));
     let log = runtime.log();
     assert_eq!(
         log.last().unwrap(),
         "closing plugin 90-numaward, CreateContainer: there was no answer within 2s"
     );
-    assert_eq!(rig.allocator.no_answers(), [], "the plugin cannot know");
+    assert_eq!(rig.allocator.no_answers(), [], "the plugin cannot notice");
     rig.connected_again(1).await;
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     assert_eq!(rig.pins("c1"), pinned("0", "0"));
@@ -547,9 +567,9 @@ async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_cannot_be_sent_is_reported() {
-    for thinks in [true, false] {
-        let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+async fn reports_unsent_answer() {
+    for is_slow_handler in [true, false] {
+        let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online()));
         let slow = Arc::new(AtomicBool::new(false));
         let connect = {
             let (runtime, slow) = (runtime.clone(), Arc::clone(&slow));
@@ -558,8 +578,8 @@ async fn an_answer_that_cannot_be_sent_is_reported() {
         let rig = Rig::through(&runtime, Options::default(), connect);
         rig.connected().await;
         runtime.run_pod(&pod("p1")).await.unwrap();
-        if thinks {
-            rig.mood(Mood::Slow(Duration::from_secs(1)));
+        if is_slow_handler {
+            rig.behavior(Behavior::Slow(Duration::from_secs(1)));
         } else {
             slow.store(true, Ordering::Relaxed);
         }
@@ -568,7 +588,11 @@ async fn an_answer_that_cannot_be_sent_is_reported() {
             async move { runtime.create_container(&container("c1")).await }
         });
         sleep(Duration::from_millis(500)).await;
-        assert_eq!(rig.allocator.book().pins.is_empty(), thinks, "the handler has answered, or not yet");
+        assert_eq!(
+            rig.allocator.records().pins.is_empty(),
+            is_slow_handler,
+            "only the fast handler has answered"
+        );
         runtime.stop();
         create.await.unwrap().unwrap();
         rig.is(Phase::Disconnected).await;
@@ -577,15 +601,15 @@ async fn an_answer_that_cannot_be_sent_is_reported() {
             [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::ConnectionLost)]
         );
         assert_eq!(rig.pins("c1"), pinned("", ""));
-        assert_eq!(rig.allocator.book().pins.is_empty(), thinks, "nobody waited for the handler");
+        assert_eq!(rig.allocator.records().pins.is_empty(), is_slow_handler, "the handler was cancelled");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_dies_in_a_call_leaves_the_container_unpinned() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn dead_plugin_leaves_container_unpinned() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.mood(Mood::Slow(Duration::from_secs(1)));
+    rig.behavior(Behavior::Slow(Duration::from_secs(1)));
     let create = tokio::spawn({
         let runtime = rig.runtime.clone();
         async move { runtime.create_container(&container("c1")).await }
@@ -597,19 +621,19 @@ async fn a_plugin_that_dies_in_a_call_leaves_the_container_unpinned() {
 
     let next = Rig::on(&rig.runtime, Options::default());
     next.connected().await;
-    assert_eq!(rig.pins("c1"), pinned("0", "0"), "the next one repairs it");
+    assert_eq!(rig.pins("c1"), pinned("0", "0"), "the next plugin pins the container");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_runs_already_is_pinned_on_connecting() {
-    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+async fn pins_running_containers_on_connect() {
+    let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online()));
     runtime.add_running(&pod("p1"), &container("c1"));
     runtime.add_running(&pod("p1"), &container("c2"));
     let rig = Rig::on(&runtime, Options::default());
     rig.connected().await;
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     assert_eq!((rig.pins("c1"), rig.pins("c2")), (pinned("0", "0"), pinned("1", "0")));
-    let snapshots = rig.allocator.book().snapshots.clone();
+    let snapshots = rig.allocator.records().snapshots.clone();
     let [snapshot] = &snapshots[..] else { panic!("one snapshot") };
     assert_eq!(snapshot.pods["p1"].name, "name-p1");
     assert_eq!(snapshot.containers[0].state, ContainerState::Running);
@@ -618,8 +642,8 @@ async fn what_runs_already_is_pinned_on_connecting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_of_the_runtime_loses_nothing() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn survives_runtime_restart() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     for id in ["c1", "c2"] {
         rig.runtime.create_container(&container(id)).await.unwrap();
@@ -629,7 +653,7 @@ async fn a_restart_of_the_runtime_loses_nothing() {
     rig.is(Phase::Disconnected).await;
     sleep(Duration::from_mins(1)).await;
     assert!(matches!(*rig.disconnected_why().await, Disconnect::Connect { .. }));
-    // It comes back with a container that started without us.
+    // A container has started while the plugin was disconnected.
     rig.runtime.add_running(&pod("p1"), &container("c3"));
     rig.runtime.start();
     rig.connected_again(1).await;
@@ -643,10 +667,10 @@ async fn a_restart_of_the_runtime_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waits_start_again_after_a_connection_that_held() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn stable_connection_resets_delays() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     for (connections, held, at_most) in [
-        // The first failure, then one after a connection that held, then one right after it.
+        // A failure after the first connection, one after a stable connection, and one right after a connection.
         (1, Duration::from_secs(20), Duration::from_millis(100)),
         (2, Duration::from_secs(20), Duration::from_millis(100)),
         (3, Duration::ZERO, Duration::from_millis(200)),
@@ -668,24 +692,27 @@ async fn waits_start_again_after_a_connection_that_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_runs_may_be_reported_in_many_parts() {
-    let runtime = FakeRuntime::new(Config { message_limit: 2000, ..Config::containerd_2_1(online()) });
+async fn accepts_snapshot_in_parts() {
+    let runtime = FakeRuntime::new(FakeRuntimeConfig {
+        message_limit: 2000,
+        ..FakeRuntimeConfig::containerd_2_1(online())
+    });
     for i in 0..60 {
         runtime.add_running(&pod(&format!("p{i}")), &container(&format!("c{i:02}")));
     }
     runtime.add_running(&pod("p1"), &ContainerSpec { name: "in p1".to_owned(), ..container("last") });
     let rig = Rig::on(&runtime, Options::default());
     rig.connected().await;
-    let snapshots = rig.allocator.book().snapshots.clone();
+    let snapshots = rig.allocator.records().snapshots.clone();
     let [snapshot] = &snapshots[..] else { panic!("the handler is asked once") };
     assert_eq!((snapshot.pods.len(), snapshot.containers.len()), (60, 61));
-    let all: CpuSet = rig.allocator.book().pins.values().copied().collect();
+    let all: CpuSet = rig.allocator.records().pins.values().copied().collect();
     assert_eq!(all.len(), 61);
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     assert_eq!(rig.pins("last"), pinned("60", "1"));
 }
 
-/// A field of a message: bytes, of this number and length.
+/// Encodes a field of type bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut encoded = vec![number << 3 | 2];
     prost::encode_length_delimiter(bytes.len(), &mut encoded).unwrap();
@@ -693,19 +720,19 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     encoded
 }
 
-/// Tenants choose how large the environment, labels and annotations of their pods are. They keep no node from being synchronized.
+/// Tenants choose the size of their pods' environments, labels and annotations. Large ones must not prevent the synchronization.
 #[tokio::test(start_paused = true)]
-async fn pods_of_any_size_are_synchronized() {
+async fn synchronizes_pods_of_any_size() {
     const OBJECTS: u8 = 40;
     const MIB: usize = 1 << 20;
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
-    rig.allocator.book().snapshots.clear();
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
+    rig.allocator.records().snapshots.clear();
     let text = |number: u8, key: &str| {
         field(number, &[field(1, key.as_bytes()), field(2, &vec![b'x'; MIB])].concat())
     };
     for number in 0..OBJECTS {
         let id = field(1, &[b'a' + number / 10, b'0' + number % 10]);
-        // Labels, annotations, the environment of a container and its annotations.
+        // The large texts are labels, annotations, the environment of a container, and its annotations.
         let asked = field(6, &[field(1, b"numaward.io/placement"), field(2, b"shared")].concat());
         let labels = field(5, &[field(1, b"app"), field(2, b"db")].concat());
         let pod =
@@ -718,12 +745,9 @@ async fn pods_of_any_size_are_synchronized() {
         let second = [field(2, &container), more.to_vec()].concat();
         rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", &second).await.unwrap();
     }
-    let snapshot = rig.allocator.book().snapshots.pop().unwrap();
+    let snapshot = rig.allocator.records().snapshots.pop().unwrap();
     let objects = usize::from(OBJECTS);
     assert_eq!((snapshot.pods.len(), snapshot.containers.len(), snapshot.unreadable), (objects, objects, 0));
-    let size = |texts: &BTreeMap<String, String>| {
-        texts.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
-    };
     for pod in snapshot.pods.values() {
         assert_eq!(pod.annotations["numaward.io/placement"], "shared");
         assert_eq!(pod.labels["app"], "db");
@@ -732,37 +756,57 @@ async fn pods_of_any_size_are_synchronized() {
     assert!(snapshot.containers.iter().all(|container| size(&container.annotations) == 0));
 }
 
+/// Each call has the pod and the container again.
 #[tokio::test(start_paused = true)]
-async fn one_pod_that_cannot_be_read_does_not_spoil_the_rest() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
-    // Field 1: a pod of one byte that is no message. Field 2: such a container, and one with the id "x".
+async fn calls_keep_no_large_texts() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
+    let text = |number: u8, key: &str| {
+        field(number, &[field(1, key.as_bytes()), field(2, &vec![b'x'; 512 << 10])].concat())
+    };
+    let texts = |number: u8| ["a", "z.numaward.io/large"].map(|key| text(number, key)).concat();
+    let pod = [field(1, b"p"), texts(5), texts(6)].concat();
+    let container = [field(1, b"c"), texts(6), field(9, &vec![b'x'; 512 << 10])].concat();
+    let both = [field(1, &pod), field(2, &container)].concat();
+    for method in ["RunPodSandbox", "CreateContainer", "UpdateContainer", "StopContainer", "StartContainer"] {
+        rig.allocator.records().sizes.clear();
+        rig.runtime.call_raw(PLUGIN, SERVICE, method, &both).await.unwrap();
+        let sizes = rig.allocator.records().sizes.clone();
+        assert!(!sizes.is_empty(), "{method} does not reach the handler");
+        assert!(sizes.iter().all(|size| *size < 256 << 10), "{method}: {sizes:?} bytes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn skips_unreadable_pods() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
+    // Field 1: a pod with one invalid byte. Field 2: likewise a container, and a container with the id "x".
     let payload = b"\x0a\x01\xff\x12\x01\xff\x12\x03\x0a\x01x";
     rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", payload).await.unwrap();
-    let snapshot = rig.allocator.book().snapshots.pop().unwrap();
+    let snapshot = rig.allocator.records().snapshots.pop().unwrap();
     assert_eq!((snapshot.pods.len(), snapshot.unreadable), (0, 2));
     assert_eq!(snapshot.containers[0].id, "x");
 
     let many = [0x12, 0].repeat(70_000);
     rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", &many).await.unwrap();
-    let snapshot = rig.allocator.book().snapshots.pop().unwrap();
+    let snapshot = rig.allocator.records().snapshots.pop().unwrap();
     assert_eq!((snapshot.containers.len(), snapshot.unreadable), (1 << 16, 70_000 - (1 << 16)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_parts_together_have_the_time_of_one_call() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
-    // Field 3: there is more.
+async fn parts_share_one_deadline() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
+    // Field 3: more parts follow.
     rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", &[0x18, 0x01]).await.unwrap();
     sleep(Duration::from_millis(1200)).await;
-    rig.mood(Mood::Slow(Duration::from_secs(1)));
+    rig.behavior(Behavior::Slow(Duration::from_secs(1)));
     rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", &[]).await.unwrap();
     let late = NoAnswerReason::Late(Duration::from_millis(300));
     assert_eq!(rig.allocator.no_answers(), [(Call::Synchronize, None, late)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
-    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+async fn messages_may_exceed_read_buffer() {
+    let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online()));
     let pin = |i: u32| settings(CpuId(i % 64));
     let id = |i: u32| format!("container-with-a-long-id-0123456789abcdef0123456789abcdef-{i:03}");
     runtime.add_running(&pod("p1"), &ContainerSpec { cpus: "63".to_owned(), ..container("old") });
@@ -778,8 +822,12 @@ async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
         runtime.add_running(&pod("p1"), &container(&id(i)));
     }
     let updates: Vec<Update> = (0..100).map(|i| update(&id(i), pin(i))).collect();
-    rig.mood(Mood::Answer(Creation { settings: pin(5), memory_policy: None, updates: updates.clone() }));
-    // A request of several frames.
+    rig.behavior(Behavior::Answer(Creation {
+        settings: pin(5),
+        memory_policy: None,
+        updates: updates.clone(),
+    }));
+    // The annotation makes the request span several frames.
     let annotations = BTreeMap::from([("long".to_owned(), "x".repeat(20_000))]);
     runtime.create_container(&ContainerSpec { annotations, ..container("new") }).await.unwrap();
     assert_eq!(runtime.updates_received(), 161, "as the answer to a creation");
@@ -790,9 +838,9 @@ async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_plugins_that_pin_exclude_each_other_unless_one_yields() {
+async fn second_pinning_plugin_may_yield() {
     for when_pinned in [PinnedPolicy::Override, PinnedPolicy::Yield] {
-        let rig = Rig::new(Config::containerd_2_1(online())).await;
+        let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
         let plugin = Nri {
             plugin_name: "second".parse().unwrap(),
             plugin_index: "95".parse().unwrap(),
@@ -817,19 +865,19 @@ async fn two_plugins_that_pin_exclude_each_other_unless_one_yields() {
                 second.allocator.no_answers(),
                 [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::PinnedByOther)]
             );
-            assert!(!second.allocator.book().events.contains(&"create c1".to_owned()), "not asked");
+            assert!(!second.allocator.records().events.contains(&"create c1".to_owned()), "not asked");
         }
         assert_eq!(rig.allocator.no_answers(), []);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_cpu_is_given_twice_to_forty_at_once() {
+async fn concurrent_creations_share_no_cpu() {
     for serial in [true, false] {
-        let rig = Rig::new(Config { serial, ..Config::containerd_2_1(online()) }).await;
+        let rig = Rig::new(FakeRuntimeConfig { serial, ..FakeRuntimeConfig::containerd_2_1(online()) }).await;
         rig.runtime.run_pod(&pod("p1")).await.unwrap();
-        // Long enough that calls overlap where the runtime lets them, and none is late where it does not.
-        rig.mood(Mood::Slow(Duration::from_millis(10)));
+        // Calls overlap if they are not serialized, and none is late if they are.
+        rig.behavior(Behavior::Slow(Duration::from_millis(10)));
         let creations: Vec<_> = (0..40)
             .map(|i| {
                 let runtime = rig.runtime.clone();
@@ -849,8 +897,8 @@ async fn no_cpu_is_given_twice_to_forty_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pin_outlives_the_kubelets_update() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn pin_survives_kubelet_update() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     rig.runtime.create_container(&container("c1")).await.unwrap();
     let to = ContainerSpec { cpus: "0-3".to_owned(), cpu_shares: Some(200), ..ContainerSpec::default() };
@@ -858,24 +906,28 @@ async fn a_pin_outlives_the_kubelets_update() {
     assert_eq!(updated.cpus, Some("0".parse().unwrap()));
     assert_eq!(updated.cpu_shares, Some(200));
     assert_eq!(updated.hugepage_limits.len(), 1);
-    rig.mood(Mood::Refuse("no room to grow".to_owned()));
+    rig.behavior(Behavior::Refuse("no room to grow".to_owned()));
     let error = rig.runtime.update_container("c1", &to).await.unwrap_err();
     assert!(error.contains("no room to grow"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pin_is_taken_back_by_the_full_sets() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn full_sets_remove_pin() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     rig.runtime.create_container(&container("c1")).await.unwrap();
     let answer = async |id: &str, settings| {
         let updates = vec![update("c1", settings)];
-        rig.mood(Mood::Answer(Creation { settings: Settings::default(), memory_policy: None, updates }));
+        rig.behavior(Behavior::Answer(Creation {
+            settings: Settings::default(),
+            memory_policy: None,
+            updates,
+        }));
         rig.runtime.create_container(&container(id)).await.unwrap();
     };
     let only_memory = Settings { memory_min: Some(Limit::At(Bytes::mib(1))), ..Settings::default() };
     answer("c2", only_memory).await;
-    assert_eq!(rig.pins("c1"), pinned("0", "0"), "what is not set stays");
+    assert_eq!(rig.pins("c1"), pinned("0", "0"), "unset fields are not changed");
     answer("c3", Settings::unpinned(&online())).await;
     assert_eq!(rig.pins("c1"), pinned("0-63", "0-1"));
     let unified = rig.runtime.container("c1").unwrap().resources.unified;
@@ -883,8 +935,8 @@ async fn a_pin_is_taken_back_by_the_full_sets() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn settings_that_the_kernel_would_refuse_are_not_sent() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn invalid_settings_are_not_sent() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     let of = |mems: &str| Settings { mems: Some(mems.parse().unwrap()), ..Settings::default() };
     let policy = |nodes: &str| Some((MemoryPolicy::Bind, nodes.parse().unwrap()));
@@ -916,7 +968,7 @@ async fn settings_that_the_kernel_would_refuse_are_not_sent() {
             "the node set of the memory policy is empty",
         ),
     ] {
-        rig.mood(Mood::Answer(creation));
+        rig.behavior(Behavior::Answer(creation));
         rig.runtime.create_container(&container("c1")).await.unwrap();
         assert_eq!(rig.pins("c1"), pinned("", ""));
         rig.runtime.start_container("c1").await.unwrap();
@@ -927,15 +979,15 @@ async fn settings_that_the_kernel_would_refuse_are_not_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_update_that_fails_keeps_no_container_from_being_created() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn failed_update_does_not_fail_creation() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     for id in ["c1", "c2"] {
         rig.runtime.create_container(&container(id)).await.unwrap();
     }
     rig.runtime.fail_updates_of("c2");
     let updates = ["c1", "c2", "unknown"].map(|id| update(id, settings(CpuId(40)))).to_vec();
-    rig.mood(Mood::Answer(Creation { settings: settings(CpuId(2)), memory_policy: None, updates }));
+    rig.behavior(Behavior::Answer(Creation { settings: settings(CpuId(2)), memory_policy: None, updates }));
     rig.runtime.create_container(&container("c3")).await.unwrap();
     assert_eq!(
         [rig.pins("c1"), rig.pins("c2"), rig.pins("c3")],
@@ -944,9 +996,12 @@ async fn an_update_that_fails_keeps_no_container_from_being_created() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_knows_fewer_events_than_its_version_tells_is_asked_for_fewer() {
+async fn subscribes_to_basic_events_if_refused() {
     let rig = Rig::on(
-        &FakeRuntime::new(Config { events: EventMask::BASIC, ..Config::containerd_2_3(online()) }),
+        &FakeRuntime::new(FakeRuntimeConfig {
+            events: EventMask::BASIC,
+            ..FakeRuntimeConfig::containerd_2_3(online())
+        }),
         Options::default(),
     );
     rig.connected().await;
@@ -957,8 +1012,8 @@ async fn a_runtime_that_knows_fewer_events_than_its_version_tells_is_asked_for_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn garbage_ends_the_connection_and_nothing_else() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn reconnects_after_garbage() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     rig.runtime.create_container(&container("c1")).await.unwrap();
     let claim = |connection: u32, length: u32| [connection.to_be_bytes(), length.to_be_bytes()].concat();
@@ -981,8 +1036,8 @@ async fn garbage_ends_the_connection_and_nothing_else() {
         assert!(rig.runtime.has_plugins(&[PLUGIN]).await);
         assert_eq!(rig.pins("c1"), pinned("0", "0"));
     }
-    // These keep the framing, so the connection stays: an unknown connection, an answer to nothing, a message
-    // of a type that is not used, and a request that cannot be read.
+    // These frames are valid, so the connection is kept: an unknown connection, an answer without a call, a message of an unused type,
+    // and a request that cannot be decoded.
     for bytes in [
         [claim(9, 3), vec![1, 2, 3]].concat(),
         [claim(2, 10), vec![0, 0, 0, 0, 0, 0, 0, 99, 2, 0]].concat(),
@@ -997,8 +1052,8 @@ async fn garbage_ends_the_connection_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_make_no_sense_are_answered_in_time() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn answers_invalid_calls() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     let garbage = [0xff; 20];
     // A pod without an id, and no container.
     let incomplete = [0x0a, 0x00];
@@ -1010,7 +1065,7 @@ async fn calls_that_make_no_sense_are_answered_in_time() {
         (SERVICE, "Synchronize", &garbage, Err("3 the request could not be read")),
         (SERVICE, "ValidateContainerAdjustment", &garbage, Ok(())),
         (SERVICE, "Shutdown", &[], Ok(())),
-        // An event that is not known.
+        // An unknown event.
         (SERVICE, "StateChange", &[0x08, 0x63], Ok(())),
         (SERVICE, "CreateContainer", &garbage, Ok(())),
         (SERVICE, "CreateContainer", &incomplete, Ok(())),
@@ -1049,7 +1104,7 @@ async fn calls_that_make_no_sense_are_answered_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_says_nothing_is_given_up() {
+async fn silent_runtime_times_out() {
     let plugin = Plugin::new(Options::default(), Arc::new(Allocator::default()));
     let status = plugin.status();
     let (ours, _silent) = tokio::io::duplex(1 << 16);
@@ -1071,11 +1126,11 @@ async fn a_runtime_that_says_nothing_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_does_not_tell_what_runs_is_given_up() {
-    // Its lock is held by the creation of a container that another plugin thinks about.
-    let runtime = FakeRuntime::new(Config {
+async fn late_synchronize_is_awaited() {
+    // The runtime's lock is held by the creation of a container, for which another plugin takes long.
+    let runtime = FakeRuntime::new(FakeRuntimeConfig {
         request_timeout: Duration::from_hours(1),
-        ..Config::containerd_2_1(online())
+        ..FakeRuntimeConfig::containerd_2_1(online())
     });
     let first = Rig::on(
         &runtime,
@@ -1087,24 +1142,25 @@ async fn a_runtime_that_does_not_tell_what_runs_is_given_up() {
     );
     first.connected().await;
     runtime.run_pod(&pod("p1")).await.unwrap();
-    first.mood(Mood::Slow(Duration::from_secs(100)));
+    first.behavior(Behavior::Slow(Duration::from_secs(100)));
     let create = tokio::spawn({
         let runtime = runtime.clone();
         async move { runtime.create_container(&container("c1")).await }
     });
     sleep(Duration::from_millis(10)).await;
     let rig = Rig::on(&runtime, Options::default());
-    let why = rig.disconnected_why().await.to_string();
-    assert_eq!(why, "the runtime did not call Synchronize within 60s");
     create.await.unwrap().unwrap();
+    // The registration that has waited is used: there was no second one.
     rig.connected().await;
+    let status = rig.status.borrow().clone();
+    assert!(status.connections == 1 && status.last_disconnect.is_none(), "{status:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_the_end_is_still_answered() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
+async fn answers_pending_calls_on_shutdown() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.mood(Mood::Slow(Duration::from_secs(1)));
+    rig.behavior(Behavior::Slow(Duration::from_secs(1)));
     let create = tokio::spawn({
         let runtime = rig.runtime.clone();
         async move { runtime.create_container(&container("c1")).await }
@@ -1119,9 +1175,9 @@ async fn what_was_asked_before_the_end_is_still_answered() {
     assert!(matches!(*status.last_disconnect.unwrap(), Disconnect::Stopped));
 }
 
-/// In real time, at a real socket.
+/// In real time, with a real socket.
 #[tokio::test]
-async fn a_socket_that_appears_later_is_found() {
+async fn finds_late_socket() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nri.sock");
     let allocator = Arc::new(Allocator::default());
@@ -1138,7 +1194,7 @@ async fn a_socket_that_appears_later_is_found() {
     let why = disconnected_why(&status).await.to_string();
     assert!(why.contains(&*socket.to_string_lossy()) && why.contains("disable = false"), "{why}");
 
-    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+    let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online()));
     runtime.listen(&socket).unwrap();
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     runtime.run_pod(&pod("p1")).await.unwrap();

@@ -1,33 +1,33 @@
-//! The PodResources API: our server against our client, over a unix socket.
+//! The PodResources API: numaward's server and client, over a Unix socket.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{sync::Arc, time::Duration};
 
 use numaward_kube::pod_resources::{
-    AssignmentSource, CallError, Client,
-    messages::{AllocatableResponse, ContainerMemory, ContainerResources, PodResources},
+    AssignmentSource, Client, PodResourcesError,
+    messages::{AllocatableResponse, AssignedPodResources, ContainerMemory, ContainerResources},
     serve,
 };
 use numaward_topology::Bytes;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 
-struct Fixed;
+struct FixedAssignments;
 
-impl AssignmentSource for Fixed {
-    fn pods(&self) -> Vec<PodResources> {
+impl AssignmentSource for FixedAssignments {
+    fn pods(&self) -> Vec<AssignedPodResources> {
         let container = ContainerResources {
             name: "main".to_owned(),
             cpu_ids: vec![2, 3],
             memory: vec![ContainerMemory::new("memory", Bytes::gib(1), &"1".parse().unwrap())],
             ..ContainerResources::default()
         };
-        vec![PodResources {
+        vec![AssignedPodResources {
             name: "db".to_owned(),
             namespace: "prod".to_owned(),
             containers: vec![container],
-            ..PodResources::default()
+            ..AssignedPodResources::default()
         }]
     }
 
@@ -37,17 +37,18 @@ impl AssignmentSource for Fixed {
 }
 
 #[tokio::test]
-async fn what_is_assigned_is_served() {
+async fn serves_assignments() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let stop = CancellationToken::new();
-    let server = tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), Arc::new(Fixed), stop.clone()));
+    let server =
+        tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), Arc::new(FixedAssignments), stop.clone()));
     let client = Client::connect(&socket).await.unwrap();
-    assert_eq!(client.list().await.unwrap(), Fixed.pods());
-    assert_eq!(client.get("prod", "db").await.unwrap().as_ref(), Fixed.pods().first());
+    assert_eq!(client.list().await.unwrap(), FixedAssignments.pods());
+    assert_eq!(client.get("prod", "db").await.unwrap().as_ref(), FixedAssignments.pods().first());
     assert_eq!(client.get("prod", "other").await.unwrap(), None);
     assert_eq!(client.get("db", "prod").await.unwrap(), None);
-    assert_eq!(client.allocatable().await.unwrap(), Fixed.allocatable());
+    assert_eq!(client.allocatable().await.unwrap(), FixedAssignments.allocatable());
     let many = (0..20).map(|_| {
         let client = client.clone();
         tokio::spawn(async move { client.list().await.unwrap().len() })
@@ -58,17 +59,17 @@ async fn what_is_assigned_is_served() {
     drop(client);
     stop.cancel();
     server.await.unwrap().unwrap();
-    assert!(matches!(Client::connect(&socket).await, Err(CallError::Connect { .. })));
+    assert!(matches!(Client::connect(&socket).await, Err(PodResourcesError::Connect { .. })));
 }
 
-/// What no client of this API sends.
+/// Requests that no client of this API sends.
 #[tokio::test]
-async fn what_is_not_understood_is_refused_and_the_next_call_works() {
+async fn refuses_invalid_requests() {
     use tokio::{io::AsyncWriteExt as _, net::UnixStream};
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let stop = CancellationToken::new();
-    tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), Arc::new(Fixed), stop.clone()));
+    tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), Arc::new(FixedAssignments), stop.clone()));
     let mut garbage = UnixStream::connect(&socket).await.unwrap();
     garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let client = Client::connect(&socket).await.unwrap();
@@ -80,7 +81,7 @@ async fn what_is_not_understood_is_refused_and_the_next_call_works() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kubelet_that_is_away_or_does_not_answer_is_an_error() {
+async fn absent_kubelet_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let away = Client::connect(&socket).await.unwrap_err().to_string();
@@ -91,5 +92,5 @@ async fn a_kubelet_that_is_away_or_does_not_answer_is_an_error() {
         Err(error) => error,
         Ok(client) => client.list().await.unwrap_err(),
     };
-    assert!(matches!(silent, CallError::TimedOut { .. }), "{silent}");
+    assert!(matches!(silent, PodResourcesError::TimedOut { .. }), "{silent}");
 }

@@ -125,6 +125,12 @@ pub enum SettingsError {
 #[serde(try_from = "BTreeMap<Knob, String>", into = "BTreeMap<Knob, String>")]
 pub struct Values(pub BTreeMap<Knob, KnobValue>);
 
+impl Values {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl From<Values> for BTreeMap<Knob, String> {
     fn from(values: Values) -> Self {
         values.0.into_iter().map(|(knob, value)| (knob, value.to_string())).collect()

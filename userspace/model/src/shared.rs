@@ -125,7 +125,7 @@ impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
 mod tests {
     use super::*;
 
-    type Change<'a> = &'a dyn Fn(&mut SharedMap<u32, String>);
+    type MapEdit<'a> = &'a dyn Fn(&mut SharedMap<u32, String>);
 
     fn map(items: &[(u32, &str)]) -> SharedMap<u32, String> {
         items.iter().map(|(key, value)| (*key, (*value).to_owned())).collect()
@@ -149,13 +149,13 @@ mod tests {
     #[test]
     fn finds_changed_keys() {
         let before = map(&[(1, "a"), (3, "c"), (5, "e")]);
-        let change = |change: Change<'_>| {
+        let change = |change: MapEdit<'_>| {
             let mut now = before.clone();
             change(&mut now);
             (now.changed_since(&before), before.changed_since(&now))
         };
         assert_eq!(change(&|_| {}), (Vec::new(), Vec::new()));
-        let changes: [(u32, Change<'_>); 6] = [
+        let changes: [(u32, MapEdit<'_>); 6] = [
             (0, &|now| now.insert(0, String::new())),
             (4, &|now| now.insert(4, String::new())),
             (9, &|now| now.insert(9, String::new())),

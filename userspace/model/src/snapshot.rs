@@ -42,7 +42,7 @@ pub struct Snapshot {
     /// The parts of the daemon, with true if degraded.
     pub degraded: Vec<(&'static str, bool)>,
     /// The guarantees, from the same reading of the counters.
-    pub promises: GuaranteeFigures,
+    pub guarantees: GuaranteeFigures,
     /// The resources of the daemon's own process, if they can be read.
     pub process: Option<ProcessFigures>,
 }
@@ -309,7 +309,7 @@ pub struct GuaranteeResidency {
     pub workload: Arc<str>,
     pub kind: ZoneKind,
     /// Guaranteed bytes, by charged node, in order.
-    pub promised: Vec<(NodeId, Bytes)>,
+    pub guaranteed: Vec<(NodeId, Bytes)>,
     /// Current user memory on the guaranteed nodes and on other nodes; `None` if unknown.
     pub resident: Option<ResidencySplit>,
 }
@@ -325,10 +325,10 @@ pub struct ResidencySplit {
 
 impl GuaranteeResidency {
     /// Adds guaranteed bytes on a node.
-    pub fn promise(&mut self, node: NodeId, bytes: Bytes) {
-        match self.promised.binary_search_by_key(&node, |(node, _)| *node) {
-            Ok(at) => self.promised[at].1.0 = self.promised[at].1.0.saturating_add(bytes.0),
-            Err(at) => self.promised.insert(at, (node, bytes)),
+    pub fn add_guaranteed(&mut self, node: NodeId, bytes: Bytes) {
+        match self.guaranteed.binary_search_by_key(&node, |(node, _)| *node) {
+            Ok(at) => self.guaranteed[at].1.0 = self.guaranteed[at].1.0.saturating_add(bytes.0),
+            Err(at) => self.guaranteed.insert(at, (node, bytes)),
         }
     }
 
@@ -378,7 +378,7 @@ pub struct KindFigures {
     /// Memory that can be guaranteed in total.
     pub allocatable: Bytes,
     /// Memory that is guaranteed.
-    pub promised: Bytes,
+    pub guaranteed: Bytes,
     /// Memory that can still be guaranteed.
     pub free: Bytes,
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Returns a guarantee of the given memory for the cgroup with this path and id, without CPUs.
-pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> WorkloadGuarantee {
+pub fn workload_guarantee(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> WorkloadGuarantee {
     WorkloadGuarantee {
         cgroup: path.parse().unwrap(),
         id: CgroupId(id),
@@ -118,7 +118,7 @@ pub fn snapshot() -> Snapshot {
         workloads_with_slot: 1,
         workloads_without_slot: 1,
         degraded: vec![("topology", true), ("cgroups", false)],
-        promises: GuaranteeFigures::default(),
+        guarantees: GuaranteeFigures::default(),
         process: None,
     }
 }

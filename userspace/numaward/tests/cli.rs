@@ -146,6 +146,24 @@ fn own_errors_of_exec_are_exit_code_125() {
     }
 }
 
+/// A daemon that cannot be reached has not acted yet.
+#[test]
+fn memory_limit_is_named_in_advance() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("none.sock");
+    let guarantee = |options: &[&str]| {
+        let command = ["--server", socket.to_str().unwrap(), "guarantee", "db.service", "--memory", "8Gi"];
+        run_failing(&[&command[..], options].concat()).0
+    };
+    let limit = "numaward: --memory 8Gi also limits db.service to 8Gi (MemoryMax, memory.max)";
+    let said = guarantee(&[]);
+    assert!(said.starts_with(limit) && said.contains(socket.to_str().unwrap()), "{said}");
+    assert!(!guarantee(&["--memory-limit", "12Gi"]).contains("limits"));
+
+    let page = include_str!("../../../docs/start.md");
+    assert!(page.contains("`--memory 8Gi` is a limit as well") && page.contains("--memory-limit 12Gi`"));
+}
+
 /// A child process inherits the CPU affinity of its shell.
 #[test]
 fn all_cpus_undoes_inherited_affinity() {
@@ -696,15 +714,17 @@ fn simulates_fleet_with_schedulers() {
         ["native", topology, "wait"],
         ["native", fit, "evict"],
         ["native", topology, "evict"],
+        ["native", fit, "make-room"],
+        ["native", topology, "make-room"],
         ["none", fit, "fail"],
     ];
     assert_eq!(who, expected);
     let time = |of: &Value| of["admitted"]["memoryMibTicks"].as_i64().unwrap();
     for (number, of) in outcomes.iter().enumerate() {
-        assert_eq!(of["lostToNumaMibTicks"].as_i64().unwrap(), time(&outcomes[6]) - time(of));
+        assert_eq!(of["lostToNumaMibTicks"].as_i64().unwrap(), time(&outcomes[8]) - time(of));
         let sum: i64 = groups.iter().map(|group| time(&group["outcomes"][number])).sum();
         assert_eq!(sum, time(of));
-        // What the row rests on: hosts, scheduler, refused pods, order.
+        // The assumptions: hosts, scheduler, refused pods, order.
         let assumed: Vec<_> =
             of["assumptions"].as_array().unwrap().iter().map(|of| of.as_str().unwrap()).collect();
         assert_eq!(assumed.len(), 4, "{assumed:?}");
@@ -712,13 +732,15 @@ fn simulates_fleet_with_schedulers() {
         let setting = format!("kubernetes.refused: {}", who[number][2]);
         assert_eq!(assumed[2].contains(&setting), who[number][2] != "fail", "{assumed:?}");
         assert_eq!(of["retries"].as_u64() > Some(0), who[number][2] != "wait", "{of}");
+        let moves = ["moves", "movedBytes"].map(|key| of[key].as_u64() > Some(0));
+        assert_eq!(moves, [who[number][2] == "make-room"; 2], "{of}");
     }
     assert!(time(&outcomes[0]) < time(&outcomes[2]), "{outcomes:?}");
     let (printed, code) =
         run_command(&["simulate", traces, "--hosts", "6", "--strategy", "native", "--each"]);
     assert!(code == 0 && printed.contains("6 hosts in") && printed.contains("no NUMA"), "{printed}");
     for words in
-        ["What the rows rest on:", "(rows 3, 4)", "kubernetes.refused: evict", "(rows 1, 2, 3, 4, 5)"]
+        ["What the rows rest on:", "(rows 3, 4)", "kubernetes.refused: evict", "(rows 1, 2, 3, 4, 5, 6, 7)"]
     {
         assert!(printed.contains(words), "{words}: {printed}");
     }

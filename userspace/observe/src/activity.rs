@@ -128,8 +128,8 @@ pub(crate) fn allocated(
     sizes.into_iter().map(|size| (size, nodes.iter().map(|node| of(size, node)).collect())).collect()
 }
 
-/// Returns the migrated pages by reason. Reasons of NUMA balancing are always present, others once they have
-/// occurred.
+/// Returns the migrated pages by reason. Reasons of NUMA balancing are always present, the remaining ones once
+/// they have occurred.
 fn migrated(activity: &Activity) -> Vec<(&'static str, u64)> {
     let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
     let happened = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED_INDEX || pages.0 > 0);

@@ -70,4 +70,16 @@ mod tests {
             assert_eq!(super::affinity(None).unwrap(), before);
         }
     }
+
+    #[test]
+    fn masks_have_more_than_1024_cpus() {
+        let before = affinity(None).unwrap();
+        let far: CpuSet = "1024-1100,5000".parse().unwrap();
+        let mut affinity = Affinity { allowed: &before | &far, now: CpuSet::new() };
+        for exclusive in [CpuSet::new(), "1024".parse().unwrap(), far] {
+            affinity.keep_off(&exclusive).unwrap();
+            assert_eq!(affinity.now, &affinity.allowed - &exclusive);
+            assert_eq!(super::affinity(None).unwrap(), before, "the kernel does not have the other CPUs");
+        }
+    }
 }

@@ -68,8 +68,8 @@ impl Observer {
         let by_node = |allocated: Option<&NodeCounters>,
                        memory_of: ResidentMemory<'_>,
                        activity: Option<&probes::Activity>,
-                       promised: bool| {
-            let missed = allocated.filter(|_| promised);
+                       has_guarantee: bool| {
+            let missed = allocated.filter(|_| has_guarantee);
             let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
                 node: node.0,
                 allocated: allocated.map(|counters| self.allocated(counters.get(*node))),
@@ -83,7 +83,7 @@ impl Observer {
                         kernel_bytes: bytes.kernel.0,
                     }
                 }),
-                hugepages: hugepages::of_node((index, *node), memory_of.hugepages, activity, promised),
+                hugepages: hugepages::of_node((index, *node), memory_of.hugepages, activity, has_guarantee),
             });
             nodes.collect()
         };
@@ -229,6 +229,7 @@ impl Observer {
                     reason: reason.clone(),
                 })
                 .collect(),
+            reservations: self.latest.reservations.borrow().clone(),
         }
     }
 }

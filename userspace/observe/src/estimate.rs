@@ -1,4 +1,4 @@
-//! Estimate of remote accesses, for workloads whose accesses the kernel does not sample (`observe.remoteEstimate`).
+//! Estimate of remote accesses for workloads that the kernel does not sample (`observe.remoteEstimate`).
 //!
 //! # Problem
 //! NUMA balancing skips a workload that is bound to nodes by its cpuset or its memory policy. Only hardware counters
@@ -72,7 +72,7 @@ pub(crate) struct Estimator {
 
 /// A workload to estimate.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct EstimateTarget {
     pub(crate) id: CgroupId,
     pub(crate) dir: PathBuf,
     /// Mapped memory by node.
@@ -101,7 +101,7 @@ impl Estimator {
         &mut self,
         proc: &Path,
         machine: &Machine,
-        targets: &[Target],
+        targets: &[EstimateTarget],
         nested: &BTreeSet<PathBuf>,
     ) -> BTreeMap<CgroupId, ThreadReading> {
         let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
@@ -127,7 +127,7 @@ impl Estimator {
         &mut self,
         proc: &Path,
         machine: &Machine,
-        target: &Target,
+        target: &EstimateTarget,
         nested: &BTreeSet<PathBuf>,
         left: &mut usize,
     ) -> ThreadReading {
@@ -222,7 +222,7 @@ impl Thread {
 }
 
 /// Returns the share of remote accesses in thousandths; `None` if the workload did not run or has no memory. `memory_node`
-/// maps a node to the node whose memory is local to its CPUs.
+/// maps a node to the node with the memory local to its CPUs.
 pub(crate) fn remote_share(
     ran: &CpuTimeByNode,
     memory: &BTreeMap<NodeId, u64>,
@@ -294,7 +294,7 @@ mod tests {
     fn reads_threads_within_budget() {
         let root = tempfile::tempdir().unwrap();
         let (cgroups, proc) = (root.path().join("cgroups"), root.path().join("proc"));
-        let target = |id, name: &str| Target {
+        let target = |id, name: &str| EstimateTarget {
             id: CgroupId(id),
             dir: cgroups.join(name),
             memory: BTreeMap::from([(NodeId(0), 1)]),

@@ -44,7 +44,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same limit for threads that read files of many cgroups.
 const READ_TIMEOUT: Duration = Duration::from_mins(1);
-/// The same limit for the history, whose samples are at most a minute apart.
+/// The same limit for the history: its samples are at most a minute apart.
 const HISTORY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Readiness latches of this crate's parts.
@@ -285,7 +285,7 @@ mod tests {
         };
         let observer = new(Config::default());
         assert!(observer.is_idle());
-        let guarantee = testing::promise("/a", 1, &[]);
+        let guarantee = testing::workload_guarantee("/a", 1, &[]);
         observer.lock().guarantees = Guarantees::new(vec![guarantee.into()], Ledger::default()).into();
         assert!(!observer.is_idle());
         let mut config = Config::default();

@@ -1,4 +1,4 @@
-//! Guarantees of another program, which this daemon adopts for containers whose cgroups exist.
+//! Guarantees of another program, which this daemon adopts for containers with an existing cgroup.
 
 use std::fmt;
 

@@ -28,11 +28,10 @@ use std::{
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{
     CgroupId, CgroupPath, Hierarchy, ReadError,
-    knob::{Knob, KnobValue},
     read::{self, hugetlb_numa_stat, memory_numa_stat},
 };
 use numaward_config::policy::StrategyKind;
-use numaward_engine::{HostConditions, Ledger};
+use numaward_engine::HostConditions;
 use numaward_model::{
     EventReport, Guarantees, WorkloadGuarantee,
     headroom::{Headroom, NodeHeadroom, UnguaranteedWorkload},
@@ -40,13 +39,13 @@ use numaward_model::{
     snapshot::ResidentFigures,
 };
 use numaward_probes::SlotId;
-use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
+use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     conditions::{self, GuaranteedUsage},
     headroom::{Claims, HeadroomChange, LowNodes, TightNodes, margin},
-    load::Load,
+    load::LoadClasses,
     observer::Observer,
     reading::StateSnapshot,
     residency,
@@ -79,7 +78,7 @@ struct Guard {
     /// Earliest time at which a cgroup is read again.
     not_before: Option<Instant>,
     watermarks_read: Option<Instant>,
-    load: Load,
+    load: LoadClasses,
     /// Host conditions that placement decisions use.
     conditions: Arc<HostConditions>,
 }
@@ -140,7 +139,7 @@ impl Observer {
             (guard.claims, owned) = read_claims(&hierarchy, &guarantees);
             if uses_conditions {
                 self.read_load(&mut guard.load);
-                self.read_conditions(guard, &hierarchy, &memory, &guarantees, &owned);
+                self.read_conditions(guard, &memory, &guarantees, &owned);
             }
             (guard.guarantees, guard.read) = (Some(guarantees.clone()), Some(now));
             (nodes, spare) = self.judge(&memory, &guard.claims);
@@ -180,7 +179,6 @@ impl Observer {
     fn read_conditions(
         &self,
         guard: &mut Guard,
-        hierarchy: &Hierarchy,
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
         guarantees: &Guarantees,
         owned: &GuaranteedUsage,
@@ -191,9 +189,9 @@ impl Observer {
             tracing::debug!(%error, "the offline CPUs cannot be read: the previous set stays in use");
             guard.conditions.offline_cpus.clone()
         });
-        let partition_cpus = &partition_cpus(hierarchy, &guarantees.ledger) - &offline_cpus;
         let load = guard.load.classes().clone();
-        let conditions = HostConditions { withheld, offline_cpus, partition_cpus, load };
+        // The thread with the ledger reads the CPUs of partitions.
+        let conditions = HostConditions { withheld, offline_cpus, load, ..HostConditions::default() };
         if *guard.conditions != conditions {
             guard.conditions = Arc::new(conditions);
         }
@@ -201,7 +199,7 @@ impl Observer {
 
     /// Reads how much memory of each node the CPUs of other nodes allocated, if the interval has passed. Does nothing
     /// if no probe counts these allocations.
-    fn read_load(&self, load: &mut Load) {
+    fn read_load(&self, load: &mut LoadClasses) {
         let period = self.config.probes.allocation.duty_cycle.map_or(Duration::ZERO, |cycle| cycle.period.0);
         let now = Instant::now();
         if !load.is_due(period, now) {
@@ -246,8 +244,8 @@ impl Observer {
             })
             .collect();
         let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
-        let promised: BTreeSet<NodeId> = claims.nodes().collect();
-        nodes.retain(|of| promised.contains(&of.node));
+        let guaranteed: BTreeSet<NodeId> = claims.nodes().collect();
+        nodes.retain(|of| guaranteed.contains(&of.node));
         (nodes, spare)
     }
 
@@ -279,40 +277,33 @@ fn headroom_event(changes: &HeadroomChange) -> EventReport {
     let mib = |bytes: Bytes| format!("{} MiB", bytes.0 >> 20);
     let numbers = |of: &NodeHeadroom| {
         let (obtainable, unused) = (mib(of.obtainable), mib(of.unused));
-        format!("{obtainable} is available there, {unused} are promised and not used yet")
+        format!("{obtainable} can be allocated there, {unused} of the guaranteed memory are not used yet")
     };
     match changes {
         HeadroomChange::BecameLow(of) | HeadroomChange::BecameNegative(of) => {
             let is_broken = of.headroom_bytes() < 0;
             let may = if is_broken { "does not have" } else { "may soon not have" };
-            let message = format!("Node {} {may} what is promised on it: {}.", of.node, numbers(of));
+            let message =
+                format!("Node {} {may} the memory that is guaranteed on it: {}.", of.node, numbers(of));
             let severity = if is_broken { Severity::Critical } else { Severity::Warning };
             let report = EventReport::new(EventKind::HeadroomLow, message).severity(severity).node(of.node);
             report.detail("obtainableBytes", of.obtainable.0).detail("unusedBytes", of.unused.0)
         }
         HeadroomChange::Recovered(of) => {
-            let message = format!("Node {} has what is promised on it: {}.", of.node, numbers(of));
+            let message =
+                format!("Node {} has the memory that is guaranteed on it: {}.", of.node, numbers(of));
             EventReport::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(of.node)
         }
         HeadroomChange::Unmonitored(node) => {
             let message = format!(
-                "Node {node} is no longer watched: nothing is promised on it any more, or its memory cannot be read."
+                "Node {node} is no longer watched: no memory is guaranteed on it any more, or its memory cannot be read."
             );
             EventReport::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(*node)
         }
     }
 }
 
-/// Returns the CPUs of the shared pool that the root cgroup lacks because cpuset partitions hold them. CPUs of
-/// guarantees are not in the pool. Some kernels have no such file in the root cgroup.
-fn partition_cpus(hierarchy: &Hierarchy, ledger: &Ledger) -> CpuSet {
-    match Knob::CpusetCpusEffective.read(hierarchy.root()) {
-        Ok(KnobValue::Cpus(effective)) if !effective.is_empty() => ledger.shared_pool() - &effective,
-        _ => CpuSet::new(),
-    }
-}
-
-/// Reads how much of their guarantees the workloads use. A workload whose cgroup is gone uses nothing.
+/// Reads how much of their guarantees the workloads use. A workload without a cgroup uses nothing.
 fn read_claims(hierarchy: &Hierarchy, guarantees: &Guarantees) -> (Claims, GuaranteedUsage) {
     let (mut claims, mut owned) = (Claims::default(), GuaranteedUsage::default());
     for share in shares(guarantees) {
@@ -403,9 +394,10 @@ mod tests {
     use numaward_api::{EnforcementMode, PodContainer};
     use numaward_cgroup::WorkloadKind;
     use numaward_config::{Config, guard::GuardMode};
+    use numaward_engine::Ledger;
     use numaward_engine::{
         NativeOptions, NativeStrategy, PolicyConfig, Quantity, Strategy as _,
-        policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
+        policy::{MemoryManagerPolicy, MemoryReservation},
     };
     use numaward_model::{snapshot::SnapshotSource as _, testing};
     use numaward_topology::Machine;
@@ -432,8 +424,8 @@ mod tests {
         }
     }
 
-    fn promise(path: &str, id: u64, mib: u64) -> Arc<WorkloadGuarantee> {
-        testing::promise(path, id, &[(ZoneKind::Memory, 1, Bytes::mib(mib))]).into()
+    fn memory_guarantee(path: &str, id: u64, mib: u64) -> Arc<WorkloadGuarantee> {
+        testing::workload_guarantee(path, id, &[(ZoneKind::Memory, 1, Bytes::mib(mib))]).into()
     }
 
     /// Creates an observer of this host with these guarantees.
@@ -464,7 +456,7 @@ mod tests {
         NativeStrategy::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle()
     }
 
-    /// Returns a container of a pod whose containers share a guarantee; it is stored with one of them.
+    /// Returns a container of a pod with one guarantee for all its containers; it is stored with one of them.
     fn of_pod(path: &str, id: u64, mib: u64) -> Arc<WorkloadGuarantee> {
         let pod = PodContainer {
             namespace: "n".to_owned(),
@@ -474,7 +466,7 @@ mod tests {
             shares_pod: true,
         };
         let placed = (mib > 0).then_some((ZoneKind::Memory, 1, Bytes::mib(mib)));
-        let of = testing::promise(path, id, placed.as_slice());
+        let of = testing::workload_guarantee(path, id, placed.as_slice());
         Arc::new(WorkloadGuarantee { owner: "u".into(), container: Some(pod), ..of })
     }
 
@@ -486,7 +478,7 @@ mod tests {
         let observer = Observer::new(&config);
         let mut guard = Guard::default();
         observer.check_headroom(&mut guard);
-        assert_eq!(observer.latest.headroom.borrow().look, 0, "nothing is promised: nothing is read");
+        assert_eq!(observer.latest.headroom.borrow().look, 0, "without a guarantee nothing is read");
 
         for (id, path) in (1..).zip(["/kept", "/kept/below", "/outer", "/outer/hog", "/hog", "/elsewhere"]) {
             let bytes = if path == "/elsewhere" { "N0=4096 N1=0" } else { "N0=4096 N1=104857600" };
@@ -499,7 +491,7 @@ mod tests {
             observer.lock().table_mut().add(CgroupId(id), path, member);
         }
         observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
-        let guarantees = Guarantees::new(vec![promise("/kept", 1, 700)], Ledger::default());
+        let guarantees = Guarantees::new(vec![memory_guarantee("/kept", 1, 700)], Ledger::default());
         observer.lock().guarantees = Arc::new(guarantees);
         observer.check_headroom(&mut guard);
         // 700 MiB, of which 200 are used; of the page cache nothing is available: the guarantee holds it.
@@ -514,7 +506,9 @@ mod tests {
         assert_eq!(seen.others[0].on(NodeId(1)), Bytes::mib(100), "page cache is not in the way");
         let events = observer.events().page(&numaward_api::EventFilter { limit: 10, ..Default::default() });
         assert_eq!(events.events.len(), 1, "{events:?}");
-        assert!(events.events[0].message.contains("Node 1 may soon not have what is promised on it"));
+        assert!(
+            events.events[0].message.contains("Node 1 may soon not have the memory that is guaranteed on it")
+        );
 
         observer.lock().guarantees = Arc::default();
         observer.check_headroom(&mut guard);
@@ -533,7 +527,8 @@ mod tests {
         let look = |enabled: bool, guard: GuardMode, times: usize| {
             let mut config = Config { guard, ..Config::default() };
             (config.guard_reclaim.enabled, config.enforcement.mode) = (enabled, EnforcementMode::On);
-            let observer = observer(root.path(), config, vec![promise("/kept", 1, 580)], Ledger::default());
+            let observer =
+                observer(root.path(), config, vec![memory_guarantee("/kept", 1, 580)], Ledger::default());
             let member = Member::new("/hog".parse().unwrap(), WorkloadKind::TopLevel, None);
             observer.lock().table_mut().add(CgroupId(2), "/hog", member);
             let mut guard = Guard::default();
@@ -585,7 +580,7 @@ mod tests {
         assert_eq!(seen(StrategyKind::Native, Vec::new()), [0, 414]);
         write(root.path(), "kept/memory.numa_stat", "anon N0=0 N1=209715200\nfile N0=0 N1=104857600\n");
         assert_eq!(
-            seen(StrategyKind::Native, vec![promise("/kept", 1, 150)]),
+            seen(StrategyKind::Native, vec![memory_guarantee("/kept", 1, 150)]),
             [0, 264],
             "150 of them are its own"
         );
@@ -598,34 +593,13 @@ mod tests {
     }
 
     #[test]
-    fn finds_cpus_of_other_partitions() {
+    fn conditions_have_offline_cpus() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         write(root.path(), "sys/devices/system/cpu/present", "0-3\n");
-        let cpus = "0-3".parse().unwrap();
-        let nodes = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
-        let policy = PolicyConfig {
-            cpu_manager_policy: CpuManagerPolicy::Static,
-            reserved_system_cpus: "0".parse().unwrap(),
-            ..PolicyConfig::default()
-        };
-        let ledger = NativeStrategy::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle();
-        assert_eq!(ledger.shared_pool(), &cpus);
-        let observer = observer(root.path(), Config::default(), Vec::new(), ledger);
-        let mut guard = Guard::default();
-        let mut seen = |effective: Option<&str>| {
-            if let Some(effective) = effective {
-                write(root.path(), "cpuset.cpus.effective", effective);
-            }
-            guard.not_before = None;
-            observer.check_headroom(&mut guard);
-            let conditions = observer.latest.headroom.borrow().conditions.clone();
-            [&conditions.partition_cpus, &conditions.offline_cpus].map(ToString::to_string)
-        };
-        assert_eq!(seen(None), ["", "2-3"]);
-        assert_eq!(seen(Some("0\n")), ["1", "2-3"], "two are offline");
-        assert_eq!(seen(Some("\n")), ["", "2-3"], "not known");
-        assert_eq!(seen(Some("0-1\n")), ["", "2-3"]);
+        let observer = observer(root.path(), Config::default(), Vec::new(), Ledger::default());
+        observer.check_headroom(&mut Guard::default());
+        assert_eq!(observer.latest.headroom.borrow().conditions.offline_cpus.to_string(), "2-3");
     }
 
     #[test]
@@ -636,8 +610,12 @@ mod tests {
             write(root.path(), "kept/memory.numa_stat", &format!("anon N0=0 N1={}\n", mib << 20));
         };
         stat(0);
-        let observer =
-            observer(root.path(), Config::default(), vec![promise("/kept", 1, 500)], Ledger::default());
+        let observer = observer(
+            root.path(),
+            Config::default(),
+            vec![memory_guarantee("/kept", 1, 500)],
+            Ledger::default(),
+        );
         let mut guard = Guard::default();
         observer.check_headroom(&mut guard);
         assert!(!observer.latest.headroom.borrow().nodes[0].is_low);
@@ -654,7 +632,7 @@ mod tests {
 
         // A scrape returns the guard's readings.
         machine(root.path(), 50);
-        let headroom = observer.snapshot().promises.headroom;
+        let headroom = observer.snapshot().guarantees.headroom;
         assert!(headroom.contains(&(NodeId(1), ZoneKind::Memory, of.headroom_bytes())), "{headroom:?}");
         assert!(headroom.contains(&(NodeId(0), ZoneKind::Memory, 910 << 20)), "{headroom:?}");
     }
@@ -688,7 +666,7 @@ mod tests {
     fn unreadable_hugepages_count_as_used() {
         let root = tempfile::tempdir().unwrap();
         let kind = ZoneKind::Hugepages(numaward_topology::HugepageSize(Bytes::mib(2)));
-        let guarantee = Arc::new(testing::promise("/a", 1, &[(kind, 0, Bytes::mib(8))]));
+        let guarantee = Arc::new(testing::workload_guarantee("/a", 1, &[(kind, 0, Bytes::mib(8))]));
         let guarantees = Guarantees::new(vec![guarantee], Ledger::default());
         let owned = || read_claims(&Hierarchy::at(root.path()), &guarantees).1;
         assert_eq!(owned(), GuaranteedUsage::default());

@@ -310,8 +310,8 @@ mod tests {
         assert_eq!(at(163, 100), (true, 1), "it stays so");
         assert_eq!(at(164, 100), (false, 0));
         assert_eq!(at(140, 100), (false, 24));
-        assert_eq!(at(0, 0), (false, 0), "nothing is promised that is not used");
-        assert_eq!(at(0, 1), (true, 2), "a margin is for no more than is promised");
+        assert_eq!(at(0, 0), (false, 0), "all guaranteed memory is used");
+        assert_eq!(at(0, 1), (true, 2), "the margin is at most the guaranteed memory");
         tights.judge(&mut []);
         assert!(tights.0.is_empty());
     }

@@ -74,7 +74,7 @@ impl Resolution {
     }
 }
 
-/// Rings of `N` figures per step. The last `LEVELS` figures are levels; the others are rates.
+/// Rings of `N` figures per step. The last `LEVELS` figures are levels; the first ones are rates.
 #[derive(Debug)]
 struct Rings<const N: usize, const LEVELS: usize> {
     recent: VecDeque<[Figure; N]>,
@@ -478,7 +478,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    struct Host {
+    struct HistoryBench {
         start: Instant,
         history: History,
         /// Counted bytes of each workload, and true if it has a guarantee.
@@ -486,7 +486,7 @@ mod tests {
         node: [u64; 2],
     }
 
-    impl Host {
+    impl HistoryBench {
         fn new(workloads: usize) -> Self {
             let workloads = (0..workloads).map(|index| (format!("/w{index:04}"), ([0; 3], false)));
             let (start, history) = (Instant::now(), History::default());
@@ -518,7 +518,7 @@ mod tests {
 
     #[test]
     fn keeps_rates_by_step_and_minute() {
-        let mut host = Host::new(1);
+        let mut host = HistoryBench::new(1);
         for step in 1..=24 {
             host.allocate("/w0000", if step == 13 { 600 } else { 5 });
             host.node = [10 * step, 5 * step];
@@ -544,11 +544,12 @@ mod tests {
 
     #[test]
     fn late_sample_fills_missed_steps() {
-        let mut host = Host::new(1);
+        let mut host = HistoryBench::new(1);
         host.allocate("/w0000", 2000);
         host.sample(20);
-        let recent =
-            |host: &Host| host.history.workload(host.start, "/w0000").unwrap().recent.local_bytes_per_second;
+        let recent = |host: &HistoryBench| {
+            host.history.workload(host.start, "/w0000").unwrap().recent.local_bytes_per_second
+        };
         assert_eq!(recent(&host), [Some(100); 4]);
         host.allocate("/w0000", 1 << 40);
         host.sample(20 + 180);
@@ -562,7 +563,7 @@ mod tests {
 
     #[test]
     fn reset_counters_start_from_zero() {
-        let mut host = Host::new(1);
+        let mut host = HistoryBench::new(1);
         host.allocate("/w0000", 5000);
         host.sample(5);
         host.workloads.insert("/w0000".to_owned(), ([50, 0, 0], false));
@@ -586,9 +587,9 @@ mod tests {
 
     #[test]
     fn idle_workloads_lose_rings_first() {
-        let mut host = Host::new(MAX_HISTORIES + 2);
+        let mut host = HistoryBench::new(MAX_HISTORIES + 2);
         host.sample(5);
-        let coverage = |host: &Host| {
+        let coverage = |host: &HistoryBench| {
             let history = host.history.host(host.start);
             (history.kept, history.dropped)
         };
@@ -626,7 +627,7 @@ mod tests {
 
     #[test]
     fn hour_of_1000_workloads_fits_in_4_mib() {
-        let mut host = Host::new(MAX_HISTORIES + 500);
+        let mut host = HistoryBench::new(MAX_HISTORIES + 500);
         for step in 1..=800 {
             for index in 0..MAX_HISTORIES {
                 host.allocate(&format!("/w{index:04}"), 4096);

@@ -120,12 +120,12 @@ impl CounterReading {
         for (name, series) in self.table.series() {
             let mut by_size = BTreeMap::<HugepageSize, Vec<(NodeId, Bytes)>>::new();
             for (&id, member) in series.members.iter() {
-                let Some(promised) = self.guarantees.nodes_of(id) else { continue };
+                let Some(guaranteed) = self.guarantees.nodes_of(id) else { continue };
                 for (size, resident) in member.hugepages.iter() {
                     let nodes = self.machine.nodes.keys().map(|node| (*node, Bytes(0)));
                     let sums = by_size.entry(*size).or_insert_with(|| nodes.collect());
                     let sums = sums.iter_mut().zip(resident);
-                    for ((_, sum), bytes) in sums.filter(|((node, _), _)| !promised.contains(*node)) {
+                    for ((_, sum), bytes) in sums.filter(|((node, _), _)| !guaranteed.contains(*node)) {
                         sum.0 = sum.0.saturating_add(bytes.0);
                     }
                 }
@@ -147,7 +147,7 @@ mod tests {
     use std::fs;
 
     use numaward_cgroup::{CgroupId, WorkloadKind};
-    use numaward_model::{Guarantees, testing::promise};
+    use numaward_model::{Guarantees, testing::workload_guarantee};
     use numaward_probes::{Mode, NodeHugepages, ProbeReport};
     use numaward_topology::ZoneKind;
 
@@ -171,7 +171,7 @@ mod tests {
         NodeHugepages { node: NodeId(node), size, local: of(local), remote: of(remote), outside: of(outside) }
     }
 
-    /// A workload that is promised memory on node 0, one of the same name that is promised nothing.
+    /// A workload with guaranteed memory on node 0, and one of the same name without a guarantee.
     fn read(report: Mode) -> CounterReading {
         let mut table = Table::default();
         for id in [1, 2].map(CgroupId) {
@@ -182,7 +182,7 @@ mod tests {
         }
         let pages = [taken(0, TWO_MIB, [6, 0, 0]), taken(1, TWO_MIB, [0, 4, 4]), taken(1, GIB, [0; 3])];
         table.keep_activity(CgroupId(1), &Activity { hugepages: pages.to_vec(), ..Activity::default() });
-        let guarantee = promise("/1", 1, &[(ZoneKind::Memory, 0, Bytes::mib(1))]);
+        let guarantee = workload_guarantee("/1", 1, &[(ZoneKind::Memory, 0, Bytes::mib(1))]);
         let report = ProbeReport {
             probe: Probe::Hugepages,
             mode: report,
@@ -208,7 +208,11 @@ mod tests {
             bytes: vec![(NodeId(0), Bytes(0)), (NodeId(1), Bytes::mib(4))],
         }];
         let found = read(Mode::Fexit);
-        assert_eq!(found.misplaced_hugepages(), outside, "not those of who is promised nothing");
+        assert_eq!(
+            found.misplaced_hugepages(),
+            outside,
+            "hugepages of a workload without a guarantee do not count"
+        );
         assert_eq!(found.missed_hugepages(), outside, "of the sizes with pages");
         let blind = read(Mode::Absent);
         assert_eq!(blind.missed_hugepages(), [], "not known is not zero");
@@ -244,9 +248,9 @@ mod tests {
         assert_eq!(sizes(&Activity::default(), &[]), []);
         assert_eq!(sizes(&Activity::default(), &[GIB]), [GIB]);
         assert_eq!(sizes(&activity, &[]), [TWO_MIB], "its pool may be empty by now");
-        let of_node = |activity: &Activity, promised| {
+        let of_node = |activity: &Activity, has_guarantee| {
             let resident = ResidentHugepages::from([(TWO_MIB, vec![Bytes(0), Bytes(7)])]);
-            of_node((1, NodeId(1)), &resident, Some(activity), promised)
+            of_node((1, NodeId(1)), &resident, Some(activity), has_guarantee)
         };
         let served = api::WorkloadHugepages {
             size: "2Mi".to_owned(),

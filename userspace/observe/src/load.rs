@@ -24,13 +24,13 @@ const MIN_RATE_MIB: u64 = 64;
 
 /// The class of each node.
 #[derive(Debug, Default)]
-pub(crate) struct Load {
+pub(crate) struct LoadClasses {
     read: Option<Instant>,
     taken: BTreeMap<NodeId, Bytes>,
     classes: BTreeMap<NodeId, u64>,
 }
 
-impl Load {
+impl LoadClasses {
     /// Returns whether another reading is due. The probe counts only during a part of each `period`, so readings are
     /// at least that far apart.
     pub(crate) fn is_due(&self, period: Duration, now: Instant) -> bool {
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn rate_covers_time_since_last_reading() {
-        let (start, mut load) = (Instant::now(), Load::default());
+        let (start, mut load) = (Instant::now(), LoadClasses::default());
         let mut at = |seconds: u64, mib: [u64; 2]| {
             let taken = [0, 1].map(NodeId).into_iter().zip(mib.map(Bytes::mib)).collect();
             load.set(taken, start + Duration::from_secs(seconds));

@@ -1,7 +1,7 @@
 //! Names of workloads: the values of the metric label `workload`.
 //!
 //! Each name becomes a time series in Prometheus, so a host must not produce more and more of them. Therefore names
-//! contain no ids and no running numbers:
+//! contain no ids and no sequence numbers:
 //!
 //! - A systemd unit has its own name. Numbers assigned by systemd become `*` (`session-12.scope` becomes
 //!   `session-*.scope`, `run-u34.service` becomes `run-*.service`), and so do the numbers that libvirt assigns to guests
@@ -18,9 +18,10 @@
 
 use numaward_cgroup::{CgroupWorkload, ContainerIdentity, RUNTIMES, WorkloadKind};
 
-/// Name for the counts of everything that has no counters of its own.
+/// Name for the counts of all processes outside of the workloads that have counters.
 pub(crate) const OTHER: &str = "other";
 
+/// Returns the value of the label for a workload. Containers of pods get their final name from their pod later.
 pub(crate) fn name(workload: &CgroupWorkload) -> String {
     let name = match workload.kind {
         WorkloadKind::Unit => unit(&workload.name),
@@ -39,8 +40,8 @@ pub(crate) fn name(workload: &CgroupWorkload) -> String {
     if name == OTHER { format!("/{OTHER}") } else { name }
 }
 
-/// Returns a unit's name without the running number of transient units. They are numbered by logind
-/// (`session-12.scope`, `session-c1.scope`) and by `systemd-run` (`run-u34.service`, `run-p7-i9.scope`, `run-r` and
+/// Returns a unit's name with `*` instead of the number of a transient unit. The numbers come from logind
+/// (`session-12.scope`, `session-c1.scope`) and from `systemd-run` (`run-u34.service`, `run-p7-i9.scope`, `run-r` and
 /// 32 hexadecimal digits).
 fn unit(name: &str) -> String {
     for prefix in ["session-", "run-"] {

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numaward_api::ReservationOrigin;
 use numaward_config::Config;
 use numaward_model::{error_chain, headroom::Headroom, port::CgroupListener};
 use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes};
@@ -25,7 +26,7 @@ use crate::{
     probing::{COST_MEASUREMENT_TIME, Probing},
     sampling::SamplingStates,
     stacks::KernelSymbols,
-    state::State,
+    state::ObserverState,
 };
 
 /// Demand for the workloads' figures, and the thread that reads them.
@@ -48,6 +49,8 @@ pub(crate) struct Latest {
     pub(crate) watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
     /// Headroom of the nodes as last published by the guard.
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
+    /// Origin of the reservations.
+    pub(crate) reservations: watch::Sender<Option<ReservationOrigin>>,
 }
 
 /// Latest known state of this host.
@@ -67,7 +70,7 @@ pub struct Observer {
     pub(crate) affinity: Mutex<Option<Affinity>>,
     pub(crate) demand: Mutex<Demand>,
     probing: Mutex<Probing>,
-    state: Mutex<State>,
+    state: Mutex<ObserverState>,
     pub(crate) latest: Latest,
     pub(crate) health: Arc<Health>,
     /// History of the last hour. Never locked together with another field.
@@ -173,6 +176,11 @@ impl Observer {
         self.health.note(part, result);
     }
 
+    /// Notes the origin of the reservations, for the status.
+    pub fn note_reservations(&self, origin: ReservationOrigin) {
+        self.latest.reservations.send_replace(Some(origin));
+    }
+
     /// Returns the time since the start.
     pub fn uptime(&self) -> Duration {
         self.start.elapsed()
@@ -201,7 +209,7 @@ impl Observer {
     }
 
     /// Locks the state.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ObserverState> {
         self.state.lock()
     }
 }

@@ -38,14 +38,18 @@ pub enum DaemonPart {
     Residency,
     /// Admitting new guarantees; degraded if the policy does not fit the machine.
     Policy,
-    /// Reading the kubelet's guarantees.
+    /// Reading the kubelet's guarantees; degraded as well if it pins containers that are also pinned here.
     Kubelet,
+    /// Reading the kubelet's configuration from its API.
+    KubeletConfiguration,
     /// Reading pods from the API server.
     KubernetesApi,
     /// Evicting pods that run without the guarantee they request.
     Evictions,
     /// Publishing the free capacity of the nodes for the scheduler.
     NodeResourceTopology,
+    /// Removing the startup taint of the Kubernetes node.
+    StartupTaint,
     /// Reading the use of exclusive CPUs by intruders.
     Intruders,
     /// Counting interrupts on exclusive CPUs.

@@ -156,7 +156,7 @@ impl Observer {
         self.lock().new_container.clone()
     }
 
-    /// Returns the containers whose cgroups exist.
+    /// Returns the containers with an existing cgroup.
     pub fn containers(&self) -> Vec<(CgroupPath, ContainerIdentity)> {
         let table = self.lock().table.clone();
         let members = table.members();
@@ -185,7 +185,7 @@ mod tests {
     use numaward_cgroup::{Cgroup, CgroupEvent, CgroupId, Hierarchy};
     use numaward_config::Config;
     use numaward_engine::Ledger;
-    use numaward_model::{WorkloadGuarantee, snapshot::SnapshotSource, testing::promise};
+    use numaward_model::{WorkloadGuarantee, snapshot::SnapshotSource, testing::workload_guarantee};
     use numaward_topology::{Bytes, CpuId, CpuSet, ZoneKind};
     use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
     use tokio_util::sync::CancellationToken;
@@ -210,16 +210,16 @@ mod tests {
 
     /// Source of guarantees that guarantees memory to every container.
     #[derive(Debug)]
-    struct OnePod(Ledger);
+    struct UniformGuarantees(Ledger);
 
-    impl ForeignGuarantees for OnePod {
+    impl ForeignGuarantees for UniformGuarantees {
         fn guarantee(
             &self,
             id: CgroupId,
             cgroup: &CgroupPath,
             _: &ContainerIdentity,
         ) -> Option<WorkloadGuarantee> {
-            Some(promise(&cgroup.to_string(), id.0, &[(ZoneKind::Memory, 0, Bytes::mib(2))]))
+            Some(workload_guarantee(&cgroup.to_string(), id.0, &[(ZoneKind::Memory, 0, Bytes::mib(2))]))
         }
 
         fn label(&self, _: &ContainerIdentity) -> Option<String> {
@@ -250,7 +250,7 @@ mod tests {
                 let observer = &observer;
                 scope.spawn(move || {
                     holding.send(()).unwrap();
-                    let foreign: Arc<dyn ForeignGuarantees> = Arc::new(OnePod(Ledger::default()));
+                    let foreign: Arc<dyn ForeignGuarantees> = Arc::new(UniformGuarantees(Ledger::default()));
                     observer.adopt_foreign_guarantees(&foreign);
                 });
                 held.recv().unwrap();
@@ -271,7 +271,8 @@ mod tests {
     #[test]
     fn removed_workload_stays_removed() {
         let cgroup = |path: &str, id| Cgroup { id: CgroupId(id), path: path.parse().unwrap() };
-        let of = |path: &str, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, Bytes::mib(2))]));
+        let of =
+            |path: &str, id| Arc::new(workload_guarantee(path, id, &[(ZoneKind::Memory, 0, Bytes::mib(2))]));
         let observer = Observer::new(&Config::default());
         let (first, second) = (of("/a", 1), of("/b", 2));
         let assign = |held: &[&Arc<WorkloadGuarantee>]| {
@@ -307,7 +308,7 @@ mod tests {
         let observer =
             Arc::new(Observer::new(&Config { host_root: root.path().into(), ..Config::default() }));
         let guarantees = Guarantees::new(
-            vec![promise("/a", 1, &[(ZoneKind::Memory, 0, Bytes::mib(2))]).into()],
+            vec![workload_guarantee("/a", 1, &[(ZoneKind::Memory, 0, Bytes::mib(2))]).into()],
             Ledger::default(),
         );
         observer.publish_guarantees(guarantees.clone());

@@ -25,7 +25,7 @@ impl Observer {
         let subject = |slot| {
             let (id, _) = state.table.members().find(|(_, member)| member.slot == Some(slot))?;
             let name = state.table.name(id)?.clone();
-            Some(EventSubject { name, promised: state.guarantees.nodes_of(id).cloned() })
+            Some(EventSubject { name, guaranteed: state.guarantees.nodes_of(id).cloned() })
         };
         probing.events.extend(events.into_iter().map(|event| {
             let subject = event.slot.and_then(subject);
@@ -38,13 +38,13 @@ impl Observer {
         self.read_probe_events();
         let events = std::mem::take(&mut self.probing().events);
         for (ProbeEvent { incident, pid, command, .. }, subject) in events {
-            let promised = subject.as_ref().and_then(|subject| subject.promised.as_ref());
+            let guaranteed = subject.as_ref().and_then(|subject| subject.guaranteed.as_ref());
             let report = match incident {
                 Incident::OomKill { constraint } => {
-                    oom_kill_event(&constraint, pid, &command, self.free_elsewhere(promised))
+                    oom_kill_event(&constraint, pid, &command, self.free_elsewhere(guaranteed))
                 }
                 Incident::Miss { node, pages } => {
-                    miss_event(promised, node, self.bytes_of(pages), pid, &command)
+                    miss_event(guaranteed, node, self.bytes_of(pages), pid, &command)
                 }
                 Incident::LongStall(time) => {
                     let message = format!("{command:?} ({pid}) had to reclaim memory for {time:.0?}.");
@@ -61,34 +61,34 @@ impl Observer {
         }
     }
 
-    /// Returns the free memory on the nodes outside `promised`; without a guarantee, that of the node with the most.
-    fn free_elsewhere(&self, promised: Option<&NodeSet>) -> Bytes {
+    /// Returns the free memory on the nodes outside `guaranteed`; without a guarantee, that of the node with the most.
+    fn free_elsewhere(&self, guaranteed: Option<&NodeSet>) -> Bytes {
         let machine = self.machine();
         let free = machine.nodes.keys().filter_map(|&node| {
             let memory = sysfs::node_memory(&self.config.host_root, node).ok()?;
             Some((node, memory.free.0))
         });
-        match promised {
-            Some(promised) => {
-                Bytes(free.filter(|(node, _)| !promised.contains(*node)).map(|(_, free)| free).sum())
+        match guaranteed {
+            Some(guaranteed) => {
+                Bytes(free.filter(|(node, _)| !guaranteed.contains(*node)).map(|(_, free)| free).sum())
             }
             None => Bytes(free.map(|(_, free)| free).max().unwrap_or(0)),
         }
     }
 }
 
-/// Creates the event for memory outside the guaranteed nodes. `promised` is absent if the guarantee has ended
+/// Creates the event for memory outside the guaranteed nodes. `guaranteed` is absent if the guarantee has ended
 /// meanwhile.
 fn miss_event(
-    promised: Option<&NodeSet>,
+    guaranteed: Option<&NodeSet>,
     node: Option<NodeId>,
     bytes: Bytes,
     pid: u32,
     command: &str,
 ) -> EventReport {
     let place = node.map_or("a node that is gone".to_owned(), |node| format!("node {node}"));
-    let outside = promised.map_or("outside the nodes promised to it".to_owned(), |promised| {
-        format!("outside the promised nodes {promised}")
+    let outside = guaranteed.map_or("outside its guaranteed nodes".to_owned(), |guaranteed| {
+        format!("outside its guaranteed nodes {guaranteed}")
     });
     let message = format!(
         "{command:?} ({pid}) was given {bytes} on {place}, {outside}; there may have been more since."
@@ -97,8 +97,8 @@ fn miss_event(
         .detail("command", command)
         .detail("pid", pid)
         .detail("bytes", bytes.0);
-    if let Some(promised) = promised {
-        report = report.detail("promisedNodes", promised);
+    if let Some(guaranteed) = guaranteed {
+        report = report.detail("promisedNodes", guaranteed);
     }
     match node {
         Some(node) => report.node(node),
@@ -162,23 +162,23 @@ mod tests {
     #[test]
     fn miss_event_names_node_and_process() {
         let events = Events::default();
-        let promised: NodeSet = "0-1".parse().unwrap();
-        let report = |name: &str, promised, node| {
-            events.report(miss_event(promised, node, Bytes::kib(8), 7, "load").workload(name));
+        let guaranteed: NodeSet = "0-1".parse().unwrap();
+        let report = |name: &str, guaranteed, node| {
+            events.report(miss_event(guaranteed, node, Bytes::kib(8), 7, "load").workload(name));
         };
-        report("a", Some(&promised), Some(NodeId(3)));
+        report("a", Some(&guaranteed), Some(NodeId(3)));
         report("b", None, None);
         let reported = events.page(&numaward_api::EventFilter { limit: 10, ..Default::default() }).events;
         assert_eq!(
             reported[0].message,
-            "\"load\" (7) was given 8Ki on node 3, outside the promised nodes 0-1; there may have been more since."
+            "\"load\" (7) was given 8Ki on node 3, outside its guaranteed nodes 0-1; there may have been more since."
         );
         assert_eq!((reported[0].node, reported[0].workload.as_deref()), (Some(3), Some("a")));
         let details =
             ["bytes", "command", "pid", "promisedNodes"].map(|key| reported[0].details[key].as_str());
         assert_eq!(details, ["8192", "load", "7", "0-1"]);
         assert!(
-            reported[1].message.contains("a node that is gone, outside the nodes promised to it"),
+            reported[1].message.contains("a node that is gone, outside its guaranteed nodes"),
             "{reported:?}"
         );
         assert_eq!(reported[1].node, None);

@@ -28,7 +28,7 @@ pub(crate) const COST_MEASUREMENT_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct EventSubject {
     pub(crate) name: Arc<str>,
-    pub(crate) promised: Option<NodeSet>,
+    pub(crate) guaranteed: Option<NodeSet>,
 }
 
 pub(crate) struct Probing {

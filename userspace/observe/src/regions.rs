@@ -25,7 +25,7 @@ use crate::stacks::processes_below;
 pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most named regions while reading.
 const MAX_NAMES: usize = 2 * MAX_REGIONS;
-/// Most bytes of a name. Files whose names share these bytes count as one region.
+/// Maximum length of a name in bytes. Files with equal names up to this length count as one region.
 const MAX_NAME_BYTES: usize = 1 << 10;
 /// Name of the region into which smaller ones are folded.
 const FOLDED_NAME: &str = "[others]";
@@ -132,10 +132,10 @@ pub(crate) fn read(
     deadline: Instant,
 ) -> Regions {
     let (mut sums, mut notes) = (RegionSums::default(), BTreeSet::new());
-    let (mut processes, mut promised, mut homes) = (0, NodeSet::new(), NodeSet::new());
+    let (mut processes, mut guaranteed, mut homes) = (0, NodeSet::new(), NodeSet::new());
     for (dir, belongs) in dirs {
         match &belongs {
-            Some(IntendedNodes::Guaranteed(on)) => promised.extend(on.iter()),
+            Some(IntendedNodes::Guaranteed(on)) => guaranteed.extend(on.iter()),
             Some(IntendedNodes::Preferred(on)) => homes.extend([*on]),
             None => {}
         }
@@ -157,14 +157,14 @@ pub(crate) fn read(
         }
     }
     let list = |nodes: &NodeSet| (!nodes.is_empty()).then(|| nodes.to_string());
-    let (promised, home) = (list(&promised), list(&homes));
-    let belongs = promised.is_some() || home.is_some();
+    let (guaranteed, home) = (list(&guaranteed), list(&homes));
+    let belongs = guaranteed.is_some() || home.is_some();
     if sums.folded.is_some() {
         let note = format!("more than {MAX_NAMES} names: some pages of small regions count as {FOLDED_NAME}");
         notes.insert(note);
     }
     let regions = sums.into_regions(belongs);
-    Regions { processes, notes: notes.into_iter().collect(), promised, home, regions }
+    Regions { processes, notes: notes.into_iter().collect(), guaranteed, home, regions }
 }
 
 /// Reads the regions of the process in the directory `process`, for fuzzing.
@@ -282,7 +282,10 @@ mod tests {
             nodes: nodes.to_vec(),
             off_bytes: Some(off << 10),
         };
-        assert_eq!((found.processes, found.promised.as_deref(), found.home.as_deref()), (2, Some("1"), None));
+        assert_eq!(
+            (found.processes, found.guaranteed.as_deref(), found.home.as_deref()),
+            (2, Some("1"), None)
+        );
         assert!(found.notes.is_empty(), "{found:?}");
         assert_eq!(
             found.regions,
@@ -295,7 +298,7 @@ mod tests {
         );
         assert_eq!(regions(host.path(), None, soon()).regions[0].off_bytes, None);
         let home = regions(host.path(), Some(IntendedNodes::Preferred(NodeId(1))), soon());
-        assert_eq!((home.promised.as_deref(), home.home.as_deref()), (None, Some("1")));
+        assert_eq!((home.guaranteed.as_deref(), home.home.as_deref()), (None, Some("1")));
         assert_eq!(home.regions, found.regions);
     }
 

@@ -68,7 +68,7 @@ pub(crate) fn run_reader(observer: &Observer, stop: &CancellationToken) {
 }
 
 /// A workload to be read.
-struct Target {
+struct ResidencyTarget {
     id: CgroupId,
     path: CgroupPath,
     dir: PathBuf,
@@ -98,7 +98,7 @@ impl Observer {
     pub(crate) fn read_workloads(&self, stop: &CancellationToken) {
         let (mut targets, nodes, sizes, has_tiers) = {
             let Some((hierarchy, table, machine)) = self.placed() else { return };
-            let targets = table.members().map(|(id, member)| Target {
+            let targets = table.members().map(|(id, member)| ResidencyTarget {
                 id,
                 path: member.path.clone(),
                 dir: hierarchy.dir(&member.path),
@@ -141,7 +141,7 @@ impl Observer {
             }
         }
         let readings = targets.into_iter().map(|target| {
-            let Target { id, resident, hugepages, pressure_stats, .. } = target;
+            let ResidencyTarget { id, resident, hugepages, pressure_stats, .. } = target;
             (
                 id,
                 Readings {
@@ -184,7 +184,7 @@ impl Observer {
     }
 }
 
-impl Target {
+impl ResidencyTarget {
     /// Reads all files, even after a failure; returns the first error.
     fn read(&mut self, nodes: &[NodeId], sizes: &BTreeSet<HugepageSize>) -> Result<(), ReadError> {
         let resident = memory_numa_stat(&self.dir).map(|stat| {
@@ -265,7 +265,7 @@ impl Observer {
             };
             let mapped = |of: &ResidentFigures| of.anon.0.saturating_add(of.mapped.0);
             let memory = machine.nodes.keys().copied().zip(resident.iter().map(mapped)).collect();
-            targets.push(estimate::Target { id, dir, memory });
+            targets.push(estimate::EstimateTarget { id, dir, memory });
         }
         targets.sort_by_key(|target| target.id);
         let readings = estimator.read(&self.config.host_root.join("proc"), &machine, &targets, &all);
@@ -308,7 +308,7 @@ fn tiering<'a>(nodes: impl Iterator<Item = &'a CgroupNodeMemory>, page_size: u64
 
 /// Returns the nearest enclosing target of each target. Targets are sorted by path, so descendants directly follow
 /// their ancestor.
-fn enclosing_targets(targets: &[Target]) -> Vec<Option<usize>> {
+fn enclosing_targets(targets: &[ResidencyTarget]) -> Vec<Option<usize>> {
     let mut open: Vec<usize> = Vec::new();
     let mut outer = Vec::with_capacity(targets.len());
     for (index, target) in targets.iter().enumerate() {
@@ -323,7 +323,7 @@ fn enclosing_targets(targets: &[Target]) -> Vec<Option<usize>> {
 
 /// Subtracts the figures of nested workloads from those of the outer ones. Pages that moved between two readings may
 /// make the difference too small; it is never negative.
-fn subtract_nested(targets: &mut [Target], outer: &[Option<usize>]) {
+fn subtract_nested(targets: &mut [ResidencyTarget], outer: &[Option<usize>]) {
     let whole: Vec<(Option<Vec<ResidentFigures>>, ResidentHugepages)> =
         targets.iter().map(|target| (target.resident.clone(), target.hugepages.clone())).collect();
     for ((inner, hugepages), outer) in whole.iter().zip(outer) {
@@ -350,7 +350,7 @@ mod tests {
 
     const HUGE: HugepageSize = HugepageSize(Bytes::mib(2));
 
-    fn target(path: &str, anon: Option<u64>) -> Target {
+    fn target(path: &str, anon: Option<u64>) -> ResidencyTarget {
         let path: CgroupPath = path.parse().unwrap();
         let resident = |anon| {
             vec![
@@ -358,7 +358,7 @@ mod tests {
                 ResidentFigures::default(),
             ]
         };
-        Target {
+        ResidencyTarget {
             id: CgroupId(0),
             dir: PathBuf::from(path.as_str()),
             path,
@@ -373,13 +373,13 @@ mod tests {
     fn vanished_workload_is_no_failure() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=4096\n").unwrap();
-        let mut found = Target { dir: dir.path().to_owned(), ..target("/a", None) };
+        let mut found = ResidencyTarget { dir: dir.path().to_owned(), ..target("/a", None) };
         assert!(
             found.read(&[NodeId(0)], &[HUGE].into()).unwrap_err().is_absent(),
             "its other files are not there"
         );
         assert_eq!(found.resident.unwrap()[0].anon, Bytes(4096), "what was read stays");
-        let mut gone = Target { dir: dir.path().to_owned(), ..target("/a", None) };
+        let mut gone = ResidencyTarget { dir: dir.path().to_owned(), ..target("/a", None) };
         drop(dir);
         assert!(gone.read(&[NodeId(0)], &[HUGE].into()).unwrap_err().is_gone());
         assert_eq!((gone.resident, gone.pressure_stats), (None, PressureStats::default()));
@@ -407,7 +407,7 @@ mod tests {
             [Some(10), Some(40), Some(20), Some(30), Some(7), None, Some(5), Some(0), Some(6)],
             "each is taken off the nearest one, never below zero"
         );
-        let huge = |target: &Target| Some(target.hugepages.get(&HUGE)?[0].0);
+        let huge = |target: &ResidencyTarget| Some(target.hugepages.get(&HUGE)?[0].0);
         assert_eq!(targets.iter().map(huge).collect::<Vec<_>>(), left, "the same of hugepages");
     }
 }

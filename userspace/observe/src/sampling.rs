@@ -1,11 +1,11 @@
-//! Detection of workloads whose accesses the kernel does not sample, so that missing samples do not look like local
+//! Detection of workloads that the kernel does not sample, so that missing samples do not look like local
 //! accesses.
 //!
 //! Automatic NUMA balancing (`kernel.numa_balancing`) makes pages fault from time to time to find out which node
 //! accesses them. It does not sample all memory:
 //! - no memory while it is off or serves tiering only (mode 2);
-//! - since about Linux 6.18, no memory of tasks whose cpuset has a single node, because balancing could not move it;
-//! - no mapping whose memory policy excludes balancing, such as plain `MPOL_BIND`.
+//! - since about Linux 6.18, no memory of tasks with a single node in their cpuset, because balancing could not move it;
+//! - no mapping with a memory policy that excludes balancing, such as plain `MPOL_BIND`.
 //!
 //! The probe `scan` counts the mappings that balancing visited. Without that probe, `memory.stat` shows from Linux
 //! 6.12 on whether any page was sampled.

@@ -38,7 +38,7 @@ pub(crate) struct SlotPolicy {
 
 /// A workload that has a slot or waits for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct SlotCandidate {
     pub(crate) id: CgroupId,
     pub(crate) has_slot: bool,
     pub(crate) has_guarantee: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Candidate {
 }
 
 /// Returns pairs of a slot's owner and its successor: the least busy owner with the busiest waiting workload first.
-pub(crate) fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
+pub(crate) fn exchanges(candidates: &[SlotCandidate]) -> Vec<(CgroupId, CgroupId)> {
     let known = |has_slot| {
         let mut found: Vec<(Duration, CgroupId)> = candidates
             .iter()
@@ -85,15 +85,15 @@ impl SlotPolicy {
 mod tests {
     use super::*;
 
-    fn candidate(id: u64, has_slot: bool, millis: u64) -> Candidate {
+    fn candidate(id: u64, has_slot: bool, millis: u64) -> SlotCandidate {
         let busy = Some(Duration::from_millis(millis));
-        Candidate { id: CgroupId(id), has_slot, has_guarantee: false, busy }
+        SlotCandidate { id: CgroupId(id), has_slot, has_guarantee: false, busy }
     }
 
     #[test]
     fn busiest_workloads_take_slots() {
         let (slot, waits) = (true, false);
-        let pairs = |candidates: &[Candidate]| {
+        let pairs = |candidates: &[SlotCandidate]| {
             exchanges(candidates).into_iter().map(|(giver, taker)| (giver.0, taker.0)).collect::<Vec<_>>()
         };
         let busy = [
@@ -107,9 +107,13 @@ mod tests {
         assert_eq!(pairs(&busy), [(1, 5), (3, 4)]);
         assert_eq!(pairs(&[candidate(1, slot, 100), candidate(2, waits, 399)]), []);
         assert_eq!(pairs(&[candidate(1, slot, 0), candidate(2, waits, 10)]), [], "it hardly runs");
-        let promised = Candidate { has_guarantee: true, ..candidate(1, slot, 0) };
-        assert_eq!(pairs(&[promised, candidate(2, waits, 1000)]), [], "who is promised something keeps it");
-        let unknown = Candidate { busy: None, ..candidate(1, slot, 0) };
+        let guaranteed = SlotCandidate { has_guarantee: true, ..candidate(1, slot, 0) };
+        assert_eq!(
+            pairs(&[guaranteed, candidate(2, waits, 1000)]),
+            [],
+            "a workload with a guarantee keeps its slot"
+        );
+        let unknown = SlotCandidate { busy: None, ..candidate(1, slot, 0) };
         assert_eq!(pairs(&[unknown, candidate(2, waits, 1000)]), [], "nobody knows what it does");
         let many: Vec<_> =
             (0..100).map(|id| candidate(id, id < 50, if id < 50 { 0 } else { 1000 })).collect();

@@ -14,8 +14,8 @@ use crate::{
     observer::Observer,
     part::DaemonPart,
     probing::Probing,
-    slot_policy::{Candidate, READ_INTERVAL, SlotPolicy, exchanges},
-    state::State,
+    slot_policy::{READ_INTERVAL, SlotCandidate, SlotPolicy, exchanges},
+    state::ObserverState,
     table::Member,
 };
 
@@ -26,7 +26,7 @@ pub(crate) const MAX_BATCH: usize = 256;
 /// sees the assignment before or after a change. The probes are locked first.
 pub(crate) struct SlotLocks<'a> {
     pub(crate) probing: MutexGuard<'a, Probing>,
-    pub(crate) state: MutexGuard<'a, State>,
+    pub(crate) state: MutexGuard<'a, ObserverState>,
 }
 
 impl SlotLocks<'_> {
@@ -60,7 +60,7 @@ impl SlotLocks<'_> {
         self.state.table_mut().remove(id, &counted, Instant::now());
     }
 
-    /// Assigns free slots to at most `at_once` waiting workloads, and removes names whose last member has been gone
+    /// Assigns free slots to at most `at_once` waiting workloads, and removes names without a member
     /// for `keep`. Returns whether there is more to do.
     pub(crate) fn assign_slots(&mut self, keep: Duration, at_once: usize) -> bool {
         // The check avoids a copy of the table, which readers may hold, if nothing has expired.
@@ -151,7 +151,7 @@ impl SlotLocks<'_> {
         self.probing.health.note_result(DaemonPart::Slots, set);
     }
 
-    /// Moves workloads whose name has become known to that name.
+    /// Moves workloads to their name after it has become known.
     pub(crate) fn rename(&mut self) {
         let renamed: Vec<_> = self
             .state
@@ -217,11 +217,11 @@ impl Observer {
         let state = &mut *locks.state;
         state.slot_policy.record(used);
         let waiting: BTreeSet<CgroupId> = state.table.waiting().collect();
-        let candidates: Vec<Candidate> = state
+        let candidates: Vec<SlotCandidate> = state
             .table
             .members()
             .filter(|(id, member)| member.slot.is_some() || waiting.contains(id))
-            .map(|(id, member)| Candidate {
+            .map(|(id, member)| SlotCandidate {
                 id,
                 has_slot: member.slot.is_some(),
                 has_guarantee: state.guarantees.nodes_of(id).is_some(),
@@ -234,9 +234,9 @@ impl Observer {
         }
         // Workloads with a guarantee first.
         let state = &mut *locks.state;
-        let promised: Vec<CgroupId> =
+        let guaranteed: Vec<CgroupId> =
             state.table.waiting().filter(|id| state.guarantees.nodes_of(*id).is_some()).collect();
-        for id in promised {
+        for id in guaranteed {
             state.table_mut().prefer(id);
         }
     }

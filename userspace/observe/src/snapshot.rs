@@ -107,7 +107,7 @@ impl SnapshotSource for Observer {
                 let degraded = self.health.degraded();
                 DaemonPart::VARIANTS.iter().map(|part| (part.name(), degraded.contains_key(part))).collect()
             },
-            promises: guarantees,
+            guarantees,
             process: process::read(Path::new("/proc"), self.units()),
         }
     }
@@ -276,11 +276,11 @@ impl Observer {
             let none = |kind| GuaranteeResidency {
                 workload: name.clone(),
                 kind,
-                promised: Vec::new(),
+                guaranteed: Vec::new(),
                 resident: None,
             };
             for (kind, node, bytes) in &guarantee.placed {
-                found.entry((name, *kind)).or_insert_with(|| none(*kind)).promise(*node, *bytes);
+                found.entry((name, *kind)).or_insert_with(|| none(*kind)).add_guaranteed(*node, *bytes);
             }
             let mut lies: Vec<(ZoneKind, NodeId, Bytes)> = Vec::new();
             if holdings.are_known(&[guarantee]) {
@@ -313,8 +313,8 @@ impl Observer {
             sum.0 = sum.0.saturating_add(bytes.0);
         }
         for (kind, place) in places.iter_mut().filter(|_| guarantee.is_burstable) {
-            let promised = guarantee.placed.iter().filter(|(of, ..)| of == kind).map(|(.., bytes)| bytes.0);
-            let short = promised.fold(0, u64::saturating_add).saturating_sub(place.on.0);
+            let guaranteed = guarantee.placed.iter().filter(|(of, ..)| of == kind).map(|(.., bytes)| bytes.0);
+            let short = guaranteed.fold(0, u64::saturating_add).saturating_sub(place.on.0);
             place.off.0 = place.off.0.min(short);
         }
         places
@@ -389,7 +389,7 @@ impl Observer {
                         kind,
                         reserved: account.reserved,
                         allocatable: account.allocatable,
-                        promised: account.guaranteed,
+                        guaranteed: account.guaranteed,
                         free: account.free,
                     })
                 })
@@ -451,7 +451,7 @@ mod tests {
         Strategy as _,
         policy::{MemoryManagerPolicy, MemoryReservation},
     };
-    use numaward_model::{snapshot::ResidentFigures, testing::promise};
+    use numaward_model::{snapshot::ResidentFigures, testing::workload_guarantee};
     use numaward_topology::Machine;
 
     use super::*;
@@ -488,14 +488,14 @@ mod tests {
         add(6, "free", "/free", Some([1024, 40]), [0, 0]);
         add(7, "short", "/short", Some([1000, 40]), [0, 0]);
         let gib = Bytes::gib(1);
-        let of_memory = |path, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, gib)]));
+        let of_memory = |path, id| Arc::new(workload_guarantee(path, id, &[(ZoneKind::Memory, 0, gib)]));
         // Memory of Burstable workloads beyond the guarantee may be on any node.
         let of_burstable =
             |path, id| Arc::new(WorkloadGuarantee { is_burstable: true, ..(*of_memory(path, id)).clone() });
         let guarantees = vec![
             of_memory("/burst", 1),
             of_memory("/unread", 3),
-            Arc::new(promise("/cpus", 4, &[])),
+            Arc::new(workload_guarantee("/cpus", 4, &[])),
             of_burstable("/free", 6),
             of_burstable("/short", 7),
         ];
@@ -507,10 +507,10 @@ mod tests {
             activity_counts: ActivityCounts::default(),
             attached: Arc::new(AttachedProbes::from_reports(&[])),
         };
-        let of = |workload: &str, kind, promised: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
+        let of = |workload: &str, kind, guaranteed: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
             let resident =
                 resident.map(|(on, off)| ResidencySplit { on: Bytes::mib(on), off: Bytes::mib(off) });
-            GuaranteeResidency { workload: workload.into(), kind, promised: promised.to_vec(), resident }
+            GuaranteeResidency { workload: workload.into(), kind, guaranteed: guaranteed.to_vec(), resident }
         };
         let on_first = [(NodeId(0), gib)];
         let expected = [
@@ -543,9 +543,9 @@ mod tests {
         let containers = [("a", 1400), ("b", 100)].map(container).to_vec();
         let request = Request { owner: "u".into(), init_containers: Vec::new(), containers, resources: None };
         let ledger = native.admit(&native.idle(), &request).ledger;
-        let promised =
+        let guaranteed =
             [0, 1].map(|node| ledger.memory()[&NodeId(node)][&ZoneKind::Memory].guaranteed.0 / MIB);
-        assert_eq!(promised.iter().sum::<u64>(), 1500);
+        assert_eq!(guaranteed.iter().sum::<u64>(), 1500);
 
         let mut table = Table::default();
         let user =
@@ -553,8 +553,8 @@ mod tests {
         let resident =
             |mib| user(mib).map(|(anon, file)| ResidentFigures { anon, file, ..ResidentFigures::default() });
         for (id, path, mib) in [
-            (1, "/p/a", [promised[0], 0]),
-            (2, "/p/a/inner", [20, promised[1] - 5]),
+            (1, "/p/a", [guaranteed[0], 0]),
+            (2, "/p/a/inner", [20, guaranteed[1] - 5]),
             (3, "/p/b", [30, 5]),
             (4, "/p/c", [500, 500]),
         ] {
@@ -563,7 +563,8 @@ mod tests {
             let resident = Some(resident(mib).into());
             table.store_readings(CgroupId(id), Readings { resident, ..Readings::default() });
         }
-        let of_pod = |path, id| Arc::new(WorkloadGuarantee { owner: "u".into(), ..promise(path, id, &[]) });
+        let of_pod =
+            |path, id| Arc::new(WorkloadGuarantee { owner: "u".into(), ..workload_guarantee(path, id, &[]) });
         let read = |table: &Table<SlotId>| CounterReading {
             machine: Arc::new(machine.clone()),
             table: Arc::new(table.clone()),

@@ -17,7 +17,7 @@ use crate::{
 
 /// State of this host. Parts shared with readers are copied on write while a reader holds them.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct ObserverState {
     pub(crate) table: Arc<Table<SlotId>>,
     /// The cgroup hierarchy, once it is open.
     pub(crate) hierarchy: Option<Hierarchy>,
@@ -38,7 +38,7 @@ pub(crate) struct State {
     pub(crate) slot_policy: SlotPolicy,
 }
 
-impl State {
+impl ObserverState {
     pub(crate) fn table_mut(&mut self) -> &mut Table<SlotId> {
         Arc::make_mut(&mut self.table)
     }
@@ -56,7 +56,7 @@ impl State {
         known.or_else(|| self.foreign.as_ref()?.label(container))
     }
 
-    /// Returns the workloads whose name has changed, with the new name.
+    /// Returns the renamed workloads with their new names.
     pub(crate) fn renamed(&self) -> impl Iterator<Item = (CgroupId, String, &Member<SlotId>)> {
         self.table.members().filter_map(|(id, member)| {
             let label = self.label(member.container.as_ref())?;
@@ -102,7 +102,7 @@ mod tests {
     fn container_id_alone_gives_no_pod_name() {
         const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
         let containers = HashMap::from([(ID.to_owned(), "prod/db/main".into())]);
-        let state = State { containers, ..State::default() };
+        let state = ObserverState { containers, ..ObserverState::default() };
         for (path, name) in [
             (format!("/kubepods/podu1/{ID}"), "prod/db/main"),
             (

@@ -15,7 +15,7 @@
 //! # Algorithm
 //! Slots are assigned in the order in which members were found, parents before children. A member without a slot
 //! waits, and the one that has waited longest gets the next free slot, unless another is preferred (see
-//! [`crate::slot_policy`]). A member whose slot is revoked waits again. The counter of a name is its base plus the
+//! [`crate::slot_policy`]). A member waits again after its slot is revoked. The counter of a name is its base plus the
 //! slots of its members. After the last member is removed, the name is listed for a while so that its last values are
 //! scraped. Then its base is added to *gone*, which counts in the totals but is served under no name. It is not added
 //! to `other`, which must not jump when a name is removed.
@@ -235,7 +235,7 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// Removes names whose members have all been gone for `keep`.
+    /// Removes names without a member for `keep`.
     pub(crate) fn expire(&mut self, now: Instant, keep: Duration) {
         let (gone, gone_activity) = (&mut self.gone, &mut self.gone_activity);
         self.series.retain(|_, series| {
@@ -401,7 +401,7 @@ mod tests {
     const KEEP: Duration = Duration::from_mins(1);
 
     /// A table with simulated probes: slots are numbers, counters are pages on node 0.
-    struct Host {
+    struct TableBench {
         table: Table<u32>,
         slots: BTreeMap<u32, NodeCounters>,
         unslotted: NodeCounters,
@@ -418,7 +418,7 @@ mod tests {
         counters.get(NodeId(0)).map_or(0, |counters| counters.user_local.0)
     }
 
-    impl Host {
+    impl TableBench {
         fn new() -> Self {
             let (slots, unslotted) = (BTreeMap::new(), pages(0));
             Self { table: Table::default(), slots, unslotted, start: Instant::now(), served: 0 }
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn returning_workload_continues_counting() {
-        let mut host = Host::new();
+        let mut host = TableBench::new();
         host.add(1, "a");
         host.expect(&[("a", None), ("other", Some(0))]);
         host.give(7);
@@ -493,7 +493,7 @@ mod tests {
 
     #[test]
     fn expired_workload_counts_in_total() {
-        let mut host = Host::new();
+        let mut host = TableBench::new();
         host.add(1, "a");
         host.give(0);
         host.allocate(0, 10);
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn slots_go_to_longest_waiting() {
-        let mut host = Host::new();
+        let mut host = TableBench::new();
         for (id, name) in [(1, "a"), (2, "b"), (3, "c"), (4, "d")] {
             host.add(id, name);
         }
@@ -526,7 +526,7 @@ mod tests {
 
     #[test]
     fn revoked_slot_keeps_its_counts() {
-        let mut host = Host::new();
+        let mut host = TableBench::new();
         for (id, name) in [(1, "a"), (2, "b"), (3, "c")] {
             host.add(id, name);
         }
@@ -552,7 +552,7 @@ mod tests {
 
     #[test]
     fn members_of_a_name_are_summed() {
-        let mut host = Host::new();
+        let mut host = TableBench::new();
         host.add(1, "docker");
         host.add(2, "docker");
         host.give(0);
@@ -590,7 +590,7 @@ mod tests {
 
     #[test]
     fn add_and_remove_are_idempotent() {
-        let mut host = Host::new();
+        let mut host = TableBench::new();
         host.add(1, "a");
         host.give(0);
         host.add(1, "a");
@@ -604,7 +604,7 @@ mod tests {
     #[test]
     fn total_never_decreases() {
         // A fixed sequence of pseudo-random steps over few workloads and fewer slots.
-        let mut host = Host::new();
+        let mut host = TableBench::new();
         let mut free: Vec<u32> = (0..3).collect();
         let mut seed = 1_u64;
         for step in 0..5000 {

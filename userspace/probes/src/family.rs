@@ -1,6 +1,6 @@
 //! An object with the programs of a family of probes, each of which is loaded and attached independently.
 
-use std::{collections::BTreeMap, io, os::fd::AsFd as _, sync::Arc};
+use std::{collections::BTreeMap, io, os::fd::AsFd as _, path::Path, sync::Arc};
 
 use aya::{
     Btf, Ebpf, EbpfLoader,
@@ -287,6 +287,9 @@ pub(crate) fn attach_by_first_method(
     methods: Vec<AttachMethod>,
     btf: Option<&Btf>,
 ) -> ProbeReport {
+    if let Some(reason) = missing_feature(probe, Path::new("/")) {
+        return report(probe, Mode::Absent, &[(Obstacle::Unsupported, reason)]);
+    }
     let mut reasons = Vec::new();
     for (mode, programs) in methods {
         match programs.and_then(|programs| family.attach(probe, &programs, btf)) {
@@ -297,10 +300,37 @@ pub(crate) fn attach_by_first_method(
     report(probe, Mode::Absent, &reasons)
 }
 
+/// Returns the reason why the kernel has nothing that a probe could observe. `root` is `/` in production.
+///
+/// Source: `sched_core_sysctls` of kernel/sched/core.c, which has `numa_balancing` with `CONFIG_NUMA_BALANCING` only.
+fn missing_feature(probe: Probe, root: &Path) -> Option<String> {
+    let needs_balancing = matches!(probe, Probe::Hint | Probe::Scan | Probe::AccessChains);
+    let is_missing = needs_balancing && !root.join("proc/sys/kernel/numa_balancing").exists();
+    is_missing.then(|| "the kernel was built without NUMA balancing (CONFIG_NUMA_BALANCING)".to_owned())
+}
+
 /// Creates the report of a probe. The errors of the methods that were tried before are the reason.
 pub(crate) fn report(probe: Probe, mode: Mode, reasons: &[(Obstacle, String)]) -> ProbeReport {
     let texts: Vec<&str> = reasons.iter().map(|(_, text)| text.as_str()).collect();
     let reason = (!texts.is_empty()).then(|| texts.join("; "));
     let obstacle = reasons.first().map(|(obstacle, _)| *obstacle);
     ProbeReport { probe, mode, reason, obstacle, self_check: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn needs_numa_balancing() {
+        let root = tempfile::tempdir().unwrap();
+        let reason = missing_feature(Probe::Hint, root.path()).unwrap();
+        assert!(reason.contains("CONFIG_NUMA_BALANCING"), "{reason}");
+        assert_eq!(missing_feature(Probe::Stall, root.path()), None);
+        fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+        fs::write(root.path().join("proc/sys/kernel/numa_balancing"), "0\n").unwrap();
+        assert_eq!(missing_feature(Probe::Hint, root.path()), None);
+    }
 }

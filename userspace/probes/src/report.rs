@@ -92,6 +92,8 @@ pub enum Obstacle {
     DutyCycle,
     /// The configuration disables the probe.
     SwitchedOff,
+    /// The kernel was built without the feature that the probe observes.
+    Unsupported,
     /// The probe cannot be set up.
     Setup,
 }

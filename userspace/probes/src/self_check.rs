@@ -130,6 +130,28 @@ mod tests {
     use crate::{Counters, Pages};
 
     #[test]
+    fn touches_on_node_beyond_cpu_1024() {
+        let test = || {
+            let before = affinity(None).unwrap();
+            let first = before.first().unwrap();
+            let builder = Machine::builder().nodes(2).sockets(2).cores_per_node(1);
+            let mut machine = builder.build().unwrap();
+            // The kernel ignores CPUs that it does not have.
+            let far: CpuSet = "1024-1100,5000".parse().unwrap();
+            let cpus = [&CpuSet::single(first) | &far, far];
+            for (node, cpus) in machine.nodes.values_mut().zip(cpus) {
+                node.cpus = cpus;
+            }
+            let on_node = NodeAffinity::new(&machine, NodeId(0)).unwrap();
+            assert_eq!(affinity(None).unwrap(), CpuSet::single(first));
+            drop(on_node);
+            assert_eq!(affinity(None).unwrap(), before);
+            assert!(NodeAffinity::new(&machine, NodeId(1)).is_none(), "none of its CPUs is there");
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
     fn parses_pages_by_node() {
         let maps = "7f0000000000 default file=/N9=9/libc.so.6 mapped=9 N0=9 kernelpagesize_kB=4\n\
             7f1200a00000 prefer:2 anon=64 dirty=64 N0=4 N2=60 kernelpagesize_kB=4\n\

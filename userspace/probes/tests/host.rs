@@ -25,8 +25,9 @@ use std::{
 };
 
 use numaward_probes::{
-    AllocationSnapshot, CgroupId, Counters, DutyCycle, Incident, IntruderClass, Mode, NodeCounters, Pages,
-    Probe, ProbeEvent, ProbeOptions, Probes, RegisterError, SelfCheck, SlotError, SlotId, TestOverrides,
+    AllocationSnapshot, CgroupId, Counters, CpuUsage, DutyCycle, Incident, IntruderClass, Mode, NodeCounters,
+    Pages, Probe, ProbeEvent, ProbeOptions, Probes, RegisterError, SelfCheck, SlotError, SlotId,
+    TestOverrides,
     pmu::{DramEvents, PerfEvent},
     stats_window,
 };
@@ -47,7 +48,7 @@ fn pages_per_table() -> u64 {
     page_size() as u64 / 8
 }
 
-type Test = fn(&Host);
+type Test = fn(&ProbedHost);
 
 const INTRUDERS: &str = "tasks_on_exclusive_cpus_are_reported";
 const BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -94,7 +95,7 @@ fn main() -> ExitCode {
         Some("report") => return report(),
         _ => {}
     }
-    let host = match Host::new() {
+    let host = match ProbedHost::new() {
         Ok(host) => host,
         Err(reason) if is_ci() => {
             println!("host: FAILED: cannot run on this host: {reason}");
@@ -202,7 +203,49 @@ fn stolen(cpu: CpuId) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-fn intruders(host: &Host) {
+/// The CPU time of a load that the probe reported, and that of the kernel's account.
+#[derive(Debug)]
+struct LoadSample {
+    found: Duration,
+    expected: Duration,
+    stolen: Duration,
+}
+
+impl LoadSample {
+    const COUNT: usize = 9;
+
+    /// Returns the median of several loads in a cgroup. A kernel may hide switches of some processes from all tracing
+    /// programs (that of a sandbox those of its agent): the time after a hidden switch is booked to the wrong class.
+    /// This occurs about once a second.
+    fn take(probes: &mut Probes, cpu: CpuId, cgroup: &Path, time_of: impl Fn(&CpuUsage) -> Duration) -> Self {
+        let mut total = Duration::ZERO;
+        let mut samples: Vec<Self> = (0..Self::COUNT)
+            .map(|_| {
+                let stolen_before = stolen(cpu);
+                let before = time_of(&probes.cpu_usage().unwrap()[&cpu]);
+                let used = spin_in(cgroup, total + Duration::from_millis(100));
+                let found = time_of(&probes.cpu_usage().unwrap()[&cpu]).saturating_sub(before);
+                let expected = used.saturating_sub(total);
+                total = used;
+                // The kernel's account excludes the time that a hypervisor takes; the probe cannot detect it.
+                Self { found, expected, stolen: stolen(cpu).saturating_sub(stolen_before) }
+            })
+            .collect();
+        samples.sort_by(|one, other| one.ratio().total_cmp(&other.ratio()));
+        samples.swap_remove(Self::COUNT / 2)
+    }
+
+    fn ratio(&self) -> f64 {
+        self.found.as_secs_f64() / self.expected.as_secs_f64()
+    }
+
+    #[track_caller]
+    fn assert_near(&self, what: &str) {
+        assert!(self.found.abs_diff(self.expected) <= self.expected / 20 + self.stolen, "{what}: {self:?}");
+    }
+}
+
+fn intruders(host: &ProbedHost) {
     let mut probes = host.probes();
     let report = probes.reports().iter().find(|report| report.probe == Probe::Switch).unwrap();
     if Path::new(BTF).exists() {
@@ -224,21 +267,14 @@ fn intruders(host: &Host) {
         probes.set_exclusive(&BTreeMap::from([(cpu, owner_slot)])).unwrap();
         assert!(probes.is_watching_cpus());
     });
+    let own = LoadSample::take(&mut probes, cpu, &owner.0, |usage| usage.own);
+    let workload =
+        LoadSample::take(&mut probes, cpu, &neighbour.0, |usage| usage.time_of(IntruderClass::Workload));
     let time = Duration::from_millis(400);
-    let stolen_before = stolen(cpu);
-    let [own, workload, foreign] = [&owner, &neighbour, &stranger].map(|cgroup| spin_in(&cgroup.0, time));
+    let foreign = spin_in(&stranger.0, time);
     let reported = probes.cpu_usage().unwrap()[&cpu];
-    // The kernel's account excludes the time that a hypervisor takes; the probe cannot detect it.
-    let stolen = stolen(cpu).saturating_sub(stolen_before);
-    let near = |what: &str, found: Duration, expected: Duration| {
-        assert!(
-            found.abs_diff(expected) <= expected / 20 + stolen,
-            "{what}: {found:?}, expected {expected:?}, stolen {stolen:?}: {reported:?}, the kernel has own {own:?}, of a \
-             workload {workload:?}, of the host {foreign:?}"
-        );
-    };
-    near("own", reported.own, own);
-    near("of a workload", reported.time_of(IntruderClass::Workload), workload);
+    own.assert_near("own");
+    workload.assert_near("of a workload");
     // Further processes of this host run there, too.
     assert!(reported.time_of(IntruderClass::Host) * 20 >= foreign * 19, "{reported:?}, expected {foreign:?}");
 
@@ -246,7 +282,7 @@ fn intruders(host: &Host) {
     let found = intruders.iter().find(|intruder| intruder.workload == Some(neighbour_slot)).unwrap();
     assert_eq!((found.owner, found.class), (owner_slot, IntruderClass::Workload));
     assert!(found.command.starts_with("host") && found.runs > 0, "{found:?}");
-    near("by name", found.time, workload);
+    assert_eq!(found.time, reported.time_of(IntruderClass::Workload), "{found:?}");
     let host_too = |intruder: &&numaward_probes::Intruder| {
         intruder.class == IntruderClass::Host && intruder.command == found.command
     };
@@ -280,7 +316,7 @@ fn intruders(host: &Host) {
     assert_eq!(probes.cpu_usage().unwrap()[&cpu], after, "nothing is exclusive any more");
 }
 
-fn secondary_probes(host: &Host) {
+fn secondary_probes(host: &ProbedHost) {
     let probes = Probes::load(&ProbeOptions { secondary: Probe::SECONDARY.to_vec(), ..host.options() });
     let reports = probes.reports();
     assert_eq!(
@@ -396,14 +432,14 @@ impl Drop for Cgroup {
     }
 }
 
-struct Host {
+struct ProbedHost {
     machine: Machine,
     /// The mount point of the cgroup v2 hierarchy.
     cgroups: PathBuf,
     node: NodeId,
 }
 
-impl Host {
+impl ProbedHost {
     fn new() -> Result<Self, String> {
         let machine = sysfs::read(Path::new("/")).map_err(|error| error.to_string())?;
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
@@ -486,7 +522,7 @@ fn assert_pages_but(lost: u64, counted: u64, touched: u64) {
     assert!(expected.contains(&counted), "{counted} counted, {touched} touched, {lost} lost");
 }
 
-fn shared_counters(host: &Host) {
+fn shared_counters(host: &ProbedHost) {
     // Just more than 64 MiB of counters, of 32 bytes each, with a shard for each CPU.
     let counters_per_slot = host.machine.possible_cpus.len() * host.machine.nodes.len();
     let slots = (64 << 20) / 32 / counters_per_slot + 1;
@@ -500,7 +536,7 @@ enum Shards {
     OfNodes,
 }
 
-fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
+fn pages_are_counted(host: &ProbedHost, mode: Mode, slots: u32, shards: Shards) {
     let modes = [mode];
     let mut probes = Probes::load(&ProbeOptions { alloc_modes: &modes, slots, ..host.options() });
     let report = &probes.reports()[0];
@@ -546,7 +582,7 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     assert!(matches!(probes.release(slot), Err(SlotError::NotRegistered(_))));
 }
 
-fn outside_nodes(host: &Host) {
+fn outside_nodes(host: &ProbedHost) {
     let mut probes = host.probes();
     let cgroup = host.cgroup("outside_nodes");
     let mut process = Toucher::new(&cgroup.0);
@@ -590,7 +626,7 @@ fn outside_nodes(host: &Host) {
 }
 
 /// Causes misses of more workloads than fit into the ring buffer.
-fn ring_buffer_overflow(host: &Host) {
+fn ring_buffer_overflow(host: &ProbedHost) {
     // The ring buffer has one page; an event takes 56 bytes of it.
     let room = page_size() / 56;
     let workloads = room + 9;
@@ -641,7 +677,7 @@ fn ring_buffer_overflow(host: &Host) {
     assert_eq!(reported(&mut probes), slots[first.len()..]);
 }
 
-fn remote_pages(host: &Host) {
+fn remote_pages(host: &ProbedHost) {
     for node in [NodeId(77), host.node] {
         let fakes = TestOverrides { cpu_node: Some(node), ..TestOverrides::default() };
         let mut probes = Probes::load(&ProbeOptions { fakes, ..host.options() });
@@ -661,7 +697,7 @@ fn remote_pages(host: &Host) {
     }
 }
 
-fn wrong_shift(host: &Host) {
+fn wrong_shift(host: &ProbedHost) {
     let fakes = TestOverrides { node_shift: Some(3), ..TestOverrides::default() };
     let probes = Probes::load(&ProbeOptions { fakes, ..host.options() });
     let report = &probes.reports()[0];
@@ -671,7 +707,7 @@ fn wrong_shift(host: &Host) {
     assert!(matches!(report.self_check, Some(SelfCheck::Passed(_))));
 }
 
-fn slot_reuse(host: &Host) {
+fn slot_reuse(host: &ProbedHost) {
     let mut probes = Probes::load(&ProbeOptions { slots: 1, ..host.options() });
     let (first, second) = (host.cgroup("first"), host.cgroup("second"));
     let mut process = Toucher::new(&first.0);
@@ -705,7 +741,7 @@ fn unknown(probes: &Probes) -> Pages {
 }
 
 /// Starts the probes with a machine without this host's node, and adds the node later.
-fn new_node(host: &Host) {
+fn new_node(host: &ProbedHost) {
     let mut before = host.machine.clone();
     before.nodes.clear();
     for &mode in &[Mode::TpBtf, Mode::Tracepoint] {
@@ -731,7 +767,7 @@ fn new_node(host: &Host) {
 }
 
 /// Starts the probes with a machine without most of the node's memory, and adds the memory later.
-fn new_memory(host: &Host) {
+fn new_memory(host: &ProbedHost) {
     let mut before = host.machine.clone();
     for node in before.nodes.values_mut() {
         node.memory_blocks.truncate(1);
@@ -762,7 +798,7 @@ fn new_memory(host: &Host) {
     assert!(unknown(&probes) > known);
 }
 
-fn nested_cgroups(host: &Host) {
+fn nested_cgroups(host: &ProbedHost) {
     let mut probes = host.probes();
     let workload = host.cgroup("workload");
     let middle = Cgroup::new(&workload.0, "middle");
@@ -787,7 +823,7 @@ fn nested_cgroups(host: &Host) {
     assert_pages(counted(&probes, slot).user(), outer + PAGES);
 }
 
-fn no_slot(host: &Host) {
+fn no_slot(host: &ProbedHost) {
     let mut probes = Probes::load(&ProbeOptions { slots: 0, ..host.options() });
     let cgroup = host.cgroup("other");
     let mut process = Toucher::new(&cgroup.0);
@@ -798,7 +834,7 @@ fn no_slot(host: &Host) {
     assert!(other(&probes) >= before + PAGES);
 }
 
-fn run_statistics(host: &Host) {
+fn run_statistics(host: &ProbedHost) {
     let probes = host.probes();
     let cgroup = host.cgroup("run_statistics");
     let mut process = Toucher::new(&cgroup.0);
@@ -817,7 +853,7 @@ fn run_statistics(host: &Host) {
     );
 }
 
-fn debug_log(host: &Host) {
+fn debug_log(host: &ProbedHost) {
     struct Lines;
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     impl log::Log for Lines {
@@ -876,7 +912,7 @@ fn is_before(major: u32, minor: u32) -> bool {
     (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap()) < (major, minor)
 }
 
-fn without_privileges_after_loading(host: &Host) {
+fn without_privileges_after_loading(host: &ProbedHost) {
     let mut probes = host.probes();
     let cgroup = host.cgroup("unprivileged");
     let mut process = Toucher::new(&cgroup.0);
@@ -892,7 +928,7 @@ fn without_privileges_after_loading(host: &Host) {
     });
 }
 
-fn without_sys_admin(host: &Host) {
+fn without_sys_admin(host: &ProbedHost) {
     let cgroup = host.cgroup("bpf-only");
     let mut process = Toucher::new(&cgroup.0);
     with_capabilities(CapabilitySet::BPF | CapabilitySet::PERFMON, || {
@@ -905,7 +941,7 @@ fn without_sys_admin(host: &Host) {
     });
 }
 
-fn without_privileges(host: &Host) {
+fn without_privileges(host: &ProbedHost) {
     let probes = with_capabilities(CapabilitySet::empty(), || Probes::load(&host.options()));
     let report = &probes.reports()[0];
     assert_eq!((report.mode, &report.self_check), (Mode::Absent, &None));
@@ -1054,7 +1090,7 @@ fn intruders_without_btf() {
 const FAULTS: DramEvents =
     DramEvents { local: Some(PerfEvent { kind: 1, config: 5 }), remote: PerfEvent { kind: 1, config: 2 } };
 
-fn hardware_counters(host: &Host) {
+fn hardware_counters(host: &ProbedHost) {
     for (events, has_local) in [(FAULTS, true), (DramEvents { local: None, ..FAULTS }, false)] {
         let fakes = TestOverrides { dram_events: Some(events), ..TestOverrides::default() };
         let secondary = vec![Probe::Hardware];
@@ -1096,7 +1132,7 @@ fn hardware_counters(host: &Host) {
     }
 }
 
-fn no_hardware_counters(host: &Host) {
+fn no_hardware_counters(host: &ProbedHost) {
     let nothing = DramEvents { local: None, remote: PerfEvent { kind: 1, config: 4711 } };
     let report = |fakes: TestOverrides| {
         let probes =
@@ -1112,7 +1148,7 @@ fn no_hardware_counters(host: &Host) {
     assert!(real.mode != Mode::Absent || real.reason.is_some(), "{real:?}");
 }
 
-fn duty_cycle(host: &Host) {
+fn duty_cycle(host: &ProbedHost) {
     let cycle = DutyCycle::new(Duration::from_secs(1), Duration::from_secs(5)).unwrap();
     let start = Instant::now();
     let mut probes = Probes::load(&ProbeOptions { duty_cycle: Some(cycle), ..host.options() });
@@ -1144,7 +1180,7 @@ fn duty_cycle(host: &Host) {
     assert!(reason.contains("attached all the time"), "{reason}");
 }
 
-fn map_memory(host: &Host) {
+fn map_memory(host: &ProbedHost) {
     let total = |slots| {
         let fakes = TestOverrides { dram_events: Some(FAULTS), ..TestOverrides::default() };
         let probes = Probes::load(&ProbeOptions {
@@ -1165,7 +1201,7 @@ fn map_memory(host: &Host) {
     assert!(few < many && many < 192 << 20, "{few} {many}");
 }
 
-fn too_many_slots(host: &Host) {
+fn too_many_slots(host: &ProbedHost) {
     let machine = Machine::default();
     for (machine, slots) in [(&host.machine, u32::MAX), (&machine, 1 << 31)] {
         let probes = Probes::load(&ProbeOptions { slots, ..ProbeOptions::new(machine) });

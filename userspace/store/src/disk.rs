@@ -13,8 +13,8 @@ use super::error::StoreError;
 
 /// A file system. A name is durable once its directory was synced.
 pub(super) trait FileSystem: fmt::Debug + Send {
-    /// Creates a directory that only its owner can read, unless it exists.
-    fn make_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Creates a directory with this mode, unless it exists.
+    fn make_dir(&self, dir: &Path, mode: u32) -> io::Result<()>;
     /// Takes the lock of the store, which prevents other processes from opening it. Dropping the result releases it.
     fn lock(&self, path: &Path) -> Result<Lock, StoreError>;
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
@@ -80,10 +80,10 @@ pub(super) fn missing_as_none<T>(result: io::Result<T>) -> io::Result<Option<T>>
 pub(super) struct HostFileSystem;
 
 impl FileSystem for HostFileSystem {
-    fn make_dir(&self, dir: &Path) -> io::Result<()> {
-        match DirBuilder::new().mode(0o700).create(dir) {
+    fn make_dir(&self, dir: &Path, mode: u32) -> io::Result<()> {
+        match DirBuilder::new().mode(mode).create(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
-            made => made,
+            created => created,
         }
     }
 

@@ -17,18 +17,26 @@ use super::{
     journal::{self, FoundJournal, Journal, LEFTOVER},
 };
 
-const CURRENT: &str = "ledger.json";
-const PREVIOUS: &str = "ledger.json.1";
-const NEW: &str = "ledger.json.new";
-const JOURNAL: &str = "ledger.journal";
-const NEW_JOURNAL: &str = "ledger.journal.new";
-const DAMAGED: &str = "ledger.json.damaged-";
-const LOCK: &str = "ledger.lock";
+/// The ledger, for readers of the file and as a fallback for a damaged journal. The journal may contain a newer one.
+const CURRENT_FILE: &str = "ledger.json";
+/// The ledger that was in [`CURRENT_FILE`] before.
+const PREVIOUS_FILE: &str = "ledger.json.1";
+/// The next content of [`CURRENT_FILE`], renamed as soon as it is durable.
+const NEW_FILE: &str = "ledger.json.new";
+const JOURNAL_FILE: &str = "ledger.journal";
+const NEW_JOURNAL_FILE: &str = "ledger.journal.new";
+/// The name of a damaged file that was set aside; a number follows.
+const DAMAGED_FILE_PREFIX: &str = "ledger.json.damaged-";
+const LOCK_FILE: &str = "ledger.lock";
+/// Mode of a new directory of a store.
+const PRIVATE_MODE: u32 = 0o700;
+/// Mode of its missing ancestors, which other programs may use.
+const PARENT_MODE: u32 = 0o755;
 /// The generation of files of the first version, which had no journal.
-const FIRST_VERSION: u64 = 0;
+const FIRST_VERSION_GENERATION: u64 = 0;
 
 /// The minimum size of the journal's slots: enough for more than a thousand workloads.
-const MIN_SLOT: usize = 1 << 20;
+const MIN_SLOT_SIZE: usize = 1 << 20;
 
 /// An open ledger store. Other processes cannot open it meanwhile.
 #[derive(Debug)]
@@ -42,12 +50,12 @@ pub struct Store<T> {
     /// The generation of the last save.
     generation: u64,
     /// The text of the last save; empty if there was none.
-    last: Vec<u8>,
+    last_text: Vec<u8>,
     /// True if `ledger.json` is older than the last save.
     is_behind: bool,
     /// The kernel releases it when the process ends.
     _lock: Lock,
-    holds: PhantomData<fn(&T)>,
+    ledger_type: PhantomData<fn(&T)>,
 }
 
 /// The result of opening a store.
@@ -106,7 +114,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     /// Opens the store in this directory, which is created if it is missing, and reads the ledger. Damaged files are
     /// set aside.
     pub fn open(dir: &Path) -> Result<(Self, LoadedLedger<T>), StoreError> {
-        Self::open_on(Box::new(HostFileSystem), dir, MIN_SLOT)
+        Self::open_on(Box::new(HostFileSystem), dir, MIN_SLOT_SIZE)
     }
 
     /// Opens the store with a journal so small that a test can fill it.
@@ -121,40 +129,40 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         dir: &Path,
         min_slot: usize,
     ) -> Result<(Self, LoadedLedger<T>), StoreError> {
-        make_dirs(&*disk, dir)?;
-        let lock = disk.lock(&dir.join(LOCK))?;
+        make_dirs(&*disk, dir, PRIVATE_MODE)?;
+        let lock = disk.lock(&dir.join(LOCK_FILE))?;
         let mut store = Self {
             disk,
             dir: dir.to_owned(),
             min_slot,
             journal: None,
             generation: 0,
-            last: Vec::new(),
+            last_text: Vec::new(),
             is_behind: false,
             _lock: lock,
-            holds: PhantomData,
+            ledger_type: PhantomData,
         };
         let disk = &*store.disk;
-        // Everything is read before anything is changed, because one of the files may be of a newer version.
-        let current = envelope::read(disk, &dir.join(CURRENT))?;
-        let previous = envelope::read(disk, &dir.join(PREVIOUS))?;
-        let journal = journal::read(disk, &dir.join(JOURNAL), min_slot)?;
+        // All files are read before one is changed: a file of a newer version ends the start, and must find the others unchanged.
+        let current = envelope::read(disk, &dir.join(CURRENT_FILE))?;
+        let previous = envelope::read(disk, &dir.join(PREVIOUS_FILE))?;
+        let journal = journal::read(disk, &dir.join(JOURNAL_FILE), min_slot)?;
 
-        for unfinished in [NEW, NEW_JOURNAL] {
+        for unfinished in [NEW_FILE, NEW_JOURNAL_FILE] {
             // If this fails, the next write fails with an error about the file.
             let _ = disk.remove(&dir.join(unfinished));
         }
         store.sync_found(&journal)?;
         let mut set_aside = Vec::new();
-        let current = store.load_file(CURRENT, current, &mut set_aside)?;
-        let previous = store.load_file(PREVIOUS, previous, &mut set_aside)?;
+        let current = store.load_file(CURRENT_FILE, current, &mut set_aside)?;
+        let previous = store.load_file(PREVIOUS_FILE, previous, &mut set_aside)?;
         let written_out = current.as_ref().map(|current| current.generation);
         let JournalSaves { last, is_certain } = match journal {
             FoundJournal::Missing => {
-                JournalSaves { last: None, is_certain: written_out == Some(FIRST_VERSION) }
+                JournalSaves { last: None, is_certain: written_out == Some(FIRST_VERSION_GENERATION) }
             }
             FoundJournal::Unusable(reason) => {
-                set_aside.push(store.set_aside(JOURNAL, &reason)?);
+                set_aside.push(store.set_aside(JOURNAL_FILE, &reason)?);
                 JournalSaves { last: None, is_certain: false }
             }
             FoundJournal::Journal(journal, slots) => {
@@ -173,7 +181,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             },
         };
         let last = last.map(|IntactLedger { generation, ledger, text }| {
-            (store.generation, store.last) = (generation, text);
+            (store.generation, store.last_text) = (generation, text);
             ledger
         });
         let loaded = match last {
@@ -194,7 +202,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             // The directory's name may not be durable either.
             return self.dir.ancestors().skip(1).try_for_each(|above| sync_above(&*self.disk, above));
         }
-        let path = self.dir.join(JOURNAL);
+        let path = self.dir.join(JOURNAL_FILE);
         let synced = self.disk.open(&path).and_then(|file| file.sync(SyncPoint::Found));
         synced.map_err(StoreError::io(&path, "sync it"))?;
         self.sync_dir(SyncPoint::FoundNames)
@@ -249,7 +257,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
 
     /// Saves a ledger that is already serialized.
     pub fn save_text(&mut self, ledger: &RawValue) -> Result<(), StoreError> {
-        let path = self.dir.join(JOURNAL);
+        let path = self.dir.join(JOURNAL_FILE);
         if self.generation >= MAX_GENERATION {
             return Err(StoreError::GenerationsExhausted { path, last: self.generation });
         }
@@ -259,7 +267,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         let written = journal.write(&*file, &text, self.generation);
         self.journal = Some(journal);
         written.map_err(StoreError::io(&path, "write it"))?;
-        (self.generation, self.last, self.is_behind) = (generation, text, true);
+        (self.generation, self.last_text, self.is_behind) = (generation, text, true);
         fault::point("ledger.saved");
         Ok(())
     }
@@ -278,8 +286,8 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         {
             return Ok((journal, file));
         }
-        let new = self.dir.join(NEW_JOURNAL);
-        let made = Journal::create(disk, [path, &new], &self.last, text.len(), self.min_slot);
+        let new = self.dir.join(NEW_JOURNAL_FILE);
+        let made = Journal::create(disk, [path, &new], &self.last_text, text.len(), self.min_slot);
         let made = made.inspect_err(|_| {
             // The unfinished file may take the space that is missing. If it cannot be removed, the next save replaces
             // it.
@@ -303,7 +311,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         if !self.is_behind {
             return Ok(());
         }
-        let new = self.dir.join(NEW);
+        let new = self.dir.join(NEW_FILE);
         self.write_new(&new).and_then(|()| self.put_in_place(&new)).inspect_err(|_| {
             // The unfinished file may take the space that is missing. If it cannot be removed, the next one replaces
             // it.
@@ -317,14 +325,14 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         missing_as_none(self.disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
         let file = self.disk.create(new).map_err(StoreError::io(new, "create it"))?;
         fault::point("file.created");
-        file.write_at(0, &self.last).map_err(StoreError::io(new, "write it"))?;
+        file.write_at(0, &self.last_text).map_err(StoreError::io(new, "write it"))?;
         file.sync(SyncPoint::WrittenOut).map_err(StoreError::io(new, "sync it"))?;
         fault::point("file.synced");
         Ok(())
     }
 
     fn put_in_place(&self, new: &Path) -> Result<(), StoreError> {
-        let (current, previous) = (self.dir.join(CURRENT), self.dir.join(PREVIOUS));
+        let (current, previous) = (self.dir.join(CURRENT_FILE), self.dir.join(PREVIOUS_FILE));
         missing_as_none(self.disk.remove(&previous)).map_err(StoreError::io(&previous, "replace it"))?;
         fault::point("file.older-removed");
         missing_as_none(self.disk.link(&current, &previous))
@@ -367,14 +375,15 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     /// Returns the first unused name for damaged data. The lock prevents another process from taking it.
     fn free_name(&self) -> Result<PathBuf, StoreError> {
         let taken = self.list()?;
-        let named = (1..).map(|number: u64| self.dir.join(format!("{DAMAGED}{number}")));
+        let named = (1..).map(|number: u64| self.dir.join(format!("{DAMAGED_FILE_PREFIX}{number}")));
         Ok(named.into_iter().find(|name| !taken.contains(name)).unwrap_or_default())
     }
 
     /// Returns the files that were set aside before `now`.
     fn set_aside_earlier(&self, now: &[SetAsideFile]) -> Result<Vec<SetAsideFile>, StoreError> {
-        let is_damaged =
-            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DAMAGED));
+        let is_damaged = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DAMAGED_FILE_PREFIX))
+        };
         let is_earlier = |path: &PathBuf| is_damaged(path) && now.iter().all(|aside| aside.path != *path);
         let mut earlier: Vec<_> = self.list()?.into_iter().filter(is_earlier).collect();
         earlier.sort();
@@ -387,13 +396,13 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     }
 }
 
-/// Creates a directory and its missing ancestors.
-fn make_dirs(disk: &dyn FileSystem, dir: &Path) -> Result<(), StoreError> {
-    match (disk.make_dir(dir), dir.parent()) {
+/// Creates a directory with this mode, and its missing ancestors.
+fn make_dirs(disk: &dyn FileSystem, dir: &Path, mode: u32) -> Result<(), StoreError> {
+    match (disk.make_dir(dir, mode), dir.parent()) {
         (Ok(()), _) => Ok(()),
         (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
-            make_dirs(disk, above)?;
-            disk.make_dir(dir).map_err(StoreError::io(dir, "create it"))
+            make_dirs(disk, above, PARENT_MODE)?;
+            disk.make_dir(dir, mode).map_err(StoreError::io(dir, "create it"))
         }
         (Err(error), _) => Err(StoreError::io(dir, "create it")(error)),
     }

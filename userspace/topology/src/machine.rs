@@ -128,11 +128,11 @@ impl Machine {
         let mut sections: BTreeMap<u64, Option<NodeId>> = BTreeMap::new();
         let size = self.memory_block_size.0;
         for (&id, node) in &self.nodes {
-            for (first, past) in node.memory_blocks.iter().filter_map(|&block| {
+            for (first, end) in node.memory_blocks.iter().filter_map(|&block| {
                 let start = block.checked_mul(size)?;
                 Some((start / SECTION_SIZE.0, start.checked_add(size)?.div_ceil(SECTION_SIZE.0)))
             }) {
-                for section in first..past {
+                for section in first..end {
                     sections
                         .entry(section)
                         .and_modify(|owner| *owner = owner.filter(|&owner| owner == id))

@@ -35,8 +35,10 @@ const ALERT: &str = "NumawardNumaMisses";
 const GOOD: &str = "numaward/good";
 const BAD: &str = "bad";
 /// Selectors of faults that cannot occur in a healthy machine, and replacements that check for their labels.
-const CANNOT_OCCUR: &[(&str, &str)] =
-    &[(r#"numaward_probe_info{mode="absent", reason!="switched_off"}"#, r#"numaward_probe_info{mode!=""}"#)];
+const CANNOT_OCCUR: &[(&str, &str)] = &[(
+    r#"numaward_probe_info{mode="absent", reason!~"switched_off|unsupported"}"#,
+    r#"numaward_probe_info{mode!=""}"#,
+)];
 
 /// A query that must return a number.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 # What dashboards and rules are shown, inside its machine: one of each thing that they are about, made on purpose.
-# The workload `good` keeps its promise all the time; that of `bad` is broken after a minute.
+# The workload `good` keeps its guarantee all the time; that of `bad` is broken after a minute.
 
 cgroups=/sys/fs/cgroup
 echo 1 >/proc/sys/kernel/numa_balancing

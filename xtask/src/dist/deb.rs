@@ -22,7 +22,7 @@ use super::{changelog, checkout, entry};
 use crate::command;
 
 const DESCRIPTION: &str = " Gives services exclusive CPUs and memory on NUMA nodes, and counts by eBPF
- whether their memory is where it was promised.
+ whether their memory is on the guaranteed nodes.
  .
  The service is neither enabled nor started: `systemctl enable --now numaward`
  begins to watch the host.

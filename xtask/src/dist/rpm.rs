@@ -25,7 +25,7 @@ use super::{CONFIGURATION, Contents, MAINTAINER, PackageFile, Program, SUMMARY, 
 const RELEASE: &str = "1";
 const LICENSE: &str = "MIT OR Apache-2.0";
 const DESCRIPTION: &str = "Gives services exclusive CPUs and memory on NUMA nodes, and counts by eBPF
-whether their memory is where it was promised.
+whether their memory is on the guaranteed nodes.
 
 The service is neither enabled nor started: `systemctl enable --now numaward`
 begins to watch the host.";

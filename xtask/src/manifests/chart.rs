@@ -33,13 +33,15 @@ const CONFIG: &str = "config.yaml";
 fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
     let on = json!({ "enabled": true });
     vec![
-        ("as it is", json!({}), &["deploy/overlays/enforce"]),
+        ("as it is", json!({}), &["deploy/overlays/try"]),
+        ("enforce", json!({ "mode": "enforce" }), &["deploy/overlays/enforce"]),
         ("observe", json!({ "mode": "observe" }), &["deploy/overlays/observe"]),
-        ("try", json!({ "mode": "try" }), &["deploy/overlays/try"]),
         ("migrate", json!({ "mode": "migrate" }), &["deploy/overlays/migrate"]),
         (
             "everything",
             json!({
+                "mode": "enforce",
+                "checkCapabilities": false,
                 "kubeletDirectory": "/var/lib/k0s/kubelet/",
                 "evictUnpinned": on,
                 "evictRefused": { "enabled": false },
@@ -48,9 +50,11 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
                 "resctrl": on,
                 "networkPolicy": on,
                 "ownNode": on,
-                "nodeResourceTopology": on,
+                "nodeResourceTopology": { "enabled": true, "crd": { "create": true } },
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },
                 "selinux": on,
+                "startupTaint": on,
+                "kubeletConfiguration": on,
             }),
             &["tests/deploy/everything"],
         ),
@@ -58,6 +62,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             "observe with Prometheus",
             json!({
                 "mode": "observe",
+                "checkCapabilities": false,
                 "kubeletDirectory": "/var/lib/k0s/kubelet",
                 "podMonitor": on,
                 "prometheusRule": on,
@@ -65,10 +70,22 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             }),
             &["tests/deploy/k0s-observe", "deploy/overlays/prometheus-operator"],
         ),
-        ("OpenShift", json!({ "openshift": on, "extraCapabilities": ["SYS_PTRACE"] }), &[]),
+        (
+            "OpenShift",
+            json!({
+                "mode": "enforce",
+                "checkCapabilities": false,
+                "openshift": on,
+                "extraCapabilities": ["SYS_PTRACE"],
+            }),
+            &[],
+        ),
+        ("other names", renamed(), &[]),
         (
             "GKE",
             json!({
+                "mode": "enforce",
+                "checkCapabilities": false,
                 "resourceQuota": on,
                 "podMonitor": {
                     "enabled": true,
@@ -101,6 +118,31 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
     ]
 }
 
+/// Returns values with names, labels and settings of pods other than the defaults.
+fn renamed() -> Value {
+    let on = json!({ "enabled": true });
+    json!({
+        "mode": "migrate",
+        "checkCapabilities": false,
+        "global": { "imageRegistry": "registry.example/", "imagePullSecrets": [{ "name": "b" }] },
+        "fullnameOverride": "other",
+        "nameOverride": "another",
+        "commonLabels": { "team": "a" },
+        "serviceAccount": { "create": true, "name": "account", "annotations": { "a": "b" } },
+        "image": { "digest": format!("sha256:{}", "0".repeat(64)) },
+        "minReadySeconds": 5,
+        "terminationGracePeriodSeconds": 30,
+        "dnsPolicy": "Default",
+        "startupProbe": { "failureThreshold": 300 },
+        "extraArgs": ["--config", "/etc/numaward/config.yaml"],
+        "initContainers": [{ "name": "a", "image": "a" }],
+        "ownNode": on,
+        "guardEvict": on,
+        "resourceQuota": { "enabled": true, "pods": 7 },
+        "serviceMonitor": { "enabled": true, "labels": { "release": "a" }, "interval": "30s" },
+    })
+}
+
 /// Returns the values in the documentation of Kubernetes, line by line. `--reuse-values` keeps those of the line
 /// before.
 fn documented_values() -> Vec<Value> {
@@ -121,8 +163,17 @@ fn documented_values() -> Vec<Value> {
 }
 
 /// Returns invalid values.
-fn wrong_values() -> [Value; 8] {
-    [
+fn wrong_values() -> Vec<Value> {
+    let on = json!({ "enabled": true });
+    vec![
+        // The cluster has no such API.
+        json!({ "podMonitor": on }),
+        json!({ "openshift": on }),
+        json!({ "checkCapabilities": false, "podMonitor": on, "serviceMonitor": on }),
+        json!({ "image": { "digest": "latest" } }),
+        json!({ "livenessProbe": { "exec": { "command": ["true"] } } }),
+        json!({ "terminationGracePeriodSeconds": 1 }),
+        json!({ "startupTaint": { "enabled": true, "key": "numaward.io/not-ready:NoSchedule" } }),
         json!({ "mode": "maybe" }),
         json!({ "modus": "try" }),
         json!({ "podMonitor": { "enabled": "yes" } }),
@@ -173,7 +224,8 @@ pub(super) fn check(cache: &Cache) -> Result<(ChartResources, Vec<String>)> {
                 let differences =
                     if expected.is_empty() { Vec::new() } else { compare(&resources, &expected) };
                 faults.extend(differences.into_iter().map(|fault| format!("{name}: {fault}")));
-                faults.extend(forbidden(&resources).into_iter().map(|fault| format!("{name}: {fault}")));
+                let others = forbidden(&resources).into_iter().chain(hook_faults(&resources));
+                faults.extend(others.map(|fault| format!("{name}: {fault}")));
                 made.push((name, resources));
             }
         }
@@ -224,8 +276,9 @@ fn comparable(resources: &[Value]) -> BTreeMap<String, Value> {
         |resource: &Value| resource["kind"] == "ConfigMap" && resource["data"][CONFIG].is_string();
     let config =
         resources.iter().find(|resource| is_config(resource)).map(|found| &found["metadata"]["name"]);
-    // Helm makes no namespace.
-    let resources = resources.iter().filter(|resource| resource["kind"] != "Namespace").cloned();
+    // Helm makes no namespace, and kustomize has no hooks.
+    let is_compared = |resource: &&Value| resource["kind"] != "Namespace" && !is_hook(resource);
+    let resources = resources.iter().filter(is_compared).cloned();
     let named = resources.map(|mut resource| {
         if let Some(Value::Object(labels)) = resource.pointer_mut("/metadata/labels") {
             labels.retain(|label, _| !OWN_LABELS.contains(&label.as_str()));
@@ -248,6 +301,59 @@ fn comparable(resources: &[Value]) -> BTreeMap<String, Value> {
         (format!("{} {}", name(&resource["kind"]), name(&resource["metadata"]["name"])), resource)
     });
     named.collect()
+}
+
+/// Returns true for an object that Helm makes for an uninstallation or a test only.
+fn is_hook(resource: &Value) -> bool {
+    resource["metadata"]["annotations"]["helm.sh/hook"].is_string()
+}
+
+/// Returns the faults of the hooks of a chart: the `DaemonSet` that they change, and their rights to change it.
+fn hook_faults(resources: &[Value]) -> Vec<String> {
+    let find = |kind: &str| {
+        let of_kind = |resource: &&Value| resource["kind"] == kind && is_hook(resource);
+        resources.iter().find(of_kind)
+    };
+    let mut faults = Vec::new();
+    let Some(set) = resources.iter().find(|resource| resource["kind"] == "DaemonSet") else { return faults };
+    let name = &set["metadata"]["name"];
+    let labels = &set["spec"]["selector"]["matchLabels"];
+    let is_selected = |pod: &Value| {
+        let selected = labels.as_object().into_iter().flatten();
+        selected.into_iter().all(|(label, value)| pod["metadata"]["labels"][label] == *value)
+    };
+    let rules = find("Role").map_or(&[][..], |role| list(&role["rules"]));
+    let may = |verb: &str| {
+        rules.iter().any(|rule| {
+            list(&rule["resourceNames"]).contains(name) && list(&rule["verbs"]).contains(&verb.into())
+        })
+    };
+    let pods = [find("Pod"), find("Job").map(|job| &job["spec"]["template"])];
+    for pod in pods.into_iter().flatten() {
+        if is_selected(pod) {
+            faults.push("the DaemonSet selects the pod of a hook".to_owned());
+        }
+        for container in list(&pod["spec"]["initContainers"]).iter().chain(list(&pod["spec"]["containers"])) {
+            let arguments: Vec<&str> = list(&container["args"]).iter().filter_map(Value::as_str).collect();
+            let (verb, target) = match arguments[..] {
+                ["patch", "daemonset", target, ..] => ("patch", target),
+                ["rollout", "status", target, ..] => ("watch", target.trim_start_matches("daemonset/")),
+                _ => ("", ""),
+            };
+            if *name != *target || !may(verb) {
+                faults.push(format!("a hook may not {verb:?} the DaemonSet {name}"));
+            }
+            for patch in arguments.iter().filter_map(|argument| argument.strip_prefix("--patch=")) {
+                let patch: Value = serde_json::from_str(patch).unwrap_or_default();
+                let changed = &patch["spec"]["template"]["spec"]["containers"][0];
+                let target = &set["spec"]["template"]["spec"]["containers"][0]["name"];
+                if changed["name"] != *target || changed["env"][0]["value"] != "off" {
+                    faults.push(format!("the hook before an uninstall does not switch {target} off"));
+                }
+            }
+        }
+    }
+    faults
 }
 
 /// Removes the labels that Helm adds, and the name of the configuration, which has a hash in one of both; sorts lists
@@ -318,6 +424,14 @@ fn forbidden(resources: &[Value]) -> Vec<String> {
     let kinds = list(&pod["volumes"]).iter().filter_map(Value::as_object).flat_map(|volume| volume.keys());
     let kinds: Vec<Value> = kinds.filter(|key| *key != "name").map(|key| json!(key)).collect();
     needs("volume", &kinds.iter().collect::<Vec<_>>(), &allowed["volumes"]);
+    let names = &allowed["metadata"]["name"];
+    let uses = |rule: &Value| {
+        list(&rule["verbs"]).contains(&json!("use")) && list(&rule["resourceNames"]).contains(names)
+    };
+    let is_used = resources.iter().filter(|resource| resource["kind"] == "ClusterRole");
+    if !is_used.flat_map(|role| list(&role["rules"])).any(uses) {
+        faults.push("no role lets the daemon use the SecurityContextConstraints".to_owned());
+    }
     if pod["hostPID"] == true && allowed["allowHostPID"] != true {
         faults.push("OpenShift does not allow the host's process ids".to_owned());
     }
@@ -389,6 +503,7 @@ mod tests {
         let mut resources = [
             json!({
                 "kind": "SecurityContextConstraints",
+                "metadata": { "name": "a" },
                 "allowedCapabilities": ["BPF"],
                 "volumes": ["hostPath"],
                 "allowHostPID": false,
@@ -398,15 +513,45 @@ mod tests {
                 "containers": [{ "securityContext": { "capabilities": { "add": ["BPF", "PERFMON"] } } }],
                 "volumes": [{ "name": "a", "hostPath": {} }, { "name": "b", "emptyDir": {} }],
             } } } }),
+            json!({ "kind": "ClusterRole", "rules": [{ "resourceNames": ["b"], "verbs": ["use"] }] }),
         ];
         let faults = forbidden(&resources);
-        assert_eq!(faults.len(), 3, "{faults:?}");
+        assert_eq!(faults.len(), 4, "{faults:?}");
+        resources[2] = json!({
+            "kind": "ClusterRole",
+            "rules": [{ "resourceNames": ["a"], "verbs": ["use"] }],
+        });
         resources[0] = json!({
             "kind": "SecurityContextConstraints",
+            "metadata": { "name": "a" },
             "allowedCapabilities": ["BPF", "PERFMON"],
             "volumes": ["hostPath", "emptyDir"],
             "allowHostPID": true,
         });
         assert_eq!(forbidden(&resources), [""; 0]);
+    }
+    #[test]
+    fn finds_hooks_without_rights() {
+        let hook = |event: &str| json!({ "helm.sh/hook": event });
+        let patch =
+            r#"--patch={"spec":{"template":{"spec":{"containers":[{"name":"c","env":[{"value":"off"}]}]}}}}"#;
+        let mut resources = [
+            json!({ "kind": "DaemonSet", "metadata": { "name": "a" }, "spec": {
+                "selector": { "matchLabels": { "x": "y" } },
+                "template": { "spec": { "containers": [{ "name": "c" }] } },
+            } }),
+            json!({ "kind": "Role", "metadata": { "annotations": hook("pre-delete,test") },
+                "rules": [{ "resourceNames": ["a"], "verbs": ["watch", "patch"] }] }),
+            json!({ "kind": "Job", "metadata": { "annotations": hook("pre-delete") }, "spec": { "template": { "spec": {
+                "initContainers": [{ "args": ["patch", "daemonset", "a", patch] }],
+                "containers": [{ "args": ["rollout", "status", "daemonset/a"] }],
+            } } } }),
+        ];
+        assert_eq!(hook_faults(&resources), [""; 0]);
+        resources[1]["rules"][0]["verbs"] = json!(["watch"]);
+        resources[0]["spec"]["template"]["spec"]["containers"][0]["name"] = "d".into();
+        resources[2]["spec"]["template"]["metadata"] = json!({ "labels": { "x": "y" } });
+        let faults = hook_faults(&resources);
+        assert_eq!(faults.len(), 3, "{faults:?}");
     }
 }

@@ -87,7 +87,8 @@ impl Scopes<'_> {
         self.resolve(module, &import.path, MAX_STEPS)
     }
 
-    fn is_below(&self, module: usize, ancestor: usize) -> bool {
+    /// Returns true if a module is inside of another one.
+    pub(super) fn is_below(&self, module: usize, ancestor: usize) -> bool {
         let mut parents = std::iter::successors(self.0[module].parent, |&parent| self.0[parent].parent);
         parents.any(|parent| parent == ancestor)
     }

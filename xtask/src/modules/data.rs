@@ -4,15 +4,15 @@
 //! and tested only if each part with behavior has a type of its own.
 //!
 //! A type makes input or output if one of its methods names a function of [`IO_PATHS`], or calls a method of a field of
-//! such a type in the same crate. Only methods count (of any `impl`, including those of traits), and only their own
-//! code: the code of called free functions and of other crates does not count, nor the tokens of a macro, nor a type
-//! behind a generic or an alias. Code for tests does not count.
+//! such a type in the same crate. A method is one of any `impl`, including those of traits, or a function below the type's
+//! module whose first parameter is `&mut` of the type. Only its own code counts: the code of other free functions and of other crates does not count, nor the tokens
+//! of a macro, nor a type behind a generic or an alias. Code for tests does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use syn::{
-    Expr, ExprField, ExprMethodCall, ExprPath, Fields, ImplItem, Item, ItemImpl, ItemStruct, Member, Path,
-    Type,
+    Expr, ExprField, ExprMethodCall, ExprPath, Fields, FnArg, ImplItem, Item, ItemFn, ItemImpl, ItemStruct,
+    Member, Pat, PatType, Path, Type, TypeReference,
     ext::IdentExt as _,
     visit::{self, Visit},
 };
@@ -108,6 +108,9 @@ fn all(tree: &ModuleTree) -> BTreeMap<Key, TypeProperties> {
     }
     for (index, module) in tree.modules().iter().enumerate() {
         for item in &module.items {
+            if let Item::Fn(function) = item {
+                add_function(&scopes, index, function, &module.imports, &mut known);
+            }
             let Item::Impl(ItemImpl { self_ty, items, .. }) = item else { continue };
             let Type::Path(path) = &**self_ty else { continue };
             let Some(of) = defined(&scopes, index, &path.path).and_then(|key| known.get_mut(&key)) else {
@@ -119,12 +122,37 @@ fn all(tree: &ModuleTree) -> BTreeMap<Key, TypeProperties> {
                     continue;
                 }
                 let method_name = method.sig.ident.unraw().to_string();
-                let mut visitor = IoVisitor { imports: &module.imports, method: &method_name, of };
+                let mut visitor =
+                    IoVisitor { imports: &module.imports, method: &method_name, receiver: "self", of };
                 visitor.visit_block(&method.block);
             }
         }
     }
     known
+}
+
+/// Adds a free function below a type's module that changes a value of the type, which is its first parameter.
+fn add_function(
+    scopes: &Scopes<'_>,
+    module: usize,
+    function: &ItemFn,
+    imports: &[Import],
+    known: &mut BTreeMap<Key, TypeProperties>,
+) {
+    let Some(FnArg::Typed(PatType { pat, ty, .. })) = function.sig.inputs.first() else { return };
+    let (Pat::Ident(receiver), Type::Reference(TypeReference { mutability: Some(_), elem, .. })) =
+        (&**pat, &**ty)
+    else {
+        return;
+    };
+    let Type::Path(path) = &**elem else { return };
+    let Some(key) = defined(scopes, module, &path.path).filter(|key| scopes.is_below(module, key.0)) else {
+        return;
+    };
+    let Some(of) = known.get_mut(&key) else { return };
+    let method = function.sig.ident.unraw().to_string();
+    let receiver = receiver.ident.unraw().to_string();
+    IoVisitor { imports, method: &method, receiver: &receiver, of }.visit_block(&function.block);
 }
 
 /// Returns the type of this crate that a path names in a module.
@@ -150,6 +178,8 @@ fn types_in(scopes: &Scopes<'_>, module: usize, of: &Type) -> BTreeSet<Key> {
 struct IoVisitor<'a> {
     imports: &'a [Import],
     method: &'a str,
+    /// Name of the variable that has the type.
+    receiver: &'a str,
     of: &'a mut TypeProperties,
 }
 
@@ -173,26 +203,26 @@ impl<'ast> Visit<'ast> for IoVisitor<'_> {
     }
 
     fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
-        if let Some(field) = field_of_self(&call.receiver) {
+        if let Some(field) = field_of(&call.receiver, self.receiver) {
             self.of.called.entry(field).or_insert_with(|| self.method.to_owned());
         }
         visit::visit_expr_method_call(self, call);
     }
 }
 
-/// Returns the field of `self` at the beginning of an expression.
-fn field_of_self(of: &Expr) -> Option<String> {
+/// Returns the field of this variable at the beginning of an expression.
+fn field_of(of: &Expr, variable: &str) -> Option<String> {
     match of {
         Expr::Field(ExprField { base, member, .. }) => match (&**base, member) {
-            (Expr::Path(path), Member::Named(name)) if path.path.is_ident("self") => {
+            (Expr::Path(path), Member::Named(name)) if path.path.is_ident(variable) => {
                 Some(name.unraw().to_string())
             }
-            _ => field_of_self(base),
+            _ => field_of(base, variable),
         },
-        Expr::MethodCall(call) => field_of_self(&call.receiver),
-        Expr::Try(of) => field_of_self(&of.expr),
-        Expr::Reference(of) => field_of_self(&of.expr),
-        Expr::Paren(of) => field_of_self(&of.expr),
+        Expr::MethodCall(call) => field_of(&call.receiver, variable),
+        Expr::Try(of) => field_of(&of.expr, variable),
+        Expr::Reference(of) => field_of(&of.expr, variable),
+        Expr::Paren(of) => field_of(&of.expr, variable),
         _ => None,
     }
 }

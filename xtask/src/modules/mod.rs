@@ -8,9 +8,11 @@
 //! A dependency is a name that a file uses from another one ([`arrows`]). `mod` is none, and neither is a re-export of
 //! a name below: the use of the re-exported name is a use of the defining file. Code for tests does not count.
 //!
-//! Also checks that no type with many fields makes input or output ([`data`]).
+//! Also checks that no type with many fields makes input or output ([`data`]), that the methods of a type stand together, and that the
+//! concerns of some folders form no circle ([`concerns`]).
 
 mod arrows;
+mod concerns;
 mod data;
 mod tree;
 
@@ -74,6 +76,8 @@ fn all_faults(packages: &[Package]) -> Vec<Result<Vec<String>>> {
         for target in package.targets.iter().filter(is_program) {
             let tree = ModuleTree::read(&target.src_path)?;
             all.extend(circles(&tree));
+            all.extend(concerns::scattered(&package.name, &tree));
+            all.extend(concerns::circles(&package.name, &tree));
             all.extend(data::too_large(&tree));
         }
         Ok(all)
@@ -90,10 +94,21 @@ fn all_faults(packages: &[Package]) -> Vec<Result<Vec<String>>> {
 
 /// Returns the cycles of top-level modules in a crate, each with its dependencies.
 fn circles(tree: &ModuleTree) -> Vec<String> {
-    let arrows = arrows(tree);
+    circles_of(tree, &arrows(tree), "", |file| Some(tree.top(file)))
+}
+
+/// Returns the cycles of the modules that `module_of` names; `folder` is theirs. Files without one do not count.
+fn circles_of<'a>(
+    tree: &'a ModuleTree,
+    arrows: &Arrows,
+    folder: &str,
+    module_of: impl Fn(usize) -> Option<&'a str>,
+) -> Vec<String> {
     let mut used = BTreeMap::<&str, BTreeSet<&str>>::new();
     for &(from, to) in arrows.keys() {
-        used.entry(tree.top(from)).or_default().insert(tree.top(to));
+        if let (Some(from), Some(to)) = (module_of(from), module_of(to)) {
+            used.entry(from).or_default().insert(to);
+        }
     }
     let mut circles = Vec::new();
     let mut rest: BTreeSet<&str> = used.keys().copied().collect();
@@ -107,7 +122,7 @@ fn circles(tree: &ModuleTree) -> Vec<String> {
         );
         rest.retain(|other| !circle.contains(other));
         if circle.len() > 1 {
-            circles.push(described(tree, &arrows, &circle));
+            circles.push(described(tree, arrows, folder, &circle, &module_of));
         }
     }
     circles
@@ -126,12 +141,19 @@ fn reached<'a>(module: &str, used: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTr
 }
 
 /// Describes a cycle, with each dependency as `file -> file: names`.
-fn described(tree: &ModuleTree, arrows: &Arrows, circle: &BTreeSet<&str>) -> String {
+fn described<'a>(
+    tree: &ModuleTree,
+    arrows: &Arrows,
+    folder: &str,
+    circle: &BTreeSet<&str>,
+    module_of: impl Fn(usize) -> Option<&'a str>,
+) -> String {
     let modules = circle.iter().copied().collect::<Vec<_>>().join(", ");
-    let mut text = format!("a circle of the modules {modules}:");
+    let place = if folder.is_empty() { String::new() } else { format!(" in {folder}") };
+    let mut text = format!("a circle of the modules {modules}{place}:");
     for (&(from, to), names) in arrows {
-        let ends = [from, to].map(|file| tree.top(file));
-        if ends[0] != ends[1] && ends.iter().all(|&end| circle.contains(end)) {
+        let ends = [from, to].map(&module_of);
+        if ends[0] != ends[1] && ends.iter().all(|end| end.is_some_and(|end| circle.contains(end))) {
             let names = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
             let _ = write!(text, "\n  {} -> {}: {names}", tree.file(from), tree.file(to));
         }
@@ -146,7 +168,7 @@ mod tests {
     use super::*;
 
     /// Returns the cycles of a crate with these files.
-    fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
+    fn circles_of_files(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = folder.path().join(name);
@@ -186,7 +208,7 @@ mod tests {
             "use super::*; fn f() { a::g() }",
         ] {
             let lib = "mod a; mod b; pub use a::A;";
-            let found = circles_of(&[("lib.rs", lib), ("a.rs", a), ("b.rs", b)]);
+            let found = circles_of_files(&[("lib.rs", lib), ("a.rs", a), ("b.rs", b)]);
             assert_eq!(found.len(), 1, "{b}: {found:?}");
             assert!(
                 found[0]
@@ -198,7 +220,7 @@ mod tests {
 
     #[test]
     fn one_direction_is_no_cycle() {
-        let found = circles_of(&[
+        let found = circles_of_files(&[
             ("main.rs", "mod a; mod b; mod c; use a::A; fn main() { b::run(A); c::run() }"),
             // Files of one module may use each other.
             ("a.rs", "mod one; mod two; pub use self::two::Two; pub struct A; fn f() { one::f() }"),
@@ -215,7 +237,7 @@ mod tests {
     fn reports_files_of_cycle() {
         let lib = "mod a; mod b; mod c; mod d;";
         let files = |deep| {
-            circles_of(&[
+            circles_of_files(&[
                 ("lib.rs", lib),
                 ("a.rs", "use crate::b::B;"),
                 ("b.rs", "mod deep; pub struct B;"),
@@ -237,7 +259,7 @@ mod tests {
     #[test]
     fn root_is_a_module() {
         let root = "mod a; pub struct Root; fn f() { a::f() }";
-        let found = circles_of(&[("lib.rs", root), ("a.rs", "use crate::Root; pub fn f() {}")]);
+        let found = circles_of_files(&[("lib.rs", root), ("a.rs", "use crate::Root; pub fn f() {}")]);
         assert_eq!(
             found,
             ["a circle of the modules a, lib.rs:\n  lib.rs -> a.rs: a::f\n  a.rs -> lib.rs: crate::Root"]
@@ -247,10 +269,13 @@ mod tests {
     #[test]
     fn re_exports_belong_to_defining_file() {
         let lib = "mod a; mod b;";
-        let found =
-            circles_of(&[("lib.rs", lib), ("a.rs", "pub use crate::b::B;"), ("b.rs", "use crate::a::A;")]);
+        let found = circles_of_files(&[
+            ("lib.rs", lib),
+            ("a.rs", "pub use crate::b::B;"),
+            ("b.rs", "use crate::a::A;"),
+        ]);
         assert_eq!(found.len(), 1, "what another module re-exports, it uses");
-        let found = circles_of(&[
+        let found = circles_of_files(&[
             ("lib.rs", "mod a; mod b; mod c;"),
             ("a.rs", "use crate::b::C;"),
             ("b.rs", "pub use crate::c::*;"),
@@ -264,7 +289,7 @@ mod tests {
 
     #[test]
     fn ignores_code_for_tests() {
-        let found = circles_of(&[
+        let found = circles_of_files(&[
             ("lib.rs", "mod a; mod b; #[cfg(test)] mod fixture;"),
             ("a.rs", "use crate::b::B; #[cfg(test)] use crate::fixture::F;"),
             (
@@ -277,7 +302,7 @@ mod tests {
             ("fixture.rs", "use crate::a::A;"),
         ]);
         assert_eq!(found, <[String; 0]>::default());
-        let found = circles_of(&[
+        let found = circles_of_files(&[
             ("lib.rs", "mod a; mod b;"),
             ("a.rs", "use crate::b::B;"),
             ("b.rs", "#[cfg(any(test, feature = \"fake\"))] use crate::a::A; #[cfg(not(test))] struct B;"),
@@ -287,7 +312,7 @@ mod tests {
 
     #[test]
     fn finds_files_of_modules() {
-        let found = circles_of(&[
+        let found = circles_of_files(&[
             ("main.rs", "mod a; #[path = \"other/place.rs\"] mod b;"),
             ("a.rs", "mod inline { mod deep; } use crate::b::child::x;"),
             ("a/inline/deep.rs", "use super::super::super::b;"),

@@ -74,6 +74,12 @@ impl ModuleTree {
         self.modules.iter_mut().flat_map(|module| &mut module.items)
     }
 
+    #[cfg(test)]
+    pub(super) fn items_of_mut(&mut self, file: &str) -> &mut Vec<Item> {
+        let index = self.files.iter().position(|known| known == file).unwrap();
+        &mut self.modules.iter_mut().find(|module| module.file == index).unwrap().items
+    }
+
     /// Returns a file's path below the root's folder.
     pub(super) fn file(&self, file: usize) -> &str {
         &self.files[file]

@@ -1,8 +1,8 @@
 //! `cargo xtask setup`: installs missing tools, once.
 //!
 //! # Problem
-//! eBPF, QEMU and kernels are no ordinary dependencies. Each [`Part`] first checks what is installed and installs only
-//! missing tools. A complete machine therefore needs no network, and an interrupted setup continues where it stopped.
+//! eBPF, QEMU and kernels are no ordinary dependencies. Each [`Part`] first detects installed tools and installs only
+//! missing ones. A complete machine therefore needs no network, and an interrupted setup continues where it stopped.
 //!
 //! # Algorithm
 //! Programs of the distribution are installed by apt. Packages that are only unpacked (kernels, container runtimes) are

@@ -106,6 +106,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     row("cgroup_v1::observes_by_v2_or_names_the_reason", &[(CI, &["5.10"])]),
     row("chaos::reports_match_kernel_after_faults", &[(CI, &["6.12"]), (Rest, &["6.1", "latest"])]),
     cluster("cluster::at_once::hundred_pods_come_and_go_at_once"),
+    cluster("cluster::claims::claimed_devices_are_followed"),
     cluster("cluster::decisions::repeats_kubelet_decisions"),
     cluster("cluster::evictions::evicts_pods_without_their_claim"),
     cluster("cluster::life::pods_survive_node_changes"),
@@ -123,6 +124,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     needs(row("containerd::newer::required_plugin_stops_pods", &[(Rest, &["6.12"])]), Programs::Containerd),
     row("containerd::refused_pod_leaves_nothing_in_1_7", &[(Rest, &["6.12"])]),
     row("containerd::refused_pod_leaves_nothing_in_2", &[(CI, &["6.12"])]),
+    row("containerd::running_pod_makes_room", &[(CI, &["6.12"])]),
     row("containerd::tenant_cannot_harm_other_pods", &[(CI, &["6.12"])]),
     row("cpu_kinds::gives_cpus_of_requested_kind", &[(CI, &["6.12"])]),
     row("cpu_kinds::hides_siblings_of_exclusive_cpus", &[(CI, &["6.12"])]),
@@ -142,7 +144,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     ),
     also_arm64(row("deploy::image_runs_as_manifests_demand", &[(Rest, &["6.12"])]), &["6.12"]),
     row("doors::floods_of_one_user_delay_no_other", &[(CI, &["6.12"]), (Rest, &["6.1"])]),
-    row("doors::unprivileged_users_get_no_access", &[(CI, &["6.12"]), (Rest, &["6.1"])]),
+    row("doors::unprivileged_users_get_no_access", &[(CI, &["6.1"]), (Rest, &["6.12"])]),
     also_arm64(
         row(
             "enforce::enforcement_holds_on_this_kernel",
@@ -168,6 +170,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     row("guides::qemu", &[(Rest, &["6.12"])]),
     row("guides::redis", &[(Rest, &["6.12"])]),
     row("harm::other_cgroups_are_not_harmed", &[(CI, &["6.12"])]),
+    row("harm::own_policies_and_masks_are_kept", &[(CI, &["6.12"])]),
     row("harm::random_sequences_harm_no_cgroup", &[(CI, &["6.12"]), (Rest, &["6.12"])]),
     row("herd::confines_cgroups_on_four_nodes", &[(CI, &["6.12"])]),
     row("herd::confines_cgroups_on_two_nodes", &[(CI, &["6.12"]), (Rest, &["6.1", "latest"])]),

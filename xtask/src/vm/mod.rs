@@ -545,7 +545,7 @@ pub(crate) fn daemon(programs: &[(String, PathBuf)]) -> Result<&PathBuf> {
     daemon.map(|(_, path)| path).context("cargo has not built numaward")
 }
 
-/// Returns the daemon and the load only, for a user who builds nothing else: the programs of the tests take minutes.
+/// Builds the daemon and the load only, because the programs of the tests take minutes to build.
 pub(crate) fn few_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
     build::static_programs(arch, &[DAEMON, LOAD], "release")
 }

@@ -1,14 +1,26 @@
+{{/* The label `app.kubernetes.io/name`. */}}
+{{- define "numaward.label" -}}
+{{ .Values.nameOverride | default "numaward" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
 {{/* The name of everything: of the release, so that a cluster may have several for different nodes. */}}
 {{- define "numaward.name" -}}
-{{- if contains "numaward" .Release.Name -}}
+{{- $label := include "numaward.label" . -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else if contains $label .Release.Name -}}
 {{ .Release.Name | trunc 63 | trimSuffix "-" }}
 {{- else -}}
-{{ printf "%s-numaward" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{ printf "%s-%s" .Release.Name $label | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 {{- end }}
 
+{{- define "numaward.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "numaward.name" .) "default" .Values.serviceAccount.create) }}
+{{- end }}
+
 {{- define "numaward.selector" -}}
-app.kubernetes.io/name: numaward
+app.kubernetes.io/name: {{ include "numaward.label" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -18,11 +30,43 @@ app.kubernetes.io/part-of: numaward
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "numaward.metadata" -}}
 name: {{ include "numaward.name" . }}
 labels: {{- include "numaward.labels" . | nindent 2 }}
+{{- end }}
+
+{{/* The subject of every binding. */}}
+{{- define "numaward.subjects" -}}
+- kind: ServiceAccount
+  name: {{ include "numaward.serviceAccount" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+
+{{/* An image by its repository, tag and digest: (list root image default-tag). */}}
+{{- define "numaward.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- $registry := $root.Values.global.imageRegistry | default $image.registry -}}
+{{ with $registry }}{{ trimSuffix "/" . }}/{{ end }}{{ $image.repository }}:{{ $image.tag | default (index . 2) }}{{ with $image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{- define "numaward.pullSecrets" -}}
+{{- with concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Fails where the cluster does not have an API: (list root API value). */}}
+{{- define "numaward.requires" -}}
+{{- $root := index . 0 -}}
+{{- if and $root.Values.checkCapabilities (not ($root.Capabilities.APIVersions.Has (index . 1))) -}}
+{{- fail (printf "%s needs %s, which this cluster does not have. Install it first; or set checkCapabilities=false, where the chart is rendered without a cluster" (index . 2) (index . 1)) -}}
+{{- end -}}
 {{- end }}
 
 {{- define "numaward.namespaced" -}}
@@ -64,4 +108,52 @@ namespace: {{ .Release.Namespace }}
 {{- with .Values.extraCapabilities }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* These labels do not match the selector of the DaemonSet, so pods of hooks are not scraped. */}}
+{{- define "numaward.hookLabels" -}}
+app.kubernetes.io/name: {{ include "numaward.label" . }}-hooks
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: numaward
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The annotations of a hook: (list events weight). */}}
+{{- define "numaward.hook" -}}
+helm.sh/hook: {{ index . 0 }}
+helm.sh/hook-weight: {{ index . 1 | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
+{{- define "numaward.hookPod" -}}
+serviceAccountName: {{ include "numaward.name" . }}-hooks
+{{- with include "numaward.pullSecrets" . }}
+{{- . }}
+{{- end }}
+restartPolicy: Never
+enableServiceLinks: false
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+nodeSelector:
+  kubernetes.io/os: linux
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  seccompProfile: { type: RuntimeDefault }
+{{- end }}
+
+{{- define "numaward.hookContainer" -}}
+image: {{ include "numaward.image" (list . .Values.kubectl.image "") }}
+imagePullPolicy: {{ .Values.kubectl.image.pullPolicy }}
+command: [kubectl]
+resources:
+  requests: { cpu: 10m, memory: 32Mi }
+  limits: { memory: 128Mi }
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: { drop: [ALL] }
 {{- end }}

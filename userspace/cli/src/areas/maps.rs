@@ -10,12 +10,17 @@ use std::{
 
 use numaward_cgroup::{TruncatedLines, unescape};
 
+/// Maximum size of all names of a process, in bytes. It can map tens of thousands of files under names of 4 KiB.
+const MAX_NAME_BYTES: usize = 16 << 20;
+/// Name of a file for which there is no room.
+const FOLDED_NAME: &str = "[others]";
+
 /// A mapped range of addresses.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MappedRegion {
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Name as in the daemon's API: `[heap]`, `[stack]`, `[anonymous]`, or a file.
+    /// Name as in the daemon's API: `[heap]`, `[stack]`, `[anonymous]`, a file, or `[others]`.
     pub(super) region: String,
 }
 
@@ -23,8 +28,16 @@ pub(super) struct MappedRegion {
 pub(super) fn read(proc: &Path, pid: u32) -> io::Result<Vec<MappedRegion>> {
     let maps = File::open(proc.join(pid.to_string()).join("maps"))?;
     let (mut lines, mut found) = (TruncatedLines::new(BufReader::new(maps)), Vec::new());
+    let mut room = MAX_NAME_BYTES;
     while let Some(line) = lines.next_line()? {
-        found.extend(parse_mapping(&String::from_utf8_lossy(line)));
+        let Some(mut mapping) = parse_mapping(&String::from_utf8_lossy(line)) else { continue };
+        match room.checked_sub(mapping.region.len()) {
+            Some(rest) => room = rest,
+            None => FOLDED_NAME.clone_into(&mut mapping.region),
+        }
+        // The name was cut out of a longer line.
+        mapping.region.shrink_to_fit();
+        found.push(mapping);
     }
     Ok(found)
 }
@@ -88,5 +101,20 @@ mod tests {
         );
         assert_eq!((found[0].start, found[0].end), (0x5000, 0x6000));
         assert!(read(proc.path(), 8).is_err());
+    }
+
+    #[test]
+    fn long_names_are_folded() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("7")).unwrap();
+        let name = "x".repeat(8000);
+        let lines =
+            (0..6000).map(|number| format!("{number:x}000-{number:x}fff r--s 0 fd:00 9 /{number}{name}\n"));
+        fs::write(proc.path().join("7/maps"), lines.collect::<String>()).unwrap();
+        let found = read(proc.path(), 7).unwrap();
+        let bytes: usize = found.iter().map(|mapping| mapping.region.len()).sum();
+        assert_eq!(found.len(), 6000);
+        assert!(bytes <= MAX_NAME_BYTES + 6000 * FOLDED_NAME.len(), "{bytes}");
+        assert!(found[0].region.starts_with("/0x") && found[5999].region == FOLDED_NAME);
     }
 }

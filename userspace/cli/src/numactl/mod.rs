@@ -382,7 +382,7 @@ pub(crate) async fn run(
 
 /// Enters a cgroup that the daemon creates for the command.
 async fn register(server: &Server, name: &str) -> anyhow::Result<()> {
-    let request = api::AllocationRequest::unpromised(name, api::Target::Exec);
+    let request = api::AllocationRequest::without_guarantee(name, api::Target::Exec);
     let registered = server.admit(&request).await?;
     exec::enter_cgroup(Path::new(&registered.directory))
 }

@@ -12,13 +12,14 @@ use anyhow::bail;
 use numaward_api::simulation::{FleetGroup, FleetOutcome, PodTotals, SimulatedFleet};
 use numaward_config::Config;
 use numaward_engine::simulation::{
-    fleet::{Deciders, Fleet, Group, Outcome, RefusalPolicy},
+    fleet::{Deciders, Fleet, Group, MoveLimits, Outcome, RefusalPolicy},
     quality::per_mille,
     trace::Sums,
     variant::Variant,
 };
+use numaward_topology::Bytes;
 
-use super::{Configured, amounts, members, named, percent, share, title, traces, variants};
+use super::{PolicyConversion, amounts, members, named, percent, share, title, traces, variants};
 use crate::{
     args::Simulate,
     table::{size, table},
@@ -27,13 +28,19 @@ use crate::{
 /// A tick is taken for at least a minute: by then a pod is evicted with the default `kubernetes.refusedAfter` and pace.
 const EVICTED: RefusalPolicy = RefusalPolicy::Evict { after: 1 };
 
+/// The same, and moves within the default limits of `rebalance`.
+const MAKES_ROOM: RefusalPolicy = RefusalPolicy::MakeRoom {
+    after: 1,
+    limits: MoveLimits { moves: 3, bytes: Bytes::gib(16), window: 60, dwell: 10 },
+};
+
 /// The deciders in the order of the rows. The last one is the reference for the losses of the other ones.
 fn deciders(variants: &[Variant]) -> Vec<Deciders> {
     let mut deciders = Vec::new();
     for &variant in variants {
         let settings: &[RefusalPolicy] = match variant {
             Variant::Kubelet => &[RefusalPolicy::Fail],
-            Variant::Native { .. } => &[RefusalPolicy::Wait, EVICTED],
+            Variant::Native { .. } => &[RefusalPolicy::Wait, EVICTED, MAKES_ROOM],
         };
         let host = Some(variant);
         for &refused in settings {
@@ -50,6 +57,7 @@ const fn refused(by: Deciders) -> &'static str {
         RefusalPolicy::Fail => "fail",
         RefusalPolicy::Wait => "wait",
         RefusalPolicy::Evict { .. } => "evict",
+        RefusalPolicy::MakeRoom { .. } => "make-room",
     }
 }
 
@@ -74,6 +82,10 @@ fn assumptions(by: Deciders) -> Vec<String> {
             "refused pods (kubernetes.refused: wait): keep what they request reserved, and are tried again on that host when pods \
              have left it"
         }
+        RefusalPolicy::MakeRoom { .. } => {
+            "refused pods (kubernetes.refused: make-room): up to 3 running containers of the host are moved so that the pod fits, up to \
+             16 GiB in 60 ticks, each once in 10 ticks, in no time; if that does not help, they are evicted"
+        }
         RefusalPolicy::Evict { .. } => {
             "refused pods (kubernetes.refused: evict): the same for a tick, which is taken for a minute; then they are evicted, one \
              of each host a tick, and their controller makes a new one at once; pods of Jobs, which stay in a cluster, are evicted too"
@@ -84,7 +96,7 @@ fn assumptions(by: Deciders) -> Vec<String> {
     [hosts, scheduler, refused, order].map(str::to_owned).to_vec()
 }
 
-/// Returns the outcome of a group, or of all groups.
+/// The outcome of a group, or of all groups.
 #[derive(Clone, Default)]
 struct Tally {
     outcome: Outcome,
@@ -93,9 +105,9 @@ struct Tally {
 }
 
 impl Tally {
-    fn of(group: &Group<'_>, deciders: Deciders) -> anyhow::Result<Self> {
+    fn from_group(group: &Group<'_>, deciders: Deciders) -> anyhow::Result<Self> {
         match group.run(deciders) {
-            // As in a replay on one host, a fault of `native` is one of ours.
+            // A fault of `native` is a bug of numaward, like in a replay on one host.
             Ok(outcome) => match (deciders.host, outcome.faults.first()) {
                 (Some(variant @ Variant::Native { .. }), Some(fault)) => {
                     bail!("{}, {variant}: {fault}; please report it as a bug", name(group))
@@ -119,7 +131,7 @@ impl Tally {
 
     /// `without_numa`: the memory time that is admitted where each host is one node.
     fn document(&self, deciders: Deciders, asked: &Sums, without_numa: u64) -> FleetOutcome {
-        let Outcome { sums, refusals, started_later, retries, .. } = &self.outcome;
+        let Outcome { sums, refusals, started_later, retries, moves, moved, .. } = &self.outcome;
         let (strategy, tiers) = deciders.host.map_or(("none", None), named);
         let lost =
             i64::try_from(without_numa).unwrap_or(i64::MAX).saturating_sub_unsigned(sums.memory_mib_ticks);
@@ -138,20 +150,22 @@ impl Tally {
             refusals: *refusals,
             started_later: *started_later,
             retries: *retries,
+            moves: *moves,
+            moved_bytes: moved.0,
             never_placed: asked.guaranteed - sums.admitted(),
         }
     }
 }
 
-/// Replays a fleet of so many hosts.
+/// Replays a fleet with this number of hosts.
 pub(crate) fn simulate(
     args: &Simulate,
     hosts: u16,
     config: Option<&Config>,
-    configured: Configured,
+    to_policy: PolicyConversion,
 ) -> anyhow::Result<SimulatedFleet> {
     let traces = traces::read(&args.traces)?;
-    let fleet = Fleet::new(members(&traces, args, config, configured)?, hosts.into(), args.seed)?;
+    let fleet = Fleet::new(members(&traces, args, config, to_policy)?, hosts.into(), args.seed)?;
     let deciders = deciders(&variants(args, config));
     let results = run(&fleet, &deciders)?;
     let documents = |asked: &Sums, results: &[Tally]| {
@@ -199,7 +213,7 @@ fn run(fleet: &Fleet<'_>, deciders: &[Deciders]) -> anyhow::Result<Vec<Tally>> {
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(group, by)) = jobs.get(number) else { return done };
-            done.push((number, Tally::of(group, by)));
+            done.push((number, Tally::from_group(group, by)));
         }
     };
     let mut done = thread::scope(|scope| {
@@ -217,7 +231,7 @@ fn name(group: &Group<'_>) -> String {
     format!("hosts with {nodes} nodes, {cpus} CPUs, {}", group.policy.topology_manager_policy)
 }
 
-/// For people.
+/// Formats the outcomes as text.
 pub(crate) fn render(fleet: &SimulatedFleet, each: bool) -> String {
     let mut text = String::new();
     for group in fleet.groups.iter().filter(|_| each) {
@@ -248,7 +262,8 @@ pub(crate) fn render(fleet: &SimulatedFleet, each: bool) -> String {
     }
     text += "\nPODS, CPU TIME and MEMORY TIME: admitted, of what was asked for. LOST TO NUMA: memory time, against hosts of one \
              node.\nREFUSALS: pods that a host refused when they were bound to it. STARTED LATER: on the host that had refused \
-             them.\nMADE ANEW: pods for refused ones. NEVER PLACED: not within their trace's retry_after.\n\nWhat the rows rest \
+             them.\nMADE ANEW: pods for refused ones. MOVES: of running \
+             containers, MOVED: their memory. NEVER PLACED: not within their trace's retry_after.\n\nWhat the rows rest \
              on:\n";
     let mut lines: Vec<(&str, Vec<String>)> = Vec::new();
     for (number, outcome) in fleet.outcomes.iter().enumerate() {
@@ -289,6 +304,8 @@ fn outcomes(offered: &PodTotals, outcomes: &[FleetOutcome]) -> String {
             outcome.refusals.to_string(),
             outcome.started_later.to_string(),
             outcome.retries.to_string(),
+            outcome.moves.to_string(),
+            size(outcome.moved_bytes),
             outcome.never_placed.to_string(),
         ]
     });
@@ -305,6 +322,8 @@ fn outcomes(offered: &PodTotals, outcomes: &[FleetOutcome]) -> String {
             "REFUSALS",
             "STARTED LATER",
             "MADE ANEW",
+            "MOVES",
+            "MOVED",
             "NEVER PLACED",
         ],
         rows,

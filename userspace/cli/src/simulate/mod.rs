@@ -1,4 +1,4 @@
-//! `numaward simulate`: what strategies would do with pods that come and go.
+//! `numaward simulate`: replays traces of pods with several strategies.
 
 mod fleet;
 mod machine;
@@ -30,7 +30,7 @@ use crate::{
     table::{or_dash, table},
 };
 
-/// The strategies that are replayed.
+/// Returns the strategies to replay.
 fn variants(args: &Simulate, config: Option<&Config>) -> Vec<Variant> {
     let tiers = args.tiers.or(config.map(|config| config.tiers)).unwrap_or_default();
     let wanted = |name| args.strategy.is_empty() || args.strategy.contains(&name);
@@ -40,15 +40,15 @@ fn variants(args: &Simulate, config: Option<&Config>) -> Vec<Variant> {
     variants
 }
 
-/// Makes a configuration one of the engine's.
-type Configured = fn(&Config, &Machine) -> anyhow::Result<PolicyConfig>;
+/// Converts a configuration to the policy of the engine for a machine.
+type PolicyConversion = fn(&Config, &Machine) -> anyhow::Result<PolicyConfig>;
 
-/// The traces that the arguments name, each with what it is replayed on.
+/// Returns the traces in the arguments, each with its machine and policy.
 fn members<'a>(
     traces: &'a [Trace],
     args: &Simulate,
     config: Option<&Config>,
-    configured: Configured,
+    to_policy: PolicyConversion,
 ) -> anyhow::Result<Vec<Member<'a>>> {
     let other = args.machine.as_deref().map(machine::find).transpose()?;
     let member = |trace: &'a Trace| {
@@ -56,14 +56,14 @@ fn members<'a>(
         let (own_machine, own_policy, requests) = trace.parts().map_err(wrong)?;
         let machine = other.clone().unwrap_or(own_machine);
         let mut policy = match config {
-            Some(config) => configured(config, &machine)?,
-            // Another machine has other reservations; what is asked of it stays.
+            Some(config) => to_policy(config, &machine)?,
+            // Another machine has other reservations; the policies of the trace stay.
             None if other.is_some() => PolicyConfig {
                 topology_manager_policy: own_policy.topology_manager_policy,
                 topology_manager_scope: own_policy.topology_manager_scope,
                 topology_manager_policy_options: own_policy.topology_manager_policy_options,
                 cpu_manager_policy_options: own_policy.cpu_manager_policy_options,
-                ..configured(&Config::default(), &machine)?
+                ..to_policy(&Config::default(), &machine)?
             },
             None => own_policy,
         };
@@ -75,23 +75,23 @@ fn members<'a>(
     traces.iter().map(member).collect()
 }
 
-/// Replays the traces as the arguments say.
+/// Replays the traces in the arguments.
 pub(crate) fn simulate(
     args: &Simulate,
     config: Option<&Config>,
-    configured: Configured,
+    to_policy: PolicyConversion,
 ) -> anyhow::Result<Simulation> {
     let traces = traces::read(&args.traces)?;
     let variants = variants(args, config);
-    let mut total: Vec<Sum> = variants.iter().map(|_| Sum::default()).collect();
+    let mut total: Vec<StrategyTotals> = variants.iter().map(|_| StrategyTotals::default()).collect();
     let mut all = Sums::default();
     let mut simulated = Vec::with_capacity(traces.len());
-    for Member { trace, machine, policy, requests } in members(&traces, args, config, configured)? {
+    for Member { trace, machine, policy, requests } in members(&traces, args, config, to_policy)? {
         let offered = trace.offered();
         all.add(&offered);
         let mut strategies = Vec::with_capacity(variants.len());
         for (variant, total) in variants.iter().zip(&mut total) {
-            let sum = Sum::of(*variant, trace, (&machine, &requests), &policy)?;
+            let sum = StrategyTotals::from_replay(*variant, trace, (&machine, &requests), &policy)?;
             total.add(&sum);
             strategies.push(sum.document(*variant));
         }
@@ -109,16 +109,16 @@ pub(crate) fn simulate(
 
 /// The outcome of a strategy for one or several traces.
 #[derive(Default)]
-struct Sum {
+struct StrategyTotals {
     replay: Replay,
     not_started: u64,
     reason: Option<String>,
 }
 
-impl Sum {
-    /// A fault in a replay of `native` is one of ours: nothing else is worth printing then. The kubelet's accounts of
-    /// memory on several nodes are what they are.
-    fn of(
+impl StrategyTotals {
+    /// Replays a trace with a strategy. A fault in a replay of `native` is a bug of numaward and an error. The faults of the kubelet's
+    /// accounts of memory on several nodes are known and ignored.
+    fn from_replay(
         variant: Variant,
         trace: &Trace,
         on: (&Machine, &[Request]),
@@ -162,7 +162,7 @@ impl Sum {
     }
 }
 
-/// A variant in the words of the documents: strategy, tiers.
+/// Returns the strategy and the tiers of a variant, as in the JSON document.
 fn named(variant: Variant) -> (&'static str, Option<String>) {
     match variant {
         Variant::Kubelet => ("kubelet", None),
@@ -170,7 +170,7 @@ fn named(variant: Variant) -> (&'static str, Option<String>) {
     }
 }
 
-/// The same for people.
+/// Describes a variant for the text output.
 fn title(strategy: &str, tiers: Option<&str>) -> String {
     tiers.map_or_else(|| strategy.to_owned(), |tiers| format!("{strategy}, {tiers}"))
 }
@@ -191,7 +191,7 @@ fn amounts(sums: &Sums) -> PodTotals {
     }
 }
 
-/// For people.
+/// Formats the outcomes as text.
 pub(crate) fn render(simulation: &Simulation, each: bool) -> String {
     let mut text = String::new();
     for trace in simulation.traces.iter().filter(|_| each) {

@@ -1,9 +1,9 @@
 //! A suggestion for the system's reservation, from its observed use.
 //!
-//! A node's memory is in use by the kernel and the system if it is neither available ([`Watermarks::obtainable`], by which
-//! the daemon withholds what others use as well), nor is in a hugepage pool, nor is anonymous memory of a pod's container
-//! or a command of `numaward exec`. Other memory of those (page tables, tmpfs) counts as the system's: too much is
-//! reserved rather than too little.
+//! A node's memory is in use by the kernel and the system if it is neither available ([`Watermarks::obtainable`], which is
+//! also the basis of the memory that the daemon withholds), nor in a hugepage pool, nor anonymous memory of a pod's container or of a
+//! command of `numaward exec`. Other memory of these (page tables, tmpfs) counts as used by the system: the suggestion is rather too
+//! large than too small.
 //!
 //! [`Watermarks::obtainable`]: numaward_topology::sysfs::Watermarks::obtainable
 
@@ -56,8 +56,8 @@ fn used(root: &Path, machine: &Machine, hierarchy: &Hierarchy) -> anyhow::Result
     let mut of_workloads: BTreeMap<NodeId, u64> = BTreeMap::new();
     for cgroup in hierarchy.walk().context("the cgroups of this host cannot be read")? {
         let workload = classify(&cgroup.path, |_| false);
-        let is_promised = matches!(workload.kind, WorkloadKind::Container | WorkloadKind::Exec);
-        if !is_promised || workload.root != cgroup.path {
+        let has_guarantee = matches!(workload.kind, WorkloadKind::Container | WorkloadKind::Exec);
+        if !has_guarantee || workload.root != cgroup.path {
             continue;
         }
         match memory_numa_stat(&hierarchy.dir(&cgroup.path)) {
@@ -103,7 +103,7 @@ fn suggestion(observed: Duration, most: &BTreeMap<NodeId, Bytes>) -> SuggestedRe
     }
 }
 
-/// For people: what was seen, and what to write into a configuration.
+/// Formats the observed use and the suggested configuration as text.
 pub(crate) fn render(suggested: &SuggestedReservation) -> String {
     let rows = suggested
         .nodes

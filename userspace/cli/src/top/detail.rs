@@ -237,7 +237,7 @@ pub(crate) fn node(model: &TopModel, id: u32) -> Vec<Line<'static>> {
             size(memory.total_bytes),
             or_dash(memory.free_bytes),
             or_dash(guarantees.map(|memory| memory.reserved_bytes)),
-            or_dash(guarantees.map(|memory| memory.promised_bytes)),
+            or_dash(guarantees.map(|memory| memory.guaranteed_bytes)),
             or_dash(guarantees.map(|memory| memory.free_bytes)),
         ]
     });

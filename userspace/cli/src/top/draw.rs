@@ -404,7 +404,8 @@ fn nodes(screen: &mut Screen, model: &TopModel, columns: usize, room: usize) -> 
 fn memory_parts(model: &TopModel, node: &Node) -> Option<[u64; 4]> {
     let base = node.memory.iter().find(|memory| memory.kind == "memory")?;
     let kind = model.node_guarantees(node.node, "memory");
-    let (reserved, guaranteed) = kind.map_or((0, 0), |memory| (memory.reserved_bytes, memory.promised_bytes));
+    let (reserved, guaranteed) =
+        kind.map_or((0, 0), |memory| (memory.reserved_bytes, memory.guaranteed_bytes));
     let free = base.free_bytes.unwrap_or(0);
     let used = base.total_bytes.saturating_sub(free).saturating_sub(reserved).saturating_sub(guaranteed);
     let rest = base.total_bytes.saturating_sub(reserved).saturating_sub(guaranteed).saturating_sub(used);

@@ -135,7 +135,9 @@ async fn run_session(
             "sample" => {
                 let sample: Sample = serde_json::from_str(&message.data)?;
                 *pause = MIN_RETRY_PAUSE;
-                revision.send_if_modified(|known| known.replace(sample.promises) != Some(sample.promises));
+                revision.send_if_modified(|known| {
+                    known.replace(sample.guarantee_revision) != Some(sample.guarantee_revision)
+                });
                 send(FeedUpdate::Sample(Box::new(sample))).await?;
             }
             "missed" => {

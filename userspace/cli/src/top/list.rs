@@ -113,7 +113,7 @@ pub(crate) fn node_cell(model: &TopModel, node: &Node, title: &str) -> String {
         "FREE" => or_dash(base.and_then(|memory| memory.free_bytes).map(size)),
         "TOTAL" => or_dash(base.map(|memory| size(memory.total_bytes))),
         "GUARANTEED" => {
-            or_dash(model.node_guarantees(node.node, "memory").map(|memory| size(memory.promised_bytes)))
+            or_dash(model.node_guarantees(node.node, "memory").map(|memory| size(memory.guaranteed_bytes)))
         }
         "REMOTE/S" => or_dash(rates.map(|rates| rate(rates.remote_bytes_per_second))),
         "LOCAL/S" => or_dash(rates.map(|rates| rate(rates.local_bytes_per_second))),

@@ -486,7 +486,7 @@ mod tests {
         let sample = Sample {
             at_millis: 61_000,
             full: true,
-            promises: 0,
+            guarantee_revision: 0,
             nodes: Vec::new(),
             accesses: None,
             exclusive_cpus: Vec::new(),

@@ -38,11 +38,11 @@ use numaward_cgroup::{
 use numaward_config::enforcement::CgroupPattern;
 use numaward_enforce::{Owner, SettingsChange};
 use numaward_engine::Ledger;
-use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing};
+use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing, state::State};
 use numaward_model::{EventReport, Settings};
 use numaward_topology::CpuSet;
 
-use super::{Core, execution::STEPS_PER_POLL, machine::has_exclusive_cpus};
+use super::{Core, execution::STEPS_PER_POLL, narrowing};
 
 /// Number of cgroups in a dry-run report up to which the next report is not delayed.
 const SMALL_REPORT_LEN: usize = 100;
@@ -54,9 +54,7 @@ const MAX_REPORT_DELAY: Duration = Duration::from_mins(1);
 /// State of CPU isolation.
 #[derive(Debug, Default)]
 pub(crate) struct CpuIsolation {
-    /// The configured mode.
-    mode: EnforcementMode,
-    /// The effective mode: also on while a workload requests isolation.
+    /// The effective mode: the configured one, or on while a workload requests isolation.
     effective: EnforcementMode,
     system: Vec<CgroupPattern>,
     descended: BTreeSet<CgroupPath>,
@@ -143,19 +141,9 @@ fn processes_in_root(
     Some(count)
 }
 
-/// Returns all CPUs except those of workloads that request isolation; `None` if no workload does.
-fn cpus_outside_isolated_workloads(ledger: &Ledger, shared_pool: CpuSet) -> Option<CpuSet> {
-    let (mut isolated, mut others) = (CpuSet::new(), shared_pool);
-    for (_, account) in ledger.owners() {
-        let of = if account.terms.isolate { &mut isolated } else { &mut others };
-        account.containers.values().for_each(|held| of.extend(held.held_cpus().iter()));
-    }
-    (!isolated.is_empty()).then_some(others)
-}
-
 impl CpuIsolation {
     pub(crate) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
-        Self { mode, effective: mode, system, ..Self::default() }
+        Self { effective: mode, system, ..Self::default() }
     }
 
     /// Returns true if cgroups are confined, or reported by a dry run.
@@ -168,321 +156,42 @@ impl CpuIsolation {
         let (CgroupEvent::Added(cgroup) | CgroupEvent::Removed(cgroup)) = event;
         self.is_on() && cgroup.path.parent().is_some_and(|parent| self.descended.contains(&parent))
     }
-}
-
-impl Core {
-    /// Confines and restores cgroups according to the current guarantees.
-    pub(crate) fn update_confinement(&mut self, retry: bool) {
-        self.confine_except(&[], retry);
-    }
-
-    /// Like [`update_confinement`](Self::update_confinement), but a dry-run report waits until no other work is
-    /// pending, and after a costly report until its delay is over.
-    pub(crate) fn update_confinement_when_idle(&mut self, is_busy: bool) {
-        self.isolation.is_outdated = !self.writes_confinement();
-        if !self.isolation.is_outdated || (self.is_dry_run_report_due() && !is_busy) {
-            self.update_confinement(false);
-        }
-    }
 
     /// Returns true if a dry-run report is pending and its delay is over.
-    pub(crate) fn is_dry_run_report_due(&self) -> bool {
-        self.isolation.is_outdated && self.isolation.next_report.is_none_or(|next| Instant::now() >= next)
+    pub(crate) fn is_report_due(&self, now: Instant) -> bool {
+        self.is_outdated && self.next_report.is_none_or(|next| now >= next)
     }
 
-    /// Confines other cgroups off the CPUs that these cgroups are about to get, and restores the ancestors of these.
-    pub(super) fn confine_others(&mut self, paths: &[&CgroupPath]) {
-        for path in paths {
-            self.widen_around(path);
-        }
-        // The report follows once the guarantee is given.
-        if self.writes_confinement() {
-            self.confine_except(paths, false);
-        }
+    /// Records the end of a report or change that began at `start`. A costly report delays the next one.
+    fn note_end(&mut self, is_complete: bool, start: Instant, took: Duration) {
+        let is_costly = !is_complete || self.dry_run.len() > SMALL_REPORT_LEN;
+        self.is_outdated = !is_complete;
+        self.next_report = is_costly.then(|| start + (took * REPORT_DELAY_FACTOR).min(MAX_REPORT_DELAY));
     }
 
-    /// Returns true if confining by the current guarantees would write CPU sets.
-    fn writes_confinement(&self) -> bool {
-        !self.store.state.isolated().is_empty()
-            || self.mode_and_pool(&self.store.state.ledger).0 == EnforcementMode::On
+    /// Returns the refusal of a cgroup for the CPUs that it was to get, which remains until the cgroup is confined.
+    fn refusal_of(&self, path: &CgroupPath) -> Option<&ConfineError> {
+        self.refused.get(path).filter(|refused| refused.wanted.is_some())
     }
 
-    /// Confines all cgroups except these and those with a guarantee.
-    fn confine_except(&mut self, paths: &[&CgroupPath], retry: bool) {
-        let (effective, pool) = self.mode_and_pool(&self.store.state.ledger);
-        self.isolation.effective = effective;
-        self.isolation.is_outdated = false;
-        if !self.isolation.is_on() || pool.is_none() {
-            self.isolation.processes_in_root = None;
-        } else if retry || self.isolation.processes_in_root.is_none() {
-            let is_report = !self.writes_confinement();
-            let is_interrupted = self.execution.interrupt_condition(is_report);
-            let processes = processes_in_root(&self.config.host_root, &self.hierarchy, is_interrupted);
-            self.isolation.processes_in_root = processes.or(self.isolation.processes_in_root);
-        }
-        if self.has_nothing_to_confine() {
-            return;
-        }
-        let mut guaranteed = self.guaranteed_cgroups();
-        guaranteed.extend(paths.iter().copied().cloned());
-        let start = Instant::now();
-        let is_complete = self.confine_to_pool(&guaranteed, pool.as_ref(), retry);
-        let took = start.elapsed();
-        let is_costly = !is_complete || self.isolation.dry_run.len() > SMALL_REPORT_LEN;
-        self.isolation.is_outdated = !is_complete;
-        self.isolation.next_report =
-            is_costly.then(|| start + (took * REPORT_DELAY_FACTOR).min(MAX_REPORT_DELAY));
-    }
-
-    /// Returns the mode and the shared pool with the guarantees of this ledger; no pool if no CPU is exclusive.
-    fn mode_and_pool(&self, ledger: &Ledger) -> (EnforcementMode, Option<CpuSet>) {
-        let (mode, pool) = (self.isolation.mode, self.policy.shared_pool(ledger));
-        let asked = cpus_outside_isolated_workloads(ledger, pool.clone())
-            .filter(|_| mode != EnforcementMode::On && self.mode() == EnforcementMode::On);
-        match asked {
-            Some(pool) => (EnforcementMode::On, Some(pool)),
-            None => (mode, Some(pool).filter(|_| has_exclusive_cpus(ledger))),
-        }
-    }
-
-    /// Returns true if no cgroup is confined, nor to be confined.
-    fn has_nothing_to_confine(&self) -> bool {
-        !self.isolation.is_on() && self.store.state.isolated().is_empty() && self.isolation.dry_run.is_empty()
-    }
-
-    /// Returns the settings of a cgroup after its guarantee ends: its confined CPU set, or `None` to restore the original.
-    pub(super) fn settings_after_release(&mut self, path: &CgroupPath, after: &Ledger) -> Option<Settings> {
-        if let (EnforcementMode::On, Some(pool)) = self.mode_and_pool(after) {
-            let mut guaranteed = self.guaranteed_cgroups();
-            guaranteed.remove(path);
-            let children = |parent: &CgroupPath| parent.children(self.hierarchy.root());
-            let plan = plan_confinement(children, &self.isolation.system, &guaranteed, || false);
-            let is_confined = plan.is_some_and(|plan| plan.confined.contains(path));
-            let cpus = is_confined.then(|| self.confined_cpus(path, &pool));
-            if let Some(Ok(Some(cpus))) = cpus {
-                let narrowing = Narrowing { is_isolated: true, ..Narrowing::default() };
-                self.store.state.set_narrowing(path, narrowing);
-                return Some(Settings { cpus: Some(cpus), ..Settings::default() });
-            }
-        }
-        None
-    }
-
-    pub(super) fn guaranteed_cgroups(&self) -> BTreeSet<CgroupPath> {
-        let guaranteed =
-            self.store.state.guarantees.values().filter(|guarantee| !guarantee.has_no_guarantee());
-        let guaranteed = guaranteed.map(|guarantee| &guarantee.cgroup);
-        // Containers keep to the shared pool by themselves.
-        let placed = self.store.state.containers.values().map(|placed| &placed.cgroup);
-        guaranteed.chain(placed).cloned().collect()
-    }
-
-    /// Returns the confined CPU set of a cgroup; `None` if its original set is already within the pool.
-    fn confined_cpus(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
-        let found = match self.isolation.effective {
-            // A report uses the set in the kernel: asking systemd each time would take too long.
-            EnforcementMode::DryRun if self.store.state.applied.get(path).is_none() => {
-                match Knob::CpusetCpus.read(&self.hierarchy.dir(path)).map_err(|error| error.to_string())? {
-                    KnobValue::Cpus(cpus) => cpus,
-                    _ => CpuSet::new(),
-                }
-            }
-            _ => self.cpus_found(path).map_err(|error| error.to_string())?,
-        };
-        let narrowing = Narrowing { is_isolated: true, ..self.store.state.narrowing(path) };
-        match self.narrowed_cpus_within(path, &narrowing, &found, Some(pool)) {
-            Some(share) => Ok(Some(share).filter(|share| *share != found)),
-            None if pool.is_empty() => Err("the shared pool is empty".to_owned()),
-            None => {
-                Err(format!("it was set to the CPUs {found}, of which none is in the shared pool {pool}"))
-            }
-        }
-    }
-
-    /// Returns the shared pool of isolated cgroups; `None` if no CPU is exclusive.
-    pub(super) fn pool_of_isolated(&self) -> Option<CpuSet> {
-        self.mode_and_pool(&self.store.state.ledger).1
-    }
-
-    /// Confines all cgroups except these to this shared pool; without a pool, confines none. Returns `false` if a
-    /// report was interrupted because a container runtime waits for an answer: reading the knobs of thousands of
-    /// cgroups takes longer than the runtime may wait.
-    fn confine_to_pool(
-        &mut self,
-        guaranteed: &BTreeSet<CgroupPath>,
-        pool: Option<&CpuSet>,
-        retry: bool,
-    ) -> bool {
-        let mut wanted = BTreeMap::new();
-        let mut refused = BTreeMap::new();
-        let mut descended = BTreeSet::from([CgroupPath::root()]);
-        if let Some(pool) = pool.filter(|_| self.isolation.is_on()) {
-            let is_report = !self.writes_confinement();
-            let children = |parent: &CgroupPath| parent.children(self.hierarchy.root());
-            let is_interrupted = self.execution.interrupt_condition(is_report);
-            let Some(plan) = plan_confinement(children, &self.isolation.system, guaranteed, is_interrupted)
-            else {
-                return false;
-            };
-            descended = plan.descended;
-            for (index, path) in (0_u32..).zip(plan.confined) {
-                if is_report && index.is_multiple_of(STEPS_PER_POLL) && self.execution.is_runtime_waiting() {
-                    return false;
-                }
-                if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
-                    continue;
-                }
-                match self.confined_cpus(&path, pool) {
-                    Err(reason) => drop(refused.insert(path, ConfineError { wanted: None, reason })),
-                    Ok(None) => {}
-                    Ok(Some(share)) => {
-                        // Until it is herded after all.
-                        let before = self
-                            .isolation
-                            .refused
-                            .get(&path)
-                            .filter(|before| before.wanted.is_some())
-                            .cloned();
-                        let is_tried =
-                            before.as_ref().is_some_and(|before| before.wanted.as_ref() == Some(&share));
-                        refused.extend(before.map(|before| (path.clone(), before)));
-                        if retry || !is_tried {
-                            wanted.insert(path, share);
-                        }
-                    }
-                }
-            }
-        }
-        self.isolation.descended = descended;
-        if self.isolation.effective == EnforcementMode::On {
-            for (path, refusal) in &refused {
-                self.report_refused(path, refusal);
-            }
-        }
-        let was = std::mem::replace(&mut self.isolation.refused, refused);
-        let (would, wanted) = match self.isolation.effective {
-            EnforcementMode::DryRun => (wanted, BTreeMap::new()),
-            EnforcementMode::Off | EnforcementMode::On => (BTreeMap::new(), wanted),
-        };
-        let changes = self.changes(&wanted, guaranteed);
-        let is_news = self.report_dry_run(would) | self.apply(changes);
-        self.count_confined();
-        if is_news || was != self.isolation.refused {
-            self.effects.view = true;
-        }
-        true
-    }
-
-    /// Returns the differences between the current and the intended confined sets.
-    fn changes(
-        &self,
-        wanted: &BTreeMap<CgroupPath, CpuSet>,
-        guaranteed: &BTreeSet<CgroupPath>,
-    ) -> Vec<(CgroupPath, Option<CpuSet>)> {
-        let has = |path: &CgroupPath| {
-            let record = self.store.state.applied.get(path)?;
-            // A cgroup that was created again at this path has none of these settings.
-            let is_it = record.owner != Owner::Cgroupfs
-                || self.hierarchy.id_of(path).is_ok_and(|id| id == Some(record.id));
-            record.settings.cpus.as_ref().filter(|_| is_it)
-        };
-        let comes = wanted
-            .iter()
-            .filter(|(path, share)| !self.store.state.isolated().contains(*path) || has(path) != Some(*share))
-            .map(|(path, share)| (path.clone(), Some(share.clone())));
-        // A cgroup with a new guarantee gets its new settings in place of these.
-        let goes = self
-            .store
-            .state
-            .isolated()
-            .iter()
-            .filter(|path| !wanted.contains_key(*path) && !guaranteed.contains(*path));
-        comes.chain(goes.map(|path| (path.clone(), None))).collect()
-    }
-
-    /// Writes the changes; returns `true` if there were any.
-    fn apply(&mut self, changes: Vec<(CgroupPath, Option<CpuSet>)>) -> bool {
-        if changes.is_empty() {
-            return false;
-        }
-        if let Err(error) = self.apply_batch(&changes) {
-            tracing::debug!(%error, "not all can be herded together: one by one");
-            for (path, share) in changes {
-                self.apply_alone(&path, share);
-            }
-        }
-        true
-    }
-
-    fn apply_batch(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
-        let (mut narrowings, mut settings) = (Vec::new(), Vec::new());
-        for (path, share) in changes {
-            let narrowing = Narrowing { is_isolated: share.is_some(), ..self.store.state.narrowing(path) };
-            let cpus = match share {
-                Some(share) => Some(share.clone()),
-                None => self.narrowed_cpus(path, &narrowing)?,
-            };
-            settings.push((path.clone(), self.narrowed_settings(path, &narrowing, cpus)));
-            narrowings.push((path.clone(), narrowing));
-        }
-        let plan = self.plan(SettingsChange::Each(settings))?;
-        self.carry_out_narrowings(narrowings, plan)?;
-        for (path, share) in changes {
-            self.isolation.refused.remove(path);
-            if let Some(share) = share {
-                tracing::info!(cgroup = %path, cpus = %share, "herded");
-            } else {
-                tracing::info!(cgroup = %path, "no longer herded");
-            }
-        }
-        Ok(())
-    }
-
-    fn apply_alone(&mut self, path: &CgroupPath, share: Option<CpuSet>) {
-        let Err(refused) = self.narrow(path, |narrowing| narrowing.is_isolated = share.is_some()) else {
-            self.isolation.refused.remove(path);
-            return;
-        };
-        // The failed joint plan may have left its intent among the applied settings.
-        self.widen(path, |narrowing| narrowing.is_isolated = false);
-        let is_gone = match &refused {
-            AdmissionError::Enforce(error) => error.is_gone(),
-            AdmissionError::Failed(failure) => failure.error.is_gone(),
-            _ => false,
-        };
-        if share.is_some() && !is_gone {
-            let refusal = ConfineError { wanted: share, reason: refused.to_string() };
-            self.report_refused(path, &refusal);
-            self.isolation.refused.insert(path.clone(), refusal);
-        }
-    }
-
-    fn report_refused(&self, path: &CgroupPath, refusal: &ConfineError) {
-        if self.isolation.refused.get(path) != Some(refusal) {
-            let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
-            self.ports.events.report(Some(path), EventReport::new(EventKind::NotHerded, message));
-        }
-    }
-
-    /// Reports the changes that a dry run would make since the last report.
+    /// Takes over the CPU sets that a dry run would write; returns true if they changed.
     fn report_dry_run(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
-        let changed = self.isolation.dry_run != wanted;
-        if changed {
+        let is_changed = self.dry_run != wanted;
+        if is_changed {
             // There may be thousands of cgroups, and all of them change whenever CPUs become exclusive.
-            tracing::info!(cgroups = wanted.len(), "dry run: would be herded, as `numaward status` lists");
+            tracing::info!(
+                cgroups = wanted.len(),
+                "dry run: cgroups would be confined; `numaward status` lists them"
+            );
         }
-        self.isolation.dry_run = wanted;
-        changed
-    }
-
-    fn count_confined(&self) {
-        let (herded, would) = (self.store.state.isolated().len(), self.isolation.dry_run.len());
-        self.metrics.confined(herded, would, self.isolation.refused.len());
+        self.dry_run = wanted;
+        is_changed
     }
 
     /// Returns the state of CPU isolation for the API.
-    pub(crate) fn cpu_isolation_status(
+    pub(crate) fn status(
         &self,
+        state: &State,
         drift: impl Fn(&CgroupPath) -> Vec<api::Drift>,
     ) -> api::CpuIsolation {
         let confined = |path: &CgroupPath, cpus: &CpuSet, state| api::ConfinedCgroup {
@@ -492,36 +201,277 @@ impl Core {
             reason: None,
             drift: drift(path),
         };
-        let held = self.store.state.isolated().iter().filter_map(|path| {
-            let cpus = self.store.state.applied.get(path)?.settings.cpus.as_ref()?;
+        let held = state.isolated().iter().filter_map(|path| {
+            let cpus = state.applied.get(path)?.settings.cpus.as_ref()?;
             Some(confined(path, cpus, api::ConfinementState::Confined))
         });
-        let would = self
-            .isolation
-            .dry_run
-            .iter()
-            .map(|(path, cpus)| confined(path, cpus, api::ConfinementState::DryRun));
-        let refused = self.isolation.refused.iter().map(|(path, refusal)| api::ConfinedCgroup {
+        let would =
+            self.dry_run.iter().map(|(path, cpus)| confined(path, cpus, api::ConfinementState::DryRun));
+        let refused = self.refused.iter().map(|(path, refusal)| api::ConfinedCgroup {
             reason: Some(refusal.reason.clone()),
             ..confined(path, &CpuSet::new(), api::ConfinementState::Refused)
         });
         let mut cgroups: Vec<_> = held.chain(would).chain(refused).collect();
         cgroups.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
-        api::CpuIsolation {
-            mode: self.isolation.effective,
-            cgroups,
-            processes_in_root: self.isolation.processes_in_root,
+        api::CpuIsolation { mode: self.effective, cgroups, processes_in_root: self.processes_in_root }
+    }
+}
+
+/// Confines and restores cgroups according to the current guarantees.
+pub(crate) fn update(core: &mut Core, retry: bool) {
+    confine_except(core, &[], retry);
+}
+
+/// Like [`update`], but a dry-run report waits until no other work is
+/// pending, and after a costly report until its delay is over.
+pub(crate) fn update_when_idle(core: &mut Core, is_busy: bool) {
+    core.isolation.is_outdated = !writes_confinement(core);
+    if !core.isolation.is_outdated || (core.isolation.is_report_due(Instant::now()) && !is_busy) {
+        update(core, false);
+    }
+}
+
+/// Confines other cgroups off the CPUs that these cgroups are about to get, and restores the ancestors of these.
+pub(crate) fn confine_others(core: &mut Core, paths: &[&CgroupPath]) {
+    for path in paths {
+        narrowing::widen_around(core, path);
+    }
+    // The report follows once the guarantee is given.
+    if writes_confinement(core) {
+        confine_except(core, paths, false);
+    }
+}
+
+/// Returns true if confining by the current guarantees would write CPU sets.
+fn writes_confinement(core: &Core) -> bool {
+    !core.store.state.isolated().is_empty()
+        || core.policy.isolation(core.mode(), &core.store.state.ledger).0 == EnforcementMode::On
+}
+
+/// Confines all cgroups except these and those with a guarantee.
+fn confine_except(core: &mut Core, paths: &[&CgroupPath], retry: bool) {
+    let (effective, pool) = core.policy.isolation(core.mode(), &core.store.state.ledger);
+    core.isolation.effective = effective;
+    core.isolation.is_outdated = false;
+    if !core.isolation.is_on() || pool.is_none() {
+        core.isolation.processes_in_root = None;
+    } else if retry || core.isolation.processes_in_root.is_none() {
+        let is_report = !writes_confinement(core);
+        let is_interrupted = core.execution.interrupt_condition(is_report);
+        let processes = processes_in_root(&core.config.host_root, &core.hierarchy, is_interrupted);
+        core.isolation.processes_in_root = processes.or(core.isolation.processes_in_root);
+    }
+    let isolation = &core.isolation;
+    if !isolation.is_on() && core.store.state.isolated().is_empty() && isolation.dry_run.is_empty() {
+        return;
+    }
+    let mut guaranteed = core.guaranteed_cgroups();
+    guaranteed.extend(paths.iter().copied().cloned());
+    let start = Instant::now();
+    let is_complete = confine_to_pool(core, &guaranteed, pool.as_ref(), retry);
+    core.isolation.note_end(is_complete, start, start.elapsed());
+}
+
+/// Returns the settings of a cgroup after its guarantee ends: its confined CPU set, or `None` to restore the original.
+pub(crate) fn settings_after_release(core: &mut Core, path: &CgroupPath, after: &Ledger) -> Option<Settings> {
+    if let (EnforcementMode::On, Some(pool)) = core.policy.isolation(core.mode(), after) {
+        let mut guaranteed = core.guaranteed_cgroups();
+        guaranteed.remove(path);
+        let children = |parent: &CgroupPath| parent.children(core.hierarchy.root());
+        let plan = plan_confinement(children, &core.isolation.system, &guaranteed, || false);
+        let is_confined = plan.is_some_and(|plan| plan.confined.contains(path));
+        let cpus = is_confined.then(|| confined_cpus(core, path, &pool));
+        if let Some(Ok(Some(cpus))) = cpus {
+            let narrowing = Narrowing { is_isolated: true, ..Narrowing::default() };
+            core.store.state.set_narrowing(path, narrowing);
+            return Some(Settings { cpus: Some(cpus), ..Settings::default() });
         }
     }
+    None
+}
+
+/// Returns the confined CPU set of a cgroup; `None` if its original set is already within the pool.
+fn confined_cpus(core: &mut Core, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
+    let found = match core.isolation.effective {
+        // A report uses the set in the kernel: asking systemd each time would take too long.
+        EnforcementMode::DryRun if core.store.state.applied.get(path).is_none() => {
+            match Knob::CpusetCpus.read(&core.hierarchy.dir(path)).map_err(|error| error.to_string())? {
+                KnobValue::Cpus(cpus) => cpus,
+                _ => CpuSet::new(),
+            }
+        }
+        _ => core.cpus_found(path).map_err(|error| error.to_string())?,
+    };
+    let narrowing = Narrowing { is_isolated: true, ..core.store.state.narrowing(path) };
+    match narrowing::narrowed_cpus_within(core, path, &narrowing, &found, Some(pool)) {
+        Some(share) => Ok(Some(share).filter(|share| *share != found)),
+        None if pool.is_empty() => Err("the shared pool is empty".to_owned()),
+        None => Err(format!("it was set to the CPUs {found}, none of which is in the shared pool {pool}")),
+    }
+}
+
+/// Confines all cgroups except these to this shared pool; without a pool, confines none. Returns `false` if a
+/// report was interrupted because a container runtime waits for an answer: reading the knobs of thousands of
+/// cgroups takes longer than the runtime may wait.
+fn confine_to_pool(
+    core: &mut Core,
+    guaranteed: &BTreeSet<CgroupPath>,
+    pool: Option<&CpuSet>,
+    retry: bool,
+) -> bool {
+    let mut wanted = BTreeMap::new();
+    let mut refused = BTreeMap::new();
+    let mut descended = BTreeSet::from([CgroupPath::root()]);
+    if let Some(pool) = pool.filter(|_| core.isolation.is_on()) {
+        let is_report = !writes_confinement(core);
+        let children = |parent: &CgroupPath| parent.children(core.hierarchy.root());
+        let is_interrupted = core.execution.interrupt_condition(is_report);
+        let Some(plan) = plan_confinement(children, &core.isolation.system, guaranteed, is_interrupted)
+        else {
+            return false;
+        };
+        descended = plan.descended;
+        for (index, path) in (0_u32..).zip(plan.confined) {
+            if is_report && index.is_multiple_of(STEPS_PER_POLL) && core.execution.is_runtime_waiting() {
+                return false;
+            }
+            if !matches!(core.hierarchy.id_of(&path), Ok(Some(_))) {
+                continue;
+            }
+            match confined_cpus(core, &path, pool) {
+                Err(reason) => drop(refused.insert(path, ConfineError { wanted: None, reason })),
+                Ok(None) => {}
+                Ok(Some(share)) => {
+                    let before = core.isolation.refusal_of(&path).cloned();
+                    let is_tried =
+                        before.as_ref().is_some_and(|before| before.wanted.as_ref() == Some(&share));
+                    refused.extend(before.map(|before| (path.clone(), before)));
+                    if retry || !is_tried {
+                        wanted.insert(path, share);
+                    }
+                }
+            }
+        }
+    }
+    core.isolation.descended = descended;
+    if core.isolation.effective == EnforcementMode::On {
+        for (path, refusal) in &refused {
+            report_refused(core, path, refusal);
+        }
+    }
+    let was = std::mem::replace(&mut core.isolation.refused, refused);
+    let (would, wanted) = match core.isolation.effective {
+        EnforcementMode::DryRun => (wanted, BTreeMap::new()),
+        EnforcementMode::Off | EnforcementMode::On => (BTreeMap::new(), wanted),
+    };
+    let changes = changes(core, &wanted, guaranteed);
+    let is_news = core.isolation.report_dry_run(would) | apply(core, changes);
+    count_confined(core);
+    if is_news || was != core.isolation.refused {
+        core.effects.view = true;
+    }
+    true
+}
+
+/// Returns the differences between the current and the intended confined sets.
+fn changes(
+    core: &Core,
+    wanted: &BTreeMap<CgroupPath, CpuSet>,
+    guaranteed: &BTreeSet<CgroupPath>,
+) -> Vec<(CgroupPath, Option<CpuSet>)> {
+    let has = |path: &CgroupPath| {
+        let record = core.store.state.applied.get(path)?;
+        // A cgroup that was created again at this path has none of these settings.
+        let is_it = record.owner != Owner::Cgroupfs
+            || core.hierarchy.id_of(path).is_ok_and(|id| id == Some(record.id));
+        record.settings.cpus.as_ref().filter(|_| is_it)
+    };
+    let comes = wanted
+        .iter()
+        .filter(|(path, share)| !core.store.state.isolated().contains(*path) || has(path) != Some(*share))
+        .map(|(path, share)| (path.clone(), Some(share.clone())));
+    // A cgroup with a new guarantee gets its new settings in place of these.
+    let goes = core
+        .store
+        .state
+        .isolated()
+        .iter()
+        .filter(|path| !wanted.contains_key(*path) && !guaranteed.contains(*path));
+    comes.chain(goes.map(|path| (path.clone(), None))).collect()
+}
+
+/// Writes the changes; returns `true` if there were any.
+fn apply(core: &mut Core, changes: Vec<(CgroupPath, Option<CpuSet>)>) -> bool {
+    if changes.is_empty() {
+        return false;
+    }
+    if let Err(error) = apply_batch(core, &changes) {
+        tracing::debug!(%error, "the cgroups cannot be confined as one batch and are confined one by one");
+        for (path, share) in changes {
+            apply_alone(core, &path, share);
+        }
+    }
+    true
+}
+
+fn apply_batch(core: &mut Core, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
+    let (mut narrowings, mut settings) = (Vec::new(), Vec::new());
+    for (path, share) in changes {
+        let narrowing = Narrowing { is_isolated: share.is_some(), ..core.store.state.narrowing(path) };
+        let cpus = match share {
+            Some(share) => Some(share.clone()),
+            None => narrowing::narrowed_cpus(core, path, &narrowing)?,
+        };
+        settings.push((path.clone(), narrowing::narrowed_settings(core, path, &narrowing, cpus)));
+        narrowings.push((path.clone(), narrowing));
+    }
+    let plan = core.plan(SettingsChange::Each(settings))?;
+    narrowing::execute_narrowings(core, narrowings, plan)?;
+    for (path, share) in changes {
+        core.isolation.refused.remove(path);
+        if let Some(share) = share {
+            tracing::info!(cgroup = %path, cpus = %share, "confined to the shared pool");
+        } else {
+            tracing::info!(cgroup = %path, "no longer confined to the shared pool");
+        }
+    }
+    Ok(())
+}
+
+fn apply_alone(core: &mut Core, path: &CgroupPath, share: Option<CpuSet>) {
+    let Err(refused) = narrowing::narrow(core, path, |narrowing| narrowing.is_isolated = share.is_some())
+    else {
+        core.isolation.refused.remove(path);
+        return;
+    };
+    // The failed joint plan may have left its intent among the applied settings.
+    narrowing::widen(core, path, |narrowing| narrowing.is_isolated = false);
+    let is_gone = match &refused {
+        AdmissionError::Enforce(error) => error.is_gone(),
+        AdmissionError::Failed(failure) => failure.error.is_gone(),
+        _ => false,
+    };
+    if share.is_some() && !is_gone {
+        let refusal = ConfineError { wanted: share, reason: refused.to_string() };
+        report_refused(core, path, &refusal);
+        core.isolation.refused.insert(path.clone(), refusal);
+    }
+}
+
+fn report_refused(core: &Core, path: &CgroupPath, refusal: &ConfineError) {
+    if core.isolation.refused.get(path) != Some(refusal) {
+        let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
+        core.ports.events.report(Some(path), EventReport::new(EventKind::NotHerded, message));
+    }
+}
+
+fn count_confined(core: &Core) {
+    let (herded, would) = (core.store.state.isolated().len(), core.isolation.dry_run.len());
+    core.metrics.confined(herded, would, core.isolation.refused.len());
 }
 
 #[cfg(test)]
 mod tests {
-    use numaward_config::Config;
-    use numaward_engine::{ContainerRequest, Quantity, Request, Resources, Terms};
-    use numaward_guarantee::policy;
-    use numaward_topology::{Bytes, Machine};
-
     use super::*;
 
     fn path(text: &str) -> CgroupPath {
@@ -529,7 +479,7 @@ mod tests {
     }
 
     /// Returns the confined cgroups in a tree of these cgroups.
-    fn herd(cgroups: &[&str], system: &[&str], guaranteed: &[&str]) -> Vec<String> {
+    fn confined(cgroups: &[&str], system: &[&str], guaranteed: &[&str]) -> Vec<String> {
         let cgroups: Vec<CgroupPath> = cgroups.iter().map(|text| path(text)).collect();
         let children = |parent: &CgroupPath| {
             cgroups.iter().filter(|path| path.parent().as_ref() == Some(parent)).cloned().collect::<Vec<_>>()
@@ -537,13 +487,13 @@ mod tests {
         let system: Vec<_> = system.iter().map(|text| CgroupPattern::new(text).unwrap()).collect();
         let guaranteed = guaranteed.iter().map(|text| path(text)).collect();
         let plan = plan_confinement(children, &system, &guaranteed, || false).unwrap();
-        let mut herd: Vec<_> = plan.confined.iter().map(ToString::to_string).collect();
-        herd.sort();
-        herd
+        let mut confined: Vec<_> = plan.confined.iter().map(ToString::to_string).collect();
+        confined.sort();
+        confined
     }
 
     #[test]
-    fn a_choice_among_many_is_given_up_within_a_few_steps() {
+    fn confinement_plan_is_interruptible() {
         let mut steps = 0;
         let children = |parent: &CgroupPath| {
             let parent = parent.clone();
@@ -557,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_are_herded_and_those_beside_what_is_promised_or_exempt() {
+    fn confines_highest_permitted_cgroups() {
         let tree = [
             "/init.scope",
             "/system.slice",
@@ -572,23 +522,26 @@ mod tests {
             "/numaward/y",
         ];
         let init = ["/init.scope"];
-        assert_eq!(herd(&tree, &init, &[]), ["/numaward/x", "/numaward/y", "/system.slice", "/user.slice"]);
         assert_eq!(
-            herd(&tree, &[], &["/system.slice", "/numaward/x"]),
+            confined(&tree, &init, &[]),
+            ["/numaward/x", "/numaward/y", "/system.slice", "/user.slice"]
+        );
+        assert_eq!(
+            confined(&tree, &[], &["/system.slice", "/numaward/x"]),
             ["/init.scope", "/numaward/y", "/user.slice"]
         );
         assert_eq!(
-            herd(&tree, &init, &["/user.slice/c/d", "/numaward/x", "/numaward/y"]),
+            confined(&tree, &init, &["/user.slice/c/d", "/numaward/x", "/numaward/y"]),
             ["/system.slice", "/user.slice/c/e"]
         );
         assert_eq!(
-            herd(&tree, &["/*.slice/b.service", "/init.scope"], &[]),
+            confined(&tree, &["/*.slice/b.service", "/init.scope"], &[]),
             ["/numaward/x", "/numaward/y", "/system.slice/a.service", "/user.slice/c"]
         );
     }
 
     #[test]
-    fn processes_of_the_root_are_told_from_the_kernels() {
+    fn counts_user_processes_in_root() {
         let root = tempfile::tempdir().unwrap();
         let put = |file: &str, text: &str| {
             let file = root.path().join(file);
@@ -605,29 +558,29 @@ mod tests {
     }
 
     #[test]
-    fn isolation_covers_hidden_siblings() {
-        let config: Config = serde_json::from_str(r#"{"strategy": "native"}"#).unwrap();
-        let machine = Machine::builder().cores_per_node(4).smt(2).memory(Bytes::gib(4)).build().unwrap();
-        let strategy = policy::strategy(&config, &machine).unwrap();
-        let admit = |ledger: &Ledger, name: &str, terms: &Terms| {
-            let resources = Resources::none().with_cpu(Quantity::whole(1));
-            let resources = resources.with_memory(Quantity::whole(Bytes::gib(1).0));
-            let request = Request {
-                owner: name.into(),
-                init_containers: Vec::new(),
-                containers: vec![ContainerRequest::guaranteed(name, resources)],
-                resources: None,
-            };
-            let decision = strategy.admit_watched(ledger, &request, terms, &|_| {});
-            (decision.outcome.unwrap()[0].allocation.clone(), decision.ledger)
-        };
-        let hidden = Terms { hide_siblings: true, ..Terms::default() };
-        let isolated = Terms { isolate: true, ..hidden.clone() };
-        let (other, ledger) = admit(&strategy.idle(), "other", &hidden);
-        let beside = |ledger: &Ledger| cpus_outside_isolated_workloads(ledger, ledger.shared_pool().clone());
-        assert_eq!(beside(&ledger), None);
-        let (alone, ledger) = admit(&ledger, "alone", &isolated);
-        assert_eq!((other.hidden_cpus.len(), alone.hidden_cpus.len()), (1, 1));
-        assert_eq!(beside(&ledger), Some(&machine.cpu_ids() - &alone.held_cpus()));
+    fn costly_report_delays_the_next() {
+        let (mut isolation, start) = (CpuIsolation::default(), Instant::now());
+        assert!(!isolation.is_report_due(start), "nothing has changed");
+        isolation.is_outdated = true;
+        assert!(isolation.is_report_due(start));
+        let took = Duration::from_millis(100);
+        isolation.note_end(false, start, took);
+        assert!(!isolation.is_report_due(start + took * (REPORT_DELAY_FACTOR - 1)));
+        assert!(isolation.is_report_due(start + took * REPORT_DELAY_FACTOR), "it was interrupted");
+        isolation.note_end(false, start, MAX_REPORT_DELAY);
+        assert!(isolation.is_report_due(start + MAX_REPORT_DELAY));
+        isolation.note_end(true, start, took);
+        assert!(isolation.next_report.is_none() && !isolation.is_report_due(start + MAX_REPORT_DELAY));
+    }
+
+    #[test]
+    fn changed_dry_run_is_reported_once() {
+        let mut isolation = CpuIsolation::new(EnforcementMode::DryRun, Vec::new());
+        let wanted = BTreeMap::from([(path("/a"), "0-3".parse().unwrap())]);
+        assert!(isolation.report_dry_run(wanted.clone()) && !isolation.report_dry_run(wanted));
+        let status = isolation.status(&State::default(), |_| Vec::new());
+        let [cgroup] = &status.cgroups[..] else { panic!("{status:?}") };
+        assert_eq!((cgroup.cgroup.as_str(), cgroup.cpus.as_str()), ("/a", "0-3"));
+        assert_eq!(cgroup.state, api::ConfinementState::DryRun);
     }
 }

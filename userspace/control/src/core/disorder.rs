@@ -32,14 +32,12 @@ pub(super) fn is_injected(disorder: Disorder) -> bool {
     INJECTED.get() == Some(disorder)
 }
 
-impl Core {
-    /// Handles a command of the container runtime, if one waits, in the middle of an admission.
-    pub(super) fn handle_between_decision_and_entry(&mut self) {
-        if let Some(inbox) = &mut self.execution.inbox {
-            inbox.receive(Duration::ZERO);
-        }
-        if let Some((command, overtakes)) = self.next_meanwhile() {
-            self.answer_meanwhile(command, overtakes);
-        }
+/// Handles a command of the container runtime, if one waits, in the middle of an admission.
+pub(crate) fn handle_between_decision_and_entry(core: &mut Core) {
+    if let Some(inbox) = &mut core.execution.inbox {
+        inbox.receive(Duration::ZERO);
+    }
+    if let Some((command, overtakes)) = core.next_meanwhile() {
+        core.answer_meanwhile(command, overtakes);
     }
 }

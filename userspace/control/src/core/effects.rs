@@ -1,9 +1,9 @@
 //! Consequences of a change of the state, which the reconciler's loop processes after the change.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
-use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_enforce::ThreadMasks;
+use numaward_cgroup::CgroupPath;
+use numaward_enforce::PendingReset;
 use numaward_guarantee::request::Request;
 
 /// Consequences that are not processed yet. Those of several changes add up.
@@ -21,15 +21,12 @@ pub(crate) struct Effects {
     /// Check for workloads that have ended.
     pub(crate) gone: bool,
     /// Declared guarantees that were refused; a rebalance may make room for them.
-    pub(crate) no_room: Vec<Request>,
+    pub(crate) refused_declared: Vec<Request>,
     /// Changes of applied settings, in order.
     pub(crate) held: Vec<HeldChange>,
-    /// Cgroups with restored CPUs, whose threads may still have the narrower affinity.
-    pub(crate) widened: Vec<WidenedCgroup>,
+    /// Cgroups with restored CPUs. Their threads may still have the narrower affinity.
+    pub(crate) widened: Vec<(CgroupPath, PendingReset)>,
 }
-
-/// A cgroup with restored CPUs, and the affinities of its threads before.
-pub(crate) type WidenedCgroup = (CgroupPath, CgroupId, Arc<ThreadMasks>);
 
 /// A change of the settings that are applied to a cgroup.
 #[derive(Debug)]

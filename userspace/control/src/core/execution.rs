@@ -1,21 +1,26 @@
-//! Carrying plans out: first stored, then written, then stored what came of it.
+//! Executes enforcement plans: stores the intended settings, writes the knobs, and stores the outcome.
 //!
-//! Problem: a plan may wait: for pages that move to other nodes (two seconds), for systemd on the bus (ten). A container
-//! runtime that asks meanwhile waits no longer than a fraction of a second.
+//! # Problem
+//! A plan may block: up to two seconds while pages move to other nodes, up to ten while systemd answers on D-Bus. A container runtime that
+//! sends a request meanwhile waits no longer than a fraction of a second.
 //!
-//! Algorithm: what may wait is done on a thread of its own. Until it is done, the reconciler answers what a runtime waits
-//! for, unless that touches the same cgroups; nothing else is begun.
+//! # Terms
+//! A [`Transaction`] is an unfinished change of the state. If it is dropped before its commit, the change is undone.
 //!
-//! Terms: a [`Transaction`] is a change of the state that is not finished yet. Dropped, it has not happened.
+//! # Algorithm
+//! Operations that may block run on a thread of their own. Meanwhile, the reconciler answers requests of the container runtime that do not
+//! affect the same cgroups, and starts nothing else.
 //!
-//! Invariants: the state is stored before any knob is written for it. What is answered in between is part of the state,
-//! and of what an open transaction goes back to. It is stored at once, and what is open with it: a start undoes an
-//! admission that was not finished ([`State::admitting`]).
+//! # Invariants
+//! - The state is stored before any knob is written for it.
+//! - Changes by requests that are answered meanwhile become part of the state, and also of the state to which an open transaction rolls
+//!   back. They are stored at once, together with the open transaction; after a crash, the next start undoes unfinished admissions
+//!   ([`State::admitting`]).
 
 use std::{
     collections::BTreeSet,
     io, mem,
-    ops::{Deref, DerefMut},
+    ops::Deref,
     sync::{
         Arc,
         mpsc::{self, Sender, TryRecvError},
@@ -27,11 +32,12 @@ use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, knob::Knob};
 use numaward_enforce::{
     AppliedSettings, Drift, EnabledControllers, EnforceError, EnforcementFailure, EnforcementPlan,
-    EnforcementReport, Enforcer, SettingsChange, StepError,
+    EnforcementReport, Enforcer, PendingReset, SettingsChange, StepError,
 };
 use numaward_guarantee::{
     command::{Message, PodCommand},
     error::AdmissionError,
+    state::State,
 };
 use numaward_model::{
     Values,
@@ -40,44 +46,61 @@ use numaward_model::{
 use numaward_topology::{CpuSet, NodeSet};
 use tokio_util::sync::CancellationToken;
 
-#[cfg(test)]
-use super::disorder::{self, Disorder};
-use super::{Core, HeldChange, Inbox, inbox::RuntimeCommand, migrations::Migrations};
+use super::{
+    Core, Inbox,
+    inbox::{Outbox, RuntimeCommand},
+    migrations::Migrations,
+};
 use crate::spans;
 
-/// How long the end of what is waited for may go unnoticed, should its message get lost.
+#[cfg(test)]
+use super::disorder::{self, Disorder};
+
+/// Interval after which the result of a blocking operation is checked even without a message about its completion.
 const WAKE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long one write, or one question to systemd, may take before the thread for what may wait counts as hung.
+/// Time that one write, or one query to systemd, may take before the worker thread counts as hung.
 const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
 type Work = Box<dyn FnOnce(&Enforcer) + Send>;
 
-/// Writes knobs, and knows what is waited for.
+/// A reply that is sent after the decision is published.
+pub(crate) type DeferredReply = Box<dyn FnOnce() + Send>;
+
+/// Handler of a command of the runtime. The last argument is true if an earlier command of the runtime is not handled yet. Returns the reply that
+/// must be sent after the decision is published, if any.
+pub(crate) type AnswerFn = fn(&mut Core, RuntimeCommand, bool) -> Option<DeferredReply>;
+
+/// Execution of plans, and the state of the operation that the reconciler waits for.
 pub(crate) struct Execution {
-    pub(super) enforcer: Arc<Enforcer>,
-    /// Once the loop runs: for what may wait.
-    pub(super) worker: Option<Worker>,
-    /// The cgroups of what is waited for.
+    pub(crate) enforcer: Arc<Enforcer>,
+    /// Thread for blocking operations; set when the reconciler's loop starts.
+    pub(super) worker: Option<EnforcementWorker>,
+    /// Cgroups that the current blocking operation affects; `None` if there is none.
     pub(super) busy: Option<BTreeSet<CgroupPath>>,
-    /// Once the loop runs: what it is asked.
+    /// Received commands; set when the reconciler's loop starts.
     pub(crate) inbox: Option<Inbox>,
-    /// What the runtime asked, and what has to wait for what it asked before.
+    pub(super) outbox: Outbox,
+    /// Commands of the runtime that were taken too early, and are handled again after the current operation.
     pub(super) deferred: Vec<RuntimeCommand>,
-    pub(super) migrations: Migrations,
+    /// Handles a command of the runtime during an operation.
+    answer: AnswerFn,
+    pub(crate) migrations: Migrations,
 }
 
-/// Steps of a loop that gives way to the container runtime, between two looks for a call.
+/// Number of loop steps between two checks whether a container runtime waits for an answer.
 pub(super) const STEPS_PER_POLL: u32 = 8;
 
 impl Execution {
-    pub(super) fn new(enforcer: Enforcer) -> Self {
+    pub(super) fn new(enforcer: Enforcer, answer: AnswerFn) -> Self {
         Self {
             enforcer: Arc::new(enforcer),
             worker: None,
             busy: None,
             inbox: None,
+            outbox: Outbox::default(),
             deferred: Vec::new(),
+            answer,
             migrations: Migrations::default(),
         }
     }
@@ -90,8 +113,8 @@ impl Execution {
         })
     }
 
-    /// Returns the condition on which a loop ends early, to be asked at each step: a container runtime waits. Where it is not
-    /// on, it is always false.
+    /// Returns a condition to be evaluated at each step of a loop: true if the loop must end because a container runtime waits for an
+    /// answer. It is always false if `is_on` is false.
     pub(super) fn interrupt_condition(&mut self, is_on: bool) -> impl FnMut() -> bool {
         let mut step = 0_u32;
         move || {
@@ -101,15 +124,15 @@ impl Execution {
     }
 }
 
-/// The thread for what may wait.
+/// Handle of the thread that executes blocking operations.
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub(crate) struct EnforcementWorker {
     work: Sender<Work>,
     done: Sender<Message>,
 }
 
-impl Worker {
-    /// Starts it. It ends with this.
+impl EnforcementWorker {
+    /// Starts the thread, which ends when this handle is dropped.
     pub(crate) fn start(
         enforcer: Arc<Enforcer>,
         done: Sender<Message>,
@@ -129,7 +152,7 @@ impl Worker {
         Ok(Self { work, done })
     }
 
-    /// Without a thread: what comes with it does the next work, and says whether there was any.
+    /// Creates a worker without a thread. The returned function executes the next operation, and returns false if there was none.
     #[cfg(test)]
     pub(crate) fn stepped(
         enforcer: Arc<Enforcer>,
@@ -141,16 +164,16 @@ impl Worker {
     }
 }
 
-/// What came of a plan.
-pub(super) struct PlanOutcome {
-    pub(super) result: Result<(), Box<EnforcementFailure>>,
-    /// Whether that is what was stored before.
-    pub(super) is_stored: bool,
-    /// Writes that were not done, of cgroups that are yet to get back what was found.
-    pub(super) late: Vec<StepError>,
+/// Outcome of an enforcement plan.
+pub(crate) struct PlanOutcome {
+    pub(crate) result: Result<(), Box<EnforcementFailure>>,
+    /// True if the outcome equals the stored intent, so that it need not be stored again.
+    pub(crate) is_stored: bool,
+    /// Failed writes of restores, which are retried later.
+    pub(crate) late: Vec<StepError>,
 }
 
-/// A change of the state that is not finished yet. Dropped, it has not happened.
+/// An unfinished change of the state. If it is dropped before its commit, the change is undone.
 pub(crate) struct Transaction<'a> {
     core: &'a mut Core,
     is_committed: bool,
@@ -164,12 +187,6 @@ impl Deref for Transaction<'_> {
     }
 }
 
-impl DerefMut for Transaction<'_> {
-    fn deref_mut(&mut self) -> &mut Core {
-        self.core
-    }
-}
-
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         self.core.store.end(self.is_committed);
@@ -177,30 +194,45 @@ impl Drop for Transaction<'_> {
 }
 
 impl Transaction<'_> {
-    /// Whether anything changed.
-    pub(super) fn is_change(&self) -> bool {
+    /// Returns the state, which this transaction changes.
+    pub(crate) fn state(&mut self) -> &mut State {
+        &mut self.core.store.state
+    }
+
+    /// Returns the core for operations with transactions of their own. If this transaction is undone, only the knobs that they wrote remain.
+    pub(super) fn core(&mut self) -> &mut Core {
+        self.core
+    }
+
+    /// Plans a change. This may block if systemd must be queried.
+    pub(crate) fn plan(&mut self, change: SettingsChange) -> Result<EnforcementPlan, EnforceError> {
+        self.core.plan(change)
+    }
+
+    /// Returns true if the state differs from the state at the start of the transaction.
+    pub(crate) fn is_change(&self) -> bool {
         self.core.store.is_changed()
     }
 
-    /// Stores what changed, or nothing does.
-    pub(super) fn store(mut self) -> Result<(), AdmissionError> {
+    /// Stores the changed state and commits. If the state cannot be stored, the change is undone.
+    pub(crate) fn store(mut self) -> Result<(), AdmissionError> {
         #[cfg(test)]
         if disorder::is_injected(Disorder::AnswerBeforeSave) {
             self.is_committed = true;
             return Ok(());
         }
         if self.is_change() {
-            self.save()?;
+            self.core.save()?;
         }
         self.is_committed = true;
         Ok(())
     }
 
-    /// Stores what changed with what a plan intends, writes the knobs, stores what came of it. Nothing changes if it
-    /// cannot be stored, or if what was written is undone.
-    pub(super) fn carry_out(mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
+    /// Stores the changed state with the intent of the plan, writes the knobs, and stores the outcome. The change is undone if it cannot be
+    /// stored, or if the writes were undone.
+    pub(crate) fn execute_plan(mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
         let is_undone = plan.is_undone();
-        let result = self.core.carry_out(plan);
+        let result = self.core.execute_plan(plan);
         match &result {
             Err(AdmissionError::Failed(_)) if is_undone => self.roll_back(),
             Err(AdmissionError::Store(_)) => return result,
@@ -210,39 +242,32 @@ impl Transaction<'_> {
         result
     }
 
-    /// Likewise, for a plan that gives settings: where these are not enforced, it is only said what would be written.
+    /// Like [`execute_plan`](Self::execute_plan), for a plan that applies new settings: in a dry run, the writes are only logged.
     pub(crate) fn enforce(mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
         if self.mode() == EnforcementMode::On {
-            return self.carry_out(plan);
+            return self.execute_plan(plan);
         }
         self.log_dry_run(&plan);
-        self.save()?;
+        self.core.save()?;
         self.is_committed = true;
         Ok(())
     }
 
-    /// Makes a change of what is held already, or none of it.
-    pub(super) fn change_held(mut self, change: SettingsChange) -> Result<(), AdmissionError> {
-        // Those who share what is nobody's leave the CPUs before they are given.
-        self.follow_pool();
-        let done = self.plan(change).map_err(AdmissionError::from).and_then(|plan| {
-            if self.mode() == EnforcementMode::On {
-                return self.core.carry_out(plan);
-            }
-            self.log_dry_run(&plan);
-            Ok(self.save()?)
-        });
-        if done.is_err() {
-            // What was written already is drift now, and goes back.
-            self.roll_back();
-            self.follow_pool();
-            self.note_guarantees_changed();
+    /// Like [`enforce`](Self::enforce), but the transaction stays open.
+    pub(super) fn enforce_within(&mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
+        if self.mode() == EnforcementMode::On {
+            return self.core.execute_plan(plan);
         }
-        self.is_committed = true;
-        done
+        self.log_dry_run(&plan);
+        Ok(self.core.save()?)
     }
 
-    /// What was written stays written, also where a change around this one goes back.
+    /// Commits without storing the state again.
+    pub(super) fn keep(mut self) {
+        self.is_committed = true;
+    }
+
+    /// Applies this change also to the states to which enclosing transactions roll back: their rollback does not undo written knobs.
     fn keep_in_enclosing(&mut self) {
         let of = &mut *self.core;
         if let Some((before, around)) = of.store.open.split_last_mut() {
@@ -252,25 +277,39 @@ impl Transaction<'_> {
         }
     }
 
-    /// Stores what was before. It goes on as an open change.
-    fn roll_back(&mut self) {
+    /// Restores the state from the start of the transaction, and stores it. The transaction stays open.
+    pub(super) fn roll_back(&mut self) {
         if let Some(before) = self.core.store.open.last() {
             self.core.store.state = before.clone();
         }
-        if let Err(error) = self.save() {
-            tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
+        if let Err(error) = self.core.save() {
+            tracing::error!(%error, "the ledger cannot be stored: a restart would load the undone change");
         }
     }
 }
 
 impl Core {
-    /// Begins a change. It costs a few pointers.
+    /// Starts a transaction. Copying the state is cheap: its maps are shared until they are modified.
     pub(crate) fn begin(&mut self) -> Transaction<'_> {
         self.store.begin();
         Transaction { core: self, is_committed: false }
     }
 
-    /// Plans a change. Where systemd has to be asked for it, this may wait.
+    /// Replaces a part of the state, and stores the state if it changed.
+    pub(crate) fn save_part<T: PartialEq>(
+        &mut self,
+        part: fn(&mut State) -> &mut T,
+        now: T,
+    ) -> Result<(), AdmissionError> {
+        if *part(&mut self.store.state) == now {
+            return Ok(());
+        }
+        let mut change = self.begin();
+        *part(change.state()) = now;
+        change.store()
+    }
+
+    /// Plans a change. This may block if systemd must be queried.
     pub(crate) fn plan(&mut self, change: SettingsChange) -> Result<EnforcementPlan, EnforceError> {
         let cgroups = change.cgroups(&self.store.state.applied);
         if !self.execution.enforcer.asks_systemd(&cgroups) {
@@ -280,38 +319,38 @@ impl Core {
         self.wait_for(cgroups, move |enforcer| enforcer.plan(&applied, &change))?
     }
 
-    /// Says what a plan would write.
+    /// Logs the writes that a plan would make, and counts them in the metrics.
     fn log_dry_run(&self, plan: &EnforcementPlan) {
         for step in plan.steps() {
-            tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
+            tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: the knob would be written");
             self.metrics.would_write(step);
         }
     }
 
-    /// The cgroup of a unit that runs, by systemd, which this waits for.
+    /// Queries systemd for the cgroup of a running unit; blocks until the answer.
     pub(super) fn query_unit_cgroup(&mut self, unit: &str) -> Result<Option<CgroupPath>, EnforceError> {
         let unit = unit.to_owned();
-        // No cgroup is touched.
+        // This operation affects no cgroup.
         self.wait_for(BTreeSet::new(), move |enforcer| enforcer.unit_cgroup(&unit))?
     }
 
-    /// Whether a unit may be started again, by systemd, which this waits for.
+    /// Queries systemd whether a unit is loaded, so that it may be started again; blocks until the answer.
     pub(crate) fn is_unit_loaded(&mut self, unit: &str) -> Result<bool, EnforceError> {
         let unit = unit.to_owned();
         self.wait_for(BTreeSet::new(), move |enforcer| enforcer.is_unit_loaded(&unit))?
     }
 
-    /// The CPUs that a cgroup was set to before us.
+    /// Returns the original `cpuset.cpus` of a cgroup.
     pub(super) fn cpus_found(&mut self, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
         self.found(path, Enforcer::cpus_found)
     }
 
-    /// The nodes that a cgroup was set to before us.
+    /// Returns the original `cpuset.mems` of a cgroup.
     pub(super) fn nodes_found(&mut self, path: &CgroupPath) -> Result<NodeSet, EnforceError> {
         self.found(path, Enforcer::nodes_found)
     }
 
-    /// What a cgroup was set to before us. Where systemd has to be asked for it, this may wait.
+    /// Returns an original value of a cgroup. This may block if systemd must be queried.
     fn found<T: Send + 'static>(
         &mut self,
         path: &CgroupPath,
@@ -325,8 +364,8 @@ impl Core {
         self.wait_for(cgroups, move |enforcer| found(enforcer, &applied, &path))?
     }
 
-    /// Stores what is intended, writes the knobs, stores what came of it.
-    pub(super) fn carry_out(&mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
+    /// Stores the intent of a plan, writes the knobs, and stores the outcome.
+    pub(crate) fn execute_plan(&mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
         let done = self.write(plan)?;
         if !done.is_stored {
             self.store_outcome();
@@ -334,27 +373,54 @@ impl Core {
         done.result.map_err(AdmissionError::from)
     }
 
-    /// Stores what came of a plan. What is stored otherwise brings more back than it has to; that does no harm.
-    pub(super) fn store_outcome(&mut self) {
+    /// Stores the outcome of a plan. If this fails, the stored intent remains, from which a restart restores more than necessary; this does
+    /// no harm.
+    pub(crate) fn store_outcome(&mut self) {
         if let Err(error) = self.save() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
     }
 
-    /// Stores what is intended, and writes the knobs. What came of it is part of the state, and not stored yet where
-    /// [`PlanOutcome`] says so.
-    pub(super) fn write(&mut self, plan: EnforcementPlan) -> Result<PlanOutcome, AdmissionError> {
+    /// Records cgroups whose threads may keep the CPUs of before, so that a restart resets their affinities.
+    fn note_resets(&mut self, resets: &[(CgroupPath, PendingReset)]) {
+        for state in self.store.all_mut() {
+            for (path, reset) in resets {
+                state.resets.insert(path.clone(), reset.clone());
+            }
+        }
+    }
+
+    /// Removes cgroups whose threads need no reset any more. A restart may reset these again, which changes nothing.
+    pub(crate) fn forget_resets(&mut self, resets: &[(CgroupPath, PendingReset)]) {
+        for state in self.store.all_mut() {
+            for (path, reset) in resets {
+                if state.resets.get(path).is_some_and(|known| **known == *reset) {
+                    state.resets.remove(path);
+                }
+            }
+        }
+    }
+
+    /// Stores the intent of a plan and writes the knobs. The outcome becomes part of the state; the caller must store it unless
+    /// [`PlanOutcome::is_stored`] is true.
+    pub(crate) fn write(&mut self, plan: EnforcementPlan) -> Result<PlanOutcome, AdmissionError> {
         let _span = spans::reconcile();
         self.store.state.applied.patch(&plan.base, &plan.intent);
         self.note_enabled(&plan.enable);
+        let mut resets = plan.outcome.resets_since(&plan.base);
+        // A reset of an earlier plan stays pending if this plan changes no CPUs.
+        resets
+            .retain(|(path, reset)| self.store.state.resets.get(path).is_none_or(|known| **known != *reset));
+        self.note_resets(&resets);
         if let Err(error) = self.save() {
             self.store.state.applied.patch(&plan.intent, &plan.base);
+            self.forget_resets(&resets);
             self.forget_disabled();
             return Err(error.into());
         }
         let span = spans::knobs(plan.steps().len());
         let plan = Arc::new(plan);
-        // The writes for many take long together.
+        // Writes to many cgroups take long in sum.
         let executed = if plan.holds_several() || self.execution.enforcer.may_wait(plan.steps()) {
             let plan = plan.clone();
             let executed = self.wait_for(plan.cgroups(), move |enforcer| enforcer.execute(&plan));
@@ -372,9 +438,12 @@ impl Core {
             Err(failure) => plan.outcome_of(&failure.report),
         };
         self.store.state.applied.patch(&plan.intent, &outcome);
-        self.effects.widened.extend(outcome.thread_masks_since(&plan.base));
+        let resets_of_outcome = outcome.resets_since(&plan.base);
+        self.forget_resets(&resets);
+        self.note_resets(&resets_of_outcome);
+        self.effects.widened.extend(resets_of_outcome);
         if executed.is_ok() || plan.is_undone() {
-            // Likewise where a change around it goes back.
+            // A rollback of an enclosing transaction must keep this outcome.
             for open in &mut self.store.open {
                 open.applied.patch(&plan.base, &outcome);
             }
@@ -388,74 +457,40 @@ impl Core {
                 }
                 let was_pending = |cgroup: &CgroupPath| !plan.base.pending_knobs(cgroup).is_empty();
                 for (cgroup, cpus) in report.owed.iter().filter(|(cgroup, _)| !was_pending(cgroup)) {
-                    tracing::info!(%cgroup, %cpus, "has not got back all CPUs: partitions have the others");
+                    tracing::info!(%cgroup, %cpus, "CPUs are not restored completely: cpuset partitions of other cgroups hold the rest");
                 }
                 for failed in report.late.iter().filter(|failed| !was_pending(&failed.step.cgroup)) {
-                    tracing::warn!(cgroup = %failed.step.cgroup, error = %failed.error, "cannot get back yet what it had");
+                    tracing::warn!(cgroup = %failed.step.cgroup, error = %failed.error, "the original value cannot be restored yet; it is retried");
                 }
-                self.migrations_begun(report.moving);
-                self.collect_migrations();
+                self.execution.migrations.add(report.moving);
+                self.execution.migrations.collect(&self.metrics, &mut self.effects);
                 late = report.late;
                 Ok(())
             }
             Err(mut failure) => {
                 self.metrics.failed(&failure);
                 if !plan.is_undone() {
-                    self.migrations_begun(mem::take(&mut failure.report.moving));
+                    self.execution.migrations.add(mem::take(&mut failure.report.moving));
                 }
                 self.execution.enforcer.refresh();
                 self.forget_disabled();
                 Err(failure)
             }
         };
-        let is_stored = if result.is_ok() { outcome == plan.intent } else { plan.is_undone() };
+        let is_stored =
+            if result.is_ok() { outcome.is_equal_when_written(&plan.intent) } else { plan.is_undone() };
         Ok(PlanOutcome { result, is_stored, late })
     }
 
-    /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why
-    /// not all are, without the cgroup.
-    pub(crate) fn retry_restore(&mut self, path: &CgroupPath) -> Result<(), String> {
-        let of_cgroup = format!("{path}: ");
-        self.restore_pending(path).map_err(|error| match error.strip_prefix(&of_cgroup) {
-            Some(reason) => reason.to_owned(),
-            None => error,
-        })
-    }
-
-    fn restore_pending(&mut self, path: &CgroupPath) -> Result<(), String> {
-        let settings = self.applied_settings(path).filter(|settings| !settings.is_empty()).cloned();
-        let plan = self
-            .plan(SettingsChange::Each(vec![(path.clone(), settings)]))
-            .map_err(|error| error.to_string())?;
-        let done = self.write(plan).map_err(|error| error.to_string())?;
-        if !done.is_stored {
-            self.store_outcome();
-        }
-        self.effects.held.push(HeldChange::Rewritten(path.clone()));
-        if let Some(late) = done.late.into_iter().next() {
-            return Err(late.error.to_string());
-        }
-        done.result.map_err(|failure| failure.to_string())?;
-        let record = self.store.state.applied.get(path);
-        match record
-            .filter(|record| record.has_pending_cpus())
-            .and_then(|record| record.written.0.get(&Knob::CpusetCpus))
-        {
-            Some(cpus) => {
-                Err(format!("it has CPUs {cpus} so far: cpuset partitions of other cgroups have the others"))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// What others have set a knob to, over which ours is about to be written again, is what its cgroup gets back.
+    /// Records the value that another program wrote to a knob, before our value is written again. The cgroup gets the recorded value when
+    /// the knob is restored.
     pub(crate) fn note_found(&mut self, drift: &Drift) {
         let Some(found) = drift.found.clone() else { return };
         self.store.state.applied.note_found(&drift.cgroup, &Values([(drift.knob, found)].into()));
         self.store_outcome();
     }
 
-    /// Writes one knob again that drifted.
+    /// Repairs a knob that drifted.
     pub(crate) fn repair(&mut self, drift: &Drift) -> Result<EnforcementReport, EnforceError> {
         let step = self.execution.enforcer.repair_step(&self.store.state.applied, drift);
         if drift.found.is_none() {
@@ -468,7 +503,8 @@ impl Core {
         self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&applied, &drift))?
     }
 
-    /// Enables the controllers of a knob that is not there. Where that cannot be stored before, the knob stays missing.
+    /// Enables the controllers that a missing knob requires. If the ledger cannot be stored before, they are not enabled and the knob stays
+    /// missing.
     pub(super) fn enable_above(&mut self, cgroup: &CgroupPath, knob: Knob) -> Result<(), EnforceError> {
         let missing = self.execution.enforcer.missing_above(cgroup, knob)?;
         if missing.is_empty() {
@@ -483,16 +519,17 @@ impl Core {
         self.execution.enforcer.enable(&missing)
     }
 
-    /// Takes note of controllers that are about to be enabled: they stay so, also where a change goes back.
+    /// Records controllers that are about to be enabled, also in the states to which open transactions roll back: a rollback does not
+    /// disable controllers.
     fn note_enabled(&mut self, controllers: &EnabledControllers) {
         for state in self.store.all_mut() {
             state.enabled.note(controllers);
         }
     }
 
-    /// Forgets controllers that are not enabled, as a change has failed or somebody else disabled them: if they are enabled
-    /// again, that is not by us. Says whether there were any.
-    pub(super) fn forget_disabled(&mut self) -> bool {
+    /// Removes records of controllers that are not enabled, because a change failed or another program disabled them. If they are enabled
+    /// again later, another program does it. Returns true if there were any.
+    pub(crate) fn forget_disabled(&mut self) -> bool {
         let still = self.execution.enforcer.still_enabled(&self.store.state.enabled);
         let is_change = still != self.store.state.enabled;
         if is_change {
@@ -503,24 +540,25 @@ impl Core {
         is_change
     }
 
-    /// Does what may wait; meanwhile answers what the container runtime waits for and does not touch these cgroups.
+    /// Executes an operation that may block and affects these cgroups. Meanwhile, requests of the container runtime that affect other
+    /// cgroups are answered.
     pub(super) fn wait_for<T: Send + 'static>(
         &mut self,
         cgroups: BTreeSet<CgroupPath>,
         work: impl FnOnce(&Enforcer) -> T + Send + 'static,
     ) -> Result<T, EnforceError> {
-        // One thing at a time. Before the loop runs, nobody asks.
+        // Only one operation runs at a time. Before the loop starts, there are no requests to answer.
         let Some(worker) = self.execution.worker.as_ref().filter(|_| self.execution.busy.is_none()) else {
             return Ok(work(&self.execution.enforcer));
         };
         let (sender, result) = mpsc::sync_channel(1);
         let done = worker.done.clone();
         let work = move |enforcer: &Enforcer| {
-            // The loop waits for it, or has ended.
+            // The receiver is closed only if the loop has ended.
             let _ = sender.send(work(enforcer));
             let _ = done.send(Message::Completed);
         };
-        // A thread that has ended has dropped its end of the result.
+        // If the thread has ended, the channel of the result is disconnected.
         let _ = worker.work.send(Box::new(work));
         self.execution.busy = Some(cgroups);
         let result = loop {
@@ -546,8 +584,8 @@ impl Core {
         result
     }
 
-    /// What the runtime asked first of that which can be answered while something else is waited for, and whether it
-    /// overtakes something.
+    /// Removes the oldest command of the runtime that can be answered during the current operation; also returns true if it overtakes an
+    /// earlier command.
     pub(super) fn next_meanwhile(&mut self) -> Option<(RuntimeCommand, bool)> {
         let mut inbox = self.execution.inbox.take()?;
         let next = inbox.next_answerable(|command| self.may_answer(command));
@@ -555,11 +593,11 @@ impl Core {
         next
     }
 
-    /// Whether a command of the runtime can be handled although something is waited for.
+    /// Returns true if a command of the runtime can be handled during the current operation.
     fn may_answer(&self, command: &PodCommand) -> bool {
         let is_apart = |cgroup: &CgroupPath| {
             let top = |cgroup: &CgroupPath| cgroup.components().next().map(str::to_owned);
-            // What protects memory is raised in all cgroups above.
+            // Memory protection is raised in all ancestors, so cgroups under the same top-level cgroup affect each other.
             let mut busy = self.execution.busy.iter().flatten();
             busy.all(|busy| top(busy) != top(cgroup))
                 && !self.execution.enforcer.asks_systemd(&BTreeSet::from([cgroup.clone()]))
@@ -585,7 +623,7 @@ impl Core {
         }
     }
 
-    /// Whether something of this container, or of the pod with this UID, was tried too early and is to be tried again.
+    /// Returns true if a command for this container, or for the pod with this UID, is deferred.
     fn is_deferred(&self, id: &str, uid: Option<&str>) -> bool {
         self.execution.deferred.iter().any(|numbered| match &numbered.command {
             PodCommand::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
@@ -598,10 +636,10 @@ impl Core {
         })
     }
 
-    /// Handles a command of the runtime while something is waited for. What changes is no part of what is waited for.
+    /// Handles a command of the runtime during the current operation. Its changes survive a rollback of open transactions.
     pub(super) fn answer_meanwhile(&mut self, command: RuntimeCommand, overtakes: bool) {
         let before = self.store.state.clone();
-        if let Some(reply) = self.pod_command(command, overtakes) {
+        if let Some(reply) = (self.execution.answer)(self, command, overtakes) {
             reply();
         }
         for open in &mut self.store.open {

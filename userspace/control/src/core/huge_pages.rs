@@ -28,96 +28,94 @@ const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of huge pages that a workload has mapped and not touched, or the reason why they are unknown.
 pub(crate) type UntouchedBytes = Result<Bytes, String>;
 
-impl Core {
-    /// Reads the huge pages that the processes of these cgroups have mapped and not touched. This waits, and the
-    /// runtime is answered meanwhile. Nothing is read on a host without pools of huge pages.
-    fn read_untouched(&mut self, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, UntouchedBytes> {
-        // Read anew: an administrator changes pools at any time.
-        let mut pools = self.policy.machine.nodes.iter().flat_map(|(id, node)| {
-            let memory = sysfs::node_memory(&self.config.host_root, *id);
-            memory.map_or_else(|_| node.hugepages.clone(), |memory| memory.hugepages)
-        });
-        if cgroups.is_empty() || !pools.any(|(_, pool)| pool.total > 0) {
-            return BTreeMap::new();
-        }
-        let (proc, hierarchy) = (self.config.host_root.join("proc"), self.hierarchy.clone());
-        let read = move || {
-            let deadline = Instant::now() + READ_TIMEOUT;
-            let untouched = |path: CgroupPath| {
-                let untouched = pages::untouched_huge_pages(&proc, &hierarchy.dir(&path), deadline);
-                (path, untouched.map_err(|error| error.to_string()))
-            };
-            cgroups.into_iter().map(untouched).collect()
+/// Reads the huge pages that the processes of these cgroups have mapped and not touched. This waits, and the
+/// runtime is answered meanwhile. Nothing is read on a host without pools of huge pages.
+fn read_untouched(core: &mut Core, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, UntouchedBytes> {
+    // The pools are read again, because an administrator may change them at any time.
+    let mut pools = core.policy.machine.nodes.iter().flat_map(|(id, node)| {
+        let memory = sysfs::node_memory(&core.config.host_root, *id);
+        memory.map_or_else(|_| node.hugepages.clone(), |memory| memory.hugepages)
+    });
+    if cgroups.is_empty() || !pools.any(|(_, pool)| pool.total > 0) {
+        return BTreeMap::new();
+    }
+    let (proc, hierarchy) = (core.config.host_root.join("proc"), core.hierarchy.clone());
+    let read = move || {
+        let deadline = Instant::now() + READ_TIMEOUT;
+        let untouched = |path: CgroupPath| {
+            let untouched = pages::untouched_huge_pages(&proc, &hierarchy.dir(&path), deadline);
+            (path, untouched.map_err(|error| error.to_string()))
         };
-        // No cgroup is touched.
-        self.wait_for(BTreeSet::new(), move |_| read()).unwrap_or_default()
-    }
+        cgroups.into_iter().map(untouched).collect()
+    };
+    // This operation affects no cgroup.
+    core.wait_for(BTreeSet::new(), move |_| read()).unwrap_or_default()
+}
 
-    /// Refuses to leave a cgroup these nodes only, if its processes have mapped so much of huge pages that they have
-    /// not touched and would be killed when they touch them there. The size of these pages is not known, so each size
-    /// that has pages must have enough free.
-    pub(crate) fn check_untouched_huge_pages(
-        &self,
-        untouched: UntouchedBytes,
-        left: &NodeSet,
-    ) -> Result<(), HugePageShortage> {
-        if untouched == Ok(Bytes(0)) {
-            return Ok(());
-        }
-        // By size: the pages in the pools of all nodes, and the bytes that are free on those that are left.
-        let mut pools: BTreeMap<HugepageSize, (u64, u64)> = BTreeMap::new();
-        for node in self.policy.machine.nodes.keys() {
-            let Ok(memory) = sysfs::node_memory(&self.config.host_root, *node) else { continue };
-            for (size, pool) in memory.hugepages {
-                let here = if left.contains(*node) { pool.free.saturating_mul(size.0.0) } else { 0 };
-                let (pages, free) = pools.entry(size).or_default();
-                *pages = pages.saturating_add(pool.total);
-                *free = free.saturating_add(here);
-            }
-        }
-        let in_use = pools.values().filter(|(pages, _)| *pages > 0);
-        let Some(free) = in_use.map(|(_, free)| Bytes(*free)).min() else { return Ok(()) };
-        match untouched {
-            Ok(untouched) if untouched <= free => Ok(()),
-            Ok(untouched) => Err(HugePageShortage::TooFew { untouched, free, nodes: left.clone() }),
-            Err(reason) => Err(HugePageShortage::Unknown(reason)),
+/// Refuses to leave a cgroup these nodes only, if its processes have mapped so much of huge pages that they have
+/// not touched and would be killed when they touch them there. The size of these pages is not known, so each size
+/// that has pages must have enough free.
+pub(crate) fn check_untouched(
+    core: &Core,
+    untouched: UntouchedBytes,
+    left: &NodeSet,
+) -> Result<(), HugePageShortage> {
+    if untouched == Ok(Bytes(0)) {
+        return Ok(());
+    }
+    // For each size: the number of pages in the pools of all nodes, and the free bytes on the remaining nodes.
+    let mut pools: BTreeMap<HugepageSize, (u64, u64)> = BTreeMap::new();
+    for node in core.policy.machine.nodes.keys() {
+        let Ok(memory) = sysfs::node_memory(&core.config.host_root, *node) else { continue };
+        for (size, pool) in memory.hugepages {
+            let here = if left.contains(*node) { pool.free.saturating_mul(size.0.0) } else { 0 };
+            let (pages, free) = pools.entry(size).or_default();
+            *pages = pages.saturating_add(pool.total);
+            *free = free.saturating_add(here);
         }
     }
-
-    /// Returns the cgroups of guarantees without huge pages that have mapped and not touched some.
-    pub(super) fn with_unpromised_huge_pages(&mut self) -> BTreeSet<CgroupPath> {
-        let unpromised = self.store.state.guarantees.values().filter(|held| held.settings.hugetlb.is_empty());
-        let unpromised = unpromised.map(|held| held.cgroup.clone()).collect();
-        let untouched = self.read_untouched(unpromised).into_iter();
-        untouched.filter(|(_, of)| of.as_ref().is_ok_and(|bytes| bytes.0 > 0)).map(|(path, _)| path).collect()
+    let in_use = pools.values().filter(|(pages, _)| *pages > 0);
+    let Some(free) = in_use.map(|(_, free)| Bytes(*free)).min() else { return Ok(()) };
+    match untouched {
+        Ok(untouched) if untouched <= free => Ok(()),
+        Ok(untouched) => Err(HugePageShortage::TooFew { untouched, free, nodes: left.clone() }),
+        Err(reason) => Err(HugePageShortage::Unknown(reason)),
     }
+}
 
-    /// Reads the untouched huge pages of a running cgroup; `None` if the host has no pools.
-    pub(super) fn untouched_huge_pages(&mut self, path: &CgroupPath) -> Option<UntouchedBytes> {
-        self.read_untouched(vec![path.clone()]).remove(path)
+/// Returns the cgroups of guarantees without huge pages that have mapped and not touched some.
+pub(crate) fn cgroups_with_unguaranteed_huge_pages(core: &mut Core) -> BTreeSet<CgroupPath> {
+    let unguaranteed = core.store.state.guarantees.values().filter(|held| held.settings.hugetlb.is_empty());
+    let unguaranteed = unguaranteed.map(|held| held.cgroup.clone()).collect();
+    let untouched = read_untouched(core, unguaranteed).into_iter();
+    untouched.filter(|(_, of)| of.as_ref().is_ok_and(|bytes| bytes.0 > 0)).map(|(path, _)| path).collect()
+}
+
+/// Reads the untouched huge pages of a running cgroup; `None` if the host has no pools.
+pub(crate) fn untouched_huge_pages(core: &mut Core, path: &CgroupPath) -> Option<UntouchedBytes> {
+    read_untouched(core, vec![path.clone()]).remove(path)
+}
+
+/// Refuses nodes for a running cgroup that do not have the huge pages which it has reserved. What cannot be read
+/// is not refused: the guarantee was asked for.
+pub(crate) fn check_nodes(
+    core: &Core,
+    path: &CgroupPath,
+    mems: Option<&NodeSet>,
+    untouched: Option<UntouchedBytes>,
+) -> Result<(), AdmissionError> {
+    let (Some(mems), Some(untouched)) = (mems, untouched) else { return Ok(()) };
+    let now = Knob::CpusetMemsEffective.read(&core.hierarchy.dir(path));
+    if matches!(&now, Ok(KnobValue::Nodes(now)) if !now.is_empty() && now.is_subset(mems)) {
+        return Ok(());
     }
-
-    /// Refuses nodes for a running cgroup that do not have the huge pages which it has reserved. What cannot be read
-    /// is not refused: the guarantee was asked for.
-    pub(super) fn check_nodes_for_huge_pages(
-        &self,
-        path: &CgroupPath,
-        mems: Option<&NodeSet>,
-        untouched: Option<UntouchedBytes>,
-    ) -> Result<(), AdmissionError> {
-        let (Some(mems), Some(untouched)) = (mems, untouched) else { return Ok(()) };
-        let now = Knob::CpusetMemsEffective.read(&self.hierarchy.dir(path));
-        if matches!(&now, Ok(KnobValue::Nodes(now)) if !now.is_empty() && now.is_subset(mems)) {
-            return Ok(());
-        }
-        match self.check_untouched_huge_pages(untouched, mems) {
-            Err(shortage @ HugePageShortage::TooFew { .. }) => Err(AdmissionError::conflict(
-                "target",
-                format!("{path}: {shortage}"),
-                "nodes with enough free huge pages, or a workload that has touched its own",
-            )),
-            Ok(()) | Err(HugePageShortage::Unknown(_)) => Ok(()),
-        }
+    match check_untouched(core, untouched, mems) {
+        Err(shortage @ HugePageShortage::TooFew { .. }) => Err(AdmissionError::conflict(
+            "target",
+            format!("{path}: {shortage}"),
+            "nodes with enough free huge pages, or a workload that has touched its own",
+        )),
+        Ok(()) | Err(HugePageShortage::Unknown(_)) => Ok(()),
     }
 }
 
@@ -131,6 +129,8 @@ pub(crate) enum HugePageShortage {
     )]
     TooFew { untouched: Bytes, free: Bytes, nodes: NodeSet },
     /// The mappings cannot be read.
-    #[error("what its processes have mapped of huge pages cannot be read, which takes CAP_SYS_PTRACE: {0}")]
+    #[error(
+        "the huge pages that its processes have mapped cannot be read, which requires CAP_SYS_PTRACE: {0}"
+    )]
     Unknown(String),
 }

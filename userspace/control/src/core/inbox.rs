@@ -16,9 +16,10 @@ use std::{
 
 use numaward_guarantee::{
     command::{Command, Message, PodCommand},
+    pod::Update,
     request::Target,
 };
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 #[cfg(test)]
 use super::disorder::{self, Disorder};
@@ -79,7 +80,7 @@ struct NewsCount {
 const MAX_PENDING_NEWS: usize = 65_536;
 
 impl CgroupNews {
-    /// Adds events; returns false if the limit is reached and they are to be dropped.
+    /// Adds events; returns false if the limit is reached and they must be dropped.
     pub(crate) fn add(&self, count: usize) -> bool {
         let may = self.0.waiting.load(Ordering::Acquire) < MAX_PENDING_NEWS;
         if may {
@@ -104,11 +105,11 @@ pub(crate) struct Inbox {
     /// Sorted by number, which is the order of arrival.
     runtime: VecDeque<RuntimeCommand>,
     /// Sorted by number.
-    others: VecDeque<QueuedCommand>,
+    clients: VecDeque<QueuedCommand>,
     received: u64,
-    /// Runs the test's other threads in place of a wait.
+    /// Runs the other threads of a test in place of a wait.
     #[cfg(test)]
-    pub(crate) others_run: Option<Box<dyn FnMut(Duration) + Send>>,
+    pub(crate) run_other_threads: Option<Box<dyn FnMut(Duration) + Send>>,
 }
 
 /// A command of a client, with its sequence number.
@@ -132,17 +133,17 @@ impl Inbox {
         Self {
             queue,
             runtime: VecDeque::new(),
-            others: VecDeque::new(),
+            clients: VecDeque::new(),
             received: 0,
             #[cfg(test)]
-            others_run: None,
+            run_other_threads: None,
         }
     }
 
     /// Receives all available messages; waits up to `patience` for the first one.
     pub(crate) fn receive(&mut self, patience: Duration) {
         #[cfg(test)]
-        let patience = self.others_run.as_mut().map_or(patience, |run| {
+        let patience = self.run_other_threads.as_mut().map_or(patience, |run| {
             run(patience);
             Duration::ZERO
         });
@@ -170,7 +171,7 @@ impl Inbox {
 
     fn enter(&mut self, command: Command, place: Option<OwnedSemaphorePermit>) {
         let number = self.next_number();
-        self.others.push_back(QueuedCommand { number, command, overtakes: false, _place: place });
+        self.clients.push_back(QueuedCommand { number, command, overtakes: false, _place: place });
     }
 
     /// Returns true if the container runtime waits for an answer.
@@ -179,7 +180,7 @@ impl Inbox {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.runtime.is_empty() && self.others.is_empty()
+        self.runtime.is_empty() && self.clients.is_empty()
     }
 
     /// Removes the oldest command of the container runtime.
@@ -212,20 +213,20 @@ impl Inbox {
     /// Removes the oldest client command that is not abandoned, and the later commands that can be batched with it. No
     /// command overtakes an earlier one with the same name.
     pub(crate) fn next(&mut self) -> Vec<QueuedCommand> {
-        let mut others = std::iter::from_fn(|| self.others.pop_front());
+        let mut others = std::iter::from_fn(|| self.clients.pop_front());
         let Some(first) = others.find(|waiting| !is_abandoned(&waiting.command)) else { return Vec::new() };
         let Some((kind, name)) = batch_key(&first.command) else { return vec![first] };
         let mut names = BTreeSet::from([name.to_owned()]);
         let (mut together, mut overtakes, mut place) = (vec![first], false, 0);
-        while let Some(waiting) = self.others.get(place).filter(|_| together.len() < MAX_BATCH_LEN) {
+        while let Some(waiting) = self.clients.get(place).filter(|_| together.len() < MAX_BATCH_LEN) {
             if is_abandoned(&waiting.command) {
-                self.others.remove(place);
+                self.clients.remove(place);
                 continue;
             }
             match batch_key(&waiting.command) {
                 Some((other, name)) => {
                     if names.insert(name.to_owned()) && other == kind {
-                        let waiting = self.others.remove(place);
+                        let waiting = self.clients.remove(place);
                         together.extend(waiting.map(|waiting| QueuedCommand { overtakes, ..waiting }));
                         continue;
                     }
@@ -240,9 +241,26 @@ impl Inbox {
     }
 
     /// Puts client commands back into their places.
-    pub(crate) fn put_back_others(&mut self, waiting: Vec<QueuedCommand>) {
-        self.others.extend(waiting.into_iter().map(|waiting| QueuedCommand { overtakes: false, ..waiting }));
-        self.others.make_contiguous().sort_by_key(|waiting| waiting.number);
+    pub(crate) fn requeue_clients(&mut self, waiting: Vec<QueuedCommand>) {
+        self.clients.extend(waiting.into_iter().map(|waiting| QueuedCommand { overtakes: false, ..waiting }));
+        self.clients.make_contiguous().sort_by_key(|waiting| waiting.number);
+    }
+}
+
+/// Channel to inform the runtime of written settings.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox(Option<mpsc::UnboundedSender<Vec<Update>>>);
+
+impl Outbox {
+    pub(super) fn open(&mut self, sender: mpsc::UnboundedSender<Vec<Update>>) {
+        self.0 = Some(sender);
+    }
+
+    pub(super) fn send(&self, updates: Vec<Update>) {
+        if let Some(sender) = self.0.as_ref().filter(|_| !updates.is_empty()) {
+            // The receiver is closed only at the end of the daemon.
+            let _ = sender.send(updates);
+        }
     }
 }
 
@@ -251,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_so_much_news_waits_and_that_more_was_lost_is_said_once() {
+    fn limits_pending_events() {
         let news = CgroupNews::default();
         assert!(news.add(MAX_PENDING_NEWS - 1) && news.add(10));
         assert!(!news.add(1) && !news.add(1));

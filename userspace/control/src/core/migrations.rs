@@ -1,4 +1,4 @@
-//! Pages that move to other nodes, and how far they got.
+//! Migrations of pages to other nodes, and their results.
 
 use std::{collections::BTreeMap, sync::mpsc, time::Duration};
 
@@ -7,30 +7,30 @@ use numaward_cgroup::CgroupPath;
 use numaward_enforce::{AppliedSettings, MigrationState};
 use numaward_topology::Bytes;
 
-use super::Core;
+use super::Effects;
+use crate::ControlMetrics;
 
-/// What is assumed of the rate at which pages move, until enough have been moved to know: half a gibibyte a second, which
-/// base pages reach on machines of today.
+/// Assumed migration rate per second until enough bytes have been moved to measure it. Base pages reach it on current machines.
 const ASSUMED_RATE: Bytes = Bytes::mib(512);
-/// As much has to be moved for the rate to be known.
+/// Number of moved bytes from which on the rate is measured.
 const MIN_MEASURED: Bytes = Bytes::mib(16);
 
-/// The migrations that go on, and what came of the others.
+/// Running migrations, and the results of finished ones.
 #[derive(Debug, Default)]
-pub(super) struct Migrations {
+pub(crate) struct Migrations {
     running: Vec<(CgroupPath, MigrationState)>,
     moved: BTreeMap<CgroupPath, api::MovedPages>,
-    /// All that was moved so far, and the time that it took.
+    /// Sum of moved bytes, and of the time that they took.
     measured: (u64, Duration),
 }
 
 impl Migrations {
-    /// Whether pages of a cgroup are being moved.
-    fn is_running(&self, cgroup: &CgroupPath) -> bool {
+    /// Returns true if pages of a cgroup are being moved.
+    pub(crate) fn is_running(&self, cgroup: &CgroupPath) -> bool {
         self.running.iter().any(|(moving, _)| moving == cgroup)
     }
 
-    /// How fast pages move.
+    /// Returns the measured or assumed migration rate.
     pub(super) fn rate(&self) -> api::MigrationRate {
         let (bytes, took) = self.measured;
         let micros = took.as_micros();
@@ -46,46 +46,33 @@ impl Migrations {
         self.moved.remove(cgroup);
     }
 
-    /// Forgets what was moved of cgroups that hold nothing any more.
-    pub(super) fn retain_held(&mut self, applied: &AppliedSettings) {
+    /// Removes results of cgroups without applied settings.
+    pub(crate) fn retain_held(&mut self, applied: &AppliedSettings) {
         self.moved.retain(|cgroup, _| applied.get(cgroup).is_some());
     }
 
-    /// What was moved of a cgroup, or still is.
-    fn pages_of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
+    /// Returns the moved pages of a cgroup; `None` if it had no migration.
+    pub(crate) fn pages_of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
         let running = self.is_running(cgroup);
         let moved = self.moved.get(cgroup).copied();
         (running || moved.is_some()).then(|| api::MovedPages { running, ..moved.unwrap_or_default() })
     }
-}
 
-impl Core {
-    /// Pages begin to move.
-    pub(crate) fn migrations_begun(&mut self, moving: Vec<(CgroupPath, MigrationState)>) {
-        self.execution.migrations.running.extend(moving);
+    /// Adds migrations that have started.
+    pub(crate) fn add(&mut self, moving: Vec<(CgroupPath, MigrationState)>) {
+        self.running.extend(moving);
     }
 
-    /// What was moved of a cgroup, or still is.
-    pub(crate) fn moved_of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
-        self.execution.migrations.pages_of(cgroup)
-    }
-
-    /// Whether pages of a cgroup are being moved.
-    pub(crate) fn is_moving(&self, cgroup: &CgroupPath) -> bool {
-        self.execution.migrations.is_running(cgroup)
-    }
-
-    /// Takes note of migrations that are over.
-    pub(super) fn collect_migrations(&mut self) {
-        let (metrics, effects) = (&self.metrics, &mut self.effects);
-        let Migrations { running, moved: noted, measured } = &mut self.execution.migrations;
+    /// Collects the results of finished migrations.
+    pub(crate) fn collect(&mut self, metrics: &ControlMetrics, effects: &mut Effects) {
+        let Self { running, moved: noted, measured } = self;
         running.retain(|(cgroup, moving)| {
             let migration = match moving {
                 MigrationState::Done(migration) => migration.clone(),
                 MigrationState::Running(result) => match result.try_recv() {
                     Ok(Ok(migration)) => migration,
                     Ok(Err(error)) => {
-                        tracing::error!(%cgroup, %error, "pages cannot be moved");
+                        tracing::error!(%cgroup, %error, "the pages of a cgroup cannot be moved");
                         return false;
                     }
                     Err(mpsc::TryRecvError::Empty) => return true,
@@ -115,11 +102,12 @@ mod tests {
     use numaward_enforce::Migration;
 
     use super::*;
-    use crate::core::execution::tests::Bench;
+    use crate::core::execution::tests::ExecutionBench;
+    use crate::reconciler::upkeep;
 
     #[test]
-    fn nothing_is_left_of_migrations_of_cgroups_that_hold_nothing() {
-        let mut bench = Bench::new();
+    fn forgets_migrations_without_settings() {
+        let mut bench = ExecutionBench::new();
         bench.share("other");
         let paths = ["/other", "/gone"].map(|path| path.parse::<CgroupPath>().unwrap());
         let migration = Migration {
@@ -130,10 +118,13 @@ mod tests {
         };
         let moving =
             paths.iter().map(|path| (path.clone(), MigrationState::Done(migration.clone()))).collect();
-        bench.core.migrations_begun(moving);
-        bench.core.collect_migrations();
-        assert!(paths.iter().all(|path| bench.core.moved_of(path).is_some()));
-        bench.core.refresh();
-        assert_eq!(paths.each_ref().map(|path| bench.core.moved_of(path).is_some()), [true, false]);
+        bench.core.execution.migrations.add(moving);
+        bench.core.execution.migrations.collect(&bench.core.metrics, &mut bench.core.effects);
+        assert!(paths.iter().all(|path| bench.core.execution.migrations.pages_of(path).is_some()));
+        upkeep::refresh(&mut bench.core);
+        assert_eq!(
+            paths.each_ref().map(|path| bench.core.execution.migrations.pages_of(path).is_some()),
+            [true, false]
+        );
     }
 }

@@ -1,12 +1,14 @@
-//! Guarantees that change while they hold, because somebody asks for it.
+//! Resizing of guarantees on request.
 //!
-//! Problem: a workload that runs is to have more or less, and must not lose what it has meanwhile, nor if it cannot be.
+//! # Problem
+//! A running workload is to get more or fewer resources. It must not lose its present guarantee meanwhile, nor after a failure.
 //!
-//! Algorithm: the engine changes the ledger within the nodes of the guarantee, or refuses. Others leave the CPUs that it
-//! gains; then the ledger is stored and the knobs are written in the order in which no promise is broken (see
-//! `numaward_enforce`): limits rise before, and fall after the sets change. What cannot be written is undone.
+//! # Algorithm
+//! The engine changes the ledger within the nodes of the guarantee, or refuses. Other workloads leave the CPUs that the workload gains;
+//! then the ledger is stored, and the knobs are written in an order that breaks no guarantee (see `numaward_enforce`): limits rise before
+//! the sets change, and fall afterwards. A failed write is undone.
 //!
-//! Containers are changed by their runtime, see `pods::resize`.
+//! Containers are resized by their runtime, see `pods::resize`.
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
@@ -25,10 +27,13 @@ use numaward_guarantee::{
 };
 use numaward_topology::{Bytes, ZoneKind};
 
-use super::{Admission, Attempt, Core};
+use super::{
+    Admission, Attempt, Core, admission, burstable_home, conditions, cpu_isolation, release, settings,
+    shared_pool,
+};
 use crate::spans;
 
-/// What is to be changed, as it is now.
+/// The present state of a guarantee that is to be resized.
 struct ResizeTarget {
     guarantee: Guarantee,
     container: ContainerName,
@@ -36,217 +41,223 @@ struct ResizeTarget {
     request: Request,
 }
 
-/// The bytes of a kind of memory that a request promises.
-fn promised(request: &engine::Request, kind: ZoneKind) -> Bytes {
+/// Returns the requested bytes of a kind of memory.
+fn requested_bytes(request: &engine::Request, kind: ZoneKind) -> Bytes {
     let amounts = request.containers.iter().filter_map(|of| of.requests.memory.get(&kind)?.units());
     Bytes(amounts.fold(0, u64::saturating_add))
 }
 
-impl Core {
-    /// Changes what a workload is promised, all of it or nothing.
-    pub(crate) fn resize_requested(
-        &mut self,
-        asked: &Resize,
-        dry_run: bool,
-    ) -> Result<Admission, AdmissionError> {
-        if self.mode() == EnforcementMode::Off && !dry_run {
-            return Err(AdmissionError::Off);
-        }
-        let held = self.resize_target(&asked.name)?;
-        if let Some(declared) = &held.guarantee.declared {
-            let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
-            let allowed = "one that was asked for; change the configuration for this one";
-            return Err(AdmissionError::conflict("name", problem, allowed));
-        }
-        let limit = new_limit(&held, asked)?;
-        check_cpus(&held, asked)?;
-        if asked.memory.is_some() && held.request.terms.without_memory {
-            let problem = "it holds no memory, and gets none while it runs";
-            let allowed = "nothing; release it and ask again with memory";
-            return Err(FieldError::new("memory", problem, allowed).into());
-        }
-        self.resize_held(&held, asked, limit, dry_run)
+/// Resizes a guarantee on request; after a failure, it is unchanged.
+pub(crate) fn resize_requested(
+    core: &mut Core,
+    asked: &Resize,
+    dry_run: bool,
+) -> Result<Admission, AdmissionError> {
+    if core.mode() == EnforcementMode::Off && !dry_run {
+        return Err(AdmissionError::Off);
     }
-
-    /// Changes a declared guarantee to what its rule says now: in place if only amounts differ and its nodes have
-    /// them, else by a new decision. Where neither is possible, it keeps what it holds.
-    pub(crate) fn follow_rule(
-        &mut self,
-        name: &str,
-        request: &Request,
-        path: &CgroupPath,
-    ) -> Result<(), AdmissionError> {
-        let mut held = self.resize_target(name)?;
-        let is_same = name == request.name && held.guarantee.target == request.target;
-        let rules = held.guarantee.declared.as_ref().zip(request.declared.as_ref());
-        let mut refused = None;
-        if is_same && rules.is_some_and(|(was, now)| differs_in_amounts(was, now)) {
-            held.guarantee.declared.clone_from(&request.declared);
-            match self.resize_held(&held, &amounts_of(request), request.limit, false) {
-                Err(error @ AdmissionError::Rejected(..)) => refused = Some(error),
-                resized => return resized.map(drop),
-            }
-        }
-        self.check_anew(name, request, path).map_err(|error| refused.unwrap_or(error))?;
-        self.release(name)?;
-        self.admit_at(request, path, false, Attempt::First).map(drop)
+    let held = resize_target(core, &asked.name)?;
+    if let Some(declared) = &held.guarantee.declared {
+        let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
+        let allowed = "a guarantee that was requested; change the configuration for this one";
+        return Err(AdmissionError::conflict("name", problem, allowed));
     }
-
-    /// Refuses a request for a cgroup that would not be admitted if the guarantee of this name ended.
-    fn check_anew(&self, name: &str, request: &Request, path: &CgroupPath) -> Result<(), AdmissionError> {
-        if name != request.name {
-            self.check_name(&request.name)?;
-        }
-        self.check_cgroup(path, request)?;
-        self.check_fit()?;
-        let terms = self.with_home(&request.terms, &request.name, path);
-        self.check_terms(&terms)?;
-        let strategy = &self.policy.strategy;
-        let ledger = strategy.release(&self.ledger_for(Some(path), None), &OwnerId::from(name));
-        let decision = spans::decide(&**strategy, &ledger, &request.engine, &terms);
-        decision.outcome.map(drop).map_err(|rejection| {
-            AdmissionError::Rejected(
-                explain::rejection(&rejection),
-                explain::explanation(&decision.explanation),
-            )
-        })
+    let limit = new_limit(&held, asked)?;
+    check_cpus(&held, asked)?;
+    if asked.memory.is_some() && held.request.terms.without_memory {
+        let problem = "it has no guaranteed memory, and cannot get any while it runs";
+        let allowed = "nothing; release it and send a new request with memory";
+        return Err(FieldError::new("memory", problem, allowed).into());
     }
-
-    /// Changes what a workload is promised to these amounts and this limit. `held` has the rule by which it is
-    /// declared from then on, if any.
-    fn resize_held(
-        &mut self,
-        held: &ResizeTarget,
-        asked: &Resize,
-        limit: Option<Bytes>,
-        dry_run: bool,
-    ) -> Result<Admission, AdmissionError> {
-        let cgroup = &held.guarantee.cgroup;
-        self.check_hugepages(held, asked)?;
-        self.check_used(cgroup, limit.filter(|limit| Some(*limit) < held.request.limit))?;
-        self.check_fit()?;
-        let owner = OwnerId::from(asked.name.as_str());
-        let ledger = self.ledger_for(Some(cgroup), Some(&held.allocation));
-        let resized = self.policy.strategy.resize(&ledger, &owner, &held.container, &amounts(asked));
-        let ledger = match resized {
-            Ok(ledger) => ledger,
-            Err(refused) => {
-                let (rejection, explanation) = (explain::resize(&refused), api::Explanation::default());
-                if !dry_run {
-                    return Err(AdmissionError::Rejected(rejection, explanation));
-                }
-                return Ok(Admission::DryRun(Box::new(api::DryRun::refused(rejection, explanation))));
-            }
-        };
-        self.hold_resized(held, limit, ledger, dry_run)
-    }
-
-    /// What holds under this name, unless it is somebody else's to change.
-    fn resize_target(&self, name: &str) -> Result<ResizeTarget, AdmissionError> {
-        let conflict = |problem: String, allowed| AdmissionError::conflict("name", problem, allowed);
-        let unknown = || AdmissionError::Unknown(name.to_owned());
-        let guarantee = Guarantee::clone(self.store.state.guarantees.get(name).ok_or_else(unknown)?);
-        if let Target::Container(_) = guarantee.target {
-            let problem = "a container of a pod is changed by Kubernetes (in-place resize of the pod)";
-            return Err(conflict(problem.to_owned(), "a cgroup, a unit or a command"));
-        }
-        if guarantee.has_no_guarantee() {
-            let problem = format!("nothing is promised to {name:?}: it is a workload with a name");
-            return Err(conflict(problem, "one with a guarantee; release this one and ask for a guarantee"));
-        }
-        if self.store.state.releasing.contains(name) {
-            let problem = format!("{name:?} is being released");
-            return Err(conflict(problem, "one that is not"));
-        }
-        let owner = OwnerId::from(name);
-        if self.store.state.moving.is_moved(&owner) {
-            let problem = format!("{name:?} is being moved to other nodes");
-            return Err(conflict(problem, "one that is not; wait for the moves to end, or cancel them"));
-        }
-        let account = self.store.state.ledger.owner(&owner).ok_or_else(unknown)?;
-        let engine = account.request.as_deref().cloned().ok_or_else(unknown)?;
-        let container = engine.containers.first().map(|of| of.name.clone()).ok_or_else(unknown)?;
-        let settings = &guarantee.settings;
-        let request = Request {
-            name: name.to_owned(),
-            target: guarantee.target.clone(),
-            limit: match settings.memory_max {
-                Some(Limit::Bytes(limit)) => Some(limit),
-                Some(Limit::Max) | None => None,
-            },
-            terms: account.terms.clone(),
-            partition: settings.partition.unwrap_or(Partition::Member),
-            declared: None,
-            engine,
-        };
-        let allocation = account.containers.get(&container).cloned().unwrap_or_default();
-        Ok(ResizeTarget { guarantee, container, allocation, request })
-    }
-
-    /// Refuses huge pages of sizes of which none are held, and fewer than are in use.
-    fn check_hugepages(&self, held: &ResizeTarget, asked: &Resize) -> Result<(), AdmissionError> {
-        for (&size, &bytes) in &asked.hugepages {
-            let field = format!("hugepages.{size}");
-            let kind = ZoneKind::Hugepages(size);
-            if !held.allocation.blocks.iter().any(|block| block.kind == kind) {
-                let problem = "it holds no huge pages of this size, and gets none while it runs";
-                let allowed = "a size that it holds; release it and ask again for others";
-                return Err(FieldError::new(field, problem, allowed).into());
-            }
-            let used = read::hugetlb_current(&self.hierarchy.dir(&held.guarantee.cgroup), size).ok();
-            if let Some(used) = used.filter(|used| *used > bytes) {
-                let problem = format!("{} uses {used} now", held.guarantee.cgroup);
-                return Err(FieldError::new(field, problem, format!("at least {used}")).into());
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores a ledger in which a guarantee changed, and writes what follows.
-    fn hold_resized(
-        &mut self,
-        held: &ResizeTarget,
-        limit: Option<Bytes>,
-        ledger: Ledger,
-        dry_run: bool,
-    ) -> Result<Admission, AdmissionError> {
-        let ResizeTarget { guarantee, container, request, .. } = held;
-        let cgroup = &guarantee.cgroup;
-        let owner = OwnerId::from(request.name.as_str());
-        let mut change = self.begin();
-        change.store.state.ledger = ledger;
-        let account = change.store.state.ledger.owner(&owner).cloned().unwrap_or_default();
-        let engine = account.request.as_deref().unwrap_or(&request.engine).clone();
-        let allocation = account.containers.get(container).cloned().unwrap_or_default();
-        let resized = Request { engine, limit, ..request.clone() };
-        let settings = change.settings(&resized, &allocation);
-        if dry_run {
-            let held = (&allocation, &resized.terms);
-            let allocation = change.describe(&resized.name, &resized.target, cgroup, held, &settings);
-            let dry = api::DryRun::admitted(allocation, api::Explanation::default());
-            return Ok(Admission::DryRun(Box::new(dry)));
-        }
-        change.note_settings(cgroup, &settings);
-        if let Some(kept) = change.store.state.guarantees.get_mut(&resized.name) {
-            kept.declared.clone_from(&guarantee.declared);
-        }
-        change.confine_others(&[cgroup]);
-        change.change_held(SettingsChange::Hold(cgroup.clone(), settings))?;
-        let cpus = allocation.cpus.unwrap_or_default();
-        tracing::info!(name = resized.name, %cgroup, %cpus, "resized");
-        self.note_guarantees_changed();
-        Ok(Admission::Admitted)
-    }
+    resize_guarantee(core, &held, asked, limit, dry_run)
 }
 
-/// The most memory that the workload may use from now on.
+/// Changes a declared guarantee to its present rule: in place if only amounts differ and its nodes have enough free resources,
+/// otherwise by a new decision. If neither is possible, the guarantee is unchanged.
+pub(crate) fn update_declared(
+    core: &mut Core,
+    name: &str,
+    request: &Request,
+    path: &CgroupPath,
+) -> Result<(), AdmissionError> {
+    let mut held = resize_target(core, name)?;
+    let is_same = name == request.name && held.guarantee.target == request.target;
+    let rules = held.guarantee.declared.as_ref().zip(request.declared.as_ref());
+    let mut refused = None;
+    if is_same && rules.is_some_and(|(was, now)| differs_in_amounts(was, now)) {
+        held.guarantee.declared.clone_from(&request.declared);
+        match resize_guarantee(core, &held, &amounts_of(request), request.limit, false) {
+            Err(error @ AdmissionError::Rejected(..)) => refused = Some(error),
+            resized => return resized.map(drop),
+        }
+    }
+    check_replacement(core, name, request, path).map_err(|error| refused.unwrap_or(error))?;
+    release::release(core, name)?;
+    admission::admit_at(core, request, path, false, Attempt::First).map(drop)
+}
+
+/// Checks that a request for a cgroup would be admitted after the release of the guarantee of this name.
+fn check_replacement(
+    core: &Core,
+    name: &str,
+    request: &Request,
+    path: &CgroupPath,
+) -> Result<(), AdmissionError> {
+    if name != request.name {
+        admission::check_name(core, &request.name)?;
+    }
+    admission::check_cgroup(core, path, request)?;
+    core.policy.check_fit()?;
+    let terms = burstable_home::with_preferred_node(core, &request.terms, &request.name, path);
+    admission::check_terms(core, &terms)?;
+    let strategy = &core.policy.strategy;
+    let ledger = strategy.release(&conditions::ledger_for(core, Some(path), None), &OwnerId::from(name));
+    let decision = spans::decide(&**strategy, &ledger, &request.engine, &terms);
+    decision.outcome.map(drop).map_err(|rejection| {
+        AdmissionError::Rejected(explain::rejection(&rejection), explain::explanation(&decision.explanation))
+    })
+}
+
+/// Resizes a guarantee to these amounts and this limit. `held.guarantee.declared` is the rule that applies afterwards, if any.
+fn resize_guarantee(
+    core: &mut Core,
+    held: &ResizeTarget,
+    asked: &Resize,
+    limit: Option<Bytes>,
+    dry_run: bool,
+) -> Result<Admission, AdmissionError> {
+    let cgroup = &held.guarantee.cgroup;
+    check_hugepages(core, held, asked)?;
+    admission::check_memory_use(core, cgroup, limit.filter(|limit| Some(*limit) < held.request.limit))?;
+    core.policy.check_fit()?;
+    let owner = OwnerId::from(asked.name.as_str());
+    let ledger = conditions::ledger_for(core, Some(cgroup), Some(&held.allocation));
+    let resized = core.policy.strategy.resize(&ledger, &owner, &held.container, &amounts(asked));
+    let ledger = match resized {
+        Ok(ledger) => ledger,
+        Err(refused) => {
+            let (rejection, explanation) = (explain::resize(&refused), api::Explanation::default());
+            if !dry_run {
+                return Err(AdmissionError::Rejected(rejection, explanation));
+            }
+            return Ok(Admission::DryRun(Box::new(api::DryRun::refused(rejection, explanation))));
+        }
+    };
+    enforce_resized(core, held, limit, ledger, dry_run)
+}
+
+/// Returns the guarantee of this name, unless it must be changed by another interface or cannot be changed now.
+fn resize_target(core: &Core, name: &str) -> Result<ResizeTarget, AdmissionError> {
+    let conflict = |problem: String, allowed| AdmissionError::conflict("name", problem, allowed);
+    let unknown = || AdmissionError::Unknown(name.to_owned());
+    let guarantee = Guarantee::clone(core.store.state.guarantees.get(name).ok_or_else(unknown)?);
+    if let Target::Container(_) = guarantee.target {
+        let problem = "a container of a pod is changed by Kubernetes (in-place resize of the pod)";
+        return Err(conflict(problem.to_owned(), "a cgroup, a unit or a command"));
+    }
+    if guarantee.has_no_guarantee() {
+        let problem = format!("{name:?} has no guarantee: it is only a workload with a name");
+        return Err(conflict(
+            problem,
+            "a workload with a guarantee; release this name and request a guarantee",
+        ));
+    }
+    if core.store.state.releasing.contains(name) {
+        let problem = format!("{name:?} is being released");
+        return Err(conflict(problem, "a guarantee that is not being released"));
+    }
+    let owner = OwnerId::from(name);
+    if core.store.state.moving.is_moved(&owner) {
+        let problem = format!("{name:?} is being moved to other nodes");
+        return Err(conflict(
+            problem,
+            "a guarantee that is not being moved; wait for the moves to end, or cancel them",
+        ));
+    }
+    let account = core.store.state.ledger.owner(&owner).ok_or_else(unknown)?;
+    let engine = account.request.as_deref().cloned().ok_or_else(unknown)?;
+    let container = engine.containers.first().map(|of| of.name.clone()).ok_or_else(unknown)?;
+    let settings = &guarantee.settings;
+    let request = Request {
+        name: name.to_owned(),
+        target: guarantee.target.clone(),
+        limit: match settings.memory_max {
+            Some(Limit::Bytes(limit)) => Some(limit),
+            Some(Limit::Max) | None => None,
+        },
+        terms: account.terms.clone(),
+        partition: settings.partition.unwrap_or(Partition::Member),
+        declared: None,
+        engine,
+    };
+    let allocation = account.containers.get(&container).cloned().unwrap_or_default();
+    Ok(ResizeTarget { guarantee, container, allocation, request })
+}
+
+/// Refuses sizes of huge pages that the guarantee does not have, and amounts below the present use.
+fn check_hugepages(core: &Core, held: &ResizeTarget, asked: &Resize) -> Result<(), AdmissionError> {
+    for (&size, &bytes) in &asked.hugepages {
+        let field = format!("hugepages.{size}");
+        let kind = ZoneKind::Hugepages(size);
+        if !held.allocation.blocks.iter().any(|block| block.kind == kind) {
+            let problem = "it has no huge pages of this size, and cannot get any while it runs";
+            let allowed = "a size that it has; to get another size, release it and send a new request";
+            return Err(FieldError::new(field, problem, allowed).into());
+        }
+        let used = read::hugetlb_current(&core.hierarchy.dir(&held.guarantee.cgroup), size).ok();
+        if let Some(used) = used.filter(|used| *used > bytes) {
+            let problem = format!("{} uses {used} now", held.guarantee.cgroup);
+            return Err(FieldError::new(field, problem, format!("at least {used}")).into());
+        }
+    }
+    Ok(())
+}
+
+/// Stores a ledger with a resized guarantee, and writes its knobs.
+fn enforce_resized(
+    core: &mut Core,
+    held: &ResizeTarget,
+    limit: Option<Bytes>,
+    ledger: Ledger,
+    dry_run: bool,
+) -> Result<Admission, AdmissionError> {
+    let ResizeTarget { guarantee, container, request, .. } = held;
+    let cgroup = &guarantee.cgroup;
+    let owner = OwnerId::from(request.name.as_str());
+    let mut change = core.begin();
+    change.state().ledger = ledger;
+    let account = change.store.state.ledger.owner(&owner).cloned().unwrap_or_default();
+    let engine = account.request.as_deref().unwrap_or(&request.engine).clone();
+    let allocation = account.containers.get(container).cloned().unwrap_or_default();
+    let resized = Request { engine, limit, ..request.clone() };
+    let settings = settings::request_settings(&change, &resized, &allocation);
+    if dry_run {
+        let held = (&allocation, &resized.terms);
+        let allocation =
+            admission::describe(&change, &resized.name, &resized.target, cgroup, held, &settings);
+        let dry = api::DryRun::admitted(allocation, api::Explanation::default());
+        return Ok(Admission::DryRun(Box::new(dry)));
+    }
+    shared_pool::note_settings(change.state(), cgroup, &settings);
+    if let Some(kept) = change.state().guarantees.get_mut(&resized.name) {
+        kept.declared.clone_from(&guarantee.declared);
+    }
+    cpu_isolation::confine_others(change.core(), &[cgroup]);
+    shared_pool::change_held(change, SettingsChange::Hold(cgroup.clone(), settings))?;
+    let cpus = allocation.cpus.unwrap_or_default();
+    tracing::info!(name = resized.name, %cgroup, %cpus, "resized");
+    shared_pool::note_guarantees_changed(core);
+    Ok(Admission::Admitted)
+}
+
+/// Returns the new memory limit of the workload.
 fn new_limit(held: &ResizeTarget, asked: &Resize) -> Result<Option<Bytes>, AdmissionError> {
-    let before = promised(&held.request.engine, ZoneKind::Memory);
+    let before = requested_bytes(&held.request.engine, ZoneKind::Memory);
     let memory = asked.memory.unwrap_or(before);
     let kept = held.request.limit;
     let limit = match asked.limit {
         Some(limit) => Some(limit),
-        // Who had no more than was promised goes on so.
+        // A limit that was equal to the guaranteed memory stays equal to it.
         None if kept == Some(before) => Some(memory),
         None => kept,
     };
@@ -254,20 +265,21 @@ fn new_limit(held: &ResizeTarget, asked: &Resize) -> Result<Option<Bytes>, Admis
     Ok(limit)
 }
 
-/// Refuses to make shared CPUs of exclusive ones, and the other way round.
+/// Refuses to change exclusive CPUs to shared CPUs, or the reverse.
 fn check_cpus(held: &ResizeTarget, asked: &Resize) -> Result<(), AdmissionError> {
     let Some(cpus) = asked.cpus else { return Ok(()) };
     let (problem, allowed) = match (held.allocation.cpus.is_some(), cpus.whole_cpus()) {
         (true, None) => ("it has exclusive CPUs", "a whole number of CPUs"),
-        (false, Some(_)) => {
-            ("it shares CPUs", "a part of a CPU such as 500m; release it and ask for whole ones")
-        }
+        (false, Some(_)) => (
+            "it has no exclusive CPUs",
+            "a part of a CPU such as 500m; to get whole CPUs, release it and send a new request",
+        ),
         _ => return Ok(()),
     };
     Err(FieldError::new("cpus", format!("{cpus}: {problem}"), allowed).into())
 }
 
-/// Whether two rules differ in amounts and in whom they are for, and in nothing else that a workload that runs cannot follow.
+/// Returns true if two rules differ only in their amounts and targets, which a running workload can follow.
 fn differs_in_amounts(was: &DeclaredGuarantee, now: &DeclaredGuarantee) -> bool {
     let DeclaredGuarantee {
         unit,
@@ -286,13 +298,13 @@ fn differs_in_amounts(was: &DeclaredGuarantee, now: &DeclaredGuarantee) -> bool 
     is_like && changed == *now
 }
 
-/// The amounts that a request asks for.
+/// Converts the amounts of a request.
 fn amounts_of(request: &Request) -> Resize {
     let container = request.engine.containers.first();
     Resize {
         name: request.name.clone(),
         cpus: container.and_then(|container| container.requests.cpu),
-        memory: Some(promised(&request.engine, ZoneKind::Memory)),
+        memory: Some(requested_bytes(&request.engine, ZoneKind::Memory)),
         limit: request.limit,
         hugepages: request.hugepages().collect(),
     }

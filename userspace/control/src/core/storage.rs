@@ -1,33 +1,31 @@
-//! When the state is stored, and when the ledger file is written.
+//! Storage of the state, and writing of the ledger file.
 //!
-//! The state is stored before anything is done for it, while somebody waits. The file, which others read and which serves
-//! when the journal is damaged, is written when there is time.
+//! The state is stored in a journal before it is acted upon, while a client waits. The ledger file, which other programs read and which
+//! replaces a damaged journal, is written when the reconciler is idle.
 
 use std::{collections::BTreeSet, path::Path};
 
 use numaward_cgroup::{CgroupPath, HierarchyLock};
 use numaward_guarantee::{
-    decisions::DecisionLog, error::AdmissionError, serialization_cache::SerializationCache, state::State,
-    xattr_backup::XattrBackup,
+    decisions::DecisionLog, serialization_cache::SerializationCache, state::State, xattr_backup::XattrBackup,
 };
 use numaward_store::{Store, StoreError};
 
-use super::Core;
 use crate::spans;
 
-/// After how many looks the file is written although the state keeps being stored, or tried again after it failed.
+/// Number of polls after which the file is written although new states keep being stored, or after which a failed write is retried.
 const MAX_DELAYED_POLLS: u32 = 40;
 
-/// The state, what it goes back to, and where it is kept.
+/// The state, the states for rollbacks, and their storage.
 pub(crate) struct StateStore {
     pub(crate) state: State,
-    /// What the open transactions go back to.
+    /// States to which the open transactions roll back.
     pub(super) open: Vec<State>,
     pub(crate) storage: Storage,
-    /// Whether the ledger could not be read, so that what is not in it may be ours all the same.
+    /// True if the ledger could not be read: settings that it does not contain may still be ours.
     pub(crate) is_rebuilt: bool,
-    /// The cgroups of which nothing was written yet when the daemon started: of an earlier boot.
-    pub(super) unwritten: BTreeSet<CgroupPath>,
+    /// Cgroups without written knobs at the start of the daemon: their records are from an earlier boot.
+    pub(crate) unwritten: BTreeSet<CgroupPath>,
 }
 
 impl StateStore {
@@ -36,38 +34,37 @@ impl StateStore {
         Self { state, open: Vec::new(), storage, is_rebuilt, unwritten }
     }
 
-    /// Stores the state.
     pub(super) fn save(&mut self) -> Result<(), StoreError> {
         self.storage.save(&self.state)
     }
 
-    /// Begins a change. It costs a few pointers.
+    /// Starts a change. Copying the state is cheap: its maps are shared until they are modified.
     pub(super) fn begin(&mut self) {
         self.open.push(self.state.clone());
     }
 
-    /// Ends the change that was begun last: keeps it, or goes back to what was before.
+    /// Ends the latest change: keeps it, or rolls it back.
     pub(super) fn end(&mut self, is_kept: bool) {
         if let Some(before) = self.open.pop().filter(|_| !is_kept) {
             self.state = before;
         }
     }
 
-    /// Whether anything differs from what the change that was begun last would go back to.
+    /// Returns true if the state differs from the one before the latest change.
     pub(super) fn is_changed(&self) -> bool {
         self.open.last() != Some(&self.state)
     }
 
-    /// All that is stored now or may be later.
-    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut State> {
+    /// Returns the current state and the states for rollbacks.
+    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut State> {
         self.open.iter_mut().chain([&mut self.state])
     }
 }
 
-/// Where the state is kept: the ledger, attributes of the cgroups, and the file of decisions.
+/// Storage of the state: the ledger, extended attributes of the cgroups, and the file of decisions.
 pub(crate) struct Storage {
     store: Store<State>,
-    /// Keeps other daemons from the marks on the cgroups.
+    /// Prevents other daemons from writing extended attributes of the cgroups.
     _lock: Option<HierarchyLock>,
     texts: SerializationCache,
     backup: XattrBackup,
@@ -75,12 +72,12 @@ pub(crate) struct Storage {
     ledger_file: LedgerFileState,
 }
 
-/// How far the file is behind.
+/// Progress of the ledger file.
 #[derive(Debug, Default)]
 struct LedgerFileState {
-    /// The save that the last look found.
+    /// Number of the latest save at the last poll.
     seen: Option<u64>,
-    /// Looks since it was up to date.
+    /// Polls since the file was up to date.
     looks: u32,
     has_failed: bool,
 }
@@ -110,8 +107,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Writes the ledger file if nothing was stored since the last look, if that goes on for long, or if this is the
-    /// last.
+    /// Writes the ledger file if nothing was stored since the last poll, if the file has been behind for long, or if this is the last call.
     pub(crate) fn write_out(&mut self, is_last: bool) {
         let Some(saved) = self.store.pending_write_out() else { return };
         let before = &mut self.ledger_file;
@@ -122,29 +118,8 @@ impl Storage {
         }
         let result = self.store.write_out();
         if let (Err(error), false) = (&result, before.has_failed) {
-            tracing::warn!(%error, "the ledger file is not up to date; what is promised is in the journal, and nothing is lost");
+            tracing::warn!(%error, "the ledger file could not be updated; the journal has all guarantees, and nothing is lost");
         }
         *before = LedgerFileState { has_failed: result.is_err(), ..LedgerFileState::default() };
-    }
-}
-
-impl Core {
-    /// Stores the state.
-    pub(super) fn save(&mut self) -> Result<(), StoreError> {
-        self.store.save()
-    }
-
-    /// Stores a part of the state, if it changed.
-    pub(crate) fn save_part<T: PartialEq>(
-        &mut self,
-        part: fn(&mut State) -> &mut T,
-        now: T,
-    ) -> Result<(), AdmissionError> {
-        if *part(&mut self.store.state) == now {
-            return Ok(());
-        }
-        let mut change = self.begin();
-        *part(&mut change.store.state) = now;
-        change.store()
     }
 }

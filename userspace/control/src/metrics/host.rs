@@ -1,4 +1,4 @@
-//! What is done beside cgroups for exclusive CPUs: affinities of interrupts and the like, power settings; and weights of
+//! Metrics of host-wide settings: affinities of interrupts, network queues and workqueues; power settings of CPUs; weights of
 //! nodes.
 
 use numaward_enforce::{interrupts::AffinityError, weights::NodeWeights};
@@ -7,9 +7,9 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{ControlMetrics, LabeledCounter, StateGauge, set, start};
+use super::{ControlMetrics, LabeledCounter, StateGauge, create_series, set};
 
-/// Counts since the daemon started. Clones share them.
+/// Metrics since the start of the daemon. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostMetrics {
     affinities: StateGauge,
@@ -21,49 +21,45 @@ pub(super) struct HostMetrics {
 
 impl HostMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        start(&self.affinities, "state", &["moved", "stays"]);
-        start(&self.affinity_writes, "result", &["ok", "fixed", "error"]);
-        start(&self.power_settings, "state", &["set", "given_up", "refused"]);
-        start(&self.power_writes, "result", &["ok", "error"]);
+        create_series(&self.affinities, "state", &["moved", "stays"]);
+        create_series(&self.affinity_writes, "result", &["ok", "fixed", "error"]);
+        create_series(&self.power_settings, "state", &["set", "given_up", "refused"]);
+        create_series(&self.power_writes, "result", &["ok", "error"]);
         registry.register(
             "interrupt_affinities",
-            "Interrupts, queues of network interfaces and workqueues that are kept off exclusive CPUs, and those that stay \
-             there",
+            "Interrupts, queues of network interfaces and workqueues that were moved off exclusive CPUs, and those that stay there",
             self.affinities.clone(),
         );
         registry.register(
             "interrupt_affinity_writes",
-            "Affinities of interrupts, network queues and workqueues written, and whether the kernel took it; fixed: it \
-             lets nobody move that one",
+            "Writes of affinities of interrupts, network queues and workqueues, by result; fixed: the kernel does not let the interrupt be moved",
             self.affinity_writes.clone(),
         );
         registry.register(
             "cpu_power_settings",
-            "Power settings of exclusive CPUs that hold what is configured, that somebody else wrote since, and that cannot \
-             be made",
+            "Power settings of exclusive CPUs that are as configured (set), that another program has written since (given_up), and that cannot be written (refused)",
             self.power_settings.clone(),
         );
         registry.register(
             "cpu_power_writes",
-            "Power settings written, also to give them back, and whether the kernel took it",
+            "Writes of power settings, including restores, by result",
             self.power_writes.clone(),
         );
         registry.register(
             "interleave_weight",
-            "Weight of a node for the memory policy weighted-interleave that numaward set and holds; only with \
-             enforcement.interleaveWeights",
+            "Weight of a node for the memory policy weighted-interleave, if numaward has set it; only with enforcement.interleaveWeights",
             self.interleave_weight.clone(),
         );
     }
 }
 
 impl ControlMetrics {
-    /// So much is kept off exclusive CPUs now, and so much stays there.
+    /// Sets the numbers of interrupts, queues and workqueues that were moved off exclusive CPUs, and that stay there.
     pub(crate) fn affinities(&self, moved: usize, stay: usize) {
         set(&self.host.affinities, [("moved", moved), ("stays", stay)]);
     }
 
-    /// An affinity was written.
+    /// Counts a write of an affinity.
     pub(crate) fn wrote_affinity(&self, written: &Result<(), AffinityError>) {
         let result = match written {
             Ok(()) => "ok",
@@ -73,30 +69,30 @@ impl ControlMetrics {
         self.host.affinity_writes.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
-    /// So many power settings hold what is configured, are somebody else's, and cannot be made.
+    /// Sets the numbers of power settings that are as configured, that another program has written, and that cannot be written.
     pub(crate) fn power_settings(&self, set_now: usize, given_up: usize, refused: usize) {
         set(&self.host.power_settings, [("set", set_now), ("given_up", given_up), ("refused", refused)]);
     }
 
-    /// A power setting was written.
+    /// Counts a write of a power setting.
     pub(crate) fn wrote_power(&self, is_ok: bool) {
         let result = if is_ok { "ok" } else { "error" };
         self.host.power_writes.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
-    /// The nodes have these weights for weighted-interleave, as configured, and no others. Before, they had those.
+    /// Exports the weights that numaward has set, and removes the series of nodes that are only in `before`.
     pub(crate) fn interleave_weights(&self, weights: &NodeWeights, before: &NodeWeights) {
         for (node, weight) in weights {
             let of = self.host.interleave_weight.get_or_create(&[("numa_node", node.to_string())]);
             of.set(i64::from(*weight));
         }
-        // Never all at once: somebody may read them meanwhile.
+        // The family is not cleared, because a scrape may read it at the same time.
         for node in before.keys().filter(|node| !weights.contains_key(node)) {
             self.host.interleave_weight.remove(&[("numa_node", node.to_string())]);
         }
     }
 
-    /// A weight of a node, for the pages that list the families.
+    /// Creates one series, for the reference of all metrics.
     #[cfg(any(test, feature = "testing"))]
     pub fn show_interleave_weights(&self) {
         self.interleave_weights(&[(numaward_topology::NodeId(0), 1)].into(), &NodeWeights::new());
@@ -110,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_weight_that_stays_is_the_same_series() {
+    fn changed_weight_keeps_its_series() {
         let metrics = ControlMetrics::default();
         let of = |weights: &[(u32, u8)]| -> NodeWeights {
             weights.iter().map(|(node, weight)| (NodeId(*node), *weight)).collect()
@@ -118,7 +114,7 @@ mod tests {
         metrics.interleave_weights(&of(&[(0, 3), (2, 1)]), &NodeWeights::new());
         let weight = metrics.host.interleave_weight.get_or_create(&[("numa_node", "0".to_owned())]).clone();
         metrics.interleave_weights(&of(&[(0, 5)]), &of(&[(0, 3), (2, 1)]));
-        assert_eq!(weight.get(), 5, "it was not made anew");
+        assert_eq!(weight.get(), 5, "the series was created again");
         assert!(metrics.host.interleave_weight.get(&[("numa_node", "2".to_owned())]).is_none());
     }
 }

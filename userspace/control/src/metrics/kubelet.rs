@@ -1,4 +1,4 @@
-//! What the kubelet counts too, as it counts it.
+//! The kubelet's metrics of its resource managers, for the decisions of numaward.
 
 use educe::Educe;
 use numaward_engine::{
@@ -19,8 +19,8 @@ use prometheus_client::{
 
 use super::ManagerRequests;
 
-/// The kubelet decides on each pod once; where a manager cannot give what the topology policy allowed, that is an error of
-/// both. Its errors have no reason, and it measures in milliseconds.
+/// Metrics with the semantics of the kubelet, which decides on each pod once. If a manager rejects a container that the topology
+/// policy accepted, both count an error. Errors have no reason, and durations are in milliseconds.
 #[derive(Clone, Debug, Educe)]
 #[educe(Default)]
 pub(super) struct KubeletMetrics {
@@ -36,30 +36,32 @@ pub(super) struct KubeletMetrics {
     misaligned: AlignmentGauge,
 }
 
-/// Containers, or pods, by the boundary within which they have what they have, and by the scope. Counters by all but the
-/// name, which is the kubelet's: that of a counter would end with `_total`.
+/// Containers or pods by scope and by the boundary within which their resources are. The values are counters. The type is a gauge
+/// because the exported name of a counter would end with `_total`, unlike the kubelet's.
 type AlignmentGauge = Family<[(&'static str, &'static str); 2], Gauge>;
 
-/// Within one node; the cores, which are whole; one last-level cache.
+/// Boundary: all resources are on one node.
 pub(super) const NUMA_NODE: &str = "numa_node";
+/// Boundary: the CPUs are whole cores.
 pub(super) const PHYSICAL_CPU: &str = "physical_cpu";
+/// Boundary: the CPUs share one last-level cache.
 pub(super) const UNCORE_CACHE: &str = "uncore_cache";
 
-fn add_aligned(of: &AlignmentGauge, boundary: &'static str, scope: TopologyManagerScope, count: u64) {
+fn add_aligned(gauge: &AlignmentGauge, boundary: &'static str, scope: TopologyManagerScope, count: u64) {
     let scope = match scope {
         TopologyManagerScope::Container => "container",
         TopologyManagerScope::Pod => "pod",
     };
     let labels = [("boundary", boundary), ("scope", scope)];
-    of.get_or_create(&labels).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+    gauge.get_or_create(&labels).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
 }
 
-/// By which rules the kubelet would have decided on a pod.
+/// The rules by which the kubelet would have decided on a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KubeletRules<'a> {
     pub(crate) policy: TopologyManagerPolicy,
     pub(crate) scope: TopologyManagerScope,
-    /// Whether CPUs are given by whole cores only.
+    /// True if only whole cores are allocated (`full-pcpus-only`).
     pub(crate) has_whole_cores: bool,
     pub(crate) machine: &'a Machine,
 }
@@ -67,7 +69,7 @@ pub(crate) struct KubeletRules<'a> {
 impl KubeletMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         let Self { aligned, misaligned, .. } = self;
-        for (of, boundary, scope) in [
+        for (gauge, boundary, scope) in [
             (aligned, NUMA_NODE, TopologyManagerScope::Pod),
             (aligned, NUMA_NODE, TopologyManagerScope::Container),
             (aligned, PHYSICAL_CPU, TopologyManagerScope::Container),
@@ -76,7 +78,7 @@ impl KubeletMetrics {
             (misaligned, NUMA_NODE, TopologyManagerScope::Container),
             (misaligned, PHYSICAL_CPU, TopologyManagerScope::Container),
         ] {
-            add_aligned(of, boundary, scope, 0);
+            add_aligned(gauge, boundary, scope, 0);
         }
         for (name, counter) in [
             ("kubelet_topology_manager_admission_requests", &self.topology_requests),
@@ -101,8 +103,8 @@ impl KubeletMetrics {
         );
     }
 
-    /// Counts what a decision kept together, or could not, as the kubelet does: only one node is a boundary that a policy
-    /// guarantees, and whole cores are one where they are demanded.
+    /// Counts the alignment of a decision, as the kubelet does: `numa_node` only with the policy `single-numa-node`, and
+    /// `physical_cpu` only with `full-pcpus-only`.
     pub(super) fn count_aligned(
         &self,
         request: &Request,
@@ -132,9 +134,9 @@ impl KubeletMetrics {
             add_aligned(aligned, PHYSICAL_CPU, container, cpus.containers.saturating_sub(errors));
             add_aligned(misaligned, PHYSICAL_CPU, container, errors);
         }
-        let given = decision.outcome.iter().flatten().filter_map(|of| of.allocation.cpus.as_ref());
+        let allocated = decision.outcome.iter().flatten().filter_map(|of| of.allocation.cpus.as_ref());
         let machine = as_reported_to_kubelet(rules.machine);
-        let of_one_cache = given.filter(|cpus| share_one_cache(&machine, cpus)).count();
+        let of_one_cache = allocated.filter(|cpus| share_one_cache(&machine, cpus)).count();
         add_aligned(aligned, UNCORE_CACHE, container, of_one_cache as u64);
     }
 }

@@ -1,4 +1,4 @@
-//! What is counted of decisions, and what is shown of it.
+//! Tests of the metrics of decisions.
 
 use numaward_engine::{Resources, policy::TopologyManagerScope};
 use numaward_topology::Machine;
@@ -8,10 +8,10 @@ use super::{
     *,
 };
 
-fn written(figures: &ControlMetrics) -> String {
+fn encode(metrics: &ControlMetrics) -> String {
     let (mut ours, mut kubelets) = (Registry::with_prefix("numaward"), Registry::default());
-    figures.register(&mut ours);
-    figures.register_kubelet(&mut kubelets);
+    metrics.register(&mut ours);
+    metrics.register_kubelet(&mut kubelets);
     let mut text = String::new();
     for registry in [&ours, &kubelets] {
         prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
@@ -34,9 +34,9 @@ fn guaranteed(name: &str, cpu: &str, gibibytes: u64) -> ContainerRequest {
     ContainerRequest::guaranteed(name, resources.with_memory(Quantity::whole(Bytes::gib(gibibytes).0)))
 }
 
-/// As the kubelet, it is counted what is within a boundary that is guaranteed, up to the container that cannot be.
+/// Like the kubelet, containers count as aligned up to the first one that cannot be aligned.
 #[test]
-fn what_is_aligned_is_counted_as_the_kubelet_counts_it() {
+fn counts_alignment_like_the_kubelet() {
     use TopologyManagerScope::{Container, Pod};
     let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).caches_per_node(2);
     let machine = machine.memory(Bytes::gib(4)).build().unwrap();
@@ -48,11 +48,11 @@ fn what_is_aligned_is_counted_as_the_kubelet_counts_it() {
     };
     let single = TopologyManagerPolicy::SingleNumaNode;
     for (policy, scope, has_whole_cores, containers, expected) in [
-        // Aligned: to a node, by container and by pod; to cores; to a cache. Then what could not be, without caches.
+        // Aligned: to a node in the scopes container and pod, to cores, to a cache. Then the failures, except for caches.
         (single, Container, false, &["2", "500m"][..], [3, 0, 0, 2, 0, 0, 0]),
         (single, Pod, false, &["2", "500m"], [0, 1, 0, 2, 0, 0, 0]),
         (single, Container, true, &["2", "500m"], [3, 0, 2, 2, 0, 0, 0]),
-        // Six threads of a node are those of two caches.
+        // Six CPUs of a node are in two caches.
         (single, Container, false, &["6"], [2, 0, 0, 1, 0, 0, 0]),
         // A node has eight CPUs.
         (single, Container, false, &["2", "12"], [2, 0, 0, 0, 1, 0, 0]),
@@ -70,12 +70,12 @@ fn what_is_aligned_is_counted_as_the_kubelet_counts_it() {
             ..numaward_config::Config::default()
         };
         let strategy = numaward_guarantee::policy::strategy(&config, &machine).unwrap();
-        let figures = ControlMetrics::default();
-        let asked = request(containers);
-        let decision = strategy.admit(&strategy.idle(), &asked);
+        let metrics = ControlMetrics::default();
+        let request = request(containers);
+        let decision = strategy.admit(&strategy.idle(), &request);
         let rules = KubeletRules { policy, scope, has_whole_cores, machine: &machine };
-        figures.decided_on_pod(&asked, &decision, &rules, Duration::ZERO);
-        let text = written(&figures);
+        metrics.decided_on_pod(&request, &decision, &rules, Duration::ZERO);
+        let text = encode(&metrics);
         let found = [
             ("count", NUMA_NODE, "container"),
             ("count", NUMA_NODE, "pod"),
@@ -95,9 +95,9 @@ fn what_is_aligned_is_counted_as_the_kubelet_counts_it() {
     }
 }
 
-/// As the kubelet, each container is counted that is to have something for itself, up to the one that cannot.
+/// Like the kubelet, containers with exclusive resources count up to the first rejected one.
 #[test]
-fn containers_are_counted_that_a_manager_was_asked_for() {
+fn counts_containers_passed_to_managers() {
     let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4);
     let machine = machine.memory(Bytes::gib(4)).build().unwrap();
     let container = guaranteed;
@@ -111,7 +111,7 @@ fn containers_are_counted_that_a_manager_was_asked_for() {
     shared.limits = Resources::none();
     let one = |cpu: &str, gibibytes| request(vec![], vec![container("a", cpu, gibibytes)]);
     let (none, restricted) = (TopologyManagerPolicy::None, TopologyManagerPolicy::Restricted);
-    for (policy, asked, expected) in [
+    for (policy, request, expected) in [
         // CPU requests and errors, memory requests and errors, errors of the topology manager.
         (restricted, one("2", 1), [1, 0, 1, 0, 0]),
         (restricted, one("500m", 1), [0, 0, 1, 0, 0]),
@@ -137,12 +137,12 @@ fn containers_are_counted_that_a_manager_was_asked_for() {
             ..numaward_config::Config::default()
         };
         let strategy = numaward_guarantee::policy::strategy(&config, &machine).unwrap();
-        let figures = ControlMetrics::default();
-        let decision = strategy.admit(&strategy.idle(), &asked);
+        let metrics = ControlMetrics::default();
+        let decision = strategy.admit(&strategy.idle(), &request);
         let took = Duration::from_millis(3);
-        figures.decided(&asked, &decision, took);
-        figures.decided_on_pod(&asked, &decision, &rules(policy, &machine), took);
-        let text = written(&figures);
+        metrics.decided(&request, &decision, took);
+        metrics.decided_on_pod(&request, &decision, &rules(policy, &machine), took);
+        let text = encode(&metrics);
         let found = |prefix: &str| {
             [
                 "cpu_manager_pinning_requests_total",
@@ -153,7 +153,7 @@ fn containers_are_counted_that_a_manager_was_asked_for() {
             ]
             .map(|name| sum(&text, &format!("{prefix}_{name}")))
         };
-        assert_eq!(found("kubelet"), expected, "{policy:?} {asked:?} {:?}", decision.outcome);
+        assert_eq!(found("kubelet"), expected, "{policy:?} {request:?} {:?}", decision.outcome);
         assert_eq!(found("numaward")[..4], expected[..4]);
         assert!(text.contains("\nkubelet_topology_manager_admission_requests_total 1\n"), "{text}");
         assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_sum 3.0\n"), "{text}");
@@ -161,8 +161,8 @@ fn containers_are_counted_that_a_manager_was_asked_for() {
 }
 
 #[test]
-fn everything_starts_at_zero() {
-    let text = written(&ControlMetrics::default());
+fn series_start_at_zero() {
+    let text = encode(&ControlMetrics::default());
     for line in [
         "numaward_topology_manager_admission_requests_total 0",
         "numaward_memory_manager_pinning_errors_total{reason=\"UnexpectedAdmissionError\"} 0",

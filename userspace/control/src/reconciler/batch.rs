@@ -1,14 +1,14 @@
-//! Client commands: consecutive commands of the same kind are executed as one batch, all others one by one.
+//! Client commands: consecutive commands of the same kind are executed as one batch, all other commands one by one.
 
 use numaward_guarantee::{
-    command::{Answer, Command},
+    command::{AdmissionOutcome, Command},
     error::AdmissionError,
     request::Request,
 };
 use tokio::sync::oneshot;
 
 use super::ReconcilerLoop;
-use crate::core::{Admission, BatchKind, QueuedCommand, batch_key};
+use crate::core::{Admission, BatchKind, QueuedCommand, batch, batch_key, rebalance::RoomRequest, release};
 
 impl ReconcilerLoop {
     /// Executes the commands that were taken from the inbox.
@@ -28,7 +28,7 @@ impl ReconcilerLoop {
             _ => None,
         });
         let requests: Vec<&Request> = requests.collect();
-        let mut results = self.core.admit_batch(&requests).into_iter();
+        let mut results = batch::admit_batch(&mut self.core, &requests).into_iter();
         self.process_effects();
         let mut postponed = Vec::new();
         let mut answers = Vec::new();
@@ -41,7 +41,7 @@ impl ReconcilerLoop {
             }
         }
         if let Some(inbox) = &mut self.core.execution.inbox {
-            inbox.put_back_others(postponed);
+            inbox.requeue_clients(postponed);
         }
         for (command, result) in answers {
             if let Command::Admit { request, dry_run, answer } = command {
@@ -51,44 +51,45 @@ impl ReconcilerLoop {
     }
 
     fn release_and_answer(&mut self, waiting: Vec<QueuedCommand>) {
-        let asked = waiting.into_iter().filter_map(|waiting| match waiting.command {
+        let releases = waiting.into_iter().filter_map(|waiting| match waiting.command {
             Command::Release { name, answer } => Some((name, answer)),
             _ => None,
         });
-        let asked: Vec<_> = asked.collect();
-        let names: Vec<&str> = asked.iter().map(|(name, _)| name.as_str()).collect();
-        let results = self.core.release_batch(&names);
+        let releases: Vec<_> = releases.collect();
+        let names: Vec<&str> = releases.iter().map(|(name, _)| name.as_str()).collect();
+        let results = release::release_batch(&mut self.core, &names);
         self.process_effects();
-        for ((_, answer), result) in asked.into_iter().zip(results) {
+        for ((_, answer), result) in releases.into_iter().zip(results) {
             let _ = answer.send(result);
         }
     }
 
-    /// Answers a client whose request was admitted or refused, unless a rebalance starts for the request.
+    /// Answers the client of an admitted or refused request, unless a rebalance starts for the request.
     pub(super) fn answer_admission(
         &mut self,
         request: &Request,
         dry_run: bool,
-        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
+        answer: oneshot::Sender<Result<AdmissionOutcome, AdmissionError>>,
         result: Result<Admission, AdmissionError>,
     ) {
         let (result, answer) = match self.answer(result, &request.name) {
             Err(refused @ AdmissionError::Rejected(..)) if !dry_run => {
                 let waiter = Some((answer, refused));
-                let waiter = self.rebalancing.start_automatic(&mut self.core, request, waiter);
+                let room = RoomRequest::Workload(Box::new(request.clone()), true);
+                let waiter = self.rebalancing.start_automatic(&mut self.core, &room, waiter);
                 let Some((answer, refused)) = waiter else { return };
                 (Err(refused), answer)
             }
             result => (result, answer),
         };
-        let admitted = matches!(result, Ok(Answer::Admitted(_)));
+        let admitted = matches!(result, Ok(AdmissionOutcome::Admitted(_)));
         // No client is left to use or release the guarantee.
         if answer.send(result).is_err() && admitted {
             tracing::info!(
                 name = request.name,
                 "the client of this request disconnected: the guarantee is released"
             );
-            let _ = self.core.release(&request.name);
+            let _ = release::release(&mut self.core, &request.name);
             // Needed here too, because the container runtime may wait for the freed resources.
             self.process_effects();
         }

@@ -20,11 +20,12 @@ use std::{
 use numaward_api::EventKind;
 use numaward_cgroup::CgroupPath;
 use numaward_engine::OwnerId;
+use numaward_guarantee::error::AdmissionError;
 use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
-use super::drift::Rotation;
-use crate::core::{Core, node_with_most};
+use super::{Controller, ControllerEvent, drift::Rotation};
+use crate::core::{Core, burstable_home, conditions, shared_pool};
 
 /// Maximum time between two readings of a workload; less if the dwell time is short.
 const MAX_READ_INTERVAL: Duration = Duration::from_secs(10);
@@ -77,7 +78,7 @@ impl BurstableHomes {
         self.away.retain(|owner, _| self.workloads.contains_key(owner));
     }
 
-    pub(super) fn look(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
         if std::mem::take(&mut self.is_outdated) {
             self.update(core);
         }
@@ -85,7 +86,9 @@ impl BurstableHomes {
         for owner in self.round.next_batch() {
             let Some(cgroups) = self.workloads.get(&owner) else { continue };
             let mut by_node: BTreeMap<NodeId, Bytes> = BTreeMap::new();
-            for (node, bytes) in cgroups.iter().flat_map(|(_, cgroup)| core.footprint(cgroup)) {
+            for (node, bytes) in
+                cgroups.iter().flat_map(|(_, cgroup)| burstable_home::footprint(core, cgroup))
+            {
                 let sum = by_node.entry(node).or_default();
                 sum.0 = sum.0.saturating_add(bytes.0);
             }
@@ -93,7 +96,7 @@ impl BurstableHomes {
             let preferred = preferred_nodes(core, &owner);
             let before = self.away.remove(&owner);
             let Some((node, on_node)) =
-                node_with_most(by_node).filter(|(node, _)| !preferred.contains(*node))
+                burstable_home::node_with_most(by_node).filter(|(node, _)| !preferred.contains(*node))
             else {
                 continue;
             };
@@ -111,7 +114,17 @@ impl BurstableHomes {
     }
 }
 
-/// Returns the Burstable owners whose guarantees may move, with the names and cgroups of these guarantees.
+impl Controller for BurstableHomes {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Tick(now) => self.tick(core, now),
+            ControllerEvent::StateChanged => self.is_outdated = true,
+            _ => {}
+        }
+    }
+}
+
+/// Returns the Burstable owners with movable guarantees, and the names and cgroups of these guarantees.
 fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
     let mut found: BTreeMap<OwnerId, Vec<(String, CgroupPath)>> = BTreeMap::new();
     for (name, guarantee) in &core.store.state.guarantees {
@@ -143,7 +156,7 @@ fn move_guarantee(
     (to, on_node): (NodeId, Bytes),
 ) -> bool {
     let (_, first) = cgroups.first().cloned().unzip();
-    match core.move_home(owner, first.as_ref(), to) {
+    match move_preferred_node(core, owner, first.as_ref(), to) {
         Ok(true) => {}
         Ok(false) => {
             tracing::debug!(%owner, node = %to, "the guarantee cannot follow its workload: the node has no room");
@@ -162,6 +175,39 @@ fn move_guarantee(
         core.report(Some(cgroup), report.detail("from", from.to_string()).detail("to", to.to_string()));
     }
     true
+}
+
+/// Moves the guaranteed memory of a Burstable owner with this cgroup to this node; returns false if the node has too little free
+/// memory.
+pub(crate) fn move_preferred_node(
+    core: &mut Core,
+    owner: &OwnerId,
+    cgroup: Option<&CgroupPath>,
+    to: NodeId,
+) -> Result<bool, AdmissionError> {
+    let Some(account) = core.store.state.ledger.owner(owner).cloned() else { return Ok(false) };
+    let Some(request) = account.request.as_deref() else { return Ok(false) };
+    let home = NodeSet::single(to);
+    let mut terms = account.terms.clone();
+    let names = account.containers.keys();
+    terms.preferences.preferred = names.map(|name| (name.clone(), home.clone())).collect();
+    let strategy = &*core.policy.strategy;
+    // Memory that the cgroup already uses there counts as free for it.
+    let without = strategy.release(&conditions::ledger_for(core, cgroup, None), owner);
+    let decision = strategy.admit_watched(&without, request, &terms, &|_| {});
+    let Ok(grants) = decision.outcome else { return Ok(false) };
+    let mut blocks = grants.iter().flat_map(|grant| &grant.allocation.blocks);
+    if blocks.any(|block| block.kind == ZoneKind::Memory && block.affinity != home) {
+        return Ok(false);
+    }
+    let started = account.started.iter();
+    let ledger =
+        started.fold(decision.ledger, |ledger, container| strategy.note_started(&ledger, owner, container));
+    let mut change = core.begin();
+    change.state().ledger = ledger;
+    change.store()?;
+    shared_pool::note_guarantees_changed(core);
+    Ok(true)
 }
 
 #[cfg(test)]

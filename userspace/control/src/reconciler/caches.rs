@@ -1,13 +1,16 @@
-//! Shares of L3 caches and memory bandwidth, and what workloads have of both: `resctrl` in the configuration.
+//! Shares of L3 caches and memory bandwidth, and the use of both by workloads (`resctrl` in the configuration).
 //!
-//! Algorithm: when other workloads hold a guarantee than before, and every second while any of them has a class or is counted,
-//! the thread `caches` makes the kernel's tree as it is to be and reads what is counted, see [`numaward_enforce::resctrl`].
-//! Where that takes long, it is done less often.
+//! # Algorithm
+//! The thread `caches` updates the kernel's tree of resctrl groups and reads its counters, see [`numaward_enforce::resctrl`]. It
+//! does so when the guarantees have changed, and every second while a workload has a class or is monitored; less often if an
+//! update takes long.
 //!
-//! Invariants: this thread reads no file of the tree but at its start, and waits for nothing. What was found in the
-//! default group is stored before anything is written there. Where nothing is configured any more, what an earlier
-//! run made is gone before anybody is answered. A guarantee is given whether its class can be held or not. What is
-//! not as it is to be is reported once.
+//! # Invariants
+//! - The reconciler's thread uses the files of the tree only at the start of the daemon, and waits for nothing.
+//! - The originals of the default group are stored before that group is written.
+//! - If resctrl is no longer configured, groups of the previous run are removed before the first client is answered.
+//! - A request is admitted whether or not its class can be applied.
+//! - Each problem is reported once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,30 +28,32 @@ use numaward_guarantee::{caches::shares, request::Target};
 use numaward_model::EventReport;
 use tokio_util::sync::CancellationToken;
 
+use super::{Controller, ControllerEvent};
 use crate::{core::Core, metrics::CacheLabels, worker::Worker};
 
-/// How often the tree is looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// Looking takes no more than this share of the time: one of so many parts.
-const COST: u32 = 100;
-/// How long one look may take before the thread counts as hung. It beats with each group.
-const LIMIT: Duration = Duration::from_mins(5);
+/// Interval between two updates of the tree.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause between two updates is at least the duration of an update times this factor.
+const UPDATE_PAUSE_FACTOR: u32 = 100;
+/// Time for one group of an update, after which the thread counts as hung.
+const HANG_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// The thread, which says what was done and how long that took.
+/// The thread. Its result is the outcome of an update and the duration.
 type CacheWorker = Worker<ResctrlSpec, (ResctrlOutcome, Duration)>;
 
-/// Has the tree follow what is held.
+/// Controller of the resctrl groups.
 #[derive(Debug)]
 pub(super) struct CacheClasses {
     pub(super) kernel: Arc<dyn ResctrlKernel>,
     worker: Option<CacheWorker>,
-    wanted: ResctrlSpec,
-    /// Whether other workloads may hold a guarantee by now.
+    spec: ResctrlSpec,
+    /// True if guarantees have changed since `spec` was computed.
     pub(super) is_outdated: bool,
-    next_look: Option<Instant>,
-    /// What is not as it is to be, as reported last.
+    /// Time of the next update; `None` if one is due at once.
+    next_update: Option<Instant>,
+    /// The problems of the last update, which were reported.
     problems: BTreeSet<String>,
-    /// By which labels figures are served, by workload.
+    /// Labels of the exported metrics of each workload.
     labels: BTreeMap<String, CacheLabels>,
     stop: CancellationToken,
 }
@@ -58,125 +63,142 @@ impl CacheClasses {
         Self {
             kernel: Arc::new(HostKernel),
             worker: None,
-            wanted: ResctrlSpec::default(),
+            spec: ResctrlSpec::default(),
             is_outdated: true,
-            next_look: None,
+            next_update: None,
             problems: BTreeSet::new(),
             labels: BTreeMap::new(),
             stop,
         }
     }
 
-    /// Removes what an earlier run made, where nothing of the kind is to be done.
+    /// If resctrl is not configured, removes the groups of the previous run and restores the default group.
     pub(super) fn adopt(&mut self, core: &mut Core) {
         if core.config.enabled_resctrl().is_some() {
             return;
         }
         let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
-        let nothing = ResctrlSpec { reduced: core.store.state.cache_ways.clone(), ..ResctrlSpec::default() };
-        if nothing.is_needed() || !tree.own_groups().is_empty() {
-            let mut done = tree.reconcile(&nothing);
-            store(core, &mut done);
-            self.report(core, &done);
+        let empty = ResctrlSpec { reduced: core.store.state.cache_ways.clone(), ..ResctrlSpec::default() };
+        if empty.is_needed() || !tree.own_groups().is_empty() {
+            let mut outcome = tree.reconcile(&empty);
+            store_originals(core, &mut outcome);
+            self.report(core, &outcome);
         }
     }
 
-    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
         let Some(config) = core.config.enabled_resctrl() else { return };
         if std::mem::take(&mut self.is_outdated) {
             let classes = shares(config);
             let monitors = config.monitor != Monitor::Off;
-            let (workloads, labels) = workloads(core);
-            let reduced = self.wanted.reduced.clone();
-            let wanted = ResctrlSpec { classes, workloads, monitors, reduced };
-            if wanted != self.wanted {
-                (self.wanted, self.next_look) = (wanted, None);
+            let (workloads, labels) = workloads_and_labels(core);
+            let reduced = self.spec.reduced.clone();
+            let spec = ResctrlSpec { classes, workloads, monitors, reduced };
+            if spec != self.spec {
+                (self.spec, self.next_update) = (spec, None);
             }
             self.labels = labels;
         }
-        if let Some((mut done, took)) = self.worker.as_mut().and_then(CacheWorker::take) {
-            let goes_on = store(core, &mut done) && done.waits;
-            if !goes_on {
-                self.report(core, &done);
+        if let Some((mut outcome, took)) = self.worker.as_mut().and_then(CacheWorker::take) {
+            // The thread waits for the originals to be stored and then completes the update.
+            let is_incomplete = store_originals(core, &mut outcome) && outcome.waits;
+            if !is_incomplete {
+                self.report(core, &outcome);
             }
-            if self.next_look.is_some() {
-                self.next_look = (!goes_on).then(|| now + LOOK.max(took * COST));
+            if self.next_update.is_some() {
+                self.next_update =
+                    (!is_incomplete).then(|| now + UPDATE_INTERVAL.max(took * UPDATE_PAUSE_FACTOR));
             }
         }
-        self.wanted.reduced.clone_from(&core.store.state.cache_ways);
+        self.spec.reduced.clone_from(&core.store.state.cache_ways);
         let is_busy = self.worker.as_ref().is_some_and(CacheWorker::is_busy);
-        let is_idle = !self.wanted.is_needed() && self.problems.is_empty() && self.next_look.is_some();
-        if is_busy || is_idle || self.next_look.is_some_and(|next| now < next) {
+        let is_idle = !self.spec.is_needed() && self.problems.is_empty() && self.next_update.is_some();
+        if is_busy || is_idle || self.next_update.is_some_and(|next| now < next) {
             return;
         }
-        let wanted = self.wanted.clone();
+        let spec = self.spec.clone();
         let Some(worker) = self.worker(core) else { return };
-        if worker.give(wanted) {
-            self.next_look = Some(now + LOOK);
+        if worker.give(spec) {
+            self.next_update = Some(now + UPDATE_INTERVAL);
         }
     }
 
-    /// The thread, which is started when it is needed first.
+    /// Returns the thread, and starts it before its first use.
     fn worker(&mut self, core: &Core) -> Option<&mut CacheWorker> {
         if self.worker.is_none() {
             let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
-            let follow = move |wanted| {
+            let perform = move |spec| {
                 let started = Instant::now();
-                (tree.reconcile(&wanted), started.elapsed())
+                (tree.reconcile(&spec), started.elapsed())
             };
-            match Worker::start("caches", LIMIT, &core.ports.heartbeats, &self.stop, follow) {
+            match Worker::start("caches", HANG_TIMEOUT, &core.ports.heartbeats, &self.stop, perform) {
                 Ok(worker) => self.worker = Some(worker),
-                Err(error) => tracing::error!(%error, "classes are not held: no thread can be started"),
+                Err(error) => {
+                    tracing::error!(%error, "resctrl classes are not applied: cannot start the thread");
+                }
             }
         }
         self.worker.as_mut()
     }
 
-    fn report(&mut self, core: &Core, done: &ResctrlOutcome) {
+    /// Reports changes and new problems, and exports the counters.
+    fn report(&mut self, core: &Core, outcome: &ResctrlOutcome) {
         let ResctrlOutcome {
             is_made_up, set, removed, problems, held, refused, groups, moved, readings, ..
-        } = done;
+        } = outcome;
         let metrics = &core.metrics;
-        metrics.cache_classes(held.len(), refused.len(), *groups, *moved);
+        metrics.caches.set_classes(held.len(), refused.len(), *groups, *moved);
         let exported = &core.config.metrics.workloads;
-        let shown = readings.iter().filter(|of| exported.admits(&of.workload));
-        let shown = shown.filter_map(|of| Some((self.labels.get(&of.workload)?, of.cache, of.counted)));
-        metrics.cache_readings(shown);
-        let whose = if *is_made_up { " in a made-up tree, which is not the kernel's" } else { "" };
+        let readings = readings.iter().filter(|of| exported.admits(&of.workload));
+        let readings = readings.filter_map(|of| Some((self.labels.get(&of.workload)?, of.cache, of.counted)));
+        metrics.caches.set_readings(readings);
+        let tree = if *is_made_up { " in a fake tree, which is not the kernel's" } else { "" };
         let report = |severity, text: String| {
             let report = EventReport::new(EventKind::Resctrl, text).severity(severity);
             core.report(None, report.detail("madeUp", is_made_up));
         };
         if !set.is_empty() {
-            report(Severity::Info, format!("Classes were given their shares{whose}: {}.", set.join("; ")));
+            report(Severity::Info, format!("The shares of classes were set{tree}: {}.", set.join("; ")));
         }
         if !removed.is_empty() {
-            report(
-                Severity::Info,
-                format!("Classes that nobody has any more were removed{whose}: {}.", removed.join(", ")),
-            );
+            report(Severity::Info, format!("Unused classes were removed{tree}: {}.", removed.join(", ")));
         }
         if *problems != self.problems {
             let new: Vec<&str> = problems.difference(&self.problems).map(String::as_str).collect();
             if !new.is_empty() {
-                report(Severity::Warning, format!("Not as configured{whose}: {}.", new.join("; ")));
+                report(
+                    Severity::Warning,
+                    format!("The configuration could not be applied{tree}: {}.", new.join("; ")),
+                );
             }
             self.problems.clone_from(problems);
         }
     }
 }
 
-/// Stores what was found in the default group and is written there; whether that worked.
-fn store(core: &mut Core, done: &mut ResctrlOutcome) -> bool {
-    let stored = core.save_part(|state| &mut state.cache_ways, done.reduced.clone());
+impl Controller for CacheClasses {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Tick(now) => self.tick(core, now),
+            ControllerEvent::StateChanged => self.is_outdated = true,
+            _ => {}
+        }
+    }
+}
+
+/// Stores the originals of the default group in the ledger. Returns false, and adds a problem, if that fails.
+fn store_originals(core: &mut Core, outcome: &mut ResctrlOutcome) -> bool {
+    let stored = core.save_part(|state| &mut state.cache_ways, outcome.reduced.clone());
     if let Err(error) = &stored {
-        done.problems.insert(format!("what resctrl's default group had before cannot be stored: {error}"));
+        outcome
+            .problems
+            .insert(format!("the original shares of resctrl's default group cannot be stored: {error}"));
     }
     stored.is_ok()
 }
 
-/// All who hold a guarantee, and the labels of their figures.
-fn workloads(core: &Core) -> (BTreeMap<String, ResctrlWorkload>, BTreeMap<String, CacheLabels>) {
+/// Returns the workloads with a guarantee, and the labels of their metrics.
+fn workloads_and_labels(core: &Core) -> (BTreeMap<String, ResctrlWorkload>, BTreeMap<String, CacheLabels>) {
     let state = &core.store.state;
     let (mut workloads, mut labels) = (BTreeMap::new(), BTreeMap::new());
     for (name, held) in &state.guarantees {
@@ -184,7 +206,7 @@ fn workloads(core: &Core) -> (BTreeMap<String, ResctrlWorkload>, BTreeMap<String
         let class = account.and_then(|account| account.terms.resctrl_class.clone());
         let cgroup = core.hierarchy.dir(&held.cgroup);
         workloads.insert(name.clone(), ResctrlWorkload { class, cgroup });
-        let of = match &held.target {
+        let workload_labels = match &held.target {
             Target::Container(of) => vec![
                 ("namespace", of.pod.namespace.clone()),
                 ("pod", of.pod.name.clone()),
@@ -192,7 +214,7 @@ fn workloads(core: &Core) -> (BTreeMap<String, ResctrlWorkload>, BTreeMap<String
             ],
             _ => vec![("workload", name.clone())],
         };
-        labels.insert(name.clone(), of);
+        labels.insert(name.clone(), workload_labels);
     }
     (workloads, labels)
 }

@@ -5,15 +5,16 @@ use std::{sync::Arc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Event, affinities::Affinities, auto_placement::AutoPlacement, budgets::Budgets,
+    Controller, ControllerEvent, affinities::Affinities, auto_placement::AutoPlacement, budgets::Budgets,
     burstable_home::BurstableHomes, caches::CacheClasses, declared::Declarations, drift::DriftController,
     guard::Guard, interrupts::Interrupts, liveness::Liveness, power::PowerSettings, restores::Restores,
-    throttling::Throttling, weights::InterleaveWeights,
+    throttling::Throttling, upkeep::Upkeep, weights::InterleaveWeights,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
 /// All controllers. They do not use each other.
 pub(super) struct Controllers {
+    pub(super) upkeep: Upkeep,
     pub(super) liveness: Liveness,
     pub(super) drift: DriftController,
     pub(super) restores: Restores,
@@ -51,6 +52,14 @@ impl HostSettings {
     }
 }
 
+impl Controller for HostSettings {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        if let ControllerEvent::Tick(now) = *event {
+            self.tick(core, now);
+        }
+    }
+}
+
 impl Controllers {
     pub(super) fn new(
         core: &Core,
@@ -58,6 +67,7 @@ impl Controllers {
         stop: CancellationToken,
     ) -> Self {
         Self {
+            upkeep: Upkeep::new(Instant::now()),
             liveness: Liveness::new(core.hierarchy.clone()),
             drift: DriftController::new(write_monitor),
             restores: Restores::default(),
@@ -73,48 +83,44 @@ impl Controllers {
         }
     }
 
-    /// Passes an event to the controllers that handle it.
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match *event {
-            Event::Tick(now) => self.tick(core, now),
-            Event::KnobsWritten(now) => self.drift.check(core, now, false),
-            Event::MachineChanged(now) => {
-                self.drift.check_all(core, now);
-                self.auto_placement.is_outdated = true;
-            }
-            Event::Cgroups(events) => {
-                self.liveness.question_removed(core, events);
-                self.declarations.follow(core, events);
-            }
-            Event::SettingsChanged(change) => {
-                self.liveness.follow_held(core, change);
-                self.drift.follow_held(change);
-            }
-            Event::StateChanged => {
-                self.drift.follow(&core.store.state.applied);
-                self.restores.update(&core.store.state.applied);
-                self.throttling.is_outdated = true;
-                self.homes.is_outdated = true;
-                self.auto_placement.is_outdated = true;
-                self.budgets.is_outdated = true;
-                self.caches.is_outdated = true;
-            }
-            Event::WorkloadsGone(now) => self.liveness.release_gone(core, now, false),
-            Event::CapacityFreed => self.declarations.try_waiting(core),
-        }
+    /// Returns the controllers in the order in which they handle an event.
+    fn list(&mut self) -> [&mut dyn Controller; 13] {
+        let Self {
+            upkeep,
+            liveness,
+            restores,
+            drift,
+            throttling,
+            homes,
+            auto_placement,
+            budgets,
+            guard,
+            host,
+            caches,
+            affinities,
+            declarations,
+        } = self;
+        [
+            upkeep,
+            liveness,
+            restores,
+            drift,
+            throttling,
+            homes,
+            auto_placement,
+            budgets,
+            guard,
+            host,
+            caches,
+            affinities,
+            declarations,
+        ]
     }
 
-    fn tick(&mut self, core: &mut Core, now: Instant) {
-        self.liveness.release_gone(core, now, true);
-        self.restores.tick(core, now);
-        self.drift.check(core, now, true);
-        self.throttling.sample(core, now);
-        self.homes.look(core, now);
-        self.auto_placement.turn(core, now);
-        self.budgets.turn(core, now);
-        self.guard.turn(core, now);
-        self.host.tick(core, now);
-        self.caches.turn(core, now);
-        self.affinities.turn(core);
+    /// Passes an event to all controllers.
+    pub(super) fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        for controller in self.list() {
+            controller.handle(core, event);
+        }
     }
 }

@@ -27,7 +27,8 @@ use numaward_enforce as enforce;
 use numaward_guarantee::{error::AdmissionError, request::Request, state::Guarantee};
 use numaward_model::EventReport;
 
-use crate::core::{Attempt, Core};
+use super::{Controller, ControllerEvent};
+use crate::core::{Attempt, Core, admission, release, resize};
 
 /// The rules and the waiting cgroups.
 #[derive(Debug, Default)]
@@ -105,6 +106,16 @@ impl Declarations {
     }
 }
 
+impl Controller for Declarations {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Cgroups(events) => self.follow(core, events),
+            ControllerEvent::CapacityFreed => self.retry_waiting(core),
+            _ => {}
+        }
+    }
+}
+
 impl Declarations {
     /// Releases guarantees without a rule and serves the cgroups with one.
     pub(super) fn reconcile(&mut self, core: &mut Core) {
@@ -113,7 +124,7 @@ impl Declarations {
         let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
             tracing::info!(name, "the guarantee is no longer declared and is released");
-            if let Err(error) = core.release(&name) {
+            if let Err(error) = release::release(core, &name) {
                 tracing::error!(name, %error, "the guarantee cannot be released");
             }
         }
@@ -132,7 +143,7 @@ impl Declarations {
                 tracing::error!(%error, "the cgroup hierarchy cannot be read: running workloads do not get their declared guarantees");
             }
         }
-        self.try_waiting(core);
+        self.retry_waiting(core);
     }
 
     /// Handles created and removed cgroups.
@@ -171,8 +182,8 @@ impl Declarations {
     }
 
     /// Tries to admit the waiting cgroups.
-    pub(super) fn try_waiting(&mut self, core: &mut Core) {
-        core.effects.no_room.clear();
+    pub(super) fn retry_waiting(&mut self, core: &mut Core) {
+        core.effects.refused_declared.clear();
         let changed = self.changed(core);
         let (first, rest): (Vec<_>, Vec<_>) =
             self.waiting.keys().cloned().partition(|path| changed.contains_key(path));
@@ -190,7 +201,8 @@ impl Declarations {
             }
             let request = Request::declared(declared, target).map_err(AdmissionError::from);
             if let Some(name) = changed {
-                let followed = request.and_then(|request| core.follow_rule(name, &request, &path));
+                let followed =
+                    request.and_then(|request| resize::update_declared(core, name, &request, &path));
                 if matches!(followed, Err(AdmissionError::Rejected(..))) {
                     rejected.insert(rule);
                 }
@@ -200,9 +212,9 @@ impl Declarations {
             let is_known = self.waiting.get(&path).is_some_and(|waiting| waiting.refused.is_some());
             let attempt = if is_known { Attempt::Again } else { Attempt::First };
             let result = request.and_then(|request| {
-                let result = core.admit_at(&request, &path, false, attempt).map(drop);
+                let result = admission::admit_at(core, &request, &path, false, attempt).map(drop);
                 if matches!(result, Err(AdmissionError::Rejected(..))) {
-                    core.effects.no_room.push(request);
+                    core.effects.refused_declared.push(request);
                 }
                 result
             });
@@ -234,14 +246,14 @@ impl Declarations {
         };
         let mut text = refused.to_string();
         if core.store.state.guarantees.values().any(|held| held.cgroup == *path) {
-            text += "; it keeps what it holds";
+            text += "; it keeps its present guarantee";
         }
         let reason = Refusal { text, rejection };
         let before = self.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
         if !before.is_some_and(|before| before.is_same_except_free(&reason)) {
             let pattern = self.rules.get(rule).map_or("", DeclaredGuarantee::pattern);
             let message =
-                format!("{path}: the guarantee declared for {pattern} cannot be given: {}", reason.text);
+                format!("{path}: the guarantee declared for {pattern} cannot be admitted: {}", reason.text);
             let report = EventReport::new(EventKind::GuaranteeRefused, message);
             core.report(Some(path), report.detail("declared", pattern));
         }

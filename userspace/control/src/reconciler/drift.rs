@@ -1,4 +1,4 @@
-//! Drift: knobs whose value differs from the written one are detected, reported and repaired.
+//! Drift: knobs with a value other than the written one are detected, reported and repaired.
 //!
 //! # Problem
 //! Other programs write the same knobs, and the kernel takes CPUs and nodes away. Drift should be detected within a
@@ -6,7 +6,7 @@
 //!
 //! # Terms
 //! - *watched* cgroup: the kernel reports writes to all knobs that were written here. The other cgroups are polled.
-//! - *left* knob: the conflict with another program was given up (see [`numaward_enforce::ConflictBackoff`]).
+//! - *left* knob: another program keeps writing it, and its value is kept (see [`numaward_enforce::ConflictBackoff`]).
 //!
 //! # Algorithm
 //! Each tick checks the cgroups with reported writes, the repairs that are due, and a part of the rest: polled
@@ -33,9 +33,9 @@ use numaward_enforce::{
 };
 use numaward_model::EventReport;
 
-use super::MAINTENANCE_INTERVAL;
+use super::{Controller, ControllerEvent, MAINTENANCE_INTERVAL};
 use crate::{
-    core::{Core, HeldChange},
+    core::{Core, HeldChange, preferred_node, shared_pool},
     spans,
     write_monitor::{ObservedWrites, WriteMonitor},
 };
@@ -46,9 +46,13 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
 /// Minimum delay before a failed repair is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Names of the processes that are, or contain, a kubelet.
+const KUBELETS: [&str; 4] = ["kubelet", "kubelite", "k3s-server", "k3s-agent"];
+/// Knobs that the kubelet's Memory `QoS` writes.
+const MEMORY_QOS: [Knob; 3] = [Knob::MemoryMin, Knob::MemoryLow, Knob::MemoryHigh];
 /// PID of systemd. It resets knobs: `daemon-reload` in cgroups below units with `Delegate=`, and wherever it disables a controller.
 const SERVICE_MANAGER: u32 = 1;
-/// Knobs of an ancestor that take CPUs, nodes or controllers away from what is below it.
+/// Knobs of an ancestor that restrict the CPUs, nodes or controllers of its descendants.
 const NARROWING: [Knob; 4] =
     [Knob::CpusetCpus, Knob::CpusetMems, Knob::CpusetPartition, Knob::SubtreeControl];
 
@@ -65,8 +69,8 @@ pub(super) struct DriftController {
     /// Cgroups that may have been created again, so that their knobs have to be marked again.
     replaced: BTreeSet<CgroupPath>,
     /// Polled cgroups.
-    looked_at: Rotation<CgroupPath>,
-    swept: Rotation<CgroupPath>,
+    polled: Rotation<CgroupPath>,
+    watched: Rotation<CgroupPath>,
     /// Time of the next check, by cgroup.
     due: BTreeMap<CgroupPath, Duration>,
     /// Drift without a reported writer yet.
@@ -121,8 +125,8 @@ impl DriftController {
             marks: BTreeMap::new(),
             followed: AppliedSettings::default(),
             replaced: BTreeSet::new(),
-            looked_at: Rotation::new(POLL_INTERVAL),
-            swept: Rotation::new(SWEEP_INTERVAL),
+            polled: Rotation::new(POLL_INTERVAL),
+            watched: Rotation::new(SWEEP_INTERVAL),
             due: BTreeMap::new(),
             awaited: BTreeSet::new(),
             noted: BTreeMap::new(),
@@ -180,7 +184,7 @@ impl DriftController {
                 self.marks.insert(path.clone(), wanted);
             }
         }
-        for (round, is_here) in [(&mut self.swept, is_watched), (&mut self.looked_at, !is_watched)] {
+        for (round, is_here) in [(&mut self.watched, is_watched), (&mut self.polled, !is_watched)] {
             if record.is_some() && is_here {
                 round.items.insert(path.clone());
             } else {
@@ -190,13 +194,13 @@ impl DriftController {
     }
 
     /// Returns the polled and watched cgroups to check in this tick.
-    fn turn(&mut self) -> Vec<CgroupPath> {
+    fn next_cgroups(&mut self) -> Vec<CgroupPath> {
         if self.write_monitor.as_ref().is_some_and(|write_monitor| !write_monitor.is_working()) {
             // Writes are not reported any more, so everything is polled.
-            self.looked_at.items.append(&mut self.swept.items);
+            self.polled.items.append(&mut self.watched.items);
         }
-        let swept = self.swept.next_batch();
-        for path in &swept {
+        let watched = self.watched.next_batch();
+        for path in &watched {
             // Marks get lost; setting one twice has no effect.
             if let (Some(write_monitor), Some(knobs)) = (&self.write_monitor, self.marks.get(path)) {
                 for knob in knobs {
@@ -204,7 +208,7 @@ impl DriftController {
                 }
             }
         }
-        [swept, self.looked_at.next_batch()].concat()
+        [watched, self.polled.next_batch()].concat()
     }
 
     /// Forgets a cgroup that was removed, released or gets new settings.
@@ -216,7 +220,7 @@ impl DriftController {
     }
 
     /// Returns the drift of a cgroup and its ancestors.
-    pub(super) fn of(&self, cgroup: &CgroupPath) -> Vec<api::Drift> {
+    pub(super) fn drift_of(&self, cgroup: &CgroupPath) -> Vec<api::Drift> {
         let mut above: Vec<_> = cgroup.ancestors().filter_map(|path| self.noted.get(&path)).collect();
         above.reverse();
         above.into_iter().flat_map(BTreeMap::values).map(api::Drift::from).collect()
@@ -231,7 +235,8 @@ impl DriftController {
         self.marks.get(&drift.cgroup).is_some_and(|knobs| knobs.contains(&drift.knob))
     }
 
-    /// Whether to wait until the next turn for the kernel to report who caused a drift of which nobody was seen to.
+    /// Returns true, once per drift, if the kernel has not reported the writer of a watched knob yet. The drift is checked again in
+    /// the next tick.
     fn awaits_writer(&mut self, drift: &Drift, now: Duration) -> bool {
         let noted = self.noted.get(&drift.cgroup).and_then(|knobs| knobs.get(&drift.knob));
         let is_standing = noted.is_some_and(|noted| noted.state != api::DriftState::Repaired);
@@ -245,6 +250,19 @@ impl DriftController {
         self.awaited.insert(key);
         self.due.insert(drift.cgroup.clone(), now);
         true
+    }
+}
+
+impl Controller for DriftController {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Tick(now) => self.check(core, now, true),
+            ControllerEvent::KnobsWritten(now) => self.check(core, now, false),
+            ControllerEvent::MachineChanged(now) => self.check_all(core, now),
+            ControllerEvent::SettingsChanged(change) => self.follow_held(change),
+            ControllerEvent::StateChanged => self.follow(&core.store.state.applied),
+            _ => {}
+        }
     }
 }
 
@@ -270,7 +288,7 @@ impl From<&DriftRecord> for api::Drift {
 
 impl DriftRecord {
     /// Returns a description of the writer.
-    fn who(&self) -> String {
+    fn writer_text(&self) -> String {
         match (&self.writer, self.noticed) {
             (Some(writer), _) => writer.to_string(),
             (None, api::DriftDetection::Write) => "a process outside of this PID namespace".to_owned(),
@@ -285,7 +303,7 @@ impl DriftRecord {
         let Drift { cgroup, knob, wanted, found, .. } = &self.drift;
         let mut report = EventReport::new(
             EventKind::Drift,
-            format!("{}; {outcome}. Written by: {}.", self.drift, self.who()),
+            format!("{}; {outcome}. Written by: {}.", self.drift, self.writer_text()),
         )
         .detail("cgroup", cgroup)
         .detail("knob", knob)
@@ -322,8 +340,15 @@ fn cause<'a>(drift: &Drift, seen: &'a ObservedWrites) -> Option<&'a Option<KnobW
 
 /// Classifies the cause for the conflict over the knob.
 fn drift_cause(drift: &Drift, cause: Option<&Option<KnobWriter>>, is_written: bool) -> DriftCause {
+    let is_of_pods = || drift.cgroup.as_str().contains("kubepods");
+    let is_kubelet = |writer: &KnobWriter| {
+        let is_named = writer.name.as_deref().is_some_and(|name| KUBELETS.contains(&name));
+        // With the driver `systemd`, the kubelet writes through systemd, too.
+        MEMORY_QOS.contains(&drift.knob) && (is_named || writer.pid == SERVICE_MANAGER && is_of_pods())
+    };
     match cause {
         Some(Some(writer)) if writer.pid == SERVICE_MANAGER && drift.is_reset() => DriftCause::Reset,
+        Some(Some(writer)) if is_kubelet(writer) => DriftCause::Kubelet,
         _ if is_written => DriftCause::Written,
         _ => DriftCause::Unseen,
     }
@@ -342,7 +367,7 @@ impl DriftController {
     pub(super) fn check_all(&mut self, core: &mut Core, now: Instant) {
         let seen = self.take();
         let paths = core.store.state.applied.iter().map(|(path, _)| path.clone()).collect();
-        self.look_at(core, paths, seen, now.duration_since(self.start));
+        self.check_cgroup(core, paths, seen, now.duration_since(self.start));
     }
 
     /// Checks reported writes, due repairs and, with `turn`, a part of the rest.
@@ -364,12 +389,12 @@ impl DriftController {
         }
         if turn {
             paths.extend(self.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
-            paths.extend(self.turn());
+            paths.extend(self.next_cgroups());
         }
-        self.look_at(core, paths, seen, now);
+        self.check_cgroup(core, paths, seen, now);
     }
 
-    fn look_at(
+    fn check_cgroup(
         &mut self,
         core: &mut Core,
         paths: BTreeSet<CgroupPath>,
@@ -379,7 +404,7 @@ impl DriftController {
         let mut changed = false;
         for path in paths {
             self.due.remove(&path);
-            core.catch_up_with_pool();
+            shared_pool::catch_up(core);
             if core.store.state.applied.get(&path).is_none() || core.is_releasing(&path) {
                 // The cgroup was released in this tick, or is being restored.
                 continue;
@@ -388,7 +413,7 @@ impl DriftController {
                 Ok(drifts) => drifts,
                 Err(error) if error.is_gone() => continue,
                 Err(error) => {
-                    tracing::warn!(cgroup = %path, %error, "cannot be checked for drift");
+                    tracing::warn!(cgroup = %path, %error, "the cgroup cannot be checked for drift");
                     continue;
                 }
             };
@@ -405,7 +430,7 @@ impl DriftController {
                     continue;
                 }
                 self.awaited.remove(&(drift.cgroup.clone(), drift.knob));
-                if core.end_overridden_home(&drift) {
+                if preferred_node::end_overridden(core, &drift) {
                     changed = true;
                     continue;
                 }
@@ -415,7 +440,7 @@ impl DriftController {
         core.effects.view |= changed;
     }
 
-    /// Takes note of the knobs of a cgroup that hold what they should; `true` if that is news.
+    /// Ends the reported drift of knobs that have their written values again. Returns true if that changed a state.
     fn note_holding(&mut self, core: &Core, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
         let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
         if self.conflicts.is_contested(path)
@@ -425,33 +450,32 @@ impl DriftController {
                 self.conflicts.holds(path, *knob, now);
             }
         }
-        let mut news = false;
+        let mut is_changed = false;
         let Some(noted) = self.noted.get_mut(path) else { return false };
         noted.retain(|knob, noted| {
             if !holds(*knob) || noted.state == api::DriftState::Repaired {
                 return true;
             }
-            news = true;
-            tracing::info!(cgroup = %path, %knob, "holds again what it should");
-            // Values that the kernel gave back have no writer.
+            is_changed = true;
+            tracing::info!(cgroup = %path, %knob, "the knob has the written value again");
+            // Values that the kernel restored have no writer.
             let was_written = noted.state != api::DriftState::Ineffective;
             noted.state = api::DriftState::Repaired;
             was_written
         });
-        news
+        is_changed
     }
 
-    /// Takes note of a drift and repairs it if it is time; `true` if there is news.
+    /// Takes note of a drift and repairs it if it is time; returns true if the change has to be published.
     fn note_drift(&mut self, core: &mut Core, drift: Drift, seen: &ObservedWrites, now: Duration) -> bool {
         let cause = cause(&drift, seen);
         let is_written = cause.is_some() || seen.everything || !self.is_watched(&drift);
+        let how = drift_cause(&drift, cause, is_written);
         let verdict = match drift.kind {
             DriftKind::Ineffective => None,
-            DriftKind::Rewritten => {
-                let how = drift_cause(&drift, cause, is_written);
-                Some(self.conflicts.drifted(&drift.cgroup, drift.knob, how, now))
-            }
+            DriftKind::Rewritten => Some(self.conflicts.drifted(&drift.cgroup, drift.knob, how, now)),
         };
+        let by_kubelet = how == DriftCause::Kubelet;
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
         let before = self.noted.get(&path).and_then(|knobs| knobs.get(&knob)).cloned();
         let before = before.unwrap_or_else(|| DriftRecord {
@@ -469,18 +493,21 @@ impl DriftController {
             noted.writer = cause.cloned().flatten();
         }
         noted.drift = drift;
-        let mut news = None;
+        let mut message = None;
         match verdict {
             None => {
                 noted.state = api::DriftState::Ineffective;
                 if before.state != noted.state || before.drift.found != noted.drift.found {
                     noted.count += 1;
-                    news = Some("not all that is promised is available".to_owned());
+                    message = Some("a part of the guarantee is not available".to_owned());
                 }
             }
             Some(DriftVerdict::Repair) => {
                 noted.count += 1;
-                core.metrics.drifted(knob);
+                if !by_kubelet {
+                    // The kubelet writes many cgroups at once, and is yielded to: that is no reason for an alert.
+                    core.metrics.drifted(knob);
+                }
                 if knob == Knob::CpuMax {
                     // The kubelet changes the limits of a pod after a resize.
                     core.note_found(&noted.drift);
@@ -495,15 +522,15 @@ impl DriftController {
                 match repaired {
                     Ok(report) => {
                         noted.state = api::DriftState::Repaired;
-                        news = Some("written again".to_owned());
+                        message = Some("written again".to_owned());
                         core.metrics.enforced(&report);
                         core.metrics.repaired(knob);
-                        core.migrations_begun(report.moving);
+                        core.execution.migrations.add(report.moving);
                     }
                     Err(error) => {
                         noted.state = api::DriftState::Waiting;
                         self.due.insert(path.clone(), now + RETRY_INTERVAL);
-                        news = Some(format!("cannot be written again: {error}"));
+                        message = Some(format!("cannot be written again: {error}"));
                     }
                 }
             }
@@ -513,14 +540,24 @@ impl DriftController {
             }
             Some(DriftVerdict::GiveUp) => {
                 noted.state = api::DriftState::Left;
-                news = Some("another program keeps writing it, and its value is kept".to_owned());
+                let outcome = if by_kubelet {
+                    "the kubelet's Memory QoS writes it too, and its value is kept: memory below this cgroup is protected and throttled as the \
+                     kubelet decides"
+                } else {
+                    "another program keeps writing it, and its value is kept"
+                };
+                message = Some(outcome.to_owned());
             }
             Some(DriftVerdict::GivenUp) => noted.state = api::DriftState::Left,
         }
-        if let Some(news) = news {
+        if let Some(message) = message {
             // Drift of an ancestor concerns no particular workload.
             let is_held = core.store.state.guarantees.values().any(|held| held.cgroup == path);
-            core.report(is_held.then_some(&path), noted.report(&news));
+            let mut report = noted.report(&message);
+            if by_kubelet {
+                report = report.severity(Severity::Warning);
+            }
+            core.report(is_held.then_some(&path), report);
         }
         let is_new = before != noted;
         self.noted.entry(path).or_default().insert(knob, noted);
@@ -530,10 +567,19 @@ impl DriftController {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use numaward_cgroup::CgroupId;
+    use numaward_config::Config;
     use numaward_enforce::{Owner, Record};
+    use numaward_guarantee::request::Request;
+    use numaward_model::port::MachineSource as _;
 
     use super::*;
+    use crate::{
+        reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
+        testing::{self as fixture, TestHost},
+    };
 
     #[test]
     fn conflict_ends_with_cgroup() {
@@ -589,6 +635,73 @@ mod tests {
     }
 
     #[test]
+    fn resets_by_systemd_never_end_repairs() {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
+        let root = dir.path().join("cgroup");
+        // systemd does not manage the cgroups that a unit with `Delegate=` makes.
+        let inner = "system.slice/db.service/payload";
+        for path in ["", "system.slice", "system.slice/db.service", inner, "other"] {
+            fixture::cgroup(&root.join(path), &host.machine());
+        }
+        let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+        let mut reconciler = reconciler_loop(&config, &root, &host);
+        for (name, path) in [("inner", inner), ("other", "other")] {
+            let request = Request::new(&api::AllocationRequest {
+                cpus: Some(api::Cpus::whole(1)),
+                ..api::AllocationRequest::new(name, api::Target::Cgroup(format!("/{path}")), "64Mi")
+            });
+            assert!(reconciler.admit(&request.unwrap(), false).is_ok());
+        }
+        let knobs = [inner, "other"].map(|path| root.join(path).join("cpuset.cpus"));
+        let wanted = knobs.each_ref().map(|knob| fixture::line(knob));
+        let ReconcilerLoop { controllers: Controllers { drift, .. }, core, .. } = &mut reconciler;
+        let mut repaired = [0, 0];
+        for second in 0..30_u64 {
+            // The administrator empties the other one.
+            for (index, (path, pid)) in [(inner, SERVICE_MANAGER), ("other", 77)].into_iter().enumerate() {
+                fs::write(&knobs[index], "\n").unwrap();
+                let path: CgroupPath = format!("/{path}").parse().unwrap();
+                let writer = KnobWriter { pid, name: None, cgroup: None };
+                let seen = ObservedWrites {
+                    knobs: [((path.clone(), Knob::CpusetCpus), Some(writer))].into(),
+                    everything: false,
+                };
+                drift.check_cgroup(core, [path].into(), seen, Duration::from_secs(second));
+                repaired[index] += u32::from(fixture::line(&knobs[index]) == wanted[index]);
+            }
+        }
+        assert_eq!(repaired[0], 30, "as often as systemd resets it");
+        assert!(repaired[1] <= 10, "not against an administrator: {repaired:?}");
+    }
+
+    #[test]
+    fn kubelet_writes_memory_qos() {
+        let drift = |knob: Knob| Drift {
+            cgroup: "/kubepods.slice".parse().unwrap(),
+            knob,
+            wanted: knob.parse("4096").unwrap(),
+            found: Some(knob.parse("8192").unwrap()),
+            kind: DriftKind::Rewritten,
+        };
+        let found_by = |drift: &Drift, pid, name: &str| {
+            let writer = Some(KnobWriter { pid, name: Some(name.to_owned()), cgroup: None });
+            drift_cause(drift, Some(&writer), true)
+        };
+        let found = |knob, name: &str| found_by(&drift(knob), 7, name);
+        for kubelet in KUBELETS {
+            assert_eq!(found(Knob::MemoryMin, kubelet), DriftCause::Kubelet);
+        }
+        assert_eq!(found(Knob::MemoryHigh, "kubelet"), DriftCause::Kubelet);
+        assert_eq!(found(Knob::CpusetCpus, "kubelet"), DriftCause::Written);
+        assert_eq!(found(Knob::MemoryMin, "sh"), DriftCause::Written);
+        assert_eq!(found_by(&drift(Knob::MemoryMin), 1, "systemd"), DriftCause::Kubelet);
+        let other = Drift { cgroup: "/a.slice".parse().unwrap(), ..drift(Knob::MemoryMin) };
+        assert_eq!(found_by(&other, 1, "systemd"), DriftCause::Written);
+        let reset = Drift { found: Some(Knob::MemoryMin.parse("0").unwrap()), ..drift(Knob::MemoryMin) };
+        assert_eq!(found_by(&reset, 1, "systemd"), DriftCause::Reset);
+    }
+
+    #[test]
     fn waits_once_for_writer() {
         let cgroup: CgroupPath = "/a".parse().unwrap();
         let knob = Knob::CpusetCpus;
@@ -604,7 +717,7 @@ mod tests {
         let mut controller = DriftController::new(None);
         assert!(!controller.awaits_writer(&rewritten, now), "nothing is reported");
         controller.marks.insert(cgroup.clone(), BTreeSet::from([knob]));
-        assert!(!controller.awaits_writer(&drift(DriftKind::Ineffective), now), "nobody wrote it");
+        assert!(!controller.awaits_writer(&drift(DriftKind::Ineffective), now), "no program wrote it");
         assert!(controller.awaits_writer(&rewritten, now));
         assert_eq!(controller.due.get(&cgroup), Some(&now), "it is looked at again");
         assert!(!controller.awaits_writer(&rewritten, now), "once");

@@ -45,9 +45,12 @@ use numaward_topology::{Bytes, NodeId, NodeSet};
 use tokio_util::sync::CancellationToken;
 
 use self::{crowded::Crowding, reclaim::Reclaim};
-use super::restores::{FIRST_RETRY, LONGEST_RETRY};
+use super::{
+    Controller, ControllerEvent,
+    restores::{FIRST_RETRY, LONGEST_RETRY},
+};
 use crate::{
-    core::Core,
+    core::{Core, huge_pages, narrowing},
     page_worker::MIN_MOVE_SIZE,
     policy_worker::{PolicyFinding, PolicyReader},
 };
@@ -119,10 +122,10 @@ impl Guard {
 
     /// Returns the nodes from which pods may be evicted.
     pub(super) fn crowded(&self) -> LatestCrowdedNodes {
-        self.crowding.shown.clone()
+        self.crowding.published.clone()
     }
 
-    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
         if !core.config.guard.acts() || core.mode() != EnforcementMode::On {
             // Cgroups that an earlier run steered.
             self.restore_nodes(core, now, |_, _| NodeSet::new());
@@ -164,8 +167,8 @@ impl Guard {
                 if has_guarantee(path) { NodeSet::new() } else { off & &still_low }
             },
         );
-        core.forget_gone();
-        self.reclaim.turn(core, &headroom, now);
+        narrowing::forget_gone(core);
+        self.reclaim.tick(core, &headroom, now);
         let mut stuck = NodeSet::new();
         let mut spare = headroom.spare.clone();
         for of in headroom.nodes.iter().filter(|of| of.is_low && of.is_short()) {
@@ -251,7 +254,7 @@ impl Guard {
         let cgroup = &workload.cgroup;
         let mut off = core.store.state.steered().get(cgroup).cloned().unwrap_or_default();
         off.extend([node]);
-        let original = core.nodes_without_steering(cgroup)?;
+        let original = narrowing::nodes_without_steering(core, cgroup)?;
         if !original.contains(node) {
             return Err(format!(
                 "it may use only nodes {original}, and its memory on node {node} does not move"
@@ -274,8 +277,8 @@ impl Guard {
         let Some(finding) = self.policies.result_for(core, cgroup, workload.id) else { return Ok(None) };
         let PolicyFinding { policies, untouched, is_denied } = finding;
         policies.map_err(|reason| SteeringError { reason, is_denied })?;
-        core.check_untouched_huge_pages(untouched, &allowed).map_err(|shortage| shortage.to_string())?;
-        core.keep_off(cgroup, &off).map_err(|error| error.to_string())?;
+        huge_pages::check_untouched(core, untouched, &allowed).map_err(|shortage| shortage.to_string())?;
+        narrowing::keep_off(core, cgroup, &off).map_err(|error| error.to_string())?;
         // The kernel decides how the memory is distributed, so each node is charged with all of it.
         for (_, spare) in spare.iter_mut().filter(|(node, _)| allowed.contains(**node)) {
             spare.0 = spare.0.saturating_sub(resident.0);
@@ -302,7 +305,7 @@ impl Guard {
                 continue;
             }
             let restored = &off - &still_off;
-            match core.keep_off(&path, &still_off) {
+            match narrowing::keep_off(core, &path, &still_off) {
                 Ok(()) => {
                     let message = format!("{path} may use nodes {restored} again.");
                     report(core, &path, restored.first().unwrap_or(NodeId(0)), Severity::Info, message);
@@ -314,6 +317,14 @@ impl Guard {
                 }
             }
             core.metrics.steered(core.store.state.steered().len());
+        }
+    }
+}
+
+impl Controller for Guard {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        if let ControllerEvent::Tick(now) = *event {
+            self.tick(core, now);
         }
     }
 }
@@ -362,13 +373,13 @@ mod tests {
     use super::*;
     use crate::{
         reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
-        testing::{self as fixture, Host},
+        testing::{self as fixture, TestHost},
     };
 
     /// A host with cgroups, of which `/kept` has a guarantee on node 1.
     pub(super) struct GuardBench {
         dir: tempfile::TempDir,
-        host: Arc<Host>,
+        host: Arc<TestHost>,
         config: Config,
         reconciler: Option<ReconcilerLoop>,
         look: u64,
@@ -385,7 +396,7 @@ mod tests {
         }
 
         fn with(cgroups: &[&str], guard: GuardMode, exempt: &str) -> Self {
-            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
             let root = dir.path().join("cgroup");
             for cgroup in [&["", "kept"], cgroups].concat() {
                 fixture::cgroup(&root.join(cgroup), &host.machine.lock().unwrap());
@@ -461,16 +472,16 @@ mod tests {
             *self.host.headroom.lock().unwrap() =
                 Arc::new(Headroom { look: self.look, nodes, spare, others, ..Headroom::default() });
             self.now += SETTLE_TIME;
-            self.turn();
+            self.tick();
         }
 
-        fn turn(&mut self) {
+        fn tick(&mut self) {
             let ReconcilerLoop { controllers: Controllers { guard, .. }, core, .. } =
                 self.reconciler.as_mut().unwrap();
-            guard.turn(core, self.now);
+            guard.tick(core, self.now);
             while guard.policies.is_busy() {
                 std::thread::sleep(Duration::from_millis(1));
-                guard.turn(core, self.now);
+                guard.tick(core, self.now);
             }
         }
 
@@ -517,7 +528,7 @@ mod tests {
             *self.host.headroom.lock().unwrap() = Arc::default();
             self.look = 0;
             self.reconciler = Some(reconciler_loop(&self.config, &self.root(), &self.host));
-            self.turn();
+            self.tick();
         }
 
         pub(super) fn core_and_guard(&mut self) -> (&Core, &mut Guard) {
@@ -579,7 +590,7 @@ mod tests {
         assert_eq!(["small", "large", "exempt", "bound"].map(|of| bench.mems(of)), ["", "0", "", "1"]);
         assert!(bench.reported().contains("/bound cannot be kept off node 1: it may use only nodes 1"));
         assert!(bench.reported().contains("/large is kept off node 1"));
-        bench.turn();
+        bench.tick();
         assert_eq!(bench.mems("small"), "", "the headroom has not changed");
         bench.check(true, [10, 1000], &others);
         assert_eq!(bench.mems("small"), "", "low, but not short");
@@ -791,7 +802,7 @@ mod tests {
         let turn = |bench: &mut GuardBench, seconds: u64| {
             let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
             controllers.restores.tick(core, now + Duration::from_secs(seconds));
-            controllers.restores.shown()
+            controllers.restores.pending()
         };
         let [pending] = &turn(&mut bench, 0)[..] else { panic!() };
         assert_eq!((pending.cgroup.as_str(), pending.knob.as_str()), ("/hog", "cpuset.mems"));
@@ -824,7 +835,7 @@ mod tests {
         let drift = core.enforcer().drift(&core.store.state.applied, &"/hog".parse().unwrap());
         assert_eq!(drift.unwrap(), [], "the knob is not written again");
         controllers.restores.tick(core, bench.now);
-        assert_eq!(controllers.restores.shown(), []);
+        assert_eq!(controllers.restores.pending(), []);
         assert_eq!(bench.mems("hog"), "1");
     }
 

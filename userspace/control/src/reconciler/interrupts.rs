@@ -38,13 +38,13 @@ pub(super) struct Interrupts {
     affinities: Affinities,
     /// CPUs that interrupts avoid.
     avoid: CpuSet,
-    looked: Option<Instant>,
+    last_check: Option<Instant>,
     /// Failed writes by file: name of the interrupt, and the error; `None` if the affinity can never be changed.
     refused: BTreeMap<String, (String, Option<String>)>,
     /// Interrupts that could not be moved, as reported last.
     left: BTreeSet<String>,
     /// CPUs that each irqbalance process was asked to avoid.
-    asked: Vec<(Irqbalance, CpuSet)>,
+    ban_requests: Vec<(Irqbalance, CpuSet)>,
 }
 
 impl Interrupts {
@@ -53,10 +53,10 @@ impl Interrupts {
             affinities: Affinities::new(&root),
             root,
             avoid: CpuSet::new(),
-            looked: None,
+            last_check: None,
             refused: BTreeMap::new(),
             left: BTreeSet::new(),
-            asked: Vec::new(),
+            ban_requests: Vec::new(),
         }
     }
 
@@ -64,20 +64,20 @@ impl Interrupts {
         let is_on = core.config.enforcement.moves_interrupts();
         let avoid = if is_on { core.store.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
         let is_idle = avoid.is_empty() && core.store.state.interrupts.is_empty();
-        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= POLL_INTERVAL);
+        let is_due = self.last_check.is_none_or(|last_check| now.duration_since(last_check) >= POLL_INTERVAL);
         if avoid == self.avoid && (is_idle || !is_due) {
             return;
         }
         if avoid != self.avoid {
             self.refused.retain(|_, (_, reason)| reason.is_none());
         }
-        (self.avoid, self.looked) = (avoid, Some(now));
-        if let Err(error) = self.follow(core) {
-            tracing::error!(%error, "interrupts are left where they are, as what was found cannot be stored");
+        (self.avoid, self.last_check) = (avoid, Some(now));
+        if let Err(error) = self.reconcile(core) {
+            tracing::error!(%error, "interrupts are not moved: their original affinities cannot be stored");
         }
     }
 
-    fn follow(&mut self, core: &mut Core) -> Result<(), AdmissionError> {
+    fn reconcile(&mut self, core: &mut Core) -> Result<(), AdmissionError> {
         let mut left = BTreeSet::new();
         if !self.avoid.is_empty() {
             left.extend(self.ban(core)?);
@@ -97,7 +97,7 @@ impl Interrupts {
             )
         };
         stored(core, plan.moved.clone())?;
-        let (mut moved, mut back, mut returned) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut moved, mut restored, mut returned) = (Vec::new(), Vec::new(), Vec::new());
         for write in plan.writes {
             let AffinityWrite { path, name, way, .. } = &write;
             let written = self.affinities.write(&write);
@@ -108,7 +108,7 @@ impl Interrupts {
                     AffinityChange::AwayAgain => returned.push(name.clone()),
                     AffinityChange::Back => {
                         plan.moved.remove(path);
-                        back.push(name.clone());
+                        restored.push(name.clone());
                     }
                 },
                 Err(error) => {
@@ -117,7 +117,7 @@ impl Interrupts {
                     }
                     plan.stay.insert(path.clone(), name.clone());
                     let reason = (!matches!(error, AffinityError::Fixed)).then(|| error.to_string());
-                    tracing::debug!(name, %error, "not moved");
+                    tracing::debug!(name, %error, "the affinity cannot be written");
                     self.refused.insert(path.clone(), (name.clone(), reason));
                 }
             }
@@ -136,21 +136,21 @@ impl Interrupts {
             left.extend(self.lift_ban(core)?);
         }
         core.metrics.affinities(core.store.state.interrupts.affinities.len(), left.len());
-        self.report(core, [moved, back, returned], left);
+        self.report(core, [moved, restored, returned], left);
         Ok(())
     }
 
     /// Asks irqbalance to avoid the CPUs. Returns the reason if it does not.
     fn ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
         let all = Irqbalance::all(&self.root);
-        self.asked.retain(|(one, _)| all.contains(one));
+        self.ban_requests.retain(|(one, _)| all.contains(one));
         for one in all {
             let found = match core.store.state.interrupts.banned.clone().map_or_else(|| one.banned(), Ok) {
                 Ok(found) => found,
-                Err(error) => return Ok(Some(self.unheeded(&error.to_string()))),
+                Err(error) => return Ok(Some(self.irqbalance_hint(&error.to_string()))),
             };
             let wanted = (one.clone(), &found | &self.avoid);
-            if self.asked.contains(&wanted) {
+            if self.ban_requests.contains(&wanted) {
                 continue;
             }
             core.save_part(
@@ -158,11 +158,11 @@ impl Interrupts {
                 MovedAffinities { banned: Some(found), ..core.store.state.interrupts.clone() },
             )?;
             if let Err(error) = one.ban(&wanted.1) {
-                return Ok(Some(self.unheeded(&error.to_string())));
+                return Ok(Some(self.irqbalance_hint(&error.to_string())));
             }
-            tracing::info!(cpus = %wanted.1, "irqbalance is asked to keep interrupts off");
-            self.asked.retain(|(other, _)| *other != one);
-            self.asked.push(wanted);
+            tracing::info!(cpus = %wanted.1, "asked irqbalance to keep interrupts off these CPUs");
+            self.ban_requests.retain(|(other, _)| *other != one);
+            self.ban_requests.push(wanted);
         }
         Ok(None)
     }
@@ -170,10 +170,10 @@ impl Interrupts {
     /// Lets irqbalance use all CPUs of its own configuration again. Returns the reason if it does not.
     fn lift_ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
         let Some(found) = core.store.state.interrupts.banned.clone() else { return Ok(None) };
-        self.asked.clear();
+        self.ban_requests.clear();
         for one in Irqbalance::all(&self.root) {
             if let Err(error) = one.ban(&found) {
-                return Ok(Some(format!("irqbalance still keeps off them: {error}")));
+                return Ok(Some(format!("irqbalance still avoids the released CPUs: {error}")));
             }
         }
         core.save_part(
@@ -183,18 +183,18 @@ impl Interrupts {
         Ok(None)
     }
 
-    fn unheeded(&self, reason: &str) -> String {
+    fn irqbalance_hint(&self, reason: &str) -> String {
         format!(
             "irqbalance moves interrupts there ({reason}): start it with IRQBALANCE_BANNED_CPULIST={}",
             self.avoid
         )
     }
 
-    fn report(&mut self, core: &Core, [moved, back, returned]: [Vec<String>; 3], left: BTreeSet<String>) {
+    fn report(&mut self, core: &Core, [moved, restored, returned]: [Vec<String>; 3], left: BTreeSet<String>) {
         let avoid = &self.avoid;
         let events = [
             (moved, Severity::Info, format!("Moved off exclusive CPUs {avoid}")),
-            (back, Severity::Info, "Restored the original CPUs".to_owned()),
+            (restored, Severity::Info, "Restored the original CPUs".to_owned()),
             (
                 returned,
                 Severity::Warning,
@@ -222,10 +222,10 @@ impl Interrupts {
 
 /// Joins the first names, with the number of omitted ones.
 fn join_names(names: &[String]) -> String {
-    let shown = names[..names.len().min(MAX_NAMES_IN_EVENT)].join(", ");
+    let listed = names[..names.len().min(MAX_NAMES_IN_EVENT)].join(", ");
     match names.len().saturating_sub(MAX_NAMES_IN_EVENT) {
-        0 => shown,
-        more => format!("{shown}, and {more} more"),
+        0 => listed,
+        more => format!("{listed}, and {more} more"),
     }
 }
 
@@ -238,21 +238,22 @@ mod tests {
     use numaward_guarantee::request::Request;
 
     use super::*;
+    use crate::core::release;
     use crate::{
-        reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
-        testing::{self as fixture, Host},
+        reconciler::{AdmissionOutcome, ReconcilerLoop, tests::reconciler_loop},
+        testing::{self as fixture, TestHost},
     };
 
     /// Host with one cgroup, a movable interrupt, a fixed interrupt on CPU 1, and workqueues.
-    struct Bench {
+    struct InterruptBench {
         dir: tempfile::TempDir,
-        host: Arc<Host>,
+        host: Arc<TestHost>,
         config: Config,
     }
 
-    impl Bench {
+    impl InterruptBench {
         fn new() -> Self {
-            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
             for cgroup in ["", "a"] {
                 fixture::cgroup(&dir.path().join("cgroup").join(cgroup), &host.machine.lock().unwrap());
             }
@@ -285,7 +286,7 @@ mod tests {
             fixture::line(&self.dir.path().join(path))
         }
 
-        fn of(&self, number: u32) -> String {
+        fn affinity(&self, number: u32) -> String {
             self.read(&format!("proc/irq/{number}/smp_affinity_list"))
         }
 
@@ -301,7 +302,7 @@ mod tests {
             cpus: Some(api::Cpus::whole(3)),
             ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "256Mi")
         });
-        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
+        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(AdmissionOutcome::Admitted(_))));
     }
 
     fn tick(reconciler: &mut ReconcilerLoop) {
@@ -316,7 +317,7 @@ mod tests {
 
     #[test]
     fn interrupts_move_until_release() {
-        let bench = Bench::new();
+        let bench = InterruptBench::new();
         let mut reconciler = bench.start();
         tick(&mut reconciler);
         assert!(bench.happened().is_empty(), "nothing is exclusive");
@@ -324,7 +325,7 @@ mod tests {
         tick(&mut reconciler);
         let exclusive = reconciler.core.store.state.ledger.all_exclusive_cpus();
         assert_eq!(exclusive, "1-3".parse().unwrap());
-        assert_eq!((bench.of(24).as_str(), bench.of(25).as_str()), ("0,4-7", "1-2"));
+        assert_eq!((bench.affinity(24).as_str(), bench.affinity(25).as_str()), ("0,4-7", "1-2"));
         assert_eq!(bench.read("sys/devices/virtual/workqueue/cpumask"), "000000f1");
         assert_eq!(
             bench.happened(),
@@ -339,10 +340,10 @@ mod tests {
         drop(reconciler);
         let mut reconciler = bench.start();
         tick(&mut reconciler);
-        assert_eq!(bench.of(24), "0,4-7");
-        reconciler.core.release("a").unwrap();
+        assert_eq!(bench.affinity(24), "0,4-7");
+        release::release(&mut reconciler.core, "a").unwrap();
         tick(&mut reconciler);
-        assert_eq!((bench.of(24).as_str(), bench.of(25).as_str()), ("0-7", "1-2"));
+        assert_eq!((bench.affinity(24).as_str(), bench.affinity(25).as_str()), ("0-7", "1-2"));
         assert_eq!(bench.read("sys/devices/virtual/workqueue/cpumask"), "000000ff");
         let happened = bench.happened();
         let last = "Restored the original CPUs: unbound workqueues, interrupt 24 (eth0).";
@@ -352,25 +353,28 @@ mod tests {
 
     #[test]
     fn disabled_setting_restores_affinities() {
-        let mut bench = Bench::new();
+        let mut bench = InterruptBench::new();
         let mut reconciler = bench.start();
         admit(&mut reconciler);
         tick(&mut reconciler);
-        assert_eq!(bench.of(24), "0,4-7");
+        assert_eq!(bench.affinity(24), "0,4-7");
         drop(reconciler);
         bench.config.enforcement.interrupts = enforcement::Interrupts::Leave;
         drop(bench.start());
-        assert_eq!(bench.of(24), "0-7");
+        assert_eq!(bench.affinity(24), "0-7");
     }
 
     #[test]
-    fn nothing_is_read_or_written_by_default() {
-        let mut bench = Bench::new();
+    fn is_inactive_by_default() {
+        let mut bench = InterruptBench::new();
         bench.config.enforcement.interrupts = enforcement::Interrupts::default();
         let mut reconciler = bench.start();
         admit(&mut reconciler);
         tick(&mut reconciler);
-        assert_eq!((bench.of(24).as_str(), reconciler.controllers.host.interrupts.looked), ("0-7", None));
+        assert_eq!(
+            (bench.affinity(24).as_str(), reconciler.controllers.host.interrupts.last_check),
+            ("0-7", None)
+        );
         assert!(bench.happened().is_empty() && is_untouched(bench.dir.path()));
     }
 }

@@ -1,4 +1,4 @@
-//! Release of guarantees whose workload has ended.
+//! Release of the guarantees of ended workloads.
 //!
 //! # Problem
 //! The resources of a workload are free as soon as it has ended. Checking a thousand cgroups several times a second
@@ -25,15 +25,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, WatchSubject, read};
-
 use numaward_api::EventKind;
+use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, WatchSubject, read};
 use numaward_enforce::EnforceError;
 use numaward_guarantee::{request::Target, state::Guarantee};
 use numaward_model::{EventReport, Retry};
 
-use super::{drift::Rotation, notices::Notices};
-use crate::core::{Core, HeldChange};
+use super::{Controller, ControllerEvent, drift::Rotation, notices::Notices, upkeep};
+use crate::core::{Core, HeldChange, release, shared_pool};
 
 /// Time within which all guarantees are checked.
 const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
@@ -76,8 +75,8 @@ struct WatchedGuarantee {
 #[derive(Debug)]
 struct Absence {
     since: Instant,
-    /// Time of the last question to systemd.
-    asked: Option<Instant>,
+    /// Time of the last query to systemd.
+    last_query: Option<Instant>,
     /// True if systemd had the unit loaded.
     is_stopped: bool,
 }
@@ -95,16 +94,16 @@ enum AbsentUnit {
 
 impl Absence {
     /// Checks the absence of a unit; `is_loaded` asks systemd.
-    fn judge(&mut self, now: Instant, is_loaded: impl FnOnce() -> Result<bool, EnforceError>) -> AbsentUnit {
+    fn check(&mut self, now: Instant, is_loaded: impl FnOnce() -> Result<bool, EnforceError>) -> AbsentUnit {
         let absent = now.duration_since(self.since);
         if absent >= STOPPED_TIMEOUT {
             return AbsentUnit::Gone("its unit was stopped for a day");
         }
-        let is_due = self.asked.is_none_or(|asked| now.duration_since(asked) >= ASK_INTERVAL);
+        let is_due = self.last_query.is_none_or(|last| now.duration_since(last) >= ASK_INTERVAL);
         if absent < RESTART_TIMEOUT || !is_due {
             return AbsentUnit::Pending;
         }
-        self.asked = Some(now);
+        self.last_query = Some(now);
         match is_loaded() {
             Ok(true) if self.is_stopped => AbsentUnit::Pending,
             Ok(true) => {
@@ -216,6 +215,18 @@ impl Liveness {
     }
 }
 
+impl Controller for Liveness {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Tick(now) => self.release_gone(core, now, true),
+            ControllerEvent::Cgroups(events) => self.question_removed(core, events),
+            ControllerEvent::SettingsChanged(change) => self.follow_held(core, change),
+            ControllerEvent::WorkloadsGone(now) => self.release_gone(core, now, false),
+            _ => {}
+        }
+    }
+}
+
 impl Liveness {
     /// Puts the guarantees of removed cgroups in question.
     pub(super) fn question_removed(&mut self, core: &mut Core, events: &[cgroup::CgroupEvent]) {
@@ -252,7 +263,7 @@ impl Liveness {
             self.question_next_batch();
         }
         let begun = core.store.state.releasing.iter();
-        let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
+        let mut ended: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
         for name in std::mem::take(&mut self.in_question) {
             let found = self.check(core, &name, now);
@@ -267,14 +278,14 @@ impl Liveness {
                 CheckResult::Alive => {}
                 CheckResult::Pending => drop(self.in_question.insert(name)),
                 CheckResult::Restarted => restarted = true,
-                CheckResult::Gone(reason) => over.push((name, reason)),
+                CheckResult::Gone(reason) => ended.push((name, reason)),
             }
         }
         if restarted {
-            core.enforce_guarantees();
-            core.note_guarantees_changed();
+            upkeep::enforce_guarantees(core);
+            shared_pool::note_guarantees_changed(core);
         }
-        for (name, reason) in over {
+        for (name, reason) in ended {
             let unit =
                 core.store.state.guarantees.get(&name).filter(|held| matches!(held.target, Target::Unit(_)));
             if let Some(cgroup) = unit.map(|held| held.cgroup.clone())
@@ -287,7 +298,7 @@ impl Liveness {
             if retry.is_due(now) {
                 retry.postpone(now);
                 tracing::info!(name, reason, "the guarantee is released");
-                let Err(error) = core.release(&name) else {
+                let Err(error) = release::release(core, &name) else {
                     self.retries.remove(&name);
                     continue;
                 };
@@ -310,9 +321,9 @@ impl Liveness {
         match &guarantee.target {
             Target::Unit(unit) if id.is_none() => {
                 let absence =
-                    held.absence.get_or_insert(Absence { since: now, asked: None, is_stopped: false });
-                let found = absence.judge(now, || core.is_unit_loaded(unit));
-                return absent_unit(core, (name, unit), &guarantee.cgroup, found);
+                    held.absence.get_or_insert(Absence { since: now, last_query: None, is_stopped: false });
+                let found = absence.check(now, || core.is_unit_loaded(unit));
+                return process_absent_unit(core, (name, unit), &guarantee.cgroup, found);
             }
             Target::Unit(_) => {}
             _ if id != Some(guarantee.id) => return CheckResult::Gone("its cgroup is gone"),
@@ -337,7 +348,7 @@ impl Liveness {
 }
 
 /// Reports the result of checking a unit without a cgroup.
-fn absent_unit(
+fn process_absent_unit(
     core: &mut Core,
     (name, unit): (&str, &str),
     cgroup: &CgroupPath,
@@ -379,11 +390,18 @@ fn check_command(dir: &Path, since: Instant, now: Instant) -> CheckResult {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, sync::Arc};
+
+    use numaward_api as api;
+    use numaward_config::Config;
+    use numaward_guarantee::request::Request;
+    use numaward_model::Settings;
 
     use super::*;
-    use numaward_api as api;
-    use numaward_model::Settings;
+    use crate::{
+        reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
+        testing::{self as fixture, TestHost},
+    };
 
     #[test]
     fn only_reported_are_in_question() {
@@ -450,23 +468,83 @@ mod tests {
     #[test]
     fn stopped_unit_is_kept_for_a_day() {
         let start = Instant::now();
-        let mut absence = Absence { since: start, asked: None, is_stopped: false };
-        let mut asked = 0;
-        let mut judge = |seconds: u64, loaded: Option<bool>| {
-            absence.judge(start + Duration::from_secs(seconds), || {
-                asked += 1;
+        let mut absence = Absence { since: start, last_query: None, is_stopped: false };
+        let mut queries = 0;
+        let mut check = |seconds: u64, loaded: Option<bool>| {
+            absence.check(start + Duration::from_secs(seconds), || {
+                queries += 1;
                 loaded.ok_or_else(|| EnforceError::NoBus { message: "no".to_owned() })
             })
         };
-        assert_eq!(judge(29, Some(false)), AbsentUnit::Pending, "it may be restarting");
-        assert_eq!(judge(30, None), AbsentUnit::Pending, "not known to be gone");
-        assert_eq!(judge(89, Some(false)), AbsentUnit::Pending, "not asked again so soon");
-        assert_eq!(judge(90, Some(true)), AbsentUnit::Stopped);
-        assert_eq!(judge(150, Some(true)), AbsentUnit::Pending, "said once");
-        assert_eq!(judge(210, Some(false)), AbsentUnit::Gone("its unit is gone"));
-        assert_eq!(judge(86_399, Some(true)), AbsentUnit::Pending);
-        assert_eq!(judge(86_400, Some(true)), AbsentUnit::Gone("its unit was stopped for a day"));
-        assert_eq!(asked, 5);
+        assert_eq!(check(29, Some(false)), AbsentUnit::Pending, "the unit may be restarting");
+        assert_eq!(check(30, None), AbsentUnit::Pending, "systemd did not answer");
+        assert_eq!(check(89, Some(false)), AbsentUnit::Pending, "the next query is not due");
+        assert_eq!(check(90, Some(true)), AbsentUnit::Stopped);
+        assert_eq!(check(150, Some(true)), AbsentUnit::Pending, "reported once");
+        assert_eq!(check(210, Some(false)), AbsentUnit::Gone("its unit is gone"));
+        assert_eq!(check(86_399, Some(true)), AbsentUnit::Pending);
+        assert_eq!(check(86_400, Some(true)), AbsentUnit::Gone("its unit was stopped for a day"));
+        assert_eq!(queries, 5);
+    }
+
+    /// Checks all guarantees, and returns whether each is shown as stopped.
+    fn stopped_at(reconciler: &mut ReconcilerLoop, now: Instant) -> Vec<bool> {
+        let ReconcilerLoop { controllers: Controllers { liveness, .. }, core, .. } = reconciler;
+        liveness.in_question.extend(liveness.held.keys().cloned());
+        liveness.release_gone(core, now, false);
+        shown_as_stopped(reconciler)
+    }
+
+    fn shown_as_stopped(reconciler: &mut ReconcilerLoop) -> Vec<bool> {
+        reconciler.process_effects();
+        reconciler.view.read().allocations.iter().map(|of| of.stopped).collect()
+    }
+
+    #[test]
+    fn stopped_unit_is_reported_and_shown() {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
+        let root = dir.path().join("cgroup");
+        let create = |path: &str| fixture::cgroup(&root.join(path), &host.machine.lock().unwrap());
+        for path in ["", "system.slice", "system.slice/db.service"] {
+            create(path);
+        }
+        let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+        let mut reconciler = reconciler_loop(&config, &root, &host);
+        let target = api::Target::Unit("db.service".to_owned());
+        let request = Request::new(&api::AllocationRequest::new("db", target, "64Mi")).unwrap();
+        assert!(reconciler.admit(&request, false).is_ok());
+        let reported = || {
+            let happened = host.happened.lock().unwrap();
+            let of_units = happened.iter().filter(|(_, report)| report.kind == EventKind::UnitStopped);
+            of_units.map(|(_, report)| report.message.clone()).collect::<Vec<_>>()
+        };
+
+        let start = Instant::now();
+        fs::rename(root.join("system.slice/db.service"), dir.path().join("gone")).unwrap();
+        assert_eq!(stopped_at(&mut reconciler, start), [false], "the unit may be restarting");
+        assert_eq!(reported(), [""; 0]);
+        // systemd has the unit loaded.
+        let ReconcilerLoop { controllers: Controllers { liveness, .. }, core, .. } = &mut reconciler;
+        let held = liveness.held.get_mut("db").unwrap();
+        let found = held.absence.as_mut().unwrap().check(start + RESTART_TIMEOUT, || Ok(true));
+        let checked = process_absent_unit(core, ("db", "db.service"), &held.cgroup, found);
+        assert_eq!(checked, CheckResult::Pending);
+        assert_eq!(shown_as_stopped(&mut reconciler), [true]);
+        let stopped =
+            "db.service does not run. Its guarantee is kept for a day, or until `numaward release db`.";
+        assert_eq!(reported(), [stopped]);
+
+        create("system.slice/db.service");
+        assert_eq!(stopped_at(&mut reconciler, start + RESTART_TIMEOUT), [false]);
+        let again = "db runs again and has its guarantee.";
+        assert_eq!(reported(), [stopped, again]);
+
+        // Without systemd, a unit that has no cgroup for longer than a restart takes is gone.
+        fs::remove_dir_all(root.join("system.slice/db.service")).unwrap();
+        let removed = start + 2 * RESTART_TIMEOUT;
+        assert_eq!(stopped_at(&mut reconciler, removed), [false]);
+        assert_eq!(stopped_at(&mut reconciler, removed + RESTART_TIMEOUT), [false; 0]);
+        assert_eq!(reported(), [stopped, again, "The guarantee of db is released: its unit is gone."]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! # Algorithm
 //! The files are read when the exclusive or online CPUs change, and every few seconds while a setting is applied.
-//! Those with other values are written, see [`numaward_enforce::power`].
+//! A file with another value is written, see [`numaward_enforce::power`].
 //!
 //! # Invariants
 //! - The original value is stored before a file is written.
@@ -40,7 +40,7 @@ pub(super) struct PowerSettings {
     cpus: CpuSet,
     /// CPUs that were online at the last check.
     online: CpuSet,
-    looked: Option<Instant>,
+    last_check: Option<Instant>,
     /// Failed writes by file: the value and the error.
     failed: BTreeMap<String, (String, String)>,
     /// Problems as reported last.
@@ -51,7 +51,7 @@ pub(super) struct PowerSettings {
 #[derive(Debug, Default)]
 struct WriteOutcome {
     set: CpusByText,
-    back: CpusByText,
+    restored: CpusByText,
     foreign: CpusByText,
     problems: CpusByText,
 }
@@ -62,7 +62,7 @@ impl PowerSettings {
             power: Power::new(root),
             cpus: CpuSet::new(),
             online: CpuSet::new(),
-            looked: None,
+            last_check: None,
             failed: BTreeMap::new(),
             problems: CpusByText::new(),
         }
@@ -81,20 +81,20 @@ impl PowerSettings {
         }
         let online = core.policy.machine.cpu_ids();
         let is_other = cpus != self.cpus || online != self.online;
-        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= POLL_INTERVAL);
+        let is_due = self.last_check.is_none_or(|last_check| now.duration_since(last_check) >= POLL_INTERVAL);
         if !is_other && !is_due {
             return;
         }
         if is_other {
             self.failed.clear();
         }
-        (self.cpus, self.online, self.looked) = (cpus, online, Some(now));
-        if let Err(error) = self.follow(core, &wanted) {
-            tracing::error!(%error, "power settings stay as they are, as what was found cannot be stored");
+        (self.cpus, self.online, self.last_check) = (cpus, online, Some(now));
+        if let Err(error) = self.reconcile(core, &wanted) {
+            tracing::error!(%error, "power settings are not changed: their originals cannot be stored");
         }
     }
 
-    fn follow(&mut self, core: &mut Core, wanted: &PowerTargets) -> Result<(), AdmissionError> {
+    fn reconcile(&mut self, core: &mut Core, wanted: &PowerTargets) -> Result<(), AdmissionError> {
         let mut before = core.store.state.power.clone();
         expect_reset(&mut before, &self.online);
         let (seen, refused) = self.power.read_settings(wanted, &self.cpus);
@@ -102,18 +102,18 @@ impl PowerSettings {
             plan(&seen, wanted, &before, |path| self.power.read(path));
         // Some files can be read only while their CPU is offline, and are records only now.
         expect_reset(&mut held, &self.online);
-        let mut done = WriteOutcome::default();
+        let mut outcome = WriteOutcome::default();
         for of in &foreign {
-            note(&mut done.foreign, format!("{} {}", of.knob, of.value), &of.cpus);
+            add_cpus(&mut outcome.foreign, format!("{} {}", of.knob, of.value), &of.cpus);
         }
         for of in &refused {
-            note(&mut done.problems, format!("{}: {}", of.knob, of.reason), &of.cpus);
+            add_cpus(&mut outcome.problems, format!("{}: {}", of.knob, of.reason), &of.cpus);
         }
         writes.retain(|write| {
             let failed =
                 self.failed.get(&write.path).filter(|(value, _)| *value == write.value && !write.is_back);
             if let Some((_, reason)) = failed {
-                note(&mut done.problems, format!("{}: {reason}", write.knob), &write.cpus);
+                add_cpus(&mut outcome.problems, format!("{}: {reason}", write.knob), &write.cpus);
                 revert_node(&mut held, &before, &write.path);
             }
             failed.is_none()
@@ -122,16 +122,16 @@ impl PowerSettings {
         // A write that another setting blocked can succeed afterwards.
         let mut again = Vec::new();
         for write in writes {
-            self.write(core, write, &before, &mut held, &mut done, Some(&mut again));
+            self.write(core, write, &before, &mut held, &mut outcome, Some(&mut again));
         }
         for write in again {
-            self.write(core, write, &before, &mut held, &mut done, None);
+            self.write(core, write, &before, &mut held, &mut outcome, None);
         }
         let given_up = held.values().filter(|of| of.is_given_up).count();
-        let is_refused = done.problems.values().map(CpuSet::len).sum();
+        let is_refused = outcome.problems.values().map(CpuSet::len).sum();
         core.metrics.power_settings(held.len() - given_up, given_up, is_refused);
         core.save_part(|state| &mut state.power, held)?;
-        self.report(core, done);
+        self.report(core, outcome);
         Ok(())
     }
 
@@ -142,7 +142,7 @@ impl PowerSettings {
         write: PowerWrite,
         before: &PowerRecords,
         held: &mut PowerRecords,
-        done: &mut WriteOutcome,
+        outcome: &mut WriteOutcome,
         again: Option<&mut Vec<PowerWrite>>,
     ) {
         let result = self.power.write(&write);
@@ -157,17 +157,17 @@ impl PowerSettings {
         match result {
             Ok(()) if is_back => {
                 held.remove(&path);
-                note(&mut done.back, format!("{knob} {value}"), &cpus);
+                add_cpus(&mut outcome.restored, format!("{knob} {value}"), &cpus);
             }
             Ok(()) => {
                 if let Some(of) = held.get_mut(&path) {
                     of.before = None;
                 }
-                note(&mut done.set, format!("{knob} {value}"), &cpus);
+                add_cpus(&mut outcome.set, format!("{knob} {value}"), &cpus);
             }
             Err(error) => {
                 let reason = error.to_string();
-                note(&mut done.problems, format!("{knob}: {reason}"), &cpus);
+                add_cpus(&mut outcome.problems, format!("{knob}: {reason}"), &cpus);
                 if !is_back {
                     // If the file has taken another value, that value has to be restored.
                     let now = self.power.read(&path).ok().flatten();
@@ -183,14 +183,14 @@ impl PowerSettings {
         }
     }
 
-    fn report(&mut self, core: &Core, done: WriteOutcome) {
-        let WriteOutcome { set, back, foreign, problems } = done;
+    fn report(&mut self, core: &Core, outcome: WriteOutcome) {
+        let WriteOutcome { set, restored, foreign, problems } = outcome;
         let cpus = &self.cpus;
-        let report = |severity, what: String, said: &CpusByText| {
-            let list = |(said, cpus): (&String, &CpuSet)| format!("{said} (CPUs {cpus})");
-            let list: Vec<String> = said.iter().map(list).collect();
+        let report = |severity, what: String, texts: &CpusByText| {
+            let list = |(text, cpus): (&String, &CpuSet)| format!("{text} (CPUs {cpus})");
+            let list: Vec<String> = texts.iter().map(list).collect();
             let message = format!("{what}: {}.", list.join("; "));
-            let all: CpuSet = said.values().flat_map(CpuSet::iter).collect();
+            let all: CpuSet = texts.values().flat_map(CpuSet::iter).collect();
             core.report(
                 None,
                 EventReport::new(EventKind::CpuPower, message).severity(severity).detail("cpus", &all),
@@ -199,8 +199,8 @@ impl PowerSettings {
         if !set.is_empty() {
             report(Severity::Info, format!("Set on exclusive CPUs {cpus}"), &set);
         }
-        if !back.is_empty() {
-            report(Severity::Info, "Restored the original settings".to_owned(), &back);
+        if !restored.is_empty() {
+            report(Severity::Info, "Restored the original settings".to_owned(), &restored);
         }
         if !foreign.is_empty() {
             report(
@@ -216,8 +216,8 @@ impl PowerSettings {
     }
 }
 
-fn note(said: &mut CpusByText, what: String, cpus: &CpuSet) {
-    said.entry(what).or_default().extend(cpus.iter());
+fn add_cpus(texts: &mut CpusByText, what: String, cpus: &CpuSet) {
+    texts.entry(what).or_default().extend(cpus.iter());
 }
 
 /// Reverts the record of a file that was not written.
@@ -238,23 +238,24 @@ mod tests {
     use numaward_model::port::MachineSource as _;
 
     use super::*;
+    use crate::core::release;
     use crate::{
-        reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
-        testing::{self as fixture, Host},
+        reconciler::{AdmissionOutcome, ReconcilerLoop, tests::reconciler_loop},
+        testing::{self as fixture, TestHost},
     };
 
     const CPU: &str = "sys/devices/system/cpu";
 
     /// Host with one cgroup and power settings of eight CPUs.
-    struct Bench {
+    struct PowerBench {
         dir: tempfile::TempDir,
-        host: Arc<Host>,
+        host: Arc<TestHost>,
         config: Config,
     }
 
-    impl Bench {
+    impl PowerBench {
         fn new(power: &str) -> Self {
-            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
             for cgroup in ["", "a"] {
                 fixture::cgroup(&dir.path().join("cgroup").join(cgroup), &host.machine.lock().unwrap());
             }
@@ -266,13 +267,13 @@ mod tests {
             config.enforcement.cpu_power = serde_json::from_str(power).unwrap();
             let bench = Self { dir, host, config };
             for cpu in 0..8 {
-                bench.put(&format!("cpu{cpu}/cpufreq/scaling_governor"), "schedutil");
-                bench.put(&format!("cpu{cpu}/power/pm_qos_resume_latency_us"), "0");
+                bench.write(&format!("cpu{cpu}/cpufreq/scaling_governor"), "schedutil");
+                bench.write(&format!("cpu{cpu}/power/pm_qos_resume_latency_us"), "0");
             }
             bench
         }
 
-        fn put(&self, path: &str, text: &str) {
+        fn write(&self, path: &str, text: &str) {
             let path = self.dir.path().join(CPU).join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, format!("{text}\n")).unwrap();
@@ -283,14 +284,14 @@ mod tests {
         }
 
         fn governors(&self) -> [String; 8] {
-            self.of("cpufreq/scaling_governor")
+            self.read_each_cpu("cpufreq/scaling_governor")
         }
 
         fn latencies(&self) -> [String; 8] {
-            self.of("power/pm_qos_resume_latency_us")
+            self.read_each_cpu("power/pm_qos_resume_latency_us")
         }
 
-        fn of(&self, file: &str) -> [String; 8] {
+        fn read_each_cpu(&self, file: &str) -> [String; 8] {
             std::array::from_fn(|cpu| {
                 fixture::line(&self.dir.path().join(CPU).join(format!("cpu{cpu}/{file}")))
             })
@@ -298,14 +299,14 @@ mod tests {
 
         /// Sets the offline CPUs. The next periodic check is not due yet.
         fn offline(&self, reconciler: &mut ReconcilerLoop, cpus: &str) {
-            let mut machine = (*Host::small().machine()).clone();
+            let mut machine = (*TestHost::small().machine()).clone();
             let offline: CpuSet = cpus.parse().unwrap();
             machine.cpus.retain(|cpu, _| !offline.contains(*cpu));
             machine.nodes.values_mut().for_each(|node| node.cpus = &node.cpus - &offline);
             *self.host.machine.lock().unwrap() = Arc::new(machine);
             let ReconcilerLoop { controllers, core, .. } = reconciler;
-            let now = controllers.host.power.looked.unwrap_or_else(Instant::now);
-            core.turn(now);
+            let now = controllers.host.power.last_check.unwrap_or_else(Instant::now);
+            crate::reconciler::upkeep::maintain(core, now);
             controllers.host.power.tick(core, now);
         }
 
@@ -322,14 +323,14 @@ mod tests {
             cpus: Some(api::Cpus::whole(3)),
             ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "256Mi")
         });
-        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
+        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(AdmissionOutcome::Admitted(_))));
     }
 
     /// Runs the next periodic check.
-    fn turn(reconciler: &mut ReconcilerLoop) {
+    fn check_again(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
         let power = &mut controllers.host.power;
-        let later = power.looked.map_or_else(Instant::now, |looked| looked + POLL_INTERVAL);
+        let later = power.last_check.map_or_else(Instant::now, |last_check| last_check + POLL_INTERVAL);
         power.tick(core, later);
     }
 
@@ -340,27 +341,27 @@ mod tests {
     const BOTH: &str = r#"{"governor": "performance", "wakeUpLatency": 0}"#;
 
     #[test]
-    fn settings_come_with_the_guarantee_and_go_with_its_release_also_over_a_crash() {
-        let bench = Bench::new(BOTH);
+    fn settings_last_until_release() {
+        let bench = PowerBench::new(BOTH);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
-        assert!(bench.happened().is_empty(), "nothing is exclusive");
+        check_again(&mut reconciler);
+        assert!(bench.happened().is_empty(), "no CPU is exclusive");
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.governors(), on_1_to_3("performance", "schedutil"));
         assert_eq!(bench.latencies(), on_1_to_3("n/a", "0"));
         let set =
             "Set on exclusive CPUs 1-3: governor performance (CPUs 1-3); wake-up latency n/a (CPUs 1-3).";
         assert_eq!(bench.happened(), [set]);
-        turn(&mut reconciler);
-        assert!(bench.happened().is_empty(), "it is said once");
+        check_again(&mut reconciler);
+        assert!(bench.happened().is_empty(), "reported once");
         // The daemon is restarted before the release.
         drop(reconciler);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.latencies(), on_1_to_3("n/a", "0"));
-        reconciler.core.release("a").unwrap();
-        turn(&mut reconciler);
+        release::release(&mut reconciler.core, "a").unwrap();
+        check_again(&mut reconciler);
         assert_eq!(
             (bench.governors(), bench.latencies()),
             (on_1_to_3("schedutil", "schedutil"), on_1_to_3("0", "0"))
@@ -372,11 +373,11 @@ mod tests {
     }
 
     #[test]
-    fn a_start_with_another_configuration_gives_back_what_is_not_in_it() {
-        let mut bench = Bench::new(BOTH);
+    fn start_restores_unconfigured_settings() {
+        let mut bench = PowerBench::new(BOTH);
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         drop(reconciler);
         bench.config.enforcement.cpu_power = serde_json::from_str(r#"{"wakeUpLatency": 20}"#).unwrap();
         drop(bench.start());
@@ -388,33 +389,33 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_writes_is_given_up_and_said_once() {
-        let bench = Bench::new(BOTH);
+    fn foreign_value_is_kept() {
+        let bench = PowerBench::new(BOTH);
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         bench.happened();
-        bench.put("cpu2/cpufreq/scaling_governor", "powersave");
-        turn(&mut reconciler);
+        bench.write("cpu2/cpufreq/scaling_governor", "powersave");
+        check_again(&mut reconciler);
         assert_eq!(
             bench.happened(),
             ["Another program wrote these settings, and they are kept: governor powersave (CPUs 2)."]
         );
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         drop(reconciler);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
-        assert!(bench.happened().is_empty(), "also over a restart");
-        reconciler.core.release("a").unwrap();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
+        assert!(bench.happened().is_empty(), "not reported again after a restart");
+        release::release(&mut reconciler.core, "a").unwrap();
+        check_again(&mut reconciler);
         let mut expected = on_1_to_3("schedutil", "schedutil");
         "powersave".clone_into(&mut expected[2]);
         assert_eq!(bench.governors(), expected);
     }
 
     #[test]
-    fn what_cannot_be_set_is_said_once_and_refuses_nothing() {
-        let bench = Bench::new(BOTH);
+    fn failed_setting_is_reported_once() {
+        let bench = PowerBench::new(BOTH);
         for cpu in 1..=3 {
             fs::remove_file(bench.dir.path().join(CPU).join(format!("cpu{cpu}/cpufreq/scaling_governor")))
                 .unwrap();
@@ -426,56 +427,56 @@ mod tests {
         fs::create_dir(bench.dir.path().join("null")).unwrap();
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let happened = bench.happened();
         assert_eq!(happened.len(), 2, "{happened:?}");
         assert!(happened[0].ends_with("wake-up latency n/a (CPUs 1-2)."), "{happened:?}");
         let problem = "Not as configured on exclusive CPUs 1-3: governor: there is no cpufreq/scaling_governor for them \
             (CPUs 1-3); wake-up latency: power/pm_qos_resume_latency_us cannot be read: ";
         assert!(happened[1].starts_with(problem), "{happened:?}");
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert!(bench.happened().is_empty());
-        reconciler.core.release("a").unwrap();
-        turn(&mut reconciler);
+        release::release(&mut reconciler.core, "a").unwrap();
+        check_again(&mut reconciler);
         assert!(reconciler.core.store.state.power.is_empty());
     }
 
     #[test]
-    fn a_value_that_is_not_taken_is_tried_once_for_the_same_cpus() {
-        let bench = Bench::new(r#"{"governor": "performance"}"#);
+    fn ignored_value_is_written_once() {
+        let bench = PowerBench::new(r#"{"governor": "performance"}"#);
         // The file accepts every write and has no value.
         let governor = bench.dir.path().join(CPU).join("cpu1/cpufreq/scaling_governor");
         fs::remove_file(&governor).unwrap();
         std::os::unix::fs::symlink("/dev/null", &governor).unwrap();
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let happened = bench.happened();
         assert!(happened[0].ends_with("governor performance (CPUs 2-3)."), "{happened:?}");
         let problem = "it holds \"\" after \"performance\" was written (CPUs 1).";
         assert!(happened[1].ends_with(problem), "{happened:?}");
-        assert_eq!(reconciler.core.store.state.power.len(), 2, "nothing is to be given back there");
+        assert_eq!(reconciler.core.store.state.power.len(), 2, "nothing has to be restored there");
         fs::remove_file(&governor).unwrap();
         fs::write(&governor, "schedutil\n").unwrap();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.governors()[1], "schedutil");
-        assert!(bench.happened().is_empty(), "it is said once");
-        reconciler.core.release("a").unwrap();
-        turn(&mut reconciler);
+        assert!(bench.happened().is_empty(), "reported once");
+        release::release(&mut reconciler.core, "a").unwrap();
+        check_again(&mut reconciler);
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.governors()[1], "performance");
     }
 
     #[test]
-    fn what_the_kernel_resets_of_a_cpu_that_was_offline_is_written_again() {
+    fn rewrites_after_cpu_was_offline() {
         for is_restarted in [false, true] {
-            let bench = Bench::new(BOTH);
+            let bench = PowerBench::new(BOTH);
             let mut reconciler = bench.start();
             admit(&mut reconciler);
-            turn(&mut reconciler);
+            check_again(&mut reconciler);
             bench.happened();
-            // The kernel does not show it while the CPU is offline; a directory cannot be read either.
+            // The file cannot be read while the CPU is offline. A directory in its place cannot be read either.
             let governor = bench.dir.path().join(CPU).join("cpu2/cpufreq/scaling_governor");
             fs::remove_file(&governor).unwrap();
             fs::create_dir(&governor).unwrap();
@@ -487,8 +488,8 @@ mod tests {
             }
             bench.happened();
             fs::remove_dir(&governor).unwrap();
-            bench.put("cpu2/cpufreq/scaling_governor", "schedutil");
-            bench.put("cpu2/power/pm_qos_resume_latency_us", "0");
+            bench.write("cpu2/cpufreq/scaling_governor", "schedutil");
+            bench.write("cpu2/power/pm_qos_resume_latency_us", "0");
             bench.offline(&mut reconciler, "");
             let set =
                 "Set on exclusive CPUs 1-3: governor performance (CPUs 2); wake-up latency n/a (CPUs 2).";
@@ -497,14 +498,14 @@ mod tests {
                 (bench.governors(), bench.latencies()),
                 (on_1_to_3("performance", "schedutil"), on_1_to_3("n/a", "0"))
             );
-            // The same value, and no CPU was offline.
-            bench.put("cpu2/cpufreq/scaling_governor", "schedutil");
-            turn(&mut reconciler);
+            // The same value, but no CPU was offline: another program wrote it.
+            bench.write("cpu2/cpufreq/scaling_governor", "schedutil");
+            check_again(&mut reconciler);
             let foreign =
                 "Another program wrote these settings, and they are kept: governor schedutil (CPUs 2).";
             assert_eq!(bench.happened(), [foreign]);
-            reconciler.core.release("a").unwrap();
-            turn(&mut reconciler);
+            release::release(&mut reconciler.core, "a").unwrap();
+            check_again(&mut reconciler);
             assert_eq!(
                 (bench.governors(), bench.latencies()),
                 (on_1_to_3("schedutil", "schedutil"), on_1_to_3("0", "0"))
@@ -514,33 +515,33 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_writes_for_a_cpu_that_was_offline_stays() {
-        let bench = Bench::new(BOTH);
+    fn keeps_foreign_value_of_offline_cpu() {
+        let bench = PowerBench::new(BOTH);
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         bench.happened();
         bench.offline(&mut reconciler, "2");
-        bench.put("cpu2/cpufreq/scaling_governor", "powersave");
+        bench.write("cpu2/cpufreq/scaling_governor", "powersave");
         bench.offline(&mut reconciler, "");
         assert_eq!(
             bench.happened(),
             ["Another program wrote these settings, and they are kept: governor powersave (CPUs 2)."]
         );
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.governors()[2], "powersave");
     }
 
     #[test]
-    fn what_could_not_be_written_is_tried_again_when_a_cpu_came_back() {
-        let bench = Bench::new(r#"{"governor": "performance"}"#);
+    fn cpu_hotplug_retries_failed_writes() {
+        let bench = PowerBench::new(r#"{"governor": "performance"}"#);
         // The file accepts every write and has no value.
         let governor = bench.dir.path().join(CPU).join("cpu2/cpufreq/scaling_governor");
         fs::remove_file(&governor).unwrap();
         std::os::unix::fs::symlink("/dev/null", &governor).unwrap();
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         bench.offline(&mut reconciler, "2");
         fs::remove_file(&governor).unwrap();
         fs::write(&governor, "schedutil\n").unwrap();
@@ -549,13 +550,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_or_written_by_default() {
-        let bench = Bench::new("{}");
+    fn is_inactive_by_default() {
+        let bench = PowerBench::new("{}");
         let mut reconciler = bench.start();
         admit(&mut reconciler);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(
-            (bench.latencies(), reconciler.controllers.host.power.looked),
+            (bench.latencies(), reconciler.controllers.host.power.last_check),
             (on_1_to_3("0", "0"), None)
         );
         assert!(bench.happened().is_empty());

@@ -16,7 +16,7 @@ use numaward_model::{WorkloadGuarantee, placed};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
 use super::{controllers::Controllers, drift::DriftController};
-use crate::core::{Core, MissingCapacity};
+use crate::core::{Core, MissingCapacity, admission, preferred_node};
 
 /// Descriptions by name of the guarantee, in ascending order.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ struct Description {
 
 /// Data from which a description is made. Most of it is shared, so that comparing the pointers is enough.
 #[derive(Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each may be so beside the others")]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a guarantee")]
 struct Source {
     guarantee: Arc<Guarantee>,
     account: Option<Arc<OwnerAccount>>,
@@ -53,12 +53,12 @@ impl ReadModel {
     /// Returns the description of a guarantee for the API.
     pub(super) fn allocation(&self, name: &str) -> Option<api::Allocation> {
         let place = self.0.binary_search_by(|(other, _)| other.as_str().cmp(name)).ok()?;
-        self.0.get(place).map(|(_, shown)| api::Allocation::clone(&shown.allocation))
+        self.0.get(place).map(|(_, entry)| api::Allocation::clone(&entry.allocation))
     }
 
     /// Returns all guarantees for other parts of the daemon.
     pub(super) fn guarantees(&self) -> Vec<Arc<WorkloadGuarantee>> {
-        self.0.iter().map(|(_, shown)| shown.guarantee_report.clone()).collect()
+        self.0.iter().map(|(_, entry)| entry.guarantee_report.clone()).collect()
     }
 
     /// Updates the descriptions of changed guarantees.
@@ -78,9 +78,9 @@ impl ReadModel {
                 guarantee: guarantee.clone(),
                 account: core.store.state.ledger.owner(&OwnerId::from(owner)).cloned(),
                 record: core.store.state.applied.get(&guarantee.cgroup).cloned(),
-                drift: drift.of(&guarantee.cgroup),
+                drift: drift.drift_of(&guarantee.cgroup),
                 missing: core.policy.missing.get(owner).cloned(),
-                moved: core.moved_of(&guarantee.cgroup),
+                moved: core.execution.migrations.pages_of(&guarantee.cgroup),
                 stalled: throttling.stalls(name),
                 stopped: liveness.is_stopped(name),
                 releasing: core.store.state.releasing.contains(name),
@@ -88,11 +88,11 @@ impl ReadModel {
                 allocation_before_move: allocation_before_move(core, owner, &guarantee.target),
             };
             while before.next_if(|(old, _)| old < name).is_some() {}
-            let shown = match before.next_if(|(old, shown)| old == name && shown.of == source) {
-                Some(shown) => shown,
+            let entry = match before.next_if(|(old, entry)| old == name && entry.of == source) {
+                Some(entry) => entry,
                 None => (name.clone(), Description::new(core, name, source)),
             };
-            now.push(shown);
+            now.push(entry);
         }
         self.0 = now;
     }
@@ -114,13 +114,13 @@ impl ReadModel {
             memory: memory.get(&id).into_iter().flatten().map(|of| kind(ledger, id, of)).collect(),
         });
         api::Allocations {
-            allocations: self.0.iter().map(|(_, shown)| shown.allocation.clone()).collect(),
+            allocations: self.0.iter().map(|(_, entry)| entry.allocation.clone()).collect(),
             shared_cpus: core.shared_pool().to_string(),
             nodes: nodes.collect(),
             enforcement: api::Enforcement {
                 mode: core.mode(),
-                herding: core.cpu_isolation_status(|cgroup| drift.of(cgroup)),
-                homes: core.preferred_nodes(),
+                herding: core.isolation.status(&core.store.state, |cgroup| drift.drift_of(cgroup)),
+                homes: preferred_node::describe(core),
                 pending_restores,
             },
             waiting,
@@ -145,7 +145,7 @@ impl Description {
             stopped: of.stopped,
             missing: of.missing.as_ref().map(api::MissingCapacity::from),
             explanation: Some(guarantee.explanation.clone()),
-            ..core.describe(name, &guarantee.target, &guarantee.cgroup, (&held, &terms), settings)
+            ..admission::describe(core, name, &guarantee.target, &guarantee.cgroup, (&held, &terms), settings)
         };
         let missing = of.missing.clone().unwrap_or_default();
         // Until its pages have arrived, both the old and the new CPUs and nodes belong to the workload.

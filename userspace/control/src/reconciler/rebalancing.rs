@@ -2,11 +2,11 @@
 //!
 //! # Problem
 //! Moves take seconds to minutes. Meanwhile the daemon answers all other requests, and whatever they change, the ledger stays
-//! consistent and every move can be taken back.
+//! consistent and every move can be rolled back.
 //!
 //! # Terms
 //! - *rebalance*: the execution of a plan that moves workloads to make room for a request.
-//! - *rollback*: begun moves are taken back, the last one first, because a move failed, the plan is stale or the rebalance was
+//! - *rollback*: begun moves are undone, the last one first, because a move failed, the plan is stale or the rebalance was
 //!   cancelled.
 //!
 //! # Algorithm
@@ -29,7 +29,7 @@ use numaward_api::{self as api, EnforcementMode, EventKind, MoveState, Rebalance
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{Allocation, Ledger, RebalancePlan};
 use numaward_guarantee::{
-    command::{Answer, RebalanceCommand},
+    command::{AdmissionOutcome, RebalanceCommand},
     error::AdmissionError,
     reconciler::LatestRebalance,
     request::Request,
@@ -38,26 +38,31 @@ use numaward_model::EventReport;
 use numaward_topology::Bytes;
 use tokio::sync::oneshot;
 
-use crate::core::{Core, MoveStart, plan_id};
+use crate::core::{
+    Core, MoveStart,
+    rebalance::{self, RoomRequest},
+};
 
 /// Time between attempts to store a rollback step.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Time before a request without a plan is planned again with an unchanged ledger.
 const PLAN_RETRY_INTERVAL: Duration = Duration::from_mins(1);
+/// Maximum number of times that the delay after moves that failed is doubled.
+const MAX_DOUBLINGS: u32 = 6;
 /// Time for which memory may remain on the old nodes after the migration: a process may just have been forked, and ends soon.
 const REMAINDER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between checks of the remaining memory.
 const REMAINDER_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Reply channel of a client that waits for an admission.
-type Waiter = oneshot::Sender<Result<Answer, AdmissionError>>;
+type Waiter = oneshot::Sender<Result<AdmissionOutcome, AdmissionError>>;
 
 /// Executor of rebalance plans.
 #[derive(Default)]
 pub(super) struct Rebalancing {
     run: Option<RebalanceRun>,
-    shown: LatestRebalance,
+    status: LatestRebalance,
     /// Failed automatic attempts, by the name of the request.
     failed_attempts: BTreeMap<String, FailedAttempt>,
 }
@@ -68,16 +73,20 @@ struct FailedAttempt {
     retry_at: Instant,
     /// Ledger at the time of the attempt. If it is absent, a different ledger does not permit an earlier attempt.
     ledger: Option<Ledger>,
+    /// Number of successive attempts with moves that failed.
+    failures: u32,
 }
 
 /// Rebalance in progress.
 struct RebalanceRun {
-    shown: api::Rebalance,
-    /// The request, and true if it is to be admitted. Absent if an earlier run of the daemon began the rebalance.
-    request: Option<(Request, bool)>,
+    status: api::Rebalance,
+    /// Absent if an earlier run of the daemon began the rebalance.
+    request: Option<RoomRequest>,
     /// Client that waits for the admission, and the refusal that it gets if the rebalance fails.
     waiter: Option<(Waiter, AdmissionError)>,
     phase: StepPhase,
+    /// True if the pod for which room was being made has ended.
+    is_gone: bool,
     /// Final state after the rollback; absent if the rebalance is not rolled back.
     rollback: Option<RebalanceState>,
     /// Memory outside the new nodes at the beginning of the current move.
@@ -89,7 +98,7 @@ struct RebalanceRun {
 /// Next step of a rebalance.
 #[derive(Debug)]
 enum StepPhase {
-    /// Begin the next move, or take the last one back.
+    /// Begin the next move, or undo the last one.
     Next,
     /// Write these guarantees. Pages of these cgroups, which were written already, may be moving.
     Write(VecDeque<String>, Vec<(String, CgroupPath)>),
@@ -99,9 +108,9 @@ enum StepPhase {
     Pause(Instant, Box<StepPhase>),
 }
 
-/// Result of a rebalance that is over.
+/// Result of an ended rebalance.
 pub(super) struct RebalanceOutcome {
-    pub(super) shown: api::Rebalance,
+    pub(super) status: api::Rebalance,
     /// Name of the request, if it was admitted.
     pub(super) admitted: Option<String>,
     /// Client that waits for the request, and its refusal if the request was not admitted.
@@ -110,30 +119,43 @@ pub(super) struct RebalanceOutcome {
 
 impl Rebalancing {
     /// Returns the published state of the latest rebalance.
-    pub(super) fn shown(&self) -> LatestRebalance {
-        self.shown.clone()
+    pub(super) fn status(&self) -> LatestRebalance {
+        self.status.clone()
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.run.is_some()
+    }
+
+    /// Returns the UID of the pod for which room is being made.
+    pub(super) fn pod_uid(&self) -> Option<&str> {
+        match self.run.as_ref()?.request.as_ref()? {
+            RoomRequest::Pod(pod) => Some(&pod.ask.pod.uid),
+            RoomRequest::Workload(..) => None,
+        }
     }
 
     /// Begins to roll back moves that an earlier run of the daemon began.
     pub(super) fn adopt(&mut self, core: &mut Core) {
         let Some(running) = &core.store.state.moving.running else { return };
-        let mut shown = core.describe_moves(&running.moves);
-        for (place, of) in shown.iter_mut().enumerate() {
+        let mut moves = rebalance::describe_moves(core, &running.moves);
+        for (place, of) in moves.iter_mut().enumerate() {
             of.state = Some(if place < running.begun { MoveState::Moved } else { MoveState::Planned });
         }
         let reason = "the daemon ended during the rebalance";
         self.run = Some(RebalanceRun {
-            shown: api::Rebalance {
+            status: api::Rebalance {
                 id: String::new(),
                 request: None,
                 automatic: false,
                 state: RebalanceState::RollingBack,
-                moves: shown,
+                moves,
                 reason: Some(reason.to_owned()),
                 allocation: None,
             },
             request: None,
             waiter: None,
+            is_gone: false,
             phase: StepPhase::Next,
             rollback: Some(RebalanceState::Failed),
             outside: None,
@@ -157,8 +179,9 @@ impl Rebalancing {
     ) -> Result<api::Rebalance, AdmissionError> {
         let RebalanceCommand { request, limits, plan: expected, admit } = command;
         self.check_start(core)?;
-        let plan = core.plan_moves(&request, &limits)?;
-        if let Some(expected) = expected.filter(|expected| *expected != plan_id(&plan)) {
+        let request = RoomRequest::Workload(Box::new(request), admit);
+        let plan = rebalance::plan_moves(core, &request, &limits)?;
+        if let Some(expected) = expected.filter(|expected| *expected != rebalance::id(&plan)) {
             let problem = format!("{expected:?} is stale: a plan for the present guarantees has other moves");
             return Err(AdmissionError::conflict(
                 "plan",
@@ -166,7 +189,7 @@ impl Rebalancing {
                 "the id of a plan that was made for the present guarantees",
             ));
         }
-        self.run(core, request, &plan, admit)
+        self.run(core, request, &plan)
     }
 
     /// Begins to make room for a refused request, if the configuration allows that and a plan exists. Otherwise returns the
@@ -174,39 +197,43 @@ impl Rebalancing {
     pub(super) fn start_automatic(
         &mut self,
         core: &mut Core,
-        request: &Request,
+        request: &RoomRequest,
         waiter: Option<(Waiter, AdmissionError)>,
     ) -> Option<(Waiter, AdmissionError)> {
-        let Some(limits) = core.automatic_limits().filter(|_| self.check_start(core).is_ok()) else {
+        let Some(limits) =
+            rebalance::automatic_limits(core, request).filter(|_| self.check_start(core).is_ok())
+        else {
             return waiter;
         };
         let now = Instant::now();
-        self.failed_attempts.retain(|_, attempt| now < attempt.retry_at);
+        let dwell_time = core.config.rebalance.dwell_time.0;
+        self.failed_attempts.retain(|_, attempt| now < attempt.retry_at + dwell_time);
         let is_same = |attempt: &FailedAttempt| {
-            attempt.ledger.as_ref().is_none_or(|ledger| *ledger == core.store.state.ledger)
+            now < attempt.retry_at
+                && attempt.ledger.as_ref().is_none_or(|ledger| *ledger == core.store.state.ledger)
         };
-        if waiter.is_none() && self.failed_attempts.get(&request.name).is_some_and(is_same) {
+        if waiter.is_none() && self.failed_attempts.get(request.owner().as_str()).is_some_and(is_same) {
             return None;
         }
-        let plan = core.plan_moves(request, &limits).ok().filter(|plan| !plan.moves.is_empty());
-        match plan.map(|plan| self.run(core, request.clone(), &plan, true)) {
+        let plan = rebalance::plan_moves(core, request, &limits).ok().filter(|plan| !plan.moves.is_empty());
+        match plan.map(|plan| self.run(core, request.clone(), &plan)) {
             Some(Ok(_)) => {
                 if let Some(run) = &mut self.run {
-                    (run.waiter, run.shown.automatic) = (waiter, true);
+                    (run.waiter, run.status.automatic) = (waiter, true);
                 }
                 self.publish(core);
                 return None;
             }
             Some(Err(error)) => {
-                tracing::error!(name = request.name, %error, "the rebalance cannot be started");
+                tracing::error!(name = request.name(), %error, "the rebalance cannot be started");
             }
             None => {}
         }
-        let attempt = FailedAttempt {
-            retry_at: now + PLAN_RETRY_INTERVAL,
-            ledger: Some(core.store.state.ledger.clone()),
-        };
-        self.failed_attempts.insert(request.name.clone(), attempt);
+        let owner = request.owner().to_string();
+        let failures = self.failed_attempts.get(&owner).map_or(0, |attempt| attempt.failures);
+        let ledger = Some(core.store.state.ledger.clone());
+        let attempt = FailedAttempt { retry_at: now + PLAN_RETRY_INTERVAL, ledger, failures };
+        self.failed_attempts.insert(owner, attempt);
         waiter
     }
 
@@ -230,39 +257,38 @@ impl Rebalancing {
     fn run(
         &mut self,
         core: &mut Core,
-        request: Request,
+        request: RoomRequest,
         plan: &RebalancePlan,
-        admit: bool,
     ) -> Result<api::Rebalance, AdmissionError> {
-        let described = core.describe_plan(&request, plan)?;
         let planned = |of| api::Move { state: Some(MoveState::Planned), ..of };
-        let shown = api::Rebalance {
-            id: described.id,
-            request: Some(request.name.clone()),
+        let status = api::Rebalance {
+            id: rebalance::id(plan),
+            request: Some(request.name()),
             automatic: false,
             state: RebalanceState::Running,
-            moves: described.moves.into_iter().map(planned).collect(),
+            moves: rebalance::describe_moves(core, &plan.moves).into_iter().map(planned).collect(),
             reason: None,
             allocation: None,
         };
-        let (count, bytes) = (shown.moves.len(), Bytes(described.bytes));
-        core.start_moves(plan.moves.clone())?;
+        let (count, bytes) = (status.moves.len(), Bytes(rebalance::sum_bytes(&status.moves)));
+        rebalance::start_moves(core, plan.moves.clone())?;
         self.run = Some(RebalanceRun {
-            shown: shown.clone(),
-            request: Some((request, admit)),
+            status: status.clone(),
+            request: Some(request),
             waiter: None,
+            is_gone: false,
             phase: StepPhase::Next,
             rollback: None,
             outside: None,
             remainder_since: None,
         });
-        let name = shown.request.clone().unwrap_or_default();
+        let name = status.request.clone().unwrap_or_default();
         let message = format!("Room for {name} is being made (moves: {count}, memory: {bytes}).");
         report_step(core, "started", Severity::Info, &message, |report| {
-            report.detail("plan", &shown.id).detail("moves", count).detail("bytes", bytes.0)
+            report.detail("plan", &status.id).detail("moves", count).detail("bytes", bytes.0)
         });
         self.publish(core);
-        Ok(shown)
+        Ok(status)
     }
 
     /// Cancels the rebalance in progress, which begins its rollback.
@@ -272,25 +298,32 @@ impl Rebalancing {
             return Err(AdmissionError::conflict("rebalance", problem, "a rebalance in progress"));
         };
         run.roll_back(RebalanceState::Cancelled, "it was cancelled".to_owned());
-        let shown = run.shown.clone();
+        let status = run.status.clone();
         self.publish(core);
-        Ok(shown)
+        Ok(status)
     }
 
     /// Returns true if the next step can be executed now.
     pub(super) fn is_due(&self, core: &Core) -> bool {
         self.run.as_ref().is_some_and(|run| match &run.phase {
             StepPhase::Next | StepPhase::Write(..) => true,
-            StepPhase::Await(cgroups) => !cgroups.iter().any(|(_, cgroup)| core.is_moving(cgroup)),
+            StepPhase::Await(cgroups) => {
+                !cgroups.iter().any(|(_, cgroup)| core.execution.migrations.is_running(cgroup))
+            }
             StepPhase::Pause(until, _) => Instant::now() >= *until,
         })
     }
 
-    /// Executes the next step. Returns the outcome if the rebalance is over.
+    /// Executes the next step. Returns the outcome if the rebalance has ended.
     pub(super) fn step(&mut self, core: &mut Core) -> Option<RebalanceOutcome> {
         let run = self.run.as_mut()?;
         if run.rollback.is_none() && run.waiter.as_ref().is_some_and(|(waiter, _)| waiter.is_closed()) {
             run.roll_back(RebalanceState::Cancelled, "the client no longer waits for the request".to_owned());
+        }
+        let is_gone = |request: &RoomRequest| request.is_gone(core) && !request.is_admitted_already(core);
+        if run.rollback.is_none() && run.request.as_ref().is_some_and(is_gone) {
+            run.roll_back(RebalanceState::Cancelled, "the pod has ended".to_owned());
+            run.is_gone = true;
         }
         let mut phase = mem::replace(&mut run.phase, StepPhase::Next);
         if let StepPhase::Pause(_, resumed) = phase {
@@ -309,31 +342,42 @@ impl Rebalancing {
         }
         let run = self.run.take()?;
         core.metrics.rebalancing(false);
-        let is_admitted = run.shown.state == RebalanceState::Done;
-        if let Some((request, _)) = run.request.as_ref().filter(|_| run.shown.automatic && !is_admitted) {
-            let retry_at = Instant::now() + core.config.rebalance.dwell_time.0;
-            self.failed_attempts.insert(request.name.clone(), FailedAttempt { retry_at, ledger: None });
+        let is_admitted = run.status.state == RebalanceState::Done;
+        if let Some(request) = run.request.as_ref().filter(|_| run.status.automatic) {
+            let owner = request.owner().to_string();
+            let failures = self.failed_attempts.remove(&owner).map_or(0, |attempt| attempt.failures);
+            if !is_admitted && !run.is_gone {
+                let delay = core.config.rebalance.dwell_time.0 * (1 << failures.min(MAX_DOUBLINGS));
+                let attempt = FailedAttempt {
+                    retry_at: Instant::now() + delay,
+                    ledger: None,
+                    failures: failures.saturating_add(1),
+                };
+                self.failed_attempts.insert(owner, attempt);
+            }
         }
-        let admitted =
-            run.request.filter(|(_, admit)| is_admitted && *admit).map(|(request, _)| request.name);
+        let admitted = match run.request {
+            Some(RoomRequest::Workload(request, true)) if is_admitted => Some(request.name),
+            _ => None,
+        };
         // Declared guarantees are tried again.
         core.effects.declared = true;
-        Some(RebalanceOutcome { shown: run.shown, admitted, waiter: run.waiter })
+        Some(RebalanceOutcome { status: run.status, admitted, waiter: run.waiter })
     }
 
     /// Publishes the final state of a rebalance.
-    pub(super) fn publish_end(&self, shown: api::Rebalance) {
-        *self.shown.write() = Some(Arc::new(shown));
+    pub(super) fn publish_end(&self, status: api::Rebalance) {
+        *self.status.write() = Some(Arc::new(status));
     }
 
     /// Updates and publishes the number of moved bytes while pages move.
-    pub(super) fn look(&mut self, core: &Core) {
+    pub(super) fn update_moved_bytes(&mut self, core: &Core) {
         let Some(run) = &mut self.run else { return };
         if let (StepPhase::Await(cgroups), Some(outside)) = (&run.phase, run.outside) {
             let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
-            let left = run.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
+            let left = run.target(core).and_then(|(_, to)| rebalance::resident_outside(core, &names, &to));
             if let (Some(left), Some(of)) =
-                (left, RebalanceRun::current(core).and_then(|at| run.shown.moves.get_mut(at)))
+                (left, RebalanceRun::current(core).and_then(|at| run.status.moves.get_mut(at)))
             {
                 of.moved_bytes = Some(outside.0.saturating_sub(left.0));
             }
@@ -344,8 +388,8 @@ impl Rebalancing {
     fn publish(&self, core: &Core) {
         core.metrics.rebalancing(self.run.is_some());
         if let Some(run) = &self.run {
-            let shown = Some(Arc::new(run.shown.clone()));
-            *self.shown.write() = shown;
+            let status = Some(Arc::new(run.status.clone()));
+            *self.status.write() = status;
         }
     }
 }
@@ -371,12 +415,12 @@ fn report_step(
 }
 
 impl RebalanceRun {
-    /// Returns the index of the move that is being made or taken back.
+    /// Returns the index of the move in progress or being undone.
     fn current(core: &Core) -> Option<usize> {
         core.store.state.moving.running.as_ref()?.begun.checked_sub(1)
     }
 
-    /// Returns the old and the new allocation of the move that is being made or taken back.
+    /// Returns the old and the new allocation of the move in progress or being undone.
     fn target(&self, core: &Core) -> Option<(Allocation, Allocation)> {
         let of = core.store.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
         let (from, to) = (of.from.clone(), of.to.clone());
@@ -384,7 +428,7 @@ impl RebalanceRun {
     }
 
     fn set_move_state(&mut self, place: Option<usize>, state: MoveState) {
-        if let Some(of) = place.and_then(|place| self.shown.moves.get_mut(place)) {
+        if let Some(of) = place.and_then(|place| self.status.moves.get_mut(place)) {
             of.state = Some(state);
         }
     }
@@ -394,10 +438,10 @@ impl RebalanceRun {
         if self.rollback.is_some() {
             return;
         }
-        tracing::info!(plan = self.shown.id, reason, "the rebalance is rolled back");
-        (self.rollback, self.shown.state) = (Some(end), RebalanceState::RollingBack);
-        (self.shown.reason, self.remainder_since) = (Some(reason), None);
-        // Moving pages are awaited when the move is taken back.
+        tracing::info!(plan = self.status.id, reason, "the rebalance is rolled back");
+        (self.rollback, self.status.state) = (Some(end), RebalanceState::RollingBack);
+        (self.status.reason, self.remainder_since) = (Some(reason), None);
+        // The undo of the move waits for its pages.
         self.phase = StepPhase::Next;
     }
 
@@ -405,7 +449,7 @@ impl RebalanceRun {
         self.roll_back(RebalanceState::Failed, error.to_string());
     }
 
-    /// Begins the next move, takes the last one back, or ends the rebalance. Returns true if it is over.
+    /// Begins the next move, undoes the last one, or ends the rebalance. Returns true if it has ended.
     fn next(&mut self, core: &mut Core) -> bool {
         let Some(running) = &core.store.state.moving.running else { return self.end(core) };
         let (begun, count) = (running.begun, running.moves.len());
@@ -413,18 +457,22 @@ impl RebalanceRun {
             if begun == 0 {
                 return self.end(core);
             }
-            let taken_back = core.take_back_move();
-            self.process_begun(core, begun - 1, MoveState::MovingBack, taken_back);
-        } else if begun == count {
-            let Some((request, admit)) = self.request.clone() else { return self.end(core) };
-            match core.finish_rebalance(&request, admit) {
+            let move_start = rebalance::take_back_move(core);
+            self.process_begun(core, begun - 1, MoveState::MovingBack, move_start);
+        } else if begun == count
+            || self.request.as_ref().is_some_and(|request| request.is_admitted_already(core))
+        {
+            let Some(request) = self.request.clone() else { return self.end(core) };
+            match rebalance::finish_rebalance(core, &request) {
                 Ok(()) => return self.end(core),
                 Err(error) => self.fail(&error),
             }
-        } else if let Some(Err(stale)) = self.request.as_ref().map(|(request, _)| core.check_moves(request)) {
+        } else if let Some(Err(stale)) =
+            self.request.as_ref().map(|request| rebalance::check_moves(core, request))
+        {
             self.fail(&stale);
         } else {
-            let moved = core.begin_move();
+            let moved = rebalance::begin_move(core);
             self.process_begun(core, begun, MoveState::Moving, moved);
         }
         false
@@ -439,7 +487,8 @@ impl RebalanceRun {
     ) {
         match begun {
             Ok(MoveStart::Moves(names)) => {
-                self.outside = self.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
+                self.outside =
+                    self.target(core).and_then(|(_, to)| rebalance::resident_outside(core, &names, &to));
                 self.set_move_state(Some(place), state);
                 self.phase = StepPhase::Write(names.into(), Vec::new());
             }
@@ -463,7 +512,7 @@ impl RebalanceRun {
             self.phase = StepPhase::Await(written);
             return false;
         };
-        match core.write_place(&name) {
+        match rebalance::write_place(core, &name) {
             Ok(path) => {
                 written.extend(path.map(|path| (name, path)));
                 self.phase = StepPhase::Write(names, written);
@@ -480,7 +529,7 @@ impl RebalanceRun {
 
     /// Completes the move if its pages have arrived.
     fn complete_move(&mut self, core: &mut Core, cgroups: Vec<(String, CgroupPath)>) -> bool {
-        if cgroups.iter().any(|(_, cgroup)| core.is_moving(cgroup)) {
+        if cgroups.iter().any(|(_, cgroup)| core.execution.migrations.is_running(cgroup)) {
             self.phase = StepPhase::Await(cgroups);
             return false;
         }
@@ -488,10 +537,10 @@ impl RebalanceRun {
         let is_back = self.rollback.is_some();
         let mut left = Bytes(0);
         if let Some((from, to)) = &target {
-            let of_each = cgroups.iter().map(|(_, cgroup)| core.left_behind(cgroup, from, to).0);
+            let of_each = cgroups.iter().map(|(_, cgroup)| rebalance::left_behind(core, cgroup, from, to).0);
             left = Bytes(of_each.sum());
         }
-        let workload = place.and_then(|place| self.shown.moves.get(place)).map(|of| of.workload.clone());
+        let workload = place.and_then(|place| self.status.moves.get(place)).map(|of| of.workload.clone());
         let workload = workload.unwrap_or_default();
         if left.0 > 0 && self.remainder_since.get_or_insert_with(Instant::now).elapsed() < REMAINDER_TIMEOUT {
             self.phase = StepPhase::Pause(
@@ -512,9 +561,9 @@ impl RebalanceRun {
             tracing::warn!(workload, %left, "not all pages of the workload could be moved back");
         }
         let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
-        let rest = target.and_then(|(_, to)| core.resident_outside(&names, &to));
+        let rest = target.and_then(|(_, to)| rebalance::resident_outside(core, &names, &to));
         let moved = self.outside.zip(rest).map(|(before, after)| Bytes(before.0.saturating_sub(after.0)));
-        if let Err(error) = core.finish_move(is_back) {
+        if let Err(error) = rebalance::finish_move(core, is_back) {
             if is_back {
                 self.retry_later(&error, StepPhase::Await(cgroups));
             } else {
@@ -525,7 +574,7 @@ impl RebalanceRun {
         let (state, outcome) =
             if is_back { (MoveState::TakenBack, "taken_back") } else { (MoveState::Moved, "moved") };
         self.set_move_state(place, state);
-        if let Some(of) = place.and_then(|place| self.shown.moves.get_mut(place)) {
+        if let Some(of) = place.and_then(|place| self.status.moves.get_mut(place)) {
             of.moved_bytes = moved.map(|bytes| bytes.0);
         }
         core.metrics.relocated(outcome, moved.unwrap_or_default());
@@ -533,7 +582,7 @@ impl RebalanceRun {
         let direction = if is_back { "back" } else { "to make room" };
         let report = EventReport::new(EventKind::Rebalance, format!("{workload} was moved {direction}."))
             .detail("step", outcome)
-            .detail("plan", &self.shown.id);
+            .detail("plan", &self.status.id);
         let report = match moved {
             Some(bytes) => report.detail("bytes", bytes.0),
             None => report,
@@ -542,26 +591,26 @@ impl RebalanceRun {
         false
     }
 
-    /// Ends a move that cannot be taken back: the workload stays at its new place. Cgroups that were written back already are
+    /// Ends a move that cannot be undone: the workload stays at its new place. Cgroups that were written back already are
     /// written again.
     fn keep_new_place(&mut self, core: &mut Core, error: &AdmissionError, written: &[(String, CgroupPath)]) {
         let place = Self::current(core);
         self.phase = StepPhase::Next;
-        if let Err(error) = core.keep_move() {
+        if let Err(error) = rebalance::keep_move(core) {
             return self.retry_later(&error, StepPhase::Next);
         }
         for (name, _) in written {
-            if let Err(error) = core.write_place(name) {
+            if let Err(error) = rebalance::write_place(core, name) {
                 tracing::error!(name, %error, "the settings of the new place cannot be written");
             }
         }
-        let workload = place.and_then(|place| self.shown.moves.get(place)).map(|of| of.workload.clone());
+        let workload = place.and_then(|place| self.status.moves.get(place)).map(|of| of.workload.clone());
         let message = format!(
             "{} cannot be moved back and stays on its new nodes: {error}.",
             workload.unwrap_or_default()
         );
         report_step(core, "failed", Severity::Warning, &message, |report| {
-            report.detail("plan", &self.shown.id)
+            report.detail("plan", &self.status.id)
         });
         core.metrics.relocated("stays", Bytes(0));
         self.set_move_state(place, MoveState::Stays);
@@ -577,14 +626,14 @@ impl RebalanceRun {
     fn end(&mut self, core: &mut Core) -> bool {
         let end = self.rollback.unwrap_or(RebalanceState::Done);
         if core.store.state.moving.running.is_some()
-            && let Err(error) = core.end_moves()
+            && let Err(error) = rebalance::end_moves(core)
         {
             self.retry_later(&error, StepPhase::Next);
             return false;
         }
-        self.shown.state = end;
-        let name = self.shown.request.clone().unwrap_or_else(|| "a request of an earlier run".to_owned());
-        let reason = self.shown.reason.clone().unwrap_or_default();
+        self.status.state = end;
+        let name = self.status.request.clone().unwrap_or_else(|| "a request of an earlier run".to_owned());
+        let reason = self.status.reason.clone().unwrap_or_default();
         let (outcome, severity, message) = match end {
             RebalanceState::Done => ("done", Severity::Info, format!("There is room for {name}.")),
             RebalanceState::Cancelled => {
@@ -593,7 +642,7 @@ impl RebalanceRun {
             _ => ("failed", Severity::Warning, format!("No room could be made for {name}: {reason}.")),
         };
         core.metrics.rebalanced(outcome);
-        report_step(core, outcome, severity, &message, |report| report.detail("plan", &self.shown.id));
+        report_step(core, outcome, severity, &message, |report| report.detail("plan", &self.status.id));
         true
     }
 }

@@ -1,4 +1,4 @@
-//! Pending restores: knobs whose original value could not be written back yet.
+//! Pending restores: knobs that could not be set to their original value yet.
 //!
 //! # Problem
 //! When no feature needs a written value any more, the original value of the knob is restored. The write may fail:
@@ -15,11 +15,12 @@ use std::{
 };
 
 use numaward_api as api;
-use numaward_cgroup::CgroupPath;
-use numaward_enforce::AppliedSettings;
+use numaward_cgroup::{CgroupPath, knob::Knob};
+use numaward_enforce::{AppliedSettings, SettingsChange};
 use numaward_model::Retry;
 
-use crate::core::Core;
+use super::{Controller, ControllerEvent};
+use crate::core::{Core, HeldChange};
 
 /// Delay before the first retry of a failed write.
 pub(super) const FIRST_RETRY: Duration = Duration::from_secs(5);
@@ -69,7 +70,7 @@ impl Restores {
         });
         let due: Vec<CgroupPath> = due.map(|(path, _)| path.clone()).collect();
         for path in due {
-            let reason = core.retry_restore(&path).err();
+            let reason = retry_restore(core, &path).err();
             let Some(pending) = self.pending.get_mut(&path) else { continue };
             core.effects.view |= pending.reason != reason;
             pending.reason = reason;
@@ -80,11 +81,11 @@ impl Restores {
     }
 
     /// Returns the pending restores for the API.
-    pub(super) fn shown(&self) -> Vec<api::PendingRestore> {
+    pub(super) fn pending(&self) -> Vec<api::PendingRestore> {
         let of_cgroup = |(path, pending): (&CgroupPath, &RetryState)| {
             let record = self.followed.get(path);
             let knobs = self.followed.pending_knobs(path).into_iter();
-            let shown = knobs.filter_map(|knob| {
+            let restores = knobs.filter_map(|knob| {
                 Some(api::PendingRestore {
                     cgroup: path.to_string(),
                     knob: knob.to_string(),
@@ -93,9 +94,54 @@ impl Restores {
                     reason: pending.reason.clone(),
                 })
             });
-            shown.collect::<Vec<_>>()
+            restores.collect::<Vec<_>>()
         };
         self.pending.iter().flat_map(of_cgroup).collect()
+    }
+}
+
+impl Controller for Restores {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Tick(now) => self.tick(core, now),
+            ControllerEvent::StateChanged => drop(self.update(&core.store.state.applied)),
+            _ => {}
+        }
+    }
+}
+
+/// Retries to restore the original values of a cgroup in knobs that no longer need to be set. An error contains the reason, without the
+/// name of the cgroup.
+pub(crate) fn retry_restore(core: &mut Core, path: &CgroupPath) -> Result<(), String> {
+    let of_cgroup = format!("{path}: ");
+    restore_pending(core, path).map_err(|error| match error.strip_prefix(&of_cgroup) {
+        Some(reason) => reason.to_owned(),
+        None => error,
+    })
+}
+
+fn restore_pending(core: &mut Core, path: &CgroupPath) -> Result<(), String> {
+    let settings = core.applied_settings(path).filter(|settings| !settings.is_empty()).cloned();
+    let plan =
+        core.plan(SettingsChange::Each(vec![(path.clone(), settings)])).map_err(|error| error.to_string())?;
+    let done = core.write(plan).map_err(|error| error.to_string())?;
+    if !done.is_stored {
+        core.store_outcome();
+    }
+    core.effects.held.push(HeldChange::Rewritten(path.clone()));
+    if let Some(late) = done.late.into_iter().next() {
+        return Err(late.error.to_string());
+    }
+    done.result.map_err(|failure| failure.to_string())?;
+    let record = core.store.state.applied.get(path);
+    match record
+        .filter(|record| record.has_pending_cpus())
+        .and_then(|record| record.written.0.get(&Knob::CpusetCpus))
+    {
+        Some(cpus) => {
+            Err(format!("it has CPUs {cpus} so far: cpuset partitions of other cgroups hold the rest"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -108,22 +154,23 @@ mod tests {
     use numaward_topology::Bytes;
 
     use super::*;
+    use crate::core::release;
     use crate::{
         reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
-        testing::{self as fixture, Host},
+        testing::{self as fixture, TestHost},
     };
 
-    struct Bench {
+    struct RestoreBench {
         dir: tempfile::TempDir,
-        host: Arc<Host>,
+        host: Arc<TestHost>,
         config: Config,
         reconciler: Option<ReconcilerLoop>,
         now: Instant,
     }
 
-    impl Bench {
+    impl RestoreBench {
         fn new(cgroups: &[&str], config: &str) -> Self {
-            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
             for cgroup in [""].iter().chain(cgroups) {
                 fixture::cgroup(&dir.path().join("cgroup").join(cgroup), &host.machine.lock().unwrap());
             }
@@ -144,7 +191,7 @@ mod tests {
             fixture::line(&self.dir.path().join("cgroup").join(file))
         }
 
-        fn put(&self, file: &str, text: &str) {
+        fn write_knob(&self, file: &str, text: &str) {
             let file = self.dir.path().join("cgroup").join(file);
             let _ = fs::remove_file(&file);
             fs::write(file, format!("{text}\n")).unwrap();
@@ -161,7 +208,7 @@ mod tests {
 
         fn release(&mut self, name: &str) {
             let reconciler = self.reconciler.as_mut().unwrap();
-            reconciler.core.release(name).unwrap();
+            release::release(&mut reconciler.core, name).unwrap();
             reconciler.process_effects();
         }
 
@@ -171,8 +218,8 @@ mod tests {
             let ReconcilerLoop { controllers: Controllers { restores, .. }, core, .. } =
                 self.reconciler.as_mut().unwrap();
             restores.tick(core, self.now);
-            let shown = restores.shown().into_iter();
-            shown.map(|of| (of.cgroup, of.knob, of.reason.unwrap_or_default())).collect()
+            let pending = restores.pending().into_iter();
+            pending.map(|of| (of.cgroup, of.knob, of.reason.unwrap_or_default())).collect()
         }
     }
 
@@ -182,11 +229,11 @@ mod tests {
 
     #[test]
     fn release_keeps_limit_above_usage() {
-        let mut bench = Bench::new(&["a"], "{}");
-        bench.put("a/memory.max", &mib(128));
+        let mut bench = RestoreBench::new(&["a"], "{}");
+        bench.write_knob("a/memory.max", &mib(128));
         bench.admit("a").unwrap();
         assert_eq!(bench.knob("a/memory.max"), mib(256));
-        bench.put("a/memory.current", &mib(200));
+        bench.write_knob("a/memory.current", &mib(200));
         bench.release("a");
         assert_eq!((bench.knob("a/memory.max"), bench.knob("a/cpuset.cpus")), (mib(256), String::new()));
         let [(cgroup, knob, reason)] = &bench.pending_after(0)[..] else { panic!() };
@@ -198,7 +245,7 @@ mod tests {
         bench.config.enforcement.mode = api::EnforcementMode::Off;
         bench.restart();
         assert_eq!((bench.knob("a/memory.max"), bench.pending_after(0).len()), (mib(256), 1));
-        bench.put("a/memory.current", &mib(100));
+        bench.write_knob("a/memory.current", &mib(100));
         assert_eq!(bench.pending_after(6), []);
         assert_eq!(bench.knob("a/memory.max"), mib(128));
         assert!(bench.reconciler.as_ref().unwrap().core.store.state.applied.is_empty());
@@ -206,16 +253,16 @@ mod tests {
 
     #[test]
     fn failed_undo_is_retried() {
-        let mut bench = Bench::new(&["a"], "{}");
-        bench.put("a/memory.max", &mib(128));
-        bench.put("a/memory.current", &mib(200));
+        let mut bench = RestoreBench::new(&["a"], "{}");
+        bench.write_knob("a/memory.max", &mib(128));
+        bench.write_knob("a/memory.current", &mib(200));
         let refused = fixture::refuse(&bench.dir.path().join("cgroup/a/cpuset.mems"));
         assert!(matches!(bench.admit("a"), Err(AdmissionError::Failed(_))));
         assert_eq!(bench.knob("a/memory.max"), mib(256));
         bench.restart();
         assert!(bench.reconciler.as_ref().unwrap().core.store.state.guarantees.is_empty());
         assert_eq!(bench.pending_after(0).len(), 1);
-        bench.put("a/memory.current", &mib(100));
+        bench.write_knob("a/memory.current", &mib(100));
         assert_eq!(bench.pending_after(6), []);
         assert_eq!(bench.knob("a/memory.max"), mib(128));
         drop(refused);
@@ -223,14 +270,14 @@ mod tests {
 
     #[test]
     fn restore_of_confined_cpus_is_retried() {
-        let mut bench = Bench::new(&["a", "b"], r#"{"enforcement": {"herding": {"mode": "on"}}}"#);
+        let mut bench = RestoreBench::new(&["a", "b"], r#"{"enforcement": {"herding": {"mode": "on"}}}"#);
         bench.admit("a").unwrap();
         assert_eq!(bench.knob("b/cpuset.cpus"), "0,3-7");
         let refused = fixture::refuse(&bench.dir.path().join("cgroup/b/cpuset.cpus"));
         bench.release("a");
         assert_eq!(bench.pending_after(0).len(), 1);
         drop(refused);
-        bench.put("b/cpuset.cpus", "0,3-7");
+        bench.write_knob("b/cpuset.cpus", "0,3-7");
         assert_eq!(bench.pending_after(6), []);
         assert_eq!(bench.knob("b/cpuset.cpus"), "");
     }

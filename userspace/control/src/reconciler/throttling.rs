@@ -27,8 +27,8 @@ use numaward_guarantee::state::State;
 use numaward_model::{EventReport, Settings};
 use numaward_topology::Bytes;
 
-use super::notices::Notices;
-use crate::core::Core;
+use super::{Controller, ControllerEvent, notices::Notices};
+use crate::core::{Core, shared_pool};
 
 /// Interval between samples of a workload.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(2);
@@ -60,13 +60,13 @@ struct LimitedWorkload {
 /// Samples of one workload.
 #[derive(Debug, Default)]
 struct StallSamples {
-    samples: VecDeque<Sample>,
+    samples: VecDeque<StallSample>,
     stalls: bool,
 }
 
 /// Values of a cgroup at one time.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct StallSample {
     at: Instant,
     /// Total time in which all tasks waited for memory.
     waited: Duration,
@@ -76,7 +76,7 @@ struct Sample {
 
 impl StallSamples {
     /// Adds a sample. Returns true if the workload begins to stall.
-    fn take(&mut self, sample: Sample) -> bool {
+    fn take(&mut self, sample: StallSample) -> bool {
         self.samples.push_back(sample);
         // The oldest sample is at least as old as the window.
         while self.samples.get(1).is_some_and(|second| sample.at.duration_since(second.at) >= STALL_WINDOW) {
@@ -118,8 +118,18 @@ impl Throttling {
     }
 }
 
+impl Controller for Throttling {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Tick(now) => self.sample(core, now),
+            ControllerEvent::StateChanged => self.is_outdated = true,
+            _ => {}
+        }
+    }
+}
+
 /// Returns the next `memory.high` of a workload that stalls at `high`.
-fn raised(high: Bytes, ceiling: Bytes) -> Limit {
+fn next_high(high: Bytes, ceiling: Bytes) -> Limit {
     let room = ceiling.0.saturating_sub(high.0);
     if room <= ceiling.0 / REMOVE_HIGH_DIVISOR { Limit::Max } else { Limit::Bytes(Bytes(high.0 + room / 2)) }
 }
@@ -134,21 +144,21 @@ impl Throttling {
         if std::mem::take(&mut self.is_outdated) {
             self.update_limited(&core.store.state);
         }
-        let mut heard = BTreeSet::new();
+        let mut notified = BTreeSet::new();
         let mut is_everything = !self.notices.is_working();
         for notice in self.notices.read() {
             match notice {
-                Notice::ChildChanged(path) | Notice::Changed(path, _) => drop(heard.insert(path)),
+                Notice::ChildChanged(path) | Notice::Changed(path, _) => drop(notified.insert(path)),
                 Notice::Overflow => is_everything = true,
             }
         }
         for (name, limited) in &self.limited {
-            if is_everything || heard.contains(&limited.cgroup) {
+            if is_everything || notified.contains(&limited.cgroup) {
                 self.workloads.entry(name.clone()).or_default();
             }
         }
-        let looked_at: Vec<String> = self.workloads.keys().cloned().collect();
-        for name in looked_at {
+        let candidates: Vec<String> = self.workloads.keys().cloned().collect();
+        for name in candidates {
             let Some(LimitedWorkload { cgroup, high, .. }) = self.limited.get(&name).cloned() else {
                 continue;
             };
@@ -157,7 +167,7 @@ impl Throttling {
             let (Ok(events), Ok(pressure)) = (read::memory_events(&dir), read::memory_pressure(&dir)) else {
                 continue;
             };
-            let sample = Sample { at: now, waited: pressure.full, throttled: events.high };
+            let sample = StallSample { at: now, waited: pressure.full, throttled: events.high };
             let history = self.workloads.entry(name.clone()).or_default();
             let before = history.stalls;
             let begins = history.take(sample);
@@ -167,7 +177,7 @@ impl Throttling {
             }
             core.effects.view |= changed;
             if begins {
-                self.stalled(core, &name, &cgroup, high);
+                self.handle_stall(core, &name, &cgroup, high);
             }
         }
     }
@@ -188,19 +198,19 @@ impl Throttling {
             b.is_some_and(|b| (&a.cgroup, a.id) == (&b.cgroup, b.id))
         };
         let before = std::mem::take(&mut self.limited);
-        for (name, over) in before.iter().filter(|(name, over)| !is_same(over, limited.get(*name))) {
-            self.notices.unwatch(&over.cgroup, WatchSubject::Memory);
+        for (name, ended) in before.iter().filter(|(name, ended)| !is_same(ended, limited.get(*name))) {
+            self.notices.unwatch(&ended.cgroup, WatchSubject::Memory);
             self.workloads.remove(name);
         }
         for (name, new) in limited.iter().filter(|(name, new)| !is_same(new, before.get(*name))) {
             self.notices.watch(&new.cgroup, WatchSubject::Memory);
-            // It may have been throttled before it was watched.
+            // The workload may have been throttled before the watch.
             self.workloads.entry(name.clone()).or_default();
         }
         self.limited = limited;
     }
 
-    fn stalled(&mut self, core: &mut Core, name: &str, cgroup: &CgroupPath, high: Bytes) {
+    fn handle_stall(&mut self, core: &mut Core, name: &str, cgroup: &CgroupPath, high: Bytes) {
         core.metrics.stalled();
         let raised =
             core.config.memory_qos.raise_high_on_stall.then(|| self.raise_high(core, name, cgroup, high));
@@ -235,19 +245,19 @@ impl Throttling {
             Some(Limit::Bytes(max)) => max,
             _ => Bytes(u64::MAX),
         };
-        let to = raised(high, ceiling);
+        let to = next_high(high, ceiling);
         let settings = Settings { memory_high: Some(to), ..held.settings.clone() };
         let mut change = core.begin();
         let plan = change.plan(SettingsChange::Hold(cgroup.clone(), settings.clone()));
         let plan = plan.map_err(|error| error.to_string())?;
-        if let Some(held) = change.store.state.guarantees.get_mut(name) {
+        if let Some(held) = change.state().guarantees.get_mut(name) {
             held.settings = settings;
         }
         change.enforce(plan).map_err(|refused| refused.to_string())?;
         core.metrics.raised();
         // The next window begins now.
         self.workloads.insert(name.to_owned(), StallSamples::default());
-        core.note_guarantees_changed();
+        shared_pool::note_guarantees_changed(core);
         Ok(to)
     }
 }
@@ -258,18 +268,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        reconciler::{Answer, tests::reconciler_loop},
-        testing::{self as fixture, Host},
+        reconciler::{AdmissionOutcome, tests::reconciler_loop},
+        testing::{self as fixture, TestHost},
     };
     use numaward_api as api;
     use numaward_config::Config;
     use numaward_guarantee::request::Request;
 
     /// Runs a workload with a limit of four times its guaranteed memory, which stalls at half of the limit. Returns
-    /// `memory.high`, whether it is shown as stalled, and the events.
+    /// `memory.high`, true if the API shows the workload as stalled, and the events.
     fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, EventReport)>) {
         let dir = tempfile::tempdir().unwrap();
-        let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
+        let (root, host) = (dir.path().join("cgroup"), Arc::new(TestHost::small()));
         let cgroup = root.join("a");
         for dir in [&root, &cgroup] {
             fixture::cgroup(dir, &host.machine.lock().unwrap());
@@ -292,7 +302,7 @@ mod tests {
             memory_limit: Some("1Gi".to_owned()),
             ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "256Mi")
         });
-        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
+        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(AdmissionOutcome::Admitted(_))));
         let high = || fixture::line(&cgroup.join("memory.high"));
         assert_eq!(high(), (640_u64 << 20).to_string());
 
@@ -337,16 +347,16 @@ mod tests {
         let mut history = StallSamples::default();
         let mut take = |seconds: u64, waited: u64, throttled: u64| {
             let (at, waited) = (start + Duration::from_secs(seconds), Duration::from_millis(waited));
-            let begins = history.take(Sample { at, waited, throttled });
+            let begins = history.take(StallSample { at, waited, throttled });
             (begins, history.stalls)
         };
         assert_eq!(take(0, 0, 0), (false, false));
-        assert_eq!(take(8, 8_000, 8), (false, false), "not for long enough");
+        assert_eq!(take(8, 8_000, 8), (false, false), "the window is not over");
         assert_eq!(take(10, 9_500, 9), (true, true), "reported once");
         assert_eq!(take(12, 11_500, 9), (false, true));
         assert_eq!(take(18, 17_500, 9), (false, true), "throttled within the window");
-        assert_eq!(take(22, 20_000, 9), (false, false), "it history for something else");
-        assert_eq!(take(24, 21_900, 10), (false, false), "it gets on");
+        assert_eq!(take(22, 20_000, 9), (false, false), "the workload waits without being throttled");
+        assert_eq!(take(24, 21_900, 10), (false, false), "the workload makes progress");
         assert_eq!(take(34, 31_900, 11), (true, true));
     }
 
@@ -356,7 +366,7 @@ mod tests {
         let mut history = StallSamples::default();
         let mut calm = |seconds: u64, throttled: u64| {
             let at = start + Duration::from_secs(seconds);
-            history.take(Sample { at, waited: Duration::ZERO, throttled });
+            history.take(StallSample { at, waited: Duration::ZERO, throttled });
             history.is_calm()
         };
         assert!(!calm(0, 3));
@@ -370,12 +380,12 @@ mod tests {
     fn high_rises_to_limit_in_steps() {
         let (mut high, ceiling) = (Bytes::mib(64), Bytes::mib(512));
         let mut steps = Vec::new();
-        while let Limit::Bytes(next) = raised(high, ceiling) {
+        while let Limit::Bytes(next) = next_high(high, ceiling) {
             assert!(next > high && next < ceiling);
             steps.push(next.0 >> 20);
             high = next;
         }
         assert_eq!(steps, [288, 400, 456, 484, 498, 505]);
-        assert_eq!(raised(ceiling, ceiling), Limit::Max);
+        assert_eq!(next_high(ceiling, ceiling), Limit::Max);
     }
 }

@@ -38,14 +38,14 @@ const RETRY_INTERVAL: Duration = Duration::from_mins(5);
 #[derive(Debug)]
 pub(super) struct InterleaveWeights {
     weights: Weights,
-    looked: Option<Instant>,
+    last_check: Option<Instant>,
     /// Nodes that had weights at the last check.
     nodes: BTreeSet<NodeId>,
     failed: BTreeMap<NodeId, FailedWrite>,
     /// Problems as reported last.
     problems: BTreeSet<String>,
     /// Weights in the metrics.
-    shown: NodeWeights,
+    exported: NodeWeights,
 }
 
 /// A failed write.
@@ -60,7 +60,7 @@ struct FailedWrite {
 #[derive(Debug, Default)]
 struct WriteOutcome {
     is_set: bool,
-    back: NodeWeights,
+    restored: NodeWeights,
     is_auto: bool,
     is_refused: bool,
     failed: BTreeMap<NodeId, (u8, String)>,
@@ -72,27 +72,27 @@ impl InterleaveWeights {
     pub(super) fn new(root: &Path) -> Self {
         Self {
             weights: Weights::new(root),
-            looked: None,
+            last_check: None,
             nodes: BTreeSet::new(),
             failed: BTreeMap::new(),
             problems: BTreeSet::new(),
-            shown: NodeWeights::new(),
+            exported: NodeWeights::new(),
         }
     }
 
     pub(super) fn tick(&mut self, core: &mut Core, now: Instant) {
         let is_idle = core.config.enforcement.set_weights().is_none() && core.store.state.weights.is_empty();
-        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= POLL_INTERVAL);
+        let is_due = self.last_check.is_none_or(|last_check| now.duration_since(last_check) >= POLL_INTERVAL);
         if is_idle || !is_due {
             return;
         }
-        self.looked = Some(now);
-        if let Err(error) = self.follow(core, now) {
-            tracing::error!(%error, "weights of nodes stay as they are, as what was found cannot be stored");
+        self.last_check = Some(now);
+        if let Err(error) = self.reconcile(core, now) {
+            tracing::error!(%error, "the weights of nodes are not changed: their originals cannot be stored");
         }
     }
 
-    fn follow(&mut self, core: &mut Core, now: Instant) -> Result<(), AdmissionError> {
+    fn reconcile(&mut self, core: &mut Core, now: Instant) -> Result<(), AdmissionError> {
         let before = core.store.state.weights.clone();
         let configured = core.config.enforcement.set_weights();
         let source = configured.map(|of| of.source).unwrap_or_default();
@@ -103,16 +103,16 @@ impl InterleaveWeights {
             Some(Ok((wanted, problems))) => (Some(wanted), problems),
             Some(Err(problem)) => (Some(before.written()), vec![problem]),
         };
-        let mut done = WriteOutcome { problems, ..WriteOutcome::default() };
-        let asked: BTreeSet<NodeId> = wanted.iter().flatten().map(|(node, _)| *node).collect();
-        let concerned: BTreeSet<NodeId> = asked.iter().chain(before.nodes.keys()).copied().collect();
+        let mut outcome = WriteOutcome { problems, ..WriteOutcome::default() };
+        let wanted_nodes: BTreeSet<NodeId> = wanted.iter().flatten().map(|(node, _)| *node).collect();
+        let concerned: BTreeSet<NodeId> = wanted_nodes.iter().chain(before.nodes.keys()).copied().collect();
         let seen = self.weights.read_weights(concerned.iter().copied());
         let unreadable = seen.unreadable.iter();
         let unreadable = unreadable.filter(|(node, _)| concerned.contains(node) || before.auto.is_some());
-        done.problems.extend(unreadable.map(|(_, reason)| reason.clone()));
+        outcome.problems.extend(unreadable.map(|(_, reason)| reason.clone()));
         let nodes: BTreeSet<NodeId> = seen.weights.keys().chain(seen.unreadable.keys()).copied().collect();
-        let missing = asked.difference(&nodes).filter(|_| is_known);
-        done.problems.extend(missing.map(|node| format!("there is no /{}", Weights::file(*node))));
+        let missing = wanted_nodes.difference(&nodes).filter(|_| is_known);
+        outcome.problems.extend(missing.map(|node| format!("there is no /{}", Weights::file(*node))));
         self.failed.retain(|_, failed| now.duration_since(failed.at) < RETRY_INTERVAL && nodes == self.nodes);
         self.nodes = nodes;
         let WeightPlan { mut writes, mut held, foreign } = plan(&seen, wanted.as_ref(), &before);
@@ -120,7 +120,7 @@ impl InterleaveWeights {
             let WeightWrite::Weight { node, weight, is_back: false } = write else { return true };
             let failed = self.failed.get(node).filter(|failed| failed.weight == *weight);
             if let Some(FailedWrite { reason, .. }) = failed {
-                done.problems.push(reason.clone());
+                outcome.problems.push(reason.clone());
                 held.revert_node(*node, &before);
             }
             failed.is_none()
@@ -128,32 +128,32 @@ impl InterleaveWeights {
         forget_if_none(&mut held, &before);
         core.save_part(|state| &mut state.weights, held.clone())?;
         for write in writes {
-            self.write(write, &before, &mut held, &mut done);
+            self.write(write, &before, &mut held, &mut outcome);
         }
-        for (node, (weight, reason)) in std::mem::take(&mut done.failed) {
+        for (node, (weight, reason)) in std::mem::take(&mut outcome.failed) {
             self.failed.insert(node, FailedWrite { weight, reason, at: now });
         }
         forget_if_none(&mut held, &before);
-        let are_now = held.current(&seen);
-        core.metrics.interleave_weights(&are_now, &self.shown);
-        self.shown.clone_from(&are_now);
+        let held_now = held.current(&seen);
+        core.metrics.interleave_weights(&held_now, &self.exported);
+        self.exported.clone_from(&held_now);
         core.save_part(|state| &mut state.weights, held)?;
         if !foreign.is_empty() {
             let message = format!(
                 "Another program set weights for weighted-interleave, and they are kept: {}.",
-                list(&foreign)
+                join_weights(&foreign)
             );
             report(core, Severity::Warning, message, &foreign);
         }
-        if done.is_set {
-            report(core, Severity::Info, are(&are_now, &seen.weights, source), &are_now);
+        if outcome.is_set {
+            report(core, Severity::Info, describe_new(&held_now, &seen.weights, source), &held_now);
         }
-        if let Some(message) = returned(&done) {
-            report(core, Severity::Info, message, &done.back);
+        if let Some(message) = describe_restored(&outcome) {
+            report(core, Severity::Info, message, &outcome.restored);
         }
-        let problems: BTreeSet<String> = done.problems.iter().cloned().collect();
+        let problems: BTreeSet<String> = outcome.problems.iter().cloned().collect();
         if !problems.is_empty() && problems != self.problems {
-            let problems = done.problems.join("; ");
+            let problems = outcome.problems.join("; ");
             let message = format!("Weights for weighted-interleave are not as configured: {problems}.");
             report(core, Severity::Warning, message, &NodeWeights::new());
         }
@@ -166,23 +166,23 @@ impl InterleaveWeights {
         write: WeightWrite,
         before: &WeightRecords,
         held: &mut WeightRecords,
-        done: &mut WriteOutcome,
+        outcome: &mut WriteOutcome,
     ) {
         // The kernel can choose the weights again only after all of them were restored.
-        if write == WeightWrite::Auto && done.is_refused {
+        if write == WeightWrite::Auto && outcome.is_refused {
             return;
         }
         let result = self.weights.write(write);
         held.record_result(write, &result, before);
-        done.learn(write, result);
+        outcome.record(write, result);
     }
 }
 
 impl WriteOutcome {
-    fn learn(&mut self, write: WeightWrite, result: Result<(), WeightError>) {
+    fn record(&mut self, write: WeightWrite, result: Result<(), WeightError>) {
         match (result, write) {
             (Ok(()), WeightWrite::Weight { node, weight, is_back: true }) => {
-                self.back.insert(node, weight);
+                self.restored.insert(node, weight);
             }
             (Ok(()), WeightWrite::Weight { .. }) => self.is_set = true,
             (Ok(()), WeightWrite::Auto) => self.is_auto = true,
@@ -216,37 +216,38 @@ fn forget_if_none(held: &mut WeightRecords, before: &WeightRecords) {
 }
 
 /// Joins the parts as a list in a sentence.
-fn sentence(parts: &[String]) -> String {
+fn join_parts(parts: &[String]) -> String {
     match parts {
         [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
         _ => parts.concat(),
     }
 }
 
-fn list(weights: &NodeWeights) -> String {
+fn join_weights(weights: &NodeWeights) -> String {
     let parts: Vec<String> =
         weights.iter().map(|(node, weight)| format!("{weight} on node {node}")).collect();
-    sentence(&parts)
+    join_parts(&parts)
 }
 
-fn are(now: &NodeWeights, were: &NodeWeights, source: WeightSource) -> String {
+fn describe_new(now: &NodeWeights, were: &NodeWeights, source: WeightSource) -> String {
     let (weights, they) =
         if now.len() == 1 { ("weight for weighted-interleave is", "it was") } else { WEIGHTS_ARE };
     let source = if source == WeightSource::Bandwidth { "by bandwidth" } else { "as configured" };
     let were: Vec<String> = now.keys().filter_map(|node| were.get(node)).map(ToString::to_string).collect();
-    format!("The {weights} {}, {source}; {they} {}.", list(now), sentence(&were))
+    format!("The {weights} {}, {source}; {they} {}.", join_weights(now), join_parts(&were))
 }
 
 const WEIGHTS_ARE: (&str, &str) = ("weights for weighted-interleave are", "they were");
 
-fn returned(done: &WriteOutcome) -> Option<String> {
-    let auto = if done.is_auto { ", and the kernel chooses all weights by itself again" } else { "" };
-    if done.back.is_empty() {
+fn describe_restored(outcome: &WriteOutcome) -> Option<String> {
+    let auto = if outcome.is_auto { ", and the kernel chooses all weights by itself again" } else { "" };
+    if outcome.restored.is_empty() {
         let message = "The kernel chooses all weights for weighted-interleave by itself again.";
-        return done.is_auto.then(|| message.to_owned());
+        return outcome.is_auto.then(|| message.to_owned());
     }
-    let weights = if done.back.len() == 1 { "weight for weighted-interleave is" } else { WEIGHTS_ARE.0 };
-    Some(format!("The {weights} as found before: {}{auto}.", list(&done.back)))
+    let weights =
+        if outcome.restored.len() == 1 { "weight for weighted-interleave is" } else { WEIGHTS_ARE.0 };
+    Some(format!("The {weights} restored: {}{auto}.", join_weights(&outcome.restored)))
 }
 
 #[cfg(test)]
@@ -261,22 +262,22 @@ mod tests {
     use crate::{
         reconciler::{ReconcilerLoop, tests::reconciler_loop},
         restore::is_all_restored,
-        testing::{self as fixture, Host},
+        testing::{self as fixture, TestHost},
     };
 
     const WEIGHTS: &str = "sys/kernel/mm/mempolicy/weighted_interleave";
     const NODES: &str = "sys/devices/system/node";
 
     /// Host with weights of two nodes, 0 and 2.
-    struct Bench {
+    struct WeightsBench {
         dir: tempfile::TempDir,
-        host: Arc<Host>,
+        host: Arc<TestHost>,
         config: Config,
     }
 
-    impl Bench {
+    impl WeightsBench {
         fn new(weights: &str) -> Self {
-            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
             fixture::cgroup(&dir.path().join("cgroup"), &host.machine.lock().unwrap());
             let config = Config {
                 state_directory: dir.path().join("state"),
@@ -285,7 +286,7 @@ mod tests {
             };
             let mut bench = Self { dir, host, config };
             bench.configure(weights);
-            bench.put(&format!("{NODES}/has_memory"), "0,2");
+            bench.write(&format!("{NODES}/has_memory"), "0,2");
             for node in [0, 2] {
                 bench.set(node, 1);
             }
@@ -296,20 +297,20 @@ mod tests {
             self.config.enforcement.interleave_weights = serde_json::from_str(weights).unwrap();
         }
 
-        fn put(&self, path: &str, text: &str) {
+        fn write(&self, path: &str, text: &str) {
             let path = self.dir.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, format!("{text}\n")).unwrap();
         }
 
         fn set(&self, node: u32, weight: u8) {
-            self.put(&format!("{WEIGHTS}/node{node}"), &weight.to_string());
+            self.write(&format!("{WEIGHTS}/node{node}"), &weight.to_string());
         }
 
         fn bandwidth(&self, node: u32, bandwidth: u64) {
             for what in ["read", "write"] {
                 let file = format!("{NODES}/node{node}/access0/initiators/{what}_bandwidth");
-                self.put(&file, &bandwidth.to_string());
+                self.write(&file, &bandwidth.to_string());
             }
         }
 
@@ -333,10 +334,10 @@ mod tests {
     }
 
     /// Runs the next periodic check.
-    fn turn(reconciler: &mut ReconcilerLoop) {
+    fn check_again(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
         let weights = &mut controllers.host.weights;
-        let later = weights.looked.map_or_else(Instant::now, |looked| looked + POLL_INTERVAL);
+        let later = weights.last_check.map_or_else(Instant::now, |last_check| last_check + POLL_INTERVAL);
         weights.tick(core, later);
     }
 
@@ -344,16 +345,16 @@ mod tests {
     const BANDWIDTH: &str = r#"{"source": "bandwidth"}"#;
 
     #[test]
-    fn weights_are_set_and_come_back_also_over_a_crash() {
-        let mut bench = Bench::new(BANDWIDTH);
+    fn restores_weights_after_crash() {
+        let mut bench = WeightsBench::new(BANDWIDTH);
         bench.bandwidth(0, 100_000);
         bench.bandwidth(2, 30_000);
         let mut reconciler = bench.start();
         assert_eq!(bench.now(), ["25", "7"]);
         let set = "The weights for weighted-interleave are 25 on node 0 and 7 on node 2, by bandwidth; they were 1 and 1.";
         assert_eq!(bench.happened(), [set]);
-        turn(&mut reconciler);
-        assert!(bench.happened().is_empty(), "it is said once");
+        check_again(&mut reconciler);
+        assert!(bench.happened().is_empty(), "reported once");
         drop(reconciler);
         bench.configure(GIVEN);
         drop(bench.start());
@@ -363,13 +364,13 @@ mod tests {
         bench.config.enforcement.mode = api::EnforcementMode::DryRun;
         let reconciler = bench.start();
         assert!(reconciler.core.store.state.weights.is_empty());
-        let back = "The weights for weighted-interleave are as found before: 1 on node 0 and 1 on node 2.";
+        let back = "The weights for weighted-interleave are restored: 1 on node 0 and 1 on node 2.";
         assert_eq!((bench.now(), bench.happened()), (["1", "1"].map(str::to_owned), vec![back.to_owned()]));
     }
 
     #[test]
-    fn what_was_stored_and_not_written_is_written_or_not() {
-        let mut bench = Bench::new(GIVEN);
+    fn crash_before_write_is_recovered() {
+        let mut bench = WeightsBench::new(GIVEN);
         let mut reconciler = bench.start();
         let stored = serde_json::json!({"nodes": {
             "0": {"found": 1, "written": 3, "before": 1},
@@ -391,25 +392,25 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_given_back_at_once_is_waited_for_and_tried_again() {
-        let mut bench = Bench::new(GIVEN);
+    fn failed_restore_is_pending() {
+        let mut bench = WeightsBench::new(GIVEN);
         drop(bench.start());
         bench.config.enforcement.mode = api::EnforcementMode::Off;
         let client = |reconciler: &ReconcilerLoop| {
-            ReconcilerHandle::new(std::sync::mpsc::channel().0, reconciler.shown())
+            ReconcilerHandle::new(std::sync::mpsc::channel().0, reconciler.status())
         };
         let file = bench.dir.path().join(WEIGHTS).join("node2");
         let refused = fixture::refuse(&file);
         let mut reconciler = bench.start();
         assert_eq!(bench.now(), ["1", "2"]);
         assert!(!is_all_restored(&client(&reconciler)));
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         reconciler.run_maintenance();
-        assert!(!is_all_restored(&client(&reconciler)), "it cannot be written yet");
+        assert!(!is_all_restored(&client(&reconciler)), "the file cannot be written yet");
         drop(refused);
         fs::remove_file(&file).unwrap();
         bench.set(2, 2);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         reconciler.run_maintenance();
         assert!(is_all_restored(&client(&reconciler)));
         assert_eq!(bench.now(), ["1", "1"]);
@@ -430,19 +431,19 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_writes_is_given_up_and_said_once() {
-        let mut bench = Bench::new(GIVEN);
+    fn foreign_weight_is_kept() {
+        let mut bench = WeightsBench::new(GIVEN);
         let mut reconciler = bench.start();
         bench.happened();
         bench.set(2, 9);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let foreign = "Another program set weights for weighted-interleave, and they are kept: 9 on node 2.";
         assert_eq!(bench.happened(), [foreign]);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         drop(reconciler);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
-        assert!(bench.happened().is_empty(), "also over a restart");
+        check_again(&mut reconciler);
+        assert!(bench.happened().is_empty(), "not reported again after a restart");
         drop(reconciler);
         bench.configure("{}");
         let reconciler = bench.start();
@@ -451,11 +452,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_said_once() {
-        let mut bench = Bench::new(BANDWIDTH);
+    fn problem_is_reported_once() {
+        let mut bench = WeightsBench::new(BANDWIDTH);
         bench.bandwidth(0, 100_000);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let problem = "Weights for weighted-interleave are not as configured: the firmware reports no bandwidth for the \
             memory of node 2.";
         assert_eq!(bench.happened(), [problem]);
@@ -463,7 +464,7 @@ mod tests {
         drop(reconciler);
         bench.configure(r#"{"source": "given", "weights": {"0": 3, "1": 2}}"#);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let happened = bench.happened();
         assert_eq!(happened.len(), 2, "{happened:?}");
         assert_eq!(
@@ -476,20 +477,23 @@ mod tests {
         // The kernel does not support weights.
         fs::remove_dir_all(bench.dir.path().join(WEIGHTS)).unwrap();
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 1 && happened[0].contains("Linux 6.9"), "{happened:?}");
-        assert!(reconciler.core.store.state.weights.nodes.keys().eq([&NodeId(0)]), "it may come back");
+        assert!(
+            reconciler.core.store.state.weights.nodes.keys().eq([&NodeId(0)]),
+            "the record stays for the return of the node"
+        );
     }
 
     #[test]
-    fn a_weight_that_is_not_taken_is_tried_again_later() {
-        let bench = Bench::new(GIVEN);
-        bench.put(&format!("{WEIGHTS}/auto"), "true");
+    fn failed_write_is_retried() {
+        let bench = WeightsBench::new(GIVEN);
+        bench.write(&format!("{WEIGHTS}/auto"), "true");
         let files = ["node0", "node2"].map(|file| bench.dir.path().join(WEIGHTS).join(file));
         let sealed = files.each_ref().map(|file| fixture::refuse(file));
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 1 && happened[0].contains("node0 cannot be written: "), "{happened:?}");
         assert!(reconciler.core.store.state.weights.is_empty());
@@ -499,17 +503,17 @@ mod tests {
             fs::remove_file(file).unwrap();
             bench.set(node, 1);
         }
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!((bench.now(), bench.happened().len()), (["1", "1"].map(str::to_owned), 0));
         let ReconcilerLoop { controllers, core, .. } = &mut reconciler;
-        let later = controllers.host.weights.looked.unwrap() + RETRY_INTERVAL;
+        let later = controllers.host.weights.last_check.unwrap() + RETRY_INTERVAL;
         controllers.host.weights.tick(core, later);
         assert_eq!((bench.now(), bench.happened().len()), (["3", "2"].map(str::to_owned), 1));
     }
 
     #[test]
-    fn a_weight_that_is_not_taken_is_tried_again_with_other_nodes() {
-        let bench = Bench::new(GIVEN);
+    fn new_node_retries_failed_write() {
+        let bench = WeightsBench::new(GIVEN);
         let file = bench.dir.path().join(WEIGHTS).join("node0");
         let sealed = fixture::refuse(&file);
         let mut reconciler = bench.start();
@@ -517,26 +521,26 @@ mod tests {
         drop(sealed);
         fs::remove_file(&file).unwrap();
         bench.set(0, 1);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.now(), ["1", "2"]);
         bench.set(5, 1);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.now(), ["3", "2"]);
     }
 
     #[test]
-    fn what_is_held_stays_while_it_is_not_known_what_is_wanted() {
-        let mut bench = Bench::new(BANDWIDTH);
+    fn unknown_bandwidth_keeps_weights() {
+        let mut bench = WeightsBench::new(BANDWIDTH);
         bench.bandwidth(0, 100_000);
         bench.bandwidth(2, 30_000);
         let mut reconciler = bench.start();
         bench.set(2, 9);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         assert_eq!(bench.happened().len(), 2);
         // A node without bandwidth in the firmware is added.
-        bench.put(&format!("{NODES}/has_memory"), "0,2-3");
+        bench.write(&format!("{NODES}/has_memory"), "0,2-3");
         bench.set(3, 1);
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let problem = "Weights for weighted-interleave are not as configured: the firmware reports no bandwidth for the \
             memory of node 3.";
         assert_eq!(
@@ -544,12 +548,12 @@ mod tests {
             (["25", "9"].map(str::to_owned), vec![problem.to_owned()])
         );
         fs::remove_file(bench.dir.path().join(NODES).join("has_memory")).unwrap();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 1 && happened[0].contains("has_memory cannot be read"), "{happened:?}");
         // The record of the other program's value was kept.
-        bench.put(&format!("{NODES}/has_memory"), "0,2");
-        turn(&mut reconciler);
+        bench.write(&format!("{NODES}/has_memory"), "0,2");
+        check_again(&mut reconciler);
         assert_eq!((bench.now(), bench.happened().len()), (["25", "9"].map(str::to_owned), 0));
         bench.configure("{}");
         drop(reconciler);
@@ -558,46 +562,46 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_anything_to_choose_from_is_no_problem() {
-        let (mut done, path) = (WriteOutcome::default(), Path::new(WEIGHTS));
-        done.learn(WeightWrite::Auto, Err(WeightError::NoChoice));
-        assert!(done.problems.is_empty() && returned(&done).is_none());
+    fn missing_choice_is_no_problem() {
+        let (mut outcome, path) = (WriteOutcome::default(), Path::new(WEIGHTS));
+        outcome.record(WeightWrite::Auto, Err(WeightError::NoChoice));
+        assert!(outcome.problems.is_empty() && describe_restored(&outcome).is_none());
         let source = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-        done.learn(WeightWrite::Auto, Err(WeightError::Refused { path: path.to_owned(), source }));
-        assert_eq!(done.problems.len(), 1);
+        outcome.record(WeightWrite::Auto, Err(WeightError::Refused { path: path.to_owned(), source }));
+        assert_eq!(outcome.problems.len(), 1);
     }
 
     #[test]
-    fn auto_is_pending_while_the_kernel_refuses_it() {
-        let mut bench = Bench::new(GIVEN);
-        bench.put(&format!("{WEIGHTS}/auto"), "true");
+    fn refused_auto_is_pending() {
+        let mut bench = WeightsBench::new(GIVEN);
+        bench.write(&format!("{WEIGHTS}/auto"), "true");
         drop(bench.start());
-        bench.put(&format!("{WEIGHTS}/auto"), "false");
+        bench.write(&format!("{WEIGHTS}/auto"), "false");
         bench.configure("{}");
         bench.happened();
         let auto = bench.dir.path().join(WEIGHTS).join("auto");
         let sealed = fixture::refuse(&auto);
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
+        check_again(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 2 && happened[1].contains("auto cannot be written: "), "{happened:?}");
         let held = &reconciler.core.store.state.weights;
         assert!(held.nodes.is_empty() && held.auto.is_some());
         drop(sealed);
         fs::remove_file(&auto).unwrap();
-        bench.put(&format!("{WEIGHTS}/auto"), "false");
-        turn(&mut reconciler);
+        bench.write(&format!("{WEIGHTS}/auto"), "false");
+        check_again(&mut reconciler);
         let again = "The kernel chooses all weights for weighted-interleave by itself again.";
         assert_eq!((bench.line("auto"), bench.happened()), ("true".to_owned(), vec![again.to_owned()]));
         assert!(reconciler.core.store.state.weights.is_empty());
     }
 
     #[test]
-    fn what_is_said_is_of_weights_that_were_read() {
-        let mut bench = Bench::new(GIVEN);
+    fn reports_only_weights_read() {
+        let mut bench = WeightsBench::new(GIVEN);
         drop(bench.start());
         bench.happened();
-        bench.put(&format!("{WEIGHTS}/node2"), "?");
+        bench.write(&format!("{WEIGHTS}/node2"), "?");
         bench.configure(r#"{"source": "given", "weights": {"0": 4, "2": 2}}"#);
         drop(bench.start());
         let set = "The weight for weighted-interleave is 4 on node 0, as configured; it was 3.";
@@ -605,12 +609,12 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_chooses_again_where_it_did() {
-        let mut bench = Bench::new(GIVEN);
-        bench.put(&format!("{WEIGHTS}/auto"), "true");
+    fn restores_automatic_weights() {
+        let mut bench = WeightsBench::new(GIVEN);
+        bench.write(&format!("{WEIGHTS}/auto"), "true");
         drop(bench.start());
-        // The kernel does that.
-        bench.put(&format!("{WEIGHTS}/auto"), "false");
+        // The kernel turns `auto` off when a weight is written.
+        bench.write(&format!("{WEIGHTS}/auto"), "false");
         drop(bench.start());
         bench.happened();
         bench.configure("{}");
@@ -620,11 +624,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_or_written_by_default() {
-        let bench = Bench::new("{}");
+    fn is_inactive_by_default() {
+        let bench = WeightsBench::new("{}");
         let mut reconciler = bench.start();
-        turn(&mut reconciler);
-        assert_eq!(reconciler.controllers.host.weights.looked, None);
+        check_again(&mut reconciler);
+        assert_eq!(reconciler.controllers.host.weights.last_check, None);
         assert!(bench.happened().is_empty());
         let ledger = bench.dir.path().join("state/ledger.json");
         assert!(!ledger.exists() || !fs::read_to_string(ledger).unwrap().contains("weights"));

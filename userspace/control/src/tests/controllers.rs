@@ -1,38 +1,38 @@
-//! Controllers that were enabled for the children of cgroups.
+//! Tests of the controllers that the daemon enables for the children of cgroups.
 
 use super::*;
 
-/// What the ledger says that was enabled where, as JSON.
-fn enabled(bench: &Bench) -> serde_json::Value {
+/// Returns the enabled controllers of each cgroup in the ledger, as JSON.
+fn enabled(bench: &DaemonBench) -> serde_json::Value {
     let (_, loaded) = Store::<State>::open(&bench.dir.path().join("state")).unwrap();
     let mut enabled = serde_json::to_value(loaded.ledger().unwrap().enabled).unwrap();
     enabled.as_object_mut().unwrap().values_mut().for_each(|of| *of = of["controllers"].take());
     enabled
 }
 
-/// A controller is in the ledger when it is enabled, stays there when what it was for is over, and is disabled in the end.
+/// An enabled controller stays in the ledger after the release, until it is disabled.
 #[tokio::test]
-async fn controllers_that_were_enabled_are_remembered_until_they_are_disabled() {
-    let bench = Bench::new(&["a", "a/b", "c", "c/d"]);
+async fn enabled_controllers_are_recorded() {
+    let bench = DaemonBench::new(&["a", "a/b", "c", "c/d"]);
     let root = bench.dir.path().join("cgroup");
     for (cgroup, enabled) in [("a", ""), ("a/b", ""), ("c", "memory"), ("c/d", "")] {
         fs::write(root.join(cgroup).join("cgroup.subtree_control"), enabled).unwrap();
     }
-    // Here the kernel would refuse, so that nothing is enabled.
+    // The kernel would refuse to enable controllers here.
     fs::write(root.join("c/cgroup.type"), "domain\n").unwrap();
     fs::write(root.join("c/cgroup.procs"), "12\n").unwrap();
     let (reconciler, thread, stop) = bench.start();
-    let of = |cgroup: &str| {
+    let request_for = |cgroup: &str| {
         let target = api::Target::Cgroup(format!("/{cgroup}"));
         let name = cgroup.replace('/', "-");
-        let asked = api::AllocationRequest::new(&name, target, "1Gi");
-        Request::new(&api::AllocationRequest { cpus: Some(api::Cpus::whole(1)), ..asked }).unwrap()
+        let request = api::AllocationRequest::new(&name, target, "1Gi");
+        Request::new(&api::AllocationRequest { cpus: Some(api::Cpus::whole(1)), ..request }).unwrap()
     };
-    reconciler.admit(of("a/b"), false).await.unwrap();
+    reconciler.admit(request_for("a/b"), false).await.unwrap();
     assert_eq!(bench.knob("a/cgroup.subtree_control"), "+cpuset +memory");
-    // As the kernel has it.
+    // The kernel shows the enabled controllers like this.
     fs::write(root.join("a/cgroup.subtree_control"), "cpuset memory\n").unwrap();
-    let refused = reconciler.admit(of("c/d"), false).await.unwrap_err();
+    let refused = reconciler.admit(request_for("c/d"), false).await.unwrap_err();
     assert!(refused.to_string().contains("the cgroup holds processes itself"), "{refused}");
     reconciler.release("a-b".to_owned()).await.unwrap();
     stop.cancel();
@@ -44,7 +44,7 @@ async fn controllers_that_were_enabled_are_remembered_until_they_are_disabled() 
         let (_, left) = restore::disable_controllers(&config, &Hierarchy::at(&root)).unwrap();
         left.into_iter().map(|left| left.reason).collect::<Vec<_>>()
     };
-    // Somebody else has disabled one, and uses the other.
+    // Another program has disabled one controller, and uses the other.
     fs::write(root.join("a/cgroup.subtree_control"), "memory\n").unwrap();
     fs::write(root.join("a/b/memory.high"), "4096\n").unwrap();
     assert_eq!(disable(), ["/a/b has memory.high 4096"]);
@@ -55,11 +55,11 @@ async fn controllers_that_were_enabled_are_remembered_until_they_are_disabled() 
     assert_eq!(enabled(&bench), serde_json::json!({}));
 }
 
-/// Where nothing is enforced any more, controllers go once nothing is held.
+/// With enforcement off, unused controllers are disabled. A dry run leaves them enabled.
 #[tokio::test]
-async fn controllers_that_were_enabled_are_disabled_with_enforcement_off_but_not_in_a_dry_run() {
+async fn enforcement_off_disables_controllers() {
     for mode in [api::EnforcementMode::DryRun, api::EnforcementMode::Off] {
-        let bench = Bench::new(&["a", "a/b", "c", "c/d"]);
+        let bench = DaemonBench::new(&["a", "a/b", "c", "c/d"]);
         let root = bench.dir.path().join("cgroup");
         for cgroup in ["a", "a/b", "c", "c/d"] {
             fs::write(root.join(cgroup).join("cgroup.subtree_control"), "").unwrap();
@@ -67,13 +67,14 @@ async fn controllers_that_were_enabled_are_disabled_with_enforcement_off_but_not
         let (reconciler, thread, stop) = bench.start();
         for cgroup in ["a/b", "c/d"] {
             let target = api::Target::Cgroup(format!("/{cgroup}"));
-            let asked = api::AllocationRequest::new(cgroup.replace('/', "-"), target, "64Mi");
-            let asked = Request::new(&api::AllocationRequest { cpus: Some(api::Cpus::whole(1)), ..asked });
-            reconciler.admit(asked.unwrap(), false).await.unwrap();
+            let request = api::AllocationRequest::new(cgroup.replace('/', "-"), target, "64Mi");
+            let request =
+                Request::new(&api::AllocationRequest { cpus: Some(api::Cpus::whole(1)), ..request });
+            reconciler.admit(request.unwrap(), false).await.unwrap();
         }
         stop.cancel();
         thread.join().unwrap();
-        // As the kernel has it. Somebody uses one of them.
+        // The kernel shows the enabled controllers like this. Another program uses one of them.
         for cgroup in ["a", "c"] {
             fs::write(root.join(cgroup).join("cgroup.subtree_control"), "cpuset memory\n").unwrap();
         }
@@ -90,7 +91,7 @@ async fn controllers_that_were_enabled_are_disabled_with_enforcement_off_but_not
             assert_eq!(enabled(&bench)["/a"], serde_json::json!(["cpuset", "memory"]));
             continue;
         }
-        // A plain file has forgotten the other controllers then.
+        // The plain file has only the last write.
         assert_eq!(bench.knob("a/cgroup.subtree_control"), "-cpuset", "{mode:?}");
         assert_eq!(bench.knob("c/cgroup.subtree_control"), "-memory", "{mode:?}");
         assert_eq!(enabled(&bench), serde_json::json!({"/c": ["cpuset"]}), "{mode:?}");

@@ -1,12 +1,12 @@
-//! A second daemon for the same cgroups.
+//! Tests of a second daemon for the same cgroups.
 
 use numaward_guarantee::error::StartError;
 
 use super::*;
 
 #[tokio::test]
-async fn another_daemon_for_the_same_cgroups_is_refused_whatever_its_state_directory() {
-    let bench = Bench::new(&["a"]);
+async fn refuses_second_daemon() {
+    let bench = DaemonBench::new(&["a"]);
     let root = bench.dir.path().join("cgroup");
     fs::write(root.join("memory.reclaim"), "").unwrap();
     let second_stop = CancellationToken::new();

@@ -1,4 +1,4 @@
-//! A daemon that starts with a policy that does not fit the machine.
+//! Tests of a policy that does not fit the machine.
 
 use numaward_api::{EnforcementMode, EventKind};
 use numaward_config::policy::{Amount, ReservedMemory};
@@ -6,17 +6,17 @@ use numaward_model::EventReport;
 
 use super::*;
 
-/// A policy for a machine that has a node 7.
-fn of_another_machine(strategy: StrategyKind) -> Config {
+/// Returns a configuration for a machine with a node 7.
+fn config_of_another_machine(strategy: StrategyKind) -> Config {
     let memory = [("memory".parse().unwrap(), Amount("1Gi".parse().unwrap()))];
     let reserved = ReservedMemory { numa_node: 7, limits: memory.into() };
     Config { strategy, reserved_memory: Some(vec![reserved]), ..Config::default() }
 }
 
 #[tokio::test]
-async fn guarantees_are_kept_and_released_with_a_policy_that_does_not_fit() {
+async fn unfit_policy_keeps_guarantees() {
     for strategy in [StrategyKind::Native, StrategyKind::Kubelet] {
-        let bench = Bench::new(&["a", "b", "c"]);
+        let bench = DaemonBench::new(&["a", "b", "c"]);
         let (reconciler, thread, stop) = bench.start();
         admit(&reconciler, "a", 3).await.unwrap();
         admit(&reconciler, "b", 4).await.unwrap();
@@ -24,7 +24,7 @@ async fn guarantees_are_kept_and_released_with_a_policy_that_does_not_fit() {
         stop.cancel();
         thread.join().unwrap();
 
-        let (reconciler, thread, stop) = bench.start_with(of_another_machine(strategy));
+        let (reconciler, thread, stop) = bench.start_with(config_of_another_machine(strategy));
         let unfit = bench.host.assigned.lock().unwrap().unfit.clone().unwrap();
         assert!(unfit.contains("NUMA node 7"), "{unfit}");
         let is_reported = |(_, report): &(_, EventReport)| {
@@ -52,14 +52,14 @@ async fn guarantees_are_kept_and_released_with_a_policy_that_does_not_fit() {
 }
 
 #[tokio::test]
-async fn all_is_given_back_with_a_policy_that_does_not_fit() {
-    let bench = Bench::new(&["a"]);
+async fn unfit_policy_restores_settings() {
+    let bench = DaemonBench::new(&["a"]);
     let (reconciler, thread, stop) = bench.start();
     admit(&reconciler, "a", 3).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
 
-    let mut config = of_another_machine(StrategyKind::Kubelet);
+    let mut config = config_of_another_machine(StrategyKind::Kubelet);
     config.enforcement.mode = EnforcementMode::Off;
     let (reconciler, thread, stop) = bench.start_with(config);
     until("nothing is held", &|| restore::is_all_restored(&reconciler));

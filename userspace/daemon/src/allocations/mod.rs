@@ -1,4 +1,5 @@
-//! Allocations over HTTP: read by everybody, changed on the control socket and, if configured, the control address.
+//! HTTP routes of guarantees (`/api/v1/allocations`). All addresses serve the reads; only the control socket and, if configured, the
+//! control address serve the changes.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
 use numaward_enforce::EnforceError;
 use numaward_guarantee::{
-    command::Answer,
+    command::AdmissionOutcome,
     error::AdmissionError,
     reconciler::{ReconcilerHandle, View},
     request::{FieldError, Request, Resize},
@@ -26,105 +27,107 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 mod rebalance;
 
-/// Gives the allocations, where there can be any. No file is read for them, so files that hang do not keep them.
+/// Source of the guarantees, `None` if this host can have none, and the threads that serialize them. A request reads no file, so
+/// that a file that hangs does not delay the answer.
 #[derive(Clone)]
-struct Reading(Option<View>, BlockingPool);
+struct ReadState(Option<View>, BlockingPool);
 
-fn reads() -> OpenApiRouter<Reading> {
+fn read_routes() -> OpenApiRouter<ReadState> {
     OpenApiRouter::new().routes(routes!(allocations))
 }
 
-fn changes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
-    let changes = OpenApiRouter::new()
+fn change_routes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
+    let routes = OpenApiRouter::new()
         .routes(routes!(admit))
         .routes(routes!(resize))
         .routes(routes!(release))
         .routes(routes!(kubelet_state));
-    changes.merge(rebalance::routes())
+    routes.merge(rebalance::routes())
 }
 
-/// All routes of the read-only address; of allocations only where there can be any. With a gate, for whom it lets through.
+/// Returns all routes of the read-only address. `view` is `None` if this host can have no guarantees; a `gate` checks the credentials
+/// of clients.
 pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names: HostNames) -> Router {
-    numaward_http::router(app, reading(view).merge(rebalance::elsewhere()), gate, names)
+    numaward_http::router(app, read_router(view).merge(rebalance::refusing_router()), gate, names)
 }
 
-/// All routes of the control socket.
+/// Returns all routes of the control socket.
 pub fn control_router(app: Arc<App>, reconciler: ReconcilerHandle) -> Router {
-    numaward_http::control_router(app, controlling(reconciler))
+    numaward_http::control_router(app, full_router(reconciler))
 }
 
-/// The routes of the control socket where nothing can be promised: those that read.
+/// Returns the routes of the control socket of a daemon that gives no guarantees: the reads only.
 pub fn observing_router(app: Arc<App>, view: Option<View>) -> Router {
-    numaward_http::control_router(app, reading(view).merge(rebalance::elsewhere()))
+    numaward_http::control_router(app, read_router(view).merge(rebalance::refusing_router()))
 }
 
-/// All routes of the control address.
+/// Returns all routes of the control address.
 pub fn remote_router(
     app: Arc<App>,
     reconciler: ReconcilerHandle,
     gate: Arc<Gate>,
     names: HostNames,
 ) -> Router {
-    numaward_http::remote_router(app, controlling(reconciler), gate, names)
+    numaward_http::remote_router(app, full_router(reconciler), gate, names)
 }
 
-fn reading(view: Option<View>) -> Router {
-    reads().with_state(Reading(view, BlockingPool::default())).into()
+fn read_router(view: Option<View>) -> Router {
+    read_routes().with_state(ReadState(view, BlockingPool::default())).into()
 }
 
-fn controlling(reconciler: ReconcilerHandle) -> Router {
+fn full_router(reconciler: ReconcilerHandle) -> Router {
     let view = reconciler.view();
-    let changes: Router = changes().with_state(Arc::new(reconciler)).into();
-    reading(Some(view)).merge(changes)
+    let changes: Router = change_routes().with_state(Arc::new(reconciler)).into();
+    read_router(Some(view)).merge(changes)
 }
 
-/// The description of the routes of allocations.
+/// Returns the OpenAPI description of the routes of this module.
 pub fn open_api() -> OpenApi {
-    let mut document = reads().into_openapi();
-    document.merge(changes().into_openapi());
+    let mut document = read_routes().into_openapi();
+    document.merge(change_routes().into_openapi());
     document
 }
 
-/// The allocations: what is promised to whom, and what can still be.
+/// Returns the guarantees of all workloads, and the resources that are still free.
 #[utoipa::path(
     get,
     path = "/api/v1/allocations",
     tag = "api",
     responses(
-        (status = 200, description = "The allocations", body = api::Allocations),
-        (status = 503, description = "Nothing can be promised here", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 200, description = "The guarantees", body = api::Allocations),
+        (status = 503, description = "This host can have no guarantees", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn allocations(
-    State(Reading(view, blocking)): State<Reading>,
+    State(ReadState(view, blocking)): State<ReadState>,
     uri: Uri,
 ) -> Result<Json<api::Allocations>, Response> {
     let Some(view) = view else {
-        let detail = "nothing can be promised on this host; the log of the daemon says why".to_owned();
+        let detail = "the daemon cannot give guarantees on this host; its log has the reason".to_owned();
         return Err(respond(refusal(StatusCode::SERVICE_UNAVAILABLE, detail, uri.path())));
     };
     blocking.run(move || Json((*view()).clone())).await.map_err(IntoResponse::into_response)
 }
 
-/// Asks for an allocation. Answers when the kernel holds it. Only on the control socket and the control address.
+/// Requests a guarantee. The answer comes when the kernel enforces it. Only on the control socket and the control address.
 #[utoipa::path(
     post,
     path = "/api/v1/allocations",
     tag = "control",
-    params(("dryRun" = Option<bool>, Query, description = "Only report what would happen")),
+    params(("dryRun" = Option<bool>, Query, description = "Report the result without applying it")),
     security((), ("token" = []), ("certificate" = [])),
     request_body = api::AllocationRequest,
     responses(
-        (status = 200, description = "What would happen", body = api::DryRun),
-        (status = 201, description = "What is held now", body = api::Allocation),
-        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "Refused by the engine, or it conflicts with what is held", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 200, description = "The result of the dry run", body = api::DryRun),
+        (status = 201, description = "The guarantee", body = api::Allocation),
+        (status = 400, description = "The body is not JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "The engine refuses the request, or the request conflicts with an existing guarantee", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field has an invalid value, or the target cannot be bound to CPUs and nodes", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The kernel refuses a write, or the ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, the request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn admit(
@@ -135,16 +138,18 @@ async fn admit(
 ) -> Result<Response, Response> {
     let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
     let dry_run = dry_run(query.as_deref()).map_err(wrong)?;
-    let asked: api::AllocationRequest = read(body, "AllocationRequest", &uri).map_err(|refused| *refused)?;
-    let request = Request::new(&asked).map_err(wrong)?;
+    let body: api::AllocationRequest = read(body, "AllocationRequest", &uri).map_err(|refused| *refused)?;
+    let request = Request::new(&body).map_err(wrong)?;
     match reconciler.admit(request, dry_run).await {
-        Ok(Answer::Admitted(allocation)) => Ok((StatusCode::CREATED, Json(allocation)).into_response()),
-        Ok(Answer::Dry(dry)) => Ok(Json(dry).into_response()),
+        Ok(AdmissionOutcome::Admitted(allocation)) => {
+            Ok((StatusCode::CREATED, Json(allocation)).into_response())
+        }
+        Ok(AdmissionOutcome::Dry(dry)) => Ok(Json(dry).into_response()),
         Err(error) => Err(refused(&error, uri.path())),
     }
 }
 
-/// Whether the query asks only what would happen.
+/// Returns true if the query requests a dry run.
 fn dry_run(query: Option<&str>) -> Result<bool, FieldError> {
     match query.unwrap_or_default() {
         "" | "dryRun=false" => Ok(false),
@@ -156,7 +161,7 @@ fn dry_run(query: Option<&str>) -> Result<bool, FieldError> {
     }
 }
 
-/// Reads the JSON of a body, which the `OpenAPI` document describes under this name.
+/// Parses the JSON of a body. `name` is the name of its schema in the OpenAPI document.
 fn read<T: DeserializeOwned>(
     body: Result<Bytes, BytesRejection>,
     name: &str,
@@ -164,8 +169,8 @@ fn read<T: DeserializeOwned>(
 ) -> Result<T, Box<Response>> {
     let body = body.map_err(|rejection| Box::new(rejection.into_response()))?;
     let mut json = serde_json::Deserializer::from_slice(&body);
-    let asked: Result<T, _> = serde_path_to_error::deserialize(&mut json);
-    let asked = asked.map_err(|error| {
+    let value: Result<T, _> = serde_path_to_error::deserialize(&mut json);
+    let value = value.map_err(|error| {
         let mut refusal = refusal(StatusCode::BAD_REQUEST, error.inner().to_string(), uri.path());
         refusal.field = Some(error.path().to_string()).filter(|path| path != ".");
         refusal.allowed = Some(format!("a request as /openapi.json describes it ({name})"));
@@ -175,32 +180,32 @@ fn read<T: DeserializeOwned>(
         let detail = format!("after the request: {error}");
         Box::new(respond(refusal(StatusCode::BAD_REQUEST, detail, uri.path())))
     })?;
-    Ok(asked)
+    Ok(value)
 }
 
-/// Changes what an allocation holds, all of it or nothing. It stays on its nodes. Answers when the kernel holds it. Only
-/// on the control socket and the control address.
+/// Changes the amounts of a guarantee: all of the change or nothing is applied, on the nodes that the guarantee has. The answer comes
+/// when the kernel enforces it. Only on the control socket and the control address.
 #[utoipa::path(
     patch,
     path = "/api/v1/allocations/{*name}",
     tag = "control",
     params(
         ("name" = String, Path, description = "The name of the workload; slashes may stay or be percent-encoded"),
-        ("dryRun" = Option<bool>, Query, description = "Only report what would happen"),
+        ("dryRun" = Option<bool>, Query, description = "Report the result without applying it"),
     ),
     security((), ("token" = []), ("certificate" = [])),
     request_body = api::Resize,
     responses(
-        (status = 200, description = "What is held now or, of a dry run, what would happen", body = api::ResizeOutcome),
-        (status = 400, description = "No JSON, a field is unknown, or the name is not percent-encoded UTF-8", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "There is no such allocation", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "Its nodes do not have what is missing, or it is not to be changed here", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 200, description = "The changed guarantee, or the result of the dry run", body = api::ResizeOutcome),
+        (status = 400, description = "The body is not JSON, a field is unknown, or the name is not percent-encoded UTF-8", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "No workload of this name has a guarantee", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "The nodes of the guarantee have too little free, or it cannot be changed over HTTP", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong, or less than is in use", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field has an invalid value, or the workload uses more memory than requested", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The kernel refuses a write, or the ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, the request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn resize(
@@ -212,16 +217,18 @@ async fn resize(
 ) -> Result<Json<api::ResizeOutcome>, Response> {
     let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
     let dry_run = dry_run(query.as_deref()).map_err(wrong)?;
-    let asked: api::Resize = read(body, "Resize", &uri).map_err(|refused| *refused)?;
-    let resize = Resize::new(name, &asked).map_err(wrong)?;
+    let body: api::Resize = read(body, "Resize", &uri).map_err(|refused| *refused)?;
+    let resize = Resize::new(name, &body).map_err(wrong)?;
     match reconciler.resize_allocation(resize, dry_run).await {
-        Ok(Answer::Admitted(allocation)) => Ok(Json(api::ResizeOutcome::Applied(Box::new(allocation)))),
-        Ok(Answer::Dry(dry)) => Ok(Json(api::ResizeOutcome::DryRun(Box::new(dry)))),
+        Ok(AdmissionOutcome::Admitted(allocation)) => {
+            Ok(Json(api::ResizeOutcome::Applied(Box::new(allocation))))
+        }
+        Ok(AdmissionOutcome::Dry(dry)) => Ok(Json(api::ResizeOutcome::DryRun(Box::new(dry)))),
         Err(error) => Err(refused(&error, uri.path())),
     }
 }
 
-/// Ends an allocation. Its cgroup gets back what it held before. Only on the control socket and the control address.
+/// Releases a guarantee and restores the original settings of its cgroup. Only on the control socket and the control address.
 #[utoipa::path(
     delete,
     path = "/api/v1/allocations/{*name}",
@@ -229,13 +236,13 @@ async fn resize(
     params(("name" = String, Path, description = "The name of the workload; slashes may stay or be percent-encoded")),
     security((), ("token" = []), ("certificate" = [])),
     responses(
-        (status = 204, description = "It is released"),
+        (status = 204, description = "The guarantee is released"),
         (status = 400, description = "The name is not percent-encoded UTF-8", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "There is no such allocation", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The ledger cannot be stored; or the release was begun, not everything could be given back yet, and that is tried again", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "No workload of this name has a guarantee", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The ledger cannot be stored; or the release has begun and some settings could not be restored yet, which the daemon retries", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn release(
@@ -247,7 +254,7 @@ async fn release(
     released.map(|()| StatusCode::NO_CONTENT).map_err(|error| refused(&error, uri.path()))
 }
 
-/// What is promised, as the state files of a kubelet with the same policies. Only on the control socket and the control
+/// Returns the guarantees as the state files of a kubelet with the same policies. Only on the control socket and the control
 /// address.
 #[utoipa::path(
     get,
@@ -256,11 +263,11 @@ async fn release(
     security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 200, description = "The content of the files", body = api::KubeletState),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
         (status = 404, description = "This is the read-only address", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "No kubelet can have this configuration, or promise this", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No kubelet can have this configuration or these guarantees", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn kubelet_state(
@@ -283,7 +290,7 @@ fn refusal(status: StatusCode, detail: String, path: &str) -> api::GuaranteeRefu
     }
 }
 
-/// Where it is the target that cannot be: what can.
+/// Returns the description of an acceptable target if the error concerns the target of the request.
 fn possible_target(error: &AdmissionError) -> Option<&'static str> {
     let error = match error {
         AdmissionError::Enforce(error) => error,
@@ -293,9 +300,7 @@ fn possible_target(error: &AdmissionError) -> Option<&'static str> {
     Some(match error {
         EnforceError::Gone { .. } => "a cgroup that exists",
         EnforceError::UnknownUnit { .. } => "a unit that runs on this host",
-        EnforceError::Excluded { .. } => {
-            "a cgroup whose ancestors leave it the CPUs and nodes that are promised"
-        }
+        EnforceError::Excluded { .. } => "a cgroup whose ancestors allow the guaranteed CPUs and nodes",
         EnforceError::Knob(KnobError::Missing { .. }) => {
             "a cgroup of v2 whose ancestors have cpuset and memory in cgroup.subtree_control"
         }
@@ -327,8 +332,8 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
     };
     let mut refusal = refusal(status, error.to_string(), path);
     (refusal.field, refusal.allowed) = match error {
-        AdmissionError::Field(wrong) | AdmissionError::Conflict(wrong) => {
-            (Some(wrong.field.clone()), Some(wrong.allowed.clone()))
+        AdmissionError::Field(error) | AdmissionError::Conflict(error) => {
+            (Some(error.field.clone()), Some(error.allowed.clone()))
         }
         _ => (possible.map(|_| "target".to_owned()), possible.map(str::to_owned)),
     };

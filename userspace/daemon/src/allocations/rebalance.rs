@@ -1,4 +1,5 @@
-//! Plans of moves that make a request fit, and carrying them out. Only on the control socket and the control address.
+//! HTTP routes that plan and run a rebalance: moves of workloads that make room for a request. Only on the control socket and the
+//! control address.
 
 use std::sync::Arc;
 
@@ -27,10 +28,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
     OpenApiRouter::new().routes(routes!(plan)).routes(routes!(start, progress, cancel))
 }
 
-/// What the read-only address answers.
-pub(super) fn elsewhere() -> Router {
+/// Returns the routes of the read-only address: all answer with the status 404.
+pub(super) fn refusing_router() -> Router {
     let answer = async |uri: Uri| {
-        let detail = "this is on the control socket and the control address only".to_owned();
+        let detail = "only the control socket and the control address serve this path".to_owned();
         respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))
     };
     Router::new()
@@ -39,8 +40,8 @@ pub(super) fn elsewhere() -> Router {
         .route("/api/v1/kubelet-state", get(answer))
 }
 
-/// A request, and how much may be moved for it.
-fn sound(
+/// Parses a request and the limits of the moves for it.
+fn parse_request(
     request: &api::AllocationRequest,
     moves: Option<u32>,
     bytes: Option<&str>,
@@ -48,7 +49,7 @@ fn sound(
     Ok((Request::new(request)?, limits(moves, bytes)?))
 }
 
-/// Plans the moves of workloads that make a request fit. Nothing is moved. Only on the control socket and the control
+/// Plans the moves of workloads that make a request fit, without moving anything. Only on the control socket and the control
 /// address.
 #[utoipa::path(
     post,
@@ -57,14 +58,14 @@ fn sound(
     security((), ("token" = []), ("certificate" = [])),
     request_body = api::PlanRequest,
     responses(
-        (status = 200, description = "The moves, and where the request goes then", body = api::MovePlan),
-        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "No moves within the limits make it fit, or the strategy moves nobody", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 200, description = "The moves, and the placement of the request after them", body = api::MovePlan),
+        (status = 400, description = "The body is not JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No moves within the limits make the request fit, or the strategy does not move workloads", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field has an invalid value", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, the request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn plan(
@@ -72,14 +73,14 @@ async fn plan(
     uri: Uri,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<api::MovePlan>, Response> {
-    let asked: api::PlanRequest = read(body, "PlanRequest", &uri).map_err(|refused| *refused)?;
+    let body: api::PlanRequest = read(body, "PlanRequest", &uri).map_err(|refused| *refused)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
-    let (request, limits) = sound(&asked.request, asked.max_moves, asked.max_bytes.as_deref())
-        .map_err(|wrong| refused(&wrong.into()))?;
+    let (request, limits) = parse_request(&body.request, body.max_moves, body.max_bytes.as_deref())
+        .map_err(|error| refused(&error.into()))?;
     reconciler.plan(request, limits).await.map(Json).map_err(|error| refused(&error))
 }
 
-/// Begins to carry a plan out. Answers at once; a GET says how far it is. Only on the control socket and the control
+/// Starts to apply a plan. The answer comes at once; a GET returns the progress. Only on the control socket and the control
 /// address.
 #[utoipa::path(
     post,
@@ -88,15 +89,15 @@ async fn plan(
     security((), ("token" = []), ("certificate" = [])),
     request_body = api::RebalanceRequest,
     responses(
-        (status = 202, description = "It is begun", body = api::Rebalance),
-        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "No moves within the limits make it fit, the plan is stale, another rebalance is going on, or nothing is enforced", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 202, description = "The rebalance has started", body = api::Rebalance),
+        (status = 400, description = "The body is not JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No moves within the limits make the request fit, the plan is stale, another rebalance is running, or guarantees are not enforced", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field has an invalid value", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, the request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn start(
@@ -104,16 +105,16 @@ async fn start(
     uri: Uri,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<api::Rebalance>), Response> {
-    let asked: api::RebalanceRequest = read(body, "RebalanceRequest", &uri).map_err(|refused| *refused)?;
+    let body: api::RebalanceRequest = read(body, "RebalanceRequest", &uri).map_err(|refused| *refused)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
-    let (request, limits) = sound(&asked.request, asked.max_moves, asked.max_bytes.as_deref())
-        .map_err(|wrong| refused(&wrong.into()))?;
-    let asked = RebalanceCommand { request, limits, plan: asked.plan, admit: asked.admit };
-    let begun = reconciler.start_rebalance(asked).await;
-    begun.map(|begun| (StatusCode::ACCEPTED, Json(begun))).map_err(|error| refused(&error))
+    let (request, limits) = parse_request(&body.request, body.max_moves, body.max_bytes.as_deref())
+        .map_err(|error| refused(&error.into()))?;
+    let command = RebalanceCommand { request, limits, plan: body.plan, admit: body.admit };
+    let started = reconciler.start_rebalance(command).await;
+    started.map(|rebalance| (StatusCode::ACCEPTED, Json(rebalance))).map_err(|error| refused(&error))
 }
 
-/// How far the latest rebalance is, or how it ended. Only on the control socket and the control address.
+/// Returns the progress or the outcome of the latest rebalance. Only on the control socket and the control address.
 #[utoipa::path(
     get,
     path = "/api/v1/rebalance",
@@ -121,9 +122,9 @@ async fn start(
     security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 200, description = "The latest rebalance", body = api::Rebalance),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "There was none since the daemon started, or this is the read-only address", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "No rebalance has started since the daemon did, or this is the read-only address", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn progress(
@@ -131,24 +132,24 @@ async fn progress(
     uri: Uri,
 ) -> Result<Json<api::Rebalance>, Response> {
     let none = || {
-        let detail = "there was no rebalance since the daemon started".to_owned();
+        let detail = "no rebalance has started since the daemon did".to_owned();
         respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))
     };
     reconciler.rebalance().map(|latest| Json(api::Rebalance::clone(&latest))).ok_or_else(none)
 }
 
-/// Cancels the rebalance that goes on: what was moved is moved back. Only on the control socket and the control address.
+/// Cancels the running rebalance: its moves are reversed. Only on the control socket and the control address.
 #[utoipa::path(
     delete,
     path = "/api/v1/rebalance",
     tag = "control",
     security((), ("token" = []), ("certificate" = [])),
     responses(
-        (status = 202, description = "It is being rolled back", body = api::Rebalance),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "None is going on", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 202, description = "The rebalance is being rolled back", body = api::Rebalance),
+        (status = 401, description = "On the control address: no token and no client certificate, or an invalid token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "The client is not root, or its certificate has no name that is allowed to control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No rebalance is running", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn cancel(
@@ -156,5 +157,7 @@ async fn cancel(
     uri: Uri,
 ) -> Result<(StatusCode, Json<api::Rebalance>), Response> {
     let cancelled = reconciler.cancel_rebalance().await;
-    cancelled.map(|of| (StatusCode::ACCEPTED, Json(of))).map_err(|error| refused(&error, uri.path()))
+    cancelled
+        .map(|rebalance| (StatusCode::ACCEPTED, Json(rebalance)))
+        .map_err(|error| refused(&error, uri.path()))
 }

@@ -1,18 +1,18 @@
-//! Threads that run on fewer CPUs than their cgroup has.
+//! Check for threads that run on fewer CPUs than their cgroup has.
 
 use std::cmp::Reverse;
 
 use numaward_api::doctor::HostCheck;
 use numaward_cgroup::{CgroupPath, Hierarchy, affinity::narrow_threads};
 
-use super::{Host, check, ok};
+use super::{DoctorHost, check, ok};
 
-/// Cgroups that are named.
-const SHOWN: usize = 5;
+/// The maximum number of cgroups in the finding.
+const MAX_CGROUPS: usize = 5;
 
-impl Host<'_> {
-    /// The threads that run on fewer CPUs than their cgroup has; `None` where there are none. Those of the root cgroup are the
-    /// kernel's.
+impl DoctorHost<'_> {
+    /// Lists the threads that run on fewer CPUs than their cgroup has; `None` if there are none. The root cgroup is skipped: its threads
+    /// belong to the kernel.
     pub(super) fn narrow_threads(&self) -> Option<HostCheck> {
         let (mount, _) = self.mount("cgroup2")?;
         let (proc, root) = (self.root.join("proc"), self.root.join(mount));
@@ -22,16 +22,18 @@ impl Host<'_> {
         if found.is_empty() {
             return None;
         }
-        found.sort_by_key(|(of, path)| (Reverse(of.threads), path.clone()));
-        let threads: usize = found.iter().map(|(of, _)| of.threads).sum();
-        let shown = found.iter().take(SHOWN);
-        let named: Vec<String> = shown
-            .map(|(of, path)| format!("{path} ({} on CPUs {} of {})", of.threads, of.cpus, of.available))
+        found.sort_by_key(|(narrow, path)| (Reverse(narrow.threads), path.clone()));
+        let threads: usize = found.iter().map(|(narrow, _)| narrow.threads).sum();
+        let listed = found.iter().take(MAX_CGROUPS);
+        let named: Vec<String> = listed
+            .map(|(narrow, path)| {
+                format!("{path} ({} on CPUs {} of {})", narrow.threads, narrow.cpus, narrow.available)
+            })
             .collect();
-        let more = found.len().saturating_sub(SHOWN);
+        let more = found.len().saturating_sub(MAX_CGROUPS);
         let more = if more > 0 { format!(" and {more} more cgroups") } else { String::new() };
         let finding = format!(
-            "{threads} threads run on fewer CPUs than their cgroup has, as they were bound to some (CPUAffinity=, taskset, the \
+            "{threads} threads run on fewer CPUs than their cgroup has: they were bound to some CPUs (CPUAffinity=, taskset, the \
              program itself), or read their affinity and set it again while their cgroup was confined: {}{more}",
             named.join(", ")
         );
@@ -44,7 +46,7 @@ mod tests {
     use super::{super::tests::tree, *};
 
     #[test]
-    fn threads_that_are_bound_to_fewer_cpus_are_listed() {
+    fn lists_threads_on_fewer_cpus() {
         let mounts = ("proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         let wide = ("proc/8/status", "Cpus_allowed_list:\t0-7\n");
         let cgroup = [
@@ -55,7 +57,7 @@ mod tests {
         ];
         let found = |narrow: &str| {
             let root = tree(&[&[mounts, wide, ("proc/7/status", narrow)], &cgroup[..]].concat());
-            Host { root: root.path() }.narrow_threads().map(|check| check.finding)
+            DoctorHost { root: root.path() }.narrow_threads().map(|check| check.finding)
         };
         assert_eq!(found("Cpus_allowed_list:\t0-15\n"), None);
         let finding = found("Cpus_allowed_list:\t0-4\n").unwrap();

@@ -1,4 +1,4 @@
-//! What stands in the way of holding promises: a hierarchy that cannot be written, and others who write it.
+//! Checks of obstacles to enforcement: a cgroup hierarchy that cannot be written, and other programs that write it.
 
 use std::{collections::BTreeSet, fs};
 
@@ -6,65 +6,62 @@ use numaward_config::cpu_power::CpuPower;
 use numaward_guarantee::power::power_settings;
 use numaward_topology::CpuId;
 
-use super::{Host, HostCheck, Outcome, check, ok, warn};
+use super::{DoctorHost, HostCheck, Outcome, check, ok, warn};
 
-/// `AllowedCPUs=` and `AllowedMemoryNodes=` came with this version of systemd.
+/// The first version of systemd with `AllowedCPUs=` and `AllowedMemoryNodes=`.
 const SYSTEMD_WITH_CPUSETS: u32 = 244;
 
-const MANAGES: &str = "it writes cpusets and memory protection itself";
-const STOP_MANAGER: &str = "let only one of them bind workloads to CPUs and nodes: stop it, or switch its CPU and memory policies off";
+const WRITES_CPUSETS_AND_PROTECTION: &str = "it writes cpusets and memory protection itself";
+const STOP_MANAGER: &str = "let only one program bind workloads to CPUs and nodes: stop this one, or switch its CPU and memory policies off";
 
-/// Programs that may work against promises, by the name that the kernel shows (15 bytes of it); what they do, and what
-/// to do about it.
-const OTHERS: &[(&str, &str, &str)] = &[
+/// Programs that may conflict with guarantees: the name in `/proc/PID/comm` (at most 15 bytes), the conflict, and the fix.
+const CONFLICTING_PROGRAMS: &[(&str, &str, &str)] = &[
     (
         "irqbalance",
-        "it moves interrupts to exclusive CPUs as well",
+        "it moves interrupts to exclusive CPUs too",
         "set enforcement.interrupts to move-away, list the CPUs that workloads may get in IRQBALANCE_BANNED_CPULIST, or stop it",
     ),
     (
         "numad",
-        "it binds processes to nodes itself, also those that hold guarantees",
+        "it binds processes to nodes itself, also processes with a guarantee",
         "systemctl disable --now numad",
     ),
     (
         "tuned",
         "profiles such as cpu-partitioning move processes and interrupts between CPUs",
-        "tuned-adm profile throughput-performance, or another one that leaves affinities alone",
+        "tuned-adm profile throughput-performance, or another profile that does not change affinities",
     ),
     (
         "cgrulesengd",
-        "it moves processes to other cgroups, out of those that hold guarantees",
-        "leave workloads that hold guarantees out of cgrules.conf",
+        "it moves processes to other cgroups, also out of cgroups with a guarantee",
+        "remove workloads with a guarantee from cgrules.conf",
     ),
-    ("koordlet", MANAGES, STOP_MANAGER),
-    ("katalyst-agent", MANAGES, STOP_MANAGER),
+    ("koordlet", WRITES_CPUSETS_AND_PROTECTION, STOP_MANAGER),
+    ("katalyst-agent", WRITES_CPUSETS_AND_PROTECTION, STOP_MANAGER),
     ("cri-resmgr", "it writes cpusets itself", STOP_MANAGER),
     ("nri-resource-po", "it writes cpusets itself", STOP_MANAGER),
 ];
 
-/// A process, as far as it is of interest.
 struct Process {
     id: u32,
     name: String,
-    arguments: Vec<String>,
 }
 
-impl Host<'_> {
+impl DoctorHost<'_> {
     pub(super) fn enforcement(&self) -> Vec<HostCheck> {
         let processes = self.processes();
         let mut checks = vec![
             check("cgroup writes", self.writable()),
             check("systemd", self.systemd()),
             check("fanotify", self.fanotify()),
-            check("daemon", daemons(&processes)),
+            check("daemon", self.daemons(&processes)),
         ];
         let states = [("cpu_manager_state", "static"), ("memory_manager_state", "Static")];
         checks.extend(states.into_iter().filter_map(|(file, policy)| {
             Some(check(format!("kubelet {file}"), self.kubelet_state(file, policy)?))
         }));
-        checks.extend(kubelet_flags(&processes).map(|outcome| check("kubelet flags", outcome)));
-        checks.push(check("other writers", others(&processes)));
+        checks.extend(self.kubelet_flags(&processes).map(|outcome| check("kubelet flags", outcome)));
+        checks.push(check("other writers", conflicting_programs(&processes)));
         checks
     }
 
@@ -73,39 +70,44 @@ impl Host<'_> {
         let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
         let ids: BTreeSet<u32> = entries.flatten().filter_map(id).collect();
         let process = |id| {
-            // One that ended meanwhile has neither.
+            // A process that ended meanwhile has no files.
             let name = self.read(&format!("proc/{id}/comm")).ok()?;
-            let arguments = self.read(&format!("proc/{id}/cmdline")).unwrap_or_default();
-            Some(Process { id, name, arguments: arguments.split('\0').map(str::to_owned).collect() })
+            is_checked(&name).then_some(Process { id, name })
         };
         ids.into_iter().filter_map(process).collect()
     }
 
+    /// Returns the arguments of a process, of which each may have megabytes.
+    fn arguments(&self, process: &Process) -> Vec<String> {
+        let text = self.read(&format!("proc/{}/cmdline", process.id)).unwrap_or_default();
+        text.split('\0').map(str::to_owned).collect()
+    }
+
     fn writable(&self) -> Outcome {
         match self.mount("cgroup2") {
-            None => warn("no cgroup v2: nothing can be enforced", "see the check cgroup v2"),
+            None => warn("no cgroup v2: guarantees cannot be enforced", "see the check cgroup v2"),
             Some((_, options)) if options.split(',').any(|option| option == "ro") => warn(
-                "the hierarchy is mounted read-only: workloads are observed, and nothing is enforced",
+                "the hierarchy is mounted read-only: workloads are observed, and guarantees are not enforced",
                 "mount -o remount,rw /sys/fs/cgroup; for a container, mount the host's hierarchy read-write into it",
             ),
             Some(_) => ok("the hierarchy is mounted read-write"),
         }
     }
 
-    /// Whether interrupts can be moved, where they are to be.
+    /// Checks that the affinity of interrupts can be written.
     pub(super) fn interrupts(&self) -> Outcome {
         let path = "proc/irq/default_smp_affinity";
         match rustix::fs::access(self.root.join(path), rustix::fs::Access::WRITE_OK) {
             Ok(()) => ok("can be moved off exclusive CPUs"),
             Err(error) => warn(
                 format!("/{path} cannot be written ({error}): interrupts stay on exclusive CPUs"),
-                "let the daemon write /proc/irq and /sys/devices: ProtectKernelTunables=no in its unit; in a container it takes \
-                 a privileged one",
+                "let the daemon write /proc/irq and /sys/devices: ProtectKernelTunables=no in its unit; a container has to be \
+                 privileged",
             ),
         }
     }
 
-    /// Whether power settings of exclusive CPUs can be made, where they are to be: those of the first CPU.
+    /// Checks that the configured power settings can be written and that the kernel knows their values, on the first CPU.
     pub(super) fn power(&self, power: &CpuPower) -> Outcome {
         let problems = power_settings(power).into_iter().filter_map(|(knob, value)| {
             let path = knob.path(CpuId(0));
@@ -114,26 +116,26 @@ impl Host<'_> {
             }
             let known = self.read(&knob.choices(&path)?).ok()?;
             let is_known = known.split_whitespace().any(|known| known == value);
-            (!is_known).then(|| format!("/{path} takes no {value:?}, but {}", known.trim()))
+            (!is_known).then(|| format!("/{path} does not accept {value:?}, but {}", known.trim()))
         });
         let problems: Vec<String> = problems.collect();
         if problems.is_empty() {
-            return ok("settings of exclusive CPUs can be written");
+            return ok("the settings of exclusive CPUs can be written");
         }
         warn(
-            format!("{}: these stay as they are", problems.join("; ")),
-            "configure what this host has; let the daemon write /sys/devices/system/cpu: ProtectKernelTunables=no in its unit, \
+            format!("{}: these settings keep their values", problems.join("; ")),
+            "configure values that this host has; let the daemon write /sys/devices/system/cpu: ProtectKernelTunables=no in its unit, \
              the component cpu-power on Kubernetes",
         )
     }
 
     fn systemd(&self) -> Outcome {
         if !self.exists("run/systemd/system") {
-            return ok("not the init here: every cgroup is written directly");
+            return ok("not the init system of this host: every cgroup is written directly");
         }
         if !self.exists("run/dbus/system_bus_socket") {
             return warn(
-                "its system bus is not found: units cannot be given guarantees",
+                "its system bus is not found: units cannot get guarantees",
                 "start dbus; for a container, mount /run/dbus/system_bus_socket into it",
             );
         }
@@ -147,10 +149,11 @@ impl Host<'_> {
         }
     }
 
-    /// By the name of its private library, which is all that files say.
+    /// Returns the version in the name of the private library of systemd: no other file has it.
     fn systemd_version(&self) -> Option<u32> {
-        let places = ["usr/lib/systemd", "usr/lib64/systemd", "usr/lib/x86_64-linux-gnu/systemd"];
-        let entries = places.iter().filter_map(|place| fs::read_dir(self.root.join(place)).ok()).flatten();
+        let directories = ["usr/lib/systemd", "usr/lib64/systemd", "usr/lib/x86_64-linux-gnu/systemd"];
+        let entries =
+            directories.iter().filter_map(|directory| fs::read_dir(self.root.join(directory)).ok()).flatten();
         entries.flatten().find_map(|entry| {
             let name = entry.file_name();
             let version = name.to_str()?.strip_prefix("libsystemd-shared-")?;
@@ -160,21 +163,21 @@ impl Host<'_> {
 
     fn fanotify(&self) -> Outcome {
         if self.exists("proc/sys/fs/fanotify") {
-            return ok("available: who rewrites a knob is seen at once");
+            return ok("available: a write of another program to a knob is detected at once");
         }
         warn(
-            "not in this kernel: knobs are looked at every second instead, and who wrote them stays unknown",
+            "not in this kernel: knobs are read every second instead, and the program that wrote them stays unknown",
             "use a kernel with CONFIG_FANOTIFY=y, 5.13 or newer",
         )
     }
 
-    /// A state file says what the kubelet really does, whatever its configuration says.
+    /// Checks a state file of the kubelet, which has the policy in use; the configuration may have changed since.
     fn kubelet_state(&self, file: &str, policy: &str) -> Option<Outcome> {
         let path = format!("var/lib/kubelet/{file}");
         let text = self.read(&path).ok()?;
         let Ok(state) = serde_json::from_str::<serde_json::Value>(&text) else {
             let fix = format!("rm /{path} and restart the kubelet, which refuses to start with it");
-            return Some(warn(format!("/{path} is no JSON"), fix));
+            return Some(warn(format!("/{path} is not JSON"), fix));
         };
         let name = state["policyName"].as_str().unwrap_or_default();
         if !name.eq_ignore_ascii_case(policy) {
@@ -183,63 +186,68 @@ impl Host<'_> {
         Some(warn(
             format!("policy {name}: the kubelet binds containers itself, or did until its policy changed"),
             format!(
-                "`numaward import-kubelet-state /var/lib/kubelet` takes over what is promised; then set \
+                "`numaward import-kubelet-state /var/lib/kubelet` imports the guarantees of the kubelet; then set \
                  the policy to none, rm /{path} and restart the kubelet"
             ),
         ))
     }
-}
 
-fn daemons(processes: &[Process]) -> Outcome {
-    let is_daemon = |process: &&Process| {
-        process.name == "numaward" && process.arguments.get(1).is_some_and(|argument| argument == "run")
-    };
-    let running: Vec<_> = processes.iter().filter(is_daemon).map(|process| process.id.to_string()).collect();
-    match running.as_slice() {
-        [] => ok("none runs"),
-        [id] => ok(format!("runs as process {id}")),
-        ids => warn(
-            format!(
-                "several run, as processes {}: each would bind the workloads of the others",
-                ids.join(", ")
+    fn daemons(&self, processes: &[Process]) -> Outcome {
+        let is_daemon = |process: &&Process| {
+            process.name == "numaward"
+                && self.arguments(process).get(1).is_some_and(|argument| argument == "run")
+        };
+        let running: Vec<_> =
+            processes.iter().filter(is_daemon).map(|process| process.id.to_string()).collect();
+        match running.as_slice() {
+            [] => ok("none runs"),
+            [id] => ok(format!("runs as process {id}")),
+            ids => warn(
+                format!("several run, as processes {}: they would bind the same workloads", ids.join(", ")),
+                "stop all but one; a container and a service may each run one",
             ),
-            "stop all but one; a container and a service may each run one",
-        ),
-    }
-}
-
-/// Policies that were given on the command line do not show in the kubelet's file.
-fn kubelet_flags(processes: &[Process]) -> Option<Outcome> {
-    const POLICIES: [&str; 3] =
-        ["--cpu-manager-policy", "--memory-manager-policy", "--topology-manager-policy"];
-    let kubelet = processes.iter().find(|process| process.name == "kubelet")?;
-    let mut own = Vec::new();
-    for (index, argument) in kubelet.arguments.iter().enumerate() {
-        let next = || kubelet.arguments.get(index + 1).map_or("", String::as_str);
-        let (flag, value) = argument.split_once('=').unwrap_or_else(|| (argument, next()));
-        if POLICIES.contains(&flag) && !value.eq_ignore_ascii_case("none") {
-            own.push(format!("{flag}={value}"));
         }
     }
-    if own.is_empty() {
-        return Some(ok(format!("process {} has none that would fight", kubelet.id)));
+
+    /// Checks the flags of the kubelet, which override its configuration file; `None` if it does not run.
+    fn kubelet_flags(&self, processes: &[Process]) -> Option<Outcome> {
+        const POLICIES: [&str; 3] =
+            ["--cpu-manager-policy", "--memory-manager-policy", "--topology-manager-policy"];
+        let kubelet = processes.iter().find(|process| process.name == "kubelet")?;
+        let (arguments, mut own) = (self.arguments(kubelet), Vec::new());
+        for (index, argument) in arguments.iter().enumerate() {
+            let next = || arguments.get(index + 1).map_or("", String::as_str);
+            let (flag, value) = argument.split_once('=').unwrap_or_else(|| (argument, next()));
+            if POLICIES.contains(&flag) && !value.eq_ignore_ascii_case("none") {
+                own.push(format!("{flag}={value}"));
+            }
+        }
+        if own.is_empty() {
+            return Some(ok(format!("process {} has no flag that conflicts", kubelet.id)));
+        }
+        Some(warn(
+            format!("{}: the kubelet places workloads itself; numaward only observes", own.join(" ")),
+            "remove these flags of the kubelet before numaward places workloads",
+        ))
     }
-    Some(warn(
-        format!("{}: the kubelet places workloads itself; numaward only watches", own.join(" ")),
-        "take these flags off the kubelet before numaward is to place workloads",
-    ))
 }
 
-fn others(processes: &[Process]) -> Outcome {
+/// Returns true if a check is about processes of this name.
+fn is_checked(name: &str) -> bool {
+    matches!(name, "numaward" | "kubelet")
+        || CONFLICTING_PROGRAMS.iter().any(|(program, ..)| *program == name)
+}
+
+fn conflicting_programs(processes: &[Process]) -> Outcome {
     let (mut findings, mut fixes) = (Vec::new(), Vec::new());
-    for (name, does, fix) in OTHERS {
+    for (name, conflict, fix) in CONFLICTING_PROGRAMS {
         if let Some(process) = processes.iter().find(|process| process.name == *name) {
-            findings.push(format!("{name} runs (process {}): {does}", process.id));
+            findings.push(format!("{name} runs (process {}): {conflict}", process.id));
             fixes.push(format!("{name}: {fix}"));
         }
     }
     if findings.is_empty() {
-        return ok("no program is known that would fight over CPUs and nodes");
+        return ok("no program that is known to conflict over CPUs and nodes is running");
     }
     warn(findings.join("; "), fixes.join("; "))
 }
@@ -254,18 +262,35 @@ mod tests {
         *,
     };
 
+    const READ_ONLY: &str = "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n";
+
     fn check(files: &[(&str, &str)], name: &str) -> Option<HostCheck> {
         let all: Vec<_> = GOOD.iter().chain(files).copied().collect();
         let dir = tree(&all);
-        let checks = Host { root: dir.path() }.enforcement();
+        let checks = DoctorHost { root: dir.path() }.enforcement();
         checks.into_iter().find(|check| check.check == name)
     }
 
+    /// Any user can choose the arguments of a process, and mount file systems of FUSE.
     #[test]
-    fn interrupts_can_be_moved_where_their_files_can_be_written() {
+    fn long_files_are_read_in_part() {
+        let long = "x".repeat(1 << 20);
+        let arguments = format!("kubelet\0--cpu-manager-policy=static\0{long}");
+        let files = [("proc/9/comm", "kubelet\n"), ("proc/9/cmdline", &*arguments)];
+        assert_eq!(check(&files, "kubelet flags").unwrap().verdict, CheckResult::Warn);
+        let dir = tree(&files);
+        let read = DoctorHost { root: dir.path() }.read("proc/9/cmdline").unwrap();
+        assert_eq!(read.len(), 256 << 10);
+        let mounts = format!("1 2 3:4 / /{long} rw - fuse {long} rw\n{READ_ONLY}");
+        let writes = check(&[("proc/self/mountinfo", &*mounts)], "cgroup writes").unwrap();
+        assert!(writes.finding.contains("read-only"), "{}", writes.finding);
+    }
+
+    #[test]
+    fn interrupts_need_writable_files() {
         let dir = tree(&[("proc/irq/default_smp_affinity", "ff\n")]);
-        assert_eq!(Host { root: dir.path() }.interrupts().0, CheckResult::Ok);
-        let (verdict, finding, _) = Host { root: tree(GOOD).path() }.interrupts();
+        assert_eq!(DoctorHost { root: dir.path() }.interrupts().0, CheckResult::Ok);
+        let (verdict, finding, _) = DoctorHost { root: tree(GOOD).path() }.interrupts();
         assert!(
             verdict == CheckResult::Warn && finding.contains("cannot be written (No such file"),
             "{finding}"
@@ -273,42 +298,42 @@ mod tests {
     }
 
     #[test]
-    fn power_settings_can_be_made_where_their_files_are_and_take_the_value() {
+    fn power_settings_need_known_values() {
         let power = |text: &str| serde_json::from_str::<CpuPower>(text).unwrap();
         let all = r#"{"governor": "performance", "energyPreference": "power", "wakeUpLatency": 0}"#;
-        let of = |file: &str| format!("sys/devices/system/cpu/cpu0/{file}");
+        let path = |file: &str| format!("sys/devices/system/cpu/cpu0/{file}");
         let [governor, governors, latency] = [
             "cpufreq/scaling_governor",
             "cpufreq/scaling_available_governors",
             "power/pm_qos_resume_latency_us",
         ]
-        .map(of);
-        let preference = of("cpufreq/energy_performance_preference");
+        .map(path);
+        let preference = path("cpufreq/energy_performance_preference");
         let dir = tree(&[
             (&governor, "schedutil\n"),
             (&governors, "performance schedutil \n"),
             (&preference, "power\n"),
             (&latency, "0\n"),
         ]);
-        let host = Host { root: dir.path() };
+        let host = DoctorHost { root: dir.path() };
         assert_eq!(host.power(&power(all)).0, CheckResult::Ok, "{:?}", host.power(&power(all)));
         let (verdict, finding, _) = host.power(&power(r#"{"governor": "turbo"}"#));
-        let problem = format!("/{governor} takes no \"turbo\", but performance schedutil: ");
+        let problem = format!("/{governor} does not accept \"turbo\", but performance schedutil: ");
         assert!(verdict == CheckResult::Warn && finding.starts_with(&problem), "{finding}");
         let empty = tree(GOOD);
-        let (verdict, finding, _) = Host { root: empty.path() }.power(&power(all));
+        let (verdict, finding, _) = DoctorHost { root: empty.path() }.power(&power(all));
         assert!(verdict == CheckResult::Warn, "{finding}");
         for file in [governor, preference, latency] {
             assert!(finding.contains(&format!("/{file} cannot be written (No such file")), "{finding}");
         }
     }
 
-    /// Files beside those of a good host (the last of a path counts); a check, its verdict and what is said.
+    /// Each row has files that are added to those of a good host (the last of a path counts), a check, its verdict and a part of its
+    /// finding.
     #[test]
-    fn what_stands_in_the_way_is_found() {
+    fn finds_obstacles_to_enforcement() {
         use CheckResult::{Ok, Warn};
         type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, CheckResult, &'a str);
-        const READ_ONLY: &str = "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n";
         const STATIC: &str = r#"{"policyName":"static","defaultCpuSet":"0-3","checksum":1}"#;
         let systemd = ("run/systemd/system/.keep", "");
         let bus = ("run/dbus/system_bus_socket", "");
@@ -316,7 +341,7 @@ mod tests {
             (&[], "cgroup writes", Ok, "read-write"),
             (&[("proc/self/mountinfo", READ_ONLY)], "cgroup writes", Warn, "read-only"),
             (&[("proc/self/mountinfo", "")], "cgroup writes", Warn, "no cgroup v2"),
-            (&[], "systemd", Ok, "not the init"),
+            (&[], "systemd", Ok, "not the init system"),
             (&[systemd], "systemd", Warn, "system bus is not found"),
             (&[systemd, bus], "systemd", Ok, "bound through it"),
             (
@@ -368,7 +393,7 @@ mod tests {
                 Ok,
                 "policy None",
             ),
-            (&[("var/lib/kubelet/cpu_manager_state", "{")], "kubelet cpu_manager_state", Warn, "no JSON"),
+            (&[("var/lib/kubelet/cpu_manager_state", "{")], "kubelet cpu_manager_state", Warn, "not JSON"),
             (
                 &[
                     ("proc/9/comm", "kubelet\n"),
@@ -387,18 +412,18 @@ mod tests {
                 Ok,
                 "process 9",
             ),
-            (&[], "other writers", Ok, "no program"),
+            (&[], "other writers", Ok, "no program that is known"),
             (
                 &[("proc/3/comm", "irqbalance\n"), ("proc/4/comm", "numad\n"), ("proc/5/comm", "numademo\n")],
                 "other writers",
                 Warn,
-                "irqbalance runs (process 3): it moves interrupts to exclusive CPUs as well; numad runs (process 4)",
+                "irqbalance runs (process 3): it moves interrupts to exclusive CPUs too; numad runs (process 4)",
             ),
         ];
-        for (files, name, verdict, said) in table {
+        for (files, name, verdict, words) in table {
             let check = check(files, name).unwrap();
             assert_eq!(check.verdict, *verdict, "{files:?}: {check:?}");
-            assert!(check.finding.contains(said), "{files:?}: {check:?}");
+            assert!(check.finding.contains(words), "{files:?}: {check:?}");
             assert_eq!(check.fix.is_some(), *verdict != Ok, "{check:?}");
         }
         for absent in ["kubelet flags", "kubelet cpu_manager_state"] {

@@ -1,42 +1,42 @@
-//! Checks of the headroom guard.
+//! Check of the headroom guard: it can drop page cache to keep guaranteed memory free (`guardReclaim`).
 
 use numaward_cgroup::kernel_features::RECLAIM;
 use numaward_config::{Config, OperatingMode};
 use numaward_topology::{KernelFeature, KernelRelease};
 
-use super::{Host, Outcome, ok, warn};
+use super::{DoctorHost, Outcome, ok, warn};
 
-/// The first kernel that can leave anonymous memory alone when it reclaims.
-const LEAVES_ANONYMOUS: KernelRelease = KernelRelease::new(6, 13);
+/// The first kernel that can exclude anonymous memory from proactive reclaim (`swappiness=` of `memory.reclaim`).
+const RECLAIM_WITHOUT_SWAP: KernelRelease = KernelRelease::new(6, 13);
 
-impl Host<'_> {
-    /// Whether page cache can be dropped for what is promised.
-    pub(super) fn kept_free(&self, config: &Config, needs: &[(KernelFeature, Option<bool>)]) -> Outcome {
+impl DoctorHost<'_> {
+    /// Checks that the guard can drop page cache. `features` are features of the kernel, with false if they are missing.
+    pub(super) fn kept_free(&self, config: &Config, features: &[(KernelFeature, Option<bool>)]) -> Outcome {
         if !config.drops_page_cache() || config.mode == Some(OperatingMode::Observe) {
             return warn(
-                "nothing is dropped: guardReclaim needs guard: act or evict, enforcement.mode: on, and no mode: observe",
+                "no page cache is dropped: guardReclaim requires guard: act or evict, enforcement.mode: on, and no mode: observe",
                 "guard: act, enforcement.mode: on",
             );
         }
-        if needs.iter().any(|(need, is_here)| need.name == RECLAIM.name && *is_here == Some(false)) {
+        if features.iter().any(|(feature, found)| feature.name == RECLAIM.name && *found == Some(false)) {
             return warn(
-                format!("nothing is dropped: this kernel has no {}", RECLAIM.name),
+                format!("no page cache is dropped: this kernel has no {}", RECLAIM.name),
                 format!("Linux {} or newer", RECLAIM.since),
             );
         }
         let release =
             self.read("proc/sys/kernel/osrelease").ok().and_then(|text| KernelRelease::parse(&text));
         let has_swap = self.read("proc/swaps").is_ok_and(|text| text.lines().count() > 1);
-        if has_swap && release.is_some_and(|release| release < LEAVES_ANONYMOUS) {
+        if has_swap && release.is_some_and(|release| release < RECLAIM_WITHOUT_SWAP) {
             return warn(
                 format!(
-                    "nothing is dropped: before Linux {LEAVES_ANONYMOUS}, that takes a host without swap"
+                    "no page cache is dropped: before Linux {RECLAIM_WITHOUT_SWAP}, this requires a host without swap"
                 ),
                 "swapoff -a, or a newer kernel",
             );
         }
         ok(
-            "page cache of workloads without a guarantee is dropped ahead of time, to keep promised memory free",
+            "page cache of workloads without a guarantee is dropped in advance, to keep guaranteed memory free",
         )
     }
 }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_promised_is_kept_free_where_the_guard_acts_and_the_kernel_can() {
+    fn requires_acting_guard_and_reclaim() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
         let kernel = |release: &str, swaps: &str| {
@@ -61,29 +61,29 @@ mod tests {
         let mut config = Config::default();
         config.guard_reclaim.enabled = true;
         config.enforcement.mode = EnforcementMode::On;
-        let host = Host { root: root.path() };
-        let of = |config: &Config, is_here| host.kept_free(config, &[(RECLAIM, is_here)]);
+        let host = DoctorHost { root: root.path() };
+        let check = |config: &Config, found| host.kept_free(config, &[(RECLAIM, found)]);
         kernel("6.12.1", "Filename Type Size Used Priority\n");
-        assert!(of(&config, Some(true)).1.contains("guardReclaim needs guard: act"));
+        assert!(check(&config, Some(true)).1.contains("guardReclaim requires guard: act"));
         config.guard = GuardMode::Evict;
-        assert_eq!([Some(true), None].map(|is_here| of(&config, is_here).0), [CheckResult::Ok; 2]);
-        let (verdict, finding, fix) = of(&config, Some(false));
+        assert_eq!([Some(true), None].map(|found| check(&config, found).0), [CheckResult::Ok; 2]);
+        let (verdict, finding, fix) = check(&config, Some(false));
         assert_eq!(
             (verdict, finding.as_str(), fix.as_deref()),
             (
                 CheckResult::Warn,
-                "nothing is dropped: this kernel has no memory.reclaim",
+                "no page cache is dropped: this kernel has no memory.reclaim",
                 Some("Linux 5.19 or newer")
             )
         );
         for (release, expected) in [("6.12.1-amd64", CheckResult::Warn), ("6.13.0", CheckResult::Ok)] {
             kernel(release, "Filename Type Size Used Priority\n/dev/zram0 partition 1 0 -2\n");
-            assert_eq!(of(&config, Some(true)).0, expected, "{release}");
+            assert_eq!(check(&config, Some(true)).0, expected, "{release}");
         }
         config.mode = Some(OperatingMode::Observe);
-        assert_eq!(of(&config, Some(true)).0, CheckResult::Warn);
+        assert_eq!(check(&config, Some(true)).0, CheckResult::Warn);
         config.mode = None;
         config.enforcement.mode = EnforcementMode::DryRun;
-        assert_eq!(of(&config, Some(true)).0, CheckResult::Warn);
+        assert_eq!(check(&config, Some(true)).0, CheckResult::Warn);
     }
 }

@@ -1,15 +1,15 @@
-//! Checks of the weights of nodes for weighted-interleave.
+//! Check of the weights of nodes for the memory policy weighted interleave.
 
 use numaward_config::interleave_weights::InterleaveWeights;
 use numaward_enforce::weights::{NodeWeights, Weights};
 use numaward_guarantee::weights::interleave_weights;
 
-use super::{Host, Outcome, ok, warn};
+use super::{DoctorHost, Outcome, ok, warn};
 
-impl Host<'_> {
-    /// Whether the weights of nodes can be set as they are configured.
-    pub(super) fn interleave_weights(&self, of: &InterleaveWeights) -> Outcome {
-        let (wanted, mut problems) = interleave_weights(of, &Weights::new(self.root))
+impl DoctorHost<'_> {
+    /// Checks that the configured weights of nodes can be written.
+    pub(super) fn interleave_weights(&self, config: &InterleaveWeights) -> Outcome {
+        let (wanted, mut problems) = interleave_weights(config, &Weights::new(self.root))
             .unwrap_or_else(|problem| (NodeWeights::new(), vec![problem]));
         problems.extend(wanted.keys().filter_map(|node| {
             let path = Weights::file(*node);
@@ -22,9 +22,9 @@ impl Host<'_> {
             return ok(format!("can be set: {}", weights.join(", ")));
         }
         warn(
-            format!("{}: what is not set stays as it is", problems.join("; ")),
-            "Linux 6.9 or newer; weights for nodes that have memory (source: given where the firmware reports no bandwidth); let \
-             the daemon write /sys/kernel/mm/mempolicy: ProtectKernelTunables=no in its unit",
+            format!("{}: these weights keep their values", problems.join("; ")),
+            "use Linux 6.9 or newer; configure weights for nodes that have memory, with source: given if the firmware reports no \
+             bandwidth; let the daemon write /sys/kernel/mm/mempolicy: ProtectKernelTunables=no in its unit",
         )
     }
 }
@@ -39,34 +39,34 @@ mod tests {
     const MEMORY: (&str, &str) = ("sys/devices/system/node/has_memory", "0\n");
 
     #[test]
-    fn weights_can_be_set_where_the_files_are_and_the_nodes() {
+    fn reports_weights_that_cannot_be_set() {
         let read = |text: &str| serde_json::from_str::<InterleaveWeights>(text).unwrap();
         let (given, by_bandwidth) =
             (read(r#"{"source": "given", "weights": {"0": 3}}"#), read(r#"{"source": "bandwidth"}"#));
-        let at = |what: &str| format!("sys/devices/system/node/node0/access0/initiators/{what}_bandwidth");
-        let bandwidths = ["read", "write"].map(at);
+        let file = |kind: &str| format!("sys/devices/system/node/node0/access0/initiators/{kind}_bandwidth");
+        let bandwidths = ["read", "write"].map(file);
         let files = [(WEIGHT, "1\n"), MEMORY, (&bandwidths[0], "20480\n"), (&bandwidths[1], "20480\n")];
         let full = tree(&files);
-        let host = Host { root: full.path() };
+        let host = DoctorHost { root: full.path() };
         assert_eq!(host.interleave_weights(&given), ok("can be set: 3 on node 0"));
         assert_eq!(host.interleave_weights(&by_bandwidth), ok("can be set: 1 on node 0"));
-        let of = |files: &[(&str, &str)], of: &InterleaveWeights| {
+        let warning = |files: &[(&str, &str)], config: &InterleaveWeights| {
             let dir = tree(files);
-            let (verdict, finding, _) = Host { root: dir.path() }.interleave_weights(of);
+            let (verdict, finding, _) = DoctorHost { root: dir.path() }.interleave_weights(config);
             assert_eq!(verdict, CheckResult::Warn, "{finding}");
             finding
         };
-        let finding = of(&files[..3], &by_bandwidth);
+        let finding = warning(&files[..3], &by_bandwidth);
         assert!(
             finding.starts_with("the firmware reports no bandwidth for the memory of node 0: "),
             "{finding}"
         );
-        let finding = of(&files, &read(r#"{"source": "given", "weights": {"7": 3}}"#));
+        let finding = warning(&files, &read(r#"{"source": "given", "weights": {"7": 3}}"#));
         assert!(finding.starts_with("there is no node 7 with memory here"), "{finding}");
-        let finding = of(&[MEMORY], &given);
+        let finding = warning(&[MEMORY], &given);
         assert!(finding.contains("Linux 6.9 is the first"), "{finding}");
         let other = WEIGHT.replace("node0", "node1");
-        let finding = of(&[MEMORY, (&other, "1\n")], &given);
+        let finding = warning(&[MEMORY, (&other, "1\n")], &given);
         assert!(finding.starts_with(&format!("/{WEIGHT} cannot be written (No such file")), "{finding}");
     }
 }

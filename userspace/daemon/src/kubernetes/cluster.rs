@@ -1,21 +1,24 @@
-//! This host as a node of a Kubernetes cluster: its pods, known from the API server, and what is reported about it.
+//! This host as a node of a Kubernetes cluster: follows its pods at the API server, evicts pods, and publishes the resources of the node.
 //!
-//! The API server may come late and go at any time; whatever needs it starts when it is there, and says meanwhile what
-//! is missing.
+//! The API server may start late and become unreachable at any time. Tasks that need it start after the first connection; until then,
+//! they are reported as degraded with the reason.
 
 use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::{
-    Config, OperatingMode, guard::GuardMode, kubernetes::UnpinnedPolicy, policy::TopologyManagerScope,
+    Config, OperatingMode,
+    guard::GuardMode,
+    kubernetes::UnpinnedPolicy,
+    policy::{StrategyKind, TopologyManagerScope},
 };
 use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
 use numaward_guarantee::reconciler::{CrowdedNode, ReconcilerHandle};
 use numaward_kube::{
     api::{
-        self, EventQueue, EventWriter, EvictionReason, EvictionSource, EvictionTiming, Evictor, Pods,
-        StoredPod,
+        self, ClaimReader, EventQueue, EventWriter, EvictionReason, EvictionSource, EvictionTiming, Evictor,
+        Pods, StoredPod, TaintRemover, TaintTiming,
     },
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
@@ -35,38 +38,39 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     export::{
-        Assigned, Source,
-        assigned::{Calls, PodReporter},
-        devices::LastReported,
-        load::Load,
+        AssignedResources, Source,
+        assigned::{CallMetrics, PodReporter},
+        devices::LatestDevices,
+        load::NodeLoad,
     },
     kubelet::{Policies, pod_resources_socket},
     nri::Refusals,
 };
 use crate::socket::{self, SocketError};
 
-/// How long to wait before a client that could not be made is tried again.
-const RETRY: Duration = Duration::from_secs(30);
-/// How often what is free is looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// At how many of these looks what is observed is looked at too: it takes reading all counters, and a share needs some
-/// time to be one.
-const LOOKS_OF_LOAD: u32 = 30;
+/// The interval of attempts to create the client of the API server.
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// The interval at which the published topology is compared with the free resources.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
+/// The number of updates for one update of the load of the nodes, which reads all counters and needs a longer time for its shares.
+const UPDATES_PER_LOAD: u32 = 30;
 
-/// What is counted. Clones share the counts.
+/// Metrics of the API server and the PodResources API. Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterMetrics {
     api: api::ApiMetrics,
-    calls: Calls,
+    calls: CallMetrics,
 }
 
 impl ClusterMetrics {
-    /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         self.api.register(registry);
         self.calls.register(registry);
     }
 }
+
+/// Returns true once pods that start on this host are placed.
+pub type IsReady = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// This host as a node of a cluster.
 pub struct Cluster {
@@ -77,11 +81,12 @@ pub struct Cluster {
     policies: Policies,
     socket: Option<UnixListener>,
     pods: Option<(Pods, EventQueue, String)>,
-    to_evict: Option<EvictionSource>,
+    eviction_source: Option<EvictionSource>,
+    claims: ClaimReader,
 }
 
 impl Cluster {
-    /// Makes what must be made while there are privileges: the socket. Nothing runs yet.
+    /// Creates the socket of the PodResources API, which needs privileges that the daemon drops later. Starts no task.
     pub fn prepare(
         config: &Config,
         mode: OperatingMode,
@@ -96,49 +101,65 @@ impl Cluster {
             (Pods::new(writer), queue, node)
         });
         let (config, observer) = (config.clone(), observer.clone());
-        Ok(Self { config, observer, metrics, mode, policies, socket, pods, to_evict: None })
+        Ok(Self {
+            config,
+            observer,
+            metrics,
+            mode,
+            policies,
+            socket,
+            pods,
+            eviction_source: None,
+            claims: ClaimReader::default(),
+        })
     }
 
-    /// The pods, where the API server is to be asked for them.
+    /// Returns the pods of this host; `None` if `kubernetes.nodeName` is not set.
     pub fn pods(&self) -> Option<Pods> {
         self.pods.as_ref().map(|(pods, ..)| pods.clone())
     }
 
-    /// Evicts pods that run without what they ask for, those that are refused, and those that the guard names, if that is
-    /// configured. Returns where refused pods are to be noted.
+    /// Returns the reader of resource claims, which reads nothing before the first connection to the API server.
+    pub fn claims(&self) -> ClaimReader {
+        self.claims.clone()
+    }
+
+    /// Prepares the configured evictions: of pods that run without their requested resources, of refused pods, and of pods that the
+    /// guard names. Returns the store in which the NRI plugin notes refused pods.
     pub fn evict(&mut self, reconciler: Option<&ReconcilerHandle>) -> Refusals {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
-        let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
-        let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
-        let refusals = Refusals::new(kubernetes);
-        let of_refused = kubernetes.nri.enabled && refusals.evicts();
-        let is_any = of_unplaced || of_refused || of_crowded;
-        let Some(reconciler) = reconciler.filter(|_| is_any).cloned() else { return refusals };
+        let evicts_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
+        let evicts_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
+        let refusals = Refusals::new(kubernetes, self.config.strategy == StrategyKind::Native);
+        let evicts_refused = kubernetes.nri.enabled && refusals.evicts();
+        let evicts_any = evicts_unplaced || evicts_refused || evicts_crowded;
+        let Some(reconciler) = reconciler.filter(|_| evicts_any).cloned() else { return refusals };
         let (pods, refused) = (self.pods(), refusals.clone());
         let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
-        self.to_evict = Some(Arc::new(move || {
-            let unplaced = if of_unplaced { reconciler.unplaced() } else { Vec::new() };
+        self.eviction_source = Some(Arc::new(move || {
+            let unplaced = if evicts_unplaced { reconciler.unplaced() } else { Vec::new() };
             let unplaced = unplaced.into_iter().map(|name| (id(name), EvictionReason::Unplaced));
-            // Only `guard: evict` names any.
+            // Empty unless `guard: evict` is configured.
             let crowded = reconciler.crowded();
             let known = pods.iter().filter(|_| !crowded.is_empty()).flat_map(Pods::all).collect::<Vec<_>>();
-            // Others wait for nothing of theirs, so they come last.
+            // Refused pods hold nothing that another workload waits for, so they are the last.
             let refused =
-                refused.to_evict().into_iter().map(|(id, after)| (id, EvictionReason::Refused { after }));
-            unplaced.chain(in_the_way(&crowded, &known)).chain(refused).collect()
+                refused.to_evict().into_iter().filter(|(id, _)| !reconciler.has_room_for_pod(&id.uid));
+            let refused = refused.map(|(id, after)| (id, EvictionReason::Refused { after }));
+            unplaced.chain(pods_to_evict(&crowded, &known)).chain(refused).collect()
         }));
         refusals
     }
 
-    /// Starts what is configured. `source` gives what is assigned, where anything can be. To be called within a
-    /// runtime of tokio.
-    pub fn start(mut self, source: Option<Source>, stop: &CancellationToken) {
+    /// Starts the configured tasks. `source` returns the assigned resources; `None` if this host can have no guarantees. `is_ready`
+    /// returns true once pods that start are placed. Must be called within a runtime of tokio.
+    pub fn start(mut self, source: Option<Source>, is_ready: IsReady, stop: &CancellationToken) {
         let kubernetes = &self.config.kubernetes;
-        let (devices, is_published) = (LastReported::default(), kubernetes.node_resource_topology.enabled);
+        let (devices, is_published) = (LatestDevices::default(), kubernetes.node_resource_topology.enabled);
         let pods = self.pods();
         if source.is_some() && (self.socket.is_some() || is_published) {
-            let asking = devices.follow(pod_resources_socket(&self.config), pods.as_ref());
-            tokio::spawn(stop.clone().run_until_cancelled_owned(asking).boxed());
+            let following = devices.follow(pod_resources_socket(&self.config), pods.as_ref());
+            tokio::spawn(stop.clone().run_until_cancelled_owned(following).boxed());
         }
         if let (Some(socket), Some(source)) = (self.socket.take(), &source) {
             let reporter =
@@ -147,60 +168,78 @@ impl Cluster {
         }
         let source = source.filter(|_| is_published).map(|source| (source, devices));
         let Some((pods, queue, node)) = self.pods.take() else {
-            if self.to_evict.is_some() {
+            if self.eviction_source.is_some() {
                 let reason =
-                    "kubernetes.nodeName is not set: pods cannot be read, and none is evicted".to_owned();
+                    "kubernetes.nodeName is not set: numaward cannot read pods and evicts none".to_owned();
                 self.observer.note(DaemonPart::Evictions, Err(reason));
             }
             if is_published {
-                let reason = "kubernetes.nodeName is not set: it is not known which node this is".to_owned();
+                let reason =
+                    "kubernetes.nodeName is not set: the name of this Kubernetes node is unknown".to_owned();
                 self.observer.note(DaemonPart::NodeResourceTopology, Err(reason));
+            }
+            if kubernetes.startup_taint.is_some() {
+                let reason =
+                    "kubernetes.nodeName is not set: the name of this Kubernetes node is unknown".to_owned();
+                self.observer.note(DaemonPart::StartupTaint, Err(reason));
             }
             return;
         };
         if self.mode == OperatingMode::Enforce && !kubernetes.nri.enabled {
-            // With it, the runtime names them, and sooner.
+            // With NRI, the runtime reports the names earlier.
             let naming = name_containers(pods.clone(), self.observer.clone());
             tokio::spawn(stop.clone().run_until_cancelled_owned(naming).boxed());
         }
-        let following = self.follow(pods, queue, node, source, stop.clone());
+        let following = self.follow((pods, queue, node), source, is_ready, stop.clone());
         tokio::spawn(stop.clone().run_until_cancelled_owned(following).boxed());
     }
 
-    /// Connects to the API server, and starts what needs it.
+    /// Connects to the API server and starts the tasks that need it.
     async fn follow(
         self,
-        pods: Pods,
-        queue: EventQueue,
-        node: String,
-        source: Option<(Source, LastReported)>,
+        (pods, queue, node): (Pods, EventQueue, String),
+        source: Option<(Source, LatestDevices)>,
+        is_ready: IsReady,
         stop: CancellationToken,
     ) {
         let (kubernetes, metrics) = (&self.config.kubernetes, self.metrics.api);
         let client = loop {
             match api::connect(kubernetes.kubeconfig.as_deref()).await {
                 Ok(client) => break client,
-                // Files that are not there yet may come.
+                // A missing file may appear later.
                 Err(error) => self.observer.note(DaemonPart::KubernetesApi, Err(error.to_string())),
             }
-            sleep(RETRY).await;
+            sleep(CONNECT_RETRY_INTERVAL).await;
         };
+        self.claims.connect(client.clone(), node.clone(), metrics.clone());
         let report = |part| -> api::Report {
             let observer = self.observer.clone();
             Arc::new(move |result| observer.note(part, result))
         };
         tokio::spawn(queue.run(client.clone(), node.clone(), metrics.clone(), stop.clone()));
-        if let Some(to_evict) = self.to_evict {
+        if let Some(to_evict) = self.eviction_source {
             let evictor = Evictor {
                 pods: pods.clone(),
                 to_evict,
-                spared: kubernetes.placement_off_namespaces.clone(),
+                excluded_namespaces: kubernetes.placement_off_namespaces.clone(),
                 own_pod: kubernetes.pod_uid.clone(),
-                pace: EvictionTiming::default(),
+                timing: EvictionTiming::default(),
                 metrics: metrics.clone(),
                 report: report(DaemonPart::Evictions),
             };
             tokio::spawn(evictor.run(client.clone(), node.clone(), stop.clone()));
+        }
+        if let Some(key) = &kubernetes.startup_taint {
+            let remover = TaintRemover {
+                client: client.clone(),
+                node: node.clone(),
+                key: key.to_string(),
+                is_ready,
+                timing: TaintTiming::default(),
+                metrics: metrics.clone(),
+                report: report(DaemonPart::StartupTaint),
+            };
+            tokio::spawn(remover.run(stop.clone()));
         }
         if let Some(source) = source {
             let publisher = Publisher {
@@ -213,39 +252,39 @@ impl Cluster {
             let latest = watch::Sender::new(None);
             tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
             let policy = policy(&self.config, self.mode, &self.policies);
-            let looking = look_at_free(self.observer.clone(), source, pods.clone(), policy, latest);
-            tokio::spawn(stop.clone().run_until_cancelled_owned(looking).boxed());
+            let updating = update_topology(self.observer.clone(), source, pods.clone(), policy, latest);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(updating).boxed());
         }
         pods.follow(client, node, metrics, report(DaemonPart::KubernetesApi), stop).await;
     }
 }
 
-/// The pods that the guard names, in the order in which they are to go: those of the class `BestEffort` first, and of a
-/// class those with the most. Guaranteed pods do not go, nor any that has less than one of them.
-fn in_the_way(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, EvictionReason)> {
+/// Returns the pods that the guard names in the order of eviction: `BestEffort` before `Burstable`, and within a class the pod with the
+/// most memory on the node first. Guaranteed pods are not evicted, nor is a pod that has less than a Guaranteed one on the same node.
+fn pods_to_evict(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, EvictionReason)> {
     let find = |uid: &String| pods.iter().find(|stored| stored.pod.id.uid == *uid);
     let is_guaranteed =
-        |uid: &String| find(uid).is_some_and(|of| of.pod.request().qos() == QosClass::Guaranteed);
-    let named = crowded.iter().flat_map(|of| {
-        let stay = of.pods.iter().filter(|(uid, _)| is_guaranteed(uid)).map(|(_, has)| *has).max();
-        let may_go = of.pods.iter().filter(move |(_, has)| stay.is_none_or(|stay| *has >= stay));
-        may_go.map(|(uid, has)| (of.node, uid, *has))
+        |uid: &String| find(uid).is_some_and(|stored| stored.pod.request().qos() == QosClass::Guaranteed);
+    let candidates = crowded.iter().flat_map(|crowded| {
+        let stay = crowded.pods.iter().filter(|(uid, _)| is_guaranteed(uid)).map(|(_, has)| *has).max();
+        let evictable = crowded.pods.iter().filter(move |(_, has)| stay.is_none_or(|stay| *has >= stay));
+        evictable.map(|(uid, has)| (crowded.node, uid, *has))
     });
-    let known = named.filter_map(|(node, uid, has)| {
-        let of = find(uid)?;
-        let rank = match of.pod.request().qos() {
+    let known = candidates.filter_map(|(node, uid, has)| {
+        let stored = find(uid)?;
+        let rank = match stored.pod.request().qos() {
             QosClass::BestEffort => 0,
             QosClass::Burstable => 1,
             QosClass::Guaranteed => return None,
         };
-        Some((rank, Reverse(has), of.pod.id.clone(), EvictionReason::NodeShort { node, has }))
+        Some((rank, Reverse(has), stored.pod.id.clone(), EvictionReason::NodeShort { node, has }))
     });
     let mut known: Vec<_> = known.collect();
     known.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
-    known.into_iter().map(|(_, _, id, why)| (id, why)).collect()
+    known.into_iter().map(|(_, _, id, reason)| (id, reason)).collect()
 }
 
-/// Keeps the names of containers up to date.
+/// Updates the names of containers in the observer after each change of the pods.
 async fn name_containers(pods: Pods, observer: Arc<Observer>) {
     let mut changes = pods.changes();
     loop {
@@ -268,11 +307,11 @@ async fn serve_pod_resources(socket: UnixListener, reporter: PodReporter, stop: 
         Err(error) => return tracing::error!(%error, "the PodResources API cannot be served"),
     };
     if let Err(error) = pod_resources::serve(listener, Arc::new(reporter), stop).await {
-        tracing::error!(%error, "the PodResources API is not served any more");
+        tracing::error!(%error, "the daemon stopped serving the PodResources API");
     }
 }
 
-/// The policy in the words of the scheduler: ours, or that of the kubelet that is observed.
+/// Returns the topology policy and scope to publish: the configured ones or, in the mode `observe`, those of the kubelet.
 fn policy(
     config: &Config,
     mode: OperatingMode,
@@ -287,22 +326,22 @@ fn policy(
     (config.topology_policy(), config.topology_scope())
 }
 
-/// Keeps up to date what is to be published of what is free.
-async fn look_at_free(
+/// Updates the topology to publish after each change of the assigned resources, the devices or the load.
+async fn update_topology(
     observer: Arc<Observer>,
-    (source, devices): (Source, LastReported),
+    (source, devices): (Source, LatestDevices),
     pods: Pods,
     policy: (TopologyManagerPolicy, TopologyManagerScope),
     latest: watch::Sender<Option<Arc<NodeTopology>>>,
 ) {
-    let (mut look, mut load) = (interval(LOOK), Load::default());
-    for turn in (0..LOOKS_OF_LOAD).cycle() {
-        look.tick().await;
-        if turn == 0 {
+    let (mut ticks, mut load) = (interval(UPDATE_INTERVAL), NodeLoad::default());
+    for update in (0..UPDATES_PER_LOAD).cycle() {
+        ticks.tick().await;
+        if update == 0 {
             let observer = observer.clone();
-            // It reads files and takes locks.
-            if let Ok(seen) = tokio::task::spawn_blocking(move || observer.nodes()).await {
-                load.look(&seen);
+            // This call blocks: it reads files and takes locks.
+            if let Ok(nodes) = tokio::task::spawn_blocking(move || observer.nodes()).await {
+                load.update(&nodes);
             }
         }
         let assigned = source();
@@ -311,15 +350,19 @@ async fn look_at_free(
         devices.get().add_to(&mut topology);
         load.add_to(&mut topology);
         let now = Some(Arc::new(topology));
-        latest.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
+        latest.send_if_modified(|published| std::mem::replace(published, now.clone()) != now);
     }
 }
 
-/// Over the pods that are accounted for: those that hold an allocation, and those that run without one. A pod that
-/// was bound to this node but is not placed yet is none, so the scheduler goes on counting with its request.
-fn fingerprint_of(pods: &Pods, assigned: &Assigned) -> String {
+/// Returns the fingerprint of the pods that the topology accounts for: pods with a guarantee, and running pods without one. A pod that
+/// is bound to this node but not placed yet is not included, so that the scheduler continues to subtract its request.
+fn fingerprint_of(pods: &Pods, assigned: &AssignedResources) -> String {
     let holds = |uid: &str| {
-        assigned.held.iter().filter_map(|held| held.container.as_ref()).any(|of| of.pod_uid == uid)
+        assigned
+            .held
+            .iter()
+            .filter_map(|held| held.container.as_ref())
+            .any(|container| container.pod_uid == uid)
     };
     let pods = pods.all();
     let accounted = pods
@@ -344,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn best_effort_pods_go_before_burstable_ones_and_of_these_the_largest_first() {
+    fn evicts_best_effort_and_large_first() {
         let (some, all) = (r#"{"memory": "1Gi"}"#, r#"{"cpu": "1", "memory": "1Gi"}"#);
         let pods = [
             pod("burstable", some, "{}"),
@@ -353,18 +396,19 @@ mod tests {
             pod("guaranteed", all, all),
             pod("elsewhere", "{}", "{}"),
         ];
-        let of = |name: &str, mib| (format!("uid-{name}"), Bytes::mib(mib));
+        let usage = |name: &str, mib| (format!("uid-{name}"), Bytes::mib(mib));
         let crowded = [CrowdedNode {
             node: NodeId(1),
-            pods: vec![of("burstable", 800), of("large", 30), of("small", 20), of("unknown", 10)],
+            pods: vec![usage("burstable", 800), usage("large", 30), usage("small", 20), usage("unknown", 10)],
         }];
-        let to_go = in_the_way(&crowded, &pods);
-        let names: Vec<&str> = to_go.iter().map(|(id, _)| id.name.as_str()).collect();
+        let evicted = pods_to_evict(&crowded, &pods);
+        let names: Vec<&str> = evicted.iter().map(|(id, _)| id.name.as_str()).collect();
         assert_eq!(names, ["large", "small", "burstable"]);
-        assert_eq!(to_go[0].1, EvictionReason::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
-        let mut behind = crowded;
-        behind[0].pods.push(of("guaranteed", 30));
-        let names = in_the_way(&behind, &pods).into_iter().map(|(id, _)| id.name).collect::<Vec<_>>();
-        assert_eq!(names, ["large", "burstable"], "none that has less than one that stays");
+        assert_eq!(evicted[0].1, EvictionReason::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
+        let mut with_guaranteed = crowded;
+        with_guaranteed[0].pods.push(usage("guaranteed", 30));
+        let names =
+            pods_to_evict(&with_guaranteed, &pods).into_iter().map(|(id, _)| id.name).collect::<Vec<_>>();
+        assert_eq!(names, ["large", "burstable"], "no pod with less than a Guaranteed one");
     }
 }

@@ -1,5 +1,5 @@
-//! Kubernetes: the container runtime ([`nri`]), the kubelet ([`kubelet`]), and the export of what is assigned
-//! ([`export`]); [`cluster`] has what goes by the API server and sockets.
+//! Kubernetes: the container runtime ([`nri`]), the kubelet ([`kubelet`]), the API server and the socket of the PodResources API
+//! ([`cluster`]), and the assigned resources in the forms that these publish ([`export`]).
 
 pub mod cluster;
 pub mod export;

@@ -1,4 +1,4 @@
-//! The page of the book that lists the routes is made from the OpenAPI document, so that it says nothing else.
+//! Generation of docs/reference/http.md from the OpenAPI document.
 
 use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
@@ -13,7 +13,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// In one line, and safe within a table.
+/// Returns a text as one line, escaped for a table.
 fn line(value: &Value) -> String {
     text(value).split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
@@ -23,7 +23,7 @@ fn link(schema: &str) -> String {
     format!("[{name}](#{})", name.to_lowercase())
 }
 
-/// A type as people write it.
+/// Describes a type.
 fn kind(schema: &Value) -> String {
     if let Some(reference) = schema["$ref"].as_str() {
         return link(reference);
@@ -47,7 +47,7 @@ fn kind(schema: &Value) -> String {
         ["object"] if schema["additionalProperties"].is_object() => {
             format!("map to {}", kind(&schema["additionalProperties"]))
         }
-        // Of one field, as those that stand for a choice are.
+        // A variant of a choice is an object with one field.
         ["object"] if schema["properties"].as_object().is_some_and(|fields| fields.len() == 1) => {
             let fields = schema["properties"].as_object().into_iter().flatten();
             let fields = fields.map(|(name, field)| format!("`{{{name}: {}}}`", text(&field["type"])));
@@ -91,7 +91,7 @@ fn operation(page: &mut String, path: &str, method: &str, described: &Value) {
                 None => format!("`{media}`"),
             })
             .collect();
-        let status = if status == "default" { "others" } else { status };
+        let status = if status == "default" { "other" } else { status };
         let _ = writeln!(page, "| {status} | {} | {} |", line(&response["description"]), bodies.join(", "));
     }
 }
@@ -111,9 +111,14 @@ fn schema(page: &mut String, name: &str, described: &Value) {
     let required: BTreeSet<&str> = described["required"].as_array().into_iter().flatten().map(text).collect();
     let Some(fields) = described["properties"].as_object() else { return };
     page.push_str("\n| field | type | | meaning |\n|---|---|---|---|\n");
-    for (field, of) in fields {
+    for (field, described) in fields {
         let may = if required.contains(field.as_str()) { "" } else { "may be absent" };
-        let _ = writeln!(page, "| `{field}` | {} | {may} | {} |", kind(of), line(&of["description"]));
+        let _ = writeln!(
+            page,
+            "| `{field}` | {} | {may} | {} |",
+            kind(described),
+            line(&described["description"])
+        );
     }
 }
 
@@ -135,13 +140,14 @@ fn page(document: &Value) -> String {
         })
     };
     for (tag, title) in [
-        ("api", "What is seen and promised"),
+        ("api", "Observations and guarantees"),
         ("control", "Changes"),
         ("metrics", "Metrics"),
         ("health", "Health"),
     ] {
         let _ = write!(page, "\n## {title}\n");
-        for (path, method, described) in operations().filter(|(_, _, of)| of["tags"][0] == tag) {
+        for (path, method, described) in operations().filter(|(_, _, described)| described["tags"][0] == tag)
+        {
             operation(&mut page, path, method, described);
         }
     }
@@ -154,7 +160,7 @@ fn page(document: &Value) -> String {
 
 /// `cargo xtask generate` writes it.
 #[test]
-fn the_reference_of_routes_is_checked_in() {
+fn routes_reference_is_current() {
     let document = open_api(allocations::open_api());
     let page = page(&document);
     for (path, methods) in document["paths"].as_object().unwrap() {

@@ -1,8 +1,8 @@
-//! Clients of a daemon: those that are admitted and released, those that read the metrics, and those that hardly read.
+//! Clients of a daemon: clients that request and release guarantees, scrapers of the metrics, and slow readers.
 //!
-//! Readers stand for other machines, which know nothing of each other: each begins at a moment of its own within a second,
-//! as Prometheus spreads its targets over the interval, unless the plan has them come together. They have threads of their own, so that an admission is not
-//! timed while its client waits behind them.
+//! Readers represent other machines, which do not coordinate: each starts at a different time within the first second, as Prometheus
+//! spreads its targets over the interval, unless the plan starts them together. They have threads of their own, so that the measured time
+//! of an admission does not include a wait of its client for the readers.
 
 use std::{
     io,
@@ -22,47 +22,48 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use super::{request, whole::Place};
+use super::{local_daemon::HostDirectory, request};
 
-/// What the clients do.
+/// Numbers and rates of the clients.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    /// Clients that are admitted and released, each with a cgroup of its own.
+pub(crate) struct LoadPlan {
+    /// The number of clients that request and release a guarantee, each for a cgroup of its own.
     pub(crate) clients: usize,
-    /// Admissions a second of all of them.
+    /// Admissions per second of all these clients.
     pub(crate) rate: u32,
-    /// Clients that read the metrics each second, each from an address of its own.
+    /// The number of clients that read the metrics each second, each from an address of its own.
     pub(crate) scrapers: usize,
-    /// A scrape that takes longer has failed.
-    pub(crate) scrape_limit: Duration,
-    /// Clients that read a byte a second, of the metrics or of the stream, and come again.
+    /// The time after which a scrape fails.
+    pub(crate) scrape_timeout: Duration,
+    /// The number of clients that read one byte of the metrics or of the stream per second, and connect again after an end.
     pub(crate) slow: usize,
-    /// From so many addresses.
+    /// The number of addresses of the slow clients.
     pub(crate) slow_peers: usize,
-    /// Readers begin in the same moment.
+    /// True if all readers start at the same time.
     pub(crate) together: bool,
 }
 
-impl Plan {
-    /// When one of so many readers begins, within the first second.
-    fn phase(&self, number: usize, of: usize) -> Duration {
+impl LoadPlan {
+    /// Returns the delay of a reader's start within the first second. `count` is the number of readers of its kind.
+    fn phase(&self, number: usize, count: usize) -> Duration {
         let number = if self.together { 0 } else { u32::try_from(number).unwrap_or_default() };
-        Duration::from_secs(1) * number / u32::try_from(of.max(1)).unwrap_or(u32::MAX)
+        Duration::from_secs(1) * number / u32::try_from(count.max(1)).unwrap_or(u32::MAX)
     }
 }
 
-/// What came of it since it was taken last.
+/// Results since they were last taken.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
-    /// How long admissions took until the answer.
+    /// Times of admissions from the request to the answer.
     pub(crate) admissions: Vec<Duration>,
     pub(crate) refused: u64,
     pub(crate) scrapes: Vec<Duration>,
     pub(crate) failed_scrapes: Vec<String>,
-    /// Slow readers that got something, and that were turned away.
+    /// Connections of slow readers that got data.
     pub(crate) slow_served: u64,
+    /// Connections of slow readers that were refused or closed without data.
     pub(crate) slow_closed: u64,
-    /// Whatever else went wrong.
+    /// Other errors.
     pub(crate) errors: Vec<String>,
 }
 
@@ -78,67 +79,68 @@ impl Figures {
     }
 }
 
-/// Of a hundred, so many took no longer.
+/// Returns a percentile of times; sorts them.
 pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> Duration {
     times.sort();
     let index = (times.len() * percent).div_ceil(100).max(1) - 1;
     times.get(index).copied().unwrap_or_default()
 }
 
-/// Clients that run until this is dropped.
+/// Running clients, which stop on drop.
 pub(crate) struct Load {
     figures: Arc<Mutex<Figures>>,
-    over: Arc<AtomicBool>,
+    has_ended: Arc<AtomicBool>,
     admitted: JoinSet<()>,
-    /// Dropped with its tasks.
+    /// The runtime of the readers, which is dropped with its tasks.
     readers: Option<Runtime>,
 }
 
 impl Load {
-    pub(crate) fn start(plan: &Plan, place: &Arc<Place>, address: SocketAddr) -> Self {
+    pub(crate) fn start(plan: &LoadPlan, host: &Arc<HostDirectory>, address: SocketAddr) -> Self {
         let (figures, mut admitted) = (Arc::<Mutex<Figures>>::default(), JoinSet::new());
         let readers = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let over = Arc::new(AtomicBool::new(false));
+        let has_ended = Arc::new(AtomicBool::new(false));
         let due = Arc::new(AtomicU64::new(0));
         let (started, rate) = (Instant::now(), plan.rate);
         for client in 0..plan.clients {
-            let (place, figures, over, due) = (place.clone(), figures.clone(), over.clone(), due.clone());
+            let (host, figures, due) = (host.clone(), figures.clone(), due.clone());
+            let has_ended = has_ended.clone();
             admitted.spawn(async move {
-                let client = Client { name: format!("w{client}"), place, figures: figures.clone() };
-                let ran = client.run(|| due.fetch_add(1, Relaxed), started, rate, &over).await;
+                let client = Client { name: format!("w{client}"), host, figures: figures.clone() };
+                let ran = client.run(|| due.fetch_add(1, Relaxed), started, rate, &has_ended).await;
                 if let Err(error) = ran {
                     figures.lock().unwrap().errors.push(error.to_string());
                 }
             });
         }
         for scraper in 0..plan.scrapers {
-            let (figures, limit) = (figures.clone(), plan.scrape_limit);
-            let begins = plan.phase(scraper, plan.scrapers);
+            let (figures, limit) = (figures.clone(), plan.scrape_timeout);
+            let delay = plan.phase(scraper, plan.scrapers);
             readers.spawn(async move {
-                sleep(begins).await;
-                scrape(from(1, scraper), address, limit, &figures).await;
+                sleep(delay).await;
+                scrape(loopback_address(1, scraper), address, limit, &figures).await;
             });
         }
         for slow in 0..plan.slow {
-            let (figures, peer) = (figures.clone(), from(2, slow % plan.slow_peers.max(1)));
+            let (figures, peer) = (figures.clone(), loopback_address(2, slow % plan.slow_peers.max(1)));
             let path = if slow % 2 == 0 { "/metrics" } else { "/api/v1/stream" };
-            let begins = plan.phase(slow, plan.slow);
+            let delay = plan.phase(slow, plan.slow);
             readers.spawn(async move {
-                sleep(begins).await;
-                crawl(peer, address, path, &figures).await;
+                sleep(delay).await;
+                read_slowly(peer, address, path, &figures).await;
             });
         }
-        Self { figures, over, admitted, readers: Some(readers) }
+        Self { figures, has_ended, admitted, readers: Some(readers) }
     }
 
-    /// What came of it since the last time.
+    /// Takes the results since the last call.
     pub(crate) fn take(&self) -> Figures {
         std::mem::take(&mut self.figures.lock().unwrap())
     }
 
-    /// Lets those who hold something release it.
+    /// Stops the clients after they have released their guarantees. Returns the last results.
     pub(crate) async fn end(mut self) -> Figures {
-        self.over.store(true, Relaxed);
+        self.has_ended.store(true, Relaxed);
         while self.admitted.join_next().await.is_some() {}
         self.take()
     }
@@ -146,22 +148,22 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // A runtime may not be waited for where tasks run.
+        // Code inside a runtime must not wait for the end of another one.
         if let Some(readers) = self.readers.take() {
             readers.shutdown_background();
         }
     }
 }
 
-/// An address of a group of clients.
-pub(crate) fn from(group: u8, number: usize) -> Ipv4Addr {
+/// Returns the loopback address of a client in a group.
+pub(crate) fn loopback_address(group: u8, number: usize) -> Ipv4Addr {
     let [.., high, low] = u32::try_from(number + 1).unwrap_or_default().to_be_bytes();
     Ipv4Addr::new(127, group, high, low)
 }
 
 struct Client {
     name: String,
-    place: Arc<Place>,
+    host: Arc<HostDirectory>,
     figures: Arc<Mutex<Figures>>,
 }
 
@@ -171,24 +173,24 @@ impl Client {
         next: impl Fn() -> u64,
         started: Instant,
         rate: u32,
-        over: &AtomicBool,
+        has_ended: &AtomicBool,
     ) -> io::Result<()> {
-        let mut stream = BufReader::new(UnixStream::connect(self.place.socket()).await?);
+        let mut stream = BufReader::new(UnixStream::connect(self.host.socket()).await?);
         let body = request(&self.name, &format!("/{}", self.name), 1, "64Mi");
         let path = format!("/api/v1/allocations/{}", self.name);
-        while !over.load(Relaxed) {
-            // A client that comes late goes on at once, as all others do.
+        while !has_ended.load(Relaxed) {
+            // A client that is late continues at once.
             let due = started + Duration::from_secs(1) * u32::try_from(next()).unwrap_or(u32::MAX) / rate;
             sleep(due.saturating_duration_since(Instant::now())).await;
-            let asked = Instant::now();
+            let sent = Instant::now();
             let status = exchange(&mut stream, "POST", "/api/v1/allocations", &body).await?;
-            let took = asked.elapsed();
+            let took = sent.elapsed();
             if status != 201 {
                 self.figures.lock().unwrap().refused += 1;
                 continue;
             }
             self.figures.lock().unwrap().admissions.push(took);
-            self.place.obey(&self.name)?;
+            self.host.apply_cpuset(&self.name)?;
             let status = exchange(&mut stream, "DELETE", &path, "").await?;
             if status != 204 {
                 return Err(io::Error::other(format!("a release was answered with {status}")));
@@ -198,7 +200,7 @@ impl Client {
     }
 }
 
-/// Asks on a connection that stays, and says with which status it was answered.
+/// Sends a request on a connection that stays open. Returns the status.
 async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut BufReader<S>,
     method: &str,
@@ -240,15 +242,15 @@ pub(crate) async fn connect(from: Ipv4Addr, to: SocketAddr, window: Option<u32>)
     socket.connect(to).await
 }
 
-/// The metrics, all of them.
+/// Reads all metrics. Fails if the answer is truncated or has another status than 200.
 pub(crate) async fn metrics(stream: &mut TcpStream) -> io::Result<String> {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;
-    let is_whole = answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"\r\n0\r\n\r\n");
+    let is_complete = answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"\r\n0\r\n\r\n");
     let text = String::from_utf8_lossy(&answer).into_owned();
     let start = || text.lines().next().unwrap_or_default().to_owned();
-    if is_whole { Ok(text) } else { Err(io::Error::other(format!("{} bytes: {}", answer.len(), start()))) }
+    if is_complete { Ok(text) } else { Err(io::Error::other(format!("{} bytes: {}", answer.len(), start()))) }
 }
 
 /// Reads the metrics each second.
@@ -268,14 +270,14 @@ async fn scrape(from: Ipv4Addr, to: SocketAddr, limit: Duration, figures: &Mutex
     }
 }
 
-/// Reads a byte a second; comes again when it is turned away.
-async fn crawl(from: Ipv4Addr, to: SocketAddr, path: &str, figures: &Mutex<Figures>) {
+/// Reads one byte per second; connects again when the connection is closed.
+async fn read_slowly(from: Ipv4Addr, to: SocketAddr, path: &str, figures: &Mutex<Figures>) {
     loop {
         let mut is_served = false;
         if let Ok(mut stream) = connect(from, to, Some(4096)).await {
-            let asked = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+            let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
             let mut byte = [0];
-            if stream.write_all(asked.as_bytes()).await.is_ok() {
+            if stream.write_all(request.as_bytes()).await.is_ok() {
                 while matches!(stream.read(&mut byte).await, Ok(1)) {
                     figures.lock().unwrap().slow_served += u64::from(!is_served);
                     is_served = true;
@@ -288,14 +290,14 @@ async fn crawl(from: Ipv4Addr, to: SocketAddr, path: &str, figures: &Mutex<Figur
     }
 }
 
-/// The memory of a process that is resident, in KiB.
+/// Returns the resident memory of a process in KiB.
 pub(crate) fn resident(process: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// CPU time that a process, or its thread of this name, has taken, if there is one.
+/// Returns the CPU time of a process, or of its thread with this name; `None` if it does not exist.
 pub(crate) fn cpu_time(process: u32, thread: Option<&str>) -> Option<Duration> {
     let own = std::path::PathBuf::from(format!("/proc/{process}"));
     let dirs = match thread {
@@ -311,7 +313,9 @@ pub(crate) fn cpu_time(process: u32, thread: Option<&str>) -> Option<Duration> {
         // The state is the third field of all, the times in userspace and in the kernel are 14 and 15.
         let mut times = fields.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
         let ticks = times.next()? + times.next()?;
-        let of_second = rustix::param::clock_ticks_per_second();
-        thread.is_none_or(|thread| thread == name).then(|| Duration::from_millis(ticks * 1000 / of_second))
+        let ticks_per_second = rustix::param::clock_ticks_per_second();
+        thread
+            .is_none_or(|thread| thread == name)
+            .then(|| Duration::from_millis(ticks * 1000 / ticks_per_second))
     })
 }

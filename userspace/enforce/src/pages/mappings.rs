@@ -18,8 +18,8 @@ use std::{
     path::Path,
 };
 
-use numaward_cgroup::TruncatedLines;
-use numaward_topology::{NodeId, NodeSet};
+use numaward_cgroup::{TruncatedLines, memory_policy::nodes_of};
+use numaward_topology::NodeId;
 
 /// Maximum number of mappings of a process: the kernel's default limit (`vm.max_map_count`), and some more.
 const MAX_MAPPINGS: usize = 1 << 16;
@@ -34,11 +34,6 @@ pub(super) struct NodeMapping {
     pub(super) active: u32,
     /// True if its memory policy names nodes.
     pub(super) is_bound: bool,
-}
-
-/// Returns the nodes that a policy names: `default`, `local`, `bind:0-1`, `prefer (many):1`, `interleave=static:0,2`.
-pub(super) fn nodes_of(policy: &str) -> Option<NodeSet> {
-    policy.rsplit_once(':')?.1.parse().ok()
 }
 
 /// Mappings of a process with pages on a node.

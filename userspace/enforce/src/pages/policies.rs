@@ -1,30 +1,25 @@
 //! The memory policies of a cgroup's processes that name nodes.
 //!
 //! # Problem
-//! When `cpuset.mems` changes, the kernel remaps the nodes of each policy (`mpol_rebind_task`, `mpol_rebind_mm`), and a
-//! wider set does not undo the effect of a narrow one: `interleave:0-1` becomes `interleave:1` in `cpuset.mems=1`, and
-//! stays so.
+//! A narrower `cpuset.mems` changes them for good ([`numaward_cgroup::memory_policy`]).
 //!
 //! # Algorithm
-//! A mapping without a policy of its own has that of the thread, so one line of the thread's `numa_maps` is enough to
-//! find it. The policies of mappings require the whole `numa_maps` of the process, which the kernel generates from its
+//! The policy of a thread needs one line of its `numa_maps`. The policies of mappings require the whole `numa_maps` of the process, which the kernel generates from its
 //! page tables: 10 to 23 ms for each GiB of small pages. Latency-critical threads should not read it.
-//!
-//! Source: `numa(7)`, `mm/mempolicy.c` (`mpol_to_str`).
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead as _, BufReader},
+    io::{self, BufReader},
     path::Path,
 };
 
-use numaward_cgroup::{TruncatedLines, read};
+use numaward_cgroup::{
+    TruncatedLines,
+    memory_policy::{policy_of, policy_of_thread},
+    read,
+};
 
-use super::{has_ended, mappings::nodes_of};
-
-/// Bytes that are read of a line: enough for the text before the name of a file. The kernel generates no more lines
-/// than are read.
-const LINE_LENGTH: usize = 128;
+use super::has_ended;
 
 /// A memory policy that names nodes.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
@@ -93,43 +88,9 @@ fn policy_in(process: &Path, is_over: &impl Fn() -> bool) -> io::Result<Option<S
     Ok(None)
 }
 
-fn policy_of_thread(thread: &Path) -> io::Result<Option<String>> {
-    let mut lines = BufReader::with_capacity(LINE_LENGTH, File::open(thread.join("numa_maps"))?);
-    Ok(policy_of(&String::from_utf8_lossy(lines.fill_buf()?)))
-}
-
-/// Returns the policy in a line of `numa_maps` if it names nodes. The policy follows the address and contains at most
-/// one space.
-fn policy_of(line: &str) -> Option<String> {
-    let mut words = line.split_ascii_whitespace().skip(1);
-    let first = words.next()?;
-    if nodes_of(first).is_some() {
-        return Some(first.to_owned());
-    }
-    let second = words.next().filter(|word| !word.contains('=') && nodes_of(word).is_some())?;
-    Some(format!("{first} {second}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn recognizes_policies_with_nodes() {
-        for (line, expected) in [
-            ("55d0 default file=/bin/a:0 mapped=1 N0=1", None),
-            ("55d0 local anon=1 N0=1", None),
-            ("55d0 interleave:0-1 anon=1 N0=1", Some("interleave:0-1")),
-            ("55d0 bind=static:1 file=/bin/a", Some("bind=static:1")),
-            ("55d0 prefer (many):0,2 heap", Some("prefer (many):0,2")),
-            ("55d0 weighted interleave:0-1", Some("weighted interleave:0-1")),
-            ("55d0 bind=static|balancing:1 stack", Some("bind=static|balancing:1")),
-            ("55d0 default", None),
-            ("", None),
-        ] {
-            assert_eq!(policy_of(line).as_deref(), expected, "{line}");
-        }
-    }
 
     #[test]
     fn finds_policies_of_threads_and_mappings() {

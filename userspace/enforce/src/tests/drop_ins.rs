@@ -167,6 +167,20 @@ fn release_removes_drop_in() {
 }
 
 #[test]
+fn resize_to_original_removes_drop_in() {
+    let fake = FakeSystemd::new();
+    fake.unit.file.lock().insert("MemoryMax".to_owned(), 32 << 20);
+    fake.unit.daemon_reload();
+    let held = fake.hold();
+    let settings = Settings { memory_max: Some(mib(32)), ..protected(8) };
+    let resized = fake.apply(&held, &SettingsChange::Hold(path("/a.service"), settings));
+    assert_eq!((fake.max(), fake.has_drop_ins()), (bytes(32), [true, true]));
+    let released = fake.apply(&resized, &SettingsChange::Release(path("/a.service")));
+    assert!(released.is_empty());
+    assert_eq!((fake.max(), fake.has_drop_ins()), (bytes(32), [false, false]));
+}
+
+#[test]
 fn keeps_drop_in_of_administrator() {
     let fake = FakeSystemd::new();
     fake.unit.set("MemoryMax", 256 << 20);

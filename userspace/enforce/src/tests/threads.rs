@@ -70,8 +70,8 @@ impl FakeHierarchy {
     /// Restores the CPUs of the cgroup, and resets the threads that kept the narrow set.
     fn widen(&self, before: &AppliedSettings, cgroup: &str) -> ResetThreads {
         let applied = self.release(before, cgroup);
-        let ended = applied.thread_masks_since(before);
-        let [(path, _, masks)] = &ended[..] else { return ResetThreads::default() };
+        let ended = applied.resets_since(before);
+        let [(path, PendingReset { masks, .. })] = &ended[..] else { return ResetThreads::default() };
         masks.reset(self.root.path(), path, None, Duration::from_secs(10))
     }
 }

@@ -29,7 +29,8 @@
 //! - Distances are looked up by position instead of node id; all of them must be known.
 //! - If a state file assigns a CPU to two pods, the CPU is not given to another pod when one of the two ends.
 //! - The kubelet treats a socket or core as completely free if its number of free CPUs equals the average size, and
-//!   takes CPUs of other containers with it. Such a request is refused.
+//!   takes all its CPUs: also those of other containers, even of the same pod. Such a request is refused. It may also
+//!   take reserved CPUs; this is repeated, because no CPU is given twice.
 //! - If no node of a combination can give the remainder of CPUs, the combination is skipped.
 //! - A memory reservation larger than the node is refused; the kubelet computes nearly 2^64 free bytes.
 

@@ -368,12 +368,13 @@ impl KubeletStrategy {
     fn decide(&self, ledger: &Ledger, context: AdmissionContext<'_>) -> Decision {
         let AdmissionContext { request, terms, .. } = context;
         let mut next = ledger.clone();
+        next.notes.not_free = CpuSet::new();
         let account = next.owner_mut(&request.owner);
         account.request = Some(Arc::new(request.clone()));
         account.terms.clone_from(terms);
         let mut merges = Vec::new();
         let attempted = self.attempt(&mut next, context, &mut merges).and_then(|()| {
-            StaticCpuManager::check_no_overlap(ledger, &next, &request.owner).map_err(|cause| {
+            StaticCpuManager::check_no_overlap(&next).map_err(|cause| {
                 next = ledger.clone();
                 (None, cause)
             })

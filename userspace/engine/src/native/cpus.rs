@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
 
 use crate::{
-    cores::find_sizes_with_sum,
+    cores::{CoreRun, core_runs, find_sizes_with_sum},
     decision::ResizeError,
     kubelet::cpu::{CpuError, StaticCpuManager},
     ledger::Ledger,
@@ -133,9 +133,9 @@ impl MachineCpus {
         if self.needs_whole_cores(terms) { self.whole(&wanted) } else { wanted }
     }
 
-    /// Returns the sizes of the free whole cores by node position, largest first, if a request takes whole cores only
-    /// and core sizes differ. Otherwise returns an empty list.
-    pub(super) fn unequal_core_sizes(&self, ledger: &Ledger, terms: &Terms) -> Vec<Vec<usize>> {
+    /// Returns the free whole cores by node position, largest first, if a request takes whole cores only and core sizes
+    /// differ. Otherwise returns an empty list.
+    pub(super) fn unequal_cores(&self, ledger: &Ledger, terms: &Terms) -> Vec<Vec<CoreRun>> {
         if !self.unequal || !self.needs_whole_cores(terms) {
             return Vec::new();
         }
@@ -144,7 +144,7 @@ impl MachineCpus {
             let whole = node.cores.iter().filter(|core| core.is_subset(&free));
             let mut sizes: Vec<usize> = whole.map(CpuSet::len).collect();
             sizes.sort_unstable_by(|a, b| b.cmp(a));
-            sizes
+            core_runs(&sizes)
         };
         self.nodes.iter().map(of_node).collect()
     }

@@ -13,13 +13,13 @@ use numaward_topology::{Bytes, CpuSet};
 use super::{
     NativeStrategy, accounts,
     cpus::{AvailableCpus, offered},
-    free_capacity::{FreeCapacity, PlacementGroup, Shares},
+    free_capacity::{AmountsByResource, FreeCapacity, PlacementGroup},
     host::{CPU, HostModel},
     init,
     placement_groups::{self, NodePreferences, RequestNeeds},
-    rank::Placement,
+    rank::RankedPlacement,
     refusal::{ContainerKind, PlacementRefusal},
-    search::{self, NodeCountRule, SearchResult},
+    search::{self, FewestNodes, NodeCountRule, SearchExtent, SearchResult},
     work_budget::WorkBudget,
 };
 use crate::{
@@ -57,46 +57,78 @@ impl ResolvedPolicy<'_> {
             TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => Some(NodeCountRule::Anywhere),
             TopologyManagerPolicy::SingleNumaNode => {
                 let sizes = sizes(&|_, _| Some(1))?;
-                Some(NodeCountRule::Sized { with_attached: attached.then(|| sizes.clone()), sizes })
+                let with_attached = attached.then(|| sizes.clone());
+                Some(NodeCountRule::Sized { sizes, with_attached, is_incomplete: false })
             }
             TopologyManagerPolicy::Restricted => {
                 let capacity = &free_capacity.capacity;
                 let least = sizes(&|of, need| search::fewest(capacity[of].iter().copied(), need))?;
+                let mut is_incomplete = false;
                 let with_attached = attached.then(|| {
-                    sizes(&|of, need| {
-                        if of == CPU {
-                            return search::fewest(capacity[of].iter().copied(), need);
-                        }
-                        search::fewest_with_attached(self.host, &capacity[of], need, self.work)
-                    })
+                    resources()
+                        .map(|(of, &need)| match least[of] {
+                            fewest if of == CPU || need == 0 => Some(fewest),
+                            _ => {
+                                match search::fewest_with_attached(self.host, &capacity[of], need, self.work)
+                                {
+                                    FewestNodes::Known(fewest) => Some(fewest),
+                                    FewestNodes::Impossible => None,
+                                    FewestNodes::Unknown => {
+                                        is_incomplete = true;
+                                        None
+                                    }
+                                }
+                            }
+                        })
+                        .collect()
                 });
-                Some(NodeCountRule::Sized { sizes: least, with_attached: with_attached.flatten() })
+                Some(NodeCountRule::Sized {
+                    sizes: least,
+                    with_attached: with_attached.flatten(),
+                    is_incomplete,
+                })
             }
         }
     }
 
-    /// Returns the possible placements of a group.
+    /// Returns the best placements of a group.
     pub(super) fn candidates(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> SearchResult {
+        self.search(free_capacity, group, SearchExtent::Best)
+    }
+
+    /// Returns possible placements of a group.
+    pub(super) fn search(
+        &self,
+        free_capacity: &FreeCapacity,
+        group: &PlacementGroup,
+        extent: SearchExtent,
+    ) -> SearchResult {
         let found = self.rule(free_capacity, group).map_or_else(SearchResult::default, |rule| {
-            search::search(self.host, free_capacity, group, &rule, self.work)
+            search::search(self.host, free_capacity, group, &rule, extent, self.work)
         });
         let by_socket = self.policy == TopologyManagerPolicy::Restricted
             && self.host.cpus.as_ref().is_some_and(|cpus| cpus.options.align_by_socket);
         if by_socket && found.placements.is_empty() {
-            self.within_sockets(free_capacity, group)
+            self.within_sockets(free_capacity, group, extent)
         } else {
             found
         }
     }
 
     /// Returns placements on any nodes of one socket.
-    fn within_sockets(&self, free_capacity: &FreeCapacity, group: &PlacementGroup) -> SearchResult {
+    fn within_sockets(
+        &self,
+        free_capacity: &FreeCapacity,
+        group: &PlacementGroup,
+        extent: SearchExtent,
+    ) -> SearchResult {
         let mut found = SearchResult::default();
         for socket in &self.host.sockets {
             self.work.charge(free_capacity.free.len() * self.host.len());
             let mut within = free_capacity.clone();
             within.keep_only(socket);
-            let on_this = search::search(self.host, &within, group, &NodeCountRule::Anywhere, self.work);
+            let on_this =
+                search::search(self.host, &within, group, &NodeCountRule::Anywhere, extent, self.work);
             found.placements.extend(on_this.placements);
             found.considered += on_this.considered;
             found.is_incomplete |= on_this.is_incomplete;
@@ -117,7 +149,7 @@ impl ResolvedPolicy<'_> {
             group.resources().filter(|&of| !self.could_have_resource(free_capacity, group, of)).collect();
         if short.is_empty() {
             if let (false, Some(container)) = (free_capacity.cores.is_empty(), &group.container) {
-                return PlacementRefusal::Uncollected { container: container.clone() };
+                return PlacementRefusal::CoresDoNotAddUp { container: container.clone() };
             }
             short = group.resources().collect();
         }
@@ -141,12 +173,17 @@ impl ResolvedPolicy<'_> {
         let fewest = search::fewest(free_capacity.free[resource].iter().copied(), group.need[resource]);
         match rule {
             NodeCountRule::Anywhere => fewest.is_some(),
-            NodeCountRule::Sized { sizes, with_attached } => {
+            NodeCountRule::Sized { sizes, with_attached, is_incomplete } => {
                 let attached = with_attached.is_some_and(|sizes| {
                     let (free, need) = (&free_capacity.free[resource], group.need[resource]);
-                    let fewest = search::fewest_with_attached(self.host, free, need, self.work);
-                    resource != CPU && fewest.is_some_and(|fewest| fewest <= sizes[resource])
+                    resource != CPU
+                        && match search::fewest_with_attached(self.host, free, need, self.work) {
+                            FewestNodes::Known(fewest) => fewest <= sizes[resource],
+                            FewestNodes::Impossible => false,
+                            FewestNodes::Unknown => true,
+                        }
                 });
+                let attached = attached || is_incomplete && resource != CPU;
                 attached || fewest.is_some_and(|fewest| fewest <= sizes[resource])
             }
         }
@@ -201,7 +238,7 @@ struct PlacementAttempt<'a> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ContainerShares {
     /// Amount by resource and node.
-    pub(super) shares: Shares,
+    pub(super) shares: AmountsByResource,
     /// Permitted nodes by resource.
     pub(super) sets: Vec<Vec<usize>>,
     /// CPUs shared with containers that start after this one has ended, by node position.
@@ -243,6 +280,12 @@ impl PlacementAttempt<'_> {
             self.policy.work.charge(24 + group.need.len() * self.policy.host.len());
             self.placed[index].chosen = chosen;
             let placement = &self.placed[index].found.placements[chosen];
+            if !self.free_capacity.cores.is_empty() {
+                // The possible sums are computed again for each run of equal cores.
+                let cpus = &placement.sets[CPU];
+                let one = self.free_capacity.matching_work(cpus, group.need[CPU]);
+                self.policy.work.charge(4 * self.policy.host.len() + cpus.len() * one);
+            }
             let cores = self.free_capacity.cores.clone();
             let shares = self.free_capacity.take(self.policy.host, group, placement);
             for &container in &self.groups[index].1 {
@@ -276,7 +319,7 @@ impl PlacementAttempt<'_> {
     }
 
     /// Divides the share of a group among its containers, largest first, each on as few nodes as possible.
-    fn divide_among_containers(&mut self, index: usize, shares: &Shares) -> bool {
+    fn divide_among_containers(&mut self, index: usize, shares: &AmountsByResource) -> bool {
         let (group, containers) = &self.groups[index];
         let placement = &self.placed[index].found.placements[self.placed[index].chosen];
         if let [container] = containers.as_slice() {
@@ -309,6 +352,7 @@ impl PlacementAttempt<'_> {
                 &free_capacity,
                 &part,
                 &NodeCountRule::Anywhere,
+                SearchExtent::Best,
                 self.policy.work,
             );
             let Some(best) = found.placements.into_iter().next() else { return false };
@@ -320,9 +364,11 @@ impl PlacementAttempt<'_> {
 
     /// Completes the search: places the init containers and chooses CPUs.
     fn finish(&mut self) -> bool {
-        let groups: Vec<&Placement> =
+        let groups: Vec<&RankedPlacement> =
             self.placed.iter().map(|placed| &placed.found.placements[placed.chosen]).collect();
-        match init::place(&self.policy, &self.free_capacity, self.needs, &groups, &mut self.result) {
+        let placed = init::place(&self.policy, &self.free_capacity, self.needs, &groups, &mut self.result);
+        self.policy.work.expect_searches(1);
+        match placed {
             Ok(()) => {}
             Err(short) => {
                 if self.failure.is_none() {
@@ -378,7 +424,7 @@ fn existing_decision(ledger: &Ledger, request: &Request, terms: &Terms) -> Optio
     Some(Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: ledger.clone() })
 }
 
-fn candidate(host: &HostModel, placement: &Placement) -> PlacementCandidate {
+fn candidate(host: &HostModel, placement: &RankedPlacement) -> PlacementCandidate {
     let sets = host.resources.iter().zip(&placement.sets).filter(|(_, set)| !set.is_empty());
     PlacementCandidate {
         nodes: host.set(&placement.nodes),
@@ -535,8 +581,9 @@ impl NativeStrategy {
         let mut allocations = vec![Allocation::default(); result.len()];
         let mut available =
             self.host.cpus.as_ref().map(|cpus| cpus.available(ledger, terms)).unwrap_or_default();
-        let uncollected =
-            |index: usize| PlacementRefusal::Uncollected { container: needs.containers[index].name.clone() };
+        let uncollected = |index: usize| PlacementRefusal::CoresDoNotAddUp {
+            container: needs.containers[index].name.clone(),
+        };
         // In reverse order of start, because earlier containers borrow from later ones.
         let mut later = CpuSet::new();
         for index in (0..result.len()).rev() {

@@ -1,16 +1,16 @@
 //! Free capacity and placement groups, as numbers by resource and node position.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::{
     host::{CPU, HostModel, column},
-    rank::{Placement, amounts},
+    rank::{RankedPlacement, amounts},
 };
 use crate::{
     conditions::{HostConditions, WithheldMemory},
-    cores::find_sizes_with_sum,
+    cores::{CoreRun, find_counts_with_sum},
     decision::Shortfall,
     hint::Resource,
     ledger::Ledger,
@@ -26,9 +26,9 @@ pub(super) struct FreeCapacity {
     pub(super) capacity: Vec<Vec<u64>>,
     /// Number of CPUs that are taken together.
     pub(super) cpu_granularity: u64,
-    /// Sizes of the free whole cores by position, largest first, if only whole cores are taken and their sizes
-    /// differ. Otherwise empty.
-    pub(super) cores: Vec<Vec<usize>>,
+    /// Free whole cores by position, largest first, if only whole cores are taken and their sizes differ. Otherwise
+    /// empty.
+    pub(super) cores: Vec<Vec<CoreRun>>,
     /// Index of the resource base memory, if memory is managed.
     pub(super) memory: Option<usize>,
     /// Free but withheld amounts. They affect whether a group fits, but not which placement is better. Empty if
@@ -67,7 +67,7 @@ impl FreeCapacity {
         Self {
             free,
             capacity,
-            cores: host.cpus.as_ref().map(|cpus| cpus.unequal_core_sizes(ledger, terms)).unwrap_or_default(),
+            cores: host.cpus.as_ref().map(|cpus| cpus.unequal_cores(ledger, terms)).unwrap_or_default(),
             cpu_granularity: host.cpus.as_ref().map_or(1, |cpus| cpus.granularity(terms)),
             memory: host.number_of(ZoneKind::Memory),
             withheld,
@@ -121,31 +121,56 @@ impl FreeCapacity {
         }
     }
 
+    /// Returns the work of one check of whole cores. Usually the largest cores add up. Otherwise, there is one bit for
+    /// each sum.
+    pub(super) fn matching_work(&self, set: &[usize], needed: u64) -> usize {
+        let runs: usize = set.iter().filter_map(|&at| self.cores.get(at)).map(Vec::len).sum();
+        10 + 2 * runs.saturating_add(usize::try_from(needed / 64).unwrap_or(usize::MAX / 4))
+    }
+
+    /// Returns whether some whole cores of these nodes have the needed number of CPUs in total.
+    pub(super) fn has_matching_cores(&self, set: &[usize], needed: u64) -> bool {
+        let mut counts: BTreeMap<Reverse<usize>, usize> = BTreeMap::new();
+        for run in set.iter().flat_map(|&at| &self.cores[at]) {
+            *counts.entry(Reverse(run.size)).or_insert(0) += run.count;
+        }
+        let runs: Vec<CoreRun> =
+            counts.into_iter().map(|(Reverse(size), count)| CoreRun { size, count }).collect();
+        usize::try_from(needed).is_ok_and(|needed| find_counts_with_sum(&runs, needed).is_some())
+    }
+
     /// Returns how many CPUs each node of a set gives as whole cores, if core sizes differ. Nodes with the fewest
     /// free CPUs come first.
     pub(super) fn whole_cores(&self, set: &[usize], needed: u64) -> Option<Vec<(usize, u64)>> {
         let mut order = set.to_vec();
         order.sort_by_key(|&at| (self.free[CPU][at], at));
-        let all = order.iter().flat_map(|&at| self.cores[at].iter().map(move |&size| (at, size)));
-        let (nodes, sizes): (Vec<usize>, Vec<usize>) = all.unzip();
+        let all = order.iter().flat_map(|&at| self.cores[at].iter().map(move |&run| (at, run)));
+        let (nodes, runs): (Vec<usize>, Vec<CoreRun>) = all.unzip();
         let mut shares = BTreeMap::new();
-        for place in find_sizes_with_sum(&sizes, usize::try_from(needed).ok()?)? {
-            *shares.entry(nodes[place]).or_insert(0) += sizes[place] as u64;
+        let counts = find_counts_with_sum(&runs, usize::try_from(needed).ok()?)?;
+        for ((at, run), count) in nodes.into_iter().zip(runs).zip(counts).filter(|(_, count)| *count > 0) {
+            *shares.entry(at).or_insert(0) += (run.size * count) as u64;
         }
         Some(shares.into_iter().collect())
     }
 
     /// Takes whole cores of a node with `count` CPUs in total.
     pub(super) fn take_cores(&mut self, at: usize, count: u64) {
-        let Some(sizes) = self.cores.get_mut(at) else { return };
-        let taken = usize::try_from(count).ok().and_then(|count| find_sizes_with_sum(sizes, count));
-        for place in taken.into_iter().flatten().rev() {
-            sizes.remove(place);
+        let Some(runs) = self.cores.get_mut(at) else { return };
+        let taken = usize::try_from(count).ok().and_then(|count| find_counts_with_sum(runs, count));
+        for (run, count) in runs.iter_mut().zip(taken.into_iter().flatten()) {
+            run.count -= count;
         }
+        runs.retain(|run| run.count > 0);
     }
 
     /// Returns the amounts by resource and node for a placement of the group.
-    pub(super) fn shares(&self, host: &HostModel, group: &PlacementGroup, placement: &Placement) -> Shares {
+    pub(super) fn shares(
+        &self,
+        host: &HostModel,
+        group: &PlacementGroup,
+        placement: &RankedPlacement,
+    ) -> AmountsByResource {
         let of = |(resource, set): (usize, &Vec<usize>)| match set.as_slice() {
             [] => Vec::new(),
             set => amounts(host, self, resource, set, group.need[resource]),
@@ -154,7 +179,12 @@ impl FreeCapacity {
     }
 
     /// Takes the amounts of a group and returns them by resource and node.
-    pub(super) fn take(&mut self, host: &HostModel, group: &PlacementGroup, placement: &Placement) -> Shares {
+    pub(super) fn take(
+        &mut self,
+        host: &HostModel,
+        group: &PlacementGroup,
+        placement: &RankedPlacement,
+    ) -> AmountsByResource {
         let shares = self.shares(host, group, placement);
         for (free, of) in self.free.iter_mut().zip(&shares) {
             for &(at, share) in of {
@@ -168,7 +198,7 @@ impl FreeCapacity {
     }
 
     /// Returns amounts that were taken. Does not restore core sizes.
-    pub(super) fn restore(&mut self, shares: &Shares) {
+    pub(super) fn restore(&mut self, shares: &AmountsByResource) {
         for (resource, of) in shares.iter().enumerate() {
             for &(at, share) in of {
                 self.free[resource][at] += share;
@@ -246,7 +276,7 @@ pub(super) fn offered(host: &HostModel, ledger: &Ledger, kind: ZoneKind) -> Vec<
 }
 
 /// Amounts by resource and node position.
-pub(super) type Shares = Vec<Vec<(usize, u64)>>;
+pub(super) type AmountsByResource = Vec<Vec<(usize, u64)>>;
 
 /// Containers that are placed together: one or, in pod scope, all that run at the same time.
 #[derive(Clone, Debug)]

@@ -28,6 +28,8 @@ pub(super) struct HostModel {
     distances: Vec<u64>,
     /// Attached memory-only nodes by position: no other node with CPUs is nearer to them.
     attached: Vec<Vec<usize>>,
+    /// True if any two nodes with CPUs have the same attached nodes or no common one.
+    attached_apart: bool,
     /// CPUs, if they are managed.
     pub(super) cpus: Option<MachineCpus>,
     /// Memory accounts without guarantees; empty if memory is not managed.
@@ -101,6 +103,7 @@ impl HostModel {
         Self {
             ids,
             distances,
+            attached_apart: are_equal_or_apart(&attached),
             attached,
             cpus,
             idle,
@@ -161,6 +164,11 @@ impl HostModel {
         &self.attached[at]
     }
 
+    /// Returns whether any two nodes with CPUs have the same attached nodes or no common one.
+    pub(super) fn attached_apart(&self) -> bool {
+        self.attached_apart
+    }
+
     /// Returns whether any memory-only node is attached to a node with CPUs.
     pub(super) fn has_attached(&self) -> bool {
         self.attached.iter().any(|of| !of.is_empty())
@@ -170,6 +178,12 @@ impl HostModel {
     pub(super) fn number_of(&self, kind: ZoneKind) -> Option<usize> {
         self.resources.iter().position(|&of| of == Resource::Memory(kind))
     }
+}
+
+/// Returns whether any two lists are equal or have no common member.
+fn are_equal_or_apart(lists: &[Vec<usize>]) -> bool {
+    let mut by_member: BTreeMap<usize, &[usize]> = BTreeMap::new();
+    lists.iter().all(|list| list.iter().all(|&member| *by_member.entry(member).or_insert(list) == list))
 }
 
 /// Returns the classes of interchangeable nodes by position.

@@ -5,12 +5,12 @@
 //! not use their resources yet.
 //!
 //! # Algorithm
-//! First, each init container is checked by itself: if it does not fit then, it never will. After all running
-//! containers are placed, the init containers are placed in reverse order. Each may use the free capacity and the
-//! shares of all later containers, subject to the policy of the request. Among the possible placements it uses the
-//! one with the smallest surplus over these shares. Only the surplus is charged, and released when the next container
-//! starts. In pod scope with `single-numa-node`, an init container stays on the node of its pod and the attached
-//! memory-only nodes.
+//! First, each init container is checked by itself: if it does not fit then, it never will. Any placement suffices for
+//! that, and the checks end after half of the work. After all running containers are placed, the init containers are
+//! placed in reverse order. Each may use the free capacity and the shares of all later containers, subject to the
+//! policy of the request. Among the possible placements it uses the one with the smallest surplus over these shares.
+//! Only the surplus is charged, and released when the next container starts. In pod scope with `single-numa-node`, an
+//! init container stays on the node of its pod and the attached memory-only nodes.
 
 use std::collections::BTreeSet;
 
@@ -19,9 +19,9 @@ use super::{
     free_capacity::{FreeCapacity, PlacementGroup},
     host::CPU,
     placement_groups::{ContainerNeeds, RequestNeeds},
-    rank::{Placement, union},
+    rank::{RankedPlacement, union},
     refusal::ContainerKind,
-    search,
+    search::{self, SearchExtent},
 };
 use crate::policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope};
 
@@ -61,9 +61,14 @@ pub(super) fn check(
     needs: &RequestNeeds,
 ) -> Result<(), Box<InitShortage>> {
     let mut seen = BTreeSet::new();
+    let share = policy.work.all().half();
     for (_, need) in ending_containers(needs).filter(|(_, need)| seen.insert(&need.amounts)) {
+        // The rest is for the placement, which can fail as well.
+        if share.is_spent() {
+            break;
+        }
         let group = to_group(need);
-        let found = policy.candidates(free_capacity, &group);
+        let found = policy.search(free_capacity, &group, SearchExtent::Any);
         if found.placements.is_empty() && !found.is_incomplete {
             return Err(InitShortage { group, free_capacity: free_capacity.clone() }.into());
         }
@@ -77,7 +82,7 @@ pub(super) fn place(
     policy: &ResolvedPolicy<'_>,
     free_capacity: &FreeCapacity,
     needs: &RequestNeeds,
-    groups: &[&Placement],
+    groups: &[&RankedPlacement],
     result: &mut [ContainerShares],
 ) -> Result<(), Box<InitShortage>> {
     if ending_containers(needs).next().is_none() {
@@ -87,7 +92,11 @@ pub(super) fn place(
     // Shares of the containers after the current one.
     let mut later: Vec<Vec<u64>> = free_capacity.free.iter().map(|free| vec![0; free.len()]).collect();
     let mut added = needs.containers.len();
+    let mut left = ending_containers(needs).count();
     for (index, need) in ending_containers(needs).rev() {
+        // A search exceeds its share by the operation in progress.
+        policy.work.expect_searches(2 * left);
+        left -= 1;
         if policy.work.is_spent() {
             return Err(InitShortage { group: to_group(need), free_capacity }.into());
         }
@@ -122,7 +131,7 @@ pub(super) fn place(
         let found = policy.candidates(&within, &group);
         // Withheld memory counts as free here, because it must not affect which placement is better.
         let with_withheld = within.with_withheld();
-        let surplus = |placement: &Placement| -> Vec<u64> {
+        let surplus = |placement: &RankedPlacement| -> Vec<u64> {
             let beyond = |(resource, shares): (usize, Vec<(usize, u64)>)| {
                 shares.into_iter().map(|(at, share)| share.saturating_sub(later[resource][at])).sum()
             };

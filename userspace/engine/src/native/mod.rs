@@ -21,20 +21,24 @@
 //! Init containers end before the app containers start, so they never affect the placement of these. Each must fit
 //! the free capacity plus the shares of later containers, and is only charged for the difference.
 //!
-//! # Invariants
-//! - A request is placed completely, or the ledger does not change.
-//! - The size of a block equals the bytes placed for it.
-//! - The guaranteed memory of a node is the sum of the placed bytes, so a release returns exactly the same bytes.
-//! - A decision depends only on the machine, the configuration, the ledger, the request and the terms.
-//!
-//! # Bounds
-//! | operation | bound |
-//! |---|---|
-//! | a decision | [`MAX_WORK`]; beyond that the request is refused, and the explanation mentions it |
-//! | a search | an eighth of the remaining work; then the best placement so far is used, and the explanation mentions it |
-//! | sets of several nodes | all candidates on up to `MAX_EXACT_NODES` = 20 nodes; on larger machines `MAX_STEPS` = 500 partial sets, and the explanation mentions an incomplete search |
-//! | placements of a group | the best `MAX_PLACEMENTS` = 8 |
-//! | a plan | `MAX_PLAN_WORK`, five times a decision; for each set of nodes the `MAX_MOVABLE_GROUPS` = 64 smallest groups, and `MAX_TARGETS` = 128 sets |
+//! # Properties
+//! - **Complete**: a request is placed completely, or the ledger does not change.
+//! - **Exclusive**: no CPU is in two allocations, and no node's allocations exceed its capacity.
+//! - **Exact accounts**: the guaranteed memory of a node is the sum of the placed bytes, so a release returns exactly
+//!   the same bytes.
+//! - **Deterministic**: a decision depends only on the machine, the configuration, the ledger, the request and the
+//!   terms.
+//! - **Optimal** for the first group on up to `MAX_EXACT_NODES` = 20 nodes, unless a bound below ends the search: no
+//!   permitted placement has a better rank. On larger machines `MAX_SETS` = 500 sets are considered, and the
+//!   explanation mentions an incomplete search.
+//! - **Best few** for later groups: the `MAX_PLACEMENTS` = 8 best placements of each earlier group are tried.
+//! - **Bounded**: a decision ends after [`MAX_WORK`] = 2,000,000 units (10 ms), and an unplaced request is then
+//!   refused. The operation in progress can exceed the limit. One search ends after a part of the remaining work (an
+//!   eighth, `SEARCH_DIVISOR`, or less if more than four init containers are left), with the best placement so far. If
+//!   it ends before the smallest number of nodes with attached nodes is known, `restricted` uses no attached nodes. The
+//!   explanation mentions an incomplete search and the limit.
+//! - **Bounded plans**: a plan ends after `MAX_PLAN_WORK` = 10,000,000 units. It considers `MAX_SETS` sets of nodes
+//!   and for each the `MAX_MOVABLE_GROUPS` = 64 smallest groups; an attempt costs `TRY_COST` = 2,500 units per node.
 //!
 //! # Parts
 //! | part | module |

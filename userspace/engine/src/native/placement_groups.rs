@@ -75,7 +75,7 @@ fn read_amounts(
     for (&kind, &quantity) in container.requests.memory.iter().filter(|(_, quantity)| !quantity.is_zero()) {
         let resource = Resource::Memory(kind);
         let number =
-            host.number_of(kind).ok_or(PlacementRefusal::UnknownKind { kind, requested: quantity })?;
+            host.number_of(kind).ok_or(PlacementRefusal::UnknownMemoryKind { kind, requested: quantity })?;
         amounts[number] =
             quantity.units().ok_or(PlacementRefusal::TooLarge { resource, amount: quantity })?;
     }

@@ -44,8 +44,6 @@ const MAX_PLAN_WORK: u64 = 10_000_000;
 const TRY_COST: usize = 2_500;
 /// Maximum number of movable groups for each target; the smallest ones are used.
 const MAX_MOVABLE_GROUPS: usize = 64;
-/// Maximum number of targets.
-const MAX_TARGETS: usize = 128;
 
 /// Containers that move together.
 struct MovableGroup {
@@ -295,7 +293,7 @@ impl NativeStrategy {
         let all: Vec<usize> = (0..self.host.len()).collect();
         let (sizes, with_attached) =
             match self.resolve_policy(terms, &WorkBudget::default()).rule(free_capacity, group) {
-                Some(NodeCountRule::Sized { sizes, with_attached }) => (sizes, with_attached),
+                Some(NodeCountRule::Sized { sizes, with_attached, .. }) => (sizes, with_attached),
                 Some(NodeCountRule::Anywhere) => return vec![all],
                 None => return Vec::new(),
             };
@@ -306,7 +304,7 @@ impl NativeStrategy {
                 all.iter().copied().filter(|&at| !attached || self.host.has_cpus(at)).collect();
             let mut add = |set: &[usize]| {
                 let set = if attached { search::with_attached_nodes(&self.host, set) } else { set.to_vec() };
-                if targets.len() < MAX_TARGETS && !targets.contains(&set) {
+                if targets.len() < search::MAX_SETS && !targets.contains(&set) {
                     targets.push(set);
                 }
             };
@@ -349,7 +347,7 @@ impl NativeStrategy {
     ) -> BTreeSet<(u64, Vec<usize>)> {
         let mut groups = BTreeSet::new();
         // The rest of the work is for trying the combinations.
-        let share = search.work.half().half().half();
+        let share = search.work.search_share();
         for target in self.targets(group, free_capacity, terms, movable) {
             // Excluded nodes do not count.
             let sum = |resource: usize, column: &[u64]| {
@@ -513,10 +511,10 @@ impl NativeStrategy {
     }
 }
 
-/// Returns whether the number of subsets of this size is at most [`MAX_TARGETS`].
+/// Returns whether the number of subsets of this size is at most [`search::MAX_SETS`].
 fn fits(nodes: usize, size: usize) -> bool {
     let sets = (0..size.min(nodes - size.min(nodes))).try_fold(1usize, |sets, index| {
-        Some(sets.checked_mul(nodes - index)? / (index + 1)).filter(|&sets| sets <= MAX_TARGETS)
+        Some(sets.checked_mul(nodes - index)? / (index + 1)).filter(|&sets| sets <= search::MAX_SETS)
     });
     sets.is_some()
 }

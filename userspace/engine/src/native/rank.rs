@@ -25,7 +25,7 @@ use crate::placement_search::Rank;
 
 /// Nodes of each resource of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Placement {
+pub(super) struct RankedPlacement {
     pub(super) key: Rank,
     /// All nodes in ascending order.
     pub(super) nodes: Vec<usize>,
@@ -33,13 +33,13 @@ pub(super) struct Placement {
     pub(super) sets: Vec<Vec<usize>>,
 }
 
-impl PartialOrd for Placement {
+impl PartialOrd for RankedPlacement {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Placement {
+impl Ord for RankedPlacement {
     fn cmp(&self, other: &Self) -> Ordering {
         (&self.key, &self.nodes, &self.sets).cmp(&(&other.key, &other.nodes, &other.sets))
     }

@@ -12,7 +12,7 @@ use crate::{
     request::ContainerName,
 };
 
-/// Maximum number of nodes in a message. The structured data has all.
+/// Maximum number of nodes in a message. [`PlacementRefusal::shortfalls`] returns all of them.
 const MAX_NODES_IN_MESSAGE: usize = 16;
 
 /// Reason why the strategy `native` refuses a request.
@@ -43,9 +43,9 @@ pub enum PlacementRefusal {
     /// With `full-pcpus-only`: the request is not a sum of core sizes.
     Cores(String),
     /// The free CPUs suffice, but whole cores do not add up to the request.
-    Uncollected { container: ContainerName },
+    CoresDoNotAddUp { container: ContainerName },
     /// The machine has no memory of this kind.
-    UnknownKind { kind: ZoneKind, requested: Quantity },
+    UnknownMemoryKind { kind: ZoneKind, requested: Quantity },
     /// The amount exceeds every possible machine.
     TooLarge { resource: Resource, amount: Quantity },
     /// The sum over all containers exceeds every possible machine.
@@ -110,10 +110,10 @@ impl fmt::Display for PlacementRefusal {
                 "cpu requested {requested}, free {free}: the shared pool would have no CPU left for the containers that run there"
             ),
             Self::Cores(error) => f.write_str(error),
-            Self::Uncollected { container } => {
+            Self::CoresDoNotAddUp { container } => {
                 write!(f, "container {container}: the free whole cores do not add up to the requested CPUs")
             }
-            Self::UnknownKind { kind, requested } => {
+            Self::UnknownMemoryKind { kind, requested } => {
                 write!(f, "{kind} requested {requested}, free 0: no node has this kind of memory")
             }
             Self::TooLarge { resource, amount } => {

@@ -142,11 +142,11 @@ impl MachineVector {
 }
 
 /// A configuration, or the component that refuses an unknown name in it.
-pub type Config = Result<PolicyConfig, (Component, UnknownName)>;
+pub type ParsedConfig = Result<PolicyConfig, (Component, UnknownName)>;
 
 impl ConfigVector {
     /// Converts the vector to a configuration. The outer error says which value has an invalid form.
-    pub fn config(&self) -> Result<Config, String> {
+    pub fn config(&self) -> Result<ParsedConfig, String> {
         fn named<T: FromStr<Err = UnknownName>>(
             component: Component,
             name: &str,

@@ -1,5 +1,4 @@
-//! Pods designed to make decisions slow: the running containers fit in many ways, and the last init container does
-//! not fit.
+//! Pods designed to make decisions slow: they fit in many ways, and usually the last init container does not fit.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +29,7 @@ fn config(policy: TopologyManagerPolicy) -> PolicyConfig {
     }
 }
 
-fn container(name: String, cpus: u64, gib: u64) -> ContainerRequest {
+pub(crate) fn container(name: String, cpus: u64, gib: u64) -> ContainerRequest {
     let memory = Quantity::whole(Bytes::gib(gib).0);
     ContainerRequest::guaranteed(name, Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(memory))
 }
@@ -53,8 +52,65 @@ fn pod(stays: Option<(u64, u64)>, init: &[(u64, u64)], apps: &[(u64, u64)]) -> R
     }
 }
 
-/// Makes a host with nodes of 64 CPUs and 256 GiB. With `uneven`, all nodes differ in free capacity and distances.
-fn host(nodes: u32, policy: TopologyManagerPolicy, uneven: bool) -> (NativeStrategy, Ledger) {
+/// Kind of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HostKind {
+    /// Equal nodes of 64 CPUs and 256 GiB.
+    Even,
+    /// All nodes differ in free capacity and distances.
+    Uneven,
+    /// Every second node has no CPUs and is near to one with CPUs. All have 64 GiB.
+    MemoryOnly,
+    /// Like `Even`, but only whole cores are taken, and one core has one CPU.
+    UnequalCores,
+}
+
+/// Makes an idle host with memory-only nodes.
+fn memory_only(nodes: u32, policy: TopologyManagerPolicy) -> (NativeStrategy, Ledger) {
+    let half = nodes / 2;
+    let mut builder = Machine::builder().nodes(half).cores_per_node(8).smt(2).memory(Bytes::gib(64));
+    for id in half..nodes {
+        builder = builder.node(NodeId(id), |node| node.cores(0).memory(Bytes::gib(64)));
+    }
+    let between = |a: u32, b: u32| match (a, b) {
+        _ if a == b => 10,
+        _ if a % half == b % half => 14,
+        _ => 20,
+    };
+    let rows = (0..nodes).map(|a| (0..nodes).map(|b| between(a, b)).collect::<Vec<_>>());
+    let machine = builder.distances(rows.collect::<Vec<_>>()).build().unwrap();
+    let native = NativeStrategy::new(&machine, &config(policy), &NativeOptions::default()).unwrap();
+    let ledger = native.idle();
+    (native, ledger)
+}
+
+/// Makes an idle host with a core of one CPU. Only whole cores are taken.
+pub(crate) fn unequal_cores(nodes: u32, policy: TopologyManagerPolicy) -> (NativeStrategy, Ledger) {
+    let builder = Machine::builder().nodes(nodes).sockets(nodes.div_ceil(8)).cores_per_node(32).smt(2);
+    let mut machine = builder.memory(Bytes::gib(256)).build().unwrap();
+    let last = machine.cpu_ids().last().unwrap();
+    machine.cpus.remove(&last);
+    for node in machine.nodes.values_mut() {
+        node.cpus.remove(last);
+    }
+    let config = PolicyConfig {
+        cpu_manager_policy_options: [("full-pcpus-only".to_owned(), "true".to_owned())].into(),
+        cpu_reservation: Some(Quantity::whole(1)),
+        reserved_system_cpus: "0".parse().unwrap(),
+        ..config(policy)
+    };
+    let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let ledger = native.idle();
+    (native, ledger)
+}
+
+fn host(nodes: u32, policy: TopologyManagerPolicy, kind: HostKind) -> (NativeStrategy, Ledger) {
+    let uneven = match kind {
+        HostKind::MemoryOnly => return memory_only(nodes, policy),
+        HostKind::UnequalCores => return unequal_cores(nodes, policy),
+        HostKind::Even => false,
+        HostKind::Uneven => true,
+    };
     let mut builder = Machine::builder().nodes(nodes).sockets(nodes.div_ceil(8));
     builder = builder.cores_per_node(32).smt(2).memory(Bytes::gib(256));
     let between = |a: u32, b: u32| match (a.min(b), a.max(b)) {
@@ -96,9 +152,11 @@ pub(crate) fn cases(nodes: u32) -> impl Iterator<Item = Case> {
 
 /// Returns the cases with a wanted name.
 pub(crate) fn named(nodes: u32, is_wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = Case> {
+    use HostKind::{Even, MemoryOnly, UnequalCores, Uneven};
     use TopologyManagerPolicy::{BestEffort, Restricted, SingleNumaNode};
+
     let all = u64::from(nodes) * 64;
-    let case = |name, policy, uneven, pod| (name, policy, uneven, pod);
+    let case = |name, policy, kind, pod| (name, policy, kind, pod);
     // The first init container is too large by itself, or too large in addition to the sidecar.
     let too_large = |count: usize, first: (u64, u64)| -> Vec<(u64, u64)> {
         let small = (0..count as u64).map(|index| (1 + index % 3, 1 + index % 5));
@@ -109,49 +167,71 @@ pub(crate) fn named(nodes: u32, is_wanted: impl Fn(&str) -> bool) -> impl Iterat
         std::iter::once(first).chain((0..count as u64).map(of)).collect()
     };
     let small = [(2, 4), (3, 5), (4, 6), (5, 7)];
+    let growing =
+        |count: u64, gib: u64| -> Vec<(u64, u64)> { (0..count).map(|index| (2, gib + index)).collect() };
     let cases = vec![
         case(
             "an init container that fits no node",
             SingleNumaNode,
-            false,
+            Even,
             pod(None, &too_large(100, (100, 1)), &small),
         ),
         case(
             "an init container larger than the host",
             BestEffort,
-            false,
+            Even,
             pod(None, &too_large(500, (all + 1, 1)), &small),
         ),
         case(
             "an init container too large beside a sidecar",
             BestEffort,
-            false,
+            Even,
             pod(Some((4, 1)), &too_large(100, (all - 3, 1)), &small),
         ),
         case(
             "500 init containers, the first too large beside a sidecar",
             SingleNumaNode,
-            true,
+            Uneven,
             pod(Some((30, 1)), &too_large(500, (62, 1)), &small),
         ),
-        case("all wide", BestEffort, true, pod(None, &wide(11, (all + 1, 1)), &wide(3, (129, 529)))),
+        case("all wide", BestEffort, Uneven, pod(None, &wide(11, (all + 1, 1)), &wide(3, (129, 529)))),
         case(
             "all wide beside a sidecar",
             BestEffort,
-            true,
+            Uneven,
             pod(Some((4, 1)), &wide(11, (all / 2, 1)), &wide(3, (129, 529))),
         ),
         case(
             "all wide, each on its least nodes",
             Restricted,
-            true,
+            Uneven,
             pod(Some((4, 1)), &wide(11, (all / 2, 1)), &wide(3, (129, 529))),
         ),
-        case("many wide containers", BestEffort, true, pod(None, &[], &wide(30, (129, 529)))),
-        case("many small containers", Restricted, true, pod(None, &[], &too_large(200, (63, 250)))),
+        case("many wide containers", BestEffort, Uneven, pod(None, &[], &wide(30, (129, 529)))),
+        case("many small containers", Restricted, Uneven, pod(None, &[], &too_large(200, (63, 250)))),
+        case(
+            "init containers on memory-only nodes",
+            Restricted,
+            MemoryOnly,
+            pod(None, &growing(500, all / 2), &[(2, 1)]),
+        ),
+        case(
+            "containers on memory-only nodes",
+            Restricted,
+            MemoryOnly,
+            pod(None, &[], &growing(30, all / 40)),
+        ),
+        case("whole cores of nearly all nodes", BestEffort, UnequalCores, pod(None, &[], &[(all - 10, 1)])),
+        case(
+            "whole cores of half of the nodes",
+            Restricted,
+            UnequalCores,
+            pod(None, &[], &[(all / 2 - 1, 1)]),
+        ),
+        case("whole cores of three nodes", BestEffort, UnequalCores, pod(None, &[], &[(130, 1); 30])),
     ];
-    cases.into_iter().filter(move |(name, ..)| is_wanted(name)).map(move |(name, policy, uneven, pod)| {
-        let (native, ledger) = host(nodes, policy, uneven);
+    cases.into_iter().filter(move |(name, ..)| is_wanted(name)).map(move |(name, policy, kind, pod)| {
+        let (native, ledger) = host(nodes, policy, kind);
         Case { name, native, ledger, pod }
     })
 }

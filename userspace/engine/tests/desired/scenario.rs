@@ -32,12 +32,12 @@ pub(crate) struct Scenario {
     pub(crate) name: String,
     machine: MachineVector,
     config: ConfigVector,
-    steps: Vec<Step>,
+    steps: Vec<ScenarioStep>,
     desired: DesiredChecks,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct Step {
+struct ScenarioStep {
     op: String,
     pod: Option<PodVector>,
     pod_name: Option<String>,
@@ -169,7 +169,7 @@ impl World {
         self.native.as_ref().ok_or_else(|| "the strategy does not run".to_owned())
     }
 
-    fn admit(&mut self, step: &Step, clock: &dyn Fn() -> Duration) -> Result<Outcome, String> {
+    fn admit(&mut self, step: &ScenarioStep, clock: &dyn Fn() -> Duration) -> Result<Outcome, String> {
         let request = step.pod.as_ref().ok_or("no pod")?.request()?;
         let native = self.running()?;
         let mut times = Vec::with_capacity(ADMISSION_REPETITIONS);
@@ -207,7 +207,7 @@ impl World {
         Ok(outcome)
     }
 
-    fn start_containers(&mut self, step: &Step) -> Result<Outcome, String> {
+    fn start_containers(&mut self, step: &ScenarioStep) -> Result<Outcome, String> {
         let name = step.pod_name.as_ref().ok_or("no pod")?;
         let Some((request, _)) = self.admitted.get(name) else { return Ok(Outcome::default()) };
         let native = self.running()?;
@@ -221,7 +221,7 @@ impl World {
         Ok(Outcome::default())
     }
 
-    fn remove(&mut self, step: &Step) -> Result<Outcome, String> {
+    fn remove(&mut self, step: &ScenarioStep) -> Result<Outcome, String> {
         let name = step.pod_name.as_ref().ok_or("no pod")?;
         if self.admitted.remove(name).is_some() {
             self.ledger = self.running()?.release(&self.ledger, &OwnerId::from(name.as_str()));
@@ -231,7 +231,7 @@ impl World {
 
     fn restart(
         &mut self,
-        step: &Step,
+        step: &ScenarioStep,
         config: &ConfigVector,
         options: &NativeOptions,
     ) -> Result<Outcome, String> {

@@ -13,12 +13,12 @@ use numaward_engine::{
     hint::{Hint, HintList, Provider, ProviderHints},
     kubelet::Checkpoints,
     policy::{Component, KubeletVersion, StartError, StartPhase, UnknownName},
-    simulation::format::Config,
+    simulation::format::ParsedConfig,
 };
 use numaward_topology::{CpuSet, Machine, NodeSet};
 use serde_json::{Map, Value, json};
 
-use super::vectors::{Scenario, Step};
+use super::vectors::{Scenario, VectorStep};
 
 /// Members that a record omits or leaves empty if a container has none.
 const MAY_BE_EMPTY: [&str; 4] = ["cpus", "cpuset_cpus", "cpuset_mems", "blocks"];
@@ -66,7 +66,7 @@ impl Scenario {
 
 struct World {
     machine: Machine,
-    config: Config,
+    config: ParsedConfig,
     /// Running strategy.
     kubelet: Option<KubeletStrategy>,
     ledger: Ledger,
@@ -79,7 +79,7 @@ struct World {
 }
 
 impl World {
-    fn new(machine: Machine, config: Config, compared: Option<BTreeSet<String>>) -> Self {
+    fn new(machine: Machine, config: ParsedConfig, compared: Option<BTreeSet<String>>) -> Self {
         Self {
             machine,
             config,
@@ -161,7 +161,7 @@ impl World {
         Value::Object(initial)
     }
 
-    fn step(&mut self, step: &Step, expect: &Value) -> Result<Value, String> {
+    fn step(&mut self, step: &VectorStep, expect: &Value) -> Result<Value, String> {
         let mut got = match step.op.as_str() {
             "admit" => self.admit(step, expect)?,
             "start" => self.start_containers(step)?,
@@ -182,7 +182,7 @@ impl World {
         Ok(Value::Object(got))
     }
 
-    fn admit(&mut self, step: &Step, expect: &Value) -> Result<Map<String, Value>, String> {
+    fn admit(&mut self, step: &VectorStep, expect: &Value) -> Result<Map<String, Value>, String> {
         let kubelet = self.kubelet.as_ref().ok_or("the strategy does not run")?;
         let pod = step.pod.as_ref().ok_or("no pod")?;
         let request = pod.request()?;
@@ -216,7 +216,7 @@ impl World {
         Ok(answer)
     }
 
-    fn start_containers(&mut self, step: &Step) -> Result<Map<String, Value>, String> {
+    fn start_containers(&mut self, step: &VectorStep) -> Result<Map<String, Value>, String> {
         let kubelet = self.kubelet.as_ref().ok_or("the strategy does not run")?;
         let name = step.pod_name.as_ref().ok_or("no pod")?;
         let (request, started) = self.running.get_mut(name).ok_or("no such pod runs")?;
@@ -229,7 +229,7 @@ impl World {
         Ok(Map::new())
     }
 
-    fn remove(&mut self, step: &Step) -> Result<Map<String, Value>, String> {
+    fn remove(&mut self, step: &VectorStep) -> Result<Map<String, Value>, String> {
         let kubelet = self.kubelet.as_ref().ok_or("the strategy does not run")?;
         let name = step.pod_name.as_ref().ok_or("no pod")?;
         self.running.remove(name);
@@ -237,7 +237,7 @@ impl World {
         Ok(Map::new())
     }
 
-    fn restart(&mut self, step: &Step) -> Result<Map<String, Value>, String> {
+    fn restart(&mut self, step: &VectorStep) -> Result<Map<String, Value>, String> {
         if let Some(machine) = &step.machine {
             self.machine = machine.machine()?;
         }

@@ -23,11 +23,11 @@ pub(super) struct Scenario {
     pub(super) initial: Value,
     /// Recorded members of each answer; all if absent.
     pub(super) compared: Option<BTreeSet<String>>,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<VectorStep>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Step {
+pub(super) struct VectorStep {
     pub(super) op: String,
     pub(super) pod: Option<PodVector>,
     pub(super) pod_name: Option<String>,

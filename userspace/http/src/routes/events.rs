@@ -21,7 +21,7 @@ use numaward_api::{
 };
 use numaward_observe::events::{MAX_EVENTS, StreamItem, Subscription};
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     time::{interval_at, sleep, timeout_at},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -30,26 +30,14 @@ use crate::{
     accept::Offer,
     limits::TIME_LIMIT,
     peer::Peer,
-    peers::Place,
+    peers::ConnectionPlace,
     problem::Failure,
     samples::{COMMENT, Watcher},
     streaming_body::{self, Piece},
+    streams::Streams,
 };
 
 use super::{App, JSON, accepted};
-
-/// Maximum number of streams of one listener: more than the connections of one peer, so that one peer cannot use all.
-const MAX_STREAMS: usize = 64;
-
-/// The number of free streams of one listener. Each listener has its own, so that clients of one do not use those of another.
-#[derive(Clone, Debug)]
-pub(crate) struct StreamLimit(Arc<Semaphore>);
-
-impl Default for StreamLimit {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
-    }
-}
 
 /// Number of events in a page by default.
 const DEFAULT_PAGE_SIZE: usize = 100;
@@ -163,7 +151,7 @@ async fn events(
 )]
 async fn stream(
     State(app): State<Arc<App>>,
-    Extension(StreamLimit(streams)): Extension<StreamLimit>,
+    Extension(streams): Extension<Streams>,
     peer: Option<Extension<Peer>>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
@@ -177,14 +165,14 @@ async fn stream(
             (StatusCode::BAD_REQUEST, format!("the header Last-Event-ID {last:?} is no event's id"))
         })?);
     }
-    let Ok(place) = streams.try_acquire_owned() else {
-        let detail = format!("{MAX_STREAMS} streams are open, which is the limit");
-        return Err((StatusCode::SERVICE_UNAVAILABLE, detail));
-    };
+    let connection = peer.and_then(|Extension(peer)| peer.place);
+    let place = streams
+        .place(connection.clone())
+        .map_err(|refusal| (StatusCode::SERVICE_UNAVAILABLE, refusal.to_string()))?;
     let (sender, body) = streaming_body::body();
     let subscription = app.query_events(move |events| events.subscribe(since)).await?;
     let samples = if samples { Some(app.samples.watch().await) } else { None };
-    let account = UnreadAccount(peer.and_then(|Extension(peer)| peer.place));
+    let account = UnreadAccount(connection);
     tokio::spawn(async move {
         write_messages(subscription, samples, &sender, &account).await;
         drop(place);
@@ -194,7 +182,7 @@ async fn stream(
 }
 
 /// Counter of the bytes of messages that the client has not read yet.
-struct UnreadAccount(Option<Arc<Place>>);
+struct UnreadAccount(Option<Arc<ConnectionPlace>>);
 
 impl UnreadAccount {
     /// Counts a message. Returns false if it exceeds the limit of its peer.
@@ -211,7 +199,7 @@ impl UnreadAccount {
 }
 
 /// A message. Its kind determines the handling if the peer has too many unread bytes.
-enum Message {
+enum StreamMessage {
     /// Waits until the peer has read enough.
     Event(Bytes),
     /// Is dropped: a newer one follows.
@@ -229,18 +217,18 @@ async fn write_messages(
 ) {
     let mut ticks = interval_at(tokio::time::Instant::now() + KEEP_ALIVE_INTERVAL, KEEP_ALIVE_INTERVAL);
     // Shows the client at once that the stream is open.
-    let mut message = Message::Comment(Bytes::from_static(b": numaward\n\n"));
+    let mut message = StreamMessage::Comment(Bytes::from_static(b": numaward\n\n"));
     loop {
         let deadline = tokio::time::Instant::now() + TIME_LIMIT;
         let text = match message {
-            Message::Sample(text) if !account.charge(&text) => {
+            StreamMessage::Sample(text) if !account.charge(&text) => {
                 if let Some(samples) = &mut samples {
                     samples.skip();
                 }
                 None
             }
-            Message::Comment(text) if !account.charge(&text) => None,
-            Message::Event(text) => {
+            StreamMessage::Comment(text) if !account.charge(&text) => None,
+            StreamMessage::Event(text) => {
                 while !account.charge(&text) {
                     if tokio::time::Instant::now() >= deadline {
                         subscription.close_as_hung();
@@ -250,7 +238,7 @@ async fn write_messages(
                 }
                 Some(text)
             }
-            Message::Sample(text) | Message::Comment(text) => Some(text),
+            StreamMessage::Sample(text) | StreamMessage::Comment(text) => Some(text),
         };
         if let Some(text) = text {
             match timeout_at(deadline, sender.send(Piece::Text(text))).await {
@@ -272,11 +260,11 @@ async fn write_messages(
         message = tokio::select! {
             next = subscription.next() => match next {
                 StreamItem::Event(event) => match serde_json::to_string(&*event) {
-                    Ok(json) => Message::Event(format!("id: {}\ndata: {json}\n\n", event.id).into()),
-                    Err(_) => Message::Comment(COMMENT),
+                    Ok(json) => StreamMessage::Event(format!("id: {}\ndata: {json}\n\n", event.id).into()),
+                    Err(_) => StreamMessage::Comment(COMMENT),
                 },
                 StreamItem::Missed(missed) => {
-                    Message::Event(format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into())
+                    StreamMessage::Event(format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into())
                 }
                 StreamItem::Closed => {
                     // If the queue is full, the client sees the connection close instead.
@@ -284,8 +272,8 @@ async fn write_messages(
                     return;
                 }
             },
-            sample = sample => Message::Sample(sample),
-            _ = ticks.tick() => Message::Comment(COMMENT),
+            sample = sample => StreamMessage::Sample(sample),
+            _ = ticks.tick() => StreamMessage::Comment(COMMENT),
             () = sender.closed() => return,
         };
     }

@@ -38,6 +38,7 @@ use crate::{
     scrapes::Scrapes,
     shared_reads::SharedReads,
     streaming_body,
+    streams::Streams,
 };
 
 /// State of the routes.
@@ -203,7 +204,7 @@ fn documented() -> OpenApiRouter<Arc<App>> {
 }
 
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::from(documented().with_state(app)).layer(Extension(events::StreamLimit::default()))
+    Router::from(documented().with_state(app)).layer(Extension(Streams::default()))
 }
 
 /// Returns true if the query has the key `known`. Any other key is an error; values are ignored.

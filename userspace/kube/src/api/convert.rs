@@ -1,5 +1,7 @@
-//! From the API server's pod to ours. What is not needed is not looked at, so what newer servers say about it cannot
-//! be misread; what is needed and cannot be read is an error that says where.
+//! Conversion of the API server's pods to [`StoredPod`].
+//!
+//! Only the fields that placement needs are deserialized, so changes of other fields in newer API servers have no effect. A needed
+//! field that cannot be parsed is an error that names the field.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,28 +12,35 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Controller;
-use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Pod, PodId};
+use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, ClaimUse, Pod, PodId};
 
-/// A pod as it is kept.
+/// A pod as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPod {
-    /// The pod.
     pub pod: Arc<Pod>,
-    /// Whether its containers have been started.
+    /// True if the phase is `Running`: all containers have been created, and at least one of them runs, starts or restarts.
     pub is_running: bool,
-    /// The names of its containers by the runtime's ids, as far as the kubelet has reported.
+    /// Names of the containers by the runtime's ids, as far as the kubelet has reported them.
     pub container_ids: BTreeMap<String, String>,
-    /// Who makes it again when it is gone.
+    /// Controller that creates the pod again after its end.
     pub controller: Option<Controller>,
-    /// Whether it is being deleted.
+    /// True if the pod is being deleted.
     pub is_leaving: bool,
-    /// Whether it has the priority of what the cluster or its node needs.
+    /// True if the priority is that of `system-cluster-critical` or higher.
     pub is_critical: bool,
 }
 
-/// The least priority of pods that the kubelet evicts for nobody: `SystemCriticalPriority` in `pkg/apis/scheduling`. The
-/// classes `system-cluster-critical` and `system-node-critical` have it or more, and users' own classes less.
-const CRITICAL: i64 = 2_000_000_000;
+/// Minimum priority of critical pods, which the kubelet never evicts: `SystemCriticalPriority` in `pkg/apis/scheduling`. The
+/// classes `system-cluster-critical` and `system-node-critical` have this priority or a higher one; user-defined classes are lower.
+const MIN_CRITICAL_PRIORITY: i64 = 2_000_000_000;
+
+/// Maximum number of containers of a pod, with init containers. A pod of a megabyte could have thousands. A pod with more
+/// is ignored, since its request is the sum of all.
+const MAX_CONTAINERS: usize = 1024;
+/// Maximum number of stored ids of containers of a pod: those of [`MAX_CONTAINERS`], and as many ephemeral ones.
+const MAX_CONTAINER_IDS: usize = 2 * MAX_CONTAINERS;
+/// Maximum number of claims of all containers of a pod. A pod has at most 64 claims.
+const MAX_CLAIM_USES: usize = 256;
 
 type Amounts = Option<BTreeMap<String, Value>>;
 
@@ -45,16 +54,40 @@ struct Body {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
-    init_containers: Option<Vec<Container>>,
-    containers: Vec<Container>,
+    init_containers: Option<Vec<ContainerFields>>,
+    containers: Vec<ContainerFields>,
     resources: Option<Requirements>,
     overhead: Amounts,
     priority: Option<i64>,
+    resource_claims: Option<Vec<ClaimReference>>,
+}
+
+/// A claim of a pod, in its specification or status: its name within the pod, and the name of the object if it is known.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ClaimReference {
+    name: String,
+    resource_claim_name: Option<String>,
+}
+
+/// The claim that the scheduler has made for extended resources (`example.com/nic: 1`) of DRA drivers.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ExtendedResourceClaim {
+    resource_claim_name: String,
+    request_mappings: Option<Vec<RequestMapping>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Container {
+struct RequestMapping {
+    container_name: String,
+    request_name: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "Container", rename_all = "camelCase")]
+struct ContainerFields {
     name: String,
     resources: Option<Requirements>,
     restart_policy: Option<String>,
@@ -64,6 +97,14 @@ struct Container {
 struct Requirements {
     requests: Amounts,
     limits: Amounts,
+    claims: Option<Vec<RequestedClaim>>,
+}
+
+/// A claim of a pod that a container uses.
+#[derive(Deserialize)]
+struct RequestedClaim {
+    name: String,
+    request: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -73,6 +114,9 @@ struct Status {
     init_container_statuses: Option<Vec<ContainerStatus>>,
     container_statuses: Option<Vec<ContainerStatus>>,
     ephemeral_container_statuses: Option<Vec<ContainerStatus>>,
+    resource_claim_statuses: Option<Vec<ClaimReference>>,
+    #[serde(rename = "extendedResourceClaimStatus")]
+    extended_resources: Option<ExtendedResourceClaim>,
 }
 
 #[derive(Deserialize)]
@@ -82,7 +126,7 @@ struct ContainerStatus {
     container_id: Option<String>,
 }
 
-/// The amounts of the resources that the engine knows; others are none of its business.
+/// Parses the amounts of CPU, memory and huge pages. Other resources are ignored. An error is the field and the problem.
 fn resources(amounts: Amounts, place: &str) -> Result<Resources, (String, String)> {
     let mut resources = Resources::none();
     for (name, amount) in amounts.into_iter().flatten() {
@@ -93,7 +137,7 @@ fn resources(amounts: Amounts, place: &str) -> Result<Resources, (String, String
         let text = match &amount {
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
-            other => return Err((format!("{place}.{name}"), format!("{other} is no amount"))),
+            other => return Err((format!("{place}.{name}"), format!("{other} is not an amount"))),
         };
         let amount: Quantity =
             text.parse().map_err(|error| (format!("{place}.{name}"), format!("{error}")))?;
@@ -105,67 +149,106 @@ fn resources(amounts: Amounts, place: &str) -> Result<Resources, (String, String
     Ok(resources)
 }
 
-fn both(requirements: Option<Requirements>, place: &str) -> Result<PodResources, (String, String)> {
-    let Requirements { requests, limits } = requirements.unwrap_or_default();
+fn requests_and_limits(
+    requirements: Option<Requirements>,
+    place: &str,
+) -> Result<PodResources, (String, String)> {
+    let Requirements { requests, limits, .. } = requirements.unwrap_or_default();
     Ok(PodResources {
         requests: resources(requests, &format!("{place}.requests"))?,
         limits: resources(limits, &format!("{place}.limits"))?,
     })
 }
 
-fn containers(list: Vec<Container>, place: &str) -> Result<Vec<ContainerRequest>, (String, String)> {
-    let container = |Container { name, resources, restart_policy }: Container| {
+fn containers(list: Vec<ContainerFields>, place: &str) -> Result<Vec<ContainerRequest>, (String, String)> {
+    let container = |ContainerFields { name, resources, restart_policy }: ContainerFields| {
         let place = format!("{place}[{name:?}].resources");
-        let PodResources { requests, limits } = both(resources, &place)?;
+        let PodResources { requests, limits } = requests_and_limits(resources, &place)?;
         let restartable = restart_policy.is_some_and(|policy| policy == "Always");
         Ok(ContainerRequest { name: name.into(), restartable, requests, limits })
     };
     list.into_iter().map(container).collect()
 }
 
-/// The UID by which the runtime knows a static pod, if this is its mirror: made by the kubelet of this node.
+/// Returns the claims that the containers use: the first ones, up to [`MAX_CLAIM_USES`]. Claims that do not exist yet are not included.
+fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
+    let references = spec.resource_claims.iter().chain(&status.resource_claim_statuses).flatten();
+    let objects: BTreeMap<&str, &str> = references
+        .filter_map(|claim| Some((claim.name.as_str(), claim.resource_claim_name.as_deref()?)))
+        .collect();
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let requested = containers.flat_map(|container| {
+        let claims = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
+        claims.map(move |claim| (container.name.as_str(), claim))
+    });
+    let requested = requested.filter_map(|(container, claim)| {
+        let object = objects.get(claim.name.as_str())?;
+        Some((container, *object, claim.request.clone()))
+    });
+    let extended = status.extended_resources.iter().flat_map(|claim| {
+        let mappings = claim.request_mappings.iter().flatten();
+        mappings.map(|mapping| {
+            let object = claim.resource_claim_name.as_str();
+            (mapping.container_name.as_str(), object, Some(mapping.request_name.clone()))
+        })
+    });
+    let uses = requested.chain(extended).take(MAX_CLAIM_USES);
+    uses.map(|(container, claim, request)| {
+        let (container, claim) = (container.to_owned(), claim.to_owned());
+        ClaimUse { container, claim, request }
+    })
+    .collect()
+}
+
+/// Returns the UID that the runtime uses for a static pod, if this is its mirror pod, created by the kubelet of `node`.
 fn uid_of_static_pod(metadata: &ObjectMeta, node: &str) -> Option<String> {
     let annotations = metadata.annotations.as_ref()?;
     let mut owners = metadata.owner_references.iter().flatten();
-    let is_ours = owners.any(|of| of.kind == "Node" && of.name == node);
+    let is_owned_by_node = owners.any(|owner| owner.kind == "Node" && owner.name == node);
     let hash = annotations.get(CONFIG_HASH).filter(|hash| !hash.is_empty())?;
-    (is_ours && annotations.contains_key(CONFIG_MIRROR)).then(|| hash.clone())
+    (is_owned_by_node && annotations.contains_key(CONFIG_MIRROR)).then(|| hash.clone())
 }
 
-/// Reads a pod of this node; the error says which, and which field is wrong.
+/// Converts a pod of the Kubernetes node `node`. An error names the pod and the field.
 pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String> {
     let DynamicObject { metadata, data, .. } = object;
-    let of_static_pod = uid_of_static_pod(&metadata, node);
-    let controller = metadata.owner_references.iter().flatten().find(|of| of.controller == Some(true));
-    let controller = controller.map(|of| Controller { kind: of.kind.clone(), name: of.name.clone() });
+    let runtime_uid = uid_of_static_pod(&metadata, node);
+    let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+    let controller =
+        controller.map(|owner| Controller { kind: owner.kind.clone(), name: owner.name.clone() });
     let is_leaving = metadata.deletion_timestamp.is_some();
     let (namespace, name) = (metadata.namespace.unwrap_or_default(), metadata.name.unwrap_or_default());
-    let called = format!("{namespace}/{name}");
-    let fail = |(place, problem): (String, String)| format!("pod {called}: {place}: {problem}");
+    let pod_name = format!("{namespace}/{name}");
+    let fail = |(place, problem): (String, String)| format!("pod {pod_name}: {place}: {problem}");
     let api_uid = metadata
         .uid
         .filter(|uid| !uid.is_empty())
         .ok_or_else(|| fail(("metadata.uid".to_owned(), "it is missing".to_owned())))?;
     let Body { spec, status } = serde_json::from_value(data)
         .map_err(|error| fail(("spec or status".to_owned(), error.to_string())))?;
-    let annotations = metadata.annotations.unwrap_or_default();
-    let uid = of_static_pod.unwrap_or_else(|| api_uid.clone());
-    let resources_of_pod = spec.resources.map(|of_pod| both(Some(of_pod), "spec.resources"));
+    let count = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
+    if count > MAX_CONTAINERS {
+        let problem = format!("{count} containers are more than the maximum of {MAX_CONTAINERS}");
+        return Err(fail(("spec.containers".to_owned(), problem)));
+    }
+    let uid = runtime_uid.unwrap_or_else(|| api_uid.clone());
     let status = status.unwrap_or_default();
+    let claims = claims(&spec, &status);
+    let resources_of_pod = spec.resources.map(|of_pod| requests_and_limits(Some(of_pod), "spec.resources"));
     let phase = status.phase.as_deref().unwrap_or_default();
     let pod = Pod {
         id: PodId { namespace, name, uid },
         api_uid,
-        annotations,
         init_containers: containers(spec.init_containers.unwrap_or_default(), "spec.initContainers")
             .map_err(fail)?,
         containers: containers(spec.containers, "spec.containers").map_err(fail)?,
         resources: resources_of_pod.transpose().map_err(fail)?,
         overhead: resources(spec.overhead, "spec.overhead").map_err(fail)?,
+        claims,
         is_terminal: matches!(phase, "Succeeded" | "Failed"),
     };
     let is_running = phase == "Running";
-    let is_critical = spec.priority.is_some_and(|priority| priority >= CRITICAL);
+    let is_critical = spec.priority.is_some_and(|priority| priority >= MIN_CRITICAL_PRIORITY);
     let statuses =
         [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
     let container_ids = statuses
@@ -173,10 +256,11 @@ pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String
         .flatten()
         .flatten()
         .filter_map(|status| {
-            // RUNTIME://ID
+            // The format is RUNTIME://ID.
             let id = status.container_id?.split_once("://")?.1.to_owned();
             Some((id, status.name))
         })
+        .take(MAX_CONTAINER_IDS)
         .collect();
     Ok(StoredPod { pod: Arc::new(pod), is_running, container_ids, controller, is_leaving, is_critical })
 }
@@ -218,11 +302,27 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_read_with_all_that_placement_needs() {
+    fn containers_of_a_pod_are_limited() {
+        let mut pod = full();
+        let mut counted = |containers: usize, ephemeral: usize| {
+            let named =
+                |number| json!({"name": format!("c{number}"), "containerID": format!("r://{number}")});
+            pod["spec"]["containers"] = (2..containers).map(named).collect();
+            pod["status"]["ephemeralContainerStatuses"] = (0..ephemeral).map(named).collect();
+            read(pod.clone())
+        };
+        let largest = counted(MAX_CONTAINERS, 5000).unwrap();
+        assert_eq!(largest.pod.containers.len() + largest.pod.init_containers.len(), MAX_CONTAINERS);
+        assert_eq!(largest.container_ids.len(), MAX_CONTAINER_IDS);
+        let error = counted(MAX_CONTAINERS + 1, 0).unwrap_err();
+        assert_eq!(error, "pod prod/db: spec.containers: 1025 containers are more than the maximum of 1024");
+    }
+
+    #[test]
+    fn reads_fields_needed_for_placement() {
         let StoredPod { pod, is_running, container_ids, .. } = read(full()).unwrap();
         assert_eq!((pod.id.to_string().as_str(), pod.id.uid.as_str()), ("prod/db", "u1"));
         assert!(is_running && !pod.is_terminal);
-        assert_eq!(pod.annotations["numaward.io/policy"], "restricted");
         let names: Vec<_> = pod.init_containers.iter().map(|c| (c.name.as_str(), c.restartable)).collect();
         assert_eq!(names, [("prepare", false), ("proxy", true)]);
         let main = &pod.containers[0];
@@ -239,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mirror_of_a_static_pod_goes_by_the_uid_of_the_runtime() {
+    fn mirror_pod_has_uid_of_runtime() {
         type Edit = fn(&mut Value);
         let mut object = full();
         object["metadata"]["annotations"] = json!({CONFIG_HASH: "abcdef", CONFIG_MIRROR: "abcdef"});
@@ -265,7 +365,43 @@ mod tests {
     }
 
     #[test]
-    fn the_priority_of_what_the_cluster_needs_is_known() {
+    fn reads_claims_of_containers() {
+        let mut object = full();
+        assert_eq!(read(object.clone()).unwrap().pod.claims, []);
+        object["spec"]["resourceClaims"] = json!([
+            {"name": "gpu", "resourceClaimTemplateName": "one-gpu"},
+            {"name": "nic", "resourceClaimName": "shared-nic"},
+            {"name": "late", "resourceClaimTemplateName": "x"}]);
+        object["spec"]["initContainers"][1]["resources"]["claims"] =
+            json!([{"name": "nic", "request": "port"}]);
+        object["spec"]["containers"][0]["resources"]["claims"] =
+            json!([{"name": "gpu"}, {"name": "late"}, {"name": "unknown"}]);
+        object["status"]["resourceClaimStatuses"] =
+            json!([{"name": "gpu", "resourceClaimName": "db-gpu-x7k"}, {"name": "late"}]);
+        object["status"]["extendedResourceClaimStatus"] = json!({"resourceClaimName": "db-extended", "requestMappings":
+            [{"containerName": "main", "resourceName": "vendor.example/nic", "requestName": "container-0-request-0"}]});
+        let uses = |object: &Value| -> Vec<(String, String, Option<String>)> {
+            let claims = read(object.clone()).unwrap().pod.claims.clone();
+            claims.into_iter().map(|used| (used.container, used.claim, used.request)).collect()
+        };
+        let entry = |container: &str, claim: &str, request: Option<&str>| {
+            (container.to_owned(), claim.to_owned(), request.map(str::to_owned))
+        };
+        assert_eq!(
+            uses(&object),
+            [
+                entry("proxy", "shared-nic", Some("port")),
+                entry("main", "db-gpu-x7k", None),
+                entry("main", "db-extended", Some("container-0-request-0"))
+            ]
+        );
+        let many: Vec<_> = (0..1000).map(|_| json!({"name": "gpu"})).collect();
+        object["spec"]["containers"][0]["resources"]["claims"] = json!(many);
+        assert_eq!(uses(&object).len(), MAX_CLAIM_USES);
+    }
+
+    #[test]
+    fn detects_system_critical_priority() {
         for (priority, is_critical) in [
             (json!(null), false),
             (json!(1_000_000_000), false),
@@ -279,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_just_created_has_no_status() {
+    fn accepts_pod_without_status() {
         let mut object = full();
         object.as_object_mut().unwrap().remove("status");
         let stored = read(object).unwrap();
@@ -287,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_says_where() {
+    fn parse_error_names_field() {
         type Edit = fn(&mut Value);
         let faults: [(Edit, &str); 5] = [
             (|pod| pod["metadata"]["uid"] = json!(null), "metadata.uid: it is missing"),
@@ -295,7 +431,10 @@ mod tests {
                 |pod| pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("2 cores"),
                 "spec.containers[\"main\"].resources.limits.cpu: ",
             ),
-            (|pod| pod["spec"]["overhead"]["memory"] = json!([1]), "spec.overhead.memory: [1] is no amount"),
+            (
+                |pod| pod["spec"]["overhead"]["memory"] = json!([1]),
+                "spec.overhead.memory: [1] is not an amount",
+            ),
             (|pod| pod["spec"]["containers"] = json!("none"), "spec or status: "),
             (|pod| pod["spec"] = json!(null), "spec or status: "),
         ];

@@ -1,8 +1,8 @@
-//! Kubernetes Events on pods: what those who look at a pod should know.
+//! Kubernetes Events on pods, which `kubectl describe pod` shows.
 //!
-//! What has something to report must not wait for the API server, so notices go through a short queue, and are
-//! dropped where it is full. The kubelet tries again and again to start a container that was refused; kube's recorder
-//! makes one event of a notice that is repeated, which counts.
+//! The sender of a notice must not wait for the API server, so notices go through a short queue, and are dropped if it is full. The
+//! kubelet repeatedly tries to start a refused container, so the same notice is sent again and again; the recorder of the crate `kube`
+//! then increases the count of the existing event.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -21,38 +21,39 @@ use tokio_util::sync::CancellationToken;
 use super::{ApiMetrics, RequestError, limited, metrics::Operation};
 use crate::pod::Notice;
 
-/// Notices that wait.
-const QUEUE: usize = 64;
-/// Requests in a while: what is repeated too often is not worth more.
-pub(super) const REQUESTS: (u64, Duration) = (60, Duration::from_mins(1));
-/// The API server takes no longer message,
+/// Maximum number of queued notices.
+const MAX_QUEUED: usize = 64;
+/// Rate limit: number of requests, and the period.
+pub(super) const RATE_LIMIT: (u64, Duration) = (60, Duration::from_mins(1));
+/// Maximum length of an event's note in the API server.
 const MAX_MESSAGE_BYTES: usize = 1024;
-/// nor a longer name of who reports.
+/// Maximum length of an event's `reportingInstance` in the API server.
 const MAX_INSTANCE_BYTES: usize = 128;
-/// Who reports.
+/// The events' `reportingController`.
 const COMPONENT: &str = "numaward";
 
-type Queued = (Notice, Option<String>);
+/// A notice, and the pod's UID in the API server if it is known.
+type QueuedNotice = (Notice, Option<String>);
 
 /// Queues notices. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct EventWriter {
-    queue: mpsc::Sender<Queued>,
+    queue: mpsc::Sender<QueuedNotice>,
     metrics: ApiMetrics,
 }
 
-/// The notices that wait to be made events.
+/// Queued notices, for which events are yet to be created.
 #[derive(Debug)]
-pub struct EventQueue(mpsc::Receiver<Queued>);
+pub struct EventQueue(mpsc::Receiver<QueuedNotice>);
 
 impl EventWriter {
-    /// A writer, and the queue that it fills.
+    /// Creates a writer, and the queue that it fills.
     pub fn new(metrics: ApiMetrics) -> (Self, EventQueue) {
-        let (queue, waiting) = mpsc::channel(QUEUE);
-        (Self { queue, metrics }, EventQueue(waiting))
+        let (queue, notices) = mpsc::channel(MAX_QUEUED);
+        (Self { queue, metrics }, EventQueue(notices))
     }
 
-    /// Queues a notice. `api_uid` is the pod's UID in the API server, where it is known.
+    /// Queues a notice. `api_uid` is the pod's UID in the API server, if it is known. A notice that does not fit is dropped and counted.
     pub(super) fn write(&self, notice: Notice, api_uid: Option<String>) {
         if self.queue.try_send((notice, api_uid)).is_err() {
             self.metrics.events_dropped.inc();
@@ -61,7 +62,7 @@ impl EventWriter {
 }
 
 impl EventQueue {
-    /// Makes events of what is queued until the token is cancelled. `node` is the name of this Kubernetes node.
+    /// Creates events for the queued notices until the token is cancelled. `node` is the name of this Kubernetes node.
     pub fn run(
         mut self,
         client: Client,
@@ -82,21 +83,21 @@ impl EventQueue {
     }
 }
 
-/// Makes events, one after the other.
+/// Creates events, one after the other.
 pub(super) struct EventRecorder {
     recorder: Recorder,
     metrics: ApiMetrics,
 }
 
 impl EventRecorder {
-    /// `node` is the name of this Kubernetes node.
+    /// Creates a recorder. `node` is the name of this Kubernetes node.
     pub(super) fn new(client: Client, node: &str, metrics: ApiMetrics) -> Self {
         let instance = Some(shortened(node, MAX_INSTANCE_BYTES));
         let reporter = Reporter { controller: COMPONENT.to_owned(), instance };
-        Self { recorder: Recorder::new(limited(client, REQUESTS, || {}), reporter), metrics }
+        Self { recorder: Recorder::new(limited(client, RATE_LIMIT, || {}), reporter), metrics }
     }
 
-    /// Makes an event, if the API server takes it.
+    /// Creates an event, or increases the count of an equal one. A failure is counted and logged.
     pub(super) async fn publish(&self, notice: &Notice, api_uid: Option<String>) {
         let published = self.recorder.publish(&event(notice), &pod(notice, api_uid)).await;
         match published.map_err(RequestError::from) {
@@ -104,14 +105,14 @@ impl EventRecorder {
             Err(error) => {
                 self.metrics.failed(Operation::Event, &error);
                 self.metrics.events_dropped.inc();
-                tracing::warn!(%error, pod = %notice.pod, reason = notice.reason, "no Kubernetes Event could be made");
+                tracing::warn!(%error, pod = %notice.pod, reason = notice.reason, "a Kubernetes Event could not be created");
             }
         }
     }
 }
 
 fn event(notice: &Notice) -> Event {
-    // The recorder takes events of the same action for repetitions of the first, whatever their note.
+    // The recorder compares events by their action and not by their note, so the action contains a hash of the message.
     let mut hasher = DefaultHasher::new();
     notice.message.hash(&mut hasher);
     Event {
@@ -135,7 +136,7 @@ fn pod(notice: &Notice, api_uid: Option<String>) -> ObjectReference {
     }
 }
 
-/// As much of the text as the API server takes.
+/// Returns the text, cut to at most `limit` bytes.
 fn shortened(text: &str, limit: usize) -> String {
     const MARK: &str = " …";
     if text.len() <= limit {
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn long_messages_are_cut_between_characters() {
+    fn cuts_messages_between_characters() {
         assert_eq!(shortened("short", MAX_MESSAGE_BYTES), "short");
         for text in ["x".repeat(2000), "ö".repeat(1000), format!("x{}", "ö".repeat(1000))] {
             let cut = shortened(&text, MAX_MESSAGE_BYTES);
@@ -169,10 +170,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_drops_and_counts() {
+    async fn full_queue_drops_and_counts() {
         let metrics = ApiMetrics::default();
         let (writer, queue) = EventWriter::new(metrics.clone());
-        for number in 0..QUEUE + 3 {
+        for number in 0..MAX_QUEUED + 3 {
             writer.write(notice(&number.to_string()), None);
         }
         assert_eq!(metrics.events_dropped.get(), 3);

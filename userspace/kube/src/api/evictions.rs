@@ -1,19 +1,25 @@
-//! Evictions of pods that are in the wrong place, so that their controllers make them anew.
+//! Evictions of pods that cannot get their resources on this host, or that block the guarantees of other pods.
 //!
-//! Problem: a container that was started without us, and whose CPUs or memory are not there, shares what is nobody's
-//! until something becomes free. Where that is worse than a restart, its pod is to go. So is one without a guarantee
-//! whose memory is in the way of what is promised on a node, and one that is refused here and may be admitted
-//! elsewhere ([`EvictionReason`]).
+//! # Problem
+//! Three kinds of pods are better off on another host, where their controllers can create them again ([`EvictionReason`]):
 //!
-//! Algorithm: which pods these are is looked at again and again. A pod that stays among them for a while gets an event, and
-//! the API server is asked for its eviction, which a `PodDisruptionBudget` can put off: then the next one is tried. After an
-//! eviction, the next one waits until that pod is gone, and for a pause after it. A pod that may not be evicted although it
-//! runs without what it asks for gets an event that says why.
+//! - A container started without numaward, and its CPUs or memory are not free. It runs in the shared pool until they are.
+//! - A pod without a guarantee uses memory on a node that may soon not have enough for its guarantees.
+//! - A pod is refused on this host; another host may admit it.
 //!
-//! Invariants: one pod at a time; only the pod that was looked at, by its UID; only one that its controller makes
-//! again, and may make elsewhere; of pods in the way on a node, none while one that has more there cannot be evicted:
-//! it would go in vain, and the owner of the other could choose which pods go; of refused pods, only those without a
-//! container that was ever created.
+//! # Algorithm
+//! The list of such pods is polled. A pod that stays in it for a while gets an event, and the API server is asked for its eviction. A
+//! `PodDisruptionBudget` can block the eviction; then the next pod of the list is tried. After an eviction, no further pod is evicted
+//! until the evicted one is gone, and for a pause afterwards. A pod that runs without its claim and may not be evicted gets an event
+//! that gives the reason.
+//!
+//! # Invariants
+//! - At most one pod is being evicted at a time.
+//! - The eviction names the UID, so a new pod of the same name is never evicted instead.
+//! - A pod is evicted only if a controller creates it again, possibly on another host.
+//! - On a node that is short of memory, no pod is evicted while a pod that uses more memory there cannot be evicted. The eviction
+//!   would not help, and the owner of the larger pod could choose which other pods are evicted.
+//! - A refused pod is evicted only if none of its containers has ever been created.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,37 +41,37 @@ use super::{
 };
 use crate::pod::{Notice, PodId, PodSource as _};
 
-const STAYS: &str = "NumaPlacementMissing";
+/// Reason of the event on a pod that runs without its claim and is not evicted.
+const NOT_EVICTED: &str = "NumaPlacementMissing";
 
-/// Why a pod is to be evicted.
+/// Reason why a pod is to be evicted. The text is the start of the event's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum EvictionReason {
-    /// It was started without numaward, and what it asks for is not there.
+    /// A container was started without numaward, and its CPUs or memory are not free.
     #[display(
-        "It runs without the CPUs or memory that it asks for: it was started without numaward, and they are not free here"
+        "It runs without the CPUs or memory that it requests: it was started without numaward, and they are not free here"
     )]
     Unplaced,
-    /// It has no guarantee, and is in the way of what is promised on a node.
+    /// The pod has no guarantee, and uses memory on a node that may soon not have enough for its guarantees.
     #[display(
-        "Node {node} may soon not have what is promised on it, and nobody else can be kept off it. This pod has no \
-         guarantee, and {has} there"
+        "Node {node} may soon not have enough memory for its guarantees, and no further workload can be kept off it. \
+         This pod has no guarantee and uses {has} there"
     )]
     NodeShort {
-        /// The node.
         node: NodeId,
-        /// What it has there that cannot be dropped.
+        /// Memory of the pod on the node that the kernel cannot drop.
         has: Bytes,
     },
-    /// No container of it can be created here.
+    /// All containers of the pod are refused here.
     #[display("It has been refused on this node for {}", Interval(*after))]
     Refused {
-        /// For how long that must have been so.
+        /// Time for which the pod must have been refused.
         after: Duration,
     },
 }
 
 impl EvictionReason {
-    /// The reason of the event of a pod that is evicted.
+    /// Returns the reason of the event on the evicted pod.
     fn event(self) -> &'static str {
         match self {
             Self::Unplaced => "NumaPlacementEviction",
@@ -74,7 +80,7 @@ impl EvictionReason {
         }
     }
 
-    /// The word for labels.
+    /// Returns the value of the label `reason` in metrics.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::Unplaced => "unplaced",
@@ -83,7 +89,7 @@ impl EvictionReason {
         }
     }
 
-    /// What gives the right to evict.
+    /// Returns the component of the manifests that grants the right to evict, and the value of the chart that does.
     fn component(self) -> &'static str {
         match self {
             Self::Unplaced => "the component evict-unpinned, or evictUnpinned.enabled of the chart",
@@ -95,97 +101,94 @@ impl EvictionReason {
         }
     }
 
-    /// How long a pod must have been named for this. The guard has waited before it names one that is in the way.
-    fn patience(self, pace: &EvictionTiming) -> Duration {
+    /// Returns the time for which a pod must have been listed. Zero for `NodeShort`, because the guard waits before it lists a pod.
+    fn delay(self, timing: &EvictionTiming) -> Duration {
         match self {
-            Self::Unplaced => pace.patience,
+            Self::Unplaced => timing.unplaced_delay,
             Self::NodeShort { .. } => Duration::ZERO,
             Self::Refused { after } => after,
         }
     }
 }
 
-/// How fast pods are evicted.
+/// Intervals and delays of evictions.
 #[derive(Clone, Copy, Debug)]
 pub struct EvictionTiming {
-    /// How often pods are looked for.
-    pub look: Duration,
-    /// How long a pod may run without what it asks for.
-    pub patience: Duration,
-    /// After a pod is gone.
-    pub pause: Duration,
-    /// After a request for any pod. Each refusal doubles the wait before the same pod is tried again.
-    pub retry: Duration,
-    /// The longest wait after a refusal.
-    pub longest_retry: Duration,
+    /// Interval at which the list of pods is polled.
+    pub poll_interval: Duration,
+    /// Time for which a pod may run without its claim.
+    pub unplaced_delay: Duration,
+    /// Minimum time between the end of an evicted pod and the next eviction.
+    pub pause_after_eviction: Duration,
+    /// Minimum time between two requests. For the same pod, each request doubles the delay until the next one.
+    pub retry_delay: Duration,
+    /// Maximum delay between two requests for the same pod.
+    pub max_retry_delay: Duration,
 }
 
 impl Default for EvictionTiming {
     fn default() -> Self {
         Self {
-            look: Duration::from_secs(1),
-            patience: Duration::from_secs(30),
-            pause: Duration::from_secs(30),
-            retry: Duration::from_secs(10),
-            longest_retry: Duration::from_mins(5),
+            poll_interval: Duration::from_secs(1),
+            unplaced_delay: Duration::from_secs(30),
+            pause_after_eviction: Duration::from_secs(30),
+            retry_delay: Duration::from_secs(10),
+            max_retry_delay: Duration::from_mins(5),
         }
     }
 }
 
-/// Gives the pods that are to be evicted now, those first that are to go first.
+/// Function that returns the pods to evict, in the order of eviction.
 pub type EvictionSource = Arc<dyn Fn() -> Vec<(PodId, EvictionReason)> + Send + Sync>;
 
-/// Evicts pods.
+/// Evicts the pods that [`to_evict`](Self::to_evict) lists.
 pub struct Evictor {
     /// The pods of this Kubernetes node.
     pub pods: Pods,
-    /// Those that are to be evicted.
     pub to_evict: EvictionSource,
-    /// Namespaces whose pods stay.
-    pub spared: BTreeSet<String>,
-    /// The UID of the pod that this runs in, if it is known.
+    /// Namespaces in which no pod is evicted.
+    pub excluded_namespaces: BTreeSet<String>,
+    /// UID of the daemon's own pod, if known.
     pub own_pod: Option<String>,
-    /// How fast.
-    pub pace: EvictionTiming,
-    /// What is counted.
+    pub timing: EvictionTiming,
     pub metrics: ApiMetrics,
-    /// Whether it works.
+    /// Called with the result of each request, and with `Ok` when no pod is listed any more after an error.
     pub report: Report,
 }
 
-/// Why a pod stays.
+/// Reason why a pod is not evicted.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
-enum Stays {
-    #[display("it is a static pod, which the kubelet starts here again")]
+enum KeepReason {
+    #[display("it is a static pod, which the kubelet would start here again")]
     Static,
     #[display("the DaemonSet {_0} would start it here again")]
     DaemonSet(String),
     #[display("the Job {_0} would count it as failed")]
     Job(String),
-    #[display("no controller would make it again")]
+    #[display("no controller would create it again")]
     Bare,
-    #[display("it is numaward's own")]
+    #[display("it is numaward's own pod")]
     Own,
     #[display("its namespace {_0} is one of kubernetes.placementOffNamespaces")]
-    Spared(String),
-    #[display("its priority is that of what the cluster needs")]
+    Namespace(String),
+    #[display("it has the priority of a pod that is critical for the cluster or the node")]
     Critical,
-    #[display("a container of it was created before")]
+    #[display("one of its containers has been created before")]
     HasContainers,
 }
 
-/// A pod that is to be evicted.
-struct Candidate {
-    /// When to ask for its eviction.
+/// State of a listed pod.
+struct ListedPod {
+    /// Time of the next request.
     due: Instant,
-    /// How long to wait after the next refusal.
-    retry: Duration,
-    /// Whether it has had its event.
+    /// Delay after the next request.
+    retry_delay: Duration,
+    /// True if the pod has its event.
     is_announced: bool,
-    /// Whether it is settled: it is gone, or it stays.
+    /// True if no further request is necessary: the pod is gone, or it is not evicted.
     is_done: bool,
-    /// Whether its eviction was refused the last time, as by a `PodDisruptionBudget`.
-    is_refused: bool,
+    /// True if the last request was blocked, for example by a `PodDisruptionBudget`.
+    is_blocked: bool,
 }
 
 impl Evictor {
@@ -193,131 +196,131 @@ impl Evictor {
     pub fn run(self, client: Client, node: String, stop: CancellationToken) -> BoxFuture<'static, ()> {
         async move {
             let recorder = EventRecorder::new(client.clone(), &node, self.metrics.clone());
-            let evicting = Evicting {
+            let eviction_loop = EvictionLoop {
                 evictor: self,
                 client,
                 recorder,
                 candidates: BTreeMap::new(),
-                leaving: None,
+                evicted: None,
                 next: Instant::now(),
                 is_failing: false,
             };
-            stop.run_until_cancelled(evicting.run()).await;
+            stop.run_until_cancelled(eviction_loop.run()).await;
         }
         .boxed()
     }
 
-    /// Why a pod stays, if it does.
-    fn stays(&self, stored: &StoredPod, why: EvictionReason) -> Option<Stays> {
+    /// Returns the reason why the pod is not evicted, if there is one.
+    fn keep_reason(&self, stored: &StoredPod, why: EvictionReason) -> Option<KeepReason> {
         let pod = &stored.pod;
-        // Made anew, it would have what it asks for; in the way of others, it is worth more than they are.
+        // A critical pod takes precedence over guarantees. Without its own claim, it is better off if it is created again.
         if stored.is_critical && matches!(why, EvictionReason::NodeShort { .. }) {
-            return Some(Stays::Critical);
+            return Some(KeepReason::Critical);
         }
         if matches!(why, EvictionReason::Refused { .. })
             && (stored.is_running || !stored.container_ids.is_empty())
         {
-            return Some(Stays::HasContainers);
+            return Some(KeepReason::HasContainers);
         }
         if self.own_pod.as_ref() == Some(&pod.id.uid) {
-            return Some(Stays::Own);
+            return Some(KeepReason::Own);
         }
-        if self.spared.contains(&pod.id.namespace) {
-            return Some(Stays::Spared(pod.id.namespace.clone()));
+        if self.excluded_namespaces.contains(&pod.id.namespace) {
+            return Some(KeepReason::Namespace(pod.id.namespace.clone()));
         }
         match &stored.controller {
-            _ if pod.id.uid != pod.api_uid => Some(Stays::Static),
-            None => Some(Stays::Bare),
-            Some(controller) if controller.kind == "Node" => Some(Stays::Static),
+            _ if pod.id.uid != pod.api_uid => Some(KeepReason::Static),
+            None => Some(KeepReason::Bare),
+            Some(controller) if controller.kind == "Node" => Some(KeepReason::Static),
             Some(controller) if controller.kind == "DaemonSet" => {
-                Some(Stays::DaemonSet(controller.name.clone()))
+                Some(KeepReason::DaemonSet(controller.name.clone()))
             }
-            // A Job fails after `backoffLimit` of them, where a pod that waits would have started later.
+            // A Job counts evicted pods as failed, and fails after `backoffLimit` of them. A pod that stays may still start later.
             Some(controller) if controller.kind == "Job" && matches!(why, EvictionReason::Refused { .. }) => {
-                Some(Stays::Job(controller.name.clone()))
+                Some(KeepReason::Job(controller.name.clone()))
             }
             Some(_) => None,
         }
     }
 }
 
-struct Evicting {
+struct EvictionLoop {
     evictor: Evictor,
     client: Client,
     recorder: EventRecorder,
-    /// By UID.
-    candidates: BTreeMap<String, Candidate>,
+    /// State of the listed pods, by UID.
+    candidates: BTreeMap<String, ListedPod>,
     /// The pod that was evicted last, until it is gone.
-    leaving: Option<PodId>,
-    /// No pod is evicted before.
+    evicted: Option<PodId>,
+    /// Earliest time of the next request.
     next: Instant,
-    /// Whether an eviction failed, which was reported.
+    /// True if the last request failed, and the error was reported.
     is_failing: bool,
 }
 
-impl Evicting {
+impl EvictionLoop {
     async fn run(mut self) {
         loop {
-            sleep(self.evictor.pace.look).await;
+            sleep(self.evictor.timing.poll_interval).await;
             let listed = (self.evictor.to_evict)();
             self.candidates.retain(|uid, _| listed.iter().any(|(id, _)| id.uid == *uid));
-            let Evictor { pods, pace, report, .. } = &self.evictor;
-            // A pod that could not be evicted may have gone by itself.
+            let Evictor { pods, timing, report, .. } = &self.evictor;
+            // The pods that could not be evicted are not listed any more, so the error is over.
             if self.candidates.is_empty() && std::mem::take(&mut self.is_failing) {
                 report(Ok(()));
             }
             let now = Instant::now();
             for (id, why) in &listed {
-                let due = now + why.patience(pace);
-                self.candidates.entry(id.uid.clone()).or_insert(Candidate {
+                let due = now + why.delay(timing);
+                self.candidates.entry(id.uid.clone()).or_insert(ListedPod {
                     due,
-                    retry: pace.retry,
+                    retry_delay: timing.retry_delay,
                     is_announced: false,
                     is_done: false,
-                    is_refused: false,
+                    is_blocked: false,
                 });
             }
-            // A pod that is leaving makes room, whatever the reason why it goes.
+            // A pod that is being deleted for any reason frees resources, so no further eviction may be necessary.
             let is_leaving = |id: &PodId| pods.get(id).is_some_and(|stored| stored.is_leaving);
-            if self.leaving.as_ref().is_some_and(|id| pods.get(id).is_some())
+            if self.evicted.as_ref().is_some_and(|id| pods.get(id).is_some())
                 || listed.iter().any(|(id, _)| is_leaving(id))
             {
-                self.next = now + pace.pause;
+                self.next = now + timing.pause_after_eviction;
                 continue;
             }
-            self.leaving = None;
-            // What is not known to be there may be gone already.
+            self.evicted = None;
+            // Without a current list from the API server, the pods may be gone already.
             if now < self.next || !pods.is_synced() {
                 continue;
             }
             for (id, why) in &listed {
-                if let Some(larger) = self.larger_that_stays(&listed, *why) {
-                    tracing::debug!(pod = %id, %larger, "it is not evicted: a larger pod in the way cannot be evicted");
-                } else if self.look_at(id, *why).await {
+                if let Some(larger) = self.larger_kept_pod(&listed, *why) {
+                    tracing::debug!(pod = %id, %larger, "a pod is not evicted: a larger pod on the same node cannot be evicted");
+                } else if self.try_evict(id, *why).await {
                     break;
                 }
             }
         }
     }
 
-    /// A pod that has more on the node than the one that is in the way there for this reason, and cannot be evicted.
-    fn larger_that_stays<'a>(
+    /// Returns a pod that uses more memory on the node than `why` says, and cannot be evicted.
+    fn larger_kept_pod<'a>(
         &self,
         listed: &'a [(PodId, EvictionReason)],
         why: EvictionReason,
     ) -> Option<&'a PodId> {
         let EvictionReason::NodeShort { node, has } = why else { return None };
         let is_larger = |other: EvictionReason| matches!(other, EvictionReason::NodeShort { node: at, has: more } if at == node && more > has);
-        let stays = |id: &PodId, other: EvictionReason| {
+        let is_kept = |id: &PodId, other: EvictionReason| {
             let known = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal);
-            let is_refused = self.candidates.get(&id.uid).is_some_and(|of| of.is_refused);
-            known.is_some_and(|stored| is_refused || self.evictor.stays(&stored, other).is_some())
+            let is_blocked = self.candidates.get(&id.uid).is_some_and(|candidate| candidate.is_blocked);
+            known.is_some_and(|stored| is_blocked || self.evictor.keep_reason(&stored, other).is_some())
         };
-        listed.iter().find(|(id, other)| is_larger(*other) && stays(id, *other)).map(|(id, _)| id)
+        listed.iter().find(|(id, other)| is_larger(*other) && is_kept(id, *other)).map(|(id, _)| id)
     }
 
-    /// Evicts a pod, if it is to be evicted and its time has come; whether that was tried.
-    async fn look_at(&mut self, id: &PodId, why: EvictionReason) -> bool {
+    /// Requests the eviction of a pod that is due. Returns true if no further pod may be tried in this round.
+    async fn try_evict(&mut self, id: &PodId, why: EvictionReason) -> bool {
         let Some(stored) = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal) else {
             return false;
         };
@@ -325,37 +328,38 @@ impl Evicting {
         if candidate.is_done || Instant::now() < candidate.due {
             return false;
         }
-        if let Some(stays) = self.evictor.stays(&stored, why) {
+        if let Some(keep) = self.evictor.keep_reason(&stored, why) {
             candidate.is_done = true;
             if why == EvictionReason::Unplaced {
-                self.announce(&stored, STAYS, format!("{why}. It is not evicted: {stays}.")).await;
+                self.announce(&stored, NOT_EVICTED, format!("{why}. It is not evicted: {keep}.")).await;
             } else {
-                tracing::info!(pod = %id, %why, reason = %stays, "it is not evicted");
+                tracing::info!(pod = %id, %why, reason = %keep, "a pod is not evicted");
             }
             return false;
         }
         if !std::mem::replace(&mut candidate.is_announced, true) {
             let controller = stored.controller.as_ref().map(ToString::to_string).unwrap_or_default();
-            let message = format!("{why}. It is evicted, so that {controller} makes it anew.");
+            let message = format!("{why}. It is evicted, so that {controller} creates it again.");
             self.announce(&stored, why.event(), message).await;
-            // It may have got what it asks for meanwhile.
+            // The pod may have got its resources meanwhile.
             if !(self.evictor.to_evict)().iter().any(|(listed, _)| listed == id) {
                 return true;
             }
         }
         let answer = self.evict(&stored).await;
-        self.note(id, why, answer);
+        self.record_result(id, why, answer);
         true
     }
 
     async fn announce(&self, stored: &StoredPod, reason: &str, message: String) {
         let id = stored.pod.id.clone();
-        tracing::warn!(pod = %id, reason, note = message, "a pod is in the wrong place");
+        tracing::warn!(pod = %id, reason, note = message, "a pod cannot get its resources here, or blocks other pods");
         let notice = Notice { pod: id, reason: reason.to_owned(), message, is_warning: true };
         self.recorder.publish(&notice, Some(stored.pod.api_uid.clone())).await;
     }
 
-    /// Not by kube's own function, which spells `deleteOptions` wrong: the UID would be ignored.
+    /// Requests the eviction of the pod with this UID. The function of the crate `kube` misspells `deleteOptions`, so that the API
+    /// server would ignore the UID.
     async fn evict(&self, stored: &StoredPod) -> Result<(), RequestError> {
         let PodId { namespace, name, .. } = &stored.pod.id;
         let body = json!({
@@ -371,26 +375,26 @@ impl Evicting {
         self.client.request::<Status>(request).await.map(drop).map_err(RequestError::from)
     }
 
-    /// Takes note of what came of it.
-    fn note(&mut self, id: &PodId, why: EvictionReason, answer: Result<(), RequestError>) {
-        let Evictor { metrics, report, pace, .. } = &self.evictor;
+    /// Counts and reports the result of a request, and schedules the next one.
+    fn record_result(&mut self, id: &PodId, why: EvictionReason, answer: Result<(), RequestError>) {
+        let Evictor { metrics, report, timing, .. } = &self.evictor;
         let Some(candidate) = self.candidates.get_mut(&id.uid) else { return };
         let now = Instant::now();
-        self.next = now + pace.retry;
-        candidate.due = now + candidate.retry;
-        candidate.retry = (candidate.retry * 2).min(pace.longest_retry);
+        self.next = now + timing.retry_delay;
+        candidate.due = now + candidate.retry_delay;
+        candidate.retry_delay = (candidate.retry_delay * 2).min(timing.max_retry_delay);
         let result = match &answer {
             Ok(()) => Eviction::Evicted,
             Err(error) => match error.cause {
                 Cause::TooMany => Eviction::Blocked,
-                // In its place there may be another pod of this name.
+                // A conflict means that a pod of this name has another UID.
                 Cause::NotFound | Cause::Conflict => Eviction::Gone,
                 Cause::Forbidden => Eviction::Forbidden,
                 _ => Eviction::Failed,
             },
         };
         metrics.evicted(why, result);
-        candidate.is_refused = matches!(result, Eviction::Blocked);
+        candidate.is_blocked = matches!(result, Eviction::Blocked);
         self.is_failing = matches!(result, Eviction::Forbidden | Eviction::Failed);
         if let Err(error) = &answer
             && self.is_failing
@@ -399,8 +403,8 @@ impl Evicting {
         }
         match result {
             Eviction::Evicted => {
-                (self.leaving, self.next) = (Some(id.clone()), now + pace.pause);
-                candidate.due = now + pace.longest_retry;
+                (self.evicted, self.next) = (Some(id.clone()), now + timing.pause_after_eviction);
+                candidate.due = now + timing.max_retry_delay;
                 report(Ok(()));
             }
             Eviction::Gone => {
@@ -409,11 +413,11 @@ impl Evicting {
             }
             Eviction::Blocked => {
                 report(Ok(()));
-                tracing::info!(pod = %id, "its eviction is put off, as by a PodDisruptionBudget");
+                tracing::info!(pod = %id, "the eviction of a pod is blocked, for example by a PodDisruptionBudget; it is tried again");
             }
             Eviction::Forbidden => {
-                // Nor will another pod's be allowed.
-                self.next = now + pace.longest_retry;
+                // The right is missing for all pods.
+                self.next = now + timing.max_retry_delay;
                 report(Err(format!(
                     "pods cannot be evicted: the service account needs the verb create of the resource pods/eviction ({})",
                     why.component()
@@ -427,12 +431,10 @@ impl Evicting {
     }
 }
 
-/// Who makes a pod anew.
+/// Controller that creates a pod again after its end.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("the {kind} {name}")]
 pub struct Controller {
-    /// Its kind.
     pub kind: String,
-    /// Its name.
     pub name: String,
 }

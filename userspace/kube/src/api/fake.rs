@@ -1,9 +1,9 @@
-//! An API server for tests: pods by list and watch and eviction, events, nodes, and server-side apply of NodeResourceTopology.
+//! An API server for tests: list, watch and eviction of pods, events, nodes, server-side apply of NodeResourceTopology, resource claims and
+//! slices.
 //!
-//! It keeps to the rules that a client can trip over: versions grow; a list has pages; a watch reports what came after
-//! its version, and of one that is too old that it is gone; server-side apply takes a field manager and a full
-//! object. It can be made to misbehave: to refuse, to be slow, to forget, to hang up, to
-//! answer with something else.
+//! It follows the rules that a client can violate or fail to handle: resource versions grow; a list has pages; a watch reports the
+//! changes after its version, or that the version is gone if it is too old; server-side apply requires a field manager and a complete
+//! object. A test can make it refuse requests, delay answers, forget old versions, close connections, or answer with other data.
 
 use std::{collections::BTreeMap, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,19 +21,19 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
 
-/// By what a client is known.
+/// The only valid authorization header.
 const BEARER: &str = "Bearer secret";
 
-/// A running server. It ends when this is dropped.
+/// A running server. It stops when this value is dropped.
 #[derive(Debug)]
 pub struct FakeApiServer {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     task: tokio::task::JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ServerState {
     state: Mutex<Inner>,
     /// Counts changes, for watches.
     changed: watch::Sender<u64>,
@@ -43,22 +43,26 @@ struct Shared {
 struct Inner {
     version: u64,
     pods: BTreeMap<String, Value>,
-    /// What watches report: version, type, object.
+    /// Changes for watches: version, type, object.
     log: Vec<(u64, &'static str, Value)>,
-    /// Versions up to this are not known any more.
+    /// Watches from a version before this one are answered with 410.
     compacted: u64,
-    /// Watches begun before this are hung up.
+    /// Number of calls of `hang_up`. Watches that began before the last one are closed.
     generation: u64,
     nodes: BTreeMap<String, Value>,
+    /// Configuration of a kubelet. This server also has the API of that kubelet.
+    kubelet_configuration: Value,
     events: Vec<Value>,
     topologies: BTreeMap<String, Value>,
-    /// Method and path with its query.
-    asked: Vec<String>,
-    /// The next answers: part of the path, status.
+    claims: BTreeMap<String, Value>,
+    slices: BTreeMap<String, Value>,
+    /// Received requests: method and path with query.
+    requests: Vec<String>,
+    /// Refusals of single requests: part of the path, status.
     refusals: Vec<(String, StatusCode)>,
-    /// All answers, until set otherwise: part of the path, status.
+    /// Refusal of all requests: part of the path, status.
     refusing: Option<(String, StatusCode)>,
-    /// Other bodies, until set otherwise: part of the path, body.
+    /// Body for all requests: part of the path, body.
     body: Option<(String, fn() -> Body)>,
     delay: Duration,
 }
@@ -71,15 +75,16 @@ impl Drop for FakeApiServer {
 }
 
 impl FakeApiServer {
-    /// Starts one on the loopback address.
+    /// Starts a server on the loopback address.
     pub async fn start() -> io::Result<Self> {
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let state = Mutex::new(Inner { version: 1, ..Inner::default() });
-        let shared = Arc::new(Shared { state, changed: watch::Sender::new(0) });
+        let shared = Arc::new(ServerState { state, changed: watch::Sender::new(0) });
         let router = Router::new()
             .route("/api/v1/pods", routing::get(pods))
-            .route("/api/v1/nodes/{name}", routing::get(node))
+            .route("/api/v1/nodes/{name}", routing::get(node).patch(patch_node))
+            .route("/configz", routing::get(configz))
             .route("/api/v1/namespaces/{namespace}/pods/{name}/eviction", routing::post(evict))
             .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", routing::post(create_event))
             .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}", routing::patch(patch_event))
@@ -87,21 +92,26 @@ impl FakeApiServer {
                 "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{name}",
                 routing::patch(apply_topology),
             )
+            .route("/apis/resource.k8s.io/v1/resourceslices", routing::get(slices))
+            .route(
+                "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}",
+                routing::get(claim),
+            )
             .layer(middleware::from_fn_with_state(shared.clone(), misbehave))
             .with_state(shared.clone());
         let task = tokio::spawn(async move {
-            // It serves until it is aborted.
+            // The server runs until the task is aborted.
             let _ = axum::serve(listener, router).await;
         });
         Ok(Self { address, shared, task })
     }
 
-    /// Where it listens: `http://ADDRESS`.
+    /// Returns the URL of the server: `http://ADDRESS`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// A kubeconfig that leads to it.
+    /// Returns a kubeconfig for this server.
     pub fn kubeconfig(&self) -> String {
         let url = self.url();
         format!(
@@ -111,7 +121,7 @@ impl FakeApiServer {
         )
     }
 
-    /// Adds a pod, or changes it. It takes `metadata` with name, namespace and uid, and `spec`.
+    /// Adds or changes a pod. It must have `metadata` with name, namespace and uid, and `spec`.
     pub fn put_pod(&self, mut pod: Value) {
         self.change(|inner| {
             pod["metadata"]["resourceVersion"] = json!(inner.version.to_string());
@@ -133,7 +143,7 @@ impl FakeApiServer {
         });
     }
 
-    /// Moves the version on and notifies watches.
+    /// Increments the resource version and sends watches a bookmark.
     pub fn bookmark(&self) {
         self.change(|inner| {
             let object = json!({"kind": "Pod", "apiVersion": "v1",
@@ -142,7 +152,7 @@ impl FakeApiServer {
         });
     }
 
-    /// Sends watches an error.
+    /// Sends an error to all watches.
     pub fn send_error(&self, status: StatusCode) {
         self.change(|inner| {
             let object = status_object(status, "set by the test");
@@ -150,61 +160,101 @@ impl FakeApiServer {
         });
     }
 
-    /// Writes a line to all watches that is no JSON.
+    /// Sends a line that is not JSON to all watches.
     pub fn send_garbage(&self) {
         self.change(|inner| inner.log.push((inner.version, "GARBAGE", Value::Null)));
     }
 
-    /// Forgets all that is past: watches from an older version are gone.
+    /// Forgets all changes: a watch from an older version is answered with 410.
     pub fn compact(&self) {
         let mut inner = self.shared.state.lock();
         inner.compacted = inner.version;
         inner.log.clear();
     }
 
-    /// Ends all watches, without a word.
+    /// Closes all watches without an error.
     pub fn hang_up(&self) {
         self.change(|inner| inner.generation += 1);
     }
 
-    /// Adds a Kubernetes node with its UID and the version of its kubelet.
+    /// Adds a Kubernetes node with a UID and the version of its kubelet.
     pub fn put_node(&self, name: &str, uid: &str, kubelet: &str) {
         let node = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "uid": uid},
             "status": {"nodeInfo": {"kubeletVersion": kubelet}}});
         self.shared.state.lock().nodes.insert(name.to_owned(), node);
     }
 
-    /// Refuses the next request whose path and query contain this.
+    /// Adds or changes a `ResourceClaim`. It must have `metadata` with name and namespace.
+    pub fn put_claim(&self, claim: Value) {
+        self.shared.state.lock().claims.insert(pod_key(&claim), claim);
+    }
+
+    /// Adds or changes a `ResourceSlice`. It must have `metadata` with a name, and `spec`.
+    pub fn put_slice(&self, slice: Value) {
+        self.shared.state.lock().slices.insert(pod_key(&slice), slice);
+    }
+
+    /// Gives a Kubernetes node these taints.
+    pub fn put_taints(&self, name: &str, taints: &Value) {
+        if let Some(node) = self.shared.state.lock().nodes.get_mut(name) {
+            node["spec"] = json!({"taints": taints});
+        }
+    }
+
+    /// Sets capacity and allocatable resources of a Kubernetes node.
+    pub fn put_resources(&self, name: &str, capacity: &Value, allocatable: &Value) {
+        if let Some(node) = self.shared.state.lock().nodes.get_mut(name) {
+            node["status"]["capacity"] = capacity.clone();
+            node["status"]["allocatable"] = allocatable.clone();
+        }
+    }
+
+    /// Returns the address of the server.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Sets the configuration that this server reports as that of a kubelet.
+    pub fn put_kubelet_configuration(&self, configuration: Value) {
+        self.shared.state.lock().kubelet_configuration = configuration;
+    }
+
+    /// Returns the taints of a Kubernetes node.
+    pub fn taints(&self, name: &str) -> Value {
+        self.shared.state.lock().nodes.get(name).map_or(Value::Null, |node| node["spec"]["taints"].clone())
+    }
+
+    /// Refuses the next request with `part` in its path or query.
     pub fn refuse_next(&self, part: &str, status: StatusCode) {
         self.shared.state.lock().refusals.push((part.to_owned(), status));
     }
 
-    /// Refuses each request whose path and query contain this; none: no more.
+    /// Refuses all requests with this text in their path or query. `None` ends this.
     pub fn refuse(&self, refusing: Option<(&str, StatusCode)>) {
         self.shared.state.lock().refusing = refusing.map(|(part, status)| (part.to_owned(), status));
     }
 
-    /// Answers each request whose path and query contain this with 200 and such a body; none: no more.
+    /// Answers all requests with `part` in their path or query with status 200 and this body. `None` ends this.
     pub fn answer_with(&self, part: &str, body: Option<fn() -> Body>) {
         self.shared.state.lock().body = body.map(|body| (part.to_owned(), body));
     }
 
-    /// Answers only after this time.
+    /// Delays all answers by this time.
     pub fn delay(&self, delay: Duration) {
         self.shared.state.lock().delay = delay;
     }
 
-    /// What was asked so far: method and path with its query.
+    /// Returns all received requests: method and path with query.
     pub fn requests(&self) -> Vec<String> {
-        self.shared.state.lock().asked.clone()
+        self.shared.state.lock().requests.clone()
     }
 
-    /// The events that were made.
+    /// Returns the created events.
     pub fn events(&self) -> Vec<Value> {
         self.shared.state.lock().events.clone()
     }
 
-    /// The NodeResourceTopology of this name.
+    /// Returns the NodeResourceTopology with this name.
     pub fn topology(&self, name: &str) -> Option<Value> {
         self.shared.state.lock().topologies.get(name).cloned()
     }
@@ -233,12 +283,12 @@ fn refusal(status: StatusCode, message: &str) -> Response {
     (status, Json(status_object(status, message))).into_response()
 }
 
-async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+async fn misbehave(State(shared): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
     let uri = request.uri().to_string();
     let is_known = request.headers().get(header::AUTHORIZATION).is_some_and(|says| says == BEARER);
     let (delay, refused, body) = {
         let mut inner = shared.state.lock();
-        inner.asked.push(format!("{} {uri}", request.method()));
+        inner.requests.push(format!("{} {uri}", request.method()));
         let next = inner.refusals.iter().position(|(part, _)| uri.contains(part));
         let refused = match (next, &inner.refusing) {
             (Some(next), _) => Some(inner.refusals.remove(next).1),
@@ -251,17 +301,20 @@ async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Ne
     tokio::time::sleep(delay).await;
     match (refused, body) {
         (Some(status), _) => refusal(status, "refused by the test"),
-        (None, _) if !is_known => refusal(StatusCode::UNAUTHORIZED, "nobody is known by this"),
+        (None, _) if !is_known => refusal(StatusCode::UNAUTHORIZED, "the token is not valid"),
         (None, Some(body)) => Response::new(body()),
         (None, None) => next.run(request).await,
     }
 }
 
 /// Lists pods or watches them.
-async fn pods(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<String, String>>) -> Response {
+async fn pods(
+    State(shared): State<Arc<ServerState>>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
     let Some(node) = query.get("fieldSelector").and_then(|fields| fields.strip_prefix("spec.nodeName="))
     else {
-        return refusal(StatusCode::FORBIDDEN, "only the pods of one Kubernetes node may be seen");
+        return refusal(StatusCode::FORBIDDEN, "only the pods of one Kubernetes node may be read");
     };
     let node = node.to_owned();
     if query.get("watch").is_some_and(|watch| watch == "true") {
@@ -281,7 +334,7 @@ async fn pods(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<St
     .into_response()
 }
 
-fn watch_pods(shared: Arc<Shared>, node: String, version: u64) -> Response {
+fn watch_pods(shared: Arc<ServerState>, node: String, version: u64) -> Response {
     let begun = shared.state.lock().generation;
     let mut changes = shared.changed.subscribe();
     changes.mark_changed();
@@ -314,20 +367,20 @@ fn watch_pods(shared: Arc<Shared>, node: String, version: u64) -> Response {
 
 fn line(kind: &str, object: &Value) -> String {
     match kind {
-        "GARBAGE" => "no JSON\n".to_owned(),
+        "GARBAGE" => "not JSON\n".to_owned(),
         _ => format!("{}\n", json!({"type": kind, "object": object})),
     }
 }
 
-/// The rules for an eviction: what it is, whose, and of which UID. The pod is marked, and goes when the test deletes it.
+/// Checks an eviction's kind, the pod's name and the UID. The pod gets a deletion timestamp, and exists until the test deletes it.
 async fn evict(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     Path((namespace, name)): Path<(String, String)>,
     Json(eviction): Json<Value>,
 ) -> Response {
     let is_eviction = eviction["apiVersion"] == "policy/v1" && eviction["kind"] == "Eviction";
     if !is_eviction || eviction["metadata"] != json!({"name": name, "namespace": namespace}) {
-        return refusal(StatusCode::BAD_REQUEST, "this is no eviction of this pod");
+        return refusal(StatusCode::BAD_REQUEST, "the object is not an eviction of this pod");
     }
     {
         let mut inner = shared.state.lock();
@@ -350,16 +403,82 @@ async fn evict(
     (StatusCode::CREATED, Json(done)).into_response()
 }
 
-async fn node(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
+async fn node(State(shared): State<Arc<ServerState>>, Path(name): Path<String>) -> Response {
     match shared.state.lock().nodes.get(&name) {
         Some(node) => Json(node).into_response(),
         None => refusal(StatusCode::NOT_FOUND, "there is no such node"),
     }
 }
 
-/// The rules for events of `events.k8s.io`: a time, an action, who reports, and what is not too long.
+async fn configz(State(shared): State<Arc<ServerState>>) -> Response {
+    Json(json!({"kubeletconfig": shared.state.lock().kubelet_configuration})).into_response()
+}
+
+async fn claim(
+    State(shared): State<Arc<ServerState>>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    match shared.state.lock().claims.get(&format!("{namespace}/{name}")) {
+        Some(claim) => Json(claim).into_response(),
+        None => refusal(StatusCode::NOT_FOUND, "there is no such claim"),
+    }
+}
+
+/// Lists the slices of one Kubernetes node, in pages.
+async fn slices(
+    State(shared): State<Arc<ServerState>>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let Some(node) = query.get("fieldSelector").and_then(|fields| fields.strip_prefix("spec.nodeName="))
+    else {
+        return refusal(StatusCode::FORBIDDEN, "only the slices of one Kubernetes node may be read");
+    };
+    let inner = shared.state.lock();
+    let after = query.get("continue").cloned().unwrap_or_default();
+    let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
+    let of_node =
+        |(key, slice): &(&String, &Value)| **key > after && slice["spec"]["nodeName"] == json!(node);
+    let rest: Vec<_> = inner.slices.iter().filter(of_node).collect();
+    let token = rest.get(limit.wrapping_sub(1)).filter(|_| rest.len() > limit).map(|(key, _)| key.as_str());
+    let items: Vec<_> = rest.iter().take(limit).map(|(_, slice)| (*slice).clone()).collect();
+    Json(json!({"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1", "items": items,
+        "metadata": {"resourceVersion": inner.version.to_string(), "continue": token.unwrap_or_default()}}))
+    .into_response()
+}
+
+/// Replaces the taints of a node by a JSON patch that tests the previous ones.
+async fn patch_node(
+    State(shared): State<Arc<ServerState>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    if media_type != Some("application/json-patch+json") {
+        return refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "only a JSON patch is supported");
+    }
+    let patch: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let is_on_taints = |index: usize, operation: &str| {
+        patch[index]["op"] == operation && patch[index]["path"] == "/spec/taints"
+    };
+    let mut inner = shared.state.lock();
+    let Some(node) = inner.nodes.get_mut(&name) else {
+        return refusal(StatusCode::NOT_FOUND, "there is no such node");
+    };
+    let has_two = patch.as_array().is_some_and(|operations| operations.len() == 2);
+    if !has_two || !is_on_taints(0, "test") || !is_on_taints(1, "replace") {
+        return refusal(StatusCode::BAD_REQUEST, "not a tested replacement of the taints");
+    }
+    if node["spec"]["taints"] != patch[0]["value"] {
+        return refusal(StatusCode::UNPROCESSABLE_ENTITY, "the taints are others");
+    }
+    node["spec"]["taints"] = patch[1]["value"].clone();
+    Json(node.clone()).into_response()
+}
+
+/// Checks an event of `events.k8s.io`: required fields, and maximum lengths.
 async fn create_event(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     Path(namespace): Path<String>,
     Json(event): Json<Value>,
 ) -> Response {
@@ -378,9 +497,9 @@ async fn create_event(
     (StatusCode::CREATED, Json(event)).into_response()
 }
 
-/// Only the series of an event can change.
+/// Patches an event. Only the series of an event can change.
 async fn patch_event(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     Path((_, name)): Path<(String, String)>,
     Json(patch): Json<Value>,
 ) -> Response {
@@ -395,9 +514,9 @@ async fn patch_event(
     Json(patch).into_response()
 }
 
-/// Server-side apply: the media type, a field manager, and an object that says what it is.
+/// Checks a server-side apply: media type, field manager, and kind and name of the object.
 async fn apply_topology(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     Path(name): Path<String>,
     Query(query): Query<BTreeMap<String, String>>,
     headers: HeaderMap,
@@ -405,13 +524,13 @@ async fn apply_topology(
 ) -> Response {
     let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     if media_type != Some("application/apply-patch+yaml") {
-        return refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "only server-side apply is known here");
+        return refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "only server-side apply is supported");
     }
     if !query.contains_key("fieldManager") {
         return refusal(StatusCode::BAD_REQUEST, "fieldManager is required for apply");
     }
     let Ok(mut object) = serde_json::from_slice::<Value>(&body) else {
-        return refusal(StatusCode::BAD_REQUEST, "no JSON");
+        return refusal(StatusCode::BAD_REQUEST, "not JSON");
     };
     if object["kind"] != "NodeResourceTopology" || object["metadata"]["name"] != json!(name) {
         return refusal(StatusCode::BAD_REQUEST, "kind or name does not fit the path");

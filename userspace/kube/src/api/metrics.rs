@@ -1,4 +1,4 @@
-//! What the talk with the API server comes to, counted.
+//! Metrics of the communication with the API server.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use strum::VariantArray as _;
 
 use super::{Cause, EvictionReason, RequestError};
 
-/// What is done with the API server.
+/// Kind of a request to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
 pub(crate) enum Operation {
     #[strum(serialize = "list_pods")]
@@ -25,16 +25,22 @@ pub(crate) enum Operation {
     Evict,
     #[strum(serialize = "apply_node_resource_topology")]
     Topology,
+    #[strum(serialize = "get_resource_claim")]
+    Claim,
+    #[strum(serialize = "list_resource_slices")]
+    Slices,
+    #[strum(serialize = "remove_taint")]
+    Taint,
 }
 
-/// What came of a request for an eviction.
+/// Result of a request for an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Eviction {
     Evicted,
-    /// It is to be tried again: a `PodDisruptionBudget`, or too many requests.
+    /// Blocked by a `PodDisruptionBudget` or a rate limit of the API server. The request is repeated.
     Blocked,
-    /// There is no such pod any more.
+    /// The pod does not exist any more.
     Gone,
     Forbidden,
     Failed,
@@ -42,24 +48,24 @@ pub(crate) enum Eviction {
 
 type Labels = [(&'static str, &'static str); 2];
 
-/// Counts since the start. Clones share them.
+/// Metrics since the start of the daemon. Clones share them.
 #[derive(Clone, Debug, Educe)]
 #[educe(Default)]
 pub struct ApiMetrics {
     pub(crate) synced: Gauge,
     pub(crate) pods: Gauge,
-    /// Pods that could not be read, or that were too many.
+    /// Pods that could not be parsed, or were over the maximum number.
     pub(crate) ignored: Counter,
-    #[educe(Default(expression = all_at_zero()))]
+    #[educe(Default(expression = zero_errors()))]
     errors: Family<Labels, Counter>,
     pub(crate) events: Counter,
     pub(crate) events_dropped: Counter,
-    #[educe(Default(expression = no_evictions()))]
+    #[educe(Default(expression = zero_evictions()))]
     evictions: Family<Labels, Counter>,
     pub(crate) topology_updates: Counter,
 }
 
-fn all_at_zero() -> Family<Labels, Counter> {
+fn zero_errors() -> Family<Labels, Counter> {
     let errors = Family::default();
     for &operation in Operation::VARIANTS {
         for &cause in Cause::VARIANTS {
@@ -69,20 +75,20 @@ fn all_at_zero() -> Family<Labels, Counter> {
     errors
 }
 
-fn no_evictions() -> Family<Labels, Counter> {
+fn zero_evictions() -> Family<Labels, Counter> {
     let evictions = Family::default();
     let refused = EvictionReason::Refused { after: Duration::ZERO };
     for why in
         [EvictionReason::Unplaced, EvictionReason::NodeShort { node: NodeId(0), has: Bytes(0) }, refused]
     {
         for &result in Eviction::VARIANTS {
-            drop(evictions.get_or_create(&of_eviction(why, result)));
+            drop(evictions.get_or_create(&eviction_labels(why, result)));
         }
     }
     evictions
 }
 
-fn of_eviction(why: EvictionReason, result: Eviction) -> Labels {
+fn eviction_labels(why: EvictionReason, result: Eviction) -> Labels {
     [("reason", why.label()), ("result", result.into())]
 }
 
@@ -91,11 +97,11 @@ fn labels(operation: Operation, cause: Cause) -> Labels {
 }
 
 impl ApiMetrics {
-    /// Registers them.
+    /// Registers all metrics.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "kubernetes_pods_synced",
-            "Whether all pods of this Kubernetes node are known from the API server",
+            "1 if all pods of this Kubernetes node are known from the API server, else 0",
             self.synced.clone(),
         );
         registry.register(
@@ -120,13 +126,13 @@ impl ApiMetrics {
         );
         registry.register(
             "kubernetes_events_dropped",
-            "Kubernetes Events that were not created: too many at once, or refused",
+            "Kubernetes Events that could not be created: too many at once, or the request failed",
             self.events_dropped.clone(),
         );
         registry.register(
             "kubernetes_evictions",
-            "Requests for the eviction of a pod, by result and reason: it runs without what it asks for, it has no guarantee \
-             and is in the way of what is promised on a node, or it is refused",
+            "Requests for the eviction of a pod, by result and reason: it runs without its claim, it has no guarantee and uses \
+             memory of a node that may soon not have enough for its guarantees, or it is refused",
             self.evictions.clone(),
         );
         registry.register(
@@ -137,7 +143,7 @@ impl ApiMetrics {
     }
 
     pub(crate) fn evicted(&self, why: EvictionReason, result: Eviction) {
-        self.evictions.get_or_create(&of_eviction(why, result)).inc();
+        self.evictions.get_or_create(&eviction_labels(why, result)).inc();
     }
 
     pub(crate) fn failed(&self, operation: Operation, error: &RequestError) {

@@ -1,35 +1,44 @@
-//! The API server: pods are read from it, notices and the node's resources are written to it.
+//! Client of the API server: reads pods, and writes events, evictions and the node's resources.
 //!
-//! Everything here is a help and never a need. The API server may be unreachable, slow, restarted, or refuse us; the
-//! parts that use it then keep what they know, report what is wrong ([`Report`], [`ApiMetrics`]), and try again with
-//! growing pauses.
+//! The daemon works without the API server, which may be slow, unreachable or restarted, or refuse requests. The users of this module
+//! then keep the data that they have, report the problem ([`Report`], [`ApiMetrics`]), and try again after growing delays.
 //!
 //! - [`Pods`]: the pods of this Kubernetes node, by list and watch.
 //! - [`EventWriter`]: Kubernetes Events on pods.
-//! - [`Evictor`]: evictions of pods that run without what they ask for, or are in the way of what is promised.
-//! - [`kubelet_version`]: what the Kubernetes node reports of its kubelet.
-//! - [`connect`]: the client that all of them share.
+//! - [`Evictor`]: evictions of pods that cannot get their resources here, or that block the guarantees of other pods.
+//! - [`ClaimReader`]: devices of resource claims, and their places.
+//! - [`TaintRemover`]: removal of the taint of a new Kubernetes node.
+//! - [`kubelet_version`]: version of the kubelet, as its Kubernetes node reports it.
+//! - [`node_resources`]: capacity and allocatable resources of a Kubernetes node.
+//! - [`kubelet_configuration`]: configuration of a kubelet, from its own API.
+//! - [`connect`]: creates the client, which is shared.
 //!
-//! It takes these rights, in all namespaces: `pods` list and watch; `events` of `events.k8s.io` create and patch;
-//! `nodes` get; for evictions, `pods/eviction` create.
+//! Required rights, in all namespaces: `pods` list and watch; `events` of `events.k8s.io` create and patch;
+//! `nodes` get; for evictions, `pods/eviction` create; for the removal of a taint, `nodes` patch; for devices of DRA drivers,
+//! `resourceclaims` get and `resourceslices` list of `resource.k8s.io`; for the configuration of the kubelet, `nodes/configz` get.
 
+mod claims;
 mod convert;
 mod events;
 mod evictions;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod metrics;
+mod node;
 mod pods;
+mod taint;
 
 use std::{
     fmt, fs, io,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
+use http::{HeaderValue, Request, Response, Uri, header::AUTHORIZATION};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api,
@@ -47,49 +56,71 @@ use tower::{
 use self::events::EventRecorder;
 pub(crate) use self::metrics::Operation;
 pub use self::{
+    claims::{ClaimReader, ClaimedDevice, DevicePlace, DevicesByContainer},
     convert::StoredPod,
     events::{EventQueue, EventWriter},
     evictions::{Controller, EvictionReason, EvictionSource, EvictionTiming, Evictor},
     metrics::ApiMetrics,
+    node::{NodeAmounts, NodeResources, kubelet_configuration, node_resources},
     pods::Pods,
+    taint::{TaintRemover, TaintTiming},
 };
 
-/// What is kept of a pod of the Kubernetes node `n`, from the API server's JSON.
+/// Parses a pod of the Kubernetes node `n` from the API server's JSON.
 #[cfg(feature = "testing")]
 pub fn read_pod(json: &[u8]) -> Result<StoredPod, String> {
     let object = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     convert::pod(object, "n")
 }
 
-/// How long to wait for a connection.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// How long to wait for the answer to a request: for all of it, or for a watch to be open.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// A connection on which nothing came for so long is dead. Longer than a watch is quiet.
-const SILENCE_LIMIT: Duration = Duration::from_mins(6);
+/// Maximum size of an answer in bytes, except of a watch. While it is parsed, an answer takes some three times its size. An object of
+/// the API server has 1.5 MiB at most, and up to six times as much as JSON.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+/// Timeout of a connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a request, up to the end of the answer. For a watch: up to the start of the answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time without received data after which a connection is closed. Longer than a watch without events stays silent.
+const READ_TIMEOUT: Duration = Duration::from_mins(6);
 
-/// Called with whether a part works, or why not, whenever that changes or is tried again.
+/// Callback for the state of a part: `Ok`, or the problem. Called at every change and after every attempt.
 pub type Report = Arc<dyn Fn(Result<(), String>) + Send + Sync>;
 
-/// It is not known where the API server is, or who we are to it.
+/// Error in the configuration of the client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file that was named cannot be used.
+    /// The configured kubeconfig cannot be used.
     #[error("{path}: cannot be used as a kubeconfig: {1}", path = .0.display())]
     Kubeconfig(PathBuf, #[source] Box<KubeconfigError>),
-    /// No file was named, and this is no pod with a service account.
+    /// No kubeconfig is configured, and the process does not run in a pod with a service account.
     #[error(
         "there is no service account here ({0}); name a kubeconfig in kubernetes.kubeconfig, or run numaward as a pod"
     )]
     InCluster(Box<InClusterError>),
-    /// The client cannot be made of it.
+    /// The client cannot be created from the configuration.
     #[error("cannot connect with this configuration: {0}")]
     Client(Box<kube::Error>),
 }
 
-/// Makes a client from a kubeconfig, or else from the service account of the pod that this runs in. Connects only
-/// when it is used. Must be called in a runtime.
+/// Creates a client from a kubeconfig, or else from the service account of the daemon's pod. The client connects with its first
+/// request. Must be called within a Tokio runtime.
 pub fn connect(kubeconfig: Option<&Path>) -> BoxFuture<'_, Result<kube::Client, ConfigError>> {
+    connect_to(kubeconfig, None)
+}
+
+/// Creates a client of a kubelet's own API, with the credentials for the API server. The kubelet's certificate must be of the cluster's
+/// authority: otherwise another process on its port would get the token.
+pub fn connect_to_kubelet(
+    kubeconfig: Option<&Path>,
+    address: SocketAddr,
+) -> BoxFuture<'_, Result<kube::Client, ConfigError>> {
+    connect_to(kubeconfig, Some(address))
+}
+
+fn connect_to(
+    kubeconfig: Option<&Path>,
+    kubelet: Option<SocketAddr>,
+) -> BoxFuture<'_, Result<kube::Client, ConfigError>> {
     async move {
         let mut config = match kubeconfig {
             Some(path) => {
@@ -101,12 +132,21 @@ pub fn connect(kubeconfig: Option<&Path>) -> BoxFuture<'_, Result<kube::Client, 
             }
             None => kube::Config::incluster().map_err(|error| ConfigError::InCluster(Box::new(error)))?,
         };
-        config.connect_timeout = Some(CONNECT_LIMIT);
-        config.read_timeout = Some(SILENCE_LIMIT);
+        if let Some(address) = kubelet {
+            // A kubelet has no other scheme than HTTPS; a test server has that of its API server.
+            let scheme = config.cluster_url.scheme_str().unwrap_or("https");
+            let url = Uri::try_from(format!("{scheme}://{address}"));
+            config.cluster_url =
+                url.map_err(|error| ConfigError::Client(Box::new(kube::Error::HttpError(error.into()))))?;
+            (config.tls_server_name, config.proxy_url) = (None, None);
+            config.accept_invalid_certs = false;
+        }
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = Some(READ_TIMEOUT);
         config.reset_reader_on_write = true;
-        // What fails is tried again here, where it is also reported.
+        // The callers repeat failed requests, because they report and count them.
         config.default_retry = false;
-        // A token file wins over `exec`; any other credential wins over the token file.
+        // A token file takes precedence over `exec`, and any other credential over the token file.
         let auth = &mut config.auth_info;
         let has_other = auth.auth_provider.is_some()
             || auth.token.is_some()
@@ -122,7 +162,9 @@ pub fn connect(kubeconfig: Option<&Path>) -> BoxFuture<'_, Result<kube::Client, 
                 match bearer(path) {
                     Ok(header) => last = Some(header),
                     Err(error) if last.is_none() => return Err(kube::Error::Auth(error)),
-                    Err(error) => tracing::warn!(%error, "the token that was read last is used"),
+                    Err(error) => {
+                        tracing::warn!(%error, "the token file cannot be read; the previous token is used");
+                    }
                 }
                 request.headers_mut().extend(last.clone().map(|header| (AUTHORIZATION, header)));
             }
@@ -134,7 +176,7 @@ pub fn connect(kubeconfig: Option<&Path>) -> BoxFuture<'_, Result<kube::Client, 
     .boxed()
 }
 
-/// The version of its kubelet that a Kubernetes node reports: `v1.34.2`. The error says why it is not known.
+/// Returns the kubelet's version that a Kubernetes node reports, such as `v1.34.2`.
 pub fn kubelet_version(client: kube::Client, node: &str) -> BoxFuture<'_, Result<String, String>> {
     async move {
         let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Node>(&()));
@@ -147,9 +189,10 @@ pub fn kubelet_version(client: kube::Client, node: &str) -> BoxFuture<'_, Result
     .boxed()
 }
 
-/// The token of a service account, or of a kubeconfig's `tokenFile`, as a header. The kubelet replaces it before it
-/// expires, so it is read for each of the few requests. As in Kubernetes' own clients, but not in kube, what is around
-/// the token does not belong to it: a file that was made by hand ends with a newline, which no header may hold.
+/// Returns the authorization header with the token of a service account, or of a kubeconfig's `tokenFile`. The kubelet replaces the
+/// file before the token expires, so it is read for each request; there are few. Whitespace around the token is removed, as in the
+/// clients of Kubernetes: a file that was written by hand ends with a newline, which is invalid in a header. The crate `kube` does not
+/// remove it.
 fn bearer(file: &Path) -> Result<HeaderValue, AuthError> {
     let fail = |error| AuthError::ReadTokenFile(error, file.to_owned());
     let text = fs::read_to_string(file).map_err(fail)?;
@@ -162,12 +205,12 @@ fn bearer(file: &Path) -> Result<HeaderValue, AuthError> {
     Ok(header)
 }
 
-/// Whether this asks for a watch, whose answer does not end.
+/// Returns true if the request opens a watch, which has an endless answer.
 fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch="))
 }
 
-/// Waits for the whole answer; of a watch, for its beginning.
+/// Sends a request and waits for the whole answer. For a watch: for the start of the answer.
 async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response<Body>, BoxError> {
     let is_watch = is_watch(&request);
     let answer = async {
@@ -176,58 +219,61 @@ async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response
             return Ok(answer);
         }
         let (head, body) = answer.into_parts();
-        Ok::<_, kube::Error>(Response::from_parts(head, Body::from(body.collect_bytes().await?)))
+        let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(kube::Error::Service)?;
+        Ok::<_, kube::Error>(Response::from_parts(head, Body::from(body.to_bytes())))
     };
-    Ok(timeout(ANSWER_LIMIT, answer).await??)
+    Ok(timeout(REQUEST_TIMEOUT, answer).await??)
 }
 
-/// The same client, for no more than so many requests in this time. `watching` is called when a watch is open.
+/// Returns the client with a rate limit: at most `requests` in each `period`. `on_watch` is called when a watch is open.
 fn limited(
     client: kube::Client,
-    (requests, time): (u64, Duration),
-    watching: impl Fn() + Clone + Send + 'static,
+    (requests, period): (u64, Duration),
+    on_watch: impl Fn() + Clone + Send + 'static,
 ) -> kube::Client {
     let send = tower::service_fn(move |request| {
-        let (client, watching) = (client.clone(), watching.clone());
+        let (client, on_watch) = (client.clone(), on_watch.clone());
         async move {
             let is_watch = is_watch(&request);
             let answer = client.send(request).await?;
             if is_watch && answer.status().is_success() {
-                watching();
+                on_watch();
             }
             Ok::<_, kube::Error>(answer)
         }
     });
-    kube::Client::new(RateLimit::new(send, Rate::new(requests, time)), "default")
+    kube::Client::new(RateLimit::new(send, Rate::new(requests, period)), "default")
 }
 
-/// What the API server, or the way to it, did to a request.
+/// Class of an error of a request. The names are values of a metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Cause {
     Unauthorized,
     Forbidden,
     NotFound,
-    /// The version to continue from is too old.
+    /// The resource version from which a watch continues is too old.
     Gone,
     Conflict,
     #[strum(serialize = "too_many_requests")]
     TooMany,
-    /// Any other refusal of the request.
+    /// Any other status 4xx.
     Rejected,
-    /// 5xx.
+    /// Status 5xx.
     #[strum(serialize = "server_error")]
     Server,
     #[strum(serialize = "timeout")]
     TimedOut,
-    /// No connection, or it broke.
+    /// The connection failed or was interrupted.
     Connection,
-    /// The answer is not understood.
+    /// The answer cannot be parsed.
     Malformed,
+    /// The answer has more than [`MAX_ANSWER_BYTES`].
+    TooLarge,
 }
 
 impl Cause {
-    const fn of_code(code: u16) -> Self {
+    const fn from_status_code(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
             403 => Self::Forbidden,
@@ -241,7 +287,7 @@ impl Cause {
     }
 }
 
-/// A request failed.
+/// Error of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestError {
     pub(crate) cause: Cause,
@@ -249,8 +295,11 @@ pub(crate) struct RequestError {
 }
 
 impl RequestError {
-    fn of_status(status: &kube::core::Status) -> Self {
-        Self { cause: Cause::of_code(status.code), message: format!("{}: {}", status.code, status.message) }
+    fn from_status(status: &kube::core::Status) -> Self {
+        Self {
+            cause: Cause::from_status_code(status.code),
+            message: format!("{}: {}", status.code, status.message),
+        }
     }
 }
 
@@ -268,13 +317,19 @@ impl fmt::Display for RequestError {
 impl From<kube::Error> for RequestError {
     fn from(error: kube::Error) -> Self {
         let cause = match &error {
-            kube::Error::Api(status) => return Self::of_status(status),
+            kube::Error::Api(status) => return Self::from_status(status),
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => Cause::Malformed,
             kube::Error::Auth(_) => Cause::Unauthorized,
+            kube::Error::Service(error) if error.is::<LengthLimitError>() => {
+                return Self {
+                    cause: Cause::TooLarge,
+                    message: format!("the answer has more than {} MiB", MAX_ANSWER_BYTES >> 20),
+                };
+            }
             kube::Error::Service(error) if error.is::<Elapsed>() => {
                 return Self {
                     cause: Cause::TimedOut,
-                    message: format!("no answer within {ANSWER_LIMIT:?}"),
+                    message: format!("no answer within {REQUEST_TIMEOUT:?}"),
                 };
             }
             _ => Cause::Connection,
@@ -297,24 +352,24 @@ impl From<kube::Error> for RequestError {
 mod tests {
     use super::*;
 
-    /// The table of docs/kubernetes.md is derived from these.
+    /// The table in docs/kubernetes.md is derived from these limits.
     #[test]
-    fn the_limits_are_those_that_the_book_names() {
+    fn docs_name_request_limits() {
         let page = include_str!("../../../../docs/kubernetes.md");
-        let of = |what: &str, (requests, time): (u64, Duration)| {
-            let line = page.lines().find(|line| line.starts_with(what)).expect("it has its line");
+        let check_line = |start: &str, (requests, time): (u64, Duration)| {
+            let line = page.lines().find(|line| line.starts_with(start)).expect("the table has the line");
             let limit = format!("At most {requests} in {} s |", time.as_secs());
             assert!(line.contains(&limit), "{limit}: {line}");
             let all = format!("| {},000 requests a second |", requests * 5 / time.as_secs());
             assert!(line.contains(&all), "{all}: {line}");
         };
-        of("| pods: watch", pods::REQUESTS);
-        of("| events:", events::REQUESTS);
-        assert!(page.contains(&format!("{} pods a page", pods::PAGE)));
+        check_line("| pods: watch", pods::RATE_LIMIT);
+        check_line("| events:", events::RATE_LIMIT);
+        assert!(page.contains(&format!("{} pods a page", pods::PAGE_SIZE)));
     }
 
     #[tokio::test]
-    async fn a_configuration_that_cannot_be_used_says_where_and_why() {
+    async fn config_error_names_file_and_cause() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kubeconfig");
         let missing = connect(Some(&path)).await.err().unwrap().to_string();

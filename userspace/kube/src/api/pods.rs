@@ -1,10 +1,11 @@
-//! The pods of this Kubernetes node: kube's watcher fills kube's store, with no more of each pod than placement needs.
+//! The pods of this Kubernetes node. The watcher of the crate `kube` fills its store with the fields that placement needs.
 //!
-//! The watcher lists the pods with `spec.nodeName` of this node, watches from there, resumes from the last version, and
-//! lists again when that is gone (410). Added here is what it leaves to its user: pauses that grow while the server is
-//! away, limits, metrics and reports. What is known is kept meanwhile.
+//! The watcher lists the pods with `spec.nodeName` of this node and watches them from the resource version of the list. An
+//! interrupted watch resumes from the last version; if the API server does not know the version any more (410), the pods are listed
+//! again. This module adds delays that grow while the API server is unreachable, limits, metrics and reports. The known pods are kept
+//! meanwhile.
 //!
-//! The pods *are synced* while a watch is open and everything up to it is known.
+//! The pods are *synced* while a watch is open and all pods up to its start are known.
 
 use std::{
     borrow::Cow,
@@ -36,24 +37,24 @@ use super::{
 };
 use crate::pod::{Notice, Pod, PodId, PodSource};
 
-/// Pods in one answer to a list.
-pub(super) const PAGE: u32 = 250;
-/// More pods than any Kubernetes node runs: further ones are ignored.
+/// Maximum number of pods in one page of a list. If a page is too large, the list is repeated with pages of half the size.
+pub(super) const PAGE_SIZE: u32 = 250;
+/// Maximum number of stored pods, more than any Kubernetes node runs. Further pods are ignored.
 const MAX_PODS: usize = 4096;
-/// Requests in a while, also to a server that closes each watch at once.
-pub(super) const REQUESTS: (u64, Duration) = (20, Duration::from_secs(10));
+/// Rate limit: number of requests, and the period. It bounds the requests to a server that closes each watch at once.
+pub(super) const RATE_LIMIT: (u64, Duration) = (20, Duration::from_secs(10));
 
-/// The pods that are known. Clones know the same.
+/// The known pods. Clones share them.
 #[derive(Clone)]
 pub struct Pods {
     store: Store<StoredPod>,
     writer: Arc<Mutex<Writer<StoredPod>>>,
-    /// Whether they are synced. Notifies of every change of what is known.
+    /// True while the pods are synced. Notifies of every change of a pod.
     synced: watch::Sender<bool>,
     events: EventWriter,
 }
 
-/// The store keeps one pod of a name: the API server has no two at a time.
+/// The store is keyed by namespace and name: the API server has at most one pod of a name at a time.
 impl Lookup for StoredPod {
     type DynamicType = ();
 
@@ -91,38 +92,38 @@ impl Lookup for StoredPod {
 }
 
 impl Pods {
-    /// None are known yet. Notices on them are given to `events`.
+    /// Creates an empty list of pods. Notices on pods are passed to `events`.
     pub fn new(events: EventWriter) -> Self {
         let writer = Writer::default();
         let (store, synced) = (writer.as_reader(), watch::Sender::new(false));
         Self { store, writer: Arc::new(Mutex::new(writer)), synced, events }
     }
 
-    /// The pod that the container runtime knows by this namespace, name and UID.
+    /// Returns the pod with this namespace, name and UID, as the container runtime reports them.
     pub fn get(&self, id: &PodId) -> Option<Arc<StoredPod>> {
         let stored = self.store.get(&ObjectRef::new(&id.name).within(&id.namespace))?;
         (stored.pod.id.uid == id.uid).then_some(stored)
     }
 
-    /// All pods, in no order, but for mirror pods that claim the UID of another pod, or one that several claim: the API
-    /// server gives UIDs, and the hash of a mirror pod is what its author says. Nothing here
-    /// says which of several is the static pod.
+    /// Returns all pods in no particular order, except mirror pods with the same UID as another pod. The API server assigns the UIDs of
+    /// pods, but the author of a mirror pod chooses its hash, so it is unknown which of several mirror pods with the same hash belongs
+    /// to the static pod.
     pub fn all(&self) -> Vec<Arc<StoredPod>> {
         let mut pods = self.store.state();
         let is_mirror = |pod: &Pod| pod.id.uid != pod.api_uid;
-        let given: HashSet<String> = pods.iter().map(|stored| stored.pod.api_uid.clone()).collect();
+        let assigned: HashSet<String> = pods.iter().map(|stored| stored.pod.api_uid.clone()).collect();
         let mut claims: HashMap<String, usize> = HashMap::new();
         for stored in pods.iter().filter(|stored| is_mirror(&stored.pod)) {
             *claims.entry(stored.pod.id.uid.clone()).or_default() += 1;
         }
         pods.retain(|stored| {
             let uid = &stored.pod.id.uid;
-            !is_mirror(&stored.pod) || !given.contains(uid) && claims.get(uid) == Some(&1)
+            !is_mirror(&stored.pod) || !assigned.contains(uid) && claims.get(uid) == Some(&1)
         });
         pods
     }
 
-    /// Notifies of changes of what is known.
+    /// Returns a receiver that is notified of every change of a pod. Its value is true while the pods are synced.
     pub fn changes(&self) -> watch::Receiver<bool> {
         self.synced.subscribe()
     }
@@ -165,36 +166,41 @@ struct Follower {
     node: String,
     metrics: ApiMetrics,
     report: Report,
-    /// How many pods the list that is being read has had.
+    /// Number of pods received of the list that is in progress; 0 if there is none.
     listed: usize,
 }
 
 impl Follower {
     async fn run(mut self, client: Client) {
-        // The watcher does not say when a watch is open. It opens one only when the list before is complete.
+        // The watcher does not report that a watch is open. It opens a watch only after a complete list.
         let follower = self.clone();
-        let watching = move || {
+        let on_watch = move || {
             follower.set_synced(true);
             (follower.report)(Ok(()));
         };
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
-        let api: Api<DynamicObject> = Api::all_with(limited(client, REQUESTS, watching), &resource);
-        let config =
-            watcher::Config::default().fields(&format!("spec.nodeName={}", self.node)).page_size(PAGE);
+        let api: Api<DynamicObject> = Api::all_with(limited(client, RATE_LIMIT, on_watch), &resource);
+        let mut page_size = PAGE_SIZE;
         let mut backoff = DefaultBackoff::default();
         loop {
-            let mut events = pin!(watcher(api.clone(), config.clone()));
+            let fields = format!("spec.nodeName={}", self.node);
+            let config = watcher::Config::default().fields(&fields).page_size(page_size);
+            let mut events = pin!(watcher(api.clone(), config));
             while let Some(event) = events.next().await {
                 match event {
                     Ok(event) => {
-                        // A list that could be read does not make a good watch.
+                        // A successful list does not imply a working watch.
                         if matches!(event, Event::Apply(_) | Event::Delete(_)) {
                             backoff.reset();
                         }
                         self.apply(event);
                     }
                     Err(error) => {
-                        let can_resume = self.failed(error);
+                        let (can_resume, cause) = self.failed(error);
+                        if cause == Cause::TooLarge && page_size > 1 {
+                            page_size /= 2;
+                            break;
+                        }
                         sleep(backoff.next().unwrap_or_default()).await;
                         if !can_resume {
                             break;
@@ -210,9 +216,9 @@ impl Follower {
         self.pods.synced.send_if_modified(|now| std::mem::replace(now, synced) != synced);
     }
 
-    /// Whether the watcher can go on from the last version. It would itself after any error, also from a version that
-    /// is gone, and past an event that could not be read.
-    fn failed(&self, error: watcher::Error) -> bool {
+    /// Counts and reports an error. Returns its cause, and true if the watcher can continue from the last version. By itself it would
+    /// continue after any error, even from a version that is gone, or past an event that could not be parsed.
+    fn failed(&self, error: watcher::Error) -> (bool, Cause) {
         use watcher::Error::{
             InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
         };
@@ -220,7 +226,7 @@ impl Follower {
         let (operation, error) = match error {
             InitialListFailed(error) => (Operation::List, error.into()),
             WatchStartFailed(error) | WatchFailed(error) => (Operation::Watch, RequestError::from(error)),
-            WatchError(status) => (Operation::Watch, RequestError::of_status(&status)),
+            WatchError(status) => (Operation::Watch, RequestError::from_status(&status)),
             NoResourceVersion => {
                 let message = "a list or a pod without a version".to_owned();
                 (Operation::Watch, RequestError { cause: Cause::Malformed, message })
@@ -228,9 +234,9 @@ impl Follower {
         };
         match error.cause {
             Cause::Connection if is_open => {
-                // It is opened again; if that fails, it is worth a report.
-                tracing::debug!(%error, "the watch of pods broke");
-                return true;
+                // The watch is opened again. If that fails, the error is reported.
+                tracing::debug!(%error, "the watch of pods was interrupted");
+                return (true, error.cause);
             }
             Cause::Gone => self.metrics.failed(operation, &error),
             _ => {
@@ -239,28 +245,28 @@ impl Follower {
                 (self.report)(Err(format!("pods cannot be read from the API server: {error}")));
             }
         }
-        is_start && error.cause != Cause::Gone
+        (is_start && error.cause != Cause::Gone, error.cause)
     }
 
     fn apply(&mut self, event: Event<DynamicObject>) {
         self.listed = if matches!(event, Event::InitApply(_)) { self.listed + 1 } else { 0 };
         let event = match event {
             Event::Init => Some(Event::Init),
-            Event::InitApply(object) => self.with_room(object).map(Event::InitApply),
+            Event::InitApply(object) => self.convert_if_not_full(object).map(Event::InitApply),
             Event::InitDone => Some(Event::InitDone),
-            Event::Apply(object) => self.with_room(object).map(Event::Apply),
+            Event::Apply(object) => self.convert_if_not_full(object).map(Event::Apply),
             Event::Delete(object) => self.convert(object).map(Event::Delete),
         };
         let Some(event) = event else { return };
         self.pods.writer.lock().apply_watcher_event(&event);
-        // A list changes nothing until it is complete.
+        // A list changes the store only when it is complete.
         if !matches!(event, Event::Init | Event::InitApply(_)) {
             self.metrics.pods.set(i64::try_from(self.pods.store.len()).unwrap_or(i64::MAX));
             self.pods.synced.send_modify(|_| {});
         }
     }
 
-    /// A pod that cannot be read is ignored; the others are not held up by it.
+    /// Converts a pod. A pod that cannot be parsed is ignored, so that the remaining pods are still stored.
     fn convert(&self, object: DynamicObject) -> Option<StoredPod> {
         let stored = convert::pod(object, &self.node);
         let stored = stored.inspect_err(|error| {
@@ -270,14 +276,14 @@ impl Follower {
         stored.ok()
     }
 
-    /// So is one for which there is no room.
-    fn with_room(&self, object: DynamicObject) -> Option<StoredPod> {
+    /// Converts a pod if it is stored already, or the store is not full.
+    fn convert_if_not_full(&self, object: DynamicObject) -> Option<StoredPod> {
         let stored = self.convert(object)?;
         let before = self.listed.checked_sub(1).unwrap_or_else(|| self.pods.store.len());
         if before < MAX_PODS || self.pods.store.get(&stored.to_object_ref(())).is_some() {
             return Some(stored);
         }
-        tracing::warn!(pod = %stored.pod.id, "a pod is ignored: there are too many");
+        tracing::warn!(pod = %stored.pod.id, "a pod is ignored: {MAX_PODS} pods are stored already");
         self.metrics.ignored.inc();
         None
     }

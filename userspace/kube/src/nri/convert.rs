@@ -1,7 +1,7 @@
-//! From messages to types and back.
+//! Conversion between protobuf messages and [`types`](super::types).
 //!
-//! Reading never fails: a field that makes no sense is ignored and reported in `malformed`. A runtime's
-//! oddity in one field must not stop a node's pods from being created.
+//! Conversion from messages never fails: an invalid field is ignored and reported in `malformed`, so that an unexpected value in one
+//! field does not prevent the creation of pods.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,55 +10,68 @@ use numaward_topology::{Bytes, HugepageSize, NodeSet, ZoneKind};
 
 use super::{
     messages,
-    types::{Container, Creation, Device, DeviceKind, Limit, Malformed, Pod, Resources, Settings, Update},
+    types::{
+        Container, Creation, Device, DeviceKind, Limit, MalformedField, Pod, Resources, Settings, Update,
+    },
 };
 use crate::cgroup_path;
 
-/// Bytes of the labels that are kept of a pod, and of the annotations. A tenant may give it a megabyte of them.
-const MAX_TEXTS: usize = 32 << 10;
-/// Bytes of an annotation. Longer ones are cut: what reads them takes less.
-const MAX_VALUE: usize = 8 << 10;
+/// Maximum size of a pod's stored labels, and of its annotations, in bytes. Tenants may set up to a megabyte of annotations.
+pub(crate) const MAX_MAP_BYTES: usize = 32 << 10;
+/// Maximum size of an annotation's value in bytes. Longer values are cut; their readers accept only shorter ones.
+const MAX_VALUE_BYTES: usize = 8 << 10;
 
-/// A message of which a part is not kept.
+/// Maximum size of the name of a runtime handler in bytes; a DNS label has fewer.
+const MAX_HANDLER_BYTES: usize = 253;
+/// Maximum number of stored names of CDI devices, and maximum size of each in bytes.
+const MAX_CDI_DEVICES: (usize, usize) = (256, 512);
+
+/// A message that is stored without unused and oversized parts.
 pub(crate) trait Trim {
-    /// Drops what nothing reads, and what is more than is kept.
-    fn trim(&mut self);
+    /// Removes unused fields and oversized texts. Returns the number of labels and annotations that numaward would use.
+    fn trim(&mut self) -> usize;
 }
 
 impl Trim for messages::PodSandbox {
-    fn trim(&mut self) {
-        trim(&mut self.labels, MAX_TEXTS);
-        trim_annotations(&mut self.annotations);
+    fn trim(&mut self) -> usize {
+        self.runtime_handler.truncate(self.runtime_handler.floor_char_boundary(MAX_HANDLER_BYTES));
+        trim(&mut self.labels, MAX_MAP_BYTES) + trim_annotations(&mut self.annotations)
     }
 }
 
 impl Trim for messages::Container {
-    fn trim(&mut self) {
-        trim_annotations(&mut self.annotations);
+    fn trim(&mut self) -> usize {
+        let (count, bytes) = MAX_CDI_DEVICES;
+        self.cdi_devices.retain(|name| name.len() <= bytes);
+        self.cdi_devices.truncate(count);
+        trim_annotations(&mut self.annotations)
     }
 }
 
-/// Keeps those of Kubernetes, which say what a pod is, and ours.
-fn trim_annotations(annotations: &mut BTreeMap<String, String>) {
+/// Keeps the annotations of `kubernetes.io`, which identify static pods, and those of `numaward.io`. Returns the number of
+/// these that exceed the limit.
+fn trim_annotations(annotations: &mut BTreeMap<String, String>) -> usize {
     annotations.retain(|key, value| {
-        value.truncate(value.floor_char_boundary(MAX_VALUE));
+        value.truncate(value.floor_char_boundary(MAX_VALUE_BYTES));
         let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
         prefix == "kubernetes.io" || prefix.ends_with("numaward.io")
     });
-    let mut ours: BTreeMap<_, _> =
+    let mut own: BTreeMap<_, _> =
         annotations.extract_if(.., |key, _| !key.starts_with("kubernetes.io/")).collect();
-    trim(annotations, MAX_TEXTS);
-    trim(&mut ours, MAX_TEXTS);
-    annotations.append(&mut ours);
+    let dropped = trim(annotations, MAX_MAP_BYTES) + trim(&mut own, MAX_MAP_BYTES);
+    annotations.append(&mut own);
+    dropped
 }
 
-/// Keeps the first ones that have so many bytes together.
-fn trim(texts: &mut BTreeMap<String, String>, mut room: usize) {
+/// Removes the entries that exceed a total of `max_bytes`, counted in the order of the keys, and returns their number.
+fn trim(texts: &mut BTreeMap<String, String>, max_bytes: usize) -> usize {
+    let (mut available, before) = (max_bytes, texts.len());
     texts.retain(|key, value| {
-        let left = room.checked_sub(key.len() + value.len());
-        room = left.unwrap_or(room);
-        left.is_some()
+        let rest = available.checked_sub(key.len() + value.len());
+        available = rest.unwrap_or(available);
+        rest.is_some()
     });
+    before - texts.len()
 }
 
 pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
@@ -71,6 +84,7 @@ pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
         uid: message.uid,
         labels: message.labels,
         annotations: message.annotations,
+        runtime_handler: message.runtime_handler,
         overhead: linux.pod_overhead.map(resources),
     }
 }
@@ -88,16 +102,17 @@ pub(crate) fn container(message: messages::Container) -> Container {
         annotations: message.annotations,
         resources: linux.resources.map(resources).unwrap_or_default(),
         devices: linux.devices.into_iter().filter_map(|message| device(message, &mut malformed)).collect(),
+        cdi_devices: message.cdi_devices,
         pid: (message.pid != 0).then_some(message.pid),
         malformed,
     }
 }
 
-fn cgroup(path: &str, malformed: &mut Vec<Malformed>) -> Option<String> {
+fn cgroup(path: &str, malformed: &mut Vec<MalformedField>) -> Option<String> {
     if path.is_empty() {
         return None;
     }
-    let note = |problem: &str| Malformed {
+    let note = |problem: &str| MalformedField {
         field: "linux.cgroups_path",
         value: path.to_owned(),
         problem: problem.to_owned(),
@@ -105,8 +120,8 @@ fn cgroup(path: &str, malformed: &mut Vec<Malformed>) -> Option<String> {
     cgroup_path::container_path(path).map_err(|problem| malformed.push(note(problem))).ok()
 }
 
-/// A device; none for named pipes and the like, which have no place.
-fn device(message: messages::LinuxDevice, malformed: &mut Vec<Malformed>) -> Option<Device> {
+/// Converts a device. Returns `None` for named pipes and other files without a NUMA node.
+fn device(message: messages::LinuxDevice, malformed: &mut Vec<MalformedField>) -> Option<Device> {
     let kind = match message.kind.as_str() {
         "b" => DeviceKind::Block,
         "c" | "u" => DeviceKind::Character,
@@ -115,7 +130,7 @@ fn device(message: messages::LinuxDevice, malformed: &mut Vec<Malformed>) -> Opt
     if let (Ok(major), Ok(minor)) = (u32::try_from(message.major), u32::try_from(message.minor)) {
         return Some(Device { path: message.path, kind, major, minor });
     }
-    malformed.push(Malformed {
+    malformed.push(MalformedField {
         field: "linux.devices",
         value: format!("{}:{}", message.major, message.minor),
         problem: format!("not the numbers of a device ({})", message.path),
@@ -131,17 +146,17 @@ pub(crate) fn resources(message: messages::LinuxResources) -> Resources {
     let mut hugepage_limits = BTreeMap::new();
     for limit in message.hugepage_limits {
         match hugepage_size(&limit.page_size) {
-            // The runtime keeps all it was ever sent; the kernel has what came last.
+            // The runtime reports all limits that were ever set; the last one is in effect.
             Some(size) => drop(hugepage_limits.insert(size, Bytes(limit.limit))),
-            None => malformed.push(Malformed {
+            None => malformed.push(MalformedField {
                 field: "hugepage_limits",
                 value: limit.page_size,
-                problem: "not the size of a huge page (expected such as `2MB`)".to_owned(),
+                problem: "not the size of a huge page (expected for example `2MB`)".to_owned(),
             }),
         }
     }
     Resources {
-        // Zero is "not set" in a container's OCI specification.
+        // Zero means "not set" in a container's OCI specification.
         cpu_shares: cpu.shares.filter(|&shares| shares != 0),
         cpu_quota: limit(cpu.quota, Duration::from_micros),
         cpu_period: cpu.period.filter(|&period| period != 0).map(Duration::from_micros),
@@ -154,7 +169,7 @@ pub(crate) fn resources(message: messages::LinuxResources) -> Resources {
     }
 }
 
-/// A limit: zero is "not set", a negative number "unlimited".
+/// Converts a limit: zero means "not set", a negative number "unlimited".
 fn limit<T>(value: Option<i64>, at: impl Fn(u64) -> T) -> Option<Limit<T>> {
     match value? {
         0 => None,
@@ -162,14 +177,14 @@ fn limit<T>(value: Option<i64>, at: impl Fn(u64) -> T) -> Option<Limit<T>> {
     }
 }
 
-fn list<T>(field: &'static str, text: &str, malformed: &mut Vec<Malformed>) -> Option<T>
+fn list<T>(field: &'static str, text: &str, malformed: &mut Vec<MalformedField>) -> Option<T>
 where
     T: std::str::FromStr<Err = numaward_topology::set::ListError>,
 {
     if text.trim().is_empty() {
         return None;
     }
-    let note = |error: numaward_topology::set::ListError| Malformed {
+    let note = |error: numaward_topology::set::ListError| MalformedField {
         field,
         value: error.text,
         problem: error.problem,
@@ -177,7 +192,7 @@ where
     text.parse().map_err(|error| malformed.push(note(error))).ok()
 }
 
-/// `2MB`, `1GB`, `64KB`: powers of 1024 in spite of their names.
+/// Parses `2MB`, `1GB` or `64KB`: powers of 1024 in spite of their names.
 fn hugepage_size(text: &str) -> Option<HugepageSize> {
     match format!("hugepages-{}i", text.strip_suffix('B')?).parse() {
         Ok(ZoneKind::Hugepages(size)) => Some(size),
@@ -185,7 +200,7 @@ fn hugepage_size(text: &str) -> Option<HugepageSize> {
     }
 }
 
-/// Settings as the runtime's message; none where nothing is to be set.
+/// Converts settings. Returns `None` if nothing is set.
 pub(crate) fn settings(settings: &Settings) -> Option<messages::LinuxResources> {
     if settings.is_empty() {
         return None;
@@ -219,7 +234,7 @@ pub(crate) fn settings(settings: &Settings) -> Option<messages::LinuxResources> 
     })
 }
 
-/// What a new container gets; none where nothing is to be set.
+/// Converts the settings of a new container. Returns `None` if nothing is set.
 pub(crate) fn adjustment(creation: &Creation) -> Option<messages::ContainerAdjustment> {
     let resources = settings(&creation.settings);
     let memory_policy = creation.memory_policy.as_ref().map(memory_policy);
@@ -235,7 +250,7 @@ fn memory_policy((policy, nodes): &(MemoryPolicy, NodeSet)) -> messages::LinuxMe
         MemoryPolicy::Interleave => messages::MpolMode::Interleave,
         MemoryPolicy::WeightedInterleave => messages::MpolMode::WeightedInterleave,
     };
-    // Of these nodes the kernel takes those of the cpuset, also when that changes.
+    // With this flag, the kernel uses those of the nodes that are in the cpuset, also after the cpuset changes.
     let flags = vec![messages::MpolFlag::StaticNodes.into()];
     messages::LinuxMemoryPolicy { mode: mode.into(), nodes: nodes.to_string(), flags }
 }
@@ -254,7 +269,7 @@ mod tests {
     use crate::nri::types::ContainerState;
 
     #[test]
-    fn what_cannot_be_read_is_left_out_and_reported() {
+    fn malformed_fields_are_reported() {
         let message = messages::Container {
             id: "c1".to_owned(),
             state: 3,
@@ -322,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_become_what_the_runtime_expects() {
+    fn encodes_settings() {
         assert_eq!(settings(&Settings::default()), None);
         let message = settings(&Settings {
             cpus: Some("2-3".parse().unwrap()),
@@ -346,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_policy_is_encoded_as_in_the_protocol() {
+    fn encodes_memory_policy() {
         use prost::Message as _;
 
         let creation = Creation {
@@ -360,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unset_set_is_sent_as_unchanged() {
+    fn unset_sets_stay_unchanged() {
         let only_mems = Settings { mems: Some("0".parse().unwrap()), ..Settings::default() };
         let cpu = settings(&only_mems).unwrap().cpu.unwrap();
         assert_eq!((cpu.cpus.as_str(), cpu.quota, cpu.period), ("", None, None));

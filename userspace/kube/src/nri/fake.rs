@@ -1,21 +1,21 @@
-//! A container runtime's side of NRI, for tests.
+//! A container runtime with NRI, for tests.
 //!
-//! It does what containerd's does, as far as a plugin can see, and is as unforgiving:
+//! It behaves towards plugins like containerd:
 //!
-//! - a frame that does not fit the buffer it is read into closes the connection (the rule of 4096 bytes, see
-//!   the module `wire`), as do 256 frames that nobody has read;
-//! - a call that takes longer than [`Config::request_timeout`] throws the plugin out, and goes on without it;
-//! - a subscription to an unknown event throws the plugin out;
-//! - what runs is reported in parts of at most [`Config::message_limit`] bytes, and each part but the last must be
-//!   acknowledged without updates;
-//! - plugins are asked in the order of their index, each sees what the ones before have set, and two that set
-//!   the same field fail the creation;
-//! - one lock holds all calls apart, and a plugin must not call `UpdateContainers` beside them;
-//! - an empty set of CPUs or nodes means "unchanged"; sets that the kernel would refuse fail at the start;
-//! - messages to the plugin come in frames of at most 4096 bytes.
+//! - A frame that does not fit the read buffer closes the connection (4096 bytes, see the module `wire`), and so do more than 256
+//!   unread frames.
+//! - If a call takes longer than [`FakeRuntimeConfig::request_timeout`], the plugin is disconnected and the operation continues without
+//!   it.
+//! - A plugin that subscribes to an unknown event is disconnected.
+//! - The running pods and containers are reported in parts of at most [`FakeRuntimeConfig::message_limit`] bytes. The plugin must
+//!   acknowledge each part except the last one without updates.
+//! - Plugins are called in the order of their index. Each one receives the settings of the previous ones. If two plugins set the same
+//!   field, the creation fails.
+//! - One lock serializes all calls, and a plugin must not call `UpdateContainers` during a call.
+//! - An empty set of CPUs or nodes means "unchanged". Sets that the kernel would refuse fail when the container starts.
+//! - Messages to the plugin are sent in frames of at most 4096 bytes.
 //!
-//! Time is tokio's, so tests may pause it, and connections are in memory, unless [`FakeRuntime::listen`] is
-//! used.
+//! It uses Tokio's clock, so tests can pause the time. Connections are in memory, unless [`FakeRuntime::listen`] is used.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -41,7 +41,8 @@ use super::{
     EventMask, NriVersion, convert,
     link::{CallError, Link},
     messages::{
-        self, ContainerRequest, LinuxResources, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response, Updates,
+        self, ContainerRequest, LinuxResources, PLUGIN_SERVICE, RUNTIME_SERVICE, TtrpcRequest, TtrpcResponse,
+        Updates,
     },
     status,
     types::{Container, ContainerState, Online},
@@ -49,45 +50,43 @@ use super::{
     wire::{self, Connection, MAX_FRAME, MAX_MESSAGE, MESSAGE_HEADER, Message, TooLong},
 };
 
-/// The buffer through which the runtime reads, in bytes.
+/// Size of the runtime's read buffer in bytes.
 const READ_BUFFER: usize = 4096;
-/// Frames of one connection that may wait to be read.
-const FRAME_QUEUE: usize = 256;
-/// What a stream in memory holds, in bytes.
+/// Maximum number of unread frames of one connection.
+const MAX_UNREAD_FRAMES: usize = 256;
+/// Size of the buffer of a stream in memory, in bytes.
 const STREAM_BUFFER: usize = 64 << 10;
 
-/// What the runtime is, and how patient.
+/// Identity, timeouts and features of the runtime.
 #[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a way in which runtimes differ")]
-pub struct Config {
-    /// The runtime's name.
+#[expect(clippy::struct_excessive_bools, reason = "runtimes differ in each of them")]
+pub struct FakeRuntimeConfig {
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// Its NRI version, if it reports one.
+    /// Version of NRI, if the runtime reports it.
     pub nri_version: Option<NriVersion>,
-    /// The events it knows.
+    /// Supported events.
     pub events: EventMask,
-    /// Whether every event is a call of its own (from NRI 0.12 on), rather than a `StateChange`.
+    /// True if each event has its own method (from NRI 0.12 on). False if events are sent as `StateChange`.
     pub dedicated_calls: bool,
-    /// How long a plugin may take to register.
+    /// Time limit of a plugin's registration.
     pub registration_timeout: Duration,
-    /// How long a plugin may take for an answer.
+    /// Time limit of an answer.
     pub request_timeout: Duration,
-    /// Whether it reports these two to the plugin.
-    pub tells_timeouts: bool,
-    /// The longest part of a `Synchronize`, in bytes.
+    /// True if the runtime reports its timeouts to the plugin.
+    pub reports_timeouts: bool,
+    /// Maximum size of a part of a `Synchronize` in bytes.
     pub message_limit: usize,
-    /// Whether it reports a container's settings by files of cgroup v2 (from NRI 0.10 on).
+    /// True if `unified` resources (files of cgroup v2) are reported (from NRI 0.10 on).
     pub reports_unified: bool,
-    /// Whether calls are held apart, as in every real runtime.
+    /// True if calls are serialized, as in all real runtimes.
     pub serial: bool,
-    /// What the kernel accepts.
+    /// CPUs and nodes that the kernel accepts.
     pub online: Online,
 }
 
-impl Config {
-    /// containerd 1.7.24: NRI 0.6.1, reports neither its version nor its timeouts.
+impl FakeRuntimeConfig {
+    /// Returns the configuration of containerd 1.7.24: NRI 0.6.1, reports neither its version nor its timeouts.
     pub fn containerd_1_7(online: Online) -> Self {
         Self {
             name: "containerd".to_owned(),
@@ -97,7 +96,7 @@ impl Config {
             dedicated_calls: false,
             registration_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(2),
-            tells_timeouts: false,
+            reports_timeouts: false,
             message_limit: MAX_MESSAGE,
             reports_unified: false,
             serial: true,
@@ -105,12 +104,12 @@ impl Config {
         }
     }
 
-    /// containerd 2.1.9: NRI 0.8.0.
+    /// Returns the configuration of containerd 2.1.9: NRI 0.8.0.
     pub fn containerd_2_1(online: Online) -> Self {
-        Self { version: "v2.1.9".to_owned(), tells_timeouts: true, ..Self::containerd_1_7(online) }
+        Self { version: "v2.1.9".to_owned(), reports_timeouts: true, ..Self::containerd_1_7(online) }
     }
 
-    /// containerd 2.3.0: NRI 0.12.0, with all events and calls of their own.
+    /// Returns the configuration of containerd 2.3.0: NRI 0.12.0, with all events, each of which has its own method.
     pub fn containerd_2_3(online: Online) -> Self {
         Self {
             version: "v2.3.0".to_owned(),
@@ -126,52 +125,46 @@ impl Config {
 /// A pod to run.
 #[derive(Clone, Debug, Default)]
 pub struct PodSpec {
-    /// The sandbox's id.
+    /// Id of the sandbox.
     pub id: String,
-    /// The pod's name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its UID.
     pub uid: String,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// The cgroup that the kubelet made for it.
+    /// Handler of the pod's `RuntimeClass`.
+    pub runtime_handler: String,
+    /// Cgroup that the kubelet created for the pod.
     pub cgroup_parent: String,
 }
 
 /// A container to create.
 #[derive(Clone, Debug, Default)]
 pub struct ContainerSpec {
-    /// Its id.
     pub id: String,
-    /// Its pod's sandbox.
+    /// Id of the pod's sandbox.
     pub pod_id: String,
-    /// Its name.
     pub name: String,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// `linux.cgroupsPath` of its OCI specification.
+    /// `linux.cgroupsPath` of the OCI specification.
     pub cgroups_path: String,
-    /// `cpuset.cpus` that the kubelet asks for; empty: none.
+    /// `cpuset.cpus` that the kubelet requests; empty: none.
     pub cpus: String,
-    /// `cpuset.mems` that the kubelet asks for; empty: none.
+    /// `cpuset.mems` that the kubelet requests; empty: none.
     pub mems: String,
-    /// Its CPU shares.
     pub cpu_shares: Option<u64>,
-    /// Its quota of CPU time in each 100 ms, in microseconds.
+    /// CPU time in each 100 ms, in microseconds.
     pub cpu_quota: Option<i64>,
-    /// Its memory limit.
     pub memory_limit: Option<Bytes>,
-    /// Its limits of huge pages: size such as `2MB`, and bytes.
+    /// Limits on huge pages: page size such as `2MB`, and bytes.
     pub hugepage_limits: Vec<(String, u64)>,
     /// Files of cgroup v2 and their contents.
     pub unified: BTreeMap<String, String>,
+    /// Names of devices by the Container Device Interface.
+    pub cdi_devices: Vec<String>,
 }
 
-/// A container runtime in memory. Clones are the same runtime; it stops with the last one.
+/// A container runtime in memory. Clones share it. It stops when the last one is dropped.
 #[derive(Clone)]
 pub struct FakeRuntime {
     inner: Arc<Inner>,
@@ -179,30 +172,30 @@ pub struct FakeRuntime {
 }
 
 struct Inner {
-    config: Config,
-    /// Holds calls to the plugins, and from them, apart.
+    config: FakeRuntimeConfig,
+    /// Serializes calls to and from plugins.
     lock: Lock<()>,
-    state: Mutex<State>,
-    /// The plugins that are synchronized, by index and name.
+    state: Mutex<FakeRuntimeState>,
+    /// Index and name of each synchronized plugin.
     names: watch::Sender<BTreeSet<String>>,
     stop: CancellationToken,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeRuntimeState {
     pods: BTreeMap<String, messages::PodSandbox>,
     containers: BTreeMap<String, messages::Container>,
     plugins: BTreeMap<String, Arc<Peer>>,
     connections: Vec<CancellationToken>,
     log: Vec<String>,
-    down: bool,
-    fails_to_update: BTreeSet<String>,
+    is_stopped: bool,
+    failing_updates: BTreeSet<String>,
     updates_received: usize,
     memory_policies: BTreeMap<String, messages::LinuxMemoryPolicy>,
     replies: Vec<(String, Duration)>,
 }
 
-/// A plugin, seen from the runtime.
+/// A connected plugin.
 struct Peer {
     /// Index and name.
     name: String,
@@ -211,8 +204,8 @@ struct Peer {
 }
 
 impl FakeRuntime {
-    /// A runtime that runs nothing.
-    pub fn new(config: Config) -> Self {
+    /// Creates a runtime without pods.
+    pub fn new(config: FakeRuntimeConfig) -> Self {
         let stop = CancellationToken::new();
         let inner = Inner {
             config,
@@ -226,7 +219,7 @@ impl FakeRuntime {
 
     /// Connects a plugin in memory.
     pub fn connect(&self) -> io::Result<DuplexStream> {
-        if self.inner.state.lock().down {
+        if self.inner.state.lock().is_stopped {
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
         }
         let (ours, theirs) = tokio::io::duplex(STREAM_BUFFER);
@@ -234,7 +227,7 @@ impl FakeRuntime {
         Ok(theirs)
     }
 
-    /// What [`super::Plugin::run_with`] takes.
+    /// Returns the argument of [`super::Plugin::run_with`] that connects to this runtime.
     pub fn connector(&self) -> impl FnMut() -> std::future::Ready<io::Result<DuplexStream>> + Send + use<> {
         let runtime = self.clone();
         move || std::future::ready(runtime.connect())
@@ -254,10 +247,10 @@ impl FakeRuntime {
         Ok(())
     }
 
-    /// Stops the runtime: every connection ends and none is accepted. What runs goes on.
+    /// Stops the runtime: closes all connections and accepts no new ones. Containers keep running.
     pub fn stop(&self) {
         let mut state = self.inner.state.lock();
-        state.down = true;
+        state.is_stopped = true;
         state.connections.drain(..).for_each(|connection| connection.cancel());
         for peer in std::mem::take(&mut state.plugins).values() {
             peer.link.close();
@@ -268,11 +261,10 @@ impl FakeRuntime {
 
     /// Starts the runtime again.
     pub fn start(&self) {
-        self.inner.state.lock().down = false;
+        self.inner.state.lock().is_stopped = false;
     }
 
-    /// Waits until exactly these plugins (such as `90-numaward`) are synchronized; whether they are, within ten
-    /// minutes.
+    /// Waits until exactly these plugins (such as `90-numaward`) are synchronized. Returns false after ten minutes.
     #[must_use]
     pub async fn has_plugins(&self, names: &[&str]) -> bool {
         let names: BTreeSet<String> = names.iter().map(|&name| name.to_owned()).collect();
@@ -281,44 +273,44 @@ impl FakeRuntime {
         matches!(there.await, Ok(Ok(_)))
     }
 
-    /// What the runtime logged: plugins that came, and why they went.
+    /// Returns the log of the runtime: plugins that connected, and the reasons of disconnections.
     pub fn log(&self) -> Vec<String> {
         self.inner.state.lock().log.clone()
     }
 
-    /// A container with the resources that are in force.
+    /// Returns a container with its current resources.
     pub fn container(&self, id: &str) -> Option<Container> {
         self.inner.state.lock().containers.get(id).cloned().map(convert::container)
     }
 
-    /// The memory policy that a container was created with, such as `Interleave:0-1`: the number's name and the nodes.
+    /// Returns the memory policy with which a container was created: mode and nodes, such as `Interleave:0-1`.
     pub fn memory_policy(&self, id: &str) -> Option<String> {
         let state = self.inner.state.lock();
         state.memory_policies.get(id).map(|policy| format!("{:?}:{}", policy.mode(), policy.nodes))
     }
 
-    /// The ids of all containers.
+    /// Returns the ids of all containers.
     pub fn containers(&self) -> Vec<String> {
         self.inner.state.lock().containers.keys().cloned().collect()
     }
 
-    /// How many updates of containers plugins have asked for, those in answers included.
+    /// Returns the number of container updates that plugins have requested, including those in answers.
     pub fn updates_received(&self) -> usize {
         self.inner.state.lock().updates_received
     }
 
-    /// How long plugins took for each answer to calls of this method.
+    /// Returns the time that plugins took for each answer to a call of this method.
     pub fn reply_times(&self, method: &str) -> Vec<Duration> {
         let state = self.inner.state.lock();
         state.replies.iter().filter(|(of, _)| of == method).map(|(_, took)| *took).collect()
     }
 
-    /// From now on the runtime fails to update this container.
+    /// Makes all updates of this container fail from now on.
     pub fn fail_updates_of(&self, id: &str) {
-        self.inner.state.lock().fails_to_update.insert(id.to_owned());
+        self.inner.state.lock().failing_updates.insert(id.to_owned());
     }
 
-    /// Adds a pod and a container that runs, as if from before any plugin came.
+    /// Adds a pod and a running container without calling plugins, as if they had started before the plugins connected.
     pub fn add_running(&self, pod: &PodSpec, container: &ContainerSpec) {
         let mut state = self.inner.state.lock();
         state.pods.insert(pod.id.clone(), pod.message());
@@ -327,13 +319,13 @@ impl FakeRuntime {
         state.containers.insert(container.id.clone(), container);
     }
 
-    /// Writes bytes into a plugin's connection, whatever they are.
+    /// Writes arbitrary bytes to a plugin's connection.
     pub async fn send_raw(&self, plugin: &str, bytes: &[u8]) -> Result<(), String> {
         let peer = self.inner.plugin(plugin)?;
         peer.link.send(bytes.to_vec()).await.map_err(|error| error.to_string())
     }
 
-    /// Calls any method of a plugin. The error is the plugin's status code and message.
+    /// Calls an arbitrary method of a plugin. An error contains the status code and message.
     pub async fn call_raw(
         &self,
         plugin: &str,
@@ -359,7 +351,7 @@ impl FakeRuntime {
         Ok(())
     }
 
-    /// Changes a pod's resources; without `cpu_shares`, only those of its memory. Asks only plugins that subscribed to it.
+    /// Changes the resources of a pod; without `cpu_shares`, only those of its memory. Calls only plugins that subscribed to this event.
     pub async fn update_pod(
         &self,
         id: &str,
@@ -420,9 +412,9 @@ impl FakeRuntime {
                 if let Some(policy) = linux.memory_policy.filter(|_| knows) {
                     self.inner.state.lock().memory_policies.insert(container.id.clone(), policy);
                 }
-                if let Some(wanted) = linux.resources {
-                    owners.claim(&container.id, &peer.name, &wanted)?;
-                    merge(resources_of(&mut message), &wanted);
+                if let Some(requested) = linux.resources {
+                    owners.claim(&container.id, &peer.name, &requested)?;
+                    merge(resources_of(&mut message), &requested);
                 }
                 for update in answer.update {
                     if update.container_id == container.id {
@@ -431,13 +423,13 @@ impl FakeRuntime {
                             peer.name, container.id
                         ));
                     }
-                    owners.claim(&update.container_id, &peer.name, &wanted_of(&update))?;
+                    owners.claim(&update.container_id, &peer.name, &requested_by(&update))?;
                     updates.push(update);
                 }
                 Ok(())
             });
             if let Err(error) = applied {
-                // The undo of the creation.
+                // A failed creation is undone.
                 self.inner.stopped(&pod, &message).await;
                 let _logged_only = self.inner.notify(EventKind::RemoveContainer, &pod, Some(&message)).await;
                 return Err(format!("failed to get NRI adjustment for container: {error}"));
@@ -450,7 +442,7 @@ impl FakeRuntime {
         Ok(convert::container(message))
     }
 
-    /// Starts a container. Here the kernel sees its settings for the first time.
+    /// Starts a container. Fails if the kernel would refuse its settings, which are written now for the first time.
     pub async fn start_container(&self, id: &str) -> Result<(), String> {
         let _lock = self.inner.lock().await;
         let (pod, mut container) = self.inner.container(id)?;
@@ -463,7 +455,7 @@ impl FakeRuntime {
         Ok(())
     }
 
-    /// Changes a container's resources, as the kubelet does. What is empty or none stays.
+    /// Changes the resources of a container, as the kubelet does. Empty fields and `None` are not changed.
     pub async fn update_container(&self, id: &str, to: &ContainerSpec) -> Result<Container, String> {
         let _lock = self.inner.lock().await;
         let (pod, mut container) = self.inner.container(id)?;
@@ -478,9 +470,9 @@ impl FakeRuntime {
             };
             let answer: Option<Updates> = self.inner.call(&peer, "UpdateContainer", &request).await?;
             for update in answer.unwrap_or_default().update {
-                owners.claim(&update.container_id, &peer.name, &wanted_of(&update))?;
+                owners.claim(&update.container_id, &peer.name, &requested_by(&update))?;
                 if update.container_id == id {
-                    merge(&mut requested, &wanted_of(&update));
+                    merge(&mut requested, &requested_by(&update));
                 } else {
                     updates.push(update);
                 }
@@ -542,7 +534,7 @@ impl Inner {
         self.state.lock().plugins.values().filter(|peer| peer.events.0 & bit != 0).cloned().collect()
     }
 
-    /// The answer of a plugin; none if it died or was late, which throws it out.
+    /// Calls a plugin. Returns `None` if the plugin failed to answer in time; it is then disconnected.
     async fn call<Q: prost::Message, P: prost::Message + Default>(
         &self,
         peer: &Peer,
@@ -558,13 +550,13 @@ impl Inner {
                 Err(format!("rpc error: code = {code} desc = {message}"))
             }
             Err(error) => {
-                self.throw_out(&peer.name, &peer.link, &format!("{method}: {error}"));
+                self.disconnect(&peer.name, &peer.link, &format!("{method}: {error}"));
                 Ok(None)
             }
         }
     }
 
-    fn throw_out(&self, name: &str, link: &Arc<Link>, why: &str) {
+    fn disconnect(&self, name: &str, link: &Arc<Link>, why: &str) {
         self.log(format!("closing plugin {name}, {why}"));
         link.close();
         let mut state = self.state.lock();
@@ -574,7 +566,7 @@ impl Inner {
         }
     }
 
-    /// Sends an event that has no answer of its own.
+    /// Sends an event, the answer to which has no content.
     async fn notify(
         &self,
         event: EventKind,
@@ -608,27 +600,28 @@ impl Inner {
         }
     }
 
-    /// Applies updates; returns those that failed. Unknown containers are skipped without a word.
+    /// Applies updates and returns the failed ones. Updates of unknown containers are skipped without an error.
     fn apply(&self, updates: &[messages::ContainerUpdate]) -> Vec<messages::ContainerUpdate> {
         let mut failed = Vec::new();
         let mut state = self.state.lock();
         state.updates_received += updates.len();
         for update in updates {
-            let wanted = wanted_of(update);
-            let fails = state.fails_to_update.contains(&update.container_id) || self.check(&wanted).is_err();
+            let requested = requested_by(update);
+            let fails =
+                state.failing_updates.contains(&update.container_id) || self.check(&requested).is_err();
             let Some(container) = state.containers.get_mut(&update.container_id) else { continue };
             if fails {
                 if !update.ignore_failure {
                     failed.push(update.clone());
                 }
             } else {
-                merge(resources_of(container), &wanted);
+                merge(resources_of(container), &requested);
             }
         }
         failed
     }
 
-    /// What the kernel says to a container's settings.
+    /// Returns the error of the kernel for settings that it would refuse.
     fn check(&self, resources: &LinuxResources) -> Result<(), String> {
         let cpu = resources.cpu.clone().unwrap_or_default();
         let refused =
@@ -652,13 +645,13 @@ impl Inner {
         });
     }
 
-    /// Serves a plugin until its connection ends.
+    /// Serves a plugin until its connection is closed.
     async fn serve<S: AsyncRead + AsyncWrite + Send + 'static>(&self, stream: S) {
         let (reader, writer) = tokio::io::split(stream);
         let (link, writing) = Link::new(Connection::Plugin, encode_as_go, writer);
         let link = Arc::new(link);
-        let (to_answers, answers) = mpsc::channel(FRAME_QUEUE);
-        let (to_calls, calls) = mpsc::channel(FRAME_QUEUE);
+        let (to_answers, answers) = mpsc::channel(MAX_UNREAD_FRAMES);
+        let (to_calls, calls) = mpsc::channel(MAX_UNREAD_FRAMES);
         let name = Mutex::new("??".to_owned());
         let (registered, is_registered) = watch::channel(None);
         let end = tokio::select! {
@@ -666,15 +659,15 @@ impl Inner {
             why = read_frames(reader, &to_answers, &to_calls) => why,
             why = read_answers(&link, BufferedReader::new(answers)) => why,
             why = self.serve_calls(&link, BufferedReader::new(calls), &registered) => why,
-            why = self.converse(&link, is_registered, &name) => why,
+            why = self.shake_hands(&link, is_registered, &name) => why,
             () = link.closed.cancelled() => "the connection was closed".to_owned(),
         };
         let name = name.lock().clone();
-        self.throw_out(&name, &link, &end);
+        self.disconnect(&name, &link, &end);
     }
 
-    /// The handshake; returns why it failed, or never.
-    async fn converse(
+    /// Runs the handshake. Returns the reason if it failed, and never returns if it succeeded.
+    async fn shake_hands(
         &self,
         link: &Arc<Link>,
         mut registered: watch::Receiver<Option<messages::RegisterPluginRequest>>,
@@ -689,7 +682,7 @@ impl Inner {
         let full_name = format!("{}-{}", registration.plugin_idx, registration.plugin_name);
         name.lock().clone_from(&full_name);
         let reported = |timeout: Duration| {
-            if config.tells_timeouts { i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX) } else { 0 }
+            if config.reports_timeouts { i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX) } else { 0 }
         };
         let request = messages::ConfigureRequest {
             runtime_name: config.name.clone(),
@@ -739,7 +732,7 @@ impl Inner {
         Ok(Vec::new())
     }
 
-    /// A container as plugins see it.
+    /// Returns a container as it is reported to plugins.
     fn reported(&self, container: &messages::Container) -> messages::Container {
         let mut container = container.clone();
         if !self.config.reports_unified {
@@ -748,7 +741,7 @@ impl Inner {
         container
     }
 
-    /// All that runs, in parts.
+    /// Returns all pods and all containers that have not ended, in parts.
     fn parts(&self) -> Vec<messages::SynchronizeRequest> {
         let limit = self.config.message_limit;
         let mut parts = vec![messages::SynchronizeRequest::default()];
@@ -760,7 +753,7 @@ impl Inner {
         for (is_pod, object) in
             pods.chain(running.map(|container| (false, self.reported(container).encode_to_vec())))
         {
-            // A tag, and a length of at most four bytes.
+            // Each object has a tag, and a length of at most four bytes.
             length += object.len() + 5;
             if length > limit {
                 length = object.len() + 5;
@@ -777,7 +770,7 @@ impl Inner {
         parts
     }
 
-    /// Serves the plugin's calls, one at a time; returns why it stopped.
+    /// Serves the plugin's calls one at a time. Returns the reason why it stopped.
     async fn serve_calls(
         &self,
         link: &Link,
@@ -789,9 +782,9 @@ impl Inner {
                 Ok(message) => message,
                 Err(why) => return why,
             };
-            let response = match Request::decode(&*message.payload) {
+            let response = match TtrpcRequest::decode(&*message.payload) {
                 Ok(request) => serve_call(&request, registered),
-                Err(error) => return format!("a call that cannot be read: {error}"),
+                Err(error) => return format!("a call that cannot be decoded: {error}"),
             };
             if link.answer(Connection::Runtime, message.stream, &response).await.is_err() {
                 return "the connection was closed".to_owned();
@@ -800,24 +793,24 @@ impl Inner {
     }
 }
 
-/// What the runtime says to a plugin's call.
+/// Returns the answer to a plugin's call.
 fn serve_call(
-    request: &Request,
+    request: &TtrpcRequest,
     registered: &watch::Sender<Option<messages::RegisterPluginRequest>>,
-) -> Response {
+) -> TtrpcResponse {
     match (request.service.as_str(), request.method.as_str()) {
         (RUNTIME_SERVICE, "RegisterPlugin") => {
             let Ok(registration) = messages::RegisterPluginRequest::decode(&*request.payload) else {
                 return status(Code::InvalidArgument, "not a registration");
             };
             registered.send_replace(Some(registration));
-            Response { status: None, payload: Vec::new() }
+            TtrpcResponse { status: None, payload: Vec::new() }
         }
         (service, method) => status(Code::Unimplemented, &format!("{service}/{method}")),
     }
 }
 
-/// Reads frames into the queues of the two connections; returns why it stopped.
+/// Reads frames into the queues of the two connections. Returns the reason why it stopped.
 async fn read_frames<R: AsyncRead + Unpin>(
     mut reader: R,
     answers: &mpsc::Sender<Vec<u8>>,
@@ -827,7 +820,7 @@ async fn read_frames<R: AsyncRead + Unpin>(
         let (Ok(connection), Ok(length)) = (reader.read_u32().await, reader.read_u32().await) else {
             return "the plugin closed the connection".to_owned();
         };
-        // The real one would try to allocate it.
+        // A real runtime would try to allocate this length.
         let Some(length) = usize::try_from(length).ok().filter(|&length| length <= MAX_FRAME) else {
             return format!("a frame claims {length} bytes");
         };
@@ -841,9 +834,9 @@ async fn read_frames<R: AsyncRead + Unpin>(
             _ => continue,
         };
         if queue.try_send(frame).is_err() {
-            return format!("more than {FRAME_QUEUE} frames wait to be read");
+            return format!("more than {MAX_UNREAD_FRAMES} frames are unread");
         }
-        // Readers run beside this in the real one.
+        // In a real runtime, the readers run concurrently.
         tokio::task::yield_now().await;
     }
 }
@@ -857,8 +850,7 @@ async fn read_answers(link: &Link, mut answers: BufferedReader) -> String {
     }
 }
 
-/// One connection as the runtime reads it: through a buffer of 4096 bytes, on top of a multiplexer that has
-/// frames only as a whole.
+/// Reader of one connection, like that of the runtime: it has a buffer of 4096 bytes, and receives only whole frames.
 struct BufferedReader {
     frames: mpsc::Receiver<Vec<u8>>,
     buffer: Vec<u8>,
@@ -879,7 +871,7 @@ impl BufferedReader {
         Ok(Message { stream: wire::be_u32(&header, 4), kind: header[8], payload })
     }
 
-    /// Exactly so many bytes. Who wants at least a buffer's length is given the frame straight.
+    /// Reads exactly `length` bytes. If at least 4096 bytes are missing, the next frame is read without the buffer.
     async fn read_full(&mut self, length: usize) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();
         while bytes.len() < length {
@@ -905,7 +897,7 @@ impl BufferedReader {
     }
 }
 
-/// Frames as the runtime writes them: through a buffer of 4096 bytes.
+/// Encodes a message like the runtime, which writes through a buffer of 4096 bytes.
 fn encode_as_go(connection: Connection, message: &Message) -> Result<Vec<u8>, TooLong> {
     let encoded = wire::encode(connection, message)?;
     let header = &encoded[wire::FRAME_HEADER..wire::FRAME_HEADER + MESSAGE_HEADER];
@@ -917,19 +909,19 @@ fn encode_as_go(connection: Connection, message: &Message) -> Result<Vec<u8>, To
     Ok(frames.collect::<Vec<_>>().concat())
 }
 
-/// Which plugin has set which field of which container, of those that ours can set.
+/// Owner of each field: container and field, and the plugin that set it. Only fields that numaward sets are checked.
 #[derive(Default)]
 struct Owners(HashMap<(String, String), String>);
 
 impl Owners {
-    fn claim(&mut self, container: &str, plugin: &str, wanted: &LinuxResources) -> Result<(), String> {
-        let cpu = wanted.cpu.clone().unwrap_or_default();
+    fn claim(&mut self, container: &str, plugin: &str, requested: &LinuxResources) -> Result<(), String> {
+        let cpu = requested.cpu.clone().unwrap_or_default();
         let fields = [
             (!cpu.cpus.is_empty(), "CPU pinning".to_owned()),
             (!cpu.mems.is_empty(), "memory pinning".to_owned()),
             (cpu.quota.is_some(), "CPU quota".to_owned()),
         ];
-        let unified = wanted.unified.keys().map(|key| (true, format!("unified resource {key}")));
+        let unified = requested.unified.keys().map(|key| (true, format!("unified resource {key}")));
         for (_, field) in fields.into_iter().chain(unified).filter(|(is_set, _)| *is_set) {
             let key = (container.to_owned(), field);
             if let Some(other) = self.0.get(&key) {
@@ -941,7 +933,7 @@ impl Owners {
     }
 }
 
-fn wanted_of(update: &messages::ContainerUpdate) -> LinuxResources {
+fn requested_by(update: &messages::ContainerUpdate) -> LinuxResources {
     update.linux.as_ref().and_then(|linux| linux.resources.clone()).unwrap_or_default()
 }
 
@@ -949,25 +941,25 @@ fn resources_of(container: &mut messages::Container) -> &mut LinuxResources {
     container.linux.get_or_insert_default().resources.get_or_insert_default()
 }
 
-/// Lays new settings over those in force. What is empty or absent stays; hugepage limits are appended.
-fn merge(now: &mut LinuxResources, wanted: &LinuxResources) {
-    if let Some(cpu) = &wanted.cpu {
+/// Merges new settings into the current ones. Empty and absent fields are not changed; hugepage limits are appended.
+fn merge(now: &mut LinuxResources, requested: &LinuxResources) {
+    if let Some(cpu) = &requested.cpu {
         let now = now.cpu.get_or_insert_default();
         now.shares = cpu.shares.or(now.shares);
         now.quota = cpu.quota.or(now.quota);
         now.period = cpu.period.or(now.period);
-        for (now, wanted) in [(&mut now.cpus, &cpu.cpus), (&mut now.mems, &cpu.mems)] {
-            if !wanted.is_empty() {
-                now.clone_from(wanted);
+        for (now, requested) in [(&mut now.cpus, &cpu.cpus), (&mut now.mems, &cpu.mems)] {
+            if !requested.is_empty() {
+                now.clone_from(requested);
             }
         }
     }
-    if let Some(memory) = &wanted.memory {
+    if let Some(memory) = &requested.memory {
         let now = now.memory.get_or_insert_default();
         now.limit = memory.limit.or(now.limit);
     }
-    now.hugepage_limits.extend(wanted.hugepage_limits.iter().cloned());
-    now.unified.extend(wanted.unified.clone());
+    now.hugepage_limits.extend(requested.hugepage_limits.iter().cloned());
+    now.unified.extend(requested.unified.clone());
 }
 
 fn signed(bytes: Bytes) -> i64 {
@@ -983,6 +975,7 @@ impl PodSpec {
             namespace: self.namespace.clone(),
             labels: self.labels.clone(),
             annotations: self.annotations.clone(),
+            runtime_handler: self.runtime_handler.clone(),
             linux: Some(messages::LinuxPodSandbox {
                 cgroup_parent: self.cgroup_parent.clone(),
                 pod_overhead: None,
@@ -998,6 +991,7 @@ impl ContainerSpec {
             pod_sandbox_id: self.pod_id.clone(),
             name: self.name.clone(),
             annotations: self.annotations.clone(),
+            cdi_devices: self.cdi_devices.clone(),
             linux: Some(messages::LinuxContainer {
                 resources: Some(self.resources()),
                 cgroups_path: self.cgroups_path.clone(),
@@ -1037,7 +1031,7 @@ mod tests {
     }
 
     fn call(stream: u32, method: &str, payload: Vec<u8>) -> Message {
-        let request = Request {
+        let request = TtrpcRequest {
             service: RUNTIME_SERVICE.to_owned(),
             method: method.to_owned(),
             payload,
@@ -1056,9 +1050,9 @@ mod tests {
         [&2u32.to_be_bytes()[..], &u32::try_from(payload.len()).unwrap().to_be_bytes(), payload].concat()
     }
 
-    /// What the runtime logs about a plugin that writes these bytes.
-    async fn fate(bytes: &[u8]) -> String {
-        let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+    /// Returns the runtime's log for a plugin that writes these bytes.
+    async fn log_after(bytes: &[u8]) -> String {
+        let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online()));
         let mut stream = runtime.connect().unwrap();
         let _closed_halfway = stream.write_all(bytes).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -1066,7 +1060,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_frame_longer_than_the_read_buffer_must_be_a_payload_alone() {
+    async fn long_frame_must_be_payload_only() {
         let update = |length| call(1, "UpdateContainers", vec![0; length]);
         let overhead = update(0).payload.len() + MESSAGE_HEADER + 3;
         for (bytes, closes) in [
@@ -1076,33 +1070,36 @@ mod tests {
             (wire::encode(Connection::Runtime, &update(4096)).unwrap(), false),
             (wire::encode(Connection::Runtime, &update(1 << 20)).unwrap(), false),
         ] {
-            let log = fate(&bytes).await;
+            let log = log_after(&bytes).await;
             assert_eq!(log.contains("cannot allocate memory"), closes, "{} bytes: {log}", bytes.len());
             assert_eq!(log.is_empty(), !closes, "{} bytes: {log}", bytes.len());
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn garbage_and_silence_close_the_connection() {
+    async fn garbage_closes_connection() {
         for (bytes, why) in [
             ([2u32.to_be_bytes(), u32::MAX.to_be_bytes()].concat(), "a frame claims 4294967295 bytes"),
             (frame(&[0xff; 10]), "a message claims 4294967295 bytes"),
-            (frame(&[0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0xff]), "a call that cannot be read"),
+            (frame(&[0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0xff]), "a call that cannot be decoded"),
             ([0; 8].repeat(1000), ""),
             ([1u32.to_be_bytes(), 0u32.to_be_bytes()].concat().repeat(100), ""),
         ] {
-            let log = fate(&bytes).await;
+            let log = log_after(&bytes).await;
             assert!(log.contains(why) && log.is_empty() == why.is_empty(), "{why}: {log}");
         }
-        let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+        let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online()));
         let _silent = runtime.connect().unwrap();
         tokio::time::sleep(Duration::from_secs(6)).await;
         assert_eq!(runtime.log(), ["closing plugin ??, plugin registration timed out"]);
     }
 
     #[test]
-    fn what_runs_is_reported_in_parts_that_fit() {
-        let runtime = FakeRuntime::new(Config { message_limit: 1000, ..Config::containerd_2_1(online()) });
+    fn snapshot_parts_fit_message_limit() {
+        let runtime = FakeRuntime::new(FakeRuntimeConfig {
+            message_limit: 1000,
+            ..FakeRuntimeConfig::containerd_2_1(online())
+        });
         let pod = PodSpec { id: "p".to_owned(), ..PodSpec::default() };
         for i in 0..100 {
             let container =

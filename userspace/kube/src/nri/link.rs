@@ -1,8 +1,7 @@
-//! A stream to the runtime as a pair of services: calls that go out, and answers to those that come in.
+//! Calls to the runtime and answers to its calls, over one stream.
 //!
-//! One task owns the writing half and takes whole messages from a queue, so that an answer that is cut short
-//! by cancellation never leaves half a frame behind. A sender learns when its message was handed to the
-//! kernel: an answer counts only then.
+//! One task owns the writing half of the stream and takes whole messages from a queue, so a cancelled sender never leaves an
+//! incomplete frame. A sender is notified when its message has been passed to the kernel; only then does an answer count as sent.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,20 +16,20 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::{
-    messages::{Request, Response},
+    messages::{TtrpcRequest, TtrpcResponse},
     wire::{self, Connection, Message, TooLong},
 };
 
-/// Messages that wait to be written.
-const QUEUE: usize = 64;
+/// Maximum number of messages that are queued for writing.
+const MAX_QUEUED: usize = 64;
 
-/// A call of the runtime's services failed.
+/// Error of a call to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The stream was closed before the answer came.
-    #[error("the connection was closed before the answer came")]
+    /// The stream was closed before the answer arrived.
+    #[error("the connection was closed before the answer arrived")]
     Closed,
-    /// No answer came in time.
+    /// No answer arrived in time.
     #[error("there was no answer within {0:?}")]
     Timeout(Duration),
     /// The runtime answered with an error.
@@ -38,10 +37,10 @@ pub enum CallError {
     Status {
         /// Code of `google.rpc.Code`.
         code: i32,
-        /// The runtime's words.
+        /// Message of the runtime.
         message: String,
     },
-    /// The answer could not be read.
+    /// The answer could not be decoded.
     #[error("the answer could not be read: {0}")]
     Unreadable(#[from] prost::DecodeError),
     /// The call is too long to be sent.
@@ -55,48 +54,48 @@ struct Outgoing {
     written: oneshot::Sender<()>,
 }
 
-/// Makes a message into the frames that carry it.
+/// Encodes a message as frames of a connection.
 pub(crate) type Encode = fn(Connection, &Message) -> Result<Vec<u8>, TooLong>;
 
-/// Sends messages on one stream, and matches answers to calls.
+/// Sender of messages on one stream, which also matches answers to calls.
 #[derive(Debug)]
 pub(crate) struct Link {
     queue: mpsc::Sender<Outgoing>,
     calls: Mutex<Calls>,
-    /// The connection that our calls go out on.
+    /// Connection of outgoing calls.
     outbound: Connection,
     encode: Encode,
-    /// Cancelled when the stream is of no more use.
+    /// Cancelled when the link is closed.
     pub(crate) closed: CancellationToken,
 }
 
 #[derive(Debug)]
 struct Calls {
     next: u32,
-    waiting: HashMap<u32, oneshot::Sender<Vec<u8>>>,
+    pending: HashMap<u32, oneshot::Sender<Vec<u8>>>,
 }
 
 impl Link {
-    /// A link, and the future that writes its messages to `writer` until the link is closed.
+    /// Creates a link, and the future that writes its messages to `writer` until the link is dropped or writing fails.
     pub(crate) fn new<W: AsyncWrite + Unpin>(
         outbound: Connection,
         encode: Encode,
         writer: W,
     ) -> (Self, impl Future<Output = std::io::Result<()>>) {
-        let (queue, messages) = mpsc::channel(QUEUE);
-        // Streams that a client opens have odd numbers.
-        let calls = Mutex::new(Calls { next: 1, waiting: HashMap::new() });
+        let (queue, messages) = mpsc::channel(MAX_QUEUED);
+        // In ttrpc, the streams that a client opens have odd numbers.
+        let calls = Mutex::new(Calls { next: 1, pending: HashMap::new() });
         let link = Self { queue, calls, outbound, encode, closed: CancellationToken::new() };
         (link, write(writer, messages))
     }
 
-    /// Ends all calls that wait.
+    /// Closes the link. All pending calls fail with [`CallError::Closed`].
     pub(crate) fn close(&self) {
         self.closed.cancel();
-        self.calls.lock().waiting.clear();
+        self.calls.lock().pending.clear();
     }
 
-    /// Sends bytes as they are; returns when they were written.
+    /// Sends unchanged bytes, and returns when they have been written.
     pub(crate) async fn send(&self, bytes: Vec<u8>) -> Result<(), CallError> {
         let (written, done) = oneshot::channel();
         let sending = async {
@@ -110,12 +109,12 @@ impl Link {
         }
     }
 
-    /// Answers a call that came in; returns when the answer was written.
+    /// Answers a call, and returns when the answer has been written. An answer that is too long is replaced by an error.
     pub(crate) async fn answer(
         &self,
         inbound: Connection,
         stream: u32,
-        response: &Response,
+        response: &TtrpcResponse,
     ) -> Result<(), CallError> {
         let message = Message { stream, kind: wire::RESPONSE, payload: response.encode_to_vec() };
         let bytes = (self.encode)(inbound, &message).or_else(|too_long| {
@@ -125,7 +124,7 @@ impl Link {
         self.send(bytes?).await
     }
 
-    /// Calls the other side.
+    /// Calls a method of the peer.
     pub(crate) async fn call<Q: prost::Message, P: prost::Message + Default>(
         &self,
         service: &str,
@@ -137,7 +136,7 @@ impl Link {
         Ok(P::decode(&*answer)?)
     }
 
-    /// Calls the other side with a message that is encoded already, and returns one that still is.
+    /// Calls a method of the peer with an encoded request, and returns the encoded answer.
     pub(crate) async fn call_encoded(
         &self,
         service: &str,
@@ -146,16 +145,16 @@ impl Link {
         timeout: Duration,
     ) -> Result<Vec<u8>, CallError> {
         let deadline = Instant::now() + timeout;
-        let request = Request {
+        let request = TtrpcRequest {
             service: service.to_owned(),
             method: method.to_owned(),
             payload,
             timeout_nano: i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX),
         };
         let (answer, answered) = oneshot::channel();
-        let waiting = self.enter(answer);
+        let pending = self.register(answer);
         let message =
-            Message { stream: waiting.stream, kind: wire::REQUEST, payload: request.encode_to_vec() };
+            Message { stream: pending.stream, kind: wire::REQUEST, payload: request.encode_to_vec() };
         let bytes = (self.encode)(self.outbound, &message)?;
         let exchange = async {
             self.send(bytes).await?;
@@ -163,7 +162,7 @@ impl Link {
         };
         let answer =
             tokio::time::timeout_at(deadline, exchange).await.map_err(|_| CallError::Timeout(timeout))??;
-        let response = Response::decode(&*answer)?;
+        let response = TtrpcResponse::decode(&*answer)?;
         match response.status {
             Some(status) if status.code != Code::Ok as i32 => {
                 Err(CallError::Status { code: status.code, message: status.message })
@@ -172,43 +171,47 @@ impl Link {
         }
     }
 
-    /// How many calls wait for their answer.
+    /// Returns the number of calls without an answer.
     #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
-        self.calls.lock().waiting.len()
+    pub(crate) fn pending(&self) -> usize {
+        self.calls.lock().pending.len()
     }
 
-    fn enter(&self, answer: oneshot::Sender<Vec<u8>>) -> Waiting<'_> {
+    fn register(&self, answer: oneshot::Sender<Vec<u8>>) -> PendingCall<'_> {
         let mut calls = self.calls.lock();
         let stream = calls.next;
-        // Odd numbers stay odd when they wrap, after two thousand million calls.
+        // Odd numbers stay odd when they wrap, after 2^31 calls.
         calls.next = stream.wrapping_add(2);
         if !self.closed.is_cancelled() {
-            calls.waiting.insert(stream, answer);
+            calls.pending.insert(stream, answer);
         }
-        Waiting { link: self, stream }
+        PendingCall { link: self, stream }
     }
 
-    /// Hands an answer to the call that waits for it; late and unknown ones are dropped.
+    /// Passes an answer to its pending call. An answer without a pending call is dropped.
     pub(crate) fn answered(&self, message: Message) {
-        match self.calls.lock().waiting.remove(&message.stream) {
+        match self.calls.lock().pending.remove(&message.stream) {
             Some(call) if message.kind == wire::RESPONSE => drop(call.send(message.payload)),
             _ => {
-                tracing::debug!(stream = message.stream, kind = message.kind, "an answer that nobody awaits");
+                tracing::debug!(
+                    stream = message.stream,
+                    kind = message.kind,
+                    "an answer without a pending call is ignored"
+                );
             }
         }
     }
 }
 
-/// A call that waits. It stops to when dropped, so that calls given up do not pile up.
-struct Waiting<'a> {
+/// A call without an answer. Its entry is removed when it is dropped, so that entries of cancelled calls do not accumulate.
+struct PendingCall<'a> {
     link: &'a Link,
     stream: u32,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
-        self.link.calls.lock().waiting.remove(&self.stream);
+        self.link.calls.lock().pending.remove(&self.stream);
     }
 }
 
@@ -219,7 +222,7 @@ async fn write<W: AsyncWrite + Unpin>(
     while let Some(message) = messages.recv().await {
         writer.write_all(&message.bytes).await?;
         writer.flush().await?;
-        // Nobody listens any more where the sender gave up.
+        // Fails if the sender was cancelled.
         let _ = message.written.send(());
     }
     Ok(())

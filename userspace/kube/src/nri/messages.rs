@@ -1,8 +1,8 @@
-//! The protobuf messages of ttrpc and of NRI's `nri.pkg.api.v1alpha1`, as far as they are used here.
+//! The used protobuf messages of ttrpc and of NRI's `nri.pkg.api.v1alpha1`.
 //!
-//! Only the field numbers and types are given by the protocol. Fields that are not listed are skipped by
-//! the decoder, so newer runtimes may send more. `OptionalUInt64` and similar types are an `Option` here, and `Empty` is `()`:
-//! prost encodes a number alone as a message that has it as field 1.
+//! The protocol defines their field numbers and types. The decoder skips fields that are not listed, so newer runtimes may send more.
+//! `OptionalUInt64` and similar types are an `Option` here, because prost encodes a plain number as a message with the number in
+//! field 1. `Empty` is `()`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(crate) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
 /// A call of ttrpc.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Request {
+pub(crate) struct TtrpcRequest {
     #[prost(string, tag = "1")]
     pub(crate) service: String,
     #[prost(string, tag = "2")]
@@ -31,7 +31,7 @@ pub(crate) struct Request {
 
 /// An answer of ttrpc. No status means success.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Response {
+pub(crate) struct TtrpcResponse {
     #[prost(message, optional, tag = "1")]
     pub(crate) status: Option<RpcStatus>,
     #[prost(bytes = "vec", tag = "2")]
@@ -74,13 +74,13 @@ pub(crate) struct ConfigureRequest {
 
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct ConfigureResponse {
-    /// Bit `event - 1` for each event wanted; no bit means all.
+    /// Subscribed events: bit `event - 1` for each; no bit means all.
     #[prost(int32, tag = "2")]
     pub(crate) events: i32,
 }
 
-/// `pods` and `containers` are kept encoded: one that cannot be read does not spoil the rest, and a frame
-/// of nothing but empty elements does not unfold to a hundred times its size.
+/// `pods` and `containers` stay encoded. So one invalid element does not make the whole message invalid, and a message of many empty
+/// elements is not decoded to a hundred times its size.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct SynchronizeRequest {
     #[prost(bytes = "vec", repeated, tag = "1")]
@@ -99,7 +99,7 @@ pub(crate) struct SynchronizeResponse {
     pub(crate) more: bool,
 }
 
-/// `CreateContainerRequest`, and every other request that carries a pod, a container or both.
+/// `CreateContainerRequest`, and all other requests with a pod, a container or both.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ContainerRequest {
     #[prost(message, optional, tag = "1")]
@@ -193,14 +193,14 @@ pub(crate) struct LinuxMemoryPolicy {
     pub(crate) flags: Vec<i32>,
 }
 
-/// Numbers of NRI, unlike those of the modes. Only what is sent.
+/// Flags of a memory policy, with NRI's own numbers. Only the used flag is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(crate) enum MpolFlag {
     StaticNodes = 0,
 }
 
-/// Numbers of `linux/mempolicy.h`: the default, and what is sent.
+/// Modes of a memory policy, with the numbers of `linux/mempolicy.h`: the default, and the used modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(crate) enum MpolMode {
@@ -245,7 +245,7 @@ pub(crate) struct LinuxMemory {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct HugepageLimit {
-    /// Such as `2MB`: the kernel's name of the size, without the unit's `i`.
+    /// The size in the kernel's notation, such as `2MB`.
     #[prost(string, tag = "1")]
     pub(crate) page_size: String,
     #[prost(uint64, tag = "2")]
@@ -266,6 +266,8 @@ pub(crate) struct PodSandbox {
     pub(crate) labels: BTreeMap<String, String>,
     #[prost(btree_map = "string, string", tag = "6")]
     pub(crate) annotations: BTreeMap<String, String>,
+    #[prost(string, tag = "7")]
+    pub(crate) runtime_handler: String,
     #[prost(message, optional, tag = "8")]
     pub(crate) linux: Option<LinuxPodSandbox>,
 }
@@ -294,6 +296,9 @@ pub(crate) struct Container {
     pub(crate) linux: Option<LinuxContainer>,
     #[prost(uint32, tag = "12")]
     pub(crate) pid: u32,
+    /// Each is a message with the name in field 1. Reported from NRI 0.10 on.
+    #[prost(message, repeated, tag = "20")]
+    pub(crate) cdi_devices: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

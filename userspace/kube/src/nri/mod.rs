@@ -56,16 +56,18 @@ pub use self::{
     wire::{TooLong, WireError},
 };
 use self::{
-    messages::{Response, RpcStatus},
+    messages::{RpcStatus, TtrpcResponse},
     types::{Container, Creation, Event, NoAnswer, Online, Pod, Refusal, Resources, Snapshot, Update},
 };
 
 /// Duration after which a connection counts as stable.
-const GOOD_CONNECTION: Duration = Duration::from_secs(5);
+const STABLE_CONNECTION: Duration = Duration::from_secs(5);
+/// Delay after the runtime has not finished a handshake. It may still have the registration, and is busy.
+const HANDSHAKE_RETRY_DELAY: Duration = Duration::from_mins(1);
 
-fn status(code: Code, message: &str) -> Response {
+fn status(code: Code, message: &str) -> TtrpcResponse {
     let status = RpcStatus { code: code as i32, message: message.to_owned() };
-    Response { status: Some(status), payload: Vec::new() }
+    TtrpcResponse { status: Some(status), payload: Vec::new() }
 }
 
 /// Handler of the runtime's calls.
@@ -249,7 +251,7 @@ fn closed_text(phase: Phase) -> &'static str {
 }
 
 /// State shared by all sessions of a plugin.
-struct Shared<H> {
+struct PluginState<H> {
     options: Options,
     handler: Arc<H>,
     status: watch::Sender<Status>,
@@ -259,14 +261,14 @@ struct Shared<H> {
 
 /// NRI plugin that reconnects automatically.
 pub struct Plugin<H> {
-    shared: Arc<Shared<H>>,
+    shared: Arc<PluginState<H>>,
 }
 
 impl<H: Handler> Plugin<H> {
     /// Creates a plugin that is not connected yet.
     pub fn new(options: Options, handler: Arc<H>) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(PluginState {
                 options,
                 handler,
                 status: watch::Sender::default(),
@@ -314,10 +316,14 @@ impl<H: Handler> Plugin<H> {
                 tracing::info!("NRI: stopped");
                 return self.disconnected(end);
             }
-            if began.elapsed() >= GOOD_CONNECTION {
+            let is_stable = self.shared.status.borrow().phase == Phase::Connected;
+            if is_stable && began.elapsed() >= STABLE_CONNECTION {
                 waits = backoff.build();
             }
-            let wait = waits.next().unwrap_or_default();
+            let wait = match end {
+                Disconnect::Handshake { .. } => HANDSHAKE_RETRY_DELAY,
+                _ => waits.next().unwrap_or_default(),
+            };
             // A repeated failure is logged once.
             let text = end.to_string();
             if text == logged {
@@ -350,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_tried_again_without_end() {
+    fn reconnects_forever() {
         let waits: Vec<_> = Options::default().backoff.build().take(10).collect();
         assert!(waits.len() == 10 && waits[9] >= Duration::from_millis(2500), "{waits:?}");
     }

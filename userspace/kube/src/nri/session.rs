@@ -25,10 +25,10 @@ use tokio_util::{
 use tonic::Code;
 
 use super::{
-    Disconnect, Handler, Phase, RuntimeInfo, Shared,
+    Disconnect, Handler, Phase, PluginState, RuntimeInfo,
     convert::{self, Trim},
     link::{CallError, Link},
-    messages::{self, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response},
+    messages::{self, PLUGIN_SERVICE, RUNTIME_SERVICE, TtrpcRequest, TtrpcResponse},
     status,
     types::{
         Call, Container, ContainerEvent, Creation, Event, InvalidSettings, NoAnswer, NoAnswerReason, Online,
@@ -39,25 +39,32 @@ use super::{
 };
 
 /// Size of the read buffer in bytes.
-const READ: usize = 16 << 10;
-/// Most calls that are served concurrently. The runtime makes one at a time; the bound protects against a faulty one.
-const CALLS: usize = 64;
-/// Most pods and containers, and most encoded bytes, that are kept of a runtime's report: a hundred times the limit of a
-/// kubelet. Further ones are skipped.
+const READ_BUFFER: usize = 16 << 10;
+/// Maximum number of calls that are served concurrently. The runtime makes one at a time; the bound protects against a faulty one.
+const MAX_CALLS: usize = 64;
+/// Maximum number of stored pods and containers of a runtime's report: a hundred times the limit of a kubelet. Further ones are skipped.
 const MAX_OBJECTS: usize = 1 << 16;
-const MAX_SNAPSHOT: usize = 64 << 20;
+/// Maximum size of the stored pods and containers, in encoded bytes. Further ones are skipped.
+const MAX_SNAPSHOT_BYTES: usize = 64 << 20;
 /// Longest time from connecting until the runtime has registered and configured the plugin. The runtime disconnects
 /// after it.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time from `Configure` until all running pods are reported. The runtime first finishes pending creations.
-const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_mins(1);
+/// Longest time from `Configure` until all running pods are reported. The runtime first finishes pending calls; in containerd this may
+/// be the stop of a container with a long grace period. Another attempt would wait behind this one.
+const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_hours(2);
+/// Time from `Configure` after which the log says that the runtime is late.
+const LATE_SYNCHRONIZE: Duration = Duration::from_secs(10);
 /// Time before the deadline at which an answer must be sent; at most half of the time allowed.
 const ANSWER_MARGIN: Duration = Duration::from_millis(500);
 /// The runtime's default timeout for an answer, which it reports as zero.
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves one connection until it ends.
-pub(super) async fn run<S, H>(stream: S, shared: Arc<Shared<H>>, shutdown: &CancellationToken) -> Disconnect
+pub(super) async fn run<S, H>(
+    stream: S,
+    shared: Arc<PluginState<H>>,
+    shutdown: &CancellationToken,
+) -> Disconnect
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
     H: Handler,
@@ -71,7 +78,7 @@ where
         shared,
         stage: watch::Sender::default(),
         reported: Mutex::default(),
-        calls: Arc::new(Semaphore::new(CALLS)),
+        calls: Arc::new(Semaphore::new(MAX_CALLS)),
     });
     let tasks = TaskTracker::new();
     let end = tokio::select! {
@@ -79,7 +86,7 @@ where
         end = session.shake_hands() => end,
         written = &mut writing => match written {
             Ok(Err(error)) => Disconnect::Io(error),
-            // The link holds the queue open, and the task is not aborted before the end.
+            // Not reached: the link keeps the queue open, and the task is aborted only at the end of this function.
             Ok(Ok(())) | Err(_) => Disconnect::CutShort,
         },
         () = shutdown.cancelled() => Disconnect::Stopped,
@@ -99,7 +106,7 @@ where
 
 /// Phase of the handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum HandshakeStage {
     #[default]
     Registering,
     Configured,
@@ -109,7 +116,7 @@ enum Stage {
 
 /// The parts of a `Synchronize` received so far.
 #[derive(Default)]
-struct Reported {
+struct PartialSnapshot {
     snapshot: Snapshot,
     /// Number of pods and containers kept.
     objects: usize,
@@ -121,30 +128,30 @@ struct Reported {
 
 struct Session<H> {
     link: Arc<Link>,
-    shared: Arc<Shared<H>>,
-    stage: watch::Sender<Stage>,
-    reported: Mutex<Reported>,
+    shared: Arc<PluginState<H>>,
+    stage: watch::Sender<HandshakeStage>,
+    reported: Mutex<PartialSnapshot>,
     calls: Arc<Semaphore>,
 }
 
 /// An answer, and the actions for the cases that it was sent or could not be sent.
-struct Answer {
-    response: Response,
-    sent: Option<Stage>,
+struct OutgoingAnswer {
+    response: TtrpcResponse,
+    sent: Option<HandshakeStage>,
     lost: Option<NoAnswer>,
 }
 
-impl From<Response> for Answer {
-    fn from(response: Response) -> Self {
+impl From<TtrpcResponse> for OutgoingAnswer {
+    fn from(response: TtrpcResponse) -> Self {
         Self { response, sent: None, lost: None }
     }
 }
 
-fn ok<M: prost::Message>(message: &M) -> Answer {
-    Response { status: None, payload: message.encode_to_vec() }.into()
+fn ok<M: prost::Message>(message: &M) -> OutgoingAnswer {
+    TtrpcResponse { status: None, payload: message.encode_to_vec() }.into()
 }
 
-fn not_understood(error: &prost::DecodeError) -> Answer {
+fn not_understood(error: &prost::DecodeError) -> OutgoingAnswer {
     status(Code::InvalidArgument, &format!("the request could not be read: {error}")).into()
 }
 
@@ -163,7 +170,15 @@ fn read<M: prost::Message + Default>(call: Call, payload: &[u8]) -> Result<M, Un
 
 fn read_pod(call: Call, pod: Option<messages::PodSandbox>) -> Result<Pod, Unreadable> {
     let trimmed = |mut pod: messages::PodSandbox| {
-        pod.trim();
+        let dropped = pod.trim();
+        // Once for each pod.
+        if dropped > 0 && call == Call::RunPod {
+            tracing::warn!(
+                pod = format!("{}/{}", pod.namespace, pod.name),
+                "NRI: {dropped} labels and annotations of the pod are ignored: they have more than {} KiB",
+                convert::MAX_MAP_BYTES >> 10
+            );
+        }
         convert::pod(pod)
     };
     let pod = pod.filter(|pod| !pod.id.is_empty()).map(trimmed);
@@ -175,9 +190,13 @@ fn read_both(
     pod: Option<messages::PodSandbox>,
     container: Option<messages::Container>,
 ) -> Result<(Pod, Container), Unreadable> {
+    let trimmed = |mut container: messages::Container| {
+        container.trim();
+        convert::container(container)
+    };
     let container = container
         .filter(|container| !container.id.is_empty())
-        .map(convert::container)
+        .map(trimmed)
         .ok_or_else(|| Unreadable(call, "the container or its id is missing".to_owned()))?;
     Ok((read_pod(call, pod)?, container))
 }
@@ -193,17 +212,27 @@ impl<H: Handler> Session<H> {
         };
         match self.link.call::<_, ()>(RUNTIME_SERVICE, "RegisterPlugin", &request, within).await {
             Ok(()) => {}
-            // What closed the link knows more.
+            // The task that closed the link returns the cause.
             Err(CallError::Closed) => return std::future::pending().await,
             Err(error) => return Disconnect::Register(error),
         }
         let mut stage = self.stage.subscribe();
-        let configured = stage.wait_for(|&stage| stage >= Stage::Configured);
+        let configured = stage.wait_for(|&stage| stage >= HandshakeStage::Configured);
         if tokio::time::timeout_at(deadline, configured).await.is_err() {
             return Disconnect::Handshake { awaited: "Configure", within };
         }
         let within = SYNCHRONIZE_TIMEOUT;
-        let synchronized = stage.wait_for(|&stage| stage == Stage::Synchronized);
+        let started = tokio::time::timeout(
+            LATE_SYNCHRONIZE,
+            stage.wait_for(|&stage| stage >= HandshakeStage::Synchronizing),
+        );
+        if started.await.is_err() {
+            tracing::warn!(
+                "NRI: the runtime does not report its containers yet. containerd first finishes the stops of containers, and starts no \
+                 container meanwhile (containerd/containerd#14083)"
+            );
+        }
+        let synchronized = stage.wait_for(|&stage| stage == HandshakeStage::Synchronized);
         if tokio::time::timeout(within, synchronized).await.is_err() {
             return Disconnect::Handshake { awaited: "Synchronize", within };
         }
@@ -218,7 +247,7 @@ impl<H: Handler> Session<H> {
     async fn read<R: AsyncRead>(self: &Arc<Self>, reader: R, tasks: &TaskTracker) -> Disconnect {
         let mut reader = pin!(reader);
         let mut decoder = Decoder::default();
-        let mut buffer = vec![0; READ];
+        let mut buffer = vec![0; READ_BUFFER];
         loop {
             let mut input = match reader.read(&mut buffer).await {
                 Ok(0) if decoder.is_at_boundary() => {
@@ -233,7 +262,7 @@ impl<H: Handler> Session<H> {
                     Ok(None) => break,
                     Ok(Some((Connection::Runtime, message))) => self.link.answered(message),
                     Ok(Some((Connection::Plugin, message))) if message.kind == wire::REQUEST => {
-                        // Never closed; waits for a call to be answered where there are too many.
+                        // The semaphore is never closed. If too many calls are served, this waits until one is answered.
                         let Ok(permit) = Arc::clone(&self.calls).acquire_owned().await else { continue };
                         let session = Arc::clone(self);
                         let received = Instant::now();
@@ -244,7 +273,7 @@ impl<H: Handler> Session<H> {
                         tasks.spawn(serving.boxed());
                     }
                     Ok(Some((Connection::Plugin, message))) => {
-                        tracing::debug!(kind = message.kind, "a message that is no call is ignored");
+                        tracing::debug!(kind = message.kind, "a message that is not a call is ignored");
                     }
                     Err(error) => return Disconnect::Wire(error),
                 }
@@ -253,7 +282,7 @@ impl<H: Handler> Session<H> {
     }
 
     async fn serve(&self, message: Message, received: Instant) {
-        let answer = match Request::decode(&*message.payload) {
+        let answer = match TtrpcRequest::decode(&*message.payload) {
             Ok(request) => self.dispatch(&request, received).await,
             Err(error) => not_understood(&error),
         };
@@ -271,7 +300,7 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    async fn dispatch(&self, request: &Request, received: Instant) -> Answer {
+    async fn dispatch(&self, request: &TtrpcRequest, received: Instant) -> OutgoingAnswer {
         let payload = request.payload.as_slice();
         let deadline = received + self.time_to_answer(request.timeout_nano);
         if request.service != PLUGIN_SERVICE {
@@ -298,8 +327,7 @@ impl<H: Handler> Session<H> {
             },
             (_, Err(_)) => return status(Code::Unimplemented, &format!("no method {method:?}")).into(),
         };
-        // A call that makes no sense is not refused, so that a runtime that speaks differently than expected can still
-        // create containers.
+        // An invalid call is not refused, so that a runtime with an unexpected protocol can still create containers.
         answer.unwrap_or_else(|Unreadable(call, problem)| {
             let reason = NoAnswerReason::Unreadable(problem);
             self.no_answer(NoAnswer { call, pod: None, container: None, reason });
@@ -340,7 +368,7 @@ impl<H: Handler> Session<H> {
         if *reason == NoAnswerReason::PinnedByOther {
             tracing::info!(pod, container, "NRI: {reason}");
         } else {
-            tracing::warn!(pod, container, "NRI: {} goes on without us: {reason}", call.call);
+            tracing::warn!(pod, container, "NRI: {} continues without a placement: {reason}", call.call);
         }
         self.shared.handler.no_answer(call);
     }
@@ -353,7 +381,7 @@ impl<H: Handler> Session<H> {
         deadline: Instant,
         says: impl Future<Output = Result<T, Refusal>> + Send + 'static,
         message: impl FnOnce(T) -> Result<M, InvalidSettings>,
-    ) -> Answer
+    ) -> OutgoingAnswer
     where
         T: Send + 'static,
         M: prost::Message + Default + PartialEq,
@@ -372,15 +400,15 @@ impl<H: Handler> Session<H> {
                 return ok(&());
             }
         };
-        Answer { lost: Some(lost), ..answer }
+        OutgoingAnswer { lost: Some(lost), ..answer }
     }
 
-    fn configure(&self, payload: &[u8]) -> Answer {
+    fn configure(&self, payload: &[u8]) -> OutgoingAnswer {
         let request = match messages::ConfigureRequest::decode(payload) {
             Ok(request) => request,
             Err(error) => return not_understood(&error),
         };
-        if *self.stage.borrow() != Stage::Registering {
+        if *self.stage.borrow() != HandshakeStage::Registering {
             return status(Code::FailedPrecondition, "this plugin is configured already").into();
         }
         let nri_version = request
@@ -419,7 +447,7 @@ impl<H: Handler> Session<H> {
             status.runtime = Some(runtime);
         });
         let response = ok(&messages::ConfigureResponse { events: events.0 });
-        Answer { sent: Some(Stage::Configured), ..response }
+        OutgoingAnswer { sent: Some(HandshakeStage::Configured), ..response }
     }
 
     /// Handles a disconnection on the answer to `Configure`, which may mean that the runtime supports fewer events
@@ -428,21 +456,21 @@ impl<H: Handler> Session<H> {
     fn note_refused_events(&self) {
         let status = self.shared.status.borrow();
         let Some(runtime) = &status.runtime else { return };
-        if *self.stage.borrow() == Stage::Configured && runtime.events != EventMask::BASIC {
+        if *self.stage.borrow() == HandshakeStage::Configured && runtime.events != EventMask::BASIC {
             *self.shared.knows_only_basic_events.lock() =
                 Some((runtime.name.clone(), runtime.version.clone()));
         }
     }
 
-    async fn synchronize(&self, payload: &[u8], received: Instant, deadline: Instant) -> Answer {
+    async fn synchronize(&self, payload: &[u8], received: Instant, deadline: Instant) -> OutgoingAnswer {
         let request = match messages::SynchronizeRequest::decode(payload) {
             Ok(request) => request,
             Err(error) => {
-                *self.reported.lock() = Reported::default();
+                *self.reported.lock() = PartialSnapshot::default();
                 return not_understood(&error);
             }
         };
-        self.stage.send_replace(Stage::Synchronizing);
+        self.stage.send_replace(HandshakeStage::Synchronizing);
         let more = request.more;
         let (snapshot, since) = {
             let mut reported = self.reported.lock();
@@ -464,14 +492,18 @@ impl<H: Handler> Session<H> {
         let handler = Arc::clone(&self.shared.handler);
         let says = async move { Ok(handler.synchronize(snapshot).await) };
         let answer = self.answer(lost, deadline, says, |updates| self.updates(&updates)).await;
-        Answer { sent: Some(Stage::Synchronized), ..answer }
+        OutgoingAnswer { sent: Some(HandshakeStage::Synchronized), ..answer }
     }
 
     fn updates(&self, updates: &[Update]) -> Result<messages::Updates, InvalidSettings> {
         Ok(messages::Updates { update: check_updates(updates, None, &self.shared.handler.online())? })
     }
 
-    async fn create_container(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
+    async fn create_container(
+        &self,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<OutgoingAnswer, Unreadable> {
         let call = Call::CreateContainer;
         let request: messages::ContainerRequest = read(call, payload)?;
         let (pod, container) = read_both(call, request.pod, request.container)?;
@@ -493,7 +525,11 @@ impl<H: Handler> Session<H> {
         Ok(answer.await)
     }
 
-    async fn update_container(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
+    async fn update_container(
+        &self,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<OutgoingAnswer, Unreadable> {
         let call = Call::UpdateContainer;
         let request: messages::UpdateContainerRequest = read(call, payload)?;
         let (pod, container) = read_both(call, request.pod, request.container)?;
@@ -504,7 +540,7 @@ impl<H: Handler> Session<H> {
         Ok(self.answer(lost, deadline, says, |updates| self.updates(&updates)).await)
     }
 
-    async fn stop_container(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
+    async fn stop_container(&self, payload: &[u8], deadline: Instant) -> Result<OutgoingAnswer, Unreadable> {
         let call = Call::StopContainer;
         let request: messages::ContainerRequest = read(call, payload)?;
         let (pod, container) = read_both(call, request.pod, request.container)?;
@@ -514,7 +550,7 @@ impl<H: Handler> Session<H> {
         Ok(self.answer(lost, deadline, says, |updates| self.updates(&updates)).await)
     }
 
-    async fn update_pod(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
+    async fn update_pod(&self, payload: &[u8], deadline: Instant) -> Result<OutgoingAnswer, Unreadable> {
         let call = Call::UpdatePod;
         let request: messages::UpdatePodSandboxRequest = read(call, payload)?;
         let pod = read_pod(call, request.pod)?;
@@ -527,7 +563,7 @@ impl<H: Handler> Session<H> {
         Ok(self.answer(lost, deadline, says, Ok).await)
     }
 
-    async fn state_change(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
+    async fn state_change(&self, payload: &[u8], deadline: Instant) -> Result<OutgoingAnswer, Unreadable> {
         let change: messages::StateChangeEvent = read(Call::Event, payload)?;
         let Some(kind) = EventKind::from_repr(change.event) else {
             tracing::debug!(event = change.event, "an unknown event is ignored");
@@ -543,7 +579,7 @@ impl<H: Handler> Session<H> {
         pod: Option<messages::PodSandbox>,
         container: Option<messages::Container>,
         deadline: Instant,
-    ) -> Result<Answer, Unreadable> {
+    ) -> Result<OutgoingAnswer, Unreadable> {
         let handler = Arc::clone(&self.shared.handler);
         if kind == EventKind::RunPodSandbox {
             let pod = read_pod(Call::RunPod, pod)?;
@@ -563,7 +599,7 @@ impl<H: Handler> Session<H> {
     }
 }
 
-impl Reported {
+impl PartialSnapshot {
     fn add(&mut self, request: messages::SynchronizeRequest) {
         let pods = self.read_each(request.pods, "pods");
         let pods = pods.into_iter().map(convert::pod).map(|pod| (pod.id.clone(), pod));
@@ -586,11 +622,11 @@ impl Reported {
             };
             message.trim();
             let size = message.encoded_len();
-            if self.objects >= MAX_OBJECTS || self.bytes + size > MAX_SNAPSHOT {
+            if self.objects >= MAX_OBJECTS || self.bytes + size > MAX_SNAPSHOT_BYTES {
                 skipped += 1;
                 problem.get_or_insert_with(|| {
                     format!(
-                        "no more than {MAX_OBJECTS} pods and containers, or {MAX_SNAPSHOT} bytes, are kept"
+                        "more than {MAX_OBJECTS} pods and containers, or more than {MAX_SNAPSHOT_BYTES} bytes"
                     )
                 });
                 continue;
@@ -599,7 +635,9 @@ impl Reported {
             read.push(message);
         }
         if let Some(problem) = problem {
-            tracing::warn!("NRI: {skipped} {what} that run are skipped, the first one because: {problem}");
+            tracing::warn!(
+                "NRI: {skipped} running {what} are skipped; the problem with the first one: {problem}"
+            );
         }
         self.snapshot.unreadable += skipped;
         read
@@ -700,7 +738,7 @@ mod tests {
             while let Ok(length @ 1..) = reader.read(&mut buffer).await {
                 let mut input = &buffer[..length];
                 while let Some((connection, call)) = decoder.next(&mut input).unwrap() {
-                    link.answer(connection, call.stream, &Response::default()).await.unwrap();
+                    link.answer(connection, call.stream, &TtrpcResponse::default()).await.unwrap();
                 }
             }
         };
@@ -708,7 +746,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_runtime_that_does_not_configure_us_is_given_up() {
+    async fn disconnects_without_configure() {
         let shared = Plugin::new(Options::default(), Arc::new(Idle)).shared;
         let (ours, theirs) = tokio::io::duplex(1000);
         tokio::spawn(answer_only(theirs));
@@ -718,13 +756,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_is_given_up_is_forgotten() {
+    async fn failed_handshakes_are_rare() {
+        let connects = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = connects.clone();
+        let connect = move || {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let (ours, theirs) = tokio::io::duplex(1000);
+            tokio::spawn(answer_only(theirs));
+            std::future::ready(Ok(ours))
+        };
+        let plugin =
+            Plugin::new(Options::default(), Arc::new(Idle)).run_with(connect, CancellationToken::new());
+        tokio::time::timeout(Duration::from_hours(1), plugin).await.unwrap_err();
+        let connects = connects.load(std::sync::atomic::Ordering::Relaxed);
+        assert!((50..=60).contains(&connects), "{connects} in an hour");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn timed_out_call_is_forgotten() {
         let (ours, _silent) = tokio::io::duplex(1000);
         let (link, writing) = Link::new(Connection::Runtime, wire::encode, ours);
         let writing = tokio::spawn(writing);
         let called = link.call::<_, ()>("service", "method", &(), Duration::from_secs(1)).await;
         assert_eq!(called, Err(CallError::Timeout(Duration::from_secs(1))));
-        assert_eq!(link.waiting(), 0);
+        assert_eq!(link.pending(), 0);
         link.close();
         let called = link.call::<_, ()>("service", "method", &(), Duration::from_secs(1)).await;
         assert_eq!(called, Err(CallError::Closed));

@@ -28,6 +28,8 @@ pub struct Pod {
     pub annotations: BTreeMap<String, String>,
     /// Cgroup relative to the root of the hierarchy, if the runtime reported a path that can be resolved.
     pub cgroup: Option<String>,
+    /// Handler of the pod's `RuntimeClass` in the runtime's configuration, such as `runc`; empty: the runtime's default.
+    pub runtime_handler: String,
     /// Resources of the pod itself, if reported.
     pub overhead: Option<Resources>,
 }
@@ -48,12 +50,13 @@ pub struct Container {
     /// Cgroup relative to the root of the hierarchy, if the runtime reported a path that can be resolved. Known
     /// before the cgroup exists.
     pub cgroup: Option<String>,
-    /// Its device files.
     pub devices: Vec<Device>,
+    /// Names of devices by the Container Device Interface.
+    pub cdi_devices: Vec<String>,
     /// Process id of the first process; `None` before the runtime has started it.
     pub pid: Option<u32>,
     /// Values that could not be parsed and were ignored.
-    pub malformed: Vec<Malformed>,
+    pub malformed: Vec<MalformedField>,
 }
 
 /// State in the lifecycle of a container.
@@ -75,22 +78,17 @@ pub enum ContainerState {
 /// A device file of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its path in the container.
+    /// Path in the container.
     pub path: String,
-    /// Block or character device.
     pub kind: DeviceKind,
-    /// Its major number.
     pub major: u32,
-    /// Its minor number.
     pub minor: u32,
 }
 
-/// The kind of a device file.
+/// Kind of a device file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A block device.
     Block,
-    /// A character device.
     Character,
 }
 
@@ -98,11 +96,10 @@ pub enum DeviceKind {
 /// unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
-    /// The weight of its CPU time.
+    /// Weight of the CPU time.
     pub cpu_shares: Option<u64>,
-    /// The CPU time it may use in each period.
+    /// Maximum CPU time in each period.
     pub cpu_quota: Option<Limit<Duration>>,
-    /// The length of the period.
     pub cpu_period: Option<Duration>,
     /// `cpuset.cpus`.
     pub cpus: Option<CpuSet>,
@@ -115,16 +112,16 @@ pub struct Resources {
     /// Files of cgroup v2 and their contents.
     pub unified: BTreeMap<String, String>,
     /// Values that could not be parsed and were ignored.
-    pub malformed: Vec<Malformed>,
+    pub malformed: Vec<MalformedField>,
 }
 
 impl Resources {
-    /// Returns whether another program has set the placement, even with values that could not be parsed.
+    /// Returns true if the CPUs or nodes are set, even to a value that could not be parsed.
     pub fn is_pinned(&self) -> bool {
         self.cpus.is_some() || self.mems.is_some() || self.has_malformed_pin()
     }
 
-    /// Returns whether the placement is narrower than the whole machine. A pin cannot be removed, only widened to the
+    /// Returns true if the CPUs or nodes are fewer than those of the whole machine. A container cannot be unpinned, but pinned to the
     /// whole machine.
     pub fn is_confined(&self, online: &Online) -> bool {
         self.cpus.as_ref().is_some_and(|cpus| !online.cpus.is_subset(cpus))
@@ -140,8 +137,8 @@ impl Resources {
 /// A value from the runtime that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} = {value:?}: {problem}")]
-pub struct Malformed {
-    /// The field, such as `cpu.cpus`.
+pub struct MalformedField {
+    /// Field of the message, such as `cpu.cpus`.
     pub field: &'static str,
     pub value: String,
     /// Parse error.
@@ -151,11 +148,11 @@ pub struct Malformed {
 /// All running pods and containers, as reported after connecting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// All pods by sandbox id.
+    /// Pods by sandbox id.
     pub pods: BTreeMap<String, Pod>,
-    /// All containers that have not ended. A container's pod may be missing.
+    /// Containers that have not ended. The pod of a container may be missing.
     pub containers: Vec<Container>,
-    /// Pods and containers that could not be read at all, or are more than is kept.
+    /// Number of pods and containers that could not be decoded, or were over the maximum number or size.
     pub unreadable: usize,
 }
 
@@ -175,7 +172,7 @@ pub struct Settings {
     pub memory_low: Option<Limit<Bytes>>,
     /// `memory.high`.
     pub memory_high: Option<Limit<Bytes>>,
-    /// The CPU time that it may use in each period. The period stays as it is.
+    /// Maximum CPU time in each period. The period is not changed.
     pub cpu_quota: Option<Limit<Duration>>,
 }
 
@@ -185,7 +182,7 @@ impl Settings {
         Self { cpus: Some(online.cpus.clone()), mems: Some(online.mems.clone()), ..Self::default() }
     }
 
-    /// Returns whether all settings are unchanged.
+    /// Returns true if no setting is changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -217,22 +214,22 @@ impl Settings {
 /// Settings that the kernel would refuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSettings {
-    /// The runtime takes an empty set for "unchanged".
-    #[error("{0} is empty, which the runtime takes for unchanged")]
+    /// A set is empty, which means "unchanged" for the runtime.
+    #[error("{0} is empty, which means \"unchanged\" for the runtime")]
     Empty(&'static str),
-    /// Some CPUs are not online: which, and all that are.
+    /// Some CPUs are not online: these, and all online ones.
     #[error("cpuset.cpus has CPUs {0} that are not online (online: {1})")]
     OfflineCpus(CpuSet, CpuSet),
-    /// Some nodes have no memory or do not exist: which, and all that have some.
+    /// Some nodes have no memory or do not exist: these, and all nodes with memory.
     #[error("cpuset.mems has nodes {0} that have no memory or are not online (with memory: {1})")]
     NoMemory(NodeSet, NodeSet),
-    /// The memory policy is over nodes of which the container may use none: which.
+    /// The container may use none of the memory policy's nodes.
     #[error("the memory policy is over nodes {0}, none of which the container may use")]
-    PolicyOfOthers(NodeSet),
-    /// Two updates of one container in one answer: the runtime takes the second for a conflict.
+    UnusablePolicyNodes(NodeSet),
+    /// An answer has two updates of one container, which the runtime reports as a conflict.
     #[error("container {0} is updated twice in one answer")]
     Twice(String),
-    /// A container that is being created is adjusted, not updated.
+    /// An update is for the container that is being created.
     #[error("container {0} is updated while it is being created")]
     BeingCreated(String),
 }
@@ -240,9 +237,9 @@ pub enum InvalidSettings {
 /// CPUs and nodes to which a container may be pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Online {
-    /// The online CPUs.
+    /// Online CPUs.
     pub cpus: CpuSet,
-    /// The online nodes with memory.
+    /// Online nodes with memory.
     pub mems: NodeSet,
 }
 
@@ -256,18 +253,16 @@ impl From<&Machine> for Online {
 /// New settings for a container that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// The container's id.
+    /// Id of the container.
     pub container: String,
-    /// What to set.
     pub settings: Settings,
-    /// Whether all that the update belongs to goes on when it fails.
+    /// True if a failure of this update does not fail the operation that it belongs to.
     pub ignore_failure: bool,
 }
 
 /// The answer to a creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Creation {
-    /// Settings of the new container.
     pub settings: Settings,
     /// Initial memory policy of the container's processes, and its nodes. It applies to those nodes that the
     /// container may use, also when that set changes (`MPOL_F_STATIC_NODES`). Runtimes without
@@ -287,7 +282,7 @@ impl Creation {
         }
         let usable = self.settings.mems.as_ref().unwrap_or(&online.mems);
         if (nodes & usable).is_empty() {
-            return Err(InvalidSettings::PolicyOfOthers(nodes.clone()));
+            return Err(InvalidSettings::UnusablePolicyNodes(nodes.clone()));
         }
         Ok(())
     }
@@ -301,35 +296,30 @@ pub struct Refusal(pub String);
 /// An event that can neither be changed nor refused.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Of a pod.
     Pod(PodEvent, Pod),
-    /// Of a container.
     Container(ContainerEvent, Pod, Box<Container>),
 }
 
 /// Kind of an event of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodEvent {
-    /// Its resources were changed.
+    /// The pod's resources were changed.
     Updated,
-    /// Its sandbox was stopped.
+    /// The pod's sandbox was stopped.
     Stopped,
-    /// Its sandbox was removed.
+    /// The pod's sandbox was removed.
     Removed,
 }
 
 /// Kind of an event of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerEvent {
-    /// It was created; its resources are final.
+    /// The container was created; its resources are final.
     Created,
-    /// It is about to start: its process exists, its program does not run yet. The runtime waits.
+    /// The container is about to start: its process exists, but its program does not run yet. The runtime waits.
     Starting,
-    /// It was started.
     Started,
-    /// Its resources were changed.
     Updated,
-    /// It was removed.
     Removed,
 }
 
@@ -337,32 +327,31 @@ pub enum ContainerEvent {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum NoAnswerReason {
-    /// There was no answer in time.
+    /// The handler did not answer in time.
     #[error("there was no answer within {0:?}")]
     Late(Duration),
-    /// The runtime went away before it had the answer.
-    #[error("the runtime went away before it had the answer")]
+    /// The connection ended before the answer was sent.
+    #[error("the connection ended before the answer was sent")]
     ConnectionLost,
-    /// The handler panicked.
     #[error("the handler panicked")]
     HandlerPanicked,
     /// The answer would have failed in the kernel or in the runtime.
     #[error("the answer was not sent: {0}")]
     #[strum(serialize = "invalid_settings")]
     Invalid(#[from] InvalidSettings),
-    /// Another plugin or the kubelet had pinned the container already.
+    /// Another plugin or the kubelet has pinned the container already.
     #[error("another plugin or the kubelet has pinned it already")]
     PinnedByOther,
-    /// The request could not be read.
+    /// The request could not be decoded.
     #[error("the request could not be read: {0}")]
     Unreadable(String),
 }
 
 impl NoAnswerReason {
-    /// All short names, so that a metric can start with zeros.
+    /// All values of [`label`](Self::label), so that a metric can start with zeros.
     pub const LABELS: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
-    /// A short name, for a metric's label.
+    /// Returns the value of a metric's label.
     pub fn label(&self) -> &'static str {
         self.into()
     }
@@ -371,17 +360,17 @@ impl NoAnswerReason {
 /// A call of the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum Call {
-    /// All that runs is reported.
+    /// All running pods and containers are reported.
     Synchronize,
-    /// A pod's sandbox is to run.
+    /// A pod's sandbox is being started.
     #[strum(serialize = "RunPodSandbox")]
     RunPod,
-    /// A pod's resources are to change.
+    /// A pod's resources are being changed.
     #[strum(serialize = "UpdatePodSandbox")]
     UpdatePod,
-    /// A container is to be created.
+    /// A container is being created.
     CreateContainer,
-    /// A container's resources are to change.
+    /// A container's resources are being changed.
     UpdateContainer,
     /// A container was stopped.
     StopContainer,
@@ -409,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_held_against_the_machine() {
+    fn checks_settings_against_machine() {
         let machine = Machine::builder()
             .nodes(2)
             .memory(Bytes::gib(1))
@@ -438,11 +427,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_in_words_that_cannot_be_read_is_a_pin() {
+    fn malformed_pin_counts_as_pin() {
         assert!(!Resources::default().is_pinned());
         assert!(Resources { mems: Some("1".parse().unwrap()), ..Resources::default() }.is_pinned());
         let malformed = |field| Resources {
-            malformed: vec![Malformed { field, value: "x".to_owned(), problem: String::new() }],
+            malformed: vec![MalformedField { field, value: "x".to_owned(), problem: String::new() }],
             ..Resources::default()
         };
         assert!(malformed("cpu.cpus").is_pinned());

@@ -1,10 +1,9 @@
-//! Which NRI a runtime speaks, and which events it may be asked for.
+//! NRI versions of runtimes, and the events that each version supports.
 //!
-//! A plugin that subscribes to an event that the runtime does not know is disconnected. NRI 0.12 and later
-//! report their version; for earlier ones it follows from the runtime's name and version.
+//! The runtime disconnects a plugin that subscribes to an unknown event. NRI 0.12 and later report their version; earlier versions are
+//! derived from the runtime's name and version.
 //!
-//! Source of the table: the NRI release that each runtime's module file names (`pkg/api/version.go` of NRI
-//! keeps the same list).
+//! Source of the table: the NRI release in each runtime's module file (`pkg/api/version.go` of NRI has the same list).
 
 use std::{num::ParseIntError, str::FromStr};
 
@@ -14,17 +13,15 @@ use std::{num::ParseIntError, str::FromStr};
 pub struct NriVersion([u32; 3]);
 
 impl NriVersion {
-    /// Makes a version of its three numbers.
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self([major, minor, patch])
     }
 
-    /// The version that a runtime of this name and version contains, where it is known. The name is as the
-    /// runtime gives it (`containerd`, `cri-o`).
+    /// Returns the NRI version of a runtime, if known. The name is that of the handshake (`containerd`, `cri-o`).
     ///
-    /// A runtime newer than the table is taken for the newest in it.
+    /// A runtime that is newer than the table gets the version of the newest entry.
     pub fn from_runtime(name: &str, version: &str) -> Option<Self> {
-        // Runtime release → first NRI version in that series; ascending.
+        // Runtime release → NRI version from that release on; ascending.
         let table: &[([u32; 3], [u32; 3])] = match name.to_ascii_lowercase().as_str() {
             "containerd" => &[
                 ([1, 7, 0], [0, 3, 0]),
@@ -57,8 +54,8 @@ impl NriVersion {
 impl FromStr for NriVersion {
     type Err = ParseIntError;
 
-    /// Reads `0.8.0`, also with a leading `v`; what follows the numbers (`-rc.1`, `~ds1`, `+unknown`) is
-    /// ignored, and a missing minor version or patch level is zero.
+    /// Parses `0.8.0`, also with a leading `v`. A suffix (`-rc.1`, `~ds1`, `+unknown`) is ignored, and a missing minor version or
+    /// patch level is zero.
     fn from_str(text: &str) -> Result<Self, ParseIntError> {
         let numbers = text.strip_prefix('v').unwrap_or(text);
         let end = numbers.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(numbers.len());
@@ -70,8 +67,7 @@ impl FromStr for NriVersion {
     }
 }
 
-/// The events of NRI, by number. Their names are the methods that a runtime calls for them, where it does not send a
-/// state change.
+/// The events of NRI with their numbers. Each name is the method that a runtime calls, unless it calls `StateChange`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::FromRepr, strum::IntoStaticStr)]
 #[repr(i32)]
 pub(crate) enum EventKind {
@@ -91,19 +87,19 @@ pub(crate) enum EventKind {
     ValidateContainerAdjustment = 14,
 }
 
-/// A set of events, as a plugin subscribes to them: bit `n - 1` for event `n`.
+/// A set of events that a plugin subscribes to: bit `n - 1` for event `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("{_0:#x}")]
 pub struct EventMask(pub i32);
 
 impl EventMask {
-    /// The events that every NRI knows.
+    /// Events that all NRI versions support.
     pub const BASIC: Self = Self(0x7ff);
 
-    /// The events to subscribe to. Without a version, those that every NRI knows.
+    /// Returns the events to subscribe to. Without a version, those that all NRI versions support.
     ///
-    /// The validation of other plugins' adjustments is never among them: nothing is vetoed here, and a
-    /// validator that is late fails the creation.
+    /// The validation of other plugins' adjustments is not included: this plugin rejects no adjustments, and a late validator would
+    /// make the creation fail.
     pub fn for_version(version: Option<NriVersion>) -> Self {
         match version {
             Some(version) if version >= NriVersion::new(0, 10, 0) => Self(0x1fff),
@@ -117,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_with_what_runtimes_append() {
+    fn parses_versions_with_suffixes() {
         for (text, version) in [
             ("0.8.0", (0, 8, 0)),
             ("v0.12.1", (0, 12, 1)),
@@ -136,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtimes_name_and_version_tell_its_nri() {
+    fn derives_nri_version_from_runtime() {
         for (name, version, nri) in [
             ("containerd", "v1.7.24", Some("0.6.1")),
             ("containerd", "1.7.24~ds1", Some("0.6.1")),
@@ -156,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_events_are_not_asked_for() {
+    fn subscribes_only_to_known_events() {
         for (version, mask) in [
             (None, 0x7ff),
             (Some("0.6.1"), 0x7ff),
@@ -171,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn events_have_their_numbers_and_methods() {
+    fn events_match_numbers_and_methods() {
         for number in 1..=14 {
             let kind = EventKind::from_repr(number).unwrap();
             assert_eq!(kind as i32, number);

@@ -1,29 +1,33 @@
-//! How messages travel between the runtime and a plugin: ttrpc messages in the frames of NRI's multiplexer.
+//! Wire format between the runtime and a plugin: ttrpc messages in the frames of NRI's multiplexer.
 //!
-//! One Unix stream carries two connections, one for each direction of calls. A *frame* is
-//! `u32 connection | u32 length | payload` (big endian); the payloads of a connection's frames, joined, are its
-//! byte stream. A ttrpc *message* on that stream is `u32 length | u32 stream | u8 type | u8 flags | payload`;
-//! it may be spread over many frames, and a frame may hold many messages.
+//! # Format
+//! One Unix stream carries two connections, one for each direction of calls. A *frame* is `u32 connection | u32 length | payload` (big
+//! endian). The concatenated payloads of a connection's frames are its byte stream. A ttrpc *message* on that stream is
+//! `u32 length | u32 stream | u8 type | u8 flags | payload`. A message may span many frames, and a frame may contain many messages.
 //!
-//! Writing has one rule that no document mentions. The runtime reads a message's header through a buffer of
-//! 4096 bytes, and its multiplexer closes everything when a frame does not fit the buffer it is read into.
-//! So a message is sent as two frames, header and payload: the payload's frame is then read straight into a
-//! buffer of the payload's size. Frames of 4 KiB would do too, but the runtime queues at most 256.
+//! # Size of written frames
+//! This rule is not documented: the runtime reads the header of a message through a buffer of 4096 bytes, and its multiplexer closes
+//! the stream if a frame does not fit the read buffer. Therefore a message is sent as two frames, header and payload; the runtime reads
+//! the second one directly into a buffer of the payload's size. Frames of 4 KiB would work, too, but the runtime queues at most 256.
 //!
-//! [`Decoder`] does no I/O. Invariants, whatever bytes arrive: no panic; it never holds more than one
-//! incomplete message per connection, each at most [`MAX_MESSAGE`] long; memory grows with the bytes that
-//! came, not with the length that a header claims; frames of unknown connections are skipped, not stored.
+//! # Invariants
+//! [`Decoder`] does no I/O. For arbitrary input:
+//!
+//! - It never panics.
+//! - It stores at most one incomplete message per connection, of at most [`MAX_MESSAGE`] bytes.
+//! - Memory grows with the received bytes, not with the length in a header.
+//! - Frames of unknown connections are skipped without being stored.
 
-/// The longest payload of a ttrpc message, in bytes.
+/// Maximum size of a ttrpc message's payload in bytes.
 pub(crate) const MAX_MESSAGE: usize = 4 << 20;
-/// The length of a ttrpc message's header, in bytes.
+/// Size of a ttrpc message's header in bytes.
 pub(crate) const MESSAGE_HEADER: usize = 10;
-/// The longest payload of a frame that the runtime sends, in bytes.
+/// Maximum size of a frame's payload in bytes.
 pub(crate) const MAX_FRAME: usize = MAX_MESSAGE + MESSAGE_HEADER;
-/// The length of a frame's header, in bytes.
+/// Size of a frame's header in bytes.
 pub(crate) const FRAME_HEADER: usize = 8;
 
-/// A connection within the stream, named after who serves it.
+/// A connection within the stream, named after its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Connection {
     /// The runtime calls, the plugin answers.
@@ -32,41 +36,40 @@ pub(crate) enum Connection {
     Runtime = 2,
 }
 
-/// The type of a message.
+/// Type of a message with a call.
 pub(crate) const REQUEST: u8 = 1;
-/// The type of an answer to a request.
+/// Type of a message with an answer.
 pub(crate) const RESPONSE: u8 = 2;
-/// Flags are for calls that stream.
+/// Flags of a message. Only streaming calls use flags.
 const NO_FLAGS: u8 = 0;
 
 /// A ttrpc message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// Distinguishes calls. An answer carries its request's.
+    /// Id of the call. An answer has the id of its request.
     pub(crate) stream: u32,
-    /// [`REQUEST`], [`RESPONSE`] or something that is not used here.
+    /// [`REQUEST`], [`RESPONSE`], or a type that is not used here.
     pub(crate) kind: u8,
     pub(crate) payload: Vec<u8>,
 }
 
-/// What arrived is not NRI.
+/// Received bytes that are not NRI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A frame claims to be longer than any frame may be.
+    /// The length in a frame's header is over the maximum.
     #[error(
-        "a frame for connection {connection} claims {length} bytes, more than the {MAX_FRAME} allowed: \
-         the other side does not speak NRI, or lost its place"
+        "a frame for connection {connection} claims {length} bytes, more than the maximum of {MAX_FRAME}: \
+         the peer does not speak NRI, or its stream is corrupt"
     )]
     FrameTooLong {
-        /// The frame's connection.
         connection: u32,
         /// The length it claims, in bytes.
         length: u32,
     },
-    /// A message claims to be longer than any message may be.
+    /// The length in a message's header is over the maximum.
     #[error(
-        "a ttrpc message claims {length} bytes, more than the {MAX_MESSAGE} allowed: \
-         the other side does not speak ttrpc, or lost its place"
+        "a ttrpc message claims {length} bytes, more than the maximum of {MAX_MESSAGE}: \
+         the peer does not speak ttrpc, or its stream is corrupt"
     )]
     MessageTooLong {
         /// The length it claims, in bytes.
@@ -74,15 +77,15 @@ pub enum WireError {
     },
 }
 
-/// A message is too long to be sent.
+/// Error for a message that is too long to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message has {length} bytes, more than the {MAX_MESSAGE} that ttrpc allows")]
 pub struct TooLong {
-    /// Its length in bytes.
+    /// Length of the payload in bytes.
     pub length: usize,
 }
 
-/// The frames that carry a message: one with its header, one with its payload.
+/// Encodes a message as two frames: one with its header, and one with its payload unless that is empty.
 pub(crate) fn encode(connection: Connection, message: &Message) -> Result<Vec<u8>, TooLong> {
     let length = message.payload.len();
     let too_long = TooLong { length };
@@ -103,31 +106,32 @@ pub(crate) fn encode(connection: Connection, message: &Message) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// Makes messages of the bytes of a stream.
+/// Decoder of a stream's bytes into messages.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
-    /// The next frame's header, as far as it has come.
+    /// Received part of the next frame's header.
     header: Vec<u8>,
-    /// The present frame's connection.
+    /// Connection of the current frame.
     connection: u32,
-    /// Bytes of the present frame's payload that have not come yet.
-    rest: usize,
-    /// The next message of each connection, header included, as far as it has come.
+    /// Number of bytes of the current frame's payload that have not been received.
+    missing: usize,
+    /// Received part of the next message of [`Connection::Plugin`], including the header.
     plugin: Vec<u8>,
+    /// Likewise for [`Connection::Runtime`].
     runtime: Vec<u8>,
 }
 
 impl Decoder {
-    /// Takes bytes from the front of `input` until they complete a message, or all.
+    /// Consumes bytes of `input` up to the end of the next message, which is returned. Consumes all bytes if no message is complete.
     pub(crate) fn next(&mut self, input: &mut &[u8]) -> Result<Option<(Connection, Message)>, WireError> {
         loop {
-            if self.rest == 0 {
+            if self.missing == 0 {
                 if !fill(&mut self.header, FRAME_HEADER, input) {
                     return Ok(None);
                 }
                 let (connection, length) = (be_u32(&self.header, 0), be_u32(&self.header, 4));
                 self.header.clear();
-                self.rest = usize::try_from(length)
+                self.missing = usize::try_from(length)
                     .ok()
                     .filter(|&length| length <= MAX_FRAME)
                     .ok_or(WireError::FrameTooLong { connection, length })?;
@@ -137,7 +141,7 @@ impl Decoder {
             if input.is_empty() {
                 return Ok(None);
             }
-            let mut part = &input[..self.rest.min(input.len())];
+            let mut part = &input[..self.missing.min(input.len())];
             let offered = part.len();
             let message = match self.connection {
                 1 => next_message(&mut self.plugin, &mut part)?.map(|it| (Connection::Plugin, it)),
@@ -149,49 +153,50 @@ impl Decoder {
             };
             let taken = offered - part.len();
             *input = &input[taken..];
-            self.rest -= taken;
+            self.missing -= taken;
             if message.is_some() {
                 return Ok(message);
             }
         }
     }
 
-    /// Whether the stream may end here: no frame and no message is incomplete.
+    /// Returns true if neither a frame nor a message is incomplete, so that the stream may end.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.rest == 0 && [&self.header, &self.plugin, &self.runtime].iter().all(|begun| begun.is_empty())
+        self.missing == 0
+            && [&self.header, &self.plugin, &self.runtime].iter().all(|partial| partial.is_empty())
     }
 
-    /// Bytes held for incomplete messages.
+    /// Returns the bytes allocated for incomplete messages.
     #[cfg(test)]
     fn allocated(&self) -> usize {
         self.plugin.capacity() + self.runtime.capacity()
     }
 }
 
-/// Takes bytes from the front of `input` until they complete the message that has `begun`, or all.
-fn next_message(begun: &mut Vec<u8>, input: &mut &[u8]) -> Result<Option<Message>, WireError> {
-    if !fill(begun, MESSAGE_HEADER, input) {
+/// Consumes bytes of `input` up to the end of the message that begins with `partial`. Returns the message if it is complete.
+fn next_message(partial: &mut Vec<u8>, input: &mut &[u8]) -> Result<Option<Message>, WireError> {
+    if !fill(partial, MESSAGE_HEADER, input) {
         return Ok(None);
     }
-    let (claimed, stream, kind) = (be_u32(begun, 0), be_u32(begun, 4), begun[8]);
+    let (claimed, stream, kind) = (be_u32(partial, 0), be_u32(partial, 4), partial[8]);
     let length = usize::try_from(claimed)
         .ok()
         .filter(|&length| length <= MAX_MESSAGE)
         .ok_or(WireError::MessageTooLong { length: claimed })?;
-    if !fill(begun, MESSAGE_HEADER + length, input) {
+    if !fill(partial, MESSAGE_HEADER + length, input) {
         return Ok(None);
     }
-    let mut payload = std::mem::take(begun);
+    let mut payload = std::mem::take(partial);
     payload.drain(..MESSAGE_HEADER);
     Ok(Some(Message { stream, kind, payload }))
 }
 
-/// Moves bytes from the front of `input` until `begun` is so long; whether it is.
-fn fill(begun: &mut Vec<u8>, length: usize, input: &mut &[u8]) -> bool {
-    let (now, later) = input.split_at(input.len().min(length.saturating_sub(begun.len())));
-    begun.extend_from_slice(now);
+/// Moves bytes of `input` to `partial` until it has this length. Returns true if it has.
+fn fill(partial: &mut Vec<u8>, length: usize, input: &mut &[u8]) -> bool {
+    let (now, later) = input.split_at(input.len().min(length.saturating_sub(partial.len())));
+    partial.extend_from_slice(now);
     *input = later;
-    begun.len() >= length
+    partial.len() >= length
 }
 
 pub(super) fn be_u32(bytes: &[u8], at: usize) -> u32 {
@@ -219,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_two_frames_and_an_empty_one_is_one() {
+    fn encodes_header_and_payload_frames() {
         let bytes = encode(Connection::Plugin, &message(7, 3)).unwrap();
         assert_eq!(
             bytes,
@@ -237,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_may_share_a_frame_or_span_many() {
+    fn decodes_any_frame_boundaries() {
         let stream: Vec<u8> = (1..=3)
             .flat_map(|stream| {
                 let bytes = encode(Connection::Plugin, &message(stream, 100)).unwrap();
@@ -266,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_message_passes_and_a_longer_claim_does_not() {
+    fn refuses_messages_over_limit() {
         let longest = message(1, MAX_MESSAGE);
         let bytes = encode(Connection::Runtime, &longest).unwrap();
         let got = decode(&mut Decoder::default(), &bytes).unwrap();
@@ -291,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_allocates_little() {
+    fn claimed_length_is_not_allocated() {
         let mut decoder = Decoder::default();
         let header =
             [&u32::try_from(MAX_MESSAGE).unwrap().to_be_bytes()[..], &[0, 0, 0, 1, 1, 0, 42]].concat();
@@ -301,9 +306,9 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes that look like frames often enough to get deep into the decoder.
+        /// The bytes resemble frames often enough to reach all states of the decoder.
         #[test]
-        fn any_bytes_neither_panic_nor_grow_memory(
+        fn survives_arbitrary_bytes(
             parts in proptest::collection::vec(
                 prop_oneof![
                     proptest::collection::vec(any::<u8>(), 0..64),
@@ -327,13 +332,13 @@ mod tests {
                     Ok(messages) => prop_assert!(messages.iter().all(|(_, m)| m.payload.len() <= fed)),
                     Err(_) => break,
                 }
-                // Vectors double, and begin with some bytes.
+                // The capacity of a vector doubles, from a small minimum.
                 prop_assert!(decoder.allocated() <= 2 * fed + 64);
             }
         }
 
         #[test]
-        fn what_is_encoded_is_decoded_whatever_the_reads(
+        fn decodes_encoded_messages(
             messages in proptest::collection::vec(
                 (any::<bool>(), any::<u32>(), any::<u8>(), proptest::collection::vec(any::<u8>(), 0..6000)),
                 0..8,

@@ -15,7 +15,7 @@ use tonic_prost::ProstCodec;
 
 use super::{
     ALLOCATABLE, GET, LIST,
-    messages::{AllocatableResponse, GetRequest, GetResponse, ListResponse, PodResources},
+    messages::{AllocatableResponse, AssignedPodResources, GetRequest, GetResponse, ListResponse},
 };
 
 /// Time limit of a connection attempt and of a call. The kubelet answers from memory.
@@ -25,7 +25,7 @@ const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 /// Error of a call. The first field is the path of the socket.
 #[derive(Debug, thiserror::Error)]
-pub enum CallError {
+pub enum PodResourcesError {
     #[error("{0}: cannot connect: {1}")]
     Connect(String, #[source] tonic::transport::Error),
     #[error("{0}: no answer within {CALL_TIMEOUT:?}")]
@@ -43,7 +43,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn connect(socket: &Path) -> BoxFuture<'_, Result<Self, CallError>> {
+    pub fn connect(socket: &Path) -> BoxFuture<'_, Result<Self, PodResourcesError>> {
         async move {
             let name = socket.display().to_string();
             let path = socket.to_owned();
@@ -55,8 +55,8 @@ impl Client {
             let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CALL_TIMEOUT);
             let connected = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;
             match connected {
-                Err(_) => Err(CallError::TimedOut(name)),
-                Ok(Err(source)) => Err(CallError::Connect(name, source)),
+                Err(_) => Err(PodResourcesError::TimedOut(name)),
+                Ok(Err(source)) => Err(PodResourcesError::Connect(name, source)),
                 Ok(Ok(channel)) => Ok(Self { socket: name, channel }),
             }
         }
@@ -64,7 +64,7 @@ impl Client {
     }
 
     /// Returns all pods.
-    pub fn list(&self) -> BoxFuture<'_, Result<Vec<PodResources>, CallError>> {
+    pub fn list(&self) -> BoxFuture<'_, Result<Vec<AssignedPodResources>, PodResourcesError>> {
         async move {
             let response: ListResponse = self.call(LIST, ()).await?;
             Ok(response.pod_resources)
@@ -77,12 +77,12 @@ impl Client {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<PodResources>, CallError>> {
+    ) -> BoxFuture<'a, Result<Option<AssignedPodResources>, PodResourcesError>> {
         async move {
             let request = GetRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
             match self.call::<_, GetResponse>(GET, request).await {
                 Ok(response) => Ok(response.pod_resources),
-                Err(CallError::Refused(_, status)) if status.code() == Code::NotFound => Ok(None),
+                Err(PodResourcesError::Refused(_, status)) if status.code() == Code::NotFound => Ok(None),
                 Err(error) => Err(error),
             }
         }
@@ -90,16 +90,16 @@ impl Client {
     }
 
     /// Returns all resources that can be assigned.
-    pub fn allocatable(&self) -> BoxFuture<'_, Result<AllocatableResponse, CallError>> {
+    pub fn allocatable(&self) -> BoxFuture<'_, Result<AllocatableResponse, PodResourcesError>> {
         async move { self.call(ALLOCATABLE, ()).await }.boxed()
     }
 
-    async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, CallError>
+    async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, PodResourcesError>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
-        let refused = |status| CallError::Refused(self.socket.clone(), Box::new(status));
+        let refused = |status| PodResourcesError::Refused(self.socket.clone(), Box::new(status));
         let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let call = async {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -107,7 +107,7 @@ impl Client {
             grpc.unary(Request::new(request), path, ProstCodec::default()).await
         };
         match timeout(CALL_TIMEOUT, call).await {
-            Err(_) => Err(CallError::TimedOut(self.socket.clone())),
+            Err(_) => Err(PodResourcesError::TimedOut(self.socket.clone())),
             Ok(result) => result.map(tonic::Response::into_inner).map_err(refused),
         }
     }

@@ -8,7 +8,7 @@ use prost::Message;
 #[derive(Clone, PartialEq, Message)]
 pub struct ListResponse {
     #[prost(message, repeated, tag = "1")]
-    pub pod_resources: Vec<PodResources>,
+    pub pod_resources: Vec<AssignedPodResources>,
 }
 
 /// Request of `Get`: one pod by namespace and name.
@@ -24,7 +24,7 @@ pub struct GetRequest {
 #[derive(Clone, PartialEq, Message)]
 pub struct GetResponse {
     #[prost(message, optional, tag = "1")]
-    pub pod_resources: Option<PodResources>,
+    pub pod_resources: Option<AssignedPodResources>,
 }
 
 /// Response of `GetAllocatableResources`: all resources that can be assigned, including those that are.
@@ -41,7 +41,7 @@ pub struct AllocatableResponse {
 
 /// Resources that are assigned to a pod.
 #[derive(Clone, PartialEq, Message)]
-pub struct PodResources {
+pub struct AssignedPodResources {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(string, tag = "2")]
@@ -70,6 +70,35 @@ pub struct ContainerResources {
     /// Memory by node set and kind.
     #[prost(message, repeated, tag = "4")]
     pub memory: Vec<ContainerMemory>,
+    /// Devices of DRA drivers, by resource claims.
+    #[prost(message, repeated, tag = "5")]
+    pub dynamic_resources: Vec<DynamicResource>,
+}
+
+/// Devices of a resource claim.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DynamicResource {
+    #[prost(string, tag = "2")]
+    pub claim_name: String,
+    #[prost(string, tag = "3")]
+    pub claim_namespace: String,
+    #[prost(message, repeated, tag = "4")]
+    pub claim_resources: Vec<ClaimResource>,
+}
+
+/// A device of a resource claim.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ClaimResource {
+    /// Names by the Container Device Interface. In the protocol, each is a message with the name as field 1, which is prost's encoding
+    /// of a plain text.
+    #[prost(message, repeated, tag = "1")]
+    pub cdi_devices: Vec<String>,
+    #[prost(string, tag = "2")]
+    pub driver_name: String,
+    #[prost(string, tag = "3")]
+    pub pool_name: String,
+    #[prost(string, tag = "4")]
+    pub device_name: String,
 }
 
 /// Memory of one kind on a set of nodes.
@@ -148,7 +177,7 @@ mod tests {
     /// The expected bytes are those of a client that was generated from the published protocol.
     #[test]
     fn messages_match_published_protocol() {
-        let pod = PodResources {
+        let pod = AssignedPodResources {
             name: "p".to_owned(),
             namespace: "n".to_owned(),
             containers: vec![ContainerResources {
@@ -160,12 +189,27 @@ mod tests {
                 }],
                 cpu_ids: vec![2, 3],
                 memory: vec![ContainerMemory::new("memory", Bytes(5), &"1".parse().unwrap())],
+                dynamic_resources: vec![DynamicResource {
+                    claim_name: "g".to_owned(),
+                    claim_namespace: "n".to_owned(),
+                    claim_resources: vec![ClaimResource {
+                        cdi_devices: vec!["x".to_owned()],
+                        driver_name: "d".to_owned(),
+                        pool_name: "p".to_owned(),
+                        device_name: "v".to_owned(),
+                    }],
+                }],
             }],
             cpu_ids: vec![7],
             memory: vec![],
         };
         let memory = [&[0x0a, 6][..], b"memory", &[0x10, 5, 0x1a, 4, 0x0a, 2, 0x08, 1]].concat();
         let device = [&[0x0a, 1][..], b"r", &[0x12, 1], b"d"].concat();
+        let claimed =
+            [&[0x0a, 3, 0x0a, 1][..], b"x", &[0x12, 1], b"d", &[0x1a, 1], b"p", &[0x22, 1], b"v"].concat();
+        let claim =
+            [&[0x12, 1][..], b"g", &[0x1a, 1], b"n", &[0x22, u8::try_from(claimed.len()).unwrap()], &claimed]
+                .concat();
         let container = [
             &[0x0a, 1][..],
             b"c",
@@ -173,6 +217,8 @@ mod tests {
             &device,
             &[0x1a, 2, 2, 3, 0x22, u8::try_from(memory.len()).unwrap()],
             &memory,
+            &[0x2a, u8::try_from(claim.len()).unwrap()],
+            &claim,
         ]
         .concat();
         let expected = [
@@ -186,7 +232,7 @@ mod tests {
         ]
         .concat();
         assert_eq!(pod.encode_to_vec(), expected);
-        assert_eq!(PodResources::decode(&expected[..]), Ok(pod));
+        assert_eq!(AssignedPodResources::decode(&expected[..]), Ok(pod));
         let allocatable = AllocatableResponse {
             devices: vec![],
             cpu_ids: vec![1],
@@ -202,10 +248,10 @@ mod tests {
         assert_eq!(topology.node_set().to_string(), "1");
     }
 
-    /// Fields of newer peers, such as those of dynamic resource allocation, are skipped.
+    /// Fields of newer peers are skipped.
     #[test]
     fn skips_unknown_fields() {
-        let bytes = [0x0a, 1, b'c', 0x2a, 2, 0x12, 0, 0x18, 4];
+        let bytes = [0x0a, 1, b'c', 0x7a, 2, 0x12, 0, 0x18, 4];
         let container = ContainerResources::decode(&bytes[..]).unwrap();
         assert_eq!((container.name.as_str(), container.cpu_ids), ("c", vec![4]));
     }

@@ -14,7 +14,7 @@ pub mod messages;
 mod server;
 
 pub use self::{
-    client::{CallError, Client},
+    client::{Client, PodResourcesError},
     server::{AssignmentSource, serve},
 };
 

@@ -24,7 +24,7 @@ use tower::Service;
 
 use super::{
     ALLOCATABLE, GET, LIST, SERVICE,
-    messages::{AllocatableResponse, GetRequest, GetResponse, ListResponse, PodResources},
+    messages::{AllocatableResponse, AssignedPodResources, GetRequest, GetResponse, ListResponse},
 };
 
 /// Time after which a call fails.
@@ -37,7 +37,7 @@ const MAX_REQUEST_BYTES: usize = 16 << 10;
 /// Source of the assigned resources. All methods answer from memory.
 pub trait AssignmentSource: Send + Sync + 'static {
     /// Returns the pods with the resources of their containers.
-    fn pods(&self) -> Vec<PodResources>;
+    fn pods(&self) -> Vec<AssignedPodResources>;
 
     /// Returns all resources that can be assigned to pods.
     fn allocatable(&self) -> AllocatableResponse;
@@ -91,7 +91,8 @@ impl Lister {
     }
 
     fn get(&self, GetRequest { pod_name, pod_namespace }: GetRequest) -> Result<GetResponse, Status> {
-        let is_requested = |pod: &PodResources| pod.name == pod_name && pod.namespace == pod_namespace;
+        let is_requested =
+            |pod: &AssignedPodResources| pod.name == pod_name && pod.namespace == pod_namespace;
         let found = self.0.pods().into_iter().find(is_requested);
         self.0.record_call("Get", found.is_some());
         match found {

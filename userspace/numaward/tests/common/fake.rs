@@ -17,10 +17,10 @@ pub(crate) const HOSTILE_NAME: &str = "evil\u{1b}[2J\u{1b}]0;owned\u{7}\r\n\u{9b
 /// A fake daemon.
 pub(crate) struct FakeDaemon {
     pub(crate) address: SocketAddr,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<FakeDaemonState>>,
 }
 
-struct State {
+struct FakeDaemonState {
     workloads: Vec<Value>,
     turn: u64,
     streams: Vec<TcpStream>,
@@ -28,7 +28,7 @@ struct State {
     serves: bool,
 }
 
-impl State {
+impl FakeDaemonState {
     fn sample(&self, full: bool) -> String {
         let node = |node: u64| {
             json!({
@@ -75,10 +75,10 @@ pub(crate) fn workload(name: &str, near: u64, far: u64, turn: u64) -> Value {
 }
 
 fn allocations() -> Value {
-    let promises = |node: u64, promised: u64| {
+    let node_capacity = |node: u64, guaranteed: u64| {
         json!({"node": node, "freeCpus": "", "memory": [{
             "kind": "memory", "totalBytes": 64 * GIB, "reservedBytes": GIB, "allocatableBytes": 63 * GIB,
-            "promisedBytes": promised, "freeBytes": 63 * GIB - promised,
+            "promisedBytes": guaranteed, "freeBytes": 63 * GIB - guaranteed,
         }]})
     };
     json!({
@@ -94,7 +94,7 @@ fn allocations() -> Value {
             }]},
         }],
         "sharedCpus": "0-1",
-        "nodes": [promises(0, 8 * GIB), promises(1, 0)],
+        "nodes": [node_capacity(0, 8 * GIB), node_capacity(1, 0)],
         "enforcement": {"mode": "on", "herding": {"mode": "off", "cgroups": []}},
         "waiting": [],
     })
@@ -134,7 +134,7 @@ impl FakeDaemon {
     pub(crate) fn start(workloads: Vec<Value>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state = State { workloads, turn: 0, streams: Vec::new(), serves: true };
+        let state = FakeDaemonState { workloads, turn: 0, streams: Vec::new(), serves: true };
         let state = Arc::new(Mutex::new(state));
         let fake = Self { address, state: state.clone() };
         thread::spawn(move || {
@@ -176,7 +176,7 @@ impl FakeDaemon {
     }
 }
 
-fn serve(mut stream: TcpStream, state: &Mutex<State>) {
+fn serve(mut stream: TcpStream, state: &Mutex<FakeDaemonState>) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
     let Some(request) = lines.next() else { return };
     // Skip the other headers.

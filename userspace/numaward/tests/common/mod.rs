@@ -47,21 +47,21 @@ pub(crate) fn host() -> tempfile::TempDir {
 }
 
 /// A daemon on a free port that observes a directory. It is killed at the end of the test.
-pub(crate) struct Daemon {
+pub(crate) struct ChildDaemon {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
     pub(crate) socket: PathBuf,
     _host: tempfile::TempDir,
 }
 
-impl Drop for Daemon {
+impl Drop for ChildDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-pub(crate) fn daemon() -> Daemon {
+pub(crate) fn daemon() -> ChildDaemon {
     let host = host();
     let socket = host.path().join("control.sock");
     let here = |args: &[&str]| {
@@ -93,5 +93,5 @@ pub(crate) fn daemon() -> Daemon {
     assert_eq!(configuration, serde_json::from_slice::<Value>(&view.stdout).unwrap());
     // Drain the pipe, because the daemon would block when it is full.
     std::thread::spawn(move || lines.for_each(drop));
-    Daemon { child, address: address.unwrap(), socket, _host: host }
+    ChildDaemon { child, address: address.unwrap(), socket, _host: host }
 }

@@ -39,7 +39,7 @@ use self::metrics::{DropReason, EventMetrics};
 pub const MAX_EVENTS: usize = 1024;
 /// Most events that wait for a subscriber.
 const QUEUE_CAPACITY: usize = 256;
-/// Most pairs of kind and workload whose rate is tracked; events of further pairs are suppressed.
+/// Maximum number of tracked rates, by kind and workload; events of further pairs are suppressed.
 const MAX_WINDOWS: usize = 4096;
 /// Period to which the limit on the number of events applies.
 const RATE_WINDOW: Duration = Duration::from_mins(1);

@@ -26,7 +26,7 @@ use numaward_probes::{CallChain, ChainKind, Stack};
 pub(crate) use self::{kernel::KernelSymbols, process::processes_below};
 use self::{
     kernel::is_probe_function,
-    process::{Mapping, MappingSearch, Process},
+    process::{Mapping, MappingSearch, SearchedProcess},
 };
 
 /// Longest time for resolving names.
@@ -100,7 +100,7 @@ pub(crate) fn resolve(
         match process {
             None if is_late => {}
             None => drop(notes.insert("processes that have ended have no names of functions".to_owned())),
-            Some(Process { read_error: Some(error), .. }) => {
+            Some(SearchedProcess { read_error: Some(error), .. }) => {
                 let hint = "functions of workloads have no names without CAP_SYS_PTRACE";
                 notes.insert(format!("{hint}: {}", error_chain(error)));
             }
@@ -195,7 +195,7 @@ fn kernel_frames(stack: &Stack, names: &BTreeMap<u64, String>) -> Vec<String> {
 /// Returns the user frames, the outermost first.
 fn user_frames(
     stack: &Stack,
-    process: Option<&Process>,
+    process: Option<&SearchedProcess>,
     names: Option<&BTreeMap<u64, String>>,
 ) -> Vec<String> {
     if matches!(stack, Stack::NoRoom) {
@@ -234,7 +234,7 @@ fn file_offset(mapping: &Mapping, address: u64) -> String {
 struct Processes<'a> {
     proc: &'a Path,
     all: Vec<u32>,
-    known: BTreeMap<u32, Option<Process>>,
+    known: BTreeMap<u32, Option<SearchedProcess>>,
     search: MappingSearch,
 }
 
@@ -244,9 +244,9 @@ impl<'a> Processes<'a> {
         Self { proc, all, known: BTreeMap::new(), search }
     }
 
-    fn read(&mut self, pid: u32) -> Option<&Process> {
+    fn read(&mut self, pid: u32) -> Option<&SearchedProcess> {
         let (proc, search) = (self.proc, &mut self.search);
-        self.known.entry(pid).or_insert_with(|| Process::read(proc, pid, search)).as_ref()
+        self.known.entry(pid).or_insert_with(|| SearchedProcess::read(proc, pid, search)).as_ref()
     }
 
     /// Returns the process from which a chain is resolved: its own if that still runs in the workload, else another one
@@ -256,7 +256,8 @@ impl<'a> Processes<'a> {
             return None;
         }
         let addresses = lookup_addresses(&chain.user);
-        let has_all = |process: &Process| addresses.iter().all(|address| process.mapping(*address).is_some());
+        let has_all =
+            |process: &SearchedProcess| addresses.iter().all(|address| process.mapping(*address).is_some());
         if self.all.contains(&chain.pid) && self.read(chain.pid).is_some() {
             return Some(chain.pid);
         }

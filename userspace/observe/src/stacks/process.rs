@@ -41,7 +41,7 @@ pub(super) struct Mapping {
 
 /// A process of which code is searched.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct SearchedProcess {
     dir: PathBuf,
     pub(super) command: String,
     /// Mappings that contain searched addresses, by address. Empty if they cannot be read.
@@ -53,7 +53,7 @@ pub(super) struct Process {
 /// Search for mappings of processes.
 #[derive(Debug)]
 pub(super) struct MappingSearch {
-    /// Addresses whose mappings are kept, sorted.
+    /// Sorted addresses; their mappings are kept.
     pub(super) addresses: Vec<u64>,
     /// Bytes still available for names of mappings.
     pub(super) room: usize,
@@ -63,7 +63,7 @@ pub(super) struct MappingSearch {
     pub(super) deadline: Instant,
 }
 
-impl Process {
+impl SearchedProcess {
     /// Reads a process below `proc`; `None` if it is gone.
     pub(super) fn read(proc: &Path, pid: u32, search: &mut MappingSearch) -> Option<Self> {
         let dir = proc.join(pid.to_string());
@@ -136,7 +136,7 @@ pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
     read::processes_below(dir, MAX_PROCESSES)
 }
 
-/// Opens a file as seen by a process whose root directory is `root`.
+/// Opens a file as seen by a process with the root directory `root`.
 fn open_below(root: &Path, path: &Path) -> io::Result<File> {
     let only_look = OFlags::PATH | OFlags::CLOEXEC;
     let mut dirs: Vec<OwnedFd> = vec![openat(CWD, root, only_look | OFlags::DIRECTORY, Mode::empty())?];
@@ -214,7 +214,8 @@ mod tests {
             (found[0].range.clone(), found[0].offset, found[0].inode),
             (0x401_000..0x402_000, 0x1000, 12)
         );
-        let process = Process { dir: PathBuf::new(), command: String::new(), code: found, read_error: None };
+        let process =
+            SearchedProcess { dir: PathBuf::new(), command: String::new(), code: found, read_error: None };
         assert_eq!(process.mapping(0x401_fff).unwrap().name, "/usr/bin/a program");
         assert_eq!(process.mapping(0x402_000), None);
         assert_eq!(process.mapping(0), None);
@@ -257,14 +258,14 @@ mod tests {
         let file = dir.path().join("7/root/library");
         fs::write(&file, "code").unwrap();
         fs::write(dir.path().join("7/comm"), "some name\n").unwrap();
-        let process = Process::read(dir.path(), 7, &mut search(&[0])).unwrap();
+        let process = SearchedProcess::read(dir.path(), 7, &mut search(&[0])).unwrap();
         assert_eq!(process.command, "some name");
         assert!(process.read_error.is_some(), "it has no maps");
         let inode = fs::metadata(&file).unwrap().ino();
         let mapping = |inode| Mapping { range: 0..1, offset: 0, inode, name: "/library".to_owned() };
         assert!(process.open(&mapping(inode)).is_ok());
         assert!(process.open(&mapping(inode + 1)).is_err());
-        assert!(Process::read(dir.path(), 8, &mut search(&[0])).is_none());
+        assert!(SearchedProcess::read(dir.path(), 8, &mut search(&[0])).is_none());
     }
 
     #[test]

@@ -31,10 +31,18 @@ enum Feature {
     Counters,
     /// The kernel shows the nodes of memory blocks.
     MemoryBlocks,
+    /// The kernel was built with NUMA balancing.
+    Balancing,
 }
 
-const ALL: [Feature; 5] =
-    [Feature::Btf, Feature::Trampolines, Feature::Kprobes, Feature::Counters, Feature::MemoryBlocks];
+const ALL: [Feature; 6] = [
+    Feature::Btf,
+    Feature::Trampolines,
+    Feature::Kprobes,
+    Feature::Counters,
+    Feature::MemoryBlocks,
+    Feature::Balancing,
+];
 
 /// The features of a kernel.
 #[derive(Clone, Debug)]
@@ -65,6 +73,7 @@ impl Features {
             Feature::Kprobes => exists("/sys/bus/event_source/devices/kprobe"),
             Feature::Counters => sources.any(|name| is_of_processor(&name)),
             Feature::MemoryBlocks => exists("/sys/devices/system/memory/block_size_bytes"),
+            Feature::Balancing => exists("/proc/sys/kernel/numa_balancing"),
         };
         Self {
             there: ALL.into_iter().filter(is_there).collect(),
@@ -77,6 +86,9 @@ impl Features {
     }
 
     fn expected(&self, probe: Probe) -> ExpectedState {
+        if matches!(probe, Probe::Hint | Probe::Scan) && !self.has(Feature::Balancing) {
+            return ExpectedState::absent(&[Obstacle::Unsupported]);
+        }
         match probe {
             // On kernels that preempt tasks inside the probe, the tracepoint is better.
             Probe::Alloc if self.has(Feature::Btf) => {
@@ -195,6 +207,7 @@ pub(crate) fn only_missing_features_excuse() {
     let no_trampolines = without(&[Feature::Trampolines]);
     let no_btf = without(&[Feature::Btf]);
     let no_counters = without(&[Feature::Counters]);
+    let no_balancing = without(&[Feature::Balancing]);
     let is_right = |features: &Features, probe, mode, obstacle| {
         features.problems(&[report(probe, mode, obstacle)]).is_empty()
     };
@@ -223,6 +236,8 @@ pub(crate) fn only_missing_features_excuse() {
     assert!(!is_right(&no_trampolines, Probe::Hint, Mode::Absent, Some(Obstacle::Kernel)));
     assert!(is_right(&no_trampolines, Probe::Scan, Mode::Absent, Some(Obstacle::Kernel)));
     assert!(is_right(&no_btf, Probe::Stall, Mode::Tracepoint, None));
+    assert!(is_right(&no_balancing, Probe::Hint, Mode::Absent, Some(Obstacle::Unsupported)));
+    assert!(!is_right(&all, Probe::Hint, Mode::Absent, Some(Obstacle::Unsupported)));
     assert!(!is_right(&no_btf, Probe::Stall, Mode::Absent, Some(Obstacle::Btf)));
     assert!(!is_right(&all, Probe::Stall, Mode::Tracepoint, None));
     assert!(is_right(&no_counters, Probe::Hardware, Mode::Absent, Some(Obstacle::HardwareCounters)));

@@ -54,6 +54,16 @@ fn damage(dir: &Path, slot: u64, bytes: &[u8]) {
 }
 
 #[test]
+fn only_own_directory_is_private() {
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o777;
+    drop(Store::<Ledger>::open(&dir.path().join("a/b/store")).unwrap());
+    fs::create_dir(dir.path().join("usual")).unwrap();
+    let parent = mode("usual") & 0o755;
+    assert_eq!(["a", "a/b", "a/b/store"].map(mode), [parent, parent, 0o700]);
+}
+
+#[test]
 fn saved_ledger_is_loaded() {
     let dir = saved_twice();
     assert_eq!(open(dir.path()), current(2));

@@ -180,7 +180,7 @@ impl DiskModel {
 struct DiskModelFile(DiskModel, usize);
 
 impl FileSystem for DiskModel {
-    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+    fn make_dir(&self, dir: &Path, _: u32) -> io::Result<()> {
         self.with(|platter| {
             platter.step()?;
             if platter.current.contains_key(dir) || dir == Path::new("/") {

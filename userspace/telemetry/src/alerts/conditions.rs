@@ -22,7 +22,7 @@
 //! - The number of series is bounded.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
 };
 
@@ -55,6 +55,8 @@ enum Measure {
     Increase(Duration),
     /// The value itself.
     Value,
+    /// One if the value is zero, else zero.
+    IsZero,
 }
 
 /// A condition of an alert.
@@ -71,8 +73,10 @@ pub(super) struct Condition {
     samples: &'static [&'static str],
     /// A label, and the values of which it must have one.
     only: Option<(&'static str, &'static [&'static str])>,
-    /// A label, and a value that it must not have.
-    without: Option<(&'static str, &'static str)>,
+    /// A label, and the values that it must not have.
+    without: Option<(&'static str, &'static [&'static str])>,
+    /// A sample with a label and its value. The condition is not active while the sample is above zero.
+    unless: Option<(&'static str, (&'static str, &'static str))>,
     by: &'static [&'static str],
     measure: Measure,
     above: f64,
@@ -103,7 +107,7 @@ fn rounded_bytes(value: f64) -> Bytes {
     Bytes(value / unit * unit)
 }
 
-pub(super) const CONDITIONS: [Condition; 11] = [
+pub(super) const CONDITIONS: [Condition; 17] = [
     Condition {
         alert: "NumawardNumaMisses",
         severity: WARNING,
@@ -112,6 +116,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_numa_miss_bytes_total"],
         only: None,
         without: None,
+        unless: None,
         by: WORKLOAD,
         measure: Measure::Rate(MINUTES_5),
         above: 64.0 * 1024.0,
@@ -127,6 +132,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_promise_resident_bytes"],
         only: Some(("where", &["off"])),
         without: None,
+        unless: None,
         by: &["namespace", "pod", "container", "workload", "kind"],
         measure: Measure::Value,
         above: 16_777_216.0,
@@ -143,6 +149,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_node_headroom_low"],
         only: None,
         without: None,
+        unless: None,
         by: &["numa_node"],
         measure: Measure::Value,
         above: 0.0,
@@ -161,6 +168,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_budget_excess_bytes"],
         only: None,
         without: None,
+        unless: None,
         by: &["namespace", "pod", "container", "workload", "numa_node"],
         measure: Measure::Value,
         above: 16_777_216.0,
@@ -185,6 +193,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         ],
         only: None,
         without: None,
+        unless: None,
         by: &[],
         measure: Measure::Rate(MINUTES_5),
         above: 0.0,
@@ -198,6 +207,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_topology_manager_admission_requests_total"],
         only: None,
         without: None,
+        unless: None,
         by: &[],
         measure: Measure::Rate(MINUTES_5),
         above: 1.0,
@@ -216,6 +226,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_drift_total"],
         only: None,
         without: None,
+        unless: None,
         by: &["knob"],
         measure: Measure::Increase(MINUTES_15),
         above: 5.0,
@@ -231,6 +242,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_oom_kills_total"],
         only: Some(("constraint", &["cpuset", "mempolicy"])),
         without: None,
+        unless: None,
         by: &["namespace", "pod", "container", "workload", "constraint"],
         measure: Measure::Increase(MINUTES_10),
         above: 0.0,
@@ -247,6 +259,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         samples: &["numaward_containers_started_unpinned_total"],
         only: None,
         without: None,
+        unless: None,
         by: &["reason"],
         measure: Measure::Increase(MINUTES_15),
         above: 0.0,
@@ -259,21 +272,57 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         },
     },
     Condition {
+        alert: "NumawardMemoryMissing",
+        severity: WARNING,
+        summary: "The nodes of a workload have less memory than is guaranteed to it.",
+        hold: MINUTES_5,
+        samples: &["numaward_promised_memory_missing_bytes"],
+        only: None,
+        without: None,
+        unless: None,
+        by: WORKLOAD,
+        measure: Measure::Value,
+        above: 0.0,
+        describe: |of, value| {
+            let missing = rounded_bytes(value);
+            format!("{} is guaranteed {missing} that its nodes do not have.", workload_name(of))
+        },
+    },
+    Condition {
+        alert: "NumawardCpusOffline",
+        severity: WARNING,
+        summary: "Exclusive CPUs of a workload are offline.",
+        hold: MINUTES_5,
+        samples: &["numaward_promised_cpus_offline"],
+        only: None,
+        without: None,
+        unless: None,
+        by: WORKLOAD,
+        measure: Measure::Value,
+        above: 0.0,
+        describe: |of, value| {
+            format!("{} has {value:.0} exclusive CPUs that are offline.", workload_name(of))
+        },
+    },
+    Condition {
         alert: "NumawardIntruders",
         severity: WARNING,
-        summary: "Tasks of other workloads run on exclusive CPUs.",
+        summary: "Tasks of other workloads run on an exclusive CPU.",
         hold: MINUTES_10,
         samples: &["numaward_exclusive_cpu_intruder_seconds_total"],
         only: None,
-        without: Some(("class", "kernel_thread")),
-        by: &["class"],
+        without: Some(("class", &["kernel_thread"])),
+        // In a dry run of CPU isolation, other workloads may run there.
+        unless: Some(("numaward_herd_cgroups", ("state", "dry_run"))),
+        by: &["cpu", "class"],
         measure: Measure::Rate(MINUTES_5),
         above: 0.01,
         describe: |of, value| {
             format!(
-                "Tasks of the class {} use {:.1}% of a CPU on exclusive CPUs.",
+                "Tasks of the class {} use {:.1}% of the exclusive CPU {}.",
                 label(of, "class"),
-                value * 100.0
+                value * 100.0,
+                label(of, "cpu")
             )
         },
     },
@@ -284,11 +333,72 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         hold: MINUTES_15,
         samples: &["numaward_probe_info"],
         only: Some(("mode", &["absent"])),
-        without: Some(("reason", "switched_off")),
+        without: Some(("reason", &["switched_off", "unsupported"])),
+        unless: None,
         by: &["probe", "mode", "reason"],
         measure: Measure::Value,
         above: 0.0,
         describe: |of, _| format!("The probe {} is absent: {}.", label(of, "probe"), label(of, "reason")),
+    },
+    Condition {
+        alert: "NumawardProbeEventsLost",
+        severity: WARNING,
+        summary: "A probe keeps losing events, so its figures are too low.",
+        hold: MINUTES_15,
+        samples: &["numaward_probe_events_lost_total"],
+        only: None,
+        without: None,
+        unless: None,
+        by: &["probe"],
+        measure: Measure::Increase(MINUTES_15),
+        above: 0.0,
+        describe: |of, value| {
+            format!("The probe {} lost {value:.0} events in 15 minutes.", label(of, "probe"))
+        },
+    },
+    Condition {
+        alert: "NumawardCountersShared",
+        severity: WARNING,
+        summary: "Some workloads have no counters of their own.",
+        hold: MINUTES_15,
+        samples: &["numaward_workloads"],
+        only: Some(("counters", &["other"])),
+        without: None,
+        unless: None,
+        by: &[],
+        measure: Measure::Value,
+        above: 0.0,
+        describe: |_, value| {
+            format!("{value:.0} workloads are counted together, because all slots of the probes are in use.")
+        },
+    },
+    Condition {
+        alert: "NumawardDegraded",
+        severity: WARNING,
+        summary: "A part of the daemon does not work.",
+        hold: MINUTES_15,
+        samples: &["numaward_degraded"],
+        only: None,
+        without: None,
+        unless: None,
+        by: &["part"],
+        measure: Measure::Value,
+        above: 0.0,
+        describe: |of, _| format!("The part {} is degraded.", label(of, "part")),
+    },
+    Condition {
+        alert: "NumawardRuntimeDisconnected",
+        severity: CRITICAL,
+        summary: "The container runtime is not connected, so new containers get no guarantees.",
+        hold: MINUTES_5,
+        samples: &["numaward_nri_connected"],
+        only: None,
+        without: None,
+        unless: None,
+        by: &[],
+        measure: Measure::IsZero,
+        above: 0.0,
+        describe: |_, _| "The container runtime has not been connected to numaward for 5 minutes.".to_owned(),
     },
 ];
 
@@ -303,7 +413,7 @@ impl Condition {
             {
                 is_wanted = values.contains(&value);
             }
-            if self.without.is_some_and(|(label, other)| label == name && other == value) {
+            if self.without.is_some_and(|(label, others)| label == name && others.contains(&value)) {
                 return None;
             }
             if let Some(label) = self.by.iter().find(|label| **label == name) {
@@ -382,12 +492,20 @@ pub(super) struct Evaluation<'a> {
     /// The subject of each counter.
     counters: Vec<(usize, String, AlertSubject)>,
     measures: BTreeMap<(usize, AlertSubject), f64>,
+    /// The indices of conditions that are not active because of another sample.
+    suppressed: BTreeSet<usize>,
 }
 
 impl Evaluator {
     /// Starts an evaluation. `now` is the time since any fixed point.
     pub(super) fn begin(&mut self, now: Duration) -> Evaluation<'_> {
-        Evaluation { evaluator: self, now, counters: Vec::new(), measures: BTreeMap::new() }
+        Evaluation {
+            evaluator: self,
+            now,
+            counters: Vec::new(),
+            measures: BTreeMap::new(),
+            suppressed: BTreeSet::new(),
+        }
     }
 }
 
@@ -397,6 +515,11 @@ impl Evaluation<'_> {
         let SampleValue::Number(value) = sample.value else { return };
         let (name, value) = (family.sample_name.as_str(), value.as_f64());
         for (index, condition) in CONDITIONS.iter().enumerate() {
+            if condition.unless.is_some_and(|(other, wanted)| {
+                other == name && value > 0.0 && sample.labels().any(|label| label == wanted)
+            }) {
+                self.suppressed.insert(index);
+            }
             if !condition.samples.contains(&name) {
                 continue;
             }
@@ -404,6 +527,9 @@ impl Evaluation<'_> {
             match condition.measure {
                 Measure::Value => {
                     self.measures.insert((index, subject), value);
+                }
+                Measure::IsZero => {
+                    self.measures.insert((index, subject), f64::from(u8::from(value == 0.0)));
                 }
                 Measure::Rate(_) | Measure::Increase(_) => {
                     let evaluator = &mut *self.evaluator;
@@ -424,21 +550,22 @@ impl Evaluation<'_> {
 
     /// Ends the evaluation, and returns what changed.
     pub(super) fn finish(self) -> Vec<AlertChange> {
-        let Self { evaluator, now, counters, mut measures } = self;
+        let Self { evaluator, now, counters, mut measures, suppressed } = self;
         let Evaluator { series, active, .. } = evaluator;
         for (index, key, subject) in counters {
             let Some(history) = series.get(&(index, key)) else { continue };
             let measure = match CONDITIONS[index].measure {
                 Measure::Rate(window) => history.increase(now, window) / window.as_secs_f64(),
                 Measure::Increase(window) => history.increase(now, window),
-                Measure::Value => continue,
+                Measure::Value | Measure::IsZero => continue,
             };
             *measures.entry((index, subject)).or_default() += measure;
         }
         series.retain(|_, history| history.seen + MINUTES_15 > now);
         let mut changes = Vec::new();
         let holds = |(key, measure): ((usize, AlertSubject), f64)| {
-            (measure > CONDITIONS[key.0].above).then_some((key, measure))
+            let is_active = measure > CONDITIONS[key.0].above && !suppressed.contains(&key.0);
+            is_active.then_some((key, measure))
         };
         let holding: BTreeMap<_, _> = measures.into_iter().filter_map(holds).collect();
         active.retain(|key, state| {

@@ -39,8 +39,8 @@ pub(super) fn collect(
     let workloads: Vec<_> =
         workloads.map(|(of, text)| (WorkloadLabel { name: &of.name, text: Some(text) }, of)).collect();
     let out = FamilyWriter::new(sink, Some(PREFIX), admitted);
-    let promises = &snapshot.promises;
-    let mut families = Families { out, snapshot, workloads: &workloads, promises, nodes: &nodes };
+    let guarantees = &snapshot.guarantees;
+    let mut families = Families { out, snapshot, workloads: &workloads, guarantees, nodes: &nodes };
     families.add_allocations()?;
     families.add_resident_memory()?;
     families.add_pressure_and_tiering()?;
@@ -85,7 +85,7 @@ pub(super) struct Families<'a, S> {
     pub(super) out: FamilyWriter<'a, S>,
     pub(super) snapshot: &'a Snapshot,
     pub(super) workloads: &'a [(WorkloadLabel<'a>, &'a WorkloadFigures)],
-    promises: &'a GuaranteeFigures,
+    guarantees: &'a GuaranteeFigures,
     /// The label `numa_node` of each node.
     pub(super) nodes: &'a [FormattedLabel<'a>],
 }
@@ -188,12 +188,12 @@ impl<S: FamilySink> Families<'_, S> {
                 family.add([(NODE, node.as_str()), ("kind", &kind), ("state", "total")], total.0)?;
             }
         }
-        for of in &self.promises.kinds {
+        for of in &self.guarantees.kinds {
             let (node, kind) = (of.node.to_string(), of.kind.to_string());
             for (state, Bytes(bytes)) in [
                 ("reserved", of.reserved),
                 ("allocatable", of.allocatable),
-                ("promised", of.promised),
+                ("promised", of.guaranteed),
                 ("free", of.free),
             ] {
                 family.add([(NODE, node.as_str()), ("kind", &kind), ("state", state)], bytes)?;
@@ -212,11 +212,11 @@ impl<S: FamilySink> Families<'_, S> {
                     kernel's reserves and the page cache of workloads with a guarantee; of hugepages, only free ones \
                     are available";
         let headroom =
-            self.promises.headroom.iter().map(|(node, kind, bytes)| (kind_labels(*node, *kind), bytes));
+            self.guarantees.headroom.iter().map(|(node, kind, bytes)| (kind_labels(*node, *kind), bytes));
         self.out.gauge("node_headroom_bytes", help)?.add_all(headroom)?;
         let help = "1 if the node may soon not have the memory that is guaranteed on it and not used yet, else 0; only \
                     for nodes with guaranteed memory, and not with guard: off";
-        let low = self.promises.low.iter().map(|(node, low)| ([(NODE, node.to_string())], u64::from(*low)));
+        let low = self.guarantees.low.iter().map(|(node, low)| ([(NODE, node.to_string())], u64::from(*low)));
         self.out.gauge("node_headroom_low", help)?.add_all(low)
     }
 
@@ -226,29 +226,29 @@ impl<S: FamilySink> Families<'_, S> {
             "User memory that a workload with a guarantee was given outside its guaranteed nodes; hugepages with their \
              kind",
         )?;
-        for missed in &self.promises.missed {
+        for missed in &self.guarantees.missed {
             family.for_workload(&missed.workload);
             for (node, Bytes(bytes)) in &missed.bytes {
                 family.add([(NODE, &node.to_string())], bytes)?;
             }
         }
-        add_hugepages_outside(&mut family, &self.promises.missed_hugepages)?;
+        add_hugepages_outside(&mut family, &self.guarantees.missed_hugepages)?;
         let help = "Hugepages of a workload with a guarantee that are outside its guaranteed nodes";
         add_hugepages_outside(
             &mut self.out.gauge("hugepages_misplaced_bytes", help)?,
-            &self.promises.misplaced_hugepages,
+            &self.guarantees.misplaced_hugepages,
         )?;
         let help = "Memory of the workload on the node above its share there (strategy native, memory guaranteed on \
                     several nodes)";
         let mut family = self.out.gauge("budget_excess_bytes", help)?;
-        for over in &self.promises.over_budget {
+        for over in &self.guarantees.over_budget {
             family.for_workload(&over.workload);
             for (node, Bytes(bytes)) in &over.bytes {
                 family.add([(NODE, &node.to_string())], bytes)?;
             }
         }
         self.add_guarantee_residency()?;
-        let missing = &self.promises.missing;
+        let missing = &self.guarantees.missing;
         let help = "Exclusive CPUs of the workload that are offline";
         let offline = missing.iter().map(|of| (&of.workload, of.offline_cpus));
         self.out.gauge("promised_cpus_offline", help)?.add_for_each(offline)?;
@@ -256,9 +256,10 @@ impl<S: FamilySink> Families<'_, S> {
         let memory = missing.iter().map(|of| (&of.workload, of.uncovered.0));
         self.out.gauge("promised_memory_missing_bytes", help)?.add_for_each(memory)?;
         let help = "Exclusive CPUs, by node";
-        let cpus = self.promises.exclusive_cpus.iter().map(|(node, cpus)| ([(NODE, node.to_string())], cpus));
+        let cpus =
+            self.guarantees.exclusive_cpus.iter().map(|(node, cpus)| ([(NODE, node.to_string())], cpus));
         self.out.gauge("cpu_manager_exclusive_cpus", help)?.add_all(cpus)?;
-        if let Some(cpus) = self.promises.shared_pool_cpus {
+        if let Some(cpus) = self.guarantees.shared_pool_cpus {
             let help = "CPUs of the shared pool";
             self.out.gauge("cpu_manager_shared_pool_cpus", help)?.add(NO_LABELS, cpus)?;
         }
@@ -266,12 +267,13 @@ impl<S: FamilySink> Families<'_, S> {
     }
 
     fn add_guarantee_residency(&mut self) -> fmt::Result {
-        let residency = &self.promises.residency;
+        let residency = &self.guarantees.residency;
         let help = "Memory guaranteed to the workload on the node, by kind";
         let mut family = self.out.gauge("promised_bytes", help)?;
         for of in residency {
             family.for_workload(&of.workload);
-            family.add_all(of.promised.iter().map(|(node, bytes)| (kind_labels(*node, of.kind), bytes.0)))?;
+            family
+                .add_all(of.guaranteed.iter().map(|(node, bytes)| (kind_labels(*node, of.kind), bytes.0)))?;
         }
         let help = "User memory of a workload with a guarantee, by kind and by place: on its guaranteed nodes, or off \
                     them";

@@ -10,7 +10,7 @@ pub(super) fn keep_workloads(filter: &MetricFilter, snapshot: &mut Snapshot) {
     if filter.is_open() {
         return;
     }
-    let Snapshot { workloads, promises, .. } = snapshot;
+    let Snapshot { workloads, guarantees, .. } = snapshot;
     let GuaranteeFigures {
         missed,
         missed_hugepages,
@@ -19,7 +19,7 @@ pub(super) fn keep_workloads(filter: &MetricFilter, snapshot: &mut Snapshot) {
         missing,
         over_budget,
         ..
-    } = promises;
+    } = guarantees;
     workloads.retain(|of| filter.admits(&of.name));
     missed.retain(|of| filter.admits(&of.workload));
     missed_hugepages.retain(|of| filter.admits(&of.workload));

@@ -123,7 +123,7 @@ impl Metrics {
             filter::keep_workloads(&exported.workloads, &mut snapshot);
         }
         collector::collect(&snapshot, sink, families)?;
-        if self.kubelet_names { kubelet::collect(&snapshot.promises, sink, families) } else { Ok(()) }
+        if self.kubelet_names { kubelet::collect(&snapshot.guarantees, sink, families) } else { Ok(()) }
     }
 }
 

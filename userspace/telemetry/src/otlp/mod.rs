@@ -63,10 +63,11 @@ fn resource(config: &Config, host: &str) -> Resource {
     Resource::builder_empty().with_schema_url(attributes, SCHEMA_URL).build()
 }
 
-/// Returns the URL of a signal.
+/// Returns the URL of a signal. Its query is that of the endpoint, in which some collectors expect a key.
 fn url(endpoint: &Uri, signal: Signal) -> io::Result<Uri> {
     let mut parts = endpoint.clone().into_parts();
-    let path = format!("{}/v1/{}", endpoint.path().trim_end_matches('/'), signal.name());
+    let query = endpoint.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let path = format!("{}/v1/{}{query}", endpoint.path().trim_end_matches('/'), signal.name());
     parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(io::Error::other)?);
     Uri::from_parts(parts).map_err(io::Error::other)
 }

@@ -173,6 +173,16 @@ async fn numbers_equal_scrape() {
 }
 
 #[test]
+fn query_of_endpoint_is_kept() {
+    for (endpoint, expected) in [
+        ("http://c:4318", "http://c:4318/v1/metrics"),
+        ("http://c:4318/in/?key=k", "http://c:4318/in/v1/metrics?key=k"),
+    ] {
+        assert_eq!(url(&endpoint.parse().unwrap(), Signal::Metrics).unwrap(), expected);
+    }
+}
+
+#[test]
 fn many_workloads_need_several_requests() {
     let metrics = Metrics::new(Arc::new(FixedSource(2000)));
     let resource = resource(&config("http://localhost"), "host");

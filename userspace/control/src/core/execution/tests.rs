@@ -1,4 +1,4 @@
-//! What is answered while something else is waited for, and what has to wait.
+//! Tests of the requests that are answered during a blocking operation, and of those that are deferred.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -17,26 +17,32 @@ use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
 use super::*;
 use crate::{
     ControlMetrics, Ports,
-    testing::{self as fixture, Host},
+    core::{
+        admission,
+        pods::{commands, synchronize},
+        shared_pool,
+    },
+    reconciler::upkeep,
+    testing::{self as fixture, TestHost},
 };
 
-/// Longer than a command takes, also on a host that is busy with something else.
+/// Time that is longer than a command takes, also on a busy host.
 const WAIT: Duration = Duration::from_secs(1);
 
-pub(in crate::core) struct Bench {
+pub(in crate::core) struct ExecutionBench {
     pub(in crate::core) core: Core,
     send: Sender<Message>,
     dir: TempDir,
 }
 
-impl Bench {
-    /// Two nodes with four CPUs each, of which one is kept, and what a runtime's containers are in.
+impl ExecutionBench {
+    /// Creates a host of two nodes with four CPUs each, one of which is reserved, and the parent cgroup of pods.
     pub(in crate::core) fn new() -> Self {
         Self::with(Config::default())
     }
 
     pub(in crate::core) fn with(config: Config) -> Self {
-        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
         let root = dir.path().join("cgroup");
         for path in ["", "kubepods", "other"] {
             fixture::cgroup(&root.join(path), &host.machine());
@@ -47,7 +53,7 @@ impl Bench {
         let core =
             Core::open(&config, hierarchy, enforcer, Ports::from_part(&host), ControlMetrics::default());
         let (mut core, (send, queue)) = (core.unwrap(), mpsc::channel());
-        let worker = Worker::start(
+        let worker = EnforcementWorker::start(
             core.enforcer().clone(),
             send.clone(),
             &core.ports.heartbeats,
@@ -58,7 +64,7 @@ impl Bench {
         Self { core, send, dir }
     }
 
-    /// A command arrives.
+    /// Sends a command.
     pub(in crate::core) fn ask<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<T>) -> PodCommand,
@@ -82,57 +88,63 @@ impl Bench {
         self.ask(|answer| PodCommand::Bind { id: ask.id.clone(), ask: None, answer })
     }
 
-    /// The directory of a container's cgroup.
     pub(in crate::core) fn dir_of(&self, ask: &ContainerPlacementRequest) -> PathBuf {
         self.dir.path().join("cgroup").join(ask.cgroup.as_str().trim_start_matches('/'))
     }
 
-    /// Handles what has arrived, in its order.
+    /// Handles the received commands in order.
     pub(in crate::core) fn handle(&mut self) {
         self.core.execution.inbox.as_mut().unwrap().receive(Duration::ZERO);
         while let Some(command) = self.core.execution.inbox.as_mut().unwrap().next_runtime_command() {
-            if let Some(reply) = self.core.pod_command(command, false) {
+            if let Some(reply) = commands::pod_command(&mut self.core, command, false) {
                 reply();
             }
         }
     }
 
-    /// The thread for what may wait has something else to do first.
+    /// Keeps the thread for blocking operations busy.
     fn keep_busy(&self) {
         let work = &self.core.execution.worker.as_ref().unwrap().work;
         work.send(Box::new(|_| std::thread::sleep(WAIT))).unwrap();
     }
 
-    /// The CPUs that a cgroup is set to.
+    /// Returns the `cpuset.cpus` of a cgroup.
     pub(in crate::core) fn cpus(&self, path: &str) -> String {
         fixture::line(&self.dir.path().join("cgroup").join(path).join("cpuset.cpus"))
     }
 
-    /// Whether a cgroup holds something else than was written.
+    /// Returns true if a knob of a cgroup has another value than was written.
     fn has_drifted(&self, path: &CgroupPath) -> bool {
         let drifts = self.core.enforcer().drift(&self.core.store.state.applied, path).unwrap();
         // A fake's effective CPUs and nodes never change.
         drifts.iter().any(|drift| drift.kind == numaward_enforce::DriftKind::Rewritten)
     }
 
-    /// A cgroup beside those of pods is promised memory and a share of a CPU.
+    /// Admits a guarantee of memory and shared CPUs for a cgroup outside of pods.
     pub(in crate::core) fn share(&mut self, name: &str) {
         let target = numaward_api::Target::Cgroup(format!("/{name}"));
         let asked = numaward_api::AllocationRequest {
             cpus: Some("500m".parse().unwrap()),
             ..numaward_api::AllocationRequest::new(name, target, "64Mi")
         };
-        drop(self.core.admit(&numaward_guarantee::request::Request::new(&asked).unwrap(), false).unwrap());
+        drop(
+            admission::admit(
+                &mut self.core,
+                &numaward_guarantee::request::Request::new(&asked).unwrap(),
+                false,
+            )
+            .unwrap(),
+        );
     }
 
-    /// Something of this cgroup is waited for.
+    /// Executes a blocking operation that affects this cgroup.
     fn wait(&mut self, cgroup: &str) {
         let cgroups = BTreeSet::from([cgroup.parse().unwrap()]);
         self.core.wait_for(cgroups, |_| std::thread::sleep(WAIT)).unwrap();
     }
 }
 
-/// The one container of a pod, of the class Guaranteed.
+/// Returns the request of a pod with one container, of the class Guaranteed.
 pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerPlacementRequest {
     let resources = Resources::none().with_cpu(Quantity::milli(millicpus));
     let resources = resources.with_memory(Quantity::whole(Bytes::mib(64).0));
@@ -164,7 +176,7 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerPlaceme
 
 #[test]
 fn runtime_waits_for_no_huge_pages() {
-    let mut bench = Bench::new();
+    let mut bench = ExecutionBench::new();
     let root = bench.dir.path().to_owned();
     let put = |file: &str, text: &str| {
         let file = root.join(file);
@@ -188,20 +200,20 @@ fn runtime_waits_for_no_huge_pages() {
     let target = numaward_api::Target::Cgroup("/other".to_owned());
     let asked = numaward_api::AllocationRequest::new("other", target, "64Mi");
     let asked = numaward_guarantee::request::Request::new(&asked).unwrap();
-    let refused = bench.core.admit(&asked, false).unwrap_err().to_string();
+    let refused = admission::admit(&mut bench.core, &asked, false).unwrap_err().to_string();
     assert!(refused.contains("16Mi of huge pages"), "{refused}");
     assert!(created.try_recv().is_ok(), "answered before the refusal");
 }
 
 #[test]
-fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
-    let mut bench = Bench::new();
+fn deferred_commands_keep_their_order() {
+    let mut bench = ExecutionBench::new();
     let (first, second) = (container("first", 4000), container("second", 4000));
     drop(bench.create(&first));
     bench.handle();
 
-    // All of this arrives while a cgroup beside them is waited for. The end of the first has to wait, so that the second
-    // finds no room yet.
+    // All these commands arrive during a blocking operation that affects a sibling cgroup. The end of the first container is deferred, so
+    // that the second does not fit yet.
     let (uid, sandbox) = ("uid-first".to_owned(), "sandbox-first".to_owned());
     let mut over = bench.ask(|answer| PodCommand::PodStopped { uid, sandbox, answer });
     let mut created = bench.create(&second);
@@ -226,8 +238,8 @@ fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
 }
 
 #[test]
-fn a_container_whose_pages_may_move_is_bound_when_nothing_else_is_waited_for() {
-    let mut bench = Bench::new();
+fn bind_that_moves_pages_is_deferred() {
+    let mut bench = ExecutionBench::new();
     let ask = container("a", 2000);
     drop(bench.create(&ask));
     bench.handle();
@@ -240,8 +252,8 @@ fn a_container_whose_pages_may_move_is_bound_when_nothing_else_is_waited_for() {
 }
 
 #[test]
-fn those_who_share_a_pool_that_shrank_during_a_wait_have_not_drifted() {
-    let mut bench = Bench::new();
+fn shrunk_pool_is_no_drift() {
+    let mut bench = ExecutionBench::new();
     let shares = container("shares", 500);
     drop(bench.create(&shares));
     let mut bound = bench.bind(&shares);
@@ -254,14 +266,14 @@ fn those_who_share_a_pool_that_shrank_during_a_wait_have_not_drifted() {
     bench.wait("/kubepods/busy");
     assert_eq!(bench.cpus(path), "0,3-7", "it left the CPUs before they were given");
     assert!(bench.has_drifted(&shares.cgroup), "the applied settings are behind");
-    bench.core.catch_up_with_pool();
+    shared_pool::catch_up(&mut bench.core);
     assert!(!bench.has_drifted(&shares.cgroup));
     assert_eq!(bench.cpus(path), "0,3-7");
 }
 
 #[test]
-fn a_container_that_is_bound_while_the_pool_shrinks_leaves_what_others_got() {
-    let mut bench = Bench::new();
+fn bind_follows_a_shrunk_pool() {
+    let mut bench = ExecutionBench::new();
     let shares = container("shares", 500);
     drop(bench.create(&shares));
     bench.handle();
@@ -275,8 +287,8 @@ fn a_container_that_is_bound_while_the_pool_shrinks_leaves_what_others_got() {
 }
 
 #[test]
-fn one_that_shares_a_pool_that_grew_and_shrank_during_a_wait_leaves_what_others_got() {
-    let mut bench = Bench::new();
+fn sharer_follows_changes_during_wait() {
+    let mut bench = ExecutionBench::new();
     drop(bench.create(&container("first", 3000)));
     bench.handle();
     bench.share("other");
@@ -290,8 +302,8 @@ fn one_that_shares_a_pool_that_grew_and_shrank_during_a_wait_leaves_what_others_
 }
 
 #[test]
-fn a_cgroup_that_is_gone_keeps_no_other_from_following_the_pool() {
-    let mut bench = Bench::new();
+fn absent_cgroup_blocks_no_sharer() {
+    let mut bench = ExecutionBench::new();
     let shares = container("shares", 500);
     drop(bench.create(&shares));
     let mut bound = bench.bind(&shares);
@@ -306,45 +318,45 @@ fn a_cgroup_that_is_gone_keeps_no_other_from_following_the_pool() {
 }
 
 #[test]
-fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
-    let mut bench = Bench::new();
+fn newer_pod_survives_synchronization() {
+    let mut bench = ExecutionBench::new();
     let ask = container("gone", 2000);
     drop(bench.create(&ask));
     let mut bound = bench.bind(&ask);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(None));
 
-    // What is gone is released on a thread that has something else to do first; meanwhile a pod is admitted.
+    // The absent container is released on a busy thread; meanwhile a pod is admitted.
     bench.keep_busy();
     let new = container("new", 3000);
     let PodClaim::Container(request) = &new.pod.asked else { panic!("{new:?}") };
     let request = Request { owner: "uid-new".into(), ..request.clone() };
     let pod = PodPlacementRequest { asked: PodClaim::Pod(request), ..new.pod.clone() };
     let mut admitted = bench.ask(|answer| PodCommand::RunPod { ask: Box::new(pod), answer });
-    bench.core.synchronize(&[], &BTreeMap::new(), true);
+    synchronize::synchronize(&mut bench.core, &[], &BTreeMap::new(), true);
     assert!(admitted.try_recv().unwrap().is_ok());
     assert!(!bench.core.store.state.pods.contains_key("uid-gone/c"));
     assert!(bench.core.store.state.pods.contains_key("uid-new"), "the list is older");
 }
 
 #[test]
-fn a_controller_that_was_enabled_stays_known_where_a_change_goes_back() {
-    let mut bench = Bench::new();
+fn rollback_keeps_enabled_controllers() {
+    let mut bench = ExecutionBench::new();
     let root = bench.dir.path().join("cgroup");
     let inner = root.join("other/inner");
     fixture::cgroup(&inner, &bench.core.policy.machine);
     std::fs::remove_file(inner.join("cpuset.cpus")).unwrap();
     std::fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
     let mut change = bench.core.begin();
-    change.enable_above(&"/other/inner".parse().unwrap(), Knob::CpusetCpus).unwrap();
+    change.core().enable_above(&"/other/inner".parse().unwrap(), Knob::CpusetCpus).unwrap();
     drop(change);
     let enabled: Vec<_> = bench.core.store.state.enabled.iter().collect();
     assert_eq!(enabled.len(), 1);
     assert!(enabled[0].0.as_str() == "/other" && enabled[0].1.controllers.contains("cpuset"));
     assert_eq!(fixture::line(&root.join("other/cgroup.subtree_control")), "+cpuset");
 
-    // Somebody else has disabled it, in the words of the kernel.
+    // Another program has disabled it; the list is as the kernel writes it.
     std::fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
-    bench.core.refresh();
+    upkeep::refresh(&mut bench.core);
     assert!(bench.core.store.state.enabled.is_empty());
 }

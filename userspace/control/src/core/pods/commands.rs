@@ -1,4 +1,4 @@
-//! What the container runtime asks, and where each question goes.
+//! Requests of the container runtime, and their dispatch.
 
 use numaward_api::EnforcementMode;
 use numaward_enforce::SettingsChange;
@@ -6,126 +6,132 @@ use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::SyncRe
 use numaward_model::Settings;
 use tokio::sync::oneshot;
 
-use super::Attempt;
-use crate::core::{Core, inbox::RuntimeCommand};
+use super::{
+    binding, ending,
+    placement::{self, OwnerRequest},
+    resize, room, synchronize, uninstall, waiting,
+};
+use crate::core::{Attempt, Core, execution::DeferredReply, inbox::RuntimeCommand, settings, shared_pool};
 
-/// Answers the runtime.
-pub(super) type DeferredReply = Box<dyn FnOnce() + Send>;
-
-impl Core {
-    /// Does what the runtime asks for. What is answered when all know what was decided is returned.
-    ///
-    /// `overtakes`: something that the runtime asked before is not handled yet.
-    pub(crate) fn pod_command(&mut self, numbered: RuntimeCommand, overtakes: bool) -> Option<DeferredReply> {
-        /// Those who asked may have gone: what was decided stands, and is compared with what runs later.
-        fn reply<T: Send + 'static>(answer: oneshot::Sender<T>, with: T) -> DeferredReply {
-            Box::new(move || drop(answer.send(with)))
-        }
-        let attempt = if overtakes { Attempt::Again } else { Attempt::First };
-        let is_off = self.mode() == EnforcementMode::Off;
-        if self.must_wait(&numbered.command) {
-            self.execution.deferred.push(numbered);
+/// Handles a command of the runtime. Returns the reply that must be sent after the decision is published, if any.
+///
+/// `overtakes`: an earlier command of the runtime is not handled yet.
+pub(crate) fn pod_command(
+    core: &mut Core,
+    numbered: RuntimeCommand,
+    overtakes: bool,
+) -> Option<DeferredReply> {
+    /// The client may have disconnected. The decision remains, and is compared with the running containers later.
+    fn reply<T: Send + 'static>(answer: oneshot::Sender<T>, with: T) -> DeferredReply {
+        Box::new(move || drop(answer.send(with)))
+    }
+    let attempt = if overtakes { Attempt::Again } else { Attempt::First };
+    let is_off = core.mode() == EnforcementMode::Off;
+    if must_wait(core, &numbered.command) {
+        core.execution.deferred.push(numbered);
+        return None;
+    }
+    let RuntimeCommand { number, command } = numbered;
+    Some(match command {
+        PodCommand::SendUpdates(sender) => {
+            core.execution.outbox.open(sender);
             return None;
         }
-        let RuntimeCommand { number, command } = numbered;
-        Some(match command {
-            PodCommand::SendUpdates(sender) => {
-                self.pods.updates = Some(sender);
+        PodCommand::RunPod { answer, .. } if is_off => reply(answer, Ok(())),
+        PodCommand::Bind { answer, .. } if is_off => reply(answer, None),
+        PodCommand::Create { answer, .. } if is_off => reply(answer, Ok((Settings::default(), None))),
+        PodCommand::Create { ask, answer } => {
+            let created = placement::create(core, &ask, attempt);
+            if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
+                // An earlier command may release the resources that it requests.
+                let command = PodCommand::Create { ask, answer };
+                core.execution.deferred.push(RuntimeCommand { number, command });
                 return None;
             }
-            PodCommand::RunPod { answer, .. } if is_off => reply(answer, Ok(())),
-            PodCommand::Bind { answer, .. } if is_off => reply(answer, None),
-            PodCommand::Create { answer, .. } if is_off => reply(answer, Ok((Settings::default(), None))),
-            PodCommand::Create { ask, answer } => {
-                let created = self.create(&ask, attempt);
-                if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
-                    // What it asks for may be given back by what it asked before.
-                    let command = PodCommand::Create { ask, answer };
-                    self.execution.deferred.push(RuntimeCommand { number, command });
-                    return None;
-                }
-                let owner = created.as_ref().ok().and_then(|_| self.store.state.containers.get(&ask.id));
-                let owner = owner.map(|placed| placed.of.owner.clone());
-                let created =
-                    created.map(|(settings, unpinned)| (self.for_runtime(&ask.id, settings), unpinned));
-                drop(answer.send(created));
-                // The container is being made meanwhile.
-                if let Some(owner) = owner {
-                    self.store.storage.decisions.note(&owner, &self.store.state);
-                    self.note_guarantees_changed();
-                }
+            let asked = OwnerRequest::of_container(core, &ask);
+            room::note_outcome(core, asked, &ask.pod, created.as_ref().err());
+            let owner = created.as_ref().ok().and_then(|_| core.store.state.containers.get(&ask.id));
+            let owner = owner.map(|placed| placed.of.owner.clone());
+            let created =
+                created.map(|(settings, unpinned)| (for_runtime(core, &ask.id, settings), unpinned));
+            drop(answer.send(created));
+            // The runtime creates the container meanwhile.
+            if let Some(owner) = owner {
+                core.store.storage.decisions.note(&owner, &core.store.state);
+                shared_pool::note_guarantees_changed(core);
+            }
+            return None;
+        }
+        PodCommand::RunPod { ask, answer } => {
+            let admitted = placement::run_pod(core, &ask, attempt);
+            if overtakes && matches!(admitted, Err(AdmissionError::Rejected(..))) {
+                let command = PodCommand::RunPod { ask, answer };
+                core.execution.deferred.push(RuntimeCommand { number, command });
                 return None;
             }
-            PodCommand::RunPod { ask, answer } => {
-                let admitted = self.run_pod(&ask, attempt);
-                if overtakes && matches!(admitted, Err(AdmissionError::Rejected(..))) {
-                    let command = PodCommand::RunPod { ask, answer };
-                    self.execution.deferred.push(RuntimeCommand { number, command });
-                    return None;
+            let is_admitted = admitted.is_ok();
+            room::note_outcome(core, OwnerRequest::of_pod(&ask), &ask, admitted.as_ref().err());
+            drop(answer.send(admitted));
+            if is_admitted {
+                shared_pool::note_guarantees_changed(core);
+            }
+            return None;
+        }
+        PodCommand::Bind { id, ask, answer } => {
+            if let Some(ask) = ask.filter(|_| !core.store.state.containers.contains_key(&id)) {
+                waiting::adopt_started(core, &ask);
+            }
+            reply(answer, binding::bind(core, &id))
+        }
+        PodCommand::Stopped { id, answer } => {
+            ending::container_stopped(core, &id);
+            reply(answer, ())
+        }
+        PodCommand::PodStopped { uid, sandbox, answer } => {
+            ending::pod_stopped(core, &uid, &sandbox);
+            reply(answer, ())
+        }
+        PodCommand::Synchronize { containers, sandboxes, complete, answer } => {
+            let mut result = SyncResult::default();
+            if is_off {
+                synchronize::release_absent(core, &containers, &sandboxes, complete);
+            } else {
+                result = synchronize::synchronize(core, &containers, &sandboxes, complete);
+            }
+            if core.mode() != EnforcementMode::On {
+                for update in result.updates.drain(..) {
+                    for_runtime(core, &update.id, update.settings);
                 }
-                let is_admitted = admitted.is_ok();
-                drop(answer.send(admitted));
-                if is_admitted {
-                    self.note_guarantees_changed();
-                }
-                return None;
+                result.updates = uninstall::request_restores(core, &containers);
             }
-            PodCommand::Bind { id, ask, answer } => {
-                if let Some(ask) = ask.filter(|_| !self.store.state.containers.contains_key(&id)) {
-                    self.adopt_started(&ask);
-                }
-                reply(answer, self.bind(&id))
-            }
-            PodCommand::Stopped { id, answer } => {
-                self.stopped(&id);
-                reply(answer, ())
-            }
-            PodCommand::PodStopped { uid, sandbox, answer } => {
-                self.pod_stopped(&uid, &sandbox);
-                reply(answer, ())
-            }
-            PodCommand::Synchronize { containers, sandboxes, complete, answer } => {
-                let mut result = SyncResult::default();
-                if is_off {
-                    self.drop_gone(&containers, &sandboxes, complete);
-                } else {
-                    result = self.synchronize(&containers, &sandboxes, complete);
-                }
-                if self.mode() != EnforcementMode::On {
-                    for update in result.updates.drain(..) {
-                        self.for_runtime(&update.id, update.settings);
-                    }
-                    result.updates = self.take_back(&containers);
-                }
-                reply(answer, result)
-            }
-            PodCommand::ResizePod { uid, to, answer } => reply(answer, self.resize_pod(&uid, &to)),
-            PodCommand::Resize { id, to, memory, has, answer } => {
-                let resized = self.resize(&id, &to, memory, *has);
-                reply(answer, resized.map(|held| held.map(|settings| self.for_runtime(&id, settings))))
-            }
-        })
-    }
+            reply(answer, result)
+        }
+        PodCommand::ResizePod { uid, to, answer } => reply(answer, resize::resize_pod(core, &uid, &to)),
+        PodCommand::Resize { id, to, memory, has, answer } => {
+            let resized = resize::resize_container(core, &id, &to, memory, *has);
+            reply(answer, resized.map(|held| held.map(|settings| for_runtime(core, &id, settings))))
+        }
+    })
+}
 
-    /// Whether something else is waited for, and this would have to wait as well: pages would have to move.
-    fn must_wait(&mut self, command: &PodCommand) -> bool {
-        let PodCommand::Bind { id, .. } = command else { return false };
-        let Some(placed) = self.store.state.containers.get(id).cloned() else { return false };
-        if self.execution.busy.is_none() || !self.is_promised(&placed) {
-            return false;
-        }
-        let change = SettingsChange::Hold(placed.cgroup.clone(), self.settings_of(&placed));
-        self.plan(change).is_ok_and(|plan| self.execution.enforcer.may_wait(plan.steps()))
+/// Returns true if the command might block (because pages have to move) while another blocking operation is in progress.
+fn must_wait(core: &mut Core, command: &PodCommand) -> bool {
+    let PodCommand::Bind { id, .. } = command else { return false };
+    let Some(placed) = core.store.state.containers.get(id).cloned() else { return false };
+    if core.execution.busy.is_none() || !settings::is_guaranteed(core, &placed) {
+        return false;
     }
+    let change = SettingsChange::Hold(placed.cgroup.clone(), settings::container_settings(core, &placed));
+    core.plan(change).is_ok_and(|plan| core.execution.enforcer.may_wait(plan.steps()))
+}
 
-    /// What the runtime is asked to set: nothing in a dry run.
-    fn for_runtime(&self, id: &str, settings: Settings) -> Settings {
-        if self.mode() == EnforcementMode::On {
-            return settings;
-        }
-        for (knob, value) in settings.values().0 {
-            tracing::info!(container = id, %knob, %value, "dry run: the runtime would be informed");
-        }
-        Settings::default()
+/// Returns the settings for the runtime: none in a dry run, which logs them.
+fn for_runtime(core: &Core, id: &str, settings: Settings) -> Settings {
+    if core.mode() == EnforcementMode::On {
+        return settings;
     }
+    for (knob, value) in settings.values().0 {
+        tracing::info!(container = id, %knob, %value, "dry run: the runtime would be asked to set this value");
+    }
+    Settings::default()
 }

@@ -1,33 +1,45 @@
-//! Containers that cannot be bound, and what they hold.
+//! Tests of containers that cannot be bound, and of their resources.
 
-use std::{fs, time::Duration};
+use std::{collections::BTreeMap, fs, time::Duration};
 
-use numaward_guarantee::command::PodCommand;
+use numaward_api::EnforcementMode;
+use numaward_cgroup::knob::Knob;
+use numaward_guarantee::{
+    command::PodCommand,
+    pod::{ContainerPlacementRequest, PodClaim, PodPlacementRequest, UnpinnedReason},
+};
 
 use super::*;
-use crate::core::execution::tests::{Bench, container};
+use crate::{
+    core::{
+        Attempt, cpu_isolation,
+        execution::tests::{ExecutionBench, container},
+        release,
+    },
+    reconciler::{mode, upkeep},
+};
 
-/// The CPUs that nobody holds.
-fn pool(bench: &Bench) -> String {
+/// Returns the shared pool.
+fn pool(bench: &ExecutionBench) -> String {
     bench.core.store.state.ledger.shared_pool().to_string()
 }
 
-/// A container that runs and cannot be bound: a knob of its cgroup is in the way.
-fn unbound(bench: &mut Bench) -> ContainerPlacementRequest {
+/// Creates a running container that cannot be bound, because a directory has the name of its knob.
+fn create_unbound(bench: &mut ExecutionBench) -> ContainerPlacementRequest {
     let ask = container("a", 2000);
     drop(bench.create(&ask));
     bench.handle();
     let mut bound = bench.bind(&ask);
-    in_the_way(bench, &ask, true);
+    block_knob(bench, &ask, true);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(Some(UnpinnedReason::Enforcement)));
     assert!(bench.core.store.state.guarantees.is_empty());
     ask
 }
 
-fn in_the_way(bench: &Bench, ask: &ContainerPlacementRequest, is_there: bool) {
+fn block_knob(bench: &ExecutionBench, ask: &ContainerPlacementRequest, is_blocked: bool) {
     let knob = bench.dir_of(ask).join("cpuset.cpus");
-    if is_there {
+    if is_blocked {
         fs::remove_file(&knob).unwrap();
         fs::create_dir(&knob).unwrap();
     } else {
@@ -36,87 +48,87 @@ fn in_the_way(bench: &Bench, ask: &ContainerPlacementRequest, is_there: bool) {
     }
 }
 
-/// What happens when nothing has been asked for until then.
-fn turn(bench: &mut Bench, now: Instant) {
-    bench.core.maintain_pods(now);
-    while bench.core.has_to_bind() {
-        bench.core.bind_next();
+/// Runs one turn of the loop without commands.
+fn run_turn(bench: &mut ExecutionBench, now: Instant) {
+    maintain(&mut bench.core, now);
+    while bench.core.bindings.has_next() {
+        binding::bind_next(&mut bench.core);
     }
 }
 
 #[test]
-fn a_container_that_could_not_be_bound_is_tried_again() {
-    let mut bench = Bench::new();
-    let ask = unbound(&mut bench);
+fn failed_bind_is_retried() {
+    let mut bench = ExecutionBench::new();
+    let ask = create_unbound(&mut bench);
     let now = Instant::now();
-    turn(&mut bench, now);
+    run_turn(&mut bench, now);
     assert!(bench.core.store.state.guarantees.is_empty(), "not at once");
-    in_the_way(&bench, &ask, false);
-    turn(&mut bench, now + Duration::from_secs(2));
+    block_knob(&bench, &ask, false);
+    run_turn(&mut bench, now + Duration::from_secs(2));
     assert!(bench.core.store.state.guarantees.contains_key("default/a/c"));
     assert_eq!(crate::testing::line(&bench.dir_of(&ask).join("cpuset.cpus")), "1-2");
     let much_later = now + Duration::from_hours(1);
-    turn(&mut bench, much_later);
+    run_turn(&mut bench, much_later);
     assert_eq!(pool(&bench), "0,3-7");
 }
 
 #[test]
-fn what_a_container_holds_that_cannot_be_bound_stays_its_own_while_somebody_runs_in_it() {
-    let mut bench = Bench::new();
-    let ask = unbound(&mut bench);
+fn running_unbound_container_keeps_cpus() {
+    let mut bench = ExecutionBench::new();
+    let ask = create_unbound(&mut bench);
     let now = Instant::now();
     for minutes in [1, 9, 11, 60] {
-        turn(&mut bench, now + Duration::from_mins(minutes));
+        run_turn(&mut bench, now + Duration::from_mins(minutes));
         assert_eq!(pool(&bench), "0,3-7", "after {minutes} minutes");
     }
     fs::write(bench.dir_of(&ask).join("cgroup.events"), "populated 0\n").unwrap();
-    turn(&mut bench, now + Duration::from_mins(62));
+    run_turn(&mut bench, now + Duration::from_mins(62));
     assert_eq!(pool(&bench), "0-7");
-    assert!(bench.core.store.state.containers.is_empty() && bench.core.pods.unbound.is_empty());
+    assert!(bench.core.store.state.containers.is_empty() && !bench.core.bindings.has_unbound());
 }
 
 #[test]
-fn a_container_that_was_never_started_is_given_up() {
-    let mut bench = Bench::new();
+fn unstarted_container_is_released() {
+    let mut bench = ExecutionBench::new();
     drop(bench.create(&container("a", 2000)));
     bench.handle();
     let now = Instant::now();
-    turn(&mut bench, now + Duration::from_mins(9));
+    run_turn(&mut bench, now + Duration::from_mins(9));
     assert_eq!(pool(&bench), "0,3-7");
-    turn(&mut bench, now + Duration::from_mins(11));
+    run_turn(&mut bench, now + Duration::from_mins(11));
     assert_eq!(pool(&bench), "0-7");
 }
 
 #[test]
-fn what_a_container_held_stays_promised_until_it_is_given_back() {
-    let mut bench = Bench::new();
+fn cpus_are_held_until_knobs_are_restored() {
+    let mut bench = ExecutionBench::new();
     let ask = container("a", 2000);
     drop(bench.create(&ask));
     let mut bound = bench.bind(&ask);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(None));
-    in_the_way(&bench, &ask, true);
+    block_knob(&bench, &ask, true);
     let (id, uid, sandbox) = (ask.id.clone(), ask.pod.pod.uid.clone(), ask.pod.sandbox.clone());
     let mut stopped = bench.ask(|answer| PodCommand::Stopped { id, answer });
     let mut over = bench.ask(|answer| PodCommand::PodStopped { uid, sandbox, answer });
     bench.handle();
     assert_eq!((stopped.try_recv(), over.try_recv()), (Ok(()), Ok(())), "the runtime does not wait");
     let now = Instant::now();
-    turn(&mut bench, now);
+    run_turn(&mut bench, now);
     assert_eq!(pool(&bench), "0,3-7");
     assert!(bench.core.store.state.releasing.contains("default/a/c"));
 
-    in_the_way(&bench, &ask, false);
-    bench.core.release("default/a/c").unwrap();
-    turn(&mut bench, now);
+    block_knob(&bench, &ask, false);
+    release::release(&mut bench.core, "default/a/c").unwrap();
+    run_turn(&mut bench, now);
     assert_eq!(pool(&bench), "0-7");
     let state = &bench.core.store.state;
     assert!(state.containers.is_empty() && state.pods.is_empty() && state.releasing.is_empty());
 }
 
 #[test]
-fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hold() {
-    let mut bench = Bench::new();
+fn controllers_wait_for_the_runtime() {
+    let mut bench = ExecutionBench::new();
     let mut ask = container("a", 2000);
     drop(bench.create(&ask));
     let mut bound = bench.bind(&ask);
@@ -128,16 +140,16 @@ fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hol
     fs::remove_file(root.join("other/inner/cpuset.cpus")).unwrap();
     fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
     bench.core.enable_above(&"/other/inner".parse().unwrap(), Knob::CpusetCpus).unwrap();
-    // In the words of the kernel.
+    // The list as the kernel writes it.
     fs::write(root.join("other/cgroup.subtree_control"), "cpuset memory").unwrap();
 
     bench.core.config.enforcement.mode = EnforcementMode::Off;
-    bench.core.follow_mode();
+    mode::follow(&mut bench.core);
     assert!(bench.core.store.state.applied.is_empty() && bench.core.store.state.guarantees.is_empty());
-    // What the runtime has on its books, before and after it was asked to change that.
+    // The values that the runtime has, before and after it was asked to change them.
     ask.has.cpus = Some("1-2".parse().unwrap());
     for has_asked in [false, true] {
-        bench.core.refresh();
+        upkeep::refresh(&mut bench.core);
         assert_eq!(crate::testing::line(&root.join("other/cgroup.subtree_control")), "cpuset memory");
         let sandboxes = [(ask.pod.sandbox.clone(), ask.pod.pod.uid.clone())].into();
         let containers = vec![ask.clone()];
@@ -150,7 +162,7 @@ fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hol
             ask.has = update.settings;
         }
     }
-    bench.core.refresh();
+    upkeep::refresh(&mut bench.core);
     assert_eq!(crate::testing::line(&root.join("other/cgroup.subtree_control")), "-cpuset");
     assert!(bench.core.store.state.enabled.is_empty());
 }
@@ -162,14 +174,14 @@ fn best_effort(name: &str) -> ContainerPlacementRequest {
 }
 
 #[test]
-fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty() {
+fn empty_pool_means_reserved_cpus() {
     let config = serde_json::json!({
         "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},
         "topologyManagerPolicy": "best-effort",
         "enforcement": {"herding": {"mode": "on"}},
     });
-    let mut bench = Bench::with(serde_json::from_value(config).unwrap());
-    let create = |bench: &mut Bench, ask: &ContainerPlacementRequest| {
+    let mut bench = ExecutionBench::with(serde_json::from_value(config).unwrap());
+    let create = |bench: &mut ExecutionBench, ask: &ContainerPlacementRequest| {
         drop(bench.create(ask));
         let mut bound = bench.bind(ask);
         bench.handle();
@@ -180,12 +192,12 @@ fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty
     create(&mut bench, &container("all", 7000));
     assert_eq!((bench.cpus("kubepods/pod-all/all").as_str(), pool(&bench).as_str()), ("1-7", ""));
     assert_eq!(bench.cpus("kubepods/pod-before/before"), "0");
-    let (settings, _) = bench.core.create(&best_effort("after"), Attempt::First).unwrap();
+    let (settings, _) = placement::create(&mut bench.core, &best_effort("after"), Attempt::First).unwrap();
     assert_eq!(settings.cpus.unwrap().to_string(), "0");
-    bench.core.update_confinement(true);
+    cpu_isolation::update(&mut bench.core, true);
     assert_eq!(bench.cpus("other"), "0");
-    // The daemon starts anew, and the runtime lists what runs.
-    turn(&mut bench, Instant::now());
+    // The daemon starts again, and the runtime lists the running containers.
+    run_turn(&mut bench, Instant::now());
     assert_eq!(bench.cpus("kubepods/pod-before/before"), "0");
 
     let (uid, sandbox) = ("uid-all".to_owned(), "sandbox-all".to_owned());
@@ -196,15 +208,41 @@ fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty
 
 /// The ledger has to fit in the memory of the daemon, whatever pods ask for.
 #[test]
-fn account_that_is_too_large_is_refused() {
-    let mut bench = Bench::new();
+fn refuses_too_large_account() {
+    let mut bench = ExecutionBench::new();
     let mut ask = container("a", 2000);
     ask.pod.terms.labels = [("key".to_owned(), "x".repeat(1 << 20))].into();
-    let error = bench.core.create(&ask, Attempt::First).unwrap_err();
+    let error = placement::create(&mut bench.core, &ask, Attempt::First).unwrap_err();
     assert!(error.to_string().starts_with("AccountTooLarge: the request of uid-a/c has 1048"), "{error}");
     assert_eq!(pool(&bench), "0-7");
     assert!(bench.core.store.state.pods.is_empty());
     ask.pod.terms.labels = [("key".to_owned(), "x".repeat(8 << 10))].into();
-    bench.core.create(&ask, Attempt::First).unwrap();
+    placement::create(&mut bench.core, &ask, Attempt::First).unwrap();
     assert_eq!(pool(&bench), "0,3-7");
+}
+
+/// A pod can have hundreds of containers.
+#[test]
+fn requests_of_a_pod_are_limited() {
+    let mut bench = ExecutionBench::new();
+    let labels: BTreeMap<_, _> = [("key".to_owned(), "x".repeat(4 << 10))].into();
+    let mut create = |number: usize| {
+        // All are containers of the pod `a`.
+        let mut ask = container("a", 1);
+        let name = format!("c{number}");
+        if let PodClaim::Container(request) = &mut ask.pod.asked {
+            request.owner = format!("{}-{name}", request.owner).as_str().into();
+        }
+        ask.pod.terms.labels = labels.clone();
+        placement::create(&mut bench.core, &ask, Attempt::First)
+    };
+    let refused = (0..200).find_map(|number| create(number).err().map(|error| (number, error.to_string())));
+    let (admitted, error) = refused.expect("a request is refused");
+    assert!((25..=31).contains(&admitted), "{admitted}");
+    assert!(error.contains("the requests of its pod have"), "{error}");
+    let bytes = serde_json::to_vec(&bench.core.store.state.ledger).unwrap().len();
+    assert!(bytes < 256 << 10, "{bytes}");
+    let mut other = container("b", 1);
+    other.pod.terms.labels = labels;
+    placement::create(&mut bench.core, &other, Attempt::First).unwrap();
 }

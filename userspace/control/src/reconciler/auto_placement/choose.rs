@@ -1,74 +1,80 @@
-//! Which node a workload is to be at home on.
+//! Choice of the preferred node of a workload.
 //!
-//! Algorithm: a node will do if its CPUs that are exclusive to nobody suffice for what the workload uses, beside what those
-//! use that have their home there, and if its memory has room for what is elsewhere. Of those that will do, the best are those
-//! where most of its memory is and most of its accesses go, in steps of a twentieth; then the one to which the least has to be
-//! moved; then the one with the most CPUs left, and the most memory.
+//! # Algorithm
+//! 1. A node is suitable if its shared CPUs suffice for the CPU use of the workload and of the workloads placed there already,
+//!    and if its memory has room for the pages of the workload that are on other nodes.
+//! 2. Among the suitable nodes, the best score wins: the share of the workload's memory plus the share of its accesses on the
+//!    node, in steps of one twentieth.
+//! 3. Nodes with equal scores are ordered by the memory to move (least first), then by free CPUs and free memory (most first).
 
 use std::cmp::Reverse;
 
 use numaward_topology::{Bytes, NodeId};
 
-use super::measure::Measured;
-use crate::metrics::homes::HomeRefusal;
+use super::measure::WindowUsage;
+use crate::metrics::auto_placement::PlacementRefusal;
 
-/// Of a node's CPUs, so many percent may be in use by those at home there.
-const FULL: u64 = 80;
-/// Scores of 2000 at most that differ by less are the same.
-const STEP: u32 = 100;
+/// Percentage of a node's shared CPUs that placed workloads may use.
+const MAX_USED_PERCENT: u64 = 80;
+/// Step in which scores (at most 2000) are compared.
+const SCORE_STEP: u32 = 100;
 
-/// A node that may be a home.
+/// A node that may become the preferred node of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The node.
+pub(super) struct CandidateNode {
     pub(super) node: NodeId,
-    /// Its CPUs that are exclusive to nobody, in thousandths.
+    /// Number of shared CPUs, in thousandths.
     pub(super) cpus: u64,
-    /// What those use that are at home there, likewise.
+    /// CPU use of the workloads placed there, in thousandths of one CPU.
     pub(super) used: u64,
-    /// How much memory it has room for.
+    /// Free memory.
     pub(super) room: Bytes,
 }
 
-impl Place {
+impl CandidateNode {
     fn cpus_left(&self) -> u64 {
-        (self.cpus * FULL / 100).saturating_sub(self.used)
+        (self.cpus * MAX_USED_PERCENT / 100).saturating_sub(self.used)
     }
 
-    /// Somebody who uses so much is at home there.
-    pub(super) fn take(&mut self, cpu: u64, bytes: Bytes) {
+    /// Subtracts the use of a workload from the free capacity.
+    pub(super) fn charge(&mut self, cpu: u64, bytes: Bytes) {
         self.used = self.used.saturating_add(cpu);
         self.room.0 = self.room.0.saturating_sub(bytes.0);
     }
 }
 
-/// The best node for a workload, and how much of its memory is elsewhere.
-pub(super) fn choose(of: &Measured, places: &[Place]) -> Result<(NodeId, Bytes), HomeRefusal> {
-    let elsewhere = |place: &Place| Bytes(of.total().0.saturating_sub(of.on(place.node).0));
-    let with_cpus: Vec<&Place> = places.iter().filter(|place| place.cpus_left() >= of.cpu).collect();
+/// Returns the best node for a workload, and the amount of its memory on other nodes.
+pub(super) fn choose(
+    usage: &WindowUsage,
+    nodes: &[CandidateNode],
+) -> Result<(NodeId, Bytes), PlacementRefusal> {
+    let elsewhere =
+        |candidate: &CandidateNode| Bytes(usage.total().0.saturating_sub(usage.on(candidate.node).0));
+    let with_cpus: Vec<&CandidateNode> =
+        nodes.iter().filter(|candidate| candidate.cpus_left() >= usage.cpu).collect();
     if with_cpus.is_empty() {
-        return Err(HomeRefusal::Cpus);
+        return Err(PlacementRefusal::Cpus);
     }
-    let fitting = with_cpus.into_iter().filter(|place| elsewhere(place) <= place.room);
-    let best = fitting.min_by_key(|place| {
-        let left = (Reverse(place.cpus_left()), Reverse(place.room));
-        (Reverse(of.score(place.node) / STEP), elsewhere(place), left, place.node)
+    let suitable = with_cpus.into_iter().filter(|candidate| elsewhere(candidate) <= candidate.room);
+    let best = suitable.min_by_key(|candidate| {
+        let left = (Reverse(candidate.cpus_left()), Reverse(candidate.room));
+        (Reverse(usage.score(candidate.node) / SCORE_STEP), elsewhere(candidate), left, candidate.node)
     });
-    best.map(|place| (place.node, elsewhere(place))).ok_or(HomeRefusal::Memory)
+    best.map(|candidate| (candidate.node, elsewhere(candidate))).ok_or(PlacementRefusal::Memory)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn place(node: u32, cpus: u64, room: u64) -> Place {
-        Place { node: NodeId(node), cpus: cpus * 1000, used: 0, room: Bytes::mib(room) }
+    fn candidate(node: u32, cpus: u64, room: u64) -> CandidateNode {
+        CandidateNode { node: NodeId(node), cpus: cpus * 1000, used: 0, room: Bytes::mib(room) }
     }
 
-    /// A workload with this memory in MiB on nodes 0 and 1, so many accesses to each, and so much CPU time.
-    fn workload(mib: [u64; 2], memory: [u64; 2], cpu: u64) -> Measured {
+    /// Returns the usage of a workload: memory in MiB and accesses on nodes 0 and 1, CPU use in thousandths.
+    fn workload(mib: [u64; 2], memory: [u64; 2], cpu: u64) -> WindowUsage {
         let nodes = || [0, 1].map(NodeId).into_iter();
-        Measured {
+        WindowUsage {
             accesses: 1000,
             remote: 500,
             memory: nodes().zip(memory).collect(),
@@ -78,21 +84,21 @@ mod tests {
     }
 
     #[test]
-    fn the_home_is_where_most_of_the_memory_is_and_is_used() {
-        let places = [place(0, 4, 1000), place(1, 4, 1000)];
+    fn node_with_most_used_memory_wins() {
+        let places = [candidate(0, 4, 1000), candidate(1, 4, 1000)];
         let of = |mib, memory| choose(&workload(mib, memory, 500), &places).unwrap();
         assert_eq!(of([100, 300], [5, 5]), (NodeId(1), Bytes::mib(100)));
         assert_eq!(of([300, 100], [5, 5]), (NodeId(0), Bytes::mib(100)));
         assert_eq!(of([200, 200], [9, 1]), (NodeId(0), Bytes::mib(200)), "accesses decide");
         assert_eq!(of([220, 180], [0, 1000]), (NodeId(1), Bytes::mib(220)), "they outweigh some memory");
         assert_eq!(of([204, 200], [0, 0]), (NodeId(0), Bytes::mib(200)), "the least has to be moved");
-        let uneven = [place(0, 4, 1000), place(1, 8, 1000)];
+        let uneven = [candidate(0, 4, 1000), candidate(1, 8, 1000)];
         assert_eq!(
             choose(&workload([200, 200], [5, 5], 500), &uneven).unwrap().0,
             NodeId(1),
             "more CPUs are left"
         );
-        let uneven = [place(0, 4, 1000), place(1, 4, 1001)];
+        let uneven = [candidate(0, 4, 1000), candidate(1, 4, 1001)];
         assert_eq!(
             choose(&workload([200, 200], [5, 5], 500), &uneven).unwrap().0,
             NodeId(1),
@@ -101,30 +107,37 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_to_have_the_cpus_and_the_room() {
+    fn node_needs_cpus_and_memory() {
         let of = workload([100, 300], [1, 9], 1600);
-        assert_eq!(choose(&of, &[place(0, 2, 1000), place(1, 2, 1000)]).unwrap().0, NodeId(1));
+        assert_eq!(choose(&of, &[candidate(0, 2, 1000), candidate(1, 2, 1000)]).unwrap().0, NodeId(1));
         assert_eq!(
-            choose(&of, &[place(0, 2, 1000), place(1, 1, 1000)]).unwrap().0,
+            choose(&of, &[candidate(0, 2, 1000), candidate(1, 1, 1000)]).unwrap().0,
             NodeId(0),
             "the second best"
         );
-        assert_eq!(choose(&of, &[place(0, 1, 1000), place(1, 1, 1000)]), Err(HomeRefusal::Cpus));
-        assert_eq!(choose(&of, &[place(0, 2, 299), place(1, 1, 1000)]), Err(HomeRefusal::Memory));
-        assert_eq!(choose(&of, &[]), Err(HomeRefusal::Cpus));
-        let more = Measured { cpu: 1601, ..of };
-        assert_eq!(choose(&more, &[place(1, 2, 1000)]), Err(HomeRefusal::Cpus), "some CPUs stay free");
+        assert_eq!(choose(&of, &[candidate(0, 1, 1000), candidate(1, 1, 1000)]), Err(PlacementRefusal::Cpus));
+        assert_eq!(
+            choose(&of, &[candidate(0, 2, 299), candidate(1, 1, 1000)]),
+            Err(PlacementRefusal::Memory)
+        );
+        assert_eq!(choose(&of, &[]), Err(PlacementRefusal::Cpus));
+        let more = WindowUsage { cpu: 1601, ..of };
+        assert_eq!(
+            choose(&more, &[candidate(1, 2, 1000)]),
+            Err(PlacementRefusal::Cpus),
+            "some CPUs stay free"
+        );
     }
 
     #[test]
-    fn two_are_not_both_placed_where_one_fits() {
-        let mut places = [place(0, 2, 1000), place(1, 2, 150)];
+    fn charged_node_is_not_chosen_twice() {
+        let mut places = [candidate(0, 2, 1000), candidate(1, 2, 150)];
         let of = workload([100, 300], [1, 9], 900);
         let (node, bytes) = choose(&of, &places).unwrap();
         assert_eq!(node, NodeId(1));
-        places[1].take(of.cpu, bytes);
+        places[1].charge(of.cpu, bytes);
         assert_eq!(choose(&of, &places).unwrap().0, NodeId(0));
-        let light = Measured { cpu: 100, ..of };
+        let light = WindowUsage { cpu: 100, ..of };
         assert_eq!(choose(&light, &places).unwrap().0, NodeId(0), "it has the CPUs, but not the memory");
     }
 }

@@ -1,18 +1,23 @@
-//! Budgets: a workload with memory on several nodes has on each no more than it is promised there.
+//! Budgets: keeps the memory of a workload on each of its nodes within the amount that is guaranteed there.
 //!
-//! Problem: the strategy `native` lets an allocation on several nodes share each of them with others. `cpuset.mems` says
-//! on which nodes it may have memory, not how much on each. Where it takes the share of another, that one finds nothing on
-//! its only node, and is killed.
+//! # Problem
+//! With the strategy `native`, a guarantee on several nodes shares each of them with other guarantees. `cpuset.mems` limits the
+//! nodes of a workload, not the amount on each. If a workload uses the memory of another one on a node, the other workload may
+//! find no memory on its only node and is killed.
 //!
-//! Terms: the *budget* is what the allocation has placed on each node ([`Allocation::placed`]). It is about user memory
-//! (anonymous and page cache) by `memory.numa_stat`.
+//! # Terms
+//! The *budget* of a workload on a node is the amount of memory that is guaranteed there ([`Allocation::placed`]). It applies to
+//! user memory (anonymous memory and page cache) as `memory.numa_stat` reports it.
 //!
-//! Algorithm: where all such workloads have their memory is read every few seconds. What is above its budget for a while
-//! is reported and moved to those nodes of the workload where it has less, the nearest first ([`share`]); page cache that
-//! nobody maps is dropped instead. The thread `pages` reads and moves, one job at a time.
+//! # Algorithm
+//! Every few seconds, the thread `pages` reads the memory of all workloads with budgets. Memory above a budget for longer than a
+//! dwell time is reported and moved to nodes of the workload that are below their budgets, the nearest first ([`share`]).
+//! Unmapped page cache that cannot be moved is dropped.
 //!
-//! Invariants: this thread reads no file and waits for nothing. Nothing is moved beyond a budget, or to a node that the
-//! workload is not promised. A moved page is counted once.
+//! # Invariants
+//! - The reconciler's thread reads no file and waits for nothing.
+//! - A move does not exceed the budget of the target node, and goes only to nodes of the guarantee.
+//! - Each moved page is counted once.
 //!
 //! [`Allocation::placed`]: numaward_engine::Allocation::placed
 
@@ -32,44 +37,44 @@ use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 use tokio_util::sync::CancellationToken;
 
-use self::share::{News, Shares};
+use self::share::{ExcessChange, MemoryShares};
+use super::{Controller, ControllerEvent};
 use crate::{
     core::Core,
     page_worker::{self, ByNode, Job, JobOutcome, MIN_MOVE_SIZE, PageWorker},
 };
 
-/// How often it is read where memory lies, while somebody has more than a budget.
-const PACE: Duration = Duration::from_secs(1);
-/// How often while nobody has.
-const CALM: Duration = Duration::from_secs(3);
-/// Reading takes no more than this share of the time: one of so many parts.
-const COST: u32 = 100;
-/// For how long one order moves pages, at most: then another workload has its turn.
-const ORDER: u64 = 10;
+/// Interval between two readings while a workload exceeds a budget.
+const EXCESS_READ_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between two readings while no workload exceeds a budget.
+const READ_INTERVAL: Duration = Duration::from_secs(3);
+/// The pause between two readings is at least the duration of a reading times this factor.
+const READ_PAUSE_FACTOR: u32 = 100;
+/// Seconds for which one order may move pages at the configured rate.
+const MAX_ORDER_SECONDS: u64 = 10;
 
-/// Holds workloads to their budgets.
+/// Controller of the budgets.
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
     worker: Option<PageWorker>,
-    /// Whether somebody else may have a budget by now.
+    /// True if guarantees have changed since the last update of `workloads`.
     pub(super) is_outdated: bool,
-    /// By the owner in the ledger.
-    workloads: BTreeMap<String, Workload>,
-    next_look: Option<Instant>,
+    /// Workloads with budgets, by owner in the ledger.
+    workloads: BTreeMap<String, BudgetedWorkload>,
+    next_reading: Option<Instant>,
     stop: CancellationToken,
 }
 
-/// A workload with budgets.
 #[derive(Debug)]
-struct Workload {
-    /// Its cgroups: several of a pod that holds its memory as a whole.
+struct BudgetedWorkload {
+    /// The cgroups of the owner. A pod with pod-level memory has several.
     cgroups: Vec<CgroupPath>,
-    shares: Shares,
+    shares: MemoryShares,
 }
 
-/// The memory that an owner has on each node, if it has some on several.
+/// Returns the budgets of an owner; `None` if its memory is on one node only.
 fn budgets_of(state: &State, owner: &str) -> Option<ByNode> {
-    // What has a home may have memory anywhere.
+    // Burstable workloads may have memory on any node.
     let account = state.ledger.owner(&OwnerId::from(owner)).filter(|account| !account.terms.burstable)?;
     let mut placed = ByNode::new();
     for (node, bytes) in
@@ -80,7 +85,7 @@ fn budgets_of(state: &State, owner: &str) -> Option<ByNode> {
     (placed.len() > 1).then_some(placed)
 }
 
-/// Whether a rebalance moves this owner: its budgets are those of the new place already, and its pages are on their way.
+/// Returns true if a rebalance moves this owner. Its budgets are already those of the new nodes, and its pages are still moving.
 fn is_moved(core: &Core, owner: &str) -> bool {
     core.store.state.moving.is_moved(&OwnerId::from(owner))
 }
@@ -90,53 +95,57 @@ impl Budgets {
         Self { is_outdated: true, stop, ..Self::default() }
     }
 
-    pub(super) fn turn(&mut self, core: &Core, now: Instant) {
+    pub(super) fn tick(&mut self, core: &Core, now: Instant) {
         if !core.config.holds_budgets() {
             return;
         }
         if std::mem::take(&mut self.is_outdated) {
-            self.follow(&core.store.state);
+            self.update(&core.store.state);
         }
         if self.workloads.is_empty() && self.worker.is_none() {
             return;
         }
         match self.worker.as_mut().and_then(PageWorker::take) {
             Some(JobOutcome::Read { found, took }) => {
-                self.read(core, found, now);
-                let is_over = self.workloads.values().any(|of| of.shares.is_over());
-                let pace = if is_over { PACE } else { CALM };
-                self.next_look = Some(now + pace.max(took * COST));
+                self.record_reading(core, found, now);
+                let has_excess = self.workloads.values().any(|of| of.shares.has_excess());
+                let interval = if has_excess { EXCESS_READ_INTERVAL } else { READ_INTERVAL };
+                self.next_reading = Some(now + interval.max(took * READ_PAUSE_FACTOR));
             }
-            Some(JobOutcome::Moved { name, order, moved }) => self.moved(core, &name, &order, &moved, now),
+            Some(JobOutcome::Moved { name, order, moved }) => {
+                self.record_move(core, &name, &order, &moved, now);
+            }
             None => {}
         }
-        self.go_on(core, now);
+        self.start_next_job(core, now);
     }
 
-    /// Takes note of who has a budget now.
-    fn follow(&mut self, state: &State) {
-        let mut now: BTreeMap<String, Workload> = BTreeMap::new();
+    /// Updates the workloads with budgets.
+    fn update(&mut self, state: &State) {
+        let mut updated: BTreeMap<String, BudgetedWorkload> = BTreeMap::new();
         for (name, held) in &state.guarantees {
             let owner = held.owner(name);
-            if let Some(known) = now.get_mut(owner) {
+            if let Some(known) = updated.get_mut(owner) {
                 known.cgroups.push(held.cgroup.clone());
                 continue;
             }
             let Some(placed) = budgets_of(state, owner) else { continue };
             let mut shares = self.workloads.remove(owner).map(|known| known.shares).unwrap_or_default();
             shares.set(placed);
-            now.insert(owner.to_owned(), Workload { cgroups: vec![held.cgroup.clone()], shares });
+            updated.insert(owner.to_owned(), BudgetedWorkload { cgroups: vec![held.cgroup.clone()], shares });
         }
-        self.workloads = now;
+        self.workloads = updated;
     }
 
-    /// Gives the thread its next job.
-    fn go_on(&mut self, core: &Core, now: Instant) {
+    /// Gives the thread its next job, if one is due.
+    fn start_next_job(&mut self, core: &Core, now: Instant) {
         if self.workloads.is_empty() || self.worker.as_ref().is_some_and(PageWorker::is_busy) {
             return;
         }
-        let dirs = |of: &Workload| of.cgroups.iter().map(|path| core.hierarchy.dir(path)).collect::<Vec<_>>();
-        let is_due = self.next_look.is_none_or(|next| now >= next);
+        let dirs = |of: &BudgetedWorkload| {
+            of.cgroups.iter().map(|path| core.hierarchy.dir(path)).collect::<Vec<_>>()
+        };
+        let is_due = self.next_reading.is_none_or(|next| now >= next);
         if !is_due && self.worker.is_none() {
             return;
         }
@@ -150,37 +159,39 @@ impl Budgets {
             Some(worker) => {
                 worker.give(job);
             }
-            None => self.next_look = Some(now + CALM),
+            None => self.next_reading = Some(now + READ_INTERVAL),
         }
     }
 
-    /// The thread, which is started when it is needed first.
+    /// Returns the thread, and starts it before its first use.
     fn worker(&mut self, core: &Core) -> Option<&mut PageWorker> {
         if self.worker.is_none() {
             match page_worker::start(&core.config.host_root, &core.ports.heartbeats, &self.stop) {
                 Ok(worker) => self.worker = Some(worker),
-                Err(error) => tracing::error!(%error, "budgets are not held: no thread can be started"),
+                Err(error) => tracing::error!(%error, "budgets are not enforced: cannot start the thread"),
             }
         }
         self.worker.as_mut()
     }
 
-    /// What to move next. After each move it is read anew where memory lies.
+    /// Returns the next pages to move. The memory is read again after each move.
     fn next_order(&mut self, core: &Core, now: Instant) -> Option<(String, PageMove)> {
         let (machine, rate) = (&core.policy.machine, core.config.budgets.rate.0);
         let distance = |from: NodeId, to: NodeId| machine.distance(from, to).unwrap_or(u32::MAX);
         let workloads = self.workloads.iter_mut().filter(|(name, _)| !is_moved(core, name));
         for (name, of) in workloads {
-            let (wanted, news) = of.shares.next(distance, now);
-            if let (Some(news), Some(cgroup)) = (news, of.cgroups.first()) {
-                report(core, name, cgroup, news, None);
+            let (share_move, change) = of.shares.next_move(distance, now);
+            if let (Some(change), Some(cgroup)) = (change, of.cgroups.first()) {
+                report(core, name, cgroup, change, None);
             }
-            let Some(wanted) = wanted else { continue };
+            let Some(share_move) = share_move else { continue };
             let order = PageMove {
                 dirs: of.cgroups.iter().map(|path| core.hierarchy.dir(path)).collect(),
-                from: wanted.from,
-                to: wanted.to,
-                bytes: wanted.bytes.min(Bytes(rate.0.saturating_mul(ORDER)).max(MIN_MOVE_SIZE)),
+                from: share_move.from,
+                to: share_move.to,
+                bytes: share_move
+                    .bytes
+                    .min(Bytes(rate.0.saturating_mul(MAX_ORDER_SECONDS)).max(MIN_MOVE_SIZE)),
                 rate,
                 heeds_policy: false,
             };
@@ -189,53 +200,63 @@ impl Budgets {
         None
     }
 
-    fn read(&mut self, core: &Core, mut found: BTreeMap<String, ByNode>, now: Instant) {
+    fn record_reading(&mut self, core: &Core, mut found: BTreeMap<String, ByNode>, now: Instant) {
         for (name, of) in self.workloads.iter_mut().filter(|(name, _)| !is_moved(core, name)) {
             let (Some(resident), Some(cgroup)) = (found.remove(name), of.cgroups.first()) else { continue };
-            for news in of.shares.take(resident, now) {
-                report(core, name, cgroup, news, None);
+            for change in of.shares.record_reading(resident, now) {
+                report(core, name, cgroup, change, None);
             }
         }
     }
 
-    fn moved(&mut self, core: &Core, name: &str, order: &PageMove, moved: &PagesMoved, now: Instant) {
+    fn record_move(&mut self, core: &Core, name: &str, order: &PageMove, moved: &PagesMoved, now: Instant) {
         core.metrics.budget_moved(moved);
-        let done =
+        let bytes =
             Bytes(moved.bytes(PageOutcome::Moved).0.saturating_add(moved.bytes(PageOutcome::Reclaimed).0));
         tracing::info!(
             name, from = %order.from, to = %order.to, moved = %moved.bytes(PageOutcome::Moved),
             reclaimed = %moved.bytes(PageOutcome::Reclaimed), obstacle = moved.obstacle().map(PageOutcome::as_str),
-            "pages above a budget"
+            "moved or dropped pages above a budget"
         );
-        // What was known of where memory lies no longer holds.
-        self.next_look = None;
+        // The last reading is outdated.
+        self.next_reading = None;
         let Some(of) = self.workloads.get_mut(name) else { return };
-        let news = of.shares.moved(order.from, done, now);
-        if let (Some(news), Some(cgroup)) = (news, of.cgroups.first()) {
-            report(core, name, cgroup, news, moved.obstacle());
+        let change = of.shares.record_move(order.from, bytes, now);
+        if let (Some(change), Some(cgroup)) = (change, of.cgroups.first()) {
+            report(core, name, cgroup, change, moved.obstacle());
         }
     }
 }
 
-fn report(core: &Core, name: &str, cgroup: &CgroupPath, news: News, obstacle: Option<PageOutcome>) {
-    let (node, severity, message, bytes) = match news {
-        News::Begins(node, bytes) => {
+impl Controller for Budgets {
+    fn handle(&mut self, core: &mut Core, event: &ControllerEvent<'_>) {
+        match *event {
+            ControllerEvent::Tick(now) => self.tick(core, now),
+            ControllerEvent::StateChanged => self.is_outdated = true,
+            _ => {}
+        }
+    }
+}
+
+fn report(core: &Core, name: &str, cgroup: &CgroupPath, change: ExcessChange, obstacle: Option<PageOutcome>) {
+    let (node, severity, message, bytes) = match change {
+        ExcessChange::Begins(node, bytes) => {
             let message = format!(
                 "{name} has {bytes} more on node {node} than its share there; pages move to its other nodes."
             );
             (node, Severity::Warning, message, bytes)
         }
-        News::Ends(node) => {
+        ExcessChange::Ends(node) => {
             let message = format!("{name} has no more than its share on node {node} again.");
             (node, Severity::Info, message, Bytes(0))
         }
-        News::Unmet(node, bytes) => {
+        ExcessChange::Unmet(node, bytes) => {
             let why = match obstacle {
                 None => "its other nodes have their shares, or nothing of it can be moved",
                 Some(PageOutcome::NoRoom) => "its other nodes have no room",
                 Some(PageOutcome::Shared) => "several processes share the pages",
                 Some(PageOutcome::Refused) => "the daemon has no right to move them (CAP_SYS_PTRACE)",
-                Some(PageOutcome::Skipped) => "where they lie cannot be read",
+                Some(PageOutcome::Skipped) => "the nodes of its pages cannot be read",
                 Some(_) => "the kernel does not move them",
             };
             let message = format!("{name} keeps {bytes} more on node {node} than its share there: {why}.");
@@ -258,12 +279,12 @@ mod tests {
     use super::*;
     use crate::{
         reconciler::{ReconcilerLoop, tests::reconciler_loop},
-        testing::{self as fixture, Host},
+        testing::{self as fixture, TestHost},
     };
 
-    /// `/a` has 5 GiB on two nodes of 4 GiB.
-    fn bench(burstable: bool) -> (tempfile::TempDir, Arc<Host>, ReconcilerLoop) {
-        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+    /// Starts a reconciler and guarantees 5 GiB to `/a`, on two nodes of 4 GiB.
+    fn bench(burstable: bool) -> (tempfile::TempDir, Arc<TestHost>, ReconcilerLoop) {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
         let root = dir.path().join("cgroup");
         for cgroup in ["", "a"] {
             fixture::cgroup(&root.join(cgroup), &host.machine.lock().unwrap());
@@ -280,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_a_home_has_no_budgets() {
+    fn burstable_workload_has_no_budgets() {
         for (burstable, nodes) in [(false, 2), (true, 0)] {
             let (_dir, _host, reconciler) = bench(burstable);
             let state = &reconciler.core.store.state;
@@ -291,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rebalance_moves_is_let_be() {
+    fn ignores_workload_in_rebalance() {
         for is_moved in [false, true] {
             let (_dir, host, mut reconciler) = bench(false);
             let core = &mut reconciler.core;
@@ -303,11 +324,11 @@ mod tests {
                     Some(RunningMoves { moves: vec![of], ..RunningMoves::default() });
             }
             let mut budgets = Budgets::new(CancellationToken::new());
-            budgets.follow(&core.store.state);
+            budgets.update(&core.store.state);
             let mut now = Instant::now();
             for _ in 0..2 {
                 let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();
-                budgets.read(core, [("a".to_owned(), found)].into(), now);
+                budgets.record_reading(core, [("a".to_owned(), found)].into(), now);
                 now += Duration::from_secs(5);
             }
             let happened = host.happened.lock().unwrap();
@@ -317,16 +338,20 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_rate_moves_a_little_at_a_time() {
+    fn slow_rate_limits_order_size() {
         let (_dir, _host, mut reconciler) = bench(false);
         reconciler.core.config.budgets.rate.0 = Bytes::kib(64);
         let core = &reconciler.core;
         let mut budgets = Budgets::new(CancellationToken::new());
-        budgets.follow(&core.store.state);
+        budgets.update(&core.store.state);
         let now = Instant::now();
         for seconds in [0, 5] {
             let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();
-            budgets.read(core, [("a".to_owned(), found)].into(), now + Duration::from_secs(seconds));
+            budgets.record_reading(
+                core,
+                [("a".to_owned(), found)].into(),
+                now + Duration::from_secs(seconds),
+            );
         }
         let (_, order) = budgets.next_order(core, now + Duration::from_secs(5)).unwrap();
         assert_eq!(order.bytes, MIN_MOVE_SIZE);

@@ -1,6 +1,6 @@
-//! What one workload has on each of its nodes against its share there: when that begins to matter, and what to move.
+//! Comparison of the memory of one workload on each of its nodes with its share there, and choice of the pages to move.
 //!
-//! No clock and no file here: the caller passes readings and times.
+//! This module reads neither a clock nor files: the caller passes readings and times.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,118 +11,118 @@ use numaward_topology::{Bytes, NodeId};
 
 use crate::page_worker::{ByNode, MIN_MOVE_SIZE};
 
-/// For how long more has to be on a node until that matters.
-const DWELL: Duration = Duration::from_secs(2);
-/// How many moves that came to nothing are tried one after the other.
-const TRIES: u32 = 3;
-/// How long to wait after them.
-const RETRY: Duration = Duration::from_secs(30);
+/// Duration of an excess after which it is reported and moved.
+const DWELL_TIME: Duration = Duration::from_secs(2);
+/// Number of successive moves without effect after which moving pauses.
+const MAX_ATTEMPTS: u32 = 3;
+/// Length of that pause.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How far above its share a workload may be: a fiftieth, at least 4 MiB.
+/// Returns the tolerated excess over a share: one fiftieth, at least 4 MiB.
 fn tolerance(share: Bytes) -> Bytes {
     Bytes((share.0 / 50).max(Bytes::mib(4).0))
 }
 
 /// A workload with shares of several nodes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shares {
-    /// What is promised to it on each node.
+pub(super) struct MemoryShares {
+    /// Guaranteed memory of each node.
     placed: ByNode,
-    /// What it has there, as last read.
+    /// Memory on each node at the last reading.
     resident: ByNode,
-    over: BTreeMap<NodeId, Over>,
+    excesses: BTreeMap<NodeId, Excess>,
 }
 
-/// More than its share is on a node.
+/// State of a node with more memory of the workload than its share.
 #[derive(Clone, Copy, Debug)]
-struct Over {
+struct Excess {
     since: Instant,
     is_reported: bool,
-    tries: u32,
-    /// When it is tried again.
+    /// Number of successive moves without effect.
+    attempts: u32,
+    /// End of the pause after [`MAX_ATTEMPTS`].
     not_before: Option<Instant>,
 }
 
-/// What is news.
+/// A change of an excess, to be reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// It has had this much more than its share for a while.
+pub(super) enum ExcessChange {
+    /// The excess has lasted for the dwell time.
     Begins(NodeId, Bytes),
-    /// It no longer has.
     Ends(NodeId),
-    /// It has, and there is nowhere to move it.
+    /// The excess cannot be moved to another node.
     Unmet(NodeId, Bytes),
 }
 
-/// Pages to be moved.
+/// An amount of memory to move between two nodes of the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct ShareMove {
     pub(super) from: NodeId,
     pub(super) to: NodeId,
     pub(super) bytes: Bytes,
 }
 
-impl Shares {
-    /// Those that are promised now. What was known stays.
+impl MemoryShares {
+    /// Replaces the shares. Excesses on nodes that still have a share are kept.
     pub(super) fn set(&mut self, placed: ByNode) {
-        self.over.retain(|node, _| placed.contains_key(node));
+        self.excesses.retain(|node, _| placed.contains_key(node));
         self.placed = placed;
     }
 
-    /// What a node has above the share; 0 where it has less.
+    /// Returns the amount above the share of a node.
     fn excess(&self, node: NodeId) -> Bytes {
         let of = |map: &ByNode| map.get(&node).map_or(0, |bytes| bytes.0);
         Bytes(of(&self.resident).saturating_sub(of(&self.placed)))
     }
 
-    /// What a node could take without having more than the share.
-    fn space(&self, node: NodeId) -> Bytes {
+    /// Returns the amount by which a node is below its share.
+    fn free_share(&self, node: NodeId) -> Bytes {
         let of = |map: &ByNode| map.get(&node).map_or(0, |bytes| bytes.0);
         Bytes(of(&self.placed).saturating_sub(of(&self.resident)))
     }
 
-    /// Whether anything is above its share, or was a moment ago.
-    pub(super) fn is_over(&self) -> bool {
-        !self.over.is_empty()
+    /// Returns true if a node was above its share at the last reading, even if the dwell time has not passed.
+    pub(super) fn has_excess(&self) -> bool {
+        !self.excesses.is_empty()
     }
 
-    /// Takes a reading.
-    pub(super) fn take(&mut self, resident: ByNode, now: Instant) -> Vec<News> {
+    /// Records a reading and returns the changes to report.
+    pub(super) fn record_reading(&mut self, resident: ByNode, now: Instant) -> Vec<ExcessChange> {
         self.resident = resident;
-        let mut news = Vec::new();
+        let mut changes = Vec::new();
         let nodes: Vec<(NodeId, Bytes)> = self.placed.iter().map(|(node, share)| (*node, *share)).collect();
         for (node, share) in nodes {
             let (excess, tolerance) = (self.excess(node), tolerance(share));
-            match self.over.get_mut(&node) {
+            match self.excesses.get_mut(&node) {
                 None if excess > tolerance => {
-                    let over = Over { since: now, is_reported: false, tries: 0, not_before: None };
-                    self.over.insert(node, over);
+                    let new = Excess { since: now, is_reported: false, attempts: 0, not_before: None };
+                    self.excesses.insert(node, new);
                 }
-                Some(over) if excess.0 <= tolerance.0 / 2 => {
-                    if over.is_reported {
-                        news.push(News::Ends(node));
+                Some(known) if excess.0 <= tolerance.0 / 2 => {
+                    if known.is_reported {
+                        changes.push(ExcessChange::Ends(node));
                     }
-                    self.over.remove(&node);
+                    self.excesses.remove(&node);
                 }
-                Some(over) if !over.is_reported && now.duration_since(over.since) >= DWELL => {
-                    over.is_reported = true;
-                    news.push(News::Begins(node, excess));
+                Some(known) if !known.is_reported && now.duration_since(known.since) >= DWELL_TIME => {
+                    known.is_reported = true;
+                    changes.push(ExcessChange::Begins(node, excess));
                 }
                 _ => {}
             }
         }
-        news
+        changes
     }
 
-    /// What to move next: from the node with the most above its share to the nearest that has less. Where there is none,
-    /// that is said once in a while.
-    pub(super) fn next(
+    /// Returns the next move: from the node with the largest excess to the nearest node below its share. If there is no such
+    /// node, moving pauses for [`RETRY_INTERVAL`], and the change is returned the first time.
+    pub(super) fn next_move(
         &mut self,
         distance: impl Fn(NodeId, NodeId) -> u32,
         now: Instant,
-    ) -> (Option<Wanted>, Option<News>) {
-        let due = self.over.iter().filter(|(_, over)| {
-            over.is_reported && over.not_before.is_none_or(|not_before| now >= not_before)
+    ) -> (Option<ShareMove>, Option<ExcessChange>) {
+        let due = self.excesses.iter().filter(|(_, excess)| {
+            excess.is_reported && excess.not_before.is_none_or(|not_before| now >= not_before)
         });
         let due: BTreeSet<NodeId> = due.map(|(node, _)| *node).collect();
         let Some(from) = due.into_iter().max_by_key(|node| (self.excess(*node), std::cmp::Reverse(*node)))
@@ -130,31 +130,33 @@ impl Shares {
             return (None, None);
         };
         let excess = self.excess(from);
-        let others = self.placed.keys().filter(|to| **to != from && self.space(**to) >= MIN_MOVE_SIZE);
-        let to = others.min_by_key(|to| (distance(from, **to), std::cmp::Reverse(self.space(**to)), **to));
+        let targets = self.placed.keys().filter(|to| **to != from && self.free_share(**to) >= MIN_MOVE_SIZE);
+        let to =
+            targets.min_by_key(|to| (distance(from, **to), std::cmp::Reverse(self.free_share(**to)), **to));
         match to.copied() {
-            Some(to) => (Some(Wanted { from, to, bytes: excess.min(self.space(to)) }), None),
-            None => (None, self.gives_up(from, now)),
+            Some(to) => (Some(ShareMove { from, to, bytes: excess.min(self.free_share(to)) }), None),
+            None => (None, self.pause(from, now)),
         }
     }
 
-    /// Takes what came of a move; news if it is given up for a while.
-    pub(super) fn moved(&mut self, from: NodeId, bytes: Bytes, now: Instant) -> Option<News> {
-        let over = self.over.get_mut(&from)?;
+    /// Records the number of bytes that a move has moved. Returns the change if moving pauses for the first time.
+    pub(super) fn record_move(&mut self, from: NodeId, bytes: Bytes, now: Instant) -> Option<ExcessChange> {
+        let excess = self.excesses.get_mut(&from)?;
         if bytes >= MIN_MOVE_SIZE {
-            over.tries = 0;
+            excess.attempts = 0;
             return None;
         }
-        over.tries += 1;
-        if over.tries < TRIES { None } else { self.gives_up(from, now) }
+        excess.attempts += 1;
+        if excess.attempts < MAX_ATTEMPTS { None } else { self.pause(from, now) }
     }
 
-    fn gives_up(&mut self, node: NodeId, now: Instant) -> Option<News> {
-        let excess = self.excess(node);
-        let over = self.over.get_mut(&node)?;
-        let is_new = over.not_before.is_none();
-        (over.tries, over.not_before) = (0, Some(now + RETRY));
-        is_new.then_some(News::Unmet(node, excess))
+    /// Starts the pause of a node.
+    fn pause(&mut self, node: NodeId, now: Instant) -> Option<ExcessChange> {
+        let bytes = self.excess(node);
+        let excess = self.excesses.get_mut(&node)?;
+        let is_new = excess.not_before.is_none();
+        (excess.attempts, excess.not_before) = (0, Some(now + RETRY_INTERVAL));
+        is_new.then_some(ExcessChange::Unmet(node, bytes))
     }
 }
 
@@ -164,91 +166,110 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn by_node(of: &[u64]) -> ByNode {
-        (0..).map(NodeId).zip(of.iter().map(|mib| Bytes(mib * MIB))).collect()
+    fn by_node(mib: &[u64]) -> ByNode {
+        (0..).map(NodeId).zip(mib.iter().map(|mib| Bytes(mib * MIB))).collect()
     }
 
-    fn shares(of: &[u64]) -> Shares {
-        let mut shares = Shares::default();
-        shares.set(by_node(of));
+    fn new_shares(mib: &[u64]) -> MemoryShares {
+        let mut shares = MemoryShares::default();
+        shares.set(by_node(mib));
         shares
     }
 
-    fn flat(_: NodeId, _: NodeId) -> u32 {
+    fn equal_distance(_: NodeId, _: NodeId) -> u32 {
         20
     }
 
     #[test]
-    fn an_excess_matters_after_a_while_and_ends_well_below_where_it_began() {
+    fn excess_has_dwell_time_and_hysteresis() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        let mut of = shares(&[200, 300]);
-        assert_eq!(of.take(by_node(&[203, 100]), at(0)), [], "within 2 % and 4 MiB");
-        assert!(!of.is_over());
-        assert_eq!(of.take(by_node(&[300, 100]), at(1)), []);
-        assert_eq!(of.next(flat, at(1)), (None, None), "it may be over in a moment");
-        assert_eq!(of.take(by_node(&[300, 100]), at(3)), [News::Begins(NodeId(0), Bytes::mib(100))]);
-        let wanted = Wanted { from: NodeId(0), to: NodeId(1), bytes: Bytes::mib(100) };
-        assert_eq!(of.next(flat, at(3)), (Some(wanted), None));
-        assert_eq!(of.moved(NodeId(0), Bytes::mib(97), at(4)), None);
-        assert_eq!(of.take(by_node(&[203, 197]), at(4)), [], "still, as it began above 204");
-        let wanted = Wanted { bytes: Bytes::mib(3), ..wanted };
-        assert_eq!(of.next(flat, at(4)), (Some(wanted), None));
-        assert_eq!(of.take(by_node(&[202, 198]), at(5)), [News::Ends(NodeId(0))]);
-        assert!(!of.is_over());
-        assert_eq!(of.take(by_node(&[204, 196]), at(6)), [], "no ping-pong");
+        let mut shares = new_shares(&[200, 300]);
+        assert_eq!(shares.record_reading(by_node(&[203, 100]), at(0)), [], "within 2 % and 4 MiB");
+        assert!(!shares.has_excess());
+        assert_eq!(shares.record_reading(by_node(&[300, 100]), at(1)), []);
+        assert_eq!(shares.next_move(equal_distance, at(1)), (None, None), "the dwell time has not passed");
+        assert_eq!(
+            shares.record_reading(by_node(&[300, 100]), at(3)),
+            [ExcessChange::Begins(NodeId(0), Bytes::mib(100))]
+        );
+        let share_move = ShareMove { from: NodeId(0), to: NodeId(1), bytes: Bytes::mib(100) };
+        assert_eq!(shares.next_move(equal_distance, at(3)), (Some(share_move), None));
+        assert_eq!(shares.record_move(NodeId(0), Bytes::mib(97), at(4)), None);
+        assert_eq!(
+            shares.record_reading(by_node(&[203, 197]), at(4)),
+            [],
+            "the excess ends below half of the tolerance"
+        );
+        let share_move = ShareMove { bytes: Bytes::mib(3), ..share_move };
+        assert_eq!(shares.next_move(equal_distance, at(4)), (Some(share_move), None));
+        assert_eq!(shares.record_reading(by_node(&[202, 198]), at(5)), [ExcessChange::Ends(NodeId(0))]);
+        assert!(!shares.has_excess());
+        assert_eq!(shares.record_reading(by_node(&[204, 196]), at(6)), [], "within the tolerance");
     }
 
     #[test]
-    fn a_short_excess_is_no_news() {
+    fn ignores_short_excess() {
         let start = Instant::now();
-        let mut of = shares(&[200, 300]);
-        assert_eq!(of.take(by_node(&[300, 100]), start), []);
-        assert_eq!(of.take(by_node(&[200, 100]), start + Duration::from_secs(1)), []);
-        assert_eq!(of.take(by_node(&[300, 100]), start + Duration::from_secs(2)), [], "it begins anew");
+        let mut shares = new_shares(&[200, 300]);
+        assert_eq!(shares.record_reading(by_node(&[300, 100]), start), []);
+        assert_eq!(shares.record_reading(by_node(&[200, 100]), start + Duration::from_secs(1)), []);
+        assert_eq!(
+            shares.record_reading(by_node(&[300, 100]), start + Duration::from_secs(2)),
+            [],
+            "the dwell time starts again"
+        );
     }
 
     #[test]
-    fn the_worst_node_gives_first_and_the_nearest_with_space_takes() {
+    fn moves_largest_excess_to_nearest_node() {
         let start = Instant::now();
-        let mut of = shares(&[100, 100, 100, 100]);
+        let mut shares = new_shares(&[100, 100, 100, 100]);
         let resident = by_node(&[120, 150, 40, 20]);
-        drop(of.take(resident.clone(), start));
-        assert_eq!(of.take(resident, start + DWELL).len(), 2);
+        drop(shares.record_reading(resident.clone(), start));
+        assert_eq!(shares.record_reading(resident, start + DWELL_TIME).len(), 2);
         let distance = |a: NodeId, b: NodeId| if a.0 == 1 && b.0 == 2 { 12 } else { 20 };
-        let wanted = Wanted { from: NodeId(1), to: NodeId(2), bytes: Bytes::mib(50) };
-        assert_eq!(of.next(distance, start + DWELL), (Some(wanted), None));
-        let wanted = Wanted { to: NodeId(3), ..wanted };
-        assert_eq!(of.next(flat, start + DWELL), (Some(wanted), None), "the one with the most space");
+        let share_move = ShareMove { from: NodeId(1), to: NodeId(2), bytes: Bytes::mib(50) };
+        assert_eq!(shares.next_move(distance, start + DWELL_TIME), (Some(share_move), None));
+        let share_move = ShareMove { to: NodeId(3), ..share_move };
+        assert_eq!(
+            shares.next_move(equal_distance, start + DWELL_TIME),
+            (Some(share_move), None),
+            "the node with the largest free share"
+        );
     }
 
     #[test]
-    fn what_cannot_be_met_is_said_once_and_tried_again_later() {
+    fn unmet_excess_is_retried_after_pause() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        let mut of = shares(&[100, 100]);
+        let mut shares = new_shares(&[100, 100]);
         for seconds in [0, 2] {
-            drop(of.take(by_node(&[150, 100]), at(seconds)));
+            drop(shares.record_reading(by_node(&[150, 100]), at(seconds)));
         }
-        let unmet = News::Unmet(NodeId(0), Bytes::mib(50));
-        assert_eq!(of.next(flat, at(2)), (None, Some(unmet)), "the other node has its share");
-        assert_eq!(of.next(flat, at(3)), (None, None));
-        assert_eq!(of.next(flat, at(33)), (None, None), "said already");
+        let unmet = ExcessChange::Unmet(NodeId(0), Bytes::mib(50));
+        assert_eq!(
+            shares.next_move(equal_distance, at(2)),
+            (None, Some(unmet)),
+            "the other node has its share"
+        );
+        assert_eq!(shares.next_move(equal_distance, at(3)), (None, None));
+        assert_eq!(shares.next_move(equal_distance, at(33)), (None, None), "reported already");
 
-        let mut of = shares(&[100, 100]);
+        let mut shares = new_shares(&[100, 100]);
         for seconds in [0, 2] {
-            drop(of.take(by_node(&[150, 40]), at(seconds)));
+            drop(shares.record_reading(by_node(&[150, 40]), at(seconds)));
         }
-        for _ in 1..TRIES {
-            assert!(of.next(flat, at(2)).0.is_some());
-            assert_eq!(of.moved(NodeId(0), Bytes(0), at(2)), None);
+        for _ in 1..MAX_ATTEMPTS {
+            assert!(shares.next_move(equal_distance, at(2)).0.is_some());
+            assert_eq!(shares.record_move(NodeId(0), Bytes(0), at(2)), None);
         }
-        assert_eq!(of.moved(NodeId(0), Bytes(4096), at(2)), Some(unmet));
-        assert_eq!(of.next(flat, at(3)), (None, None));
-        assert!(of.next(flat, at(40)).0.is_some());
-        of.set(by_node(&[0, 200]));
-        assert!(of.is_over(), "a new share of the same nodes");
-        of.set([(NodeId(1), Bytes::mib(200))].into());
-        assert!(!of.is_over(), "the node is no longer one of its own");
+        assert_eq!(shares.record_move(NodeId(0), Bytes(4096), at(2)), Some(unmet));
+        assert_eq!(shares.next_move(equal_distance, at(3)), (None, None));
+        assert!(shares.next_move(equal_distance, at(40)).0.is_some());
+        shares.set(by_node(&[0, 200]));
+        assert!(shares.has_excess(), "a new share of the same nodes");
+        shares.set([(NodeId(1), Bytes::mib(200))].into());
+        assert!(!shares.has_excess(), "the node has no share any more");
     }
 }

@@ -1,4 +1,4 @@
-//! All of this is against a made-up tree, see [`numaward_enforce::resctrl::fake`].
+//! Tests with a fake resctrl tree, see [`numaward_enforce::resctrl::fake`].
 
 use std::{fs, thread};
 
@@ -13,12 +13,13 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::*;
 use crate::{
-    reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
-    testing::{self as fixture, Host as Machine},
+    core::release,
+    reconciler::{AdmissionOutcome, ReconcilerLoop, tests::reconciler_loop},
+    testing::{self as fixture, TestHost as Machine},
 };
 
-/// A host with two cgroups, each with a thread, and a made-up tree.
-struct Bench {
+/// A host with two cgroups of one thread each, and a fake resctrl tree.
+struct CacheBench {
     dir: tempfile::TempDir,
     host: Arc<Machine>,
     fake: Arc<FakeResctrl>,
@@ -27,7 +28,7 @@ struct Bench {
 
 const CLASSES: &str = r#"{"batch": {"l3Ways": 4, "memoryBandwidthPercent": 20}, "db": {"l3Percent": 50}}"#;
 
-impl Bench {
+impl CacheBench {
     fn new(classes: &str, monitor: Monitor) -> Self {
         let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Machine::small()));
         let fake = FakeResctrl::new(&dir.path().join("sys/fs/resctrl"));
@@ -58,30 +59,34 @@ impl Bench {
 
     fn happened(&self) -> Vec<String> {
         let happened = std::mem::take(&mut *self.host.happened.lock().unwrap());
-        let of = happened.into_iter().filter(|(_, report)| report.kind == EventKind::Resctrl);
-        of.map(|(_, report)| report.message).collect()
+        let resctrl = happened.into_iter().filter(|(_, report)| report.kind == EventKind::Resctrl);
+        resctrl.map(|(_, report)| report.message).collect()
     }
 }
 
-fn admit(reconciler: &mut ReconcilerLoop, name: &str, class: Option<&str>) -> Result<Answer, AdmissionError> {
-    let mut asked = api::AllocationRequest::new(name, api::Target::Cgroup(format!("/{name}")), "256Mi");
-    asked.placement.resctrl_class = class.map(str::to_owned);
-    reconciler.admit(&Request::new(&asked).unwrap(), false)
+fn admit(
+    reconciler: &mut ReconcilerLoop,
+    name: &str,
+    class: Option<&str>,
+) -> Result<AdmissionOutcome, AdmissionError> {
+    let mut request = api::AllocationRequest::new(name, api::Target::Cgroup(format!("/{name}")), "256Mi");
+    request.placement.resctrl_class = class.map(str::to_owned);
+    reconciler.admit(&Request::new(&request).unwrap(), false)
 }
 
 fn release(reconciler: &mut ReconcilerLoop, name: &str) {
-    reconciler.core.release(name).unwrap();
+    release::release(&mut reconciler.core, name).unwrap();
     reconciler.process_effects();
 }
 
-/// A look, now, until its result is taken.
-fn turn(reconciler: &mut ReconcilerLoop) {
+/// Starts an update at once and waits until its outcome is processed.
+fn update(reconciler: &mut ReconcilerLoop) {
     let ReconcilerLoop { controllers, core, .. } = reconciler;
     let caches = &mut controllers.caches;
-    caches.next_look = None;
+    caches.next_update = None;
     let until = Instant::now() + Duration::from_secs(30);
     loop {
-        caches.turn(core, Instant::now());
+        caches.tick(core, Instant::now());
         if !caches.worker.as_ref().is_some_and(CacheWorker::is_busy) {
             break;
         }
@@ -98,20 +103,22 @@ fn metrics(reconciler: &ReconcilerLoop) -> Vec<String> {
 }
 
 #[test]
-fn a_class_comes_with_its_guarantee_over_a_crash_and_goes_with_the_release() {
-    let bench = Bench::new(CLASSES, Monitor::Off);
+fn class_lasts_until_release() {
+    let bench = CacheBench::new(CLASSES, Monitor::Off);
     let mut reconciler = bench.start();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert!(bench.fake.groups().is_empty() && bench.happened().is_empty());
-    let Ok(Answer::Admitted(admitted)) = admit(&mut reconciler, "a", Some("db")) else { panic!("refused") };
+    let Ok(AdmissionOutcome::Admitted(admitted)) = admit(&mut reconciler, "a", Some("db")) else {
+        panic!("refused")
+    };
     assert_eq!(admitted.placement.resctrl_class.as_deref(), Some("db"), "it is shown");
     admit(&mut reconciler, "b", None).unwrap();
     assert!(bench.fake.commands().is_empty(), "an answer does not wait for the tree");
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert_eq!(bench.fake.groups(), ["numaward-db"]);
     assert_eq!(bench.fake.tasks("numaward-db"), [10].into());
     let made =
-        "Classes were given their shares in a made-up tree, which is not the kernel's: db (L3:0=3f0;1=3f0).";
+        "The shares of classes were set in a fake tree, which is not the kernel's: db (L3:0=3f0;1=3f0).";
     assert_eq!(bench.happened(), [made]);
     let figures = metrics(&reconciler);
     for line in [
@@ -122,29 +129,28 @@ fn a_class_comes_with_its_guarantee_over_a_crash_and_goes_with_the_release() {
     ] {
         assert!(figures.iter().any(|of| of == line), "{line}: {figures:?}");
     }
-    turn(&mut reconciler);
-    assert!(bench.happened().is_empty(), "it is said once");
-    // The daemon dies, and another one goes on.
+    update(&mut reconciler);
+    assert!(bench.happened().is_empty(), "reported once");
+    // The daemon crashes and is restarted.
     drop(reconciler);
     bench.fake.commands();
     let mut reconciler = bench.start();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert_eq!(
         (bench.fake.commands(), bench.fake.groups().len()),
         (Vec::new(), 1),
         "the class is in the ledger"
     );
     release(&mut reconciler, "a");
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert_eq!((bench.fake.groups().len(), bench.fake.tasks("")), (0, [1, 10, 20].into()));
-    let gone =
-        "Classes that nobody has any more were removed in a made-up tree, which is not the kernel's: db.";
-    assert_eq!(bench.happened(), [gone]);
+    let removed = "Unused classes were removed in a fake tree, which is not the kernel's: db.";
+    assert_eq!(bench.happened(), [removed]);
 }
 
 #[test]
-fn an_unknown_class_is_refused_with_those_that_there_are() {
-    let bench = Bench::new(CLASSES, Monitor::Off);
+fn refusal_lists_known_classes() {
+    let bench = CacheBench::new(CLASSES, Monitor::Off);
     let mut reconciler = bench.start();
     let Err(AdmissionError::Field(FieldError { field, problem, .. })) =
         admit(&mut reconciler, "a", Some("dp"))
@@ -157,12 +163,12 @@ fn an_unknown_class_is_refused_with_those_that_there_are() {
 }
 
 #[test]
-fn workloads_are_counted_and_their_figures_go_with_them() {
-    let mut bench = Bench::new("{}", Monitor::Guaranteed);
+fn metrics_end_with_guarantee() {
+    let mut bench = CacheBench::new("{}", Monitor::Guaranteed);
     let mut reconciler = bench.start();
     admit(&mut reconciler, "a", None).unwrap();
     admit(&mut reconciler, "b", None).unwrap();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     let counted = |workload: &str, file: &str, text: &str| {
         bench.fake.write_file(&format!("mon_groups/numaward-{workload}/mon_data/mon_L3_01/{file}"), text);
     };
@@ -170,7 +176,7 @@ fn workloads_are_counted_and_their_figures_go_with_them() {
     counted("a", "mbm_total_bytes", "7000");
     counted("a", "mbm_local_bytes", "6000");
     counted("b", "llc_occupancy", "Unavailable");
-    turn(&mut reconciler);
+    update(&mut reconciler);
     let bandwidth = |scope: &str, bytes: u64| {
         format!(
             "resctrl_memory_bandwidth_bytes_total{{workload=\"a\",cache=\"1\",scope=\"{scope}\"}} {bytes}"
@@ -184,54 +190,54 @@ fn workloads_are_counted_and_their_figures_go_with_them() {
     let none = "resctrl_llc_occupancy_bytes{workload=\"b\",cache=\"1\"}";
     assert!(
         !figures.iter().any(|line| line.starts_with(none)),
-        "what is not known is not served: {figures:?}"
+        "unavailable counters are not exported: {figures:?}"
     );
-    // For once, there is no figure.
+    // The counter is unavailable once: the last value stays.
     counted("a", "mbm_total_bytes", "Unavailable");
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert!(metrics(&reconciler).contains(&bandwidth("total", 7000)));
     release(&mut reconciler, "a");
-    turn(&mut reconciler);
+    update(&mut reconciler);
     let figures = metrics(&reconciler);
     assert!(!figures.iter().any(|line| line.contains("workload=\"a\"")), "{figures:?}");
-    // What is not exported is not served.
+    // Workloads that the configuration denies are not exported.
     bench.config.metrics.workloads.deny = serde_json::from_str(r#"["b"]"#).unwrap();
     drop(reconciler);
     let mut reconciler = bench.start();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert!(!metrics(&reconciler).iter().any(|line| line.contains("workload=\"b\"")));
 }
 
 #[test]
-fn what_cannot_be_held_is_said_once_and_refuses_nothing() {
-    let bench = Bench::new(CLASSES, Monitor::Off);
+fn failed_class_is_reported_once() {
+    let bench = CacheBench::new(CLASSES, Monitor::Off);
     bench.fake.write_file("info/L3/num_closids", "2");
     let mut reconciler = bench.start();
     admit(&mut reconciler, "a", Some("batch")).unwrap();
     admit(&mut reconciler, "b", Some("db")).unwrap();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     let happened = bench.happened();
     assert!(happened[1].ends_with("(the kernel says: Out of CLOSIDs)."), "{happened:?}");
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert!(bench.happened().is_empty());
     assert!(metrics(&reconciler).contains(&"resctrl_workloads{state=\"refused\"} 1".to_owned()));
     release(&mut reconciler, "a");
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert_eq!(bench.fake.tasks("numaward-db"), [20].into(), "it is tried again");
 }
 
 #[test]
-fn where_nothing_of_the_kind_is_configured_any_more_all_is_removed_at_the_start() {
-    let mut bench = Bench::new(CLASSES, Monitor::Guaranteed);
+fn start_removes_unconfigured_classes() {
+    let mut bench = CacheBench::new(CLASSES, Monitor::Guaranteed);
     let mut reconciler = bench.start();
     admit(&mut reconciler, "a", Some("db")).unwrap();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     drop(reconciler);
-    // A class that is not in the configuration any more is that of nobody; the guarantee stays.
+    // The class is no longer configured: its group is removed, and the guarantee stays.
     bench.config.resctrl.classes = serde_json::from_str(r#"{"batch": {"l3Ways": 4}}"#).unwrap();
     let mut reconciler = bench.start();
     bench.happened();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert_eq!(bench.fake.groups(), ["mon_groups/numaward-a"]);
     let happened = bench.happened();
     assert!(
@@ -251,35 +257,35 @@ fn where_nothing_of_the_kind_is_configured_any_more_all_is_removed_at_the_start(
         controllers.caches.adopt(core);
         assert_eq!((bench.fake.groups().len(), bench.fake.tasks("")), (0, [1, 10, 20].into()));
         assert_eq!(bench.happened().len(), 1);
-        turn(&mut reconciler);
-        assert!(reconciler.controllers.caches.worker.is_none(), "there is no thread for it");
+        update(&mut reconciler);
+        assert!(reconciler.controllers.caches.worker.is_none(), "no thread was started");
     }
 }
 
 #[test]
-fn ways_of_an_exclusive_class_come_back_over_a_crash_and_with_another_configuration() {
+fn exclusive_ways_are_restored() {
     let exclusive = r#"{"batch": {"l3Ways": 4}, "db": {"l3Percent": 50, "exclusive": true}}"#;
-    let bench = Bench::new(exclusive, Monitor::Off);
-    let default = |bench: &Bench| bench.fake.text("schemata").lines().next().unwrap().trim().to_owned();
+    let bench = CacheBench::new(exclusive, Monitor::Off);
+    let default = |bench: &CacheBench| bench.fake.text("schemata").lines().next().unwrap().trim().to_owned();
     bench.fake.write_file("schemata", "     L3:0=fff;1=3ff\n     MB:0=100;1=100");
     let mut reconciler = bench.start();
     admit(&mut reconciler, "a", Some("db")).unwrap();
-    turn(&mut reconciler);
+    update(&mut reconciler);
     assert_eq!(
         (default(&bench), bench.fake.tasks("numaward-db")),
         ("L3:0=fc0;1=3c0".to_owned(), [10].into())
     );
-    let made = "Classes were given their shares in a made-up tree, which is not the kernel's: db (L3:0=3f;1=3f); the \
+    let made = "The shares of classes were set in a fake tree, which is not the kernel's: db (L3:0=3f;1=3f); the \
         default group (L3:0=fc0;1=3c0).";
     assert_eq!(bench.happened(), [made]);
-    // The daemon dies, and another one goes on.
+    // The daemon crashes and is restarted.
     drop(reconciler);
     bench.fake.commands();
     let mut reconciler = bench.start();
-    assert!(!reconciler.core.store.state.cache_ways.is_empty(), "what was found is in the ledger");
-    turn(&mut reconciler);
+    assert!(!reconciler.core.store.state.cache_ways.is_empty(), "the originals are in the ledger");
+    update(&mut reconciler);
     assert!(bench.fake.commands().is_empty() && bench.happened().is_empty());
-    // As at a start with another configuration.
+    // A start without resctrl in the configuration.
     let ReconcilerLoop { controllers, core, .. } = &mut reconciler;
     core.config.resctrl = resctrl::Resctrl::default();
     controllers.caches.adopt(core);

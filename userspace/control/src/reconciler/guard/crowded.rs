@@ -7,7 +7,7 @@
 //!
 //! # Algorithm
 //! For each crowded node, this lists the pods without a guarantee that have memory there which cannot be dropped. The
-//! Kubernetes client knows their `QoS` classes and evicts them one by one. The time begins anew if the node is no longer short
+//! Kubernetes client knows their `QoS` classes and evicts them one by one. The time starts again if the node is no longer short
 //! or a workload was steered off it.
 //!
 //! # Invariants
@@ -41,7 +41,7 @@ pub(super) struct Crowding {
     /// Candidates for eviction on each crowded node: UID and memory there, largest first.
     crowded: BTreeMap<NodeId, Vec<(String, Bytes)>>,
     /// Published copy of `crowded`.
-    pub(super) shown: LatestCrowdedNodes,
+    pub(super) published: LatestCrowdedNodes,
 }
 
 impl Crowding {
@@ -66,9 +66,9 @@ impl Crowding {
         self.crowded.retain(|node, _| self.stuck_since.contains_key(node));
         let crowded = self.crowded.iter().map(|(node, pods)| CrowdedNode { node: *node, pods: pods.clone() });
         let crowded: Vec<CrowdedNode> = crowded.collect();
-        let mut shown = self.shown.write();
-        if **shown != crowded {
-            *shown = Arc::new(crowded);
+        let mut published = self.published.write();
+        if **published != crowded {
+            *published = Arc::new(crowded);
         }
     }
 }
@@ -119,9 +119,9 @@ mod tests {
     }
 
     fn crowded(bench: &GuardBench) -> Vec<(u32, Vec<(String, u64)>)> {
-        let shown = bench.guard().crowding.shown.read().clone();
+        let published = bench.guard().crowding.published.read().clone();
         let pods = |of: &CrowdedNode| of.pods.iter().map(|(uid, has)| (uid.clone(), has.0 >> 20)).collect();
-        shown.iter().map(|of| (of.node.0, pods(of))).collect()
+        published.iter().map(|of| (of.node.0, pods(of))).collect()
     }
 
     fn pods(pods: &[(&str, u64)]) -> Vec<(u32, Vec<(String, u64)>)> {
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(crowded(&bench), pods(&[("a", 300)]), "the other pod has ended");
         assert_eq!(bench.reported().matches(message).count(), 1);
 
-        // The time begins anew after a check with enough memory, and after a workload was steered.
+        // The time starts again after a check with enough memory, and after a workload was steered.
         bench.check(true, [10, 10], &workloads);
         assert_eq!(crowded(&bench), []);
         stay_short(&mut bench, STUCK_TIME, &workloads);

@@ -121,7 +121,7 @@ impl Reclaim {
     }
 
     /// Processes the result of the last order and sends the next one if a node is tight.
-    pub(super) fn turn(&mut self, core: &Core, headroom: &Headroom, now: Instant) {
+    pub(super) fn tick(&mut self, core: &Core, headroom: &Headroom, now: Instant) {
         if let Some((order, result)) = self.worker.as_mut().and_then(CacheWorker::take) {
             self.busy_for = None;
             self.process_result(core, headroom, order, result, now);
@@ -470,7 +470,7 @@ mod tests {
         process(&mut bench, &usage, first, Ok(Some(dropped(50))), now);
         for (seconds, is_known) in [(59, true), (60, false)] {
             let (core, guard) = bench.core_and_guard();
-            guard.reclaim.turn(core, &usage, now + Duration::from_secs(seconds));
+            guard.reclaim.tick(core, &usage, now + Duration::from_secs(seconds));
             assert_eq!(guard.reclaim.history.is_empty(), !is_known, "after {seconds} s");
             (guard.reclaim.busy_for, guard.reclaim.worker) = (None, None);
         }
@@ -486,7 +486,7 @@ mod tests {
         let mut turns = Vec::new();
         for _ in 0..4 {
             let (core, guard) = bench.core_and_guard();
-            guard.reclaim.turn(core, &usage, now);
+            guard.reclaim.tick(core, &usage, now);
             turns.extend(guard.reclaim.busy_for.take().map(|node| node.0));
             guard.reclaim.worker = None;
             now += Duration::from_secs(5);
@@ -544,9 +544,9 @@ mod tests {
             bench.reported()
         );
         let (core, guard) = bench.core_and_guard();
-        guard.reclaim.turn(core, &usage, now + MAX_PAUSE / 2);
+        guard.reclaim.tick(core, &usage, now + MAX_PAUSE / 2);
         assert!(guard.reclaim.busy_for.is_none());
-        guard.reclaim.turn(core, &usage, now + MAX_PAUSE);
+        guard.reclaim.tick(core, &usage, now + MAX_PAUSE);
         assert!(guard.reclaim.busy_for.is_some(), "orders resume after MAX_PAUSE");
     }
 
@@ -566,9 +566,9 @@ mod tests {
         let now = Instant::now();
         let usage = headroom(&bench, node(0), &[("hog", 500)]);
         let (core, guard) = bench.core_and_guard();
-        guard.reclaim.turn(core, &Headroom { is_cache_read: false, ..usage.clone() }, now);
+        guard.reclaim.tick(core, &Headroom { is_cache_read: false, ..usage.clone() }, now);
         assert!(guard.reclaim.worker.is_none());
-        guard.reclaim.turn(core, &usage, now);
+        guard.reclaim.tick(core, &usage, now);
         assert_eq!(guard.reclaim.busy_for, Some(NODE));
         let began = Instant::now();
         let asked = loop {

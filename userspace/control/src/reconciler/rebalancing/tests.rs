@@ -1,6 +1,7 @@
 //! Rebalances step by step, on a tree of plain files: two nodes with 3.8 GiB and 3 or 4 CPUs for guarantees.
 
 mod automatic;
+mod pods;
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -27,14 +28,14 @@ use tempfile::TempDir;
 
 use super::{RebalanceCommand, *};
 use crate::{
-    core::RuntimeCommand,
+    core::{RuntimeCommand, pods::commands, release},
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
-    testing::{self as fixture, Host},
+    testing::{self as fixture, TestHost},
 };
 
 struct RebalanceBench {
     dir: TempDir,
-    host: Arc<Host>,
+    host: Arc<TestHost>,
     config: Config,
     reconciler: ReconcilerLoop,
 }
@@ -53,7 +54,7 @@ impl RebalanceBench {
 
     fn empty(mode: RebalanceMode) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
+        let (root, host) = (dir.path().join("cgroup"), Arc::new(TestHost::small()));
         for cgroup in ["", "a", "b", "c", "d", "new", "kubepods", "kubepods/pod", "kubepods/pod/c"] {
             fixture::cgroup(&root.join(cgroup), &host.machine());
         }
@@ -66,10 +67,13 @@ impl RebalanceBench {
 
     /// Executes a command of the container runtime.
     fn runtime(&mut self, command: PodCommand) {
-        if let Some(reply) = self.reconciler.core.pod_command(RuntimeCommand { number: 0, command }, false) {
+        if let Some(reply) =
+            commands::pod_command(&mut self.reconciler.core, RuntimeCommand { number: 0, command }, false)
+        {
             reply();
         }
         self.reconciler.process_effects();
+        while self.reconciler.make_room() {}
     }
 
     fn root(&self) -> PathBuf {
@@ -86,7 +90,7 @@ impl RebalanceBench {
         self.reconciler = reconciler_loop(&self.config, &self.root(), &self.host);
     }
 
-    fn admit(&mut self, name: &str, memory: &str) -> Result<Answer, AdmissionError> {
+    fn admit(&mut self, name: &str, memory: &str) -> Result<AdmissionOutcome, AdmissionError> {
         self.reconciler.admit(&request(name, memory), false)
     }
 
@@ -176,29 +180,30 @@ impl RebalanceBench {
         self.restart();
     }
 
-    fn shown(&self) -> api::Rebalance {
-        let shown = self.reconciler.rebalancing.shown();
-        let shown = shown.read().clone();
-        api::Rebalance::clone(&shown.unwrap())
+    fn status(&self) -> api::Rebalance {
+        let status = self.reconciler.rebalancing.status();
+        let status = status.read().clone();
+        api::Rebalance::clone(&status.unwrap())
     }
 
     /// Executes steps until the condition holds.
     fn until(&mut self, holds: impl Fn(&api::Rebalance) -> bool) -> api::Rebalance {
         for _ in 0..1000 {
-            if holds(&self.shown()) {
-                return self.shown();
+            if holds(&self.status()) {
+                return self.status();
             }
             if !self.reconciler.rebalancing.is_due(&self.reconciler.core) {
                 std::thread::sleep(Duration::from_millis(10));
             }
             self.reconciler.rebalance();
-            self.reconciler.core.turn(Instant::now());
+            self.reconciler.make_room();
+            crate::reconciler::upkeep::maintain(&mut self.reconciler.core, Instant::now());
         }
-        panic!("{:?}", self.shown());
+        panic!("{:?}", self.status());
     }
 
     fn until_over(&mut self) -> api::Rebalance {
-        self.until(|shown| shown.state.is_over())
+        self.until(|status| status.state.is_over())
     }
 
     /// Returns the nodes of all guarantees, and the state without its history of moves.
@@ -233,8 +238,8 @@ fn request(name: &str, memory: &str) -> Request {
     Request::new(&asked).unwrap()
 }
 
-fn is_moving(shown: &api::Rebalance) -> bool {
-    shown.moves[0].state == Some(MoveState::Moving)
+fn is_moving(status: &api::Rebalance) -> bool {
+    status.moves[0].state == Some(MoveState::Moving)
 }
 
 #[test]
@@ -245,7 +250,7 @@ fn executes_plan_and_admits_request() {
     let plan = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default()).unwrap();
     let [of] = &plan.moves[..] else { panic!("{plan:?}") };
     assert_eq!((of.workload.as_str(), of.from_nodes.as_str(), of.to_nodes.as_str()), ("a", "0", "1"));
-    assert_eq!((of.bytes, of.bytes_source), (1 << 30, api::BytesSource::Promised));
+    assert_eq!((of.bytes, of.bytes_source), (1 << 30, api::BytesSource::Guaranteed));
     assert_eq!((plan.rate.source, of.pause_milliseconds), (api::RateSource::Assumed, 2000));
     assert_eq!(plan.allocation.nodes, "0");
     assert_eq!(bench.guarantees(), before);
@@ -284,7 +289,7 @@ fn executes_plan_and_admits_request() {
     };
     assert_eq!(nodes(&bench), "0-1");
     assert_eq!(bench.knobs("a")[1], "0", "stored before it is written");
-    bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
+    bench.until(|status| status.moves[0].state == Some(MoveState::Moved));
     assert_eq!((nodes(&bench), bench.knobs("a")[1].clone()), ("1".to_owned(), "1".to_owned()));
     // Another request does not get the room.
     let refused = bench.admit("d", "2Gi").unwrap_err();
@@ -363,7 +368,7 @@ fn runtime_gets_moved_settings() {
 fn failed_rollback_keeps_new_nodes() {
     let mut bench = RebalanceBench::new(RebalanceMode::Off);
     bench.start().unwrap();
-    bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
+    bench.until(|status| status.moves[0].state == Some(MoveState::Moved));
     // The kernel refuses the old nodes.
     fs::remove_file(bench.root().join("a/cpuset.mems")).unwrap();
     bench.reconciler.rebalancing.cancel(&bench.reconciler.core).unwrap();
@@ -406,13 +411,13 @@ fn release_during_rebalance() {
         if is_begun {
             bench.until(is_moving);
         }
-        bench.reconciler.core.release("a").unwrap();
+        release::release(&mut bench.reconciler.core, "a").unwrap();
         let over = bench.until_over();
         assert_eq!(over.state, RebalanceState::Done, "{over:?}");
         let expected = [("b", "0"), ("c", "1"), ("new", "0")];
         assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
         for name in ["b", "c", "new"] {
-            bench.reconciler.core.release(name).unwrap();
+            release::release(&mut bench.reconciler.core, name).unwrap();
         }
         assert_eq!(bench.reconciler.core.store.state.ledger, bench.reconciler.core.policy.strategy.idle());
     }
@@ -430,7 +435,7 @@ fn rolls_back_from_any_step() {
             }
             if is_killed {
                 bench.restart();
-            } else if bench.shown().state == RebalanceState::Done {
+            } else if bench.status().state == RebalanceState::Done {
                 panic!("the rebalance ended too early");
             } else {
                 bench.cancel();
@@ -536,7 +541,7 @@ fn moves_all_containers_of_a_pod() {
     let mems = |bench: &RebalanceBench, name: &str| bench.knobs(&format!("kubepods/pod/{name}"))[1].clone();
     assert_eq!(["c", "d"].map(|name| mems(&bench, name)), ["0", "0"]);
     bench.start().unwrap();
-    bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
+    bench.until(|status| status.moves[0].state == Some(MoveState::Moved));
     assert_eq!(["c", "d"].map(|name| mems(&bench, name)), ["1", "1"]);
     // The kernel accepts the old nodes for the first container and refuses them for the second.
     fs::remove_file(bench.root().join("kubepods/pod/d/cpuset.mems")).unwrap();

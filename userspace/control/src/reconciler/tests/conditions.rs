@@ -1,4 +1,4 @@
-//! What others use of the host is not promised.
+//! Resources that other programs use are not guaranteed.
 
 use std::{
     fs,
@@ -9,33 +9,34 @@ use std::{
 use numaward_api as api;
 use numaward_config::{Config, policy::StrategyKind};
 use numaward_engine::{HostConditions, policy::TopologyManagerPolicy};
-use numaward_guarantee::{command::Answer, error::AdmissionError, request::Request};
+use numaward_guarantee::{command::AdmissionOutcome, error::AdmissionError, request::Request};
 use numaward_model::headroom::Headroom;
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
 use super::reconciler_loop;
 use crate::{
+    core::release,
     reconciler::ReconcilerLoop,
-    testing::{self as fixture, Host},
+    testing::{self as fixture, TestHost},
 };
 
 const SIZE: HugepageSize = HugepageSize(Bytes::mib(2));
 
-/// A host with `/a` and `/b`, and 1 GiB of huge pages on each of two nodes.
-struct Bench {
+/// A host with the cgroups `/a` and `/b`, and 1 GiB of huge pages on each of two nodes.
+struct ConditionsBench {
     dir: tempfile::TempDir,
-    host: Arc<Host>,
+    host: Arc<TestHost>,
     reconciler: ReconcilerLoop,
 }
 
-impl Bench {
+impl ConditionsBench {
     fn new(strategy: StrategyKind) -> Self {
         Self::with(Config { strategy, ..Config::default() })
     }
 
     fn with(config: Config) -> Self {
         let builder = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
-        let host = Arc::new(Host::new(builder.hugepages(SIZE, 512).build().unwrap()));
+        let host = Arc::new(TestHost::new(builder.hugepages(SIZE, 512).build().unwrap()));
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("cgroup");
         for cgroup in ["", "a", "b"] {
@@ -49,8 +50,8 @@ impl Bench {
         Self { dir, host, reconciler }
     }
 
-    /// Others use so much of a kind on each node, in MiB.
-    fn see(&mut self, kind: ZoneKind, [a, b]: [u64; 2]) {
+    /// Sets the use of other programs on each node, in MiB.
+    fn set_foreign_use(&mut self, kind: ZoneKind, [a, b]: [u64; 2]) {
         let nodes = [(NodeId(0), Bytes::mib(a)), (NodeId(1), Bytes::mib(b))];
         let conditions =
             HostConditions { withheld: [(kind, nodes.into())].into(), ..HostConditions::default() };
@@ -60,7 +61,7 @@ impl Bench {
         self.reconciler.process_effects();
     }
 
-    fn admit(&mut self, name: &str, [memory, huge]: [u64; 2]) -> Result<Answer, AdmissionError> {
+    fn admit(&mut self, name: &str, [memory, huge]: [u64; 2]) -> Result<AdmissionOutcome, AdmissionError> {
         let huge = (huge > 0).then(|| (SIZE.0.to_string(), format!("{huge}Mi")));
         let request = Request::new(&api::AllocationRequest {
             name: name.to_owned(),
@@ -76,28 +77,25 @@ impl Bench {
         self.reconciler.admit(&request.unwrap(), false)
     }
 
-    fn shown(&self) -> Vec<u64> {
-        let shown = self.reconciler.view.read().clone();
-        let kinds = shown.nodes.iter().flat_map(|node| node.memory.clone());
+    fn published_foreign_use(&self) -> Vec<u64> {
+        let view = self.reconciler.view.read().clone();
+        let kinds = view.nodes.iter().flat_map(|node| node.memory.clone());
         kinds.filter(|of| of.kind == "hugepages-2Mi").map(|of| of.withheld_bytes >> 20).collect()
     }
 }
 
 #[test]
-fn cpus_of_other_partitions_are_neither_free_nor_given() {
-    let mut bench = Bench::new(StrategyKind::Native);
-    let partition_cpus = "1-3,5".parse().unwrap();
-    let conditions = HostConditions { partition_cpus, ..HostConditions::default() };
-    *bench.host.headroom.lock().unwrap() =
-        Arc::new(Headroom { conditions: conditions.into(), ..Headroom::default() });
+fn cpus_of_foreign_partitions_are_not_free() {
+    let mut bench = ConditionsBench::new(StrategyKind::Native);
+    fs::write(bench.dir.path().join("cgroup/cpuset.cpus.effective"), "0,4,6-7").unwrap();
     bench.reconciler.run_maintenance();
     bench.reconciler.process_effects();
-    let free = |bench: &Bench| bench.host.assigned.lock().unwrap().free_cpus.to_string();
+    let free = |bench: &ConditionsBench| bench.host.assigned.lock().unwrap().free_cpus.to_string();
     assert_eq!(free(&bench), "4,6-7");
-    let shown: Vec<_> =
+    let published: Vec<_> =
         bench.reconciler.view.read().nodes.iter().map(|node| node.free_cpus.clone()).collect();
-    assert_eq!(shown, ["", "4,6-7"]);
-    let Ok(Answer::Admitted(held)) = bench.admit("a", [64, 0]) else { panic!("it was refused") };
+    assert_eq!(published, ["", "4,6-7"]);
+    let Ok(AdmissionOutcome::Admitted(held)) = bench.admit("a", [64, 0]) else { panic!("it was refused") };
     assert_eq!(held.cpus, "4");
     let notes = held.explanation.unwrap().notes;
     let expected = "CPUs 1-3,5 are in cpuset partitions of other programs, and were not offered";
@@ -105,10 +103,10 @@ fn cpus_of_other_partitions_are_neither_free_nor_given() {
 }
 
 #[test]
-fn huge_pages_that_somebody_took_are_not_promised_until_they_are_free() {
-    let mut bench = Bench::new(StrategyKind::Native);
-    bench.see(ZoneKind::Hugepages(SIZE), [512, 600]);
-    assert_eq!(bench.shown(), [512, 600]);
+fn used_huge_pages_are_not_guaranteed() {
+    let mut bench = ConditionsBench::new(StrategyKind::Native);
+    bench.set_foreign_use(ZoneKind::Hugepages(SIZE), [512, 600]);
+    assert_eq!(bench.published_foreign_use(), [512, 600]);
     let Err(AdmissionError::Rejected(rejection, explanation)) = bench.admit("a", [64, 1024]) else {
         panic!("it was admitted");
     };
@@ -120,49 +118,49 @@ fn huge_pages_that_somebody_took_are_not_promised_until_they_are_free() {
     let expected = "node 0: 512Mi of hugepages-2Mi are in use outside the ledger, and were not offered";
     assert!(explanation.notes.contains(&expected.to_owned()), "{:?}", explanation.notes);
 
-    bench.see(ZoneKind::Hugepages(SIZE), [512, 0]);
-    let Ok(Answer::Admitted(held)) = bench.admit("a", [64, 1024]) else { panic!("it was refused") };
+    bench.set_foreign_use(ZoneKind::Hugepages(SIZE), [512, 0]);
+    let Ok(AdmissionOutcome::Admitted(held)) = bench.admit("a", [64, 1024]) else { panic!("it was refused") };
     assert_eq!(held.nodes, "1");
-    assert_eq!(bench.shown(), [512, 0]);
-    // Who holds something keeps it, whatever others take.
-    bench.see(ZoneKind::Hugepages(SIZE), [1024, 1024]);
+    assert_eq!(bench.published_foreign_use(), [512, 0]);
+    // An existing guarantee is kept.
+    bench.set_foreign_use(ZoneKind::Hugepages(SIZE), [1024, 1024]);
     let ledger = &bench.reconciler.core.store.state.ledger;
     assert_eq!(ledger.owners().count(), 1);
-    assert_eq!(bench.shown(), [1024, 0], "of node 1 nothing is free");
+    assert_eq!(bench.published_foreign_use(), [1024, 0], "nothing is free on node 1");
 }
 
 #[test]
-fn a_report_of_who_would_be_herded_waits_after_a_costly_one() {
-    let mut bench = Bench::new(StrategyKind::Native);
-    let would = |bench: &Bench| bench.reconciler.view.read().enforcement.herding.cgroups.len();
+fn dry_run_report_waits_after_costly_one() {
+    let mut bench = ConditionsBench::new(StrategyKind::Native);
+    let reported = |bench: &ConditionsBench| bench.reconciler.view.read().enforcement.herding.cgroups.len();
     bench.admit("a", [64, 0]).unwrap();
-    assert_eq!(would(&bench), 1, "b would");
+    assert_eq!(reported(&bench), 1, "b would be confined");
     bench.reconciler.core.isolation.next_report = Some(Instant::now() + Duration::from_hours(1));
-    bench.reconciler.core.release("a").unwrap();
+    release::release(&mut bench.reconciler.core, "a").unwrap();
     for _ in 0..2 {
         bench.reconciler.process_effects();
-        assert_eq!(would(&bench), 1);
+        assert_eq!(reported(&bench), 1);
         bench.reconciler.run_maintenance();
     }
     bench.reconciler.core.isolation.next_report = Some(Instant::now());
     bench.reconciler.run_maintenance();
     bench.reconciler.process_effects();
-    assert_eq!(would(&bench), 0);
+    assert_eq!(reported(&bench), 0);
 }
 
 #[test]
-fn what_a_workload_uses_already_is_there_for_it_and_for_nobody_else() {
-    let mut bench = Bench::new(StrategyKind::Native);
+fn own_use_is_available_to_workload() {
+    let mut bench = ConditionsBench::new(StrategyKind::Native);
     let a = bench.dir.path().join("cgroup/a");
     let numa_stat = |mib: u64| format!("anon N0=0 N1={}\nfile N0=0 N1=0\n", mib << 20);
     fs::write(a.join("memory.numa_stat"), numa_stat(2000)).unwrap();
-    bench.see(ZoneKind::Memory, [4096, 2000]);
+    bench.set_foreign_use(ZoneKind::Memory, [4096, 2000]);
     assert!(matches!(bench.admit("b", [2000, 0]), Err(AdmissionError::Rejected(..))));
-    assert!(matches!(bench.admit("a", [2000, 0]), Ok(Answer::Admitted(_))));
-    // Until the next look, it does not count twice.
-    assert!(matches!(bench.admit("b", [512, 0]), Ok(Answer::Admitted(_))));
-    // Then what was seen holds again, also where it is the same as before.
-    let withheld = |bench: &Bench| {
+    assert!(matches!(bench.admit("a", [2000, 0]), Ok(AdmissionOutcome::Admitted(_))));
+    // Until the next reading, the use of "a" does not count twice.
+    assert!(matches!(bench.admit("b", [512, 0]), Ok(AdmissionOutcome::Admitted(_))));
+    // The next reading applies, even with unchanged values.
+    let withheld = |bench: &ConditionsBench| {
         let conditions = bench.reconciler.core.store.state.ledger.conditions();
         conditions.withheld_on(ZoneKind::Memory, NodeId(1)).0 >> 20
     };
@@ -174,53 +172,57 @@ fn what_a_workload_uses_already_is_there_for_it_and_for_nobody_else() {
 }
 
 #[test]
-fn a_home_follows_to_where_only_its_workload_is() {
-    let mut bench = Bench::new(StrategyKind::Native);
+fn preferred_node_follows_memory() {
+    let mut bench = ConditionsBench::new(StrategyKind::Native);
     let numa_stat = bench.dir.path().join("cgroup/a/memory.numa_stat");
-    let lies = |[first, second]: [u64; 2]| {
+    let set_memory = |[first, second]: [u64; 2]| {
         let text = format!("anon N0={} N1={}\nfile N0=0 N1=0\n", first << 20, second << 20);
         fs::write(&numa_stat, text).unwrap();
     };
-    lies([0, 1024]);
+    set_memory([0, 1024]);
     let mut request = Request::new(&api::AllocationRequest {
         placement: api::Placement { burstable: true, ..api::Placement::default() },
         ..api::AllocationRequest::new("a".to_owned(), api::Target::Cgroup("/a".to_owned()), "1Gi".to_owned())
     })
     .unwrap();
     request.limit = None;
-    let Ok(Answer::Admitted(held)) = bench.reconciler.admit(&request, false) else {
+    let Ok(AdmissionOutcome::Admitted(held)) = bench.reconciler.admit(&request, false) else {
         panic!("it was refused")
     };
     assert_eq!(held.nodes, "1");
-    // Beyond its promise it counts as others' use, which leaves no room for it.
-    bench.see(ZoneKind::Memory, [3500, 0]);
-    lies([3500, 0]);
+    // Use beyond the guarantee counts as use of other programs, which leaves no room on node 0.
+    bench.set_foreign_use(ZoneKind::Memory, [3500, 0]);
+    set_memory([3500, 0]);
     bench.reconciler.run_maintenance();
-    let home = &bench.reconciler.core.store.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().blocks;
-    assert_eq!(home[0].affinity.to_string(), "0");
+    let blocks =
+        &bench.reconciler.core.store.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().blocks;
+    assert_eq!(blocks[0].affinity.to_string(), "0");
 }
 
 #[test]
-fn the_kubelets_strategy_promises_what_is_in_the_books() {
-    let mut bench = Bench::new(StrategyKind::Kubelet);
-    bench.see(ZoneKind::Hugepages(SIZE), [1024, 1024]);
-    assert!(matches!(bench.admit("a", [64, 1024]), Ok(Answer::Admitted(_))));
+fn kubelet_strategy_ignores_foreign_use() {
+    let mut bench = ConditionsBench::new(StrategyKind::Kubelet);
+    bench.set_foreign_use(ZoneKind::Hugepages(SIZE), [1024, 1024]);
+    assert!(matches!(bench.admit("a", [64, 1024]), Ok(AdmissionOutcome::Admitted(_))));
 }
 
 #[test]
-fn a_refusal_is_reported_once_however_much_others_use() {
+fn changed_use_does_not_repeat_refusal() {
     let config = r#"{"strategy": "native", "guarantees": [
         {"cgroup": "/a", "memory": "6Gi", "policy": "single-numa-node"}
     ]}"#;
-    let mut bench = Bench::with(serde_json::from_str(config).unwrap());
+    let mut bench = ConditionsBench::with(serde_json::from_str(config).unwrap());
     let mut reasons = Vec::new();
     for mib in [0, 100, 200] {
-        bench.see(ZoneKind::Memory, [mib, 0]);
+        bench.set_foreign_use(ZoneKind::Memory, [mib, 0]);
         reasons.push(bench.reconciler.view.read().waiting[0].reason.clone());
     }
-    assert!(reasons.windows(2).all(|two| two[0] != two[1]), "what is shown is new: {reasons:?}");
+    assert!(reasons.windows(2).all(|two| two[0] != two[1]), "each published reason is new: {reasons:?}");
     let happened = bench.host.happened.lock().unwrap();
-    assert_eq!(happened.iter().filter(|(_, report)| report.message.contains("cannot be given")).count(), 1);
-    // Nor is that a storm of requests.
+    assert_eq!(
+        happened.iter().filter(|(_, report)| report.message.contains("cannot be admitted")).count(),
+        1
+    );
+    // The retries do not count as requests.
     assert_eq!(bench.reconciler.core.metrics.requests(), 1);
 }

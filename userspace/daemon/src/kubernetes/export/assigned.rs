@@ -1,11 +1,11 @@
-//! What is assigned, as the PodResources API reports it.
+//! The assigned resources in the messages of the PodResources API.
 //!
-//! As of the kubelet, all pods of the host are reported that have not ended, also those that hold nothing: the topology
-//! updater of Node Feature Discovery makes its fingerprint of all of them. Of a pod, there are the containers and the
-//! sidecars. Only pods are reported: a reader looks each of them up in the API server. What workloads outside
-//! Kubernetes hold is subtracted from what is allocatable instead.
+//! Like the kubelet, the daemon reports all pods of the host that have not ended, also pods without assigned resources: the topology
+//! updater of Node Feature Discovery computes its fingerprint from all of them. A pod has its containers and sidecars. Only pods are
+//! reported, as a client looks each of them up at the API server; the resources of workloads outside Kubernetes are subtracted from the
+//! allocatable ones instead.
 //!
-//! Devices are the kubelet's: what it reports of them is passed on, so that a reader needs but one socket.
+//! The kubelet assigns devices: its report of them is passed on, so that a client needs one socket only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use numaward_kube::{
     api::Pods,
     pod_resources::{
         self,
-        messages::{AllocatableResponse, ContainerMemory, ContainerResources, PodResources, cpu_ids},
+        messages::{AllocatableResponse, AssignedPodResources, ContainerMemory, ContainerResources, cpu_ids},
     },
 };
 use numaward_topology::{Bytes, NodeSet, ZoneKind};
@@ -23,14 +23,14 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{Source, devices::LastReported};
+use super::{Source, devices::LatestDevices};
 
-/// Calls of the PodResources API. Clones share the counts.
+/// Metrics of the calls of the PodResources API. Clones share the counts.
 #[derive(Clone, Debug, Default)]
-pub struct Calls(Family<[(&'static str, &'static str); 2], Counter>);
+pub struct CallMetrics(Family<[(&'static str, &'static str); 2], Counter>);
 
-impl Calls {
-    /// Registers them, all at zero.
+impl CallMetrics {
+    /// Registers the metrics. Each label combination exists from the start, with the value 0.
     pub fn register(&self, registry: &mut Registry) {
         for (method, result) in
             [("List", "ok"), ("Get", "ok"), ("Get", "not_found"), ("GetAllocatableResources", "ok")]
@@ -42,17 +42,17 @@ impl Calls {
     }
 }
 
-/// Answers from what is assigned.
+/// Server of the PodResources API that reports the assigned resources.
 pub struct PodReporter {
     source: Source,
     pods: Option<Pods>,
-    devices: LastReported,
-    calls: Calls,
+    devices: LatestDevices,
+    calls: CallMetrics,
 }
 
 impl PodReporter {
-    /// Answers with what `source` gives, and with these devices. Of these pods, also those that hold nothing are there.
-    pub fn new(source: Source, pods: Option<Pods>, devices: LastReported, calls: Calls) -> Self {
+    /// Creates a reporter of the resources of `source` and of `devices`. `pods` adds the pods without assigned resources.
+    pub fn new(source: Source, pods: Option<Pods>, devices: LatestDevices, calls: CallMetrics) -> Self {
         Self { source, pods, devices, calls }
     }
 }
@@ -62,53 +62,58 @@ fn memory(kind: ZoneKind, bytes: Bytes, nodes: &NodeSet) -> ContainerMemory {
 }
 
 impl pod_resources::AssignmentSource for PodReporter {
-    fn pods(&self) -> Vec<PodResources> {
-        let mut pods: BTreeMap<(String, String), PodResources> = BTreeMap::new();
+    fn pods(&self) -> Vec<AssignedPodResources> {
+        let mut pods: BTreeMap<(String, String), AssignedPodResources> = BTreeMap::new();
         let mut containers: BTreeMap<(String, String, String), ContainerResources> = BTreeMap::new();
-        // What an init container holds is its pod's afterwards.
-        let mut passing = BTreeSet::new();
+        // Init containers are not reported: the containers of the pod get their resources afterwards.
+        let mut init_containers = BTreeSet::new();
         let known = self.pods.as_ref().map(Pods::all).unwrap_or_default();
         for pod in known.iter().map(|stored| &stored.pod).filter(|pod| !pod.is_terminal) {
             let (namespace, name) = (&pod.id.namespace, &pod.id.name);
-            let named = |of: &ContainerRequest| (namespace.clone(), name.clone(), of.name.to_string());
+            let key =
+                |container: &ContainerRequest| (namespace.clone(), name.clone(), container.name.to_string());
             let (sidecars, init): (Vec<_>, Vec<_>) =
-                pod.init_containers.iter().partition(|of| of.restartable);
-            passing.extend(init.into_iter().map(named));
+                pod.init_containers.iter().partition(|container| container.restartable);
+            init_containers.extend(init.into_iter().map(key));
             let lasting = sidecars.into_iter().chain(&pod.containers);
-            containers.extend(lasting.map(|of| (named(of), ContainerResources::default())));
+            containers.extend(lasting.map(|container| (key(container), ContainerResources::default())));
         }
         for held in (self.source)().held {
-            // A pod that nobody can look up is of no use to a reader.
-            let Some(of) = held.container.filter(|of| !of.pod.is_empty()) else { continue };
+            // A client cannot look up a pod without a name.
+            let Some(container) = held.container.filter(|container| !container.pod.is_empty()) else {
+                continue;
+            };
             let cpu_ids = cpu_ids(&held.cpus);
             let blocks = held.blocks.iter().map(|block| memory(block.kind, block.bytes, &block.affinity));
             let memory = blocks.collect();
             let mut resources = ContainerResources::default();
-            // What a pod holds as a whole is reported once, and not of its containers.
-            if of.shares_pod {
-                let whole = PodResources { cpu_ids, memory, ..PodResources::default() };
-                pods.insert((of.namespace.clone(), of.pod.clone()), whole);
+            // Pod-level resources are reported once, for the pod and not for its containers.
+            if container.shares_pod {
+                let pod_level = AssignedPodResources { cpu_ids, memory, ..AssignedPodResources::default() };
+                pods.insert((container.namespace.clone(), container.pod.clone()), pod_level);
             } else {
                 (resources.cpu_ids, resources.memory) = (cpu_ids, memory);
             }
-            containers.insert((of.namespace, of.pod, of.container), resources);
+            containers.insert((container.namespace, container.pod, container.container), resources);
         }
         for (container, held) in &self.devices.get().held {
             containers.entry(container.clone()).or_default().devices.clone_from(held);
         }
-        containers.retain(|named, _| !passing.contains(named));
+        containers.retain(|key, _| !init_containers.contains(key));
         for ((namespace, pod, name), resources) in containers {
-            let of = pods.entry((namespace, pod)).or_default();
-            of.containers.push(ContainerResources { name, ..resources });
+            let pod = pods.entry((namespace, pod)).or_default();
+            pod.containers.push(ContainerResources { name, ..resources });
         }
-        let named = |((namespace, name), of)| PodResources { namespace, name, ..of };
-        pods.into_iter().map(named).collect()
+        let with_name = |((namespace, name), pod)| AssignedPodResources { namespace, name, ..pod };
+        pods.into_iter().map(with_name).collect()
     }
 
     fn allocatable(&self) -> AllocatableResponse {
         let assigned = (self.source)();
         let accounts = assigned.memory.iter().flat_map(|(&node, kinds)| {
-            kinds.iter().map(move |(&kind, of)| memory(kind, of.allocatable, &NodeSet::single(node)))
+            kinds
+                .iter()
+                .map(move |(&kind, account)| memory(kind, account.allocatable, &NodeSet::single(node)))
         });
         AllocatableResponse {
             devices: self.devices.get().all.clone(),
@@ -138,7 +143,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::kubernetes::export::{Assigned, Held};
+    use crate::kubernetes::export::{AssignedResources, HeldResources};
 
     fn pod(name: &str, phase: &str, spec: &Value) -> Value {
         json!({
@@ -147,15 +152,15 @@ mod tests {
         })
     }
 
-    fn held(pod: &str, container: &str, cpus: &str) -> Held {
+    fn held(pod: &str, container: &str, cpus: &str) -> HeldResources {
         let [namespace, pod, container] = ["n", pod, container].map(str::to_owned);
-        let of = PodContainer { namespace, pod_uid: pod.clone(), pod, container, shares_pod: false };
+        let container = PodContainer { namespace, pod_uid: pod.clone(), pod, container, shares_pod: false };
         let (cpus, hidden_cpus) = (cpus.parse().unwrap(), CpuSet::new());
-        Held { container: Some(of), cpus, hidden_cpus, blocks: Vec::new() }
+        HeldResources { container: Some(container), cpus, hidden_cpus, blocks: Vec::new() }
     }
 
     #[tokio::test]
-    async fn all_pods_are_reported_that_have_not_ended() {
+    async fn reports_all_pods_that_have_not_ended() {
         let server = FakeApiServer::start().await.unwrap();
         let plain = json!({ "nodeName": "node", "containers": [{ "name": "a" }, { "name": "b" }] });
         let several = json!({
@@ -182,27 +187,27 @@ mod tests {
         while !pods.is_synced() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // One that the API server does not know holds something too.
+        // A pod that the API server does not know is reported too.
         let all =
             vec![held("several", "main", "1"), held("several", "init", "1"), held("static", "c", "2-3")];
-        let source: Source = Arc::new(move || Assigned {
+        let source: Source = Arc::new(move || AssignedResources {
             held: all.clone(),
             free_cpus: CpuSet::new(),
             pod_cpus: CpuSet::new(),
             memory: BTreeMap::new(),
         });
-        let reporter = PodReporter::new(source, Some(pods), LastReported::default(), Calls::default());
+        let reporter = PodReporter::new(source, Some(pods), LatestDevices::default(), CallMetrics::default());
         let found = reporter.pods().into_iter().map(|pod| {
-            let containers = pod.containers.into_iter().map(|of| (of.name, of.cpu_ids));
+            let containers = pod.containers.into_iter().map(|container| (container.name, container.cpu_ids));
             (pod.namespace, pod.name, containers.collect::<Vec<_>>())
         });
-        let all = |of: &[(&str, &[i64])]| -> Vec<(String, Vec<i64>)> {
-            of.iter().map(|(name, cpus)| ((*name).to_owned(), cpus.to_vec())).collect()
+        let containers = |all: &[(&str, &[i64])]| -> Vec<(String, Vec<i64>)> {
+            all.iter().map(|(name, cpus)| ((*name).to_owned(), cpus.to_vec())).collect()
         };
         let expected = [
-            ("plain", all(&[("a", &[]), ("b", &[])])),
-            ("several", all(&[("main", &[1]), ("sidecar", &[])])),
-            ("static", all(&[("c", &[2, 3])])),
+            ("plain", containers(&[("a", &[]), ("b", &[])])),
+            ("several", containers(&[("main", &[1]), ("sidecar", &[])])),
+            ("static", containers(&[("c", &[2, 3])])),
         ];
         let expected = expected.map(|(name, containers)| ("n".to_owned(), name.to_owned(), containers));
         assert_eq!(found.collect::<Vec<_>>(), expected);

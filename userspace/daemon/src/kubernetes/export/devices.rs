@@ -1,7 +1,7 @@
-//! The kubelet's devices: who has which, and how many each node has.
+//! Devices of the kubelet: their containers, and their number on each node.
 //!
-//! They are the kubelet's, by its device plugins. numaward passes on what it reports of them, so that a reader of what
-//! numaward publishes need not ask the kubelet too.
+//! The kubelet and its device plugins assign devices. numaward passes on the kubelet's report of them, so that a client of numaward does
+//! not have to call the kubelet too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,54 +14,56 @@ use numaward_kube::{
     api::Pods,
     node_topology::{NodeTopology, Resource},
     pod_resources::{
-        CallError, Client,
-        messages::{ContainerDevices, ContainerResources, PodResources, TopologyInfo},
+        Client, PodResourcesError,
+        messages::{AssignedPodResources, ContainerDevices, ContainerResources, TopologyInfo},
     },
 };
 use numaward_topology::NodeId;
 use parking_lot::RwLock;
 use tokio::time::{interval, sleep};
 
-/// How often the kubelet is asked.
-const ASK: Duration = Duration::from_secs(10);
-/// How long it is not asked again after a pod has changed.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The interval of calls to the kubelet.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// The minimum time between two calls, if pods change.
+const MIN_CALL_DISTANCE: Duration = Duration::from_secs(1);
 
-/// The kubelet's devices.
+/// Devices that the kubelet reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// By namespace, pod and container.
+    /// Assigned devices by namespace, pod and container.
     pub held: BTreeMap<(String, String, String), Vec<ContainerDevices>>,
-    /// All there are.
+    /// All devices of the host.
     pub all: Vec<ContainerDevices>,
 }
 
 impl Devices {
-    async fn ask(socket: &Path) -> Result<Self, CallError> {
+    async fn from_kubelet(socket: &Path) -> Result<Self, PodResourcesError> {
         let client = Client::connect(socket).await?;
         let (pods, allocatable) = (client.list().await?, client.allocatable().await?);
-        let held = pods.into_iter().flat_map(|PodResources { namespace, name, containers, .. }| {
-            let named =
-                move |of: ContainerResources| ((namespace.clone(), name.clone(), of.name), of.devices);
-            containers.into_iter().map(named)
-        });
+        let held =
+            pods.into_iter().flat_map(|AssignedPodResources { namespace, name, containers, .. }| {
+                let assigned = move |container: ContainerResources| {
+                    ((namespace.clone(), name.clone(), container.name), container.devices)
+                };
+                containers.into_iter().map(assigned)
+            });
         let held = held.filter(|(_, devices)| !devices.is_empty()).collect();
         Ok(Self { held, all: allocatable.devices })
     }
 
-    /// Adds them to the nodes they are on. One that is on several counts on each; one whose node is not known is on none,
-    /// and the scheduler counts it for the host.
+    /// Adds the devices to their nodes. A device on several nodes counts on each of them. A device without a known node counts on none:
+    /// the scheduler counts it for the host.
     pub fn add_to(&self, topology: &mut NodeTopology) {
         let held = self.held.values().flatten();
         let held: BTreeSet<(&str, &str)> = held.flat_map(ids).collect();
         let mut counts: BTreeMap<&str, BTreeMap<NodeId, [u64; 2]>> = BTreeMap::new();
-        for of in &self.all {
-            let nodes = of.topology.as_ref().map(TopologyInfo::node_set).unwrap_or_default();
+        for device in &self.all {
+            let nodes = device.topology.as_ref().map(TopologyInfo::node_set).unwrap_or_default();
             for node in nodes.iter() {
-                let nodes = counts.entry(&of.resource_name).or_default();
+                let nodes = counts.entry(&device.resource_name).or_default();
                 let [all, free] = nodes.entry(node).or_default();
-                *all += of.device_ids.len() as u64;
-                *free += ids(of).filter(|id| !held.contains(id)).count() as u64;
+                *all += device.device_ids.len() as u64;
+                *free += ids(device).filter(|id| !held.contains(id)).count() as u64;
             }
         }
         for zone in &mut topology.zones {
@@ -73,33 +75,32 @@ impl Devices {
     }
 }
 
-/// Devices by resource and id.
-fn ids(of: &ContainerDevices) -> impl Iterator<Item = (&str, &str)> {
-    of.device_ids.iter().map(|id| (of.resource_name.as_str(), id.as_str()))
+/// Returns the names of the resource and the ids of devices.
+fn ids(devices: &ContainerDevices) -> impl Iterator<Item = (&str, &str)> {
+    devices.device_ids.iter().map(|id| (devices.resource_name.as_str(), id.as_str()))
 }
 
-/// The devices as the kubelet reported them last. Clones are handles to the same.
+/// The devices in the latest report of the kubelet. Clones are handles to the same report.
 #[derive(Clone, Debug, Default)]
-pub struct LastReported(Arc<RwLock<Arc<Devices>>>);
+pub struct LatestDevices(Arc<RwLock<Arc<Devices>>>);
 
-impl LastReported {
-    /// What was reported last.
+impl LatestDevices {
     pub fn get(&self) -> Arc<Devices> {
         self.0.read().clone()
     }
 
-    /// Keeps asking the kubelet: now and then, and when a pod has changed, as it has devices before it runs.
+    /// Calls the kubelet every [`POLL_INTERVAL`], and after each change of a pod, which gets its devices before it runs.
     pub fn follow(&self, socket: PathBuf, pods: Option<&Pods>) -> impl Future<Output = ()> + use<> {
-        let (known, mut changes) = (self.0.clone(), pods.map(Pods::changes));
+        let (latest, mut changes) = (self.0.clone(), pods.map(Pods::changes));
         async move {
-            let mut ticks = interval(ASK);
+            let mut ticks = interval(POLL_INTERVAL);
             loop {
                 let next_change = async {
-                    let is_there = match &mut changes {
+                    let has_changed = match &mut changes {
                         Some(changes) => changes.changed().await.is_ok(),
                         None => false,
                     };
-                    if !is_there {
+                    if !has_changed {
                         std::future::pending::<()>().await;
                     }
                 };
@@ -107,11 +108,11 @@ impl LastReported {
                     _ = ticks.tick() => {}
                     () = next_change => {}
                 }
-                match Devices::ask(&socket).await {
-                    Ok(now) => *known.write() = Arc::new(now),
+                match Devices::from_kubelet(&socket).await {
+                    Ok(now) => *latest.write() = Arc::new(now),
                     Err(error) => tracing::debug!(%error, "the kubelet does not report its devices"),
                 }
-                sleep(PAUSE).await;
+                sleep(MIN_CALL_DISTANCE).await;
             }
         }
     }
@@ -125,13 +126,14 @@ mod tests {
     use super::*;
 
     fn devices(name: &str, ids: &[&str], nodes: &[i64]) -> ContainerDevices {
-        let topology = Some(TopologyInfo { nodes: nodes.to_vec() }).filter(|of| !of.nodes.is_empty());
+        let topology =
+            Some(TopologyInfo { nodes: nodes.to_vec() }).filter(|topology| !topology.nodes.is_empty());
         let device_ids = ids.iter().map(|&id| id.to_owned()).collect();
         ContainerDevices { resource_name: name.to_owned(), device_ids, topology }
     }
 
     #[test]
-    fn each_node_has_its_devices() {
+    fn counts_devices_by_node() {
         let zone =
             |node| Zone { node: NodeId(node), distances: vec![], resources: vec![], attributes: vec![] };
         let mut topology = NodeTopology {
@@ -145,7 +147,7 @@ mod tests {
                 (["n", "p", "c"], vec![devices("nic", &["b"], &[1]), devices("fpga", &["a"], &[])]),
                 (["n", "q", "c"], vec![devices("nic", &["gone"], &[1])]),
             ]
-            .map(|(of, held)| (of.map(str::to_owned).into(), held))
+            .map(|(container, held)| (container.map(str::to_owned).into(), held))
             .into(),
             all: vec![
                 devices("nic", &["a"], &[1]),
@@ -156,15 +158,21 @@ mod tests {
             ],
         };
         devices.add_to(&mut topology);
-        let of = |zone: &Zone| -> Vec<(String, [u64; 3])> {
-            let of = zone.resources.iter();
-            of.map(|of| (of.name.clone(), [of.capacity, of.allocatable, of.available])).collect()
+        let resources = |zone: &Zone| -> Vec<(String, [u64; 3])> {
+            let all = zone.resources.iter();
+            all.map(|resource| {
+                (resource.name.clone(), [resource.capacity, resource.allocatable, resource.available])
+            })
+            .collect()
         };
-        let named = |all: [(&str, [u64; 3]); 3]| all.map(|(name, of)| (name.to_owned(), of));
-        assert_eq!(of(&topology.zones[0]), named([("bridge", [1, 1, 1]), ("far", [0; 3]), ("nic", [0; 3])]));
+        let expected = |all: [(&str, [u64; 3]); 3]| all.map(|(name, counts)| (name.to_owned(), counts));
         assert_eq!(
-            of(&topology.zones[1]),
-            named([("bridge", [1, 1, 1]), ("far", [0; 3]), ("nic", [3, 3, 2])])
+            resources(&topology.zones[0]),
+            expected([("bridge", [1, 1, 1]), ("far", [0; 3]), ("nic", [0; 3])])
+        );
+        assert_eq!(
+            resources(&topology.zones[1]),
+            expected([("bridge", [1, 1, 1]), ("far", [0; 3]), ("nic", [3, 3, 2])])
         );
     }
 }

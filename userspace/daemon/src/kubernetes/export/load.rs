@@ -1,7 +1,8 @@
-//! What is observed on each node, for those who read more than what is promised.
+//! Observed load of each node, as attributes of a published NodeResourceTopology.
 //!
-//! It moves all the time, and each change would be a write of the API server. So the figures move in steps, and a figure
-//! stays where it is until it is a whole step away: one that swings about the middle between two does not move.
+//! The load changes all the time, and each published change is a write of the API server. The published figures are therefore multiples
+//! of a step, and a figure changes only if the observed one differs by a whole step: a load that alternates between two steps causes no
+//! writes.
 
 use std::collections::BTreeMap;
 
@@ -9,73 +10,78 @@ use numaward_api as api;
 use numaward_kube::node_topology::NodeTopology;
 use numaward_topology::{NodeId, ZoneKind};
 
-/// The step of all figures, in thousandths: of a node's memory, or of what was counted.
-const STEP: u64 = 50;
+/// The step of all figures, in thousandths of the memory of the node, or of the counted allocations or accesses.
+const STEP_PERMILLE: u64 = 50;
 
-/// Memory that is in use on the node, page cache included.
+/// Used memory of the node, including the page cache.
 const USED: &str = "numaward.io/memory-used-bytes";
-/// Memory of the node that nobody uses.
+/// Free memory of the node.
 const FREE: &str = "numaward.io/memory-free-bytes";
-/// Of the user memory that was allocated on the node since the last look, what CPUs of other nodes allocated.
+/// The share of the user memory allocated on the node since the last update that CPUs of other nodes allocated.
 const REMOTE_ALLOCATION: &str = "numaward.io/remote-allocation-percent";
-/// Of the sampled accesses by the node's CPUs since the last look, those to memory of other nodes.
+/// The share of the sampled accesses of the node's CPUs since the last update that went to memory of other nodes.
 const REMOTE_ACCESS: &str = "numaward.io/remote-access-percent";
 
-/// What is shown of a node, in thousandths.
+/// Published figures of a node: the total memory in bytes, and shares in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Shown {
+struct PublishedFigures {
     total: u64,
     used: Option<u64>,
     remote_allocation: Option<u64>,
     remote_access: Option<u64>,
 }
 
-/// Local and remote, counted since the start.
+/// Local and remote counts since the start, by node.
 type Counts = BTreeMap<u32, [u64; 2]>;
 
-/// What is observed on the nodes.
+/// Observed load of the nodes.
 #[derive(Clone, Debug, Default)]
-pub struct Load {
-    shown: BTreeMap<NodeId, Shown>,
+pub struct NodeLoad {
+    published: BTreeMap<NodeId, PublishedFigures>,
     allocated: Counts,
     accesses: Counts,
 }
 
-/// The figure to show: what was shown, unless it is a step away.
-fn step(shown: Option<u64>, part: u64, whole: u64) -> Option<u64> {
+/// Returns the share to publish, in thousandths: the published one, unless the share of `part` in `whole` differs by a step. `None` if
+/// `whole` is 0.
+fn step(published: Option<u64>, part: u64, whole: u64) -> Option<u64> {
     let exact = u128::from(part) * 1000 / u128::from(whole.max(1));
     let exact = u64::try_from(exact).unwrap_or(u64::MAX).min(1000);
-    let is_near = |shown: &u64| shown.abs_diff(exact) < STEP;
-    (whole > 0).then(|| shown.filter(is_near).unwrap_or((exact + STEP / 2) / STEP * STEP))
+    let is_near = |published: &u64| published.abs_diff(exact) < STEP_PERMILLE;
+    (whole > 0).then(|| {
+        published.filter(is_near).unwrap_or((exact + STEP_PERMILLE / 2) / STEP_PERMILLE * STEP_PERMILLE)
+    })
 }
 
-/// What share of what was counted between two looks is remote; none where nothing was.
-fn share(shown: Option<u64>, before: Option<&[u64; 2]>, now: Option<&[u64; 2]>) -> Option<u64> {
+/// Returns the remote share of the counts between two updates, to publish; `None` without counts.
+fn share(published: Option<u64>, before: Option<&[u64; 2]>, now: Option<&[u64; 2]>) -> Option<u64> {
     let (before, now) = (before?, now?);
     let [local, remote] = [0, 1].map(|which| now[which].saturating_sub(before[which]));
-    step(shown, remote, local.saturating_add(remote))
+    step(published, remote, local.saturating_add(remote))
 }
 
-impl Load {
-    /// Takes a look at the nodes.
-    pub fn look(&mut self, seen: &api::Nodes) {
-        let allocated = seen.nodes.iter().filter_map(|of| {
-            let counted = of.allocated?;
-            Some((of.node, [counted.local_bytes, counted.remote_bytes]))
+impl NodeLoad {
+    /// Updates the figures from the observed nodes.
+    pub fn update(&mut self, observed: &api::Nodes) {
+        let allocated = observed.nodes.iter().filter_map(|node| {
+            let counted = node.allocated?;
+            Some((node.node, [counted.local_bytes, counted.remote_bytes]))
         });
         let allocated: Counts = allocated.collect();
-        let accesses = seen.accesses.iter().flatten();
-        let accesses: Counts = accesses.map(|of| (of.node, [of.local_pages, of.remote_pages])).collect();
+        let accesses = observed.accesses.iter().flatten();
+        let accesses: Counts =
+            accesses.map(|node| (node.node, [node.local_pages, node.remote_pages])).collect();
         let memory = ZoneKind::Memory.to_string();
-        let shown = seen.nodes.iter().map(|of| {
-            let node = NodeId(of.node);
-            let before = self.shown.get(&node).copied().unwrap_or_default();
-            let base = of.memory.iter().find(|kind| kind.kind == memory);
+        let published = observed.nodes.iter().map(|of_node| {
+            let node = NodeId(of_node.node);
+            let before = self.published.get(&node).copied().unwrap_or_default();
+            let base = of_node.memory.iter().find(|kind| kind.kind == memory);
             let total = base.map_or(0, |base| base.total_bytes);
             let used = base.and_then(|base| Some(total.saturating_sub(base.free_bytes?)));
-            let between =
-                |shown, before: &Counts, now: &Counts| share(shown, before.get(&of.node), now.get(&of.node));
-            let now = Shown {
+            let between = |published, before: &Counts, now: &Counts| {
+                share(published, before.get(&of_node.node), now.get(&of_node.node))
+            };
+            let now = PublishedFigures {
                 total,
                 used: used.and_then(|used| step(before.used, used, total)),
                 remote_allocation: between(before.remote_allocation, &self.allocated, &allocated),
@@ -83,25 +89,25 @@ impl Load {
             };
             (node, now)
         });
-        self.shown = shown.collect();
+        self.published = published.collect();
         (self.allocated, self.accesses) = (allocated, accesses);
     }
 
-    /// Adds it to the nodes.
+    /// Adds the figures to the nodes as attributes.
     pub fn add_to(&self, topology: &mut NodeTopology) {
         for zone in &mut topology.zones {
-            let Some(of) = self.shown.get(&zone.node) else { continue };
+            let Some(figures) = self.published.get(&zone.node) else { continue };
             let bytes = |permille: u64| {
-                u64::try_from(u128::from(of.total) * u128::from(permille) / 1000).unwrap_or(u64::MAX)
+                u64::try_from(u128::from(figures.total) * u128::from(permille) / 1000).unwrap_or(u64::MAX)
             };
-            let used = of.used.map(bytes);
-            let figures = [
+            let used = figures.used.map(bytes);
+            let attributes = [
                 (USED, used),
-                (FREE, used.map(|used| of.total.saturating_sub(used))),
-                (REMOTE_ALLOCATION, of.remote_allocation.map(|permille| permille / 10)),
-                (REMOTE_ACCESS, of.remote_access.map(|permille| permille / 10)),
+                (FREE, used.map(|used| figures.total.saturating_sub(used))),
+                (REMOTE_ALLOCATION, figures.remote_allocation.map(|permille| permille / 10)),
+                (REMOTE_ACCESS, figures.remote_access.map(|permille| permille / 10)),
             ];
-            let known = figures.into_iter().filter_map(|(name, figure)| Some((name, figure?.to_string())));
+            let known = attributes.into_iter().filter_map(|(name, figure)| Some((name, figure?.to_string())));
             zone.attributes.extend(known);
         }
     }
@@ -114,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(free: u64, allocated: [u64; 2], accesses: Option<[u64; 2]>) -> api::Nodes {
+    fn observed(free: u64, allocated: [u64; 2], accesses: Option<[u64; 2]>) -> api::Nodes {
         let [local_bytes, remote_bytes] = allocated;
         let memory = |kind: &str, total_bytes, free| api::NodeMemory {
             kind: kind.to_owned(),
@@ -133,7 +139,7 @@ mod tests {
         api::Nodes { nodes: vec![node], accesses }
     }
 
-    fn shown(load: &Load) -> Vec<(&'static str, String)> {
+    fn published(load: &NodeLoad) -> Vec<(&'static str, String)> {
         let zone =
             |node| Zone { node: NodeId(node), distances: vec![], resources: vec![], attributes: vec![] };
         let mut topology = NodeTopology {
@@ -143,20 +149,20 @@ mod tests {
             fingerprint: None,
         };
         load.add_to(&mut topology);
-        assert_eq!(topology.zones[0].attributes, [], "a node that was not seen");
+        assert_eq!(topology.zones[0].attributes, [], "a node that was not observed");
         topology.zones.remove(1).attributes
     }
 
-    fn figures(of: &[(&'static str, u64)]) -> Vec<(&'static str, String)> {
-        of.iter().map(|&(name, figure)| (name, figure.to_string())).collect()
+    fn figures(all: &[(&'static str, u64)]) -> Vec<(&'static str, String)> {
+        all.iter().map(|&(name, figure)| (name, figure.to_string())).collect()
     }
 
     #[test]
-    fn a_figure_moves_by_whole_steps() {
-        let mut load = Load::default();
+    fn figure_changes_by_whole_steps() {
+        let mut load = NodeLoad::default();
         let mut used = |free| {
-            load.look(&seen(free, [0, 0], None));
-            shown(&load)[0].1.parse::<u64>().unwrap()
+            load.update(&observed(free, [0, 0], None));
+            published(&load)[0].1.parse::<u64>().unwrap()
         };
         assert_eq!(used(1500), 500);
         assert_eq!(used(1402), 500, "4.9 % more");
@@ -168,14 +174,18 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_what_came_since_the_last_look() {
-        let mut load = Load::default();
-        load.look(&seen(1000, [900, 100], Some([70, 30])));
-        assert_eq!(shown(&load), figures(&[(USED, 1000), (FREE, 1000)]), "nothing to compare with");
-        load.look(&seen(1000, [930, 170], Some([70, 40])));
+    fn shares_count_since_last_update() {
+        let mut load = NodeLoad::default();
+        load.update(&observed(1000, [900, 100], Some([70, 30])));
+        assert_eq!(
+            published(&load),
+            figures(&[(USED, 1000), (FREE, 1000)]),
+            "the first update has no earlier counts"
+        );
+        load.update(&observed(1000, [930, 170], Some([70, 40])));
         let both = [(USED, 1000), (FREE, 1000), (REMOTE_ALLOCATION, 70), (REMOTE_ACCESS, 100)];
-        assert_eq!(shown(&load), figures(&both));
-        load.look(&seen(1000, [930, 170], None));
-        assert_eq!(shown(&load), figures(&both[..2]), "nothing was counted");
+        assert_eq!(published(&load), figures(&both));
+        load.update(&observed(1000, [930, 170], None));
+        assert_eq!(published(&load), figures(&both[..2]), "no counts since the last update");
     }
 }

@@ -1,7 +1,7 @@
-//! What is assigned, for others in their own words.
+//! Export of the assigned resources: to agents on this host by the PodResources API, and to the scheduler of the cluster by a
+//! NodeResourceTopology.
 //!
-//! Others are agents on this host, by the PodResources API, and the cluster's scheduler, by a NodeResourceTopology.
-//! Both are made of one source, [`Assigned`]: what the engine decided, or the kubelet.
+//! Both are computed from [`AssignedResources`], which the engine or, in the mode `observe`, the kubelet decided.
 
 pub mod assigned;
 pub mod devices;
@@ -23,73 +23,72 @@ use numaward_model::{Guarantees, port::HeadroomSource as _};
 use numaward_observe::Observer;
 use numaward_topology::{CpuSet, Machine, NodeId, NumaNode, ZoneKind};
 
-/// Gives what is assigned now.
-pub type Source = Arc<dyn Fn() -> Assigned + Send + Sync>;
+/// Returns the resources that are assigned now.
+pub type Source = Arc<dyn Fn() -> AssignedResources + Send + Sync>;
 
-/// Gives what the engine promised, as it was published to the observer.
-pub fn promised(observer: Arc<Observer>) -> Source {
+/// Returns a source of the guarantees that the reconciler published to the observer.
+pub fn engine_source(observer: Arc<Observer>) -> Source {
     Arc::new(move || {
-        let assigned = Assigned::promised(&observer.guarantees(), &observer.machine());
+        let assigned = AssignedResources::from_guarantees(&observer.guarantees(), &observer.machine());
         assigned.without_withheld(&observer.headroom().conditions)
     })
 }
 
-/// What a workload holds.
+/// Resources of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// The container, if it is one of a pod.
+pub struct HeldResources {
+    /// `None` for a workload outside Kubernetes.
     pub container: Option<PodContainer>,
-    /// Its exclusive CPUs.
+    /// Exclusive CPUs.
     pub cpus: CpuSet,
-    /// The other threads of their cores, where nobody may use them.
+    /// The sibling threads of the exclusive CPUs, if no workload may use them.
     pub hidden_cpus: CpuSet,
-    /// Memory promised to it.
+    /// Guaranteed memory.
     pub blocks: Vec<MemoryBlock>,
 }
 
-/// What is assigned on a machine.
+/// Assigned resources of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    /// To whom.
-    pub held: Vec<Held>,
+pub struct AssignedResources {
+    /// One element for each workload.
+    pub held: Vec<HeldResources>,
     /// CPUs that can still become exclusive.
     pub free_cpus: CpuSet,
     /// CPUs that are exclusive to pods, or can become so.
     pub pod_cpus: CpuSet,
-    /// Memory by node and kind. What workloads outside Kubernetes hold is neither promised nor allocatable here: pods
-    /// cannot have it.
+    /// Memory by node and kind. The memory of workloads outside Kubernetes is neither guaranteed nor allocatable here: pods cannot get it.
     pub memory: BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>>,
 }
 
-impl Assigned {
-    /// What the engine promised.
-    pub fn promised(promises: &Guarantees, machine: &Machine) -> Self {
-        let held = promises.workloads().iter().map(|of| Held {
-            container: of.container.clone(),
-            cpus: of.cpus.clone(),
-            hidden_cpus: of.hidden_cpus.clone(),
-            blocks: of.blocks.clone(),
+impl AssignedResources {
+    /// Returns the resources that the engine assigned.
+    pub fn from_guarantees(guarantees: &Guarantees, machine: &Machine) -> Self {
+        let held = guarantees.workloads().iter().map(|workload| HeldResources {
+            container: workload.container.clone(),
+            cpus: workload.cpus.clone(),
+            hidden_cpus: workload.hidden_cpus.clone(),
+            blocks: workload.blocks.clone(),
         });
-        Self::new(held.collect(), &promises.free_cpus, &promises.ledger, machine)
+        Self::new(held.collect(), &guarantees.free_cpus, &guarantees.ledger, machine)
     }
 
-    /// What is held, of a ledger of which these CPUs can still become exclusive.
-    pub fn new(held: Vec<Held>, free_cpus: &CpuSet, ledger: &Ledger, machine: &Machine) -> Self {
+    /// Returns the resources in a ledger. `held` has the same guarantees with their containers; `free_cpus` can still become exclusive.
+    pub fn new(held: Vec<HeldResources>, free_cpus: &CpuSet, ledger: &Ledger, machine: &Machine) -> Self {
         let free_cpus = free_cpus & &machine.cpu_ids();
         let mut pod_cpus = free_cpus.clone();
         let mut memory = ledger.memory();
         memory.retain(|node, _| machine.nodes.contains_key(node));
-        for of in &held {
-            if of.container.is_some() {
-                pod_cpus = &(&pod_cpus | &of.cpus) | &of.hidden_cpus;
+        for workload in &held {
+            if workload.container.is_some() {
+                pod_cpus = &(&pod_cpus | &workload.cpus) | &workload.hidden_cpus;
                 continue;
             }
-            for block in &of.blocks {
+            for block in &workload.blocks {
                 let mut bytes = block.bytes.0;
-                // Of a block on several nodes the lowest is taken to give first, as the kubelet does.
+                // A block on several nodes is charged to the lowest node first, as by the kubelet.
                 for node in block.affinity.iter() {
-                    let of_node = memory.get_mut(&node).and_then(|kinds| kinds.get_mut(&block.kind));
-                    let Some(account) = of_node else { continue };
+                    let account = memory.get_mut(&node).and_then(|kinds| kinds.get_mut(&block.kind));
+                    let Some(account) = account else { continue };
                     let share = bytes.min(account.guaranteed.0);
                     bytes -= share;
                     account.guaranteed.0 -= share;
@@ -100,7 +99,7 @@ impl Assigned {
         Self { held, free_cpus, pod_cpus, memory }
     }
 
-    /// The same, with what admissions withhold not offered as free: the scheduler would send pods that are refused.
+    /// Subtracts the memory that admissions withhold from the free memory: the scheduler would send pods that are refused otherwise.
     #[must_use]
     pub fn without_withheld(mut self, conditions: &HostConditions) -> Self {
         for (node, kinds) in &mut self.memory {
@@ -112,16 +111,15 @@ impl Assigned {
         self
     }
 
-    /// What is free on each node, as the scheduler reads it: *allocatable* is what pods can have at all, *available* what
-    /// is left of it. Shared CPUs are no amount that a node runs out of: like the kubelet's, the CPUs here are whole
-    /// ones, and only exclusive ones are taken from them.
+    /// Returns the resources of each node for the scheduler: *allocatable* ones can be assigned to pods, *available* ones are free. Like
+    /// in the kubelet's report, CPUs are whole ones, and only exclusive CPUs are subtracted from the available ones.
     pub fn topology(
         &self,
         machine: &Machine,
         (policy, scope): (TopologyManagerPolicy, TopologyManagerScope),
         fingerprint: Option<String>,
     ) -> NodeTopology {
-        // A resource that only some nodes have is none of the others, not one without a node.
+        // A resource that only some nodes have is listed for all nodes, with 0 on nodes without it.
         let kinds: BTreeSet<ZoneKind> = machine
             .nodes
             .values()
@@ -165,11 +163,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_withheld_is_not_free() {
+    fn withheld_memory_is_not_free() {
         let account = KindAccount { allocatable: Bytes(100), free: Bytes(60), ..KindAccount::default() };
         let memory: BTreeMap<_, _> =
             [0, 1, 2].map(|node| (NodeId(node), [(ZoneKind::Memory, account)].into())).into();
-        let assigned = Assigned {
+        let assigned = AssignedResources {
             held: Vec::new(),
             free_cpus: CpuSet::new(),
             pod_cpus: CpuSet::new(),
@@ -180,8 +178,9 @@ mod tests {
         let conditions =
             HostConditions { withheld: [(ZoneKind::Memory, nodes)].into(), ..HostConditions::default() };
         let memory = assigned.without_withheld(&conditions).memory;
-        let of = memory.values().map(|kinds| kinds[&ZoneKind::Memory]);
-        let of: Vec<(u64, u64)> = of.map(|account| (account.allocatable.0, account.free.0)).collect();
-        assert_eq!(of, [(100, 10), (100, 0), (100, 60)]);
+        let accounts = memory.values().map(|kinds| kinds[&ZoneKind::Memory]);
+        let accounts: Vec<(u64, u64)> =
+            accounts.map(|account| (account.allocatable.0, account.free.0)).collect();
+        assert_eq!(accounts, [(100, 10), (100, 0), (100, 60)]);
     }
 }

@@ -1,47 +1,54 @@
-//! The kubelet beside us: what it places itself, and whether that is kept.
+//! The kubelet of this host: its policies, and the observation of the guarantees that it gives itself.
 //!
-//! A kubelet with the `static` CPU manager or the `Static` memory manager pins containers itself. Two that pin the same
-//! containers fight; so where it does, numaward does not ([`OperatingMode`]). It *observes*: it takes the kubelet's promises for
-//! its own ([`follow()`]), finds the cgroups of the containers they are for, and gives the probes the nodes on which their
-//! memory is to be. What lies elsewhere is a miss against the kubelet's own promise. The kubelet cannot know that: it
-//! knows what it assigned, not what happened.
+//! A kubelet with the `static` CPU manager or the `Static` memory manager pins containers itself. If numaward pinned the same containers,
+//! both would overwrite each other's values. On such a host, numaward therefore *observes* ([`OperatingMode`]): it reads the guarantees
+//! of the kubelet ([`follow()`]), finds the cgroups of their containers, and gives the probes the guaranteed nodes. Memory on another
+//! node counts as a miss. The kubelet itself cannot report misses: it knows the assigned nodes, not the nodes of the pages.
 //!
-//! In this mode nothing is written: no cgroup, no ledger, no file of the kubelet.
+//! In this mode, numaward writes no cgroup, no ledger and no file of the kubelet.
 
+pub mod configuration;
 mod follow;
 pub mod names;
 pub mod policies;
+pub mod reservations;
 mod version;
 pub mod view;
+mod watch;
 
 use std::path::{Path, PathBuf};
 
 use numaward_config::{Config, OperatingMode};
 use numaward_kube::pod_resources::KUBELET_SOCKET;
 
-pub use self::{follow::follow, policies::Policies, version::with_version};
+pub use self::{
+    follow::follow,
+    policies::Policies,
+    version::with_kubelet_version,
+    watch::{KubeletTiming, find_memory_qos, prepare, start_watching, watch, with_kubelet_reservations},
+};
 
-/// A kubelet places containers itself, and numaward was configured to do so too.
+/// Error: the kubelet pins containers itself, and numaward is configured to do so too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the kubelet of this host pins containers itself ({}), and mode is \"enforce\": both would write the same cgroups. \
-     Set mode: observe to hold the kubelet to its promises, or let the kubelet leave it to numaward: {}",
+     Set mode: observe to check the guarantees of the kubelet, or switch off its managers: {}",
     .found.join(", "),
     .fix.join(" and ")
 )]
 pub struct KubeletConflict {
-    /// What was found, and where.
+    /// The policies of the kubelet that pin containers, each with its file.
     pub found: Vec<String>,
-    /// Which fields to change, to what.
+    /// The fields to change and their values.
     pub fix: Vec<String>,
 }
 
-/// The directory of the kubelet as this process sees it.
+/// Returns the directory of the kubelet as this process sees it.
 pub fn directory(config: &Config) -> PathBuf {
     below(&config.host_root, &config.kubernetes.kubelet.directory)
 }
 
-/// The kubelet's socket of the PodResources API as this process sees it.
+/// Returns the kubelet's socket of the PodResources API as this process sees it.
 pub fn pod_resources_socket(config: &Config) -> PathBuf {
     match &config.kubernetes.kubelet.pod_resources_socket {
         Some(socket) => below(&config.host_root, socket),
@@ -49,12 +56,12 @@ pub fn pod_resources_socket(config: &Config) -> PathBuf {
     }
 }
 
-/// A path of the host as this process sees it.
+/// Returns a path of the host as this process sees it, if `root` is the root of the host.
 pub fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The mode to run in. By default, it is `observe` where the kubelet pins containers itself, else `enforce`.
+/// Returns the mode of the daemon. The default is `observe` if the kubelet pins containers itself, and `enforce` otherwise.
 pub fn mode(config: &Config, policies: &Policies) -> Result<OperatingMode, KubeletConflict> {
     match (config.mode, policies.pins()) {
         (Some(OperatingMode::Enforce), Some(conflict)) => Err(conflict),
@@ -69,9 +76,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_masters_are_refused_and_the_default_is_what_fits() {
+    fn mode_follows_kubelet_policies() {
         let pins = Policies {
-            cpu: Some(policies::Found::new("static", "/x", "cpuManagerPolicy")),
+            cpu: Some(policies::FoundPolicy::new("static", "/x", "cpuManagerPolicy")),
             ..Policies::default()
         };
         let none = Policies::default();
@@ -88,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_the_host_are_below_its_root() {
+    fn joins_host_paths_to_root() {
         assert_eq!(
             below(Path::new("/host"), Path::new("/var/lib/kubelet")),
             Path::new("/host/var/lib/kubelet")

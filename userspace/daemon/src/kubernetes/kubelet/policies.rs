@@ -1,86 +1,77 @@
-//! Which policies the kubelet runs with.
+//! Policies of the kubelet.
 //!
-//! Its configuration file says, where there is one and it has the key. Else its state files do: each names the policy
-//! that wrote it, and the kubelet does not start with a file of another policy.
+//! They are read from its configuration file. For a key that the file does not have, the state files are read: each has the policy that
+//! wrote it, and the kubelet does not start with a state file of another policy.
 
 use std::{fs, io, path::Path};
 
-use numaward_config::read_yaml;
 use serde_json::Value;
 
-use super::{KubeletConflict, below};
+use super::{
+    KubeletConflict, below,
+    configuration::{CONFIG, KubeletConfiguration},
+};
 
-/// The kubelet's configuration file, in its directory.
-const CONFIG: &str = "config.yaml";
-/// Its fields that name a policy.
-const FIELDS: [&str; 4] =
+/// Fields of the configuration that set a policy.
+const POLICY_FIELDS: [&str; 4] =
     ["cpuManagerPolicy", "memoryManagerPolicy", "topologyManagerPolicy", "topologyManagerScope"];
-/// Larger files are not what they should be.
+/// The maximum size of a file. A larger file is not a configuration or a state file of the kubelet.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A policy and where it was found.
+/// A policy and its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The policy in the kubelet's words.
+pub struct FoundPolicy {
+    /// The name of the policy as in the file.
     pub policy: String,
-    /// The file, as a path of the host.
+    /// The file, as a path of the host, or another source.
     pub file: String,
-    /// The field of the kubelet's configuration that sets it.
+    /// The field of the kubelet's configuration that sets the policy.
     pub field: &'static str,
 }
 
-impl Found {
-    /// A policy found in a file, and the field of the configuration that sets it.
+impl FoundPolicy {
     pub fn new(policy: &str, file: impl Into<String>, field: &'static str) -> Self {
         Self { policy: policy.to_owned(), file: file.into(), field }
     }
 }
 
-/// The kubelet's policies, as far as they are found.
+/// Policies of the kubelet; `None` for a policy that no file has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policies {
-    /// Of the CPU manager.
-    pub cpu: Option<Found>,
-    /// Of the memory manager.
-    pub memory: Option<Found>,
-    /// Of the topology manager.
-    pub topology: Option<Found>,
-    /// Of the topology manager too.
-    pub scope: Option<Found>,
-    /// What could not be read.
+    /// Policy of the CPU manager.
+    pub cpu: Option<FoundPolicy>,
+    /// Policy of the memory manager.
+    pub memory: Option<FoundPolicy>,
+    /// Policy of the topology manager.
+    pub topology: Option<FoundPolicy>,
+    /// Scope of the topology manager.
+    pub scope: Option<FoundPolicy>,
+    /// Errors of files that could not be read.
     pub problems: Vec<String>,
 }
 
 impl Policies {
-    /// Reads what there is of the host whose file system is at `root`. `directory` is the kubelet's, as a path of the
-    /// host.
+    /// Reads the policies of the host with the file system at `root`. `directory` is the directory of the kubelet, as a path of
+    /// the host.
     pub fn read(root: &Path, directory: &Path) -> Self {
         let mut found = Self::default();
-        let file = directory.join(CONFIG);
-        if let Some(text) = found.text(root, &file) {
-            match read_yaml(&text, &file) {
-                Ok(config) => {
-                    for field in FIELDS {
-                        if let Some(policy) = config[field].as_str() {
-                            found.set(field, policy, &file);
-                        }
-                    }
-                }
-                Err(problems) => found.problems.extend(problems.0.iter().map(ToString::to_string)),
-            }
+        match KubeletConfiguration::read_file(root, directory) {
+            Ok(None) => {}
+            Ok(Some(configuration)) => found.take(&configuration),
+            Err(problems) => found.problems.extend(problems),
         }
         for (name, field) in
             [("cpu_manager_state", "cpuManagerPolicy"), ("memory_manager_state", "memoryManagerPolicy")]
         {
             let file = directory.join(name);
-            if found.of(field).is_some() {
+            if found.field_mut(field).is_some() {
                 continue;
             }
             let Some(text) = found.text(root, &file) else { continue };
             match serde_json::from_str::<Value>(&text) {
                 Ok(state) => match state["policyName"].as_str() {
-                    Some(policy) => found.set(field, policy, &file),
-                    None => found.problems.push(format!("{}: it names no policyName", file.display())),
+                    Some(policy) => found.set(field, policy, &file.display().to_string()),
+                    None => found.problems.push(format!("{}: policyName is missing", file.display())),
                 },
                 Err(error) => found.problems.push(format!("{}: {error}", file.display())),
             }
@@ -88,7 +79,22 @@ impl Policies {
         found
     }
 
-    fn of(&mut self, field: &str) -> &mut Option<Found> {
+    /// Returns the policies of a configuration.
+    pub fn from_configuration(configuration: &KubeletConfiguration) -> Self {
+        let mut found = Self::default();
+        found.take(configuration);
+        found
+    }
+
+    fn take(&mut self, configuration: &KubeletConfiguration) {
+        for field in POLICY_FIELDS {
+            if let Some(policy) = configuration.fields[field].as_str() {
+                self.set(field, policy, &configuration.source);
+            }
+        }
+    }
+
+    fn field_mut(&mut self, field: &str) -> &mut Option<FoundPolicy> {
         match field {
             "cpuManagerPolicy" => &mut self.cpu,
             "memoryManagerPolicy" => &mut self.memory,
@@ -97,19 +103,19 @@ impl Policies {
         }
     }
 
-    fn set(&mut self, field: &'static str, policy: &str, file: &Path) {
-        *self.of(field) = Some(Found::new(policy, file.display().to_string(), field));
+    fn set(&mut self, field: &'static str, policy: &str, source: &str) {
+        *self.field_mut(field) = Some(FoundPolicy::new(policy, source, field));
     }
 
     fn text(&mut self, root: &Path, file: &Path) -> Option<String> {
         read_text(&below(root, file), file).map_err(|problem| self.problems.push(problem)).ok().flatten()
     }
 
-    /// Whether the kubelet pins containers itself, and what to change if it is not to.
+    /// Returns the policies with which the kubelet pins containers, and the changes that switch them off; `None` if it does not pin.
     pub fn pins(&self) -> Option<KubeletConflict> {
         let (mut found, mut fix) = (Vec::new(), Vec::new());
         for (policy, none) in [(&self.cpu, "none"), (&self.memory, "None")] {
-            let Some(Found { policy, file, field }) = policy else { continue };
+            let Some(FoundPolicy { policy, file, field }) = policy else { continue };
             if policy.eq_ignore_ascii_case("static") {
                 let from = if file.ends_with(CONFIG) { " in" } else { ", according to" };
                 found.push(format!("{field}: {policy}{from} {file}"));
@@ -120,12 +126,12 @@ impl Policies {
     }
 }
 
-/// The text of a file of sensible size, if it is there. `name` is what it is called where it cannot be read.
+/// Reads a file of at most [`MAX_BYTES`]; `None` if it does not exist. `name` is the path in error messages.
 pub(super) fn read_text(path: &Path, name: &Path) -> Result<Option<String>, String> {
     let text = fs::metadata(path).and_then(|found| {
         let size = found.len();
         if size > MAX_BYTES {
-            let message = format!("{size} bytes are more than the {MAX_BYTES} that it may have");
+            let message = format!("it has {size} bytes, more than the maximum of {MAX_BYTES}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         fs::read_to_string(path)
@@ -152,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policies_are_found_where_they_are_said() {
+    fn reads_configuration_then_state_files() {
         let none = read(&[]);
         assert_eq!(none, Policies::default());
         assert_eq!(none.pins(), None);
@@ -167,7 +173,7 @@ mod tests {
         assert_eq!(pins.fix, ["set cpuManagerPolicy: none in the kubelet's configuration"]);
         assert_eq!(found.problems, [""; 0]);
 
-        // Without a word in the configuration, the state files say.
+        // Without the keys in the configuration, the state files decide.
         let found = read(&[
             ("config.yaml", "kind: KubeletConfiguration\n"),
             ("cpu_manager_state", r#"{"policyName":"none","defaultCpuSet":""}"#),
@@ -179,19 +185,19 @@ mod tests {
             ["memoryManagerPolicy: Static, according to /var/lib/kubelet/memory_manager_state"]
         );
 
-        // A policy for devices alone is no master of CPUs and memory.
+        // The topology manager alone pins no CPUs and no memory.
         assert_eq!(read(&[("config.yaml", "topologyManagerPolicy: single-numa-node\n")]).pins(), None);
     }
 
     #[test]
-    fn what_cannot_be_read_says_where() {
+    fn problems_name_the_file() {
         let found =
             read(&[("config.yaml", "a: [\n"), ("cpu_manager_state", "{"), ("memory_manager_state", "{}")]);
         assert_eq!(found.problems.len(), 3, "{:?}", found.problems);
         for (problem, words) in found.problems.iter().zip([
             "/var/lib/kubelet/config.yaml",
             "/var/lib/kubelet/cpu_manager_state: EOF",
-            "/var/lib/kubelet/memory_manager_state: it names no policyName",
+            "/var/lib/kubelet/memory_manager_state: policyName is missing",
         ]) {
             assert!(problem.contains(words), "{problem}");
         }

@@ -1,5 +1,4 @@
-//! Holding the kubelet to its promises: they are taken for our own, for containers whose cgroups are there; and they are
-//! given in the forms in which they are served and exported.
+//! Guarantees of the kubelet in the forms that the observer, the HTTP API and the exports use.
 
 use std::{path::Path, sync::Arc};
 
@@ -13,29 +12,29 @@ use numaward_topology::{CpuSet, Machine, NodeSet};
 use parking_lot::RwLock;
 
 use super::names::Names;
-use crate::kubernetes::export::{Assigned, Held, Source};
+use crate::kubernetes::export::{AssignedResources, HeldResources, Source};
 
-/// What the kubelet promised, and to whom.
+/// Guarantees of the kubelet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
-    /// What it promised, by the UID of the pod and the name of the container: init containers and others alike.
+pub struct KubeletGuarantees {
+    /// The guarantees by the UID of the pod and the name of the container, including init containers.
     pub ledger: Ledger,
-    /// To whom.
+    /// Names of the pods and containers.
     pub names: Names,
-    /// The CPUs that can be promised: all but those that are reserved. Empty if the kubelet did not say.
+    /// The CPUs that the kubelet can assign: all but the reserved ones. Empty if the kubelet did not report them.
     pub allocatable_cpus: CpuSet,
 }
 
-impl Kept {
-    /// CPUs that can still become exclusive.
+impl KubeletGuarantees {
+    /// Returns the CPUs that can still become exclusive.
     fn free_cpus(&self) -> CpuSet {
-        let exclusive = self.ledger.allocations().filter_map(|(_, _, of)| of.cpus.as_ref());
+        let exclusive = self.ledger.allocations().filter_map(|(_, _, allocation)| allocation.cpus.as_ref());
         let free = exclusive.fold(self.ledger.shared_pool().clone(), |free, cpus| &free - cpus);
         if self.allocatable_cpus.is_empty() { free } else { &free & &self.allocatable_cpus }
     }
 }
 
-impl ForeignGuarantees for Kept {
+impl ForeignGuarantees for KubeletGuarantees {
     fn guarantee(
         &self,
         id: CgroupId,
@@ -45,9 +44,12 @@ impl ForeignGuarantees for Kept {
         let owner = container.pod_uid.as_deref()?.into();
         let pod = self.ledger.owner(&owner)?;
         let name = self.names.container(container);
-        // Where it is not known which container it is, it may be any of the pod's.
-        let held: Vec<_> =
-            pod.containers.iter().filter(|(of, _)| name.is_none_or(|name| of.as_str() == name)).collect();
+        // Without a known name, the cgroup may be any container of the pod.
+        let held: Vec<_> = pod
+            .containers
+            .iter()
+            .filter(|(candidate, _)| name.is_none_or(|name| candidate.as_str() == name))
+            .collect();
         let (mut nodes, mut cpus) = (NodeSet::new(), CpuSet::new());
         for (_, held) in &held {
             nodes.extend(held.memory_nodes().iter());
@@ -65,12 +67,12 @@ impl ForeignGuarantees for Kept {
             cpus,
             hidden_cpus: CpuSet::new(),
             is_burstable: false,
-            // What the machine lost of the kubelet's promises is the kubelet's to find out.
+            // The kubelet itself has to detect that the machine lost guaranteed CPUs or memory.
             offline_cpus: CpuSet::new(),
             uncovered: Vec::new(),
             blocks: Vec::new(),
-            // By node as the kubelet charges them, as far as its checkpoints say. What is promised to one of several
-            // containers is not to count for each.
+            // Bytes by node as in the checkpoints of the kubelet. If the cgroup may be one of several containers, the bytes would count
+            // for each of them, so none are given.
             placed: match held[..] {
                 [(_, held)] => placed(held),
                 _ => Vec::new(),
@@ -91,92 +93,94 @@ impl ForeignGuarantees for Kept {
     }
 }
 
-/// The kubelet's promises as they were last read. Clones are handles to the same.
+/// The guarantees of the kubelet that were read last. Clones are handles to the same value.
 #[derive(Clone, Debug, Default)]
-pub struct LastRead(Arc<RwLock<Arc<Kept>>>);
+pub struct LatestGuarantees(Arc<RwLock<Arc<KubeletGuarantees>>>);
 
-impl LastRead {
-    /// What was read last.
-    pub fn get(&self) -> Arc<Kept> {
+impl LatestGuarantees {
+    pub fn get(&self) -> Arc<KubeletGuarantees> {
         self.0.read().clone()
     }
 
-    pub(super) fn set(&self, kept: Arc<Kept>) {
-        *self.0.write() = kept;
+    pub(super) fn set(&self, guarantees: Arc<KubeletGuarantees>) {
+        *self.0.write() = guarantees;
     }
 
-    /// Gives them as allocations to the containers that this observer sees.
+    /// Returns the source of the guarantees for the HTTP API, with the cgroups of `observer`.
     pub fn view(self, observer: Arc<Observer>) -> View {
         Arc::new(move || Arc::new(allocations(&self.get(), &observer)))
     }
 
-    /// Gives them for export.
+    /// Returns the source of the guarantees for exports.
     pub fn source(self, observer: Arc<Observer>) -> Source {
         Arc::new(move || assigned(&self.get(), &observer.machine()))
     }
 }
 
-/// What the kubelet promised.
-fn assigned(kept: &Kept, machine: &Machine) -> Assigned {
-    let ledger = &kept.ledger;
-    let held = ledger.allocations().map(|(uid, container, of)| {
-        let (namespace, pod) = kept.names.pod(uid.as_str()).cloned().unwrap_or_default();
+fn assigned(guarantees: &KubeletGuarantees, machine: &Machine) -> AssignedResources {
+    let ledger = &guarantees.ledger;
+    let held = ledger.allocations().map(|(uid, container, allocation)| {
+        let (namespace, pod) = guarantees.names.pod(uid.as_str()).cloned().unwrap_or_default();
         let (container, pod_uid) = (container.to_string(), uid.to_string());
-        Held {
+        HeldResources {
             container: Some(PodContainer { namespace, pod, container, pod_uid, shares_pod: false }),
-            cpus: of.cpus.clone().unwrap_or_default(),
-            hidden_cpus: of.hidden_cpus.clone(),
-            blocks: of.blocks.clone(),
+            cpus: allocation.cpus.clone().unwrap_or_default(),
+            hidden_cpus: allocation.hidden_cpus.clone(),
+            blocks: allocation.blocks.clone(),
         }
     });
-    Assigned::new(held.collect(), &kept.free_cpus(), ledger, machine)
+    AssignedResources::new(held.collect(), &guarantees.free_cpus(), ledger, machine)
 }
 
-/// The same as it is served, with the cgroups of those that run.
-fn allocations(kept: &Kept, observer: &Observer) -> api::Allocations {
+/// Returns the guarantees as the HTTP API serves them, with the cgroups of running containers.
+fn allocations(guarantees: &KubeletGuarantees, observer: &Observer) -> api::Allocations {
     let (containers, root, machine) = (observer.containers(), observer.cgroup_root(), observer.machine());
-    let Assigned { held, free_cpus, memory, .. } = assigned(kept, &machine);
+    let AssignedResources { held, free_cpus, memory, .. } = assigned(guarantees, &machine);
     let nodes = machine.nodes.iter().map(|(id, node)| api::NodeCapacity {
         node: id.0,
         free_cpus: (&free_cpus & &node.cpus).to_string(),
         memory: memory.get(id).into_iter().flatten().map(Into::into).collect(),
     });
-    let held = held.into_iter().filter_map(|held| allocation(kept, &containers, root.as_deref(), held));
+    let held = held.into_iter().filter_map(|held| allocation(guarantees, &containers, root.as_deref(), held));
     api::Allocations {
         allocations: held.map(Into::into).collect(),
-        shared_cpus: kept.ledger.shared_pool().to_string(),
+        shared_cpus: guarantees.ledger.shared_pool().to_string(),
         nodes: nodes.collect(),
         ..api::Allocations::default()
     }
 }
 
 fn allocation(
-    kept: &Kept,
+    guarantees: &KubeletGuarantees,
     containers: &[(CgroupPath, ContainerIdentity)],
     root: Option<&Path>,
-    Held { container, cpus, blocks, .. }: Held,
+    HeldResources { container, cpus, blocks, .. }: HeldResources,
 ) -> Option<api::Allocation> {
-    let of = container?;
-    let of_pod = containers.iter().filter(|(_, found)| found.pod_uid.as_ref() == Some(&of.pod_uid));
-    let of_pod: Vec<_> = of_pod.map(|(path, found)| (path, kept.names.container(found))).collect();
-    let named = of_pod.iter().find(|(_, name)| *name == Some(&of.container));
+    let container = container?;
+    let of_pod = containers.iter().filter(|(_, found)| found.pod_uid.as_ref() == Some(&container.pod_uid));
+    let of_pod: Vec<_> = of_pod.map(|(path, found)| (path, guarantees.names.container(found))).collect();
+    let named = of_pod.iter().find(|(_, name)| *name == Some(&container.container));
     let cgroup = match (named, of_pod.as_slice()) {
-        // Which one it is, is not known; but there is but one.
+        // The name of the cgroup's container is unknown, but the pod has only one cgroup.
         (Some((path, _)), _) | (None, [(path, None)]) => path.to_string(),
         (None, _) => String::new(),
     };
     let directory = root.filter(|_| !cgroup.is_empty());
     let directory = directory.map(|root| root.join(cgroup.trim_start_matches('/')).display().to_string());
-    let pod = if of.pod.is_empty() { of.pod_uid.clone() } else { format!("{}/{}", of.namespace, of.pod) };
+    let pod = if container.pod.is_empty() {
+        container.pod_uid.clone()
+    } else {
+        format!("{}/{}", container.namespace, container.pod)
+    };
     Some(api::Allocation {
-        name: format!("{pod}/{}", of.container),
-        target: Target::Container(of),
+        name: format!("{pod}/{}", container.container),
+        target: Target::Container(container),
         directory: directory.unwrap_or_default(),
         cgroup,
         cpus: cpus.to_string(),
         nodes: blocks.iter().flat_map(|block| block.affinity.iter()).collect::<NodeSet>().to_string(),
         memory: blocks.iter().map(Into::into).collect(),
-        // The kubelet writes its settings.
+        // numaward writes nothing for this guarantee.
         ..api::Allocation::default()
     })
 }

@@ -1,33 +1,33 @@
-//! What a pod says about its placement: annotations.
+//! Annotations of a pod for its placement.
 //!
 //! | annotation | values |
 //! |---|---|
-//! | `numaward.io/placement` | `auto` (what its class of service deserves), `shared` (no exclusive CPUs, no memory on nodes), `off` (not touched at all; only in namespaces that the configuration lists, else like `shared`) |
-//! | `numaward.io/guarantee` | `auto`; `memory`: the memory that a Burstable container requests is promised on nodes, and bound to them; `burstable`: it is promised on a home node, which follows the pod, and not bound to it. That holds for all containers of the pod with a promise |
-//! | `numaward.io/preferred-nodes` | nodes as a list (`0-1`) on which it should be if it can |
+//! | `numaward.io/placement` | `auto` (the guarantee that its `QoS` class gets), `shared` (no exclusive CPUs, no memory on nodes), `off` (numaward changes nothing; only in namespaces that the configuration lists, elsewhere like `shared`) |
+//! | `numaward.io/guarantee` | `auto`; `memory`: the memory request of a Burstable container is guaranteed on nodes, and the container is bound to them; `burstable`: the memory request is guaranteed on a home node, which follows the pod, and the container is not bound to it. `burstable` applies to all containers of the pod with a guarantee |
+//! | `numaward.io/preferred-nodes` | list of nodes (`0-1`) that are preferred for it |
 //! | `numaward.io/topology-policy` | `none`, `best-effort`, `restricted`, `single-numa-node` |
 //! | `numaward.io/topology-scope` | `container`, `pod` |
-//! | `numaward.io/tiers` | `attached`, `strict`: how memory-only nodes count |
-//! | `numaward.io/memory-tiers` | the only sorts of memory that it takes: `dram`, `hbm`, `cxl`, with commas |
-//! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must be of: `performance`, `efficiency`, `high-frequency`, `isolated`, `nohz-full`, with commas |
-//! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
-//! | `numaward.io/memory-policy` | how the kernel chooses among the nodes of each of its containers for a new page: `bind`, `preferred-many`, `interleave`, `weighted-interleave` |
-//! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
-//! | `numaward.io/hide-siblings` | `true`: each of its exclusive CPUs is of a different core, and nobody may use the other threads of these cores |
-//! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
-//! | `numaward.io/immovable` | `true`: it stays where it is placed first |
+//! | `numaward.io/tiers` | `attached`, `strict`: the use of memory-only nodes |
+//! | `numaward.io/memory-tiers` | the kinds of memory that it may get: `dram`, `hbm`, `cxl`, separated by commas |
+//! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must have: `performance`, `efficiency`, `high-frequency`, `isolated`, `nohz-full`, separated by commas |
+//! | `numaward.io/with`, `numaward.io/apart` | workloads on the nodes to prefer or to avoid: pods as `namespace/name`, or labels as `key=value`, separated by commas |
+//! | `numaward.io/memory-policy` | the memory policy by which the kernel chooses the node of a new page, within the nodes of the container: `bind`, `preferred-many`, `interleave`, `weighted-interleave` |
+//! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers with a guarantee: a key of `resctrl.classes` of the configuration |
+//! | `numaward.io/hide-siblings` | `true`: each of its exclusive CPUs is on a core of its own, and no workload may use the other threads of these cores |
+//! | `numaward.io/same-cache` | `true`: its CPUs share a last-level cache if possible |
+//! | `numaward.io/immovable` | `true`: it does not move after its first placement |
 //!
-//! The first three can be given for one container too, in front: `CONTAINER.numaward.io/placement`. That counts more than
-//! the pod's. The others are of the whole pod. Those from `tiers` on need the strategy `native`, all but `memory-policy` and
-//! `resctrl-class`. So does `guarantee: burstable`.
+//! The first three can also be set for one container: `CONTAINER.numaward.io/placement`, which overrides the value for the pod. All other
+//! annotations apply to the whole pod. The annotations from `tiers` on need the strategy `native`, except `memory-policy` and
+//! `resctrl-class`. `guarantee: burstable` needs it too.
 //!
-//! `hide-siblings` and `resctrl-class` take more from others than a quota counts: they are for namespaces that the configuration lists.
+//! `hide-siblings` and `resctrl-class` use resources that no quota counts: they are allowed in namespaces that the configuration lists.
 //!
-//! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
-//! the decision says so: a typing error in an annotation must not keep a pod from running.
+//! An annotation with an invalid value or an unknown name is ignored, and the explanation of the decision reports it: a typing error in an
+//! annotation must not keep a pod from running.
 //!
-//! Who may make a pod chooses these texts, up to the 256 KiB that Kubernetes allows. What is read, kept in the ledger and
-//! repeated in messages is bounded: [`LONGEST_VALUE`], [`MOST_IGNORED`], [`SHOWN`].
+//! Any user that may create a pod chooses these texts, up to the 256 KiB that Kubernetes allows. Limits apply to the texts that are parsed,
+//! stored in the ledger and repeated in messages: [`MAX_VALUE_BYTES`], [`MAX_IGNORED_NOTES`], [`MAX_SHOWN_CHARS`].
 
 use std::{
     borrow::Cow,
@@ -40,75 +40,78 @@ use numaward_topology::{KernelRelease, NodeSet};
 
 use super::memory_policy::since;
 
-/// What is said where `placement: off` is not allowed.
+/// Message of a pod with `placement: off` in a namespace where that is not allowed.
 pub(super) const OFF_IGNORED: &str = "numaward.io/placement: off counts as shared (kubernetes.placementOffNamespaces in \
     numaward's configuration does not list this namespace)";
 
-/// A longer value counts as not understood. It has room for some ten names of pods.
-const LONGEST_VALUE: usize = 4096;
-/// Of more that is ignored, only the number is said.
-const MOST_IGNORED: usize = 16;
-/// How many characters of a key or a value are repeated.
-const SHOWN: usize = 80;
+/// Message of a pod in a namespace outside of `kubernetes.placementNamespaces`.
+pub(super) const NAMESPACE_NOT_PLACED: &str = "not placed: kubernetes.placementNamespaces in numaward's configuration does not \
+    list this namespace, so the pod counts as numaward.io/placement: shared";
 
-/// Whether something is promised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
+/// The maximum length of a value, enough for about ten names of pods. A longer value is ignored.
+const MAX_VALUE_BYTES: usize = 4096;
+/// The maximum number of ignored annotations with a message. Of the remaining ones, only the number is reported.
+const MAX_IGNORED_NOTES: usize = 16;
+/// The number of characters of a key or a value that a message repeats.
+const MAX_SHOWN_CHARS: usize = 80;
+
+/// Value of the annotation `placement`, in the order of how little numaward does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
-pub(super) enum Placement {
-    /// What the class of service deserves.
+pub(super) enum PlacementAnnotation {
+    /// The guarantee that the `QoS` class gets.
     #[default]
     Auto,
-    /// Only a share of what is nobody's.
+    /// No guarantee: the shared pool.
     Shared,
-    /// Left alone.
+    /// numaward changes nothing.
     Off,
 }
 
-/// What is promised beyond what the class of service deserves.
+/// Value of the annotation `guarantee`: a guarantee that the `QoS` class alone does not get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
-pub(super) enum Extra {
-    /// Nothing.
+pub(super) enum ExtraGuarantee {
     #[default]
     #[strum(serialize = "auto")]
     None,
-    /// Memory on nodes, as much as is requested.
+    /// The requested memory on nodes to which the container is bound.
     Memory,
-    /// The same, on a home node to which it is not bound.
+    /// The requested memory on a home node to which the container is not bound.
     Burstable,
 }
 
-/// What is wished for one container.
+/// Annotations that apply to one container, with the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wishes {
-    pub(super) placement: Placement,
-    pub(super) extra: Extra,
+pub(super) struct ContainerWishes {
+    pub(super) placement: PlacementAnnotation,
+    pub(super) extra: ExtraGuarantee,
     pub(super) preferred_nodes: Option<NodeSet>,
 }
 
-/// What a pod's annotations say.
+/// Parsed annotations of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Annotations {
-    pod: Given,
-    containers: BTreeMap<String, Given>,
-    /// What the pod as a whole wants.
+    pod: AnnotationValues,
+    containers: BTreeMap<String, AnnotationValues>,
+    /// The annotations for the whole pod.
     pub(super) terms: Terms,
-    /// What could not be understood, in sentences.
+    /// Messages about ignored annotations.
     pub(super) ignored: Vec<String>,
-    /// Whether `placement: off` is given where it is not allowed.
+    /// True if `placement: off` is set and not allowed.
     pub(super) wants_off: bool,
 }
 
-/// What is given for a pod or for one container.
+/// Annotations that can be set for a pod and for one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Given {
-    placement: Option<Placement>,
-    extra: Option<Extra>,
+struct AnnotationValues {
+    placement: Option<PlacementAnnotation>,
+    extra: Option<ExtraGuarantee>,
     preferred_nodes: Option<NodeSet>,
 }
 
-/// Takes a value; says whether it is one.
-fn take<T>(field: &mut Option<T>, value: Option<T>) -> bool {
+/// Sets an optional field. Returns false for an invalid value (`None`).
+fn set_option<T>(field: &mut Option<T>, value: Option<T>) -> bool {
     *field = value;
     field.is_some()
 }
@@ -117,51 +120,52 @@ fn nodes(value: &str) -> Option<NodeSet> {
     value.parse().ok().filter(|nodes: &NodeSet| !nodes.is_empty())
 }
 
-/// Values with commas between them; none if one is none.
+/// Parses values that are separated by commas; `None` if one is invalid.
 fn list<T: FromStr + Ord>(value: &str) -> Option<BTreeSet<T>> {
     value.split(',').map(|part| Some(part.trim()).filter(|part| !part.is_empty())?.parse().ok()).collect()
 }
 
-/// Names of workloads or labels; a label without a key names nothing.
+/// Parses names of workloads or labels; `None` for a label without a key.
 fn names(value: &str) -> Option<BTreeSet<String>> {
     list(value).filter(|names: &BTreeSet<String>| names.iter().all(|name| !name.starts_with('=')))
 }
 
-/// The name of a class, which may be unknown.
+/// Parses the name of a class, which need not exist.
 fn class(value: &str) -> Option<String> {
     (1..=32).contains(&value.len()).then(|| value.to_owned())
 }
 
-/// Takes what replaces a default; says whether it is one.
+/// Replaces a default. Returns false for an invalid value (`None`).
 fn set<T>(field: &mut T, value: Option<T>) -> bool {
     let Some(value) = value else { return false };
     *field = value;
     true
 }
 
-/// Takes what a whole pod wants: whether it is understood, and what is expected. `None`: there is no such name.
-fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'static str)> {
-    let named = "pods as namespace/name, or labels as key=value, with commas between them";
+/// Reads an annotation for the whole pod. Returns false for an invalid value, with the expected ones; `None` for an unknown name.
+fn read_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'static str)> {
+    let named = "pods as namespace/name, or labels as key=value, separated by commas";
     Some(match name {
-        "topology-policy" => {
-            (take(&mut terms.policy, value.parse().ok()), "none, best-effort, restricted or single-numa-node")
-        }
-        "topology-scope" => (take(&mut terms.scope, value.parse().ok()), "container or pod"),
-        "tiers" => (take(&mut terms.tiers, value.parse().ok()), "attached or strict"),
+        "topology-policy" => (
+            set_option(&mut terms.policy, value.parse().ok()),
+            "none, best-effort, restricted or single-numa-node",
+        ),
+        "topology-scope" => (set_option(&mut terms.scope, value.parse().ok()), "container or pod"),
+        "tiers" => (set_option(&mut terms.tiers, value.parse().ok()), "attached or strict"),
         "memory-tiers" => {
-            (set(&mut terms.memory_tiers, list(value)), "dram, hbm or cxl, with commas between")
+            (set(&mut terms.memory_tiers, list(value)), "dram, hbm or cxl, separated by commas")
         }
         "cpu-kinds" => (
             set(&mut terms.cpu_kinds, list(value)),
-            "performance, efficiency, high-frequency, isolated or nohz-full, with commas between",
+            "performance, efficiency, high-frequency, isolated or nohz-full, separated by commas",
         ),
         "with" => (set(&mut terms.with, names(value)), named),
         "apart" => (set(&mut terms.apart, names(value)), named),
         "memory-policy" => (
-            take(&mut terms.memory_policy, value.parse().ok()),
+            set_option(&mut terms.memory_policy, value.parse().ok()),
             "bind, preferred-many, interleave or weighted-interleave",
         ),
-        "resctrl-class" => (take(&mut terms.resctrl_class, class(value)), "the name of a class"),
+        "resctrl-class" => (set_option(&mut terms.resctrl_class, class(value)), "the name of a class"),
         "hide-siblings" => (set(&mut terms.hide_siblings, value.parse().ok()), "true or false"),
         "same-cache" => (set(&mut terms.same_cache, value.parse().ok()), "true or false"),
         "immovable" => (set(&mut terms.immovable, value.parse().ok()), "true or false"),
@@ -169,16 +173,16 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
     })
 }
 
-/// The beginning of a text of others.
+/// Returns the first characters of a text, for a message.
 fn shown(text: &str) -> Cow<'_, str> {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]).into(),
         None => text.into(),
     }
 }
 
 impl Annotations {
-    /// Reads a pod's annotations; those of others are passed over.
+    /// Reads the annotations of a pod. Annotations that are not for numaward are skipped.
     pub(super) fn read(annotations: &BTreeMap<String, String>) -> Self {
         let mut read = Self::default();
         let mut ignored = 0;
@@ -187,43 +191,45 @@ impl Annotations {
             let (container, target) = match prefix.strip_suffix("numaward.io") {
                 Some("") => (None, &mut read.pod),
                 Some(prefix) => match prefix.strip_suffix('.') {
-                    Some(of) => (Some(of), read.containers.entry(of.to_owned()).or_default()),
+                    Some(name) => (Some(name), read.containers.entry(name.to_owned()).or_default()),
                     None => continue,
                 },
                 None => continue,
             };
             let value = value.trim();
             let mut terms = read.terms.clone();
-            let (is_taken, expected) = match (name, container) {
-                _ if value.len() > LONGEST_VALUE => (false, "at most 4096 bytes"),
-                ("placement", _) => (take(&mut target.placement, value.parse().ok()), "auto, shared or off"),
+            let (is_valid, expected) = match (name, container) {
+                _ if value.len() > MAX_VALUE_BYTES => (false, "at most 4096 bytes"),
+                ("placement", _) => {
+                    (set_option(&mut target.placement, value.parse().ok()), "auto, shared or off")
+                }
                 ("guarantee", _) => {
-                    (take(&mut target.extra, value.parse().ok()), "auto, memory or burstable")
+                    (set_option(&mut target.extra, value.parse().ok()), "auto, memory or burstable")
                 }
                 ("preferred-nodes", _) => {
-                    (take(&mut target.preferred_nodes, nodes(value)), "a list of nodes such as 0-1")
+                    (set_option(&mut target.preferred_nodes, nodes(value)), "a list of nodes such as 0-1")
                 }
-                (name, of) => match (of, take_term(&mut terms, name, value)) {
-                    (None, Some(taken)) => {
+                (name, container) => match (container, read_term(&mut terms, name, value)) {
+                    (None, Some(result)) => {
                         read.terms = terms;
-                        taken
+                        result
                     }
                     (Some(_), Some(_)) => (false, "this annotation for the whole pod only"),
                     (_, None) => (false, "the name of an annotation that numaward has"),
                 },
             };
-            if is_taken {
+            if is_valid {
                 continue;
             }
             ignored += 1;
-            if ignored <= MOST_IGNORED {
+            if ignored <= MAX_IGNORED_NOTES {
                 let (key, value) = (shown(key), shown(value));
-                let why = format!("the annotation {key}: {value:?} is ignored (expected {expected})");
-                read.ignored.push(why);
+                let note = format!("the annotation {key}: {value:?} is ignored (expected {expected})");
+                read.ignored.push(note);
             }
         }
-        if ignored > MOST_IGNORED {
-            read.ignored.push(format!("{} more annotations are ignored", ignored - MOST_IGNORED));
+        if ignored > MAX_IGNORED_NOTES {
+            read.ignored.push(format!("{} more annotations are ignored", ignored - MAX_IGNORED_NOTES));
         }
         let both: Vec<String> = read.terms.with.intersection(&read.terms.apart).cloned().collect();
         if !both.is_empty() {
@@ -237,12 +243,12 @@ impl Annotations {
         read
     }
 
-    /// Takes `guarantee: burstable` as not given: the strategy `kubelet` does not know it.
+    /// Ignores `guarantee: burstable`, which the strategy `kubelet` does not have.
     #[must_use]
     pub(super) fn without_burstable(mut self) -> Self {
         let mut is_given = false;
         for given in self.containers.values_mut().chain([&mut self.pod]) {
-            is_given |= given.extra.take_if(|extra| *extra == Extra::Burstable).is_some();
+            is_given |= given.extra.take_if(|extra| *extra == ExtraGuarantee::Burstable).is_some();
         }
         if is_given {
             self.ignored.push(
@@ -252,7 +258,8 @@ impl Annotations {
         self
     }
 
-    /// Takes a memory policy as not given that a kernel of this release does not have: the container could not start.
+    /// Ignores a memory policy that a kernel of this release does not have: the container could not start with it. `None` is an unknown
+    /// release.
     #[must_use]
     pub(super) fn for_kernel(mut self, kernel: Option<KernelRelease>) -> Self {
         let is_newer = |policy: &mut MemoryPolicy| kernel.is_none_or(|kernel| kernel < since(*policy));
@@ -265,12 +272,12 @@ impl Annotations {
         self
     }
 
-    /// Takes `placement: off` for `shared`: this namespace may not opt out.
+    /// Replaces `placement: off` by `shared`, for a namespace that may not opt out.
     #[must_use]
     pub(super) fn without_off(mut self) -> Self {
         for given in self.containers.values_mut().chain([&mut self.pod]) {
-            if given.placement == Some(Placement::Off) {
-                given.placement = Some(Placement::Shared);
+            if given.placement == Some(PlacementAnnotation::Off) {
+                given.placement = Some(PlacementAnnotation::Shared);
                 self.wants_off = true;
             }
         }
@@ -280,7 +287,18 @@ impl Annotations {
         self
     }
 
-    /// Takes as not given what gives a pod more than a quota counts: this namespace may not have it.
+    /// Replaces every placement but `off` by `shared`, for a namespace outside of `kubernetes.placementNamespaces`.
+    #[must_use]
+    pub(super) fn without_placement(mut self) -> Self {
+        for given in self.containers.values_mut() {
+            given.placement = given.placement.map(|placement| placement.max(PlacementAnnotation::Shared));
+        }
+        self.pod.placement = self.pod.placement.max(Some(PlacementAnnotation::Shared));
+        self.ignored.push(NAMESPACE_NOT_PLACED.to_owned());
+        self
+    }
+
+    /// Ignores annotations for resources that no quota counts, for a namespace that may not have them.
     #[must_use]
     pub(super) fn without_beyond_quota(mut self) -> Self {
         let given = [
@@ -295,11 +313,11 @@ impl Annotations {
         self
     }
 
-    /// What is wished for a container.
-    pub(super) fn of(&self, container: &str) -> Wishes {
-        let none = Given::default();
+    /// Returns the annotations that apply to a container.
+    pub(super) fn for_container(&self, container: &str) -> ContainerWishes {
+        let none = AnnotationValues::default();
         let (own, pod) = (self.containers.get(container).unwrap_or(&none), &self.pod);
-        Wishes {
+        ContainerWishes {
             placement: own.placement.or(pod.placement).unwrap_or_default(),
             extra: own.extra.or(pod.extra).unwrap_or_default(),
             preferred_nodes: own.preferred_nodes.as_ref().or(pod.preferred_nodes.as_ref()).cloned(),
@@ -322,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_overrides_its_pod() {
+    fn container_overrides_its_pod() {
         let read = read(&[
             ("numaward.io/placement", "shared"),
             ("numaward.io/preferred-nodes", "0-1"),
@@ -335,15 +353,16 @@ mod tests {
         ]);
         assert_eq!(read.ignored, [""; 0]);
         assert_eq!(read.terms.policy, Some(TopologyManagerPolicy::SingleNumaNode));
-        let (db, log, other) = (read.of("db"), read.of("log"), read.of("other"));
-        assert_eq!((db.placement, db.extra), (Placement::Auto, Extra::Memory));
-        assert_eq!((log.placement, log.extra), (Placement::Off, Extra::None));
-        assert_eq!(other.placement, Placement::Shared);
+        let (db, log, other) =
+            (read.for_container("db"), read.for_container("log"), read.for_container("other"));
+        assert_eq!((db.placement, db.extra), (PlacementAnnotation::Auto, ExtraGuarantee::Memory));
+        assert_eq!((log.placement, log.extra), (PlacementAnnotation::Off, ExtraGuarantee::None));
+        assert_eq!(other.placement, PlacementAnnotation::Shared);
         assert_eq!(other.preferred_nodes, Some("0-1".parse().unwrap()));
     }
 
     #[test]
-    fn a_pod_says_how_it_wants_to_be_placed() {
+    fn reads_annotations_of_the_whole_pod() {
         let read = read(&[
             ("numaward.io/topology-scope", "pod"),
             ("numaward.io/tiers", "strict"),
@@ -372,11 +391,14 @@ mod tests {
             same_cache: true,
             ..Terms::default()
         };
-        assert_eq!((read.terms.clone(), read.of("db").extra), (expected, Extra::Burstable));
+        assert_eq!(
+            (read.terms.clone(), read.for_container("db").extra),
+            (expected, ExtraGuarantee::Burstable)
+        );
     }
 
     #[test]
-    fn what_is_not_understood_is_ignored_and_told() {
+    fn reports_ignored_annotations() {
         for (key, value, expected) in [
             ("numaward.io/placement", "maybe", "auto, shared or off"),
             ("numaward.io/guarantee", "cpu", "auto, memory or burstable"),
@@ -403,13 +425,17 @@ mod tests {
         ] {
             let read = read(&[(key, value)]);
             assert!(matches!(&read.ignored[..], [text] if text.contains(key) && text.contains(expected)));
-            assert_eq!((read.of("db"), read.terms), (Wishes::default(), Terms::default()), "{key}: {value}");
+            assert_eq!(
+                (read.for_container("db"), read.terms),
+                (ContainerWishes::default(), Terms::default()),
+                "{key}: {value}"
+            );
         }
     }
 
     #[test]
-    fn what_a_pod_says_is_bounded() {
-        // Each range is short to write and long to work through.
+    fn annotations_are_bounded() {
+        // Each range is short, and expands to many nodes.
         let ranges = "0-65535,".repeat(1 << 15);
         let names = vec!["shop/db"; 1 << 15].join(",");
         let many: Vec<_> = (0..1000).map(|number| (format!("c{number}.numaward.io/place"), "x")).collect();
@@ -421,42 +447,67 @@ mod tests {
         given.extend(many.iter().map(|(key, value)| (key.as_str(), *value)));
         let read = read(&given);
         let apart = ["a\nb".to_owned()].into();
-        assert_eq!((read.of("db"), &read.terms), (Wishes::default(), &Terms { apart, ..Terms::default() }));
-        assert_eq!(read.ignored.len(), MOST_IGNORED + 1);
+        assert_eq!(
+            (read.for_container("db"), &read.terms),
+            (ContainerWishes::default(), &Terms { apart, ..Terms::default() })
+        );
+        assert_eq!(read.ignored.len(), MAX_IGNORED_NOTES + 1);
         assert_eq!(
             read.ignored.last().unwrap(),
-            &format!("{} more annotations are ignored", 1002 - MOST_IGNORED)
+            &format!("{} more annotations are ignored", 1002 - MAX_IGNORED_NOTES)
         );
         assert!(read.ignored.iter().all(|text| text.len() < 400), "{:?}", read.ignored);
     }
 
     #[test]
-    fn what_it_wants_to_be_with_it_cannot_be_apart_from() {
+    fn with_overrides_apart() {
         let read = read(&[("numaward.io/with", "shop/db"), ("numaward.io/apart", "app=batch,shop/db")]);
         assert_eq!(read.terms.apart, ["app=batch".to_owned()].into());
         assert!(matches!(&read.ignored[..], [text] if text.contains("shop/db")), "{:?}", read.ignored);
     }
 
     #[test]
-    fn off_counts_as_shared_where_it_is_not_allowed() {
+    fn off_counts_as_shared_unless_allowed() {
         let given = read(&[("numaward.io/placement", "off"), ("db.numaward.io/placement", "auto")]);
         let read = given.without_off();
-        assert_eq!((read.of("db").placement, read.of("web").placement), (Placement::Auto, Placement::Shared));
+        assert_eq!(
+            (read.for_container("db").placement, read.for_container("web").placement),
+            (PlacementAnnotation::Auto, PlacementAnnotation::Shared)
+        );
         assert!(read.wants_off && read.ignored == [OFF_IGNORED], "{:?}", read.ignored);
         let other = Annotations::default().without_off();
         assert!(!other.wants_off && other.ignored.is_empty());
     }
 
     #[test]
-    fn burstable_is_as_if_not_given_where_the_strategy_does_not_know_it() {
+    fn unlisted_namespace_counts_as_shared() {
+        let placements = |annotations: &[(&str, &str)]| {
+            let read = read(annotations).without_placement();
+            assert_eq!(read.ignored, [NAMESPACE_NOT_PLACED]);
+            ["db", "web"].map(|name| read.for_container(name).placement)
+        };
+        assert_eq!(placements(&[]), [PlacementAnnotation::Shared; 2]);
+        let both = [("numaward.io/placement", "auto"), ("db.numaward.io/placement", "off")];
+        assert_eq!(placements(&both), [PlacementAnnotation::Off, PlacementAnnotation::Shared]);
+        // The annotation of the pod counts for a container with another annotation.
+        let off = [("numaward.io/placement", "off"), ("db.numaward.io/guarantee", "memory")];
+        assert_eq!(placements(&off), [PlacementAnnotation::Off; 2]);
+        assert_eq!(placements(&[("db.numaward.io/placement", "auto")]), [PlacementAnnotation::Shared; 2]);
+    }
+
+    #[test]
+    fn strategy_kubelet_ignores_burstable() {
         let given = read(&[("numaward.io/guarantee", "memory"), ("db.numaward.io/guarantee", "burstable")]);
         let read = given.without_burstable();
-        assert_eq!((read.of("db").extra, read.of("web").extra), (Extra::Memory, Extra::Memory));
+        assert_eq!(
+            (read.for_container("db").extra, read.for_container("web").extra),
+            (ExtraGuarantee::Memory, ExtraGuarantee::Memory)
+        );
         assert_eq!(read.ignored.len(), 1);
     }
 
     #[test]
-    fn a_policy_of_newer_kernels_is_as_if_not_given() {
+    fn ignores_policy_of_newer_kernels() {
         for (policy, kernel, is_kept) in [
             ("weighted-interleave", KernelRelease::new(6, 9), true),
             ("weighted-interleave", KernelRelease::new(6, 8), false),

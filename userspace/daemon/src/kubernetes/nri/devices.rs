@@ -1,10 +1,10 @@
-//! On which node a container's devices are.
+//! Nodes of the devices of a container.
 //!
-//! A device file names its driver and device by two numbers; sysfs leads from them to the device, and up from there
-//! to the one on a bus that knows its node (`numa_node`, -1 where the platform does not say).
+//! The runtime lists the device files of a container when it creates the container. In sysfs, the major and minor number of a device file
+//! lead to the device; the nearest ancestor of it on a bus has the node (`numa_node`, -1 if the platform does not report it).
 //!
-//! The runtime lists device files when a container is created. The kubelet has assigned devices before it runs the
-//! pod, and reports them, with the nodes that device plugins gave, by its PodResources API.
+//! The kubelet assigns devices before it runs the pod. It reports them, with the nodes from the device plugins, by its PodResources API. It
+//! also reports the devices of resource claims; [`claims`](super::claims) finds their nodes.
 
 use std::{
     collections::BTreeMap,
@@ -15,36 +15,55 @@ use std::{
 use numaward_config::Config;
 use numaward_engine::ContainerName;
 use numaward_kube::{
+    api::ClaimedDevice,
     nri::types::{Device, DeviceKind},
-    pod_resources::{CallError, Client, messages::PodResources},
+    pod_resources::{Client, PodResourcesError, messages::AssignedPodResources},
 };
 use numaward_topology::{NodeId, NodeSet};
 use tokio::{sync::Mutex, time::timeout};
 
 use crate::kubernetes::kubelet::pod_resources_socket;
 
-/// How long the kubelet is waited for: it answers from memory, and the runtime waits for us.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// The maximum number of devices of resource claims of a container: as many as a claim may have.
+const MAX_CLAIMED_DEVICES: usize = 256;
 
-/// Asks the kubelet for the devices of a pod.
+/// The maximum time of a request to the kubelet, which answers from memory. The runtime waits meanwhile.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Devices of a pod by container, as the kubelet reports them.
+#[derive(Debug, Default)]
+pub(super) struct AssignedDevices {
+    /// Nodes of the devices of device plugins.
+    pub(super) nodes: BTreeMap<ContainerName, NodeSet>,
+    pub(super) claimed: BTreeMap<ContainerName, Vec<NamedDevice>>,
+}
+
+/// A device of a resource claim, with its names in CDI files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamedDevice {
+    pub(super) device: ClaimedDevice,
+    pub(super) cdi_names: Vec<String>,
+}
+
+/// Client for the devices of a pod at the kubelet.
 #[derive(Debug)]
-pub(super) struct Kubelet {
+pub(super) struct DeviceClient {
     socket: PathBuf,
     client: Mutex<Option<Client>>,
 }
 
-impl Kubelet {
+impl DeviceClient {
     pub(super) fn new(config: &Config) -> Self {
         Self { socket: pod_resources_socket(config), client: Mutex::new(None) }
     }
 
-    /// The nodes of the devices of each container of a pod; none where they are not reported.
-    pub(super) async fn nodes(&self, namespace: &str, pod: &str) -> BTreeMap<ContainerName, NodeSet> {
+    /// Returns the devices of each container of a pod. It is empty if the kubelet does not report them.
+    pub(super) async fn assigned(&self, namespace: &str, pod: &str) -> AssignedDevices {
         if !self.socket.exists() {
-            return BTreeMap::new();
+            return AssignedDevices::default();
         }
-        match timeout(PATIENCE, self.ask(namespace, pod)).await {
-            Ok(Ok(found)) => return found.as_ref().map(of_pod).unwrap_or_default(),
+        match timeout(REQUEST_TIMEOUT, self.request(namespace, pod)).await {
+            Ok(Ok(found)) => return found.as_ref().map(assigned_devices).unwrap_or_default(),
             Ok(Err(error)) => {
                 tracing::debug!(namespace, pod, %error, "the kubelet does not report the pod's devices");
             }
@@ -52,10 +71,14 @@ impl Kubelet {
                 tracing::debug!(namespace, pod, "the kubelet does not report the pod's devices in time");
             }
         }
-        BTreeMap::new()
+        AssignedDevices::default()
     }
 
-    async fn ask(&self, namespace: &str, pod: &str) -> Result<Option<PodResources>, CallError> {
+    async fn request(
+        &self,
+        namespace: &str,
+        pod: &str,
+    ) -> Result<Option<AssignedPodResources>, PodResourcesError> {
         let client = {
             let mut known = self.client.lock().await;
             match &*known {
@@ -64,7 +87,7 @@ impl Kubelet {
             }
         };
         match client.get(namespace, pod).await {
-            // Older kubelets only list, and some have this call switched off.
+            // Older kubelets have the call List only, and a feature gate can switch Get off.
             Err(_) => {
                 let pods = client.list().await?;
                 Ok(pods.into_iter().find(|found| found.namespace == namespace && found.name == pod))
@@ -74,19 +97,36 @@ impl Kubelet {
     }
 }
 
-fn of_pod(pod: &PodResources) -> BTreeMap<ContainerName, NodeSet> {
-    let mut nodes: BTreeMap<ContainerName, NodeSet> = BTreeMap::new();
+fn assigned_devices(pod: &AssignedPodResources) -> AssignedDevices {
+    let mut assigned = AssignedDevices::default();
     for container in &pod.containers {
-        let of_container = nodes.entry(container.name.as_str().into()).or_default();
-        for topology in container.devices.iter().filter_map(|held| held.topology.as_ref()) {
-            of_container.extend(topology.node_set().iter());
+        let name = ContainerName::from(container.name.as_str());
+        let topologies = container.devices.iter().filter_map(|held| held.topology.as_ref());
+        let nodes: NodeSet =
+            topologies.flat_map(|topology| topology.node_set().iter().collect::<Vec<_>>()).collect();
+        if !nodes.is_empty() {
+            assigned.nodes.insert(name.clone(), nodes);
+        }
+        let claimed = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
+        let claimed: Vec<_> = claimed
+            .take(MAX_CLAIMED_DEVICES)
+            .map(|held| NamedDevice {
+                device: ClaimedDevice {
+                    driver: held.driver_name.clone(),
+                    pool: held.pool_name.clone(),
+                    device: held.device_name.clone(),
+                },
+                cdi_names: held.cdi_devices.clone(),
+            })
+            .collect();
+        if !claimed.is_empty() {
+            assigned.claimed.insert(name, claimed);
         }
     }
-    nodes.retain(|_, nodes| !nodes.is_empty());
-    nodes
+    assigned
 }
 
-/// The nodes of these devices. Devices whose node is not known, such as `/dev/null`, do not count.
+/// Returns the nodes of the devices. A device without a known node, such as `/dev/null`, adds none.
 pub(super) fn nodes(host_root: &Path, devices: &[Device]) -> NodeSet {
     devices.iter().filter_map(|device| node(host_root, device)).collect()
 }
@@ -96,12 +136,16 @@ fn node(host_root: &Path, device: &Device) -> Option<NodeId> {
         DeviceKind::Block => "block",
         DeviceKind::Character => "char",
     };
-    let sysfs = host_root.join("sys");
-    let link = sysfs.join("dev").join(kind).join(format!("{}:{}", device.major, device.minor));
-    let root = sysfs.canonicalize().ok()?;
+    let link = host_root.join("sys/dev").join(kind).join(format!("{}:{}", device.major, device.minor));
+    node_of_nearest(host_root, &link)
+}
+
+/// Returns the node of the nearest ancestor with one of a link into sysfs.
+pub(super) fn node_of_nearest(host_root: &Path, link: &Path) -> Option<NodeId> {
+    let root = host_root.join("sys").canonicalize().ok()?;
     let found = link.canonicalize().ok()?;
-    let above = found.ancestors().take_while(|above| above.starts_with(&root) && **above != root);
-    let mut nodes = above.filter_map(|above| std::fs::read_to_string(above.join("numa_node")).ok());
+    let ancestors = found.ancestors().take_while(|path| path.starts_with(&root) && **path != root);
+    let mut nodes = ancestors.filter_map(|path| std::fs::read_to_string(path.join("numa_node")).ok());
     nodes.find_map(|text| text.trim().parse().ok()).map(NodeId)
 }
 
@@ -112,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_device_that_knows_its_node_tells() {
+    fn finds_node_of_nearest_ancestor() {
         let root = tempfile::tempdir().unwrap();
         let sys = root.path().join("sys");
         let device = |path: &str, node: Option<&str>| {
@@ -137,14 +181,14 @@ mod tests {
             fs::create_dir_all(sys.join("dev").join(kind)).unwrap();
             symlink(sys.join("devices").join(path), sys.join("dev").join(kind).join(number)).unwrap();
         }
-        let of = |kind, major, minor| {
+        let nodes_of = |kind, major, minor| {
             let path = "/dev/x".to_owned();
             nodes(root.path(), &[Device { path, kind, major, minor }]).to_string()
         };
-        assert_eq!(of(DeviceKind::Character, 231, 192), "1");
-        assert_eq!(of(DeviceKind::Block, 8, 0), "0", "the bus says where the device does not");
-        assert_eq!(of(DeviceKind::Character, 226, 0), "0");
-        assert_eq!(of(DeviceKind::Character, 1, 3), "");
-        assert_eq!(of(DeviceKind::Block, 231, 192), "", "there is no such device");
+        assert_eq!(nodes_of(DeviceKind::Character, 231, 192), "1");
+        assert_eq!(nodes_of(DeviceKind::Block, 8, 0), "0", "the device has no node, its bus does");
+        assert_eq!(nodes_of(DeviceKind::Character, 226, 0), "0");
+        assert_eq!(nodes_of(DeviceKind::Character, 1, 3), "");
+        assert_eq!(nodes_of(DeviceKind::Block, 231, 192), "", "the device does not exist");
     }
 }

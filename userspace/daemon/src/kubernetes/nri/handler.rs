@@ -1,12 +1,16 @@
-//! Answers the container runtime.
+//! Handler of the calls of the container runtime.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
 use numaward_cgroup::{CgroupPath, knob};
-use numaward_config::policy::MemoryPolicy;
-use numaward_guarantee::{error::AdmissionError, pod::PodClaim, reconciler::ReconcilerHandle};
+use numaward_config::{kubernetes::HandlerPin, policy::MemoryPolicy};
+use numaward_guarantee::{
+    error::AdmissionError,
+    pod::{ContainerPlacementRequest, PodClaim},
+    reconciler::ReconcilerHandle,
+};
 use numaward_kube::{
     nri::{
         Handler,
@@ -17,45 +21,49 @@ use numaward_kube::{
     },
     pod::Notice,
 };
-use numaward_model::{EventReport, Settings as Held, pod};
+use numaward_model::{EventReport, Settings as HeldSettings, pod};
 use numaward_topology::{Bytes, NodeSet};
 use parking_lot::Mutex;
 
 use super::{
-    NriMetrics, Ports,
+    NriMetrics, PlacementPorts,
     annotations::OFF_IGNORED,
     memory_policy,
+    own_pins::OwnPins,
     refusals::Refusals,
-    request::{LeftAlone, RequestBuilder, id_of, settings_in},
+    request::{NotPlacedReason, RequestBuilder, id_of, settings_in},
+    sandbox,
     updates::PendingUpdates,
 };
 
-/// How long a pod is waited for that the API server has not reported yet, although pods are synced.
-const POD_PATIENCE: Duration = Duration::from_millis(300);
-const POD_PACE: Duration = Duration::from_millis(10);
-/// Reasons of a dry run.
-const WOULD_PLACE: &str = "NumaPlacementDryRun";
-const WOULD_REFUSE: &str = "NumaRefusalDryRun";
+/// The maximum time to wait for the API server to report a new pod, if pods are synced.
+const POD_TIMEOUT: Duration = Duration::from_millis(300);
+/// The interval of checks for the pod.
+const POD_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Reasons of the Kubernetes events of a dry run.
+const PLACEMENT_DRY_RUN: &str = "NumaPlacementDryRun";
+const REFUSAL_DRY_RUN: &str = "NumaRefusalDryRun";
 
-/// Asks the reconciler on behalf of the runtime.
+/// Handler that passes the calls of the runtime to the reconciler.
 #[derive(Clone)]
 pub(super) struct NriHandler {
     pub(super) reconciler: ReconcilerHandle,
-    pub(super) ports: Arc<dyn Ports>,
+    pub(super) ports: Arc<dyn PlacementPorts>,
     pub(super) builder: RequestBuilder,
     pub(super) figures: NriMetrics,
-    /// What is decided is reported, and nobody is held to it.
+    /// True if decisions are only reported.
     pub(super) is_dry_run: bool,
-    /// The UIDs of pods that were warned of `placement: off`.
+    /// UIDs of pods with a warning about `placement: off`, and `UID/HANDLER` of those with one about their runtime.
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
     pub(super) refusals: Refusals,
-    /// What the runtime does not know yet.
+    /// Settings that the runtime does not know yet.
     pub(super) pending: PendingUpdates,
-    pub(super) policies: memory_policy::Asked,
+    pub(super) policies: memory_policy::MemoryPolicyRequests,
+    pub(super) own_pins: OwnPins,
 }
 
-/// Settings as the runtime takes them.
-fn settings(of: &Held) -> Settings {
+/// Converts settings to the types of NRI.
+fn settings(held: &HeldSettings) -> Settings {
     let limit = |limit: Option<knob::Limit>| {
         limit.map(|limit| match limit {
             knob::Limit::Max => Limit::Unlimited,
@@ -63,12 +71,12 @@ fn settings(of: &Held) -> Settings {
         })
     };
     Settings {
-        cpus: of.cpus.clone(),
-        mems: of.mems.clone(),
-        memory_min: limit(of.memory_min),
-        memory_low: limit(of.memory_low),
-        memory_high: limit(of.memory_high),
-        cpu_quota: of.cpu_max.map(|quota| match quota {
+        cpus: held.cpus.clone(),
+        mems: held.mems.clone(),
+        memory_min: limit(held.memory_min),
+        memory_low: limit(held.memory_low),
+        memory_high: limit(held.memory_high),
+        cpu_quota: held.cpu_max.map(|quota| match quota {
             knob::Quota::Max => Limit::Unlimited,
             knob::Quota::Limited { quota, .. } => Limit::At(Duration::from_micros(quota)),
         }),
@@ -79,38 +87,38 @@ fn cgroup_of(container: &Container) -> Option<CgroupPath> {
     container.cgroup.as_ref().and_then(|path| path.parse().ok())
 }
 
-/// What can be done about a refusal for this reason, one of the kubelet's.
-fn ways_out(reason: &str) -> String {
+/// Returns the possible fixes for a refusal with this reason, which is one of the kubelet's.
+fn fixes(reason: &str) -> String {
     let other = match reason {
-        "TopologyAffinityError" => "ask for less, or for another policy (numaward.io/topology-policy)",
-        "SMTAlignmentError" => "ask for CPUs in whole cores",
-        "EmptyPodSharedPoolError" => "ask for more for the pod as a whole, or for less for its containers",
-        "UnexpectedAdmissionError" => "ask for less",
-        _ => "correct what the pod asks for",
+        "TopologyAffinityError" => "request less, or another policy (numaward.io/topology-policy)",
+        "SMTAlignmentError" => "request CPUs in whole cores",
+        "EmptyPodSharedPoolError" => "request more for the pod, or less for its containers",
+        "UnexpectedAdmissionError" => "request less",
+        _ => "correct the requests of the pod",
     };
     format!(
-        "Ways out: wait for room; delete the pod, so that it is scheduled anew (by what is free on the nodes: \
-         kubernetes.nodeResourceTopology); {other}"
+        "Fixes: wait for free resources; delete the pod, so that it is scheduled again (with kubernetes.nodeResourceTopology: by \
+         the free resources of the nodes); {other}"
     )
 }
 
-/// A pod in sentences.
-fn pod_of(pod: &Pod) -> String {
+/// Describes a pod for messages.
+fn describe_pod(pod: &Pod) -> String {
     format!("pod {}/{}", pod.namespace, pod.name)
 }
 
-/// A container in sentences.
-fn container_of(pod: &Pod, container: &Container) -> String {
+/// Describes a container for messages.
+fn describe_container(pod: &Pod, container: &Container) -> String {
     format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name)
 }
 
-/// The name of a container, as it is served.
+/// Returns the label of a container in metrics and the API.
 fn full_name(pod: &Pod, container: &Container) -> String {
     pod::container_name(&pod.namespace, &pod.name, &container.name)
 }
 
-/// What is held, in words; none if that is nothing.
-fn held_by(allocation: &Allocation) -> Option<String> {
+/// Describes the CPUs and memory of a guarantee; `None` without any.
+fn describe_guarantee(allocation: &Allocation) -> Option<String> {
     let cpus = (!allocation.cpus.is_empty()).then(|| format!("CPUs {}", allocation.cpus));
     let memory = allocation.memory.iter().map(|block| {
         let nodes = if block.nodes.contains([',', '-']) { "nodes" } else { "node" };
@@ -120,54 +128,65 @@ fn held_by(allocation: &Allocation) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// A change as the runtime takes it. One that fails must not keep others from being made.
-pub(super) fn update(container: String, of: &Held) -> Update {
-    Update { container, settings: settings(of), ignore_failure: true }
+/// Converts a change of settings to the type of NRI. If it fails, the other changes of the same answer are still made.
+pub(super) fn update(container: String, held: &HeldSettings) -> Update {
+    Update { container, settings: settings(held), ignore_failure: true }
 }
 
 impl NriHandler {
-    /// Counts and reports a container that was started without what it should have had.
+    /// Counts and reports a container that started without the CPUs and nodes of a guarantee.
     fn unpinned(&self, pod: &Pod, container: &Container, reason: &'static str) {
         if self.is_dry_run {
             return;
         }
         self.figures.unpinned(reason);
-        let (Pod { namespace, name, .. }, of) = (pod, &container.name);
-        let what = format!("Container {of} of pod {namespace}/{name}");
-        let message = format!("{what} started without what it should have had: {reason}.");
+        let (Pod { namespace, name, .. }, container_name) = (pod, &container.name);
+        let message = format!(
+            "Container {container_name} of pod {namespace}/{name} started unpinned, without the CPUs and nodes of a guarantee: {reason}."
+        );
         let report = EventReport::new(EventKind::UnpinnedStart, message)
             .detail("reason", reason)
             .detail("pod", format_args!("{namespace}/{name}"))
-            .detail("container", of);
+            .detail("container", container_name);
         self.ports.report(cgroup_of(container).as_ref(), report);
     }
 
-    /// Has those who look at the pod in the API server know something.
+    /// Creates a Kubernetes event for a pod.
     fn notify(&self, pod: &Pod, reason: &str, message: String, is_warning: bool) {
         self.builder.pods.notify(Notice { pod: id_of(pod), reason: reason.to_owned(), message, is_warning });
     }
 
-    /// Reports what was decided in a dry run, here and to those who look at the pod.
-    fn would(&self, pod: &Pod, cgroup: Option<&CgroupPath>, reason: &str, message: String) {
-        let of = format!("{}/{}", pod.namespace, pod.name);
-        let report = EventReport::new(EventKind::Decided, message.clone()).detail("pod", of);
+    /// Reports a decision of a dry run as an event of numaward and as a Kubernetes event.
+    fn report_dry_run(&self, pod: &Pod, cgroup: Option<&CgroupPath>, reason: &str, message: String) {
+        let full_name = format!("{}/{}", pod.namespace, pod.name);
+        let report = EventReport::new(EventKind::Decided, message.clone()).detail("pod", full_name);
         self.ports.report(cgroup, report.detail("reason", reason));
         self.notify(pod, reason, message, false);
     }
 
-    /// Reports where a container would be, unless nothing would be promised to it.
-    fn would_place(&self, pod: &Pod, container: &Container) {
+    /// Reports the guarantee that a container would have, if any.
+    fn report_dry_placement(&self, pod: &Pod, container: &Container) {
         let Some(cgroup) = cgroup_of(container) else { return };
         let held = self.reconciler.allocations();
         let path = cgroup.to_string();
-        let held = held.allocations.iter().find(|held| held.cgroup == path).and_then(|held| held_by(held));
+        let held = held
+            .allocations
+            .iter()
+            .find(|held| held.cgroup == path)
+            .and_then(|held| describe_guarantee(held));
         if let Some(held) = held {
-            let what = container_of(pod, container);
-            self.would(pod, Some(&cgroup), WOULD_PLACE, format!("Dry run: {what} would have had {held}."));
+            let what = describe_container(pod, container);
+            self.report_dry_run(
+                pod,
+                Some(&cgroup),
+                PLACEMENT_DRY_RUN,
+                format!("Dry run: {what} would have had {held}."),
+            );
         }
     }
 
-    /// The memory policy to ask the runtime for: over any node, of which the kernel takes those of the cpuset.
+    /// Returns the memory policy to request from the runtime. Its nodes are all online ones: the kernel reduces them to those of the
+    /// cpuset.
     fn memory_policy(
         &self,
         pod: &Pod,
@@ -176,104 +195,104 @@ impl NriHandler {
     ) -> Option<(MemoryPolicy, NodeSet)> {
         let runtime = self.policies.runtime.get().and_then(|status| status.borrow().runtime.clone());
         if let Some(runtime) = runtime.filter(|runtime| !runtime.sets_memory_policies()) {
-            let why = format!(
+            let reason = format!(
                 "{} {} ignores memory policies, which need NRI 0.12 or newer (containerd 2.3)",
                 runtime.name, runtime.version
             );
-            self.without_policy(pod, container, policy, &why);
+            self.report_missing_policy(pod, container, policy, &reason);
             return None;
         }
         self.policies.waiting.lock().insert(container.id.clone(), policy);
         Some((policy, self.online().mems))
     }
 
-    /// Reports a container that is about to start without the memory policy that the runtime was asked for.
+    /// Reports a container that is about to start without the requested memory policy.
     async fn check_memory_policy(&self, pod: &Pod, container: &Container) {
         let policy = self.policies.waiting.lock().remove(&container.id);
         let (Some(policy), Some(pid)) = (policy, container.pid) else { return };
         let host_root = self.policies.host_root.clone();
-        let looked =
+        let checked =
             tokio::task::spawn_blocking(move || memory_policy::is_set(&host_root, pid, policy)).await;
-        match looked {
+        match checked {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => {
-                let why = "its first process does not have it: the OCI runtime may be too old (runc sets it from 1.4 on)";
-                self.without_policy(pod, container, policy, why);
+                let reason = "its first process does not have it: the OCI runtime may be too old (runc sets it from 1.4 on)";
+                self.report_missing_policy(pod, container, policy, reason);
             }
             Ok(Err(error)) => tracing::warn!(
                 namespace = pod.namespace,
                 pod = pod.name,
                 container = container.name,
                 %error,
-                "whether the memory policy {policy} is set cannot be seen, which needs SYS_PTRACE and the host's process ids"
+                "cannot check that the memory policy {policy} is set: this needs SYS_PTRACE and the process ids of the host"
             ),
-            Err(error) => tracing::error!(%error, "whether a memory policy is set was not looked up"),
+            Err(error) => tracing::error!(%error, "the check of a memory policy failed"),
         }
     }
 
-    /// Counts and reports a container without the memory policy that its pod asks for.
-    fn without_policy(&self, pod: &Pod, container: &Container, policy: MemoryPolicy, why: &str) {
+    /// Counts and reports a container without the memory policy that its pod requests.
+    fn report_missing_policy(&self, pod: &Pod, container: &Container, policy: MemoryPolicy, reason: &str) {
         self.figures.memory_policies_missing.inc();
-        let what = container_of(pod, container);
-        tracing::warn!("{what} starts without the memory policy {policy}: {why}");
+        let what = describe_container(pod, container);
+        tracing::warn!("{what} starts without the memory policy {policy}: {reason}");
         let message =
-            format!("Container {} starts without the memory policy {policy}: {why}.", container.name);
+            format!("Container {} starts without the memory policy {policy}: {reason}.", container.name);
         self.notify(pod, "NumaMemoryPolicyMissing", message, true);
     }
 
-    /// Admits a pod as a whole, with the devices that the kubelet has assigned to it.
+    /// Admits all containers of a pod together, with the devices that the kubelet has assigned to them.
     async fn admit_pod(&self, pod: &Pod) -> Result<(), AdmissionError> {
-        let mut ask = self.builder.pod(pod);
-        if !matches!(ask.asked, PodClaim::Pod(_)) {
+        let mut request = self.builder.pod(pod);
+        if !matches!(request.asked, PodClaim::Pod(_)) {
             return Ok(());
         }
-        self.builder.add_devices(pod, &mut ask).await;
-        self.reconciler.run_pod(ask).await
+        self.builder.add_devices(pod, None, &mut request).await;
+        self.reconciler.run_pod(request).await
     }
 
-    /// Waits a moment for the API server to report a pod.
+    /// Waits until the API server reports a pod, for at most [`POD_TIMEOUT`].
     async fn await_pod(&self, pod: &Pod) {
         if self.builder.pods.is_synced() {
             let known = async {
                 while self.builder.known(pod).is_none() {
-                    tokio::time::sleep(POD_PACE).await;
+                    tokio::time::sleep(POD_POLL_INTERVAL).await;
                 }
             };
             // Static pods may never be reported.
-            let _ = tokio::time::timeout(POD_PATIENCE, known).await;
+            let _ = tokio::time::timeout(POD_TIMEOUT, known).await;
         }
     }
 
-    /// Warns once of `placement: off` where a pod may not opt out.
-    fn warn_of_off(&self, pod: &Pod) {
+    /// Warns once of each pod with `placement: off` that may not opt out.
+    fn warn_of_ignored_off(&self, pod: &Pod) {
         let mut warned = self.warned.lock();
         if self.builder.annotations(pod).wants_off && warned.insert(pod.uid.clone()) {
-            // For hosts without an API server, too.
+            // The log has the warning also on hosts without an API server.
             tracing::warn!(namespace = pod.namespace, pod = pod.name, "{OFF_IGNORED}");
             self.notify(pod, "NumaPlacementOffIgnored", OFF_IGNORED.to_owned(), true);
         }
     }
 
-    /// What to say to a request that was not granted: only the engine's refusals fail anything.
+    /// Returns the answer to a request that failed. Only a refusal of the engine is passed to the runtime.
     fn refused(&self, pod: &Pod, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
         let AdmissionError::Rejected(rejection, explanation) = refused else {
-            tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
+            tracing::error!(pod = pod.name, error = %refused, "the pod or one of its containers cannot be placed");
             return Ok(());
         };
         let notes: Vec<_> = explanation.notes.iter().map(|note| format!("; {note}")).collect();
         let notes = notes.concat();
         if self.is_dry_run {
             let message = format!("Dry run: {what} would have been refused: {refused}{notes}");
-            self.would(pod, None, WOULD_REFUSE, message);
+            self.report_dry_run(pod, None, REFUSAL_DRY_RUN, message);
             return Ok(());
         }
         self.figures.refused.inc();
         self.refusals.refused(pod, &rejection.reason);
         let text = format!("numaward cannot place {what}: {refused}");
-        // The API server takes no more than 1024 bytes, and what each node has free may be long.
+        // The API server accepts 1024 bytes, and the list of free resources by node may be long: it comes last.
         let reason = &rejection.reason;
         let outlook = self.refusals.outlook(reason);
-        let mut message = format!("{reason}. {outlook} {}. In full: {text}.", ways_out(reason));
+        let mut message = format!("{reason}. {outlook} {}. Details: {text}.", fixes(reason));
         for note in &explanation.notes {
             message = format!("{message} Note: {note}.");
         }
@@ -281,16 +300,16 @@ impl NriHandler {
         Err(Refusal(text))
     }
 
-    /// What to say to a change that was not made: what is not in anybody's way goes on without us.
+    /// Returns the answer to a resize that failed. Errors other than these are logged, and the runtime makes the change.
     fn not_resized(&self, pod: &Pod, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
         let (AdmissionError::Resize(_) | AdmissionError::Failed(_) | AdmissionError::Enforce(_)) = refused
         else {
-            tracing::error!(%what, error = %refused, "cannot be resized as asked");
+            tracing::error!(%what, error = %refused, "the resize cannot be applied as requested");
             return Ok(());
         };
         if self.is_dry_run {
             let message = format!("Dry run: the resize of {what} would have been refused: {refused}");
-            self.would(pod, None, WOULD_REFUSE, message);
+            self.report_dry_run(pod, None, REFUSAL_DRY_RUN, message);
             return Ok(());
         }
         self.figures.refused.inc();
@@ -301,31 +320,39 @@ impl NriHandler {
     async fn create(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
         self.ports.update_containers(vec![(container.id.clone(), full_name(&pod, &container))], false);
         if self.refusals.is_not_admitted(&pod.uid) {
-            // There may be room by now.
+            // Resources may have become free.
             if let Err(refused) = self.admit_pod(&pod).await {
-                self.refused(&pod, &pod_of(&pod), &refused)?;
+                self.refused(&pod, &describe_pod(&pod), &refused)?;
             }
             self.refusals.admitted(&pod.uid);
         }
-        let ask = match self.builder.container(&pod, &container) {
-            Ok(ask) => ask,
-            Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
-            Err(LeftAlone::NoCgroup) => {
+        if self.builder.pin(&pod) != HandlerPin::Container {
+            self.place_sandbox(&pod, &container).await?;
+            return Ok(Creation { updates: self.pending(&container.id), ..Creation::default() });
+        }
+        let mut request = match self.builder.container(&pod, &container) {
+            Ok(request) => request,
+            Err(NotPlacedReason::OptedOut) => return Ok(Creation::default()),
+            Err(NotPlacedReason::NoCgroup) => {
                 let problem = container.malformed.first().map(ToString::to_string);
                 tracing::warn!(
                     pod = pod.name,
                     container = container.name,
                     problem,
-                    "has no cgroup that we know"
+                    "the cgroup of the container is unknown"
                 );
                 self.unpinned(&pod, &container, NoAnswerReason::Unreadable(String::new()).label());
                 return Ok(Creation::default());
             }
         };
-        let is_whole = matches!(ask.pod.asked, PodClaim::Pod(_));
+        let is_of_pod = matches!(request.pod.asked, PodClaim::Pod(_));
+        if matches!(request.pod.asked, PodClaim::Container(_)) {
+            // Otherwise, the pod was admitted with its devices.
+            self.builder.add_devices(&pod, Some(&container), &mut request.pod).await;
+        }
         let id = container.id.clone();
-        let policy = ask.pod.terms.memory_policy;
-        match self.reconciler.create(ask).await {
+        let (policy, has) = (request.pod.terms.memory_policy, request.has.clone());
+        match self.reconciler.create(request).await {
             Ok((wanted, unpinned)) => {
                 match unpinned {
                     Some(reason) => self.unpinned(&pod, &container, reason.label()),
@@ -333,33 +360,102 @@ impl NriHandler {
                     None => drop(self.figures.placed.inc()),
                 }
                 let settings = settings(&wanted);
+                if settings.cpus.is_some() || settings.mems.is_some() {
+                    self.own_pins.add(id.clone(), has);
+                }
                 let policy = policy.filter(|_| self.policies.is_on);
                 let memory_policy = policy.and_then(|policy| self.memory_policy(&pod, &container, policy));
                 Ok(Creation { settings, memory_policy, updates: self.pending(&id) })
             }
-            // Its pod would not have come so far, and that was reported.
-            Err(AdmissionError::Rejected(..)) if self.is_dry_run && is_whole => Ok(Creation::default()),
-            Err(refused) => {
-                self.refused(&pod, &container_of(&pod, &container), &refused).map(|()| Creation::default())
-            }
+            // The pod would have been refused earlier, and that was reported.
+            Err(AdmissionError::Rejected(..)) if self.is_dry_run && is_of_pod => Ok(Creation::default()),
+            Err(refused) => self
+                .refused(&pod, &describe_container(&pod, &container), &refused)
+                .map(|()| Creation::default()),
         }
     }
 
-    /// What an answer about this container changes besides.
+    /// Builds the request for a container that starts and may be unknown to the reconciler, unless another plugin has pinned the container.
+    fn started(&self, pod: &Pod, container: &Container) -> Option<ContainerPlacementRequest> {
+        let is_pinned = container.resources.is_pinned();
+        let original = self.own_pins.original(&container.id).filter(|_| is_pinned);
+        if is_pinned && original.is_none() {
+            return None;
+        }
+        let request = self.builder.container(pod, container).ok()?;
+        // The settings of an earlier start are not those that the container would have without numaward.
+        Some(ContainerPlacementRequest { has: original.unwrap_or(request.has), ..request })
+    }
+
+    /// Places the cgroup of a pod with all its containers in the sandbox.
+    async fn place_sandbox(&self, pod: &Pod, container: &Container) -> Result<(), Refusal> {
+        if self.builder.pin(pod) == HandlerPin::None {
+            self.report_no_guarantee(pod);
+        }
+        let request = match self.builder.sandbox(pod) {
+            Ok(request) => request,
+            Err(NotPlacedReason::OptedOut) => return Ok(()),
+            Err(NotPlacedReason::NoCgroup) => {
+                tracing::warn!(
+                    pod = pod.name,
+                    "the cgroup of the pod is unknown, and its sandbox is not placed"
+                );
+                self.unpinned(pod, container, NoAnswerReason::Unreadable(String::new()).label());
+                return Ok(());
+            }
+        };
+        let id = request.id.clone();
+        match self.reconciler.create(request).await {
+            Ok((_, unpinned)) => {
+                // The sandbox runs already, so its cgroup exists.
+                let bound = self.reconciler.bind(id, None).await.ok().flatten();
+                match unpinned.or(bound) {
+                    Some(reason) => self.unpinned(pod, container, reason.label()),
+                    None if self.is_dry_run => {}
+                    None => drop(self.figures.placed.inc()),
+                }
+                Ok(())
+            }
+            Err(refused) => self.refused(pod, &describe_pod(pod), &refused),
+        }
+    }
+
+    /// Reports once that a pod gets no guarantee because of its runtime.
+    fn report_no_guarantee(&self, pod: &Pod) {
+        let key = format!("{}/{}", pod.uid, pod.runtime_handler);
+        if !self.builder.has_claim(pod) || !self.warned.lock().insert(key) {
+            return;
+        }
+        let message = format!(
+            "The pod gets no CPUs and nodes of its own: with the runtime handler {}, its containers run in the sandbox. \
+             kubernetes.runtimeHandlers in numaward's configuration can pin the sandbox.",
+            pod.runtime_handler
+        );
+        tracing::warn!(namespace = pod.namespace, pod = pod.name, "{message}");
+        self.notify(pod, "NumaRuntimeNotPlaced", message, true);
+    }
+
+    /// Returns pending changes of other containers, to send with the answer about this one.
     fn pending(&self, about: &str) -> Vec<Update> {
         if self.is_dry_run { Vec::new() } else { self.pending.take(about, &self.online()) }
     }
 
-    /// Compares what runs with what is promised: what the runtime is to change.
+    /// Compares the running containers with the guarantees. Returns the changes that the runtime has to make.
     async fn compare(&self, snapshot: Snapshot) -> Vec<Update> {
         self.pending.clear();
-        let online = self.online();
-        let asks: Vec<_> = snapshot
+        let (online, mut placed_pods) = (self.online(), BTreeSet::new());
+        let requests: Vec<_> = snapshot
             .containers
             .iter()
             .filter(|container| container.state != ContainerState::Stopped)
             .filter_map(|container| {
                 let pod = snapshot.pods.get(&container.pod_id)?;
+                if self.builder.pin(pod) != HandlerPin::Container {
+                    return placed_pods
+                        .insert(pod.id.clone())
+                        .then(|| self.builder.sandbox(pod).ok())
+                        .flatten();
+                }
                 self.builder.running(pod, container, &online).ok()
             })
             .collect();
@@ -369,27 +465,37 @@ impl NriHandler {
         self.refusals.compare(&snapshot);
         let is_complete = snapshot.unreadable == 0;
         self.ports.update_containers(named.collect(), is_complete);
-        snapshot.pods.values().for_each(|pod| self.warn_of_off(pod));
+        snapshot.pods.values().for_each(|pod| self.warn_of_ignored_off(pod));
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
-        let count = asks.len();
-        match self.reconciler.synchronize(asks, sandboxes, is_complete).await {
+        let count = requests.len();
+        match self.reconciler.synchronize(requests, sandboxes, is_complete).await {
             Ok(synchronized) => {
                 tracing::info!(
                     containers = count,
                     updates = synchronized.updates.len(),
                     unpinned = synchronized.unpinned.len(),
-                    "compared with what the container runtime runs"
+                    "compared the guarantees with the containers of the runtime"
                 );
+                // A container that has ended before the connection may have been pinned by another program.
+                let listed = snapshot.containers.iter().filter(|container| {
+                    container.state != ContainerState::Stopped
+                        || self.own_pins.original(&container.id).is_some()
+                });
+                let own = listed.map(|container| container.id.clone());
+                let foreign: BTreeSet<_> = synchronized.foreign.into_iter().collect();
+                self.own_pins.compare(own.filter(|id| !foreign.contains(id)), is_complete);
                 for container in &snapshot.containers {
                     let found = synchronized.unpinned.iter().find(|(id, _)| *id == container.id);
                     if let (Some((_, reason)), Some(pod)) = (found, snapshot.pods.get(&container.pod_id)) {
                         self.unpinned(pod, container, reason.label());
                     }
                 }
-                synchronized.updates.into_iter().map(|found| update(found.id, &found.settings)).collect()
+                let of_containers =
+                    synchronized.updates.into_iter().filter(|found| !sandbox::is_id(&found.id));
+                of_containers.map(|found| update(found.id, &found.settings)).collect()
             }
             Err(error) => {
-                tracing::error!(%error, "what runs cannot be compared with what is promised");
+                tracing::error!(%error, "the guarantees cannot be compared with the containers of the runtime");
                 Vec::new()
             }
         }
@@ -403,30 +509,30 @@ impl Handler for NriHandler {
 
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
         let handler = self.clone();
-        // Goes on when the runtime waits no longer: what is adopted is counted and reported in any case.
+        // The task continues after a timeout of the runtime, so that adopted containers are counted and reported in any case.
         let compared = tokio::spawn(async move { handler.compare(snapshot).await }.boxed());
         compared.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "what runs was not compared with what is promised");
+            tracing::error!(%error, "the comparison of the guarantees with the containers of the runtime failed");
             Vec::new()
         })
     }
 
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
         self.await_pod(&pod).await;
-        self.warn_of_off(&pod);
+        self.warn_of_ignored_off(&pod);
         match self.admit_pod(&pod).await {
             Ok(()) => Ok(()),
             Err(AdmissionError::Rejected(..)) if !self.is_dry_run => {
                 self.refusals.not_admitted(pod.uid);
                 Ok(())
             }
-            Err(refused) => self.refused(&pod, &pod_of(&pod), &refused),
+            Err(refused) => self.refused(&pod, &describe_pod(&pod), &refused),
         }
     }
 
     async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
         let Some(to) = self.builder.pod_resized(&pod, &resources) else { return Ok(()) };
-        let what = pod_of(&pod);
+        let what = describe_pod(&pod);
         let resized = self.reconciler.resize_pod(pod.uid.clone(), to).await;
         resized.or_else(|refused| self.not_resized(&pod, &what, &refused))
     }
@@ -453,52 +559,59 @@ impl Handler for NriHandler {
             ..requested
         });
         match self.reconciler.resize(id, to, memory, has).await {
-            // Whatever is decided, the container stays where the runtime has it.
+            // In a dry run, the runtime makes no change for the decision.
             Ok(_) if self.is_dry_run => Ok(Vec::new()),
-            // Everything else is done as requested, but this decides where the container runs.
+            // The CPUs and nodes have to be set, so a failure of this change is not ignored.
             Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
             Ok(None) => Ok(Vec::new()),
             Err(refused) => {
-                self.not_resized(&pod, &container_of(&pod, &container), &refused).map(|()| Vec::new())
+                self.not_resized(&pod, &describe_container(&pod, &container), &refused).map(|()| Vec::new())
             }
         }
     }
 
     async fn stop_container(&self, _pod: Pod, container: Container) -> Vec<Update> {
         let id = container.id.clone();
-        note_stopping(self.reconciler.stopped(container.id).await);
+        log_stop_error(self.reconciler.stopped(container.id).await);
         self.pending(&id)
     }
 
     async fn event(&self, event: Event) {
         match event {
             Event::Container(ContainerEvent::Starting, pod, container) => {
-                // It may have been created without an answer of ours.
+                // The runtime may have created the container without an answer.
                 self.refusals.created(pod.uid.clone());
-                // One that somebody else has pinned may have been yielded to.
-                let is_ours = !container.resources.is_pinned();
-                let ask = is_ours.then(|| self.builder.container(&pod, &container).ok()).flatten();
-                let bound = self.reconciler.bind(container.id.clone(), ask.map(Box::new)).await;
+                if self.builder.pin(&pod) != HandlerPin::Container {
+                    let request = self.builder.sandbox(&pod).ok();
+                    // An error means that the daemon ends.
+                    let _ = self.reconciler.bind(sandbox::id(&pod.id), request.map(Box::new)).await;
+                    return;
+                }
+                let request = self.started(&pod, &container);
+                let bound = self.reconciler.bind(container.id.clone(), request.map(Box::new)).await;
                 if let Ok(Some(reason)) = bound {
                     self.unpinned(&pod, &container, reason.label());
                 }
                 if self.is_dry_run {
-                    self.would_place(&pod, &container);
+                    self.report_dry_placement(&pod, &container);
                 }
                 self.check_memory_policy(&pod, &container).await;
             }
             Event::Container(ContainerEvent::Removed, _, container) => {
                 self.ports.remove_container(&container.id);
                 self.pending.forget(&container.id);
+                self.own_pins.forget(&container.id);
                 self.policies.waiting.lock().remove(&container.id);
-                note_stopping(self.reconciler.stopped(container.id).await);
+                log_stop_error(self.reconciler.stopped(container.id).await);
             }
             Event::Pod(event @ (PodEvent::Stopped | PodEvent::Removed), pod) => {
                 if event == PodEvent::Removed {
-                    self.warned.lock().remove(&pod.uid);
+                    let mut warned = self.warned.lock();
+                    warned.remove(&pod.uid);
+                    warned.remove(&format!("{}/{}", pod.uid, pod.runtime_handler));
                 }
                 self.refusals.gone(&pod.uid);
-                note_stopping(self.reconciler.pod_stopped(pod.uid, pod.id).await);
+                log_stop_error(self.reconciler.pod_stopped(pod.uid, pod.id).await);
             }
             Event::Container(
                 ContainerEvent::Created | ContainerEvent::Started | ContainerEvent::Updated,
@@ -511,13 +624,14 @@ impl Handler for NriHandler {
     fn no_answer(&self, call: NoAnswer) {
         let NoAnswer { call: Call::CreateContainer, pod, container, reason } = call else { return };
         if let Some(container) = &container {
+            self.own_pins.forget(&container.id);
             self.policies.waiting.lock().remove(&container.id);
         }
         if let Some(pod) = &pod {
             self.refusals.created(pod.uid.clone());
         }
         match (pod, container) {
-            // That somebody else places it may be intended.
+            // A placement by another plugin may be intended.
             (Some(pod), Some(container)) if reason != NoAnswerReason::PinnedByOther => {
                 self.unpinned(&pod, &container, reason.label());
             }
@@ -527,9 +641,9 @@ impl Handler for NriHandler {
     }
 }
 
-/// A daemon that ends compares with what runs when it is back.
-fn note_stopping(done: Result<(), AdmissionError>) {
-    if let Err(error) = done {
-        tracing::debug!(%error, "not taken note of");
+/// Logs an error of the reconciler, which occurs if the daemon ends. The next start compares the running containers anyway.
+fn log_stop_error(result: Result<(), AdmissionError>) {
+    if let Err(error) = result {
+        tracing::debug!(%error, "the reconciler did not record the end of a container or pod");
     }
 }

@@ -1,8 +1,8 @@
-//! Memory policies of containers: which kernels have them, and whether a container got the one that the runtime was asked for.
+//! Memory policies of containers: the kernels that have them, and the check that a container got the requested one.
 //!
-//! Only a process itself can set its memory policy, so the OCI runtime does it in the container's first process, before the
-//! program runs. Runtimes that do not know memory policies ignore them without a word. So whether there is one is looked
-//! up when the container is about to start: its first process exists, and waits.
+//! Only a process itself can set its memory policy, so the OCI runtime sets it in the first process of the container, before the program
+//! runs. Runtimes that do not know memory policies ignore them silently. The policy is therefore read when the container is about to
+//! start: its first process exists, and waits.
 //!
 //! Sources: `set_mempolicy(2)`, `numa(7)` on `numa_maps`, the OCI runtime specification 1.3 (`linux.memoryPolicy`).
 
@@ -20,22 +20,22 @@ use numaward_topology::KernelRelease;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// What runtimes are asked for. Clones are the same.
+/// Memory policies that the runtime is requested to set. Clones share the state.
 #[derive(Clone)]
-pub(super) struct Asked {
-    /// Whether what is decided is carried out.
+pub(super) struct MemoryPolicyRequests {
+    /// True if decisions are applied (`enforcement.mode: on`).
     pub(super) is_on: bool,
-    /// The connection that the answers go to; none before there is a plugin.
+    /// Status of the connection to the runtime; unset until the plugin exists.
     pub(super) runtime: Arc<OnceLock<watch::Receiver<Status>>>,
     pub(super) host_root: PathBuf,
-    /// Which policy the runtime was asked for, by container, until that is about to start.
+    /// Requested policies by container, from the creation of the container until its start.
     pub(super) waiting: Arc<Mutex<BTreeMap<String, MemoryPolicy>>>,
 }
 
-/// Enough of a line of `numa_maps`: the policy comes second.
-const LINE: u64 = 4096;
+/// The number of bytes to read of a line of `numa_maps`, in which the policy is the second field.
+const MAX_LINE_BYTES: u64 = 4096;
 
-/// The first kernel that has it.
+/// Returns the first kernel that has the policy.
 pub(super) const fn since(policy: MemoryPolicy) -> KernelRelease {
     match policy {
         MemoryPolicy::Bind | MemoryPolicy::Interleave => KernelRelease::new(2, 6),
@@ -44,24 +44,25 @@ pub(super) const fn since(policy: MemoryPolicy) -> KernelRelease {
     }
 }
 
-/// Whether the process has it, by the first of its mappings: one without a policy of its own has the process's.
+/// Returns true if the process has the policy, according to its first mapping: a mapping without a policy of its own shows that of the
+/// process.
 ///
 /// # Errors
 ///
-/// `numa_maps` cannot be read: the process is gone, or the daemon may not trace it (`CAP_SYS_PTRACE`).
+/// Fails if `numa_maps` cannot be read: the process has ended, or the daemon may not trace it (`CAP_SYS_PTRACE`).
 pub(super) fn is_set(host_root: &Path, pid: u32, policy: MemoryPolicy) -> io::Result<bool> {
     let file = File::open(host_root.join(format!("proc/{pid}/numa_maps")))?;
-    // It has the name of a file, which may be any bytes.
+    // The line may have the name of a file, which need not be UTF-8.
     let mut line = Vec::new();
-    BufReader::new(file.take(LINE)).read_until(b'\n', &mut line)?;
-    // What ends has no mappings any more.
+    BufReader::new(file.take(MAX_LINE_BYTES)).read_until(b'\n', &mut line)?;
+    // A process that is ending has no mappings.
     let start = line.iter().position(|&byte| byte == b' ').ok_or(io::ErrorKind::UnexpectedEof)? + 1;
-    let rest = line.get(start..).and_then(|found| found.strip_prefix(shown_as(policy).as_bytes()));
+    let rest = line.get(start..).and_then(|found| found.strip_prefix(kernel_name(policy).as_bytes()));
     Ok(rest.is_some_and(|rest| matches!(rest.first(), Some(b':' | b'='))))
 }
 
-/// The kernel's word for it in `numa_maps` (`mpol_to_str`).
-const fn shown_as(policy: MemoryPolicy) -> &'static str {
+/// Returns the name of the policy in `numa_maps` (`mpol_to_str` of the kernel).
+const fn kernel_name(policy: MemoryPolicy) -> &'static str {
     match policy {
         MemoryPolicy::Bind => "bind",
         MemoryPolicy::PreferredMany => "prefer (many)",
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_policy_of_a_process_is_the_one_of_its_first_mapping() {
+    fn reads_policy_of_first_mapping() {
         let host = tempfile::tempdir().unwrap();
         fs::create_dir_all(host.path().join("proc/7")).unwrap();
         let found = |line: &str| {
@@ -85,7 +86,7 @@ mod tests {
             MemoryPolicy::ALL
                 .iter()
                 .copied()
-                .filter(|&of| is_set(host.path(), 7, of).unwrap())
+                .filter(|&policy| is_set(host.path(), 7, policy).unwrap())
                 .collect::<Vec<_>>()
         };
         let all: [(_, Vec<MemoryPolicy>); 7] = [

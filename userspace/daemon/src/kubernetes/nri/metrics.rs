@@ -1,4 +1,4 @@
-//! How placing containers goes, counted.
+//! Metrics of the placement of containers.
 
 use std::sync::atomic::AtomicU64;
 
@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Counts since the daemon started. Clones share them.
+/// Metrics of the NRI plugin. Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct NriMetrics {
     pub(super) connected: Gauge<u64, AtomicU64>,
@@ -21,36 +21,42 @@ pub struct NriMetrics {
 }
 
 impl NriMetrics {
-    /// Registers them.
+    /// Returns true while the container runtime is connected.
+    pub fn is_connected(&self) -> bool {
+        self.connected.get() == 1
+    }
+
     pub fn register(&self, registry: &mut Registry) {
         let Self { connected, disconnects, unpinned, placed, refused, memory_policies_missing } =
             self.clone();
-        // All at zero from the start.
-        for reason in
-            NoAnswerReason::LABELS.iter().copied().chain(UnpinnedReason::ALL.iter().map(|of| of.label()))
+        // Each label exists from the start, with the value 0.
+        for reason in NoAnswerReason::LABELS
+            .iter()
+            .copied()
+            .chain(UnpinnedReason::ALL.iter().map(|reason| reason.label()))
         {
             drop(unpinned.get_or_create(&[("reason", reason)]));
         }
-        let help = "Whether the container runtime asks numaward where containers are to run";
+        let help = "1 if the container runtime is connected to numaward over NRI, otherwise 0";
         registry.register("nri_connected", help, connected);
         registry.register(
             "nri_disconnects",
             "Times that the connection to the container runtime was lost",
             disconnects,
         );
-        let help = "Containers that were started without what they should have had, by reason";
+        let help = "Containers that started without the CPUs and nodes of a guarantee, by reason";
         registry.register("containers_started_unpinned", help, unpinned);
         registry.register(
             "nri_containers_placed",
-            "Containers that were created where numaward placed them",
+            "Containers that were created with a placement by numaward",
             placed,
         );
-        let help = "Containers that were started without the memory policy that their pod asks for";
+        let help = "Containers that started without the memory policy that their pod requests";
         registry.register("nri_memory_policies_missing", help, memory_policies_missing);
         registry.register("nri_refusals", "Pods and containers whose creation numaward refused", refused);
     }
 
-    /// A container was started without what it should have had.
+    /// Counts a container that started without the CPUs and nodes of a guarantee.
     pub(super) fn unpinned(&self, reason: &'static str) {
         self.unpinned.get_or_create(&[("reason", reason)]).inc();
     }

@@ -1,23 +1,30 @@
-//! Kubernetes: containers get their CPUs and nodes while the runtime creates them.
+//! NRI plugin: containers get their CPUs and nodes while the runtime creates them.
 //!
-//! Problem: a container runs where it runs from its first instruction, and its memory lies where it was first
-//! touched. So what it gets must be decided before it exists, which only the container runtime knows of, in the
-//! time that the runtime grants; and the runtime goes on without us when we are late.
+//! # Problem
+//! A container allocates memory on the node of its CPUs from its first instruction on. Its CPUs and nodes must therefore be decided before
+//! it exists. Only the container runtime knows of it then, and the runtime continues without an answer after a timeout.
 //!
-//! Ways: the runtime asks [`handler`] over NRI; [`request`] makes of what it and the API server know of a pod a request;
-//! the reconciler (`numaward_control`) decides, stores and answers. What the reconciler later writes itself, later answers
-//! report to the runtime, see [`updates`].
+//! # Algorithm
+//! The runtime calls [`handler`] over NRI. [`request`] builds a request from the runtime's and the API server's descriptions of the pod.
+//! The reconciler (`numaward_control`) decides, stores and answers. The runtime gets later writes of the reconciler with later answers, see
+//! [`updates`].
 //!
-//! Invariants: no answer to the runtime waits for the runtime; in a dry run every answer is an empty one, whatever was decided.
+//! # Invariants
+//! - No answer to the runtime waits for the runtime.
+//! - In a dry run, every answer is empty.
 
 mod annotations;
+mod cdi;
+mod claims;
 mod devices;
 mod handler;
 mod memory_policy;
 mod metrics;
+mod own_pins;
 mod pod_level_resources;
 mod refusals;
 mod request;
+mod sandbox;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(test)]
@@ -31,6 +38,7 @@ use numaward_api::EnforcementMode;
 use numaward_config::Config;
 use numaward_guarantee::reconciler::ReconcilerHandle;
 use numaward_kube::{
+    api::ClaimReader,
     nri::{Handler, Options, Phase, Plugin, Status},
     pod::PodSource,
 };
@@ -41,28 +49,29 @@ use tokio_util::sync::CancellationToken;
 use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
 pub use self::{metrics::NriMetrics, refusals::Refusals};
 
-/// What placing containers asks of the parts around it.
-pub trait Ports: MachineSource + EventSink + ContainerNames {}
-impl<P: MachineSource + EventSink + ContainerNames> Ports for P {}
+/// Parts of the daemon that the placement of containers uses.
+pub trait PlacementPorts: MachineSource + EventSink + ContainerNames {}
+impl<P: MachineSource + EventSink + ContainerNames> PlacementPorts for P {}
 
-/// Places containers once it runs; what accompanies it runs from now on, until `stop`. To be called within a runtime of
-/// tokio.
+/// Creates the plugin, which places containers when it runs, and starts its background tasks, which end with `stop`. Must be called
+/// within a runtime of tokio.
 pub fn plugin(
     config: &Config,
     reconciler: ReconcilerHandle,
-    ports: Arc<dyn Ports>,
-    pods: Arc<dyn PodSource>,
+    ports: Arc<dyn PlacementPorts>,
+    (pods, claims): (Arc<dyn PodSource>, ClaimReader),
     (figures, refusals): (NriMetrics, Refusals),
     stop: &CancellationToken,
 ) -> Plugin<impl Handler> {
     let (updates, queue) = mpsc::unbounded_channel();
     reconciler.send_updates(updates);
-    let builder = RequestBuilder::new(pods, config);
+    let mut builder = RequestBuilder::new(pods, config);
+    builder.claims = claims;
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
     let (counted, warned) = (figures.clone(), Arc::default());
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
-    let policies = memory_policy::Asked {
+    let policies = memory_policy::MemoryPolicyRequests {
         is_on: config.enforcement.mode == EnforcementMode::On,
         runtime: Arc::default(),
         host_root: config.host_root.clone(),
@@ -79,17 +88,18 @@ pub fn plugin(
         refusals,
         pending,
         policies,
+        own_pins: own_pins::OwnPins::default(),
     };
     let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
     let plugin = Plugin::new(options, Arc::new(handler));
-    // It is new, so this is the first.
+    // The cell is new, so it cannot be set yet.
     let _ = runtime.set(plugin.status());
-    tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.status(), figures)).boxed());
+    tokio::spawn(stop.clone().run_until_cancelled_owned(count_connections(plugin.status(), figures)).boxed());
     plugin
 }
 
-/// Keeps the metrics of the connection up to date.
-async fn follow(mut status: watch::Receiver<Status>, figures: NriMetrics) {
+/// Updates the metrics after each change of the connection.
+async fn count_connections(mut status: watch::Receiver<Status>, figures: NriMetrics) {
     let mut disconnects = 0;
     loop {
         let now = status.borrow_and_update().clone();

@@ -1,9 +1,9 @@
-//! What a pod that the API server has reported asks for, all its containers together.
+//! Request for all containers of a pod that the API server has reported.
 //!
-//! A pod may also have resources as a whole (`spec.resources`, KEP-2837): they alone decide its class of service, and
-//! its containers need none of their own. Of a Guaranteed one, containers whose own requests equal their limits get
-//! their own slice, as in any pod; what is left of the pod's amounts is one more slice, [`POD_SHARE`], which the others
-//! share (KEP-5526). Init containers have what those after them have: they are no part of the sum.
+//! A pod may have pod-level resources (`spec.resources`, KEP-2837). They alone decide its `QoS` class, and its containers need no resources
+//! of their own. In a Guaranteed pod with pod-level resources, a container whose requests equal its limits gets a guarantee of its own, as
+//! in any pod. The rest of the pod-level amounts is one more guarantee, [`POD_SHARE`], which the other containers share (KEP-5526). Init
+//! containers get the CPUs and memory of later containers, so that they are not part of the sum.
 
 use numaward_engine::{ContainerRequest, PodResources, QosClass, Quantity, Request, Resources};
 use numaward_guarantee::pod::{MemoryClaim, PodClaim};
@@ -11,26 +11,25 @@ use numaward_kube::pod::Pod;
 use numaward_model::pod::{GuaranteeSource, POD_SHARE};
 use numaward_topology::{Bytes, ZoneKind};
 
-use super::annotations::{Annotations, Extra, Placement};
+use super::annotations::{Annotations, ExtraGuarantee, PlacementAnnotation};
 
-/// The class of service.
 pub(super) fn class(pod: &Pod) -> QosClass {
     pod.request().qos()
 }
 
-/// What is asked for with a pod.
-pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> PodClaim {
+/// Returns the request for a pod.
+pub(super) fn claim(pod: &Pod, annotations: &Annotations) -> PodClaim {
     let is_guaranteed = class(pod) == QosClass::Guaranteed;
-    let of_pod = pod.resources.as_ref().filter(|_| is_guaranteed);
+    let pod_level = pod.resources.as_ref().filter(|_| is_guaranteed);
     let wanted = |container: &ContainerRequest| {
-        let wishes = annotations.of(container.name.as_str());
+        let wishes = annotations.for_container(container.name.as_str());
         match (wishes.placement, is_guaranteed, wishes.extra) {
-            (Placement::Auto, true, _) if of_pod.is_none() || container.is_guaranteed() => {
+            (PlacementAnnotation::Auto, true, _) if pod_level.is_none() || container.is_guaranteed() => {
                 Some(container.clone())
             }
-            (Placement::Auto, false, Extra::Memory) => memory_only(container),
-            // On its terms its requests are promised as they are.
-            (Placement::Auto, false, Extra::Burstable) => requests_only(container),
+            (PlacementAnnotation::Auto, false, ExtraGuarantee::Memory) => memory_only(container),
+            // The requests of the container are guaranteed without changes.
+            (PlacementAnnotation::Auto, false, ExtraGuarantee::Burstable) => requests_only(container),
             _ => None,
         }
     };
@@ -40,29 +39,31 @@ pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> PodClaim {
         containers: pod.containers.iter().filter_map(wanted).collect(),
         resources: None,
     };
-    request.containers.extend(of_pod.and_then(|of_pod| share(pod, of_pod, annotations)));
+    request.containers.extend(pod_level.and_then(|pod_level| share(pod, pod_level, annotations)));
     if request.containers.is_empty() { PodClaim::Nothing } else { PodClaim::Pod(request) }
 }
 
-/// What is asked for with a pod that has resources as a whole, where the kubelet's managers place such pods: all of it, of
-/// which its containers get parts.
-pub(super) fn asked_as_whole(pod: &Pod, annotations: &Annotations) -> PodClaim {
+/// Returns the request for a pod with pod-level resources in the way of a kubelet with managers that place such pods: one request for the
+/// pod-level amounts, of which the containers get parts.
+pub(super) fn pod_level_claim(pod: &Pod, annotations: &Annotations) -> PodClaim {
     if class(pod) != QosClass::Guaranteed {
-        return asked(pod, annotations);
+        return claim(pod, annotations);
     }
     let mut request = pod.request();
-    let is_auto = |of: &ContainerRequest| annotations.of(of.name.as_str()).placement == Placement::Auto;
+    let is_auto = |container: &ContainerRequest| {
+        annotations.for_container(container.name.as_str()).placement == PlacementAnnotation::Auto
+    };
     request.init_containers.retain(is_auto);
     request.containers.retain(is_auto);
     if request.containers.is_empty() { PodClaim::Nothing } else { PodClaim::Pod(request) }
 }
 
-/// What the containers of a Guaranteed pod share when it has these amounts as a whole: nothing, where others take it
-/// all. None if they share none now.
+/// Returns the amounts that the containers of a Guaranteed pod share if the pod-level resources are `amounts`: 0 CPUs if guarantees of
+/// single containers use all. `None` if the containers share nothing with the present pod-level resources.
 pub(super) fn share_of(pod: &Pod, annotations: &Annotations, amounts: Resources) -> Option<Resources> {
-    let shared = |pod: &Pod| match asked(pod, annotations) {
+    let shared = |pod: &Pod| match claim(pod, annotations) {
         PodClaim::Pod(Request { containers, .. }) => {
-            containers.into_iter().find(|of| of.name.as_str() == POD_SHARE)
+            containers.into_iter().find(|container| container.name.as_str() == POD_SHARE)
         }
         _ => None,
     };
@@ -72,21 +73,21 @@ pub(super) fn share_of(pod: &Pod, annotations: &Annotations, amounts: Resources)
     Some(left.map_or_else(|| Resources::none().with_cpu(Quantity::milli(0)), |left| left.requests))
 }
 
-/// Which of its pod's allocations a container is served out of, the pod asking for this.
-pub(super) fn slice(
+/// Returns the source of the guarantee of a container, for this request of its pod.
+pub(super) fn guarantee_source(
     pod: &Pod,
-    asked: &PodClaim,
+    claim: &PodClaim,
     annotations: &Annotations,
     container: &str,
 ) -> GuaranteeSource {
-    let PodClaim::Pod(request) = asked else { return GuaranteeSource::Own };
-    let wanted = request.all_containers().find(|of| of.name.as_str() == container);
-    if request.resources.is_some() && wanted.is_some_and(|of| !has_cpus(of)) {
+    let PodClaim::Pod(request) = claim else { return GuaranteeSource::Own };
+    let wanted = request.all_containers().find(|candidate| candidate.name.as_str() == container);
+    if request.resources.is_some() && wanted.is_some_and(|container| !has_cpus(container)) {
         return GuaranteeSource::Part;
     }
     if request.has_container(&container.into())
         || !request.has_container(&POD_SHARE.into())
-        || annotations.of(container).placement != Placement::Auto
+        || annotations.for_container(container).placement != PlacementAnnotation::Auto
     {
         return GuaranteeSource::Own;
     }
@@ -95,59 +96,63 @@ pub(super) fn slice(
     if is_first { GuaranteeSource::PodInit } else { GuaranteeSource::Pod }
 }
 
-/// Whether the pod's quota of CPU time stays where some of its containers have CPUs of their own: it has one as a whole,
-/// and others have no limit but that.
-pub(super) fn keeps_quota(pod: &Pod, asked: &PodClaim) -> bool {
-    let has_cpus = |name: &str| match asked {
+/// Returns true if the CPU quota of the pod's cgroup must stay: the pod has pod-level resources, and a container without exclusive CPUs,
+/// which no other quota limits.
+pub(super) fn keeps_quota(pod: &Pod, claim: &PodClaim) -> bool {
+    let has_cpus = |name: &str| match claim {
         PodClaim::Pod(request) => {
-            request.all_containers().filter(|of| of.name.as_str() == name).any(has_cpus)
+            request.all_containers().filter(|container| container.name.as_str() == name).any(has_cpus)
         }
         PodClaim::Container(_) | PodClaim::Nothing => false,
     };
     let mut containers = pod.init_containers.iter().chain(&pod.containers);
-    pod.resources.is_some() && !containers.all(|of| has_cpus(of.name.as_str()))
+    pod.resources.is_some() && !containers.all(|container| has_cpus(container.name.as_str()))
 }
 
-/// Whether a container of a Guaranteed pod has CPUs for itself.
+/// Returns true if a container of a Guaranteed pod gets exclusive CPUs.
 fn has_cpus(container: &ContainerRequest) -> bool {
     container.is_guaranteed() && container.requests.cpu.and_then(Quantity::whole_cpus).is_some()
 }
 
-/// What the protection of a container's memory follows from.
+/// Returns the amounts that decide the memory protection of a container.
 pub(super) fn memory(pod: &Pod, container: &str) -> MemoryClaim {
-    let found = pod.init_containers.iter().chain(&pod.containers).find(|of| of.name.as_str() == container);
+    let mut containers = pod.init_containers.iter().chain(&pod.containers);
+    let found = containers.find(|candidate| candidate.name.as_str() == container);
     let bytes = |resources: &Resources| {
         let amount = resources.memory.get(&ZoneKind::Memory).copied().unwrap_or_default();
         Bytes(amount.units().unwrap_or(u64::MAX))
     };
     MemoryClaim {
         class: Some(class(pod)),
-        // One that was put into a running pod to look into it requests nothing.
-        request: Some(found.map_or(Bytes(0), |of| bytes(&of.requests))),
-        limit: found.map(|of| bytes(&of.limits)).filter(|limit| limit.0 > 0),
+        // An ephemeral container, for debugging, requests nothing.
+        request: Some(found.map_or(Bytes(0), |found| bytes(&found.requests))),
+        limit: found.map(|found| bytes(&found.limits)).filter(|limit| limit.0 > 0),
         overhead: Some(bytes(&pod.overhead)).filter(|overhead| overhead.0 > 0),
     }
 }
 
-/// What is left of the pod's amounts for those that are not served apart; none if there are none, or nothing is.
-fn share(pod: &Pod, of_pod: &PodResources, annotations: &Annotations) -> Option<ContainerRequest> {
-    let is_auto =
-        |container: &ContainerRequest| annotations.of(container.name.as_str()).placement == Placement::Auto;
+/// Returns the rest of the pod-level amounts as a request for the containers without a guarantee of their own; `None` if no container
+/// shares, or no memory is left.
+fn share(pod: &Pod, pod_level: &PodResources, annotations: &Annotations) -> Option<ContainerRequest> {
+    let is_auto = |container: &ContainerRequest| {
+        annotations.for_container(container.name.as_str()).placement == PlacementAnnotation::Auto
+    };
     let sharing = |container: &&ContainerRequest| is_auto(container) && !container.is_guaranteed();
     pod.init_containers.iter().chain(&pod.containers).find(sharing)?;
     let sidecars = pod.init_containers.iter().filter(|init| init.restartable);
-    // Those that keep to what is nobody's need nothing of the share either.
-    let others: Vec<_> = sidecars
+    // The requests of containers with `placement: shared` are subtracted too: they run in the shared pool.
+    let not_sharing: Vec<_> = sidecars
         .chain(&pod.containers)
         .filter(|container| !sharing(container))
-        .map(|of| &of.requests)
+        .map(|container| &container.requests)
         .collect();
-    let cpus = others.iter().filter_map(|of| of.cpu?.millis()).fold(0, u64::saturating_add);
-    let cpus = of_pod.requests.cpu?.millis()?.saturating_sub(cpus);
-    // A part of a CPU is never exclusive.
+    let cpus = not_sharing.iter().filter_map(|requests| requests.cpu?.millis()).fold(0, u64::saturating_add);
+    let cpus = pod_level.requests.cpu?.millis()?.saturating_sub(cpus);
+    // At least 1 m: a fraction of a CPU is never exclusive.
     let mut left = Resources::none().with_cpu(Quantity::milli(cpus.max(1)));
-    for (&kind, amount) in &of_pod.requests.memory {
-        let taken = others.iter().filter_map(|of| of.memory.get(&kind)?.units()).fold(0, u64::saturating_add);
+    for (&kind, amount) in &pod_level.requests.memory {
+        let taken = not_sharing.iter().filter_map(|requests| requests.memory.get(&kind)?.units());
+        let taken = taken.fold(0, u64::saturating_add);
         let bytes = amount.units()?.saturating_sub(taken);
         if bytes > 0 {
             left.memory.insert(kind, Quantity::whole(bytes));
@@ -156,13 +161,13 @@ fn share(pod: &Pod, of_pod: &PodResources, annotations: &Annotations) -> Option<
     left.memory.contains_key(&ZoneKind::Memory).then(|| ContainerRequest::guaranteed(POD_SHARE, left))
 }
 
-/// What a container requests, without limits: so it is Burstable also where those around it are not asked for.
+/// Returns the requests of a container without limits, so that the request is Burstable even without the other containers of the pod.
 fn requests_only(container: &ContainerRequest) -> Option<ContainerRequest> {
     let memory = container.requests.memory.get(&ZoneKind::Memory).copied().unwrap_or_default();
     (!memory.is_zero()).then(|| ContainerRequest { limits: Resources::none(), ..container.clone() })
 }
 
-/// The memory that a container requests, as a request of its own. A part of a CPU is never exclusive.
+/// Returns the memory request of a container as a Guaranteed request with 1 m of CPU, which is never exclusive.
 fn memory_only(container: &ContainerRequest) -> Option<ContainerRequest> {
     let memory = container.requests.memory.iter().filter(|(_, amount)| !amount.is_zero());
     let resources = Resources {
@@ -195,7 +200,7 @@ mod tests {
         }
     }
 
-    /// A pod with 4 CPUs and 8Gi as a whole.
+    /// A pod with the pod-level resources 4 CPUs and 8Gi.
     fn pod(init_containers: Vec<ContainerRequest>, containers: Vec<ContainerRequest>) -> Pod {
         let all = resources("4", "8Gi");
         Pod {
@@ -211,11 +216,11 @@ mod tests {
         Annotations::default()
     }
 
-    /// Who gets what, in CPUs and Gi.
-    fn slices(pod: &Pod, annotations: &Annotations) -> Vec<(String, u64, u64)> {
-        let PodClaim::Pod(request) = asked(pod, annotations) else { return Vec::new() };
+    /// Returns the requested CPUs and Gi by container.
+    fn requested(pod: &Pod, annotations: &Annotations) -> Vec<(String, u64, u64)> {
+        let PodClaim::Pod(request) = claim(pod, annotations) else { return Vec::new() };
         assert_eq!(request.qos(), QosClass::Guaranteed);
-        let of = |container: &ContainerRequest| {
+        let row = |container: &ContainerRequest| {
             let memory = container.requests.memory[&ZoneKind::Memory].units().unwrap();
             (
                 container.name.to_string(),
@@ -223,39 +228,42 @@ mod tests {
                 memory >> 30,
             )
         };
-        request.all_containers().map(of).collect()
+        request.all_containers().map(row).collect()
     }
 
     #[test]
-    fn what_is_left_of_the_pods_amounts_is_shared() {
+    fn rest_of_pod_level_amounts_is_shared() {
         let own = |name: &str| ContainerRequest::guaranteed(name, resources("2", "4Gi"));
         let share = |cpus, gib| (POD_SHARE.to_owned(), cpus, gib);
         let db = || ("db".to_owned(), 2, 4);
         assert_eq!(class(&pod(vec![], vec![plain("web")])), QosClass::Guaranteed);
-        assert_eq!(slices(&pod(vec![], vec![plain("web"), plain("log")]), &none()), [share(4, 8)]);
+        assert_eq!(requested(&pod(vec![], vec![plain("web"), plain("log")]), &none()), [share(4, 8)]);
         let mixed = pod(vec![plain("init")], vec![own("db"), plain("log")]);
-        assert_eq!(slices(&mixed, &none()), [db(), share(2, 4)]);
-        let slice = |name| slice(&mixed, &asked(&mixed, &none()), &none(), name);
+        assert_eq!(requested(&mixed, &none()), [db(), share(2, 4)]);
+        let source = |name| guarantee_source(&mixed, &claim(&mixed, &none()), &none(), name);
         assert_eq!(
-            [slice("db"), slice("log"), slice("init"), slice("debugger")],
+            [source("db"), source("log"), source("init"), source("debugger")],
             [GuaranteeSource::Own, GuaranteeSource::Pod, GuaranteeSource::PodInit, GuaranteeSource::Pod]
         );
-        // All of it is given to containers, or to those that want nothing exclusive.
+        // Containers with guarantees of their own use all of it.
         let full = pod(vec![], vec![own("db"), own("cache")]);
-        assert_eq!(slices(&full, &none()), [db(), ("cache".to_owned(), 2, 4)]);
+        assert_eq!(requested(&full, &none()), [db(), ("cache".to_owned(), 2, 4)]);
         let full = pod(vec![], vec![own("db"), own("cache"), plain("log")]);
-        assert_eq!(slices(&full, &none()), [db(), ("cache".to_owned(), 2, 4)], "nothing is left to share");
+        assert_eq!(requested(&full, &none()), [db(), ("cache".to_owned(), 2, 4)], "nothing is left to share");
         let shared =
             Annotations::read(&[("db.numaward.io/placement".to_owned(), "shared".to_owned())].into());
-        assert_eq!(slices(&mixed, &shared), [share(2, 4)]);
-        // Parts of CPUs are not exclusive; an init container's own amounts are no part of the sum.
+        assert_eq!(requested(&mixed, &shared), [share(2, 4)]);
+        // Fractions of CPUs are not exclusive; the amounts of an init container are not part of the sum.
         let odd = ContainerRequest::guaranteed("db", resources("2500m", "4Gi"));
         let odd = pod(vec![own("init")], vec![odd, plain("log")]);
-        assert_eq!(slices(&odd, &none()), [("init".to_owned(), 2, 4), ("db".to_owned(), 0, 4), share(0, 4)]);
+        assert_eq!(
+            requested(&odd, &none()),
+            [("init".to_owned(), 2, 4), ("db".to_owned(), 0, 4), share(0, 4)]
+        );
     }
 
     #[test]
-    fn more_for_the_pod_is_more_for_those_that_share() {
+    fn pod_level_resize_changes_the_share() {
         let own = |name: &str| ContainerRequest::guaranteed(name, resources("2", "4Gi"));
         let share = |pod: &Pod, cpu, memory| {
             let left = share_of(pod, &none(), resources(cpu, memory))?;
@@ -271,12 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_amounts_decide_its_class() {
+    fn pod_level_amounts_decide_the_class() {
         let mut burstable = pod(vec![], vec![ContainerRequest::guaranteed("db", resources("2", "4Gi"))]);
         burstable.resources =
             Some(PodResources { requests: resources("2", "4Gi"), limits: Resources::none() });
         assert_eq!(class(&burstable), QosClass::Burstable);
-        assert_eq!(asked(&burstable, &none()), PodClaim::Nothing);
+        assert_eq!(claim(&burstable, &none()), PodClaim::Nothing);
         let memory = memory(&burstable, "db");
         assert_eq!((memory.class, memory.request), (Some(QosClass::Burstable), Some(Bytes::gib(4))));
         let unknown = super::memory(&pod(vec![], vec![]), "debugger");

@@ -3,8 +3,8 @@
 //! A sandbox is never refused: containerd 2.0 to 2.3 keeps its process and its name, and does not start again afterwards. A
 //! pod that is not admitted with its sandbox is refused with its first container, unless it is admitted by then.
 //!
-//! With `kubernetes.refused: evict`, [`Refusals::to_evict`] returns the pods that stay refused. It never returns a pod with a container
-//! that was ever created: a running workload is not ended to make room.
+//! With `kubernetes.refused: evict` or `make-room`, [`Refusals::to_evict`] returns the pods that stay refused. It never returns a pod with a
+//! container that was ever created: a running workload is not ended to make room.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,6 +12,7 @@ use numaward_config::{
     Interval,
     kubernetes::{Kubernetes, RefusedPolicy},
 };
+use numaward_guarantee::pod::is_for_room;
 use numaward_kube::{
     nri::types::{Pod, Snapshot},
     pod::PodId,
@@ -28,6 +29,7 @@ const WAITING_NOTE: &str = "The kubelet tries again on this node, and the schedu
 pub struct Refusals {
     pods: Arc<Mutex<BTreeMap<String, PodRefusal>>>,
     evicted_after: Option<Duration>,
+    makes_room: bool,
 }
 
 /// The state of a pod.
@@ -42,11 +44,13 @@ struct PodRefusal {
 }
 
 impl Refusals {
-    pub fn new(config: &Kubernetes) -> Self {
+    /// `is_native`: true if the strategy of this host is `native`, which can move workloads.
+    pub fn new(config: &Kubernetes, is_native: bool) -> Self {
         // Without the API server, no pod can be evicted.
-        let evicts = config.refused == RefusedPolicy::Evict && config.node_name.is_some();
+        let evicts = config.refused != RefusedPolicy::Wait && config.node_name.is_some();
         let evicted_after = evicts.then_some(config.refused_after.0);
-        Self { pods: Arc::default(), evicted_after }
+        let makes_room = config.refused == RefusedPolicy::MakeRoom && is_native;
+        Self { pods: Arc::default(), evicted_after, makes_room }
     }
 
     pub fn evicts(&self) -> bool {
@@ -65,14 +69,20 @@ impl Refusals {
 
     /// Returns a sentence on the future of a pod that is refused for this reason.
     pub(super) fn outlook(&self, reason: &str) -> String {
-        match self.evicted_after.filter(|_| is_for_room(reason)) {
+        let waiting = match self.evicted_after.filter(|_| is_for_room(reason)) {
             None => WAITING_NOTE.to_owned(),
             Some(after) => format!(
                 "The kubelet tries again on this node. If that is refused for {}, the pod is evicted, unless it belongs \
                  to a Job or has no controller that would create it elsewhere.",
                 Interval(after)
             ),
+        };
+        if self.makes_room && is_for_room(reason) {
+            return format!(
+                "Running workloads are moved to other nodes of this host if that makes room. {waiting}"
+            );
         }
+        waiting
     }
 
     /// Returns true if a pod has a sandbox and was not admitted.
@@ -126,9 +136,4 @@ impl Refusals {
             pods.entry(pod.uid.clone()).or_default().has_containers = true;
         }
     }
-}
-
-/// Returns true if a refusal for this reason, one of the kubelet's, is for free resources, which another host may have.
-fn is_for_room(reason: &str) -> bool {
-    matches!(reason, "TopologyAffinityError" | "UnexpectedAdmissionError")
 }

@@ -1,16 +1,10 @@
-//! From what is known of a pod to what the reconciler is asked.
+//! Builder of requests to the reconciler from the descriptions of a pod.
 //!
-//! What is known comes from two sources. The API server's description of a pod has requests, init and sidecar
-//! containers, and all containers at once. What the runtime says has, of one container at a time: limits, the
-//! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
-//! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
+//! There are two descriptions. The API server has the requests of all containers at once, including init and sidecar containers. The
+//! runtime has one container at a time: its limits, the CPU shares that the kubelet computes from the request, and the `QoS` class by the
+//! path of the cgroup. The description of the API server is used if it exists; the explanation of a decision without it has a note.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -18,7 +12,7 @@ use numaward_cgroup::{
 };
 use numaward_config::{
     Config,
-    kubernetes::PinnedPolicy,
+    kubernetes::{HandlerPin, Kubernetes, PinnedPolicy},
     policy::{KubeletVersion, StrategyKind},
 };
 use numaward_engine::{
@@ -26,6 +20,7 @@ use numaward_engine::{
 };
 use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest};
 use numaward_kube::{
+    api::ClaimReader,
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
     pod::{self, PodId, PodSource},
@@ -37,131 +32,200 @@ use numaward_model::{
 use numaward_topology::{Bytes, KernelRelease, NodeSet};
 
 use super::{
-    annotations::{Annotations, Extra, Placement},
-    devices, pod_level_resources,
+    annotations::{Annotations, ExtraGuarantee, PlacementAnnotation},
+    claims,
+    devices::{self, AssignedDevices},
+    pod_level_resources, sandbox,
 };
 
-/// CPU shares that the kubelet gives for one CPU.
+/// The CPU shares that the kubelet sets for one CPU.
 const SHARES_PER_CPU: u64 = 1024;
 
-/// Labels of a pod that are kept in the ledger, at most.
+/// The maximum number of CDI names of a container that are looked up.
+const MAX_CDI_NAMES: usize = 64;
+
+/// The maximum number of labels of a pod in the ledger.
 const MAX_LABELS: usize = 64;
-/// Bytes that their keys and values have together, at most.
+/// The maximum total size of their keys and values.
 const MAX_LABEL_BYTES: usize = 4 << 10;
 
-/// Why a container is not placed.
+/// Reason why a container is not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LeftAlone {
-    /// Its annotations say so.
+pub(super) enum NotPlacedReason {
+    /// The annotation `placement: off`.
     OptedOut,
-    /// Where its cgroup will be is not known.
+    /// The path of the cgroup is unknown.
     NoCgroup,
 }
 
-/// Makes requests of what is known.
+/// Builder of requests to the reconciler.
 #[derive(Clone)]
 pub(super) struct RequestBuilder {
-    /// The API server's pods, as far as it reported them.
+    /// Pods that the API server has reported.
     pub(super) pods: Arc<dyn PodSource>,
     host_root: PathBuf,
-    /// None where it is not named by numbers.
+    /// `None` if the release cannot be parsed.
     kernel: Option<KernelRelease>,
-    kubelet: Arc<devices::Kubelet>,
+    kubelet: Arc<devices::DeviceClient>,
+    /// Reader of resource claims; not connected without an API server.
+    pub(super) claims: ClaimReader,
     strategy: StrategyKind,
     version: KubeletVersion,
-    whole_pods: PodLevelSupport,
-    when_pinned: PinnedPolicy,
-    /// Where pods may opt out.
-    off_namespaces: BTreeSet<String>,
-    /// Where pods may have more than a quota counts.
-    beyond_quota_namespaces: BTreeSet<String>,
+    pod_level_support: PodLevelSupport,
+    config: Arc<Kubernetes>,
 }
 
 impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
-        let kubelet = Arc::new(devices::Kubelet::new(config));
+        let kubelet = Arc::new(devices::DeviceClient::new(config));
         let kernel = rustix::system::uname();
         Self {
             pods,
             host_root: config.host_root.clone(),
             kernel: KernelRelease::parse(&kernel.release().to_string_lossy()),
             kubelet,
+            claims: ClaimReader::default(),
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),
-            whole_pods: config.gates().pod_level_support(),
-            when_pinned: config.kubernetes.nri.when_pinned,
-            off_namespaces: config.kubernetes.placement_off_namespaces.clone(),
-            beyond_quota_namespaces: config.kubernetes.beyond_quota_namespaces.clone(),
+            pod_level_support: config.gates().pod_level_support(),
+            config: Arc::new(config.kubernetes.clone()),
         }
     }
 
-    /// What the API server says about a pod.
+    /// Returns the API server's description of a pod.
     pub(super) fn known(&self, pod: &nri::Pod) -> Option<Arc<pod::Pod>> {
         self.pods.pod(&id_of(pod))
     }
 
-    /// What a pod's annotations say, as far as the strategy knows it and the pod's namespace is allowed it.
+    /// Reads the annotations of a pod, and ignores those that the strategy, the kernel or the namespace does not allow.
     pub(super) fn annotations(&self, pod: &nri::Pod) -> Annotations {
         let read = Annotations::read(&pod.annotations);
-        let read = if self.off_namespaces.contains(&pod.namespace) { read } else { read.without_off() };
-        let may_have_more = self.beyond_quota_namespaces.contains(&pod.namespace);
+        let read = if self.config.placement_off_namespaces.contains(&pod.namespace) {
+            read
+        } else {
+            read.without_off()
+        };
+        let placed = self.config.placement_namespaces.as_ref();
+        let is_placed = placed.is_none_or(|placed| placed.contains(&pod.namespace));
+        let read = if is_placed { read } else { read.without_placement() };
+        let may_have_more = self.config.beyond_quota_namespaces.contains(&pod.namespace);
         let read = if may_have_more { read } else { read.without_beyond_quota() };
         let read = read.for_kernel(self.kernel);
         if self.strategy == StrategyKind::Native { read } else { read.without_burstable() }
     }
 
-    /// A pod as a whole, as far as it is known.
+    /// Returns the cgroup to pin for a pod, by the handler of its `RuntimeClass`.
+    pub(super) fn pin(&self, pod: &nri::Pod) -> HandlerPin {
+        self.config.handler_pin(&pod.runtime_handler)
+    }
+
+    /// Returns true if the pod would have a guarantee if its containers were pinned.
+    pub(super) fn has_claim(&self, pod: &nri::Pod) -> bool {
+        let annotations = self.annotations(pod);
+        let claim =
+            |known: Arc<pod::Pod>| self.claim(HandlerPin::Container, &known, &annotations, &mut Vec::new());
+        self.known(pod).map_or_else(
+            || {
+                pod.cgroup
+                    .as_ref()
+                    .and_then(|path| pod_levels(path))
+                    .is_some_and(|at| at.qos == QosClass::Guaranteed)
+            },
+            |known| claim(known) != PodClaim::Nothing,
+        )
+    }
+
+    /// Builds the request for the cgroup of a pod with all its processes in the sandbox.
+    pub(super) fn sandbox(&self, pod: &nri::Pod) -> Result<ContainerPlacementRequest, NotPlacedReason> {
+        if self.annotations(pod).for_container(POD_SHARE).placement == PlacementAnnotation::Off {
+            return Err(NotPlacedReason::OptedOut);
+        }
+        let cgroup: Option<CgroupPath> = pod.cgroup.as_ref().and_then(|path| path.parse().ok());
+        let cgroup = cgroup.filter(|path| !path.is_root()).ok_or(NotPlacedReason::NoCgroup)?;
+        let request = self.pod(pod);
+        let memory = match &request.asked {
+            PodClaim::Pod(claim) => sandbox::memory(claim),
+            PodClaim::Container(_) | PodClaim::Nothing => MemoryClaim::default(),
+        };
+        Ok(ContainerPlacementRequest {
+            pod: request,
+            id: sandbox::id(&pod.id),
+            name: POD_SHARE.to_owned(),
+            cgroup,
+            slice: GuaranteeSource::Pod,
+            memory,
+            keeps_pod_quota: true,
+            has: Settings::default(),
+            is_placed_by_other_program: false,
+        })
+    }
+
+    /// Builds the request for a pod: for nothing if the API server has not reported the pod.
     pub(super) fn pod(&self, pod: &nri::Pod) -> PodPlacementRequest {
         let annotations = self.annotations(pod);
         let mut notes = Vec::new();
-        let asked = self.known(pod).map(|known| self.asked(&known, &annotations, &mut notes));
-        let mut ask = self.ask(pod, asked.unwrap_or(PodClaim::Nothing), &annotations);
-        ask.notes.append(&mut notes);
-        ask
+        let pin = self.pin(pod);
+        let claim = self.known(pod).map(|known| self.claim(pin, &known, &annotations, &mut notes));
+        let mut request = self.request(pod, claim.unwrap_or(PodClaim::Nothing), &annotations);
+        request.notes.append(&mut notes);
+        request
     }
 
-    /// What is asked for with a pod that the API server has reported. What a pod has as a whole, the kubelet's managers
-    /// do not look at in 1.32; in 1.36 they leave such a pod alone, unless a gate has them place it.
-    fn asked(&self, known: &pod::Pod, annotations: &Annotations, notes: &mut Vec<String>) -> PodClaim {
-        if self.strategy == StrategyKind::Native || known.resources.is_none() {
-            return pod_level_resources::asked(known, annotations);
+    /// Returns the claim of a pod that the API server has reported. With the strategy `kubelet`, the version decides on pod-level
+    /// resources: the managers of 1.32 ignore them, and those of 1.36 do not place such a pod, unless a feature gate enables it.
+    fn claim(
+        &self,
+        pin: HandlerPin,
+        known: &pod::Pod,
+        annotations: &Annotations,
+        notes: &mut Vec<String>,
+    ) -> PodClaim {
+        match pin {
+            HandlerPin::Container => {}
+            HandlerPin::Sandbox => return sandbox::claim(known, annotations),
+            HandlerPin::None => return PodClaim::Nothing,
         }
-        match self.whole_pods {
+        if self.strategy == StrategyKind::Native || known.resources.is_none() {
+            return pod_level_resources::claim(known, annotations);
+        }
+        match self.pod_level_support {
             PodLevelSupport::Ignored => {
-                return pod_level_resources::asked(
+                return pod_level_resources::claim(
                     &pod::Pod { resources: None, ..known.clone() },
                     annotations,
                 );
             }
-            PodLevelSupport::Placed => return pod_level_resources::asked_as_whole(known, annotations),
+            PodLevelSupport::Placed => return pod_level_resources::pod_level_claim(known, annotations),
             PodLevelSupport::Unmanaged => {}
         }
         notes.push(format!(
-            "not placed: the pod has resources as a whole, with which the managers of the kubelet {} place no \
-             container (the strategy native does, and the feature gate PodLevelResourceManagers has them do it)",
+            "not placed: the pod has pod-level resources, with which the managers of the kubelet {} place no container \
+             (the strategy native and the feature gate PodLevelResourceManagers do)",
             self.version
         ));
         PodClaim::Nothing
     }
 
-    /// What is asked for with a pod, on the terms of its annotations and labels.
-    fn ask(&self, pod: &nri::Pod, asked: PodClaim, annotations: &Annotations) -> PodPlacementRequest {
+    /// Builds a request with the terms of the annotations and labels of the pod.
+    fn request(&self, pod: &nri::Pod, claim: PodClaim, annotations: &Annotations) -> PodPlacementRequest {
         let mut terms = annotations.terms.clone();
         let mut notes = annotations.ignored.clone();
-        if let PodClaim::Pod(request) | PodClaim::Container(request) = &asked {
+        if let PodClaim::Pod(request) | PodClaim::Container(request) = &claim {
             for container in request.all_containers() {
-                let wishes = annotations.of(container.name.as_str());
+                let wishes = annotations.for_container(container.name.as_str());
                 if let Some(nodes) = wishes.preferred_nodes {
                     terms.preferences.preferred.insert(container.name.clone(), nodes);
                 }
-                terms.burstable |= wishes.extra == Extra::Burstable && request.qos() != QosClass::Guaranteed;
+                terms.burstable |=
+                    wishes.extra == ExtraGuarantee::Burstable && request.qos() != QosClass::Guaranteed;
             }
-            let bound = |name: &ContainerName| annotations.of(name.as_str()).extra == Extra::Memory;
-            for name in
-                request.all_containers().map(|of| &of.name).filter(|name| terms.burstable && bound(name))
-            {
+            let bound = |name: &ContainerName| {
+                annotations.for_container(name.as_str()).extra == ExtraGuarantee::Memory
+            };
+            let names = request.all_containers().map(|container| &container.name);
+            for name in names.filter(|name| terms.burstable && bound(name)) {
                 notes.push(format!(
-                    "numaward.io/guarantee: memory is ignored for {name} (burstable, which another container has, holds for \
+                    "numaward.io/guarantee: memory is ignored for {name} (another container has burstable, which applies to \
                      the whole pod)"
                 ));
             }
@@ -173,57 +237,92 @@ impl RequestBuilder {
                     .to_owned(),
             );
         }
-        // By these others can name it, which only `native` knows.
-        if self.strategy == StrategyKind::Native && asked != PodClaim::Nothing {
+        // Other pods can refer to the pod by its name and labels, with the strategy `native` only.
+        if self.strategy == StrategyKind::Native && claim != PodClaim::Nothing {
             terms.name = Some(format!("{}/{}", pod.namespace, pod.name));
             terms.labels = labels(pod, &mut notes);
         }
         PodPlacementRequest {
             pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
             sandbox: pod.id.clone(),
-            asked,
+            asked: claim,
             terms,
             notes,
         }
     }
 
-    /// Adds the nodes of the devices that the kubelet has assigned to the pod.
-    pub(super) async fn add_devices(&self, pod: &nri::Pod, ask: &mut PodPlacementRequest) {
-        for (container, nodes) in self.kubelet.nodes(&pod.namespace, &pod.name).await {
-            let has_slice = matches!(&ask.asked, PodClaim::Pod(request) if request.has_container(&container));
-            add_device_nodes(ask, if has_slice { container } else { POD_SHARE.into() }, &nodes);
+    /// Adds the nodes of the devices that the pod has by device plugins and resource claims. With `container`, only those of this
+    /// container are added.
+    pub(super) async fn add_devices(
+        &self,
+        pod: &nri::Pod,
+        container: Option<&nri::Container>,
+        request: &mut PodPlacementRequest,
+    ) {
+        let AssignedDevices { mut nodes, mut claimed } =
+            self.kubelet.assigned(&pod.namespace, &pod.name).await;
+        if claimed.is_empty()
+            && let Some(known) = self.known(pod)
+        {
+            claimed = claims::devices(&self.claims, &known).await;
+        }
+        if let Some(container) = container {
+            let is_wanted = |name: &ContainerName| name.as_str() == container.name;
+            nodes.retain(|name, _| is_wanted(name));
+            claimed.retain(|name, _| is_wanted(name));
+        }
+        if !claimed.is_empty() {
+            let (of_claims, mut notes) = claims::nodes(&self.claims, &self.host_root, &claimed).await;
+            request.notes.append(&mut notes);
+            for (container, more) in of_claims {
+                nodes.entry(container).or_default().extend(more.iter());
+            }
+        }
+        if let Some(container) = container {
+            let names = container.cdi_devices.iter().take(MAX_CDI_NAMES).cloned().collect();
+            let found = claims::cdi_nodes(&self.host_root, names).await;
+            let of_container = nodes.entry(container.name.as_str().into()).or_default();
+            of_container.extend(found.into_values().flatten());
+        }
+        for (container, nodes) in nodes {
+            let has_own = match &request.asked {
+                PodClaim::Pod(claim) | PodClaim::Container(claim) => claim.has_container(&container),
+                PodClaim::Nothing => false,
+            };
+            add_device_nodes(request, if has_own { container } else { POD_SHARE.into() }, &nodes);
         }
     }
 
-    /// A container.
+    /// Builds the request for a container that is being created.
     pub(super) fn container(
         &self,
         pod: &nri::Pod,
         container: &nri::Container,
-    ) -> Result<ContainerPlacementRequest, LeftAlone> {
+    ) -> Result<ContainerPlacementRequest, NotPlacedReason> {
         let annotations = self.annotations(pod);
-        if annotations.of(&container.name).placement == Placement::Off {
-            return Err(LeftAlone::OptedOut);
+        if annotations.for_container(&container.name).placement == PlacementAnnotation::Off {
+            return Err(NotPlacedReason::OptedOut);
         }
         let cgroup: Option<CgroupPath> = container.cgroup.as_ref().and_then(|path| path.parse().ok());
-        let cgroup = cgroup.filter(|path| !path.is_root()).ok_or(LeftAlone::NoCgroup)?;
+        let cgroup = cgroup.filter(|path| !path.is_root()).ok_or(NotPlacedReason::NoCgroup)?;
         let mut notes = Vec::new();
-        // Once: the API server may report the pod meanwhile.
+        // The description is read once, because the API server may report the pod meanwhile.
         let known = self.known(pod);
-        let (asked, slice) = match &known {
+        let (claim, source) = match &known {
             Some(known) => {
-                let asked = self.asked(known, &annotations, &mut notes);
-                let slice = pod_level_resources::slice(known, &asked, &annotations, &container.name);
-                (asked, slice)
+                let claim = self.claim(HandlerPin::Container, known, &annotations, &mut notes);
+                let source =
+                    pod_level_resources::guarantee_source(known, &claim, &annotations, &container.name);
+                (claim, source)
             }
-            None => (alone(pod, container, &annotations, &mut notes), GuaranteeSource::Own),
+            None => (container_claim(pod, container, &annotations, &mut notes), GuaranteeSource::Own),
         };
         let memory = memory(known.as_deref(), pod, container, &container.resources);
-        let keeps_pod_quota = known.is_some_and(|known| pod_level_resources::keeps_quota(&known, &asked));
-        let mut pod = self.ask(pod, asked, &annotations);
+        let keeps_pod_quota = known.is_some_and(|known| pod_level_resources::keeps_quota(&known, &claim));
+        let mut pod = self.request(pod, claim, &annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
-        let holder = match slice {
+        let holder = match source {
             GuaranteeSource::Own | GuaranteeSource::Part => container.name.as_str(),
             GuaranteeSource::Pod | GuaranteeSource::PodInit => POD_SHARE,
         };
@@ -233,7 +332,7 @@ impl RequestBuilder {
             id: container.id.clone(),
             name: container.name.clone(),
             cgroup,
-            slice,
+            slice: source,
             memory,
             keeps_pod_quota,
             has: settings_in(&container.resources),
@@ -241,20 +340,20 @@ impl RequestBuilder {
         })
     }
 
-    /// A container that runs.
+    /// Builds the request for a running container.
     pub(super) fn running(
         &self,
         pod: &nri::Pod,
         container: &nri::Container,
         online: &nri::Online,
-    ) -> Result<ContainerPlacementRequest, LeftAlone> {
+    ) -> Result<ContainerPlacementRequest, NotPlacedReason> {
         let is_placed_by_other_program =
-            self.when_pinned == PinnedPolicy::Yield && container.resources.is_confined(online);
+            self.config.nri.when_pinned == PinnedPolicy::Yield && container.resources.is_confined(online);
         Ok(ContainerPlacementRequest { is_placed_by_other_program, ..self.container(pod, container)? })
     }
 
-    /// What a change of a container's resources asks for, and what the protection of its memory follows from then, if
-    /// that changes.
+    /// Returns the amounts after a change of a container's resources and, if the memory limit changes, the amounts that decide its memory
+    /// protection.
     pub(super) fn resized(
         &self,
         pod: &nri::Pod,
@@ -273,7 +372,7 @@ impl RequestBuilder {
         let Some(Limit::At(limit)) = requested.memory_limit else { return (to, None) };
         to = to.with_memory(Quantity::whole(limit.0));
         let mut memory = memory(self.known(pod).as_deref(), pod, container, requested);
-        // The API server may report it later than the runtime.
+        // The API server may report the new limit later than the runtime.
         memory.limit = Some(limit);
         if memory.class == Some(QosClass::Guaranteed) && memory.request > Some(Bytes(0)) {
             memory.request = Some(limit);
@@ -281,10 +380,10 @@ impl RequestBuilder {
         (to, Some(memory))
     }
 
-    /// What is left for those that share it when the amounts of a pod as a whole change to these; none if nothing is
-    /// shared in it.
+    /// Returns the amounts that the containers of a pod share after a change of its pod-level resources; `None` if they share nothing.
     pub(super) fn pod_resized(&self, pod: &nri::Pod, requested: &nri::Resources) -> Option<Resources> {
-        let known = self.known(pod).filter(|_| self.strategy == StrategyKind::Native)?;
+        let is_shared = self.strategy == StrategyKind::Native && self.pin(pod) == HandlerPin::Container;
+        let known = self.known(pod).filter(|_| is_shared)?;
         let mut amounts = known.resources.as_ref()?.requests.clone();
         let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
         amounts.cpu = cpus(requested).filter(|_| has_cpu).or(amounts.cpu);
@@ -295,7 +394,7 @@ impl RequestBuilder {
     }
 }
 
-/// The amounts from which the protection of a container's memory follows, if it has these resources.
+/// Returns the amounts that decide the memory protection of a container with the resources `has`.
 fn memory(
     known: Option<&pod::Pod>,
     pod: &nri::Pod,
@@ -305,7 +404,7 @@ fn memory(
     if let Some(known) = known {
         return pod_level_resources::memory(known, &container.name);
     }
-    let bytes = |of: &nri::Resources| match of.memory_limit {
+    let bytes = |resources: &nri::Resources| match resources.memory_limit {
         Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),
         _ => None,
     };
@@ -316,7 +415,7 @@ fn memory(
     MemoryClaim { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
 }
 
-/// The labels of a pod that others can name it by, as far as they are kept: the first ones, by key.
+/// Returns the labels by which other pods can refer to the pod: the first ones by key, up to the limits.
 fn labels(pod: &nri::Pod, notes: &mut Vec<String>) -> BTreeMap<String, String> {
     let own = || pod.labels.iter().filter(|(key, _)| !key.starts_with("io.kubernetes."));
     let mut bytes = 0;
@@ -331,20 +430,19 @@ fn labels(pod: &nri::Pod, notes: &mut Vec<String>) -> BTreeMap<String, String> {
     let all = own().count();
     if kept.len() < all {
         notes.push(format!(
-            "{} of its {all} labels cannot be named by numaward.io/with and numaward.io/apart of other pods ({MAX_LABELS} labels with \
-             {MAX_LABEL_BYTES} bytes are kept, the first ones by key)",
+            "{} of its {all} labels cannot be used in numaward.io/with and numaward.io/apart of other pods (only the first {MAX_LABELS} \
+             labels by key are stored, with at most {MAX_LABEL_BYTES} bytes)",
             all - kept.len()
         ));
     }
     kept
 }
 
-/// Which pod it is.
 pub(super) fn id_of(pod: &nri::Pod) -> PodId {
     PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
 }
 
-/// What is set with these resources, of what we may set as well.
+/// Returns the settings in these resources that numaward may set too.
 pub(super) fn settings_in(resources: &nri::Resources) -> Settings {
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let limit = |knob: Knob| match knob.parse(resources.unified.get(&knob.to_string())?) {
@@ -368,43 +466,43 @@ pub(super) fn settings_in(resources: &nri::Resources) -> Settings {
     }
 }
 
-/// The class of service of a pod, by its place among the kubelet's cgroups.
+/// Returns the `QoS` class of a pod from the path of its cgroup.
 fn class_of(pod: &nri::Pod, container: &nri::Container) -> Option<QosClass> {
     let path = container.cgroup.as_ref().or(pod.cgroup.as_ref());
     path.and_then(|path| pod_levels(path)).map(|levels| levels.qos)
 }
 
-/// Adds nodes of devices to those of the container that holds them.
-fn add_device_nodes(ask: &mut PodPlacementRequest, container: ContainerName, nodes: &NodeSet) {
+/// Adds nodes of devices to the preferences of the container that has them.
+fn add_device_nodes(request: &mut PodPlacementRequest, container: ContainerName, nodes: &NodeSet) {
     if !nodes.is_empty() {
-        let known = ask.terms.preferences.devices.entry(container).or_default();
+        let known = request.terms.preferences.devices.entry(container).or_default();
         *known = &*known | nodes;
     }
 }
 
-/// What is asked for with a container that only the runtime has reported.
-fn alone(
+/// Returns the claim of a container that only the runtime has reported.
+fn container_claim(
     pod: &nri::Pod,
     container: &nri::Container,
     annotations: &Annotations,
     notes: &mut Vec<String>,
 ) -> PodClaim {
     let class = class_of(pod, container);
-    let wishes = annotations.of(&container.name);
-    if wishes.placement != Placement::Auto {
+    let wishes = annotations.for_container(&container.name);
+    if wishes.placement != PlacementAnnotation::Auto {
         return PodClaim::Nothing;
     }
     if class != Some(QosClass::Guaranteed) {
-        if wishes.extra != Extra::None {
+        if wishes.extra != ExtraGuarantee::None {
             let note =
-                "memory is not promised: the API server, which has its requests, has not reported this pod";
+                "memory is not guaranteed: the API server, which has the requests, has not reported this pod";
             notes.push(note.to_owned());
         }
         return PodClaim::Nothing;
     }
     notes.push(
-        "decided from what the container runtime reports, one container at a time: the API server has not reported \
-         this pod, so that its init containers and the scope of a pod are not known"
+        "decided from the description of the container runtime, one container at a time: the API server has not reported \
+         this pod, so that its init containers are unknown and the scope pod has no effect"
             .to_owned(),
     );
     let (Some(cpu), Some(Limit::At(memory))) = (cpus(&container.resources), container.resources.memory_limit)
@@ -423,13 +521,13 @@ fn alone(
     })
 }
 
-/// The CPUs that a Guaranteed container may use: its quota, else what its shares were made of.
+/// Returns the CPUs of a Guaranteed container: from its quota or, without one, from its shares.
 fn cpus(resources: &nri::Resources) -> Option<Quantity> {
     if let (Some(Limit::At(quota)), Some(period)) = (resources.cpu_quota, resources.cpu_period) {
         let millis = (quota.as_nanos() * 1000).checked_div(period.as_nanos())?;
         return u64::try_from(millis).ok().map(Quantity::milli);
     }
-    // The kubelet rounds down, so that whole CPUs are exact and nothing else is.
+    // The kubelet rounds down: only the shares of whole CPUs are multiples of [`SHARES_PER_CPU`].
     let shares = resources.cpu_shares?;
     let millis = match shares % SHARES_PER_CPU {
         0 => shares / SHARES_PER_CPU * 1000,
@@ -464,9 +562,10 @@ mod tests {
         }
     }
 
-    struct One(pod::Pod);
+    /// Source of one pod.
+    struct OnePod(pod::Pod);
 
-    impl PodSource for One {
+    impl PodSource for OnePod {
         fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
             (*id == self.0.id).then(|| Arc::new(self.0.clone()))
         }
@@ -476,10 +575,10 @@ mod tests {
         fn notify(&self, _: Notice) {}
     }
 
-    /// Reports a pod from the second question on.
-    struct Late(One, AtomicBool);
+    /// Source that reports a pod from the second call on.
+    struct LatePod(OnePod, AtomicBool);
 
-    impl PodSource for Late {
+    impl PodSource for LatePod {
         fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
             if self.1.swap(true, Ordering::Relaxed) { self.0.pod(id) } else { None }
         }
@@ -490,18 +589,20 @@ mod tests {
     }
 
     #[test]
-    fn request_is_built_from_one_answer_of_the_api_server() {
+    fn reads_description_of_pod_once() {
         let web = container("web", "/burstable", nri::Resources::default());
-        let ask = |builder: &RequestBuilder| format!("{:?}", builder.container(&pod(&[]), &web).unwrap());
+        let request_with =
+            |builder: &RequestBuilder| format!("{:?}", builder.container(&pod(&[]), &web).unwrap());
         let one = || {
             let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
             let containers = vec![burstable("web", "1", "1Gi")];
-            One(pod::Pod { id, containers, ..pod::Pod::default() })
+            OnePod(pod::Pod { id, containers, ..pod::Pod::default() })
         };
-        let [unknown, known] = [ask(&builder(Arc::new(NoPods))), ask(&builder(Arc::new(one())))];
+        let [unknown, known] =
+            [request_with(&builder(Arc::new(NoPods))), request_with(&builder(Arc::new(one())))];
         assert_ne!(unknown, known);
-        let late = builder(Arc::new(Late(one(), AtomicBool::new(false))));
-        assert_eq!([ask(&late), ask(&late)], [unknown, known]);
+        let late = builder(Arc::new(LatePod(one(), AtomicBool::new(false))));
+        assert_eq!([request_with(&late), request_with(&late)], [unknown, known]);
     }
 
     fn builder(pods: Arc<dyn PodSource>) -> RequestBuilder {
@@ -510,7 +611,7 @@ mod tests {
 
     fn known(containers: Vec<ContainerRequest>) -> RequestBuilder {
         let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
-        builder(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })))
+        builder(Arc::new(OnePod(pod::Pod { id, containers, ..pod::Pod::default() })))
     }
 
     fn pod(annotations: &[(&str, &str)]) -> nri::Pod {
@@ -546,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_guaranteed_pod_is_asked_for_as_a_whole() {
+    fn requests_guaranteed_pod_as_a_whole() {
         let builder = known(vec![
             ContainerRequest::guaranteed("db", resources("2", "1Gi")),
             ContainerRequest::guaranteed("log", resources("1", "64Mi")),
@@ -562,26 +663,26 @@ mod tests {
         let opted = pod(&[("log.numaward.io/placement", "shared")]);
         assert_eq!(names(&builder.pod(&opted).asked), ["db"]);
         let all = pod(&[("numaward.io/placement", "shared"), ("numaward.io/guarantee", "cpu")]);
-        let ask = builder.pod(&all);
-        assert_eq!(ask.asked, PodClaim::Nothing);
+        let built = builder.pod(&all);
+        assert_eq!(built.asked, PodClaim::Nothing);
         assert!(
-            matches!(&ask.notes[..], [note] if note.contains("expected auto, memory or burstable")),
+            matches!(&built.notes[..], [note] if note.contains("expected auto, memory or burstable")),
             "{:?}",
-            ask.notes
+            built.notes
         );
         let off = pod(&[("db.numaward.io/placement", "off")]);
         let off = nri::Pod { namespace: "kube-system".to_owned(), ..off };
         let db = container("db", "", limits(2000, Bytes::gib(1)));
-        assert_eq!(builder.container(&off, &db).unwrap_err(), LeftAlone::OptedOut);
+        assert_eq!(builder.container(&off, &db).unwrap_err(), NotPlacedReason::OptedOut);
     }
 
     #[test]
-    fn a_burstable_container_can_have_its_memory_promised() {
+    fn guarantees_memory_of_burstable() {
         let builder = known(vec![burstable("db", "2", "1Gi"), burstable("log", "1", "64Mi")]);
         assert_eq!(builder.pod(&pod(&[])).asked, PodClaim::Nothing);
         let PodClaim::Pod(request) = builder.pod(&pod(&[("db.numaward.io/guarantee", "memory")])).asked
         else {
-            panic!("nothing is asked for");
+            panic!("the pod requests nothing");
         };
         assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Guaranteed));
         let cpu = request.containers[0].requests.cpu.unwrap();
@@ -589,77 +690,79 @@ mod tests {
     }
 
     #[test]
-    fn a_burstable_container_can_have_a_home() {
+    fn burstable_guarantee_needs_native() {
         let db = ContainerRequest::guaranteed("db", resources("2", "1Gi"));
         let mut builder = known(vec![db, burstable("log", "1", "64Mi")]);
         let wished = [("db.numaward.io/guarantee", "burstable"), ("log.numaward.io/guarantee", "memory")];
         builder.strategy = StrategyKind::Kubelet;
-        let ask = builder.pod(&pod(&wished));
+        let built = builder.pod(&pod(&wished));
         assert!(
-            matches!(&ask.asked, PodClaim::Pod(request) if request.containers.len() == 1)
-                && !ask.terms.burstable
+            matches!(&built.asked, PodClaim::Pod(request) if request.containers.len() == 1)
+                && !built.terms.burstable
         );
-        assert!(matches!(&ask.notes[..], [note] if note.contains("strategy native")), "{:?}", ask.notes);
+        assert!(matches!(&built.notes[..], [note] if note.contains("strategy native")), "{:?}", built.notes);
         builder.strategy = StrategyKind::Native;
-        let ask = builder.pod(&pod(&wished));
-        assert!(matches!(&ask.notes[..], [note] if note.contains("ignored for log")), "{:?}", ask.notes);
-        let ask = builder.pod(&pod(&wished[..1]));
-        let PodClaim::Pod(request) = &ask.asked else { panic!("nothing is asked for") };
+        let built = builder.pod(&pod(&wished));
+        assert!(matches!(&built.notes[..], [note] if note.contains("ignored for log")), "{:?}", built.notes);
+        let built = builder.pod(&pod(&wished[..1]));
+        let PodClaim::Pod(request) = &built.asked else { panic!("the pod requests nothing") };
         assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Burstable));
-        assert!(ask.terms.burstable);
+        assert!(built.terms.burstable);
         let all = builder.pod(&pod(&[("numaward.io/guarantee", "burstable")]));
-        let PodClaim::Pod(request) = &all.asked else { panic!("nothing is asked for") };
+        let PodClaim::Pod(request) = &all.asked else { panic!("the pod requests nothing") };
         assert_eq!((request.containers.len(), all.terms.burstable), (2, true));
         let mut guaranteed = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         guaranteed.strategy = StrategyKind::Native;
         assert!(!guaranteed.pod(&pod(&[("numaward.io/guarantee", "burstable")])).terms.burstable);
     }
 
-    /// Guaranteed by what it has as a whole. `native` gives its containers slices of that.
+    /// The pod is Guaranteed by its pod-level resources. The strategy `native` divides them among its containers.
     #[test]
-    fn the_kubelets_managers_leave_a_pod_with_resources_as_a_whole_alone() {
+    fn kubelet_version_decides_on_pod_level() {
         let all = resources("4", "8Gi");
-        let of_pod = PodResources { requests: all.clone(), limits: all };
+        let pod_level = PodResources { requests: all.clone(), limits: all };
         let containers = vec![ContainerRequest::guaranteed("db", resources("2", "4Gi"))];
         let mut builder = known(Vec::new());
         let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
-        let known = pod::Pod { id, containers, resources: Some(of_pod), ..pod::Pod::default() };
-        builder.pods = Arc::new(One(known.clone()));
+        let known = pod::Pod { id, containers, resources: Some(pod_level), ..pod::Pod::default() };
+        builder.pods = Arc::new(OnePod(known.clone()));
         let db = container("db", "", limits(2000, Bytes::gib(4)));
         let held = |asked: &PodClaim| match asked {
-            PodClaim::Pod(request) => request.containers.iter().map(|of| of.name.to_string()).collect(),
+            PodClaim::Pod(request) => {
+                request.containers.iter().map(|container| container.name.to_string()).collect()
+            }
             _ => Vec::new(),
         };
         let more = limits(6000, Bytes::gib(12));
         builder.strategy = StrategyKind::Kubelet;
-        for (version, whole_pods, expected) in [
+        for (version, support, expected) in [
             (KubeletVersion::V1_32, PodLevelSupport::Ignored, ["db"].as_slice()),
             (KubeletVersion::V1_36, PodLevelSupport::Unmanaged, &[]),
         ] {
-            (builder.version, builder.whole_pods) = (version, whole_pods);
-            let ask = builder.pod(&pod(&[]));
-            assert_eq!(held(&ask.asked), expected, "{version}");
+            (builder.version, builder.pod_level_support) = (version, support);
+            let built = builder.pod(&pod(&[]));
+            assert_eq!(held(&built.asked), expected, "{version}");
             let of_container = builder.container(&pod(&[]), &db).unwrap();
             assert_eq!(
                 (of_container.pod.asked, of_container.slice),
-                (ask.asked, GuaranteeSource::Own),
+                (built.asked, GuaranteeSource::Own),
                 "{version}"
             );
-            assert_eq!(of_container.pod.notes, ask.notes);
-            assert_eq!(ask.notes.iter().any(|note| note.contains("kubelet 1.36")), expected.is_empty());
+            assert_eq!(of_container.pod.notes, built.notes);
+            assert_eq!(built.notes.iter().any(|note| note.contains("kubelet 1.36")), expected.is_empty());
             assert_eq!(builder.pod_resized(&pod(&[]), &more), None);
         }
-        builder.whole_pods = PodLevelSupport::Placed;
+        builder.pod_level_support = PodLevelSupport::Placed;
         let mut with_log = known;
         with_log.containers.push(burstable("log", "100m", "64Mi"));
-        builder.pods = Arc::new(One(with_log));
-        let ask = builder.pod(&pod(&[]));
+        builder.pods = Arc::new(OnePod(with_log));
+        let built = builder.pod(&pod(&[]));
         assert!(
-            matches!(&ask.asked, PodClaim::Pod(request) if request.resources.is_some()),
+            matches!(&built.asked, PodClaim::Pod(request) if request.resources.is_some()),
             "{:?}",
-            ask.asked
+            built.asked
         );
-        assert_eq!((held(&ask.asked), ask.notes.len()), (vec!["db".to_owned(), "log".to_owned()], 0));
+        assert_eq!((held(&built.asked), built.notes.len()), (vec!["db".to_owned(), "log".to_owned()], 0));
         let slice = |name: &str| {
             builder.container(&pod(&[]), &container(name, "", limits(2000, Bytes::gib(4)))).unwrap().slice
         };
@@ -671,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn native_knows_pods_by_name_and_labels() {
+    fn native_stores_name_and_labels() {
         let mut builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         let labels = [("app", "db"), ("io.kubernetes.pod.uid", "u1")];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -685,22 +788,22 @@ mod tests {
         assert_eq!(terms.labels, [("app".to_owned(), "db".to_owned())].into());
     }
 
-    /// The ledger keeps them, and a pod may have 1 MB of them.
+    /// The ledger stores labels, and a pod may have 1 MB of them.
     #[test]
-    fn labels_are_kept_up_to_a_limit_and_a_note_says_so() {
+    fn labels_are_limited_with_a_note() {
         let builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
-        let ask = |labels: BTreeMap<String, String>| builder.pod(&nri::Pod { labels, ..pod(&[]) });
+        let request_with = |labels: BTreeMap<String, String>| builder.pod(&nri::Pod { labels, ..pod(&[]) });
         let many = |count: usize, bytes: usize| {
             (0..count).map(move |number| (format!("l{number:05}"), "x".repeat(bytes)))
         };
         let own =
             [("zone".to_owned(), "a".to_owned()), ("io.kubernetes.pod.uid".to_owned(), "u1".to_owned())];
 
-        let few = ask(many(20, 60).chain(own.clone()).collect());
+        let few = request_with(many(20, 60).chain(own.clone()).collect());
         assert_eq!((few.terms.labels.len(), few.notes), (21, vec![]));
         for (count, bytes) in [(10_000, 63), (70, 1), (3, 1 << 20)] {
-            let ask = ask(many(count, bytes).chain(own.clone()).collect());
-            let kept = &ask.terms.labels;
+            let built = request_with(many(count, bytes).chain(own.clone()).collect());
+            let kept = &built.terms.labels;
             let size: usize = kept.iter().map(|(key, value)| key.len() + value.len()).sum();
             assert!(
                 kept.len() <= MAX_LABELS && size <= MAX_LABEL_BYTES,
@@ -708,17 +811,18 @@ mod tests {
                 kept.len()
             );
             let note = format!("{} of its {} labels", count + 1 - kept.len(), count + 1);
-            assert!(ask.notes.iter().any(|of| of.contains(&note)), "{note}: {:?}", ask.notes);
+            assert!(built.notes.iter().any(|found| found.contains(&note)), "{note}: {:?}", built.notes);
         }
     }
 
-    /// A quota counts what a pod requests, and not the siblings of its CPUs or the class that it joins.
+    /// A quota counts requests, not the siblings of CPUs or the resctrl class.
     #[test]
-    fn annotations_that_give_more_than_a_quota_counts_are_for_listed_namespaces() {
+    fn beyond_quota_needs_listed_namespace() {
         let asked = [("numaward.io/hide-siblings", "true"), ("numaward.io/resctrl-class", "db")];
         let with = |namespaces: &[&str]| {
             let mut config = Config { host_root: "/nowhere".into(), ..Config::default() };
-            config.kubernetes.beyond_quota_namespaces = namespaces.iter().map(|&of| of.to_owned()).collect();
+            config.kubernetes.beyond_quota_namespaces =
+                namespaces.iter().map(|&name| name.to_owned()).collect();
             RequestBuilder::new(Arc::new(NoPods), &config).annotations(&pod(&asked))
         };
         for namespaces in [&[][..], &["other"]] {
@@ -735,34 +839,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_memory_is_told() {
+    fn memory_claim_uses_both_descriptions() {
         let memory = |builder: &RequestBuilder, class: &str, resources: nri::Resources| {
             builder.container(&pod(&[]), &container("db", class, resources)).unwrap().memory
         };
         let (two, gib) = (limits(2000, Bytes::gib(1)), Some(Bytes::gib(1)));
         let builder = builder(Arc::new(NoPods));
-        let ask = |class, request, limit| MemoryClaim { class: Some(class), request, limit, overhead: None };
-        assert_eq!(memory(&builder, "", two.clone()), ask(QosClass::Guaranteed, gib, gib));
-        assert_eq!(memory(&builder, "/burstable", two.clone()), ask(QosClass::Burstable, None, gib));
+        let expected =
+            |class, request, limit| MemoryClaim { class: Some(class), request, limit, overhead: None };
+        assert_eq!(memory(&builder, "", two.clone()), expected(QosClass::Guaranteed, gib, gib));
+        assert_eq!(memory(&builder, "/burstable", two.clone()), expected(QosClass::Burstable, None, gib));
         assert_eq!(
             memory(&builder, "/besteffort", nri::Resources::default()),
-            ask(QosClass::BestEffort, None, None)
+            expected(QosClass::BestEffort, None, None)
         );
         let known = known(vec![burstable("db", "2", "256Mi")]);
         let requested = Some(Bytes::mib(256));
-        assert_eq!(memory(&known, "/burstable", two.clone()), ask(QosClass::Burstable, requested, None));
+        assert_eq!(memory(&known, "/burstable", two.clone()), expected(QosClass::Burstable, requested, None));
         // A new limit, that the API server has not reported yet.
         let more = limits(2000, Bytes::gib(2));
         let resized = |builder: &RequestBuilder, class| {
             builder.resized(&pod(&[]), &container("db", class, two.clone()), &more).1.unwrap()
         };
         let two_gib = Some(Bytes::gib(2));
-        assert_eq!(resized(&builder, ""), ask(QosClass::Guaranteed, two_gib, two_gib));
-        assert_eq!(resized(&known, "/burstable"), ask(QosClass::Burstable, requested, two_gib));
+        assert_eq!(resized(&builder, ""), expected(QosClass::Guaranteed, two_gib, two_gib));
+        assert_eq!(resized(&known, "/burstable"), expected(QosClass::Burstable, requested, two_gib));
     }
 
     #[test]
-    fn wishes_and_devices_are_told() {
+    fn passes_preferred_nodes() {
         let mut builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         builder.strategy = StrategyKind::Kubelet;
         let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
@@ -772,13 +877,13 @@ mod tests {
     }
 
     #[test]
-    fn without_an_api_server_the_runtime_tells() {
+    fn builds_request_from_runtime_alone() {
         let builder = builder(Arc::new(NoPods));
         let mut two = limits(2000, Bytes::gib(1));
         two.hugepage_limits =
             [(HugepageSize(Bytes::mib(2)), Bytes::mib(8)), (HugepageSize(Bytes::gib(1)), Bytes(0))].into();
-        let ask = builder.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
-        let PodClaim::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+        let built = builder.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
+        let PodClaim::Container(request) = &built.pod.asked else { panic!("{:?}", built.pod.asked) };
         assert_eq!((request.owner.as_str(), request.qos()), ("u1/db", QosClass::Guaranteed));
         let wanted = &request.containers[0].requests;
         assert_eq!(wanted.cpu.unwrap().whole_cpus(), Some(2));
@@ -787,18 +892,18 @@ mod tests {
         let expected =
             [("memory".to_owned(), Some(1 << 30)), ("hugepages-2Mi".to_owned(), Some(8 << 20))].into();
         assert_eq!(memory, expected);
-        assert!(ask.pod.notes.iter().any(|note| note.contains("one container at a time")));
+        assert!(built.pod.notes.iter().any(|note| note.contains("one container at a time")));
 
-        // Without a quota the shares say: whole CPUs exactly.
+        // Without a quota, the shares decide, which are exact for whole CPUs.
         let shares =
             |shares| nri::Resources { cpu_shares: Some(shares), cpu_quota: None, ..limits(0, Bytes::gib(1)) };
         for (shares_given, whole) in [(2048, Some(2)), (1536, None), (2, None)] {
-            let ask = builder.container(&pod(&[]), &container("db", "", shares(shares_given))).unwrap();
-            let PodClaim::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+            let built = builder.container(&pod(&[]), &container("db", "", shares(shares_given))).unwrap();
+            let PodClaim::Container(request) = &built.pod.asked else { panic!("{:?}", built.pod.asked) };
             assert_eq!(request.containers[0].requests.cpu.unwrap().whole_cpus(), whole, "{shares_given}");
         }
 
-        // Other classes, wishes and what is not known: a share of what is nobody's.
+        // Other classes, `placement: shared` and an unlimited container: the shared pool.
         let unlimited = nri::Resources { memory_limit: Some(Limit::Unlimited), ..two.clone() };
         for (class, annotations, resources) in [
             ("/burstable", vec![], two.clone()),
@@ -807,10 +912,10 @@ mod tests {
             ("/burstable", vec![("numaward.io/guarantee", "memory")], two.clone()),
             ("", vec![], unlimited),
         ] {
-            let ask = builder.container(&pod(&annotations), &container("db", class, resources)).unwrap();
-            assert_eq!(ask.pod.asked, PodClaim::Nothing, "{class} {annotations:?}");
+            let built = builder.container(&pod(&annotations), &container("db", class, resources)).unwrap();
+            assert_eq!(built.pod.asked, PodClaim::Nothing, "{class} {annotations:?}");
         }
         let lost = nri::Container { cgroup: None, ..container("db", "", two) };
-        assert_eq!(builder.container(&pod(&[]), &lost).unwrap_err(), LeftAlone::NoCgroup);
+        assert_eq!(builder.container(&pod(&[]), &lost).unwrap_err(), NotPlacedReason::NoCgroup);
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked for of a pod, without a reconciler that decides: for the fuzz targets.
+//! Requests for pods and containers without a reconciler, for the fuzz targets.
 
 use std::sync::Arc;
 
@@ -12,40 +12,38 @@ use numaward_kube::{
 
 use super::request::RequestBuilder;
 
-/// All that is asked for of a container and its pod.
+/// All requests for a container and its pod.
 #[derive(Debug)]
-pub struct PodAsks {
-    /// With the pod as a whole.
+pub struct PodRequests {
+    /// The request at the creation of the pod.
     pub pod: PodPlacementRequest,
-    /// With the container, where it is not left alone: when it is created, and when it already runs.
+    /// The requests at the creation of the container, and for a running container; `None` if numaward does not place it.
     pub container: Option<[ContainerPlacementRequest; 2]>,
-    /// With a change of the container's resources.
+    /// The request at a change of the container's resources.
     pub resized: (Resources, Option<MemoryClaim>),
-    /// With a change of the pod's resources.
+    /// The request at a change of the pod's resources.
     pub pod_resized: Option<Resources>,
 }
 
-/// Makes requests of what is known.
+/// Builder of the requests.
 #[derive(Clone)]
-pub struct AskBuilder(RequestBuilder);
+pub struct PodRequestBuilder(RequestBuilder);
 
-impl AskBuilder {
-    /// With this configuration, of these pods and those that the runtime reports.
+impl PodRequestBuilder {
     pub fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
         Self(RequestBuilder::new(pods, config))
     }
 
-    /// What is asked for.
     pub fn build(
         &self,
         pod: &nri::Pod,
         container: &nri::Container,
         change: &nri::Resources,
         online: &Online,
-    ) -> PodAsks {
+    ) -> PodRequests {
         let created = self.0.container(pod, container).ok();
         let running = self.0.running(pod, container, online).ok();
-        PodAsks {
+        PodRequests {
             pod: self.0.pod(pod),
             container: created.zip(running).map(|(created, running)| [created, running]),
             resized: self.0.resized(pod, container, change),

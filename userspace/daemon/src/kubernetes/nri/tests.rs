@@ -1,11 +1,13 @@
-//! The daemon's side of NRI against a container runtime in memory, on a tree of plain files.
+//! Tests of the NRI plugin with a fake container runtime, on a tree of plain files.
 
+mod claims;
 mod faults;
 mod fleet;
 mod pods;
 mod policy;
 mod quota;
 mod refusals;
+mod sandboxes;
 mod tenant;
 mod uninstall;
 
@@ -26,11 +28,12 @@ use numaward_config::{
     Config,
     policy::{StrategyKind, TopologyManagerPolicy},
 };
-use numaward_control::{testing as fixture, testing::Host};
+use numaward_control::{testing as fixture, testing::TestHost};
 use numaward_enforce::Systemd;
 use numaward_engine::{ContainerRequest, Resources};
 use numaward_guarantee::{ports::Ports as ReconcilerPorts, reconciler::ReconcilerHandle};
 use numaward_kube::{
+    api::ClaimReader,
     cgroup_path,
     nri::{
         fake::{self, ContainerSpec, FakeRuntime, PodSpec},
@@ -46,15 +49,15 @@ use super::{NriMetrics, Refusals, plugin};
 
 const PLUGIN: &str = "90-numaward";
 
-/// What an API server reports.
+/// Source of pods in place of an API server.
 #[derive(Default)]
-struct Known {
+struct FakePods {
     pods: Mutex<BTreeMap<String, Arc<pod::Pod>>>,
     notices: Mutex<Vec<Notice>>,
     synced: AtomicBool,
 }
 
-impl PodSource for Known {
+impl PodSource for FakePods {
     fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
         self.pods.lock().unwrap().get(&id.uid).filter(|pod| pod.id == *id).cloned()
     }
@@ -68,17 +71,18 @@ impl PodSource for Known {
     }
 }
 
-/// A host with a runtime; the daemon can be started on it again and again.
-struct Bench {
+/// A host with a container runtime, on which the daemon can be started several times.
+struct NriBench {
     dir: tempfile::TempDir,
-    host: Arc<Host>,
+    host: Arc<TestHost>,
     runtime: FakeRuntime,
     pods: Arc<dyn PodSource>,
+    claims: ClaimReader,
     config: Config,
 }
 
-/// A daemon that runs.
-struct Daemon {
+/// A running daemon.
+struct NriDaemon {
     reconciler: ReconcilerHandle,
     thread: Option<JoinHandle<()>>,
     stop: CancellationToken,
@@ -86,8 +90,8 @@ struct Daemon {
     refusals: Refusals,
 }
 
-impl Daemon {
-    /// Stops it as a kill would: nothing is said to anybody.
+impl NriDaemon {
+    /// Stops the daemon like a kill: without a message to the runtime.
     async fn stop(mut self, runtime: &FakeRuntime) {
         self.stop.cancel();
         let thread = self.thread.take().unwrap();
@@ -97,23 +101,23 @@ impl Daemon {
 }
 
 impl NriMetrics {
-    /// How many were started without what they should have had, for this reason.
+    /// Returns the number of containers that started unpinned for this reason.
     fn unpinned_for(&self, reason: &'static str) -> u64 {
         self.unpinned.get_or_create(&[("reason", reason)]).get()
     }
 }
 
-impl Drop for Daemon {
+impl Drop for NriDaemon {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-impl Bench {
-    fn new(pods: Arc<dyn PodSource>, runtime: impl FnOnce(Online) -> fake::Config) -> Self {
+impl NriBench {
+    fn new(pods: Arc<dyn PodSource>, runtime: impl FnOnce(Online) -> fake::FakeRuntimeConfig) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(16).memory(Bytes::gib(64));
-        // The first core (CPU 0) is kept for the system.
+        // The first core (CPU 0) is reserved for the system.
         let machine = machine.build().unwrap();
         let runtime = FakeRuntime::new(runtime(Online::from(&machine)));
         let config = Config {
@@ -121,8 +125,8 @@ impl Bench {
             host_root: dir.path().to_owned(),
             ..Config::default()
         };
-        let host = Arc::new(Host::new(machine));
-        let bench = Self { dir, host, runtime, pods, config };
+        let host = Arc::new(TestHost::new(machine));
+        let bench = Self { dir, host, runtime, pods, claims: ClaimReader::default(), config };
         for path in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
             bench.cgroup(path);
         }
@@ -137,34 +141,37 @@ impl Bench {
         fixture::line(&self.dir.path().join("cgroup").join(path))
     }
 
-    async fn start(&self) -> Daemon {
+    async fn start(&self) -> NriDaemon {
         let daemon = self.start_unconnected();
         assert!(self.runtime.has_plugins(&[PLUGIN]).await);
         daemon
     }
 
-    fn start_unconnected(&self) -> Daemon {
+    fn start_unconnected(&self) -> NriDaemon {
         self.start_with(None)
     }
 
-    fn start_with(&self, systemd: Option<Systemd>) -> Daemon {
+    fn start_with(&self, systemd: Option<Systemd>) -> NriDaemon {
         let root = self.dir.path().join("cgroup");
         let (reconciler, thread, stop) =
             fixture::reconciler(&self.config, &root, ReconcilerPorts::from_part(&self.host), None, systemd);
-        let (figures, refusals) = (NriMetrics::default(), Refusals::new(&self.config.kubernetes));
+        let (figures, refusals) = (
+            NriMetrics::default(),
+            Refusals::new(&self.config.kubernetes, self.config.strategy == StrategyKind::Native),
+        );
         let plugin = plugin(
             &self.config,
             reconciler.clone(),
             self.host.clone(),
-            self.pods.clone(),
+            (self.pods.clone(), self.claims.clone()),
             (figures.clone(), refusals.clone()),
             &stop,
         );
         tokio::spawn(plugin.run_with(self.runtime.connector(), stop.clone()));
-        Daemon { reconciler, thread: Some(thread), stop, figures, refusals }
+        NriDaemon { reconciler, thread: Some(thread), stop, figures, refusals }
     }
 
-    /// Runs a pod's sandbox; the kubelet has made its cgroup.
+    /// Creates the cgroup of a pod, and runs its sandbox.
     async fn pod(&self, uid: &str, class: &str, annotations: &[(&str, &str)]) -> Result<PodSpec, String> {
         let pod = self.spec(uid, class, annotations);
         self.runtime.run_pod(&pod).await?;
@@ -185,7 +192,7 @@ impl Bench {
         }
     }
 
-    /// Creates a container as the kubelet asks for it, and its cgroup with what the runtime answers.
+    /// Creates a container, and its cgroup with the settings that the runtime applies.
     async fn create(&self, spec: &ContainerSpec) -> Result<(), String> {
         let created = self.runtime.create_container(spec).await?;
         let path = path_of(spec);
@@ -217,8 +224,8 @@ impl Bench {
         self.runtime.remove_container(&spec.id).await.unwrap();
     }
 
-    /// The runtime learns what CPUs a container has from an answer about another one.
-    async fn learns(&self, spec: &ContainerSpec) {
+    /// Runs other containers until the answer about one of them updates the CPUs of this container in the runtime.
+    async fn await_update(&self, spec: &ContainerSpec) {
         let caller = self.pod("caller", "/besteffort", &[]).await.unwrap();
         let caller = container(&caller, "caller", 0, Bytes(0));
         for _ in 0..100 {
@@ -240,7 +247,7 @@ impl Bench {
     }
 }
 
-/// A container of a pod; of whole CPUs and memory, as the kubelet gives them to the runtime.
+/// Returns a container with whole CPUs and memory as the kubelet passes them to the runtime.
 fn container(pod: &PodSpec, name: &str, cpus: u64, memory: Bytes) -> ContainerSpec {
     let id = format!("{name}-{}", pod.uid);
     ContainerSpec {
@@ -254,7 +261,7 @@ fn container(pod: &PodSpec, name: &str, cpus: u64, memory: Bytes) -> ContainerSp
     }
 }
 
-/// The cgroup of a container below the root of the hierarchy.
+/// Returns the path of a container's cgroup, relative to the root of the hierarchy.
 fn path_of(spec: &ContainerSpec) -> String {
     cgroup_path::container_path(&spec.cgroups_path).unwrap().trim_start_matches('/').to_owned()
 }
@@ -268,8 +275,8 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn containers_are_placed_kept_apart_and_given_back() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn places_isolates_and_releases() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
 
     let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
@@ -295,12 +302,12 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     let notes = &held.explanation.as_ref().unwrap().notes;
     assert!(notes.iter().any(|note| note.contains("the API server has not reported")), "{notes:?}");
     assert_eq!(bench.host.assigned.lock().unwrap().workloads()[0].nodes, "0".parse().unwrap());
-    // The other left its CPUs before it was there, and the runtime learns of it.
+    // The other container was confined before the new one started, and the runtime gets its new CPUs.
     assert_eq!(bench.cpus(&shared), "0,3-63".parse().unwrap());
-    bench.learns(&shared).await;
+    bench.await_update(&shared).await;
     assert_eq!(bench.cpus(&opted_out), CpuSet::new());
 
-    // What is the runtime's cannot be taken back by others.
+    // A request over HTTP cannot release the guarantee of a container.
     let error = daemon.reconciler.release("default/pod-db/db".to_owned()).await.unwrap_err();
     assert!(error.to_string().contains("placed when the runtime creates it"), "{error}");
 
@@ -314,9 +321,9 @@ async fn containers_are_placed_kept_apart_and_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_opts_out_of_the_shared_pool_where_that_is_not_allowed() {
-    let known = Arc::new(Known::default());
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+async fn opt_out_needs_listed_namespace() {
+    let known = Arc::new(FakePods::default());
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let db = bench.pod("db", "", &[]).await.unwrap();
     let db = container(&db, "db", 2, Bytes::gib(1));
@@ -324,12 +331,12 @@ async fn nobody_opts_out_of_the_shared_pool_where_that_is_not_allowed() {
     let pod = bench.pod("own", "/burstable", &[("own.numaward.io/placement", "off")]).await.unwrap();
     let own = container(&pod, "own", 1, Bytes(0));
     bench.run(&own).await.unwrap();
-    assert_eq!(bench.cpus(&own), "0,3-63".parse().unwrap(), "without those that are exclusive");
+    assert_eq!(bench.cpus(&own), "0,3-63".parse().unwrap(), "all but the exclusive CPUs");
     let notices = || known.notices.lock().unwrap().clone();
     let [notice] = &notices()[..] else { panic!("{:?}", notices()) };
     assert!(notice.is_warning && notice.pod.uid == "own", "{notice:?}");
     assert!(notice.message.contains("kubernetes.placementOffNamespaces"), "{notice:?}");
-    // Once, also where the runtime comes back.
+    // There is no second notice after a restart of the runtime.
     bench.runtime.stop();
     bench.runtime.start();
     assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
@@ -350,8 +357,8 @@ async fn nobody_opts_out_of_the_shared_pool_where_that_is_not_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_is_refused_and_the_next_is_placed() {
-    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_1_7);
+async fn refusal_does_not_block_the_next() {
+    let mut bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_1_7);
     bench.config.topology_manager_policy = Some(TopologyManagerPolicy::SingleNumaNode);
     let daemon = bench.start().await;
     let pod = bench.pod("big", "", &[]).await.unwrap();
@@ -368,13 +375,13 @@ async fn what_does_not_fit_is_refused_and_the_next_is_placed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
-    let known = Arc::new(Known::default());
-    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+async fn admits_known_pod_as_a_whole() {
+    let known = Arc::new(FakePods::default());
+    let bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_3);
     let daemon = bench.start().await;
     let resources =
         |cpus: &str| Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
-    let tell = |uid: &str, init: &str, app: &str| {
+    let add_pod = |uid: &str, init: &str, app: &str| {
         let id = PodId { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
         let pod = pod::Pod {
             id,
@@ -387,23 +394,23 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
         };
         known.pods.lock().unwrap().insert(uid.to_owned(), Arc::new(pod));
     };
-    tell("a", "4", "4");
+    add_pod("a", "4", "4");
     let pod = bench.pod("a", "", &[]).await.unwrap();
-    // Before any container is created, the pod's CPUs are taken.
+    // The CPUs of the pod are guaranteed before its first container is created.
     let init = container(&pod, "init", 4, Bytes::gib(1));
     let app = container(&pod, "app", 4, Bytes::gib(1));
     let side = ContainerSpec { cpu_shares: Some(512), ..container(&pod, "side", 1, Bytes::gib(1)) };
     for spec in [&init, &app, &side] {
         bench.run(spec).await.unwrap();
     }
-    // What an init container had is there for those after it.
+    // Later containers get the CPUs of an init container.
     assert_eq!(bench.cpus(&init), bench.cpus(&app));
     assert_eq!(bench.cpus(&app).len(), 4);
     assert_eq!(bench.cpus(&side), &"0-63".parse::<CpuSet>().unwrap() - &bench.cpus(&app));
     assert_eq!(bench.mems(&side), "0");
 
-    tell("b", "1", "70");
-    // containerd is not to clean up after a sandbox that runs already: the first container is refused, however often it is tried.
+    add_pod("b", "1", "70");
+    // A running sandbox is not refused, so that containerd need not clean it up: the first container is refused at each attempt.
     let refused = bench.pod("b", "", &[]).await.unwrap();
     assert!(known.notices.lock().unwrap().is_empty());
     let error = bench.run(&container(&refused, "init", 1, Bytes::gib(1))).await.unwrap_err();
@@ -418,31 +425,50 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
         "cpu requested 70",
         "does not move the pod",
         "delete the pod",
-        "ask for less",
+        "request less",
     ] {
         assert!(notice.message.contains(words), "{words}: {}", notice.message);
     }
 
-    // The sandbox ends: all is free, whatever the containers say.
+    // The end of the sandbox releases everything, even without events of the containers.
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_container_of_a_refused_pod_starts_until_there_is_room() {
-    let known = Arc::new(Known::default());
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+async fn places_listed_namespaces_only() {
+    let mut bench = NriBench::new(Arc::new(FakePods::default()), fake::FakeRuntimeConfig::containerd_2_1);
+    bench.config.kubernetes.placement_namespaces = Some(["other".to_owned()].into());
+    let daemon = bench.start().await;
+    let first = bench.pod("first", "", &[]).await.unwrap();
+    let shared = container(&first, "shared", 2, Bytes::gib(1));
+    bench.run(&shared).await.unwrap();
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
+
+    daemon.stop(&bench.runtime).await;
+    bench.config.kubernetes.placement_namespaces = Some(["default".to_owned()].into());
+    let _daemon = bench.start().await;
+    let second = bench.pod("second", "", &[]).await.unwrap();
+    let exclusive = container(&second, "exclusive", 2, Bytes::gib(1));
+    bench.run(&exclusive).await.unwrap();
+    assert_eq!(bench.cpus(&exclusive).len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_pod_starts_no_container() {
+    let known = Arc::new(FakePods::default());
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     bench.config.kubernetes.placement_off_namespaces.insert("default".to_owned());
     let daemon = bench.start().await;
     let guaranteed = |name: &str, cpus: &str| {
         let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
         ContainerRequest::guaranteed(name, amounts)
     };
-    known.tell("first", vec![guaranteed("db", "40")], None);
+    known.add_pod("first", vec![guaranteed("db", "40")], None);
     let first = bench.pod("first", "", &[]).await.unwrap();
     bench.run(&container(&first, "db", 40, Bytes::gib(1))).await.unwrap();
-    // One of its containers is not touched at all.
-    known.tell("second", vec![guaranteed("log", "1"), guaranteed("db", "40")], None);
+    // One of its containers opts out.
+    known.add_pod("second", vec![guaranteed("log", "1"), guaranteed("db", "40")], None);
     let second = bench.pod("second", "", &[("log.numaward.io/placement", "off")]).await.unwrap();
     let log = container(&second, "log", 1, Bytes::gib(1));
     let db = container(&second, "db", 40, Bytes::gib(1));
@@ -459,7 +485,7 @@ async fn no_container_of_a_refused_pod_starts_until_there_is_room() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_says_why_and_what_can_be_done() {
+async fn refusal_names_reason_and_fixes() {
     let whole_cores: BTreeMap<_, _> = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
     for (policy, options, cpus, words) in [
         (
@@ -470,15 +496,15 @@ async fn a_refusal_says_why_and_what_can_be_done() {
         ),
         (TopologyManagerPolicy::None, whole_cores, "3", ["SMTAlignmentError", "whole cores"]),
     ] {
-        let known = Arc::new(Known::default());
-        let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+        let known = Arc::new(FakePods::default());
+        let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
         let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(8).smt(2).memory(Bytes::gib(64));
-        bench.host = Arc::new(Host::new(machine.build().unwrap()));
+        bench.host = Arc::new(TestHost::new(machine.build().unwrap()));
         bench.config.topology_manager_policy = Some(policy);
         bench.config.cpu_manager_policy_options = options;
         let _daemon = bench.start().await;
         let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
-        known.tell("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
+        known.add_pod("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
         let pod = bench.pod("a", "", &[]).await.unwrap();
         bench.run(&container(&pod, "db", 17, Bytes::gib(1))).await.unwrap_err();
         let message = known.notices.lock().unwrap()[0].message.clone();
@@ -488,15 +514,15 @@ async fn a_refusal_says_why_and_what_can_be_done() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restarts_of_either_side_keep_all_and_what_came_meanwhile_is_pinned() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
-    // Started last: what runs is adopted.
+async fn restarts_keep_guarantees() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
+    // The daemon starts after the container, and adopts it.
     let early = bench.spec("early", "", &[]);
     let db = container(&early, "db", 3, Bytes::gib(1));
     bench.runtime.add_running(&early, &db);
     bench.cgroup(db.cgroups_path.trim_start_matches('/'));
     let daemon = bench.start().await;
-    until("it is pinned", || !bench.cpus(&db).is_empty() && !bench.mems(&db).is_empty()).await;
+    until("the container is pinned", || !bench.cpus(&db).is_empty() && !bench.mems(&db).is_empty()).await;
     assert_eq!((bench.cpus(&db), bench.mems(&db).as_str()), ("1-3".parse().unwrap(), "0"));
     assert_eq!(bench.runtime.container(&db.id).unwrap().resources.cpus, Some("1-3".parse().unwrap()));
     assert_eq!(daemon.figures.unpinned_for("away"), 1);
@@ -511,7 +537,7 @@ async fn restarts_of_either_side_keep_all_and_what_came_meanwhile_is_pinned() {
     assert_eq!(bench.cpus(&next), "4-5".parse().unwrap());
     assert_eq!(daemon.figures.unpinned_for("away"), 1);
 
-    // We are killed; meanwhile one container goes and one comes.
+    // The daemon is killed; meanwhile, one container ends and one starts.
     daemon.stop(&bench.runtime).await;
     bench.remove(&db).await;
     bench.runtime.remove_pod(&early.id).await.unwrap();
@@ -520,11 +546,11 @@ async fn restarts_of_either_side_keep_all_and_what_came_meanwhile_is_pinned() {
     bench.run(&late).await.unwrap();
     assert_eq!(bench.cpus(&late), CpuSet::new());
     let daemon = bench.start().await;
-    until("what came meanwhile is pinned", || bench.cpus(&late).len() == 2).await;
-    assert_eq!(bench.cpus(&next), "4-5".parse().unwrap(), "who runs is not disturbed");
+    until("the new container is pinned", || bench.cpus(&late).len() == 2).await;
+    assert_eq!(bench.cpus(&next), "4-5".parse().unwrap(), "a running container keeps its CPUs");
     assert!((&bench.cpus(&late) & &bench.cpus(&next)).is_empty());
     assert_eq!(daemon.figures.unpinned_for("away"), 1);
-    until("both are held", || {
+    until("both have guarantees", || {
         let held = daemon.reconciler.allocations();
         let names: BTreeSet<_> = held.allocations.iter().map(|held| held.name.clone()).collect();
         names == ["default/pod-late/late".to_owned(), "default/pod-next/next".to_owned()].into()
@@ -533,8 +559,8 @@ async fn restarts_of_either_side_keep_all_and_what_came_meanwhile_is_pinned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resize_stays_within_the_promise_or_is_refused() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn resizes_container_or_refuses() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
     let shared = container(&shared, "web", 1, Bytes(0));
@@ -552,7 +578,7 @@ async fn a_resize_stays_within_the_promise_or_is_refused() {
     assert_eq!(bench.cpus(&shared), "0,5-63".parse().unwrap());
     let held = daemon.reconciler.allocations().allocations[0].clone();
     assert_eq!((held.cpus.as_str(), held.memory[0].bytes), ("1-4", Bytes::gib(2).0));
-    // Its node has 15 CPUs to give.
+    // The node has 15 CPUs for guarantees.
     let error = bench.runtime.update_container(&db.id, &to(16, Bytes::gib(2))).await.unwrap_err();
     assert!(error.contains("numaward cannot resize container db of pod default/pod-db"), "{error}");
     assert!(error.contains("node 0: cpu requested 12, free 11"), "{error}");
@@ -560,25 +586,25 @@ async fn a_resize_stays_within_the_promise_or_is_refused() {
     let updated = bench.runtime.update_container(&db.id, &to(1, Bytes::gib(1))).await.unwrap();
     assert_eq!(updated.resources.cpus.unwrap(), "1".parse().unwrap());
     assert_eq!(bench.cpus(&shared), "0,2-63".parse().unwrap());
-    // Of one that holds nothing only the pool matters.
+    // A container without a guarantee gets the shared pool.
     let updated =
         bench.runtime.update_container(&shared.id, &container(&pod, "web", 3, Bytes(0))).await.unwrap();
     assert_eq!(updated.resources.cpus.unwrap(), "0,2-63".parse().unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dry_run_reports_what_it_decides_and_changes_and_refuses_nothing() {
-    let known = Arc::new(Known::default());
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+async fn dry_run_only_reports() {
+    let known = Arc::new(FakePods::default());
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_3);
     bench.config.enforcement.mode = EnforcementMode::DryRun;
     bench.config.topology_manager_policy = Some(TopologyManagerPolicy::SingleNumaNode);
-    // It runs before numaward does.
+    // This container starts before numaward.
     let early = bench.spec("early", "", &[]);
     let first = container(&early, "db", 3, Bytes::gib(1));
     bench.runtime.add_running(&early, &first);
     bench.cgroup(first.cgroups_path.trim_start_matches('/'));
     let daemon = bench.start().await;
-    until("it is known", || daemon.reconciler.allocations().allocations.len() == 1).await;
+    until("the container has a guarantee", || daemon.reconciler.allocations().allocations.len() == 1).await;
 
     let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
     let shared = container(&shared, "web", 4, Bytes(0));
@@ -590,7 +616,7 @@ async fn a_dry_run_reports_what_it_decides_and_changes_and_refuses_nothing() {
     }
     let updated = bench.runtime.update_container(&db.id, &container(&pod, "db", 18, Bytes::gib(1))).await;
     assert_eq!(updated.unwrap().resources.cpus, None);
-    let whole = pod::Pod {
+    let large_pod = pod::Pod {
         id: PodId { namespace: "default".to_owned(), name: "pod-whole".to_owned(), uid: "whole".to_owned() },
         containers: vec![ContainerRequest::guaranteed(
             "app",
@@ -598,7 +624,7 @@ async fn a_dry_run_reports_what_it_decides_and_changes_and_refuses_nothing() {
         )],
         ..pod::Pod::default()
     };
-    known.pods.lock().unwrap().insert("whole".to_owned(), Arc::new(whole));
+    known.pods.lock().unwrap().insert("whole".to_owned(), Arc::new(large_pod));
     let whole = bench.pod("whole", "", &[]).await.unwrap();
     let app = container(&whole, "app", 70, Bytes::gib(1));
     bench.run(&app).await.unwrap();
@@ -610,9 +636,14 @@ async fn a_dry_run_reports_what_it_decides_and_changes_and_refuses_nothing() {
         assert!(resources.unified.is_empty(), "{}: {:?}", spec.id, resources.unified);
     }
     let notices = known.notices.lock().unwrap().clone();
-    let said: Vec<_> = notices.iter().map(|it| (it.pod.uid.as_str(), it.reason.as_str())).collect();
+    let reasons: Vec<_> =
+        notices.iter().map(|notice| (notice.pod.uid.as_str(), notice.reason.as_str())).collect();
     let (placed, refused) = ("NumaPlacementDryRun", "NumaRefusalDryRun");
-    assert_eq!(said, [("db", placed), ("db", refused), ("db", refused), ("whole", refused)], "{notices:?}");
+    assert_eq!(
+        reasons,
+        [("db", placed), ("db", refused), ("db", refused), ("whole", refused)],
+        "{notices:?}"
+    );
     assert!(notices.iter().all(|notice| !notice.is_warning), "{notices:?}");
     let message =
         "Dry run: container db of pod default/pod-db would have had CPUs 4-5, 1Gi of memory on node 0.";
@@ -629,8 +660,8 @@ async fn a_dry_run_reports_what_it_decides_and_changes_and_refuses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forty_at_once_get_no_cpu_twice() {
-    let bench = Arc::new(Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1));
+async fn concurrent_creations_share_no_cpu() {
+    let bench = Arc::new(NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1));
     let daemon = bench.start().await;
     let mut running = tokio::task::JoinSet::new();
     for i in 0..40 {
@@ -647,12 +678,12 @@ async fn forty_at_once_get_no_cpu_twice() {
         let spec = spec.unwrap();
         let cpus = bench.cpus(&spec);
         assert_eq!(cpus.len(), 1, "{}", spec.id);
-        assert!((&taken & &cpus).is_empty(), "{cpus} twice");
+        assert!((&taken & &cpus).is_empty(), "{cpus} are used twice");
         taken = &taken | &cpus;
     }
     assert_eq!(taken.len(), 40);
-    // What is shown follows what was answered.
-    until("all are shown", || daemon.reconciler.allocations().allocations.len() == 40).await;
+    // The published guarantees follow the answers.
+    until("all guarantees are published", || daemon.reconciler.allocations().allocations.len() == 40).await;
     assert_eq!(daemon.figures.unpinned_for("late"), 0);
     let mut took = bench.runtime.reply_times("CreateContainer");
     took.sort_unstable();

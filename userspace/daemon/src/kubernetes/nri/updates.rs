@@ -1,14 +1,17 @@
-//! Reports to the runtime what was written without it, so that it repeats it: the latest of each container, with the
-//! next answers.
+//! Pending updates: settings that the reconciler wrote itself, and that the runtime gets with its next answers.
 //!
-//! Problem: the runtime writes a container's settings again where it changes it, and so does systemd where a container is a
-//! unit of its own. Both have what the runtime was given. It must not be called for that: see [`numaward_kube::nri`].
+//! # Problem
+//! When the runtime changes a container, it writes all of its settings again; systemd does so too if the container is a unit. Both write
+//! the values that the runtime knows, which are outdated after the reconciler has written new ones. The plugin must not call the runtime
+//! to update it: see [`numaward_kube::nri`].
 //!
-//! Algorithm: what is written is noted, and goes with the answers to what the runtime asks about other containers. While a
-//! runtime changes containers, it does nothing else that concerns us: no pod starts or ends. So each answer changes few.
-//! Until then the kernel has what is promised, and what is written over it is written again.
+//! # Algorithm
+//! Each write is recorded, and sent with the answers to the runtime's calls about other containers. The runtime starts and ends no pod
+//! while it updates containers, so each answer has at most [`MAX_UPDATES_PER_ANSWER`]. Until then, the kernel has the new values, and the
+//! daemon repairs them if they are overwritten.
 //!
-//! Invariant: what waits is no more than one change of each container that exists.
+//! # Invariant
+//! At most one update is pending for each existing container.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,30 +21,31 @@ use numaward_model::Settings;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::handler;
+use super::{handler, sandbox};
 
-/// Containers that one answer changes besides the one that was asked about.
-const AT_ONCE: usize = 4;
+/// The maximum number of other containers that one answer updates.
+const MAX_UPDATES_PER_ANSWER: usize = 4;
 
-/// What containers have, and the runtime does not know yet. Clones are the same.
+/// The latest settings of containers that the runtime does not know yet. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingUpdates(Arc<Mutex<BTreeMap<String, Settings>>>);
 
 impl PendingUpdates {
-    /// Notes what comes through the queue, until that is closed.
+    /// Records the updates in the queue until it is closed.
     pub(super) async fn follow(self, mut queue: mpsc::UnboundedReceiver<Vec<Update>>) {
         while let Some(updates) = queue.recv().await {
-            self.0.lock().extend(updates.into_iter().map(|update| (update.id, update.settings)));
+            let of_containers = updates.into_iter().filter(|update| !sandbox::is_id(&update.id));
+            self.0.lock().extend(of_containers.map(|update| (update.id, update.settings)));
         }
     }
 
-    /// Takes the next few for an answer about this container. What the kernel would refuse by now would spoil the answer, and
-    /// is dropped.
+    /// Takes the next updates for the answer about container `about`. Drops updates with CPUs or nodes that are offline now: the runtime
+    /// would reject the whole answer.
     pub(super) fn take(&self, about: &str, online: &types::Online) -> Vec<types::Update> {
         let mut latest = self.0.lock();
         latest.remove(about);
         let mut updates = Vec::new();
-        while updates.len() < AT_ONCE
+        while updates.len() < MAX_UPDATES_PER_ANSWER
             && let Some((id, settings)) = latest.pop_first()
         {
             let update = handler::update(id, &settings);
@@ -52,12 +56,12 @@ impl PendingUpdates {
         updates
     }
 
-    /// A container is no more.
+    /// Drops the update of a removed container.
     pub(super) fn forget(&self, id: &str) {
         self.0.lock().remove(id);
     }
 
-    /// The runtime is about to learn everything.
+    /// Drops all updates, before an answer that has the settings of all containers.
     pub(super) fn clear(&self) {
         self.0.lock().clear();
     }
@@ -77,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_latest_of_each_is_reported_once_and_few_at_a_time() {
+    async fn sends_latest_updates_in_small_batches() {
         let (sender, queue) = mpsc::unbounded_channel();
         let pending = PendingUpdates::default();
         sender.send(["a", "b", "c", "d", "e", "f", "gone", "x"].map(|id| update(id, "0")).to_vec()).unwrap();
@@ -88,9 +92,11 @@ mod tests {
         let online = Online { cpus: "0".parse().unwrap(), mems: "0-1".parse().unwrap() };
         let take = |about: &str| {
             let updates = pending.take(about, &online).into_iter();
-            updates.map(|of| format!("{}:{}", of.container, of.settings.mems.unwrap())).collect::<Vec<_>>()
+            updates
+                .map(|update| format!("{}:{}", update.container, update.settings.mems.unwrap()))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(take("a"), ["b:1", "d:0", "e:0", "f:0"], "node 7 has gone");
+        assert_eq!(take("a"), ["b:1", "d:0", "e:0", "f:0"], "node 7 is offline");
         assert_eq!(take("y"), ["x:0"]);
         assert!(take("y").is_empty());
     }

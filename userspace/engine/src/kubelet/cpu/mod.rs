@@ -169,6 +169,12 @@ impl StaticCpuManager {
         &self.topology.all - &self.reserved
     }
 
+    /// Returns the reserved CPUs that no container has.
+    fn free_reserved(&self, ledger: &Ledger) -> CpuSet {
+        let held = ledger.owners().flat_map(|(_, of)| of.exclusive_cpus());
+        held.fold(self.reserved.clone(), |free, held| &free - held)
+    }
+
     /// Checks the shared pool and the allocations of an earlier run. An empty state is replaced by the idle one.
     pub(crate) fn check(&self, ledger: &mut Ledger) -> Result<(), StartProblem> {
         let idle = self.idle_pool();
@@ -207,17 +213,12 @@ impl StaticCpuManager {
         if known == idle { Ok(()) } else { Err(StartProblem::OtherCpus { machine: idle, state: known }) }
     }
 
-    /// Checks that the CPUs an owner gained between two ledgers belong to no other owner. See [`defects`].
-    pub(super) fn check_no_overlap(before: &Ledger, after: &Ledger, owner: &OwnerId) -> Result<(), Cause> {
-        let union = |ledger: &Ledger, is_own: bool| -> CpuSet {
-            let of = ledger.owners().filter(|(of, _)| (*of == owner) == is_own);
-            of.flat_map(|(_, of)| of.exclusive_cpus()).flat_map(CpuSet::iter).collect()
-        };
-        let new = &union(after, true) - &union(before, true);
-        match &new & &union(after, false) {
+    /// Checks that the kubelet took only free CPUs since the notes were cleared. See [`defects`].
+    pub(super) fn check_no_overlap(ledger: &Ledger) -> Result<(), Cause> {
+        match &ledger.notes.not_free {
             cpus if cpus.is_empty() => Ok(()),
             cpus => Err(Cause::Cpus(format!(
-                "as sockets or cores differ in size, the kubelet would give CPUs of another: {cpus}"
+                "as sockets or cores differ in size, the kubelet would give CPUs that are not free: {cpus}"
             ))),
         }
     }
@@ -414,6 +415,8 @@ impl HintProvider for StaticCpuManager {
         }
         let allocatable = &self.available(ledger) | &ledger.notes.reusable.cpus(owner);
         let cpus = self.choose(&allocatable, needed, affinity)?;
+        let free = &allocatable | &self.free_reserved(ledger);
+        ledger.notes.note_taken(&cpus, &free);
         ledger.shared_pool = &ledger.shared_pool - &cpus;
         ledger.notes.reusable.update_cpus(request, name, &cpus);
         ledger.allocation_mut(owner, name).cpus = Some(cpus);

@@ -62,11 +62,20 @@ impl StaticCpuManager {
         let whole = self.choose(&self.available(ledger), needed, affinity)?;
         let mut parts: Vec<(&ContainerName, Option<CpuSet>)> = Vec::new();
         let mut left = whole.clone();
+        let mut free_reserved = self.free_reserved(ledger);
+        ledger.notes.note_taken(&whole, &(&self.available(ledger) | &free_reserved));
+        free_reserved = &free_reserved - &whole;
+        let mut take = |left: &CpuSet, own: usize| -> Result<CpuSet, Cause> {
+            let part = self.take(left, own)?;
+            ledger.notes.note_taken(&part, &(left | &free_reserved));
+            free_reserved = &free_reserved - &part;
+            Ok(part)
+        };
         for init in &request.init_containers {
             let part = match Self::exclusive_cpus(request, init) {
                 0 if init.restartable => None,
                 0 => Some(left.clone()),
-                own => Some(self.take(&left, own)?),
+                own => Some(take(&left, own)?),
             };
             if let Some(part) = part.as_ref().filter(|_| init.restartable) {
                 left = &left - part;
@@ -76,7 +85,7 @@ impl StaticCpuManager {
         for container in &request.containers {
             let part = match Self::exclusive_cpus(request, container) {
                 0 => None,
-                own => Some(self.take(&left, own)?),
+                own => Some(take(&left, own)?),
             };
             if let Some(part) = &part {
                 left = &left - part;

@@ -10,16 +10,22 @@
 //! anywhere, the node with most of the missing amounts next. Each seed alone can need more nodes than necessary. Then
 //! sets are built node by node for each size, starting with the lower bound. A partial set is dropped if even the
 //! largest nodes cannot complete it, or if it cannot become nearer than the sets found so far. Of interchangeable
-//! nodes (same free amounts, same distances to all other nodes) only the first is tried. After [`MAX_STEPS`] steps
+//! nodes (same free amounts, same distances to all other nodes) only the first is tried. After [`MAX_SETS`] partial sets
 //! the search returns its best result so far.
 
 use std::cmp::Reverse;
 
-use super::{MAX_PLACEMENTS, sets::Demand};
-use crate::native::{host::HostModel, work_budget::WorkShare};
+use super::{MAX_PLACEMENTS, MAX_SETS, SearchExtent, sets::Demand};
+use crate::{
+    cores::CoreRun,
+    native::{host::HostModel, work_budget::WorkShare},
+};
 
-/// Maximum number of nodes that the search adds to partial sets.
-const MAX_STEPS: u32 = 500;
+/// Returns the free whole cores of a node if their sizes count.
+fn cores_of<'a>(wanted: &[Demand<'a>], at: usize) -> Option<&'a [CoreRun]> {
+    let check = wanted.iter().find_map(|of| of.cores)?;
+    check.free_capacity.cores.get(at).map(Vec::as_slice)
+}
 
 pub(super) struct LargeSearch<'a> {
     host: &'a HostModel,
@@ -31,7 +37,9 @@ pub(super) struct LargeSearch<'a> {
     largest: Vec<Vec<u64>>,
     /// Smallest distance between two nodes.
     nearest: u64,
-    steps: u32,
+    /// Partial sets that may still be built.
+    sets_left: usize,
+    extent: SearchExtent,
     share: WorkShare<'a>,
     /// Best sets of one size, each with the sum of its distances.
     best: Vec<(u64, Vec<usize>)>,
@@ -42,6 +50,7 @@ impl<'a> LargeSearch<'a> {
         host: &'a HostModel,
         items: Vec<usize>,
         wanted: &'a [Demand<'a>],
+        extent: SearchExtent,
         share: WorkShare<'a>,
     ) -> Self {
         share.charge(8 * items.len() * wanted.len());
@@ -53,7 +62,8 @@ impl<'a> LargeSearch<'a> {
         for &at in &items {
             let amounts: Vec<u64> = wanted.iter().map(|of| of.free[at].min(of.need)).collect();
             let next = seen.len();
-            classes[at] = *seen.entry((host.twins(at), amounts)).or_insert(next);
+            let cores = cores_of(wanted, at);
+            classes[at] = *seen.entry((host.twins(at), amounts, cores)).or_insert(next);
         }
         let largest = |of: &Demand<'_>| {
             let mut free: Vec<u64> = items.iter().map(|&at| of.free[at]).collect();
@@ -74,7 +84,8 @@ impl<'a> LargeSearch<'a> {
             wanted,
             classes,
             largest,
-            steps: MAX_STEPS,
+            sets_left: MAX_SETS,
+            extent,
             share,
             best: Vec::new(),
         }
@@ -120,10 +131,14 @@ impl<'a> LargeSearch<'a> {
     /// Returns the best sets of the smallest size between `least` and `most`, nearest first.
     pub(super) fn search(&mut self, least: usize, most: usize) -> Vec<Vec<usize>> {
         let roots = self.roots();
+        let seeding = self.share.half();
+        if let Some(&root) = roots.first().filter(|&&at| cores_of(self.wanted, at).is_some()) {
+            self.seed(root, most, &seeding);
+        }
         self.seed_by_missing(most);
         let seeding = self.share.half();
         for &root in &roots {
-            if seeding.is_spent() {
+            if seeding.is_spent() || self.has_any() {
                 break;
             }
             self.seed(root, most, &seeding);
@@ -171,16 +186,22 @@ impl<'a> LargeSearch<'a> {
         self.best.iter().map(|(_, set)| set.clone()).collect()
     }
 
-    fn is_exhausted(&self) -> bool {
-        self.steps == 0 || self.share.is_spent()
+    /// Returns whether any set suffices and one was found.
+    fn has_any(&self) -> bool {
+        self.extent == SearchExtent::Any && !self.best.is_empty()
     }
 
-    /// Returns one node of each class, those with the largest amounts first.
+    fn is_exhausted(&self) -> bool {
+        self.sets_left == 0 || self.share.is_spent() || self.has_any()
+    }
+
+    /// Returns one node of each class: those with most different cores first, then those with the largest amounts.
     fn roots(&self) -> Vec<usize> {
         let mut seen = std::collections::BTreeSet::new();
         let mut roots: Vec<usize> =
             self.items.iter().copied().filter(|&at| seen.insert(self.classes[at])).collect();
-        roots.sort_by_key(|&at| (Reverse(self.weight(at)), at));
+        let sizes = |at: usize| cores_of(self.wanted, at).map_or(0, <[_]>::len);
+        roots.sort_by_key(|&at| (Reverse(sizes(at)), Reverse(self.weight(at)), at));
         roots
     }
 
@@ -225,11 +246,14 @@ impl<'a> LargeSearch<'a> {
     /// each resource with a double weight.
     fn seed_by_missing(&mut self, most: usize) {
         for twice in std::iter::once(None).chain((0..self.wanted.len()).map(Some)) {
+            if !self.best.is_empty() && self.is_exhausted() {
+                return;
+            }
             let mut missing: Vec<u64> = self.wanted.iter().map(|of| of.need).collect();
             let mut rest = self.items.clone();
             let mut set = Vec::new();
             while !self.enough(&set) && set.len() < most {
-                self.share.charge(8 * rest.len() * self.wanted.len());
+                self.share.charge(2 * rest.len() * self.wanted.len());
                 let covers = |&(_, &at): &(usize, &usize)| {
                     let of_resource = |(index, of): (usize, &Demand<'_>)| {
                         let factor = if twice == Some(index) { 2048 } else { 1024 };
@@ -292,7 +316,7 @@ impl<'a> LargeSearch<'a> {
                 continue;
             }
             skipped = Some(self.classes[at]);
-            self.steps -= 1;
+            self.sets_left -= 1;
             self.share.charge(4 + chosen.len() + 2 * self.wanted.len());
             let added: u64 = chosen.iter().map(|&of| self.host.distance(of, at)).sum();
             let left = missing - 1;

@@ -24,20 +24,24 @@
 mod large;
 mod sets;
 
+use std::cmp::Reverse;
+
 use self::{
     large::LargeSearch,
-    sets::{Demand, NodeSets},
+    sets::{CoreCheck, Demand, NodeSets},
 };
 use super::{
     free_capacity::{FreeCapacity, PlacementGroup},
     host::{CPU, HostModel},
-    rank::{Placement, common_rank, pairs, rank, stranded_capacity},
+    rank::{RankedPlacement, common_rank, pairs, rank, stranded_capacity},
     work_budget::{WorkBudget, WorkShare},
 };
 use crate::placement_search::Rank;
 
 /// Maximum number of nodes for which all sets are enumerated.
 pub(super) const MAX_EXACT_NODES: usize = 20;
+/// Maximum number of sets of nodes that are considered where not all are enumerated.
+pub(super) const MAX_SETS: usize = 500;
 /// Maximum number of placements that a search returns.
 pub(super) const MAX_PLACEMENTS: usize = 8;
 
@@ -51,6 +55,9 @@ pub(super) enum NodeCountRule {
         sizes: Vec<usize>,
         /// Number of nodes with CPUs by resource, if attached nodes count with them. `None` if they do not.
         with_attached: Option<Vec<usize>>,
+        /// True if the number of nodes with attached nodes is unknown, so that only placements without them are
+        /// searched.
+        is_incomplete: bool,
     },
 }
 
@@ -58,11 +65,20 @@ pub(super) enum NodeCountRule {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SearchResult {
     /// Best placements, best first; at most [`MAX_PLACEMENTS`].
-    pub(super) placements: Vec<Placement>,
+    pub(super) placements: Vec<RankedPlacement>,
     /// Number of compared placements.
     pub(super) considered: u64,
     /// True if better placements may have been missed.
     pub(super) is_incomplete: bool,
+}
+
+/// Extent of a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SearchExtent {
+    /// The best placements are searched.
+    Best,
+    /// Any placement suffices.
+    Any,
 }
 
 /// Searches placements of a group.
@@ -71,18 +87,29 @@ pub(super) fn search(
     free_capacity: &FreeCapacity,
     group: &PlacementGroup,
     rule: &NodeCountRule,
+    extent: SearchExtent,
     work: &WorkBudget,
 ) -> SearchResult {
     let share = work.share();
     share.charge(60 + 2 * host.len() * group.need.len());
     let needed = group.resources().collect();
-    let mut search =
-        SearchState { host, free_capacity, group, needed, share, lead: None, found: SearchResult::default() };
+    let mut search = SearchState {
+        host,
+        free_capacity,
+        group,
+        needed,
+        share,
+        extent,
+        lead: None,
+        cores_match: false,
+        found: SearchResult::default(),
+    };
     match rule {
         NodeCountRule::Anywhere => search.anywhere(),
-        NodeCountRule::Sized { sizes, with_attached } => {
+        NodeCountRule::Sized { sizes, with_attached, is_incomplete } => {
+            search.found.is_incomplete = *is_incomplete;
             search.sized(sizes);
-            if let Some(sizes) = with_attached {
+            if let Some(sizes) = with_attached.as_ref().filter(|_| !search.is_done()) {
                 search.attached(sizes);
             }
         }
@@ -104,34 +131,66 @@ pub(super) fn fewest(free: impl IntoIterator<Item = u64>, needed: u64) -> Option
     None
 }
 
+/// Smallest number of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FewestNodes {
+    Known(usize),
+    /// All nodes together are not enough.
+    Impossible,
+    /// The search ended at its share of the work.
+    Unknown,
+}
+
 /// Returns the smallest number of nodes with CPUs that can hold an amount together with their attached nodes.
 pub(super) fn fewest_with_attached(
     host: &HostModel,
     free: &[u64],
     needed: u64,
     work: &WorkBudget,
-) -> Option<usize> {
+) -> FewestNodes {
+    let share = work.share();
     let anchors = nodes_with_cpus(host);
+    // Largest first; a node that is attached to several counts once.
+    let mut counted = vec![false; host.len()];
+    let mut largest = anchors.clone();
+    largest.sort_by_key(|&at| Reverse(free[at]));
+    let gain = |&at: &usize| {
+        share.charge(2 + host.attached(at).len());
+        let attached = host.attached(at).iter().filter(|&&of| !std::mem::replace(&mut counted[of], true));
+        attached.fold(free[at], |sum, &of| sum.saturating_add(free[of]))
+    };
+    let gains: Vec<u64> = largest.iter().map(gain).collect();
+    // Exact if any two nodes have the same attached nodes or no common one, otherwise an upper bound.
+    let Some(most) = fewest(gains, needed) else { return FewestNodes::Impossible };
+    if host.attached_apart() {
+        return FewestNodes::Known(most);
+    }
     let sum = |set: &[usize]| {
         let members = with_attached_nodes(host, set);
-        work.charge(4 * (set.len() + members.len()));
+        share.charge(4 * (set.len() + members.len()));
         members.iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]))
     };
-    if sum(&anchors) < needed {
-        return None;
-    }
-    // An upper bound: nodes that share an attached node have less in total.
+    // Nodes that share an attached node have less in total.
     let column: Vec<u64> = (0..host.len()).map(|at| sum(&[at])).collect();
-    let wanted = [Demand { need: needed, free: &column, count: None }];
-    (1..=anchors.len()).find(|&size| {
-        let mut found = size == anchors.len();
-        let sets = NodeSets::new(&anchors, &|at| at, size, &wanted, work.share());
-        sets.each(false, &mut |set| {
-            found |= sum(set) >= needed;
+    let least = fewest(anchors.iter().map(|&at| column[at]), needed).unwrap_or(most);
+    let wanted = [Demand { need: needed, free: &column, count: None, cores: None }];
+    for size in least..most {
+        if share.is_spent() {
+            return FewestNodes::Unknown;
+        }
+        let mut found = false;
+        let all = NodeSets::new(&anchors, &|at| at, size, &wanted, share).each(false, &mut |set| {
+            found = sum(set) >= needed;
             !found
         });
-        found
-    })
+        if found {
+            return FewestNodes::Known(size);
+        }
+        if !all {
+            return FewestNodes::Unknown;
+        }
+    }
+    FewestNodes::Known(most)
 }
 
 /// Returns the nodes with CPUs.
@@ -170,8 +229,11 @@ struct SearchState<'a> {
     /// Resources with a need.
     needed: Vec<usize>,
     share: WorkShare<'a>,
+    extent: SearchExtent,
     /// Common part of the ranks of all placements on the current nodes; the other criteria are zero.
     lead: Option<Rank>,
+    /// True if whole cores of any set of CPUs added up since this was reset.
+    cores_match: bool,
     found: SearchResult,
 }
 
@@ -183,18 +245,20 @@ struct SearchLevel<'a> {
     domain: Option<&'a [usize]>,
 }
 
-impl SearchState<'_> {
+impl<'a> SearchState<'a> {
+    /// Returns whether the search has found enough.
+    fn is_done(&self) -> bool {
+        self.extent == SearchExtent::Any && !self.found.placements.is_empty()
+    }
+
     /// Returns whether a placement with this rank or a worse one would be dropped.
     fn cannot_be_kept(&self, rank: &Rank) -> bool {
         let placements = &self.found.placements;
         placements.len() == MAX_PLACEMENTS && placements.last().is_some_and(|worst| worst.key < *rank)
     }
 
-    /// Adds a placement to the result if it is good enough.
+    /// Adds a placement to the result if it is good enough. The caller has checked whole cores.
     fn consider(&mut self, sets: &[&[usize]]) {
-        if !self.has_matching_cores(sets[CPU]) {
-            return;
-        }
         let (mut key, nodes) = rank(self.host, self.group, sets);
         self.share.charge(24 + 2 * nodes.len() * nodes.len());
         self.found.considered += 1;
@@ -207,7 +271,7 @@ impl SearchState<'_> {
         if self.cannot_be_kept(&key) {
             return;
         }
-        let placement = Placement { key, nodes, sets: sets.iter().map(|set| set.to_vec()).collect() };
+        let placement = RankedPlacement { key, nodes, sets: sets.iter().map(|set| set.to_vec()).collect() };
         let placements = &mut self.found.placements;
         if let Err(index) = placements.binary_search(&placement) {
             placements.insert(index, placement);
@@ -215,15 +279,16 @@ impl SearchState<'_> {
         }
     }
 
+    /// Returns the check of whole cores, if it is necessary.
+    fn core_check(&self) -> Option<CoreCheck<'a>> {
+        let needed = self.group.need[CPU];
+        let is_necessary = needed > 0 && !self.free_capacity.cores.is_empty();
+        is_necessary.then_some(CoreCheck { free_capacity: self.free_capacity, needed, share: self.share })
+    }
+
     /// Returns whether whole cores of these nodes add up to the needed CPUs. The caller has checked the total.
     fn has_matching_cores(&self, set: &[usize]) -> bool {
-        let need = self.group.need[CPU];
-        if self.free_capacity.cores.is_empty() || need == 0 {
-            return true;
-        }
-        let cores = set.iter().map(|&at| self.free_capacity.cores[at].len()).sum::<usize>();
-        self.share.charge(cores * (8 + usize::try_from(need).unwrap_or(usize::MAX / 8).min(4096) / 2));
-        self.free_capacity.whole_cores(set, need).is_some()
+        self.core_check().is_none_or(|check| check.matches(set))
     }
 
     /// Considers the placement of everything on one node.
@@ -242,11 +307,15 @@ impl SearchState<'_> {
     }
 
     /// Returns the demand by resource. With `sizes`, at most that many nodes of a set give a resource.
-    fn wanted<'b>(&self, columns: &'b [Vec<u64>], sizes: Option<&[usize]>) -> Vec<Demand<'b>> {
+    fn wanted<'b>(&self, columns: &'b [Vec<u64>], sizes: Option<&[usize]>) -> Vec<Demand<'b>>
+    where
+        'a: 'b,
+    {
         let of = |&resource: &usize| Demand {
             need: self.group.need[resource],
             free: &columns[resource],
             count: sizes.map(|sizes| sizes[resource]),
+            cores: self.core_check().filter(|_| resource == CPU),
         };
         self.needed.iter().map(of).collect()
     }
@@ -278,7 +347,7 @@ impl SearchState<'_> {
             let all = sets.each(false, &mut |set| {
                 found = true;
                 visit(self, set);
-                true
+                !self.is_done()
             });
             self.found.is_incomplete |= !all;
             if found || all {
@@ -288,9 +357,9 @@ impl SearchState<'_> {
         // More sets may exist.
         self.found.is_incomplete = true;
         let most = if sizes.is_some() { size } else { items.len() };
-        for set in LargeSearch::new(self.host, items.to_vec(), &wanted, self.share.half()).search(size, most)
-        {
-            if found && self.share.is_spent() {
+        let mut large = LargeSearch::new(self.host, items.to_vec(), &wanted, self.extent, self.share.half());
+        for set in large.search(size, most) {
+            if found && self.share.is_spent() || self.is_done() {
                 break;
             }
             found = true;
@@ -349,6 +418,19 @@ impl SearchState<'_> {
             let Some(size) = size else { return };
             levels.push(SearchLevel { resource, size, domain: Some(domain) });
         }
+        let of_cpus = self.core_check().and_then(|_| levels.iter().position(|level| level.resource == CPU));
+        while !self.combine_sizes(&levels, domains.len(), all) {
+            // More nodes are necessary if whole cores of no smaller set add up.
+            let Some(level) = of_cpus.and_then(|of_cpus| levels.get_mut(of_cpus)) else { return };
+            if level.size >= domains[CPU].len() || self.share.is_spent() {
+                return;
+            }
+            level.size += 1;
+        }
+    }
+
+    /// Places each resource on subsets of the given sizes. Returns false if whole cores of no such set add up.
+    fn combine_sizes(&mut self, levels: &[SearchLevel<'_>], resources: usize, all: Option<&[usize]>) -> bool {
         let sizes = levels.iter().map(|level| level.size);
         let per_resource = sizes.clone().sum::<usize>() as u64;
         let lead = match all {
@@ -361,11 +443,12 @@ impl SearchState<'_> {
             },
         };
         if self.cannot_be_kept(&lead) {
-            return;
+            return true;
         }
         self.lead = all.is_some().then_some(lead);
-        let mut sets = vec![Vec::new(); domains.len()];
-        self.choose(&levels, &[], None, &mut sets);
+        self.cores_match = false;
+        self.choose(levels, &[], None, &mut vec![Vec::new(); resources]);
+        self.cores_match
     }
 
     /// Chooses the sets of all resources, level by level. With `attached`, the columns include attached nodes, and
@@ -393,7 +476,7 @@ impl SearchState<'_> {
         let (domain, need) = (domain.unwrap_or(outer), self.group.need[resource]);
         let free_capacity = self.free_capacity;
         let column = &attached.unwrap_or(&free_capacity.free)[resource];
-        let wanted = [Demand { need, free: column, count: None }];
+        let wanted = [Demand { need, free: column, count: None, cores: None }];
         let sets_of = NodeSets::new(domain, &|at| at, size, &wanted, self.share);
         let all = sets_of.each(self.found.placements.is_empty(), &mut |set| {
             let with_attached = attached.is_some() && resource != CPU;
@@ -405,6 +488,12 @@ impl SearchState<'_> {
             if sum < need {
                 return true;
             }
+            if resource == CPU && attached.is_none() {
+                if !self.has_matching_cores(set) {
+                    return true;
+                }
+                self.cores_match = true;
+            }
             if let (CPU, None, Some(lead)) = (resource, attached, self.lead) {
                 self.share.charge(set.len() * set.len());
                 if self.cannot_be_kept(&Rank { cpu_to_cpu: pairs(self.host, set), ..lead }) {
@@ -413,7 +502,7 @@ impl SearchState<'_> {
             }
             sets[resource] = set.to_vec();
             self.choose(rest, set, attached, sets);
-            true
+            !self.is_done()
         });
         self.found.is_incomplete |= !all;
     }
@@ -432,7 +521,7 @@ impl SearchState<'_> {
     fn nested(&self, sizes: &[usize]) -> Vec<SearchLevel<'static>> {
         let level = |&resource: &usize| SearchLevel { resource, size: sizes[resource], domain: None };
         let mut levels: Vec<SearchLevel<'_>> = self.needed.iter().map(level).collect();
-        levels.sort_by_key(|level| (std::cmp::Reverse(level.size), level.resource));
+        levels.sort_by_key(|level| (Reverse(level.size), level.resource));
         levels
     }
 

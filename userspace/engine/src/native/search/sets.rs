@@ -4,7 +4,23 @@
 //! complete it, so nearly every visited partial set leads to a result. Interchangeable nodes are used in a fixed
 //! order, because sets that differ only in such nodes are equally good.
 
-use crate::native::work_budget::WorkShare;
+use crate::native::{free_capacity::FreeCapacity, work_budget::WorkShare};
+
+/// Check whether whole cores of different sizes add up to the needed CPUs.
+#[derive(Clone, Copy)]
+pub(super) struct CoreCheck<'a> {
+    pub(super) free_capacity: &'a FreeCapacity,
+    pub(super) needed: u64,
+    pub(super) share: WorkShare<'a>,
+}
+
+impl CoreCheck<'_> {
+    /// Returns whether whole cores of these nodes add up. The caller has checked the total.
+    pub(super) fn matches(&self, set: &[usize]) -> bool {
+        self.share.charge(self.free_capacity.matching_work(set, self.needed));
+        self.free_capacity.has_matching_cores(set, self.needed)
+    }
+}
 
 /// Needed amount of a resource.
 pub(super) struct Demand<'a> {
@@ -13,6 +29,8 @@ pub(super) struct Demand<'a> {
     pub(super) free: &'a [u64],
     /// Maximum number of nodes of a set that give this resource; `None` for all.
     pub(super) count: Option<usize>,
+    /// Check of the whole set, if all of its nodes may give this resource.
+    pub(super) cores: Option<CoreCheck<'a>>,
 }
 
 impl Demand<'_> {
@@ -26,7 +44,7 @@ impl Demand<'_> {
                 free.sort_unstable_by(|a, b| b.cmp(a));
                 sum(&mut free.into_iter().take(count))
             }
-            None => sum(&mut all()),
+            None => sum(&mut all()) && self.cores.is_none_or(|check| check.matches(set)),
         }
     }
 }
@@ -57,7 +75,7 @@ impl<'a> NodeSets<'a> {
         items.sort_unstable();
         // Bounds are unnecessary if the set has to contain all items.
         let bounded = if size < items.len() { wanted } else { &[] };
-        share.charge(4 * items.len() + 2 * bounded.len() * items.len() * (size + 1));
+        share.charge(4 * items.len() + bounded.len() * items.len() * (size + 1) / 2);
         let mut most = vec![0; bounded.len() * (items.len() + 1) * (size + 1)];
         let mut row = 0;
         for of in bounded {

@@ -26,9 +26,10 @@ pub mod topology_match;
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    iter,
 };
 
-use numaward_topology::{Machine, NodeId, NumaNode, ZoneKind};
+use numaward_topology::{Bytes, Machine, NodeId, NumaNode, ZoneKind};
 
 pub use self::load::{Fleet, FleetError, Group, Member};
 use self::scheduler::{PodRequests, Scheduler};
@@ -39,10 +40,12 @@ use super::{
 };
 use crate::{
     ledger::Ledger,
+    moves::RebalanceLimits,
     policy::{MemoryReservation, PolicyConfig},
     quantity::Quantity,
     request::{OwnerId, Request},
     strategy::{Allocatable, Strategy},
+    terms::Terms,
 };
 
 /// The handling of a pod that a host refused.
@@ -60,6 +63,27 @@ pub enum RefusalPolicy {
         /// Ticks from the refusal to the eviction.
         after: u64,
     },
+    /// Running pods of the host are moved if the pod fits then; otherwise as with `Evict` (`kubernetes.refused: make-room`). A
+    /// move takes no time.
+    MakeRoom {
+        /// Ticks from the refusal to the eviction.
+        after: u64,
+        /// Limits of the moves on each host.
+        limits: MoveLimits,
+    },
+}
+
+/// Limits of the moves on a host, as in the configuration `rebalance`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveLimits {
+    /// Maximum number of moves for one pod.
+    pub moves: usize,
+    /// Maximum number of moved bytes within `window`.
+    pub bytes: Bytes,
+    /// Window of the limit on bytes, in ticks.
+    pub window: u64,
+    /// Ticks for which a moved pod is not moved again.
+    pub dwell: u64,
 }
 
 /// Strategy of the hosts, handling of refused pods, and plugin of the scheduler.
@@ -85,6 +109,10 @@ pub struct Outcome {
     pub started_later: u64,
     /// Number of new pods that controllers created in place of refused ones.
     pub retries: u64,
+    /// Number of moves of running containers.
+    pub moves: u64,
+    /// Memory that these moves took to other nodes.
+    pub moved: Bytes,
     /// Violated invariants.
     pub faults: Vec<String>,
 }
@@ -96,13 +124,15 @@ impl Outcome {
         self.refusals += other.refusals;
         self.started_later += other.started_later;
         self.retries += other.retries;
+        self.moves += other.moves;
+        self.moved.0 = self.moved.0.saturating_add(other.moved.0);
         self.faults.extend_from_slice(&other.faults);
     }
 }
 
 /// An event on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum HostEvent {
     /// A pod was bound to the host, which admitted or refused it.
     Bound {
         /// True if the pod is admitted.
@@ -122,7 +152,7 @@ pub enum Step {
 }
 
 /// Callback for each event. The arguments are the host, the pod, the event, and the host's ledger afterwards.
-pub type Watch<'a> = dyn FnMut(usize, &Request, Step, &Ledger) + 'a;
+pub type Watch<'a> = dyn FnMut(usize, &Request, HostEvent, &Ledger) + 'a;
 
 impl Group<'_> {
     /// Runs the simulation. The error is the reason why the strategy or the scheduler refuses the configuration.
@@ -144,7 +174,7 @@ impl Group<'_> {
         let outcome = variant.with(&machine, &policy, |strategy| {
             let on = (&*machine, &*policy, &allocatable(strategy, &machine));
             let scheduler = Scheduler::new(on, self.requests(), deciders.topology_match, self.seed)?;
-            Ok(Run::new(self, (strategy, deciders.refused), scheduler, watch).run())
+            Ok(FleetRun::new(self, (strategy, deciders.refused), scheduler, watch).run())
         });
         outcome.map_err(|error| error.to_string())?
     }
@@ -199,7 +229,7 @@ struct BoundPod {
     owner: OwnerId,
 }
 
-struct Run<'a, 'w> {
+struct FleetRun<'a, 'w> {
     group: &'a Group<'a>,
     strategy: &'a dyn Strategy,
     refused: RefusalPolicy,
@@ -216,7 +246,16 @@ struct Run<'a, 'w> {
     waiting: BTreeSet<usize>,
     /// Number of refusals of each pod that was refused.
     refusals: BTreeMap<usize, u32>,
+    /// Recent moves of each host.
+    moved: Vec<Vec<MovedPod>>,
     outcome: Outcome,
+}
+
+/// A move of a container.
+struct MovedPod {
+    at: u64,
+    owner: OwnerId,
+    bytes: Bytes,
 }
 
 /// Ticks at which actions on pods are due.
@@ -237,7 +276,7 @@ impl Schedule {
     }
 }
 
-impl<'a, 'w> Run<'a, 'w> {
+impl<'a, 'w> FleetRun<'a, 'w> {
     fn new(
         group: &'a Group<'a>,
         (strategy, refused): (&'a dyn Strategy, RefusalPolicy),
@@ -267,6 +306,7 @@ impl<'a, 'w> Run<'a, 'w> {
             due,
             waiting: BTreeSet::new(),
             refusals: BTreeMap::new(),
+            moved: iter::repeat_with(Vec::new).take(group.hosts).collect(),
             outcome: Outcome::default(),
         }
     }
@@ -318,7 +358,7 @@ impl<'a, 'w> Run<'a, 'w> {
         arrival.at.saturating_add(self.group.traces[arrival.trace].0.retry_after)
     }
 
-    fn note(&mut self, index: usize, bound: &BoundPod, step: Step) {
+    fn note(&mut self, index: usize, bound: &BoundPod, step: HostEvent) {
         if self.watch.is_some() {
             let request = self.request(index, &bound.owner);
             if let Some(watch) = &mut self.watch {
@@ -332,7 +372,7 @@ impl<'a, 'w> Run<'a, 'w> {
         let mut has_room = false;
         for index in self.due.give_up.take(tick) {
             if let Some(bound) = self.stuck.remove(&index) {
-                self.unbind(index, &bound, Step::GivenUp);
+                self.unbind(index, &bound, HostEvent::GivenUp);
                 has_room = true;
             }
         }
@@ -346,7 +386,7 @@ impl<'a, 'w> Run<'a, 'w> {
             let Some(bound) = self.running.remove(&index) else { continue };
             self.ledgers[bound.host] = self.strategy.release(&self.ledgers[bound.host], &bound.owner);
             self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
-            self.unbind(index, &bound, Step::Left);
+            self.unbind(index, &bound, HostEvent::Left);
             hosts.insert(bound.host);
         }
         hosts
@@ -358,8 +398,8 @@ impl<'a, 'w> Run<'a, 'w> {
         let stuck: Vec<usize> = stuck.map(|(&index, _)| index).collect();
         for index in stuck {
             let Some(bound) = self.stuck.remove(&index) else { continue };
-            let is_admitted = self.decide(index, &bound);
-            self.note(index, &bound, Step::Again { is_admitted });
+            let is_admitted = self.decide(index, &bound) || self.make_room(index, &bound, tick);
+            self.note(index, &bound, HostEvent::Again { is_admitted });
             if is_admitted {
                 self.outcome.started_later += 1;
                 self.start(index, bound, tick);
@@ -377,7 +417,7 @@ impl<'a, 'w> Run<'a, 'w> {
         for index in due {
             let Some(bound) = self.stuck.remove(&index) else { continue };
             if hosts.insert(bound.host) {
-                self.unbind(index, &bound, Step::Evicted);
+                self.unbind(index, &bound, HostEvent::Evicted);
                 self.outcome.retries += 1;
                 evicted.push(index);
             } else {
@@ -388,7 +428,7 @@ impl<'a, 'w> Run<'a, 'w> {
         evicted
     }
 
-    fn unbind(&mut self, index: usize, bound: &BoundPod, step: Step) {
+    fn unbind(&mut self, index: usize, bound: &BoundPod, step: HostEvent) {
         let arrival = &self.group.arrivals[index];
         self.scheduler.unbind(bound.host, &self.requests[arrival.trace][arrival.pod]);
         self.note(index, bound, step);
@@ -409,13 +449,19 @@ impl<'a, 'w> Run<'a, 'w> {
             let refusals = self.refusals.get(&index).copied().unwrap_or(0);
             let bound = BoundPod { host, since: tick, owner: format!("{index}.{refusals}").into() };
             let is_admitted = self.decide(index, &bound);
-            self.note(index, &bound, Step::Bound { is_admitted });
+            self.note(index, &bound, HostEvent::Bound { is_admitted });
             if is_admitted {
                 self.scheduler.bind(host, &asked);
                 return self.start(index, bound, tick);
             }
             self.outcome.refusals += 1;
             self.refusals.insert(index, refusals + 1);
+            if self.make_room(index, &bound, tick) {
+                self.note(index, &bound, HostEvent::Again { is_admitted: true });
+                self.outcome.started_later += 1;
+                self.scheduler.bind(host, &asked);
+                return self.start(index, bound, tick);
+            }
             match self.refused {
                 RefusalPolicy::Fail if tick == last => return,
                 RefusalPolicy::Fail => {
@@ -425,11 +471,13 @@ impl<'a, 'w> Run<'a, 'w> {
                         return self.due.retries.add(tick.saturating_add(delay).min(last), index);
                     }
                 }
-                RefusalPolicy::Wait | RefusalPolicy::Evict { .. } => {
+                RefusalPolicy::Wait | RefusalPolicy::Evict { .. } | RefusalPolicy::MakeRoom { .. } => {
                     self.scheduler.bind(host, &asked);
                     self.stuck.insert(index, bound);
                     self.due.give_up.add(last.saturating_add(1), index);
-                    if let RefusalPolicy::Evict { after } = self.refused {
+                    if let RefusalPolicy::Evict { after } | RefusalPolicy::MakeRoom { after, .. } =
+                        self.refused
+                    {
                         self.due.evictions.add(tick.saturating_add(after), index);
                     }
                     return;
@@ -444,6 +492,39 @@ impl<'a, 'w> Run<'a, 'w> {
         let is_admitted = admit(self.strategy, &mut self.ledgers[bound.host], &request);
         self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
         is_admitted
+    }
+
+    /// Moves running pods of a refused pod's host so that the pod is admitted. Returns whether that was possible.
+    fn make_room(&mut self, index: usize, bound: &BoundPod, tick: u64) -> bool {
+        let RefusalPolicy::MakeRoom { limits, .. } = self.refused else { return false };
+        let request = self.request(index, &bound.owner);
+        let moved = &mut self.moved[bound.host];
+        moved.retain(|of| tick.saturating_sub(of.at) < limits.window.max(limits.dwell));
+        let is_within = |of: &&MovedPod, ticks: u64| tick.saturating_sub(of.at) < ticks;
+        let bytes =
+            moved.iter().filter(|of| is_within(of, limits.window)).fold(0_u64, |sum, of| sum + of.bytes.0);
+        let kept = moved.iter().filter(|of| is_within(of, limits.dwell)).map(|of| of.owner.clone());
+        let limits = RebalanceLimits {
+            moves: limits.moves,
+            bytes: Bytes(limits.bytes.0.saturating_sub(bytes)),
+            kept: kept.collect(),
+            in_order: true,
+        };
+        let ledger = &mut self.ledgers[bound.host];
+        let Ok(plan) = self.strategy.plan(ledger, &request, &Terms::default(), &limits) else { return false };
+        *ledger = plan.decision.ledger;
+        for container in request.all_containers() {
+            *ledger = self.strategy.note_started(ledger, &request.owner, &container.name);
+        }
+        self.outcome.moves += plan.moves.len() as u64;
+        self.outcome.moved.0 = self.outcome.moved.0.saturating_add(plan.bytes.0);
+        moved.extend(plan.moves.into_iter().map(|of| MovedPod {
+            at: tick,
+            owner: of.owner,
+            bytes: of.bytes,
+        }));
+        self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
+        true
     }
 
     fn start(&mut self, index: usize, bound: BoundPod, tick: u64) {

@@ -48,7 +48,7 @@ pub(super) struct PodRequests {
 
 /// The scheduler's state of a host.
 #[derive(Clone, Debug)]
-struct Host {
+struct SchedulerHost {
     used: Amounts,
     weight: [u64; 2],
     /// Amounts available on each node, as in the host's `NodeResourceTopology`. Empty if that plugin is not enabled.
@@ -63,7 +63,7 @@ pub(super) struct Scheduler {
     topology_match: Option<TopologyMatch>,
     /// Allocatable CPUs of each node.
     nodes: Vec<(NodeId, CpuSet)>,
-    hosts: Vec<Host>,
+    hosts: Vec<SchedulerHost>,
     random: Random,
 }
 
@@ -99,8 +99,11 @@ impl Scheduler {
 
     /// Adds `count` hosts with this ledger.
     pub(super) fn add_hosts(&mut self, count: usize, idle: &Ledger) {
-        let host =
-            Host { used: vec![0; self.capacity.len()], weight: [0; 2], available: self.available(idle) };
+        let host = SchedulerHost {
+            used: vec![0; self.capacity.len()],
+            weight: [0; 2],
+            available: self.available(idle),
+        };
         self.hosts.extend(vec![host; count]);
     }
 
@@ -170,7 +173,7 @@ impl Scheduler {
         best.map(|(_, host)| host)
     }
 
-    fn least_allocated(&self, host: &Host, asked: &PodRequests) -> u64 {
+    fn least_allocated(&self, host: &SchedulerHost, asked: &PodRequests) -> u64 {
         let left = (0..2).map(|of| {
             let (all, used) = (self.capacity[of], host.weight[of].saturating_add(asked.weight[of]));
             let left = u128::from(all.saturating_sub(used)) * 100;

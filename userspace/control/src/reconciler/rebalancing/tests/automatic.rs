@@ -1,6 +1,7 @@
 //! Automatic rebalances: for declared guarantees and refused requests.
 
 use super::*;
+use crate::core::{rebalance, release};
 
 #[test]
 fn unplaceable_guarantee_delays_no_other() {
@@ -22,14 +23,14 @@ fn failed_attempt_is_not_repeated_at_once() {
     };
     assert!(attempt(&bench).is_some_and(|(_, has_ledger)| has_ledger));
     // Cancelled before the first move, because moved workloads stay for the dwell time.
-    assert!(bench.shown().automatic);
+    assert!(bench.status().automatic);
     bench.cancel();
     assert_eq!(bench.until_over().state, RebalanceState::Cancelled);
     for used in [100, 200] {
         bench.withhold([used, 0]);
         assert!(bench.reconciler.rebalancing.run.is_none(), "within the dwell time");
     }
-    assert_eq!(bench.shown().state, RebalanceState::Cancelled);
+    assert_eq!(bench.status().state, RebalanceState::Cancelled);
     assert_eq!(bench.steps(), ["started", "cancelled"]);
     // The ledger is the same as in the failed attempt.
     let before = attempt(&bench);
@@ -60,18 +61,21 @@ fn auto_mode_keeps_its_limits() {
     assert_eq!(off.steps(), [""; 0]);
 
     let mut auto = RebalanceBench::new(RebalanceMode::Auto);
-    let Ok(Answer::Admitted(held)) = ask(&mut auto, "new", "2Gi") else { panic!("{:?}", auto.steps()) };
+    let Ok(AdmissionOutcome::Admitted(held)) = ask(&mut auto, "new", "2Gi") else {
+        panic!("{:?}", auto.steps())
+    };
     assert_eq!(held.nodes, "0");
-    assert!(auto.shown().automatic && auto.shown().state == RebalanceState::Done);
+    assert!(auto.status().automatic && auto.status().state == RebalanceState::Done);
     // A workload that was just moved automatically is not moved again within the dwell time.
-    auto.reconciler.core.release("new").unwrap();
-    auto.reconciler.core.release("b").unwrap();
-    let limits = auto.reconciler.core.automatic_limits().unwrap();
+    release::release(&mut auto.reconciler.core, "new").unwrap();
+    release::release(&mut auto.reconciler.core, "b").unwrap();
+    let room = RoomRequest::Workload(Box::new(request("new", "2Gi")), true);
+    let limits = rebalance::automatic_limits(&auto.reconciler.core, &room).unwrap();
     assert!(limits.kept.contains(&"a".into()), "{limits:?}");
     assert_eq!(limits.bytes, Bytes::gib(15));
     auto.config.rebalance.max_bytes_per_hour = Size(Bytes::mib(512));
     auto.restart();
-    let limits = auto.reconciler.core.automatic_limits().unwrap();
+    let limits = rebalance::automatic_limits(&auto.reconciler.core, &room).unwrap();
     assert!(
         limits.bytes == Bytes(0) && limits.kept.contains(&"a".into()),
         "both limits persist over a restart: {limits:?}"

@@ -1,4 +1,4 @@
-//! What is promised, as if one operation came after the other: the engine's decisions, and who holds what.
+//! Sequential model of the reconciler: the guarantees, with the decisions of the real engine.
 
 use std::{
     collections::BTreeMap,
@@ -14,33 +14,34 @@ use numaward_guarantee::{
 };
 use numaward_topology::Bytes;
 
-use super::checker::{Entry, Model};
+use super::checker::{CallRecord, Model};
 
-/// What is asked, or happens.
+/// A call of a client or of the runtime, or an event.
 #[derive(Clone)]
 pub(super) enum Call {
     Admit(Box<Request>),
     Resize(String, Resources),
     Release(String),
-    /// The cgroup of this workload goes, or comes again.
+    /// The cgroup of this workload is removed.
     Vanish(String),
+    /// The cgroup of this workload is created again.
     Appear(String),
-    /// The workload whose cgroup was the one of this number is released, as that is gone.
+    /// The guarantee of this workload is released, because its cgroup of this number was removed.
     Reap(String, u32),
-    /// What the operation of this index did is undone.
+    /// The operation of this index is undone.
     Undo(usize),
-    /// What this workload holds, or that it does not any more, is published.
+    /// The guarantee of this workload, or its end, is published.
     Publish(String),
     RunPod(Box<ContainerPlacementRequest>),
     Create(Box<ContainerPlacementRequest>),
     Bind(Box<ContainerPlacementRequest>),
     Stopped(String),
     PodStopped(String),
-    /// These containers run in these sandboxes, and no others.
+    /// All running containers, and all sandboxes.
     Synchronize(Vec<String>, Vec<String>),
-    /// What is published of those that are not pods.
+    /// Reads the published guarantees of workloads that are not pods.
     Look,
-    /// The whole ledger, where nobody asks for anything.
+    /// Reads the ledger while no operation is in progress.
     Inspect,
 }
 
@@ -83,12 +84,12 @@ impl fmt::Debug for Call {
     }
 }
 
-/// What is answered.
+/// The answer to a call.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer {
+pub(super) enum CallAnswer {
     Done,
     /// CPUs and nodes.
-    Given(String, String),
+    Admitted(String, String),
     Refused,
     Conflict,
     NoCgroup,
@@ -96,27 +97,27 @@ pub(super) enum Answer {
     List(Vec<String>),
 }
 
-/// The sequential model.
+/// State of the model.
 #[derive(Clone)]
-pub(super) struct Promises {
+pub(super) struct SequentialModel {
     strategy: Arc<dyn Strategy>,
     ledger: Ledger,
-    /// Who holds something in which of the cgroups of that name, but for pods.
+    /// Guarantees of workloads that are not pods: name, and number of the cgroup.
     held: BTreeMap<String, u32>,
-    /// What of it is published.
-    shown: BTreeMap<String, String>,
-    /// How many cgroups of a name there were, and whether the last one is there.
+    /// The published ones, as lines.
+    published: BTreeMap<String, String>,
+    /// Number of times that each cgroup was created again, and whether it exists.
     cgroups: BTreeMap<String, (u32, bool)>,
     /// The owner and the sandbox of each container.
     containers: BTreeMap<String, (String, String)>,
-    /// The sandbox of each owner, and whether it is a pod.
+    /// The sandbox of each owner, and whether the owner is a pod.
     owners: BTreeMap<String, (String, bool)>,
-    /// Of operations: for whom they were, and the ledger before and after them.
+    /// For operations that may be undone: the owner, and the ledgers before and after.
     undo: BTreeMap<usize, (String, Ledger, Ledger)>,
 }
 
-/// What is promised to each, in words.
-pub(super) fn in_words(ledger: &Ledger) -> Vec<String> {
+/// Returns the allocations of a ledger as lines of text.
+pub(super) fn allocation_lines(ledger: &Ledger) -> Vec<String> {
     let all = ledger.allocations().map(|(owner, container, held)| {
         let cpus = held.cpus.as_ref().map(ToString::to_string).unwrap_or_default();
         format!("{owner} {container}: {cpus} on {}, {:?}", held.memory_nodes(), held.placed)
@@ -124,24 +125,24 @@ pub(super) fn in_words(ledger: &Ledger) -> Vec<String> {
     all.collect()
 }
 
-/// One of those that are published.
+/// Returns a published guarantee as a line of text.
 pub(super) fn line(name: &str, cpus: &str, nodes: &str) -> String {
     format!("{name}: {cpus} on {nodes}")
 }
 
-/// What the reconciler has.
-pub(super) fn inspected(state: &State) -> Answer {
-    Answer::List(in_words(&state.ledger))
+/// Returns the answer to [`Call::Inspect`].
+pub(super) fn inspected(state: &State) -> CallAnswer {
+    CallAnswer::List(allocation_lines(&state.ledger))
 }
 
-impl Promises {
+impl SequentialModel {
     pub(super) fn new(strategy: Arc<dyn Strategy>, names: &[&str]) -> Self {
         let ledger = strategy.idle();
         Self {
             strategy,
             ledger,
             held: BTreeMap::new(),
-            shown: BTreeMap::new(),
+            published: BTreeMap::new(),
             cgroups: names.iter().map(|name| ((*name).to_owned(), (0, true))).collect(),
             containers: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -149,7 +150,8 @@ impl Promises {
         }
     }
 
-    fn place(&self, owner: &str) -> (String, String) {
+    /// Returns the CPUs and nodes of an owner.
+    fn placement(&self, owner: &str) -> (String, String) {
         let account = self.ledger.owner(&OwnerId::from(owner));
         let held = account.and_then(|account| account.containers.values().next());
         let cpus = held.and_then(|held| held.cpus.as_ref()).map(ToString::to_string);
@@ -158,62 +160,62 @@ impl Promises {
     }
 
     fn publish(&mut self, name: &str) {
-        self.shown.remove(name);
+        self.published.remove(name);
         if self.held.contains_key(name) {
-            let (cpus, nodes) = self.place(name);
-            self.shown.insert(name.to_owned(), line(name, &cpus, &nodes));
+            let (cpus, nodes) = self.placement(name);
+            self.published.insert(name.to_owned(), line(name, &cpus, &nodes));
         }
     }
 
-    fn admit(&mut self, request: &Request) -> Answer {
-        let Some(&(number, is_there)) = self.cgroups.get(&request.name) else { return Answer::NoCgroup };
+    fn admit(&mut self, request: &Request) -> CallAnswer {
+        let Some(&(number, is_there)) = self.cgroups.get(&request.name) else { return CallAnswer::NoCgroup };
         if self.held.contains_key(&request.name) {
-            return Answer::Conflict;
+            return CallAnswer::Conflict;
         }
         if !is_there {
-            return Answer::NoCgroup;
+            return CallAnswer::NoCgroup;
         }
         let decision = self.strategy.admit_watched(&self.ledger, &request.engine, &request.terms, &|_| {});
         if decision.outcome.is_err() {
-            return Answer::Refused;
+            return CallAnswer::Refused;
         }
         self.ledger = decision.ledger;
         for container in &request.engine.containers {
             self.ledger = self.strategy.note_started(&self.ledger, &request.engine.owner, &container.name);
         }
         self.held.insert(request.name.clone(), number);
-        let (cpus, nodes) = self.place(&request.name);
-        Answer::Given(cpus, nodes)
+        let (cpus, nodes) = self.placement(&request.name);
+        CallAnswer::Admitted(cpus, nodes)
     }
 
-    fn resize(&mut self, name: &str, to: &Resources) -> Answer {
+    fn resize(&mut self, name: &str, to: &Resources) -> CallAnswer {
         if !self.held.contains_key(name) {
-            return Answer::Unknown;
+            return CallAnswer::Unknown;
         }
         let owner = OwnerId::from(name);
         let request = self.ledger.owner(&owner).and_then(|account| account.request.clone());
         let Some(container) =
             request.and_then(|request| request.containers.first().map(|of| of.name.clone()))
         else {
-            return Answer::Unknown;
+            return CallAnswer::Unknown;
         };
         let Ok(ledger) = self.strategy.resize(&self.ledger, &owner, &container, to) else {
-            return Answer::Refused;
+            return CallAnswer::Refused;
         };
         self.ledger = ledger;
-        let (cpus, nodes) = self.place(name);
-        Answer::Given(cpus, nodes)
+        let (cpus, nodes) = self.placement(name);
+        CallAnswer::Admitted(cpus, nodes)
     }
 
-    fn release(&mut self, name: &str) -> Answer {
+    fn release(&mut self, name: &str) -> CallAnswer {
         if self.held.remove(name).is_none() {
-            return Answer::Unknown;
+            return CallAnswer::Unknown;
         }
         self.ledger = self.strategy.release(&self.ledger, &OwnerId::from(name));
-        Answer::Done
+        CallAnswer::Done
     }
 
-    /// Admits the owner of a container, unless it is admitted already; whether it is.
+    /// Admits the owner of a container, unless it is admitted already. Returns false if the owner is refused.
     fn admit_owner(&mut self, ask: &ContainerPlacementRequest) -> bool {
         let (PodClaim::Pod(request) | PodClaim::Container(request)) = &ask.pod.asked else { return true };
         let owner = request.owner.to_string();
@@ -230,16 +232,16 @@ impl Promises {
         true
     }
 
-    fn create(&mut self, ask: &ContainerPlacementRequest) -> Answer {
+    fn create(&mut self, ask: &ContainerPlacementRequest) -> CallAnswer {
         if !self.admit_owner(ask) {
-            return Answer::Refused;
+            return CallAnswer::Refused;
         }
         let owner = owner(ask);
         self.containers.insert(ask.id.clone(), (owner.clone(), ask.pod.sandbox.clone()));
         let held = self.ledger.allocation(&owner.as_str().into(), &ask.name.as_str().into());
         let cpus = held.and_then(|held| held.cpus.as_ref()).unwrap_or_else(|| self.ledger.shared_pool());
         let nodes = held.map(numaward_engine::Allocation::memory_nodes).unwrap_or_default();
-        Answer::Given(cpus.to_string(), nodes.to_string())
+        CallAnswer::Admitted(cpus.to_string(), nodes.to_string())
     }
 
     fn stopped(&mut self, id: &str) {
@@ -279,7 +281,7 @@ impl Promises {
         }
     }
 
-    /// Takes back what an operation did, where it still is so.
+    /// Undoes an operation, unless the account of its owner has changed since.
     fn undo(&mut self, index: usize) {
         let Some((name, before, after)) = self.undo.remove(&index) else { return };
         let owner = OwnerId::from(name.as_str());
@@ -291,13 +293,13 @@ impl Promises {
         if before.owner(&owner).is_none() {
             self.held.remove(&name);
         }
-        if self.shown.contains_key(&name) {
+        if self.published.contains_key(&name) {
             self.publish(&name);
         }
     }
 }
 
-/// On whose account a container is.
+/// Returns the owner of a container in the ledger.
 pub(super) fn owner(ask: &ContainerPlacementRequest) -> String {
     match &ask.pod.asked {
         PodClaim::Pod(request) | PodClaim::Container(request) => request.owner.to_string(),
@@ -305,18 +307,18 @@ pub(super) fn owner(ask: &ContainerPlacementRequest) -> String {
     }
 }
 
-impl Entry<Promises> {
-    /// Whether it is the admission of this one.
-    pub(super) fn is_of(&self, name: &str) -> bool {
+impl CallRecord<SequentialModel> {
+    /// Returns true if the operation is the admission of this workload.
+    pub(super) fn is_admission_of(&self, name: &str) -> bool {
         matches!(&self.call, Call::Admit(request) if request.name == name)
     }
 }
 
-impl Model for Promises {
+impl Model for SequentialModel {
     type Call = Call;
-    type Answer = Answer;
+    type Answer = CallAnswer;
 
-    fn apply(&self, index: usize, call: &Call) -> Option<(Answer, Self)> {
+    fn apply(&self, index: usize, call: &Call) -> Option<(CallAnswer, Self)> {
         let mut next = self.clone();
         let answer = match call {
             Call::Admit(request) => {
@@ -333,12 +335,12 @@ impl Model for Promises {
             Call::Release(name) => next.release(name),
             Call::Vanish(name) => {
                 next.cgroups.get_mut(name)?.1 = false;
-                Answer::Done
+                CallAnswer::Done
             }
             Call::Appear(name) => {
                 let (number, is_there) = next.cgroups.get_mut(name)?;
                 (*number, *is_there) = (*number + 1, true);
-                Answer::Done
+                CallAnswer::Done
             }
             Call::Reap(name, number) => {
                 let is_gone = self.cgroups.get(name).is_some_and(|(last, is)| last != number || !is);
@@ -347,48 +349,49 @@ impl Model for Promises {
             }
             Call::Undo(index) => {
                 next.undo(*index);
-                Answer::Done
+                CallAnswer::Done
             }
             Call::Publish(name) => {
                 next.publish(name);
-                Answer::Done
+                CallAnswer::Done
             }
-            Call::RunPod(ask) if next.admit_owner(ask) => Answer::Done,
-            Call::RunPod(_) => Answer::Refused,
+            Call::RunPod(ask) if next.admit_owner(ask) => CallAnswer::Done,
+            Call::RunPod(_) => CallAnswer::Refused,
             Call::Create(ask) => next.create(ask),
             Call::Bind(ask) => {
                 if let Some((owner, _)) = self.containers.get(&ask.id) {
                     let (owner, container) = (owner.as_str().into(), ask.name.as_str().into());
                     next.ledger = next.strategy.note_started(&self.ledger, &owner, &container);
                 }
-                Answer::Done
+                CallAnswer::Done
             }
             Call::Stopped(id) => {
                 next.stopped(id);
-                Answer::Done
+                CallAnswer::Done
             }
             Call::PodStopped(sandbox) => {
                 next.pod_stopped(sandbox);
-                Answer::Done
+                CallAnswer::Done
             }
             Call::Synchronize(containers, sandboxes) => {
                 next.synchronize(containers, sandboxes);
-                Answer::Done
+                CallAnswer::Done
             }
-            Call::Look => Answer::List(self.shown.values().cloned().collect()),
+            Call::Look => CallAnswer::List(self.published.values().cloned().collect()),
             Call::Inspect => {
                 self.held.keys().for_each(|name| next.publish(name));
-                next.shown.retain(|name, _| self.held.contains_key(name));
-                Answer::List(in_words(&self.ledger))
+                next.published.retain(|name, _| self.held.contains_key(name));
+                CallAnswer::List(allocation_lines(&self.ledger))
             }
         };
         Some((answer, next))
     }
 
     fn key(&self) -> String {
-        let mut key = format!("{:?} {:?} {:?} {:?}", self.held, self.shown, self.cgroups, self.containers);
+        let mut key =
+            format!("{:?} {:?} {:?} {:?}", self.held, self.published, self.cgroups, self.containers);
         // Writing to a String cannot fail.
-        let _ = write!(key, "{:?} {:?} {:?}", self.owners, in_words(&self.ledger), self.undo.keys());
+        let _ = write!(key, "{:?} {:?} {:?}", self.owners, allocation_lines(&self.ledger), self.undo.keys());
         key
     }
 }

@@ -1,4 +1,4 @@
-//! The others: who asks the reconciler, in an order that a number decides, and what became of it.
+//! The simulated world around the reconciler: clients, a container runtime and cgroups, and the history of their calls.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,40 +21,42 @@ use parking_lot::RwLock;
 use tokio::sync::oneshot::{self};
 
 use super::{
-    asks::{Lost, Poll, admission, container, given, poll, refused},
-    checker::{Entry, Until},
-    model::{Answer, Call, Promises, line},
+    calls::{CallFailure, Poll, admission, admission_answer, container, poll, refusal_answer},
+    checker::{CallRecord, Deadline},
+    model::{Call, CallAnswer, SequentialModel, line},
 };
 use crate::testing as fixture;
 
-/// Workloads that are no pods, each with a cgroup of the same name.
+/// Workloads that are not pods, each with a cgroup of the same name.
 pub(super) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-/// So many clients wait for an answer at most.
-const CLIENTS: usize = 4;
-/// So many calls of the runtime do.
-const CALLS: usize = 3;
-/// An instant that never comes.
+/// Maximum number of clients that wait for an answer.
+const MAX_CLIENTS: usize = 4;
+/// Maximum number of calls of the runtime that wait for an answer.
+const MAX_RUNTIME_CALLS: usize = 3;
+/// A time after the end of the test.
 const NEVER: u32 = u32::MAX;
 
-/// The daemon dies here.
+/// Payload of the panic that simulates a crash of the daemon.
 #[derive(Debug)]
 pub(super) struct Crash;
 
-struct Waiting {
+/// A call without an answer yet.
+struct PendingCall {
+    /// Index in the history.
     index: usize,
     poll: Poll,
 }
 
-/// A pod's only container, as the container runtime knows it.
-struct Container {
+/// The only container of a pod, as the container runtime knows it.
+struct SimulatedContainer {
     ask: ContainerPlacementRequest,
-    stage: Stage,
+    stage: ContainerStage,
     is_waiting: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    Asked,
+enum ContainerStage {
+    Requested,
     Admitted,
     Created,
     Running,
@@ -63,31 +65,33 @@ enum Stage {
 
 pub(super) struct World {
     pub(super) rng: Rng,
-    pub(super) history: Vec<Entry<Promises>>,
+    pub(super) history: Vec<CallRecord<SequentialModel>>,
     clock: u32,
     root: PathBuf,
     machine: Arc<Machine>,
     commands: Option<Sender<Message>>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
-    clients: Vec<Waiting>,
-    calls: Vec<(Waiting, String)>,
-    containers: BTreeMap<String, Container>,
-    /// The list of all that runs which the runtime gave last, unless a new connection has given none yet.
+    clients: Vec<PendingCall>,
+    calls: Vec<(PendingCall, String)>,
+    containers: BTreeMap<String, SimulatedContainer>,
+    /// The last synchronization of the runtime; `None` until the runtime has synchronized with this daemon.
     listed: Option<usize>,
+    /// Number of containers so far.
     made: u32,
-    /// How many cgroups of a name there were.
+    /// Number of times that each cgroup was created again.
     cgroups: BTreeMap<&'static str, u32>,
-    /// Operations that are still to begin.
+    /// Number of calls that are still to begin.
     left: u32,
-    /// The daemon dies after so many of the points at which it may.
+    /// Number of crash points until the daemon crashes.
     crash_in: Option<u32>,
+    /// Number of crashes that have reached the test.
     pub(super) crashes: u32,
-    /// The places at which the daemon was made to die. A crash counts in [`World::crashes`] when it has reached the test.
+    /// The points at which a crash was injected.
     pub(super) injected: Vec<&'static str>,
-    /// Starts of the daemon.
+    /// Number of starts of the daemon.
     pub(super) starts: u32,
-    /// Steps in which several clients were answered.
-    pub(super) together: u32,
+    /// Number of steps in which several clients were answered.
+    pub(super) batched_steps: u32,
     /// Containers that were bound since the daemon started.
     pub(super) bound: BTreeSet<String>,
 }
@@ -118,25 +122,25 @@ impl World {
             crashes: 0,
             injected: Vec::new(),
             starts: 0,
-            together: 0,
+            batched_steps: 0,
             bound: BTreeSet::new(),
         }
     }
 
-    /// The daemon starts.
+    /// Records a start of the daemon.
     pub(super) fn begin(&mut self) {
         self.starts += 1;
         let may_crash = self.crashes < 3 && self.rng.bool();
         self.crash_in = may_crash.then(|| self.rng.u32(1..80));
     }
 
-    /// It takes commands.
+    /// Connects the clients and the runtime with the daemon.
     pub(super) fn serve(&mut self, commands: Sender<Message>, view: Arc<RwLock<Arc<api::Allocations>>>) {
         (self.commands, self.view, self.listed) = (Some(commands), view, None);
     }
 
-    /// One of the places at which it may die.
-    pub(super) fn point(&mut self, place: &'static str) {
+    /// Crashes the daemon at this point if its turn has come.
+    pub(super) fn reach_crash_point(&mut self, place: &'static str) {
         if let Some(left) = &mut self.crash_in {
             *left -= 1;
             if *left == 0 {
@@ -147,84 +151,84 @@ impl World {
         }
     }
 
-    /// The daemon has died: what it has answered was answered, all else was done or not.
-    pub(super) fn crashed(&mut self) {
+    /// Records a crash of the daemon. Operations without an answer may or may not have taken effect.
+    pub(super) fn record_crash(&mut self) {
         self.poll();
         (self.commands, self.crashes) = (None, self.crashes + 1);
         self.bound.clear();
         self.clock += 1;
-        for waiting in std::mem::take(&mut self.clients) {
-            self.give_up(waiting.index, false);
+        for pending in std::mem::take(&mut self.clients) {
+            self.abandon_call(pending.index, false);
         }
         self.drop_calls();
         let last = self.clock;
         for entry in &mut self.history {
             entry.until = match entry.until {
-                Until::Undoes(what, NEVER) => Until::MaybeUndoes(what, last),
-                // Who was to be released before is so afterwards.
-                Until::Maybe(NEVER) if !matches!(entry.call, Call::Reap(..)) => Until::Maybe(last),
+                Deadline::Undoes(what, NEVER) => Deadline::MaybeUndoes(what, last),
+                // The next daemon still releases the guarantees of removed cgroups.
+                Deadline::Maybe(NEVER) if !matches!(entry.call, Call::Reap(..)) => Deadline::Maybe(last),
                 until => until,
             };
         }
     }
 
-    /// The daemon has done all that it was asked for.
-    pub(super) fn settled(&mut self) {
+    /// Ends the history: the daemon has no work left.
+    pub(super) fn finish(&mut self) {
         self.clock += 1;
         let now = self.clock;
         for entry in &mut self.history {
             entry.until = match entry.until {
-                Until::Undoes(what, NEVER) => Until::Undoes(what, now),
-                Until::MaybeUndoes(what, NEVER) => Until::MaybeUndoes(what, now),
-                Until::Maybe(NEVER) => Until::Maybe(now),
+                Deadline::Undoes(what, NEVER) => Deadline::Undoes(what, now),
+                Deadline::MaybeUndoes(what, NEVER) => Deadline::MaybeUndoes(what, now),
+                Deadline::Maybe(NEVER) => Deadline::Maybe(now),
                 until => until,
             };
         }
     }
 
-    /// Nobody waits for a call any more: it is done until now or never, unless the daemon goes on with it.
-    fn give_up(&mut self, index: usize, goes_on: bool) {
-        let last = if goes_on { NEVER } else { self.clock };
-        self.history[index].until = Until::Maybe(last);
-        self.publishes(index, Until::MaybeUndoes(index, last));
+    /// Ends the waiting for an answer. The call takes effect until now or never, or later if the daemon is still running.
+    fn abandon_call(&mut self, index: usize, is_daemon_running: bool) {
+        let last = if is_daemon_running { NEVER } else { self.clock };
+        self.history[index].until = Deadline::Maybe(last);
+        self.record_publication(index, Deadline::MaybeUndoes(index, last));
         if let Call::Admit(_) | Call::Resize(..) = self.history[index].call {
-            let until = match (goes_on, &self.history[index].call) {
-                (true, Call::Admit(_)) => Until::Undoes(index, last),
+            let until = match (is_daemon_running, &self.history[index].call) {
+                (true, Call::Admit(_)) => Deadline::Undoes(index, last),
                 (true, _) => return,
-                (false, _) => Until::MaybeUndoes(index, last),
+                (false, _) => Deadline::MaybeUndoes(index, last),
             };
-            self.note(Call::Undo(index), until, None);
+            self.record(Call::Undo(index), until, None);
         }
     }
 
-    /// The runtime is gone, with what it was about to make.
+    /// Ends the connection of the runtime. Containers that are not created yet are lost.
     fn drop_calls(&mut self) {
-        for (waiting, id) in std::mem::take(&mut self.calls) {
-            self.history[waiting.index].until = Until::Maybe(NEVER);
+        for (pending, id) in std::mem::take(&mut self.calls) {
+            self.history[pending.index].until = Deadline::Maybe(NEVER);
             if let Some(container) = self.containers.get_mut(&id) {
                 container.is_waiting = false;
-                if container.stage < Stage::Created {
+                if container.stage < ContainerStage::Created {
                     self.containers.remove(&id);
                 }
             }
         }
     }
 
-    fn note(&mut self, call: Call, until: Until, answer: Option<Answer>) -> usize {
+    fn record(&mut self, call: Call, until: Deadline, answer: Option<CallAnswer>) -> usize {
         self.clock += 1;
         let (from, after, before) = (self.clock, None, None);
-        self.history.push(Entry { call, from, until, answer, after, before });
+        self.history.push(CallRecord { call, from, until, answer, after, before });
         self.history.len() - 1
     }
 
-    /// Something that takes no time.
-    pub(super) fn happens(&mut self, call: Call, answer: Answer) -> usize {
-        let until = Until::Answered(self.clock + 1);
-        self.note(call, until, Some(answer))
+    /// Records an operation that takes effect at once.
+    pub(super) fn record_instant(&mut self, call: Call, answer: CallAnswer) -> usize {
+        let until = Deadline::Answered(self.clock + 1);
+        self.record(call, until, Some(answer))
     }
 
-    /// What an operation changes is published after it.
-    fn publishes(&mut self, index: usize, until: Until) {
+    /// Records that the change of an operation is published after it.
+    fn record_publication(&mut self, index: usize, until: Deadline) {
         let entry = &self.history[index];
         let name = match &entry.call {
             Call::Admit(request) => request.name.clone(),
@@ -232,7 +236,7 @@ impl World {
             _ => return,
         };
         let from = entry.from;
-        self.history.push(Entry {
+        self.history.push(CallRecord {
             call: Call::Publish(name),
             from,
             until,
@@ -242,73 +246,75 @@ impl World {
         });
     }
 
-    fn asked(&mut self, call: Call) -> usize {
+    fn record_call(&mut self, call: Call) -> usize {
         self.left = self.left.saturating_sub(1);
-        self.note(call, Until::Maybe(NEVER), None)
+        self.record(call, Deadline::Maybe(NEVER), None)
     }
 
-    /// Whether nothing is asked any more, and nobody waits.
+    /// Returns true if no calls are to come and none is pending.
     pub(super) fn is_over(&self) -> bool {
         self.left == 0 && self.clients.is_empty() && self.calls.is_empty()
     }
 
-    /// Takes note of what was answered; says to how many clients.
+    /// Records the answers that have arrived. Returns the number of clients with an answer.
     pub(super) fn poll(&mut self) -> usize {
         let before = self.clients.len();
         for index in (0..self.clients.len()).rev() {
             match (self.clients[index].poll)() {
-                Ok(None) | Err(Lost::Closed) => {}
+                Ok(None) | Err(CallFailure::Closed) => {}
                 Ok(Some(answer)) => {
-                    let waiting = self.clients.remove(index);
-                    self.answered(waiting.index, answer);
+                    let pending = self.clients.remove(index);
+                    self.record_answer(pending.index, answer);
                 }
-                Err(Lost::Failed) => {
-                    let waiting = self.clients.remove(index);
+                Err(CallFailure::Failed) => {
+                    let pending = self.clients.remove(index);
                     self.clock += 1;
-                    let (index, last, from) = (waiting.index, self.clock, self.history[waiting.index].from);
-                    self.history[index].until = Until::Maybe(last);
-                    let undo = self.note(Call::Undo(index), Until::Undoes(index, last), None);
+                    let (index, last, from) = (pending.index, self.clock, self.history[pending.index].from);
+                    self.history[index].until = Deadline::Maybe(last);
+                    let undo = self.record(Call::Undo(index), Deadline::Undoes(index, last), None);
                     self.history[undo].from = from;
                 }
             }
         }
         for index in (0..self.calls.len()).rev() {
             if let Ok(Some(answer)) = (self.calls[index].0.poll)() {
-                let (waiting, id) = self.calls.remove(index);
-                self.answered(waiting.index, answer.clone());
-                self.go_on(&id, &answer);
+                let (pending, id) = self.calls.remove(index);
+                self.record_answer(pending.index, answer.clone());
+                self.advance_container(&id, &answer);
             }
         }
         before - self.clients.len()
     }
 
-    fn answered(&mut self, index: usize, answer: Answer) {
+    fn record_answer(&mut self, index: usize, answer: CallAnswer) {
         self.clock += 1;
-        let until = Until::Answered(self.clock);
-        if matches!(answer, Answer::Done | Answer::Given(..)) {
-            self.publishes(index, until);
+        let until = Deadline::Answered(self.clock);
+        if matches!(answer, CallAnswer::Done | CallAnswer::Admitted(..)) {
+            self.record_publication(index, until);
         }
         (self.history[index].until, self.history[index].answer) = (until, Some(answer));
     }
 
-    /// What the runtime does when it is answered.
-    fn go_on(&mut self, id: &str, answer: &Answer) {
+    /// Continues the life of a container after an answer to the runtime.
+    fn advance_container(&mut self, id: &str, answer: &CallAnswer) {
         let Some(container) = self.containers.get_mut(id) else { return };
         container.is_waiting = false;
         match (container.stage, answer) {
-            (Stage::Asked, Answer::Done) => container.stage = Stage::Admitted,
-            (Stage::Asked | Stage::Admitted, Answer::Given(..)) => container.stage = Stage::Created,
-            (Stage::Created, _) => {
-                container.stage = Stage::Running;
+            (ContainerStage::Requested, CallAnswer::Done) => container.stage = ContainerStage::Admitted,
+            (ContainerStage::Requested | ContainerStage::Admitted, CallAnswer::Admitted(..)) => {
+                container.stage = ContainerStage::Created;
+            }
+            (ContainerStage::Created, _) => {
+                container.stage = ContainerStage::Running;
                 self.bound.insert(id.to_owned());
             }
-            (Stage::Asked | Stage::Admitted, _) => drop(self.containers.remove(id)),
-            (Stage::Running | Stage::Stopped, _) => {}
+            (ContainerStage::Requested | ContainerStage::Admitted, _) => drop(self.containers.remove(id)),
+            (ContainerStage::Running | ContainerStage::Stopped, _) => {}
         }
     }
 
-    /// What the kernel does by itself.
-    pub(super) fn follow_kernel(&self) {
+    /// Updates the files with effective CPUs and nodes, as the kernel does.
+    pub(super) fn update_effective_files(&self) {
         let pods = self.containers.values().map(|container| self.dir_of(&container.ask));
         for dir in NAMES.iter().map(|name| self.root.join(name)).chain(pods) {
             for (knob, all) in [
@@ -317,7 +323,7 @@ impl World {
             ] {
                 let Ok(text) = fs::read_to_string(dir.join(knob)) else { continue };
                 let text = if text.trim().is_empty() { all } else { text };
-                // It may go at any time.
+                // The cgroup may be removed at any time.
                 let _ = fs::write(dir.join(format!("{knob}.effective")), text);
             }
         }
@@ -327,51 +333,53 @@ impl World {
         self.root.join(ask.cgroup.as_str().trim_start_matches('/'))
     }
 
-    /// The cgroups of containers that were bound and run.
+    /// Returns the cgroups of running containers that this daemon has bound.
     pub(super) fn running(&self) -> impl Iterator<Item = (&str, PathBuf)> {
         let bound = self.containers.values().filter(|container| {
-            container.stage == Stage::Running
+            container.stage == ContainerStage::Running
                 && !container.is_waiting
                 && self.bound.contains(&container.ask.id)
         });
         bound.map(|container| (container.ask.id.as_str(), self.dir_of(&container.ask)))
     }
 
-    /// Somebody does something, if the daemon would wait or chance wants it.
+    /// Makes one random step of a client, of the runtime or of the cgroups.
     pub(super) fn step(&mut self) {
         self.poll();
         match self.rng.u32(0..20) {
-            0..=4 => self.client(),
-            // Several wait at once.
-            5 => (0..CLIENTS).for_each(|_| self.client()),
-            6..=11 => self.runtime(),
-            12 if self.left > 0 => self.vanish(),
-            13..=14 => self.look(),
-            15 => self.abandon(),
-            16 if self.rng.u32(0..4) == 0 => self.connect(),
+            0..=4 => self.call_as_client(),
+            // Several clients call at once.
+            5 => (0..MAX_CLIENTS).for_each(|_| self.call_as_client()),
+            6..=11 => self.call_as_runtime(),
+            12 if self.left > 0 => self.toggle_cgroup(),
+            13..=14 => self.read_view(),
+            15 => self.disconnect_client(),
+            16 if self.rng.u32(0..4) == 0 => self.restart_runtime(),
             _ => {}
         }
     }
 
     fn send(&self, message: Message) {
-        // One that has ended takes no more.
+        // A daemon that has crashed receives nothing.
         let _ = self.commands.as_ref().map(|commands| commands.send(message));
     }
 
-    fn client(&mut self) {
-        if self.left == 0 || self.clients.len() >= CLIENTS {
+    fn call_as_client(&mut self) {
+        if self.left == 0 || self.clients.len() >= MAX_CLIENTS {
             return;
         }
         let name = NAMES[self.rng.usize(..NAMES.len())];
         match self.rng.u32(0..6) {
             0..=2 => self.admit(name),
             3..=4 => {
-                let index = self.asked(Call::Release(name.to_owned()));
+                let index = self.record_call(Call::Release(name.to_owned()));
                 let (answer, result) = oneshot::channel();
                 self.send(Message::Internal(Command::Release { name: name.to_owned(), answer }));
-                let done = |()| Answer::Done;
-                self.clients
-                    .push(Waiting { index, poll: poll(result, move |it| it.map(done).or_else(refused)) });
+                let done = |()| CallAnswer::Done;
+                self.clients.push(PendingCall {
+                    index,
+                    poll: poll(result, move |it| it.map(done).or_else(refusal_answer)),
+                });
             }
             _ => self.resize(name),
         }
@@ -388,93 +396,98 @@ impl World {
         let memory = ["256Mi", "1Gi", "2Gi", "3Gi"][self.rng.usize(..4)];
         let call = admission(name, cpus, memory);
         let Call::Admit(request) = call.clone() else { return };
-        let index = self.asked(call);
+        let index = self.record_call(call);
         let (answer, result) = oneshot::channel();
         self.send(Message::Internal(Command::Admit { request, dry_run: false, answer }));
-        self.clients.push(Waiting { index, poll: poll(result, given) });
+        self.clients.push(PendingCall { index, poll: poll(result, admission_answer) });
     }
 
     fn resize(&mut self, name: &str) {
         let memory = ["256Mi", "1Gi", "2Gi", "3Gi"][self.rng.usize(..4)];
-        let asked = api::Resize { memory: Some(memory.to_owned()), ..api::Resize::default() };
-        let resize = Resize::new(name.to_owned(), &asked).unwrap();
+        let request = api::Resize { memory: Some(memory.to_owned()), ..api::Resize::default() };
+        let resize = Resize::new(name.to_owned(), &request).unwrap();
         let to = Resources::none().with_memory(Quantity::whole(resize.memory.unwrap().0));
-        let index = self.asked(Call::Resize(name.to_owned(), to));
+        let index = self.record_call(Call::Resize(name.to_owned(), to));
         let (answer, result) = oneshot::channel();
         self.send(Message::Internal(Command::Resize { resize: Box::new(resize), dry_run: false, answer }));
-        self.clients.push(Waiting { index, poll: poll(result, given) });
+        self.clients.push(PendingCall { index, poll: poll(result, admission_answer) });
     }
 
-    /// A client goes away while it waits.
-    fn abandon(&mut self) {
+    /// Disconnects a client that waits for an answer.
+    fn disconnect_client(&mut self) {
         if !self.clients.is_empty() {
-            let waiting = self.clients.swap_remove(self.rng.usize(..self.clients.len()));
-            self.give_up(waiting.index, true);
+            let pending = self.clients.swap_remove(self.rng.usize(..self.clients.len()));
+            self.abandon_call(pending.index, true);
         }
     }
 
-    fn vanish(&mut self) {
+    /// Creates or removes the cgroup of a workload.
+    fn toggle_cgroup(&mut self) {
         let name = NAMES[self.rng.usize(..NAMES.len())];
         let dir = self.root.join(name);
         if !dir.exists() {
             fixture::cgroup(&dir, &self.machine);
             *self.cgroups.entry(name).or_default() += 1;
-            self.happens(Call::Appear(name.to_owned()), Answer::Done);
+            self.record_instant(Call::Appear(name.to_owned()), CallAnswer::Done);
         } else if self.rng.bool() {
             remove(&dir);
-            self.happens(Call::Vanish(name.to_owned()), Answer::Done);
+            self.record_instant(Call::Vanish(name.to_owned()), CallAnswer::Done);
             let reap = Call::Reap(name.to_owned(), self.cgroups[name]);
-            let index = self.note(reap, Until::Maybe(NEVER), None);
-            self.publishes(index, Until::MaybeUndoes(index, NEVER));
+            let index = self.record(reap, Deadline::Maybe(NEVER), None);
+            self.record_publication(index, Deadline::MaybeUndoes(index, NEVER));
         }
     }
 
-    fn look(&mut self) {
+    /// Reads the published state.
+    fn read_view(&mut self) {
         let view = self.view.read().clone();
         if self.left > 0 && self.commands.is_some() {
-            let others = view.allocations.iter().filter(|it| NAMES.contains(&it.name.as_str()));
-            let lines = others.map(|held| line(&held.name, &held.cpus, &held.nodes)).collect();
-            self.happens(Call::Look, Answer::List(lines));
+            let commands = view.allocations.iter().filter(|it| NAMES.contains(&it.name.as_str()));
+            let lines = commands.map(|held| line(&held.name, &held.cpus, &held.nodes)).collect();
+            self.record_instant(Call::Look, CallAnswer::List(lines));
         }
     }
 
-    /// The runtime starts anew, if it ran, and lists what runs.
-    fn connect(&mut self) {
-        let before: Vec<usize> = self.calls.iter().map(|(waiting, _)| waiting.index).collect();
+    /// Starts the runtime, or restarts it, and synchronizes it with the daemon.
+    fn restart_runtime(&mut self) {
+        let before: Vec<usize> = self.calls.iter().map(|(pending, _)| pending.index).collect();
         self.drop_calls();
-        let there = || self.containers.values().filter(|it| it.stage >= Stage::Created);
+        let created = || self.containers.values().filter(|it| it.stage >= ContainerStage::Created);
         let containers: Vec<ContainerPlacementRequest> =
-            there().filter(|it| it.stage < Stage::Stopped).map(|it| it.ask.clone()).collect();
-        // One that was admitted as a whole and has no container yet is a sandbox all the same.
-        let pods = self.containers.values().filter(|it| it.stage >= Stage::Admitted);
+            created().filter(|it| it.stage < ContainerStage::Stopped).map(|it| it.ask.clone()).collect();
+        // An admitted pod has a sandbox even if it has no container yet.
+        let pods = self.containers.values().filter(|it| it.stage >= ContainerStage::Admitted);
         let sandboxes: BTreeMap<String, String> =
             pods.map(|it| (it.ask.pod.sandbox.clone(), it.ask.pod.pod.uid.clone())).collect();
         let ids = containers.iter().map(|ask| ask.id.clone()).collect();
-        let index = self.asked(Call::Synchronize(ids, sandboxes.keys().cloned().collect()));
+        let index = self.record_call(Call::Synchronize(ids, sandboxes.keys().cloned().collect()));
         for earlier in before {
             self.history[earlier].before = Some(index);
         }
         let (answer, result) = oneshot::channel();
         let list = PodCommand::Synchronize { containers, sandboxes, complete: true, answer };
         self.send(Message::Runtime(Box::new(list)));
-        let done = |_: SyncResult| Ok(Answer::Done);
-        self.calls.push((Waiting { index, poll: poll(result, done) }, String::new()));
+        let done = |_: SyncResult| Ok(CallAnswer::Done);
+        self.calls.push((PendingCall { index, poll: poll(result, done) }, String::new()));
         self.listed = Some(index);
     }
 
-    /// The next call of a runtime's for one of its containers.
-    fn runtime(&mut self) {
+    /// Makes the next call of the runtime for a random container.
+    fn call_as_runtime(&mut self) {
         if self.listed.is_none() {
-            return self.connect();
+            return self.restart_runtime();
         }
-        if self.left == 0 || self.calls.len() >= CALLS {
+        if self.left == 0 || self.calls.len() >= MAX_RUNTIME_CALLS {
             return;
         }
         if self.containers.len() < 4 && self.rng.bool() {
             self.made += 1;
             let millicpus = [500, 1000, 2000, 3000][self.rng.usize(..4)];
             let ask = container(&format!("p{}", self.made), millicpus, self.rng.bool());
-            self.containers.insert(ask.id.clone(), Container { ask, stage: Stage::Asked, is_waiting: false });
+            self.containers.insert(
+                ask.id.clone(),
+                SimulatedContainer { ask, stage: ContainerStage::Requested, is_waiting: false },
+            );
         }
         let idle: Vec<String> =
             self.containers.iter().filter(|(_, it)| !it.is_waiting).map(|(id, _)| id.clone()).collect();
@@ -488,59 +501,59 @@ impl World {
         container.is_waiting = true;
         let (ask, stage) = (container.ask.clone(), container.stage);
         let (call, command, poll): (_, _, Poll) = match stage {
-            Stage::Asked if matches!(ask.pod.asked, PodClaim::Pod(_)) => {
+            ContainerStage::Requested if matches!(ask.pod.asked, PodClaim::Pod(_)) => {
                 let (answer, result) = oneshot::channel();
                 let command = PodCommand::RunPod { ask: Box::new(ask.pod.clone()), answer };
-                let done = |it: Result<(), _>| it.map(|()| Answer::Done).or_else(refused);
+                let done = |it: Result<(), _>| it.map(|()| CallAnswer::Done).or_else(refusal_answer);
                 (Call::RunPod(Box::new(ask)), command, poll(result, done))
             }
-            Stage::Asked | Stage::Admitted => {
+            ContainerStage::Requested | ContainerStage::Admitted => {
                 let (answer, result) = oneshot::channel();
                 let command = PodCommand::Create { ask: Box::new(ask.clone()), answer };
                 let created = |it: Result<(Settings, Option<UnpinnedReason>), _>| match it {
                     Ok((settings, None)) => {
                         let cpus = settings.cpus.unwrap_or_default().to_string();
-                        Ok(Answer::Given(cpus, settings.mems.unwrap_or_default().to_string()))
+                        Ok(CallAnswer::Admitted(cpus, settings.mems.unwrap_or_default().to_string()))
                     }
                     Ok((_, Some(unpinned))) => panic!("{unpinned:?}"),
-                    Err(error) => refused(error),
+                    Err(error) => refusal_answer(error),
                 };
                 (Call::Create(Box::new(ask)), command, poll(result, created))
             }
-            Stage::Created => {
+            ContainerStage::Created => {
                 fixture::cgroup(dir.parent().unwrap(), &self.machine);
                 fixture::cgroup(&dir, &self.machine);
                 let (answer, result) = oneshot::channel();
                 let command = PodCommand::Bind { id: id.clone(), ask: None, answer };
                 let bound = |unpinned| {
                     assert_eq!(unpinned, None);
-                    Ok(Answer::Done)
+                    Ok(CallAnswer::Done)
                 };
                 (Call::Bind(Box::new(ask)), command, poll(result, bound))
             }
-            Stage::Running => {
+            ContainerStage::Running => {
                 if is_quick {
                     remove(&dir);
                 }
-                // Whatever is answered.
-                container.stage = Stage::Stopped;
+                // The answer does not matter.
+                container.stage = ContainerStage::Stopped;
                 let (answer, result) = oneshot::channel();
                 let command = PodCommand::Stopped { id: id.clone(), answer };
-                (Call::Stopped(id.clone()), command, poll(result, |()| Ok(Answer::Done)))
+                (Call::Stopped(id.clone()), command, poll(result, |()| Ok(CallAnswer::Done)))
             }
-            Stage::Stopped => {
+            ContainerStage::Stopped => {
                 remove(dir.parent().unwrap());
                 self.containers.remove(&id);
                 let (answer, result) = oneshot::channel();
                 let (uid, sandbox) = (ask.pod.pod.uid.clone(), ask.pod.sandbox.clone());
                 let command = PodCommand::PodStopped { uid, sandbox: sandbox.clone(), answer };
-                (Call::PodStopped(sandbox), command, poll(result, |()| Ok(Answer::Done)))
+                (Call::PodStopped(sandbox), command, poll(result, |()| Ok(CallAnswer::Done)))
             }
         };
-        let index = self.asked(call);
+        let index = self.record_call(call);
         self.history[index].after = self.listed;
         self.send(Message::Runtime(Box::new(command)));
-        self.calls.push((Waiting { index, poll }, id));
+        self.calls.push((PendingCall { index, poll }, id));
     }
 }
 

@@ -1,19 +1,18 @@
-//! What comes from outside and is wrong: each has an outcome that was chosen, a message, and a metric where it recurs.
-//! What the connection itself is asked to bear (garbage, silence, other versions) is tested beside it, in
-//! `numaward_kube`.
+//! Faults of pods, the runtime, the API server and systemd: each has a defined outcome and a message, and a metric if it can recur.
+//! `numaward_kube` tests the faults of the connection itself (garbage, silence, other versions).
 
 use super::*;
 
-/// The notes of the decision on the only allocation.
-fn notes(daemon: &Daemon) -> Vec<String> {
+/// Returns the notes in the explanation of the only guarantee.
+fn notes(daemon: &NriDaemon) -> Vec<String> {
     let held = daemon.reconciler.allocations();
     let [held] = held.allocations.as_slice() else { panic!("{held:?}") };
     held.explanation.clone().unwrap().notes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn annotations_that_mean_nothing_are_reported_and_keep_no_pod_from_running() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn invalid_annotations_are_reported() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let wrong = [
         ("numaward.io/placement", "never"),
@@ -37,32 +36,100 @@ async fn annotations_that_mean_nothing_are_reported_and_keep_no_pod_from_running
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_else_has_pinned_is_left_alone_unless_configured_otherwise() {
-    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn yields_to_other_plugin() {
+    let mut bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let pod = bench.pod("db", "", &[]).await.unwrap();
     let pinned =
         |name: &str| ContainerSpec { cpus: "40-41".to_owned(), ..container(&pod, name, 2, Bytes::gib(1)) };
-    let theirs = pinned("theirs");
-    bench.run(&theirs).await.unwrap();
-    assert_eq!(bench.cpus(&theirs), "40-41".parse().unwrap());
+    let foreign = pinned("foreign");
+    bench.run(&foreign).await.unwrap();
+    assert_eq!(bench.cpus(&foreign), "40-41".parse().unwrap());
     assert_eq!(daemon.figures.unpinned_for("pinned_by_other"), 1);
     assert_eq!(daemon.reconciler.allocations().allocations, []);
     daemon.stop(&bench.runtime).await;
 
     bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::PinnedPolicy::Override;
     let daemon = bench.start().await;
-    let ours = pinned("ours");
-    bench.run(&ours).await.unwrap();
+    let own = pinned("own");
+    bench.run(&own).await.unwrap();
     let held = daemon.reconciler.allocations();
-    assert!(held.allocations.iter().any(|of| of.name.ends_with("/ours")), "{held:?}");
-    assert_eq!(bench.mems(&ours), "0");
+    assert!(held.allocations.iter().any(|held| held.name.ends_with("/own")), "{held:?}");
+    assert_eq!(bench.mems(&own), "0");
     assert_eq!(daemon.figures.unpinned_for("pinned_by_other"), 0);
 }
 
+/// Returns the CPUs that the runtime writes for a container.
+fn runtime_cpus(bench: &NriBench, spec: &ContainerSpec) -> CpuSet {
+    bench.runtime.container(&spec.id).unwrap().resources.cpus.unwrap()
+}
+
+/// Starts a container that has ended: the runtime writes the settings that it knows.
+async fn start_again(bench: &NriBench, spec: &ContainerSpec) {
+    let cpus = runtime_cpus(bench, spec);
+    let knob = bench.dir.path().join("cgroup").join(path_of(spec)).join("cpuset.cpus");
+    fs::write(knob, format!("{cpus}\n")).unwrap();
+    bench.runtime.start_container(&spec.id).await.unwrap();
+}
+
+/// The runtime reports a container that has ended with the CPUs of its previous guarantee, which another workload may have by now.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
-    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn adopts_container_started_again() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
+    let daemon = bench.start().await;
+    let web = bench.pod("burst", "/burstable", &[]).await.unwrap();
+    let web = container(&web, "web", 4, Bytes(0));
+    let db = bench.pod("db", "", &[]).await.unwrap();
+    let db = container(&db, "db", 2, Bytes::gib(1));
+    for spec in [&web, &db] {
+        bench.run(spec).await.unwrap();
+        bench.runtime.stop_container(&spec.id).await.unwrap();
+    }
+    assert_eq!(daemon.reconciler.allocations().allocations, []);
+    let other = bench.pod("other", "", &[]).await.unwrap();
+    let other = container(&other, "db", 2, Bytes::gib(1));
+    bench.run(&other).await.unwrap();
+    assert_eq!(bench.cpus(&other), runtime_cpus(&bench, &db), "the other workload has the released CPUs");
+    for spec in [&web, &db] {
+        start_again(&bench, spec).await;
+    }
+    let check = || {
+        assert_eq!((bench.cpus(&other), bench.cpus(&db)), ("1-2".parse().unwrap(), "3-4".parse().unwrap()));
+        assert_eq!(bench.cpus(&web), "0,5-63".parse().unwrap());
+    };
+    check();
+    assert_eq!(daemon.reconciler.allocations().allocations.len(), 2);
+    bench.await_update(&db).await;
+
+    // The container was placed before a restart of the daemon, and ends after it.
+    daemon.stop(&bench.runtime).await;
+    let daemon = bench.start().await;
+    until("all have guarantees", || daemon.reconciler.allocations().allocations.len() == 2).await;
+    bench.runtime.stop_container(&db.id).await.unwrap();
+    assert_eq!(bench.cpus(&db), CpuSet::new(), "the value without numaward is not that of an earlier start");
+    bench.runtime.stop_container(&web.id).await.unwrap();
+    for spec in [&web, &db] {
+        start_again(&bench, spec).await;
+    }
+    check();
+    assert_eq!(daemon.reconciler.allocations().allocations.len(), 2);
+
+    // A container that another plugin has pinned stays as it is.
+    let foreign = ContainerSpec {
+        cpus: "40-41".to_owned(),
+        ..container(&bench.spec("own", "", &[]), "own", 2, Bytes::gib(1))
+    };
+    bench.runtime.run_pod(&bench.spec("own", "", &[])).await.unwrap();
+    bench.run(&foreign).await.unwrap();
+    bench.runtime.stop_container(&foreign.id).await.unwrap();
+    start_again(&bench, &foreign).await;
+    assert_eq!(bench.cpus(&foreign), "40-41".parse().unwrap());
+    assert_eq!(daemon.reconciler.allocations().allocations.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn yields_to_running_pinned_container() {
+    let mut bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let pod = bench.spec("early", "", &[]);
     let running = |name: &str, cpus: &str| {
         let spec = ContainerSpec { cpus: cpus.to_owned(), ..container(&pod, name, 2, Bytes::gib(1)) };
@@ -71,38 +138,38 @@ async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
         fs::write(bench.dir.path().join("cgroup").join(path_of(&spec)).join("cpuset.cpus"), cpus).unwrap();
         spec
     };
-    let (theirs, wide) = (running("theirs", "40-41"), running("wide", "0-63"));
+    let (foreign, wide) = (running("foreign", "40-41"), running("wide", "0-63"));
     let daemon = bench.start().await;
-    until("what may run everywhere is pinned", || bench.cpus(&wide).len() == 2).await;
+    until("the container that was not confined is pinned", || bench.cpus(&wide).len() == 2).await;
     let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
     let shared = container(&shared, "web", 4, Bytes(0));
     bench.run(&shared).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
     let check = || {
-        assert_eq!(bench.cpus(&theirs), "40-41".parse().unwrap());
-        let said = bench.runtime.container(&theirs.id).unwrap().resources;
-        assert_eq!((said.cpus, said.mems), (Some("40-41".parse().unwrap()), None));
+        assert_eq!(bench.cpus(&foreign), "40-41".parse().unwrap());
+        let known_to_runtime = bench.runtime.container(&foreign.id).unwrap().resources;
+        assert_eq!((known_to_runtime.cpus, known_to_runtime.mems), (Some("40-41".parse().unwrap()), None));
         assert_eq!([&db, &wide].map(|spec| bench.cpus(spec).len()), [2, 2]);
         assert_eq!(bench.cpus(&shared).len(), 60);
     };
     check();
-    assert_eq!(daemon.figures.unpinned_for("away"), 1, "that which may run everywhere");
-    // Either side restarts. Our own pins are none of somebody else's.
+    assert_eq!(daemon.figures.unpinned_for("away"), 1, "the container that was not confined");
+    // After restarts of the runtime and the daemon, the daemon does not take its own settings for those of another plugin.
     bench.runtime.stop();
     bench.runtime.start();
     assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
     check();
     daemon.stop(&bench.runtime).await;
     let daemon = bench.start().await;
-    until("all are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
+    until("all have guarantees", || daemon.reconciler.allocations().allocations.len() == 2).await;
     let late = container(&pod, "late", 2, Bytes::gib(1));
     bench.run(&late).await.unwrap();
-    // On a busy machine the answer may come too late; then it follows.
-    until("its CPUs are nobody else's", || bench.cpus(&shared).len() == 58).await;
-    assert_eq!(bench.cpus(&theirs).len(), 2);
+    // On a busy machine, the answer may be late; the container is pinned afterwards then.
+    until("the shared container is confined", || bench.cpus(&shared).len() == 58).await;
+    assert_eq!(bench.cpus(&foreign).len(), 2);
 
-    // Where the ledger is lost, what shares what is left cannot be distinguished from what others have pinned.
+    // Without the ledger, a confined container cannot be distinguished from one that another plugin has pinned.
     daemon.stop(&bench.runtime).await;
     for file in fs::read_dir(&bench.config.state_directory).unwrap() {
         let path = file.unwrap().path();
@@ -111,21 +178,21 @@ async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
         }
     }
     let daemon = bench.start().await;
-    until("it is taken for ours", || !bench.mems(&theirs).is_empty()).await;
+    until("the daemon places the foreign container", || !bench.mems(&foreign).is_empty()).await;
     daemon.stop(&bench.runtime).await;
 
     bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::PinnedPolicy::Override;
-    let others = bench.spec("others", "", &[]);
-    let others = ContainerSpec { cpus: "50-51".to_owned(), ..container(&others, "others", 3, Bytes::gib(1)) };
-    bench.runtime.add_running(&bench.spec("others", "", &[]), &others);
-    bench.cgroup(&path_of(&others));
+    let other = bench.spec("other", "", &[]);
+    let other = ContainerSpec { cpus: "50-51".to_owned(), ..container(&other, "other", 3, Bytes::gib(1)) };
+    bench.runtime.add_running(&bench.spec("other", "", &[]), &other);
+    bench.cgroup(&path_of(&other));
     let _daemon = bench.start().await;
-    until("it is placed all the same", || bench.cpus(&others).len() == 3).await;
+    until("the pinned container is placed", || bench.cpus(&other).len() == 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_no_claim_and_ran_before_us_gets_the_pool_and_is_not_counted() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn early_burstable_is_not_unpinned() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let running = |uid: &str, class: &str| {
         let pod = bench.spec(uid, class, &[]);
         let spec = container(&pod, uid, 2, Bytes::gib(1));
@@ -133,25 +200,25 @@ async fn what_has_no_claim_and_ran_before_us_gets_the_pool_and_is_not_counted() 
         bench.cgroup(&path_of(&spec));
         spec
     };
-    // Our own daemon is one of these.
+    // The pod of the daemon itself is such a container.
     let (shared, db) = (running("numaward", "/burstable"), running("db", ""));
     let daemon = bench.start().await;
-    until("one is pinned", || bench.cpus(&db).len() == 2).await;
-    until("the other keeps off its CPUs", || bench.cpus(&shared).len() == 62).await;
-    assert_eq!(daemon.figures.unpinned_for("away"), 1, "that which has a claim");
+    until("the Guaranteed container is pinned", || bench.cpus(&db).len() == 2).await;
+    until("the Burstable container is confined", || bench.cpus(&shared).len() == 62).await;
+    assert_eq!(daemon.figures.unpinned_for("away"), 1, "the Guaranteed container");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_costs_a_connection_which_is_counted_and_nothing_else() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn garbage_costs_one_connection() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let pod = bench.pod("db", "", &[]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
-    // A frame of 4 GiB, and one that begins no message.
+    // A frame of 4 GiB, and one that is not the start of a message.
     for (lost, garbage) in [(1, [0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]), (2, *b"HTTP/1.1")] {
         bench.runtime.send_raw(PLUGIN, &garbage).await.unwrap();
-        until("the connection is lost and made again", || {
+        until("the plugin has connected again", || {
             daemon.figures.disconnects.get() == lost && daemon.figures.connected.get() == 1
         })
         .await;
@@ -164,8 +231,8 @@ async fn garbage_costs_a_connection_which_is_counted_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_reported_nevertheless() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn late_adoption_is_pinned_and_counted() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     bench.runtime.stop();
     let daemon = bench.start_unconnected();
     let pod = bench.spec("early", "", &[]);
@@ -173,45 +240,45 @@ async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_reported_neverth
     bench.runtime.add_running(&pod, &db);
     bench.cgroup(db.cgroups_path.trim_start_matches('/'));
 
-    // Whatever promises are reported to takes longer than the runtime waits.
+    // The publication of the guarantees takes longer than the timeout of the runtime.
     let host = bench.host.clone();
     let (go_on, wait) = std::sync::mpsc::channel::<()>();
     let (locked, is_locked) = std::sync::mpsc::channel();
     let slow = std::thread::spawn(move || {
-        let reported = host.assigned.lock().unwrap();
+        let guarantees = host.assigned.lock().unwrap();
         locked.send(()).unwrap();
         wait.recv().unwrap();
-        drop(reported);
+        drop(guarantees);
     });
     is_locked.recv().unwrap();
     bench.runtime.start();
-    until("the runtime goes on", || daemon.figures.connected.get() == 1).await;
+    until("the runtime continues", || daemon.figures.connected.get() == 1).await;
     assert_eq!(daemon.figures.unpinned_for("away"), 0);
     go_on.send(()).unwrap();
     slow.join().unwrap();
-    until("it is counted", || daemon.figures.unpinned_for("away") == 1).await;
-    until("it is pinned", || bench.cpus(&db).len() == 2).await;
+    until("the container is counted", || daemon.figures.unpinned_for("away") == 1).await;
+    until("the container is pinned", || bench.cpus(&db).len() == 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_runtime_that_speaks_nri_the_rest_works_and_it_is_waited_for() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
-    // Nobody listens, be it that there is no runtime or that its NRI is off.
+async fn waits_for_runtime_with_nri() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
+    // No process listens on the socket: there is no runtime, or its NRI is off.
     bench.runtime.stop();
     let daemon = bench.start_unconnected();
     assert_eq!(daemon.figures.connected.get(), 0);
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
     bench.runtime.start();
     assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
-    until("it is reported", || daemon.figures.connected.get() == 1).await;
+    until("the connection is reported", || daemon.figures.connected.get() == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_the_api_server_never_tells_of_is_placed_by_what_the_runtime_tells() {
-    let known = Arc::new(Known::default());
-    // A static pod whose mirror was refused: the API server has reported all that it knows.
+async fn places_unreported_static_pod() {
+    let known = Arc::new(FakePods::default());
+    // The mirror pod of a static pod was refused: the API server is synced and never reports the pod.
     known.synced.store(true, Ordering::Relaxed);
-    let bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+    let bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let pod = bench.pod("static", "", &[]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
@@ -221,23 +288,23 @@ async fn a_pod_that_the_api_server_never_tells_of_is_placed_by_what_the_runtime_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_changes_under_our_hands_keeps_what_it_was_admitted_with() {
-    let known = Arc::new(Known::default());
-    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+async fn changed_pod_keeps_its_guarantee() {
+    let known = Arc::new(FakePods::default());
+    let bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_3);
     let daemon = bench.start().await;
-    let tell = |cpus: &str| {
+    let add_pod = |cpus: &str| {
         let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
-        known.tell("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
+        known.add_pod("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
     };
-    tell("2");
+    add_pod("2");
     let pod = bench.pod("a", "", &[]).await.unwrap();
-    // Its resources change before its container is created: the runtime says so again, when it is resized.
-    tell("40");
+    // The resources change before the container is created. The runtime passes the change on as a resize later.
+    add_pod("40");
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
     assert_eq!(bench.cpus(&db), "1-2".parse().unwrap());
 
-    // The API server forgets it while it runs: a container that is created again gets the same.
+    // The API server removes the running pod: a new container of the same name gets the same CPUs.
     known.pods.lock().unwrap().clear();
     bench.remove(&db).await;
     let again = ContainerSpec { id: "db-again".to_owned(), ..db.clone() };
@@ -245,9 +312,9 @@ async fn a_pod_that_changes_under_our_hands_keeps_what_it_was_admitted_with() {
     bench.run(&again).await.unwrap();
     assert_eq!(bench.cpus(&again), "1-2".parse().unwrap());
 
-    // Its sandbox is replaced: the end of the old one takes nothing from the new one.
+    // The sandbox is replaced: the end of the old sandbox releases nothing of the new one.
     let new = PodSpec { id: "sandbox-new".to_owned(), ..pod.clone() };
-    tell("2");
+    add_pod("2");
     bench.runtime.run_pod(&new).await.unwrap();
     fs::remove_dir_all(bench.dir.path().join("cgroup").join(path_of(&again))).unwrap();
     bench.runtime.remove_pod(&pod.id).await.unwrap();
@@ -265,19 +332,19 @@ async fn a_pod_that_changes_under_our_hands_keeps_what_it_was_admitted_with() {
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
 
-/// The bus is a fake: it takes connections and says nothing. What is shown is that nobody else waits for it.
+/// The fake bus accepts connections and never answers. Only the request for a unit waits for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn containers_are_placed_and_given_back_while_systemd_does_not_answer() {
-    /// As long as the daemon waits for systemd.
-    const PATIENCE: Duration = Duration::from_secs(10);
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn hanging_systemd_delays_no_container() {
+    /// The timeout of the daemon for calls of systemd.
+    const SYSTEMD_TIMEOUT: Duration = Duration::from_secs(10);
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let bus = bench.dir.path().join("bus");
     let listener = tokio::net::UnixListener::bind(&bus).unwrap();
     let (called, mut calls) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
-        let mut kept = Vec::new();
+        let mut connections = Vec::new();
         while let Ok((connection, _)) = listener.accept().await {
-            kept.push(connection);
+            connections.push(connection);
             called.send(()).unwrap();
         }
     });
@@ -310,19 +377,19 @@ async fn containers_are_placed_and_given_back_while_systemd_does_not_answer() {
         bench.run(&db).await.unwrap();
         let cpus = bench.cpus(&db);
         assert_eq!(cpus.len(), 2);
-        assert!((&bench.cpus(&shares) & &cpus).is_empty(), "who shares left them before they were given");
+        assert!((&bench.cpus(&shares) & &cpus).is_empty(), "the shared container was confined before");
         if number % 2 == 0 {
             bench.remove(&db).await;
         } else {
-            assert!(cpus.iter().all(|cpu| given.insert(cpu)), "{cpus} twice: {given:?}");
+            assert!(cpus.iter().all(|cpu| given.insert(cpu)), "{cpus} are used twice: {given:?}");
         }
     }
-    assert!(started.elapsed() < PATIENCE && !slow.is_finished(), "systemd was waited for");
-    // What was decided for the unit is undone, and nothing else is.
+    assert!(started.elapsed() < SYSTEMD_TIMEOUT && !slow.is_finished(), "containers waited for systemd");
+    // Only the decision for the unit is reversed.
     let refused = slow.await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("system bus"), "{refused}");
     let held = daemon.reconciler.allocations();
-    let names: BTreeSet<_> = held.allocations.iter().map(|of| of.name.clone()).collect();
+    let names: BTreeSet<_> = held.allocations.iter().map(|held| held.name.clone()).collect();
     let expected = (1..12).step_by(2).map(|number| format!("default/pod-p{number}/db")).collect();
     assert_eq!(names, expected);
     let pool: CpuSet = held.shared_cpus.parse().unwrap();

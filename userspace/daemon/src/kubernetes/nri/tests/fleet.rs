@@ -1,13 +1,13 @@
-//! A fleet on paper beside daemons: what the simulation has each host decide, step by step, a daemon on such a host decides too.
+//! Comparison of a simulated fleet with daemons: in each step, the daemon of a host decides like the simulated host.
 //!
-//! The scheduler is that of the simulation; the kubelet is played here: it runs a pod's sandbox and creates its containers, tries
-//! those of a refused pod again when the simulation does, and takes a pod away.
+//! The simulation includes the scheduler. This test acts as the kubelet: it runs the sandbox of a pod, creates its containers, retries the
+//! containers of a refused pod in the same steps as the simulation, and removes pods.
 
 use numaward_config::kubernetes::RefusedPolicy;
 use numaward_engine::{
     Request,
     simulation::{
-        fleet::{Deciders, Fleet, Member, RefusalPolicy, Step},
+        fleet::{Deciders, Fleet, HostEvent, Member, RefusalPolicy},
         trace::Trace,
         variant::Variant,
     },
@@ -17,28 +17,28 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const HOSTS: usize = 3;
+const HOST_COUNT: usize = 3;
 
-/// CPUs and nodes of memory of a container.
+/// CPUs and memory nodes by container.
 type HeldByContainer = BTreeMap<String, (CpuSet, String)>;
 
-/// A step of the simulation, and what its host holds afterwards.
+/// A step of the simulation, and the guarantees on its host after it.
 struct ObservedStep {
     host: usize,
     pod: Request,
-    step: Step,
+    step: HostEvent,
     held: HeldByContainer,
 }
 
-/// Pods of one or two containers, which come faster than they go.
+/// Returns a trace of pods with one or two containers, more of which start than end.
 fn trace() -> Trace {
     let pods = (0..60_u64).map(|number| {
-        let of = |name: &str, salt: u64| {
+        let container = |name: &str, salt: u64| {
             let (cpus, gib) = (1 + (number * 7 + salt) % 11, 1 + (number * 13 + salt) % 37);
             json!({"name": name, "resources": {"cpu": cpus.to_string(), "memory": format!("{gib}Gi")}})
         };
-        let side = (number % 3 == 0).then(|| of("side", 5));
-        let containers: Vec<Value> = [of("main", 0)].into_iter().chain(side).collect();
+        let side = (number % 3 == 0).then(|| container("side", 5));
+        let containers: Vec<Value> = [container("main", 0)].into_iter().chain(side).collect();
         json!({"at": number / 2, "life": 5 + number % 13, "guaranteed": true,
             "pod": {"name": format!("p{number}"), "containers": containers}})
     });
@@ -50,57 +50,57 @@ fn trace() -> Trace {
     serde_json::from_value(trace).unwrap()
 }
 
-fn bench(refused: RefusedPolicy) -> (Arc<Known>, Bench) {
-    let known = Arc::new(Known::default());
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+fn bench(refused: RefusedPolicy) -> (Arc<FakePods>, NriBench) {
+    let known = Arc::new(FakePods::default());
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     bench.config.topology_manager_policy = Some(TopologyManagerPolicy::SingleNumaNode);
     bench.config.kubernetes.refused = refused;
     bench.config.kubernetes.node_name = Some("node".to_owned());
     (known, bench)
 }
 
-/// The steps of a fleet of hosts like this one.
-fn simulated(bench: &Bench, refused: RefusalPolicy) -> Vec<ObservedStep> {
+/// Returns the simulated steps of a fleet of hosts like this one.
+fn simulated(bench: &NriBench, refused: RefusalPolicy) -> Vec<ObservedStep> {
     let (trace, machine) = (trace(), Machine::clone(&bench.host.machine()));
     let policy = policy::engine_config(&bench.config, &machine).unwrap();
     let requests = trace.pods.iter().map(|pod| pod.pod.request().unwrap()).collect();
     let member = Member { trace: &trace, machine, policy, requests };
-    let fleet = Fleet::new(vec![member], HOSTS, 3).unwrap();
+    let fleet = Fleet::new(vec![member], HOST_COUNT, 3).unwrap();
     let host = Some(Variant::Native { tiers: bench.config.tiers });
     let deciders = Deciders { host, refused, topology_match: false };
-    let mut seen = Vec::new();
+    let mut steps = Vec::new();
     let outcome = fleet.groups[0].run_watched(deciders, &mut |host, pod, step, ledger| {
         let held = ledger.allocations().map(|(owner, container, held)| {
             (format!("{owner}/{container}"), (held.held_cpus(), held.memory_nodes().to_string()))
         });
-        seen.push(ObservedStep { host, pod: pod.clone(), step, held: held.collect() });
+        steps.push(ObservedStep { host, pod: pod.clone(), step, held: held.collect() });
     });
     assert_eq!(outcome.unwrap().faults, [""; 0]);
-    seen
+    steps
 }
 
-/// What a daemon has promised.
-fn held(daemon: &Daemon) -> HeldByContainer {
+/// Returns the guarantees that a daemon has given.
+fn held(daemon: &NriDaemon) -> HeldByContainer {
     let held = daemon.reconciler.allocations();
-    let of = |of: &Arc<numaward_api::Allocation>| {
-        let name = of.name.trim_start_matches("default/pod-").to_owned();
-        let nodes = of.memory.iter().map(|block| block.nodes.clone()).collect::<Vec<_>>().join(",");
-        (name, (of.cpus.parse().unwrap(), nodes))
+    let row = |held: &Arc<numaward_api::Allocation>| {
+        let name = held.name.trim_start_matches("default/pod-").to_owned();
+        let nodes = held.memory.iter().map(|block| block.nodes.clone()).collect::<Vec<_>>().join(",");
+        (name, (held.cpus.parse().unwrap(), nodes))
     };
-    held.allocations.iter().map(of).collect()
+    held.allocations.iter().map(row).collect()
 }
 
-/// A host, and what runs on it.
+/// A host and its pods.
 struct FakeHost {
-    known: Arc<Known>,
-    bench: Bench,
-    daemon: Daemon,
+    known: Arc<FakePods>,
+    bench: NriBench,
+    daemon: NriDaemon,
     pods: BTreeMap<String, (PodSpec, Vec<ContainerSpec>)>,
 }
 
 impl FakeHost {
-    /// Whether a pod's containers are created; if not, none of them is.
-    async fn creates(&self, uid: &str) -> bool {
+    /// Creates the containers of a pod. Returns false if the first one is refused.
+    async fn create(&self, uid: &str) -> bool {
         let (_, containers) = &self.pods[uid];
         for (number, container) in containers.iter().enumerate() {
             if let Err(error) = self.bench.run(container).await {
@@ -112,19 +112,19 @@ impl FakeHost {
     }
 
     async fn bind(&mut self, uid: &str, request: &Request) -> bool {
-        self.known.tell(uid, request.containers.clone(), None);
+        self.known.add_pod(uid, request.containers.clone(), None);
         let pod = self.bench.pod(uid, "", &[]).await.unwrap();
-        let spec = |of: &ContainerRequest| {
-            let cpus = of.requests.cpu.unwrap().units().unwrap();
-            let memory = of.requests.memory.values().next().unwrap().units().unwrap();
-            container(&pod, &of.name.to_string(), cpus, Bytes(memory))
+        let spec = |request: &ContainerRequest| {
+            let cpus = request.requests.cpu.unwrap().units().unwrap();
+            let memory = request.requests.memory.values().next().unwrap().units().unwrap();
+            container(&pod, &request.name.to_string(), cpus, Bytes(memory))
         };
         let containers = request.containers.iter().map(spec).collect();
         self.pods.insert(uid.to_owned(), (pod, containers));
-        self.creates(uid).await
+        self.create(uid).await
     }
 
-    async fn take_away(&mut self, uid: &str, has_run: bool) {
+    async fn remove(&mut self, uid: &str, has_run: bool) {
         let (pod, containers) = self.pods.remove(uid).unwrap();
         for container in containers.iter().filter(|_| has_run) {
             self.bench.remove(container).await;
@@ -145,38 +145,36 @@ async fn daemons_repeat_simulated_hosts() {
     ] {
         let steps = simulated(&bench(setting).1, refused);
         let mut hosts = Vec::new();
-        for _ in 0..HOSTS {
+        for _ in 0..HOST_COUNT {
             let (known, bench) = bench(setting);
             let daemon = bench.start().await;
             hosts.push(FakeHost { known, bench, daemon, pods: BTreeMap::new() });
         }
         for (number, ObservedStep { host, pod, step, held: expected }) in steps.iter().enumerate() {
-            // Each is a pod of its own.
             let (uid, played) = (pod.owner.to_string(), &mut hosts[*host]);
             let what = format!("{setting:?}, step {number}, host {host}: pod {uid}: {step:?}");
             match *step {
-                Step::Bound { is_admitted } => {
+                HostEvent::Bound { is_admitted } => {
                     assert_eq!(played.bind(&uid, pod).await, is_admitted, "{what}");
                     let is_named = !is_admitted && setting == RefusedPolicy::Evict;
                     assert_eq!(played.is_to_be_evicted(&uid), is_named, "{what}");
                 }
-                Step::Again { is_admitted } => {
-                    assert_eq!(played.creates(&uid).await, is_admitted, "{what}");
+                HostEvent::Again { is_admitted } => {
+                    assert_eq!(played.create(&uid).await, is_admitted, "{what}");
                     assert!(!is_admitted || !played.is_to_be_evicted(&uid), "{what}");
                 }
-                Step::Left => played.take_away(&uid, true).await,
-                Step::GivenUp => played.take_away(&uid, false).await,
-                Step::Evicted => {
-                    // Another one may have been refused before, and be evicted for another host's sake.
+                HostEvent::Left => played.remove(&uid, true).await,
+                HostEvent::GivenUp => played.remove(&uid, false).await,
+                HostEvent::Evicted => {
                     assert!(played.is_to_be_evicted(&uid), "{what}");
-                    played.take_away(&uid, false).await;
+                    played.remove(&uid, false).await;
                 }
             }
             assert_eq!(&held(&played.daemon), expected, "{what}");
         }
-        let count = |wanted: Step| steps.iter().filter(|seen| seen.step == wanted).count();
-        let refusals = count(Step::Bound { is_admitted: false });
-        let (later, evicted) = (count(Step::Again { is_admitted: true }), count(Step::Evicted));
+        let count = |wanted: HostEvent| steps.iter().filter(|step| step.step == wanted).count();
+        let refusals = count(HostEvent::Bound { is_admitted: false });
+        let (later, evicted) = (count(HostEvent::Again { is_admitted: true }), count(HostEvent::Evicted));
         assert!(steps.len() > 150 && refusals > 5 && later > 0, "{} {refusals} {later}", steps.len());
         assert_eq!(evicted > 0, setting == RefusedPolicy::Evict);
     }

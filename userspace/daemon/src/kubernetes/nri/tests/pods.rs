@@ -1,12 +1,11 @@
-//! Pods as a whole: their memory at every level, what they hold beside their containers, those that wait, and those
-//! that a kubelet placed.
+//! Pods: memory protection at every level, pod-level resources, containers that are pinned late, and guarantees of a kubelet.
 
 use numaward_config::{kubernetes::Kubernetes, memory_qos::MemoryReservationPolicy};
 use numaward_engine::{Quantity, Request};
 use numaward_guarantee::{policy, state::State};
 use numaward_kube::pod_resources::{
     AssignmentSource,
-    messages::{AllocatableResponse, ContainerDevices, ContainerResources, PodResources},
+    messages::{AllocatableResponse, AssignedPodResources, ContainerDevices, ContainerResources},
     serve,
 };
 use numaward_store::Store;
@@ -14,8 +13,8 @@ use numaward_store::Store;
 use super::*;
 use crate::kubernetes::export::{
     self,
-    assigned::{Calls, PodReporter},
-    devices::LastReported,
+    assigned::{CallMetrics, PodReporter},
+    devices::LatestDevices,
 };
 
 fn resources(cpus: &str, memory: &str) -> Resources {
@@ -26,29 +25,30 @@ fn plain(name: &str, requests: Resources, limits: Resources) -> ContainerRequest
     ContainerRequest { name: name.into(), restartable: false, requests, limits }
 }
 
-impl Known {
-    /// The API server reports a pod.
-    pub(super) fn tell(&self, uid: &str, containers: Vec<ContainerRequest>, of_pod: Option<Resources>) {
-        self.tell_with(uid, containers, of_pod, Resources::none());
+impl FakePods {
+    /// Adds a pod. `pod_level` are its pod-level resources.
+    pub(super) fn add_pod(&self, uid: &str, containers: Vec<ContainerRequest>, pod_level: Option<Resources>) {
+        self.add_pod_with_overhead(uid, containers, pod_level, Resources::none());
     }
 
-    /// The same, of a pod whose `RuntimeClass` adds an overhead.
-    fn tell_with(
+    /// Adds a pod with the overhead of a `RuntimeClass`.
+    fn add_pod_with_overhead(
         &self,
         uid: &str,
         containers: Vec<ContainerRequest>,
-        of_pod: Option<Resources>,
+        pod_level: Option<Resources>,
         overhead: Resources,
     ) {
         let id = PodId { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
-        let of_pod = of_pod.map(|all| numaward_engine::PodResources { requests: all.clone(), limits: all });
-        let pod = pod::Pod { id, containers, resources: of_pod, overhead, ..pod::Pod::default() };
+        let resources =
+            pod_level.map(|all| numaward_engine::PodResources { requests: all.clone(), limits: all });
+        let pod = pod::Pod { id, containers, resources, overhead, ..pod::Pod::default() };
         self.pods.lock().unwrap().insert(uid.to_owned(), Arc::new(pod));
     }
 }
 
-impl Bench {
-    /// `memory.min`, `memory.low` and `memory.high` of a cgroup, in MiB where they are amounts.
+impl NriBench {
+    /// Returns `memory.min`, `memory.low` and `memory.high` of a cgroup, amounts in MiB.
     fn memory(&self, path: &str) -> [String; 3] {
         ["memory.min", "memory.low", "memory.high"].map(|knob| {
             let text = self.knob(&format!("{path}/{knob}"));
@@ -58,9 +58,9 @@ impl Bench {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_is_protected_at_every_level_and_given_back() {
-    let known = Arc::new(Known::default());
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+async fn protects_memory_at_every_level() {
+    let known = Arc::new(FakePods::default());
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     bench.config.memory_throttling_factor = Some(serde_json::from_str("0.5").unwrap());
     let daemon = bench.start().await;
     let levels = |container: &ContainerSpec, class: &str| {
@@ -73,13 +73,13 @@ async fn memory_is_protected_at_every_level_and_given_back() {
     let pod = bench.pod("db", "", &[]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
-    // A little is left to reclaim within the pod: see `core::pods::memory` of `numaward_control`.
+    // A small part of `memory.min` stays reclaimable within the pod: see `core::pods::memory` of `numaward_control`.
     let protected = ["992", "1024", "max"];
     let nothing = ["0", "0", "max"];
     assert_eq!(levels(&db, "kubepods/burstable"), [protected, protected, protected, nothing]);
 
-    // The memory that a Burstable container requests is promised on demand, and then protected as far as possible.
-    known.tell("web", vec![plain("web", resources("1", "256Mi"), resources("2", "512Mi"))], None);
+    // The annotation guarantees the memory request of a Burstable container, which is protected then.
+    known.add_pod("web", vec![plain("web", resources("1", "256Mi"), resources("2", "512Mi"))], None);
     let wish = [("numaward.io/guarantee", "memory")];
     let web_pod = bench.pod("web", "/burstable", &wish).await.unwrap();
     let web = container(&web_pod, "web", 1, Bytes::mib(512));
@@ -88,11 +88,11 @@ async fn memory_is_protected_at_every_level_and_given_back() {
     assert_eq!(
         levels(&web, "kubepods/burstable"),
         [["0", "256", "384"], low, ["992", "1280", "max"], low],
-        "half of what is above the request"
+        "memory.high is half of the way from the request to the limit"
     );
     assert_eq!(bench.mems(&web), "0");
-    // One without the wish is not protected, but slowed down before its limit.
-    known.tell("log", vec![plain("log", resources("1", "64Mi"), resources("2", "128Mi"))], None);
+    // A container without the annotation is not protected, but throttled before its limit.
+    known.add_pod("log", vec![plain("log", resources("1", "64Mi"), resources("2", "128Mi"))], None);
     let log_pod = bench.pod("log", "/burstable", &[]).await.unwrap();
     let log = container(&log_pod, "log", 1, Bytes::mib(128));
     bench.run(&log).await.unwrap();
@@ -117,12 +117,12 @@ async fn memory_is_protected_at_every_level_and_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_pods_sandbox_costs_is_protected_in_the_pod() {
-    let known = Arc::new(Known::default());
-    let bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+async fn protects_pod_overhead() {
+    let known = Arc::new(FakePods::default());
+    let bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let containers = ["db", "log"].map(|name| ContainerRequest::guaranteed(name, resources("1", "1Gi")));
-    known.tell_with("vm", containers.into(), None, resources("250m", "128Mi"));
+    known.add_pod_with_overhead("vm", containers.into(), None, resources("250m", "128Mi"));
     let pod = bench.pod("vm", "", &[]).await.unwrap();
     let [db, log] = ["db", "log"].map(|name| container(&pod, name, 1, Bytes::gib(1)));
     bench.run(&db).await.unwrap();
@@ -131,12 +131,12 @@ async fn what_a_pods_sandbox_costs_is_protected_in_the_pod() {
     assert_eq!(levels(), [["992", "1024", "max"], one, one]);
     bench.run(&log).await.unwrap();
     let both = ["2112", "2176", "max"];
-    assert_eq!(levels(), [["992", "1024", "max"], both, both], "it costs this once");
+    assert_eq!(levels(), [["992", "1024", "max"], both, both], "the overhead counts once");
 
-    // Also after a restart.
+    // The protection is the same after a restart.
     daemon.stop(&bench.runtime).await;
     let daemon = bench.start().await;
-    until("both are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
+    until("both have guarantees", || daemon.reconciler.allocations().allocations.len() == 2).await;
     assert_eq!(levels()[1..], [both, both]);
     bench.remove(&db).await;
     assert_eq!(bench.memory("kubepods/podvm"), one);
@@ -145,15 +145,15 @@ async fn what_a_pods_sandbox_costs_is_protected_in_the_pod() {
     assert_eq!(bench.memory("kubepods"), ["0", "0", "max"]);
 }
 
-/// A pod with 5 CPUs and 8Gi as a whole that runs: one container holds 2 and 4Gi of them, two share the rest.
-async fn pod_that_shares(bench: &Bench, known: &Known) -> (PodSpec, [ContainerSpec; 3]) {
+/// Runs a pod with the pod-level resources 5 CPUs and 8Gi: one container gets 2 CPUs and 4Gi of them, two share the rest.
+async fn pod_that_shares(bench: &NriBench, known: &FakePods) -> (PodSpec, [ContainerSpec; 3]) {
     let none = Resources::none;
     let containers = vec![
         ContainerRequest::guaranteed("db", resources("2", "4Gi")),
         plain("web", none(), none()),
         plain("log", none(), none()),
     ];
-    known.tell("all", containers, Some(resources("5", "8Gi")));
+    known.add_pod("all", containers, Some(resources("5", "8Gi")));
     let pod = bench.pod("all", "", &[]).await.unwrap();
     let [web, log] = ["web", "log"].map(|name| container(&pod, name, 0, Bytes(0)));
     let specs = [container(&pod, "db", 2, Bytes::gib(4)), web, log];
@@ -164,9 +164,9 @@ async fn pod_that_shares(bench: &Bench, known: &Known) -> (PodSpec, [ContainerSp
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
-    let known = Arc::new(Known::default());
-    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+async fn resizes_pod_level_or_refuses() {
+    let known = Arc::new(FakePods::default());
+    let bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_3);
     let daemon = bench.start().await;
     let (pod, [db, web, log]) = pod_that_shares(&bench, &known).await;
     let (own, three) = (bench.cpus(&db), bench.cpus(&web));
@@ -176,13 +176,13 @@ async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
     let four = bench.cpus(&web);
     assert!(four.len() == 4 && three.is_subset(&four) && (&four & &own).is_empty(), "{four} beside {own}");
     assert_eq!(bench.cpus(&log), four);
-    let shared = |daemon: &Daemon| {
+    let shared = |daemon: &NriDaemon| {
         let held = daemon.reconciler.allocations();
         let held = held.allocations.iter().find(|held| held.name == "default/pod-all/web").unwrap();
         (held.cpus.parse::<CpuSet>().unwrap(), held.memory[0].bytes)
     };
     assert_eq!(shared(&daemon), (four.clone(), Bytes::gib(6).0));
-    bench.learns(&log).await;
+    bench.await_update(&log).await;
 
     // A node has 16 CPUs and 64Gi.
     for (cpus, memory, words) in [
@@ -200,19 +200,19 @@ async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
     }
     resize(5, Bytes::gib(8)).await.unwrap();
     assert_eq!((bench.cpus(&web), shared(&daemon).1), (three, Bytes::gib(4).0));
-    // A pod that is not known, or shares nothing, is not ours to refuse.
+    // The resize of an unknown pod, or of a pod without shared resources, is not refused.
     let other = bench.pod("other", "", &[]).await.unwrap();
     bench.runtime.update_pod(&other.id, Some(1 << 20), Bytes::gib(900)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_systemd_drivers_cgroups_are_protected_too() {
-    let known = Arc::new(Known::default());
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
-    // As Kubernetes does it: every request counts.
+async fn protects_memory_of_systemd_slices() {
+    let known = Arc::new(FakePods::default());
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
+    // Every memory request is protected, as with the memory QoS of Kubernetes.
     bench.config.memory_reservation_policy = Some(MemoryReservationPolicy::TieredReservation);
     let daemon = bench.start().await;
-    known.tell("web", vec![plain("web", resources("1", "256Mi"), resources("2", "512Mi"))], None);
+    known.add_pod("web", vec![plain("web", resources("1", "256Mi"), resources("2", "512Mi"))], None);
     let slices = ["kubepods", "kubepods-burstable", "kubepods-burstable-podweb"];
     let mut path = String::new();
     for slice in slices {
@@ -239,9 +239,9 @@ async fn the_systemd_drivers_cgroups_are_protected_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_pod_holds_as_a_whole_its_containers_share() {
-    let known = Arc::new(Known::default());
-    let bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+async fn containers_share_pod_level_rest() {
+    let known = Arc::new(FakePods::default());
+    let bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let (pod, [db, web, log]) = pod_that_shares(&bench, &known).await;
     assert_eq!((bench.cpus(&db).len(), bench.cpus(&web).len()), (2, 3));
@@ -253,23 +253,30 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
         .allocations
         .iter()
         .map(|held| match &held.target {
-            numaward_api::Target::Container(of) => (of.container.as_str(), of.shares_pod),
+            numaward_api::Target::Container(container) => {
+                (container.container.as_str(), container.shares_pod)
+            }
             other => panic!("{other:?}"),
         })
         .collect();
     assert_eq!(shares, [("db", false), ("log", true), ("web", true)]);
-    // The memory that is shared is there once.
-    let placed = |promises: &numaward_model::Guarantees| {
-        promises.workloads().iter().filter(|of| !of.placed.is_empty()).count()
+    // The shared memory counts once.
+    let placed = |guarantees: &numaward_model::Guarantees| {
+        guarantees.workloads().iter().filter(|workload| !workload.placed.is_empty()).count()
     };
     assert_eq!(placed(&bench.host.assigned.lock().unwrap()), 2);
     let host = bench.host.clone();
-    let source = move || export::Assigned::promised(&host.assigned.lock().unwrap(), &host.machine());
-    let served = PodReporter::new(Arc::new(source), None, LastReported::default(), Calls::default());
+    let source =
+        move || export::AssignedResources::from_guarantees(&host.assigned.lock().unwrap(), &host.machine());
+    let served = PodReporter::new(Arc::new(source), None, LatestDevices::default(), CallMetrics::default());
     let [reported] = served.pods().try_into().unwrap();
     assert_eq!((reported.cpu_ids.len(), reported.memory[0].size), (3, Bytes::gib(4).0));
-    let of: Vec<_> = reported.containers.iter().map(|of| (of.name.as_str(), of.cpu_ids.len())).collect();
-    assert_eq!(of, [("db", 2), ("log", 0), ("web", 0)]);
+    let counts: Vec<_> = reported
+        .containers
+        .iter()
+        .map(|container| (container.name.as_str(), container.cpu_ids.len()))
+        .collect();
+    assert_eq!(counts, [("db", 2), ("log", 0), ("web", 0)]);
 
     for spec in [&web, &log, &db] {
         bench.remove(spec).await;
@@ -277,14 +284,14 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
     assert_eq!(
         daemon.reconciler.allocations().shared_cpus.parse::<CpuSet>().unwrap().len(),
         59,
-        "until it is over"
+        "the pod has its guarantee until it ends"
     );
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
 
-/// Containers that run and ask for all that there is, and one, the last, that finds nothing left.
-fn full_house(bench: &Bench) -> Vec<(PodSpec, ContainerSpec)> {
+/// Starts containers that use all CPUs, and one, the last, that does not fit.
+fn run_until_full(bench: &NriBench) -> Vec<(PodSpec, ContainerSpec)> {
     let run = |(name, cpus)| {
         let pod = bench.spec(name, "", &[]);
         let spec = container(&pod, name, cpus, Bytes::gib(1));
@@ -296,11 +303,11 @@ fn full_house(bench: &Bench) -> Vec<(PodSpec, ContainerSpec)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whose_creation_was_not_answered_keeps_off_what_is_promised_from_its_start() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
-    let running = full_house(&bench);
+async fn unanswered_creation_is_confined() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
+    let running = run_until_full(&bench);
     let daemon = bench.start().await;
-    until("the four are held", || daemon.reconciler.allocations().allocations.len() == 4).await;
+    until("the four have guarantees", || daemon.reconciler.allocations().allocations.len() == 4).await;
     let unanswered = |name: &str, cpus: &str| {
         let pod = bench.spec(name, "", &[]);
         let spec = ContainerSpec { cpus: cpus.to_owned(), ..container(&pod, name, 2, Bytes::gib(1)) };
@@ -308,72 +315,72 @@ async fn whose_creation_was_not_answered_keeps_off_what_is_promised_from_its_sta
         bench.cgroup(&path_of(&spec));
         spec
     };
-    let (ours, theirs) = (unanswered("ours", ""), unanswered("theirs", "40-41"));
-    for spec in [&ours, &theirs] {
+    let (own, foreign) = (unanswered("own", ""), unanswered("foreign", "40-41"));
+    for spec in [&own, &foreign] {
         bench.runtime.start_container(&spec.id).await.unwrap();
     }
-    until("it keeps off their CPUs", || bench.cpus(&ours) == "0".parse().unwrap()).await;
-    bench.learns(&ours).await;
+    until("the container is confined", || bench.cpus(&own) == "0".parse().unwrap()).await;
+    bench.await_update(&own).await;
 
     let (pod, freed) = &running[2];
     let freed_cpus = bench.cpus(freed);
     bench.remove(freed).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    until("it is pinned", || bench.cpus(&ours).len() == 2).await;
-    assert!(bench.cpus(&ours).is_subset(&freed_cpus));
-    assert_eq!(bench.cpus(&theirs), CpuSet::new(), "somebody else sees to it");
+    until("the container is pinned", || bench.cpus(&own).len() == 2).await;
+    assert!(bench.cpus(&own).is_subset(&freed_cpus));
+    assert_eq!(bench.cpus(&foreign), CpuSet::new(), "another plugin has pinned it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_started_without_what_it_asks_for_gets_it_when_it_is_there() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
-    let running = full_house(&bench);
+async fn pins_late_when_resources_are_free() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
+    let running = run_until_full(&bench);
     let daemon = bench.start().await;
     let names = || daemon.reconciler.allocations().allocations.len();
-    until("the four are held", || names() == 4).await;
+    until("the four have guarantees", || names() == 4).await;
     assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 1);
     let late = &running[4].1;
-    until("it keeps off their CPUs", || bench.cpus(late) == "0".parse().unwrap()).await;
+    until("the late container is confined", || bench.cpus(late) == "0".parse().unwrap()).await;
     let unplaced = || daemon.reconciler.unplaced().into_iter().map(|pod| pod.uid).collect::<Vec<_>>();
-    until("it is the only one without", || unplaced() == [running[4].0.uid.clone()]).await;
+    until("only this pod is unplaced", || unplaced() == [running[4].0.uid.clone()]).await;
 
     let (pod, freed) = &running[2];
     let freed_cpus = bench.cpus(freed);
     bench.remove(freed).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    until("it is pinned", || bench.cpus(late).len() == 4).await;
+    until("the late container is pinned", || bench.cpus(late).len() == 4).await;
     until("none is unplaced", || unplaced().is_empty()).await;
     assert!(bench.cpus(late).is_subset(&freed_cpus));
-    bench.learns(late).await;
+    bench.await_update(late).await;
     assert_eq!(names(), 4);
     assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 1);
 
-    // Also after a restart in between, with others in its place.
+    // The late container keeps its CPUs after a restart.
     daemon.stop(&bench.runtime).await;
     let daemon = bench.start().await;
-    until("all are held again", || daemon.reconciler.allocations().allocations.len() == 4).await;
+    until("all have guarantees again", || daemon.reconciler.allocations().allocations.len() == 4).await;
     assert_eq!(bench.cpus(late).len(), 4);
     assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_is_not_forgotten_by_a_restart() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
-    let running = full_house(&bench);
+async fn restart_remembers_unplaced() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
+    let running = run_until_full(&bench);
     let daemon = bench.start().await;
-    until("the four are held", || daemon.reconciler.allocations().allocations.len() == 4).await;
+    until("the four have guarantees", || daemon.reconciler.allocations().allocations.len() == 4).await;
     daemon.stop(&bench.runtime).await;
     let (pod, freed) = &running[1];
     bench.remove(freed).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     let daemon = bench.start().await;
-    until("it is pinned", || bench.cpus(&running[4].1).len() == 4).await;
-    assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 0, "it was counted before");
+    until("the late container is pinned", || bench.cpus(&running[4].1).len() == 4).await;
+    assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 0, "it was counted before the restart");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_pod_gives_back_covers_another_whose_node_lost_memory() {
-    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn released_memory_covers_lost_memory() {
+    let mut bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     let daemon = bench.start().await;
     let mut running = Vec::new();
     for (name, memory) in [("a", 30), ("b", 20)] {
@@ -386,24 +393,24 @@ async fn what_a_pod_gives_back_covers_another_whose_node_lost_memory() {
     daemon.stop(&bench.runtime).await;
     let mut smaller = Machine::clone(&bench.host.machine());
     smaller.nodes.get_mut(&numaward_topology::NodeId(0)).unwrap().memory = Bytes::gib(41);
-    bench.host = Arc::new(Host::new(smaller));
+    bench.host = Arc::new(TestHost::new(smaller));
     let daemon = bench.start().await;
     let of_node = || daemon.reconciler.allocations().nodes[0].memory[0].clone();
     let short_of_memory =
         || daemon.reconciler.allocations().allocations.iter().filter(|held| held.missing.is_some()).count();
-    until("both are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
-    assert_eq!((short_of_memory(), of_node().promised_bytes >> 30, of_node().free_bytes), (1, 50, 0));
+    until("both have guarantees", || daemon.reconciler.allocations().allocations.len() == 2).await;
+    assert_eq!((short_of_memory(), of_node().guaranteed_bytes >> 30, of_node().free_bytes), (1, 50, 0));
     let (pod, spec) = &running[0];
     bench.remove(spec).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    until("the other has all of its memory again", || short_of_memory() == 0).await;
-    assert_eq!((of_node().promised_bytes >> 30, of_node().free_bytes >> 30), (20, 20));
+    until("the other pod has all of its memory again", || short_of_memory() == 0).await;
+    assert_eq!((of_node().guaranteed_bytes >> 30, of_node().free_bytes >> 30), (20, 20));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
-    // As `numaward import-kubelet-state` leaves it.
+async fn keeps_imported_kubelet_guarantees() {
+    let bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
+    // The ledger is as after `numaward import-kubelet-state`.
     let strategy = policy::strategy(&bench.config, &bench.host.machine()).unwrap();
     let mut ledger = strategy.idle();
     for (uid, container, cpus) in [("gone", "x", 6), ("runs", "db", 3)] {
@@ -431,7 +438,7 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
     bench.cgroup(&path_of(&db));
 
     let daemon = bench.start().await;
-    until("it is held", || !daemon.reconciler.allocations().allocations.is_empty()).await;
+    until("the container has a guarantee", || !daemon.reconciler.allocations().allocations.is_empty()).await;
     assert_eq!(bench.cpus(&db), "7-9".parse().unwrap());
     let held = daemon.reconciler.allocations();
     let [held] = held.allocations.as_slice() else { panic!("{held:?}") };
@@ -441,7 +448,7 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
     );
     let notes = &held.explanation.as_ref().unwrap().notes;
     assert!(notes.iter().any(|note| note.contains("from the state of the kubelet")), "{notes:?}");
-    // What was promised to a pod that is gone is free.
+    // The guarantee of the ended pod is released.
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-6,10-63");
     assert_eq!(daemon.figures.unpinned_for("away"), 0, "the kubelet had pinned it");
     bench.remove(&db).await;
@@ -449,11 +456,11 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
 
-/// A kubelet that has given a device on node 2 to a container.
+/// A kubelet that has assigned a device on node 2 to a container.
 struct DeviceOnNode2;
 
 impl AssignmentSource for DeviceOnNode2 {
-    fn pods(&self) -> Vec<PodResources> {
+    fn pods(&self) -> Vec<AssignedPodResources> {
         let device = ContainerDevices {
             resource_name: "vendor.example/nic".to_owned(),
             device_ids: vec!["7".to_owned()],
@@ -464,11 +471,11 @@ impl AssignmentSource for DeviceOnNode2 {
             devices: vec![device],
             ..ContainerResources::default()
         };
-        vec![PodResources {
+        vec![AssignedPodResources {
             name: "pod-nic".to_owned(),
             namespace: "default".to_owned(),
             containers: vec![container],
-            ..PodResources::default()
+            ..AssignedPodResources::default()
         }]
     }
 
@@ -478,9 +485,9 @@ impl AssignmentSource for DeviceOnNode2 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn devices_that_the_kubelet_has_assigned_are_hints_for_the_whole_pod() {
-    let known = Arc::new(Known::default());
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+async fn assigned_devices_are_topology_hints() {
+    let known = Arc::new(FakePods::default());
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     let socket = bench.dir.path().join("kubelet.sock");
     bench.config.kubernetes = Kubernetes {
         kubelet: numaward_config::cluster::Kubelet {
@@ -489,14 +496,14 @@ async fn devices_that_the_kubelet_has_assigned_are_hints_for_the_whole_pod() {
         },
         ..Kubernetes::default()
     };
-    // Without hints it starts at node 0; the other strategy would go on where something runs already.
+    // Without hints, this strategy starts at node 0; the native one would prefer a node that is in use.
     bench.config.strategy = StrategyKind::Kubelet;
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let server = tokio::spawn(serve(listener, Arc::new(DeviceOnNode2), CancellationToken::new()));
     let daemon = bench.start().await;
     let containers = || vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))];
     for uid in ["nic", "other", "late"] {
-        known.tell(uid, containers(), None);
+        known.add_pod(uid, containers(), None);
     }
     let place = async |uid: &str| {
         let pod = bench.pod(uid, "", &[]).await.unwrap();
@@ -506,7 +513,7 @@ async fn devices_that_the_kubelet_has_assigned_are_hints_for_the_whole_pod() {
     };
     assert_eq!(place("nic").await, "2");
     assert_eq!(place("other").await, "0");
-    // A kubelet that is away holds nothing up.
+    // A stopped kubelet delays no pod.
     server.abort();
     fs::remove_file(&socket).unwrap();
     assert_eq!(place("late").await, "0");

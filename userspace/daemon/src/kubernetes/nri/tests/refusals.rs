@@ -1,4 +1,4 @@
-//! Pods that are refused: what becomes of them, and which may be evicted.
+//! Refused pods: their retries and evictions.
 
 use numaward_config::{Interval, kubernetes::RefusedPolicy};
 
@@ -9,22 +9,22 @@ fn guaranteed(name: &str, cpus: u64) -> ContainerRequest {
     ContainerRequest::guaranteed(name, amounts.with_memory("1Gi".parse().unwrap()))
 }
 
-/// A pod that the API server reports, with a container of so many CPUs.
-async fn pod(bench: &Bench, known: &Known, uid: &str, cpus: u64) -> (PodSpec, ContainerSpec) {
-    known.tell(uid, vec![guaranteed("db", cpus)], None);
+/// Adds and runs a pod that has one container with `cpus` CPUs.
+async fn pod(bench: &NriBench, known: &FakePods, uid: &str, cpus: u64) -> (PodSpec, ContainerSpec) {
+    known.add_pod(uid, vec![guaranteed("db", cpus)], None);
     let pod = bench.pod(uid, "", &[]).await.unwrap();
     let db = container(&pod, "db", cpus, Bytes::gib(1));
     (pod, db)
 }
 
-impl Daemon {
+impl NriDaemon {
     fn to_evict(&self) -> Vec<String> {
         self.refusals.to_evict().into_iter().map(|(id, _)| id.uid).collect()
     }
 }
 
-fn evicting(known: &Arc<Known>) -> Bench {
-    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+fn evicting(known: &Arc<FakePods>) -> NriBench {
+    let mut bench = NriBench::new(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
     bench.config.kubernetes.refused = RefusedPolicy::Evict;
     bench.config.kubernetes.node_name = Some("node".to_owned());
     bench.config.kubernetes.refused_after = Interval(Duration::from_secs(90));
@@ -33,25 +33,25 @@ fn evicting(known: &Arc<Known>) -> Bench {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_pods_are_named_until_gone() {
-    let known = Arc::new(Known::default());
+    let known = Arc::new(FakePods::default());
     let bench = evicting(&known);
     let daemon = bench.start().await;
     let (first_pod, first) = pod(&bench, &known, "first", 40).await;
     bench.run(&first).await.unwrap();
     let (_, second) = pod(&bench, &known, "second", 40).await;
-    assert_eq!(daemon.to_evict(), [""; 0], "it has a sandbox, and its container may find room");
+    assert_eq!(daemon.to_evict(), [""; 0], "no container was refused yet");
     let (third_pod, third) = pod(&bench, &known, "third", 41).await;
     for spec in [&third, &second, &third] {
         bench.run(spec).await.unwrap_err();
     }
-    assert_eq!(daemon.to_evict(), ["third", "second"], "in the order in which they were refused");
+    assert_eq!(daemon.to_evict(), ["third", "second"], "in the order of their refusals");
     let after = daemon.refusals.to_evict()[0].1;
     assert_eq!(after, Duration::from_secs(90));
     let notice = known.notices.lock().unwrap()[0].clone();
     let words = "If that is refused for 1m30s, the pod is evicted, unless it belongs to a Job or has no controller that would create it elsewhere.";
     assert!(notice.message.contains(words), "{notice:?}");
 
-    // There is room, and one of them starts; the other one goes.
+    // Resources become free, and one of the pods starts; the other is removed.
     bench.remove(&first).await;
     bench.runtime.remove_pod(&first_pod.id).await.unwrap();
     bench.run(&second).await.unwrap();
@@ -62,8 +62,8 @@ async fn refused_pods_are_named_until_gone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pod_with_a_container_is_not_evicted() {
-    // The API server does not say what the pod as a whole asks for: each container is decided on by itself.
-    let known = Arc::new(Known::default());
+    // The API server does not report the pod: each container is decided separately.
+    let known = Arc::new(FakePods::default());
     let bench = evicting(&known);
     let daemon = bench.start().await;
     let two = bench.pod("two", "", &[]).await.unwrap();
@@ -73,13 +73,13 @@ async fn pod_with_a_container_is_not_evicted() {
     bench.run(&other).await.unwrap_err();
     assert_eq!(daemon.to_evict(), [""; 0]);
 
-    // Nor by a daemon that was not there then.
+    // A restarted daemon does not evict the pod either.
     daemon.stop(&bench.runtime).await;
     let daemon = bench.start().await;
     bench.run(&other).await.unwrap_err();
     assert_eq!(daemon.to_evict(), [""; 0]);
 
-    // Nor one that was refused, and then started while there was no daemon.
+    // The pod is not evicted if it starts while the runtime is disconnected.
     let none = bench.pod("none", "", &[]).await.unwrap();
     let none = container(&none, "none", 40, Bytes::gib(1));
     bench.run(&none).await.unwrap_err();
@@ -88,7 +88,7 @@ async fn pod_with_a_container_is_not_evicted() {
     bench.runtime.add_running(&bench.spec("none", "", &[]), &none);
     bench.runtime.start();
     assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
-    until("it is seen", || daemon.to_evict().is_empty()).await;
+    until("the running pod is known", || daemon.to_evict().is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,10 +100,10 @@ async fn only_refusals_for_room_are_evicted() {
         (RefusedPolicy::Evict, none.clone(), 80, Some("bad")),
         (RefusedPolicy::Wait, none, 80, None),
     ] {
-        let known = Arc::new(Known::default());
+        let known = Arc::new(FakePods::default());
         let mut bench = evicting(&known);
         let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(8).smt(2).memory(Bytes::gib(64));
-        bench.host = Arc::new(Host::new(machine.build().unwrap()));
+        bench.host = Arc::new(TestHost::new(machine.build().unwrap()));
         bench.config.kubernetes.refused = setting;
         bench.config.cpu_manager_policy_options = options;
         let daemon = bench.start().await;

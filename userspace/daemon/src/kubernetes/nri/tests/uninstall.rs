@@ -1,36 +1,36 @@
-//! Where nothing is enforced any more, containers get back what they would hold without us.
+//! Restore of containers when guarantees are no longer enforced.
 
 use numaward_api::EnforcementMode;
 use numaward_config::kubernetes::PinnedPolicy;
 
 use super::*;
 
-impl Bench {
-    /// CPUs, nodes, `memory.min`, `memory.low` and `memory.high` of a container.
+impl NriBench {
+    /// Returns CPUs, nodes, `memory.min`, `memory.low` and `memory.high` of a container.
     fn all_knobs(&self, spec: &ContainerSpec) -> [String; 5] {
         ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.high"]
             .map(|knob| self.knob(&format!("{}/{knob}", path_of(spec))))
     }
 
-    /// CPUs and nodes that the runtime repeats.
-    fn repeated(&self, spec: &ContainerSpec) -> [String; 2] {
-        let of = self.runtime.container(&spec.id).unwrap().resources;
-        [of.cpus.unwrap_or_default().to_string(), of.mems.unwrap_or_default().to_string()]
+    /// Returns the CPUs and nodes that the runtime knows.
+    fn runtime_sets(&self, spec: &ContainerSpec) -> [String; 2] {
+        let resources = self.runtime.container(&spec.id).unwrap().resources;
+        [resources.cpus.unwrap_or_default().to_string(), resources.mems.unwrap_or_default().to_string()]
     }
 }
 
-const NOTHING: [&str; 5] = ["", "", "0", "0", "max"];
+const DEFAULT_KNOBS: [&str; 5] = ["", "", "0", "0", "max"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn containers_get_back_what_the_runtime_was_asked_for() {
-    type Runtime = fn(Online) -> fake::Config;
-    // What is set by files of cgroup v2, the older one does not report.
-    let older: (Runtime, _) = (fake::Config::containerd_2_1, "0");
-    let newer: (Runtime, _) = (fake::Config::containerd_2_3, "4096");
+async fn restores_settings_of_the_runtime() {
+    type Runtime = fn(Online) -> fake::FakeRuntimeConfig;
+    // The older runtime does not report settings by files of cgroup v2 (`unified`).
+    let older: (Runtime, _) = (fake::FakeRuntimeConfig::containerd_2_1, "0");
+    let newer: (Runtime, _) = (fake::FakeRuntimeConfig::containerd_2_3, "4096");
     for (mode, (runtime, low)) in
         [(EnforcementMode::Off, older), (EnforcementMode::Off, newer), (EnforcementMode::DryRun, older)]
     {
-        let mut bench = Bench::new(Arc::new(NoPods), runtime);
+        let mut bench = NriBench::new(Arc::new(NoPods), runtime);
         bench.config.kubernetes.nri.when_pinned = PinnedPolicy::Override;
         let daemon = bench.start().await;
         let pod = bench.pod("db", "", &[]).await.unwrap();
@@ -46,13 +46,13 @@ async fn containers_get_back_what_the_runtime_was_asked_for() {
         for spec in [&plain, &asked, &shared] {
             bench.run(spec).await.unwrap();
         }
-        // Over a restart, and with one whose cgroup is made when we are killed.
+        // The guarantees outlive a restart. One container is created, but not started, when the daemon is killed.
         daemon.stop(&bench.runtime).await;
         let daemon = bench.start().await;
         let created = container(&pod, "created", 3, Bytes::gib(1));
         bench.create(&created).await.unwrap();
         assert_eq!([&plain, &asked, &created].map(|spec| bench.cpus(spec).len()), [2, 2, 3]);
-        until("who shares follows", || bench.cpus(&shared).len() == 57).await;
+        until("the shared container is confined", || bench.cpus(&shared).len() == 57).await;
         daemon.stop(&bench.runtime).await;
 
         bench.config.enforcement.mode = mode;
@@ -60,22 +60,25 @@ async fn containers_get_back_what_the_runtime_was_asked_for() {
         for start in 0..3 {
             let daemon = bench.start().await;
             for spec in [&plain, &shared, &created] {
-                assert_eq!(bench.all_knobs(spec), NOTHING, "{mode:?} {start} {}", spec.name);
+                assert_eq!(bench.all_knobs(spec), DEFAULT_KNOBS, "{mode:?} {start} {}", spec.name);
             }
             assert_eq!(bench.all_knobs(&asked), expected, "{mode:?} {start}");
             assert_eq!(bench.knob("kubepods/memory.min"), "0");
-            // No set stands for none in NRI.
-            assert_eq!([&plain, &created].map(|spec| bench.repeated(spec)), [["0-63", "0-3"]; 2]);
-            assert_eq!([&asked, &shared].map(|spec| bench.repeated(spec)), [["40-47", "1"], ["0-63", ""]]);
+            // NRI cannot express an empty set, so the runtime gets all CPUs and nodes.
+            assert_eq!([&plain, &created].map(|spec| bench.runtime_sets(spec)), [["0-63", "0-3"]; 2]);
+            assert_eq!(
+                [&asked, &shared].map(|spec| bench.runtime_sets(spec)),
+                [["40-47", "1"], ["0-63", ""]]
+            );
             let unified = bench.runtime.container(&plain.id).unwrap().resources.unified;
             assert_eq!((unified["memory.min"].as_str(), unified["memory.low"].as_str()), ("0", "0"));
             daemon.stop(&bench.runtime).await;
         }
 
-        // And all over again.
+        // Guarantees are enforced again, and restored again.
         bench.config.enforcement.mode = EnforcementMode::On;
         let daemon = bench.start().await;
-        until("they are pinned again", || {
+        until("the containers are pinned again", || {
             [&plain, &asked, &created].map(|spec| bench.cpus(spec).len()) == [2, 2, 3]
                 && bench.cpus(&shared).len() == 57
         })
@@ -83,22 +86,22 @@ async fn containers_get_back_what_the_runtime_was_asked_for() {
         daemon.stop(&bench.runtime).await;
         bench.config.enforcement.mode = mode;
         let _daemon = bench.start().await;
-        assert_eq!([&plain, &shared].map(|spec| bench.all_knobs(spec)), [NOTHING; 2]);
+        assert_eq!([&plain, &shared].map(|spec| bench.all_knobs(spec)), [DEFAULT_KNOBS; 2]);
         assert_eq!(bench.all_knobs(&asked), expected);
     }
 }
 
-/// A dry run has written nothing, so it has nothing to give back.
+/// A dry run has written nothing, so that there is nothing to restore.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_never_enforced_is_not_touched() {
-    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+async fn keeps_untouched_containers() {
+    let mut bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
     bench.config.enforcement.mode = EnforcementMode::DryRun;
     let daemon = bench.start().await;
     let pod = bench.pod("db", "", &[]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
     daemon.stop(&bench.runtime).await;
-    // By hand, say.
+    // Another program writes the CPUs.
     fs::write(bench.dir.path().join("cgroup").join(path_of(&db)).join("cpuset.cpus"), "7").unwrap();
     bench.config.enforcement.mode = EnforcementMode::Off;
     let _daemon = bench.start().await;

@@ -1,4 +1,4 @@
-//! What is asked, and how an answer is read.
+//! Requests of clients and of the container runtime, and the reading of answers.
 
 use numaward_api as api;
 use numaward_engine::{Quantity, Request as EngineRequest, Resources, Terms};
@@ -14,35 +14,35 @@ use numaward_model::{
 use numaward_topology::Bytes;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
-use super::model::{Answer, Call};
+use super::model::{Call, CallAnswer};
 use crate::reconciler;
 
-/// Looks whether there is an answer.
-pub(super) type Poll = Box<dyn FnMut() -> Result<Option<Answer>, Lost> + Send>;
+/// Returns the answer of a call if there is one.
+pub(super) type Poll = Box<dyn FnMut() -> Result<Option<CallAnswer>, CallFailure> + Send>;
 
-/// Nobody will answer, or only that it failed.
+/// Reason why a call has no answer that the model predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lost {
-    /// It was undone.
+pub(super) enum CallFailure {
+    /// The operation failed and was undone.
     Failed,
-    /// The daemon is gone.
+    /// The daemon has ended.
     Closed,
 }
 
-/// A request for a cgroup of the same name.
+/// Returns the admission of a workload whose cgroup has the same name.
 pub(super) fn admission(name: &str, cpus: api::Cpus, memory: &str) -> Call {
-    let asked = api::AllocationRequest {
+    let request = api::AllocationRequest {
         cpus: Some(cpus),
         ..api::AllocationRequest::new(name, api::Target::Cgroup(format!("/{name}")), memory)
     };
-    Call::Admit(Box::new(Request::new(&asked).unwrap()))
+    Call::Admit(Box::new(Request::new(&request).unwrap()))
 }
 
-/// The only container of a pod, which asks for this as a whole or by itself.
-pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> ContainerPlacementRequest {
+/// Returns the request for the only container of a pod. The resources are pod-level resources or those of the container.
+pub(super) fn container(name: &str, millicpus: u64, is_pod_level: bool) -> ContainerPlacementRequest {
     let resources = Resources::none().with_cpu(Quantity::milli(millicpus));
     let resources = resources.with_memory(Quantity::whole(Bytes::mib(256).0));
-    let owner = if is_whole { format!("uid-{name}") } else { format!("uid-{name}/c") };
+    let owner = if is_pod_level { format!("uid-{name}") } else { format!("uid-{name}/c") };
     let mut request = EngineRequest::workload(owner.as_str(), resources);
     request.containers[0].name = "c".into();
     ContainerPlacementRequest {
@@ -53,7 +53,7 @@ pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> Container
                 uid: format!("uid-{name}"),
             },
             sandbox: format!("sandbox-{name}"),
-            asked: if is_whole { PodClaim::Pod(request) } else { PodClaim::Container(request) },
+            asked: if is_pod_level { PodClaim::Pod(request) } else { PodClaim::Container(request) },
             terms: Terms::default(),
             notes: Vec::new(),
         },
@@ -70,30 +70,32 @@ pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> Container
 
 pub(super) fn poll<T: Send + 'static>(
     mut result: oneshot::Receiver<T>,
-    answer: impl Fn(T) -> Result<Answer, Lost> + Send + 'static,
+    answer: impl Fn(T) -> Result<CallAnswer, CallFailure> + Send + 'static,
 ) -> Poll {
     Box::new(move || match result.try_recv() {
         Ok(result) => answer(result).map(Some),
         Err(TryRecvError::Empty) => Ok(None),
-        Err(TryRecvError::Closed) => Err(Lost::Closed),
+        Err(TryRecvError::Closed) => Err(CallFailure::Closed),
     })
 }
 
-pub(super) fn given(result: Result<reconciler::Answer, AdmissionError>) -> Result<Answer, Lost> {
+pub(super) fn admission_answer(
+    result: Result<reconciler::AdmissionOutcome, AdmissionError>,
+) -> Result<CallAnswer, CallFailure> {
     match result {
-        Ok(reconciler::Answer::Admitted(held)) => Ok(Answer::Given(held.cpus, held.nodes)),
+        Ok(reconciler::AdmissionOutcome::Admitted(held)) => Ok(CallAnswer::Admitted(held.cpus, held.nodes)),
         Ok(dry) => panic!("{dry:?}"),
-        Err(error) => refused(error),
+        Err(error) => refusal_answer(error),
     }
 }
 
-pub(super) fn refused(error: AdmissionError) -> Result<Answer, Lost> {
+pub(super) fn refusal_answer(error: AdmissionError) -> Result<CallAnswer, CallFailure> {
     match error {
-        AdmissionError::Rejected(..) => Ok(Answer::Refused),
-        AdmissionError::Conflict(_) => Ok(Answer::Conflict),
-        AdmissionError::Unknown(_) => Ok(Answer::Unknown),
-        AdmissionError::Field(error) if error.field == "target.cgroup" => Ok(Answer::NoCgroup),
-        AdmissionError::Enforce(_) | AdmissionError::Failed(_) => Err(Lost::Failed),
+        AdmissionError::Rejected(..) => Ok(CallAnswer::Refused),
+        AdmissionError::Conflict(_) => Ok(CallAnswer::Conflict),
+        AdmissionError::Unknown(_) => Ok(CallAnswer::Unknown),
+        AdmissionError::Field(error) if error.field == "target.cgroup" => Ok(CallAnswer::NoCgroup),
+        AdmissionError::Enforce(_) | AdmissionError::Failed(_) => Err(CallFailure::Failed),
         error => panic!("{error}"),
     }
 }

@@ -1,16 +1,17 @@
-//! How the memory of a pod's container is protected from reclaim, and where it is slowed down.
+//! Protection of a container's memory from reclaim, and its throttling.
 //!
-//! Problem: Kubernetes' rules (KEP-2570) protect the whole request of a Guaranteed container with `memory.min`. Its
-//! limit is the same, and its pod's limit is that of its containers: page cache fills the container, the sandbox takes
-//! a little of the pod's limit, the pod is at its limit first, and nothing below it may be reclaimed. The kernel then
-//! kills instead of dropping cache.
+//! # Problem
+//! Kubernetes (KEP-2570) protects the whole request of a Guaranteed container by `memory.min`. Its limit is equal to its
+//! request, and the limit of its pod is the sum over its containers. Page cache fills the container, the sandbox uses a part of the pod's
+//! limit, so the pod reaches its limit first, and nothing below it may be reclaimed. The kernel then kills a process instead of dropping
+//! page cache.
 //!
-//! Answer: of what a container may use, a little is protected by `memory.low` only, which the kernel overrides rather
-//! than kill. From others, outside of the pod, all of it is protected as before.
+//! # Algorithm
+//! A small part of such a container's memory is protected by `memory.low` only, which the kernel may ignore rather than kill a process.
+//! Against memory pressure from outside of the pod, all of it is protected as before.
 //!
-//! Where `memoryReservationPolicy` is not set, containers are protected to which memory is promised; where it is
-//! `TieredReservation`, every container that requests some, as in Kubernetes. The cgroups above, of the pod and of its
-//! class, are raised to the sums by the enforcer.
+//! If `memoryReservationPolicy` is not set, containers with guaranteed memory are protected; with `TieredReservation`, every container that
+//! requests memory, as in Kubernetes. The enforcer raises the cgroups of the pod and of its class to the sums.
 
 use numaward_config::{Config, memory_qos::MemoryReservationPolicy};
 use numaward_engine::memory_qos::MemorySettings;
@@ -20,22 +21,33 @@ use numaward_guarantee::{
 };
 use numaward_topology::{Bytes, ZoneKind};
 
-use super::{Core, MemoryKnobs};
+use crate::core::Core;
 
-/// What at least, and at most, is left to reclaim within a pod: more than a sandbox and the kernel's books of some
-/// cgroups take.
+/// `memory.min`, `memory.low` and `memory.high`; `None` if not managed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct MemoryKnobs {
+    pub(super) min: Option<Bytes>,
+    pub(super) low: Option<Bytes>,
+    pub(super) high: Option<Bytes>,
+}
+
+/// Minimum and maximum of the memory that can be reclaimed within a pod: more than a sandbox and the kernel's accounting of a few cgroups
+/// use.
 const UNPROTECTED_RANGE: (Bytes, Bytes) = (Bytes::mib(16), Bytes::mib(64));
 
-/// What is left to reclaim of this much.
+/// Returns the part of this memory that is not protected by `memory.min`.
 fn unprotected_part(of: Bytes) -> Bytes {
     Bytes((of.0 / 32).clamp(UNPROTECTED_RANGE.0.0, UNPROTECTED_RANGE.1.0).min(of.0 / 2))
 }
 
-/// The knobs of a container. `ceiling` stands for the limit of who has none.
-fn knobs(config: &Config, ask: &MemoryClaim, is_promised: bool, ceiling: Bytes) -> MemoryKnobs {
+/// Returns the knobs of a container. `ceiling` replaces the limit of a container without one.
+fn knobs(config: &Config, ask: &MemoryClaim, has_guaranteed_memory: bool, ceiling: Bytes) -> MemoryKnobs {
     let (Some(class), Some(request)) = (ask.class, ask.request) else { return MemoryKnobs::default() };
-    let default =
-        if is_promised { MemoryReservationPolicy::TieredReservation } else { MemoryReservationPolicy::None };
+    let default = if has_guaranteed_memory {
+        MemoryReservationPolicy::TieredReservation
+    } else {
+        MemoryReservationPolicy::None
+    };
     let qos = policy::memory_qos(config, default, ceiling);
     let MemorySettings { min, low, high } =
         qos.container_settings(class, request, ask.limit.unwrap_or_default());
@@ -47,20 +59,18 @@ fn knobs(config: &Config, ask: &MemoryClaim, is_promised: bool, ceiling: Bytes) 
     }
 }
 
-impl Core {
-    /// The knobs of a container's memory.
-    pub(super) fn memory_knobs(&self, placed: &PlacedContainer) -> MemoryKnobs {
-        let is_promised = self.allocation_for(&placed.of).is_some_and(|held| {
-            held.blocks.iter().any(|block| block.kind == ZoneKind::Memory && block.bytes.0 > 0)
-        });
-        let allocatable = self.policy.strategy.allocatable();
-        let ceiling: u64 = match allocatable.memory.get(&ZoneKind::Memory) {
-            Some(nodes) => nodes.values().map(|bytes| bytes.0).sum(),
-            // No memory is managed.
-            None => self.policy.machine.nodes.values().map(|node| node.memory.0).sum(),
-        };
-        knobs(&self.config, &placed.memory, is_promised, Bytes(ceiling))
-    }
+/// Returns the memory knobs of a container.
+pub(super) fn memory_knobs(core: &Core, placed: &PlacedContainer) -> MemoryKnobs {
+    let has_guaranteed_memory = core.allocation_for(&placed.of).is_some_and(|held| {
+        held.blocks.iter().any(|block| block.kind == ZoneKind::Memory && block.bytes.0 > 0)
+    });
+    let allocatable = core.policy.strategy.allocatable();
+    let ceiling: u64 = match allocatable.memory.get(&ZoneKind::Memory) {
+        Some(nodes) => nodes.values().map(|bytes| bytes.0).sum(),
+        // Without managed memory, this is the memory of the machine.
+        None => core.policy.machine.nodes.values().map(|node| node.memory.0).sum(),
+    };
+    knobs(&core.config, &placed.memory, has_guaranteed_memory, Bytes(ceiling))
 }
 
 #[cfg(test)]
@@ -72,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_protected_by_class() {
+    fn memory_is_protected_by_class() {
         use numaward_engine::QosClass::{BestEffort, Burstable, Guaranteed};
         const TIERED: &str = r#"{"memoryReservationPolicy": "TieredReservation"}"#;
         const OFF: &str = r#"{"memoryReservationPolicy": "None"}"#;
         const SLOWED: &str = r#"{"memoryThrottlingFactor": 0.5}"#;
-        for (config, class, request, limit, is_promised, expected) in [
-            // What may be reclaimed within the pod grows with the container, within bounds.
+        for (config, class, request, limit, has_guaranteed_memory, expected) in [
+            // The reclaimable part grows with the container, within bounds.
             ("{}", Guaranteed, Some(1024), 1024, true, [Some(992), Some(1024), None]),
             ("{}", Guaranteed, Some(100), 100, true, [Some(84), Some(100), None]),
             ("{}", Guaranteed, Some(8), 8, true, [Some(4), Some(8), None]),
@@ -87,7 +97,7 @@ mod tests {
             (TIERED, Guaranteed, Some(100), 100, false, [Some(84), Some(100), None]),
             (OFF, Guaranteed, Some(100), 100, true, [None; 3]),
             (SLOWED, Guaranteed, Some(100), 100, true, [Some(84), Some(100), None]),
-            // Another container of the pod gives the class; this one has room above.
+            // Another container determines the class of the pod; the limit of this one is above its request.
             ("{}", Guaranteed, Some(100), 200, true, [Some(100), None, None]),
             ("{}", Burstable, Some(100), 200, true, [None, Some(100), None]),
             ("{}", Burstable, Some(100), 200, false, [None; 3]),
@@ -95,7 +105,7 @@ mod tests {
             (SLOWED, Burstable, Some(100), 200, false, [None, None, Some(150)]),
             (SLOWED, Burstable, Some(100), 0, true, [None, Some(100), Some(550)]),
             (SLOWED, BestEffort, Some(0), 0, false, [None, None, Some(500)]),
-            // What it requests is not known.
+            // The request is unknown.
             (SLOWED, Burstable, None, 200, false, [None; 3]),
         ] {
             let read: Config = serde_json::from_str(config).unwrap();
@@ -105,9 +115,12 @@ mod tests {
                 limit: (limit > 0).then_some(Bytes::mib(limit)),
                 overhead: None,
             };
-            let found = knobs(&read, &ask, is_promised, Bytes::mib(1000));
+            let found = knobs(&read, &ask, has_guaranteed_memory, Bytes::mib(1000));
             let found = [found.min, found.low, found.high].map(mib);
-            assert_eq!(found, expected, "{config} {class} {request:?} of {limit}, promised: {is_promised}");
+            assert_eq!(
+                found, expected,
+                "{config} {class} {request:?} of {limit}, guaranteed: {has_guaranteed_memory}"
+            );
         }
         assert_eq!(
             knobs(&Config::default(), &MemoryClaim::default(), true, Bytes(0)),
