@@ -27,6 +27,8 @@ fn unprivileged_users_get_no_access() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
+    // With them, the kernel finds the user of a client among any number of sockets.
+    let vm = ["inet_diag", "tcp_diag"].into_iter().fold(vm, numaward_vm::Vm::module);
     let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
     let report = boot(&vm, include_str!("doors.sh"));
     eprintln!("{report}");
@@ -40,6 +42,7 @@ fn unprivileged_users_get_no_access() {
     assert_refused(&report, "process", 4, "Permission denied");
     assert_refused(&report, "knobs", 1, "Permission denied");
     assert_eq!(report.section("read"), "code 0", "everybody may read");
+    assert_refused(&report, "foreign mappings", 2, "403 Forbidden");
     let change = report.section("change");
     assert!(change.contains(" 405 ") && change.contains("HTTP/1.1 404"), "{report}");
     assert!(report.section("rebound").starts_with("HTTP/1.1 421"), "{report}");
@@ -102,6 +105,12 @@ fn unprivileged_users_get_no_access() {
     assert!(status.to_string().contains("below /system.slice/tenant.service"), "{status:#}");
     let after = report.section("after the flood");
     assert!(after.ends_with("ok\nrestarts 0"), "{after}");
+    let cpus = after.lines().rev().nth(2).unwrap();
+    assert_eq!(
+        report.section("after six kills within a minute"),
+        format!("in time\n{cpus}\nactive"),
+        "{report}"
+    );
     report.section("end");
 }
 
@@ -113,7 +122,11 @@ fn floods_of_one_user_delay_no_other() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
-    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
+    // With them, the kernel finds the user of a client among any number of sockets.
+    let vm = ["inet_diag", "tcp_diag"].into_iter().fold(vm, numaward_vm::Vm::module);
+    let vm = ["numaward.service", "numaward.socket"]
+        .into_iter()
+        .fold(vm, |vm, unit| vm.file(checkout(&format!("deploy/systemd/{unit}")), format!("/{unit}")));
     let report = boot(&vm, include_str!("doors_floods.sh"));
     eprintln!("{report}");
 
@@ -123,7 +136,7 @@ fn floods_of_one_user_delay_no_other() {
     assert!(samples > 0 && sample_bytes > 128 << 10, "{samples} samples of {sample_bytes} bytes");
     for attack in ["connections", "scrapes", "samples", "events"] {
         let codes: Vec<_> = report.section(attack).lines().collect();
-        assert_eq!(codes, ["code 0"; 7], "scrapes, streams and changes under {attack}:\n{report}");
+        assert_eq!(codes, ["code 0"; 8], "scrapes, streams, changes and repairs under {attack}:\n{report}");
     }
     // The daemon noticed the slow clients, and kept the share of other users from them.
     for attack in ["connections", "scrapes", "samples", "events"] {
@@ -140,11 +153,11 @@ fn floods_of_one_user_delay_no_other() {
     }
     let files: Vec<_> = report.section("files").lines().collect();
     assert_eq!(
-        files[..17],
-        ["code 0"; 17],
-        "a scrape, eight lists of regions and eight of stacks:\n{report}"
+        files[..18],
+        ["code 0"; 18],
+        "a scrape, a repair, eight lists of regions and eight of stacks:\n{report}"
     );
-    assert_eq!(files[17..], ["1", "1"], "{report}");
+    assert_eq!(files[18..], ["1", "1"], "{report}");
     let regions = report.json("regions of 1");
     let regions = regions["regions"].as_array().unwrap();
     assert!((1..=200).contains(&regions.len()), "{}", regions.len());
@@ -164,8 +177,10 @@ fn floods_of_one_user_delay_no_other() {
     assert_eq!(alone.matches("a program of another user than root").count(), 2, "{alone}");
     let port = report.section("root with a daemon");
     assert!(port.starts_with("forged\n") && port.matches("forged").count() == 1, "{port}");
-    assert!(port.contains("victim.service") && port.ends_with("\nactive"), "{port}");
+    assert!(port.contains("victim.service") && port.ends_with("\ncode 0\nactive"), "it repairs:\n{port}");
     assert_eq!(report.section("own port"), "code 0");
+    let port = report.section("port of the socket unit");
+    assert_eq!(port, "code 0\ncode 0\ncode 0\nnot taken\nstill tries", "{report}");
     assert_eq!(report.section("late"), "", "/livez is answered within a second throughout:\n{report}");
     for section in ["peak before the restart", "peak"] {
         let peak: u64 = report.section(section).trim().parse().unwrap();

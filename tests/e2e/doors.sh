@@ -88,6 +88,8 @@ section "knobs"
 as_nobody sh -c "echo 0 >$victim/cpuset.cpus"
 section "read"
 as_nobody wget -q -O /dev/null http://127.0.0.1:9560/metrics
+section "foreign mappings"
+for list in regions stacks; do as_nobody wget -O - http://127.0.0.1:9560/api/v1/workloads/victim.service/$list; done
 # request METHOD PATH HOST: prints the first line of the response.
 request() {
     rm -f /run/answer
@@ -226,4 +228,14 @@ quiet_guarantee victim.service --cpus 1 --memory 64Mi
 cat $victim/cpuset.cpus
 ask /livez
 echo "restarts $(systemctl show --value -p NRestarts numaward)"
+section "after six kills within a minute"
+_runs() { [ "$(systemctl show --value -p NRestarts numaward)" = $kill ] && ready; }
+begun=$(date +%s)
+for kill in 1 2 3 4 5 6; do
+    systemctl kill -s KILL --kill-who=main numaward
+    wait_for 60 _runs
+done
+[ $(($(date +%s) - begun)) -lt 60 ] && echo "in time"
+cat $victim/cpuset.cpus
+systemctl is-active numaward
 section "end"

@@ -133,16 +133,30 @@ grep -c '^event: sample' /run/sample
 wc -c </run/sample
 # peak: prints the peak memory of the daemon since its start, in KiB.
 peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --value -p MainPID numaward)/status"; }
-# Root checks continuously that the daemon is alive, except during a restart.
+# milliseconds: prints the time since the boot.
+milliseconds() { awk '{ printf "%d", $1 * 1000 }' /proc/uptime; }
+# Root checks continuously that the daemon is alive, except during a restart. A late or failed response gives a line with the
+# section of the report, the milliseconds and the response.
 watch() {
     while [ ! -e /run/over ]; do
-        if [ ! -e /run/restarting ] && ! timeout 1 wget -q -O /dev/null http://127.0.0.1:9560/livez; then
-            [ -e /run/restarting ] || date >>/run/late
+        if [ ! -e /run/restarting ]; then
+            _asked=$(milliseconds)
+            timeout 1 wget -q -S -O /dev/null http://127.0.0.1:9560/livez 2>/run/livez && _code=0 || _code=$?
+            _took=$(($(milliseconds) - _asked))
+            echo "$_took" >>/run/latencies
+            [ $_code = 0 ] || [ -e /run/restarting ] ||
+                echo "$(cat /run/section): code $_code after $_took ms: $(head -c 200 /run/livez | tr '\n' ' ')" >>/run/late
         fi
         sleep 0.2
     done
 }
+# attack_section NAME: begins a section, also for the lines of `watch`.
+attack_section() {
+    echo "$1" >/run/section
+    section "$1"
+}
 : >/run/late
+echo before >/run/section
 watch 2>/dev/null &
 watcher=$!
 # began KIND: succeeds if the attack has begun.
@@ -151,6 +165,13 @@ began() { [ -s /run/attack/$1 ]; }
 scrape() { timeout 10 wget -q -O /run/figures http://127.0.0.1:9560/metrics && grep -q '^numaward_build_info' /run/figures; }
 # resize BYTES: succeeds if a change is accepted.
 resize() { numaward resize victim.service --memory $1 >/dev/null 2>&1; }
+
+# repairs: succeeds if the daemon restores the CPUs of the guarantee after another program has changed them.
+repairs() {
+    echo 0-3 >$victim/cpuset.cpus
+    wait_for 60 _is_restored
+}
+_is_restored() { [ "$(cat $victim/cpuset.cpus)" = "$held" ]; }
 
 # closed: prints the number of connections that the daemon has closed, while the client has not read all of the response (FIN_WAIT1).
 closed() { awk '$2 ~ /:2558$/ && $4 == "04"' /proc/net/tcp | wc -l; }
@@ -162,7 +183,7 @@ stream() {
 }
 
 for attack in connections scrapes samples events; do
-    section "$attack"
+    attack_section "$attack"
     as_nobody perl /run/attack.pl $attack &
     attackers=$!
     if [ $attack = events ]; then
@@ -179,13 +200,14 @@ for attack in connections scrapes samples events; do
     with_code stream "?samples=true" '^event: sample'
     with_code resize 65Mi
     with_code resize 64Mi
+    with_code repairs
     section "ended $attack"
     closed
     end $attackers 2>/dev/null
     cat /run/attack/$attack*.log 2>/dev/null | wc -l
 done
 
-section "files"
+attack_section "files"
 systemctl start tenant
 wait_for 300 began files
 asking=
@@ -196,6 +218,7 @@ for _client in 1 2 3 4 5 6 7 8; do
     asking="$asking $!"
 done
 with_code scrape
+with_code repairs
 for _asked in $asking; do with_code wait $_asked; done
 for _client in 1 8; do grep -c '"regions"' /run/regions-$_client || true; done
 for _client in 1 8; do
@@ -208,7 +231,7 @@ systemctl stop tenant
 section "peak before the restart"
 peak
 
-section "port"
+attack_section "port"
 expect_error "cannot listen on the read-only address"
 : >/run/restarting
 systemctl stop numaward
@@ -225,18 +248,38 @@ wait_for 100 numaward get victim.service
 # Still forged: the port is the user's.
 wget -q -O - http://127.0.0.1:9560/livez
 numaward get
+with_code repairs
 systemctl is-active numaward
 end $attacker 2>/dev/null
 _served() { ask /readyz >/run/ready && ! grep -q forged /run/ready; }
 wait_for 60 _served
-section "own port"
-rm /run/restarting
+attack_section "own port"
 with_code scrape
+# systemd keeps the address while the daemon restarts.
+section "port of the socket unit"
+cp /numaward.socket /run/systemd/system/numaward.socket
+systemctl daemon-reload
+systemctl stop numaward
+systemctl start numaward.socket || fail "the socket unit does not start"
+systemctl start numaward
+rm /run/attack/port
+as_nobody perl /run/attack.pl port &
+attacker=$!
+for _restart in 1 2 3; do
+    systemctl restart numaward 2>/dev/null
+    with_code scrape
+done
+[ ! -e /run/attack/port ] && echo "not taken"
+kill -0 $attacker && echo "still tries"
+end $attacker 2>/dev/null
+rm /run/restarting
 
 section "late"
 : >/run/over
 wait $watcher
 cat /run/late
+section "latest answers in milliseconds"
+sort -n /run/latencies | tail -n 5
 section "peak"
 peak
 section "held"

@@ -27,6 +27,7 @@ mod samples;
 mod scrapes;
 mod server;
 mod shared_reads;
+mod socket_diagnosis;
 mod streaming_body;
 mod streams;
 

@@ -5,12 +5,14 @@
 //! Prometheus on this host would get no connection and no scrape.
 //!
 //! # Algorithm
-//! `/proc/net/tcp` and `tcp6` have a line for each socket: its address, that of the other end, and the user that
-//! created it. The client's own line has the addresses of the accepted connection in reverse order. One read, limited
-//! in size, serves all connections that are accepted together.
+//! The kernel finds the client's socket by the addresses of the accepted connection ([`SocketDiagnosis`]). Where it lacks the module for
+//! that, `/proc/net/tcp` and `tcp6` have a line for each socket: its address, that of the other end, and the user that created it. The
+//! client's own line has the addresses of the accepted connection in reverse order. One read, limited in size, serves all connections
+//! that are accepted together. A flood of connections leaves thousands of closed ones in these files for a minute, and makes
+//! each read slow.
 //!
 //! # Invariants
-//! - A client without a line (it is closed already, or there are too many sockets) has no known user. All of these share one
+//! - A client that is not found (it is closed already, or the files have too many sockets) has no known user. All of these share one
 //!   peer's limits.
 //! - A user may have any number of ids from [`FIRST_SUBORDINATE`] on, by a user namespace. They count as one.
 //!
@@ -19,10 +21,12 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{BufRead as _, BufReader, Read as _},
+    io::{self, BufRead as _, BufReader, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
 };
+
+use crate::socket_diagnosis::SocketDiagnosis;
 
 /// Maximum number of bytes that are read of a file: some 50,000 sockets, about 1 µs each.
 const MAX_BYTES: u64 = 8 << 20;
@@ -32,8 +36,26 @@ pub(crate) const FIRST_SUBORDINATE: u32 = 1 << 16;
 /// A connection: the client's address and the accepting address.
 pub(crate) type Ends = (SocketAddr, SocketAddr);
 
+/// The folder with the socket tables of the daemon's own network namespace.
+const NETWORK_DIR: &str = "/proc/self/net";
+
 /// Returns the users of the connections that are found.
-pub(crate) fn users(net: &Path, connections: &[Ends]) -> HashMap<Ends, u32> {
+pub(crate) fn users(connections: &[Ends]) -> HashMap<Ends, u32> {
+    diagnosed_users(connections).unwrap_or_else(|_| listed_users(Path::new(NETWORK_DIR), connections))
+}
+
+fn diagnosed_users(connections: &[Ends]) -> io::Result<HashMap<Ends, u32>> {
+    let diagnosis = SocketDiagnosis::open()?;
+    let mut found = HashMap::new();
+    for &(client, server) in connections {
+        if let Some(user) = diagnosis.client_user(canonical(client), canonical(server))? {
+            found.insert((client, server), user.min(FIRST_SUBORDINATE));
+        }
+    }
+    Ok(found)
+}
+
+fn listed_users(net: &Path, connections: &[Ends]) -> HashMap<Ends, u32> {
     let wanted: HashMap<Ends, Ends> = connections
         .iter()
         .map(|&(client, server)| ((canonical(client), canonical(server)), (client, server)))
@@ -111,10 +133,14 @@ mod tests {
             let client = TcpStream::connect((connect.parse::<IpAddr>().unwrap(), port)).unwrap();
             let (stream, address) = listener.accept().unwrap();
             let ends = (address, stream.local_addr().unwrap());
-            let net = Path::new("/proc/self/net");
-            assert_eq!(users(net, &[ends]), HashMap::from([(ends, own)]), "{listen}");
+            let listed = |ends: &[Ends]| listed_users(Path::new(NETWORK_DIR), ends);
+            for found in [users(&[ends]), listed(&[ends])] {
+                assert_eq!(found, HashMap::from([(ends, own)]), "{listen}");
+            }
             drop(client);
-            assert_eq!(users(net, &[ends]), HashMap::new(), "a closed connection has no user");
+            for found in [users(&[ends]), listed(&[ends])] {
+                assert_eq!(found, HashMap::new(), "a closed connection has no user");
+            }
         }
     }
 
@@ -136,12 +162,12 @@ mod tests {
         fs::write(net.path().join("tcp"), &text).unwrap();
         let wanted = [ends(1), ends(2), ends(3), ends(4)];
         assert_eq!(
-            users(net.path(), &wanted),
+            listed_users(net.path(), &wanted),
             HashMap::from([(ends(1), 1000), (ends(2), FIRST_SUBORDINATE)])
         );
         let flood = line(9, 1000, 7).repeat(usize::try_from(MAX_BYTES).unwrap() / 80);
         fs::write(net.path().join("tcp"), flood + &text).unwrap();
-        assert_eq!(users(net.path(), &wanted), HashMap::new());
-        assert_eq!(users(Path::new("/nonexistent"), &wanted), HashMap::new());
+        assert_eq!(listed_users(net.path(), &wanted), HashMap::new());
+        assert_eq!(listed_users(Path::new("/nonexistent"), &wanted), HashMap::new());
     }
 }

@@ -5,7 +5,6 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    path::Path,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -46,10 +45,8 @@ use crate::{
 
 /// Time that requests in progress have to end when the daemon stops.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Maximum number of connections that are accepted together; one read of the kernel's tables finds their users.
+/// Maximum number of connections that are accepted together; one lookup finds their users.
 const MAX_BATCH: usize = 64;
-/// The folder with the socket tables of the daemon's own network namespace.
-const NETWORK_DIR: &str = "/proc/self/net";
 
 /// Error of [`listen`]. The fields are the address and the configuration key that sets it.
 #[derive(Debug, thiserror::Error)]
@@ -265,7 +262,7 @@ async fn accept_batch(listener: &dyn Accept) -> io::Result<VecDeque<(Option<Peer
         HashMap::new()
     } else {
         // If the lookup fails, all clients on the loopback are one peer.
-        blocking::spawn(move || users(Path::new(NETWORK_DIR), &ends)).await.unwrap_or_default()
+        blocking::spawn(move || users(&ends)).await.unwrap_or_default()
     };
     let peer = |accepted: &IncomingConnection| {
         let user = accepted.loopback_ends().and_then(|ends| users.get(&ends).copied());

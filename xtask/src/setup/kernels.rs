@@ -44,15 +44,17 @@ const ARM64: &[KernelSource] = &[
 /// The kernel with pages of 16 KiB.
 const LARGE_PAGES: &str = "6.12-16k";
 
-/// Modules that machines may need: for the network of a machine with a forwarded port, its disk, container images, and
-/// the network of pods.
+/// Modules that machines may need: for the network of a machine with a forwarded port, its disk, container images, the
+/// network of pods, and the users of sockets.
 const MODULES: &[&str] = &[
     "bridge",
     "failover",
+    "inet_diag",
     "llc",
     "net_failover",
     "overlay",
     "stp",
+    "tcp_diag",
     "veth",
     "virtio",
     "virtio_blk",
