@@ -322,6 +322,31 @@ async fn larger_unevictable_pod_blocks_smaller() {
     assert!(!gone("smaller"), "{:?}", run.evictions());
 }
 
+/// A Burstable pod comes after all BestEffort ones, however much memory it uses.
+#[tokio::test(flavor = "multi_thread")]
+async fn larger_blocked_pod_of_later_class_blocks_smaller() {
+    let pods = [pod("smaller", Some("ReplicaSet")), pod("budget", Some("ReplicaSet"))];
+    let run = run_at(FAST, SHORT, &[]).await;
+    for pod in &pods {
+        run.server.put_pod(pod.clone());
+    }
+    run.server.refuse(Some(("/pods/budget/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    let listed = [("smaller", 200), ("budget", 300)].map(|(name, mib)| {
+        let id = PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: format!("uid-{name}") };
+        (id, EvictionReason::NodeShort { node: NodeId(1), has: Bytes::mib(mib) })
+    });
+    *run.listed.lock().unwrap() = listed.to_vec();
+    until("the larger pod is asked for some times", || run.count_of("node_short", "blocked") >= 3).await;
+    let asked = run.evictions();
+    assert!(asked.iter().all(|asked| asked.contains("/pods/budget/")), "{asked:?}");
+
+    run.server.refuse(None);
+    until("the pod of the first class goes", || run.count_of("node_short", "evicted") == 1).await;
+    let asked = run.evictions();
+    let path = |name: &str, query: &str| format!("POST /api/v1/namespaces/ns/pods/{name}/eviction{query}");
+    assert_eq!(asked[asked.len() - 2..], [path("budget", "?dryRun=All"), path("smaller", "")]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn evicts_unplaced_critical_pod() {
     let mut critical = pod("critical", Some("ReplicaSet"));

@@ -17,8 +17,8 @@
 //! - At most one pod is being evicted at a time.
 //! - The eviction names the UID, so a new pod of the same name is never evicted instead.
 //! - A pod is evicted only if a controller creates it again, possibly on another host.
-//! - On a node that is short of memory, no pod is evicted while a pod that uses more memory there cannot be evicted. The eviction
-//!   would not help, and the owner of the larger pod could choose which other pods are evicted.
+//! - On a node that is short of memory, no pod is evicted while a pod that uses more memory there cannot be evicted, whatever the classes
+//!   of the two. The eviction would not help, and the owner of the larger pod could choose which other pods are evicted.
 //! - A refused pod is evicted only if none of its containers has ever been created.
 
 use std::{
@@ -187,7 +187,7 @@ struct ListedPod {
     is_announced: bool,
     /// True if no further request is necessary: the pod is gone, or it is not evicted.
     is_done: bool,
-    /// True if the last request was blocked, for example by a `PodDisruptionBudget`.
+    /// True if the last request was blocked, for example by a `PodDisruptionBudget`, or failed.
     is_blocked: bool,
 }
 
@@ -294,7 +294,11 @@ impl EvictionLoop {
                 continue;
             }
             for (id, why) in &listed {
-                if let Some(larger) = self.larger_kept_pod(&listed, *why) {
+                // A request of this round has failed.
+                if Instant::now() < self.next {
+                    break;
+                }
+                if let Some(larger) = self.larger_kept_pod(&listed, *why).await {
                     tracing::debug!(pod = %id, %larger, "a pod is not evicted: a larger pod on the same node cannot be evicted");
                 } else if self.try_evict(id, *why).await {
                     break;
@@ -303,20 +307,32 @@ impl EvictionLoop {
         }
     }
 
-    /// Returns a pod that uses more memory on the node than `why` says, and cannot be evicted.
-    fn larger_kept_pod<'a>(
-        &self,
-        listed: &'a [(PodId, EvictionReason)],
+    /// Returns a pod that uses more memory on the node than `why` says, and cannot be evicted. Pods that may be evicted later than smaller
+    /// ones, because of their class, are asked for as a dry run.
+    async fn larger_kept_pod(
+        &mut self,
+        listed: &[(PodId, EvictionReason)],
         why: EvictionReason,
-    ) -> Option<&'a PodId> {
+    ) -> Option<PodId> {
         let EvictionReason::NodeShort { node, has } = why else { return None };
         let is_larger = |other: EvictionReason| matches!(other, EvictionReason::NodeShort { node: at, has: more } if at == node && more > has);
-        let is_kept = |id: &PodId, other: EvictionReason| {
-            let known = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal);
-            let is_blocked = self.candidates.get(&id.uid).is_some_and(|candidate| candidate.is_blocked);
-            known.is_some_and(|stored| is_blocked || self.evictor.keep_reason(&stored, other).is_some())
-        };
-        listed.iter().find(|(id, other)| is_larger(*other) && is_kept(id, *other)).map(|(id, _)| id)
+        for (id, other) in listed.iter().filter(|(_, other)| is_larger(*other)) {
+            let Some(stored) = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal) else {
+                continue;
+            };
+            let Some(candidate) = self.candidates.get(&id.uid) else { continue };
+            let is_delayed = candidate.is_blocked && Instant::now() < candidate.due;
+            if is_delayed || self.evictor.keep_reason(&stored, *other).is_some() {
+                return Some(id.clone());
+            }
+            if let Err(error) = self.evict(&stored, "?dryRun=All").await
+                && !matches!(error.cause, Cause::NotFound | Cause::Conflict)
+            {
+                self.record_result(id, *other, Err(error));
+                return Some(id.clone());
+            }
+        }
+        None
     }
 
     /// Requests the eviction of a pod that is due. Returns true if no further pod may be tried in this round.
@@ -346,7 +362,7 @@ impl EvictionLoop {
                 return true;
             }
         }
-        let answer = self.evict(&stored).await;
+        let answer = self.evict(&stored, "").await;
         self.record_result(id, why, answer);
         true
     }
@@ -360,7 +376,7 @@ impl EvictionLoop {
 
     /// Requests the eviction of the pod with this UID. The function of the crate `kube` misspells `deleteOptions`, so that the API
     /// server would ignore the UID.
-    async fn evict(&self, stored: &StoredPod) -> Result<(), RequestError> {
+    async fn evict(&self, stored: &StoredPod, query: &str) -> Result<(), RequestError> {
         let PodId { namespace, name, .. } = &stored.pod.id;
         let body = json!({
             "apiVersion": "policy/v1",
@@ -368,7 +384,8 @@ impl EvictionLoop {
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": stored.pod.api_uid}},
         });
-        let request = http::Request::post(format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction"))
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction{query}");
+        let request = http::Request::post(path)
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(body.to_string().into_bytes())
             .map_err(|error| RequestError::from(kube::Error::HttpError(error)))?;
@@ -394,7 +411,7 @@ impl EvictionLoop {
             },
         };
         metrics.evicted(why, result);
-        candidate.is_blocked = matches!(result, Eviction::Blocked);
+        candidate.is_blocked = matches!(result, Eviction::Blocked | Eviction::Forbidden | Eviction::Failed);
         self.is_failing = matches!(result, Eviction::Forbidden | Eviction::Failed);
         if let Err(error) = &answer
             && self.is_failing

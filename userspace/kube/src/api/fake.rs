@@ -372,10 +372,12 @@ fn line(kind: &str, object: &Value) -> String {
     }
 }
 
-/// Checks an eviction's kind, the pod's name and the UID. The pod gets a deletion timestamp, and exists until the test deletes it.
+/// Checks an eviction's kind, the pod's name and the UID. Unless this is a dry run, the pod gets a deletion timestamp, and exists until
+/// the test deletes it.
 async fn evict(
     State(shared): State<Arc<ServerState>>,
     Path((namespace, name)): Path<(String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
     Json(eviction): Json<Value>,
 ) -> Response {
     let is_eviction = eviction["apiVersion"] == "policy/v1" && eviction["kind"] == "Eviction";
@@ -390,12 +392,14 @@ async fn evict(
         if eviction["deleteOptions"]["preconditions"]["uid"] != pod["metadata"]["uid"] {
             return refusal(StatusCode::CONFLICT, "the UID in the precondition is another");
         }
-        inner.version += 1;
-        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-        pod["metadata"]["resourceVersion"] = json!(inner.version.to_string());
-        inner.pods.insert(pod_key(&pod), pod.clone());
-        let version = inner.version;
-        inner.log.push((version, "MODIFIED", pod));
+        if query.get("dryRun").is_none_or(|dry_run| dry_run != "All") {
+            inner.version += 1;
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            pod["metadata"]["resourceVersion"] = json!(inner.version.to_string());
+            inner.pods.insert(pod_key(&pod), pod.clone());
+            let version = inner.version;
+            inner.log.push((version, "MODIFIED", pod));
+        }
     }
     shared.changed.send_modify(|count| *count += 1);
     let done =
