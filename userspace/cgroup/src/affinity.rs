@@ -5,11 +5,12 @@
 //! If a thread reads its affinity while its cgroup is confined and sets the same value again, it keeps the smaller
 //! affinity after the cgroup is no longer confined.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use numaward_topology::CpuSet;
 
 use crate::{
+    files::read_lossy,
     knob::{Knob, KnobValue},
     read::{ReadError, threads},
 };
@@ -28,11 +29,11 @@ pub struct NarrowThreads {
 /// Returns the threads in a cgroup itself, without those in its descendants, that may use fewer CPUs than the cgroup;
 /// `None` if there are none. `proc` is the mounted procfs. Threads that end meanwhile are ignored.
 pub fn narrow_threads(proc: &Path, dir: &Path) -> Result<Option<NarrowThreads>, ReadError> {
-    let threads = threads(dir)?;
+    let threads = threads(dir, usize::MAX)?;
     let Some(available) = available_cpus(dir) else { return Ok(None) };
     let mut narrow = NarrowThreads { threads: 0, cpus: CpuSet::new(), available };
     for thread in threads {
-        let status = fs::read_to_string(proc.join(format!("{thread}/status"))).unwrap_or_default();
+        let status = read_lossy(&proc.join(format!("{thread}/status"))).unwrap_or_default();
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         let Some(Ok(cpus)) = cpus.map(|list| list.trim().parse::<CpuSet>()) else { continue };
         if !narrow.available.is_subset(&cpus) {
@@ -53,12 +54,14 @@ pub fn available_cpus(dir: &Path) -> Option<CpuSet> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
     fn counts_threads_with_fewer_cpus() {
         let root = tempfile::tempdir().unwrap();
-        let file = |path: &str, text: &str| {
+        let file = |path: &str, text: &[u8]| {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
@@ -68,16 +71,18 @@ mod tests {
                 narrow_threads(&root.path().join("proc"), &root.path().join("cgroup").join(dir)).unwrap();
             found.map(|narrow| (narrow.threads, narrow.cpus.to_string(), narrow.available.to_string()))
         };
-        file("cgroup/a/cgroup.threads", "7\n8\n9\n10\n");
+        file("cgroup/a/cgroup.threads", b"7\n8\n9\n10\n");
         for (thread, cpus) in [(7, "6-7"), (8, "0-9"), (9, "9")] {
-            file(&format!("proc/{thread}/status"), &format!("Name:\tdb\nCpus_allowed_list:\t{cpus}\n"));
+            // A thread may have any name.
+            let status = [b"Name:\td\xffb\nCpus_allowed_list:\t", cpus.as_bytes(), b"\n"].concat();
+            file(&format!("proc/{thread}/status"), &status);
         }
         assert_eq!(narrow("a"), None, "the cgroup's CPUs are unknown");
-        file("cgroup/a/cpuset.cpus.effective", "6-9\n");
+        file("cgroup/a/cpuset.cpus.effective", b"6-9\n");
         assert_eq!(narrow("a"), Some((2, "6-7,9".to_owned(), "6-9".to_owned())));
-        file("cgroup/a/below/cgroup.threads", "8\n");
+        file("cgroup/a/below/cgroup.threads", b"8\n");
         assert_eq!(narrow("a/below"), None);
-        file("cgroup/a/below/cgroup.threads", "9\n");
+        file("cgroup/a/below/cgroup.threads", b"9\n");
         assert_eq!(narrow("a/below"), Some((1, "9".to_owned(), "6-9".to_owned())), "by the parent's CPUs");
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     gone::is_gone,
     knob::{Knob, KnobValue},
     mounts::{MountsError, mount_points},
-    read::processes,
+    read::visit_processes,
     tracking_limits::{Delegation, TrackedCounts},
 };
 
@@ -116,7 +116,14 @@ impl Hierarchy {
     /// in the hierarchy: then all cgroups are searched.
     pub fn own_cgroup(&self) -> Option<CgroupPath> {
         let own = std::process::id();
-        let is_in = |path: &CgroupPath| processes(&self.dir(path)).is_ok_and(|there| there.contains(&own));
+        let is_in = |path: &CgroupPath| {
+            let mut is_found = false;
+            let _gone = visit_processes(&self.dir(path), |process| {
+                is_found = process == own;
+                !is_found
+            });
+            is_found
+        };
         let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let listed = text.lines().find_map(|line| line.strip_prefix("0::")?.parse::<CgroupPath>().ok());
         listed.filter(is_in).or_else(|| self.walk().ok()?.into_iter().map(|cgroup| cgroup.path).find(is_in))

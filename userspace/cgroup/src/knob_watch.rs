@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CgroupPath, TruncatedLines, knob::Knob};
+use crate::{CgroupPath, TruncatedLines, files::read_lossy, knob::Knob};
 use nix::{
     errno::Errno,
     sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags},
@@ -209,7 +209,7 @@ fn from_root(path: &str, levels_above: usize) -> String {
 
 fn writer(pid: i32, levels_above: usize) -> Option<KnobWriter> {
     let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
-    let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    let read = |file| read_lossy(Path::new(&format!("/proc/{pid}/{file}"))).ok();
     let name = read("comm").map(|name| name.trim_end().to_owned());
     let cgroup = read("cgroup").and_then(|text| {
         let of_v2 = |line: &str| line.strip_prefix("0::").map(|path| from_root(path, levels_above));

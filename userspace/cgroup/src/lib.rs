@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod affinity;
+mod files;
 mod gone;
 mod hierarchy;
 mod inotify;
@@ -34,6 +35,7 @@ mod unescape;
 mod watch;
 mod workload;
 
+pub use files::{read_lossy, read_text};
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use knob_watch::{KnobEvent, KnobWatch, KnobWatchError, KnobWriter};
 pub use lock::{HierarchyLock, LockError};

@@ -11,7 +11,7 @@
 //! lock. Before Linux 5.19 the file does not exist, and there is no lock.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{File, OpenOptions, TryLockError},
     io::{self, BufRead, BufReader},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ use std::{
 
 use rustix::fs::{major, minor};
 
-use crate::{Hierarchy, TruncatedLines};
+use crate::{Hierarchy, TruncatedLines, files::read_lossy};
 
 /// The locked file. Only root can open it.
 const LOCKED_FILE: &str = "memory.reclaim";
@@ -90,7 +90,7 @@ fn holder(file: &File) -> Option<String> {
     if pid == "0" {
         return None;
     }
-    let name = fs::read_to_string(Path::new("/proc").join(&pid).join("comm")).unwrap_or_default();
+    let name = read_lossy(&Path::new("/proc").join(&pid).join("comm")).unwrap_or_default();
     Some(if name.is_empty() { pid } else { format!("{pid}, {}", name.trim_end()) })
 }
 
@@ -113,6 +113,8 @@ fn pid_of_lock(locks: impl BufRead, locked: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

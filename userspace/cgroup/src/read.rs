@@ -7,7 +7,9 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io, iter,
+    fs::{self, File},
+    io::{self, BufReader},
+    iter,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,7 +17,7 @@ use std::{
 use numaward_topology::{Bytes, HugepageSize, NodeId};
 use rustix::io::Errno;
 
-use crate::{gone::is_gone, knob::Knob};
+use crate::{TruncatedLines, gone::is_gone, knob::Knob};
 
 /// A file of a cgroup cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -77,31 +79,7 @@ impl CgroupFile {
         match fs::read(&path) {
             // All values are ASCII; the parser of a line reports anything else as malformed.
             Ok(bytes) => Ok(Self { path, text: String::from_utf8_lossy(&bytes).into_owned() }),
-            Err(error) if is_gone(&error) => {
-                if error.kind() == io::ErrorKind::NotFound && dir.is_dir() {
-                    let reason = match file.split_once('.') {
-                        Some(("cgroup", _)) => "this kernel does not have it for this cgroup",
-                        Some((_, "pressure")) => {
-                            "this kernel has no pressure stall information; boot with `psi=1`"
-                        }
-                        _ => {
-                            "the root cgroup or this kernel does not have it, or its controller is not \
-                             enabled in the parent's cgroup.subtree_control"
-                        }
-                    };
-                    Err(ReadError::Absent { path, reason })
-                } else {
-                    Err(ReadError::Gone { path: dir.into() })
-                }
-            }
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => {
-                let reason = match file.split_once('.') {
-                    Some((_, "pressure")) => "pressure stall information is disabled; boot with `psi=1`",
-                    _ => "a threaded cgroup does not have it; read the file of its domain cgroup",
-                };
-                Err(ReadError::Absent { path, reason })
-            }
-            Err(source) => Err(ReadError::Unreadable { path, source }),
+            Err(error) => Err(read_error(dir, file, error)),
         }
     }
 
@@ -110,8 +88,7 @@ impl CgroupFile {
     }
 
     fn malformed(&self, line: usize, expected: &'static str) -> ReadError {
-        let content = self.text.lines().nth(line - 1).unwrap_or_default().chars().take(120).collect();
-        ReadError::Malformed { path: self.path.clone(), line, content, expected }
+        malformed(self.path.clone(), line, self.text.lines().nth(line - 1).unwrap_or_default(), expected)
     }
 
     fn incomplete(&self, key: &'static str) -> ReadError {
@@ -128,6 +105,37 @@ impl CgroupFile {
             })
             .collect()
     }
+}
+
+fn malformed(path: PathBuf, line: usize, content: &str, expected: &'static str) -> ReadError {
+    ReadError::Malformed { path, line, content: content.chars().take(120).collect(), expected }
+}
+
+/// Returns the error for a file that cannot be opened or read.
+fn read_error(dir: &Path, file: &str, error: io::Error) -> ReadError {
+    let path = dir.join(file);
+    if is_gone(&error) {
+        if error.kind() != io::ErrorKind::NotFound || !dir.is_dir() {
+            return ReadError::Gone { path: dir.into() };
+        }
+        let reason = match file.split_once('.') {
+            Some(("cgroup", _)) => "this kernel does not have it for this cgroup",
+            Some((_, "pressure")) => "this kernel has no pressure stall information; boot with `psi=1`",
+            _ => {
+                "the root cgroup or this kernel does not have it, or its controller is not enabled in the \
+                 parent's cgroup.subtree_control"
+            }
+        };
+        return ReadError::Absent { path, reason };
+    }
+    if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) {
+        let reason = match file.split_once('.') {
+            Some((_, "pressure")) => "pressure stall information is disabled; boot with `psi=1`",
+            _ => "a threaded cgroup does not have it; read the file of its domain cgroup",
+        };
+        return ReadError::Absent { path, reason };
+    }
+    ReadError::Unreadable { path, source: error }
 }
 
 /// The memory of a cgroup and its descendants on one node (`memory.numa_stat`).
@@ -355,9 +363,10 @@ pub fn populated(dir: &Path) -> Result<bool, ReadError> {
     values.get("populated").map(|&value| value != 0).ok_or_else(|| text.incomplete("populated"))
 }
 
-/// Reads `cgroup.procs`: the processes in the cgroup itself. 0 stands for a process of another PID namespace.
-pub fn processes(dir: &Path) -> Result<Vec<u32>, ReadError> {
-    ids(dir, "cgroup.procs")
+/// Reads `cgroup.procs`: the processes in the cgroup itself. 0 stands for a process of another PID namespace. Ends when `visit` returns
+/// false: a cgroup can have millions of processes.
+pub fn visit_processes(dir: &Path, visit: impl FnMut(u32) -> bool) -> Result<(), ReadError> {
+    visit_ids(dir, "cgroup.procs", visit)
 }
 
 /// Returns the directories of a cgroup and of its descendants, read as the iterator advances. A directory that is gone by
@@ -377,20 +386,43 @@ pub fn subtree(dir: &Path) -> impl Iterator<Item = PathBuf> {
 /// is gone, or it is threaded and its processes are listed in the domain above. Processes of another PID namespace are
 /// not returned.
 pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
-    let all = subtree(dir).flat_map(|dir| processes(&dir).unwrap_or_default());
-    all.filter(|&process| process != 0).take(most).collect()
+    let mut found = Vec::new();
+    for dir in subtree(dir) {
+        if found.len() >= most {
+            break;
+        }
+        let _absent = visit_processes(&dir, |process| {
+            found.extend((process != 0).then_some(process));
+            found.len() < most
+        });
+    }
+    found
 }
 
-/// Reads `cgroup.threads`: the threads in the cgroup itself. 0 stands for a thread of another PID namespace.
-pub fn threads(dir: &Path) -> Result<Vec<u32>, ReadError> {
-    ids(dir, "cgroup.threads")
+/// Reads `cgroup.threads`: at most `most` threads in the cgroup itself. 0 stands for a thread of another PID namespace.
+pub fn threads(dir: &Path, most: usize) -> Result<Vec<u32>, ReadError> {
+    let mut found = Vec::new();
+    visit_ids(dir, "cgroup.threads", |thread| {
+        found.push(thread);
+        found.len() < most
+    })?;
+    Ok(found)
 }
 
-fn ids(dir: &Path, file: &str) -> Result<Vec<u32>, ReadError> {
-    let text = CgroupFile::read(dir, file)?;
-    text.lines()
-        .map(|(line, number)| line.parse().map_err(|_| text.malformed(number, "a process id")))
-        .collect()
+/// Calls `visit` for each line of a file of ids until it returns false. The file is not read as a whole.
+fn visit_ids(dir: &Path, file: &str, mut visit: impl FnMut(u32) -> bool) -> Result<(), ReadError> {
+    let fail = |error| read_error(dir, file, error);
+    let mut lines = TruncatedLines::new(BufReader::new(File::open(dir.join(file)).map_err(fail)?));
+    let mut number = 0;
+    while let Some(line) = lines.next_line().map_err(fail)? {
+        number += 1;
+        let line = String::from_utf8_lossy(line);
+        let id = line.parse().map_err(|_| malformed(dir.join(file), number, &line, "a process id"))?;
+        if !visit(id) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Reads `memory.current`: all memory that is charged to a cgroup and its descendants. The root cgroup has none.
@@ -427,6 +459,8 @@ fn bytes_in(dir: &Path, file: &str) -> Result<Bytes, ReadError> {
 
 #[cfg(test)]
 mod tests {
+    use numaward_tests_support::{is_alone, peak, reset_peak};
+
     use super::*;
 
     fn cgroup(file: &str, content: &str) -> tempfile::TempDir {
@@ -614,11 +648,51 @@ mod tests {
 
     #[test]
     fn reads_processes() {
+        let all = |dir: &Path| {
+            let mut found = Vec::new();
+            visit_processes(dir, |process| {
+                found.push(process);
+                true
+            })?;
+            Ok(found)
+        };
         check(
             "cgroup.procs",
-            processes,
+            all,
             &[("", vec![]), ("1\n0\n42\n", vec![1, 0, 42])],
             &[("1\nx\n", "cgroup.procs:2: \"x\" is not a process id")],
         );
+    }
+
+    #[test]
+    fn reads_no_more_ids_than_needed() {
+        // What follows is not read, so it is no error.
+        let dir = cgroup("cgroup.threads", "7\n8\n9\nx\n");
+        assert_eq!(threads(dir.path(), 3).unwrap(), [7, 8, 9]);
+        assert!(threads(dir.path(), 4).unwrap_err().to_string().contains("cgroup.threads:4"));
+    }
+
+    /// Any user can have as many processes as the limits permit, and a pod up to millions.
+    #[test]
+    fn bounds_memory_for_many_processes() {
+        const PROCESSES: usize = 2 << 20;
+        const CEILING: u64 = 4 << 20;
+        if !is_alone() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("cgroup.procs"), "4194304\n".repeat(PROCESSES)).unwrap();
+        reset_peak();
+        let before = peak();
+        assert_eq!(processes_below(dir.path(), 4096).len(), 4096);
+        let mut count = 0;
+        visit_processes(dir.path(), |_| {
+            count += 1;
+            true
+        })
+        .unwrap();
+        let most = peak();
+        assert_eq!(count, PROCESSES);
+        assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
     }
 }

@@ -72,7 +72,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
 
     let named = sources.file.clone().or_else(|| sources.variables.get(FILE_VARIABLE).map(PathBuf::from));
     let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
-    let (mut tree, file) = match read(&path) {
+    let (mut tree, file) = match numaward_cgroup::read_text(&path, MAX_FILE_BYTES) {
         Ok(text) => (tree::parse(&text, &path, &mut problems), Some(path.clone())),
         Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
             (tree::empty(&path), None)
@@ -170,10 +170,10 @@ fn secrets_that_others_read(config: &Config, given: &TreeNode) -> Option<String>
 /// Returns a warning if a mount of the directory of the PodResources socket includes the control socket.
 fn sockets_in_one_directory(config: &Config) -> Option<String> {
     let served = config.kubernetes.pod_resources.socket.as_deref()?;
-    (served.parent() == config.control_socket.parent()).then(|| {
+    served.parent().is_some_and(|directory| config.control_socket.starts_with(directory)).then(|| {
         format!(
-            "kubernetes.podResources.socket: {} is in the directory of the control socket: root in a pod that mounts it can change \
-             guarantees; give the socket a directory of its own",
+            "kubernetes.podResources.socket: {} is in the directory of the control socket, or above it: root in a pod that mounts it can \
+             change guarantees; give the socket a directory of its own",
             served.display()
         )
     })
@@ -184,15 +184,6 @@ pub fn read_yaml(text: &str, file: &Path) -> Result<serde_json::Value, Problems>
     let mut problems = Vec::new();
     let tree = tree::parse(text, file, &mut problems);
     if problems.is_empty() { Ok(tree.to_json()) } else { Err(Problems(problems)) }
-}
-
-fn read(path: &Path) -> std::io::Result<String> {
-    let size = std::fs::metadata(path)?.len();
-    if size > MAX_FILE_BYTES {
-        let message = format!("{size} bytes exceed the maximum of {MAX_FILE_BYTES} for a configuration");
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, message));
-    }
-    std::fs::read_to_string(path)
 }
 
 /// Overrides the values of the file with those of variables and flags.

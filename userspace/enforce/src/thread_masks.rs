@@ -136,7 +136,7 @@ fn each_thread(
     let (mut cgroups, mut threads, mut open) = (0, 0, vec![path.clone()]);
     while let Some(cgroup) = open.pop() {
         let dir = cgroup.dir(root);
-        let here = match read::threads(&dir) {
+        let here = match read::threads(&dir, MAX_THREADS + 1) {
             Ok(here) => here,
             Err(error) if error.is_gone() => continue,
             Err(_) => return false,

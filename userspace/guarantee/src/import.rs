@@ -22,7 +22,7 @@ use std::{
 };
 
 use numaward_api::import::{Container, ImportReport, Pod};
-use numaward_cgroup::Hierarchy;
+use numaward_cgroup::{Hierarchy, read_text};
 use numaward_config::Config;
 use numaward_engine::{
     ContainerRequest, KubeletStrategy, Ledger, Quantity, Request, Resources, StartError, Strategy,
@@ -154,11 +154,7 @@ fn read(path: &Path) -> Result<Option<String>, ImportError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(fail(error)),
         Ok(found) if !found.is_file() => Err(fail(io::Error::other("it is not a regular file"))),
-        Ok(found) if found.len() > MAX_FILE_BYTES => Err(fail(io::Error::other(format!(
-            "{} bytes are more than the maximum of {MAX_FILE_BYTES}",
-            found.len()
-        )))),
-        Ok(_) => fs::read_to_string(path).map(Some).map_err(fail),
+        Ok(_) => read_text(path, MAX_FILE_BYTES).map(Some).map_err(fail),
     }
 }
 

@@ -28,6 +28,7 @@ use numaward_cgroup::{
     CgroupId,
     knob::{Knob, KnobValue},
     read::threads,
+    read_lossy,
 };
 use numaward_topology::{CpuId, Machine, NodeId};
 
@@ -150,7 +151,7 @@ impl Estimator {
                 return ThreadReading::OutOfBudget;
             }
             // Skips a thread that has ended.
-            let stat = fs::read_to_string(proc.join(format!("{id}/task/{id}/stat")));
+            let stat = read_lossy(&proc.join(format!("{id}/task/{id}/stat")));
             let Some(thread) = stat.ok().and_then(|text| Thread::parse(&text)) else { continue };
             let known = before.and_then(|before| before.get(&(id, thread.started)));
             if let (Some(known), Some(cpu)) = (known, machine.cpus.get(&thread.cpu)) {
@@ -185,7 +186,7 @@ fn threads_below(dir: &Path, nested: &BTreeSet<PathBuf>, left: &mut usize) -> Op
             return None;
         }
         // A removed cgroup has no threads; id 0 is a thread outside of this PID namespace.
-        ids.extend(threads(&dir).unwrap_or_default().into_iter().filter(|id| *id != 0));
+        ids.extend(threads(&dir, MAX_THREADS).unwrap_or_default().into_iter().filter(|id| *id != 0));
         let below = fs::read_dir(&dir).into_iter().flatten().flatten();
         let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         dirs.extend(below.map(|entry| entry.path()).filter(|path| !nested.contains(path)));
@@ -244,7 +245,7 @@ pub(crate) fn remote_share(
 mod tests {
     use super::*;
 
-    fn write(path: &Path, text: &str) {
+    fn write(path: &Path, text: impl AsRef<[u8]>) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
@@ -305,7 +306,13 @@ mod tests {
         write(&cgroups.join("b/cgroup.threads"), "20\n");
         write(&cgroups.join("pinned/cgroup.threads"), "30\n");
         write(&cgroups.join("pinned/cpuset.cpus.effective"), "2-3\n");
-        let run = |id: u32, used, cpu| write(&proc.join(format!("{id}/task/{id}/stat")), &stat(used, cpu));
+        let run = |id: u32, used, cpu| {
+            // The name of a thread may have any bytes.
+            let bytes = stat(used, cpu).into_bytes();
+            let bytes: Vec<u8> =
+                bytes.into_iter().map(|byte| if byte == b'b' { 0xff } else { byte }).collect();
+            write(&proc.join(format!("{id}/task/{id}/stat")), bytes);
+        };
         run(10, 100, 0);
         run(11, 100, 0);
         run(20, 100, 2);

@@ -25,7 +25,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::Path,
     time::{Duration, Instant},
 };
@@ -34,6 +33,7 @@ use numaward_api::{self as api, EnforcementMode, EventKind};
 use numaward_cgroup::{
     CgroupEvent, CgroupPath, EXEC_PARENT, Hierarchy,
     knob::{Knob, KnobValue},
+    read, read_lossy,
 };
 use numaward_config::enforcement::CgroupPattern;
 use numaward_enforce::{Owner, SettingsChange};
@@ -124,21 +124,19 @@ fn processes_in_root(
 ) -> Option<u64> {
     /// `PF_KTHREAD` of linux/sched.h.
     const KERNEL_THREAD: u64 = 0x0020_0000;
-    let processes = fs::read_to_string(hierarchy.root().join("cgroup.procs")).ok()?;
-    let is_kernels = |process: &str| {
-        let stat = fs::read_to_string(host_root.join("proc").join(process).join("stat")).ok()?;
+    let is_kernels = |process: u32| {
+        let stat = read_lossy(&host_root.join("proc").join(process.to_string()).join("stat")).ok()?;
         // The name, in brackets, may hold any character. The flags are the seventh field after it (proc(5)).
         let flags = stat.rsplit_once(") ")?.1.split(' ').nth(6)?.parse::<u64>().ok()?;
         Some(flags & KERNEL_THREAD != 0)
     };
-    let mut count = 0;
-    for process in processes.lines() {
-        if is_interrupted() {
-            return None;
-        }
-        count += u64::from(is_kernels(process) == Some(false));
-    }
-    Some(count)
+    let (mut count, mut is_complete) = (0, true);
+    let read = read::visit_processes(hierarchy.root(), |process| {
+        is_complete = !is_interrupted();
+        count += u64::from(is_complete && is_kernels(process) == Some(false));
+        is_complete
+    });
+    (read.is_ok() && is_complete).then_some(count)
 }
 
 impl CpuIsolation {
@@ -472,6 +470,8 @@ fn count_confined(core: &Core) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn path(text: &str) -> CgroupPath {

@@ -13,16 +13,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
+    fs::File,
     io::{self, BufRead, BufReader},
     path::Path,
     time::Instant,
 };
 
-use numaward_cgroup::TruncatedLines;
+use numaward_cgroup::{TruncatedLines, read_lossy};
 use numaward_topology::Bytes;
 
 use super::{has_ended, policies::visible_processes};
+
+/// Maximum number of mounted hugetlbfs.
+const MAX_MOUNTS: usize = 1024;
 
 /// The device and inode of a file.
 type FileId = (String, String);
@@ -33,7 +36,7 @@ type FileId = (String, String);
 /// # Errors
 ///
 /// A process cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), it belongs to another PID namespace, or
-/// the processes have more mappings than can be read until the deadline.
+/// the processes have more mappings or mounts than can be read until the deadline.
 pub fn untouched_huge_pages(proc: &Path, dir: &Path, deadline: Instant) -> io::Result<Bytes> {
     let mut files: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
     for process in visible_processes(dir)? {
@@ -56,13 +59,11 @@ fn mapped(process: &Path, deadline: Instant) -> io::Result<Option<(FileId, u64, 
     // A process can make `maps` and `mountinfo` arbitrarily long, so they are read line by line.
     let lines = |file: &str| File::open(process.join(file)).map(BufReader::new).map(TruncatedLines::new);
     let mut maps = lines("maps")?;
-    let status = String::from_utf8_lossy(&fs::read(process.join("status"))?).into_owned();
-    let mounts = lines("mountinfo").and_then(hugetlbfs).unwrap_or_default();
+    let status = read_lossy(&process.join("status"))?;
+    let mounts = lines("mountinfo").map_or(Ok(BTreeSet::new()), |lines| hugetlbfs(lines, deadline))?;
     let (mut first, mut bytes) = (None, 0_u64);
     while let Some(line) = maps.next_line()? {
-        if Instant::now() >= deadline {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "its processes have too many mappings"));
-        }
+        in_time(deadline)?;
         let line = String::from_utf8_lossy(line);
         let mut words = line.split_ascii_whitespace();
         let (Some(range), Some(device), Some(inode)) = (words.next(), words.nth(2), words.next()) else {
@@ -83,7 +84,7 @@ fn mapped(process: &Path, deadline: Instant) -> io::Result<Option<(FileId, u64, 
 }
 
 /// Returns the devices of mounted hugetlbfs in the notation of `maps`, from the lines of `mountinfo`.
-fn hugetlbfs(mut mountinfo: TruncatedLines<impl BufRead>) -> io::Result<BTreeSet<String>> {
+fn hugetlbfs(mut mountinfo: TruncatedLines<impl BufRead>, deadline: Instant) -> io::Result<BTreeSet<String>> {
     let of_line = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
         let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
@@ -92,9 +93,22 @@ fn hugetlbfs(mut mountinfo: TruncatedLines<impl BufRead>) -> io::Result<BTreeSet
     };
     let mut devices = BTreeSet::new();
     while let Some(line) = mountinfo.next_line()? {
+        in_time(deadline)?;
         devices.extend(of_line(&String::from_utf8_lossy(line)));
+        if devices.len() > MAX_MOUNTS {
+            let message = format!("there are more than {MAX_MOUNTS} mounts of huge pages");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
     }
     Ok(devices)
+}
+
+/// Returns an error after the deadline.
+fn in_time(deadline: Instant) -> io::Result<()> {
+    if Instant::now() < deadline {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "its processes have too many mappings or mounts"))
 }
 
 fn length(range: &str) -> Option<u64> {
@@ -104,7 +118,7 @@ fn length(range: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{fs, time::Duration};
 
     use super::*;
 
@@ -140,5 +154,12 @@ mod tests {
         assert_eq!(untouched().unwrap(), 4);
         let late = until(Instant::now()).unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        // A process also chooses the number of its mounts.
+        process(7, "", 0);
+        assert_eq!(until(Instant::now()).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let mount = |minor| format!("31 22 0:{minor} / /a rw - hugetlbfs hugetlbfs rw\n");
+        let mounts: String = (0..=MAX_MOUNTS).map(mount).collect();
+        fs::write(proc.path().join("7/mountinfo"), mounts).unwrap();
+        assert!(untouched().unwrap_err().to_string().contains("more than 1024 mounts"));
     }
 }

@@ -32,11 +32,12 @@ pub struct NamedNodes {
 }
 
 /// Returns the first memory policy that names nodes, among the processes of a cgroup and of its descendants. Blocks
-/// while the kernel reads page tables; `is_over` is called before each process, and for each line.
+/// while the kernel reads page tables; `is_over` is called before each process and thread, and for each line.
 ///
 /// # Errors
 ///
 /// A process cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), or it belongs to another PID namespace.
+/// [`io::ErrorKind::Interrupted`] if `is_over` returns true.
 pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::Result<Option<NamedNodes>> {
     for process in visible_processes(dir)? {
         if is_over() {
@@ -58,9 +59,15 @@ pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::R
 ///
 /// A process belongs to another PID namespace.
 pub(super) fn visible_processes(dir: &Path) -> io::Result<Vec<u32>> {
-    let found: Vec<u32> =
-        read::subtree(dir).flat_map(|dir| read::processes(&dir).unwrap_or_default()).collect();
-    if found.contains(&0) {
+    let (mut found, mut is_hidden) = (Vec::new(), false);
+    for dir in read::subtree(dir) {
+        let _absent = read::visit_processes(&dir, |process| {
+            is_hidden |= process == 0;
+            found.push(process);
+            !is_hidden
+        });
+    }
+    if is_hidden {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "processes of another PID namespace"));
     }
     Ok(found)
@@ -69,6 +76,9 @@ pub(super) fn visible_processes(dir: &Path) -> io::Result<Vec<u32>> {
 /// Returns the first policy that names nodes of a process, of its threads or of its mappings.
 fn policy_in(process: &Path, is_over: &impl Fn() -> bool) -> io::Result<Option<String>> {
     for thread in fs::read_dir(process.join("task"))? {
+        if is_over() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         match policy_of_thread(&thread?.path()) {
             Ok(None) => {}
             // The other threads may be running.
@@ -112,6 +122,14 @@ mod tests {
         maps("7/numa_maps", &format!("{plain}7f00 bind:1 anon=1 N1=1\n"));
         assert_eq!(found().unwrap().unwrap(), "process 7 has the memory policy bind:1");
         maps("7/numa_maps", plain);
+        // A process chooses the number of its threads and the length of its `numa_maps`.
+        let checks = std::cell::Cell::new(0);
+        let is_over = |most: u32| checks.replace(checks.get() + 1) >= most;
+        for most in 0..5 {
+            checks.set(0);
+            let error = named_nodes(proc.path(), dir.path(), || is_over(most)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted, "after {most} checks");
+        }
         // A thread that has ended.
         fs::create_dir_all(proc.path().join("7/task/0")).unwrap();
         maps("7/task/8/numa_maps", "55d0 interleave:0-1 file=/bin/a\n");

@@ -417,7 +417,7 @@ pub(super) fn threads(dir: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
     let mut found = BTreeSet::new();
     let mut to_read = vec![(dir.to_owned(), 0)];
     while let Some((dir, depth)) = to_read.pop() {
-        match read::threads(&dir) {
+        match read::threads(&dir, usize::MAX) {
             // 0 is a thread that is not visible in this PID namespace.
             Ok(threads) => found.extend(threads.into_iter().filter(|thread| *thread != 0)),
             Err(error) if error.is_gone() => continue,

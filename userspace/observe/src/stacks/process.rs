@@ -6,7 +6,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::{self, File},
+    fs::File,
     io::{self, BufRead, BufReader},
     ops::Range,
     os::{
@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use numaward_cgroup::{TruncatedLines, read};
+use numaward_cgroup::{TruncatedLines, read, read_lossy};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat},
     io::Errno,
@@ -67,8 +67,7 @@ impl SearchedProcess {
     /// Reads a process below `proc`; `None` if it is gone.
     pub(super) fn read(proc: &Path, pid: u32, search: &mut MappingSearch) -> Option<Self> {
         let dir = proc.join(pid.to_string());
-        let command = fs::read(dir.join("comm")).ok()?;
-        let command = String::from_utf8_lossy(&command).trim_end().to_owned();
+        let command = read_lossy(&dir.join("comm")).ok()?.trim_end().to_owned();
         let maps = File::open(dir.join("maps")).map(|file| BufReader::with_capacity(1 << 16, file));
         let (code, read_error) = match maps.and_then(|maps| mappings(maps, search)) {
             Ok(code) => (code, None),
@@ -187,6 +186,7 @@ fn steps(path: &Path) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use std::{
+        fs,
         io::Read as _,
         os::unix::fs::{MetadataExt as _, symlink},
         time::Duration,

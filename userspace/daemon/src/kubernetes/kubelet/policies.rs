@@ -3,7 +3,7 @@
 //! They are read from its configuration file. For a key that the file does not have, the state files are read: each has the policy that
 //! wrote it, and the kubelet does not start with a state file of another policy.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 use serde_json::Value;
 
@@ -128,15 +128,7 @@ impl Policies {
 
 /// Reads a file of at most [`MAX_BYTES`]; `None` if it does not exist. `name` is the path in error messages.
 pub(super) fn read_text(path: &Path, name: &Path) -> Result<Option<String>, String> {
-    let text = fs::metadata(path).and_then(|found| {
-        let size = found.len();
-        if size > MAX_BYTES {
-            let message = format!("it has {size} bytes, more than the maximum of {MAX_BYTES}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-        }
-        fs::read_to_string(path)
-    });
-    match text {
+    match numaward_cgroup::read_text(path, MAX_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(format!("{}: cannot be read: {error}", name.display())),
@@ -145,7 +137,17 @@ pub(super) fn read_text(path: &Path, name: &Path) -> Result<Option<String>, Stri
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    #[test]
+    fn size_is_limited_while_reading() {
+        // Its size is 0, and it has no end.
+        let endless = Path::new("/dev/zero");
+        let problem = read_text(endless, endless).unwrap_err();
+        assert_eq!(problem, "/dev/zero: cannot be read: it has more than the maximum of 67108864 bytes");
+    }
 
     fn read(files: &[(&str, &str)]) -> Policies {
         let root = tempfile::tempdir().unwrap();
