@@ -20,7 +20,7 @@ use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    page_worker::{ByNode, MIN_MOVE_SIZE, room},
+    page_worker::{ByNode, MAX_MOVE_TIME, MIN_MOVE_SIZE, is_over, room},
     worker::Worker,
 };
 
@@ -123,10 +123,7 @@ impl Sources {
             moved.add(PageOutcome::NoRoom, order.bytes.0);
             return moved;
         }
-        let is_over = || {
-            health::beat();
-            stop.is_cancelled()
-        };
+        let is_over = is_over(Instant::now() + MAX_MOVE_TIME, stop);
         pages::move_pages(&self.host_root.join("proc"), &PageMove { bytes, ..order.clone() }, is_over)
     }
 }

@@ -21,6 +21,10 @@ pub(crate) const MIN_MOVE_SIZE: Bytes = Bytes::mib(2);
 /// Divisor for the part of a node's memory that stays free when pages are moved there.
 const RESERVED_FRACTION: u64 = 64;
 
+/// Maximum duration of a move with its readings: a process chooses the length of its `numa_maps`, and other workloads wait. An order is
+/// for 10 s at the configured rate.
+pub(crate) const MAX_MOVE_TIME: Duration = Duration::from_secs(20);
+
 /// Time for one reading or one call to the kernel, after which the thread counts as hung. Dropping page cache waits for the disk.
 const HANG_TIMEOUT: Duration = Duration::from_mins(10);
 
@@ -71,9 +75,17 @@ fn perform(root: &Path, job: Job, stop: &CancellationToken) -> JobOutcome {
             JobOutcome::Read { found, took: started.elapsed() }
         }
         Job::Move(name, order) => {
-            let moved = move_or_drop(root, &order, stop);
+            let moved = move_or_drop(root, &order, Instant::now() + MAX_MOVE_TIME, stop);
             JobOutcome::Moved { name, order, moved }
         }
+    }
+}
+
+/// Returns the function that tells a move to end: after the deadline, and when the daemon ends.
+pub(crate) fn is_over(deadline: Instant, stop: &CancellationToken) -> impl Fn() -> bool {
+    move || {
+        health::beat();
+        stop.is_cancelled() || Instant::now() >= deadline
     }
 }
 
@@ -99,8 +111,8 @@ fn loose_cache(dirs: &[PathBuf], node: NodeId) -> Bytes {
     Bytes(found.iter().map(|of| of.unmapped_page_cache().0).fold(0, u64::saturating_add))
 }
 
-/// Moves as many pages as the target node has room for, and then drops unmapped page cache that was not moved.
-fn move_or_drop(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
+/// Moves as many pages as the target node has room for until the deadline, and then drops unmapped page cache that was not moved.
+fn move_or_drop(root: &Path, order: &PageMove, deadline: Instant, stop: &CancellationToken) -> PagesMoved {
     let proc = root.join("proc");
     let wanted = order.bytes;
     let order = PageMove { bytes: wanted.min(room(root, order.to)), ..order.clone() };
@@ -109,11 +121,7 @@ fn move_or_drop(root: &Path, order: &PageMove, stop: &CancellationToken) -> Page
         moved.add(PageOutcome::NoRoom, wanted.0);
         return moved;
     }
-    let is_over = || {
-        health::beat();
-        stop.is_cancelled()
-    };
-    moved = pages::move_pages(&proc, &order, is_over);
+    moved = pages::move_pages(&proc, &order, is_over(deadline, stop));
     let left = Bytes(order.bytes.0.saturating_sub(moved.bytes(PageOutcome::Moved).0));
     let loose = loose_cache(&order.dirs, order.from).min(left);
     if loose < MIN_MOVE_SIZE || stop.is_cancelled() {
@@ -155,7 +163,13 @@ pub(crate) fn room(root: &Path, node: NodeId) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{
+        fs::{self, File},
+        io::Write as _,
+        thread,
+    };
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -198,6 +212,42 @@ mod tests {
         assert_eq!(written, ["30 swappiness=0", "", "50 swappiness=0", "20 swappiness=0"]);
     }
 
+    /// Other workloads wait for the thread, so a process with mappings without end must not keep it.
+    #[test]
+    fn move_ends_at_deadline() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, node) = (root.path().join("a"), root.path().join("sys/devices/system/node/node1"));
+        // No process has this id.
+        let process = root.path().join("proc/2147483000");
+        for dir in [&dir, &node, &process] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(node.join("meminfo"), "Node 1 MemTotal: 65536 kB\nNode 1 MemFree: 65536 kB\n").unwrap();
+        fs::write(dir.join("cgroup.procs"), "2147483000\n").unwrap();
+        fs::write(process.join("maps"), "").unwrap();
+        let numa_maps = process.join("numa_maps");
+        mknodat(CWD, &numa_maps, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let writer = thread::spawn(move || {
+            let mut pipe = File::options().write(true).open(numa_maps).unwrap();
+            let start = Instant::now();
+            // The reader closes the pipe.
+            while start.elapsed() < MAX_MOVE_TIME && pipe.write_all(b"7f00 default N1=1\n").is_ok() {}
+            start.elapsed()
+        });
+        let order = PageMove {
+            dirs: vec![dir],
+            from: NodeId(0),
+            to: NodeId(1),
+            bytes: Bytes::mib(4),
+            rate: Bytes::mib(64),
+            heeds_policy: false,
+        };
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let moved = move_or_drop(root.path(), &order, deadline, &CancellationToken::new());
+        assert_eq!(moved.obstacle(), Some(PageOutcome::Skipped));
+        assert!(writer.join().unwrap() < MAX_MOVE_TIME);
+    }
+
     #[test]
     fn full_node_gets_no_pages() {
         let root = tempfile::tempdir().unwrap();
@@ -216,11 +266,13 @@ mod tests {
             rate: Bytes::mib(64),
             heeds_policy: false,
         };
-        let moved = move_or_drop(root.path(), &order, &CancellationToken::new());
+        let deadline = Instant::now() + MAX_MOVE_TIME;
+        let moved = move_or_drop(root.path(), &order, deadline, &CancellationToken::new());
         assert_eq!(moved, PagesMoved([(PageOutcome::NoRoom, Bytes::mib(64))].into()));
         meminfo(1024 + 4096);
         assert_eq!(room(root.path(), NodeId(1)), Bytes::mib(4));
-        assert_eq!(move_or_drop(root.path(), &order, &CancellationToken::new()).obstacle(), None);
+        let moved = move_or_drop(root.path(), &order, deadline, &CancellationToken::new());
+        assert_eq!(moved.obstacle(), None);
         assert_eq!(room(root.path(), NodeId(2)), Bytes(0), "unknown");
     }
 }

@@ -10,14 +10,16 @@ use std::{
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_enforce::pages;
-use numaward_model::health;
 use numaward_topology::Bytes;
 use tokio_util::sync::CancellationToken;
 
-use crate::{core::Core, worker::Worker};
+use crate::{core::Core, page_worker::is_over, worker::Worker};
 
 /// Time to read one process, after which the thread counts as hung.
 const HANG_TIMEOUT: Duration = Duration::from_mins(10);
+
+/// Time to read the memory policies of the processes of a workload, which choose the length of `numa_maps`: other workloads wait.
+const POLICIES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time to read the mappings of the processes of a workload.
 const MAPPINGS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -91,14 +93,15 @@ impl PolicyReader {
         if self.worker.is_none() {
             let (proc, ended) = (core.config.host_root.join("proc"), self.stop.clone());
             let perform = move |(path, id, dir): Job| {
-                let is_over = || {
-                    health::beat();
-                    ended.is_cancelled()
-                };
                 let mut is_denied = false;
+                let is_over = is_over(Instant::now() + POLICIES_TIMEOUT, &ended);
                 let policies = match pages::named_nodes(&proc, &dir, is_over) {
                     Ok(None) => Ok(()),
                     Ok(Some(named)) => Err(format!("{named}, and its nodes would be remapped")),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                        let seconds = POLICIES_TIMEOUT.as_secs();
+                        Err(format!("its processes have more mappings than can be read in {seconds} s"))
+                    }
                     Err(error) => {
                         is_denied = error.kind() == io::ErrorKind::PermissionDenied;
                         Err(format!(

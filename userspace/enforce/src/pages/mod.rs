@@ -65,7 +65,7 @@ pub enum PageOutcome {
     NoRoom,
     /// The daemon may not move the page: `CAP_SYS_PTRACE` is missing, or the cgroup may not use the destination node.
     Refused,
-    /// The location of the page could not be read, or its process has more mappings than are read.
+    /// The location of the page could not be read, or not in time, or its process has more mappings than are read.
     Skipped,
     /// The kernel gave another reason.
     Other,
@@ -137,12 +137,17 @@ impl PagesMoved {
     }
 }
 
-/// Moves pages. Blocks until they are moved; `is_over` is called before each window, and during longer pauses.
+/// Moves pages. Blocks until they are moved; `is_over` is called before each window, during longer pauses, and for each line that is
+/// read. If the move is over before all mappings are read, one page stands for the rest ([`PageOutcome::Skipped`]).
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
     let mut run =
         MoveProgress { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
     'processes: for process in processes(&order.dirs) {
-        if run.is_done() || is_over() {
+        if run.is_done() {
+            break;
+        }
+        if is_over() {
+            run.moved.add(PageOutcome::Skipped, page_size());
             break;
         }
         let found = match mappings::on_node(&proc.join(process.to_string()), order.from, &is_over) {
@@ -151,9 +156,11 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
                 // The amount is not known, so one page stands for it.
                 match error.kind() {
                     io::ErrorKind::PermissionDenied => run.moved.add(PageOutcome::Refused, page_size()),
-                    io::ErrorKind::Interrupted => return run.moved,
                     _ if has_ended(&error) => {}
                     _ => run.moved.add(PageOutcome::Skipped, page_size()),
+                }
+                if error.kind() == io::ErrorKind::Interrupted {
+                    break;
                 }
                 continue;
             }

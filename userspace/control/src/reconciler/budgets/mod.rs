@@ -25,6 +25,8 @@ mod share;
 
 use std::{
     collections::BTreeMap,
+    mem,
+    ops::Bound,
     time::{Duration, Instant},
 };
 
@@ -62,6 +64,8 @@ pub(super) struct Budgets {
     /// Workloads with budgets, by owner in the ledger.
     workloads: BTreeMap<String, BudgetedWorkload>,
     next_reading: Option<Instant>,
+    /// Owner of the last order; empty before the first one.
+    last_moved: String,
     stop: CancellationToken,
 }
 
@@ -99,7 +103,7 @@ impl Budgets {
         if !core.config.holds_budgets() {
             return;
         }
-        if std::mem::take(&mut self.is_outdated) {
+        if mem::take(&mut self.is_outdated) {
             self.update(&core.store.state);
         }
         if self.workloads.is_empty() && self.worker.is_none() {
@@ -174,11 +178,27 @@ impl Budgets {
         self.worker.as_mut()
     }
 
-    /// Returns the next pages to move. The memory is read again after each move.
+    /// Returns the next pages to move. The memory is read again after each move. The workloads take turns, so that none of them keeps
+    /// the thread from the others.
     fn next_order(&mut self, core: &Core, now: Instant) -> Option<(String, PageMove)> {
+        let last = mem::take(&mut self.last_moved);
+        let order = self
+            .next_order_in((Bound::Excluded(&last), Bound::Unbounded), core, now)
+            .or_else(|| self.next_order_in((Bound::Unbounded, Bound::Included(&last)), core, now));
+        self.last_moved = order.as_ref().map_or(last, |(name, _)| name.clone());
+        order
+    }
+
+    /// Returns the first pages to move of the workloads in a range of names.
+    fn next_order_in(
+        &mut self,
+        names: (Bound<&str>, Bound<&str>),
+        core: &Core,
+        now: Instant,
+    ) -> Option<(String, PageMove)> {
         let (machine, rate) = (&core.policy.machine, core.config.budgets.rate.0);
         let distance = |from: NodeId, to: NodeId| machine.distance(from, to).unwrap_or(u32::MAX);
-        let workloads = self.workloads.iter_mut().filter(|(name, _)| !is_moved(core, name));
+        let workloads = self.workloads.range_mut::<str, _>(names).filter(|(name, _)| !is_moved(core, name));
         for (name, of) in workloads {
             let (share_move, change) = of.shares.next_move(distance, now);
             if let (Some(change), Some(cgroup)) = (change, of.cgroups.first()) {
@@ -269,12 +289,15 @@ fn report(core: &Core, name: &str, cgroup: &CgroupPath, change: ExcessChange, ob
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{fs, sync::Arc};
 
     use numaward_api as api;
     use numaward_config::{Config, policy::StrategyKind};
+    use numaward_enforce::pages;
     use numaward_engine::ContainerMove;
     use numaward_guarantee::{moving::RunningMoves, request::Request};
+
+    use prometheus_client::registry::Registry;
 
     use super::*;
     use crate::{
@@ -335,6 +358,62 @@ mod tests {
             let is_reported = happened.iter().any(|(_, report)| report.kind == EventKind::BudgetExceeded);
             assert_eq!((is_reported, budgets.next_order(core, now).is_some()), (!is_moved, !is_moved));
         }
+    }
+
+    /// Gives a workload 4 GiB on node 0, where its share is 1 GiB.
+    fn add_excess(budgets: &mut Budgets, core: &Core, name: &str, start: Instant) {
+        let mut shares = MemoryShares::default();
+        shares.set([(NodeId(0), Bytes::gib(1)), (NodeId(1), Bytes::gib(4))].into());
+        let cgroups = vec!["/a".parse().unwrap()];
+        budgets.workloads.insert(name.to_owned(), BudgetedWorkload { cgroups, shares });
+        for seconds in [0, 5] {
+            let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();
+            let found = [(name.to_owned(), found)].into();
+            budgets.record_reading(core, found, start + Duration::from_secs(seconds));
+        }
+    }
+
+    #[test]
+    fn workloads_take_turns() {
+        let (_dir, _host, reconciler) = bench(false);
+        let (core, now) = (&reconciler.core, Instant::now());
+        let mut budgets = Budgets::new(CancellationToken::new());
+        for name in ["a", "b", "c"] {
+            add_excess(&mut budgets, core, name, now);
+        }
+        let later = now + Duration::from_secs(5);
+        let mut next = || budgets.next_order(core, later).unwrap().0;
+        assert_eq!([next(), next(), next(), next()], ["a", "b", "c", "a"]);
+    }
+
+    #[test]
+    fn skipped_pages_are_counted_and_reported() {
+        let (dir, host, reconciler) = bench(false);
+        let (core, now) = (&reconciler.core, Instant::now());
+        let mut budgets = Budgets::new(CancellationToken::new());
+        add_excess(&mut budgets, core, "a", now);
+        let later = now + Duration::from_secs(5);
+        // No process has this id. One of its lines is not in the kernel's format.
+        let process = dir.path().join("proc/2147483000");
+        fs::create_dir_all(&process).unwrap();
+        fs::write(process.join("numa_maps"), "zzz default N0=1\n").unwrap();
+        fs::write(process.join("maps"), "").unwrap();
+        fs::write(dir.path().join("cgroup/a/cgroup.procs"), "2147483000\n").unwrap();
+        for _ in 0..3 {
+            let (name, order) = budgets.next_order(core, later).unwrap();
+            let moved = pages::move_pages(&dir.path().join("proc"), &order, || false);
+            budgets.record_move(core, &name, &order, &moved, later);
+        }
+        let happened = host.happened.lock().unwrap();
+        let last = happened.last().unwrap().1.message.clone();
+        assert!(last.ends_with("the nodes of its pages cannot be read."), "{last}");
+        let mut registry = Registry::default();
+        core.metrics.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let page = rustix::param::page_size();
+        let line = format!("budget_moved_bytes_total{{outcome=\"skipped\"}} {}\n", 3 * page);
+        assert!(text.contains(&line), "{text}");
     }
 
     #[test]
