@@ -63,4 +63,7 @@ pub use self::{
     part::DaemonPart,
 };
 #[cfg(feature = "testing")]
-pub use self::{regions::regions_of, stacks::function_names};
+pub use self::{
+    regions::regions_of,
+    stacks::{code_mappings, function_names},
+};

@@ -51,6 +51,20 @@ pub fn function_names(
     elf::names(file, offsets, deadline, &mut MAX_NAME_BYTES.clone())
 }
 
+/// Returns the names of the executable mappings at these addresses, from `/proc/PID/maps` ([`process::mappings`]), for fuzzing. `room` are
+/// the bytes available for the mappings.
+#[cfg(feature = "testing")]
+pub fn code_mappings(
+    maps: impl std::io::BufRead,
+    addresses: Vec<u64>,
+    room: usize,
+    deadline: Instant,
+) -> std::io::Result<Vec<String>> {
+    let mut search = MappingSearch { addresses, room, is_full: false, deadline };
+    let found = process::mappings(maps, &mut search)?;
+    Ok(found.into_iter().map(|mapping| mapping.name).collect())
+}
+
 /// Call chains of some workloads.
 pub(crate) struct ChainSet {
     pub(crate) chains: Vec<CallChain>,
