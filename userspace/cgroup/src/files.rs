@@ -1,8 +1,10 @@
-//! Text of files that another program can make long, also while they are read, or fill with bytes that are not UTF-8.
+//! Files beside cgroups: limited reads, because another program can make a file long, also while it is read, or fill it with bytes that are
+//! not UTF-8; and private directories.
 
 use std::{
-    fs::File,
+    fs::{DirBuilder, File},
     io::{self, Read as _},
+    os::unix::fs::DirBuilderExt as _,
     path::Path,
 };
 
@@ -37,11 +39,43 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
 }
 
+/// Creates a directory with mode 0700, unless it exists, and its missing parents with mode 0755: other programs may use them.
+///
+/// # Errors
+///
+/// A directory cannot be created, or the path belongs to a file of another kind.
+pub fn make_private_dir(path: &Path) -> io::Result<()> {
+    if let Some(parents) = path.parent().filter(|parents| !parents.as_os_str().is_empty()) {
+        DirBuilder::new().recursive(true).mode(0o755).create(parents)?;
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        made => made,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt as _,
+    };
 
     use super::*;
+
+    #[test]
+    fn private_dir_is_only_for_its_owner() {
+        let root = tempfile::tempdir().unwrap();
+        let (made, parent, file) = (root.path().join("a/b"), root.path().join("a"), root.path().join("a/c"));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        make_private_dir(&made).unwrap();
+        assert_eq!((mode(&made), mode(&parent) & 0o722), (0o700, 0o700));
+        fs::set_permissions(&made, Permissions::from_mode(0o750)).unwrap();
+        make_private_dir(&made).unwrap();
+        assert_eq!(mode(&made), 0o750, "an existing one is kept");
+        fs::write(&file, "").unwrap();
+        assert_eq!(make_private_dir(&file).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
 
     #[test]
     fn reads_are_limited() {

@@ -1,14 +1,15 @@
 //! `numaward export-kubelet-state`: writes the guarantees as the kubelet's state files.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
 
 use anyhow::{Context as _, bail};
 use numaward_api::KubeletState;
+use numaward_cgroup::make_private_dir;
 use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
 
 /// Subdirectories by which the directory of a kubelet is recognized.
@@ -55,21 +56,10 @@ pub(crate) fn check(directory: &Path, replace: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates a directory that only its owner can read, unless it exists. Missing parents get the usual mode.
-fn make_private(directory: &Path) -> io::Result<()> {
-    if let Some(parents) = directory.parent() {
-        fs::create_dir_all(parents)?;
-    }
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
-        made => made,
-    }
-}
-
 /// Writes both files. Each file is replaced as a whole or stays unchanged.
 pub(crate) fn write(directory: &Path, state: &KubeletState) -> anyhow::Result<()> {
     let fail = |name: &str| format!("{}: cannot be written", directory.join(name).display());
-    make_private(directory).with_context(|| fail(""))?;
+    make_private_dir(directory).with_context(|| fail(""))?;
     let temporary = |name: &str| directory.join(format!(".{name}.{}", std::process::id()));
     let written = files(state).into_iter().try_for_each(|(name, text)| {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(temporary(name));
@@ -130,7 +120,7 @@ mod tests {
         let mode_of = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let usual = dir.path().join("usual");
         fs::create_dir(&usual).unwrap();
-        assert_eq!((mode_of(&into), mode_of(&dir.path().join("a"))), (0o700, mode_of(&usual)));
+        assert_eq!((mode_of(&into), mode_of(&dir.path().join("a"))), (0o700, 0o755 & mode_of(&usual)));
         assert_eq!(fs::read_dir(&into).unwrap().count(), 2, "no temporary file is left");
 
         let refused = check(&into, false).unwrap_err().to_string();

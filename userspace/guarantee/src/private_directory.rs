@@ -10,16 +10,16 @@
 //! daemon's alone and gets mode 0700. Any other keeps its mode, because it may be `/run`.
 
 use std::{
-    fs::{self, DirBuilder, Permissions},
+    fs::{self, Permissions},
     io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
+use numaward_cgroup::make_private_dir;
+
 /// Mode of a directory that only the daemon uses.
 const PRIVATE_MODE: u32 = 0o700;
-/// Mode of the missing parents of such a directory.
-const PARENT_MODE: u32 = 0o755;
 /// Default name of such a directory.
 const OWN_NAME: &str = "numaward";
 
@@ -41,13 +41,7 @@ pub enum DirectoryError {
 /// Creates the directory and its missing parents, or checks an existing one.
 pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     let fail = |action| move |error| DirectoryError::Io(path.to_owned(), action, error);
-    let parents = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let done =
-        parents.map_or(Ok(()), |parents| DirBuilder::new().recursive(true).mode(PARENT_MODE).create(parents));
-    match done.and_then(|()| DirBuilder::new().mode(PRIVATE_MODE).create(path)) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
-        done => done.map_err(fail("create this directory"))?,
-    }
+    make_private_dir(path).map_err(fail("create this directory"))?;
     let found = fs::metadata(path).map_err(fail("read its metadata"))?;
     let (uid, mode) = (found.uid(), found.mode() & 0o7777);
     let own = rustix::process::geteuid().as_raw();
@@ -72,6 +66,8 @@ fn is_private(path: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::chown;
+
+    use numaward_tests_support::skip_outside_ci;
 
     use super::*;
 
@@ -126,6 +122,8 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             chown(&path, Some(65534), None).unwrap();
             assert!(matches!(prepare(&path), Err(DirectoryError::Insecure { uid: 65534, .. })));
+        } else {
+            skip_outside_ci("in part: only root can change the owner of a directory");
         }
         let file = root.path().join("file");
         fs::write(&file, "").unwrap();

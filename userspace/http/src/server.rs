@@ -276,6 +276,7 @@ pub(crate) mod tests {
     use std::{net::IpAddr, os::unix::process::CommandExt as _};
 
     use axum::{extract::Request, routing::get};
+    use numaward_tests_support::skip_outside_ci;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         time::Instant,
@@ -372,9 +373,8 @@ pub(crate) mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn local_users_have_separate_limits() {
-        // Only root can start a process of another user.
         if !rustix::process::geteuid().is_root() {
-            return;
+            return skip_outside_ci("only root can start a process of another user");
         }
         let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::DEFAULT };
         let address = start_server(limits).await;
@@ -384,8 +384,10 @@ pub(crate) mod tests {
             .uid(65534)
             .stdout(std::process::Stdio::piped())
             .spawn();
-        // The host may have no bash.
-        let Ok(mut flood) = flood else { return };
+        let mut flood = match flood {
+            Ok(flood) => flood,
+            Err(error) => return skip_outside_ci(format!("bash cannot be started: {error}")),
+        };
         io::Read::read_exact(flood.stdout.as_mut().unwrap(), &mut [0]).unwrap();
         let mut held = Vec::new();
         for number in 0..limits.connections_of_a_peer {
