@@ -751,6 +751,7 @@ async fn synchronizes_pods_of_any_size() {
     for pod in snapshot.pods.values() {
         assert_eq!(pod.annotations["numaward.io/placement"], "shared");
         assert_eq!(pod.labels["app"], "db");
+        assert_eq!(pod.ignored, 1, "the large label");
         assert!(size(&pod.labels) + size(&pod.annotations) < 128 << 10);
     }
     assert!(snapshot.containers.iter().all(|container| size(&container.annotations) == 0));

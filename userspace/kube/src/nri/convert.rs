@@ -74,7 +74,8 @@ fn trim(texts: &mut BTreeMap<String, String>, max_bytes: usize) -> usize {
     before - texts.len()
 }
 
-pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
+/// `ignored` is the number of labels and annotations that [`Trim::trim`] has removed.
+pub(crate) fn pod(message: messages::PodSandbox, ignored: usize) -> Pod {
     let linux = message.linux.unwrap_or_default();
     Pod {
         cgroup: cgroup_path::pod_path(&linux.cgroup_parent).ok(),
@@ -84,6 +85,7 @@ pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
         uid: message.uid,
         labels: message.labels,
         annotations: message.annotations,
+        ignored,
         runtime_handler: message.runtime_handler,
         overhead: linux.pod_overhead.map(resources),
     }

@@ -170,19 +170,26 @@ fn read<M: prost::Message + Default>(call: Call, payload: &[u8]) -> Result<M, Un
 
 fn read_pod(call: Call, pod: Option<messages::PodSandbox>) -> Result<Pod, Unreadable> {
     let trimmed = |mut pod: messages::PodSandbox| {
-        let dropped = pod.trim();
+        let ignored = pod.trim();
+        let pod = convert::pod(pod, ignored);
         // Once for each pod.
-        if dropped > 0 && call == Call::RunPod {
-            tracing::warn!(
-                pod = format!("{}/{}", pod.namespace, pod.name),
-                "NRI: {dropped} labels and annotations of the pod are ignored: they have more than {} KiB",
-                convert::MAX_MAP_BYTES >> 10
-            );
+        if call == Call::RunPod {
+            warn_about_ignored(&pod);
         }
-        convert::pod(pod)
+        pod
     };
     let pod = pod.filter(|pod| !pod.id.is_empty()).map(trimmed);
     pod.ok_or_else(|| Unreadable(call, "the pod or its id is missing".to_owned()))
+}
+
+fn warn_about_ignored(Pod { namespace, name, ignored, .. }: &Pod) {
+    if *ignored > 0 {
+        tracing::warn!(
+            pod = format!("{namespace}/{name}"),
+            "NRI: {ignored} labels and annotations of the pod are ignored: they have more than {} KiB",
+            convert::MAX_MAP_BYTES >> 10
+        );
+    }
 }
 
 fn read_both(
@@ -602,14 +609,20 @@ impl<H: Handler> Session<H> {
 impl PartialSnapshot {
     fn add(&mut self, request: messages::SynchronizeRequest) {
         let pods = self.read_each(request.pods, "pods");
-        let pods = pods.into_iter().map(convert::pod).map(|pod| (pod.id.clone(), pod));
-        self.snapshot.pods.extend(pods);
+        let pods = pods.into_iter().map(|(pod, ignored)| convert::pod(pod, ignored));
+        let pods = pods.inspect(warn_about_ignored);
+        self.snapshot.pods.extend(pods.map(|pod| (pod.id.clone(), pod)));
         let containers = self.read_each(request.containers, "containers");
-        self.snapshot.containers.extend(containers.into_iter().map(convert::container));
+        self.snapshot.containers.extend(containers.into_iter().map(|(of, _)| convert::container(of)));
     }
 
-    /// Decodes the valid objects for which there is space; counts the remaining ones.
-    fn read_each<M: prost::Message + Default + Trim>(&mut self, encoded: Vec<Vec<u8>>, what: &str) -> Vec<M> {
+    /// Decodes the valid objects for which there is space, with the number of their ignored labels and annotations; counts the remaining
+    /// objects.
+    fn read_each<M: prost::Message + Default + Trim>(
+        &mut self,
+        encoded: Vec<Vec<u8>>,
+        what: &str,
+    ) -> Vec<(M, usize)> {
         let (mut read, mut skipped, mut problem) = (Vec::new(), 0, None);
         for bytes in encoded {
             let mut message = match M::decode(&*bytes) {
@@ -620,7 +633,7 @@ impl PartialSnapshot {
                     continue;
                 }
             };
-            message.trim();
+            let ignored = message.trim();
             let size = message.encoded_len();
             if self.objects >= MAX_OBJECTS || self.bytes + size > MAX_SNAPSHOT_BYTES {
                 skipped += 1;
@@ -632,7 +645,7 @@ impl PartialSnapshot {
                 continue;
             }
             (self.objects, self.bytes) = (self.objects + 1, self.bytes + size);
-            read.push(message);
+            read.push((message, ignored));
         }
         if let Some(problem) = problem {
             tracing::warn!(

@@ -26,6 +26,8 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// Annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
     pub annotations: BTreeMap<String, String>,
+    /// Number of labels and annotations of these kinds beyond the limits.
+    pub ignored: usize,
     /// Cgroup relative to the root of the hierarchy, if the runtime reported a path that can be resolved.
     pub cgroup: Option<String>,
     /// Handler of the pod's `RuntimeClass` in the runtime's configuration, such as `runc`; empty: the runtime's default.

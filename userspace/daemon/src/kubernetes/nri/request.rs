@@ -210,6 +210,13 @@ impl RequestBuilder {
     fn request(&self, pod: &nri::Pod, claim: PodClaim, annotations: &Annotations) -> PodPlacementRequest {
         let mut terms = annotations.terms.clone();
         let mut notes = annotations.ignored.clone();
+        if pod.ignored > 0 {
+            notes.push(format!(
+                "{} of its labels and annotations are ignored (the first ones by key are read: 32 KiB of labels, and 32 KiB of the \
+                 annotations of numaward.io)",
+                pod.ignored
+            ));
+        }
         if let PodClaim::Pod(request) | PodClaim::Container(request) = &claim {
             for container in request.all_containers() {
                 let wishes = annotations.for_container(container.name.as_str());
@@ -813,6 +820,14 @@ mod tests {
             let note = format!("{} of its {} labels", count + 1 - kept.len(), count + 1);
             assert!(built.notes.iter().any(|found| found.contains(&note)), "{note}: {:?}", built.notes);
         }
+    }
+
+    #[test]
+    fn ignored_texts_are_noted() {
+        let builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let notes = |ignored| builder.pod(&nri::Pod { ignored, ..pod(&[]) }).notes;
+        assert_eq!(notes(0), [""; 0]);
+        assert!(matches!(&notes(3)[..], [note] if note.starts_with("3 of its labels and annotations")));
     }
 
     /// A quota counts requests, not the siblings of CPUs or the resctrl class.
