@@ -2,7 +2,7 @@
 //!
 //! kustomize renders each overlay. The result is validated against the schemas of the oldest and the newest supported
 //! Kubernetes, which must know all fields, and every reference must have a target. The configurations in them are
-//! tested by the daemon.
+//! tested by the daemon. Admission policies are evaluated for requests of daemons.
 //!
 //! The chart for Helm is compared with the overlays ([`chart`]), the list of system calls with the unit for systemd,
 //! and the unit with the exposure that systemd computes ([`hardening`]).
@@ -74,9 +74,10 @@ pub(crate) fn check() -> Result<()> {
         validate(&cache, &KUBERNETES, &others).with_context(|| name.clone())?;
         if !newer.is_empty() {
             validate(&cache, &KUBERNETES[1..], &newer).with_context(|| name.clone())?;
+            judge(&tests, "admission.mjs", &resources).with_context(|| name.clone())?;
         }
         if !monitoring.is_empty() {
-            validate_monitoring(&tests, &monitoring).with_context(|| name.clone())?;
+            judge(&tests, "monitoring.mjs", &monitoring).with_context(|| name.clone())?;
         }
     }
     if !faults.is_empty() {
@@ -126,16 +127,17 @@ fn validate(cache: &Cache, versions: &[&str], resources: &[&Value]) -> Result<()
     command::run(&mut validate)
 }
 
-fn validate_monitoring(tests: &Path, resources: &[&Value]) -> Result<()> {
+/// Passes resources to a script in `tests/deploy`.
+fn judge(tests: &Path, script: &str, resources: &impl serde::Serialize) -> Result<()> {
     let mut node = Command::new("node")
-        .arg("monitoring.mjs")
+        .arg(script)
         .current_dir(tests)
         .stdin(Stdio::piped())
         .spawn()
         .context("cannot run node")?;
     let input = serde_json::to_vec(resources)?;
     node.stdin.take().context("node takes no input")?.write_all(&input)?;
-    anyhow::ensure!(node.wait()?.success(), "the Prometheus operator would refuse it: see above");
+    anyhow::ensure!(node.wait()?.success(), "{script} has found faults: see above");
     Ok(())
 }
 
@@ -143,6 +145,7 @@ fn validate_monitoring(tests: &Path, resources: &[&Value]) -> Result<()> {
 fn dangling(resources: &[Value]) -> Vec<String> {
     let mut faults = admission_faults(resources);
     faults.extend(resources.iter().filter_map(socket_fault));
+    faults.extend(resources.iter().flat_map(mount_faults));
     let named = |kind: &str| -> BTreeSet<&str> {
         let of_kind = resources.iter().filter(|resource| resource["kind"] == kind);
         of_kind.filter_map(|resource| resource["metadata"]["name"].as_str()).collect()
@@ -201,14 +204,35 @@ fn escalation_fault(container: &Value) -> Option<String> {
     }
 }
 
-/// Returns the faults of the sockets of a configuration: an agent mounts the directory of the PodResources socket, and must not get the
+/// Returns the fault of the sockets of a configuration: an agent mounts the directory of the PodResources socket, and must not get the
 /// control socket with it.
 fn socket_fault(resource: &Value) -> Option<String> {
     let config: Value = serde_norway::from_str(resource["data"]["config.yaml"].as_str()?).ok()?;
-    let parent = |path: &str| Path::new(path).parent().map(Path::to_owned);
-    let served = parent(config["kubernetes"]["podResources"]["socket"].as_str()?);
-    let control = parent(config["controlSocket"].as_str().unwrap_or(CONTROL_SOCKET));
-    (served == control).then(|| "the PodResources socket is beside the control socket".to_owned())
+    let served = Path::new(config["kubernetes"]["podResources"]["socket"].as_str()?).parent()?;
+    let control = Path::new(config["controlSocket"].as_str().unwrap_or(CONTROL_SOCKET));
+    control.starts_with(served).then(|| {
+        format!(
+            "the directory of the PodResources socket, {}, has the control socket in or below it",
+            served.display()
+        )
+    })
+}
+
+/// Returns the faults of the mounts of a pod: no pod needs a directory above that of the control socket, and only the daemon's pods need
+/// that directory.
+fn mount_faults(resource: &Value) -> Vec<String> {
+    let directory = Path::new(CONTROL_SOCKET).parent().unwrap_or(Path::new(CONTROL_SOCKET));
+    let pod =
+        if resource["kind"] == "Pod" { &resource["spec"] } else { &resource["spec"]["template"]["spec"] };
+    let is_daemon = resource["kind"] == "DaemonSet" && pod["containers"][0]["name"] == "numaward";
+    let paths = list(&pod["volumes"]).iter().filter_map(|volume| volume["hostPath"]["path"].as_str());
+    let is_fault = |path: &&str| {
+        // `/var/run` is a link to `/run`.
+        let path = path.strip_prefix("/var").filter(|rest| rest.starts_with("/run")).unwrap_or(path);
+        directory.starts_with(path) && !(is_daemon && directory == Path::new(path))
+    };
+    let fault = |path| format!("a pod mounts {path}, which has the control socket in or below it");
+    paths.filter(is_fault).map(fault).collect()
 }
 
 /// Policies that are bound to nothing, or are for another service account than that of the daemon.
@@ -369,9 +393,34 @@ mod tests {
         let fault = |config: &str| socket_fault(&serde_json::json!({ "data": { "config.yaml": config } }));
         let served = |path: &str| format!("kubernetes: {{podResources: {{socket: {path}}}}}");
         assert!(fault(&served("/run/numaward/pod-resources.sock")).is_some());
+        assert!(fault(&served("/run/kubelet.sock")).is_some(), "above it");
         assert!(fault(&(served("/run/a/b.sock") + "\ncontrolSocket: /run/a/control.sock")).is_some());
         assert_eq!(fault(&served("/run/numaward/pod-resources/kubelet.sock")), None);
         assert_eq!(fault("mode: observe"), None);
+    }
+
+    #[test]
+    fn only_daemon_mounts_control_socket() {
+        let faults = |kind: &str, name: &str, path: &str| {
+            let volumes = [serde_json::json!({ "name": "a", "hostPath": { "path": path } })];
+            let spec = serde_json::json!({ "containers": [{ "name": name }], "volumes": volumes });
+            let spec = if kind == "Pod" { spec } else { serde_json::json!({ "template": { "spec": spec } }) };
+            mount_faults(&serde_json::json!({ "kind": kind, "spec": spec })).len()
+        };
+        for (path, of_daemon, of_agent) in [
+            ("/", 1, 1),
+            ("/run", 1, 1),
+            ("/var/run", 1, 1),
+            ("/run/numaward", 0, 1),
+            ("/var/run/numaward/", 0, 1),
+            ("/run/numaward/pod-resources", 0, 0),
+            ("/run/numa", 0, 0),
+            ("/var", 0, 0),
+        ] {
+            let found = [("DaemonSet", "numaward"), ("DaemonSet", "agent"), ("Pod", "numaward")];
+            let found = found.map(|(kind, name)| faults(kind, name, path));
+            assert_eq!(found, [of_daemon, of_agent, of_agent], "{path}");
+        }
     }
 
     #[test]

@@ -78,6 +78,7 @@ fn sockets_in_one_directory_warn() {
     };
     let found = warnings("/run/numaward/pod-resources.sock");
     assert!(found.len() == 1 && found[0].contains("the directory of the control socket"), "{found:?}");
+    assert_eq!(warnings("/run/kubelet.sock").len(), 1, "a mount of /run includes /run/numaward");
     assert_eq!(warnings("/run/numaward/pod-resources/kubelet.sock"), [""; 0]);
 }
 

@@ -1,0 +1,81 @@
+// Evaluates the policy `own-node` among the resources on standard input (a JSON array) for requests of a daemon with the token of a
+// node, as the API server does.
+import { Environment } from "@marcbachmann/cel-js";
+
+const chunks = [];
+for await (const chunk of process.stdin) chunks.push(chunk);
+const resources = JSON.parse(Buffer.concat(chunks));
+const policies = resources.filter((of) => of.kind === "ValidatingAdmissionPolicy");
+const accounts = resources
+  .filter((of) => of.kind === "ServiceAccount")
+  .map((of) => `system:serviceaccount:${of.metadata.namespace}:${of.metadata.name}`);
+const cel = new Environment({ enableOptionalTypes: true, unlistedVariablesAreDyn: true });
+
+const NODE = "node-1";
+const LONG = "n".repeat(200);
+const TOPOLOGIES = ["topology.node.k8s.io", "noderesourcetopologies"];
+const NODES = ["", "nodes"];
+const EVENTS = ["events.k8s.io", "events"];
+const OTHER_TOPOLOGY = "a NodeResourceTopology must have the name of the daemon's Kubernetes node";
+const OTHER_NODE = "a daemon may change only its own Kubernetes node";
+const OTHER_EVENT = "an event is reported by the daemon's node";
+const NO_NODE = "the token names no node";
+const named = (name) => ({ metadata: { name } });
+const from = (reportingInstance) => ({ metadata: { name: "e" }, reportingInstance });
+
+// Resource, operation, node of the token, object, previous object, and the message of the refusal.
+const CASES = [
+  [TOPOLOGIES, "CREATE", NODE, named(NODE), null, undefined],
+  [TOPOLOGIES, "CREATE", NODE, named("node-2"), null, OTHER_TOPOLOGY],
+  [TOPOLOGIES, "UPDATE", NODE, named(NODE), named(NODE), undefined],
+  [TOPOLOGIES, "UPDATE", NODE, named("node-2"), named("node-2"), OTHER_TOPOLOGY],
+  [TOPOLOGIES, "UPDATE", undefined, named(NODE), named(NODE), NO_NODE],
+  [NODES, "UPDATE", NODE, named(NODE), named(NODE), undefined],
+  [NODES, "UPDATE", NODE, named("node-2"), named("node-2"), OTHER_NODE],
+  [NODES, "UPDATE", undefined, named(NODE), named(NODE), NO_NODE],
+  [EVENTS, "CREATE", NODE, from(NODE), null, undefined],
+  [EVENTS, "CREATE", NODE, from("node-2"), null, OTHER_EVENT],
+  [EVENTS, "CREATE", NODE, named("e"), null, OTHER_EVENT],
+  [EVENTS, "CREATE", undefined, from(NODE), null, NO_NODE],
+  [EVENTS, "UPDATE", NODE, from(NODE), from(NODE), undefined],
+  [EVENTS, "UPDATE", NODE, from(NODE), from("node-2"), OTHER_EVENT],
+  [EVENTS, "UPDATE", NODE, from(NODE), named("e"), OTHER_EVENT],
+  // The daemon cuts the name of its node for an event.
+  [EVENTS, "CREATE", LONG, from(`${LONG.slice(0, 124)} …`), null, undefined],
+  [EVENTS, "CREATE", LONG, from(LONG), null, OTHER_EVENT],
+];
+
+// Returns the message with which the policy refuses a request; undefined if it does not, and null if it is not for this request.
+function refusal(policy, request, object, oldObject) {
+  const { matchConstraints, matchConditions, variables, validations } = policy.spec;
+  const isMatch = matchConstraints.resourceRules.some(
+    (rule) =>
+      rule.apiGroups.includes(request.resource.group) &&
+      rule.resources.includes(request.resource.resource) &&
+      rule.operations.includes(request.operation),
+  );
+  const context = { request, object, oldObject, variables: {} };
+  if (!isMatch || !matchConditions.every((of) => cel.evaluate(of.expression, context))) return null;
+  for (const { name, expression } of variables) context.variables[name] = cel.evaluate(expression, context);
+  return validations.find((of) => !cel.evaluate(of.expression, context))?.message;
+}
+
+let failed = 0;
+for (const policy of policies) {
+  const judge = ([[group, resource], operation, node, object, oldObject], username) => {
+    const extra = node && { "authentication.kubernetes.io/node-name": [node] };
+    const userInfo = { username, ...(extra && { extra }) };
+    return refusal(policy, { resource: { group, resource }, operation, userInfo }, object, oldObject);
+  };
+  const own = accounts.filter((account) => judge(CASES[0], account) !== null);
+  if (own.length !== 1) throw new Error(`${policy.metadata.name} is for ${own.length} of ${accounts.length} accounts`);
+  for (const request of CASES) {
+    const found = [judge(request, own[0]), judge(request, "system:serviceaccount:other:numaward")];
+    const expected = [request[5], null];
+    if (found[0] === expected[0] && found[1] === expected[1]) continue;
+    failed += 1;
+    console.error(`${policy.metadata.name}: ${JSON.stringify(request)}: ${found} instead of ${expected}`);
+  }
+  console.log(`${policy.metadata.name}: ${CASES.length} requests, ${failed} judged wrongly`);
+}
+process.exit(failed ? 1 : 0);
