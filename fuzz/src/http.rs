@@ -53,7 +53,7 @@ impl FuzzDaemon {
             Config { host_root: dir.clone(), state_directory: dir.join("state"), ..Config::default() };
         config.probes.allocation.enabled = false;
         let host = Arc::new(testing::TestHost::new(machine));
-        let (reconciler, _, _) = testing::reconciler(&config, &root, Ports::from_part(&host), None, None);
+        let (reconciler, _, _) = testing::reconciler(&config, &root, Ports::new(host.clone()), None, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
         let (readiness, heartbeats) = (Readiness::default(), Heartbeats::default());

@@ -14,7 +14,7 @@ use numaward_enforce::pages::{self, PageMove, PageOutcome, PagesMoved};
 use numaward_model::{
     accesses::{Accesses, WorkloadAccesses},
     health::{self, Heartbeats},
-    port::AccessSource,
+    port::ObservedHost,
 };
 use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
@@ -73,7 +73,7 @@ pub(crate) type AutoPlacementWorker = Worker<Job, JobOutcome>;
 pub(crate) struct Sources {
     pub(crate) host_root: PathBuf,
     pub(crate) hierarchy: Hierarchy,
-    pub(crate) accesses: Arc<dyn AccessSource>,
+    pub(crate) host: Arc<dyn ObservedHost>,
     /// The configuration, which selects the eligible workloads.
     pub(crate) config: Home,
 }
@@ -96,7 +96,7 @@ pub(crate) fn start(
 impl Sources {
     pub(crate) fn survey(&self, nodes: &[NodeId]) -> Survey {
         let started = Instant::now();
-        let workloads = self.accesses.accesses().into_iter().filter_map(|of| self.read(of)).collect();
+        let workloads = self.host.accesses().into_iter().filter_map(|of| self.read(of)).collect();
         let room = nodes.iter().map(|node| (*node, room(&self.host_root, *node))).collect();
         Survey { workloads, room, took: started.elapsed() }
     }
@@ -162,7 +162,7 @@ mod tests {
         let mut sources = Sources {
             host_root: root.path().to_owned(),
             hierarchy: Hierarchy::at(root.path()),
-            accesses: Arc::new(host),
+            host: Arc::new(host),
             config: Home {
                 include: vec![pattern("/a/*")],
                 exclude: vec![pattern("/a/out")],

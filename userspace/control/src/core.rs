@@ -111,7 +111,7 @@ impl Core {
         ports: Ports,
         metrics: ControlMetrics,
     ) -> Result<Self, StartError> {
-        let policy = Policy::new(config, ports.machine.machine())?;
+        let policy = Policy::new(config, ports.host.machine())?;
         private_directory::prepare(&config.state_directory)?;
         let (store, loaded) = Store::open(&config.state_directory)?;
         let lock = match hierarchy.lock() {
@@ -156,10 +156,10 @@ impl Core {
             isolation,
             effects: Effects::default(),
         };
-        core.policy.report_unfit(&*core.ports.events);
-        core.policy.recharge(&mut core.store.state, &*core.ports.events);
+        core.policy.report_unfit(&*core.ports.host);
+        core.policy.recharge(&mut core.store.state, &*core.ports.host);
         let state = &mut core.store.state;
-        let headroom = core.ports.headroom.headroom();
+        let headroom = core.ports.host.headroom();
         let conditions =
             conditions::present_conditions(&headroom, &core.hierarchy, &core.policy.machine, &state.ledger);
         state.ledger.set_conditions(Arc::new(conditions));
@@ -167,7 +167,7 @@ impl Core {
     }
 
     pub(crate) fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
-        self.ports.events.report(cgroup, report);
+        self.ports.host.report(cgroup, report);
     }
 
     /// Returns true if the guarantee of this cgroup is being released.

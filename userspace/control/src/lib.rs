@@ -130,7 +130,7 @@ fn start_on_this_host(
     runtime: &Handle,
     stop: &CancellationToken,
 ) -> Result<Option<(ReconcilerHandle, JoinHandle<()>)>, StartError> {
-    let machine = ports.machine.machine();
+    let machine = ports.host.machine();
     if machine.nodes.is_empty() {
         tracing::warn!("guarantees are not available: the machine could not be read");
         return Ok(None);

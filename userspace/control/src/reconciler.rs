@@ -139,7 +139,7 @@ pub fn start(
             !news.add(events.len())
                 || commands.send(Message::Internal(Command::Cgroups(events.to_vec()))).is_ok()
         };
-        reconciler.core.ports.cgroups.subscribe(Box::new(send));
+        reconciler.core.ports.host.subscribe(Box::new(send));
     }
     reconciler.adopt();
     let worker =
@@ -457,7 +457,7 @@ impl ReconcilerLoop {
                 guarantees.free_cpus = self.core.free_cpus();
                 guarantees.homes.clone_from(&homes);
                 guarantees.unfit.clone_from(&self.core.policy.unfit);
-                self.core.ports.assignments.publish_guarantees(guarantees);
+                self.core.ports.host.publish_guarantees(guarantees);
                 self.homes = homes;
             }
             let Controllers { drift, declarations, restores, .. } = &self.controllers;

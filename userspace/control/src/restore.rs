@@ -36,9 +36,7 @@ use numaward_model::{
     EventReport, Guarantees,
     accesses::WorkloadAccesses,
     headroom::Headroom,
-    port::{
-        AccessSource, AssignmentSink, CgroupEvents, CgroupListener, EventSink, HeadroomSource, MachineSource,
-    },
+    port::{CgroupListener, ObservedHost},
 };
 use numaward_store::{Store, StoreError};
 use numaward_topology::Machine;
@@ -80,7 +78,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let before = read_ledger(&config)?;
     let (alone, stop) = (Arc::new(NoopPorts(Arc::new(machine))), CancellationToken::new());
     let metrics = ControlMetrics::default();
-    let started = start_on_this_host(&config, Ports::from_part(&alone), metrics, None, runtime, &stop)?;
+    let started = start_on_this_host(&config, Ports::new(alone), metrics, None, runtime, &stop)?;
     let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
     let until = Instant::now() + RETRY_TIMEOUT;
     while !thread.is_finished() && Instant::now() < until && !is_all_restored(&reconciler) {
@@ -177,35 +175,29 @@ fn remove_exec_parent(hierarchy: &Hierarchy) {
 /// A machine without subscribers; events are only logged.
 struct NoopPorts(Arc<Machine>);
 
-impl MachineSource for NoopPorts {
+impl ObservedHost for NoopPorts {
     fn machine(&self) -> Arc<Machine> {
         self.0.clone()
     }
-}
 
-impl AssignmentSink for NoopPorts {
+    fn headroom(&self) -> Arc<Headroom> {
+        Arc::default()
+    }
+
+    fn accesses(&self) -> Vec<WorkloadAccesses> {
+        Vec::new()
+    }
+
+    fn subscribe(&self, _: CgroupListener) {}
+
     fn publish_guarantees(&self, _: Guarantees) {}
-}
 
-impl EventSink for NoopPorts {
     fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         let cgroup = cgroup.map(ToString::to_string);
         tracing::info!(cgroup, event = report.message, "event");
     }
-}
 
-impl CgroupEvents for NoopPorts {
-    fn subscribe(&self, _: CgroupListener) {}
-}
+    fn update_containers(&self, _: Vec<(String, String)>, _: bool) {}
 
-impl AccessSource for NoopPorts {
-    fn accesses(&self) -> Vec<WorkloadAccesses> {
-        Vec::new()
-    }
-}
-
-impl HeadroomSource for NoopPorts {
-    fn headroom(&self) -> Arc<Headroom> {
-        Arc::default()
-    }
+    fn remove_container(&self, _: &str) {}
 }

@@ -15,10 +15,7 @@ use numaward_model::{
     EventReport, Guarantees,
     accesses::WorkloadAccesses,
     headroom::Headroom,
-    port::{
-        AccessSource, AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink,
-        HeadroomSource, MachineSource,
-    },
+    port::{CgroupListener, ObservedHost},
 };
 use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
@@ -58,43 +55,31 @@ impl TestHost {
     }
 }
 
-impl MachineSource for TestHost {
+impl ObservedHost for TestHost {
     fn machine(&self) -> Arc<Machine> {
         self.machine.lock().unwrap().clone()
     }
-}
 
-impl HeadroomSource for TestHost {
     fn headroom(&self) -> Arc<Headroom> {
         self.headroom.lock().unwrap().clone()
     }
-}
 
-impl AccessSource for TestHost {
     fn accesses(&self) -> Vec<WorkloadAccesses> {
         self.accesses.lock().unwrap().clone()
     }
-}
 
-impl EventSink for TestHost {
     fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         self.happened.lock().unwrap().push((cgroup.cloned(), report));
     }
-}
 
-impl AssignmentSink for TestHost {
     fn publish_guarantees(&self, guarantees: Guarantees) {
         *self.assigned.lock().unwrap() = guarantees;
     }
-}
 
-impl CgroupEvents for TestHost {
     fn subscribe(&self, listener: CgroupListener) {
         *self.cgroup_listener.lock().unwrap() = Some(listener);
     }
-}
 
-impl ContainerNames for TestHost {
     fn update_containers(&self, _: Vec<(String, String)>, _: bool) {}
 
     fn remove_container(&self, _: &str) {}
@@ -159,7 +144,7 @@ pub fn reconciler(
     systemd: Option<Systemd>,
 ) -> (ReconcilerHandle, JoinHandle<()>, CancellationToken) {
     let (hierarchy, stop) = (Hierarchy::at(root), CancellationToken::new());
-    let enforcer = enforcer(root, &ports.machine.machine(), systemd);
+    let enforcer = enforcer(root, &ports.host.machine(), systemd);
     let (reconciler, thread) =
         start(config, hierarchy, enforcer, ports, ControlMetrics::default(), watch, stop.clone()).unwrap();
     (reconciler, thread, stop)

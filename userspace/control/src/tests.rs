@@ -17,7 +17,7 @@ use numaward_guarantee::{
     request::{Request, Resize},
     state::State,
 };
-use numaward_model::port::MachineSource as _;
+use numaward_model::port::ObservedHost as _;
 use numaward_store::{LoadedLedger, Store};
 use numaward_tests_support::skip_outside_ci;
 use numaward_topology::{Bytes, Machine};
@@ -58,7 +58,7 @@ impl DaemonBench {
         let config = Config { state_directory: self.dir.path().join("state"), ..config };
         let root = self.dir.path().join("cgroup");
         // Plain files are watched like knobs. Without the privilege, they are polled.
-        fixture::reconciler(&config, &root, Ports::from_part(&self.host), KnobWatch::new(&root).ok(), None)
+        fixture::reconciler(&config, &root, Ports::new(self.host.clone()), KnobWatch::new(&root).ok(), None)
     }
 }
 

@@ -145,7 +145,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
         None => CgroupSource::MountTable,
     };
     let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeats, &stop)?;
-    let ports = Ports { heartbeats: heartbeats.clone(), ..Ports::from_part(&observer) };
+    let ports = Ports { heartbeats: heartbeats.clone(), ..Ports::new(observer.clone()) };
     let started = guarantor.start(config, ports, runtime.handle(), &stop)?;
     let (reconciler, thread) = started.unzip();
     threads.extend(thread);

@@ -46,7 +46,7 @@ use numaward_kube::{
 };
 use numaward_model::{
     health::{Heartbeats, Readiness},
-    port::ContainerNames as _,
+    port::ObservedHost as _,
     snapshot::SnapshotSource as _,
 };
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};

@@ -3,10 +3,7 @@
 use std::{sync::Arc, thread::JoinHandle};
 
 use numaward_config::Config;
-use numaward_model::{
-    health::Heartbeats,
-    port::{AccessSource, AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource},
-};
+use numaward_model::{health::Heartbeats, port::ObservedHost};
 use prometheus_client::registry::Registry;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -45,42 +42,14 @@ pub trait ReconcilerFactory {
 /// The services that the reconciler uses.
 #[derive(Clone)]
 pub struct Ports {
-    /// Source of the machine's topology.
-    pub machine: Arc<dyn MachineSource>,
-    /// Receives the guarantees after each change, on the reconciler's thread.
-    pub assignments: Arc<dyn AssignmentSink>,
-    /// Receives events.
-    pub events: Arc<dyn EventSink>,
-    /// Source of created and removed cgroups.
-    pub cgroups: Arc<dyn CgroupEvents>,
-    /// Source of the free memory of nodes.
-    pub headroom: Arc<dyn HeadroomSource>,
-    /// Source of the memory accesses of workloads.
-    pub accesses: Arc<dyn AccessSource>,
+    pub host: Arc<dyn ObservedHost>,
     /// Liveness of the daemon's threads.
     pub heartbeats: Heartbeats,
 }
 
 impl Ports {
-    /// Returns ports that all use the same object.
-    pub fn from_part<P>(part: &Arc<P>) -> Self
-    where
-        P: MachineSource
-            + AssignmentSink
-            + EventSink
-            + CgroupEvents
-            + HeadroomSource
-            + AccessSource
-            + 'static,
-    {
-        Self {
-            machine: part.clone(),
-            assignments: part.clone(),
-            events: part.clone(),
-            cgroups: part.clone(),
-            headroom: part.clone(),
-            accesses: part.clone(),
-            heartbeats: Heartbeats::default(),
-        }
+    /// Returns the ports of this host, with threads whose liveness is not observed.
+    pub fn new(host: Arc<dyn ObservedHost>) -> Self {
+        Self { host, heartbeats: Heartbeats::default() }
     }
 }

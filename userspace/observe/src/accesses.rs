@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_model::{
-    accesses::{Accesses, CountingMethod, WorkloadAccesses},
-    port::AccessSource,
-};
+use numaward_model::accesses::{Accesses, CountingMethod, WorkloadAccesses};
 use numaward_probes::{Activity, Probe, SlotId};
 use numaward_topology::NodeId;
 
@@ -17,25 +14,24 @@ use crate::{
     table::{Member, Table},
 };
 
-impl AccessSource for Observer {
-    fn accesses(&self) -> Vec<WorkloadAccesses> {
-        // The sampling state is only updated while there are requests.
-        self.record_request();
-        let read = self.read();
-        let sampled = self.latest.sampled.borrow().clone();
-        leaves(&read.table)
-            .into_iter()
-            .map(|(id, member)| {
-                let activity = member.slot.map(|slot| read.activity_counts.slots.get(slot));
-                let counted = activity.map(|activity| activity.cloned().unwrap_or_default());
-                WorkloadAccesses {
-                    cgroup: member.path.clone(),
-                    id,
-                    accesses: counted.and_then(|counted| accesses(&read.attached, &sampled, id, &counted)),
-                }
-            })
-            .collect()
-    }
+/// Returns the accesses so far of each workload that has no workload below it.
+pub(crate) fn read(observer: &Observer) -> Vec<WorkloadAccesses> {
+    // The sampling state is only updated while there are requests.
+    observer.demand.record();
+    let read = observer.read();
+    let sampled = observer.latest.sampled.borrow().clone();
+    leaves(&read.table)
+        .into_iter()
+        .map(|(id, member)| {
+            let activity = member.slot.map(|slot| read.activity_counts.slots.get(slot));
+            let counted = activity.map(|activity| activity.cloned().unwrap_or_default());
+            WorkloadAccesses {
+                cgroup: member.path.clone(),
+                id,
+                accesses: counted.and_then(|counted| accesses(&read.attached, &sampled, id, &counted)),
+            }
+        })
+        .collect()
 }
 
 /// Returns the workloads without nested workloads, except the root.

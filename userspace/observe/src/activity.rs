@@ -10,12 +10,12 @@ use std::{
 use numaward_api as api;
 use numaward_model::snapshot::{AllocatedHugepages, StallFigures, WorkloadActivity};
 use numaward_probes::{
-    Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED_INDEX, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
-    ProbeReport, SlotId, SlotMap, Stalls,
+    Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED_INDEX, NodeAccesses, OOM_CONSTRAINT_NAMES, Pages,
+    Probe, ProbeReport, SlotId, SlotMap, Stalls,
 };
 use numaward_topology::{HugepageSize, NodeId};
 
-use crate::table::Table;
+use crate::{page_size::PageSize, table::Table};
 
 /// Counts of one reading of the probes.
 #[derive(Debug, Default)]
@@ -89,8 +89,8 @@ impl AttachedProbes {
     }
 
     /// Converts an activity for the API.
-    pub(crate) fn to_api(&self, activity: &Activity, page_size: u64) -> api::Activity {
-        let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), pages.saturating_mul(page_size));
+    pub(crate) fn to_api(&self, activity: &Activity, page_size: PageSize) -> api::Activity {
+        let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), page_size.bytes_of(Pages(pages)).0);
         let kills = || {
             let kills = OOM_CONSTRAINT_NAMES.iter().zip(activity.oom_kills);
             kills.map(|(constraint, kills)| ((*constraint).to_owned(), kills)).collect()
@@ -209,12 +209,12 @@ mod tests {
     #[test]
     fn absent_probes_and_overflow_in_api() {
         let none = AttachedProbes(BTreeSet::new());
-        assert_eq!(none.to_api(&remote(0, 1, 5), 4096), api::Activity::default());
+        assert_eq!(none.to_api(&remote(0, 1, 5), PageSize(4096)), api::Activity::default());
         let all = AttachedProbes([Probe::Hint, Probe::Migrate, Probe::Stall, Probe::OomKill].into());
         let mut most = remote(0, 1, u64::MAX);
         most.migrated[NUMA_MISPLACED_INDEX] = Pages(u64::MAX);
         most.stalls = Stalls { total: Duration::MAX, ..Stalls::default() };
-        let served = all.to_api(&most, 4096);
+        let served = all.to_api(&most, PageSize(4096));
         assert_eq!(served.migrated_bytes.unwrap()["numa_misplaced"], u64::MAX);
         assert_eq!(served.stalls.unwrap().micros, u64::MAX);
         assert_eq!(served.accesses.unwrap()[0].remote_pages, u64::MAX);

@@ -7,11 +7,12 @@ use numaward_topology::{
     CpuSet,
     affinity::{affinity, set_affinity},
 };
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 /// CPU affinity of this process's threads.
 #[derive(Debug)]
-pub(crate) struct Affinity {
+struct Affinity {
     /// CPUs allowed when the process was started.
     allowed: CpuSet,
     now: CpuSet,
@@ -19,14 +20,14 @@ pub(crate) struct Affinity {
 
 impl Affinity {
     /// Reads the affinity of this thread, which threads started by it inherit.
-    pub(crate) fn of_this_thread() -> io::Result<Self> {
+    fn of_this_thread() -> io::Result<Self> {
         let allowed = affinity(None)?;
         Ok(Self { now: allowed.clone(), allowed })
     }
 
     /// Moves all threads off the exclusive CPUs, to the remaining allowed ones. Does nothing if there are no
     /// remaining CPUs.
-    pub(crate) fn keep_off(&mut self, exclusive: &CpuSet) -> io::Result<()> {
+    fn keep_off(&mut self, exclusive: &CpuSet) -> io::Result<()> {
         let wanted = &self.allowed - exclusive;
         if wanted.is_empty() || wanted == self.now {
             return Ok(());
@@ -50,6 +51,30 @@ impl Affinity {
         }
         self.now = wanted;
         Ok(())
+    }
+}
+
+/// This process's threads, which avoid exclusive CPUs on request.
+#[derive(Debug, Default)]
+pub(crate) struct OwnThreads(Mutex<Option<Affinity>>);
+
+impl OwnThreads {
+    /// Makes [`OwnThreads::keep_off`] move the threads.
+    pub(crate) fn start_avoiding(&self) {
+        match Affinity::of_this_thread() {
+            Ok(affinity) => *self.0.lock() = Some(affinity),
+            Err(error) => tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs"),
+        }
+    }
+
+    /// Moves the threads off the exclusive CPUs, which are determined under the lock, so that the latest ones count.
+    pub(crate) fn keep_off(&self, exclusive: impl FnOnce() -> CpuSet) {
+        let mut held = self.0.lock();
+        let Some(affinity) = held.as_mut() else { return };
+        if let Err(error) = affinity.keep_off(&exclusive()) {
+            tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs");
+            *held = None;
+        }
     }
 }
 

@@ -8,14 +8,16 @@ use numaward_model::{
     headroom::NodeHeadroom,
     snapshot::{ResidentFigures, ResidentHugepages},
 };
-use numaward_probes::{self as probes, Counters, NodeCounters, SelfCheck};
+use numaward_probes::{self as probes, Counters, IntruderClass, NodeCounters, SelfCheck, SlotId};
 use numaward_topology::NodeId;
 
 use crate::{
     activity::{self, micros},
+    cpus::{self, CpuUse},
     hugepages,
     naming::OTHER,
     observer::Observer,
+    probe_costs::ProbeReadings,
     reading::CounterReading,
     snapshot::node_figures,
     table::PressureStats,
@@ -31,7 +33,7 @@ struct ResidentMemory<'a> {
 impl Observer {
     /// Returns the nodes and their activity.
     pub fn nodes(&self) -> api::Nodes {
-        let memory = self.node_memory();
+        let memory = self.node_memory.read(&self.machine());
         let read = self.read();
         let machine = &read.machine;
         let allocated = read
@@ -60,7 +62,7 @@ impl Observer {
 
     /// Returns the workloads.
     pub fn workloads(&self) -> api::Workloads {
-        self.record_request();
+        self.demand.record();
         let read = self.read();
         let sampled = self.latest.sampled.borrow().clone();
         let CounterReading { counted, activity_counts, attached, .. } = &read;
@@ -74,7 +76,7 @@ impl Observer {
                 node: node.0,
                 allocated: allocated.map(|counters| self.allocated(counters.get(*node))),
                 missed_bytes: missed.map(|counters| {
-                    self.bytes_of(counters.get(*node).copied().unwrap_or_default().user_outside).0
+                    self.page_size.bytes_of(counters.get(*node).copied().unwrap_or_default().user_outside).0
                 }),
                 resident: memory_of.resident.and_then(|resident| resident.get(index)).map(|bytes| {
                     api::Resident {
@@ -161,7 +163,7 @@ impl Observer {
     }
 
     fn allocated(&self, counters: Option<&Counters>) -> api::AllocatedBytes {
-        let allocated = self.in_bytes(counters);
+        let allocated = self.page_size.allocated(counters);
         api::AllocatedBytes {
             local_bytes: allocated.local.0,
             remote_bytes: allocated.remote.0,
@@ -169,11 +171,76 @@ impl Observer {
         }
     }
 
+    /// Returns the exclusive CPUs and their use by intruders.
+    pub fn exclusive_cpus(&self) -> Vec<api::ExclusiveCpu> {
+        let used = cpus::cpu_use(self);
+        let table = self.registry.lock().table.clone();
+        let known = used.into_iter().filter_map(|CpuUse { cpu, owner, by, interrupts }| {
+            let of = |class| micros(by.time_of(class));
+            Some(api::ExclusiveCpu {
+                cpu: cpu.0,
+                workload: table.name_of_slot(owner?)?.to_string(),
+                own_micros: micros(by.own),
+                kernel_thread_micros: of(IntruderClass::KernelThread),
+                host_micros: of(IntruderClass::Host),
+                workload_micros: of(IntruderClass::Workload),
+                hard_interrupts: interrupts.map(|interrupts| interrupts.hard),
+                soft_interrupts: interrupts.map(|interrupts| interrupts.soft),
+            })
+        });
+        known.collect()
+    }
+
+    /// Returns the intruders on the exclusive CPUs of the workloads of a name, the longest first; `None` if there is
+    /// no such workload.
+    pub fn intruders(&self, name: &str) -> Option<api::Intruders> {
+        let cpus = self.exclusive_cpus().into_iter().filter(|cpu| cpu.workload == name).collect();
+        let (found, watching, table) = {
+            let probing = self.registry.probing();
+            (probing.intruders(), probing.probes.is_watching_cpus(), self.registry.lock().table.clone())
+        };
+        let (_, series) = table.series().find(|(found, _)| &***found == name)?;
+        let slots: Vec<SlotId> = series.members.values().filter_map(|member| member.slot).collect();
+        let mut intruders: Vec<api::Intruder> = found
+            .into_iter()
+            .filter(|intruder| slots.contains(&intruder.owner))
+            .map(|intruder| api::Intruder {
+                class: intruder.class.as_str().to_owned(),
+                workload: intruder
+                    .workload
+                    .and_then(|slot| table.name_of_slot(slot))
+                    .map(ToString::to_string),
+                command: intruder.command,
+                micros: micros(intruder.time),
+                runs: intruder.runs,
+            })
+            .collect();
+        intruders.sort_by(|a, b| b.micros.cmp(&a.micros).then_with(|| a.command.cmp(&b.command)));
+        intruders.truncate(api::MAX_INTRUDERS);
+        Some(api::Intruders { watching, cpus, intruders })
+    }
+
+    /// Returns the last hour of the host.
+    pub fn history(&self) -> api::History {
+        self.history.lock().host(self.start)
+    }
+
+    /// Returns the last hour of the workload with this cgroup, or the sum of all with this name; `None` if there is
+    /// no history.
+    pub fn workload_history(&self, key_or_name: &str) -> Option<api::WorkloadHistory> {
+        self.history.lock().workload(self.start, key_or_name)
+    }
+
+    /// Returns the last ten minutes of all workloads.
+    pub fn trends(&self) -> api::Trends {
+        self.history.lock().trends(self.start)
+    }
+
     /// Returns the state of the daemon itself.
     pub fn status(&self) -> api::Status {
-        let (table, sampled) = (self.lock().table.clone(), self.latest.sampled.borrow().clone());
+        let (table, sampled) = (self.registry.lock().table.clone(), self.latest.sampled.borrow().clone());
         let exclusive_cpus = self.exclusive_cpus();
-        let figures = self.probe_figures();
+        let figures = ProbeReadings::take(self);
         let probes = figures.reports.iter().map(|report| {
             let cost = figures.cost(report.probe);
             api::Probe {

@@ -18,12 +18,13 @@ use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    guard, history_worker,
+    cpus, guard, history_worker,
     hotplug::{self, Fingerprint},
     observer::Observer,
     part::DaemonPart,
+    probe_events::report_probe_events,
     residency,
-    slots::{MAX_BATCH, SlotLocks},
+    slots::SlotLocks,
 };
 
 /// Longest time for which an iteration of the loop waits for cgroup events, and therefore the longest delay before it
@@ -136,10 +137,10 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
         health::beat();
         if watcher.is_none() && Instant::now() >= retry {
             retry = Instant::now() + RETRY_DELAY;
-            watcher = observer.open(source);
+            watcher = open(observer, source);
         }
         let has_news = if let Some(watcher) = &mut watcher {
-            observer.follow_cgroups(watcher)
+            follow_cgroups(observer, watcher)
         } else {
             thread::sleep(MAX_EVENT_WAIT);
             false
@@ -150,10 +151,10 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
         }
         if has_news
             || probes_maintained.is_none_or(|at| at.elapsed() >= IDLE_POLL_INTERVAL)
-            || !observer.is_idle()
+            || !is_idle(observer)
         {
             probes_maintained = Some(Instant::now());
-            observer.maintain_probes();
+            maintain_probes(observer);
         }
         let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
         if compared.elapsed() >= FINGERPRINT_INTERVAL {
@@ -164,105 +165,93 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
         }
         if is_due {
             machine_read = Instant::now();
-            observer.read_machine();
+            read_machine(observer);
         }
     }
 }
 
-impl Observer {
-    fn open(&self, source: &CgroupSource) -> Option<Watcher> {
-        let hierarchy = source
-            .open()
-            .inspect_err(|error| self.note(DaemonPart::Cgroups, Err(error_chain(error))))
-            .ok()?;
-        tracing::info!(root = %hierarchy.root().display(), "following cgroups");
-        self.lock().hierarchy = Some(hierarchy.clone());
-        Some(Watcher::new(hierarchy, WatchOptions::default()))
-    }
+fn open(observer: &Observer, source: &CgroupSource) -> Option<Watcher> {
+    let hierarchy = source
+        .open()
+        .inspect_err(|error| observer.note(DaemonPart::Cgroups, Err(error_chain(error))))
+        .ok()?;
+    tracing::info!(root = %hierarchy.root().display(), "following cgroups");
+    observer.registry.lock().hierarchy = Some(hierarchy.clone());
+    Some(Watcher::new(hierarchy, WatchOptions::default()))
+}
 
-    /// Returns whether the probes need attention only once per [`IDLE_POLL_INTERVAL`]: there are no guarantees and no
-    /// exclusive CPUs, the cost of the probes is not being measured, and they neither run with a duty cycle nor write
-    /// a debug log.
-    fn is_idle(&self) -> bool {
-        let allocation = &self.config.probes.allocation;
-        if allocation.duty_cycle.is_some() || allocation.debug_log {
+/// Returns whether the probes need attention only once per [`IDLE_POLL_INTERVAL`]: there are no guarantees and no
+/// exclusive CPUs, the cost of the probes is not being measured, and they neither run with a duty cycle nor write
+/// a debug log.
+fn is_idle(observer: &Observer) -> bool {
+    let allocation = &observer.config.probes.allocation;
+    if allocation.duty_cycle.is_some() || allocation.debug_log {
+        return false;
+    }
+    let SlotLocks { probing, state } = observer.registry.lock_slots();
+    probing.cost.is_none() && state.guarantees.workloads().is_empty() && state.exclusive.owners.is_empty()
+}
+
+/// Reports the probes' events, assigns slots, and attaches or detaches probes as required.
+fn maintain_probes(observer: &Observer) {
+    report_probe_events(observer);
+    observer.registry.follow_slot_policy(Instant::now());
+    {
+        let SlotLocks { mut probing, state } = observer.registry.assign_slots();
+        drop(state);
+        probing.follow_cost(Instant::now());
+        probing.probes.flush_log();
+    }
+    cpus::follow_interrupts(observer);
+    cpus::report_intruders(observer);
+}
+
+/// Waits for cgroup events and processes them. Returns whether there were any.
+fn follow_cgroups(observer: &Observer, watcher: &mut Watcher) -> bool {
+    let events = match watcher.next(MAX_EVENT_WAIT) {
+        Ok(events) => events,
+        Err(error) => {
+            observer.note(DaemonPart::Cgroups, Err(error_chain(&error)));
+            thread::sleep(MAX_EVENT_WAIT);
             return false;
         }
-        let SlotLocks { probing, state } = self.lock_slots();
-        probing.cost.is_none() && state.guarantees.workloads().is_empty() && state.exclusive.owners.is_empty()
+    };
+    let has_news = !events.is_empty();
+    if has_news {
+        // Before removed cgroups release their slots.
+        report_probe_events(observer);
+        observer.listeners.lock().retain(|listener| listener(&events));
+        let mut locks = observer.registry.lock_slots();
+        for event in events {
+            locks.handle(event);
+            // A batch may hold tens of thousands of events.
+            health::beat();
+        }
     }
+    observer.note(DaemonPart::Cgroups, Ok(()));
+    let mode = match watcher.mode() {
+        WatchMode::Inotify => Ok(()),
+        WatchMode::Polling { reason } => Err(reason.clone()),
+    };
+    observer.note(DaemonPart::CgroupWatch, mode);
+    observer.note(DaemonPart::CgroupCount, watcher.limit_exceeded().map_or(Ok(()), Err));
+    has_news
+}
 
-    /// Reports the probes' events, assigns slots, and attaches or detaches probes as required.
-    fn maintain_probes(&self) {
-        self.report_probe_events();
-        self.follow_slot_policy(Instant::now());
-        {
-            let keep = self.config.observe.keep_removed.0;
-            while self.lock_slots().assign_slots(keep, MAX_BATCH) {
-                thread::yield_now();
-            }
-            let mut locks = self.lock_slots();
-            locks.follow_exclusive_cpus();
-            let SlotLocks { mut probing, state } = locks;
-            drop(state);
-            probing.follow_cost(Instant::now());
-            probing.probes.flush_log();
-        }
-        self.follow_interrupts();
-        self.report_intruders();
+/// Reads the machine again, because memory and CPUs can be added and removed at run time.
+fn read_machine(observer: &Observer) {
+    let machine = sysfs::read_again(&observer.config.host_root, &observer.machine());
+    let Some(machine) = observer.health.note_result(DaemonPart::Topology, machine) else { return };
+    let refreshed = observer.registry.probing().probes.refresh(&machine);
+    observer.health.note_result(DaemonPart::ProbeNodes, refreshed);
+    let before = observer.machine();
+    if machine == *before {
+        return;
     }
-
-    /// Waits for cgroup events and processes them. Returns whether there were any.
-    fn follow_cgroups(&self, watcher: &mut Watcher) -> bool {
-        let events = match watcher.next(MAX_EVENT_WAIT) {
-            Ok(events) => events,
-            Err(error) => {
-                self.note(DaemonPart::Cgroups, Err(error_chain(&error)));
-                thread::sleep(MAX_EVENT_WAIT);
-                return false;
-            }
-        };
-        let has_news = !events.is_empty();
-        if has_news {
-            // Before removed cgroups release their slots.
-            self.report_probe_events();
-            self.listeners.lock().retain(|listener| listener(&events));
-            let mut locks = self.lock_slots();
-            for event in events {
-                locks.handle(event);
-                // A batch may hold tens of thousands of events.
-                health::beat();
-            }
-        }
-        self.note(DaemonPart::Cgroups, Ok(()));
-        let mode = match watcher.mode() {
-            WatchMode::Inotify => Ok(()),
-            WatchMode::Polling { reason } => Err(reason.clone()),
-        };
-        self.note(DaemonPart::CgroupWatch, mode);
-        self.note(DaemonPart::CgroupCount, watcher.limit_exceeded().map_or(Ok(()), Err));
-        has_news
+    for report in hotplug::changes(&before, &machine) {
+        observer.events.report(report);
     }
-
-    /// Reads the machine again, because memory and CPUs can be added and removed at run time.
-    fn read_machine(&self) {
-        let machine = sysfs::read_again(&self.config.host_root, &self.machine());
-        let Some(machine) = self.health.note_result(DaemonPart::Topology, machine) else { return };
-        let refreshed = self.probing().probes.refresh(&machine);
-        self.health.note_result(DaemonPart::ProbeNodes, refreshed);
-        let before = self.machine();
-        if machine == *before {
-            return;
-        }
-        for report in hotplug::changes(&before, &machine) {
-            self.events.report(report);
-        }
-        let mut state = self.lock();
-        if machine.node_ids() != before.node_ids() {
-            state.table_mut().clear_resident();
-        }
-        self.latest.machine.send_replace(Arc::new(machine));
-    }
+    observer.registry.replace_machine(machine);
 }
 
 #[cfg(test)]
@@ -280,16 +269,17 @@ mod tests {
             config.host_root = root.path().into();
             let observer = Observer::new(&config);
             // The first seconds, in which the kernel measures the probes, are over.
-            observer.probing().cost = None;
+            observer.registry.probing().cost = None;
             observer
         };
         let observer = new(Config::default());
-        assert!(observer.is_idle());
+        assert!(is_idle(&observer));
         let guarantee = testing::workload_guarantee("/a", 1, &[]);
-        observer.lock().guarantees = Guarantees::new(vec![guarantee.into()], Ledger::default()).into();
-        assert!(!observer.is_idle());
+        observer.registry.lock().guarantees =
+            Guarantees::new(vec![guarantee.into()], Ledger::default()).into();
+        assert!(!is_idle(&observer));
         let mut config = Config::default();
         config.probes.allocation.duty_cycle = Some("5s/60s".parse().unwrap());
-        assert!(!new(config).is_idle(), "the probe is attached and detached in time");
+        assert!(!is_idle(&new(config)), "the probe is attached and detached in time");
     }
 }

@@ -1,5 +1,5 @@
 //! The headroom guard: checks whether the nodes can keep the guarantees placed on them, and reports if not. Modules
-//! that act on a shortage read its snapshot ([`HeadroomSource`](numaward_model::port::HeadroomSource)).
+//! that act on a shortage read its snapshot ([`ObservedHost`](numaward_model::port::ObservedHost)).
 //!
 //! # Algorithm
 //! Each second the guard reads the memory of the nodes, one file for each. Reading the resident memory of workloads
@@ -46,8 +46,10 @@ use crate::{
     conditions::{self, GuaranteedUsage},
     headroom::{Claims, HeadroomChange, LowNodes, TightNodes, margin},
     load::LoadClasses,
+    node_memory::NodeMemory,
     observer::Observer,
-    reading::StateSnapshot,
+    reading::read_allocations,
+    registry::StateSnapshot,
     residency,
     shares::shares,
     table::Table,
@@ -88,72 +90,73 @@ pub(crate) fn run_guard(observer: &Observer, stop: &CancellationToken) {
     let mut guard = Guard::default();
     while !stop.is_cancelled() {
         health::beat();
-        observer.check_headroom(&mut guard);
+        guard.check(observer);
         thread::park_timeout(POLL_INTERVAL);
     }
 }
 
-impl Observer {
-    fn check_headroom(&self, guard: &mut Guard) {
+impl Guard {
+    /// Reads the memory and publishes the headroom of the nodes.
+    fn check(&mut self, observer: &Observer) {
         let (hierarchy, table, guarantees) = {
-            let state = self.lock();
+            let state = observer.registry.lock();
             (state.hierarchy.clone(), state.table.clone(), state.guarantees.clone())
         };
         let has_guarantee = |guarantee: &WorkloadGuarantee| {
             guarantee.placed.iter().any(|(kind, ..)| *kind == ZoneKind::Memory)
         };
-        let uses_conditions = self.config.strategy == StrategyKind::Native;
+        let uses_conditions = observer.config.strategy == StrategyKind::Native;
         let is_any = uses_conditions || guarantees.workloads().iter().any(|of| has_guarantee(of));
         let Some(hierarchy) = hierarchy.filter(|_| is_any) else {
-            if guard.guarantees.is_some() {
-                let over = guard.lows.judge(&mut [], Instant::now());
-                self.report_headroom(&over);
-                *guard = Guard::default();
-                self.publish_headroom(Headroom::default());
+            if self.guarantees.is_some() {
+                let over = self.lows.judge(&mut [], Instant::now());
+                report(observer, &over);
+                *self = Self::default();
+                observer.latest.publish_headroom(Headroom::default());
             }
             return;
         };
         let now = Instant::now();
-        if guard.watermarks_read.is_none_or(|marks| now.duration_since(marks) >= WATERMARKS_INTERVAL) {
-            guard.watermarks_read = Some(now);
-            self.read_watermarks();
+        if self.watermarks_read.is_none_or(|marks| now.duration_since(marks) >= WATERMARKS_INTERVAL) {
+            self.watermarks_read = Some(now);
+            observer.node_memory.read_watermarks();
         }
-        let memory = self.node_memory();
-        let is_new = guard.guarantees.as_ref().is_none_or(|of| !Arc::ptr_eq(of, &guarantees));
+        let memory = observer.node_memory.read(&observer.machine());
+        let is_new = self.guarantees.as_ref().is_none_or(|of| !Arc::ptr_eq(of, &guarantees));
         let is_old =
-            uses_conditions || guard.read.is_none_or(|read| now.duration_since(read) >= CLAIMS_INTERVAL);
-        let (mut nodes, mut spare) = self.judge(&memory, &guard.claims);
-        let seems_low = nodes.iter().any(NodeHeadroom::is_short) || guard.lows.is_any();
-        let may_read = guard.not_before.is_none_or(|not_before| now >= not_before);
+            uses_conditions || self.read.is_none_or(|read| now.duration_since(read) >= CLAIMS_INTERVAL);
+        let (mut nodes, mut spare) = judge(&observer.node_memory, &memory, &self.claims);
+        let seems_low = nodes.iter().any(NodeHeadroom::is_short) || self.lows.is_any();
+        let may_read = self.not_before.is_none_or(|not_before| now >= not_before);
         if seems_low && !is_new && !may_read {
             // The last readings of the workloads are too old to judge the nodes by.
             return;
         }
         let may_reclaim = may_read
-            && self.config.drops_page_cache()
-            && guard.cache_not_before.is_none_or(|not_before| now >= not_before);
-        let seems_tight = may_reclaim && guard.tights.has_tight(&nodes);
+            && observer.config.drops_page_cache()
+            && self.cache_not_before.is_none_or(|not_before| now >= not_before);
+        let seems_tight = may_reclaim && self.tights.has_tight(&nodes);
         let reads = is_new || may_read && (is_old || seems_low || seems_tight);
         if reads {
             let owned;
-            (guard.claims, owned) = read_claims(&hierarchy, &guarantees);
+            (self.claims, owned) = read_claims(&hierarchy, &guarantees);
             if uses_conditions {
-                self.read_load(&mut guard.load);
-                self.read_conditions(guard, &memory, &guarantees, &owned);
+                self.read_load(observer);
+                self.read_conditions(observer, &memory, &guarantees, &owned);
             }
-            (guard.guarantees, guard.read) = (Some(guarantees.clone()), Some(now));
-            (nodes, spare) = self.judge(&memory, &guard.claims);
+            (self.guarantees, self.read) = (Some(guarantees.clone()), Some(now));
+            (nodes, spare) = judge(&observer.node_memory, &memory, &self.claims);
         }
-        let changes = guard.lows.judge(&mut nodes, now);
-        self.report_headroom(&changes);
+        let changes = self.lows.judge(&mut nodes, now);
+        report(observer, &changes);
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
         // Usage that was read at another time cannot be used for a judgement.
-        if self.config.drops_page_cache() && reads {
-            guard.tights.judge(&mut nodes);
+        if observer.config.drops_page_cache() && reads {
+            self.tights.judge(&mut nodes);
         } else {
-            guard.tights.mark(&mut nodes);
+            self.tights.mark(&mut nodes);
         }
-        let acts = self.config.guard.acts() && !low.is_empty() && may_read;
+        let acts = observer.config.guard.acts() && !low.is_empty() && may_read;
         let is_cache_read = may_reclaim && reads && nodes.iter().any(|of| of.is_tight);
         let started = Instant::now();
         let others = if acts || is_cache_read {
@@ -165,110 +168,93 @@ impl Observer {
         let mut apart = Duration::ZERO;
         if is_cache_read {
             let took = started.elapsed();
-            guard.cache_not_before = Some(now + CACHE_INTERVAL.max(took * TIME_SHARE_INVERSE));
+            self.cache_not_before = Some(now + CACHE_INTERVAL.max(took * TIME_SHARE_INVERSE));
             apart = if acts { Duration::ZERO } else { took };
         }
-        guard.not_before = Some(now + now.elapsed().saturating_sub(apart) * TIME_SHARE_INVERSE)
+        self.not_before = Some(now + now.elapsed().saturating_sub(apart) * TIME_SHARE_INVERSE)
             .filter(|_| may_read || is_new)
-            .or(guard.not_before);
-        let conditions = guard.conditions.clone();
-        self.publish_headroom(Headroom { look: 0, nodes, spare, others, is_cache_read, conditions });
+            .or(self.not_before);
+        let conditions = self.conditions.clone();
+        observer.latest.publish_headroom(Headroom {
+            look: 0,
+            nodes,
+            spare,
+            others,
+            is_cache_read,
+            conditions,
+        });
     }
 
     /// Computes the host conditions from these readings.
     fn read_conditions(
-        &self,
-        guard: &mut Guard,
+        &mut self,
+        observer: &Observer,
         memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
         guarantees: &Guarantees,
         owned: &GuaranteedUsage,
     ) {
-        let obtainable = |node, memory: &sysfs::NodeMeminfo| self.obtainable(node, memory);
-        let withheld = conditions::withheld(&guarantees.ledger, memory, obtainable, owned, &guard.conditions);
-        let offline_cpus = sysfs::offline_cpus(&self.config.host_root).unwrap_or_else(|error| {
+        let obtainable = |node, memory: &sysfs::NodeMeminfo| observer.node_memory.obtainable(node, memory);
+        let withheld = conditions::withheld(&guarantees.ledger, memory, obtainable, owned, &self.conditions);
+        let offline_cpus = sysfs::offline_cpus(&observer.config.host_root).unwrap_or_else(|error| {
             tracing::debug!(%error, "the offline CPUs cannot be read: the previous set stays in use");
-            guard.conditions.offline_cpus.clone()
+            self.conditions.offline_cpus.clone()
         });
-        let load = guard.load.classes().clone();
+        let load = self.load.classes().clone();
         // The thread with the ledger reads the CPUs of partitions.
         let conditions = HostConditions { withheld, offline_cpus, load, ..HostConditions::default() };
-        if *guard.conditions != conditions {
-            guard.conditions = Arc::new(conditions);
+        if *self.conditions != conditions {
+            self.conditions = Arc::new(conditions);
         }
     }
 
     /// Reads how much memory of each node the CPUs of other nodes allocated, if the interval has passed. Does nothing
     /// if no probe counts these allocations.
-    fn read_load(&self, load: &mut LoadClasses) {
-        let period = self.config.probes.allocation.duty_cycle.map_or(Duration::ZERO, |cycle| cycle.period.0);
+    fn read_load(&mut self, observer: &Observer) {
+        let period =
+            observer.config.probes.allocation.duty_cycle.map_or(Duration::ZERO, |cycle| cycle.period.0);
         let now = Instant::now();
-        if !load.is_due(period, now) {
+        if !self.load.is_due(period, now) {
             return;
         }
-        let maps = self.probing().probes.counter_maps();
-        let Some(counters) = self.read_allocations(&maps) else { return };
-        let StateSnapshot { table, holders, .. } = self.state_snapshot();
+        let maps = observer.registry.probing().probes.counter_maps();
+        let Some(counters) = read_allocations(&maps, &observer.health) else { return };
+        let StateSnapshot { table, holders, .. } = observer.registry.snapshot();
         let counted = counters.decode(&holders);
         let mut taken: BTreeMap<NodeId, Bytes> = BTreeMap::new();
         for (node, counters) in table.sum(|slot| counted.slots.get(slot), &counted.other).iter() {
-            taken.insert(node, self.bytes_of(counters.user_remote));
+            taken.insert(node, observer.page_size.bytes_of(counters.user_remote));
         }
-        load.set(taken, now);
+        self.load.set(taken, now);
     }
+}
 
-    /// Reads the watermarks of the nodes.
-    pub(crate) fn read_watermarks(&self) {
-        match sysfs::watermarks(&self.config.host_root, Bytes(self.page_size)) {
-            Ok(marks) => drop(self.latest.watermarks.send_replace(Arc::new(marks))),
-            // The kernel's reserve is small; without it a node seems to have that much more memory.
-            Err(error) => tracing::debug!(%error, "the watermarks of the nodes cannot be read"),
-        }
-    }
+/// Returns the headroom of each node with guaranteed memory, not yet judged, and the spare memory of every node.
+fn judge(
+    node_memory: &NodeMemory,
+    memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
+    claims: &Claims,
+) -> (Vec<NodeHeadroom>, BTreeMap<NodeId, Bytes>) {
+    let read = memory.iter().filter_map(|(node, memory)| Some((*node, memory.as_ref()?)));
+    let mut nodes: Vec<_> = read
+        .map(|(node, memory)| NodeHeadroom {
+            node,
+            obtainable: claims.left(node, node_memory.obtainable(node, memory)),
+            free: node_memory.watermarks(node).free(memory),
+            unused: claims.unused(node),
+            margin: margin(memory.base()),
+            is_low: false,
+            is_tight: false,
+        })
+        .collect();
+    let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
+    let guaranteed: BTreeSet<NodeId> = claims.nodes().collect();
+    nodes.retain(|of| guaranteed.contains(&of.node));
+    (nodes, spare)
+}
 
-    /// Returns the headroom of each node with guaranteed memory, not yet judged, and the spare memory of every node.
-    fn judge(
-        &self,
-        memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
-        claims: &Claims,
-    ) -> (Vec<NodeHeadroom>, BTreeMap<NodeId, Bytes>) {
-        let read = memory.iter().filter_map(|(node, memory)| Some((*node, memory.as_ref()?)));
-        let mut nodes: Vec<_> = read
-            .map(|(node, memory)| NodeHeadroom {
-                node,
-                obtainable: claims.left(node, self.obtainable(node, memory)),
-                free: self.watermarks(node).free(memory),
-                unused: claims.unused(node),
-                margin: margin(memory.base()),
-                is_low: false,
-                is_tight: false,
-            })
-            .collect();
-        let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
-        let guaranteed: BTreeSet<NodeId> = claims.nodes().collect();
-        nodes.retain(|of| guaranteed.contains(&of.node));
-        (nodes, spare)
-    }
-
-    /// Returns the memory of a node that can be allocated: free or reclaimable, less the kernel's reserve.
-    pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMeminfo) -> Bytes {
-        self.watermarks(node).obtainable(memory)
-    }
-
-    fn watermarks(&self, node: NodeId) -> sysfs::Watermarks {
-        self.latest.watermarks.borrow().get(&node).copied().unwrap_or_default()
-    }
-
-    /// Publishes a headroom snapshot with the next sequence number.
-    fn publish_headroom(&self, seen: Headroom) {
-        self.latest.headroom.send_modify(|headroom| {
-            *headroom = Arc::new(Headroom { look: headroom.look + 1, ..seen });
-        });
-    }
-
-    fn report_headroom(&self, changes: &[HeadroomChange]) {
-        for changes in changes {
-            self.events().report(headroom_event(changes));
-        }
+fn report(observer: &Observer, changes: &[HeadroomChange]) {
+    for change in changes {
+        observer.events.report(headroom_event(change));
     }
 }
 
@@ -436,8 +422,8 @@ mod tests {
         ledger: Ledger,
     ) -> Observer {
         let observer = Observer::new(&Config { host_root: root.into(), ..config });
-        observer.lock().hierarchy = Some(Hierarchy::at(root));
-        observer.lock().guarantees = Arc::new(Guarantees::new(guarantees, ledger));
+        observer.registry.lock().hierarchy = Some(Hierarchy::at(root));
+        observer.registry.lock().guarantees = Arc::new(Guarantees::new(guarantees, ledger));
         observer
     }
 
@@ -477,7 +463,7 @@ mod tests {
         let config = Config { host_root: root.path().into(), guard: GuardMode::Act, ..Config::default() };
         let observer = Observer::new(&config);
         let mut guard = Guard::default();
-        observer.check_headroom(&mut guard);
+        guard.check(&observer);
         assert_eq!(observer.latest.headroom.borrow().look, 0, "without a guarantee nothing is read");
 
         for (id, path) in (1..).zip(["/kept", "/kept/below", "/outer", "/outer/hog", "/hog", "/elsewhere"]) {
@@ -488,12 +474,12 @@ mod tests {
                 &format!("anon {bytes}\nfile {bytes}\ninactive_file {bytes}\n"),
             );
             let member = Member::new(path.parse().unwrap(), WorkloadKind::TopLevel, None);
-            observer.lock().table_mut().add(CgroupId(id), path, member);
+            observer.registry.lock().table_mut().add(CgroupId(id), path, member);
         }
-        observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
+        observer.registry.lock().hierarchy = Some(Hierarchy::at(root.path()));
         let guarantees = Guarantees::new(vec![memory_guarantee("/kept", 1, 700)], Ledger::default());
-        observer.lock().guarantees = Arc::new(guarantees);
-        observer.check_headroom(&mut guard);
+        observer.registry.lock().guarantees = Arc::new(guarantees);
+        guard.check(&observer);
         // 700 MiB, of which 200 are used; of the page cache nothing is available: the guarantee holds it.
         let seen = observer.latest.headroom.borrow().clone();
         let of = seen.node(NodeId(1)).unwrap();
@@ -510,8 +496,8 @@ mod tests {
             events.events[0].message.contains("Node 1 may soon not have the memory that is guaranteed on it")
         );
 
-        observer.lock().guarantees = Arc::default();
-        observer.check_headroom(&mut guard);
+        observer.registry.lock().guarantees = Arc::default();
+        guard.check(&observer);
         assert!(observer.latest.headroom.borrow().nodes.is_empty());
     }
 
@@ -530,11 +516,11 @@ mod tests {
             let observer =
                 observer(root.path(), config, vec![memory_guarantee("/kept", 1, 580)], Ledger::default());
             let member = Member::new("/hog".parse().unwrap(), WorkloadKind::TopLevel, None);
-            observer.lock().table_mut().add(CgroupId(2), "/hog", member);
+            observer.registry.lock().table_mut().add(CgroupId(2), "/hog", member);
             let mut guard = Guard::default();
             for _ in 0..times {
                 guard.not_before = None;
-                observer.check_headroom(&mut guard);
+                guard.check(&observer);
             }
             observer.latest.headroom.borrow().clone()
         };
@@ -565,9 +551,9 @@ mod tests {
             let config = Config { strategy, ..Config::default() };
             let observer = observer(root.path(), config, guarantees, ledger());
             let mut guard = Guard::default();
-            observer.check_headroom(&mut guard);
+            guard.check(&observer);
             let first = observer.latest.headroom.borrow().conditions.clone();
-            observer.check_headroom(&mut guard);
+            guard.check(&observer);
             assert!(Arc::ptr_eq(&first, &observer.latest.headroom.borrow().conditions), "nothing changed");
             assert_eq!(
                 first.offline_cpus.to_string(),
@@ -598,7 +584,7 @@ mod tests {
         machine(root.path(), 600);
         write(root.path(), "sys/devices/system/cpu/present", "0-3\n");
         let observer = observer(root.path(), Config::default(), Vec::new(), Ledger::default());
-        observer.check_headroom(&mut Guard::default());
+        Guard::default().check(&observer);
         assert_eq!(observer.latest.headroom.borrow().conditions.offline_cpus.to_string(), "2-3");
     }
 
@@ -617,16 +603,16 @@ mod tests {
             Ledger::default(),
         );
         let mut guard = Guard::default();
-        observer.check_headroom(&mut guard);
+        guard.check(&observer);
         assert!(!observer.latest.headroom.borrow().nodes[0].is_low);
         // It takes 400 MiB of its guarantee.
         machine(root.path(), 200);
         stat(400);
         guard.not_before = Some(Instant::now() + Duration::from_mins(1));
-        observer.check_headroom(&mut guard);
+        guard.check(&observer);
         assert!(!guard.lows.is_any() && observer.latest.headroom.borrow().look == 1);
         guard.not_before = None;
-        observer.check_headroom(&mut guard);
+        guard.check(&observer);
         let of = *observer.latest.headroom.borrow().node(NodeId(1)).unwrap();
         assert_eq!((of.unused, of.obtainable, of.is_low), (Bytes::mib(100), Bytes::mib(210), false));
 
@@ -684,13 +670,13 @@ mod tests {
         let config = Config { strategy: StrategyKind::Native, ..Config::default() };
         let observer = observer(root.path(), config, Vec::new(), ledger());
         let mut guard = Guard::default();
-        observer.check_headroom(&mut guard);
+        guard.check(&observer);
         let before = observer.latest.headroom.borrow().conditions.clone();
         assert_eq!(before.withheld_on(ZoneKind::Memory, NodeId(1)), Bytes::mib(414));
         fs::remove_file(root.path().join("sys/devices/system/node/node1/meminfo")).unwrap();
         write(root.path(), "sys/devices/system/cpu/present", "all\n");
         guard.not_before = None;
-        observer.check_headroom(&mut guard);
+        guard.check(&observer);
         assert!(Arc::ptr_eq(&before, &observer.latest.headroom.borrow().conditions));
         assert_eq!(before.offline_cpus.to_string(), "3");
     }

@@ -38,15 +38,15 @@ impl Observer {
     pub fn stacks(&self, name: &str) -> Result<api::Stacks, InspectError> {
         let settings = &self.config.observe.call_chains;
         if !settings.enabled {
-            members_of(&self.lock().table, name)?;
+            members_of(&self.registry.lock().table, name)?;
             let reason =
                 "call chains are not taken: set observe.callChains.enabled to true and restart the daemon";
             return Err(InspectError::ChainsOff(reason.to_owned()));
         }
         let (members, chains, lost, kernel) = {
-            let mut probing = self.probing();
+            let mut probing = self.registry.probing();
             // Slots are only reassigned under both locks.
-            let members = members_of(&self.lock().table, name)?;
+            let members = members_of(&self.registry.lock().table, name)?;
             let reports = probing.probes.reports().iter();
             let chain_probes =
                 reports.filter(|of| matches!(of.probe, Probe::AllocChains | Probe::AccessChains));
@@ -74,7 +74,7 @@ impl Observer {
         let found = ChainSet { chains, lost, dirs: self.dirs(&members).collect() };
         let proc = self.config.host_root.join("proc");
         let deadline = Instant::now() + stacks::RESOLVE_TIMEOUT;
-        let named = stacks::resolve(found, &proc, kernel.as_deref(), self.page_size, deadline);
+        let named = stacks::resolve(found, &proc, kernel.as_deref(), self.page_size.0, deadline);
         Ok(api::Stacks { sample_every: settings.sample_every, ..named })
     }
 
@@ -82,7 +82,7 @@ impl Observer {
     /// processes for this.
     pub fn regions(&self, name: &str) -> Result<api::Regions, InspectError> {
         let (members, guarantees) = {
-            let state = self.lock();
+            let state = self.registry.lock();
             (members_of(&state.table, name)?, state.guarantees.clone())
         };
         let proc = self.config.host_root.join("proc");
@@ -96,7 +96,7 @@ impl Observer {
 
     /// Returns the cgroup directories of workloads.
     fn dirs(&self, members: &Members) -> impl Iterator<Item = PathBuf> {
-        let hierarchy = self.lock().hierarchy.clone();
+        let hierarchy = self.registry.lock().hierarchy.clone();
         let dirs: Vec<PathBuf> =
             hierarchy.iter().flat_map(|of| members.iter().map(|(_, member)| of.dir(&member.path))).collect();
         dirs.into_iter()

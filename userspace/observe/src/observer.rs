@@ -1,76 +1,74 @@
 //! The observer, which owns the state of this host.
 
 use std::{
-    collections::BTreeMap,
     fmt,
+    path::PathBuf,
     sync::Arc,
-    thread::Thread,
     time::{Duration, Instant},
 };
 
 use numaward_api::ReservationOrigin;
+use numaward_cgroup::{CgroupPath, ContainerIdentity};
 use numaward_config::Config;
-use numaward_model::{error_chain, headroom::Headroom, port::CgroupListener};
+use numaward_model::{Guarantees, error_chain, headroom::Headroom, port::CgroupListener};
 use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes};
-use numaward_topology::{Machine, NodeId, sysfs};
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
+use numaward_topology::{Machine, sysfs};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
 
 use crate::{
     activity::AttachedProbes,
-    affinity::Affinity,
+    affinity::OwnThreads,
+    demand::Demand,
     events::Events,
+    foreign::ForeignGuarantees,
     history::History,
     intrusions::Intrusions,
+    node_memory::NodeMemory,
+    page_size::PageSize,
     part::{DaemonPart, Health},
     probing::{COST_MEASUREMENT_TIME, Probing},
+    reading::CounterReading,
+    registry::WorkloadRegistry,
     sampling::SamplingStates,
     stacks::KernelSymbols,
-    state::ObserverState,
 };
-
-/// Demand for the workloads' figures, and the thread that reads them.
-#[derive(Debug)]
-pub(crate) struct Demand {
-    /// Time of the latest request.
-    pub(crate) last_request: Instant,
-    /// Thread that reads the figures while there are requests.
-    pub(crate) reader: Option<Thread>,
-}
 
 /// Latest snapshots. Each is replaced as a whole, so readers hold a lock only while they clone an `Arc`.
 #[derive(Debug, Default)]
 pub(crate) struct Latest {
-    /// Replaced under the lock of `Observer.state`.
-    pub(crate) machine: watch::Sender<Arc<Machine>>,
     /// Sampling states and estimates of the workloads' accesses.
     pub(crate) sampled: watch::Sender<Arc<SamplingStates>>,
-    /// Memory that the kernel reserves on each node; read only while the guard runs.
-    pub(crate) watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
     /// Headroom of the nodes as last published by the guard.
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
     /// Origin of the reservations.
     pub(crate) reservations: watch::Sender<Option<ReservationOrigin>>,
 }
 
+impl Latest {
+    /// Publishes a headroom snapshot with the next sequence number.
+    pub(crate) fn publish_headroom(&self, seen: Headroom) {
+        self.headroom.send_modify(|headroom| {
+            *headroom = Arc::new(Headroom { look: headroom.look + 1, ..seen });
+        });
+    }
+}
+
 /// Latest known state of this host.
 ///
 /// Locks are taken in the order of the fields. No file is read while a lock is held, except files of this process's
-/// own threads under `affinity`. Under `probing` and `state` the code only takes short steps in memory and reads or
-/// writes single slots of the probes' maps; it never reads a whole map, because the time for that grows with the
-/// map's size.
+/// own threads under `threads`.
 pub struct Observer {
     pub(crate) config: Config,
     pub(crate) events: Events,
     pub(crate) start: Instant,
-    pub(crate) page_size: u64,
+    pub(crate) page_size: PageSize,
     /// Callbacks for cgroups that are created or removed.
     pub(crate) listeners: Mutex<Vec<CgroupListener>>,
-    /// CPU affinity of this process's threads, if they are to avoid exclusive CPUs.
-    pub(crate) affinity: Mutex<Option<Affinity>>,
-    pub(crate) demand: Mutex<Demand>,
-    probing: Mutex<Probing>,
-    state: Mutex<ObserverState>,
+    pub(crate) threads: OwnThreads,
+    pub(crate) demand: Demand,
+    pub(crate) registry: WorkloadRegistry,
+    pub(crate) node_memory: NodeMemory,
     pub(crate) latest: Latest,
     pub(crate) health: Arc<Health>,
     /// History of the last hour. Never locked together with another field.
@@ -123,17 +121,18 @@ impl Observer {
         let kernel_symbols = kernel_symbols.flatten().map(Arc::new);
         let probing =
             Probing { probes, attached, cost, intrusions, events, health: health_of, kernel_symbols };
+        let page_size = PageSize::of_kernel();
         Self {
             config: config.clone(),
             events: Events::default(),
             start: Instant::now(),
-            page_size: rustix::param::page_size() as u64,
+            page_size,
             listeners: Mutex::default(),
-            affinity: Mutex::default(),
-            demand: Mutex::new(Demand { last_request: Instant::now(), reader: None }),
-            probing: Mutex::new(probing),
-            state: Mutex::default(),
-            latest: Latest { machine: watch::Sender::new(Arc::new(machine)), ..Latest::default() },
+            threads: OwnThreads::default(),
+            demand: Demand::new(),
+            registry: WorkloadRegistry::new(probing, machine, config.observe.keep_removed.0),
+            node_memory: NodeMemory::new(config.host_root.clone(), page_size, health.clone()),
+            latest: Latest::default(),
             health,
             history: Mutex::default(),
         }
@@ -145,12 +144,12 @@ impl Observer {
 
     /// Returns the machine as last read.
     pub fn machine(&self) -> Arc<Machine> {
-        self.latest.machine.borrow().clone()
+        self.registry.machine()
     }
 
     /// Returns the number of changes of the guarantees.
     pub fn revision(&self) -> u64 {
-        self.lock().revision
+        self.registry.lock().revision
     }
 
     /// Returns the reason why a probe is not attached in its best mode.
@@ -186,31 +185,61 @@ impl Observer {
         self.start.elapsed()
     }
 
-    /// Records a request for the workloads' figures.
-    pub(crate) fn record_request(&self) {
-        let mut demand = self.demand.lock();
-        demand.last_request = Instant::now();
-        if let Some(reader) = &demand.reader {
-            reader.unpark();
-        }
-    }
-
     /// Returns whether reading the probes requires `CAP_BPF`.
     pub fn needs_cap_bpf(&self) -> bool {
-        self.probing().probes.needs_cap_bpf().unwrap_or_else(|error| {
+        self.registry.probing().probes.needs_cap_bpf().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot determine whether the probes can be read without CAP_BPF: the daemon keeps it");
             true
         })
     }
 
-    /// Locks the probes. Must be locked before the state if both are needed.
-    pub(crate) fn probing(&self) -> MutexGuard<'_, Probing> {
-        self.probing.lock()
+    /// Returns the guarantees.
+    pub fn guarantees(&self) -> Arc<Guarantees> {
+        self.registry.lock().guarantees.clone()
     }
 
-    /// Locks the state.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ObserverState> {
-        self.state.lock()
+    /// Returns the notification of a container that appears without a known guarantee.
+    pub fn new_container(&self) -> Arc<Notify> {
+        self.registry.lock().new_container.clone()
+    }
+
+    /// Returns the containers with an existing cgroup.
+    pub fn containers(&self) -> Vec<(CgroupPath, ContainerIdentity)> {
+        let table = self.registry.lock().table.clone();
+        let members = table.members();
+        members.filter_map(|(_, member)| Some((member.path.clone(), member.container.clone()?))).collect()
+    }
+
+    /// Returns the root of the cgroup hierarchy, once it is open.
+    pub fn cgroup_root(&self) -> Option<PathBuf> {
+        self.registry.lock().hierarchy.as_ref().map(|hierarchy| hierarchy.root().to_owned())
+    }
+
+    /// Adopts the guarantees of another program from now on. Guarantees that are already known, by identity, change
+    /// nothing.
+    pub fn adopt_foreign_guarantees(&self, foreign: &Arc<dyn ForeignGuarantees>) {
+        self.registry.adopt(foreign);
+        self.leave_exclusive_cpus();
+    }
+
+    /// Keeps all threads of this process off exclusive CPUs from now on.
+    pub fn keep_off_exclusive_cpus(&self) {
+        self.threads.start_avoiding();
+    }
+
+    /// Moves this process's threads off exclusive CPUs.
+    pub(crate) fn leave_exclusive_cpus(&self) {
+        self.threads.keep_off(|| self.guarantees().held_cpus());
+    }
+
+    /// Returns whether there was a recent request for the workloads' figures.
+    pub(crate) fn is_requested(&self) -> bool {
+        self.demand.is_recent(self.config.observe.residency_interval.0)
+    }
+
+    /// Reads the counters of all probes, with the state to which they belong.
+    pub(crate) fn read(&self) -> CounterReading {
+        CounterReading::take(&self.registry, &self.health)
     }
 }
 

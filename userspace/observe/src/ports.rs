@@ -1,72 +1,57 @@
-//! Interfaces of the observer to other parts of the daemon.
+//! Interface of the observer to other parts of the daemon.
 
-use std::{collections::HashSet, path::PathBuf, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 
-use numaward_cgroup::{CgroupPath, ContainerIdentity, classify};
+use numaward_cgroup::{CgroupPath, classify};
 use numaward_model::{
     EventReport, Guarantees,
+    accesses::WorkloadAccesses,
     headroom::Headroom,
-    port::{
-        AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, HeadroomSource,
-        MachineSource,
-    },
+    port::{CgroupListener, ObservedHost},
 };
 use numaward_topology::Machine;
-use tokio::sync::Notify;
 
-use crate::{
-    foreign::ForeignGuarantees,
-    observer::Observer,
-    part::DaemonPart,
-    slots::{MAX_BATCH, SlotLocks},
-    table::Member,
-};
+use crate::{accesses, observer::Observer, part::DaemonPart};
 
-impl MachineSource for Observer {
+impl ObservedHost for Observer {
     fn machine(&self) -> Arc<Machine> {
-        Self::machine(self)
+        self.registry.machine()
     }
-}
 
-impl HeadroomSource for Observer {
     fn headroom(&self) -> Arc<Headroom> {
         self.latest.headroom.borrow().clone()
     }
-}
 
-impl EventSink for Observer {
+    fn accesses(&self) -> Vec<WorkloadAccesses> {
+        accesses::read(self)
+    }
+
     fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
-        let name = cgroup.map(|cgroup| self.lock().name_of(&classify(cgroup, |path| path == cgroup)));
-        self.events().report(match name {
+        let name =
+            cgroup.map(|cgroup| self.registry.lock().name_of(&classify(cgroup, |path| path == cgroup)));
+        self.events.report(match name {
             Some(name) => report.workload(name),
             None => report,
         });
     }
-}
 
-impl CgroupEvents for Observer {
     fn subscribe(&self, listener: CgroupListener) {
         self.listeners.lock().push(listener);
     }
-}
 
-impl AssignmentSink for Observer {
     /// Publishes the guarantees. On return, the probes know the guaranteed nodes of each workload and check its first page
     /// against them.
     fn publish_guarantees(&self, guarantees: Guarantees) {
-        // While the previous guarantees are still known.
-        self.read_probe_events();
         let unfit = guarantees.unfit.as_ref().map(|problems| {
             format!("the policy does not fit the machine ({problems}): guarantees are kept, and no new ones are given")
         });
         self.health.note(DaemonPart::Policy, unfit.map_or(Ok(()), Err));
-        self.assign(self.lock_slots(), guarantees);
+        self.registry.assign(guarantees);
+        self.leave_exclusive_cpus();
     }
-}
 
-impl ContainerNames for Observer {
     fn update_containers(&self, named: Vec<(String, String)>, all: bool) {
-        let mut state = self.lock();
+        let mut state = self.registry.lock();
         let known = &mut state.containers;
         let mut there = HashSet::new();
         for (id, name) in named {
@@ -82,90 +67,12 @@ impl ContainerNames for Observer {
         // A container that is being created is not renamed, because it has no cgroup yet.
         if state.renamed().next().is_some() {
             drop(state);
-            self.lock_slots().rename();
+            self.registry.lock_slots().rename();
         }
     }
 
     fn remove_container(&self, id: &str) {
-        self.lock().containers.remove(id);
-    }
-}
-
-impl Observer {
-    /// Adopts the guarantees of another program from now on. Guarantees that are already known, by identity, change
-    /// nothing.
-    pub fn adopt_foreign_guarantees(&self, foreign: &Arc<dyn ForeignGuarantees>) {
-        self.read_probe_events();
-        let mut locks = self.lock_slots();
-        if locks.state.foreign.as_ref().is_some_and(|held| Arc::ptr_eq(held, foreign)) {
-            return;
-        }
-        locks.state.foreign = Some(foreign.clone());
-        locks.rename();
-        let members = locks.state.table.members();
-        let containers = members
-            .filter_map(|(id, member)| foreign.guarantee(id, &member.path, member.container.as_ref()?))
-            .map(Arc::new)
-            .collect();
-        let mut guarantees = Guarantees::new(containers, foreign.ledger().clone());
-        guarantees.free_cpus = foreign.free_cpus();
-        // Still under the lock, so a container that appears meanwhile gets its guarantee afterwards.
-        self.assign(locks, guarantees);
-    }
-
-    fn assign(&self, mut locks: SlotLocks<'_>, guarantees: Guarantees) {
-        let now = Arc::new(guarantees);
-        locks.state.revision += 1;
-        let before = std::mem::replace(&mut locks.state.guarantees, now.clone());
-        for ended in before.workloads().iter().filter(|guarantee| !now.has(guarantee.id)) {
-            locks.write_allowed_nodes(ended.id);
-        }
-        for guarantee in now.workloads() {
-            if locks.state.table.slot(guarantee.id).is_some() {
-                let was = before.get(guarantee.id);
-                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, guarantee));
-                if !is_same && before.nodes_of(guarantee.id) != now.nodes_of(guarantee.id) {
-                    locks.write_allowed_nodes(guarantee.id);
-                }
-                continue;
-            }
-            // A workload that had a guarantee and is no longer known is gone, and no later event would report that.
-            if before.has(guarantee.id) && locks.state.table.name(guarantee.id).is_none() {
-                continue;
-            }
-            let workload = classify(&guarantee.cgroup, |path| *path == guarantee.cgroup);
-            let name = locks.state.name_of(&workload);
-            let member = Member::new(guarantee.cgroup.clone(), workload.kind, workload.container);
-            let table = locks.state.table_mut();
-            table.add(guarantee.id, &name, member);
-            table.prefer(guarantee.id);
-        }
-        locks.assign_slots(self.config.observe.keep_removed.0, MAX_BATCH.max(now.workloads().len()));
-        locks.follow_exclusive_cpus();
-        drop(locks);
-        self.leave_exclusive_cpus();
-    }
-
-    /// Returns the guarantees.
-    pub fn guarantees(&self) -> Arc<Guarantees> {
-        self.lock().guarantees.clone()
-    }
-
-    /// Returns the notification of a container that appears without a known guarantee.
-    pub fn new_container(&self) -> Arc<Notify> {
-        self.lock().new_container.clone()
-    }
-
-    /// Returns the containers with an existing cgroup.
-    pub fn containers(&self) -> Vec<(CgroupPath, ContainerIdentity)> {
-        let table = self.lock().table.clone();
-        let members = table.members();
-        members.filter_map(|(_, member)| Some((member.path.clone(), member.container.clone()?))).collect()
-    }
-
-    /// Returns the root of the cgroup hierarchy, once it is open.
-    pub fn cgroup_root(&self) -> Option<PathBuf> {
-        self.lock().hierarchy.as_ref().map(|hierarchy| hierarchy.root().to_owned())
+        self.registry.lock().containers.remove(id);
     }
 }
 
@@ -182,7 +89,7 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use numaward_cgroup::{Cgroup, CgroupEvent, CgroupId, Hierarchy};
+    use numaward_cgroup::{Cgroup, CgroupEvent, CgroupId, ContainerIdentity, Hierarchy};
     use numaward_config::Config;
     use numaward_engine::Ledger;
     use numaward_model::{WorkloadGuarantee, snapshot::SnapshotSource, testing::workload_guarantee};
@@ -191,7 +98,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::exclusive::tests::slot;
+    use crate::{exclusive::tests::slot, foreign::ForeignGuarantees, residency};
 
     /// Waits for a reader of this FIFO. The reader blocks until the returned file is dropped.
     fn reader_of(path: &Path) -> File {
@@ -244,7 +151,7 @@ mod tests {
         };
         let observer = Observer::new(&Config::default());
         for _ in 0..200 {
-            observer.lock_slots().handle(CgroupEvent::Added(cgroup(1)));
+            observer.registry.lock_slots().handle(CgroupEvent::Added(cgroup(1)));
             let (holding, held) = mpsc::channel();
             thread::scope(|scope| {
                 let observer = &observer;
@@ -256,14 +163,14 @@ mod tests {
                 held.recv().unwrap();
                 thread::sleep(Duration::from_micros(50));
                 for id in 2..20 {
-                    observer.lock_slots().handle(CgroupEvent::Added(cgroup(id)));
+                    observer.registry.lock_slots().handle(CgroupEvent::Added(cgroup(id)));
                 }
             });
             let guarantees = observer.guarantees();
             let forgotten: Vec<_> = (1..20).filter(|id| !guarantees.has(CgroupId(*id))).collect();
             assert_eq!(forgotten, [0; 0]);
             for id in 1..20 {
-                observer.lock_slots().handle(CgroupEvent::Removed(cgroup(id)));
+                observer.registry.lock_slots().handle(CgroupEvent::Removed(cgroup(id)));
             }
         }
     }
@@ -280,12 +187,12 @@ mod tests {
                 held.iter().copied().cloned().collect(),
                 Ledger::default(),
             ));
-            observer.lock().table.members().map(|(id, _)| id.0).collect::<Vec<_>>()
+            observer.registry.lock().table.members().map(|(id, _)| id.0).collect::<Vec<_>>()
         };
         // A guarantee may be published before the cgroup is found.
         assert_eq!(assign(&[&first]), [1]);
-        observer.lock_slots().handle(CgroupEvent::Added(cgroup("/a", 1)));
-        observer.lock_slots().handle(CgroupEvent::Removed(cgroup("/a", 1)));
+        observer.registry.lock_slots().handle(CgroupEvent::Added(cgroup("/a", 1)));
+        observer.registry.lock_slots().handle(CgroupEvent::Removed(cgroup("/a", 1)));
         assert_eq!(assign(&[&first, &second]), [2]);
         assert_eq!(assign(&[&second]), [2]);
     }
@@ -312,17 +219,18 @@ mod tests {
             Ledger::default(),
         );
         observer.publish_guarantees(guarantees.clone());
-        observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
+        observer.registry.lock().hierarchy = Some(Hierarchy::at(root.path()));
         let scrape: fn(&Observer) = |observer| drop(observer.snapshot());
-        let read_workloads: fn(&Observer) = |observer| observer.read_workloads(&CancellationToken::new());
+        let read_workloads: fn(&Observer) =
+            |observer| residency::read_workloads(observer, &CancellationToken::new());
         for (file, read) in [
             ("sys/devices/system/node/node0/meminfo", scrape),
             ("proc/zoneinfo", scrape),
             ("a/memory.numa_stat", read_workloads),
             ("proc/interrupts", scrape),
-            ("proc/sys/kernel/numa_balancing", Observer::judge_sampling),
+            ("proc/sys/kernel/numa_balancing", residency::judge_sampling),
         ] {
-            observer.lock().exclusive.set_owners(BTreeMap::from([(CpuId(0), slot())]));
+            observer.registry.lock().exclusive.set_owners(BTreeMap::from([(CpuId(0), slot())]));
             let path = write(file, "").unwrap();
             fs::remove_file(&path).unwrap();
             mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();

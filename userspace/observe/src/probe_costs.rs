@@ -28,23 +28,22 @@ impl ProbeReadings {
     pub(crate) fn cost(&self, probe: Probe) -> Option<&ProbeStats> {
         self.costs.iter().find(|cost| cost.probe == probe)
     }
-}
 
-impl Observer {
     /// Reads the state of the probes, and their costs from files of the kernel.
-    pub(crate) fn probe_figures(&self) -> ProbeReadings {
-        let (mut figures, costs) = {
-            let probes = &self.probing().probes;
-            let figures = ProbeReadings {
+    pub(crate) fn take(observer: &Observer) -> Self {
+        let (mut readings, costs) = {
+            let probes = &observer.registry.probing().probes;
+            let readings = Self {
                 reports: probes.reports().to_vec(),
                 costs: Vec::new(),
                 maps: probes.map_usage(),
                 map_memory: probes.map_memory().collect(),
                 duty_cycle: probes.duty_cycle(),
             };
-            (figures, probes.costs())
+            (readings, probes.costs())
         };
-        figures.costs = self.health.note_result(DaemonPart::ProbeStats, costs.read()).unwrap_or_default();
-        figures
+        readings.costs =
+            observer.health.note_result(DaemonPart::ProbeStats, costs.read()).unwrap_or_default();
+        readings
     }
 }

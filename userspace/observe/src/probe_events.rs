@@ -5,75 +5,51 @@ use numaward_model::EventReport;
 use numaward_probes::{Incident, ProbeEvent};
 use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
 
-use crate::{observer::Observer, probing::EventSubject};
-
-/// Most events that wait to be reported. Further events stay in the probes, which count lost ones.
-const MAX_UNREPORTED_EVENTS: usize = 1024;
+use crate::observer::Observer;
 
 /// Least free memory elsewhere for which a kill is blamed on the pin; with less, the machine was full.
 const MIN_FREE_ELSEWHERE: Bytes = Bytes::mib(64);
 
-impl Observer {
-    /// Reads the probes' events while the owners of slots and the guarantees they refer to are still known.
-    pub(crate) fn read_probe_events(&self) {
-        let mut probing = self.probing();
-        if probing.events.len() >= MAX_UNREPORTED_EVENTS {
-            return;
-        }
-        let Some(events) = probing.events() else { return };
-        let state = self.lock();
-        let subject = |slot| {
-            let (id, _) = state.table.members().find(|(_, member)| member.slot == Some(slot))?;
-            let name = state.table.name(id)?.clone();
-            Some(EventSubject { name, guaranteed: state.guarantees.nodes_of(id).cloned() })
-        };
-        probing.events.extend(events.into_iter().map(|event| {
-            let subject = event.slot.and_then(subject);
-            (event, subject)
-        }));
-    }
-
-    /// Reports the events that were read.
-    pub(crate) fn report_probe_events(&self) {
-        self.read_probe_events();
-        let events = std::mem::take(&mut self.probing().events);
-        for (ProbeEvent { incident, pid, command, .. }, subject) in events {
-            let guaranteed = subject.as_ref().and_then(|subject| subject.guaranteed.as_ref());
-            let report = match incident {
-                Incident::OomKill { constraint } => {
-                    oom_kill_event(&constraint, pid, &command, self.free_elsewhere(guaranteed))
-                }
-                Incident::Miss { node, pages } => {
-                    miss_event(guaranteed, node, self.bytes_of(pages), pid, &command)
-                }
-                Incident::LongStall(time) => {
-                    let message = format!("{command:?} ({pid}) had to reclaim memory for {time:.0?}.");
-                    EventReport::new(EventKind::Stall, message)
-                        .detail("command", command)
-                        .detail("pid", pid)
-                        .detail("micros", time.as_micros())
-                }
-            };
-            self.events.report(match subject {
-                Some(subject) => report.workload(subject.name),
-                None => report,
-            });
-        }
-    }
-
-    /// Returns the free memory on the nodes outside `guaranteed`; without a guarantee, that of the node with the most.
-    fn free_elsewhere(&self, guaranteed: Option<&NodeSet>) -> Bytes {
-        let machine = self.machine();
-        let free = machine.nodes.keys().filter_map(|&node| {
-            let memory = sysfs::node_memory(&self.config.host_root, node).ok()?;
-            Some((node, memory.free.0))
-        });
-        match guaranteed {
-            Some(guaranteed) => {
-                Bytes(free.filter(|(node, _)| !guaranteed.contains(*node)).map(|(_, free)| free).sum())
+/// Reads the probes' events and reports them.
+pub(crate) fn report_probe_events(observer: &Observer) {
+    observer.registry.read_events();
+    let events = std::mem::take(&mut observer.registry.probing().events);
+    for (ProbeEvent { incident, pid, command, .. }, subject) in events {
+        let guaranteed = subject.as_ref().and_then(|subject| subject.guaranteed.as_ref());
+        let report = match incident {
+            Incident::OomKill { constraint } => {
+                oom_kill_event(&constraint, pid, &command, free_elsewhere(observer, guaranteed))
             }
-            None => Bytes(free.map(|(_, free)| free).max().unwrap_or(0)),
+            Incident::Miss { node, pages } => {
+                miss_event(guaranteed, node, observer.page_size.bytes_of(pages), pid, &command)
+            }
+            Incident::LongStall(time) => {
+                let message = format!("{command:?} ({pid}) had to reclaim memory for {time:.0?}.");
+                EventReport::new(EventKind::Stall, message)
+                    .detail("command", command)
+                    .detail("pid", pid)
+                    .detail("micros", time.as_micros())
+            }
+        };
+        observer.events.report(match subject {
+            Some(subject) => report.workload(subject.name),
+            None => report,
+        });
+    }
+}
+
+/// Returns the free memory on the nodes outside `guaranteed`; without a guarantee, that of the node with the most.
+fn free_elsewhere(observer: &Observer, guaranteed: Option<&NodeSet>) -> Bytes {
+    let machine = observer.machine();
+    let free = machine.nodes.keys().filter_map(|&node| {
+        let memory = sysfs::node_memory(&observer.config.host_root, node).ok()?;
+        Some((node, memory.free.0))
+    });
+    match guaranteed {
+        Some(guaranteed) => {
+            Bytes(free.filter(|(node, _)| !guaranteed.contains(*node)).map(|(_, free)| free).sum())
         }
+        None => Bytes(free.map(|(_, free)| free).max().unwrap_or(0)),
     }
 }
 

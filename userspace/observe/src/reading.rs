@@ -13,26 +13,16 @@ use std::sync::Arc;
 
 use numaward_model::Guarantees;
 use numaward_probes::{
-    self as probes, ActivityCounters, AllocationCounters, CounterMaps, NodeAccesses, Probe, SlotHolders,
-    SlotId,
+    self as probes, ActivityCounters, AllocationCounters, CounterMaps, NodeAccesses, Probe, SlotId,
 };
 use numaward_topology::Machine;
 
 use crate::{
     activity::{ActivityCounts, AttachedProbes},
-    observer::Observer,
-    part::DaemonPart,
+    part::{DaemonPart, Health},
+    registry::{StateSnapshot, WorkloadRegistry},
     table::Table,
 };
-
-/// Consistent copy of the workloads and of the holders of the probes' slots.
-pub(crate) struct StateSnapshot {
-    pub(crate) table: Arc<Table<SlotId>>,
-    pub(crate) holders: SlotHolders,
-    machine: Arc<Machine>,
-    guarantees: Arc<Guarantees>,
-    attached: Arc<AttachedProbes>,
-}
 
 /// Decoded counters of all probes, with the state to which they belong.
 #[derive(Debug)]
@@ -47,14 +37,14 @@ pub(crate) struct CounterReading {
     pub(crate) attached: Arc<AttachedProbes>,
 }
 
-impl Observer {
+impl CounterReading {
     /// Reads each map once.
-    pub(crate) fn read(&self) -> CounterReading {
-        let maps = self.probing().probes.counter_maps();
-        let (allocations, activity) = (self.read_allocations(&maps), self.read_activity(&maps));
-        let StateSnapshot { table, holders, machine, guarantees, attached } = self.state_snapshot();
+    pub(crate) fn take(registry: &WorkloadRegistry, health: &Health) -> Self {
+        let maps = registry.probing().probes.counter_maps();
+        let (allocations, activity) = (read_allocations(&maps, health), read_activity(&maps, health));
+        let StateSnapshot { table, holders, machine, guarantees, attached } = registry.snapshot();
         let (slots, other) = activity.decode(&holders);
-        CounterReading {
+        Self {
             machine,
             table,
             guarantees,
@@ -64,33 +54,18 @@ impl Observer {
         }
     }
 
-    /// Reads the counters of allocations. Returns `None` if the probe is absent or reading fails.
-    pub(crate) fn read_allocations(&self, maps: &CounterMaps) -> Option<AllocationCounters> {
-        self.health.note_result(DaemonPart::Counters, maps.allocations()).flatten()
-    }
-
-    /// Reads the counters of all other probes. Returns empty counters if that fails.
-    pub(crate) fn read_activity(&self, maps: &CounterMaps) -> ActivityCounters {
-        self.health.note_result(DaemonPart::Activity, maps.activity()).unwrap_or_default()
-    }
-
-    /// Copies the current state. Counters must be read before this call.
-    pub(crate) fn state_snapshot(&self) -> StateSnapshot {
-        let probing = self.probing();
-        let state = self.lock();
-        StateSnapshot {
-            table: state.table.clone(),
-            holders: probing.probes.holders(),
-            machine: self.machine(),
-            guarantees: state.guarantees.clone(),
-            attached: probing.attached.clone(),
-        }
-    }
-}
-
-impl CounterReading {
     /// Returns the accesses of all workloads together; `None` if the probe that samples them is absent.
     pub(crate) fn accesses(&self) -> Option<Vec<NodeAccesses>> {
         self.attached.has(Probe::Hint).then(|| self.activity_counts.accesses(&self.table))
     }
+}
+
+/// Reads the counters of allocations. Returns `None` if the probe is absent or reading fails.
+pub(crate) fn read_allocations(maps: &CounterMaps, health: &Health) -> Option<AllocationCounters> {
+    health.note_result(DaemonPart::Counters, maps.allocations()).flatten()
+}
+
+/// Reads the counters of all other probes. Returns empty counters if that fails.
+pub(crate) fn read_activity(maps: &CounterMaps, health: &Health) -> ActivityCounters {
+    health.note_result(DaemonPart::Activity, maps.activity()).unwrap_or_default()
 }

@@ -12,11 +12,11 @@ use std::{
     path::PathBuf,
     sync::Arc,
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use numaward_cgroup::{
-    CgroupId, CgroupPath, Hierarchy, ReadError,
+    CgroupId, CgroupPath, ReadError,
     knob::{Knob, KnobValue},
     read::{CgroupNodeMemory, memory_events, memory_numa_stat, memory_pressure, numa_balancing},
 };
@@ -25,7 +25,7 @@ use numaward_model::{
     snapshot::{PressureFigures, ResidentFigures, ResidentHugepages, TieringFigures},
 };
 use numaward_probes::{Probe, SlotId, nearest_memory_node};
-use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
+use numaward_topology::{Bytes, HugepageSize, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -33,7 +33,8 @@ use crate::{
     hugepages,
     observer::Observer,
     part::DaemonPart,
-    reading::StateSnapshot,
+    reading::read_activity,
+    registry::StateSnapshot,
     sampling::{Sampling, SamplingConditions, SamplingStates, balancing},
     table::{PressureStats, Readings, Table},
 };
@@ -44,7 +45,7 @@ pub(crate) fn run_reader(observer: &Observer, stop: &CancellationToken) {
     let estimate = &observer.config.observe.remote_estimate;
     let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
     let mut due = Instant::now();
-    observer.demand.lock().reader = Some(thread::current());
+    observer.demand.register_reader();
     while !stop.is_cancelled() {
         if !observer.is_requested() {
             health::rest();
@@ -59,10 +60,10 @@ pub(crate) fn run_reader(observer: &Observer, stop: &CancellationToken) {
         }
         health::beat();
         due = Instant::now() + interval;
-        observer.read_workloads(stop);
-        observer.judge_sampling();
+        read_workloads(observer, stop);
+        judge_sampling(observer);
         if let Some(estimator) = &mut estimator {
-            observer.estimate_remote(estimator);
+            estimate_remote(observer, estimator);
         }
     }
 }
@@ -79,109 +80,86 @@ struct ResidencyTarget {
     is_outer: bool,
 }
 
-impl Observer {
-    /// Returns whether there was a recent request for the workloads' figures. Less frequent readers get figures as
-    /// old as their previous request.
-    pub(crate) fn is_requested(&self) -> bool {
-        let interest = (3 * self.config.observe.residency_interval.0).max(Duration::from_mins(1));
-        self.demand.lock().last_request.elapsed() < interest
-    }
-
-    /// Returns a consistent snapshot of the hierarchy, the workloads and the machine; `None` while the hierarchy is
-    /// not open.
-    fn placed(&self) -> Option<(Hierarchy, Arc<Table<SlotId>>, Arc<Machine>)> {
-        let state = self.lock();
-        Some((state.hierarchy.clone()?, state.table.clone(), self.machine()))
-    }
-
-    /// Reads every workload once.
-    pub(crate) fn read_workloads(&self, stop: &CancellationToken) {
-        let (mut targets, nodes, sizes, has_tiers) = {
-            let Some((hierarchy, table, machine)) = self.placed() else { return };
-            let targets = table.members().map(|(id, member)| ResidencyTarget {
-                id,
-                path: member.path.clone(),
-                dir: hierarchy.dir(&member.path),
-                resident: None,
-                hugepages: ResidentHugepages::new(),
-                pressure_stats: PressureStats::default(),
-                is_outer: false,
-            });
-            let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
-            let tiers = machine.nodes.values().filter_map(|node| node.memory_tier).collect::<BTreeSet<_>>();
-            (targets.collect::<Vec<_>>(), nodes, hugepages::pools(&machine), tiers.len() > 1)
-        };
-        targets.sort_by(|a, b| a.path.cmp(&b.path));
-        let outer = enclosing_targets(&targets);
-        for &index in outer.iter().flatten() {
-            targets[index].is_outer = true;
-        }
-        let (mut failed, mut absent) = (None, None);
-        for target in &mut targets {
-            if stop.is_cancelled() {
-                return;
-            }
-            health::beat();
-            if let Err(error) = target.read(&nodes, &sizes)
-                && !error.is_gone()
-            {
-                let first = if error.is_absent() { &mut absent } else { &mut failed };
-                first.get_or_insert_with(|| error_chain(&error));
-            }
-        }
-        // The controller may be missing in a single cgroup. If it is missing in all, this host does not provide the
-        // figures.
-        if targets.iter().all(|target| target.resident.is_none()) {
-            failed = failed.or(absent);
-        }
-        subtract_nested(&mut targets, &outer);
-        if !has_tiers {
-            for target in &mut targets {
-                target.pressure_stats.tiering = None;
-            }
-        }
-        let readings = targets.into_iter().map(|target| {
-            let ResidencyTarget { id, resident, hugepages, pressure_stats, .. } = target;
-            (
-                id,
-                Readings {
-                    resident: resident.map(Arc::from),
-                    hugepages: Arc::new(hugepages),
-                    pressure_stats,
-                },
-            )
+/// Reads every workload once.
+pub(crate) fn read_workloads(observer: &Observer, stop: &CancellationToken) {
+    let (mut targets, nodes, sizes, has_tiers) = {
+        let Some((hierarchy, table, machine)) = observer.registry.placed() else { return };
+        let targets = table.members().map(|(id, member)| ResidencyTarget {
+            id,
+            path: member.path.clone(),
+            dir: hierarchy.dir(&member.path),
+            resident: None,
+            hugepages: ResidentHugepages::new(),
+            pressure_stats: PressureStats::default(),
+            is_outer: false,
         });
-        self.take_readings(&readings.collect::<Vec<_>>(), &nodes);
-        self.note(DaemonPart::Residency, failed.map_or(Ok(()), Err));
+        let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
+        let tiers = machine.nodes.values().filter_map(|node| node.memory_tier).collect::<BTreeSet<_>>();
+        (targets.collect::<Vec<_>>(), nodes, hugepages::pools(&machine), tiers.len() > 1)
+    };
+    targets.sort_by(|a, b| a.path.cmp(&b.path));
+    let outer = enclosing_targets(&targets);
+    for &index in outer.iter().flatten() {
+        targets[index].is_outer = true;
     }
-
-    /// Stores the readings in the table. Because this visits all workloads, it is done on a copy without the lock
-    /// that admissions need, unless the table changes during each of the attempts.
-    fn take_readings(&self, readings: &[(CgroupId, Readings)], nodes: &[NodeId]) {
-        const MAX_ATTEMPTS: usize = 3;
-        // Figures are indexed by the position of their node.
-        let is_as_before = || self.machine().nodes.keys().eq(nodes);
-        let take = |table: &mut Table<SlotId>, as_before: bool| {
-            for (id, read) in readings {
-                let pressure_stats = read.pressure_stats;
-                let without_nodes = || Readings { pressure_stats, ..Readings::default() };
-                table.store_readings(*id, if as_before { read.clone() } else { without_nodes() });
-            }
-        };
-        for _ in 0..MAX_ATTEMPTS {
-            let (before, as_before) = (self.lock().table.clone(), is_as_before());
-            let mut table = Table::clone(&before);
-            take(&mut table, as_before);
-            let table = Arc::new(table);
-            let mut state = self.lock();
-            if Arc::ptr_eq(&state.table, &before) && is_as_before() == as_before {
-                state.table = table;
-                return;
-            }
+    let (mut failed, mut absent) = (None, None);
+    for target in &mut targets {
+        if stop.is_cancelled() {
+            return;
         }
-        let mut state = self.lock();
-        take(state.table_mut(), is_as_before());
+        health::beat();
+        if let Err(error) = target.read(&nodes, &sizes)
+            && !error.is_gone()
+        {
+            let first = if error.is_absent() { &mut absent } else { &mut failed };
+            first.get_or_insert_with(|| error_chain(&error));
+        }
     }
+    // The controller may be missing in a single cgroup. If it is missing in all, this host does not provide the
+    // figures.
+    if targets.iter().all(|target| target.resident.is_none()) {
+        failed = failed.or(absent);
+    }
+    subtract_nested(&mut targets, &outer);
+    if !has_tiers {
+        for target in &mut targets {
+            target.pressure_stats.tiering = None;
+        }
+    }
+    let readings = targets.into_iter().map(|target| {
+        let ResidencyTarget { id, resident, hugepages, pressure_stats, .. } = target;
+        (id, Readings { resident: resident.map(Arc::from), hugepages: Arc::new(hugepages), pressure_stats })
+    });
+    take_readings(observer, &readings.collect::<Vec<_>>(), &nodes);
+    observer.note(DaemonPart::Residency, failed.map_or(Ok(()), Err));
+}
+
+/// Stores the readings in the table. Because this visits all workloads, it is done on a copy without the lock
+/// that admissions need, unless the table changes during each of the attempts.
+fn take_readings(observer: &Observer, readings: &[(CgroupId, Readings)], nodes: &[NodeId]) {
+    const MAX_ATTEMPTS: usize = 3;
+    // Figures are indexed by the position of their node.
+    let is_as_before = || observer.machine().nodes.keys().eq(nodes);
+    let take = |table: &mut Table<SlotId>, as_before: bool| {
+        for (id, read) in readings {
+            let pressure_stats = read.pressure_stats;
+            let without_nodes = || Readings { pressure_stats, ..Readings::default() };
+            table.store_readings(*id, if as_before { read.clone() } else { without_nodes() });
+        }
+    };
+    for _ in 0..MAX_ATTEMPTS {
+        let (before, as_before) = (observer.registry.lock().table.clone(), is_as_before());
+        let mut table = Table::clone(&before);
+        take(&mut table, as_before);
+        let table = Arc::new(table);
+        let mut state = observer.registry.lock();
+        if Arc::ptr_eq(&state.table, &before) && is_as_before() == as_before {
+            state.table = table;
+            return;
+        }
+    }
+    let mut state = observer.registry.lock();
+    take(state.table_mut(), is_as_before());
 }
 
 impl ResidencyTarget {
@@ -209,81 +187,79 @@ impl ResidencyTarget {
     }
 }
 
-impl Observer {
-    /// Updates the sampling state of every workload.
-    pub(crate) fn judge_sampling(&self) {
-        let (has_hints, skips_single_node_cpusets, maps) = {
-            let probing = self.probing();
-            let maps = probing.attached.has(Probe::Scan).then(|| probing.probes.counter_maps());
-            (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), maps)
+/// Updates the sampling state of every workload.
+pub(crate) fn judge_sampling(observer: &Observer) {
+    let (has_hints, skips_single_node_cpusets, maps) = {
+        let probing = observer.registry.probing();
+        let maps = probing.attached.has(Probe::Scan).then(|| probing.probes.counter_maps());
+        (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), maps)
+    };
+    let counters = maps.map(|maps| read_activity(&maps, &observer.health));
+    let Some((hierarchy, _, machine)) = observer.registry.placed() else { return };
+    let StateSnapshot { table, holders, .. } = observer.registry.snapshot();
+    let activity = counters.map(|counters| counters.decode(&holders));
+    let host = SamplingConditions {
+        balancing: balancing(&observer.config.host_root),
+        nodes: machine.nodes.values().filter(|node| node.memory.0 > 0).count(),
+        skips_single_node_cpusets,
+    };
+    let now = Instant::now();
+    let mut looked = BTreeMap::new();
+    for (id, member) in table.members() {
+        let dir = hierarchy.dir(&member.path);
+        let allowed = match Knob::CpusetMemsEffective.read(&dir) {
+            Ok(KnobValue::Nodes(nodes)) => Some(nodes.len()),
+            _ => None,
         };
-        let counters = maps.map(|maps| self.read_activity(&maps));
-        let Some((hierarchy, _, machine)) = self.placed() else { return };
-        let StateSnapshot { table, holders, .. } = self.state_snapshot();
-        let activity = counters.map(|counters| counters.decode(&holders));
-        let host = SamplingConditions {
-            balancing: balancing(&self.config.host_root),
-            nodes: machine.nodes.values().filter(|node| node.memory.0 > 0).count(),
-            skips_single_node_cpusets,
-        };
-        let now = Instant::now();
-        let mut looked = BTreeMap::new();
-        for (id, member) in table.members() {
-            let dir = hierarchy.dir(&member.path);
-            let allowed = match Knob::CpusetMemsEffective.read(&dir) {
-                Ok(KnobValue::Nodes(nodes)) => Some(nodes.len()),
-                _ => None,
-            };
-            // Read only if no probe provides the figures, because this file is long.
-            let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
-            let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(member.slot?)?.scanned));
-            looked.insert(id, (host.judge(allowed), scanned, stat));
-        }
-        let mut sampled = SamplingStates::clone(&self.latest.sampled.borrow());
-        sampled.seen.retain(|id, _| looked.contains_key(id));
-        sampled.memory_stat_serves = false;
-        for (id, (by_host, scanned, stat)) in looked {
-            let seen = sampled.seen.entry(id).or_default();
-            seen.update(by_host, scanned, stat.map(|stat| stat.pte_updates), now);
-            seen.moved = stat.map(|stat| stat.pages_migrated);
-            sampled.memory_stat_serves |= stat.is_some();
-        }
-        self.latest.sampled.send_replace(Arc::new(sampled));
+        // Read only if no probe provides the figures, because this file is long.
+        let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
+        let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(member.slot?)?.scanned));
+        looked.insert(id, (host.judge(allowed), scanned, stat));
     }
+    let mut sampled = SamplingStates::clone(&observer.latest.sampled.borrow());
+    sampled.seen.retain(|id, _| looked.contains_key(id));
+    sampled.memory_stat_serves = false;
+    for (id, (by_host, scanned, stat)) in looked {
+        let seen = sampled.seen.entry(id).or_default();
+        seen.update(by_host, scanned, stat.map(|stat| stat.pte_updates), now);
+        seen.moved = stat.map(|stat| stat.pages_migrated);
+        sampled.memory_stat_serves |= stat.is_some();
+    }
+    observer.latest.sampled.send_replace(Arc::new(sampled));
+}
 
-    /// Updates the estimate of every workload that is not sampled, within the budget.
-    pub(crate) fn estimate_remote(&self, estimator: &mut Estimator) {
-        let Some((hierarchy, table, machine)) = self.placed() else { return };
-        let mut sampled = SamplingStates::clone(&self.latest.sampled.borrow());
-        let mut targets = Vec::new();
-        let mut all = BTreeSet::new();
-        for (id, member) in table.members() {
-            let dir = hierarchy.dir(&member.path);
-            all.insert(dir.clone());
-            let (Some(resident), true) = (&member.resident, sampled.state(id) != Sampling::On) else {
-                continue;
-            };
-            let mapped = |of: &ResidentFigures| of.anon.0.saturating_add(of.mapped.0);
-            let memory = machine.nodes.keys().copied().zip(resident.iter().map(mapped)).collect();
-            targets.push(estimate::EstimateTarget { id, dir, memory });
-        }
-        targets.sort_by_key(|target| target.id);
-        let readings = estimator.read(&self.config.host_root.join("proc"), &machine, &targets, &all);
-        let now = Instant::now();
-        let estimates = &mut sampled.estimates.0;
-        let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
-        estimates.retain(|id, _| ids.contains(id));
-        for target in &targets {
-            if let Some(ThreadReading::Ran(ran)) = readings.get(&target.id)
-                && let Some(share) = remote_share(ran, &target.memory, |node| {
-                    nearest_memory_node(&machine, node, machine.nodes.keys())
-                })
-            {
-                estimates.insert(target.id, (share, now));
-            }
-        }
-        self.latest.sampled.send_replace(Arc::new(sampled));
+/// Updates the estimate of every workload that is not sampled, within the budget.
+pub(crate) fn estimate_remote(observer: &Observer, estimator: &mut Estimator) {
+    let Some((hierarchy, table, machine)) = observer.registry.placed() else { return };
+    let mut sampled = SamplingStates::clone(&observer.latest.sampled.borrow());
+    let mut targets = Vec::new();
+    let mut all = BTreeSet::new();
+    for (id, member) in table.members() {
+        let dir = hierarchy.dir(&member.path);
+        all.insert(dir.clone());
+        let (Some(resident), true) = (&member.resident, sampled.state(id) != Sampling::On) else {
+            continue;
+        };
+        let mapped = |of: &ResidentFigures| of.anon.0.saturating_add(of.mapped.0);
+        let memory = machine.nodes.keys().copied().zip(resident.iter().map(mapped)).collect();
+        targets.push(estimate::EstimateTarget { id, dir, memory });
     }
+    targets.sort_by_key(|target| target.id);
+    let readings = estimator.read(&observer.config.host_root.join("proc"), &machine, &targets, &all);
+    let now = Instant::now();
+    let estimates = &mut sampled.estimates.0;
+    let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
+    estimates.retain(|id, _| ids.contains(id));
+    for target in &targets {
+        if let Some(ThreadReading::Ran(ran)) = readings.get(&target.id)
+            && let Some(share) = remote_share(ran, &target.memory, |node| {
+                nearest_memory_node(&machine, node, machine.nodes.keys())
+            })
+        {
+            estimates.insert(target.id, (share, now));
+        }
+    }
+    observer.latest.sampled.send_replace(Arc::new(sampled));
 }
 
 /// Converts a cgroup's memory on a node.

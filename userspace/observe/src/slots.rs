@@ -1,23 +1,17 @@
 //! Assignment of the probes' slots to workloads as cgroups are created and removed.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupEvent, CgroupId, WorkloadKind, classify, read::cpu_time};
-use numaward_model::error_chain;
+use numaward_cgroup::{CgroupEvent, CgroupId, WorkloadKind, classify};
+use numaward_model::{Guarantees, error_chain};
 use numaward_probes::{self as probes, NodeCounters, RegisterError};
 use parking_lot::MutexGuard;
 
-use crate::{
-    observer::Observer,
-    part::DaemonPart,
-    probing::Probing,
-    slot_policy::{READ_INTERVAL, SlotCandidate, SlotPolicy, exchanges},
-    state::ObserverState,
-    table::Member,
-};
+use crate::{part::DaemonPart, probing::Probing, state::ObserverState, table::Member};
 
 /// Most slots that are assigned before the locks are released for other threads.
 pub(crate) const MAX_BATCH: usize = 256;
@@ -121,7 +115,7 @@ impl SlotLocks<'_> {
     }
 
     /// Releases a workload's slot; the workload waits for another one.
-    fn take_slot(&mut self, id: CgroupId) {
+    pub(crate) fn take_slot(&mut self, id: CgroupId) {
         if let Some(counted) = self.release(id, "the workload's slot cannot be released") {
             self.state.table_mut().suspend(id, &counted);
         }
@@ -181,63 +175,36 @@ impl SlotLocks<'_> {
         self.state.exclusive.set_owners(owners);
         self.probing.health.note_result(DaemonPart::Intruders, set);
     }
-}
 
-impl Observer {
-    /// Locks the probes and the state to change slots.
-    pub(crate) fn lock_slots(&self) -> SlotLocks<'_> {
-        let probing = self.probing();
-        SlotLocks { probing, state: self.lock() }
-    }
-
-    /// Reads the CPU times of cgroups, if the interval has passed and a workload waits for a slot, and reassigns
-    /// slots to the busiest workloads.
-    pub(crate) fn follow_slot_policy(&self, now: Instant) {
-        let targets: Vec<_> = {
-            let SlotLocks { probing, mut state } = self.lock_slots();
-            if state.table.waiting().next().is_none() || probing.attached.is_empty() {
-                // The readings are of no use later.
-                state.slot_policy = SlotPolicy::default();
-                return;
-            }
-            if state
-                .slot_policy
-                .last_read
-                .is_some_and(|last_read| now.duration_since(last_read) < READ_INTERVAL)
-            {
-                return;
-            }
-            state.slot_policy.last_read = Some(now);
-            let Some(hierarchy) = &state.hierarchy else { return };
-            state.table.members().map(|(id, member)| (id, hierarchy.dir(&member.path))).collect()
-        };
-        // A cgroup that was removed meanwhile counts as idle.
-        let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_time(&dir).ok()?))).collect();
-        let mut locks = self.lock_slots();
-        let state = &mut *locks.state;
-        state.slot_policy.record(used);
-        let waiting: BTreeSet<CgroupId> = state.table.waiting().collect();
-        let candidates: Vec<SlotCandidate> = state
-            .table
-            .members()
-            .filter(|(id, member)| member.slot.is_some() || waiting.contains(id))
-            .map(|(id, member)| SlotCandidate {
-                id,
-                has_slot: member.slot.is_some(),
-                has_guarantee: state.guarantees.nodes_of(id).is_some(),
-                busy: state.slot_policy.busy(id),
-            })
-            .collect();
-        for (giver, taker) in exchanges(&candidates) {
-            locks.take_slot(giver);
-            locks.state.table_mut().prefer(taker);
+    /// Replaces the guarantees. Names without a member are kept for `keep`.
+    pub(crate) fn assign(&mut self, guarantees: Guarantees, keep: Duration) {
+        let now = Arc::new(guarantees);
+        self.state.revision += 1;
+        let before = std::mem::replace(&mut self.state.guarantees, now.clone());
+        for ended in before.workloads().iter().filter(|guarantee| !now.has(guarantee.id)) {
+            self.write_allowed_nodes(ended.id);
         }
-        // Workloads with a guarantee first.
-        let state = &mut *locks.state;
-        let guaranteed: Vec<CgroupId> =
-            state.table.waiting().filter(|id| state.guarantees.nodes_of(*id).is_some()).collect();
-        for id in guaranteed {
-            state.table_mut().prefer(id);
+        for guarantee in now.workloads() {
+            if self.state.table.slot(guarantee.id).is_some() {
+                let was = before.get(guarantee.id);
+                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, guarantee));
+                if !is_same && before.nodes_of(guarantee.id) != now.nodes_of(guarantee.id) {
+                    self.write_allowed_nodes(guarantee.id);
+                }
+                continue;
+            }
+            // A workload that had a guarantee and is no longer known is gone, and no later event would report that.
+            if before.has(guarantee.id) && self.state.table.name(guarantee.id).is_none() {
+                continue;
+            }
+            let workload = classify(&guarantee.cgroup, |path| *path == guarantee.cgroup);
+            let name = self.state.name_of(&workload);
+            let member = Member::new(guarantee.cgroup.clone(), workload.kind, workload.container);
+            let table = self.state.table_mut();
+            table.add(guarantee.id, &name, member);
+            table.prefer(guarantee.id);
         }
+        self.assign_slots(keep, MAX_BATCH.max(now.workloads().len()));
+        self.follow_exclusive_cpus();
     }
 }

@@ -1,44 +1,35 @@
 //! Snapshot of all figures that a scrape of the metrics returns.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
-use numaward_cgroup::classify;
-use numaward_engine::OwnerId;
-use numaward_model::{
-    Guarantees, WorkloadGuarantee, error_chain,
-    headroom::NodeHeadroom,
-    snapshot::{
-        self, AllocatedFigures, BudgetExcess, GuaranteeFigures, GuaranteeResidency, KindFigures, MapFigures,
-        MissFigures, MissingCapacityFigures, ProbeFigures, ResidencySplit, SnapshotSource, WorkloadFigures,
-    },
-};
-use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
-use numaward_topology::{Bytes, HugepageSize, NodeId, NodeSet, ZoneKind, sysfs};
+use numaward_model::snapshot::{self, MapFigures, ProbeFigures, SnapshotSource, WorkloadFigures};
+use numaward_probes::{self as probes, SlotId};
+use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind, sysfs};
 use strum::VariantArray as _;
 
 use crate::{
-    headroom::Claims,
+    cpus, guarantee_figures,
     hugepages::pools,
     naming::OTHER,
     observer::Observer,
     part::DaemonPart,
+    probe_costs::ProbeReadings,
     process,
     reading::CounterReading,
     sampling::{Sampling, SamplingStates},
-    shares::{Holdings, shares},
     table,
 };
 
 impl SnapshotSource for Observer {
     fn snapshot(&self) -> snapshot::Snapshot {
-        let memory = self.node_memory();
+        let units = process::Units {
+            ticks_per_second: rustix::param::clock_ticks_per_second(),
+            page_size: self.page_size.0,
+        };
+        let memory = self.node_memory.read(&self.machine());
         let nodes: Vec<NodeId> = memory.iter().map(|(node, _)| *node).collect();
-        let exclusive_cpus = self.cpu_figures();
-        self.record_request();
+        let exclusive_cpus = cpus::cpu_figures(self);
+        self.demand.record();
         let read = self.read();
         let (sampled, counted) = (self.latest.sampled.borrow().clone(), &read.counted);
         // False if nodes were added or removed since their memory was read. Resident memory is then absent, because it is
@@ -51,7 +42,7 @@ impl SnapshotSource for Observer {
             let pressure_stats = series.pressure_stats();
             WorkloadFigures {
                 name: name.clone(),
-                allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
+                allocated: allocated.map(|allocated| self.page_size.allocated_by_node(&nodes, &allocated)),
                 resident: series.resident().filter(|_| as_before),
                 hugepages: if as_before { series.hugepages() } else { Arc::default() },
                 pressure: pressure_stats.pressure,
@@ -62,7 +53,7 @@ impl SnapshotSource for Observer {
         });
         let other = counted.as_ref().map(|counted| WorkloadFigures {
             name: OTHER.into(),
-            allocated: Some(self.bytes(&nodes, &counted.other)),
+            allocated: Some(self.page_size.allocated_by_node(&nodes, &counted.other)),
             resident: None,
             hugepages: Arc::default(),
             pressure: None,
@@ -71,8 +62,8 @@ impl SnapshotSource for Observer {
             activity: Some(read.attached.to_metrics(&read.activity_counts.other, &nodes, &pools)),
         });
         let workloads: Vec<_> = workloads.chain(other).collect();
-        let guarantees = self.guarantee_figures(&read, &memory);
-        let figures = self.probe_figures();
+        let guarantees = guarantee_figures::figures(self, &read, &memory);
+        let figures = ProbeReadings::take(self);
         let probes = figures.reports.iter().map(|report| {
             let cost = figures.cost(report.probe);
             ProbeFigures {
@@ -94,10 +85,10 @@ impl SnapshotSource for Observer {
         snapshot::Snapshot {
             nodes: memory.iter().map(node_figures).collect(),
             workloads,
-            page_size: Bytes(self.page_size),
+            page_size: Bytes(self.page_size.0),
             accesses: read.accesses().map(|accesses| pairs(&accesses)),
             exclusive_cpus,
-            unknown_node: counted.as_ref().map(|counted| self.bytes_of(counted.unknown_node)),
+            unknown_node: counted.as_ref().map(|counted| self.page_size.bytes_of(counted.unknown_node)),
             probes: probes.collect(),
             maps: maps.collect(),
             map_memory: figures.map_memory.clone(),
@@ -108,7 +99,7 @@ impl SnapshotSource for Observer {
                 DaemonPart::VARIANTS.iter().map(|part| (part.name(), degraded.contains_key(part))).collect()
             },
             guarantees,
-            process: process::read(Path::new("/proc"), self.units()),
+            process: process::read(Path::new("/proc"), units),
         }
     }
 }
@@ -137,277 +128,6 @@ fn kinds(memory: &sysfs::NodeMeminfo) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
         (ZoneKind::Hugepages(size), bytes(pool.total), Some(bytes(pool.free)))
     });
     hugepages.chain([(ZoneKind::Memory, memory.base(), Some(memory.free))]).collect()
-}
-
-impl Observer {
-    /// Reads the current memory of each node; `None` for a node that cannot be read.
-    pub(crate) fn node_memory(&self) -> Vec<(NodeId, Option<sysfs::NodeMeminfo>)> {
-        let machine = self.machine();
-        let mut failed = None;
-        let nodes = machine.nodes.keys().map(|&node| {
-            let memory = sysfs::node_memory(&self.config.host_root, node);
-            (node, memory.map_err(|error| failed = Some(error_chain(&error))).ok())
-        });
-        let nodes = nodes.collect();
-        self.note(DaemonPart::NodeMemory, failed.map_or(Ok(()), Err));
-        nodes
-    }
-
-    fn units(&self) -> process::Units {
-        process::Units {
-            ticks_per_second: rustix::param::clock_ticks_per_second(),
-            page_size: self.page_size,
-        }
-    }
-
-    /// Converts pages to bytes; saturates, so that a counter does not decrease.
-    pub(crate) fn bytes_of(&self, pages: Pages) -> Bytes {
-        Bytes(pages.0.saturating_mul(self.page_size))
-    }
-
-    /// Converts counters from pages to bytes, in the order of `nodes`.
-    fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<AllocatedFigures> {
-        nodes.iter().map(|&node| self.in_bytes(counters.get(node))).collect()
-    }
-
-    /// Converts the counters of a single node.
-    pub(crate) fn in_bytes(&self, counters: Option<&Counters>) -> AllocatedFigures {
-        let counters = counters.copied().unwrap_or_default();
-        AllocatedFigures {
-            local: self.bytes_of(counters.user_local),
-            remote: self.bytes_of(counters.user_remote),
-            kernel: self.bytes_of(counters.kernel),
-        }
-    }
-
-    /// Returns the available memory of each kind on each node, less the guaranteed memory that is not used yet; negative if it
-    /// does not suffice.
-    fn headroom(
-        &self,
-        read: &CounterReading,
-        holdings: &Holdings<'_>,
-        memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
-    ) -> Vec<(NodeId, ZoneKind, i64)> {
-        if self.latest.watermarks.borrow().is_empty() {
-            // The guard is off or has not run yet.
-            self.read_watermarks();
-        }
-        let (mut claims, mut unused) = (Claims::default(), BTreeMap::<(NodeId, ZoneKind), u64>::new());
-        for share in shares(&read.guarantees) {
-            for (kind, placed) in &share.placed {
-                let ZoneKind::Hugepages(size) = kind else {
-                    claims.add(placed, &holdings.resident(&share.workloads));
-                    continue;
-                };
-                let used = holdings.hugepages(&share.workloads, *size);
-                for (node, bytes) in placed {
-                    let used = used.get(node).map_or(0, |bytes| bytes.0);
-                    *unused.entry((*node, *kind)).or_default() += bytes.0.saturating_sub(used);
-                }
-            }
-        }
-        let seen = self.latest.headroom.borrow().clone();
-        let mut headroom = Vec::new();
-        for (node, memory) in memory {
-            let Some(memory) = memory else { continue };
-            for (size, pool) in &memory.hugepages {
-                let (kind, free) = (ZoneKind::Hugepages(*size), pool.free.saturating_mul(size.0.0));
-                let unused = unused.get(&(*node, kind)).copied().unwrap_or(0);
-                headroom.push((*node, kind, free.cast_signed().saturating_sub_unsigned(unused)));
-            }
-            // The guard's readings are newer than the workloads' readings used here.
-            let room = seen.node(*node).map_or_else(
-                || {
-                    let left = claims.left(*node, self.obtainable(*node, memory)).0.cast_signed();
-                    left.saturating_sub_unsigned(claims.unused(*node).0)
-                },
-                NodeHeadroom::headroom_bytes,
-            );
-            headroom.push((*node, ZoneKind::Memory, room));
-        }
-        headroom
-    }
-
-    /// Returns how much more memory than guaranteed the workloads use on each of their nodes. Empty unless the configuration
-    /// enforces budgets per node. Only guarantees on several nodes are compared. All containers of an owner (a pod) count
-    /// together, under the first of their names.
-    fn over_budget(&self, read: &CounterReading, holdings: &Holdings<'_>) -> Vec<BudgetExcess> {
-        if !self.config.holds_budgets() {
-            return Vec::new();
-        }
-        let mut owners: BTreeMap<&OwnerId, Vec<&WorkloadGuarantee>> = BTreeMap::new();
-        for guarantee in read.guarantees.workloads() {
-            owners.entry(&guarantee.owner).or_default().push(guarantee);
-        }
-        let mut over: BTreeMap<&Arc<str>, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
-        for (owner, workloads) in owners {
-            let Some(account) = read.guarantees.ledger.owner(owner) else { continue };
-            let mut budget: BTreeMap<NodeId, u64> = BTreeMap::new();
-            let held = account.containers.values().filter_map(|held| held.placed.get(&ZoneKind::Memory));
-            for (node, bytes) in held.flatten() {
-                *budget.entry(*node).or_default() += bytes.0;
-            }
-            let name = workloads.iter().filter_map(|of| read.table.name(of.id)).min();
-            let (Some(name), true, 2..) = (name, holdings.are_known(&workloads), budget.len()) else {
-                continue;
-            };
-            let has = holdings.resident(&workloads);
-            for (node, budget) in budget {
-                let user = has.get(&node).map_or(0, |of| of.user().0);
-                let above = over.entry(name).or_default().entry(node).or_default();
-                above.0 = above.0.saturating_add(user.saturating_sub(budget));
-            }
-        }
-        over.into_iter()
-            .map(|(name, bytes)| BudgetExcess { workload: name.clone(), bytes: bytes.into_iter().collect() })
-            .collect()
-    }
-
-    /// Returns the guarantee of each workload by kind of memory, and how much of the memory of its cgroup and descendants is on
-    /// and off the guaranteed nodes.
-    fn residency(read: &CounterReading, holdings: &Holdings<'_>) -> Vec<GuaranteeResidency> {
-        let mut found: BTreeMap<(&Arc<str>, ZoneKind), GuaranteeResidency> = BTreeMap::new();
-        for guarantee in read.guarantees.workloads() {
-            let (Some(name), Some(nodes)) =
-                (read.table.name(guarantee.id), read.guarantees.nodes_of(guarantee.id))
-            else {
-                continue;
-            };
-            let none = |kind| GuaranteeResidency {
-                workload: name.clone(),
-                kind,
-                guaranteed: Vec::new(),
-                resident: None,
-            };
-            for (kind, node, bytes) in &guarantee.placed {
-                found.entry((name, *kind)).or_insert_with(|| none(*kind)).add_guaranteed(*node, *bytes);
-            }
-            let mut lies: Vec<(ZoneKind, NodeId, Bytes)> = Vec::new();
-            if holdings.are_known(&[guarantee]) {
-                let resident = holdings.resident(&[guarantee]);
-                lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Memory, *node, of.user())));
-            }
-            for size in pools(&read.machine) {
-                let resident = holdings.hugepages(&[guarantee], size);
-                lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Hugepages(size), *node, *of)));
-            }
-            for (kind, has) in Self::by_place(guarantee, nodes, lies) {
-                let of_kind = found.entry((name, kind)).or_insert_with(|| none(kind));
-                of_kind.add(has);
-            }
-        }
-        found.into_values().collect()
-    }
-
-    /// Returns a workload's memory on and off its guaranteed nodes, by kind. A Burstable workload may use memory beyond its
-    /// guarantee on any node: for it, memory off the nodes only counts up to the part of the guarantee that is not on them.
-    fn by_place(
-        guarantee: &WorkloadGuarantee,
-        nodes: &NodeSet,
-        lies: Vec<(ZoneKind, NodeId, Bytes)>,
-    ) -> BTreeMap<ZoneKind, ResidencySplit> {
-        let mut places: BTreeMap<ZoneKind, ResidencySplit> = BTreeMap::new();
-        for (kind, node, bytes) in lies {
-            let place = places.entry(kind).or_default();
-            let sum = if nodes.contains(node) { &mut place.on } else { &mut place.off };
-            sum.0 = sum.0.saturating_add(bytes.0);
-        }
-        for (kind, place) in places.iter_mut().filter(|_| guarantee.is_burstable) {
-            let guaranteed = guarantee.placed.iter().filter(|(of, ..)| of == kind).map(|(.., bytes)| bytes.0);
-            let short = guaranteed.fold(0, u64::saturating_add).saturating_sub(place.on.0);
-            place.off.0 = place.off.0.min(short);
-        }
-        places
-    }
-
-    /// Returns offline guaranteed CPUs and guaranteed memory that the machine no longer has, by the name of the workload.
-    fn missing(&self, guarantees: &Guarantees) -> Vec<MissingCapacityFigures> {
-        let workloads: Vec<_> = guarantees
-            .workloads()
-            .iter()
-            .map(|guarantee| classify(&guarantee.cgroup, |path| *path == guarantee.cgroup))
-            .collect();
-        let names: Vec<String> = {
-            let state = self.lock();
-            workloads.iter().map(|workload| state.name_of(workload)).collect()
-        };
-        let mut missing: BTreeMap<String, MissingCapacityFigures> = BTreeMap::new();
-        for (guarantee, name) in guarantees.workloads().iter().zip(names) {
-            let of_name = missing.entry(name).or_insert_with_key(|name| MissingCapacityFigures {
-                workload: name.as_str().into(),
-                offline_cpus: 0,
-                uncovered: Bytes(0),
-            });
-            of_name.offline_cpus += guarantee.offline_cpus.len() as u64;
-            of_name.uncovered.0 += guarantee.uncovered.iter().map(|block| block.bytes.0).sum::<u64>();
-        }
-        missing.into_values().collect()
-    }
-
-    /// Returns all figures about guarantees: accounts, misses, residency, headroom.
-    fn guarantee_figures(
-        &self,
-        read: &CounterReading,
-        memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
-    ) -> GuaranteeFigures {
-        let (guarantees, machine) = (&read.guarantees, &read.machine);
-        if guarantees.ledger.nodes().is_empty() && guarantees.workloads().is_empty() {
-            return GuaranteeFigures::default();
-        }
-        let bytes = |pages| self.bytes_of(pages);
-        let missed = read.table.series().filter_map(|(name, series)| {
-            let slots = &read.counted.as_ref()?.slots;
-            let counters = series.counters(|slot| slots.get(slot))?;
-            let has_guarantee = read.has_guarantee(series);
-            // Misses of an ended guarantee stay counted.
-            if !has_guarantee && counters.values().all(|counters| counters.user_outside.0 == 0) {
-                return None;
-            }
-            let of = |node| bytes(counters.get(node).map_or(Pages(0), |of| of.user_outside));
-            Some(MissFigures {
-                workload: name.clone(),
-                bytes: machine.nodes.keys().map(|&node| (node, of(node))).collect(),
-            })
-        });
-        let missed = missed.collect();
-        let holdings = Holdings::new(read);
-        let headroom = self.headroom(read, &holdings, memory);
-        // A union, because several workloads can hold the same CPUs: init containers pass on theirs, and if container names are
-        // unknown, each container holds the CPUs of its pod.
-        let exclusive = guarantees.held_cpus();
-        GuaranteeFigures {
-            missed,
-            missed_hugepages: read.missed_hugepages(),
-            misplaced_hugepages: read.misplaced_hugepages(),
-            kinds: guarantees
-                .ledger
-                .memory()
-                .into_iter()
-                .flat_map(|(node, kinds)| {
-                    kinds.into_iter().map(move |(kind, account)| KindFigures {
-                        node,
-                        kind,
-                        reserved: account.reserved,
-                        allocatable: account.allocatable,
-                        guaranteed: account.guaranteed,
-                        free: account.free,
-                    })
-                })
-                .collect(),
-            exclusive_cpus: machine
-                .nodes
-                .iter()
-                .map(|(&node, data)| (node, (&exclusive & &data.cpus).len() as u64))
-                .collect(),
-            missing: self.missing(guarantees),
-            residency: Self::residency(read, &holdings),
-            headroom,
-            low: self.latest.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
-            over_budget: self.over_budget(read, &holdings),
-            shared_pool_cpus: Some(guarantees.ledger.shared_pool().len() as u64),
-            free_cpus: guarantees.free_cpus.len() as u64,
-        }
-    }
 }
 
 impl CounterReading {
@@ -439,154 +159,5 @@ impl CounterReading {
                 pools,
             )
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use numaward_cgroup::{CgroupId, WorkloadKind};
-    use numaward_config::{Config, policy::StrategyKind};
-    use numaward_engine::{
-        ContainerRequest, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Request, Resources,
-        Strategy as _,
-        policy::{MemoryManagerPolicy, MemoryReservation},
-    };
-    use numaward_model::{snapshot::ResidentFigures, testing::workload_guarantee};
-    use numaward_topology::Machine;
-
-    use super::*;
-    use crate::{
-        activity::{ActivityCounts, AttachedProbes},
-        table::{Member, Readings, Table},
-    };
-
-    const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn residency_splits_by_guaranteed_nodes() {
-        let size = HugepageSize(Bytes::mib(2));
-        let machine = Machine::builder().nodes(2).cores_per_node(1).memory(Bytes::gib(4));
-        let machine = machine.hugepages(size, 8).build().unwrap();
-        let mut table = Table::default();
-        let mut add = |id, name, path: &str, mib: Option<[u64; 2]>, pages: [u64; 2]| {
-            table.add(CgroupId(id), name, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));
-            let of_node = |mib| ResidentFigures {
-                anon: Bytes::mib(mib),
-                kernel: Bytes::mib(1),
-                ..ResidentFigures::default()
-            };
-            let hugepages = [(size, pages.map(Bytes::mib).to_vec())];
-            let hugepages = Arc::new(hugepages.into_iter().filter(|_| pages != [0; 2]).collect());
-            let resident = mib.map(|mib| mib.map(of_node).to_vec().into());
-            table.store_readings(CgroupId(id), Readings { resident, hugepages, ..Readings::default() });
-        };
-        add(1, "burst", "/burst", Some([100, 40]), [4, 2]);
-        add(2, "inner", "/burst/inner", Some([7, 5]), [0, 0]);
-        add(3, "unread", "/unread", None, [0, 0]);
-        add(4, "cpus", "/cpus", Some([1, 1]), [0, 0]);
-        add(5, "none", "/none", Some([1, 1]), [2, 2]);
-        add(6, "free", "/free", Some([1024, 40]), [0, 0]);
-        add(7, "short", "/short", Some([1000, 40]), [0, 0]);
-        let gib = Bytes::gib(1);
-        let of_memory = |path, id| Arc::new(workload_guarantee(path, id, &[(ZoneKind::Memory, 0, gib)]));
-        // Memory of Burstable workloads beyond the guarantee may be on any node.
-        let of_burstable =
-            |path, id| Arc::new(WorkloadGuarantee { is_burstable: true, ..(*of_memory(path, id)).clone() });
-        let guarantees = vec![
-            of_memory("/burst", 1),
-            of_memory("/unread", 3),
-            Arc::new(workload_guarantee("/cpus", 4, &[])),
-            of_burstable("/free", 6),
-            of_burstable("/short", 7),
-        ];
-        let read = CounterReading {
-            machine: Arc::new(machine),
-            table: Arc::new(table),
-            guarantees: Guarantees::new(guarantees, numaward_engine::Ledger::default()).into(),
-            counted: None,
-            activity_counts: ActivityCounts::default(),
-            attached: Arc::new(AttachedProbes::from_reports(&[])),
-        };
-        let of = |workload: &str, kind, guaranteed: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
-            let resident =
-                resident.map(|(on, off)| ResidencySplit { on: Bytes::mib(on), off: Bytes::mib(off) });
-            GuaranteeResidency { workload: workload.into(), kind, guaranteed: guaranteed.to_vec(), resident }
-        };
-        let on_first = [(NodeId(0), gib)];
-        let expected = [
-            of("burst", ZoneKind::Hugepages(size), &[], Some((4, 2))),
-            of("burst", ZoneKind::Memory, &on_first, Some((107, 45))),
-            of("free", ZoneKind::Memory, &on_first, Some((1024, 0))),
-            of("short", ZoneKind::Memory, &on_first, Some((1000, 24))),
-            of("unread", ZoneKind::Memory, &on_first, None),
-        ];
-        assert_eq!(Observer::residency(&read, &Holdings::new(&read)), expected);
-    }
-
-    #[test]
-    fn budget_covers_pod_and_descendants() {
-        let machine = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
-        let reserved = MemoryReservation {
-            numa_node: NodeId(0),
-            limits: [(ZoneKind::Memory, Quantity::whole(200 * MIB))].into(),
-        };
-        let policy = PolicyConfig {
-            memory_manager_policy: MemoryManagerPolicy::Static,
-            reserved_memory: vec![reserved],
-            ..PolicyConfig::default()
-        };
-        let native = NativeStrategy::new(&machine, &policy, &NativeOptions::default()).unwrap();
-        let container = |(name, mib): (&str, u64)| {
-            let resources = Resources::default().with_cpu(Quantity::whole(1));
-            ContainerRequest::guaranteed(name, resources.with_memory(Quantity::whole(mib * MIB)))
-        };
-        let containers = [("a", 1400), ("b", 100)].map(container).to_vec();
-        let request = Request { owner: "u".into(), init_containers: Vec::new(), containers, resources: None };
-        let ledger = native.admit(&native.idle(), &request).ledger;
-        let guaranteed =
-            [0, 1].map(|node| ledger.memory()[&NodeId(node)][&ZoneKind::Memory].guaranteed.0 / MIB);
-        assert_eq!(guaranteed.iter().sum::<u64>(), 1500);
-
-        let mut table = Table::default();
-        let user =
-            |[a, b]: [u64; 2]| [(a, 0), (0, b)].map(|(anon, file)| (Bytes::mib(anon), Bytes::mib(file)));
-        let resident =
-            |mib| user(mib).map(|(anon, file)| ResidentFigures { anon, file, ..ResidentFigures::default() });
-        for (id, path, mib) in [
-            (1, "/p/a", [guaranteed[0], 0]),
-            (2, "/p/a/inner", [20, guaranteed[1] - 5]),
-            (3, "/p/b", [30, 5]),
-            (4, "/p/c", [500, 500]),
-        ] {
-            let name = path.trim_start_matches('/');
-            table.add(CgroupId(id), name, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));
-            let resident = Some(resident(mib).into());
-            table.store_readings(CgroupId(id), Readings { resident, ..Readings::default() });
-        }
-        let of_pod =
-            |path, id| Arc::new(WorkloadGuarantee { owner: "u".into(), ..workload_guarantee(path, id, &[]) });
-        let read = |table: &Table<SlotId>| CounterReading {
-            machine: Arc::new(machine.clone()),
-            table: Arc::new(table.clone()),
-            guarantees: Guarantees::new(vec![of_pod("/p/a", 1), of_pod("/p/b", 3)], ledger.clone()).into(),
-            counted: None,
-            activity_counts: ActivityCounts::default(),
-            attached: Arc::new(AttachedProbes::from_reports(&[])),
-        };
-        let root = tempfile::tempdir().unwrap();
-        let over = |strategy, table: &Table<SlotId>| {
-            let observer =
-                Observer::new(&Config { host_root: root.path().into(), strategy, ..Config::default() });
-            let read = read(table);
-            observer.over_budget(&read, &Holdings::new(&read))
-        };
-        let expected = BudgetExcess {
-            workload: "p/a".into(),
-            bytes: vec![(NodeId(0), Bytes::mib(50)), (NodeId(1), Bytes(0))],
-        };
-        assert_eq!(over(StrategyKind::Native, &table), [expected]);
-        assert_eq!(over(StrategyKind::Kubelet, &table), []);
-        table.store_readings(CgroupId(3), Readings::default());
-        assert_eq!(over(StrategyKind::Native, &table), [], "half of a pod is no figure");
     }
 }

@@ -25,8 +25,7 @@ use super::{
 const MAX_FILES: usize = 3;
 
 /// Package, type, and its present number of files, for each type that is still above [`MAX_FILES`] or in several folders.
-const SCATTERED: [(&str, &str, usize); 7] = [
-    ("numaward-observe", "Observer", 14),
+const SCATTERED: [(&str, &str, usize); 6] = [
     ("numaward-daemon", "DoctorHost", 5),
     ("numaward-engine", "KubeletStrategy", 4),
     ("numaward-engine", "NativeStrategy", 4),

@@ -1,6 +1,6 @@
 //! Conditions of decisions that are not in the ledger: the use of the host by workloads without a guarantee.
 //!
-//! The guard reads them on its own thread ([`HeadroomSource`](numaward_model::port::HeadroomSource)); this module copies them into the
+//! The guard reads them on its own thread ([`ObservedHost`](numaward_model::port::ObservedHost)); this module copies them into the
 //! ledger. The use of a cgroup that requests a guarantee does not count against its own request.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -31,7 +31,7 @@ pub(super) fn present_conditions(
 /// A ledger [for one cgroup](ledger_for) keeps its own conditions until the next call.
 pub(crate) fn update(core: &mut Core) {
     let ledger = &core.store.state.ledger;
-    let headroom = core.ports.headroom.headroom();
+    let headroom = core.ports.host.headroom();
     let conditions = present_conditions(&headroom, &core.hierarchy, &core.policy.machine, ledger);
     let before = core.store.state.ledger.conditions().clone();
     if *before == conditions {

@@ -459,7 +459,7 @@ fn apply_alone(core: &mut Core, path: &CgroupPath, share: Option<CpuSet>) {
 fn report_refused(core: &Core, path: &CgroupPath, refusal: &ConfineError) {
     if core.isolation.refused.get(path) != Some(refusal) {
         let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
-        core.ports.events.report(Some(path), EventReport::new(EventKind::NotHerded, message));
+        core.ports.host.report(Some(path), EventReport::new(EventKind::NotHerded, message));
     }
 }
 

@@ -16,7 +16,7 @@ use numaward_guarantee::{
     policy,
     state::State,
 };
-use numaward_model::{EventReport, port::EventSink};
+use numaward_model::{EventReport, port::ObservedHost};
 use numaward_topology::{CpuSet, Machine};
 
 /// The machine, and the strategy that decides on its resources.
@@ -132,7 +132,7 @@ impl Policy {
         config: &Config,
         machine: Arc<Machine>,
         state: &mut State,
-        events: &dyn EventSink,
+        events: &dyn ObservedHost,
     ) -> bool {
         if Arc::ptr_eq(&machine, &self.machine) {
             return false;
@@ -159,7 +159,7 @@ impl Policy {
     }
 
     /// Reports a policy that does not fit the machine.
-    pub(super) fn report_unfit(&self, events: &dyn EventSink) {
+    pub(super) fn report_unfit(&self, events: &dyn ObservedHost) {
         let Some(problems) = &self.unfit else { return };
         let unfit = format!(
             "The policy does not fit the machine ({problems}): present guarantees remain and can be released, but no new ones \
@@ -170,21 +170,21 @@ impl Policy {
     }
 
     /// Charges the present machine with all guarantees, and records absent resources.
-    pub(super) fn recharge(&mut self, state: &mut State, events: &dyn EventSink) {
+    pub(super) fn recharge(&mut self, state: &mut State, events: &dyn ObservedHost) {
         let (ledger, uncovered) = self.strategy.rebase(&state.ledger);
         state.ledger = ledger;
         self.note_missing(state, events, uncovered);
     }
 
     /// Charges the machine again after a release, if guaranteed resources are missing: the released ones may replace them.
-    pub(super) fn replace_missing(&mut self, state: &mut State, events: &dyn EventSink) {
+    pub(super) fn replace_missing(&mut self, state: &mut State, events: &dyn ObservedHost) {
         if !self.missing.is_empty() {
             self.recharge(state, events);
         }
     }
 
     /// Records absent resources of guarantees, and reports changes.
-    fn note_missing(&mut self, state: &State, events: &dyn EventSink, uncovered: Vec<UncoveredMemory>) {
+    fn note_missing(&mut self, state: &State, events: &dyn ObservedHost, uncovered: Vec<UncoveredMemory>) {
         let mut missing: BTreeMap<String, MissingCapacity> = BTreeMap::new();
         for (owner, _, held) in state.ledger.allocations() {
             let Some(cpus) = &held.cpus else { continue };

@@ -112,7 +112,7 @@ fn try_release(core: &mut Core, names: &[&str]) -> Result<Vec<Result<(), Admissi
             change.policy.strategy.release(&change.store.state.ledger, &OwnerId::from(*name));
     }
     let Core { policy, store, ports, .. } = change.core();
-    policy.replace_missing(&mut store.state, &*ports.events);
+    policy.replace_missing(&mut store.state, &*ports.host);
     change.store()?;
     for (_, name, guarantee) in over {
         core.execution.migrations.forget(&guarantee.cgroup);

@@ -221,7 +221,7 @@ impl AutoPlacement {
             let sources = Sources {
                 host_root: core.config.host_root.clone(),
                 hierarchy: core.hierarchy.clone(),
-                accesses: core.ports.accesses.clone(),
+                host: core.ports.host.clone(),
                 config: core.config.home.clone(),
             };
             match auto_placement_worker::start(sources, &core.ports.heartbeats, &self.stop) {
@@ -517,7 +517,7 @@ impl AutoPlacement {
 
     /// Returns the nodes with memory, and their free capacity.
     fn candidate_nodes(&self, core: &Core, room: &ByNode) -> Vec<CandidateNode> {
-        let headroom = core.ports.headroom.headroom();
+        let headroom = core.ports.host.headroom();
         let nodes = core.policy.machine.nodes.iter().filter(|(_, node)| node.memory.0 > 0);
         nodes
             .map(|(&node, _)| {

@@ -573,7 +573,7 @@ mod tests {
     use numaward_config::Config;
     use numaward_enforce::{Owner, Record};
     use numaward_guarantee::request::Request;
-    use numaward_model::port::MachineSource as _;
+    use numaward_model::port::ObservedHost as _;
 
     use super::*;
     use crate::{

@@ -1,7 +1,7 @@
 //! Actions of the headroom guard (`guard: act` or `evict`): keeps workloads without a guarantee off nodes that are low.
 //!
 //! # Problem
-//! The guard's monitor ([`HeadroomSource`](numaward_model::port::HeadroomSource)) finds nodes whose available memory may not
+//! The guard's monitor ([`ObservedHost`](numaward_model::port::ObservedHost)) finds nodes whose available memory may not
 //! suffice for the guarantees on them. Page cache counts as available because the kernel drops it on demand. The
 //! remaining memory cannot be dropped: anonymous memory, tmpfs, dirty and locked pages.
 //!
@@ -131,7 +131,7 @@ impl Guard {
             self.restore_nodes(core, now, |_, _| NodeSet::new());
             return;
         }
-        let headroom = core.ports.headroom.headroom();
+        let headroom = core.ports.host.headroom();
         // The initial headroom also has number 0, so that steered cgroups stay steered until the first check.
         if !self.policies.take() && headroom.look == self.last_look {
             return;

@@ -235,7 +235,7 @@ mod tests {
     use numaward_api as api;
     use numaward_config::Config;
     use numaward_guarantee::request::Request;
-    use numaward_model::port::MachineSource as _;
+    use numaward_model::port::ObservedHost as _;
 
     use super::*;
     use crate::core::release;

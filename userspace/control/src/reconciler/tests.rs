@@ -13,7 +13,7 @@ use std::{
 };
 
 use numaward_guarantee::error::AdmissionError;
-use numaward_model::{SPAN_TARGET, port::MachineSource as _};
+use numaward_model::{SPAN_TARGET, port::ObservedHost as _};
 use tracing::{
     Subscriber,
     field::{Field, Visit},
@@ -97,8 +97,13 @@ fn request(name: &str, cpus: u32) -> Request {
 /// Returns a reconciler without its thread.
 pub(super) fn reconciler_loop(config: &Config, root: &Path, host: &Arc<TestHost>) -> ReconcilerLoop {
     let enforcer = fixture::enforcer(root, &host.machine(), None);
-    let core =
-        Core::open(config, Hierarchy::at(root), enforcer, Ports::from_part(host), ControlMetrics::default());
+    let core = Core::open(
+        config,
+        Hierarchy::at(root),
+        enforcer,
+        Ports::new(host.clone()),
+        ControlMetrics::default(),
+    );
     let mut reconciler = ReconcilerLoop::new(core.unwrap(), None, CancellationToken::new());
     reconciler.adopt();
     reconciler

@@ -93,7 +93,7 @@ pub(crate) fn maintain(core: &mut Core, now: Instant) -> bool {
     conditions::update(core);
     core.store.storage.write_out(false);
     let Core { config, policy, store, ports, .. } = core;
-    let is_changed = policy.follow(config, ports.machine.machine(), &mut store.state, &*ports.events);
+    let is_changed = policy.follow(config, ports.host.machine(), &mut store.state, &*ports.host);
     if is_changed {
         shared_pool::note_guarantees_changed(core);
     }

@@ -13,7 +13,7 @@ async fn refuses_second_daemon() {
     let second = || {
         let config = Config { state_directory: bench.dir.path().join("other"), ..Config::default() };
         let enforcer = fixture::enforcer(&root, &bench.host.machine(), None);
-        let (ports, metrics) = (Ports::from_part(&bench.host), ControlMetrics::default());
+        let (ports, metrics) = (Ports::new(bench.host.clone()), ControlMetrics::default());
         start(&config, Hierarchy::at(&root), enforcer, ports, metrics, None, second_stop.clone())
     };
     let (reconciler, thread, stop) = bench.start();

@@ -26,7 +26,7 @@ use numaward_kube::{
 };
 use numaward_model::{
     pod::{PodName, container_name},
-    port::ContainerNames as _,
+    port::ObservedHost as _,
 };
 use numaward_observe::{DaemonPart, Observer};
 use prometheus_client::registry::Registry;

@@ -65,7 +65,7 @@ impl TempHost {
         config.probes.allocation.enabled = false;
         // Without the privilege for fanotify, knobs are polled.
         let watch = KnobWatch::new(hierarchy.root()).ok();
-        let ports = Ports::from_part(&Arc::new(testing::TestHost::new(self.machine.clone())));
+        let ports = Ports::new(Arc::new(testing::TestHost::new(self.machine.clone())));
         let (reconciler, thread, stop) = testing::reconciler(&config, hierarchy.root(), ports, watch, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));

@@ -8,7 +8,7 @@ use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, 
 use numaward_model::{
     Settings,
     pod::{GuaranteeSource, PodName},
-    port::MachineSource as _,
+    port::ObservedHost as _,
 };
 use numaward_topology::Bytes;
 use tempfile::TempDir;
@@ -51,7 +51,7 @@ impl ExecutionBench {
         let enforcer = fixture::enforcer(&root, &host.machine(), None);
         let hierarchy = numaward_cgroup::Hierarchy::at(&root);
         let core =
-            Core::open(&config, hierarchy, enforcer, Ports::from_part(&host), ControlMetrics::default());
+            Core::open(&config, hierarchy, enforcer, Ports::new(host.clone()), ControlMetrics::default());
         let (mut core, (send, queue)) = (core.unwrap(), mpsc::channel());
         let worker = EnforcementWorker::start(
             core.enforcer().clone(),

@@ -74,7 +74,7 @@ fn forget_container(core: &mut Core, id: &str) {
 pub(crate) fn remove_owner(core: &mut Core, owner: &str) {
     core.store.state.pods.remove(owner);
     core.store.state.release_owner(&OwnerId::from(owner), &*core.policy.strategy);
-    core.policy.replace_missing(&mut core.store.state, &*core.ports.events);
+    core.policy.replace_missing(&mut core.store.state, &*core.ports.host);
 }
 
 /// Stores a release. If that fails, the release holds nevertheless: a restart compares the ledger with the running containers.

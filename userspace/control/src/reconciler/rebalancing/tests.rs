@@ -21,7 +21,7 @@ use numaward_model::{
     Settings,
     headroom::Headroom,
     pod::{GuaranteeSource, POD_SHARE, PodName},
-    port::MachineSource as _,
+    port::ObservedHost as _,
 };
 use numaward_topology::{HugepagePool, HugepageSize, NodeId, ZoneKind};
 use tempfile::TempDir;

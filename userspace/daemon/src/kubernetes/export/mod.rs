@@ -19,7 +19,7 @@ use numaward_engine::{
     policy::{TopologyManagerPolicy, TopologyManagerScope},
 };
 use numaward_kube::node_topology::{NodeTopology, Resource, Zone};
-use numaward_model::{Guarantees, port::HeadroomSource as _};
+use numaward_model::{Guarantees, port::ObservedHost as _};
 use numaward_observe::Observer;
 use numaward_topology::{CpuSet, Machine, NodeId, NumaNode, ZoneKind};
 

@@ -21,12 +21,12 @@ use numaward_kube::{
     },
     pod::Notice,
 };
-use numaward_model::{EventReport, Settings as HeldSettings, pod};
+use numaward_model::{EventReport, Settings as HeldSettings, pod, port::ObservedHost};
 use numaward_topology::{Bytes, NodeSet};
 use parking_lot::Mutex;
 
 use super::{
-    NriMetrics, PlacementPorts,
+    NriMetrics,
     annotations::OFF_IGNORED,
     memory_policy,
     own_pins::OwnPins,
@@ -48,7 +48,7 @@ const REFUSAL_DRY_RUN: &str = "NumaRefusalDryRun";
 #[derive(Clone)]
 pub(super) struct NriHandler {
     pub(super) reconciler: ReconcilerHandle,
-    pub(super) ports: Arc<dyn PlacementPorts>,
+    pub(super) host: Arc<dyn ObservedHost>,
     pub(super) builder: RequestBuilder,
     pub(super) figures: NriMetrics,
     /// True if decisions are only reported.
@@ -148,7 +148,7 @@ impl NriHandler {
             .detail("reason", reason)
             .detail("pod", format_args!("{namespace}/{name}"))
             .detail("container", container_name);
-        self.ports.report(cgroup_of(container).as_ref(), report);
+        self.host.report(cgroup_of(container).as_ref(), report);
     }
 
     /// Creates a Kubernetes event for a pod.
@@ -160,7 +160,7 @@ impl NriHandler {
     fn report_dry_run(&self, pod: &Pod, cgroup: Option<&CgroupPath>, reason: &str, message: String) {
         let full_name = format!("{}/{}", pod.namespace, pod.name);
         let report = EventReport::new(EventKind::Decided, message.clone()).detail("pod", full_name);
-        self.ports.report(cgroup, report.detail("reason", reason));
+        self.host.report(cgroup, report.detail("reason", reason));
         self.notify(pod, reason, message, false);
     }
 
@@ -318,7 +318,7 @@ impl NriHandler {
 
     /// Decides on a container that is to be created.
     async fn create(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
-        self.ports.update_containers(vec![(container.id.clone(), full_name(&pod, &container))], false);
+        self.host.update_containers(vec![(container.id.clone(), full_name(&pod, &container))], false);
         if self.refusals.is_not_admitted(&pod.uid) {
             // Resources may have become free.
             if let Err(refused) = self.admit_pod(&pod).await {
@@ -464,7 +464,7 @@ impl NriHandler {
         });
         self.refusals.compare(&snapshot);
         let is_complete = snapshot.unreadable == 0;
-        self.ports.update_containers(named.collect(), is_complete);
+        self.host.update_containers(named.collect(), is_complete);
         snapshot.pods.values().for_each(|pod| self.warn_of_ignored_off(pod));
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
         let count = requests.len();
@@ -504,7 +504,7 @@ impl NriHandler {
 
 impl Handler for NriHandler {
     fn online(&self) -> Online {
-        Online::from(&*self.ports.machine())
+        Online::from(&*self.host.machine())
     }
 
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
@@ -598,7 +598,7 @@ impl Handler for NriHandler {
                 self.check_memory_policy(&pod, &container).await;
             }
             Event::Container(ContainerEvent::Removed, _, container) => {
-                self.ports.remove_container(&container.id);
+                self.host.remove_container(&container.id);
                 self.pending.forget(&container.id);
                 self.own_pins.forget(&container.id);
                 self.policies.waiting.lock().remove(&container.id);

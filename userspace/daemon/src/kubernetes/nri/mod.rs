@@ -42,23 +42,19 @@ use numaward_kube::{
     nri::{Handler, Options, Phase, Plugin, Status},
     pod::PodSource,
 };
-use numaward_model::port::{ContainerNames, EventSink, MachineSource};
+use numaward_model::port::ObservedHost;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
 pub use self::{metrics::NriMetrics, refusals::Refusals};
 
-/// Parts of the daemon that the placement of containers uses.
-pub trait PlacementPorts: MachineSource + EventSink + ContainerNames {}
-impl<P: MachineSource + EventSink + ContainerNames> PlacementPorts for P {}
-
 /// Creates the plugin, which places containers when it runs, and starts its background tasks, which end with `stop`. Must be called
 /// within a runtime of tokio.
 pub fn plugin(
     config: &Config,
     reconciler: ReconcilerHandle,
-    ports: Arc<dyn PlacementPorts>,
+    host: Arc<dyn ObservedHost>,
     (pods, claims): (Arc<dyn PodSource>, ClaimReader),
     (figures, refusals): (NriMetrics, Refusals),
     stop: &CancellationToken,
@@ -80,7 +76,7 @@ pub fn plugin(
     let runtime = Arc::clone(&policies.runtime);
     let handler = NriHandler {
         reconciler,
-        ports,
+        host,
         builder,
         figures: counted,
         is_dry_run,

@@ -41,7 +41,7 @@ use numaward_kube::{
     },
     pod::{self, NoPods, Notice, PodId, PodSource},
 };
-use numaward_model::port::MachineSource as _;
+use numaward_model::port::ObservedHost as _;
 use numaward_topology::{Bytes, CpuSet, Machine};
 use tokio_util::sync::CancellationToken;
 
@@ -154,7 +154,7 @@ impl NriBench {
     fn start_with(&self, systemd: Option<Systemd>) -> NriDaemon {
         let root = self.dir.path().join("cgroup");
         let (reconciler, thread, stop) =
-            fixture::reconciler(&self.config, &root, ReconcilerPorts::from_part(&self.host), None, systemd);
+            fixture::reconciler(&self.config, &root, ReconcilerPorts::new(self.host.clone()), None, systemd);
         let (figures, refusals) = (
             NriMetrics::default(),
             Refusals::new(&self.config.kubernetes, self.config.strategy == StrategyKind::Native),

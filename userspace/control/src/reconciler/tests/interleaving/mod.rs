@@ -77,9 +77,14 @@ fn run_daemon(config: &Config, root: &Path, host: &Arc<TestHost>, shared: &Share
     let watched = shared.clone();
     fault::watch(Some(Box::new(move |name| lock(&watched).reach_crash_point(name))));
     let enforcer = fixture::enforcer(root, &host.machine(), None);
-    let core =
-        Core::open(config, Hierarchy::at(root), enforcer, Ports::from_part(host), ControlMetrics::default())
-            .unwrap();
+    let core = Core::open(
+        config,
+        Hierarchy::at(root),
+        enforcer,
+        Ports::new(host.clone()),
+        ControlMetrics::default(),
+    )
+    .unwrap();
     let mut reconciler = ReconcilerLoop::new(core, None, CancellationToken::new());
     reconciler.adopt();
     let (commands, queue) = mpsc::channel();

@@ -120,7 +120,7 @@ fn start_with_ledger_is_measured() {
     let config =
         Config { state_directory: folder.join("state"), host_root: folder.to_owned(), ..Config::default() };
     let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(16).memory(Bytes::gib(64));
-    let ports = ReconcilerPorts::from_part(&Arc::new(TestHost::new(machine.build().unwrap())));
+    let ports = ReconcilerPorts::new(Arc::new(TestHost::new(machine.build().unwrap())));
     let (reconciler, thread, stop) = fixture::reconciler(&config, &folder.join("cgroup"), ports, None, None);
     assert!(reconciler.allocations().allocations.len() > PODS);
     println!("resident after the start: {}", peak_resident_bytes());
