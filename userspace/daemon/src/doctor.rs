@@ -94,14 +94,14 @@ pub fn examine(
     ]);
     checks.extend(host.policy(&config).map(|outcome| check("policy", outcome)));
     checks.extend(host.enforcement());
-    checks.extend(host.narrow_threads());
+    checks.extend(affinity::examine_threads(&host));
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
     checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
     checks.extend(
         config
             .enforcement
             .set_weights()
-            .map(|weights| check("interleave weights", host.interleave_weights(weights))),
+            .map(|weights| check("interleave weights", weights::examine_weights(root, weights))),
     );
     checks.extend(
         config.enabled_resctrl().map(|resctrl| check("resctrl", caches(&config.resctrl_root(), resctrl))),
@@ -109,7 +109,10 @@ pub fn examine(
     checks.extend((config.home.mode != HomeMode::Off).then(|| check("homes", host.homes(&config))));
     let features = detect(root);
     checks.extend(
-        config.guard_reclaim.enabled.then(|| check("memory kept free", host.kept_free(&config, &features))),
+        config
+            .guard_reclaim
+            .enabled
+            .then(|| check("memory kept free", guard::examine_reclaim(&host, &config, &features))),
     );
     checks.extend(needs.iter().chain(&features).map(kernel_feature));
     checks

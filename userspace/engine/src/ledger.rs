@@ -231,12 +231,13 @@ pub struct Ledger {
     conditions: Arc<HostConditions>,
 }
 
-/// CPUs and memory of init containers that later containers can reuse, for the owner that was admitted last.
+/// CPUs of init containers that later containers can reuse, for the owner that was admitted last.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Reusable {
-    pub(crate) cpus: Option<(OwnerId, CpuSet)>,
-    pub(crate) memory: Option<(OwnerId, BytesBySet)>,
-}
+pub(crate) struct ReusableCpus(pub(crate) Option<(OwnerId, CpuSet)>);
+
+/// Memory of init containers that later containers can reuse, for the owner that was admitted last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReusableMemory(pub(crate) Option<(OwnerId, BytesBySet)>);
 
 /// Bytes by set of nodes and kind.
 pub(crate) type BytesBySet = BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>;
@@ -246,7 +247,8 @@ pub(crate) type BytesBySet = BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>;
 pub(crate) struct Notes {
     /// True if owners are being admitted again after a restart. Until all of them are, no allocation is stale.
     pub(crate) restoring: bool,
-    pub(crate) reusable: Reusable,
+    pub(crate) reusable_cpus: ReusableCpus,
+    pub(crate) reusable_memory: ReusableMemory,
     /// CPUs that the kubelet took in the current admission although they were not free.
     pub(crate) not_free: CpuSet,
 }

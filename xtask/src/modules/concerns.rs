@@ -1,8 +1,7 @@
 //! Checks that the methods of a type stand together, and that the concerns of a folder depend on each other one way.
 //!
 //! A method call has no path, so [`arrows`](super::arrows) does not see how the methods of one type in many files call each other. A type's
-//! inherent `impl` blocks stand in at most [`MAX_FILES`] files of one folder, where the file `foo.rs` counts for the folder `foo`. The
-//! types of [`SCATTERED`] still have more files; these numbers only fall.
+//! inherent `impl` blocks stand in at most [`MAX_FILES`] files of one folder, where the file `foo.rs` counts for the folder `foo`.
 //!
 //! In the folders of [`ROOMS`], the files and folders form no circle. The folder's own file composes them and does not count. A method call
 //! on a field of a type of that file, such as `core.pool.update()`, is a dependency on the file of the field's type.
@@ -24,39 +23,21 @@ use super::{
 /// Maximum number of files with inherent `impl` blocks of one type.
 const MAX_FILES: usize = 3;
 
-/// Package, type, and its present number of files, for each type that is still above [`MAX_FILES`] or in several folders.
-const SCATTERED: [(&str, &str, usize); 6] = [
-    ("numaward-daemon", "DoctorHost", 5),
-    ("numaward-engine", "KubeletStrategy", 4),
-    ("numaward-engine", "NativeStrategy", 4),
-    ("numaward-engine", "StaticMemoryManager", 3),
-    ("numaward-engine", "Reusable", 2),
-    ("numaward-cli", "Column", 2),
-];
-
 /// Package and folder of each group of concerns.
 const ROOMS: [(&str, &str); 3] =
     [("numaward-control", "core"), ("numaward-control", "core/pods"), ("numaward-control", "reconciler")];
 
 /// Returns the types of a package whose methods are scattered over files.
-pub(super) fn scattered(package: &str, tree: &ModuleTree) -> Vec<String> {
-    let limit = |name: &str| SCATTERED.iter().find(|(of, known, _)| *of == package && *known == name);
-    let faults = files_of_types(tree).into_iter().filter_map(|(name, files)| match limit(&name) {
-        Some((.., count)) if *count == files.len() => None,
-        Some((.., count)) => Some(format!(
-            "{name} has methods in {} files and {count} in the list of exceptions, which only falls: {}",
-            files.len(),
-            join(&files)
-        )),
-        None if files.len() > MAX_FILES => Some(format!(
-            "{name} has methods in {} files, more than {MAX_FILES}: {}",
-            files.len(),
-            join(&files)
-        )),
-        None if !is_one_folder(&files) => {
-            Some(format!("{name} has methods in several folders: {}", join(&files)))
+pub(super) fn scattered(tree: &ModuleTree) -> Vec<String> {
+    let faults = files_of_types(tree).into_iter().filter_map(|(name, files)| {
+        if files.len() > MAX_FILES {
+            let count = files.len();
+            return Some(format!(
+                "{name} has methods in {count} files, more than {MAX_FILES}: {}",
+                join(&files)
+            ));
         }
-        None => None,
+        (!is_one_folder(&files)).then(|| format!("{name} has methods in several folders: {}", join(&files)))
     });
     faults.collect()
 }
@@ -230,18 +211,18 @@ mod tests {
     }
 
     #[test]
-    fn number_of_files_only_falls() {
-        for (package, root, name, file) in [
-            (PACKAGE, "userspace/control/src/lib.rs", "Core", &["core/pods.rs", "core/release.rs"][..]),
-            ("numaward-observe", "userspace/observe/src/lib.rs", "Observer", &["activity.rs", "load.rs"][..]),
+    fn finds_methods_scattered_by_hand() {
+        for (root, path, files) in [
+            ("userspace/control/src/lib.rs", "crate::core::Core", &["core/pods.rs", "core/release.rs"][..]),
+            ("userspace/observe/src/lib.rs", "crate::observer::Observer", &["activity.rs", "load.rs"][..]),
         ] {
             let mut tree = workspace_tree(root);
-            assert_eq!(scattered(package, &tree), <[String; 0]>::default());
-            let path = if name == "Core" { "crate::core::Core" } else { "crate::observer::Observer" };
-            for file in file {
+            assert_eq!(scattered(&tree), <[String; 0]>::default());
+            for file in files {
                 add_by_hand(&mut tree, file, &format!("impl {path} {{ fn by_hand() {{}} }}"));
             }
-            let found = scattered(package, &tree);
+            let found = scattered(&tree);
+            let name = path.rsplit("::").next().unwrap();
             assert!(
                 matches!(&found[..], [found] if found.starts_with(&format!("{name} has methods in "))),
                 "{found:?}"
@@ -272,7 +253,7 @@ mod tests {
                 "mod deep; impl Clone for super::Core {} #[cfg(test)] impl super::Core {}",
             ));
             files.push(("core/d/deep.rs", deep));
-            scattered(PACKAGE, &tree(&files))
+            scattered(&tree(&files))
         };
         assert_eq!(files("", 2), <[String; 0]>::default(), "three files");
         assert_eq!(

@@ -76,7 +76,7 @@ fn all_faults(packages: &[Package]) -> Vec<Result<Vec<String>>> {
         for target in package.targets.iter().filter(is_program) {
             let tree = ModuleTree::read(&target.src_path)?;
             all.extend(circles(&tree));
-            all.extend(concerns::scattered(&package.name, &tree));
+            all.extend(concerns::scattered(&tree));
             all.extend(concerns::circles(&package.name, &tree));
             all.extend(data::too_large(&tree));
         }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::{
     feed::FeedUpdate,
-    list::node_cell,
+    list::{cell_text, node_cell},
     model::{NodeRates, Rates, TopModel},
     replay::Player,
 };
@@ -132,7 +132,7 @@ fn table(model: &TopModel, list: &WorkloadListArgs) -> String {
     order.sort();
     order.push(Column::Name);
     let titles = order.iter().map(|column| column.title_and_width().0.to_owned()).collect();
-    let cells = |row| order.iter().map(|column| column.cell(row).trim_end().to_owned()).collect();
+    let cells = |row| order.iter().map(|column| cell_text(*column, row).trim_end().to_owned()).collect();
     let rows = list.rows(model).into_iter().map(|(_, row)| cells(row));
     let rows: Vec<_> = iter::once(titles).chain(rows).collect();
     format!("{}\n{}", table::table(NODE_TITLES, nodes), columns(&rows))

@@ -15,7 +15,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{
     detail,
-    list::{node_bar, node_cell, rate},
+    list::{cell_text, node_bar, node_cell, rate},
     model::{Level, TopModel, WorkloadRow},
     screen::{Pane, PaneCursor, Screen, View},
 };
@@ -336,7 +336,7 @@ fn workloads(screen: &mut Screen, model: &TopModel, columns: usize, room: usize)
 }
 
 fn workload_cell(palette: Palette, row: &WorkloadRow, column: Column, cells: usize) -> Vec<Span<'static>> {
-    let text = column.cell(row);
+    let text = cell_text(column, row);
     let style = match column {
         Column::Bar => return node_digits(palette, &text, cells),
         Column::Local => row.level().map(|level| palette.level(level)).unwrap_or_default(),

@@ -75,32 +75,30 @@ fn sort_value(sort: Column, row: &WorkloadRow) -> Option<f64> {
     })
 }
 
-impl Column {
-    /// Returns the text of the column for a workload.
-    pub(crate) fn cell(self, row: &WorkloadRow) -> String {
-        match self {
-            Self::Name => clean(&row.workload.workload).into_owned(),
-            Self::Nodes => or_dash(row.guaranteed_nodes()),
-            Self::Bar => row.totals.resident.as_ref().map_or_else(String::new, |nodes| {
-                let bytes: Vec<_> = nodes.iter().map(|(node, bytes)| (*node, *bytes)).collect();
-                node_bar(&bytes, self.title_and_width().1).into_iter().map(node_digit).collect()
-            }),
-            Self::Resident => or_dash(row.totals.resident_bytes().map(size)),
-            Self::Local => {
-                // The mark repeats the colour for terminals without colours.
-                let mark = match row.level() {
-                    Some(Level::Bad) => "!!",
-                    Some(Level::Warn) => "! ",
-                    Some(Level::Good) => "  ",
-                    None => "",
-                };
-                or_dash(row.local_share().map(|share| percent(share) + mark))
-            }
-            Self::LocalRate => or_dash(row.rates.map(|rates| rate(rates.local))),
-            Self::RemoteRate => or_dash(row.rates.map(|rates| rate(rates.remote))),
-            Self::Accesses => or_dash(Accesses::from_workload(&row.workload).map(|accesses| accesses.cell())),
-            Self::Missed => or_dash(row.totals.missed.filter(|_| row.allocation.is_some()).map(size)),
+/// Returns the text of a column for a workload.
+pub(crate) fn cell_text(column: Column, row: &WorkloadRow) -> String {
+    match column {
+        Column::Name => clean(&row.workload.workload).into_owned(),
+        Column::Nodes => or_dash(row.guaranteed_nodes()),
+        Column::Bar => row.totals.resident.as_ref().map_or_else(String::new, |nodes| {
+            let bytes: Vec<_> = nodes.iter().map(|(node, bytes)| (*node, *bytes)).collect();
+            node_bar(&bytes, column.title_and_width().1).into_iter().map(node_digit).collect()
+        }),
+        Column::Resident => or_dash(row.totals.resident_bytes().map(size)),
+        Column::Local => {
+            // The mark repeats the colour for terminals without colours.
+            let mark = match row.level() {
+                Some(Level::Bad) => "!!",
+                Some(Level::Warn) => "! ",
+                Some(Level::Good) => "  ",
+                None => "",
+            };
+            or_dash(row.local_share().map(|share| percent(share) + mark))
         }
+        Column::LocalRate => or_dash(row.rates.map(|rates| rate(rates.local))),
+        Column::RemoteRate => or_dash(row.rates.map(|rates| rate(rates.remote))),
+        Column::Accesses => or_dash(Accesses::from_workload(&row.workload).map(|accesses| accesses.cell())),
+        Column::Missed => or_dash(row.totals.missed.filter(|_| row.allocation.is_some()).map(size)),
     }
 }
 

@@ -10,35 +10,33 @@ use super::{DoctorHost, check, ok};
 /// The maximum number of cgroups in the finding.
 const MAX_CGROUPS: usize = 5;
 
-impl DoctorHost<'_> {
-    /// Lists the threads that run on fewer CPUs than their cgroup has; `None` if there are none. The root cgroup is skipped: its threads
-    /// belong to the kernel.
-    pub(super) fn narrow_threads(&self) -> Option<HostCheck> {
-        let (mount, _) = self.mount("cgroup2")?;
-        let (proc, root) = (self.root.join("proc"), self.root.join(mount));
-        let paths = Hierarchy::at(&root).walk().ok()?.into_iter().map(|cgroup| cgroup.path);
-        let narrow = |path: CgroupPath| Some((narrow_threads(&proc, &path.dir(&root)).ok()??, path));
-        let mut found: Vec<_> = paths.filter(|path| !path.is_root()).filter_map(narrow).collect();
-        if found.is_empty() {
-            return None;
-        }
-        found.sort_by_key(|(narrow, path)| (Reverse(narrow.threads), path.clone()));
-        let threads: usize = found.iter().map(|(narrow, _)| narrow.threads).sum();
-        let listed = found.iter().take(MAX_CGROUPS);
-        let named: Vec<String> = listed
-            .map(|(narrow, path)| {
-                format!("{path} ({} on CPUs {} of {})", narrow.threads, narrow.cpus, narrow.available)
-            })
-            .collect();
-        let more = found.len().saturating_sub(MAX_CGROUPS);
-        let more = if more > 0 { format!(" and {more} more cgroups") } else { String::new() };
-        let finding = format!(
-            "{threads} threads run on fewer CPUs than their cgroup has: they were bound to some CPUs (CPUAffinity=, taskset, the \
-             program itself), or read their affinity and set it again while their cgroup was confined: {}{more}",
-            named.join(", ")
-        );
-        Some(check("thread affinities", ok(finding)))
+/// Lists the threads that run on fewer CPUs than their cgroup has; `None` if there are none. The root cgroup is skipped: its threads
+/// belong to the kernel.
+pub(super) fn examine_threads(host: &DoctorHost<'_>) -> Option<HostCheck> {
+    let (mount, _) = host.mount("cgroup2")?;
+    let (proc, root) = (host.root.join("proc"), host.root.join(mount));
+    let paths = Hierarchy::at(&root).walk().ok()?.into_iter().map(|cgroup| cgroup.path);
+    let narrow = |path: CgroupPath| Some((narrow_threads(&proc, &path.dir(&root)).ok()??, path));
+    let mut found: Vec<_> = paths.filter(|path| !path.is_root()).filter_map(narrow).collect();
+    if found.is_empty() {
+        return None;
     }
+    found.sort_by_key(|(narrow, path)| (Reverse(narrow.threads), path.clone()));
+    let threads: usize = found.iter().map(|(narrow, _)| narrow.threads).sum();
+    let listed = found.iter().take(MAX_CGROUPS);
+    let named: Vec<String> = listed
+        .map(|(narrow, path)| {
+            format!("{path} ({} on CPUs {} of {})", narrow.threads, narrow.cpus, narrow.available)
+        })
+        .collect();
+    let more = found.len().saturating_sub(MAX_CGROUPS);
+    let more = if more > 0 { format!(" and {more} more cgroups") } else { String::new() };
+    let finding = format!(
+        "{threads} threads run on fewer CPUs than their cgroup has: they were bound to some CPUs (CPUAffinity=, taskset, the \
+         program itself), or read their affinity and set it again while their cgroup was confined: {}{more}",
+        named.join(", ")
+    );
+    Some(check("thread affinities", ok(finding)))
 }
 
 #[cfg(test)]
@@ -57,7 +55,7 @@ mod tests {
         ];
         let found = |narrow: &str| {
             let root = tree(&[&[mounts, wide, ("proc/7/status", narrow)], &cgroup[..]].concat());
-            DoctorHost { root: root.path() }.narrow_threads().map(|check| check.finding)
+            examine_threads(&DoctorHost { root: root.path() }).map(|check| check.finding)
         };
         assert_eq!(found("Cpus_allowed_list:\t0-15\n"), None);
         let finding = found("Cpus_allowed_list:\t0-4\n").unwrap();

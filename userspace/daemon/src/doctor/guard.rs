@@ -9,36 +9,35 @@ use super::{DoctorHost, Outcome, ok, warn};
 /// The first kernel that can exclude anonymous memory from proactive reclaim (`swappiness=` of `memory.reclaim`).
 const RECLAIM_WITHOUT_SWAP: KernelRelease = KernelRelease::new(6, 13);
 
-impl DoctorHost<'_> {
-    /// Checks that the guard can drop page cache. `features` are features of the kernel, with false if they are missing.
-    pub(super) fn kept_free(&self, config: &Config, features: &[(KernelFeature, Option<bool>)]) -> Outcome {
-        if !config.drops_page_cache() || config.mode == Some(OperatingMode::Observe) {
-            return warn(
-                "no page cache is dropped: guardReclaim requires guard: act or evict, enforcement.mode: on, and no mode: observe",
-                "guard: act, enforcement.mode: on",
-            );
-        }
-        if features.iter().any(|(feature, found)| feature.name == RECLAIM.name && *found == Some(false)) {
-            return warn(
-                format!("no page cache is dropped: this kernel has no {}", RECLAIM.name),
-                format!("Linux {} or newer", RECLAIM.since),
-            );
-        }
-        let release =
-            self.read("proc/sys/kernel/osrelease").ok().and_then(|text| KernelRelease::parse(&text));
-        let has_swap = self.read("proc/swaps").is_ok_and(|text| text.lines().count() > 1);
-        if has_swap && release.is_some_and(|release| release < RECLAIM_WITHOUT_SWAP) {
-            return warn(
-                format!(
-                    "no page cache is dropped: before Linux {RECLAIM_WITHOUT_SWAP}, this requires a host without swap"
-                ),
-                "swapoff -a, or a newer kernel",
-            );
-        }
-        ok(
-            "page cache of workloads without a guarantee is dropped in advance, to keep guaranteed memory free",
-        )
+/// Checks that the guard can drop page cache. `features` are features of the kernel, with false if they are missing.
+pub(super) fn examine_reclaim(
+    host: &DoctorHost<'_>,
+    config: &Config,
+    features: &[(KernelFeature, Option<bool>)],
+) -> Outcome {
+    if !config.drops_page_cache() || config.mode == Some(OperatingMode::Observe) {
+        return warn(
+            "no page cache is dropped: guardReclaim requires guard: act or evict, enforcement.mode: on, and no mode: observe",
+            "guard: act, enforcement.mode: on",
+        );
     }
+    if features.iter().any(|(feature, found)| feature.name == RECLAIM.name && *found == Some(false)) {
+        return warn(
+            format!("no page cache is dropped: this kernel has no {}", RECLAIM.name),
+            format!("Linux {} or newer", RECLAIM.since),
+        );
+    }
+    let release = host.read("proc/sys/kernel/osrelease").ok().and_then(|text| KernelRelease::parse(&text));
+    let has_swap = host.read("proc/swaps").is_ok_and(|text| text.lines().count() > 1);
+    if has_swap && release.is_some_and(|release| release < RECLAIM_WITHOUT_SWAP) {
+        return warn(
+            format!(
+                "no page cache is dropped: before Linux {RECLAIM_WITHOUT_SWAP}, this requires a host without swap"
+            ),
+            "swapoff -a, or a newer kernel",
+        );
+    }
+    ok("page cache of workloads without a guarantee is dropped in advance, to keep guaranteed memory free")
 }
 
 #[cfg(test)]
@@ -62,7 +61,7 @@ mod tests {
         config.guard_reclaim.enabled = true;
         config.enforcement.mode = EnforcementMode::On;
         let host = DoctorHost { root: root.path() };
-        let check = |config: &Config, found| host.kept_free(config, &[(RECLAIM, found)]);
+        let check = |config: &Config, found| examine_reclaim(&host, config, &[(RECLAIM, found)]);
         kernel("6.12.1", "Filename Type Size Used Priority\n");
         assert!(check(&config, Some(true)).1.contains("guardReclaim requires guard: act"));
         config.guard = GuardMode::Evict;

@@ -1,32 +1,32 @@
 //! Check of the weights of nodes for the memory policy weighted interleave.
 
+use std::path::Path;
+
 use numaward_config::interleave_weights::InterleaveWeights;
 use numaward_enforce::weights::{NodeWeights, Weights};
 use numaward_guarantee::weights::interleave_weights;
 
-use super::{DoctorHost, Outcome, ok, warn};
+use super::{Outcome, ok, warn};
 
-impl DoctorHost<'_> {
-    /// Checks that the configured weights of nodes can be written.
-    pub(super) fn interleave_weights(&self, config: &InterleaveWeights) -> Outcome {
-        let (wanted, mut problems) = interleave_weights(config, &Weights::new(self.root))
-            .unwrap_or_else(|problem| (NodeWeights::new(), vec![problem]));
-        problems.extend(wanted.keys().filter_map(|node| {
-            let path = Weights::file(*node);
-            let error = rustix::fs::access(self.root.join(&path), rustix::fs::Access::WRITE_OK).err()?;
-            Some(format!("/{path} cannot be written ({error})"))
-        }));
-        if problems.is_empty() {
-            let weights: Vec<String> =
-                wanted.iter().map(|(node, weight)| format!("{weight} on node {node}")).collect();
-            return ok(format!("can be set: {}", weights.join(", ")));
-        }
-        warn(
-            format!("{}: these weights keep their values", problems.join("; ")),
-            "use Linux 6.9 or newer; configure weights for nodes that have memory, with source: given if the firmware reports no \
-             bandwidth; let the daemon write /sys/kernel/mm/mempolicy: ProtectKernelTunables=no in its unit",
-        )
+/// Checks that the configured weights of nodes can be written.
+pub(super) fn examine_weights(root: &Path, config: &InterleaveWeights) -> Outcome {
+    let (wanted, mut problems) = interleave_weights(config, &Weights::new(root))
+        .unwrap_or_else(|problem| (NodeWeights::new(), vec![problem]));
+    problems.extend(wanted.keys().filter_map(|node| {
+        let path = Weights::file(*node);
+        let error = rustix::fs::access(root.join(&path), rustix::fs::Access::WRITE_OK).err()?;
+        Some(format!("/{path} cannot be written ({error})"))
+    }));
+    if problems.is_empty() {
+        let weights: Vec<String> =
+            wanted.iter().map(|(node, weight)| format!("{weight} on node {node}")).collect();
+        return ok(format!("can be set: {}", weights.join(", ")));
     }
+    warn(
+        format!("{}: these weights keep their values", problems.join("; ")),
+        "use Linux 6.9 or newer; configure weights for nodes that have memory, with source: given if the firmware reports no \
+         bandwidth; let the daemon write /sys/kernel/mm/mempolicy: ProtectKernelTunables=no in its unit",
+    )
 }
 
 #[cfg(test)]
@@ -47,12 +47,11 @@ mod tests {
         let bandwidths = ["read", "write"].map(file);
         let files = [(WEIGHT, "1\n"), MEMORY, (&bandwidths[0], "20480\n"), (&bandwidths[1], "20480\n")];
         let full = tree(&files);
-        let host = DoctorHost { root: full.path() };
-        assert_eq!(host.interleave_weights(&given), ok("can be set: 3 on node 0"));
-        assert_eq!(host.interleave_weights(&by_bandwidth), ok("can be set: 1 on node 0"));
+        assert_eq!(examine_weights(full.path(), &given), ok("can be set: 3 on node 0"));
+        assert_eq!(examine_weights(full.path(), &by_bandwidth), ok("can be set: 1 on node 0"));
         let warning = |files: &[(&str, &str)], config: &InterleaveWeights| {
             let dir = tree(files);
-            let (verdict, finding, _) = DoctorHost { root: dir.path() }.interleave_weights(config);
+            let (verdict, finding, _) = examine_weights(dir.path(), config);
             assert_eq!(verdict, CheckResult::Warn, "{finding}");
             finding
         };

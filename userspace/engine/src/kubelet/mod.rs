@@ -224,6 +224,16 @@ impl KubeletStrategy {
         managed.unwrap_or_default().as_str()
     }
 
+    /// Returns whether pods with pod-level resources are placed, and state files have pod entries.
+    pub(crate) fn places_pod_level_resources(&self) -> bool {
+        self.pod_level_support == PodLevelSupport::Placed
+    }
+
+    /// Returns whether no manager handles this pod because it has pod-level resources.
+    fn is_unmanaged(&self, request: &Request) -> bool {
+        self.pod_level_support == PodLevelSupport::Unmanaged && request.resources.is_some()
+    }
+
     /// Returns the topology policy for a request with these terms.
     fn topology_policy(&self, terms: &Terms) -> Result<TopologyPolicy, StartError> {
         let own = terms.policy.and_then(|policy| self.by_policy.get(&policy));

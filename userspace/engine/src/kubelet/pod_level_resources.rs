@@ -1,9 +1,8 @@
 //! Pods with pod-level resources (`spec.resources`).
 
-use super::KubeletStrategy;
 use crate::{
     decision::{Cause, Reason},
-    policy::{PodLevelSupport, TopologyManagerScope},
+    policy::TopologyManagerScope,
     request::{ContainerRequest, Request},
 };
 
@@ -23,18 +22,6 @@ pub(super) fn message(cause: &Cause, whole: Option<TopologyManagerScope>) -> Str
         Reason::SmtAlignmentError | Reason::EmptyPodSharedPoolError | Reason::InvalidRequest => {
             cause.to_string()
         }
-    }
-}
-
-impl KubeletStrategy {
-    /// Returns whether pods with pod-level resources are placed, and state files have pod entries.
-    pub(crate) fn places_pod_level_resources(&self) -> bool {
-        self.pod_level_support == PodLevelSupport::Placed
-    }
-
-    /// Returns whether no manager handles this pod because it has pod-level resources.
-    pub(super) fn is_unmanaged(&self, request: &Request) -> bool {
-        self.pod_level_support == PodLevelSupport::Unmanaged && request.resources.is_some()
     }
 }
 

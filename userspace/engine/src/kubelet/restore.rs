@@ -207,7 +207,7 @@ impl KubeletStrategy {
             ledger.owners().flat_map(|(_, of)| of.exclusive_cpus()).flat_map(CpuSet::iter).collect();
         ledger.shared_pool = &ledger.shared_pool - &given;
         if let Some(memory) = &self.memory {
-            ledger.nodes = memory.recharge(&ledger)?;
+            ledger.nodes = recharge(memory, &ledger)?;
         }
         Ok(self.checkpoints(&ledger))
     }
@@ -271,7 +271,7 @@ impl KubeletStrategy {
                 ledger.nodes.clone_from(memory.idle());
             }
             Some(memory) => {
-                memory.check(ledger)?;
+                check_accounts(memory, ledger)?;
                 place(ledger);
             }
         }
@@ -281,46 +281,41 @@ impl KubeletStrategy {
     }
 }
 
-impl StaticMemoryManager {
-    /// Compares the accounts of a previous run with those recomputed from its allocations.
-    fn check(&self, ledger: &Ledger) -> Result<(), StartProblem> {
-        let expected = self.recharge(ledger)?;
-        if is_same(&ledger.nodes, &expected) { Ok(()) } else { Err(StartProblem::OtherMachineState) }
-    }
+/// Compares the accounts of a previous run with those recomputed from its allocations.
+fn check_accounts(memory: &StaticMemoryManager, ledger: &Ledger) -> Result<(), StartProblem> {
+    let expected = recharge(memory, ledger)?;
+    if is_same(&ledger.nodes, &expected) { Ok(()) } else { Err(StartProblem::OtherMachineState) }
+}
 
-    /// Recomputes the node accounts from the allocations of a ledger, in the order of names.
-    fn recharge(&self, ledger: &Ledger) -> Result<Nodes, StartProblem> {
-        let mut expected = self.idle().clone();
-        let mut charged: Vec<(&OwnerId, ContainerName, &[MemoryBlock])> = Vec::new();
-        for (owner, account) in ledger.owners() {
-            match account.pod_level.blocks.as_slice() {
-                [] => charged.extend(
-                    account
-                        .containers
-                        .iter()
-                        .map(|(name, held)| (owner, name.clone(), held.blocks.as_slice())),
-                ),
-                // The kubelet skips a pod without containers in the file.
-                _ if account.containers.is_empty() => {}
-                whole => charged.push((owner, "".into(), whole)),
-            }
+/// Recomputes the node accounts from the allocations of a ledger, in the order of names.
+fn recharge(memory: &StaticMemoryManager, ledger: &Ledger) -> Result<Nodes, StartProblem> {
+    let mut expected = memory.idle().clone();
+    let mut charged: Vec<(&OwnerId, ContainerName, &[MemoryBlock])> = Vec::new();
+    for (owner, account) in ledger.owners() {
+        match account.pod_level.blocks.as_slice() {
+            [] => charged.extend(
+                account.containers.iter().map(|(name, held)| (owner, name.clone(), held.blocks.as_slice())),
+            ),
+            // The kubelet skips a pod without containers in the file.
+            _ if account.containers.is_empty() => {}
+            whole => charged.push((owner, "".into(), whole)),
         }
-        for (owner, container, blocks) in charged {
-            for block in blocks {
-                let mut bytes = block.bytes.0;
-                for node in block.affinity.iter() {
-                    let unknown = || StartProblem::BlockOnUnknownNode(owner.clone(), container.clone());
-                    let account = expected.get_mut(&node).ok_or_else(unknown)?;
-                    account.assignments += 1;
-                    account.group.clone_from(&block.affinity);
-                    let unknown = || StartProblem::BlockOfUnknownKind(owner.clone(), container.clone());
-                    let account = account.kinds.get_mut(&block.kind).ok_or_else(unknown)?;
-                    bytes -= account.charge(bytes);
-                }
-            }
-        }
-        Ok(expected)
     }
+    for (owner, container, blocks) in charged {
+        for block in blocks {
+            let mut bytes = block.bytes.0;
+            for node in block.affinity.iter() {
+                let unknown = || StartProblem::BlockOnUnknownNode(owner.clone(), container.clone());
+                let account = expected.get_mut(&node).ok_or_else(unknown)?;
+                account.assignments += 1;
+                account.group.clone_from(&block.affinity);
+                let unknown = || StartProblem::BlockOfUnknownKind(owner.clone(), container.clone());
+                let account = account.kinds.get_mut(&block.kind).ok_or_else(unknown)?;
+                bytes -= account.charge(bytes);
+            }
+        }
+    }
+    Ok(expected)
 }
 
 type Nodes = BTreeMap<NodeId, NodeAccount>;

@@ -310,7 +310,7 @@ impl Strategy for NativeStrategy {
         container: &ContainerName,
         to: &Resources,
     ) -> Result<Ledger, ResizeError> {
-        self.resized(ledger, owner, container, to)
+        resize::resized(self, ledger, owner, container, to)
     }
 
     fn plan(

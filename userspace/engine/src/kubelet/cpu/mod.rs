@@ -30,7 +30,7 @@ use super::{Affinity, HintProvider, defects};
 use crate::{
     decision::{Cause, Shortfall},
     hint::{HintList, Mask, NodeIndex, ProviderHints, Resource, Scope, for_each_subset, positions},
-    ledger::{Ledger, Reusable},
+    ledger::{Ledger, ReusableCpus},
     policy::{
         CpuOptions, KubeletVersion, PolicyConfig, StartProblem, StaticCpuProblem, TopologyManagerPolicy,
     },
@@ -388,7 +388,7 @@ impl HintProvider for StaticCpuManager {
                 }
             }
         }
-        let reusable = &ledger.notes.reusable.cpus(owner) | &held;
+        let reusable = &ledger.notes.reusable_cpus.of_owner(owner) | &held;
         by_cpu(self.calculate_hints(&self.available(ledger), &reusable, needed))
     }
 
@@ -410,15 +410,15 @@ impl HintProvider for StaticCpuManager {
             self.check_cores(ledger, needed)?;
         }
         if let Some(cpus) = held {
-            ledger.notes.reusable.update_cpus(request, name, &cpus);
+            ledger.notes.reusable_cpus.update(request, name, &cpus);
             return Ok(());
         }
-        let allocatable = &self.available(ledger) | &ledger.notes.reusable.cpus(owner);
+        let allocatable = &self.available(ledger) | &ledger.notes.reusable_cpus.of_owner(owner);
         let cpus = self.choose(&allocatable, needed, affinity)?;
         let free = &allocatable | &self.free_reserved(ledger);
         ledger.notes.note_taken(&cpus, &free);
         ledger.shared_pool = &ledger.shared_pool - &cpus;
-        ledger.notes.reusable.update_cpus(request, name, &cpus);
+        ledger.notes.reusable_cpus.update(request, name, &cpus);
         ledger.allocation_mut(owner, name).cpus = Some(cpus);
         Ok(())
     }
@@ -467,16 +467,16 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     ledger.shared_pool = &ledger.shared_pool | &(&cpus - &in_use);
 }
 
-impl Reusable {
+impl ReusableCpus {
     /// Returns the reusable CPUs of the owner's init containers.
-    fn cpus(&self, owner: &OwnerId) -> CpuSet {
-        self.cpus.as_ref().filter(|(of, _)| of == owner).map_or_else(CpuSet::new, |(_, cpus)| cpus.clone())
+    fn of_owner(&self, owner: &OwnerId) -> CpuSet {
+        self.0.as_ref().filter(|(of, _)| of == owner).map_or_else(CpuSet::new, |(_, cpus)| cpus.clone())
     }
 
     /// Updates the reusable CPUs: an init container adds its CPUs, another container removes them.
-    fn update_cpus(&mut self, request: &Request, container: &ContainerName, cpus: &CpuSet) {
-        let before = self.cpus(&request.owner);
+    fn update(&mut self, request: &Request, container: &ContainerName, cpus: &CpuSet) {
+        let before = self.of_owner(&request.owner);
         let after = if request.is_regular_init(container) { &before | cpus } else { &before - cpus };
-        self.cpus = Some((request.owner.clone(), after));
+        self.0 = Some((request.owner.clone(), after));
     }
 }

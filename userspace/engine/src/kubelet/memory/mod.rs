@@ -37,7 +37,7 @@ use super::{Affinity, HintProvider, defects};
 use crate::{
     decision::{Cause, Shortfall},
     hint::{HintList, Mask, NodeIndex, ProviderHints, Resource, Scope, for_each_subset},
-    ledger::{Ledger, MemoryBlock, NodeAccount, Reusable},
+    ledger::{Ledger, MemoryBlock, NodeAccount, ReusableMemory},
     policy::{PolicyConfig, StartProblem},
     qos::QosClass,
     quantity::Quantity,
@@ -269,7 +269,7 @@ impl HintProvider for StaticMemoryManager {
         let is_served = ledger.allocation(owner, name).is_some_and(|held| held.without_memory);
         if !held.is_empty() || is_served {
             let held = held.to_vec();
-            ledger.notes.reusable.update_memory(request, name, &held);
+            ledger.notes.reusable_memory.update(request, name, &held);
             return Ok(());
         }
         let requested = own_bytes(request, container)?;
@@ -277,14 +277,14 @@ impl HintProvider for StaticMemoryManager {
         let affinity = self.nodes.set(mask);
         let mut blocks = Vec::with_capacity(requested.len());
         for (&kind, &bytes) in &requested {
-            let inherited = ledger.notes.reusable.memory(owner, kind, &affinity);
+            let inherited = ledger.notes.reusable_memory.on(owner, kind, &affinity);
             let charged = self.charge(ledger, kind, mask, bytes.saturating_sub(inherited));
             for (node, share) in charged {
                 ledger.allocation_mut(owner, name).place(kind, node, share);
             }
             blocks.push(MemoryBlock { kind, affinity: affinity.clone(), bytes: Bytes(bytes) });
         }
-        ledger.notes.reusable.update_memory(request, name, &blocks);
+        ledger.notes.reusable_memory.update(request, name, &blocks);
         let held = ledger.allocation_mut(owner, name);
         held.blocks.clone_from(&blocks);
         held.without_memory = blocks.is_empty();
@@ -413,33 +413,33 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     }
 }
 
-impl Reusable {
+impl ReusableMemory {
     /// Returns the reusable bytes of the owner's init containers by set of nodes.
-    fn memory_by_set(&self, owner: &OwnerId, kind: ZoneKind, nodes: &NodeIndex) -> Vec<(Mask, u64)> {
-        let Some((_, sets)) = self.memory.as_ref().filter(|(of, _)| of == owner) else { return Vec::new() };
+    fn by_set(&self, owner: &OwnerId, kind: ZoneKind, nodes: &NodeIndex) -> Vec<(Mask, u64)> {
+        let Some((_, sets)) = self.0.as_ref().filter(|(of, _)| of == owner) else { return Vec::new() };
         sets.iter()
             .filter_map(|(set, kinds)| kinds.get(&kind).map(|&bytes| (nodes.mask(set), bytes)))
             .collect()
     }
 
     /// Returns the reusable bytes of the owner's init containers on a set of nodes.
-    fn memory(&self, owner: &OwnerId, kind: ZoneKind, set: &NodeSet) -> u64 {
-        let of_owner = self.memory.as_ref().filter(|(of, _)| of == owner);
+    fn on(&self, owner: &OwnerId, kind: ZoneKind, set: &NodeSet) -> u64 {
+        let of_owner = self.0.as_ref().filter(|(of, _)| of == owner);
         of_owner.and_then(|(_, sets)| sets.get(set)?.get(&kind)).copied().unwrap_or(0)
     }
 
     /// Updates the reusable memory: an init container adds its blocks, another container uses them up.
-    fn update_memory(&mut self, request: &Request, container: &ContainerName, blocks: &[MemoryBlock]) {
-        if self.memory.as_ref().is_some_and(|(of, _)| of != &request.owner) {
-            self.memory = None;
+    fn update(&mut self, request: &Request, container: &ContainerName, blocks: &[MemoryBlock]) {
+        if self.0.as_ref().is_some_and(|(of, _)| of != &request.owner) {
+            self.0 = None;
         }
         if request.is_regular_init(container) {
-            let (_, sets) = self.memory.get_or_insert_with(|| (request.owner.clone(), BTreeMap::new()));
+            let (_, sets) = self.0.get_or_insert_with(|| (request.owner.clone(), BTreeMap::new()));
             for block in blocks {
                 let bytes = sets.entry(block.affinity.clone()).or_default().entry(block.kind).or_default();
                 *bytes = defects::largest_init_container(*bytes, block.bytes.0);
             }
-        } else if let Some((_, sets)) = &mut self.memory {
+        } else if let Some((_, sets)) = &mut self.0 {
             for block in blocks {
                 if let Some(bytes) =
                     sets.get_mut(&block.affinity).and_then(|kinds| kinds.get_mut(&block.kind))

@@ -52,7 +52,7 @@ impl RequestView {
                 requested,
                 allocatable: column(|account| account.allocatable),
                 free: column(|account| account.free),
-                reusable: ledger.notes.reusable.memory_by_set(owner, kind, &memory.nodes),
+                reusable: ledger.notes.reusable_memory.by_set(owner, kind, &memory.nodes),
             }
         };
         let mut assigned = 0;
