@@ -143,7 +143,7 @@ watch() {
             _asked=$(milliseconds)
             timeout 1 wget -q -S -O /dev/null http://127.0.0.1:9560/livez 2>/run/livez && _code=0 || _code=$?
             _took=$(($(milliseconds) - _asked))
-            echo "$_took" >>/run/latencies
+            echo "$_took $(cat /run/section)" >>/run/latencies
             [ $_code = 0 ] || [ -e /run/restarting ] ||
                 echo "$(cat /run/section): code $_code after $_took ms: $(head -c 200 /run/livez | tr '\n' ' ')" >>/run/late
         fi
