@@ -322,7 +322,7 @@ async fn larger_unevictable_pod_blocks_smaller() {
     assert!(!gone("smaller"), "{:?}", run.evictions());
 }
 
-/// A Burstable pod comes after all BestEffort ones, however much memory it uses.
+/// A Burstable pod comes after all `BestEffort` ones, however much memory it uses.
 #[tokio::test(flavor = "multi_thread")]
 async fn larger_blocked_pod_of_later_class_blocks_smaller() {
     let pods = [pod("smaller", Some("ReplicaSet")), pod("budget", Some("ReplicaSet"))];
