@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use numaward_topology::NodeId;
+use numaward_topology::{NodeId, sysfs};
 
 /// Reason why the node of a device is not known.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,8 @@ pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
     let places =
         [("class/net", name), ("class/block", name), ("bus/pci/devices", name), ("bus/pci/devices", &full)];
     let found = places.iter().find_map(|(place, name)| sys.join(place).join(name).canonicalize().ok());
-    nearest(root, &found.ok_or_else(unknown)?, name)
+    let node = sysfs::device_node(root, &found.ok_or_else(unknown)?);
+    node.ok_or_else(|| DeviceError::NoNode { name: name.to_owned() })
 }
 
 /// Returns the node of a block device, or of the one that holds a file.
@@ -55,17 +56,8 @@ pub(crate) fn node_of_file(root: &Path, file: &Path) -> Result<NodeId, DeviceErr
     let found = fs::metadata(file).map_err(|_| DeviceError::Unknown { name: name.clone() })?;
     let device = if found.file_type().is_block_device() { found.rdev() } else { found.dev() };
     let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    let found = root.join("sys/dev/block").join(numbers).canonicalize();
-    nearest(root, &found.map_err(|_| DeviceError::NoNode { name: name.clone() })?, &name)
-}
-
-/// Returns the node of the nearest device with a node, from this one upwards.
-fn nearest(root: &Path, found: &Path, name: &str) -> Result<NodeId, DeviceError> {
-    let no_node = || DeviceError::NoNode { name: name.to_owned() };
-    let top = root.join("sys").canonicalize().map_err(|_| no_node())?;
-    let above = found.ancestors().take_while(|above| above.starts_with(&top) && **above != top);
-    let mut nodes = above.filter_map(|above| fs::read_to_string(above.join("numa_node")).ok());
-    nodes.find_map(|text| text.trim().parse().ok()).map(NodeId).ok_or_else(no_node)
+    let link = root.join("sys/dev/block").join(numbers);
+    sysfs::device_node(root, &link).ok_or(DeviceError::NoNode { name })
 }
 
 #[cfg(test)]

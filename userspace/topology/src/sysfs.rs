@@ -16,11 +16,13 @@
 //! Documentation/ABI/testing/sysfs-devices-memory, Documentation/admin-guide/cputopology.rst,
 //! Documentation/admin-guide/mm/hugetlbpage.rst, `proc_meminfo(5)`.
 
+mod device;
 mod machine;
 mod memory;
 mod source;
 mod zones;
 
+pub use device::device_node;
 pub use machine::{memory_tiers, offline_cpus, read, read_again};
 pub use memory::{NodeMeminfo, node_memory};
 pub use source::ReadError;

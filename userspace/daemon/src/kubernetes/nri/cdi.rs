@@ -13,7 +13,7 @@ use std::{
 };
 
 use numaward_kube::nri::types::{Device, DeviceKind};
-use numaward_topology::NodeId;
+use numaward_topology::{NodeId, sysfs};
 use serde::Deserialize;
 
 use super::devices;
@@ -163,7 +163,7 @@ fn node_by_name(host_root: &Path, kind: DeviceKind, name: &str) -> Option<NodeId
         is_near
             && fs::read_to_string(link.join("uevent")).is_ok_and(|text| text.lines().any(|got| got == line))
     });
-    devices::node_of_nearest(host_root, &named.next()?)
+    sysfs::device_node(host_root, &named.next()?)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use numaward_kube::{
     nri::types::{Device, DeviceKind},
     pod_resources::{Client, PodResourcesError, messages::AssignedPodResources},
 };
-use numaward_topology::{NodeId, NodeSet};
+use numaward_topology::{NodeId, NodeSet, sysfs};
 use tokio::{sync::Mutex, time::timeout};
 
 use crate::kubernetes::kubelet::pod_resources_socket;
@@ -137,16 +137,7 @@ fn node(host_root: &Path, device: &Device) -> Option<NodeId> {
         DeviceKind::Character => "char",
     };
     let link = host_root.join("sys/dev").join(kind).join(format!("{}:{}", device.major, device.minor));
-    node_of_nearest(host_root, &link)
-}
-
-/// Returns the node of the nearest ancestor with one of a link into sysfs.
-pub(super) fn node_of_nearest(host_root: &Path, link: &Path) -> Option<NodeId> {
-    let root = host_root.join("sys").canonicalize().ok()?;
-    let found = link.canonicalize().ok()?;
-    let ancestors = found.ancestors().take_while(|path| path.starts_with(&root) && **path != root);
-    let mut nodes = ancestors.filter_map(|path| std::fs::read_to_string(path.join("numa_node")).ok());
-    nodes.find_map(|text| text.trim().parse().ok()).map(NodeId)
+    sysfs::device_node(host_root, &link)
 }
 
 #[cfg(test)]
