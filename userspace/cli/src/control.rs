@@ -1,9 +1,8 @@
 //! Requests of the daemon's API that concern guarantees.
 
-use std::fmt::Write as _;
-
 use hyper::{Method, body::Bytes};
 use numaward_api as api;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 
 use crate::client::{ClientError, Server};
@@ -87,17 +86,19 @@ fn body(request: &impl Serialize) -> Bytes {
     serde_json::to_vec(request).unwrap_or_default().into()
 }
 
-/// Percent-encodes a name as part of a path (RFC 3986).
+/// Characters that stay in a path (RFC 3986).
+const PATH: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/')
+    .remove(b':')
+    .remove(b'@');
+
+/// Percent-encodes a name as part of a path.
 pub(crate) fn percent_encode(name: &str) -> String {
-    let mut text = String::new();
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
+    utf8_percent_encode(name, PATH).to_string()
 }
 
 #[cfg(test)]
