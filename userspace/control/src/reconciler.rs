@@ -43,7 +43,7 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::Enforcer;
-use numaward_engine::RebalanceLimits;
+use numaward_engine::{PodId, RebalanceLimits};
 use numaward_guarantee::{
     command::{AdmissionOutcome, Command, Message},
     error::{AdmissionError, StartError},
@@ -52,7 +52,7 @@ use numaward_guarantee::{
     reconciler::{ReconcilerHandle, ReconcilerStatus},
     request::Request,
 };
-use numaward_model::{Guarantees, health, pod::PodName};
+use numaward_model::{Guarantees, health};
 use numaward_topology::NodeId;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
@@ -164,7 +164,7 @@ struct ReconcilerLoop {
     /// The preferred nodes as published last.
     homes: BTreeMap<CgroupPath, NodeId>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
-    unplaced: Arc<RwLock<Vec<PodName>>>,
+    unplaced: Arc<RwLock<Vec<PodId>>>,
     placed_pods: Arc<RwLock<BTreeSet<String>>>,
     mode_status: ModeStatus,
     cgroup_news: CgroupNews,

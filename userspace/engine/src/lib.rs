@@ -90,6 +90,6 @@ pub use preferences::PlacementPreferences;
 pub use qos::QosClass;
 pub use quantity::Quantity;
 pub use rebase::{AdoptError, UncoveredMemory};
-pub use request::{ContainerName, ContainerRequest, OwnerId, PodResources, Request, Resources};
+pub use request::{ContainerName, ContainerRequest, OwnerId, PodId, PodResources, Request, Resources};
 pub use strategy::{Allocatable, DecisionStage, Strategy};
 pub use terms::Terms;

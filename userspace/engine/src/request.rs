@@ -14,6 +14,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 
+/// Identity of a Kubernetes pod.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display,
+)]
+#[display("{namespace}/{name}")]
+pub struct PodId {
+    pub namespace: String,
+    pub name: String,
+    /// UID as the runtime reports it: for a static pod the hash of its manifest.
+    pub uid: String,
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

@@ -145,8 +145,8 @@ fn problems(
 
 #[cfg(test)]
 mod tests {
+    use numaward_engine::PodId;
     use numaward_engine::{ContainerRequest, OwnerId, Quantity, Resources, Terms, policy::KubeletVersion};
-    use numaward_model::pod::PodName;
     use numaward_topology::{Bytes, NodeId, ZoneKind};
 
     use super::*;
@@ -169,8 +169,7 @@ mod tests {
         state.ledger = decision.ledger;
         let owner = request.owner.to_string();
         let Some(uid) = owner.split('/').next().filter(|uid| uid.starts_with("uid")) else { return };
-        let pod =
-            PodName { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
+        let pod = PodId { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
         let admitted = AdmittedPod {
             pod,
             sandbox: String::new(),

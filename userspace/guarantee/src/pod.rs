@@ -2,10 +2,10 @@
 
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
-use numaward_engine::{self as engine, QosClass};
+use numaward_engine::{self as engine, PodId, QosClass};
 use numaward_model::{
     Settings,
-    pod::{GuaranteeSource, PodContainer, PodName},
+    pod::{GuaranteeSource, PodContainer},
 };
 use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ fn account_bytes(request: Option<&engine::Request>, terms: &engine::Terms) -> us
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmittedPod {
-    pub pod: PodName,
+    pub pod: PodId,
     /// ID of the sandbox for which it was admitted last.
     pub sandbox: String,
     /// Name of the container; `None` if the pod was admitted as a whole.
@@ -120,7 +120,7 @@ pub enum PodClaim {
 /// Request to place a pod before it runs.
 #[derive(Clone, Debug)]
 pub struct PodPlacementRequest {
-    pub pod: PodName,
+    pub pod: PodId,
     /// ID of the sandbox.
     pub sandbox: String,
     pub asked: PodClaim,

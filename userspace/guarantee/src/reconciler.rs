@@ -10,8 +10,8 @@ use std::{
 };
 
 use numaward_api as api;
-use numaward_engine::{self as engine, RebalanceLimits};
-use numaward_model::{Settings, pod::PodName};
+use numaward_engine::{self as engine, PodId, RebalanceLimits};
+use numaward_model::Settings;
 use numaward_topology::{Bytes, NodeId};
 use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
@@ -51,7 +51,7 @@ pub struct ReconcilerStatus {
     pub allocations: Arc<RwLock<Arc<api::Allocations>>>,
     pub rebalance: LatestRebalance,
     /// Pods that run without the guarantee they request.
-    pub unplaced: Arc<RwLock<Vec<PodName>>>,
+    pub unplaced: Arc<RwLock<Vec<PodId>>>,
     /// UIDs of the pods that are admitted, or for which room is being made.
     pub placed_pods: Arc<RwLock<BTreeSet<String>>>,
     /// Nodes from which pods may be evicted.
@@ -124,7 +124,7 @@ impl ReconcilerHandle {
     }
 
     /// Returns the pods that run without the guarantee they request, because it does not fit.
-    pub fn unplaced(&self) -> Vec<PodName> {
+    pub fn unplaced(&self) -> Vec<PodId> {
         self.shown.unplaced.read().clone()
     }
 

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+pub use numaward_engine::PodId;
 use numaward_engine::{ContainerRequest, PodResources, Request, Resources};
 
 /// Annotation of the mirror pod of a static pod, with the UID that the kubelet and the runtime use: the hash of the
@@ -12,16 +13,6 @@ use numaward_engine::{ContainerRequest, PodResources, Request, Resources};
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// Annotation that marks a mirror pod, with the same hash.
 pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-
-/// Identity of a pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
-#[display("{namespace}/{name}")]
-pub struct PodId {
-    pub namespace: String,
-    pub name: String,
-    /// UID as the runtime reports it: for a static pod the value of [`CONFIG_HASH`].
-    pub uid: String,
-}
 
 /// A resource claim, or a request of it, that a container of a pod uses.
 #[derive(Clone, Debug, PartialEq, Eq)]

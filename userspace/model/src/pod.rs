@@ -1,18 +1,8 @@
 //! Names of pods and containers.
 
 use numaward_api as api;
-use numaward_engine::ContainerName;
+use numaward_engine::{ContainerName, PodId};
 use serde::{Deserialize, Serialize};
-
-/// The names of a pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodName {
-    pub namespace: String,
-    pub name: String,
-    /// The UID of the pod, as the runtime reports it.
-    pub uid: String,
-}
 
 /// The name in the ledger for the share of a pod that its containers without their own resources use. No container has
 /// this name.
@@ -38,7 +28,7 @@ pub enum GuaranteeSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodContainer {
-    pub pod: PodName,
+    pub pod: PodId,
     /// The name of the container within the pod.
     pub container: String,
     /// The container id of the runtime.
@@ -74,7 +64,7 @@ impl PodContainer {
 
 impl From<&PodContainer> for api::PodContainer {
     fn from(of: &PodContainer) -> Self {
-        let PodName { namespace, name, uid } = of.pod.clone();
+        let PodId { namespace, name, uid } = of.pod.clone();
         Self {
             namespace,
             pod: name,

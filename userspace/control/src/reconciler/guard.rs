@@ -366,8 +366,9 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::{Config, enforcement::CgroupPattern};
+    use numaward_engine::PodId;
     use numaward_guarantee::{pod::AdmittedPod, request::Request};
-    use numaward_model::{headroom::Headroom, pod::PodName};
+    use numaward_model::headroom::Headroom;
     use numaward_topology::{HugepagePool, HugepageSize};
 
     use super::*;
@@ -542,7 +543,7 @@ mod tests {
 
         /// Adds a guarantee for a pod as a whole.
         pub(super) fn admit_pod(&mut self, uid: &str) {
-            let pod = PodName { uid: uid.to_owned(), ..PodName::default() };
+            let pod = PodId { uid: uid.to_owned(), ..PodId::default() };
             let explanation = api::Explanation::default();
             let admitted = AdmittedPod { pod, sandbox: String::new(), container: None, explanation };
             let core = &mut self.reconciler.as_mut().unwrap().core;

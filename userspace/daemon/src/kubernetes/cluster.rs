@@ -24,10 +24,7 @@ use numaward_kube::{
     pod::{PodId, PodSource as _},
     pod_resources,
 };
-use numaward_model::{
-    pod::{PodName, container_name},
-    port::ObservedHost as _,
-};
+use numaward_model::{pod::container_name, port::ObservedHost as _};
 use numaward_observe::{DaemonPart, Observer};
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -135,10 +132,9 @@ impl Cluster {
         let evicts_any = evicts_unplaced || evicts_refused || evicts_crowded;
         let Some(reconciler) = reconciler.filter(|_| evicts_any).cloned() else { return refusals };
         let (pods, refused) = (self.pods(), refusals.clone());
-        let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
         self.eviction_source = Some(Arc::new(move || {
             let unplaced = if evicts_unplaced { reconciler.unplaced() } else { Vec::new() };
-            let unplaced = unplaced.into_iter().map(|name| (id(name), EvictionReason::Unplaced));
+            let unplaced = unplaced.into_iter().map(|id| (id, EvictionReason::Unplaced));
             // Empty unless `guard: evict` is configured.
             let crowded = reconciler.crowded();
             let known = pods.iter().filter(|_| !crowded.is_empty()).flat_map(Pods::all).collect::<Vec<_>>();

@@ -3,13 +3,9 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use numaward_config::Config;
-use numaward_engine::{Quantity, Request, Resources, Terms};
+use numaward_engine::{PodId, Quantity, Request, Resources, Terms};
 use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest};
-use numaward_model::{
-    Settings,
-    pod::{GuaranteeSource, PodName},
-    port::ObservedHost as _,
-};
+use numaward_model::{Settings, pod::GuaranteeSource, port::ObservedHost as _};
 use numaward_topology::Bytes;
 use tempfile::TempDir;
 use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
@@ -153,11 +149,7 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerPlaceme
     request.containers[0].name = "c".into();
     ContainerPlacementRequest {
         pod: PodPlacementRequest {
-            pod: PodName {
-                namespace: "default".to_owned(),
-                name: name.to_owned(),
-                uid: format!("uid-{name}"),
-            },
+            pod: PodId { namespace: "default".to_owned(), name: name.to_owned(), uid: format!("uid-{name}") },
             sandbox: format!("sandbox-{name}"),
             asked: PodClaim::Container(request),
             terms: Terms::default(),

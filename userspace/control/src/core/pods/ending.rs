@@ -144,9 +144,10 @@ pub(crate) fn continue_ending(core: &mut Core) {
 #[cfg(test)]
 mod tests {
     use numaward_api as api;
+    use numaward_engine::PodId;
     use numaward_model::{
         Settings,
-        pod::{GuaranteeSource, PodContainer, PodName},
+        pod::{GuaranteeSource, PodContainer},
     };
 
     use super::*;
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn released_container_is_taken_once() {
         let container = |id: &str| PodContainer {
-            pod: PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "u".to_owned() },
+            pod: PodId { namespace: "n".to_owned(), name: "p".to_owned(), uid: "u".to_owned() },
             container: "c".to_owned(),
             id: id.to_owned(),
             sandbox: "s".to_owned(),

@@ -10,9 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::EnforcementMode;
-use numaward_engine::{Ledger, in_flight::RESERVE_OWNER};
+use numaward_engine::{Ledger, PodId, in_flight::RESERVE_OWNER};
 use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PlacedContainer, Update};
-use numaward_model::pod::PodName;
 
 use super::{binding, ending, placement, uninstall};
 use crate::core::{Attempt, Core, settings, shared_pool};
@@ -93,12 +92,12 @@ pub(crate) fn adopt_started(core: &mut Core, ask: &ContainerPlacementRequest) {
 
 /// Returns the pods with waiting containers; none if this host gives no guarantees (enforcement is not on, or the policy does not fit
 /// the machine).
-pub(crate) fn unplaced(core: &Core) -> Vec<PodName> {
+pub(crate) fn unplaced(core: &Core) -> Vec<PodId> {
     let asks = core.pods.waiting.asks.values();
     if core.mode() != EnforcementMode::On || asks.len() == 0 || core.policy.check_fit().is_err() {
         return Vec::new();
     }
-    let pods: BTreeMap<&str, &PodName> = asks.map(|ask| (ask.pod.pod.uid.as_str(), &ask.pod.pod)).collect();
+    let pods: BTreeMap<&str, &PodId> = asks.map(|ask| (ask.pod.pod.uid.as_str(), &ask.pod.pod)).collect();
     pods.into_values().cloned().collect()
 }
 

@@ -11,7 +11,7 @@ use numaward_config::{
     policy::StrategyKind,
     rebalance::RebalanceMode,
 };
-use numaward_engine::{HostConditions, RebalanceLimits, in_flight::RESERVE_OWNER};
+use numaward_engine::{HostConditions, PodId, RebalanceLimits, in_flight::RESERVE_OWNER};
 use numaward_guarantee::{
     command::{Command, PodCommand},
     pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest},
@@ -20,7 +20,7 @@ use numaward_guarantee::{
 use numaward_model::{
     Settings,
     headroom::Headroom,
-    pod::{GuaranteeSource, POD_SHARE, PodName},
+    pod::{GuaranteeSource, POD_SHARE},
     port::ObservedHost as _,
 };
 use numaward_topology::{HugepagePool, HugepageSize, NodeId, ZoneKind};
@@ -108,7 +108,7 @@ impl RebalanceBench {
 
     /// Starts containers of a pod with a guarantee.
     fn run_pod(&mut self, claim: &PodClaim, slice: GuaranteeSource, names: &[&str]) {
-        let pod = PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
+        let pod = PodId { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
         let (sandbox, terms) = ("sandbox".to_owned(), numaward_engine::Terms::default());
         let pod = PodPlacementRequest { pod, sandbox, asked: claim.clone(), terms, notes: Vec::new() };
         for name in names {

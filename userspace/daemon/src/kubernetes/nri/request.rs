@@ -27,7 +27,7 @@ use numaward_kube::{
 };
 use numaward_model::{
     Settings,
-    pod::{GuaranteeSource, POD_SHARE, PodName},
+    pod::{GuaranteeSource, POD_SHARE},
 };
 use numaward_topology::{Bytes, KernelRelease, NodeSet};
 
@@ -249,13 +249,7 @@ impl RequestBuilder {
             terms.name = Some(format!("{}/{}", pod.namespace, pod.name));
             terms.labels = labels(pod, &mut notes);
         }
-        PodPlacementRequest {
-            pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
-            sandbox: pod.id.clone(),
-            asked: claim,
-            terms,
-            notes,
-        }
+        PodPlacementRequest { pod: id_of(pod), sandbox: pod.id.clone(), asked: claim, terms, notes }
     }
 
     /// Adds the nodes of the devices that the pod has by device plugins and resource claims. With `container`, only those of this

@@ -23,7 +23,7 @@ fn pod() -> PodPlacementRequest {
         ..engine::Request::workload("uid", engine::Resources::none())
     };
     PodPlacementRequest {
-        pod: PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() },
+        pod: PodId { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() },
         sandbox: "sandbox".to_owned(),
         asked: PodClaim::Pod(request),
         terms: numaward_engine::Terms::default(),
@@ -203,7 +203,7 @@ fn pods_wait_for_rebalance_in_progress() {
     let mut bench = bench(RefusedPolicy::MakeRoom);
     bench.run_sandbox().unwrap_err();
     assert!(bench.reconciler.rebalancing.is_running());
-    let other = PodName { uid: "other".to_owned(), ..pod().pod };
+    let other = PodId { uid: "other".to_owned(), ..pod().pod };
     let PodClaim::Pod(request) = pod().asked else { panic!() };
     let request = engine::Request { owner: "other".into(), ..request };
     let ask = PodPlacementRequest {

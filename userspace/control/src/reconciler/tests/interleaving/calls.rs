@@ -1,16 +1,13 @@
 //! Requests of clients and of the container runtime, and the reading of answers.
 
 use numaward_api as api;
-use numaward_engine::{Quantity, Request as EngineRequest, Resources, Terms};
+use numaward_engine::{PodId, Quantity, Request as EngineRequest, Resources, Terms};
 use numaward_guarantee::{
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest},
     request::Request,
 };
-use numaward_model::{
-    Settings,
-    pod::{GuaranteeSource, PodName},
-};
+use numaward_model::{Settings, pod::GuaranteeSource};
 use numaward_topology::Bytes;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
@@ -47,11 +44,7 @@ pub(super) fn container(name: &str, millicpus: u64, is_pod_level: bool) -> Conta
     request.containers[0].name = "c".into();
     ContainerPlacementRequest {
         pod: PodPlacementRequest {
-            pod: PodName {
-                namespace: "default".to_owned(),
-                name: name.to_owned(),
-                uid: format!("uid-{name}"),
-            },
+            pod: PodId { namespace: "default".to_owned(), name: name.to_owned(), uid: format!("uid-{name}") },
             sandbox: format!("sandbox-{name}"),
             asked: if is_pod_level { PodClaim::Pod(request) } else { PodClaim::Container(request) },
             terms: Terms::default(),
