@@ -26,8 +26,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
+    fs, io,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
@@ -35,6 +34,8 @@ use std::{
 use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+
+use crate::records::{WrittenValue, overwrite};
 
 const INTERRUPTS: &str = "proc/irq";
 const NEW_INTERRUPTS: &str = "proc/irq/default_smp_affinity";
@@ -65,17 +66,8 @@ pub struct KernelAffinity {
 pub struct MovedAffinity {
     /// Description of the affinity, because numbers of interrupts are reused.
     pub name: String,
-    pub found: CpuSet,
-    pub written: CpuSet,
-    /// Value that was written before, which the file still holds if the daemon died before the last write.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before: Option<CpuSet>,
-}
-
-impl MovedAffinity {
-    fn holds(&self, cpus: &CpuSet) -> bool {
-        self.written == *cpus || self.before.as_ref() == Some(cpus)
-    }
+    #[serde(flatten)]
+    pub value: WrittenValue<CpuSet>,
 }
 
 /// All affinities that were moved on a host.
@@ -223,8 +215,7 @@ impl Affinities {
     pub fn write(&self, write: &AffinityWrite) -> Result<(), AffinityError> {
         let path = self.root.join(&write.path);
         let text = text(&write.path, &write.cpus);
-        let file = OpenOptions::new().write(true).truncate(true).open(&path);
-        if let Err(source) = file.and_then(|mut file| file.write_all(text.as_bytes())) {
+        if let Err(source) = overwrite(&path, &text) {
             return Err(match Errno::from_io_error(&source) {
                 // Newer kernels return `EPERM`.
                 Some(Errno::IO | Errno::PERM) if write.path.starts_with(INTERRUPTS) => AffinityError::Fixed,
@@ -258,17 +249,17 @@ pub fn plan(
     let mut plan = AffinityPlan::default();
     for affinity in seen {
         let known = moved.get(&affinity.path);
-        let known = known.filter(|known| known.name == affinity.name && known.holds(&affinity.cpus));
-        let found = known.map_or(&affinity.cpus, |known| &known.found);
+        let known = known.filter(|known| known.name == affinity.name && known.value.holds(&affinity.cpus));
+        let found = known.map_or(&affinity.cpus, |known| &known.value.found);
         let KernelAffinity { path, name, .. } = affinity;
         let target = target(affinity, found, avoid, machine);
         let written = target.clone().unwrap_or_else(|| found.clone());
         if written != *found {
-            let before = known.map(|known| known.written.clone()).filter(|before| *before != written);
-            let before = before.or_else(|| known.and_then(|known| known.before.clone()));
-            let record =
-                MovedAffinity { name: name.clone(), found: found.clone(), written: written.clone(), before };
-            plan.moved.insert(path.clone(), record);
+            let before = known.map(|known| known.value.written.clone()).filter(|before| *before != written);
+            let before = before.or_else(|| known.and_then(|known| known.value.before.clone()));
+            let (found, written) = (found.clone(), written.clone());
+            let value = WrittenValue { found, written, before, is_given_up: false };
+            plan.moved.insert(path.clone(), MovedAffinity { name: name.clone(), value });
         } else if known.is_some() && affinity.cpus != *found {
             plan.moved.extend(known.map(|known| (path.clone(), known.clone())));
         }

@@ -45,6 +45,7 @@ pub mod pages;
 mod plan;
 mod planner;
 pub mod power;
+pub mod records;
 pub mod resctrl;
 pub mod systemd;
 mod thread_masks;

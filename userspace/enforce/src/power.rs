@@ -32,14 +32,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use numaward_topology::{CpuId, CpuSet};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+
+use crate::records::{WrittenValue, overwrite};
 
 const CPUS: &str = "sys/devices/system/cpu";
 
@@ -119,16 +120,8 @@ pub struct PowerRecord {
     pub knob: PowerKnob,
     /// CPUs that the setting applies to.
     pub cpus: CpuSet,
-    /// Original value.
-    pub found: String,
-    pub written: String,
-    /// Another value that the file may hold although no other program wrote it: the value before the write, if the
-    /// daemon died before it, or the original value, if the CPUs were offline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before: Option<String>,
-    /// True if another program wrote the setting since.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_given_up: bool,
+    #[serde(flatten)]
+    pub value: WrittenValue<String>,
 }
 
 /// Records by file.
@@ -256,8 +249,7 @@ impl Power {
     /// Writes a setting, and reads it back.
     pub fn write(&self, write: &PowerWrite) -> Result<(), PowerError> {
         let path = self.root.join(&write.path);
-        let file = OpenOptions::new().write(true).truncate(true).open(&path);
-        if let Err(source) = file.and_then(|mut file| file.write_all(write.value.as_bytes())) {
+        if let Err(source) = overwrite(&path, &write.value) {
             if Errno::from_io_error(&source) != Some(Errno::INVAL) {
                 return Err(PowerError::Refused { path, source });
             }
@@ -285,31 +277,30 @@ pub fn plan(
     now: impl Fn(&str) -> io::Result<Option<String>>,
 ) -> PowerPlan {
     let mut plan = PowerPlan::default();
-    for Setting { path, knob, cpus, value } in seen {
+    for setting in seen {
+        let Setting { path, knob, cpus, value } = setting;
         let Some(target) = wanted.get(knob) else { continue };
         let known = held.get(path).filter(|known| known.knob == *knob);
-        if let Some(known) = known.filter(|known| known.is_given_up) {
+        if let Some(known) = known.filter(|known| known.value.is_given_up) {
             plan.held.insert(path.clone(), known.clone());
             continue;
         }
-        if let Some(known) = known.filter(|known| !known.is(value)) {
-            plan.held.insert(path.clone(), PowerRecord { is_given_up: true, ..known.clone() });
-            plan.foreign.push(Setting {
-                path: path.clone(),
-                knob: *knob,
-                cpus: cpus.clone(),
-                value: value.clone(),
-            });
+        if let Some(known) = known.filter(|known| !known.value.holds(value)) {
+            let given_up = WrittenValue { is_given_up: true, ..known.value.clone() };
+            plan.held.insert(path.clone(), PowerRecord { value: given_up, ..known.clone() });
+            plan.foreign.push(setting.clone());
             continue;
         }
         let is_due = value != target;
         let record = PowerRecord {
             knob: *knob,
             cpus: cpus.clone(),
-            found: known.map_or(value, |known| &known.found).clone(),
-            written: target.clone(),
-            before: is_due.then(|| value.clone()),
-            is_given_up: false,
+            value: WrittenValue {
+                found: known.map_or(value, |known| &known.value.found).clone(),
+                written: target.clone(),
+                before: is_due.then(|| value.clone()),
+                is_given_up: false,
+            },
         };
         plan.held.insert(path.clone(), record);
         if is_due {
@@ -323,11 +314,11 @@ pub fn plan(
         if plan.held.contains_key(path) {
             continue;
         }
-        let PowerRecord { knob, cpus, found, is_given_up, .. } = known;
+        let PowerRecord { knob, cpus, value: WrittenValue { found, is_given_up, .. } } = known;
         match now(path) {
             Ok(Some(value)) if !is_given_up && value != *found => {
                 let (path, cpus) = (path.clone(), cpus.clone());
-                if known.is(&value) {
+                if known.value.holds(&value) {
                     back.push((
                         PowerWrite { path, knob: *knob, cpus, value: found.clone(), is_back: true },
                         known,
@@ -356,14 +347,7 @@ pub fn plan(
 /// Records that the settings of CPUs which are all offline may have their original values when the CPUs come back.
 pub fn expect_reset(held: &mut PowerRecords, online: &CpuSet) {
     for of in held.values_mut().filter(|of| (&of.cpus & online).is_empty()) {
-        of.before.get_or_insert_with(|| of.found.clone());
-    }
-}
-
-impl PowerRecord {
-    /// Returns whether the daemon left this value.
-    fn is(&self, value: &str) -> bool {
-        self.written == value || self.before.as_deref() == Some(value)
+        of.value.before.get_or_insert_with(|| of.value.found.clone());
     }
 }
 
@@ -425,7 +409,7 @@ mod tests {
                 if write.is_back {
                     self.held.remove(&write.path);
                 } else if let Some(held) = self.held.get_mut(&write.path) {
-                    held.before = None;
+                    held.value.before = None;
                 }
             }
             let foreign = |of: Setting| format!("{} of {}: {}", of.knob, of.cpus, of.value);
@@ -545,7 +529,7 @@ mod tests {
             }
             let (written, foreign) = host.follow(&all, "1");
             assert_eq!((written.len(), foreign.len()), (if is_written { 0 } else { 3 }, 0));
-            assert!(host.held.values().all(|held| held.before.is_none()), "{:?}", host.held);
+            assert!(host.held.values().all(|held| held.value.before.is_none()), "{:?}", host.held);
             host.follow(&all, "");
             assert_eq!(host.read(GOVERNOR), "schedutil");
         }

@@ -31,13 +31,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use numaward_topology::{NodeId, NodeSet};
 use serde::{Deserialize, Serialize};
+
+use crate::records::{WrittenValue, overwrite, revert};
 
 /// Directory of the weights, from the host's root.
 pub const WEIGHTS: &str = "sys/kernel/mm/mempolicy/weighted_interleave";
@@ -50,31 +51,7 @@ const WEIGHT_SUM: u64 = 32;
 pub type NodeWeights = BTreeMap<NodeId, u8>;
 
 /// Original and written weight of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct WeightRecord {
-    /// Original weight.
-    pub found: u8,
-    pub written: u8,
-    /// Weight before the write, which is still in effect if the daemon died before the write.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before: Option<u8>,
-    /// True if another program wrote the weight since.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_given_up: bool,
-}
-
-impl WeightRecord {
-    /// Returns whether the daemon left this weight.
-    fn is(self, weight: u8) -> bool {
-        self.written == weight || self.before == Some(weight)
-    }
-
-    /// Returns whether the node has its original weight, unless another program wrote it.
-    fn is_as_found(self) -> bool {
-        self.written == self.found && self.before.is_none_or(|before| before == self.found)
-    }
-}
+pub type WeightRecord = WrittenValue<u8>;
 
 /// Weights that the daemon has written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,21 +93,13 @@ impl WeightRecords {
             }
             // Nothing was written, so the earlier record is still right.
             (WeightWrite::Weight { node, is_back: false, .. }, Err(WeightError::Refused { .. })) => {
-                self.revert_node(node, before);
+                revert(&mut self.nodes, &before.nodes, &node);
             }
             // The kernel chooses the weights of absent nodes too.
             (WeightWrite::Auto, Ok(())) => *self = Self::default(),
             (WeightWrite::Auto, Err(WeightError::NoChoice)) => self.auto = None,
             // Something may have been written; the next read shows it.
             (_, Err(_)) => {}
-        }
-    }
-
-    /// Restores the earlier record of a node.
-    pub fn revert_node(&mut self, node: NodeId, before: &Self) {
-        match before.nodes.get(&node) {
-            Some(of) => drop(self.nodes.insert(node, *of)),
-            None => drop(self.nodes.remove(&node)),
         }
     }
 }
@@ -275,8 +244,7 @@ impl Weights {
             WeightWrite::Auto => (format!("{WEIGHTS}/auto"), "true".to_owned()),
         };
         let path = self.root.join(path);
-        let file = OpenOptions::new().write(true).truncate(true).open(&path);
-        if let Err(source) = file.and_then(|mut file| file.write_all(wanted.as_bytes())) {
+        if let Err(source) = overwrite(&path, &wanted) {
             return Err(WeightError::refused(write, path, source));
         }
         match fs::read_to_string(&path) {
@@ -320,6 +288,11 @@ fn gcd(a: u8, b: u8) -> u8 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Returns whether the node has its original weight, unless another program wrote it.
+fn is_as_found(record: WeightRecord) -> bool {
+    record.written == record.found && record.before.is_none_or(|before| before == record.found)
+}
+
 /// Plans the writes after which nodes have the wanted weights, and all others their original ones. Without wanted
 /// weights (`None`), everything is restored. `held` has the records of earlier writes.
 pub fn plan(seen: &WeightSnapshot, wanted: Option<&NodeWeights>, held: &WeightRecords) -> WeightPlan {
@@ -341,7 +314,7 @@ pub fn plan(seen: &WeightSnapshot, wanted: Option<&NodeWeights>, held: &WeightRe
         };
         match known {
             Some(known) if known.is_given_up => drop(plan.held.nodes.insert(*node, *known)),
-            Some(known) if is_auto_theirs || !known.is(weight) => {
+            Some(known) if is_auto_theirs || !known.holds(&weight) => {
                 plan.held.nodes.insert(*node, WeightRecord { is_given_up: true, ..*known });
                 plan.foreign.insert(*node, weight);
             }
@@ -370,8 +343,8 @@ pub fn plan(seen: &WeightSnapshot, wanted: Option<&NodeWeights>, held: &WeightRe
         match seen.weights.get(node).copied() {
             None if !is_end => drop(entry.insert(*known)),
             _ if known.is_given_up => plan.held.auto = None,
-            None if is_unreadable || !(is_auto_theirs || known.is_as_found()) => drop(entry.insert(*known)),
-            Some(weight) if is_auto_theirs || !(known.is(weight) || weight == known.found) => {
+            None if is_unreadable || !(is_auto_theirs || is_as_found(*known)) => drop(entry.insert(*known)),
+            Some(weight) if is_auto_theirs || !(known.holds(&weight) || weight == known.found) => {
                 plan.held.auto = None;
                 plan.foreign.insert(*node, weight);
             }

@@ -160,7 +160,10 @@ fn restore_all(core: &mut Core) {
 
 #[cfg(test)]
 mod tests {
-    use numaward_enforce::power::{PowerKnob, PowerRecord};
+    use numaward_enforce::{
+        power::{PowerKnob, PowerRecord},
+        records::WrittenValue,
+    };
 
     use super::*;
 
@@ -174,10 +177,12 @@ mod tests {
         let record = PowerRecord {
             knob: PowerKnob::Governor,
             cpus: "2".parse().unwrap(),
-            found: "schedutil".to_owned(),
-            written: "performance".to_owned(),
-            before: None,
-            is_given_up: false,
+            value: WrittenValue {
+                found: "schedutil".to_owned(),
+                written: "performance".to_owned(),
+                before: None,
+                is_given_up: false,
+            },
         };
         state.power.insert("sys/governor".to_owned(), record);
         assert!(is_pending(&state, "0-3") && !is_pending(&state, "0-1"));

@@ -17,8 +17,9 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_enforce::power::{
-    Power, PowerPlan, PowerRecord, PowerRecords, PowerTargets, PowerWrite, expect_reset, plan,
+use numaward_enforce::{
+    power::{Power, PowerPlan, PowerRecord, PowerRecords, PowerTargets, PowerWrite, expect_reset, plan},
+    records::revert,
 };
 use numaward_guarantee::{error::AdmissionError, power::power_settings};
 use numaward_model::EventReport;
@@ -114,7 +115,7 @@ impl PowerSettings {
                 self.failed.get(&write.path).filter(|(value, _)| *value == write.value && !write.is_back);
             if let Some((_, reason)) = failed {
                 add_cpus(&mut outcome.problems, format!("{}: {reason}", write.knob), &write.cpus);
-                revert_node(&mut held, &before, &write.path);
+                revert(&mut held, &before, &write.path);
             }
             failed.is_none()
         });
@@ -127,7 +128,7 @@ impl PowerSettings {
         for write in again {
             self.write(core, write, &before, &mut held, &mut outcome, None);
         }
-        let given_up = held.values().filter(|of| of.is_given_up).count();
+        let given_up = held.values().filter(|of| of.value.is_given_up).count();
         let is_refused = outcome.problems.values().map(CpuSet::len).sum();
         core.metrics.power_settings(held.len() - given_up, given_up, is_refused);
         core.save_part(|state| &mut state.power, held)?;
@@ -161,7 +162,7 @@ impl PowerSettings {
             }
             Ok(()) => {
                 if let Some(of) = held.get_mut(&path) {
-                    of.before = None;
+                    of.value.before = None;
                 }
                 add_cpus(&mut outcome.set, format!("{knob} {value}"), &cpus);
             }
@@ -171,11 +172,12 @@ impl PowerSettings {
                 if !is_back {
                     // If the file has taken another value, that value has to be restored.
                     let now = self.power.read(&path).ok().flatten();
-                    let is_changed =
-                        |of: &PowerRecord| now.as_ref().is_some_and(|now| of.before.as_ref() != Some(now));
+                    let is_changed = |of: &PowerRecord| {
+                        now.as_ref().is_some_and(|now| of.value.before.as_ref() != Some(now))
+                    };
                     match held.get_mut(&path).filter(|of| is_changed(of)) {
-                        Some(of) => of.written = now.unwrap_or_default(),
-                        None => revert_node(held, before, &path),
+                        Some(of) => of.value.written = now.unwrap_or_default(),
+                        None => revert(held, before, &path),
                     }
                     self.failed.insert(path, (value, reason));
                 }
@@ -218,14 +220,6 @@ impl PowerSettings {
 
 fn add_cpus(texts: &mut CpusByText, what: String, cpus: &CpuSet) {
     texts.entry(what).or_default().extend(cpus.iter());
-}
-
-/// Reverts the record of a file that was not written.
-fn revert_node(held: &mut PowerRecords, before: &PowerRecords, path: &str) {
-    match before.get(path) {
-        Some(of) => drop(held.insert(path.to_owned(), of.clone())),
-        None => drop(held.remove(path)),
-    }
 }
 
 #[cfg(test)]

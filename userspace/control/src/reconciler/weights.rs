@@ -19,8 +19,9 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_config::interleave_weights::WeightSource;
-use numaward_enforce::weights::{
-    NodeWeights, WeightError, WeightPlan, WeightRecords, WeightWrite, Weights, plan,
+use numaward_enforce::{
+    records::revert,
+    weights::{NodeWeights, WeightError, WeightPlan, WeightRecords, WeightWrite, Weights, plan},
 };
 use numaward_guarantee::{error::AdmissionError, weights::interleave_weights};
 use numaward_model::EventReport;
@@ -121,7 +122,7 @@ impl InterleaveWeights {
             let failed = self.failed.get(node).filter(|failed| failed.weight == *weight);
             if let Some(FailedWrite { reason, .. }) = failed {
                 outcome.problems.push(reason.clone());
-                held.revert_node(*node, &before);
+                revert(&mut held.nodes, &before.nodes, node);
             }
             failed.is_none()
         });
