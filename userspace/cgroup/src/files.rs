@@ -66,13 +66,14 @@ mod tests {
     #[test]
     fn private_dir_is_only_for_its_owner() {
         let root = tempfile::tempdir().unwrap();
-        let (made, parent, file) = (root.path().join("a/b"), root.path().join("a"), root.path().join("a/c"));
+        let (private, parent, file) =
+            (root.path().join("a/b"), root.path().join("a"), root.path().join("a/c"));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        make_private_dir(&made).unwrap();
-        assert_eq!((mode(&made), mode(&parent) & 0o722), (0o700, 0o700));
-        fs::set_permissions(&made, Permissions::from_mode(0o750)).unwrap();
-        make_private_dir(&made).unwrap();
-        assert_eq!(mode(&made), 0o750, "an existing one is kept");
+        make_private_dir(&private).unwrap();
+        assert_eq!((mode(&private), mode(&parent) & 0o722), (0o700, 0o700));
+        fs::set_permissions(&private, Permissions::from_mode(0o750)).unwrap();
+        make_private_dir(&private).unwrap();
+        assert_eq!(mode(&private), 0o750, "an existing one is kept");
         fs::write(&file, "").unwrap();
         assert_eq!(make_private_dir(&file).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
     }
