@@ -459,6 +459,34 @@ pub struct Status {
     /// The origin of the reserved CPUs and memory on a Kubernetes node; absent elsewhere, and before it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations: Option<ReservationOrigin>,
+    /// The container runtime of the present or previous connection by NRI; absent before the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_runtime: Option<ContainerRuntime>,
+}
+
+/// A container runtime.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerRuntime {
+    /// The name.
+    #[schema(examples("containerd"))]
+    pub name: String,
+    /// The version.
+    pub version: String,
+    /// The known faults of this version that concern NRI plugins.
+    pub faults: Vec<RuntimeFault>,
+}
+
+/// A known fault of a container runtime.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RuntimeFault {
+    /// The fault and its consequence.
+    pub finding: String,
+    /// The action that avoids the fault.
+    pub fix: String,
+    /// True if a release of the runtime repairs the fault.
+    pub repaired: bool,
 }
 
 /// The origin of the reserved CPUs and memory on a Kubernetes node.

@@ -143,7 +143,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Enter { directory, spread, all_cpus, command } => {
             exec::enter(&directory, spread.as_ref(), all_cpus, &command)
         }
-        Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
+        Command::Doctor { root, config, output } => doctor(daemon, &connection, (&root, config), output),
         Command::Bugtool { file } => bugtool(daemon, &connection, file),
         Command::Config(ConfigCommand::Check { file, output }) => check_config(file, output),
         Command::Config(ConfigCommand::View { config, output }) => view_config(config, output),
@@ -672,11 +672,19 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
 
 fn doctor(
     daemon: &DaemonHooks,
-    root: &Path,
-    config: Option<PathBuf>,
+    connection: &ConnectionArgs,
+    (root, config): (&Path, Option<PathBuf>),
     output: Output,
 ) -> anyhow::Result<ExitCode> {
-    let checks = run_checks(daemon, root, config_of_root(root, config).as_ref());
+    let mut checks = run_checks(daemon, root, config_of_root(root, config).as_ref());
+    // Only the daemon of this host knows its container runtime. The checks are for hosts without a daemon, too.
+    if root == Path::new("/")
+        && let Ok(server) = local_server(connection)
+    {
+        let status = runtime()?.block_on(server.get::<api::Status>("/api/v1/status"));
+        let runtime = status.ok().and_then(|status| status.container_runtime);
+        checks.extend(runtime.as_ref().map(doctor::container_runtime));
+    }
     print(output, &checks, |checks| doctor::render(checks))?;
     let fails = checks.iter().any(|check| check.verdict == CheckResult::Fail);
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })

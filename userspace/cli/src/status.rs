@@ -7,8 +7,8 @@ use std::{
 };
 
 use numaward_api::{
-    Allocations, ConfinementState, Drift, DriftState, ExclusiveCpu, NodeHeadroom, Probe, Status, Workload,
-    WorkloadCount,
+    Allocations, ConfinementState, ContainerRuntime, Drift, DriftState, ExclusiveCpu, NodeHeadroom, Probe,
+    Status, Workload, WorkloadCount,
 };
 use serde::Serialize;
 
@@ -285,12 +285,19 @@ pub(crate) fn render(report: &StatusReport) -> String {
         let excess = origin.excess.iter().map(|excess| format!("; {excess}"));
         noted("reservations", &format!("{}{}", origin.source, excess.collect::<String>()))
     }));
+    parts.extend(status.container_runtime.iter().map(container_runtime));
     let WorkloadCount { own, other } = status.workloads;
     parts.push(format!("Cgroups of workloads with their own counters: {own}, without: {other}\n"));
     if !workloads.is_empty() {
         parts.push(workload_table(workloads));
     }
     parts.join("\n")
+}
+
+fn container_runtime(runtime: &ContainerRuntime) -> String {
+    let version = format!("{} {}", runtime.name, runtime.version);
+    let faults = runtime.faults.iter().map(|fault| fault.finding.clone());
+    noted("container runtime", &[version].into_iter().chain(faults).collect::<Vec<_>>().join("; "))
 }
 
 fn workload_table(workloads: &[Workload]) -> String {
@@ -337,7 +344,7 @@ mod tests {
     use numaward_api::{
         Activity, AllocatedBytes, Allocation, AutoPlacedWorkload, ConfinedCgroup, Counters, CpuIsolation,
         DegradedPart, Enforcement, EnforcementMode, KindCapacity, Map, NodeCapacity, PendingGuarantee,
-        PendingRestore, Resident, WorkloadNode,
+        PendingRestore, Resident, RuntimeFault, WorkloadNode,
     };
     use std::{collections::BTreeMap, sync::Arc};
 
@@ -366,6 +373,10 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
     fn bound_threads() -> BoundThreads {
         let [workload, cpus, available] = ["db.service", "6-7", "6-9"].map(str::to_owned);
         BoundThreads { workload, threads: 3, cpus, available }
+    }
+
+    fn degraded() -> DegradedPart {
+        DegradedPart { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }
     }
 
     #[test]
@@ -442,11 +453,9 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
                     margin_bytes: 32 << 20,
                     low: true,
                 }],
-                degraded: vec![DegradedPart {
-                    part: "cgroups".to_owned(),
-                    reason: "none mounted".to_owned(),
-                }],
+                degraded: vec![degraded()],
                 reservations: None,
+                container_runtime: None,
             },
             bound_threads: vec![bound_threads()],
             allocations: Some(Allocations {
@@ -548,6 +557,21 @@ RESIDENT  ALLOCATED  REMOTE  SAMPLED         COUNTERS  WORKLOAD
 -         3.0 MiB    0.0 %   -               own       other
 ";
         assert_eq!(render(&report), expected);
+    }
+
+    #[test]
+    fn shows_runtime_with_faults() {
+        let fault = |finding: &str| RuntimeFault {
+            finding: finding.to_owned(),
+            fix: "update it".to_owned(),
+            repaired: true,
+        };
+        let runtime = ContainerRuntime {
+            name: "containerd".to_owned(),
+            version: "2.1.4".to_owned(),
+            faults: vec![fault("one"), fault("two")],
+        };
+        assert_eq!(container_runtime(&runtime), "container runtime: containerd 2.1.4; one; two\n");
     }
 
     #[test]

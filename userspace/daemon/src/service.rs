@@ -408,6 +408,8 @@ fn start_placing(
     let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
     let described = (pods, cluster.claims());
     let plugin = nri::plugin(config, reconciler, observer.clone(), described, counted, stop);
+    let noting = nri::note_runtime(plugin.status(), observer.clone());
+    tokio::spawn(stop.clone().run_until_cancelled_owned(noting).boxed());
     tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())).boxed());
     let socket = config.kubernetes.nri.socket.display();
     tracing::info!(%socket, "the daemon places containers when they are created");

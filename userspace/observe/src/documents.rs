@@ -297,6 +297,7 @@ impl Observer {
                 })
                 .collect(),
             reservations: self.latest.reservations.borrow().clone(),
+            container_runtime: self.latest.container_runtime.borrow().clone(),
         }
     }
 }

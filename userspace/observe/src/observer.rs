@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_api::ReservationOrigin;
+use numaward_api::{ContainerRuntime, ReservationOrigin};
 use numaward_cgroup::{CgroupPath, ContainerIdentity};
 use numaward_config::Config;
 use numaward_model::{Guarantees, error_chain, headroom::Headroom, port::CgroupListener};
@@ -43,6 +43,7 @@ pub(crate) struct Latest {
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
     /// Origin of the reservations.
     pub(crate) reservations: watch::Sender<Option<ReservationOrigin>>,
+    pub(crate) container_runtime: watch::Sender<Option<ContainerRuntime>>,
 }
 
 impl Latest {
@@ -178,6 +179,11 @@ impl Observer {
     /// Notes the origin of the reservations, for the status.
     pub fn note_reservations(&self, origin: ReservationOrigin) {
         self.latest.reservations.send_replace(Some(origin));
+    }
+
+    /// Notes the connected container runtime, for the status.
+    pub fn note_container_runtime(&self, runtime: ContainerRuntime) {
+        self.latest.container_runtime.send_replace(Some(runtime));
     }
 
     /// Returns the time since the start.

@@ -52,7 +52,7 @@ use tonic::Code;
 
 pub use self::{
     link::CallError,
-    version::{EventMask, NriVersion},
+    version::{EventMask, NriVersion, RuntimeFault},
     wire::{TooLong, WireError},
 };
 use self::{
@@ -178,6 +178,11 @@ impl RuntimeInfo {
     /// 2.3). Its OCI runtime must support them, too (runc does from 1.4 on).
     pub fn sets_memory_policies(&self) -> bool {
         self.nri_version.is_some_and(|version| version >= NriVersion::new(0, 12, 0))
+    }
+
+    /// Returns the known faults of this version.
+    pub fn faults(&self) -> Vec<RuntimeFault> {
+        RuntimeFault::of_runtime(&self.name, &self.version)
     }
 }
 

@@ -34,7 +34,7 @@ use super::{
         Call, Container, ContainerEvent, Creation, Event, InvalidSettings, NoAnswer, NoAnswerReason, Online,
         Pod, PodEvent, Refusal, Snapshot, Update,
     },
-    version::{EventKind, EventMask, NriVersion},
+    version::{EventKind, EventMask, NriVersion, RuntimeFault},
     wire::{self, Connection, Decoder, Message},
 };
 
@@ -449,6 +449,14 @@ impl<H: Handler> Session<H> {
             ?request_timeout,
             "NRI: configured"
         );
+        for RuntimeFault { finding, fix, is_repaired } in runtime.faults() {
+            let (runtime, version) = (&runtime.name, &runtime.version);
+            if is_repaired {
+                tracing::warn!(runtime, version, fix, "NRI: the runtime has a known fault: {finding}");
+            } else {
+                tracing::info!(runtime, version, fix, "NRI: the runtime has a known fault: {finding}");
+            }
+        }
         self.shared.status.send_modify(|status| {
             status.phase = Phase::Synchronizing;
             status.runtime = Some(runtime);

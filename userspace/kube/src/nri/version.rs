@@ -51,6 +51,54 @@ impl NriVersion {
     }
 }
 
+/// A known fault of a container runtime that concerns NRI plugins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuntimeFault {
+    /// The fault, with its issue and its consequence.
+    pub finding: &'static str,
+    /// The action that avoids the fault.
+    pub fix: &'static str,
+    /// True if a release of the runtime repairs the fault.
+    pub is_repaired: bool,
+}
+
+/// containerd's issues 13355 and 13609.
+const LEAKED_SANDBOX: RuntimeFault = RuntimeFault {
+    finding: "a pod sandbox that an NRI plugin refuses leaves its process and its name behind, and the next start of containerd fails \
+              (containerd/containerd#13355, #13609): numaward never refuses a sandbox, but another plugin may",
+    fix: "update containerd to 2.2.6, 2.3.3 or newer",
+    is_repaired: true,
+};
+/// containerd's issue 14083.
+const LATE_REGISTRATION: RuntimeFault = RuntimeFault {
+    finding: "while a container is being stopped, the registration of an NRI plugin waits for the end of its grace period, and no container \
+              starts on this host meanwhile (containerd/containerd#14083)",
+    fix: "update or restart numaward while no pod with a long grace period ends on this host",
+    is_repaired: false,
+};
+
+impl RuntimeFault {
+    /// Returns the known faults of a runtime. The name is that of the handshake.
+    pub fn of_runtime(name: &str, version: &str) -> Vec<Self> {
+        let (true, Ok(NriVersion(version))) = (name.eq_ignore_ascii_case("containerd"), version.parse())
+        else {
+            return Vec::new();
+        };
+        // The first affected release, and the first release without the fault.
+        let leaks = [([2, 0, 0], [2, 2, 6]), ([2, 3, 0], [2, 3, 3])];
+        let is_in = |(since, until): &([u32; 3], [u32; 3])| *since <= version && version < *until;
+        let mut faults = Vec::new();
+        if leaks.iter().any(is_in) {
+            faults.push(LEAKED_SANDBOX);
+        }
+        // Reproduced up to 2.3; later releases are unknown.
+        if is_in(&([1, 7, 0], [2, 4, 0])) {
+            faults.push(LATE_REGISTRATION);
+        }
+        faults
+    }
+}
+
 impl FromStr for NriVersion {
     type Err = ParseIntError;
 
@@ -148,6 +196,35 @@ mod tests {
         ] {
             let got = NriVersion::from_runtime(name, version).map(|version| version.to_string());
             assert_eq!(got.as_deref(), nri, "{name} {version}");
+        }
+    }
+
+    #[test]
+    fn names_faults_of_affected_versions() {
+        for (name, version, leaks, is_late) in [
+            ("containerd", "1.7.24~ds1", false, true),
+            ("containerd", "v2.0.0", true, true),
+            ("containerd", "2.1.9+ds1", true, true),
+            ("containerd", "v2.2.5", true, true),
+            ("containerd", "v2.2.6", false, true),
+            ("containerd", "v2.3.2", true, true),
+            ("containerd", "v2.3.3", false, true),
+            ("containerd", "v2.4.0", false, false),
+            ("containerd", "devel", false, false),
+            ("cri-o", "2.1.0", false, false),
+        ] {
+            let faults = RuntimeFault::of_runtime(name, version);
+            assert_eq!(faults.contains(&LEAKED_SANDBOX), leaks, "{name} {version}");
+            assert_eq!(faults.contains(&LATE_REGISTRATION), is_late, "{name} {version}");
+        }
+    }
+
+    /// The tables in docs/versions.md name the same releases and issues.
+    #[test]
+    fn docs_name_faults() {
+        let page = include_str!("../../../../docs/versions.md");
+        for words in ["A up to 2.2.5; B", "A up to 2.3.2; B", "#13355, #13609", "#14083", "2.2.6 and 2.3.3"] {
+            assert!(page.contains(words), "{words}");
         }
     }
 

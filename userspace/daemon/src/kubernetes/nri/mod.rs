@@ -34,15 +34,16 @@ mod updates;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
-use numaward_api::EnforcementMode;
+use numaward_api::{self as api, EnforcementMode};
 use numaward_config::Config;
 use numaward_guarantee::reconciler::ReconcilerHandle;
 use numaward_kube::{
     api::ClaimReader,
-    nri::{Handler, Options, Phase, Plugin, Status},
+    nri::{Handler, Options, Phase, Plugin, RuntimeFault, Status},
     pod::PodSource,
 };
 use numaward_model::port::ObservedHost;
+use numaward_observe::Observer;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -92,6 +93,26 @@ pub fn plugin(
     let _ = runtime.set(plugin.status());
     tokio::spawn(stop.clone().run_until_cancelled_owned(count_connections(plugin.status(), figures)).boxed());
     plugin
+}
+
+/// Notes the connected runtime and its known faults for the status, until the plugin ends.
+pub async fn note_runtime(mut status: watch::Receiver<Status>, observer: Arc<Observer>) {
+    loop {
+        let runtime = status.borrow_and_update().runtime.clone();
+        if let Some(runtime) = runtime {
+            let fault = |RuntimeFault { finding, fix, is_repaired }| api::RuntimeFault {
+                finding: finding.to_owned(),
+                fix: fix.to_owned(),
+                repaired: is_repaired,
+            };
+            let faults = runtime.faults().into_iter().map(fault).collect();
+            let (name, version) = (runtime.name, runtime.version);
+            observer.note_container_runtime(api::ContainerRuntime { name, version, faults });
+        }
+        if status.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Updates the metrics after each change of the connection.

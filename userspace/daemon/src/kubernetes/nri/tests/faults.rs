@@ -1,6 +1,11 @@
 //! Faults of pods, the runtime, the API server and systemd: each has a defined outcome and a message, and a metric if it can recur.
 //! `numaward_kube` tests the faults of the connection itself (garbage, silence, other versions).
 
+use numaward_kube::nri::{EventMask, RuntimeInfo, Status};
+use numaward_observe::Observer;
+use tokio::sync::watch;
+
+use super::super::note_runtime;
 use super::*;
 
 /// Returns the notes in the explanation of the only guarantee.
@@ -395,4 +400,28 @@ async fn hanging_systemd_delays_no_container() {
     let pool: CpuSet = held.shared_cpus.parse().unwrap();
     assert_eq!(pool.len() + given.len(), 64, "the CPUs of the unit are in the pool again");
     assert_eq!(bench.cpus(&shares), pool);
+}
+
+#[tokio::test]
+async fn status_names_runtime_faults() {
+    let observer = Arc::new(Observer::new(&Config::default()));
+    let runtime = |version: &str| Status {
+        runtime: Some(RuntimeInfo {
+            name: "containerd".to_owned(),
+            version: version.to_owned(),
+            nri_version: None,
+            events: EventMask::BASIC,
+            request_timeout: Duration::from_secs(2),
+        }),
+        ..Status::default()
+    };
+    for (version, issues) in [("2.1.4", &["#13355", "#14083"][..]), ("2.3.4", &["#14083"])] {
+        let (_, status) = watch::channel(runtime(version));
+        note_runtime(status, observer.clone()).await;
+        let noted = observer.status().container_runtime.unwrap();
+        assert_eq!((noted.version.as_str(), noted.faults.len()), (version, issues.len()));
+        for (fault, issue) in noted.faults.iter().zip(issues) {
+            assert!(fault.finding.contains(issue), "{fault:?}");
+        }
+    }
 }
