@@ -102,7 +102,8 @@ impl KubeletHost {
                 &format!("Node {node} MemTotal: {kib} kB\nNode {node} MemFree: {kib} kB\n"),
             );
         }
-        let mut config = Config { host_root: root.path().to_owned(), ..Config::default() };
+        let state_directory = root.path().join("state");
+        let mut config = Config { host_root: root.path().to_owned(), state_directory, ..Config::default() };
         config.probes.allocation.enabled = false;
         config.kubernetes.node_resource_topology.interval = Interval(Duration::from_millis(1));
         Self { root, cgroups: tempfile::tempdir().unwrap(), config }
@@ -697,9 +698,18 @@ async fn reserves_what_kubelet_reserves() {
     let (memory, source) = reserved(&host.config).await;
     assert!(memory == [300, 300] && source.ends_with("/configz"), "{memory:?} {source}");
 
-    // A source that cannot be read is named.
+    // If no source answers, the last known reservations count.
     server.refuse(Some(("/", StatusCode::FORBIDDEN)));
     fs::remove_file(host.kubelet().join("config.yaml")).unwrap();
+    let (memory, source) = reserved(&host.config).await;
+    assert!(memory == [300, 300] && source.contains("as stored at an earlier start"), "{memory:?} {source}");
+    assert!(source.contains("/configz") && source.contains("403"), "{source}");
+
+    // A source that cannot be read is named.
+    fs::write(host.config.state_directory.join("kubelet-reservations.json"), "nonsense").unwrap();
+    let (memory, source) = reserved(&host.config).await;
+    assert!(memory.is_empty() && source.contains("kubelet-reservations.json"), "{memory:?} {source}");
+    fs::remove_file(host.config.state_directory.join("kubelet-reservations.json")).unwrap();
     let (memory, source) = reserved(&host.config).await;
     assert!(memory.is_empty() && source.contains("defaults") && source.contains("403"), "{source}");
 }

@@ -12,6 +12,7 @@ mod follow;
 pub mod names;
 pub mod policies;
 pub mod reservations;
+mod stored_reservations;
 mod version;
 pub mod view;
 mod watch;

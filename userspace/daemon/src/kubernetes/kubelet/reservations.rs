@@ -23,7 +23,7 @@ use numaward_engine::Quantity;
 use numaward_guarantee::policy;
 use numaward_kube::api::{NodeAmounts, NodeResources};
 use numaward_topology::{Bytes, Machine, NodeId, NumaNode, ZoneKind};
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 /// The kubelet's default threshold of `memory.available`.
@@ -34,13 +34,19 @@ const MEMORY_UNIT: u64 = 1 << 20;
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";
 
-/// Reservations of the kubelet.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Reservations of the kubelet. They are serialized with the keys of a `KubeletConfiguration`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KubeletReservations {
+    #[serde(rename = "reservedSystemCPUs")]
     system_cpus: Option<CpuList>,
+    #[serde(rename = "kubeReserved")]
     kube: Reservation,
+    #[serde(rename = "systemReserved")]
     system: Reservation,
+    /// Not omitted if it is empty: a missing key stands for the kubelet's default.
+    #[serde(rename = "evictionHard")]
     eviction: Thresholds,
+    #[serde(rename = "reservedMemory")]
     memory: Option<Vec<ReservedMemory>>,
 }
 

@@ -33,7 +33,7 @@ use super::{
     pod_resources_socket,
     policies::FoundPolicy,
     reservations::{KubeletReservations, excess_of_node},
-    with_kubelet_version,
+    stored_reservations, with_kubelet_version,
 };
 
 /// Intervals of the checks.
@@ -101,10 +101,25 @@ pub async fn with_kubelet_reservations(
     for problem in &problems {
         tracing::warn!(problem, "the reservations of the kubelet cannot be read from this source");
     }
-    let Some((reservations, source)) = found else {
-        if problems.is_empty() {
-            return (config.clone(), None);
+    let directory = &config.state_directory;
+    let found = match found {
+        Some((reservations, source)) => {
+            stored_reservations::store(directory, &reservations, &source);
+            Some((reservations, source))
         }
+        None if problems.is_empty() => return (config.clone(), None),
+        None => match stored_reservations::load(directory) {
+            Ok(stored) => stored.map(|(reservations, source)| {
+                (reservations, format!("{source}, as stored at an earlier start ({})", problems.join("; ")))
+            }),
+            Err(problem) => {
+                tracing::warn!(problem, "the stored reservations of the kubelet are not used");
+                problems.push(problem);
+                None
+            }
+        },
+    };
+    let Some((reservations, source)) = found else {
         let source = format!("numaward's configuration and defaults ({})", problems.join("; "));
         return (config.clone(), Some(ReservationOrigin { source, excess: None }));
     };

@@ -1,0 +1,137 @@
+//! The last known reservations of the kubelet, stored beside the ledger.
+//!
+//! # Problem
+//! After a reboot, the daemon may start before the kubelet and the API server answer. With its own defaults, it would then reserve other CPUs
+//! and memory than before.
+//!
+//! # Algorithm
+//! Reservations from a source are written to `kubelet-reservations.json` if they differ from the stored ones: a new file is synced and renamed
+//! over the old one. They are only used if there is a kubelet and none of its sources answers. A file that cannot be read is reported and
+//! not used.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use numaward_guarantee::private_directory;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::reservations::KubeletReservations;
+
+const FILE_NAME: &str = "kubelet-reservations.json";
+/// Maximum size of the file: more than reservations of hundreds of nodes take.
+const MAX_BYTES: u64 = 1 << 20;
+
+#[derive(Serialize)]
+struct WrittenReservations<'a> {
+    source: &'a str,
+    configuration: &'a KubeletReservations,
+}
+
+#[derive(Deserialize)]
+struct ReadReservations {
+    source: String,
+    configuration: Value,
+}
+
+/// Returns the stored reservations and their source; `None` if there are none. Returns a message with the file if it cannot be used.
+pub(super) fn load(directory: &Path) -> Result<Option<(KubeletReservations, String)>, String> {
+    let path = directory.join(FILE_NAME);
+    let text = match read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(format!("{}: cannot be read: {error}", path.display())),
+    };
+    let fail =
+        |problem: String| format!("{}: not stored reservations of a kubelet: {problem}", path.display());
+    let ReadReservations { source, configuration } =
+        serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
+    if !configuration.is_object() {
+        return Err(fail("configuration: expected an object".to_owned()));
+    }
+    let reservations = KubeletReservations::from_configuration(&configuration).map_err(fail)?;
+    Ok(Some((reservations, source)))
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_BYTES {
+        let message = format!("it has more than the maximum of {MAX_BYTES} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    Ok(text)
+}
+
+/// Stores reservations for the next start. An error is logged.
+pub(super) fn store(directory: &Path, reservations: &KubeletReservations, source: &str) {
+    if matches!(load(directory), Ok(Some((stored, from))) if stored == *reservations && from == source) {
+        return;
+    }
+    let stored = private_directory::prepare(directory)
+        .map_err(io::Error::other)
+        .and_then(|()| write(directory, &WrittenReservations { source, configuration: reservations }));
+    if let Err(error) = stored {
+        tracing::warn!(
+            file = %directory.join(FILE_NAME).display(), %error,
+            "the reservations of the kubelet cannot be stored: a start at which no source answers uses the defaults"
+        );
+    }
+}
+
+fn write(directory: &Path, reservations: &WrittenReservations<'_>) -> io::Result<()> {
+    let path = directory.join(FILE_NAME);
+    let new = path.with_extension("json.new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(&serde_json::to_vec(reservations)?)?;
+    file.sync_all()?;
+    fs::rename(&new, &path)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn stored_reservations_survive_round_trip() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(load(dir.path()), Ok(None));
+        for kubelet in [
+            json!({}),
+            json!({"evictionHard": {}}),
+            json!({"reservedSystemCPUs": "1,5-7", "kubeReserved": {"cpu": "500m", "memory": "300Mi"},
+                "systemReserved": {"memory": "212Mi"}, "evictionHard": {"memory.available": "2.5%"},
+                "reservedMemory": [{"numaNode": 1, "limits": {"memory": "512Mi", "hugepages-2Mi": "4Mi"}}]}),
+        ] {
+            let reservations = KubeletReservations::from_configuration(&kubelet).unwrap();
+            store(dir.path(), &reservations, "a source");
+            assert_eq!(load(dir.path()), Ok(Some((reservations, "a source".to_owned()))));
+        }
+    }
+
+    #[test]
+    fn unusable_file_is_reported_and_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(FILE_NAME);
+        let too_large = " ".repeat((1 << 20) + 1);
+        for (text, words) in [
+            ("nonsense", "expected"),
+            (r#"{"source": "x"}"#, "configuration"),
+            (r#"{"source": "x", "configuration": 7}"#, "expected an object"),
+            (r#"{"source": "x", "configuration": {"kubeReserved": {"cpu": "?"}}}"#, "kubeReserved"),
+            (&too_large, "more than the maximum"),
+        ] {
+            fs::write(&file, text).unwrap();
+            let problem = load(dir.path()).unwrap_err();
+            assert!(problem.contains(FILE_NAME) && problem.contains(words), "{problem}");
+            store(dir.path(), &KubeletReservations::default(), "a source");
+            assert!(load(dir.path()).unwrap().is_some());
+        }
+    }
+}
