@@ -574,6 +574,7 @@ mod tests {
     use numaward_enforce::{Owner, Record};
     use numaward_guarantee::request::Request;
     use numaward_model::port::ObservedHost as _;
+    use prometheus_client::registry::Registry;
 
     use super::*;
     use crate::{
@@ -699,6 +700,45 @@ mod tests {
         assert_eq!(found_by(&other, 1, "systemd"), DriftCause::Written);
         let reset = Drift { found: Some(Knob::MemoryMin.parse("0").unwrap()), ..drift(Knob::MemoryMin) };
         assert_eq!(found_by(&reset, 1, "systemd"), DriftCause::Reset);
+    }
+
+    #[test]
+    fn kubelet_writes_do_not_count() {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
+        let root = dir.path().join("cgroup");
+        for path in ["", "kubepods", "kubepods/pod"] {
+            fixture::cgroup(&root.join(path), &host.machine());
+        }
+        let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+        let mut reconciler = reconciler_loop(&config, &root, &host);
+        let path: CgroupPath = "/kubepods/pod".parse().unwrap();
+        let request =
+            Request::new(&api::AllocationRequest::new("pod", api::Target::Cgroup(path.to_string()), "64Mi"));
+        assert!(reconciler.admit(&request.unwrap(), false).is_ok());
+        let ReconcilerLoop { controllers: Controllers { drift, .. }, core, .. } = &mut reconciler;
+        let knob = root.join("kubepods/pod/memory.min");
+        let wanted = fixture::line(&knob);
+        let counted = |core: &Core| {
+            let mut registry = Registry::default();
+            core.metrics.register(&mut registry);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let line =
+                text.lines().find(|line| line.starts_with("drift_total{knob=\"memory.min\"}")).unwrap();
+            line.rsplit(' ').next().unwrap().to_owned()
+        };
+        for (second, writer, count) in [(0, "kubelet", "0"), (1, "kubelet", "0"), (2_000, "sh", "1")] {
+            fs::write(&knob, "1048576\n").unwrap();
+            let writer = KnobWriter { pid: 77, name: Some(writer.to_owned()), cgroup: None };
+            let seen = ObservedWrites {
+                knobs: [((path.clone(), Knob::MemoryMin), Some(writer))].into(),
+                everything: false,
+            };
+            drift.check_cgroup(core, [path.clone()].into(), seen, Duration::from_secs(second));
+            assert_eq!(counted(core), count, "after {second} s");
+            // The first write of the kubelet is repaired, and the second one is left.
+            assert_eq!(fixture::line(&knob) == wanted, second != 1, "after {second} s");
+        }
     }
 
     #[test]
