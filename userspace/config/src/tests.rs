@@ -553,7 +553,12 @@ fn checks_feature_gates_like_kubelet() {
         ),
         (
             "kubeletVersion: '1.30'",
-            "1:17: kubeletVersion: unknown version of the kubelet (1.32 and 1.36 are known): \"1.30\"",
+            "1:17: kubeletVersion: unknown version of the kubelet (1.32 and 1.36 are known; ",
+        ),
+        (
+            "kubeletVersion: 1.37",
+            "1:17: kubeletVersion: unknown version of the kubelet (1.32 and 1.36 are known; the decisions of 1.37 were not recorded, and some \
+             differ from those of 1.36): \"1.37\"",
         ),
         (
             "memoryThrottlingFormula: 1.23",

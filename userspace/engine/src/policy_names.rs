@@ -82,7 +82,7 @@ named!(
 
 named!(
     /// A version of the kubelet. Changes between the two versions came with one of the versions in between.
-    "version of the kubelet (1.32 and 1.36 are known)" KubeletVersion {
+    "version of the kubelet (1.32 and 1.36 are known; the decisions of 1.37 were not recorded, and some differ from those of 1.36)" KubeletVersion {
         /// v1.32 and earlier.
         #[serde(rename = "1.32")]
         V1_32 = "1.32",
