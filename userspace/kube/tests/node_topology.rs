@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
 use numaward_kube::{
     api::{self, ApiMetrics, fake::FakeApiServer},
-    node_topology::{NodeTopology, Publisher, Resource, Zone},
+    node_topology::{NodeTopology, Publisher, Resource, Zone, numa_placement::NumaPlacement},
 };
 use numaward_topology::{Bytes, NodeId};
 use prometheus_client::registry::Registry;
@@ -119,6 +119,10 @@ fn topology(available: u64) -> NodeTopology {
         scope: TopologyManagerScope::Pod,
         zones: vec![zone(0), zone(1)],
         fingerprint: Some("pfp0v0010123456789abcdef".to_owned()),
+        placement: Some(NumaPlacement {
+            metadata: "npv0v001::ve=leb89::cc=3::nn=2::bn=1".to_owned(),
+            vectors: [(NodeId(0), "!".to_owned())].into(),
+        }),
     }
 }
 

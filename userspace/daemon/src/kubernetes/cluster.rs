@@ -37,8 +37,9 @@ use super::{
     export::{
         AssignedResources, Source,
         assigned::{CallMetrics, PodReporter},
-        devices::LatestDevices,
+        devices::{Devices, LatestDevices},
         load::NodeLoad,
+        placement::placement,
     },
     kubelet::{Policies, pod_resources_socket},
     nri::Refusals,
@@ -340,19 +341,33 @@ async fn update_topology(
                 load.update(&nodes);
             }
         }
-        let assigned = source();
-        let fingerprint = pods.is_synced().then(|| fingerprint_of(&pods, &assigned));
-        let mut topology = assigned.topology(&observer.machine(), policy, fingerprint);
-        devices.get().add_to(&mut topology);
+        // The devices are older than the pods and the assigned resources. A pod counts once the report of its devices is known.
+        let (devices, assigned, machine) = (devices.get(), source(), observer.machine());
+        let mut topology = assigned.topology(&machine, policy);
+        if pods.is_synced() {
+            let included = included_pods(&pods.all(), &assigned, &devices);
+            let names = included.iter().map(|stored| &stored.pod.id);
+            let names = names.map(|id| (id.namespace.as_str(), id.name.as_str()));
+            topology.fingerprint = Some(fingerprint::from_pods(names));
+            // The scheduler reads the placement with this policy only.
+            if policy.0 == TopologyManagerPolicy::SingleNumaNode {
+                topology.placement = placement(&included, &assigned, &devices, &machine);
+            }
+        }
+        devices.add_to(&mut topology);
         load.add_to(&mut topology);
         let now = Some(Arc::new(topology));
         latest.send_if_modified(|published| std::mem::replace(published, now.clone()) != now);
     }
 }
 
-/// Returns the fingerprint of the pods that the topology accounts for: pods with a guarantee, and running pods without one. A pod that
-/// is bound to this node but not placed yet is not included, so that the scheduler continues to subtract its request.
-fn fingerprint_of(pods: &Pods, assigned: &AssignedResources) -> String {
+/// Returns the pods that the topology accounts for: pods with a guarantee, and running pods without one, once the kubelet has reported their
+/// devices. Any other pod that is bound to this node is not included, so that the scheduler continues to subtract its request.
+fn included_pods(
+    pods: &[Arc<StoredPod>],
+    assigned: &AssignedResources,
+    devices: &Devices,
+) -> Vec<Arc<StoredPod>> {
     let holds = |uid: &str| {
         assigned
             .held
@@ -360,17 +375,19 @@ fn fingerprint_of(pods: &Pods, assigned: &AssignedResources) -> String {
             .filter_map(|held| held.container.as_ref())
             .any(|container| container.pod_uid == uid)
     };
-    let pods = pods.all();
-    let accounted = pods
-        .iter()
-        .filter(|stored| !stored.pod.is_terminal && (stored.is_running || holds(&stored.pod.id.uid)))
-        .map(|stored| (stored.pod.id.namespace.as_str(), stored.pod.id.name.as_str()));
-    fingerprint::from_pods(accounted)
+    let is_included = |stored: &&Arc<StoredPod>| {
+        let PodId { namespace, name, uid } = &stored.pod.id;
+        !stored.pod.is_terminal && (stored.is_running || holds(uid)) && devices.include(namespace, name)
+    };
+    pods.iter().filter(is_included).cloned().collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use numaward_topology::{Bytes, NodeId};
+    use std::collections::BTreeMap;
+
+    use numaward_kube::pod_resources::messages::ContainerDevices;
+    use numaward_topology::{Bytes, CpuSet, NodeId};
 
     use super::*;
 
@@ -380,6 +397,31 @@ mod tests {
             [{{"name": "main", "resources": {{"requests": {requests}, "limits": {limits}}}}}]}}}}"#
         );
         api::read_pod(text.as_bytes()).unwrap().into()
+    }
+
+    #[test]
+    fn pod_counts_once_its_devices_are_known() {
+        let stored = |name: &str| {
+            let running = pod(name, "{}", "{}");
+            Arc::new(StoredPod { is_running: true, ..(*running).clone() })
+        };
+        let assigned = AssignedResources {
+            held: Vec::new(),
+            free_cpus: CpuSet::new(),
+            pod_cpus: CpuSet::new(),
+            memory: BTreeMap::new(),
+        };
+        let pods = [stored("old"), stored("new"), pod("pending", "{}", "{}")];
+        let names = |devices: &Devices| {
+            let included = included_pods(&pods, &assigned, devices);
+            included.iter().map(|stored| stored.pod.id.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&Devices::default()), ["old", "new"]);
+        let pods = [("ns".to_owned(), "old".to_owned())].into();
+        assert_eq!(
+            names(&Devices { pods, all: vec![ContainerDevices::default()], ..Devices::default() }),
+            ["old"]
+        );
     }
 
     #[test]

@@ -5,18 +5,20 @@
 //!
 //! The plugin reads: zones of type `Node`, named `node-N`, with costs to other zones by the same names; of each
 //! resource the amount `available`; the attributes `topologyManagerPolicy` and `topologyManagerScope` in the
-//! kubelet's words; and the [`fingerprint`] of the pods that are included. Without a matching fingerprint, a
-//! scheduler that reserves resources ahead does not trust the object.
+//! kubelet's words; the [`fingerprint`] of the pods that are included; and, for preemption, the [`numa_placement`] of
+//! their containers. Without a matching fingerprint, a scheduler that reserves resources ahead does not trust the object.
 //!
 //! Sources: the API `topology.node.k8s.io/v1alpha2`, KEP-1858 and the scheduler plugin's documentation.
 
 pub mod fingerprint;
+pub mod numa_placement;
 mod publish;
 
 use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
 use numaward_topology::NodeId;
 use serde_json::{Value, json};
 
+use self::numa_placement::NumaPlacement;
 pub use self::publish::Publisher;
 
 /// A resource of a zone.
@@ -66,6 +68,8 @@ pub struct NodeTopology {
     pub zones: Vec<Zone>,
     /// The [`fingerprint`] of the included pods; `None` while they are not known.
     pub fingerprint: Option<String>,
+    /// The nodes of the containers of these pods; `None` unless each container with exclusive resources has one node.
+    pub placement: Option<NumaPlacement>,
 }
 
 /// Group, version, kind and plural of the resource.
@@ -91,6 +95,9 @@ impl NodeTopology {
             attributes.push(attribute(fingerprint::ATTRIBUTE, fingerprint));
             attributes.push(attribute(fingerprint::METHOD_ATTRIBUTE, fingerprint::METHOD));
         }
+        if let Some(placement) = &self.placement {
+            attributes.push(attribute(numa_placement::METADATA_ATTRIBUTE, &placement.metadata));
+        }
         let cost = |&(node, value): &(NodeId, u32)| json!({"name": zone_name(node), "value": value});
         let resource = |resource: &Resource| {
             json!({
@@ -101,7 +108,9 @@ impl NodeTopology {
             })
         };
         let zone = |zone: &Zone| {
-            let attributes = zone.attributes.iter().map(|(name, value)| attribute(name, value));
+            let vector = self.placement.as_ref().and_then(|placement| placement.vectors.get(&zone.node));
+            let vector = vector.map(|vector| attribute(numa_placement::VECTOR_ATTRIBUTE, vector));
+            let attributes = zone.attributes.iter().map(|(name, value)| attribute(name, value)).chain(vector);
             json!({
                 "name": zone_name(zone.node),
                 "type": "Node",

@@ -18,7 +18,7 @@ use numaward_kube::{
         messages::{AssignedPodResources, ContainerDevices, ContainerResources, TopologyInfo},
     },
 };
-use numaward_topology::NodeId;
+use numaward_topology::{NodeId, NodeSet};
 use parking_lot::RwLock;
 use tokio::time::{interval, sleep};
 
@@ -34,12 +34,15 @@ pub struct Devices {
     pub held: BTreeMap<(String, String, String), Vec<ContainerDevices>>,
     /// All devices of the host.
     pub all: Vec<ContainerDevices>,
+    /// The pods in the report by namespace and name.
+    pub pods: BTreeSet<(String, String)>,
 }
 
 impl Devices {
     async fn from_kubelet(socket: &Path) -> Result<Self, PodResourcesError> {
         let client = Client::connect(socket).await?;
         let (pods, allocatable) = (client.list().await?, client.allocatable().await?);
+        let reported = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
         let held =
             pods.into_iter().flat_map(|AssignedPodResources { namespace, name, containers, .. }| {
                 let assigned = move |container: ContainerResources| {
@@ -48,7 +51,18 @@ impl Devices {
                 containers.into_iter().map(assigned)
             });
         let held = held.filter(|(_, devices)| !devices.is_empty()).collect();
-        Ok(Self { held, all: allocatable.devices })
+        Ok(Self { held, all: allocatable.devices, pods: reported })
+    }
+
+    /// Returns true if the devices of this pod are known: the report has it, or the host has no devices.
+    pub fn include(&self, namespace: &str, name: &str) -> bool {
+        self.all.is_empty() || self.pods.contains(&(namespace.to_owned(), name.to_owned()))
+    }
+
+    /// Returns the names of the resources that [`add_to`](Self::add_to) adds.
+    pub fn resources_on_nodes(&self) -> BTreeSet<&str> {
+        let on_nodes = self.all.iter().filter(|device| !nodes_of(device).is_empty());
+        on_nodes.map(|device| device.resource_name.as_str()).collect()
     }
 
     /// Adds the devices to their nodes. A device on several nodes counts on each of them. A device without a known node counts on none:
@@ -58,8 +72,7 @@ impl Devices {
         let held: BTreeSet<(&str, &str)> = held.flat_map(ids).collect();
         let mut counts: BTreeMap<&str, BTreeMap<NodeId, [u64; 2]>> = BTreeMap::new();
         for device in &self.all {
-            let nodes = device.topology.as_ref().map(TopologyInfo::node_set).unwrap_or_default();
-            for node in nodes.iter() {
+            for node in nodes_of(device).iter() {
                 let nodes = counts.entry(&device.resource_name).or_default();
                 let [all, free] = nodes.entry(node).or_default();
                 *all += device.device_ids.len() as u64;
@@ -73,6 +86,11 @@ impl Devices {
             }));
         }
     }
+}
+
+/// Returns the nodes of devices; empty if they are unknown.
+pub fn nodes_of(devices: &ContainerDevices) -> NodeSet {
+    devices.topology.as_ref().map(TopologyInfo::node_set).unwrap_or_default()
 }
 
 /// Returns the names of the resource and the ids of devices.
@@ -141,6 +159,7 @@ mod tests {
             scope: TopologyManagerScope::Container,
             zones: vec![zone(0), zone(1)],
             fingerprint: None,
+            placement: None,
         };
         let devices = Devices {
             held: [
@@ -156,7 +175,11 @@ mod tests {
                 devices("fpga", &["a"], &[]),
                 devices("far", &["y"], &[9]),
             ],
+            pods: [("n".to_owned(), "p".to_owned())].into(),
         };
+        assert_eq!(devices.resources_on_nodes(), ["bridge", "far", "nic"].into());
+        assert!(devices.include("n", "p") && !devices.include("n", "new"));
+        assert!(Devices::default().include("n", "new"), "the host has no devices");
         devices.add_to(&mut topology);
         let resources = |zone: &Zone| -> Vec<(String, [u64; 3])> {
             let all = zone.resources.iter();

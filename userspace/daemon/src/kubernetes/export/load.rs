@@ -147,6 +147,7 @@ mod tests {
             scope: TopologyManagerScope::Container,
             zones: vec![zone(0), zone(1)],
             fingerprint: None,
+            placement: None,
         };
         load.add_to(&mut topology);
         assert_eq!(topology.zones[0].attributes, [], "a node that was not observed");

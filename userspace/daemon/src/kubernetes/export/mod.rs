@@ -6,6 +6,7 @@
 pub mod assigned;
 pub mod devices;
 pub mod load;
+pub mod placement;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -112,12 +113,12 @@ impl AssignedResources {
     }
 
     /// Returns the resources of each node for the scheduler: *allocatable* ones can be assigned to pods, *available* ones are free. Like
-    /// in the kubelet's report, CPUs are whole ones, and only exclusive CPUs are subtracted from the available ones.
+    /// in the kubelet's report, CPUs are whole ones, and only exclusive CPUs are subtracted from the available ones. The included pods are
+    /// left out.
     pub fn topology(
         &self,
         machine: &Machine,
         (policy, scope): (TopologyManagerPolicy, TopologyManagerScope),
-        fingerprint: Option<String>,
     ) -> NodeTopology {
         // A resource that only some nodes have is listed for all nodes, with 0 on nodes without it.
         let kinds: BTreeSet<ZoneKind> = machine
@@ -152,7 +153,8 @@ impl AssignedResources {
                 attributes: Vec::new(),
             }
         };
-        NodeTopology { policy, scope, zones: machine.nodes.iter().map(zone).collect(), fingerprint }
+        let zones = machine.nodes.iter().map(zone).collect();
+        NodeTopology { policy, scope, zones, fingerprint: None, placement: None }
     }
 }
 
