@@ -31,7 +31,8 @@ pub(crate) struct PolicyFinding {
     pub(crate) policies: Result<(), String>,
     /// Amount of mapped but untouched huge pages. The error is the reason why it is unknown.
     pub(crate) untouched: Result<Bytes, String>,
-    /// True if the daemon has no permission to read the policies.
+    /// True if the policies are not known: the daemon has no permission to read them, or the time did not suffice. Such a workload is no
+    /// reason to evict pods.
     pub(crate) is_denied: bool,
 }
 
@@ -99,6 +100,7 @@ impl PolicyReader {
                     Ok(None) => Ok(()),
                     Ok(Some(named)) => Err(format!("{named}, and its nodes would be remapped")),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                        is_denied = true;
                         let seconds = POLICIES_TIMEOUT.as_secs();
                         Err(format!("its processes have more mappings than can be read in {seconds} s"))
                     }

@@ -698,9 +698,16 @@ async fn reserves_what_kubelet_reserves() {
     let (memory, source) = reserved(&host.config).await;
     assert!(memory == [300, 300] && source.ends_with("/configz"), "{memory:?} {source}");
 
-    // If no source answers, the last known reservations count.
-    server.refuse(Some(("/", StatusCode::FORBIDDEN)));
+    // While the configuration cannot be read, its last known reservations count, also if the Kubernetes node answers or no source does.
     fs::remove_file(host.kubelet().join("config.yaml")).unwrap();
+    for refused in ["/configz", "/"] {
+        server.refuse(Some((refused, StatusCode::FORBIDDEN)));
+        let (memory, source) = reserved(&host.config).await;
+        assert!(
+            memory == [300, 300] && source.contains("as stored at an earlier start"),
+            "{memory:?} {source}"
+        );
+    }
     let (memory, source) = reserved(&host.config).await;
     assert!(memory == [300, 300] && source.contains("as stored at an earlier start"), "{memory:?} {source}");
     assert!(source.contains("/configz") && source.contains("403"), "{source}");

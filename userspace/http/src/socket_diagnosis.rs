@@ -3,6 +3,7 @@
 //! # Invariants
 //! - A query of a connection whose client is closed finds a socket without an inode, or none. The socket at the daemon's end, or the
 //!   listening one, is found by the same query from the other end, unless the kernel answers no queries.
+//! - If no such connection exists, the kernel answers with a listening socket of the port. It has other addresses, and is not the client.
 //! - A query waits for nothing: the kernel has queued the answer when the request is sent.
 
 use std::{io, net::SocketAddr};
@@ -17,6 +18,8 @@ use netlink_sys::{Socket, SocketAddr as NetlinkAddress, protocols::NETLINK_SOCK_
 
 /// Size of the buffer for an answer, which has some 130 bytes.
 const ANSWER_BYTES: usize = 4 << 10;
+/// Index of the loopback interface in each network namespace (`LOOPBACK_IFINDEX`): sockets bound to it are found, and those bound to none.
+const LOOPBACK: u32 = 1;
 /// `INET_DIAG_NOCOOKIE`: the socket is named by its addresses alone.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
@@ -36,7 +39,9 @@ impl SocketDiagnosis {
     /// # Errors
     /// The kernel answers no queries: it lacks the module `tcp_diag`.
     pub(crate) fn client_user(&self, client: SocketAddr, server: SocketAddr) -> io::Result<Option<u32>> {
-        if let Some(socket) = self.find(client, server)? {
+        if let Some(socket) = self.find(client, server)?
+            && socket.ends == (client, server)
+        {
             return Ok((socket.inode != 0).then_some(socket.user));
         }
         match self.find(server, client)? {
@@ -57,7 +62,7 @@ impl SocketDiagnosis {
                 destination_port: other.port(),
                 source_address: own.ip(),
                 destination_address: other.ip(),
-                interface_id: 0,
+                interface_id: LOOPBACK,
                 cookie: NO_COOKIE,
             },
         };
@@ -73,7 +78,14 @@ impl SocketDiagnosis {
         let answer = NetlinkMessage::<SockDiagMessage>::deserialize(&answer).map_err(io::Error::other)?;
         match answer.payload {
             NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(socket)) => {
-                Ok(Some(FoundSocket { user: socket.header.uid, inode: socket.header.inode }))
+                let id = &socket.header.socket_id;
+                let own = SocketAddr::new(id.source_address.to_canonical(), id.source_port);
+                let other = SocketAddr::new(id.destination_address.to_canonical(), id.destination_port);
+                Ok(Some(FoundSocket {
+                    ends: (own, other),
+                    user: socket.header.uid,
+                    inode: socket.header.inode,
+                }))
             }
             NetlinkPayload::Error(error) => match error.to_io() {
                 error if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -86,6 +98,8 @@ impl SocketDiagnosis {
 
 /// A socket. One without a process has the inode 0.
 struct FoundSocket {
+    /// Its own address and that of the other end.
+    ends: (SocketAddr, SocketAddr),
     user: u32,
     inode: u32,
 }
@@ -117,6 +131,13 @@ mod tests {
             }
             drop(client);
             assert_eq!(diagnosis.client_user(from, server).unwrap(), None, "{address}: it is closed");
+            let listening = TcpListener::bind(address).unwrap();
+            let closed = SocketAddr::new(from.ip(), 1);
+            assert_eq!(
+                diagnosis.client_user(listening.local_addr().unwrap(), closed).ok().flatten(),
+                None,
+                "{address}: a socket that listens on the client's port is not the client"
+            );
             let nowhere = |port| SocketAddr::new(from.ip(), port);
             let error = diagnosis.client_user(nowhere(1), nowhere(2)).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{address}: no socket has these ports");

@@ -9,7 +9,7 @@
 //! as a whole.
 //!
 //! # Algorithm
-//! For each process of the cgroup and of its descendants, the mappings with pages on the node are processed, coldest
+//! For each process of the cgroup and of its descendants, beginning with any of them, the mappings with pages on the node are processed, coldest
 //! first (`mappings.rs`), window by window: query which pages are on the node, move those, query again. A page that has
 //! left the node was moved; for the other pages, the kernel's answer is the reason. Between windows the thread sleeps
 //! as the rate requires.
@@ -18,7 +18,8 @@
 //! - Pages that other processes map as well are not moved (`MPOL_MF_MOVE`), because they may belong to another cgroup.
 //! - Pools of huge pages are not moved.
 //! - A process that ends, or a mapping that disappears, is no error.
-//! - A move ends at the latest after one window.
+//! - A move ends at the latest after one window. Processes whose mappings take long to read do not keep the moves from the others
+//!   for good, because each move begins elsewhere.
 //!
 //! Source: `move_pages(2)`, `mm/migrate.c`.
 
@@ -40,7 +41,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use numaward_cgroup::read;
@@ -142,7 +143,8 @@ impl PagesMoved {
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
     let mut run =
         MoveProgress { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
-    'processes: for process in processes(&order.dirs) {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    'processes: for process in beginning_at(processes(&order.dirs), since_epoch.subsec_nanos()) {
         if run.is_done() {
             break;
         }
@@ -215,6 +217,14 @@ fn processes(dirs: &[PathBuf]) -> Vec<u32> {
     found.sort_unstable();
     found.dedup();
     found
+}
+
+/// Returns the processes in a cycle that begins at one of them, by this number.
+fn beginning_at(mut processes: Vec<u32>, number: u32) -> Vec<u32> {
+    if let Some(first) = (number as usize).checked_rem(processes.len()) {
+        processes.rotate_left(first);
+    }
+    processes
 }
 
 /// Cuts a range of addresses at multiples of [`WINDOW_SIZE`].
@@ -347,6 +357,10 @@ mod tests {
         }
         assert_eq!(processes(&[dir.path().to_owned()]), [5, 7]);
         assert!(processes(&[dir.path().join("gone")]).is_empty());
+        let first: Vec<u32> = (8..12).map(|number| beginning_at(vec![5, 7, 9], number)[0]).collect();
+        assert_eq!(first, [9, 5, 7, 9], "each is the first one in turn");
+        assert_eq!(beginning_at(vec![5, 7, 9], 1), [7, 9, 5], "and none is left out");
+        assert!(beginning_at(Vec::new(), 1).is_empty());
     }
 
     #[test]

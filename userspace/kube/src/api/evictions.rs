@@ -293,12 +293,16 @@ impl EvictionLoop {
             if now < self.next || !pods.is_synced() {
                 continue;
             }
+            let mut evictable = BTreeSet::new();
             for (id, why) in &listed {
                 // A request of this round has failed.
                 if Instant::now() < self.next {
                     break;
                 }
-                if let Some(larger) = self.larger_kept_pod(&listed, *why).await {
+                if !self.is_due(id) {
+                    continue;
+                }
+                if let Some(larger) = self.larger_kept_pod(&listed, *why, &mut evictable).await {
                     tracing::debug!(pod = %id, %larger, "a pod is not evicted: a larger pod on the same node cannot be evicted");
                 } else if self.try_evict(id, *why).await {
                     break;
@@ -307,15 +311,23 @@ impl EvictionLoop {
         }
     }
 
+    /// Returns whether a pod is to be evicted, and the time for the next request has come.
+    fn is_due(&self, id: &PodId) -> bool {
+        let candidate = self.candidates.get(&id.uid);
+        candidate.is_some_and(|candidate| !candidate.is_done && Instant::now() >= candidate.due)
+    }
+
     /// Returns a pod that uses more memory on the node than `why` says, and cannot be evicted. Pods that may be evicted later than smaller
-    /// ones, because of their class, are asked for as a dry run.
+    /// ones, because of their class, are asked for as a dry run, once in a round: `evictable` has the UIDs of those that passed.
     async fn larger_kept_pod(
         &mut self,
         listed: &[(PodId, EvictionReason)],
         why: EvictionReason,
+        evictable: &mut BTreeSet<String>,
     ) -> Option<PodId> {
         let EvictionReason::NodeShort { node, has } = why else { return None };
         let is_larger = |other: EvictionReason| matches!(other, EvictionReason::NodeShort { node: at, has: more } if at == node && more > has);
+        let mut larger = Vec::new();
         for (id, other) in listed.iter().filter(|(_, other)| is_larger(*other)) {
             let Some(stored) = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal) else {
                 continue;
@@ -325,12 +337,19 @@ impl EvictionLoop {
             if is_delayed || self.evictor.keep_reason(&stored, *other).is_some() {
                 return Some(id.clone());
             }
-            if let Err(error) = self.evict(&stored, "?dryRun=All").await
-                && !matches!(error.cause, Cause::NotFound | Cause::Conflict)
-            {
-                self.record_result(id, *other, Err(error));
-                return Some(id.clone());
+            larger.push((id, *other, stored));
+        }
+        for (id, other, stored) in larger {
+            if evictable.contains(&id.uid) {
+                continue;
             }
+            match self.evict(&stored, "?dryRun=All").await {
+                Err(error) if !matches!(error.cause, Cause::NotFound | Cause::Conflict) => {
+                    self.record_result(id, other, Err(error));
+                    return Some(id.clone());
+                }
+                _ => evictable.insert(id.uid.clone()),
+            };
         }
         None
     }
@@ -341,9 +360,6 @@ impl EvictionLoop {
             return false;
         };
         let Some(candidate) = self.candidates.get_mut(&id.uid) else { return false };
-        if candidate.is_done || Instant::now() < candidate.due {
-            return false;
-        }
         if let Some(keep) = self.evictor.keep_reason(&stored, why) {
             candidate.is_done = true;
             if why == EvictionReason::Unplaced {
@@ -357,10 +373,13 @@ impl EvictionLoop {
             let controller = stored.controller.as_ref().map(ToString::to_string).unwrap_or_default();
             let message = format!("{why}. It is evicted, so that {controller} creates it again.");
             self.announce(&stored, why.event(), message).await;
-            // The pod may have got its resources meanwhile.
-            if !(self.evictor.to_evict)().iter().any(|(listed, _)| listed == id) {
-                return true;
-            }
+        }
+        // The API server may have taken long to answer the requests of this round. The pod may have got its resources meanwhile, the
+        // node its memory, or another pod may have begun to leave.
+        let listed = (self.evictor.to_evict)();
+        let is_leaving = |id: &PodId| self.evictor.pods.get(id).is_some_and(|stored| stored.is_leaving);
+        if !listed.iter().any(|(listed, _)| listed == id) || listed.iter().any(|(id, _)| is_leaving(id)) {
+            return true;
         }
         let answer = self.evict(&stored, "").await;
         self.record_result(id, why, answer);

@@ -5,9 +5,10 @@
 //! and memory than before.
 //!
 //! # Algorithm
-//! Reservations from a source are written to `kubelet-reservations.json` if they differ from the stored ones: a new file is synced and renamed
-//! over the old one. They are only used if there is a kubelet and none of its sources answers. A file that cannot be read is reported and
-//! not used.
+//! Reservations from a source are written to `kubelet-reservations.json` if they fit the machine and differ from the stored ones: a new file is
+//! synced and renamed over the old one. They are only used if there is a kubelet and none of its sources answers. Stored reservations of
+//! the kubelet's configuration, which names CPUs and nodes, also take precedence over amounts of the Kubernetes node, and are not replaced by
+//! them, while the configuration cannot be read. A file that cannot be read is reported and not used.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,20 +27,32 @@ const FILE_NAME: &str = "kubelet-reservations.json";
 /// Maximum size of the file: more than reservations of hundreds of nodes take.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// Reservations of the kubelet with their origin.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SourcedReservations {
+    pub(super) reservations: KubeletReservations,
+    /// Source in words, for people.
+    pub(super) source: String,
+    /// True if they come from the kubelet's configuration, false if from amounts of the Kubernetes node.
+    pub(super) is_exact: bool,
+}
+
 #[derive(Serialize)]
 struct WrittenReservations<'a> {
     source: &'a str,
+    exact: bool,
     configuration: &'a KubeletReservations,
 }
 
 #[derive(Deserialize)]
 struct ReadReservations {
     source: String,
+    exact: bool,
     configuration: Value,
 }
 
-/// Returns the stored reservations and their source; `None` if there are none. Returns a message with the file if it cannot be used.
-pub(super) fn load(directory: &Path) -> Result<Option<(KubeletReservations, String)>, String> {
+/// Returns the stored reservations; `None` if there are none. Returns a message with the file if it cannot be used.
+pub(super) fn load(directory: &Path) -> Result<Option<SourcedReservations>, String> {
     let path = directory.join(FILE_NAME);
     let text = match read(&path) {
         Ok(text) => text,
@@ -48,13 +61,13 @@ pub(super) fn load(directory: &Path) -> Result<Option<(KubeletReservations, Stri
     };
     let fail =
         |problem: String| format!("{}: not stored reservations of a kubelet: {problem}", path.display());
-    let ReadReservations { source, configuration } =
+    let ReadReservations { source, exact, configuration } =
         serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
     if !configuration.is_object() {
         return Err(fail("configuration: expected an object".to_owned()));
     }
     let reservations = KubeletReservations::from_configuration(&configuration).map_err(fail)?;
-    Ok(Some((reservations, source)))
+    Ok(Some(SourcedReservations { reservations, source, is_exact: exact }))
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
@@ -68,13 +81,14 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Stores reservations for the next start. An error is logged.
-pub(super) fn store(directory: &Path, reservations: &KubeletReservations, source: &str) {
-    if matches!(load(directory), Ok(Some((stored, from))) if stored == *reservations && from == source) {
+pub(super) fn store(directory: &Path, found: &SourcedReservations) {
+    if matches!(load(directory), Ok(Some(stored)) if stored == *found) {
         return;
     }
-    let stored = private_directory::prepare(directory)
-        .map_err(io::Error::other)
-        .and_then(|()| write(directory, &WrittenReservations { source, configuration: reservations }));
+    let SourcedReservations { reservations, source, is_exact } = found;
+    let stored = private_directory::prepare(directory).map_err(io::Error::other).and_then(|()| {
+        write(directory, &WrittenReservations { source, exact: *is_exact, configuration: reservations })
+    });
     if let Err(error) = stored {
         tracing::warn!(
             file = %directory.join(FILE_NAME).display(), %error,
@@ -110,8 +124,9 @@ mod tests {
                 "reservedMemory": [{"numaNode": 1, "limits": {"memory": "512Mi", "hugepages-2Mi": "4Mi"}}]}),
         ] {
             let reservations = KubeletReservations::from_configuration(&kubelet).unwrap();
-            store(dir.path(), &reservations, "a source");
-            assert_eq!(load(dir.path()), Ok(Some((reservations, "a source".to_owned()))));
+            let found = SourcedReservations { reservations, source: "a source".to_owned(), is_exact: true };
+            store(dir.path(), &found);
+            assert_eq!(load(dir.path()), Ok(Some(found)));
         }
     }
 
@@ -122,15 +137,22 @@ mod tests {
         let too_large = " ".repeat((1 << 20) + 1);
         for (text, words) in [
             ("nonsense", "expected"),
-            (r#"{"source": "x"}"#, "configuration"),
-            (r#"{"source": "x", "configuration": 7}"#, "expected an object"),
-            (r#"{"source": "x", "configuration": {"kubeReserved": {"cpu": "?"}}}"#, "kubeReserved"),
+            (r#"{"source": "x", "exact": true}"#, "configuration"),
+            (r#"{"source": "x", "exact": true, "configuration": 7}"#, "expected an object"),
+            (
+                r#"{"source": "x", "exact": true, "configuration": {"kubeReserved": {"cpu": "?"}}}"#,
+                "kubeReserved",
+            ),
             (&too_large, "more than the maximum"),
         ] {
             fs::write(&file, text).unwrap();
             let problem = load(dir.path()).unwrap_err();
             assert!(problem.contains(FILE_NAME) && problem.contains(words), "{problem}");
-            store(dir.path(), &KubeletReservations::default(), "a source");
+            let reservations = KubeletReservations::default();
+            store(
+                dir.path(),
+                &SourcedReservations { reservations, source: "a source".to_owned(), is_exact: false },
+            );
             assert!(load(dir.path()).unwrap().is_some());
         }
     }

@@ -33,7 +33,8 @@ use super::{
     pod_resources_socket,
     policies::FoundPolicy,
     reservations::{KubeletReservations, excess_of_node},
-    stored_reservations, with_kubelet_version,
+    stored_reservations::{self, SourcedReservations},
+    with_kubelet_version,
 };
 
 /// Intervals of the checks.
@@ -97,33 +98,42 @@ pub async fn with_kubelet_reservations(
     observer: &Observer,
 ) -> (Config, Option<ReservationOrigin>) {
     let mut problems = Vec::new();
-    let found = read_reservations(config, &mut problems).await;
+    let mut is_stored = false;
+    let mut found = read_configured_reservations(config, &mut problems).await;
+    if found.is_none() {
+        let stored = stored_reservations::load(&config.state_directory);
+        // They name CPUs and nodes, which the Kubernetes node does not.
+        let is_better = !problems.is_empty() && matches!(&stored, Ok(Some(stored)) if stored.is_exact);
+        if !is_better {
+            found = read_node_reservations(config, &mut problems).await;
+        }
+        if found.is_none() && !problems.is_empty() {
+            found = stored.unwrap_or_else(|problem| {
+                problems.push(problem);
+                None
+            });
+            is_stored = found.is_some();
+        }
+    }
     for problem in &problems {
         tracing::warn!(problem, "the reservations of the kubelet cannot be read from this source");
     }
-    let directory = &config.state_directory;
-    let found = match found {
-        Some((reservations, source)) => {
-            stored_reservations::store(directory, &reservations, &source);
-            Some((reservations, source))
+    let Some(found) = found else {
+        if problems.is_empty() {
+            return (config.clone(), None);
         }
-        None if problems.is_empty() => return (config.clone(), None),
-        None => match stored_reservations::load(directory) {
-            Ok(stored) => stored.map(|(reservations, source)| {
-                (reservations, format!("{source}, as stored at an earlier start ({})", problems.join("; ")))
-            }),
-            Err(problem) => {
-                tracing::warn!(problem, "the stored reservations of the kubelet are not used");
-                problems.push(problem);
-                None
-            }
-        },
-    };
-    let Some((reservations, source)) = found else {
         let source = format!("numaward's configuration and defaults ({})", problems.join("; "));
         return (config.clone(), Some(ReservationOrigin { source, excess: None }));
     };
-    let (config, source) = match reservations.fill_in(config, &observer.machine()) {
+    let filled = found.reservations.fill_in(config, &observer.machine());
+    if filled.is_ok() && !is_stored {
+        stored_reservations::store(&config.state_directory, &found);
+    }
+    let mut source = found.source;
+    if is_stored {
+        source = format!("{source}, as stored at an earlier start ({})", problems.join("; "));
+    }
+    let (config, source) = match filled {
         Ok(filled) if filled == *config => (filled, "numaward's configuration".to_owned()),
         Ok(filled) => {
             tracing::info!(
@@ -144,18 +154,18 @@ pub async fn with_kubelet_reservations(
     (config, Some(ReservationOrigin { source, excess: None }))
 }
 
-/// Reads the reservations and their source: the kubelet's API, its file, or the Kubernetes node.
-async fn read_reservations(
+/// Reads the reservations of the kubelet's configuration: by its API, or its file.
+async fn read_configured_reservations(
     config: &Config,
     problems: &mut Vec<String>,
-) -> Option<(KubeletReservations, String)> {
-    let mut read = |configuration: KubeletConfiguration| match KubeletReservations::from_configuration(
-        &configuration.fields,
-    ) {
-        Ok(reservations) => Some((reservations, configuration.source)),
-        Err(problem) => {
-            problems.push(format!("{}: {problem}", configuration.source));
-            None
+) -> Option<SourcedReservations> {
+    let mut read = |KubeletConfiguration { fields, source, .. }: KubeletConfiguration| {
+        match KubeletReservations::from_configuration(&fields) {
+            Ok(reservations) => Some(SourcedReservations { reservations, source, is_exact: true }),
+            Err(problem) => {
+                problems.push(format!("{source}: {problem}"));
+                None
+            }
         }
     };
     let mut failed = Vec::new();
@@ -176,11 +186,16 @@ async fn read_reservations(
         Err(found) => failed.extend(found),
     }
     problems.extend(failed);
+    None
+}
+
+/// Reads the reservations of the Kubernetes node: its capacity that is not allocatable.
+async fn read_node_reservations(config: &Config, problems: &mut Vec<String>) -> Option<SourcedReservations> {
     let node = config.kubernetes.node_name.as_deref()?;
-    let reserved = read_node(config, node).await.and_then(|node| KubeletReservations::from_node(&node));
-    match reserved {
+    match read_node(config, node).await.and_then(|node| KubeletReservations::from_node(&node)) {
         Ok(reservations) => {
-            Some((reservations, format!("the Kubernetes node {node}: its capacity that is not allocatable")))
+            let source = format!("the Kubernetes node {node}: its capacity that is not allocatable");
+            Some(SourcedReservations { reservations, source, is_exact: false })
         }
         Err(problem) => {
             problems.push(format!("Kubernetes node {node}: {problem}"));
