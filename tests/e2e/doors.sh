@@ -228,14 +228,14 @@ quiet_guarantee victim.service --cpus 1 --memory 64Mi
 cat $victim/cpuset.cpus
 ask /livez
 echo "restarts $(systemctl show --value -p NRestarts numaward)"
-section "after six kills within a minute"
+section "after six kills"
 _runs() { [ "$(systemctl show --value -p NRestarts numaward)" = $kill ] && ready; }
-begun=$(date +%s)
 for kill in 1 2 3 4 5 6; do
     systemctl kill -s KILL --kill-who=main numaward
     wait_for 60 _runs
 done
-[ $(($(date +%s) - begun)) -lt 60 ] && echo "in time"
+# Restarts are not limited, however fast the kills come.
+systemctl show --value -p StartLimitIntervalUSec numaward
 cat $victim/cpuset.cpus
 systemctl is-active numaward
 section "end"
