@@ -149,11 +149,11 @@ fn floods_of_one_user_delay_no_other() {
     }
     let files: Vec<_> = report.section("files").lines().collect();
     assert_eq!(
-        files[..18],
-        ["code 0"; 18],
-        "a scrape, a repair, eight lists of regions and eight of stacks:\n{report}"
+        files[..17],
+        ["code 0"; 17],
+        "a scrape, eight lists of regions and eight of stacks:\n{report}"
     );
-    assert_eq!(files[18..], ["1", "1"], "{report}");
+    assert_eq!(files[17..], ["1", "1"], "{report}");
     let regions = report.json("regions of 1");
     let regions = regions["regions"].as_array().unwrap();
     assert!((1..=200).contains(&regions.len()), "{}", regions.len());

@@ -218,7 +218,6 @@ for _client in 1 2 3 4 5 6 7 8; do
     asking="$asking $!"
 done
 with_code scrape
-with_code repairs
 for _asked in $asking; do with_code wait $_asked; done
 for _client in 1 8; do grep -c '"regions"' /run/regions-$_client || true; done
 for _client in 1 8; do
