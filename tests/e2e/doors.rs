@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
-use numaward_vm::GuestTopology;
+use numaward_vm::{GuestTopology, Vm};
 
 use crate::deploy::checkout;
 
@@ -22,13 +22,17 @@ fn names(report: &ScriptReport, section: &str) -> Vec<String> {
     all["allocations"].as_array().unwrap().iter().map(name).collect()
 }
 
+/// Loads the modules by which the kernel finds the user of a client among any number of sockets.
+fn with_socket_diagnosis(vm: Vm) -> Vm {
+    ["inet_diag", "tcp_diag"].into_iter().fold(vm, Vm::module)
+}
+
 #[test]
 fn unprivileged_users_get_no_access() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
-    // With them, the kernel finds the user of a client among any number of sockets.
-    let vm = ["inet_diag", "tcp_diag"].into_iter().fold(vm, numaward_vm::Vm::module);
+    let vm = with_socket_diagnosis(vm);
     let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
     let report = boot(&vm, include_str!("doors.sh"));
     eprintln!("{report}");
@@ -118,8 +122,7 @@ fn floods_of_one_user_delay_no_other() {
     let Some(bench) = TestEnvironment::open() else { return };
     let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
-    // With them, the kernel finds the user of a client among any number of sockets.
-    let vm = ["inet_diag", "tcp_diag"].into_iter().fold(vm, numaward_vm::Vm::module);
+    let vm = with_socket_diagnosis(vm);
     let vm = ["numaward.service", "numaward.socket"]
         .into_iter()
         .fold(vm, |vm, unit| vm.file(checkout(&format!("deploy/systemd/{unit}")), format!("/{unit}")));

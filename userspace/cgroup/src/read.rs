@@ -666,7 +666,7 @@ mod tests {
 
     #[test]
     fn reads_no_more_ids_than_needed() {
-        // What follows is not read, so it is no error.
+        // The malformed fourth line is only an error if it is read.
         let dir = cgroup("cgroup.threads", "7\n8\n9\nx\n");
         assert_eq!(threads(dir.path(), 3).unwrap(), [7, 8, 9]);
         assert!(threads(dir.path(), 4).unwrap_err().to_string().contains("cgroup.threads:4"));

@@ -33,7 +33,7 @@ pub(crate) struct PolicyFinding {
     pub(crate) untouched: Result<Bytes, String>,
     /// True if the policies are not known: the daemon has no permission to read them, or the time did not suffice. Such a workload is no
     /// reason to evict pods.
-    pub(crate) is_denied: bool,
+    pub(crate) is_unknown: bool,
 }
 
 /// A cgroup to read, and its directory.
@@ -94,18 +94,18 @@ impl PolicyReader {
         if self.worker.is_none() {
             let (proc, ended) = (core.config.host_root.join("proc"), self.stop.clone());
             let perform = move |(path, id, dir): Job| {
-                let mut is_denied = false;
+                let mut is_unknown = false;
                 let is_over = is_over(Instant::now() + POLICIES_TIMEOUT, &ended);
                 let policies = match pages::named_nodes(&proc, &dir, is_over) {
                     Ok(None) => Ok(()),
                     Ok(Some(named)) => Err(format!("{named}, and its nodes would be remapped")),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                        is_denied = true;
+                        is_unknown = true;
                         let seconds = POLICIES_TIMEOUT.as_secs();
                         Err(format!("its processes have more mappings than can be read in {seconds} s"))
                     }
                     Err(error) => {
-                        is_denied = error.kind() == io::ErrorKind::PermissionDenied;
+                        is_unknown = error.kind() == io::ErrorKind::PermissionDenied;
                         Err(format!(
                             "its memory policies cannot be read, which requires CAP_SYS_PTRACE and the host's PID namespace: {error}"
                         ))
@@ -113,7 +113,7 @@ impl PolicyReader {
                 };
                 let untouched = pages::untouched_huge_pages(&proc, &dir, Instant::now() + MAPPINGS_TIMEOUT);
                 let untouched = untouched.map_err(|error| error.to_string());
-                let finding = PolicyFinding { policies, untouched, is_denied };
+                let finding = PolicyFinding { policies, untouched, is_unknown };
                 (path, id, finding)
             };
             match Worker::start(self.name, HANG_TIMEOUT, &core.ports.heartbeats, &self.stop, perform) {

@@ -64,8 +64,8 @@ enum SteerOutcome {
     Steered,
     /// The memory policies of the next candidate are being read.
     ReadingPolicies,
-    /// No workload was steered. The daemon had no permission to read the processes of at least one candidate.
-    AccessDenied,
+    /// No workload was steered. The memory policies of at least one candidate are not known, see [`PolicyFinding::is_unknown`].
+    PoliciesUnknown,
     /// No workload can be steered off the node.
     Stuck,
 }
@@ -74,13 +74,13 @@ enum SteerOutcome {
 #[derive(Debug)]
 struct SteeringError {
     reason: String,
-    /// True if the daemon has no permission to read the workload's processes.
-    is_denied: bool,
+    /// True if the memory policies of the workload are not known.
+    is_unknown: bool,
 }
 
 impl From<String> for SteeringError {
     fn from(reason: String) -> Self {
-        Self { reason, is_denied: false }
+        Self { reason, is_unknown: false }
     }
 }
 
@@ -178,7 +178,7 @@ impl Guard {
             }
             match self.steer_one(core, &headroom.others, &mut spare, of) {
                 SteerOutcome::Steered => drop(self.steered_at.insert(of.node, now)),
-                SteerOutcome::ReadingPolicies | SteerOutcome::AccessDenied => {}
+                SteerOutcome::ReadingPolicies | SteerOutcome::PoliciesUnknown => {}
                 SteerOutcome::Stuck => stuck.extend([of.node]),
             }
         }
@@ -213,7 +213,7 @@ impl Guard {
         let mut candidates: Vec<&UnguaranteedWorkload> =
             workloads.iter().filter(|workload| workload.on(node) >= MIN_MOVE_SIZE).collect();
         candidates.sort_by_key(|workload| (std::cmp::Reverse(workload.on(node)), workload.cgroup.clone()));
-        let mut is_any_denied = false;
+        let mut is_any_unknown = false;
         for workload in candidates {
             let cgroup = &workload.cgroup;
             let is_steered = core.store.state.steered().get(cgroup).is_some_and(|off| off.contains(node));
@@ -230,8 +230,8 @@ impl Guard {
                     report(core, cgroup, node, Severity::Warning, message);
                     return SteerOutcome::Steered;
                 }
-                Err(SteeringError { reason, is_denied }) => {
-                    is_any_denied |= is_denied;
+                Err(SteeringError { reason, is_unknown }) => {
+                    is_any_unknown |= is_unknown;
                     if self.reported_refusals.insert((node, cgroup.clone())) {
                         let message = format!("{cgroup} cannot be kept off node {node}: {reason}.");
                         report(core, cgroup, node, Severity::Warning, message);
@@ -239,7 +239,7 @@ impl Guard {
                 }
             }
         }
-        if is_any_denied { SteerOutcome::AccessDenied } else { SteerOutcome::Stuck }
+        if is_any_unknown { SteerOutcome::PoliciesUnknown } else { SteerOutcome::Stuck }
     }
 
     /// Steers a workload off one more node and returns the nodes that it may still use; `None` while its memory policies
@@ -275,8 +275,8 @@ impl Guard {
             return Err(format!("it has {resident} there, and nodes {allowed} have room for {room}").into());
         }
         let Some(finding) = self.policies.result_for(core, cgroup, workload.id) else { return Ok(None) };
-        let PolicyFinding { policies, untouched, is_denied } = finding;
-        policies.map_err(|reason| SteeringError { reason, is_denied })?;
+        let PolicyFinding { policies, untouched, is_unknown } = finding;
+        policies.map_err(|reason| SteeringError { reason, is_unknown })?;
         huge_pages::check_untouched(core, untouched, &allowed).map_err(|shortage| shortage.to_string())?;
         narrowing::keep_off(core, cgroup, &off).map_err(|error| error.to_string())?;
         // The kernel decides how the memory is distributed, so each node is charged with all of it.

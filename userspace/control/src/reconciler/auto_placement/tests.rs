@@ -96,7 +96,7 @@ impl AutoPlacementBench {
             .iter()
             .map(|(path, ..)| {
                 let policies = self.policies.get(*path).map_or(Ok(()), |why| Err(why.clone()));
-                let finding = PolicyFinding { policies, untouched: Ok(Bytes(0)), is_denied: false };
+                let finding = PolicyFinding { policies, untouched: Ok(Bytes(0)), is_unknown: false };
                 (path.parse().unwrap(), (id_of(&top.join(&path[1..])), finding))
             })
             .collect();

@@ -6,17 +6,18 @@
 //!
 //! # Algorithm
 //! Reservations from a source are written to `kubelet-reservations.json` if they fit the machine and differ from the stored ones: a new file is
-//! synced and renamed over the old one. They are only used if there is a kubelet and none of its sources answers. Stored reservations of
-//! the kubelet's configuration, which names CPUs and nodes, also take precedence over amounts of the Kubernetes node, and are not replaced by
-//! them, while the configuration cannot be read. A file that cannot be read is reported and not used.
+//! synced and renamed over the old one. They are used if there is a kubelet and none of its sources answers. While the kubelet's configuration,
+//! which names CPUs and nodes, cannot be read, its stored reservations also take precedence over the amounts of the Kubernetes node, and are
+//! not replaced by them. A file that cannot be read is reported and not used.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
+    fs::{self, OpenOptions},
+    io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
 
+use numaward_cgroup::read_text;
 use numaward_guarantee::private_directory;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -54,7 +55,7 @@ struct ReadReservations {
 /// Returns the stored reservations; `None` if there are none. Returns a message with the file if it cannot be used.
 pub(super) fn load(directory: &Path) -> Result<Option<SourcedReservations>, String> {
     let path = directory.join(FILE_NAME);
-    let text = match read(&path) {
+    let text = match read_text(&path, MAX_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("{}: cannot be read: {error}", path.display())),
@@ -62,22 +63,12 @@ pub(super) fn load(directory: &Path) -> Result<Option<SourcedReservations>, Stri
     let fail =
         |problem: String| format!("{}: not stored reservations of a kubelet: {problem}", path.display());
     let ReadReservations { source, exact, configuration } =
-        serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
+        serde_json::from_str(&text).map_err(|error| fail(error.to_string()))?;
     if !configuration.is_object() {
         return Err(fail("configuration: expected an object".to_owned()));
     }
     let reservations = KubeletReservations::from_configuration(&configuration).map_err(fail)?;
     Ok(Some(SourcedReservations { reservations, source, is_exact: exact }))
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MAX_BYTES {
-        let message = format!("it has more than the maximum of {MAX_BYTES} bytes");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    }
-    Ok(text)
 }
 
 /// Stores reservations for the next start. An error is logged.
