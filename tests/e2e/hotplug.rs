@@ -47,6 +47,11 @@ fn check(report: &ScriptReport, mode: &str) {
     );
     assert_eq!(report.json("before")["nodes"].as_array().unwrap().len(), 2, "node 2 is not there yet");
 
+    // A guarantee that was released restricts its workload to no nodes, also not to those of that time.
+    let nodes = ["with guarantee", "after release", "after plugging"]
+        .map(|when| report.section(&format!("nodes {when}")));
+    assert_eq!(nodes, ["1", "0-1", "0-2"], "{report}");
+
     // Node 1 had 256 MiB at first.
     for (name, node, size) in [("late", 2, 64 * MIB), ("filling", 1, 288 * MIB)] {
         assert_near(name, counted(report, name, node), size, size, 1);

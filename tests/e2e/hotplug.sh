@@ -4,6 +4,7 @@ counters() {
     ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$2\",numa_node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
 }
 unknown() { ask /metrics | sed -n 's/^numaward_unknown_node_allocated_bytes_total //p'; }
+allowed_nodes() { sed -n 's/^Mems_allowed_list:[[:space:]]*//p' "/proc/$1/status"; }
 blocks() { ls -d /sys/devices/system/node/node$1/memory[0-9]* 2>/dev/null | wc -l; }
 # Memory of a node as the kernel reports it, and as the daemon reports it.
 total() { sed -n 's/.*MemTotal: *\([0-9]*\) kB/\1/p' /sys/devices/system/node/node$1/meminfo; }
@@ -11,7 +12,8 @@ noticed() { ask /api/v1/topology | grep -q "\"memoryBytes\":$(($(total $1) * 102
 
 # Without BTF, the probe derives the node of a page from its address.
 [ $mode = tp_btf ] || mount -o bind /dev/null /sys/kernel/btf/vmlinux
-for name in late filling; do
+echo +cpuset >$cgroups/cgroup.subtree_control
+for name in late filling released; do
     mkdir $cgroups/$name
 done
 # The daemon has to notice the change by an event, not by its periodic check.
@@ -21,6 +23,15 @@ section probes
 ask /metrics | grep '^numaward_probe_info{probe="alloc"'
 section before
 ask /api/v1/nodes
+load released --size 16M
+released=$load_pid
+quiet_guarantee /released --memory 32Mi --node 1
+section "nodes with guarantee"
+allowed_nodes $(cat $cgroups/released/cgroup.procs)
+numaward release /released
+wait_for 20 no_guarantees
+section "nodes after release"
+allowed_nodes $(cat $cgroups/released/cgroup.procs)
 section "blocks of node 1"
 blocks 1
 
@@ -34,6 +45,9 @@ done
 
 wait_for 30 noticed 2
 wait_for 30 noticed 1
+section "nodes after plugging"
+allowed_nodes $(cat $cgroups/released/cgroup.procs)
+unload released $released
 section unknown
 unknown
 load late --cpus 0 --policy bind:2
