@@ -88,6 +88,10 @@ fn own_policies_and_masks_are_kept() {
     assert!(has_stopped("started unit", &["held"]), "{report}");
     assert!(report.section("started unit").ends_with("\n3-5"), "{report}");
 
+    // The release of a stopped unit's guarantee leaves neither drop-ins nor properties.
+    let released = "no drop-ins\nAllowedCPUs=\nAllowedMemoryNodes=\nMemoryMax=infinity\nMemoryMin=0";
+    assert_eq!(report.section("released while stopped"), released, "{report}");
+
     // The guard leaves a process with a memory policy alone, with the reason, and steers another one.
     assert_eq!(report.section("low"), "spread '' interleave:0-1", "{report}");
     let (events, node) = (report.section("low events"), report.section("low node"));

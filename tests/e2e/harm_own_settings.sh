@@ -80,9 +80,18 @@ wait_for 30 _is_held
 section "started unit"
 numaward get
 cat $cgroups/system.slice/web.service/cpuset.cpus
-section "released unit"
 numaward release web.service
 wait_for 20 no_guarantees
+
+# The guarantee of a stopped unit is released.
+quiet_guarantee web.service --cpus 3 --memory 16Mi --node 1
+systemctl stop web
+numaward release web.service
+wait_for 20 no_guarantees
+section "released while stopped"
+ls /run/systemd/system.control/web.service.d 2>/dev/null || echo "no drop-ins"
+systemctl start web
+systemctl show --property AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryMax web | sort
 systemctl stop web
 
 # One node is low on memory. The process with a memory policy has most memory there, and the other node has room for it.

@@ -10,7 +10,8 @@
 //! For each property that is set, systemd keeps a drop-in file, which overrides the unit's own file until the next
 //! boot, even after the old value was restored and the administrator edited that file. The drop-in is therefore removed
 //! with the guarantee, if there was none before. systemd keeps the restored value until its next `daemon-reload`. The
-//! daemon does not request a reload, because this would also apply all other edits.
+//! daemon does not request a reload, because this would also apply all other edits. systemd creates the cgroup of a
+//! stopped unit whose properties are set, and removes it when the unit has run and stops.
 //!
 //! Source: org.freedesktop.systemd1(5), systemd.resource-control(5).
 
