@@ -56,6 +56,18 @@ const KUBERNETES: &[(&str, CommandTest)] = &[
     ("kustomize edit set image numaward=registry.example/numaward:0.1.0", REGISTRY),
     ("kubectl kustomize . | less", Not("shows what is applied next")),
     ("kubectl apply -k .", APPLY),
+    (
+        "kubectl -n numaward exec daemonset/numaward -- numaward config view --config /etc/numaward/config.yaml --origins",
+        READS,
+    ),
+    (
+        "numaward config check config.yaml --group gpu",
+        Not("writes nothing; `files_of_group_and_node_override_the_first_one` loads such files"),
+    ),
+    (
+        "kubectl -n numaward delete pod --field-selector spec.nodeName=HOST",
+        Run(r#"kubectl.must(&["--namespace=numaward", "delete", "pod", &of_host]);"#),
+    ),
     ("kubectl -n numaward exec daemonset/numaward -- numaward status", READS),
     ("kubectl -n numaward exec daemonset/numaward -- numaward topology", READS),
     ("kubectl -n numaward exec daemonset/numaward -- numaward explain --cpus 4 --memory 8Gi", READS),

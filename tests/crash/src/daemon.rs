@@ -16,8 +16,8 @@ const SIGABRT: i32 = 6;
 
 /// Runs the daemon in this process.
 pub(crate) fn main(config: PathBuf) -> Result<()> {
-    let loaded = config::load(&Sources { file: Some(config), ..Sources::default() })?;
-    Ok(numaward_daemon::run(&loaded.config, Box::<Control>::default())?)
+    let sources = Sources { file: Some(config), ..Sources::default() };
+    Ok(numaward_daemon::run(&sources, config::load(&sources)?, Box::<Control>::default())?)
 }
 
 /// Folder with the daemon's files.

@@ -1,10 +1,10 @@
 //! Files beside cgroups: limited reads, because another program can make a file long, also while it is read, or fill it with bytes that are
-//! not UTF-8; and private directories.
+//! not UTF-8; and private files and directories.
 
 use std::{
-    fs::{DirBuilder, File},
-    io::{self, Read as _},
-    os::unix::fs::DirBuilderExt as _,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::Path,
 };
 
@@ -37,6 +37,20 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
+}
+
+/// Replaces a file by one with these bytes and mode 0600: a new file is written, synced and renamed over the old one, so that a reader and a
+/// crash find one of the two.
+///
+/// # Errors
+///
+/// The file cannot be written; the old one is unchanged.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_added_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)
 }
 
 /// Creates a directory with mode 0700, unless it exists, and its missing parents with mode 0755: other programs may use them.

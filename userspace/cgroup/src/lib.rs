@@ -35,7 +35,7 @@ mod unescape;
 mod watch;
 mod workload;
 
-pub use files::{make_private_dir, read_lossy, read_text};
+pub use files::{make_private_dir, read_lossy, read_text, replace_file};
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use knob_watch::{KnobEvent, KnobWatch, KnobWatchError, KnobWriter};
 pub use lock::{HierarchyLock, LockError};

@@ -13,7 +13,7 @@ use numaward_api::{
     CpuKind, Cpus, EventKind, MemoryPolicy, MemoryTier, PartitionKind, StackKind, Tiers,
     TopologyManagerPolicy, UnknownName,
 };
-use numaward_config::Interval;
+use numaward_config::{Interval, NodeScope};
 use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
@@ -282,15 +282,22 @@ pub(crate) enum ConfigCommand {
         /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
         file: Option<PathBuf>,
         #[command(flatten)]
+        node: NodeArgs,
+        #[command(flatten)]
         output: Output,
     },
-    /// Print the effective configuration: file, variables and defaults together
+    /// Print the effective configuration: files, variables and defaults together
     ///
     /// A key without a value depends on the machine, or is not used. Headers for a collector and the path of a webhook
     /// are hidden.
     View {
         #[command(flatten)]
         config: ConfigArgs,
+        #[command(flatten)]
+        node: NodeArgs,
+        /// Show the source of each value: file and line, variable, or default
+        #[arg(long)]
+        origins: bool,
         /// Form of the output
         #[arg(short, long, value_enum, default_value_t)]
         output: ConfigFormat,
@@ -306,6 +313,25 @@ pub(crate) enum ConfigFormat {
     Yaml,
     /// For programs
     Json,
+}
+
+/// Kubernetes node whose configuration files apply.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// Kubernetes node, which selects the file node.NAME.yaml [default: that of this host]
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Group of the node, which selects the file group.NAME.yaml [default: that of this host's node]
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+}
+
+impl NodeArgs {
+    /// Returns the given node; `None` for that of this host.
+    pub(crate) fn scope(self) -> Option<NodeScope> {
+        let Self { node, group } = self;
+        (node.is_some() || group.is_some()).then(|| NodeScope { name: node.unwrap_or_default(), group })
+    }
 }
 
 #[derive(Debug, Args)]

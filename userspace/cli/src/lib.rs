@@ -57,7 +57,7 @@ use numaward_api::{
     import::ImportReport,
     restore::RestoreReport,
 };
-use numaward_config::{self as config, Flag, Interval, Sources};
+use numaward_config::{self as config, Flag, Interval, LoadedConfig, NodeScope, Sources};
 use numaward_engine::PolicyConfig;
 use numaward_probes::{ProbeOptions, ProbeReport, Probes};
 use numaward_topology::{KernelFeature, Machine};
@@ -90,8 +90,8 @@ pub type ExamineHost = fn(
 /// Functions of the daemon that commands call.
 #[derive(Clone, Copy, Debug)]
 pub struct DaemonHooks {
-    /// Runs the daemon until it is stopped.
-    pub run: fn(&config::Config) -> anyhow::Result<()>,
+    /// Runs the daemon with a configuration from these sources until it is stopped.
+    pub run: fn(&Sources, LoadedConfig) -> anyhow::Result<()>,
     /// Checks a host for missing requirements.
     pub examine: ExamineHost,
     /// Returns the engine's configuration on a machine.
@@ -145,8 +145,12 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         }
         Command::Doctor { root, config, output } => doctor(daemon, &connection, (&root, config), output),
         Command::Bugtool { file } => bugtool(daemon, &connection, file),
-        Command::Config(ConfigCommand::Check { file, output }) => check_config(file, output),
-        Command::Config(ConfigCommand::View { config, output }) => view_config(config, output),
+        Command::Config(ConfigCommand::Check { file, node, output }) => {
+            check_config(&sources(file, node.scope()), output)
+        }
+        Command::Config(ConfigCommand::View { config, node, origins, output }) => {
+            view_config(&sources(config.config, node.scope()), origins, output)
+        }
         Command::Config(ConfigCommand::Schema) => print_json(&config::json_schema()),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),
@@ -204,26 +208,28 @@ fn run(daemon: &DaemonHooks, args: RunArgs) -> anyhow::Result<ExitCode> {
         flag("--log-level", "log.level", args.log_level),
         flag("--log-format", "log.format", args.log_format),
     ];
-    let loaded = load(args.config.config, flags.into_iter().flatten().collect())?;
+    let sources =
+        Sources { flags: flags.into_iter().flatten().collect(), ..sources(args.config.config, None) };
+    let loaded = config::load(&sources)?;
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
     heap::share_among_threads();
-    (daemon.run)(&loaded.config)?;
+    (daemon.run)(&sources, loaded)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Loads the configuration from a file, this process's environment variables and flags. Invalid bytes of a variable are
-/// replaced, so that its key is still checked.
-fn load(file: Option<PathBuf>, flags: Vec<Flag>) -> Result<config::LoadedConfig, config::Problems> {
+/// Returns the sources of a configuration: a file, and this process's environment variables. Invalid bytes of a variable are replaced, so
+/// that its key is still checked.
+fn sources(file: Option<PathBuf>, node: Option<NodeScope>) -> Sources {
     let variables = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
-    config::load(&Sources { file, variables: variables.collect(), flags })
+    Sources { file, node, variables: variables.collect(), flags: Vec::new() }
 }
 
 /// Loads the configuration of this host's daemon.
-fn load_config(file: ConfigArgs) -> anyhow::Result<config::Config> {
-    Ok(load(file.config, Vec::new())?.config)
+fn load_config(file: ConfigArgs) -> Result<config::Config, config::Problems> {
+    Ok(config::load(&sources(file.config, None))?.config)
 }
 
 fn topology(connection: &ConnectionArgs, root: Option<&Path>, output: Output) -> anyhow::Result<ExitCode> {
@@ -260,7 +266,7 @@ fn server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
         Some(path) if path.starts_with('/') => Server::Socket(PathBuf::from(path)),
         Some(url) => Server::Remote(Box::new(Remote::new(url, connection)?)),
         None => {
-            let config = load(None, Vec::new())?.config;
+            let config = load_config(ConfigArgs { config: None })?;
             Server::Local { socket: config.control_socket, address: local_address(config.listen.0) }
         }
     })
@@ -639,7 +645,7 @@ fn bugtool(
     file: Option<PathBuf>,
 ) -> anyhow::Result<ExitCode> {
     let server = local_server(connection)?;
-    let config = load(None, Vec::new()).map(|loaded| loaded.config);
+    let config = load_config(ConfigArgs { config: None });
     let checks = run_checks(daemon, Path::new("/"), config.as_ref());
     let file = runtime()?.block_on(bugtool::write(&server, file, config.as_ref(), &checks))?;
     println!("{}", file.display());
@@ -707,7 +713,7 @@ fn run_checks(
 /// Loads the configuration of the examined host. This process's environment variables are for this host only.
 fn config_of_root(root: &Path, file: Option<PathBuf>) -> Result<config::Config, config::Problems> {
     if root == Path::new("/") {
-        return load(file, Vec::new()).map(|loaded| loaded.config);
+        return load_config(ConfigArgs { config: file });
     }
     let usual = root.join(config::DEFAULT_FILE.trim_start_matches('/'));
     match file.or_else(|| usual.exists().then_some(usual)) {
@@ -719,21 +725,22 @@ fn config_of_root(root: &Path, file: Option<PathBuf>) -> Result<config::Config, 
 #[derive(Serialize)]
 struct ConfigReport<'a> {
     valid: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    file: Option<&'a Path>,
+    files: &'a [PathBuf],
     errors: &'a [config::Problem],
     warnings: &'a [String],
 }
 
-fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCode> {
-    match load(file, Vec::new()) {
+fn check_config(sources: &Sources, output: Output) -> anyhow::Result<ExitCode> {
+    match config::load(sources) {
         Ok(loaded) => {
-            let (file, warnings) = (loaded.file.as_deref(), loaded.warnings.as_slice());
-            print(output, &ConfigReport { valid: true, file, errors: &[], warnings }, |_| {
-                let source = file.map_or_else(
-                    || format!("no file ({} is absent): the defaults are", config::DEFAULT_FILE),
-                    |file| format!("{}:", file.display()),
-                );
+            let (files, warnings) = (loaded.files.as_slice(), loaded.warnings.as_slice());
+            print(output, &ConfigReport { valid: true, files, errors: &[], warnings }, |_| {
+                let source = if files.is_empty() {
+                    format!("no file ({} is absent): the defaults are", config::DEFAULT_FILE)
+                } else {
+                    let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+                    format!("{}:", files.join(", "))
+                };
                 let warnings = warnings.iter().map(|warning| format!("warning: {warning}\n"));
                 warnings.collect::<String>() + &source + " valid\n"
             })
@@ -741,7 +748,7 @@ fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCod
         Err(problems) if matches!(output.output, OutputFormat::Json | OutputFormat::Yaml) => {
             print(
                 output,
-                &ConfigReport { valid: false, file: None, errors: &problems.0, warnings: &[] },
+                &ConfigReport { valid: false, files: &[], errors: &problems.0, warnings: &[] },
                 |_| String::new(),
             )?;
             Ok(ExitCode::FAILURE)
@@ -750,15 +757,16 @@ fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCod
     }
 }
 
-fn view_config(file: ConfigArgs, output: ConfigFormat) -> anyhow::Result<ExitCode> {
-    let loaded = load(file.config, Vec::new())?;
+fn view_config(sources: &Sources, shows_origins: bool, output: ConfigFormat) -> anyhow::Result<ExitCode> {
+    let loaded = config::load(sources)?;
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
-    let view = loaded.config.view()?;
-    match output {
-        ConfigFormat::Yaml => print_text(&config::yaml(&view)),
-        ConfigFormat::Json => print_json(&view),
+    match (output, shows_origins) {
+        (ConfigFormat::Yaml, false) => print_text(&config::yaml(&loaded.config.view()?)),
+        (ConfigFormat::Yaml, true) => print_text(&loaded.yaml_with_origins()?),
+        (ConfigFormat::Json, false) => print_json(&loaded.config.view()?),
+        (ConfigFormat::Json, true) => print_json(&loaded.sourced_values()?),
     }
 }
 
@@ -813,7 +821,8 @@ fn simulate(daemon: &DaemonHooks, args: &Simulate) -> anyhow::Result<ExitCode> {
     if args.reserved_memory {
         return print(args.output, &simulate::suggested(args.observe.0)?, simulate::render_suggested);
     }
-    let config = args.config.as_ref().map(|file| load(Some(file.clone()), Vec::new())).transpose()?;
+    let config =
+        args.config.as_ref().map(|file| config::load(&sources(Some(file.clone()), None))).transpose()?;
     let config = config.map(|loaded| loaded.config);
     if let Some(hosts) = args.hosts {
         let fleet = simulate::fleet(args, hosts, config.as_ref(), daemon.policy)?;

@@ -1,6 +1,7 @@
-//! The configuration: a YAML file, overridden by `NUMAWARD_*` variables, overridden by flags.
+//! The configuration: a YAML file, overridden by those of the Kubernetes node's group and of the node, by `NUMAWARD_*` variables, and by
+//! flags.
 //!
-//! All three are merged into one tree with the source of each value (`tree.rs`). The tree is checked against the JSON
+//! All of them are merged into one tree with the source of each value (`tree.rs`). The tree is checked against the JSON
 //! schema of [`Config`] for unknown keys and ranges. Then serde deserializes it: each invalid value is reported and
 //! removed until the rest is valid. So one run reports every error, each with its line, variable or flag.
 //!
@@ -21,6 +22,8 @@ mod kubelet_keys;
 pub mod kubernetes;
 mod load;
 pub mod memory_qos;
+mod node_scope;
+mod origins;
 pub mod outgoing;
 pub mod policy;
 mod problem;
@@ -48,6 +51,8 @@ pub use self::{
         CLIENT_VARIABLES, DEFAULT_FILE, FILE_VARIABLE, Flag, LoadedConfig, Sources, VARIABLE_PREFIX, load,
         read_yaml,
     },
+    node_scope::NodeScope,
+    origins::{ChangedKey, Origins, SourcedValue},
     problem::{Origin, Position, Problem, Problems},
     schema::json_schema,
     types::{DutyCycle, HttpUrl, Interval, ListenAddress, LogFormat, LogLevel},

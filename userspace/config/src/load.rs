@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
@@ -10,7 +11,10 @@ use super::{
     config::Config,
     control, cpu_power, enforcement, exported,
     flag_forms::{self, Form},
-    interleave_weights, kubelet_keys, outgoing,
+    interleave_weights, kubelet_keys,
+    node_scope::{self, NodeScope},
+    origins::Origins,
+    outgoing,
     problem::{Origin, Problem, Problems},
     resctrl,
     schema::{KnownKeys, closest},
@@ -33,10 +37,12 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 const OTHERS_READ: u32 = 0o004;
 
 /// The sources of the configuration.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// The path that was given, for example by `--config`. This file must exist, unlike [`DEFAULT_FILE`].
     pub file: Option<PathBuf>,
+    /// The Kubernetes node whose files apply; `None` for the one that the daemon stored in its state directory.
+    pub node: Option<NodeScope>,
     /// The environment. Only names with [`VARIABLE_PREFIX`] are used.
     pub variables: BTreeMap<String, String>,
     /// Command-line flags.
@@ -44,7 +50,7 @@ pub struct Sources {
 }
 
 /// A command-line flag that sets a value.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Flag {
     /// The flag, including dashes: `--listen`.
     pub name: &'static str,
@@ -55,11 +61,16 @@ pub struct Flag {
 }
 
 /// A loaded configuration.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LoadedConfig {
     pub config: Config,
-    /// The file that was read, if it existed.
-    pub file: Option<PathBuf>,
+    /// The files that were read, in order: values of later ones replace those of earlier ones.
+    pub files: Vec<PathBuf>,
+    /// The Kubernetes node whose files were looked for.
+    pub node: Option<NodeScope>,
+    /// True if there are files for groups or nodes, whether they apply to this node or not.
+    pub has_scoped_files: bool,
+    pub origins: Origins,
     /// Warnings about settings without effect.
     pub warnings: Vec<String>,
 }
@@ -72,29 +83,32 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
 
     let named = sources.file.clone().or_else(|| sources.variables.get(FILE_VARIABLE).map(PathBuf::from));
     let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
-    let (mut tree, file) = match numaward_cgroup::read_text(&path, MAX_FILE_BYTES) {
-        Ok(text) => (tree::parse(&text, &path, &mut problems), Some(path.clone())),
-        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
-            (tree::empty(&path), None)
+    let mut files = Vec::new();
+    let mut tree = if let Some(read) = read_file(&path, &mut problems) {
+        files.push(path.clone());
+        read
+    } else {
+        if named.is_some() {
+            problems.push(unreadable(&path, &io::Error::from(io::ErrorKind::NotFound)));
         }
-        Err(error) => {
-            let origin = Origin::File { file: path.clone(), position: None };
-            let message = format!("cannot be read: {error}");
-            problems.push(Problem { origin, path: String::new(), message });
-            (tree::empty(&path), None)
-        }
+        tree::empty(&path)
     };
-    if let Value::Scalar(serde_json::Value::Null) = tree.value {
-        tree = tree::empty(&path);
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let has_scoped_files = node_scope::has_files(directory);
+    let stored = || {
+        stored_node(&tree, sources, &known).unwrap_or_else(|error| {
+            warnings.push(error.to_string());
+            None
+        })
+    };
+    let node = has_scoped_files.then(|| sources.node.clone().or_else(stored)).flatten();
+    for path in node.iter().flat_map(|node| node.files(directory)) {
+        if let Some(read) = read_file(&path, &mut problems) {
+            tree.merge(read);
+            files.push(path);
+        }
     }
-    if !matches!(tree.value, Value::Mapping(_)) {
-        problems.push(Problem {
-            origin: tree.origin.clone(),
-            path: String::new(),
-            message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
-        });
-        tree = tree::empty(&path);
-    }
+    warnings.extend(node.as_ref().and_then(|node| node.missing_group_file(directory)));
 
     overlay(&mut tree, sources, &known, (&mut problems, &mut warnings));
     known.check(&mut tree, &mut problems);
@@ -137,34 +151,84 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
         warnings.extend(kubelet_keys::warnings(&config));
         warnings.extend(secrets_that_others_read(&config, &given));
         warnings.extend(sockets_in_one_directory(&config));
-        return Ok(LoadedConfig { config, file, warnings });
+        let origins = Origins(given);
+        return Ok(LoadedConfig { config, files, node, has_scoped_files, origins, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     Err(Problems(problems))
 }
 
-/// Returns a warning if the configuration file has values that may be secrets, and any user may read it.
-fn secrets_that_others_read(config: &Config, given: &TreeNode) -> Option<String> {
+/// Returns the tree of a configuration file; `None` if it does not exist.
+fn read_file(path: &Path, problems: &mut Vec<Problem>) -> Option<TreeNode> {
+    let text = match numaward_cgroup::read_text(path, MAX_FILE_BYTES) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            problems.push(unreadable(path, &error));
+            return Some(tree::empty(path));
+        }
+    };
+    let tree = tree::parse(&text, path, problems);
+    match tree.value {
+        Value::Mapping(_) => Some(tree),
+        Value::Scalar(serde_json::Value::Null) => Some(tree::empty(path)),
+        _ => {
+            problems.push(Problem {
+                origin: tree.origin,
+                path: String::new(),
+                message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
+            });
+            Some(tree::empty(path))
+        }
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Problem {
+    let origin = Origin::File { file: path.to_owned(), position: None };
+    Problem { origin, path: String::new(), message: format!("cannot be read: {error}") }
+}
+
+/// Returns the node that the daemon stored in its state directory, as far as the sources say where that is.
+fn stored_node(tree: &TreeNode, sources: &Sources, known: &KnownKeys) -> io::Result<Option<NodeScope>> {
+    let mut tree = tree.clone();
+    // Their problems and warnings are reported when all files were read.
+    overlay(&mut tree, sources, known, (&mut Vec::new(), &mut Vec::new()));
+    let given = tree.to_json()["stateDirectory"].as_str().map(PathBuf::from);
+    let directory = given.unwrap_or_else(|| Config::default().state_directory);
+    NodeScope::stored(&directory).map_err(|error| {
+        let message = format!(
+            "{}: cannot be read: {error}; files of groups and nodes have no effect",
+            NodeScope::path(&directory).display()
+        );
+        io::Error::new(error.kind(), message)
+    })
+}
+
+/// Returns a warning if a configuration file has values that may be secrets, and any user may read it.
+fn secrets_that_others_read(config: &Config, given: &TreeNode) -> Vec<String> {
     let origin = |key: &'static str| {
         let path: Vec<_> = key.split('.').map(str::to_owned).collect();
         given.origin_at(&path).ok().map(|origin| (key, origin.clone()))
     };
     let in_file = config.secret_keys().filter_map(origin).filter_map(|(key, origin)| match origin {
-        Origin::File { file, .. } => Some((key, file)),
+        Origin::File { file, .. } => Some((file, key)),
         _ => None,
     });
-    let (keys, files): (Vec<_>, Vec<_>) = in_file.unzip();
-    let file = files.into_iter().next()?;
-    let mode = std::fs::metadata(&file).ok()?.permissions().mode();
-    (mode & OTHERS_READ != 0).then(|| {
-        format!(
-            "{}: any user may read this file (mode {:04o}), and {} may hold secrets: give it mode 0600, or the secrets in \
-             files of their own (otlp.tokenFile, alerts.tokenFile)",
-            file.display(),
-            mode & 0o7777,
-            keys.join(", ")
-        )
-    })
+    let warning = |(file, keys): (PathBuf, Vec<&str>)| {
+        let mode = std::fs::metadata(&file).ok()?.permissions().mode();
+        (mode & OTHERS_READ != 0).then(|| {
+            format!(
+                "{}: any user may read this file (mode {:04o}), and {} may hold secrets: give it mode 0600, or the secrets in \
+                 files of their own (otlp.tokenFile, alerts.tokenFile)",
+                file.display(),
+                mode & 0o7777,
+                keys.join(", ")
+            )
+        })
+    };
+    let mut by_file: BTreeMap<PathBuf, Vec<&str>> = BTreeMap::new();
+    in_file.for_each(|(file, key)| by_file.entry(file).or_default().push(key));
+    by_file.into_iter().filter_map(warning).collect()
 }
 
 /// Returns a warning if a mount of the directory of the PodResources socket includes the control socket.

@@ -17,8 +17,9 @@ const PAGE_HEAD: &str = "\
 numaward reads a YAML file: `/etc/numaward/config.yaml`, or the one given by `--config` or `NUMAWARD_CONFIG`. The default
 file may be absent, and every key is optional. A key can also be set by an environment variable, which overrides the file.
 Unknown keys, invalid values and contradictory keys are errors. All errors are reported at once, with their lines, also by
-`numaward config check FILE`. `numaward config view` prints the effective configuration: file, variables and defaults
-together. At startup, the daemon logs it in one line at `info`, and its differences from the defaults in another. Tokens and
+`numaward config check FILE`. `numaward config view` prints the effective configuration: files, variables and defaults
+together, and with `--origins` also the source of each value. In Kubernetes, files for [groups of
+nodes](kubernetes.md#groups-of-nodes) may be beside the first one. At startup, the daemon logs it in one line at `info`, and its differences from the defaults in another. Tokens and
 keys are in separate files, and only their paths are shown. For editors, `numaward config schema` prints the JSON schema
 from which this page is generated.
 
@@ -183,7 +184,7 @@ fn deployed_files_load_without_warning() {
     assert_eq!(variables.len(), 3, "{variables:?}");
     let read = |file: &str| {
         let file = Some(checkout("deploy").join(file));
-        let loaded = load(&Sources { file, variables: variables.clone(), flags: vec![] }).unwrap();
+        let loaded = load(&Sources { file, variables: variables.clone(), ..Sources::default() }).unwrap();
         assert_eq!(loaded.warnings, [""; 0]);
         loaded.config
     };
@@ -219,7 +220,7 @@ fn deployed_files_load_without_warning() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("shown.yaml");
     std::fs::write(&file, &shown).unwrap();
-    let loaded = load(&Sources { file: Some(file), variables: BTreeMap::new(), flags: vec![] });
+    let loaded = load(&Sources { file: Some(file), ..Sources::default() });
     let config = loaded.unwrap_or_else(|problems| panic!("{problems}:\n{shown}")).config;
     assert_eq!(
         (config.guarantees.len(), config.enforcement.herding.mode),

@@ -10,7 +10,7 @@ fn with_file(text: &str, variables: &[(&str, &str)], flags: Vec<Flag>) -> Result
     std::fs::write(&file, text).unwrap();
     let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
     let prefix = format!("{}/", dir.path().display());
-    load(&Sources { file: Some(file), variables, flags })
+    load(&Sources { file: Some(file), variables, flags, node: None })
         .map_err(|problems| problems.0.iter().map(|p| p.to_string().replace(&prefix, "")).collect())
 }
 
@@ -59,7 +59,7 @@ fn readable_file_with_secrets_warns() {
         std::fs::set_permissions(file.path(), Permissions::from_mode(mode)).unwrap();
         let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         let file = Some(file.path().to_owned());
-        load(&Sources { file, variables, flags: vec![] }).unwrap().warnings
+        load(&Sources { file, variables, ..Sources::default() }).unwrap().warnings
     };
     let found = warnings(secrets, 0o644, &[]);
     assert!(found.len() == 1 && found[0].contains("mode 0644"), "{found:?}");
@@ -68,6 +68,73 @@ fn readable_file_with_secrets_warns() {
     assert_eq!(warnings("otlp: {endpoint: 'http://c:4318'}", 0o644, &[]), [""; 0]);
     let variables = [("NUMAWARD_ALERTS_WEBHOOK", "https://hooks.example/s3cret")];
     assert_eq!(warnings("", 0o644, &variables), [""; 0], "a variable is no file");
+}
+
+#[test]
+fn files_of_group_and_node_override_the_first_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    place("config.yaml", "log: {level: warn, format: json}\nprobes: {slots: 7}\nlisten: 127.0.0.1:1\n");
+    place("group.gpu.yaml", "log:\n  level: error\nprobes: {slots: 9}\nlisten:\n");
+    place("group.other.yaml", "probes: {slots: 11}\n");
+    place("node.a.yaml", "# comment\nprobes: {slots: 10}\n");
+    let load_as = |node: Option<NodeScope>, variables: &[(&str, &str)]| {
+        let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let file = Some(dir.path().join("config.yaml"));
+        load(&Sources { file, node, variables, flags: vec![] }).unwrap()
+    };
+    let node = |name: &str, group: Option<&str>| {
+        Some(NodeScope { name: name.to_owned(), group: group.map(str::to_owned) })
+    };
+    let state = ("NUMAWARD_STATE_DIRECTORY", dir.path().to_str().unwrap());
+
+    let base = load_as(None, &[state]);
+    assert_eq!((base.config.probes.slots, base.config.log.level), (7, LogLevel::Warn));
+    assert!(base.has_scoped_files && base.node.is_none() && base.files.len() == 1);
+    let scoped = load_as(node("a", Some("gpu")), &[state]);
+    assert_eq!((scoped.config.probes.slots, scoped.config.log.level), (10, LogLevel::Error));
+    assert_eq!(scoped.config.log.format, LogFormat::Json, "mappings are merged");
+    assert_eq!(scoped.config.listen, Config::default().listen, "a key without a value has its default");
+    assert_eq!(load_as(node("b", None), &[state]).config.probes.slots, 7);
+    let variables = [state, ("NUMAWARD_PROBES_SLOTS", "12")];
+    assert_eq!(load_as(node("a", Some("gpu")), &variables).config.probes.slots, 12);
+
+    // A group that has no file, and one that is no name of a file.
+    let warnings = load_as(node("b", Some("gpus")), &[state]).warnings;
+    assert!(
+        warnings.len() == 1
+            && warnings[0].contains("there is no file")
+            && warnings[0].contains("group.gpus.yaml")
+    );
+    assert_eq!(load_as(node("../a", Some("../group.gpu")), &[state]).config.probes.slots, 7);
+
+    // Commands find the node in the state directory of the daemon.
+    place("node.json", "{\"name\": \"a\", \"group\": \"gpu\"}");
+    assert_eq!(load_as(None, &[state]).config.probes.slots, 10);
+
+    let prefix = format!("{}/", dir.path().display());
+    let yaml = scoped.yaml_with_origins().unwrap().replace(&prefix, "");
+    for line in [
+        "  level: error  # group.gpu.yaml:2:10",
+        "  format: json  # config.yaml:1:28",
+        "  slots: 10  # node.a.yaml:2:17",
+        "listen: 127.0.0.1:9560  # group.gpu.yaml:4:1",
+        "strategy: native  # default",
+    ] {
+        assert!(yaml.lines().any(|found| found == line), "{line}: {yaml}");
+    }
+    assert_eq!(scoped.sourced_values().unwrap().iter().filter(|value| value.origin.is_some()).count(), 5);
+    let changed: Vec<_> = scoped.changed_keys(&base).unwrap().iter().map(ToString::to_string).collect();
+    let changed: Vec<_> = changed.iter().map(|key| key.replace(&prefix, "")).collect();
+    let expected =
+        ["listen (group.gpu.yaml:4:1)", "log.level (group.gpu.yaml:2:10)", "probes.slots (node.a.yaml:2:17)"];
+    assert_eq!(changed, expected);
+
+    // An error names its file.
+    place("node.a.yaml", "probes: {slots: 0}\n");
+    let file = Some(dir.path().join("config.yaml"));
+    let problems = load(&Sources { file, node: node("a", None), ..Sources::default() }).unwrap_err();
+    assert!(problems.to_string().contains("node.a.yaml:1:17"), "{problems}");
 }
 
 #[test]

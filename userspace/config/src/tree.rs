@@ -88,6 +88,26 @@ impl TreeNode {
         entries[index].node.set(rest, value, origin);
     }
 
+    /// Merges a tree of higher precedence into this one: mappings by key, and each other value replaces the old one. A key without a value
+    /// removes the old value.
+    pub(super) fn merge(&mut self, other: Self) {
+        match (&mut self.value, other.value) {
+            (Value::Mapping(entries), Value::Mapping(others)) => {
+                for mut other in others {
+                    // The parser puts an absent value behind its line.
+                    if matches!(other.node.value, Value::Scalar(serde_json::Value::Null)) {
+                        other.node.origin.clone_from(&other.origin);
+                    }
+                    match entries.iter_mut().find(|entry| entry.key == other.key) {
+                        Some(entry) => entry.node.merge(other.node),
+                        None => entries.push(other),
+                    }
+                }
+            }
+            (_, value) => *self = Self { origin: other.origin, value },
+        }
+    }
+
     /// Removes the value at a path of [`Self::to_json`], and returns its source. Changes the path to the original one,
     /// in which removed elements count.
     pub(super) fn remove(&mut self, path: &mut [String]) -> Option<Origin> {

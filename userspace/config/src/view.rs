@@ -3,6 +3,8 @@
 //! It contains no secrets. Tokens and keys are in separate files, and only their paths are shown. Headers for a
 //! collector the path of a webhook and the query of a receiver's URL may contain secrets, and are hidden.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value as Json;
 
 use super::{Config, HttpUrl, tree::resolve};
@@ -27,8 +29,15 @@ impl Config {
     /// Returns the differences from the defaults, in the form `log.level: debug`.
     pub fn differences(&self) -> serde_json::Result<Vec<String>> {
         let mut differences = Vec::new();
-        let default = serde_json::to_value(Self::default())?;
-        compare(&default, &serde_json::to_value(self.without_secrets())?, "", &mut differences);
+        let (default, shown) =
+            (serde_json::to_value(Self::default())?, serde_json::to_value(self.without_secrets())?);
+        for_each_difference(&default, &shown, &mut |path, value| {
+            let path = path.join(".");
+            differences.push(match value {
+                Json::String(text) => format!("{path}: {text}"),
+                _ => format!("{path}: {value}"),
+            });
+        });
         Ok(differences)
     }
 
@@ -82,17 +91,34 @@ fn drop_nulls(value: &mut Json) {
     }
 }
 
-fn compare(default: &Json, value: &Json, path: &str, differences: &mut Vec<String>) {
-    match value {
-        Json::Object(entries) if default.is_object() => {
-            for (key, value) in entries {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                compare(&default[key], value, &path, differences);
+/// Calls a function with the path and the value of each entry of a mapping and of those in it. A list is one value.
+pub(super) fn for_each_value(value: &Json, visit: &mut dyn FnMut(&[&str], &Json)) {
+    for_each_difference(&Json::Null, value, visit);
+}
+
+/// Calls a function with the path and the new value of each entry that differs. A list is one value.
+pub(super) fn for_each_difference<'a>(old: &'a Json, new: &'a Json, visit: &mut dyn FnMut(&[&str], &Json)) {
+    visit_differences(old, new, &mut Vec::new(), visit);
+}
+
+fn visit_differences<'a>(
+    old: &'a Json,
+    new: &'a Json,
+    path: &mut Vec<&'a str>,
+    visit: &mut dyn FnMut(&[&str], &Json),
+) {
+    let entries = |value: &'a Json| value.as_object().filter(|entries| !entries.is_empty());
+    match (entries(old), entries(new)) {
+        (None, None) if old != new => visit(path, new),
+        (None, None) => {}
+        (old_entries, new_entries) => {
+            let keys = [old_entries, new_entries].into_iter().flatten().flat_map(serde_json::Map::keys);
+            for key in keys.collect::<BTreeSet<_>>() {
+                path.push(key);
+                visit_differences(&old[key], &new[key], path, visit);
+                path.pop();
             }
         }
-        _ if value == default => {}
-        Json::String(text) => differences.push(format!("{path}: {text}")),
-        _ => differences.push(format!("{path}: {value}")),
     }
 }
 
@@ -101,8 +127,41 @@ pub fn yaml(value: &Json) -> String {
     lines(value).into_iter().fold(String::new(), |text, line| text + &line + "\n")
 }
 
+/// Formats a mapping as YAML, with a comment for each value of it and of the mappings in it.
+pub(super) fn yaml_with_comments(value: &Json, comment: &dyn Fn(&[&str]) -> String) -> String {
+    commented_lines(value, &mut Vec::new(), comment)
+        .into_iter()
+        .fold(String::new(), |text, line| text + &line + "\n")
+}
+
+fn commented_lines<'a>(
+    value: &'a Json,
+    path: &mut Vec<&'a str>,
+    comment: &dyn Fn(&[&str]) -> String,
+) -> Vec<String> {
+    let mut all = Vec::new();
+    for (key, value) in value.as_object().into_iter().flatten() {
+        path.push(key);
+        let name = scalar(key);
+        if value.is_object() && is_block(value) {
+            all.push(format!("{name}:"));
+            all.extend(indented(commented_lines(value, path, comment)));
+        } else if is_block(value) {
+            all.push(format!("{name}:  # {}", comment(path)));
+            all.extend(indented(lines(value)));
+        } else {
+            all.push(format!("{name}: {}  # {}", lines(value).concat(), comment(path)));
+        }
+        path.pop();
+    }
+    all
+}
+
+fn indented(lines: Vec<String>) -> impl Iterator<Item = String> {
+    lines.into_iter().map(|line| format!("  {line}"))
+}
+
 fn lines(value: &Json) -> Vec<String> {
-    let indented = |lines: Vec<String>| lines.into_iter().map(|line| format!("  {line}"));
     match value {
         Json::Object(entries) if !entries.is_empty() => entries
             .iter()
@@ -151,7 +210,6 @@ fn scalar(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use super::*;
     use crate::{Sources, load};
@@ -160,7 +218,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.yaml");
         std::fs::write(&file, text).unwrap();
-        load(&Sources { file: Some(file), variables: BTreeMap::new(), flags: vec![] }).unwrap().config
+        load(&Sources { file: Some(file), ..Sources::default() }).unwrap().config
     }
 
     const FILE: &str = "\

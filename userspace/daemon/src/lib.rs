@@ -21,6 +21,7 @@ pub mod allocations;
 pub mod doctor;
 pub mod kubernetes;
 mod logging;
+mod node_configuration;
 mod one_shot;
 mod privileges;
 mod service;

@@ -3,7 +3,10 @@
 //! Users choose some of the names in an event, such as those of workloads. So that a name cannot forge a line or control a terminal,
 //! line breaks and other control characters are escaped.
 
-use std::io::{self, IsTerminal, Write, stderr};
+use std::{
+    io::{self, IsTerminal, Write, stderr},
+    sync::Arc,
+};
 
 use numaward_api::safe_text::{clean, clean_json};
 use numaward_config::{Log, LogFormat, LogLevel};
@@ -20,17 +23,37 @@ use tracing_subscriber::{
     layer::SubscriberExt,
     registry,
     registry::LookupSpan,
+    reload,
     util::SubscriberInitExt,
 };
 
 /// Target of the log messages of the probes: the name of their eBPF program.
 const PROBES: &str = "alloc";
 
+/// Switch of the log's level.
+#[derive(Clone)]
+pub(crate) struct LogSwitch(Arc<dyn Fn(LogLevel) + Send + Sync>);
+
+impl LogSwitch {
+    pub(crate) fn new(set: impl Fn(LogLevel) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(set))
+    }
+
+    pub(crate) fn set_level(&self, level: LogLevel) {
+        (self.0)(level);
+    }
+}
+
 /// Starts the log as configured, and the collection of spans if traces are to be exported. Keeps a log that is already set up, as in
 /// tests.
-pub(crate) fn start(config: &Log, traces: &Traces) {
-    let layer = layer(config.format, stderr).with_filter(filter(config.level));
+pub(crate) fn start(config: &Log, traces: &Traces) -> LogSwitch {
+    let (filtering, handle) = reload::Layer::new(filter(config.level));
+    let layer = layer(config.format, stderr).with_filter(filtering);
     let _ = registry().with(traces.layer()).with(layer).try_init();
+    LogSwitch::new(move |level| {
+        // Fails if another log was kept.
+        let _ = handle.reload(filter(level));
+    })
 }
 
 fn layer<S, M, W>(format: LogFormat, writer: M) -> Box<dyn Layer<S> + Send + Sync>

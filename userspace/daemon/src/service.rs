@@ -13,7 +13,7 @@ use std::{
 use axum::Router;
 use futures_util::FutureExt as _;
 use listenfd::ListenFd;
-use numaward_config::{Config, OperatingMode};
+use numaward_config::{Config, LoadedConfig, OperatingMode, Problems, Sources};
 use numaward_guarantee::{
     error::StartError,
     ports::{Ports, ReconcilerFactory},
@@ -51,6 +51,7 @@ use crate::{
         nri,
     },
     logging,
+    node_configuration::NodeConfiguration,
     privileges::{self, KernelNeeds},
     socket::{self, SocketError},
 };
@@ -84,6 +85,9 @@ pub enum RunError {
     /// The kubelet pins containers on this host, and the mode `enforce` is configured.
     #[error(transparent)]
     Kubelet(#[from] kubelet::KubeletConflict),
+    /// A file of the node or of its group is invalid.
+    #[error(transparent)]
+    Configuration(#[from] Problems),
     #[error("the daemon cannot give guarantees: {0}")]
     Guarantee(#[from] StartError),
     /// A core thread ended unexpectedly. The daemon ends, so that the service manager restarts it.
@@ -98,10 +102,16 @@ pub enum RunError {
 ///
 /// An error while observing degrades the daemon and does not end it. In the mode `observe`, a read-only address on which the daemon
 /// cannot listen is an error: without it, the daemon has no way to show its results.
-pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result<(), RunError> {
-    let traces = Traces::new(&config.otlp);
-    logging::start(&config.log, &traces);
+pub fn run(
+    sources: &Sources,
+    loaded: LoadedConfig,
+    mut guarantor: Box<dyn ReconcilerFactory>,
+) -> Result<(), RunError> {
+    let traces = Traces::new(&loaded.config.otlp);
+    let log = logging::start(&loaded.config.log, &traces);
     reserve_descriptors();
+    let configuration = NodeConfiguration::load(sources.clone(), loaded, log)?;
+    let config = configuration.config();
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
     if mode == OperatingMode::Observe {
@@ -129,10 +139,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
         guarantor.prepare(config);
     }
     let needs = KernelNeeds::of_this_kernel(observer.needs_cap_bpf());
-    match privileges::drop_unneeded(config, mode, needs) {
-        Ok(kept) => tracing::debug!(?kept, "the daemon dropped all other capabilities"),
-        Err(error) => tracing::warn!(%error, "the daemon cannot drop capabilities and keeps them all"),
-    }
+    drop_privileges(config, mode, needs);
     observer.keep_off_exclusive_cpus();
     // Requests are few and short; blocking calls have threads of their own, started as needed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -163,16 +170,15 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
         let names = HostNames::new(&config.listen_names);
         let controlled = reconciler.clone();
         let refusals = cluster.evict(reconciler.as_ref());
-        if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
-            tracing::warn!("mode observe: kubernetes.nri.enabled has no effect, no container is placed");
-        } else if config.kubernetes.nri.enabled {
-            let watched = (&heartbeats, &stop);
-            start_placing(config, reconciler.clone(), &observer, &cluster, (placing, refusals), watched);
+        if config.kubernetes.nri.enabled {
+            let (place, watched) = ((config, mode), (&heartbeats, &stop));
+            start_placing(place, reconciler.clone(), &observer, &cluster, (placing, refusals), watched);
         }
         if let Some((listener, gate)) = remote {
             serve_remote(&app, reconciler.as_ref(), (listener, gate, names.clone()), (&heartbeats, &stop))?;
         }
         kubelet::start_watching(config, mode, origin.clone(), &observer, &stop);
+        configuration.start_following(&observer, &stop);
         let assigned = match mode {
             OperatingMode::Enforce => {
                 reconciler.map(|reconciler| (reconciler.view(), export::engine_source(observer.clone())))
@@ -202,6 +208,13 @@ pub fn run(config: &Config, mut guarantor: Box<dyn ReconcilerFactory>) -> Result
     served?;
     tracing::info!("stopped");
     Ok(())
+}
+
+fn drop_privileges(config: &Config, mode: OperatingMode, needs: KernelNeeds) {
+    match privileges::drop_unneeded(config, mode, needs) {
+        Ok(kept) => tracing::debug!(?kept, "the daemon dropped all other capabilities"),
+        Err(error) => tracing::warn!(%error, "the daemon cannot drop capabilities and keeps them all"),
+    }
 }
 
 fn serve_control(
@@ -395,13 +408,16 @@ fn start_sending(
 
 /// Starts the NRI plugin, which places containers when they are created, unless this host can have no guarantees.
 fn start_placing(
-    config: &Config,
+    (config, mode): (&Config, OperatingMode),
     reconciler: Option<ReconcilerHandle>,
     observer: &Arc<Observer>,
     cluster: &Cluster,
     counted: (nri::NriMetrics, nri::Refusals),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) {
+    if mode == OperatingMode::Observe {
+        return tracing::warn!("mode observe: kubernetes.nri.enabled has no effect, no container is placed");
+    }
     let Some(reconciler) = reconciler else {
         return tracing::error!("the daemon places no container: this host can have no guarantees");
     };

@@ -11,7 +11,7 @@ use numaward_guarantee::{error::StartError, import, policy};
 
 fn main() -> ExitCode {
     numaward_cli::main(&DaemonHooks {
-        run: |config| Ok(numaward_daemon::run(config, Box::<Control>::default())?),
+        run: |sources, loaded| Ok(numaward_daemon::run(sources, loaded, Box::<Control>::default())?),
         examine: numaward_daemon::doctor::examine,
         policy: |config, machine| Ok(policy::engine_config(config, machine).map_err(StartError::Policy)?),
         import: |config, machine, directory, dry_run| {

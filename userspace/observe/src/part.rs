@@ -10,6 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum DaemonPart {
+    /// Following the configuration; degraded if its files are invalid, or have changes that take effect at the next start.
+    Configuration,
     /// Reading the CPUs, nodes and memory of the machine.
     Topology,
     /// Writing nodes and memory that were added to the probes' maps.

@@ -201,6 +201,13 @@ impl FakeApiServer {
         }
     }
 
+    /// Gives a Kubernetes node these labels.
+    pub fn put_labels(&self, name: &str, labels: &Value) {
+        if let Some(node) = self.shared.state.lock().nodes.get_mut(name) {
+            node["metadata"]["labels"] = labels.clone();
+        }
+    }
+
     /// Sets capacity and allocatable resources of a Kubernetes node.
     pub fn put_resources(&self, name: &str, capacity: &Value, allocatable: &Value) {
         if let Some(node) = self.shared.state.lock().nodes.get_mut(name) {

@@ -61,7 +61,7 @@ pub use self::{
     events::{EventQueue, EventWriter},
     evictions::{Controller, EvictionReason, EvictionSource, EvictionTiming, Evictor},
     metrics::ApiMetrics,
-    node::{NodeAmounts, NodeResources, kubelet_configuration, node_resources},
+    node::{NodeAmounts, NodeResources, kubelet_configuration, node_label, node_resources},
     pods::Pods,
     taint::{TaintRemover, TaintTiming},
 };

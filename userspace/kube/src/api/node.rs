@@ -83,6 +83,20 @@ pub fn node_resources(client: kube::Client, node: &str) -> BoxFuture<'_, Result<
     .boxed()
 }
 
+/// Returns the value of a label of a Kubernetes node; `None` if the node does not have it.
+pub fn node_label<'a>(
+    client: kube::Client,
+    node: &'a str,
+    label: &'a str,
+) -> BoxFuture<'a, Result<Option<String>, String>> {
+    async move {
+        let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Node>(&()));
+        let node = api.get_metadata(node).await.map_err(|error| RequestError::from(error).to_string())?;
+        Ok(node.metadata.labels.and_then(|mut labels| labels.remove(label)))
+    }
+    .boxed()
+}
+
 /// Returns the `KubeletConfiguration` of the kubelet that the client is connected to ([`super::connect_to_kubelet`]).
 ///
 /// The kubelet asks the API server whether the caller may get `nodes/configz`, which gives no other right (Kubernetes 1.33, by default).

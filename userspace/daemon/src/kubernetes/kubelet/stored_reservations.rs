@@ -10,14 +10,9 @@
 //! which names CPUs and nodes, cannot be read, its stored reservations also take precedence over the amounts of the Kubernetes node, and are
 //! not replaced by them. A file that cannot be read is reported and not used.
 
-use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-};
+use std::{io, path::Path};
 
-use numaward_cgroup::read_text;
+use numaward_cgroup::{read_text, replace_file};
 use numaward_guarantee::private_directory;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -78,7 +73,8 @@ pub(super) fn store(directory: &Path, found: &SourcedReservations) {
     }
     let SourcedReservations { reservations, source, is_exact } = found;
     let stored = private_directory::prepare(directory).map_err(io::Error::other).and_then(|()| {
-        write(directory, &WrittenReservations { source, exact: *is_exact, configuration: reservations })
+        let written = WrittenReservations { source, exact: *is_exact, configuration: reservations };
+        replace_file(&directory.join(FILE_NAME), &serde_json::to_vec(&written)?)
     });
     if let Err(error) = stored {
         tracing::warn!(
@@ -88,17 +84,10 @@ pub(super) fn store(directory: &Path, found: &SourcedReservations) {
     }
 }
 
-fn write(directory: &Path, reservations: &WrittenReservations<'_>) -> io::Result<()> {
-    let path = directory.join(FILE_NAME);
-    let new = path.with_extension("json.new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(&serde_json::to_vec(reservations)?)?;
-    file.sync_all()?;
-    fs::rename(&new, &path)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use serde_json::json;
 
     use super::*;

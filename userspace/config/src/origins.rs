@@ -1,0 +1,72 @@
+//! The source of each value of a loaded configuration.
+
+use serde_json::Value as Json;
+
+use super::{
+    load::LoadedConfig,
+    problem::Origin,
+    tree::TreeNode,
+    view::{self, yaml_with_comments},
+};
+
+/// Sources of the values that were given. All other values are defaults.
+#[derive(Clone, Debug)]
+pub struct Origins(pub(super) TreeNode);
+
+/// A value of the configuration with its source.
+#[derive(Debug, PartialEq, serde::Serialize)]
+pub struct SourcedValue {
+    /// The key, with dots.
+    pub key: String,
+    pub value: Json,
+    /// `None` for a default.
+    pub origin: Option<Origin>,
+}
+
+/// A key with different values in two configurations.
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{key} ({})", origin.as_ref().map_or_else(|| "default".to_owned(), ToString::to_string))]
+pub struct ChangedKey {
+    /// The key, with dots.
+    pub key: String,
+    /// The source of the new value; `None` for a default.
+    pub origin: Option<Origin>,
+}
+
+impl Origins {
+    /// Returns the source of the value at a key; `None` for a default.
+    fn of(&self, path: &[&str]) -> Option<&Origin> {
+        let path: Vec<_> = path.iter().map(|&key| key.to_owned()).collect();
+        self.0.origin_at(&path).ok()
+    }
+}
+
+impl LoadedConfig {
+    /// Returns all values of the configuration with their sources. A list is one value.
+    pub fn sourced_values(&self) -> serde_json::Result<Vec<SourcedValue>> {
+        let mut values = Vec::new();
+        view::for_each_value(&self.config.view()?, &mut |path, value| {
+            let origin = self.origins.of(path).cloned();
+            values.push(SourcedValue { key: path.join("."), value: value.clone(), origin });
+        });
+        Ok(values)
+    }
+
+    /// Formats the configuration as YAML, with the source of each value as a comment.
+    pub fn yaml_with_origins(&self) -> serde_json::Result<String> {
+        let comment =
+            |path: &[&str]| self.origins.of(path).map_or_else(|| "default".to_owned(), Origin::to_string);
+        Ok(yaml_with_comments(&self.config.view()?, &comment))
+    }
+
+    /// Returns the keys whose values differ from those of an older configuration.
+    pub fn changed_keys(&self, old: &Self) -> serde_json::Result<Vec<ChangedKey>> {
+        // Secrets have to be compared, and are not in the result.
+        let (old, new) = (serde_json::to_value(&old.config)?, serde_json::to_value(&self.config)?);
+        let mut changed = Vec::new();
+        view::for_each_difference(&old, &new, &mut |path, _| {
+            changed.push(ChangedKey { key: path.join("."), origin: self.origins.of(path).cloned() });
+        });
+        Ok(changed)
+    }
+}
