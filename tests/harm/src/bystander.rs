@@ -40,6 +40,8 @@ pub(crate) enum Behavior {
     Growth,
     /// Uses 24 MiB of anonymous memory.
     Anonymous,
+    /// Uses 24 MiB of anonymous memory now and then: more than its cgroup may have, so that pages go to swap and come back.
+    Swapped,
     /// Restricts itself to CPU 1.
     Affinity,
     /// Reads its affinity and sets it again, as runtimes do that pin their threads.
@@ -75,12 +77,13 @@ pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
                 }
             }
         }
-        Behavior::Growth | Behavior::Anonymous => {
+        Behavior::Growth | Behavior::Anonymous | Behavior::Swapped => {
+            let pause = if behavior == Behavior::Swapped { USE_INTERVAL * 50 } else { USE_INTERVAL };
             let mut pages = vec![0_u8; if behavior == Behavior::Growth { MIB } else { 24 * MIB }];
             write_to_all(&mut pages);
             ready();
             loop {
-                thread::sleep(USE_INTERVAL);
+                thread::sleep(pause);
                 if behavior == Behavior::Growth && pages.len() < 40 * MIB {
                     pages.resize(pages.len() + MIB / 4, 1);
                 }
@@ -173,7 +176,7 @@ impl Bystanders {
         run(Command::new("mkswap").arg(SWAP_DISK))?;
         run(Command::new("swapon").arg(SWAP_DISK))?;
         write("swap/memory.high", "16M")?;
-        all.behave("swap", Behavior::Anonymous)?;
+        all.behave("swap", Behavior::Swapped)?;
 
         let pod = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6c1f.slice";
         let container = format!("{pod}/cri-containerd-{}.scope", "ab".repeat(32));

@@ -24,6 +24,9 @@ const LOG: &str = "/tmp/daemon.log";
 const START_TIMEOUT: Duration = Duration::from_mins(1);
 /// The time limit of a command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(90);
+/// Part of the configuration without which the daemon loads all probes.
+const NO_PROBES: &str = "probes: {allocation: {enabled: false}, accesses: {enabled: false}, stalls: {enabled: false}, \
+                         oomKills: {enabled: false}, intruders: {enabled: false}}\n";
 /// The bystanders that get guarantees, with the MiB that each needs at least. The memory policy of `/interleave` and the huge pages of
 /// `/huge_pages` would not survive a guarantee, as documented.
 const TARGETS: &[(&str, u64)] =
@@ -100,14 +103,19 @@ impl Sequence<'_> {
         let isolation = ["on", "off"][self.random.usize(0..2)];
         let guard = ["act", "act", "report"][self.random.usize(0..3)];
         let home = ["place", "off"][self.random.usize(0..2)];
-        println!("  configuration: mode {mode}, herding {isolation}, guard {guard}, home {home}");
+        // Probes take most of the time of a start in an emulated machine.
+        let are_probed = self.random.u32(0..4) == 0;
+        let (of, probes) = if are_probed { ("with", "") } else { ("without", NO_PROBES) };
+        println!(
+            "  configuration: mode {mode}, herding {isolation}, guard {guard}, home {home}, {of} probes"
+        );
         let declared =
             if self.random.bool() { "guarantees:\n- {cgroup: \"/growth\", memory: 64Mi}\n" } else { "" };
         let text = format!(
             "guard: {guard}\n\
              enforcement:\n  mode: {mode}\n  herding: {{mode: {isolation}}}\n\
              home: {{mode: {home}, minMemory: 8Mi, minRemotePercent: 1, minCpuPercent: 1, window: 10s}}\n\
-             {declared}"
+             {probes}{declared}"
         );
         fs::write(CONFIG, text).context(CONFIG)
     }
@@ -126,7 +134,7 @@ impl Sequence<'_> {
             let ended = self.daemon.as_mut().map(Child::try_wait).transpose()?.flatten();
             ensure!(ended.is_none(), "the daemon ended: {ended:?}; its log ends so:\n{}", end_of_log());
             ensure!(Instant::now() < until, "the daemon does not answer; its log ends so:\n{}", end_of_log());
-            thread::sleep(Duration::from_millis(200));
+            thread::sleep(Duration::from_millis(500));
         }
         Ok(())
     }
