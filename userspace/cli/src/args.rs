@@ -315,7 +315,7 @@ pub(crate) enum ConfigFormat {
     Json,
 }
 
-/// Kubernetes node whose configuration files apply.
+/// Kubernetes node with its own configuration files.
 #[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
     /// Kubernetes node, which selects the file node.NAME.yaml [default: that of this host]

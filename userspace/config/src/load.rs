@@ -41,7 +41,7 @@ const OTHERS_READ: u32 = 0o004;
 pub struct Sources {
     /// The path that was given, for example by `--config`. This file must exist, unlike [`DEFAULT_FILE`].
     pub file: Option<PathBuf>,
-    /// The Kubernetes node whose files apply; `None` for the one that the daemon stored in its state directory.
+    /// The Kubernetes node, which selects files; `None` for the one that the daemon stored in its state directory.
     pub node: Option<NodeScope>,
     /// The environment. Only names with [`VARIABLE_PREFIX`] are used.
     pub variables: BTreeMap<String, String>,
@@ -66,7 +66,7 @@ pub struct LoadedConfig {
     pub config: Config,
     /// The files that were read, in order: values of later ones replace those of earlier ones.
     pub files: Vec<PathBuf>,
-    /// The Kubernetes node whose files were looked for.
+    /// The Kubernetes node that selected the files.
     pub node: Option<NodeScope>,
     /// True if there are files for groups or nodes, whether they apply to this node or not.
     pub has_scoped_files: bool,

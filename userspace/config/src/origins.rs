@@ -35,7 +35,7 @@ pub struct ChangedKey {
 
 impl Origins {
     /// Returns the source of the value at a key; `None` for a default.
-    fn of(&self, path: &[&str]) -> Option<&Origin> {
+    fn origin(&self, path: &[&str]) -> Option<&Origin> {
         let path: Vec<_> = path.iter().map(|&key| key.to_owned()).collect();
         self.0.origin_at(&path).ok()
     }
@@ -46,7 +46,7 @@ impl LoadedConfig {
     pub fn sourced_values(&self) -> serde_json::Result<Vec<SourcedValue>> {
         let mut values = Vec::new();
         view::for_each_value(&self.config.view()?, &mut |path, value| {
-            let origin = self.origins.of(path).cloned();
+            let origin = self.origins.origin(path).cloned();
             values.push(SourcedValue { key: path.join("."), value: value.clone(), origin });
         });
         Ok(values)
@@ -55,17 +55,17 @@ impl LoadedConfig {
     /// Formats the configuration as YAML, with the source of each value as a comment.
     pub fn yaml_with_origins(&self) -> serde_json::Result<String> {
         let comment =
-            |path: &[&str]| self.origins.of(path).map_or_else(|| "default".to_owned(), Origin::to_string);
+            |path: &[&str]| self.origins.origin(path).map_or_else(|| "default".to_owned(), Origin::to_string);
         Ok(yaml_with_comments(&self.config.view()?, &comment))
     }
 
-    /// Returns the keys whose values differ from those of an older configuration.
+    /// Returns the keys with other values than in an older configuration.
     pub fn changed_keys(&self, old: &Self) -> serde_json::Result<Vec<ChangedKey>> {
         // Secrets have to be compared, and are not in the result.
         let (old, new) = (serde_json::to_value(&old.config)?, serde_json::to_value(&self.config)?);
         let mut changed = Vec::new();
         view::for_each_difference(&old, &new, &mut |path, _| {
-            changed.push(ChangedKey { key: path.join("."), origin: self.origins.of(path).cloned() });
+            changed.push(ChangedKey { key: path.join("."), origin: self.origins.origin(path).cloned() });
         });
         Ok(changed)
     }

@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Host whose node "a" is known to a fake API server.
+    /// Host with the node "a" of a fake API server.
     struct TestHost {
         directory: tempfile::TempDir,
         server: FakeApiServer,
