@@ -145,7 +145,8 @@ fn start_on_this_host(
     let systemd =
         systemd::is_init(&config.host_root).then(|| Systemd::new(runtime.clone(), &config.host_root));
     // Nodes and CPUs that are added later are available to all unbound cgroups.
-    let options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
+    let mut options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
+    options.proc = config.host_root.join("proc");
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
     match start(config, hierarchy, enforcer, ports, metrics, watch, stop.clone()) {
         Err(StartError::Policy(problems)) => {

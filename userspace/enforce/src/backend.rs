@@ -24,6 +24,8 @@ use super::{
 
 /// The amount of time within which systemd writes the knobs of a unit after it took the properties.
 const SYSTEMD_WRITE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time to read the mappings of the processes of a cgroup.
+const MAPPINGS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval of checks while systemd writes.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -36,12 +38,15 @@ pub struct EnforcerOptions {
     pub possible_nodes: NodeSet,
     /// The amount of time that a caller waits for the pages to follow a write to `cpuset.mems`.
     pub migration_wait: Duration,
+    /// Mount point of procfs, with the processes of the cgroups.
+    pub proc: PathBuf,
 }
 
 impl EnforcerOptions {
-    /// Returns the options with the default wait.
+    /// Returns the options with the default wait and this host's processes.
     pub fn new(possible_cpus: CpuSet, possible_nodes: NodeSet) -> Self {
-        Self { possible_cpus, possible_nodes, migration_wait: Duration::from_secs(2) }
+        let (migration_wait, proc) = (Duration::from_secs(2), PathBuf::from("/proc"));
+        Self { possible_cpus, possible_nodes, migration_wait, proc }
     }
 }
 
@@ -82,6 +87,16 @@ impl Cgroupfs {
 
     pub(super) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Returns the huge pages that the processes of a cgroup have mapped and not touched; none if this cannot be read.
+    pub(super) fn untouched_huge_pages(&self, cgroup: &CgroupPath) -> Bytes {
+        let deadline = Instant::now() + MAPPINGS_TIMEOUT;
+        let untouched = pages::untouched_huge_pages(&self.options.proc, &cgroup.dir(&self.root), deadline);
+        untouched.unwrap_or_else(|error| {
+            tracing::debug!(%cgroup, %error, "the mapped huge pages cannot be read");
+            Bytes(0)
+        })
     }
 
     pub(super) fn read(&self, cgroup: &CgroupPath, knob: Knob) -> Result<KnobValue, KnobError> {

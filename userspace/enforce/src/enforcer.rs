@@ -12,7 +12,7 @@ use numaward_cgroup::{
     read,
 };
 use numaward_model::{Settings, health};
-use numaward_topology::{Bytes, CpuSet};
+use numaward_topology::{Bytes, CpuSet, HugepageSize};
 use parking_lot::Mutex;
 
 use super::{
@@ -147,23 +147,28 @@ impl Enforcer {
         self.systemd.is_some() && cgroups.iter().flat_map(CgroupPath::ancestors).any(is_systemds)
     }
 
-    /// Returns whether these writes may take long: pages may have to be moved or reclaimed, or systemd is called.
+    /// Returns whether these writes may take long: pages may have to be moved or reclaimed, mappings are read, or systemd
+    /// is called.
     pub fn may_wait(&self, steps: &[WriteStep]) -> bool {
         let may_wait = |step: &WriteStep| {
             step.knob == Knob::CpusetMems
                 || self.is_systemds(&step.owner, step.knob)
-                || self.has_to_reclaim(step)
+                || self.lowers_slowly(step)
         };
         steps.iter().any(may_wait)
     }
 
-    /// Returns whether the kernel reclaims memory during this write, because a limit falls below the charged memory.
-    fn has_to_reclaim(&self, step: &WriteStep) -> bool {
-        let Some(limit) = lowered(step).filter(|_| matches!(step.knob, Knob::MemoryHigh | Knob::MemoryMax))
-        else {
-            return false;
-        };
-        read::memory_current(&step.cgroup.dir(self.root())).is_ok_and(|charged| charged > limit)
+    /// Returns whether a write lowers a limit and takes long: the kernel reclaims memory, because the limit falls below the charged
+    /// memory, or the mappings of processes are read before.
+    fn lowers_slowly(&self, step: &WriteStep) -> bool {
+        let (Some(limit), dir) = (lowered(step), step.cgroup.dir(self.root())) else { return false };
+        match step.knob {
+            Knob::MemoryHigh | Knob::MemoryMax => {
+                read::memory_current(&dir).is_ok_and(|charged| charged > limit)
+            }
+            Knob::HugetlbMax(_) => read::populated(&dir).unwrap_or(true),
+            _ => false,
+        }
     }
 
     /// Writes the knobs of a plan. The caller must have stored the plan's `intent` and `enable` before.
@@ -471,9 +476,34 @@ impl Enforcer {
         }
     }
 
-    /// Refuses to lower `memory.max` below the memory in use, for which the kernel would kill processes.
+    /// Refuses to lower a limit below the memory in use, for which the kernel would kill processes.
     fn check_in_use(&self, step: &WriteStep) -> Result<(), EnforceError> {
-        let Some(limit) = lowered(step).filter(|_| step.knob == Knob::MemoryMax) else { return Ok(()) };
+        let Some(limit) = lowered(step) else { return Ok(()) };
+        match step.knob {
+            Knob::MemoryMax => self.check_memory_in_use(step, limit),
+            Knob::HugetlbMax(size) => self.check_mapped_huge_pages(step, size, limit),
+            _ => Ok(()),
+        }
+    }
+
+    /// The size of the mapped pages is not known, so each size must have room for all of them. What cannot be read is not refused.
+    fn check_mapped_huge_pages(
+        &self,
+        step: &WriteStep,
+        size: HugepageSize,
+        limit: Bytes,
+    ) -> Result<(), EnforceError> {
+        let touched = read::hugetlb_current(&step.cgroup.dir(self.root()), size).unwrap_or_default();
+        let untouched = self.cgroupfs.untouched_huge_pages(&step.cgroup);
+        let mapped = Bytes(touched.0.saturating_add(untouched.0));
+        if mapped <= limit {
+            return Ok(());
+        }
+        let (cgroup, held) = (step.cgroup.clone(), Box::new(step.from.clone()));
+        Err(EnforceError::HugePagesMapped { cgroup, knob: step.knob, held, limit, mapped })
+    }
+
+    fn check_memory_in_use(&self, step: &WriteStep, limit: Bytes) -> Result<(), EnforceError> {
         let dir = step.cgroup.dir(self.root());
         // The kernel takes longer to count the page cache that can be dropped.
         if read::memory_current(&dir).is_ok_and(|charged| charged <= limit) {

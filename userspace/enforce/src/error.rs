@@ -75,6 +75,20 @@ pub enum EnforceError {
         /// Memory in use, without page cache that can be dropped.
         used: Bytes,
     },
+    /// A limit of huge pages would fall below those that processes have mapped: the kernel would kill them at the next touch.
+    #[error(
+        "{cgroup}: {knob} stays {held}: its processes have mapped {mapped} of huge pages, more than {limit}"
+    )]
+    HugePagesMapped {
+        cgroup: CgroupPath,
+        knob: Knob,
+        /// The present value.
+        held: Box<KnobValue>,
+        /// The limit to write.
+        limit: Bytes,
+        /// Huge pages in use, and those that are mapped and not touched.
+        mapped: Bytes,
+    },
     /// The memory in use could not be read.
     #[error(transparent)]
     Use(#[from] ReadError),
@@ -130,6 +144,11 @@ impl EnforceError {
             Self::Use(error) => error.is_gone(),
             _ => false,
         }
+    }
+
+    /// Returns whether a limit was not lowered because more than it is in use.
+    pub(super) fn is_in_use(&self) -> bool {
+        matches!(self, Self::InUse { .. } | Self::HugePagesMapped { .. })
     }
 
     /// Returns whether the knob does not exist because its controller is not enabled.

@@ -13,7 +13,6 @@ use super::{
     backend::StepError,
     controllers::EnabledControllers,
     drift::Drift,
-    error::EnforceError,
     migration::MigrationState,
     order::WriteStep,
 };
@@ -127,10 +126,13 @@ impl EnforcementPlan {
     pub fn undone(&self, failed: &[StepError]) -> AppliedSettings {
         let mut outcome = self.base.clone();
         for StepError { step, .. } in failed {
-            let known = outcome.get(&step.cgroup).and_then(|record| record.written.0.get(&step.knob));
-            // The value that was held before has drifted now.
-            if known.is_none() {
-                self.note_unwritten(&mut outcome, &step.cgroup, step.knob, &step.from);
+            match outcome.get(&step.cgroup).map(|record| Record::clone(record)) {
+                // The value that was held before has drifted now; the present one is the daemon's as well.
+                Some(mut record) if record.written.0.contains_key(&step.knob) => {
+                    record.replaced.0.insert(step.knob, step.from.clone());
+                    outcome.update(&step.cgroup, record);
+                }
+                _ => self.note_unwritten(&mut outcome, &step.cgroup, step.knob, &step.from),
             }
         }
         outcome
@@ -179,7 +181,7 @@ impl EnforcementPlan {
     /// Returns whether a failed write is no error, because it restores a value and will be repeated.
     pub(super) fn may_be_late(&self, failed: &StepError) -> bool {
         self.owed.contains(&failed.step.cgroup)
-            || matches!(failed.error, EnforceError::InUse { .. }) && self.restores_original(&failed.step)
+            || failed.error.is_in_use() && self.restores_original(&failed.step)
     }
 
     /// Returns whether the plan applies settings to several cgroups.

@@ -25,7 +25,8 @@ struct FakeHierarchy {
 impl FakeHierarchy {
     fn new(cgroups: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let options = EnforcerOptions::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
+        let mut options = EnforcerOptions::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
+        options.proc = root.path().join("proc");
         let tree = Self { enforcer: Enforcer::new(root.path().to_owned(), None, options), root };
         tree.write_file("/", "cgroup.subtree_control", "cpuset memory hugetlb");
         tree.write_file("/", "cpuset.cpus.effective", "0-7");
@@ -589,6 +590,74 @@ fn failed_undo_stays_pending() {
     tree.write_file("/a", "memory.current", &bytes(10));
     assert!(tree.release(&applied, "/a").is_empty());
     assert_eq!(tree.get("/a", "memory.max"), bytes(64));
+}
+
+#[test]
+fn failed_undo_of_resize_keeps_original() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    tree.write_file("/a", "memory.max", &bytes(64));
+    let settings = Settings { memory_max: Some(mib(128)), ..pinned("1", "1") };
+    let applied = tree.hold(&AppliedSettings::default(), "/a", settings);
+    let larger = Settings { memory_max: Some(mib(256)), ..pinned("1", "0") };
+    let plan = tree.enforcer.plan(&applied, &SettingsChange::Hold(path("/a"), larger)).unwrap();
+    tree.write_file("/a", "memory.current", &bytes(200));
+    fs::remove_file(path("/a").dir(tree.root.path()).join("cpuset.mems")).unwrap();
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    // Neither the nodes nor the limit can be restored.
+    assert_eq!((failure.undo.len(), tree.get("/a", "memory.max")), (2, bytes(256)), "{failure}");
+    let applied = plan.undone(&failure.undo);
+    tree.write_file("/a", "cpuset.mems", "1");
+    assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap()[0].wanted, KnobValue::Limit(mib(128)));
+    tree.write_file("/a", "memory.current", &bytes(10));
+    assert!(tree.release(&applied, "/a").is_empty());
+    assert_eq!(tree.get("/a", "memory.max"), bytes(64));
+}
+
+#[test]
+fn keeps_limit_of_mapped_huge_pages() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    let process = tree.root.path().join("proc/77");
+    fs::create_dir_all(&process).unwrap();
+    tree.write_file("/a", "cgroup.procs", "77");
+    let touched = |touched: u64| {
+        // 16 MiB are mapped.
+        let maps = "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n";
+        fs::write(process.join("maps"), maps).unwrap();
+        fs::write(process.join("status"), format!("HugetlbPages:\t{} kB\n", touched << 10)).unwrap();
+        tree.write_file("/a", "hugetlb.2MB.current", &bytes(touched));
+    };
+    let huge = |limit| Settings {
+        hugetlb: [(HugepageSize(Bytes::mib(2)), mib(limit))].into(),
+        ..Settings::default()
+    };
+    let plan = |limit| {
+        let change = SettingsChange::Hold(path("/a"), huge(limit));
+        tree.enforcer.plan(&AppliedSettings::default(), &change).unwrap()
+    };
+    touched(4);
+    assert!(tree.enforcer.execute(&plan(16)).is_ok());
+    tree.write_file("/a", "hugetlb.2MB.max", "max");
+    let failure = tree.enforcer.execute(&plan(8)).unwrap_err().to_string();
+    let reason = "/a: hugetlb.2MB.max stays max: its processes have mapped 16Mi of huge pages, more than 8Mi";
+    assert_eq!((failure.as_str(), tree.get("/a", "hugetlb.2MB.max").as_str()), (reason, "max"));
+
+    // The limit of before is restored when no process needs more.
+    touched(0);
+    tree.write_file("/a", "hugetlb.2MB.max", &bytes(8));
+    let applied = tree.hold(&AppliedSettings::default(), "/a", huge(16));
+    let give_back = |applied: &AppliedSettings| {
+        let plan = tree.enforcer.plan(applied, &SettingsChange::Each(vec![(path("/a"), None)])).unwrap();
+        assert!(tree.enforcer.may_wait(plan.steps()));
+        let report = tree.enforcer.execute(&plan).unwrap();
+        (plan.outcome_of(&report), report.late.len())
+    };
+    let (applied, late) = give_back(&applied);
+    assert_eq!((tree.get("/a", "hugetlb.2MB.max"), late), (bytes(16), 1));
+    assert_eq!(applied.pending_knobs(&path("/a")), [Knob::HugetlbMax(HugepageSize(Bytes::mib(2)))]);
+    fs::remove_dir_all(&process).unwrap();
+    let (applied, _) = give_back(&applied);
+    assert!(applied.is_empty());
+    assert_eq!(tree.get("/a", "hugetlb.2MB.max"), bytes(8));
 }
 
 #[test]
