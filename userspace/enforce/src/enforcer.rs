@@ -544,7 +544,10 @@ impl Enforcer {
         moving: &mut Vec<(CgroupPath, MigrationState)>,
     ) -> Result<(), Box<StepError>> {
         let Some(first) = steps.first() else { return Ok(()) };
-        if applied.get(&first.cgroup).is_some_and(|record| self.is_replaced(&first.cgroup, record)) {
+        // A unit keeps its properties in a new cgroup, and nothing else.
+        let is_lasting = self.is_systemds(&first.owner, first.knob);
+        let is_recorded = |record: &Arc<Record>| id_of(&first.cgroup.dir(self.root())) == Some(record.id);
+        if !is_lasting && applied.get(&first.cgroup).is_some_and(|record| !is_recorded(record)) {
             let error = EnforceError::Gone { cgroup: first.cgroup.clone() };
             return Err(Box::new(StepError { error, step: first.clone() }));
         }

@@ -468,6 +468,10 @@ impl Enforcer {
             let (mut is_back, steps) = (false, plan.steps.len());
             match current {
                 Ok(held) if self.cgroupfs.is_restored(knob, found, &held) => is_back = true,
+                // A unit of the same name that is installed later must not get the value.
+                Ok(_) | Err(_) if old.own_drop_ins.contains(&knob) && self.is_unit_gone(path, &old.owner) => {
+                    is_back = true;
+                }
                 // The original value equals the written one: there is nothing to restore, whatever the knob holds now.
                 _ if found == ours => {}
                 // A crash may have kept the pending CPUs from being stored; partitions have the missing ones.
@@ -520,6 +524,12 @@ impl Enforcer {
         };
         masks.give(cpus)?;
         Some(Arc::new(masks))
+    }
+
+    /// Returns whether a cgroup belonged to a unit that does not exist any more.
+    fn is_unit_gone(&self, path: &CgroupPath, owner: &Owner) -> bool {
+        let Owner::Systemd(unit) = owner else { return false };
+        id_of(&path.dir(self.root())).is_none() && matches!(self.is_unit_loaded(unit), Ok(false))
     }
 
     /// Returns whether the drop-in of a knob's property belongs to the daemon.

@@ -1,6 +1,14 @@
 //! Tests of drop-ins of units, with a fake of systemd on a bus of its own.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
@@ -25,6 +33,8 @@ struct FakeUnit {
     file: Mutex<BTreeMap<String, u64>>,
     /// Properties that systemd has read, or that were set.
     properties: Mutex<BTreeMap<String, u64>>,
+    /// Whether the unit was removed from the host.
+    is_gone: AtomicBool,
 }
 
 impl FakeUnit {
@@ -97,6 +107,7 @@ impl FakeUnit {
     fn get(&self, call: &Message) -> Variant<'static> {
         let (_, property): (String, String) = call.body().deserialize().unwrap();
         match property.as_str() {
+            "LoadState" if self.is_gone.load(Ordering::Relaxed) => "not-found".into(),
             "LoadState" => "loaded".into(),
             "ControlGroup" => "/a.service".into(),
             property => self.value(property).into(),
@@ -110,8 +121,8 @@ impl FakeSystemd {
         let root = tree.root.path().to_owned();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let unit = FakeUnit { root: root.clone(), file: Mutex::default(), properties: Mutex::default() };
-        let unit = Arc::new(unit);
+        let (file, properties, is_gone) = Default::default();
+        let unit = Arc::new(FakeUnit { root: root.clone(), file, properties, is_gone });
         let (bus, serving) = (root.join("bus"), unit.clone());
         let _entered = runtime.enter();
         let listener = UnixListener::bind(&bus).unwrap();
@@ -222,5 +233,36 @@ fn removes_drop_in_after_crash() {
     fake.unit.set("MemoryMin", 0);
     fake.unit.set("MemoryMax", u64::MAX);
     fake.apply(&plan.intent, &SettingsChange::Release(path("/a.service")));
+    assert_eq!(fake.has_drop_ins(), [false, false]);
+}
+
+#[test]
+fn release_of_removed_unit_removes_drop_in() {
+    let fake = FakeSystemd::new();
+    fake.unit.file.lock().insert("MemoryMax".to_owned(), 512 << 20);
+    fake.unit.daemon_reload();
+    let applied = fake.hold();
+    // The package of the unit is removed, and systemd reads its files again.
+    fs::remove_dir_all(fake.unit.root.join(UNIT)).unwrap();
+    fake.unit.properties.lock().clear();
+    fake.unit.is_gone.store(true, Ordering::Relaxed);
+    let applied = fake.apply(&applied, &SettingsChange::Release(path("/a.service")));
+    assert!(applied.is_empty());
+    assert_eq!(fake.has_drop_ins(), [false, false]);
+}
+
+#[test]
+fn restarted_unit_gets_no_limit_without_record() {
+    let fake = FakeSystemd::new();
+    let huge = [(HugepageSize(Bytes::mib(2)), mib(4))];
+    let settings = Settings { hugetlb: huge.into(), ..protected(8) };
+    let change = SettingsChange::Hold(path("/a.service"), settings);
+    let plan = fake.enforcer.plan(&AppliedSettings::default(), &change).unwrap();
+    // The old directory is kept, so that its inode is not reused.
+    fs::rename(fake.unit.root.join(UNIT), fake.unit.root.join("old")).unwrap();
+    fake.tree.make("/a.service");
+    let failure = fake.enforcer.execute(&plan).unwrap_err();
+    assert!(failure.error.is_gone(), "{failure}");
+    assert_eq!(fake.tree.get("/a.service", "hugetlb.2MB.max"), "max");
     assert_eq!(fake.has_drop_ins(), [false, false]);
 }
