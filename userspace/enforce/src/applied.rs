@@ -265,10 +265,10 @@ impl AppliedSettings {
         self.records.iter().filter(move |(_, record)| is_unwritten(record)).map(|(path, _)| path)
     }
 
-    /// Removes the settings of a cgroup, so that its original values become pending restores.
-    pub(super) fn release(&mut self, path: &CgroupPath) {
+    /// Replaces the settings of a cgroup. Written knobs without a setting become pending restores.
+    pub fn replace_settings(&mut self, path: &CgroupPath, settings: Settings) {
         if let Some(record) = self.records.get_mut(path) {
-            record.settings = Settings::default();
+            record.settings = settings;
         }
     }
 

@@ -66,12 +66,12 @@ impl Enforcer {
                     self.check_available(path, settings)?;
                 }
             }
-            SettingsChange::Release(path) => next.release(path),
+            SettingsChange::Release(path) => next.replace_settings(path, Settings::default()),
             SettingsChange::Each(changes) => {
                 for (path, settings) in changes {
                     match settings {
                         Some(settings) => self.hold(&mut next, path, settings)?,
-                        None => next.release(path),
+                        None => next.replace_settings(path, Settings::default()),
                     }
                 }
             }

@@ -382,7 +382,9 @@ fn changes(
         // A cgroup that was created again at this path has none of these settings.
         let is_it = record.owner != Owner::Cgroupfs
             || core.hierarchy.id_of(path).is_ok_and(|id| id == Some(record.id));
-        record.settings.cpus.as_ref().filter(|_| is_it)
+        // Nodes that the guard no longer requires are still to be restored.
+        let is_steered = core.store.state.steered().contains_key(path);
+        record.settings.cpus.as_ref().filter(|_| is_it && (is_steered || record.settings.mems.is_none()))
     };
     let comes = wanted
         .iter()

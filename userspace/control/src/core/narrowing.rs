@@ -70,13 +70,18 @@ pub(crate) fn execute_narrowings(
     change.execute_plan(plan)
 }
 
-/// Removes requirements on a cgroup, even if this cannot be planned or stored.
+/// Removes requirements on a cgroup. If this cannot be planned or stored, the original values become pending restores.
 pub(crate) fn widen(core: &mut Core, path: &CgroupPath, change: impl Fn(&mut Narrowing)) {
     if let Err(error) = narrow(core, path, &change) {
-        tracing::warn!(cgroup = %path, %error, "the original values of this cgroup cannot be restored");
+        tracing::warn!(cgroup = %path, %error, "the original values of this cgroup cannot be restored yet; it is retried");
         let mut narrowing = core.store.state.narrowing(path);
         change(&mut narrowing);
+        let mut settings = core.applied_settings(path).cloned().unwrap_or_default();
+        settings.cpus.take_if(|_| !narrowing.is_isolated && narrowing.home.is_none());
+        settings.mems.take_if(|_| narrowing.off.is_empty());
+        core.store.state.applied.replace_settings(path, settings);
         core.store.state.set_narrowing(path, narrowing);
+        core.store_outcome();
     }
 }
 

@@ -131,12 +131,8 @@ impl AutoPlacement {
         let ended = core.store.state.preferred_nodes().keys().filter(|path| !is_on || !config.admits(path));
         let ended: Vec<CgroupPath> = ended.cloned().collect();
         for path in ended {
-            match narrowing::narrow(core, &path, |narrowing| narrowing.home = None) {
-                Ok(()) => report(core, &path, "ended", format!("{path} no longer has a preferred node.")),
-                Err(error) => {
-                    tracing::error!(cgroup = %path, %error, "cannot end the automatic placement of the workload");
-                }
-            }
+            narrowing::widen(core, &path, |narrowing| narrowing.home = None);
+            report(core, &path, "ended", format!("{path} no longer has a preferred node."));
         }
     }
 

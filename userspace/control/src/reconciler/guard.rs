@@ -630,6 +630,24 @@ mod tests {
     }
 
     #[test]
+    fn mode_change_spares_untouched_huge_pages() {
+        let mut bench = GuardBench::new(&["db"]);
+        bench.config.enforcement.mode = EnforcementMode::DryRun;
+        bench.restart();
+        guarantee(&mut bench, "db", "/db");
+        assert_eq!(bench.mems("db"), "");
+        let maps = "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n";
+        bench.process("db", 77, &[("maps", maps), ("status", "HugetlbPages:\t 0 kB\n")]);
+        bench.huge_pages([0, 0]);
+        bench.config.enforcement.mode = EnforcementMode::On;
+        bench.restart();
+        assert_eq!(bench.mems("db"), "", "the next touch would kill it");
+        bench.huge_pages([64, 64]);
+        bench.restart();
+        assert_ne!(bench.mems("db"), "");
+    }
+
+    #[test]
     fn spares_policy_that_names_nodes() {
         let mut bench = GuardBench::new(&["spread", "hog"]);
         bench.process("spread", 77, &[("numa_maps", "55d0 default\n7f00 interleave:0-1 anon=9 N0=5 N1=4\n")]);

@@ -20,10 +20,11 @@ use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{SettingsChange, controllers, weights::Weights};
 use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing, state::State};
+use numaward_model::Settings;
 use numaward_topology::CpuSet;
 
 use super::Core;
-use crate::core::{cpu_isolation, pods::uninstall, release};
+use crate::core::{cpu_isolation, huge_pages, pods::uninstall, release};
 
 /// Progress of the restores of an earlier run's settings. It is published for clients.
 #[derive(Debug, Default)]
@@ -76,7 +77,8 @@ pub(crate) fn follow(core: &mut Core) {
             for name in names {
                 tracing::info!(name, "the guarantee is released, because enforcement is off");
                 if let Err(error) = release::release(core, &name) {
-                    tracing::error!(name, %error, "the guarantee cannot be released");
+                    tracing::error!(name, %error, "the guarantee cannot be released; the release is retried");
+                    core.store.state.releasing.insert(name);
                 }
             }
         }
@@ -123,16 +125,21 @@ fn enforce_again(core: &mut Core) {
     });
     let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
     for (path, settings) in missing {
-        cpu_isolation::confine_others(core, &[&path]);
-        let mut change = core.begin();
-        change.state().set_narrowing(&path, Narrowing::default());
-        let plan = change.plan(SettingsChange::Hold(path.clone(), settings));
-        let done = plan.map_err(AdmissionError::from).and_then(|plan| change.execute_plan(plan));
-        match done {
+        match enforce(core, &path, settings) {
             Ok(()) => tracing::info!(cgroup = %path, "the guarantee is enforced again"),
             Err(error) => tracing::error!(cgroup = %path, %error, "the guarantee cannot be enforced"),
         }
     }
+}
+
+fn enforce(core: &mut Core, path: &CgroupPath, settings: Settings) -> Result<(), AdmissionError> {
+    let untouched = huge_pages::untouched_huge_pages(core, path);
+    huge_pages::check_nodes(core, path, settings.mems.as_ref(), untouched)?;
+    cpu_isolation::confine_others(core, &[path]);
+    let mut change = core.begin();
+    change.state().set_narrowing(path, Narrowing::default());
+    let plan = change.plan(SettingsChange::Hold(path.clone(), settings))?;
+    change.execute_plan(plan)
 }
 
 /// Restores all settings that were written.
@@ -145,6 +152,11 @@ fn restore_all(core: &mut Core) {
     }
     tracing::info!(cgroups = held, mode = ?core.mode(), "settings of an earlier run are restored");
     core.store.state.clear_narrowings();
+    // Knobs that this round does not restore are pending restores, and are retried.
+    let written: Vec<_> = core.store.state.applied.iter().map(|(path, _)| path.clone()).collect();
+    for path in written {
+        core.store.state.applied.replace_settings(&path, Settings::default());
+    }
     // If the first round ends partitions, other cgroups get their CPUs back in the second.
     for _ in 0..2 {
         let held: Vec<_> = core.store.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();

@@ -150,11 +150,15 @@ mod tests {
     use std::{fs, sync::Arc};
 
     use numaward_config::Config;
-    use numaward_guarantee::{error::AdmissionError, request::Request};
-    use numaward_topology::Bytes;
+    use numaward_guarantee::{
+        error::AdmissionError,
+        narrowing::{Narrowing, PreferredNode},
+        request::Request,
+    };
+    use numaward_topology::{Bytes, NodeId, NodeSet};
 
     use super::*;
-    use crate::core::release;
+    use crate::core::{cpu_isolation, narrowing, preferred_node, release};
     use crate::{
         reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, TestHost},
@@ -212,6 +216,13 @@ mod tests {
             reconciler.process_effects();
         }
 
+        /// Retries the releases that have begun.
+        fn release_ended(&mut self) {
+            let ReconcilerLoop { controllers: Controllers { liveness, .. }, core, .. } =
+                self.reconciler.as_mut().unwrap();
+            liveness.release_gone(core, self.now, false);
+        }
+
         /// Retries after this time and returns the restores that are still pending.
         fn pending_after(&mut self, seconds: u64) -> Vec<(String, String, String)> {
             self.now += Duration::from_secs(seconds);
@@ -266,6 +277,74 @@ mod tests {
         assert_eq!(bench.pending_after(6), []);
         assert_eq!(bench.knob("a/memory.max"), mib(128));
         drop(refused);
+    }
+
+    #[test]
+    fn unplanned_restore_is_retried() {
+        let mut bench = RestoreBench::new(&["a", "b"], "{}");
+        let (a, b): (CgroupPath, CgroupPath) = ("/a".parse().unwrap(), "/b".parse().unwrap());
+        let core = &mut bench.reconciler.as_mut().unwrap().core;
+        narrowing::keep_off(core, &a, &"1".parse().unwrap()).unwrap();
+        preferred_node::assign(core, &b, PreferredNode::new(NodeId(0), 500)).unwrap();
+        assert_eq!((bench.knob("a/cpuset.mems"), bench.knob("b/cpuset.cpus")), ("0".into(), "0-3".into()));
+        bench.write_knob("a/cpuset.mems", "unreadable");
+        bench.write_knob("b/cpuset.cpus", "unreadable");
+        let core = &mut bench.reconciler.as_mut().unwrap().core;
+        narrowing::widen(core, &a, |narrowing| narrowing.off = NodeSet::new());
+        // Automatic placement is off after the restart.
+        bench.restart();
+        let state = &bench.reconciler.as_ref().unwrap().core.store.state;
+        assert!(state.narrowed().is_empty());
+        assert_eq!(bench.pending_after(0).len(), 2);
+        bench.write_knob("a/cpuset.mems", "0");
+        bench.write_knob("b/cpuset.cpus", "0-3");
+        assert_eq!(bench.pending_after(6), []);
+        assert_eq!(
+            (bench.knob("a/cpuset.mems"), bench.knob("b/cpuset.cpus")),
+            (String::new(), String::new())
+        );
+    }
+
+    #[test]
+    fn nodes_of_forgotten_steering_are_restored() {
+        let mut bench = RestoreBench::new(&["a", "b"], r#"{"enforcement": {"herding": {"mode": "on"}}}"#);
+        bench.admit("a").unwrap();
+        let (b, core) = ("/b".parse().unwrap(), &mut bench.reconciler.as_mut().unwrap().core);
+        narrowing::keep_off(core, &b, &"1".parse().unwrap()).unwrap();
+        // A ledger that was rebuilt without its previous version does not name the guard.
+        core.store.state.set_narrowing(&b, Narrowing { is_isolated: true, ..Narrowing::default() });
+        cpu_isolation::update(core, true);
+        assert_eq!(
+            (bench.knob("b/cpuset.cpus"), bench.knob("b/cpuset.mems")),
+            ("0,3-7".into(), String::new())
+        );
+    }
+
+    #[test]
+    fn unplanned_restores_of_a_mode_are_retried() {
+        for mode in [api::EnforcementMode::Off, api::EnforcementMode::DryRun] {
+            let config = r#"{"enforcement": {"herding": {"mode": "on"}}}"#;
+            let mut bench = RestoreBench::new(&["a", "b", "c"], config);
+            bench.admit("a").unwrap();
+            assert_eq!(
+                (bench.knob("a/cpuset.cpus"), bench.knob("b/cpuset.cpus")),
+                ("1-2".into(), "0,3-7".into())
+            );
+            for knob in ["a/memory.min", "b/cpuset.cpus"] {
+                bench.write_knob(knob, "unreadable");
+            }
+            bench.config.enforcement.mode = mode;
+            bench.restart();
+            bench.write_knob("a/memory.min", &mib(256));
+            bench.write_knob("b/cpuset.cpus", "0,3-7");
+            bench.release_ended();
+            bench.pending_after(0);
+            assert_eq!(bench.pending_after(6), []);
+            let knobs = ["a/cpuset.cpus", "b/cpuset.cpus", "c/cpuset.cpus"].map(|knob| bench.knob(knob));
+            assert_eq!((knobs, bench.knob("a/memory.min")), (["", "", ""].map(str::to_owned), "0".into()));
+            let state = &bench.reconciler.as_ref().unwrap().core.store.state;
+            assert_eq!(state.guarantees.is_empty(), mode == api::EnforcementMode::Off);
+        }
     }
 
     #[test]
