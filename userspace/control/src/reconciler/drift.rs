@@ -338,6 +338,16 @@ fn cause<'a>(drift: &Drift, seen: &'a ObservedWrites) -> Option<&'a Option<KnobW
     })
 }
 
+/// Returns true if another program set the CPUs or nodes of a cgroup without a guarantee. It gets them when the cgroup is no longer narrowed.
+fn is_narrowed_set(core: &Core, drift: &Drift, cause: Option<&Option<KnobWriter>>) -> bool {
+    let Some(Some(writer)) = cause else { return false };
+    // systemd writes the properties of units, which the daemon may have set.
+    writer.pid != SERVICE_MANAGER
+        && matches!(drift.knob, Knob::CpusetCpus | Knob::CpusetMems)
+        && !drift.is_reset()
+        && !core.store.state.narrowing(&drift.cgroup).is_empty()
+}
+
 /// Classifies the cause for the conflict over the knob.
 fn drift_cause(drift: &Drift, cause: Option<&Option<KnobWriter>>, is_written: bool) -> DriftCause {
     let is_of_pods = || drift.cgroup.as_str().contains("kubepods");
@@ -508,9 +518,10 @@ impl DriftController {
                     // The kubelet writes many cgroups at once, and is yielded to: that is no reason for an alert.
                     core.metrics.drifted(knob);
                 }
-                if knob == Knob::CpuMax {
-                    // The kubelet changes the limits of a pod after a resize.
+                // The kubelet changes the limits of a pod after a resize.
+                if knob == Knob::CpuMax || is_narrowed_set(core, &noted.drift, cause) {
                     core.note_found(&noted.drift);
+                    core.effects.isolate |= knob == Knob::CpusetCpus;
                 }
                 let _tree = spans::reconcile();
                 let span = spans::knobs(1);
@@ -578,6 +589,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        core::release,
         reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, TestHost},
     };
@@ -673,6 +685,39 @@ mod tests {
         }
         assert_eq!(repaired[0], 30, "as often as systemd resets it");
         assert!(repaired[1] <= 10, "not against an administrator: {repaired:?}");
+    }
+
+    #[test]
+    fn narrowed_cgroup_gets_set_of_administrator() {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
+        let root = dir.path().join("cgroup");
+        for path in ["", "a", "b", "c"] {
+            fixture::cgroup(&root.join(path), &host.machine());
+        }
+        let config: Config = serde_json::from_str(r#"{"enforcement": {"herding": {"mode": "on"}}}"#).unwrap();
+        let config = Config { state_directory: dir.path().join("state"), ..config };
+        let mut reconciler = reconciler_loop(&config, &root, &host);
+        let request = Request::new(&api::AllocationRequest {
+            cpus: Some(api::Cpus::whole(2)),
+            ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "64Mi")
+        });
+        assert!(reconciler.admit(&request.unwrap(), false).is_ok());
+        let cpus = || ["b", "c"].map(|path| fixture::line(&root.join(path).join("cpuset.cpus")));
+        assert_eq!(cpus(), ["0,3-7", "0,3-7"]);
+        let ReconcilerLoop { controllers: Controllers { drift, .. }, core, .. } = &mut reconciler;
+        for (path, set) in [("b", "1-4"), ("c", "4-5")] {
+            fs::write(root.join(path).join("cpuset.cpus"), format!("{set}\n")).unwrap();
+            let path: CgroupPath = format!("/{path}").parse().unwrap();
+            let writer = KnobWriter { pid: 77, name: None, cgroup: None };
+            let knobs = [((path.clone(), Knob::CpusetCpus), Some(writer))].into();
+            let seen = ObservedWrites { knobs, everything: false };
+            drift.check_cgroup(core, [path].into(), seen, Duration::ZERO);
+        }
+        reconciler.process_effects();
+        assert_eq!(cpus(), ["3-4", "4-5"], "within the set of the administrator");
+        release::release(&mut reconciler.core, "a").unwrap();
+        reconciler.process_effects();
+        assert_eq!(cpus(), ["1-4", "4-5"]);
     }
 
     #[test]
