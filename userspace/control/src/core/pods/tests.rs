@@ -1,6 +1,6 @@
 //! Tests of containers that cannot be bound, and of their resources.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::Knob;
@@ -148,6 +148,8 @@ fn controllers_wait_for_the_runtime() {
     assert!(bench.core.store.state.applied.is_empty() && bench.core.store.state.guarantees.is_empty());
     // The values that the runtime has, before and after it was asked to change them.
     ask.has.cpus = Some("1-2".parse().unwrap());
+    // CPU 8 may be added later.
+    Arc::make_mut(&mut bench.core.policy.machine).possible_cpus = "0-8".parse().unwrap();
     for has_asked in [false, true] {
         upkeep::refresh(&mut bench.core);
         assert_eq!(crate::testing::line(&root.join("other/cgroup.subtree_control")), "cpuset memory");
@@ -159,6 +161,7 @@ fn controllers_wait_for_the_runtime() {
         let updates = listed.try_recv().unwrap().updates;
         assert_eq!(updates.is_empty(), has_asked, "{updates:?}");
         for update in updates {
+            assert_eq!(update.settings.cpus.as_ref().unwrap().to_string(), "0-8");
             ask.has = update.settings;
         }
     }

@@ -7,7 +7,7 @@
 //! # Algorithm
 //! The original values are those that the runtime was asked to set when the container was created. They are stored with its placement. When
 //! enforcement ends, the next start restores them in the cgroup, and the runtime is informed at the next synchronization. NRI cannot remove
-//! a set of CPUs or nodes: the set of all of them stands for none.
+//! a set of CPUs or nodes: the set of all that the machine can ever have stands for none.
 
 use std::{collections::BTreeSet, mem};
 
@@ -67,7 +67,9 @@ pub(crate) fn record_original_settings(core: &mut Core) {
 /// Returns the changes that the runtime must make after enforcement has ended, so that it does not write our values again. Original
 /// values that the runtime has restored are removed from the state.
 pub(crate) fn request_restores(core: &mut Core, containers: &[ContainerPlacementRequest]) -> Vec<Update> {
-    let (cpus, mems) = all_cpus_and_nodes(core);
+    // Nodes and CPUs that are added later are available to the container, too.
+    let machine = &core.policy.machine;
+    let (cpus, mems) = (machine.possible_cpus.clone(), machine.possible_nodes.clone());
     let (none, max) = (Some(Limit::Bytes(Bytes(0))), Some(Limit::Max));
     let mut updates = Vec::new();
     let mut restore_requested = mem::take(&mut core.pods.restore_requested);
