@@ -16,7 +16,7 @@ use numaward_guarantee::{
 };
 use numaward_model::Settings;
 use numaward_store::fault;
-use numaward_topology::{Bytes, NodeSet};
+use numaward_topology::{Bytes, NodeSet, sysfs};
 
 use super::{
     Attempt, Core, HeldChange, burstable_home, conditions, cpu_isolation, huge_pages, settings, shared_pool,
@@ -129,6 +129,35 @@ pub(crate) fn check_memory_use(
         return Err(FieldError::new("memory", problem, format!("at least {used}")).into());
     }
     Ok(())
+}
+
+/// Refuses nodes without room for the memory that a running cgroup has on other nodes: the kernel would move it there, and kill processes.
+/// What cannot be read is not refused: the guarantee was asked for.
+pub(crate) fn check_room(
+    core: &Core,
+    path: &CgroupPath,
+    mems: Option<&NodeSet>,
+) -> Result<(), AdmissionError> {
+    let Some(mems) = mems else { return Ok(()) };
+    let by_node = read::memory_numa_stat(&core.hierarchy.dir(path)).unwrap_or_default();
+    let outside = by_node.iter().filter(|(node, _)| !mems.contains(**node));
+    let resident =
+        outside.fold(0_u64, |sum, (_, of)| sum.saturating_add(of.anon.0).saturating_add(of.shmem.0));
+    let mut room = 0_u64;
+    for node in mems.iter() {
+        let Ok(of) = sysfs::node_memory(&core.config.host_root, node) else { return Ok(()) };
+        let parts = [of.free, of.active_file, of.inactive_file, of.kernel_reclaimable];
+        room = parts.iter().fold(room, |sum, part| sum.saturating_add(part.0));
+    }
+    if resident <= room {
+        return Ok(());
+    }
+    let (resident, room) = (Bytes(resident), Bytes(room));
+    Err(AdmissionError::conflict(
+        "target",
+        format!("{path}: it has {resident} on other nodes than {mems}, which have room for {room}"),
+        "nodes with room for the memory of the workload, or a workload that is started with its guarantee",
+    ))
 }
 
 pub(crate) fn admit(core: &mut Core, request: &Request, dry_run: bool) -> Result<Admission, AdmissionError> {
@@ -280,6 +309,7 @@ pub(super) fn grant(
     let settings = settings::request_settings(core, request, &allocation);
     if is_running {
         huge_pages::check_nodes(core, path, settings.mems.as_ref(), untouched)?;
+        check_room(core, path, settings.mems.as_ref())?;
     } else {
         create_exec_cgroup(core, path)?;
     }

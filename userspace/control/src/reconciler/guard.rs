@@ -718,6 +718,34 @@ mod tests {
     }
 
     #[test]
+    fn refuses_nodes_without_room() {
+        let mut bench = GuardBench::new(&["db"]);
+        // A thread has 300 MiB on node 1, and page cache, which stays there or is dropped.
+        let numa_stat = format!("anon N0=0 N1={}\nfile N0=0 N1={}\n", 300 << 20, 900_u64 << 20);
+        fs::write(bench.root().join("db/memory.numa_stat"), numa_stat).unwrap();
+        let admit = |bench: &mut GuardBench, free: u64| {
+            bench.huge_pages([0, 0]);
+            let meminfo = format!("Node 0 MemTotal: 4194304 kB\nNode 0 MemFree: {} kB\n", free << 10);
+            fs::write(bench.dir.path().join("sys/devices/system/node/node0/meminfo"), meminfo).unwrap();
+            let request = Request::new(&api::AllocationRequest {
+                memory_limit: Some("2Gi".to_owned()),
+                placement: api::Placement {
+                    preferred_nodes: Some("0".parse().unwrap()),
+                    ..api::Placement::default()
+                },
+                ..api::AllocationRequest::new("db", api::Target::Cgroup("/db".to_owned()), "64Mi")
+            });
+            let admitted = bench.reconciler.as_mut().unwrap().admit(&request.unwrap(), false);
+            admitted.map(drop).map_err(|error| error.to_string())
+        };
+        let error = admit(&mut bench, 299).unwrap_err();
+        assert!(error.contains("it has 300Mi on other nodes than 0, which have room for 299Mi"), "{error}");
+        assert_eq!(bench.mems("db"), "");
+        admit(&mut bench, 300).unwrap();
+        assert_eq!(bench.mems("db"), "0");
+    }
+
+    #[test]
     fn ignores_absent_nodes() {
         let mut bench = GuardBench::new(&["wide", "narrow"]);
         // The kernel reports all possible nodes after all nodes were restored while processes ran in the cgroup.

@@ -24,7 +24,7 @@ use numaward_model::Settings;
 use numaward_topology::CpuSet;
 
 use super::Core;
-use crate::core::{cpu_isolation, huge_pages, pods::uninstall, release};
+use crate::core::{admission, cpu_isolation, huge_pages, pods::uninstall, release};
 
 /// Progress of the restores of an earlier run's settings. It is published for clients.
 #[derive(Debug, Default)]
@@ -135,6 +135,7 @@ fn enforce_again(core: &mut Core) {
 fn enforce(core: &mut Core, path: &CgroupPath, settings: Settings) -> Result<(), AdmissionError> {
     let untouched = huge_pages::untouched_huge_pages(core, path);
     huge_pages::check_nodes(core, path, settings.mems.as_ref(), untouched)?;
+    admission::check_room(core, path, settings.mems.as_ref())?;
     cpu_isolation::confine_others(core, &[path]);
     let mut change = core.begin();
     change.state().set_narrowing(path, Narrowing::default());
