@@ -176,7 +176,9 @@ pub(crate) fn follow(core: &mut Core) {
 fn guarantees_off_pool(core: &Core) -> Vec<(CgroupPath, Settings)> {
     let wanted = |(name, held): (&String, &Arc<Guarantee>)| {
         let is_other = matches!(held.target, Target::Container(_)) || held.has_no_guarantee();
-        if is_other || core.store.state.releasing.contains(name) {
+        // The original CPUs of a cgroup that was created again at this path are not recorded.
+        let is_replaced = || core.hierarchy.id_of(&held.cgroup).is_ok_and(|id| id != Some(held.id));
+        if is_other || core.store.state.releasing.contains(name) || is_replaced() {
             return None;
         }
         let account = core.store.state.ledger.owner(&OwnerId::from(name.as_str()))?;

@@ -310,6 +310,20 @@ fn absent_cgroup_blocks_no_sharer() {
 }
 
 #[test]
+fn replaced_sharer_keeps_cpus() {
+    let mut bench = ExecutionBench::new();
+    bench.share("other");
+    assert_eq!(bench.cpus("other"), "0-7");
+    let other = bench.dir.path().join("cgroup/other");
+    // The old directory is kept, so that its inode is not reused.
+    std::fs::rename(&other, bench.dir.path().join("old")).unwrap();
+    fixture::cgroup(&other, &bench.core.policy.machine);
+    drop(bench.create(&container("takes", 2000)));
+    bench.handle();
+    assert_eq!(bench.cpus("other"), "");
+}
+
+#[test]
 fn newer_pod_survives_synchronization() {
     let mut bench = ExecutionBench::new();
     let ask = container("gone", 2000);
