@@ -73,6 +73,12 @@ pub(crate) fn note_guarantees_changed(core: &mut Core) {
     follow(core);
 }
 
+/// Records that workloads run again that may have missed changes of the shared pool.
+pub(crate) fn note_restarted(core: &mut Core) {
+    core.pool.note_behind(true);
+    note_guarantees_changed(core);
+}
+
 /// Sets the CPUs of these containers to the shared pool; returns for each whether its set was different.
 pub(crate) fn set_to_shared_pool<'a>(
     core: &mut Core,

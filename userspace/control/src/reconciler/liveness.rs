@@ -31,7 +31,7 @@ use numaward_enforce::EnforceError;
 use numaward_guarantee::{request::Target, state::Guarantee};
 use numaward_model::{EventReport, Retry};
 
-use super::{Controller, ControllerEvent, drift::Rotation, notices::Notices, upkeep};
+use super::{Controller, ControllerEvent, drift::Rotation, mode, notices::Notices, upkeep};
 use crate::core::{Core, HeldChange, release, shared_pool};
 
 /// Time within which all guarantees are checked.
@@ -283,7 +283,8 @@ impl Liveness {
         }
         if restarted {
             upkeep::enforce_guarantees(core);
-            shared_pool::note_guarantees_changed(core);
+            mode::enforce_again(core);
+            shared_pool::note_restarted(core);
         }
         for (name, reason) in ended {
             let unit =
@@ -545,6 +546,31 @@ mod tests {
         assert_eq!(stopped_at(&mut reconciler, removed), [false]);
         assert_eq!(stopped_at(&mut reconciler, removed + RESTART_TIMEOUT), [false; 0]);
         assert_eq!(reported(), [stopped, again, "The guarantee of db is released: its unit is gone."]);
+    }
+
+    #[test]
+    fn restarted_unit_follows_shared_pool() {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(TestHost::small()));
+        let root = dir.path().join("cgroup");
+        let create = |path: &str| fixture::cgroup(&root.join(path), &host.machine.lock().unwrap());
+        for path in ["", "a", "system.slice", "system.slice/db.service"] {
+            create(path);
+        }
+        let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+        let mut reconciler = reconciler_loop(&config, &root, &host);
+        let mut admit = |name: &str, target, cpus| {
+            let request =
+                api::AllocationRequest { cpus, ..api::AllocationRequest::new(name, target, "64Mi") };
+            assert!(reconciler.admit(&Request::new(&request).unwrap(), false).is_ok());
+        };
+        admit("db", api::Target::Unit("db.service".to_owned()), None);
+        let knob = |file: &str| fixture::line(&root.join("system.slice/db.service").join(file));
+        assert_eq!(knob("cpuset.cpus"), "0-7");
+        fs::rename(root.join("system.slice/db.service"), dir.path().join("gone")).unwrap();
+        admit("a", api::Target::Cgroup("/a".to_owned()), Some(api::Cpus::whole(2)));
+        create("system.slice/db.service");
+        stopped_at(&mut reconciler, Instant::now());
+        assert_eq!((knob("cpuset.cpus"), knob("memory.min")), ("0,3-7".to_owned(), (64 << 20).to_string()));
     }
 
     #[test]

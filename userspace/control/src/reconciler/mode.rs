@@ -114,8 +114,11 @@ pub(crate) fn disable_controllers(core: &mut Core) {
     core.store_outcome();
 }
 
-/// Enforces guarantees that are not enforced, for example those of a dry run.
-fn enforce_again(core: &mut Core) {
+/// Enforces guarantees that are not enforced, for example those of a dry run, or of a unit with a new cgroup that systemd does not manage.
+pub(crate) fn enforce_again(core: &mut Core) {
+    if core.mode() != EnforcementMode::On {
+        return;
+    }
     let is_held = |path| core.store.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
     let kept =
         core.store.state.guarantees.iter().filter(|(name, _)| !core.store.state.releasing.contains(*name));
