@@ -565,12 +565,12 @@ mod tests {
         };
         admit("db", api::Target::Unit("db.service".to_owned()), None);
         let knob = |file: &str| fixture::line(&root.join("system.slice/db.service").join(file));
-        assert_eq!(knob("cpuset.cpus"), "0-7");
+        assert_eq!(knob("cpuset.cpus"), "0-3");
         fs::rename(root.join("system.slice/db.service"), dir.path().join("gone")).unwrap();
         admit("a", api::Target::Cgroup("/a".to_owned()), Some(api::Cpus::whole(2)));
         create("system.slice/db.service");
         stopped_at(&mut reconciler, Instant::now());
-        assert_eq!((knob("cpuset.cpus"), knob("memory.min")), ("0,3-7".to_owned(), (64 << 20).to_string()));
+        assert_eq!((knob("cpuset.cpus"), knob("memory.min")), ("0,3".to_owned(), (64 << 20).to_string()));
     }
 
     #[test]

@@ -313,7 +313,7 @@ fn absent_cgroup_blocks_no_sharer() {
 fn replaced_sharer_keeps_cpus() {
     let mut bench = ExecutionBench::new();
     bench.share("other");
-    assert_eq!(bench.cpus("other"), "0-7");
+    assert_eq!(bench.cpus("other"), "0-3");
     let other = bench.dir.path().join("cgroup/other");
     // The old directory is kept, so that its inode is not reused.
     std::fs::rename(&other, bench.dir.path().join("old")).unwrap();
