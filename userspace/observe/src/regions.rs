@@ -27,6 +27,8 @@ pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_NAMES: usize = 2 * MAX_REGIONS;
 /// Maximum length of a name in bytes. Files with equal names up to this length count as one region.
 const MAX_NAME_BYTES: usize = 1 << 10;
+/// Number of nodes that the kernel supports. Pages on a node with a higher id are ignored.
+const MAX_NODES: u32 = 1024;
 /// Name of the region into which smaller ones are folded.
 const FOLDED_NAME: &str = "[others]";
 
@@ -220,6 +222,7 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
             "kernelpagesize_kB" => page = value.parse().ok()?,
             _ => {
                 if let Some(Ok(node)) = key.strip_prefix('N').map(str::parse)
+                    && node < MAX_NODES
                     && let Ok(count) = value.parse::<u64>()
                 {
                     pages.push((NodeId(node), count));
@@ -343,6 +346,17 @@ mod tests {
         assert!(found.regions.iter().any(|region| region.name == "[heap]"));
         assert!(found.regions.iter().all(|region| region.name.len() <= MAX_NAME_BYTES));
         assert!(found.notes[0].contains("names"), "{:?}", found.notes);
+    }
+
+    #[test]
+    fn nodes_are_limited() {
+        let host = host();
+        let nodes = |line| (0..2000).map(|node| format!(" N{}=1", line * 1000 + node)).collect::<String>();
+        let lines: String = (0..9).map(|line| format!("{line}000 default{}\n", nodes(line))).collect();
+        fs::write(host.path().join("proc/10/numa_maps"), lines).unwrap();
+        let found = regions(host.path(), None, soon()).regions;
+        let nodes: BTreeSet<u32> = found.iter().flat_map(|region| &region.nodes).map(|of| of.node).collect();
+        assert_eq!((nodes.len(), nodes.last()), (1024, Some(&1023)));
     }
 
     #[test]
