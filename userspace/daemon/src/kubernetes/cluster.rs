@@ -376,8 +376,8 @@ fn included_pods(
             .any(|container| container.pod_uid == uid)
     };
     let is_included = |stored: &&Arc<StoredPod>| {
-        let PodId { namespace, name, uid } = &stored.pod.id;
-        !stored.pod.is_terminal && (stored.is_running || holds(uid)) && devices.include(namespace, name)
+        let id = &stored.pod.id;
+        !stored.pod.is_terminal && (stored.is_running || holds(&id.uid)) && devices.include(id)
     };
     pods.iter().filter(is_included).cloned().collect()
 }
@@ -417,7 +417,7 @@ mod tests {
             included.iter().map(|stored| stored.pod.id.name.clone()).collect::<Vec<_>>()
         };
         assert_eq!(names(&Devices::default()), ["old", "new"]);
-        let pods = [("ns".to_owned(), "old".to_owned())].into();
+        let pods = [(("ns".to_owned(), "old".to_owned()), None)].into();
         assert_eq!(
             names(&Devices { pods, all: vec![ContainerDevices::default()], ..Devices::default() }),
             ["old"]

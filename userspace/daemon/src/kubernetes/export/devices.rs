@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use numaward_engine::PodId;
 use numaward_kube::{
     api::Pods,
     node_topology::{NodeTopology, Resource},
@@ -34,15 +35,28 @@ pub struct Devices {
     pub held: BTreeMap<(String, String, String), Vec<ContainerDevices>>,
     /// All devices of the host.
     pub all: Vec<ContainerDevices>,
-    /// The pods in the report by namespace and name.
-    pub pods: BTreeSet<(String, String)>,
+    /// The pods in the report by namespace and name, with the UID that the pod of this name had at the time of the report, if it was known.
+    pub pods: BTreeMap<(String, String), Option<String>>,
 }
 
 impl Devices {
-    async fn from_kubelet(socket: &Path) -> Result<Self, PodResourcesError> {
+    /// Calls the kubelet, which reports no UIDs. They are those of `known` pods before the call: a pod of the same name may replace one
+    /// in the report.
+    async fn from_kubelet(socket: &Path, known: Option<&Pods>) -> Result<Self, PodResourcesError> {
+        let known = known.map(Pods::all).unwrap_or_default().into_iter().map(|stored| {
+            let PodId { namespace, name, uid } = stored.pod.id.clone();
+            ((namespace, name), uid)
+        });
+        let mut uids: BTreeMap<_, _> = known.collect();
         let client = Client::connect(socket).await?;
         let (pods, allocatable) = (client.list().await?, client.allocatable().await?);
-        let reported = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
+        let keys = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone()));
+        let reported = keys
+            .map(|key| {
+                let uid = uids.remove(&key);
+                (key, uid)
+            })
+            .collect();
         let held =
             pods.into_iter().flat_map(|AssignedPodResources { namespace, name, containers, .. }| {
                 let assigned = move |container: ContainerResources| {
@@ -55,8 +69,9 @@ impl Devices {
     }
 
     /// Returns true if the devices of this pod are known: the report has it, or the host has no devices.
-    pub fn include(&self, namespace: &str, name: &str) -> bool {
-        self.all.is_empty() || self.pods.contains(&(namespace.to_owned(), name.to_owned()))
+    pub fn include(&self, pod: &PodId) -> bool {
+        let reported = self.pods.get(&(pod.namespace.clone(), pod.name.clone()));
+        self.all.is_empty() || reported.is_some_and(|uid| uid.as_ref().is_none_or(|uid| *uid == pod.uid))
     }
 
     /// Returns the names of the resources that [`add_to`](Self::add_to) adds.
@@ -109,7 +124,7 @@ impl LatestDevices {
 
     /// Calls the kubelet every [`POLL_INTERVAL`], and after each change of a pod, which gets its devices before it runs.
     pub fn follow(&self, socket: PathBuf, pods: Option<&Pods>) -> impl Future<Output = ()> + use<> {
-        let (latest, mut changes) = (self.0.clone(), pods.map(Pods::changes));
+        let (latest, mut changes, pods) = (self.0.clone(), pods.map(Pods::changes), pods.cloned());
         async move {
             let mut ticks = interval(POLL_INTERVAL);
             loop {
@@ -126,7 +141,7 @@ impl LatestDevices {
                     _ = ticks.tick() => {}
                     () = next_change => {}
                 }
-                match Devices::from_kubelet(&socket).await {
+                match Devices::from_kubelet(&socket, pods.as_ref()).await {
                     Ok(now) => *latest.write() = Arc::new(now),
                     Err(error) => tracing::debug!(%error, "the kubelet does not report its devices"),
                 }
@@ -175,11 +190,20 @@ mod tests {
                 devices("fpga", &["a"], &[]),
                 devices("far", &["y"], &[9]),
             ],
-            pods: [("n".to_owned(), "p".to_owned())].into(),
+            pods: [("p", None), ("q", Some("uid-q"))]
+                .map(|(name, uid)| (("n".to_owned(), name.to_owned()), uid.map(str::to_owned)))
+                .into(),
+        };
+        let pod = |name: &str, uid: &str| PodId {
+            namespace: "n".to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
         };
         assert_eq!(devices.resources_on_nodes(), ["bridge", "far", "nic"].into());
-        assert!(devices.include("n", "p") && !devices.include("n", "new"));
-        assert!(Devices::default().include("n", "new"), "the host has no devices");
+        assert!(devices.include(&pod("p", "any")) && devices.include(&pod("q", "uid-q")));
+        assert!(!devices.include(&pod("q", "another")), "the report is of an earlier pod of this name");
+        assert!(!devices.include(&pod("new", "any")));
+        assert!(Devices::default().include(&pod("new", "any")), "the host has no devices");
         devices.add_to(&mut topology);
         let resources = |zone: &Zone| -> Vec<(String, [u64; 3])> {
             let all = zone.resources.iter();

@@ -79,7 +79,6 @@ fn requests_exclusive(container: &ContainerRequest) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
 
     use numaward_api::PodContainer;
     use numaward_engine::MemoryBlock;
@@ -145,7 +144,7 @@ mod tests {
         let holds = |pod: &str| Devices {
             held: [(("ns".to_owned(), pod.to_owned(), "main".to_owned()), vec![device.clone()])].into(),
             all: vec![device.clone()],
-            pods: BTreeSet::new(),
+            pods: BTreeMap::new(),
         };
         assert_eq!(
             metadata(&pods[2..], Vec::new(), &holds("shared")),
