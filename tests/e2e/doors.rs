@@ -152,11 +152,11 @@ fn floods_of_one_user_delay_no_other() {
     }
     let files: Vec<_> = report.section("files").lines().collect();
     assert_eq!(
-        files[..17],
-        ["code 0"; 17],
-        "a scrape, eight lists of regions and eight of stacks:\n{report}"
+        files[..18],
+        ["code 0"; 18],
+        "a scrape, a repair, eight lists of regions and eight of stacks:\n{report}"
     );
-    assert_eq!(files[17..], ["1", "1"], "{report}");
+    assert_eq!(files[18..], ["1", "1"], "{report}");
     let regions = report.json("regions of 1");
     let regions = regions["regions"].as_array().unwrap();
     assert!((1..=200).contains(&regions.len()), "{}", regions.len());
@@ -180,6 +180,7 @@ fn floods_of_one_user_delay_no_other() {
     assert_eq!(report.section("own port"), "code 0");
     let port = report.section("port of the socket unit");
     assert_eq!(port, "code 0\ncode 0\ncode 0\nnot taken\nstill tries", "{report}");
+    assert_eq!(report.section("latest answers in milliseconds").lines().count(), 5, "{report}");
     assert_eq!(report.section("late"), "", "/livez is answered within a second throughout:\n{report}");
     for section in ["peak before the restart", "peak"] {
         let peak: u64 = report.section(section).trim().parse().unwrap();

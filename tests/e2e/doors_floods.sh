@@ -133,31 +133,59 @@ grep -c '^event: sample' /run/sample
 wc -c </run/sample
 # peak: prints the peak memory of the daemon since its start, in KiB.
 peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --value -p MainPID numaward)/status"; }
-# milliseconds: prints the time since the boot.
-milliseconds() { awk '{ printf "%d", $1 * 1000 }' /proc/uptime; }
-# Root checks continuously that the daemon is alive, except during a restart. A late or failed response gives a line with the
-# section of the report, the milliseconds and the response.
-watch() {
-    while [ ! -e /run/over ]; do
-        if [ ! -e /run/restarting ]; then
-            _asked=$(milliseconds)
-            timeout 1 wget -q -S -O /dev/null http://127.0.0.1:9560/livez 2>/run/livez && _code=0 || _code=$?
-            _took=$(($(milliseconds) - _asked))
-            echo "$_took $(cat /run/section)" >>/run/latencies
-            [ $_code = 0 ] || [ -e /run/restarting ] ||
-                echo "$(cat /run/section): code $_code after $_took ms: $(head -c 200 /run/livez | tr '\n' ' ')" >>/run/late
-        fi
-        sleep 0.2
-    done
+# watch.pl: checks every 0.2 s that the daemon is alive, except during a restart, until there is a file /run/over. It writes to
+# /run/latencies the milliseconds of each answer and the section of the report, and to /run/late a line for each late or failed answer. It
+# is one process: a new one for each check would wait for its CPU and its memory beside the attack, and not for the daemon.
+cat >/run/watch.pl <<'PERL'
+use strict;
+my $clock_gettime = `uname -m` =~ /aarch64/ ? 113 : 228;
+# Returns the time of CLOCK_MONOTONIC.
+sub milliseconds {
+    my $time = "\0" x 16;
+    syscall($clock_gettime, 1, $time) == 0 or die $!;
+    my ($seconds, $nanoseconds) = unpack 'q q', $time;
+    return $seconds * 1000 + $nanoseconds / 1_000_000;
 }
-# attack_section NAME: begins a section, also for the lines of `watch`.
+my $address = pack 'S n C4 x8', 2, 9560, 127, 0, 0, 1;
+sub section { open my $file, '<', '/run/section' or die $!; chomp(my $name = <$file>); return $name }
+# Returns the answer, or what has failed.
+sub ask {
+    socket my $socket, 2, 1, 0 or return "socket: $!";
+    connect $socket, $address or return "connect: $!";
+    syswrite $socket, "GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" or return "write: $!";
+    my ($answer, $bits) = ('', '');
+    vec($bits, fileno $socket, 1) = 1;
+    while (select my $ready = $bits, undef, undef, 1) {
+        my $read = sysread $socket, $answer, 4096, length $answer;
+        return "read: $!" if !defined $read;
+        return $answer if $read == 0;
+    }
+    return "nothing within a second after: $answer";
+}
+$SIG{PIPE} = 'IGNORE';
+open my $latencies, '>', '/run/latencies' or die $!;
+open my $late, '>', '/run/late' or die $!;
+until (-e '/run/over') {
+    if (!-e '/run/restarting') {
+        my $asked = milliseconds();
+        my $answer = ask();
+        my $took = int(milliseconds() - $asked);
+        my $section = section();
+        syswrite $latencies, "$took $section\n";
+        $answer =~ s/\s+/ /g;
+        my $is_late = $took >= 1000 || $answer !~ m{^HTTP/1.1 200};
+        syswrite $late, "$section: $took ms: $answer\n" if $is_late && !-e '/run/restarting';
+    }
+    select undef, undef, undef, 0.2;
+}
+PERL
+# attack_section NAME: begins a section, also for the lines of watch.pl.
 attack_section() {
     echo "$1" >/run/section
     section "$1"
 }
-: >/run/late
 echo before >/run/section
-watch 2>/dev/null &
+perl /run/watch.pl &
 watcher=$!
 # began KIND: succeeds if the attack has begun.
 began() { [ -s /run/attack/$1 ]; }
@@ -218,6 +246,7 @@ for _client in 1 2 3 4 5 6 7 8; do
     asking="$asking $!"
 done
 with_code scrape
+with_code repairs
 for _asked in $asking; do with_code wait $_asked; done
 for _client in 1 8; do grep -c '"regions"' /run/regions-$_client || true; done
 for _client in 1 8; do
