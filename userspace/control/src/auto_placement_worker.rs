@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,12 +20,13 @@ use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    page_worker::{ByNode, MAX_MOVE_TIME, MIN_MOVE_SIZE, is_over, room},
+    detached_reads::DetachedReads,
+    page_worker::{ByNode, MAX_MOVE_TIME, MIN_MOVE_SIZE, WORKER_TIMEOUT, detached_move, is_over, room},
     worker::Worker,
 };
 
-/// Time for one workload or one window of pages, after which the thread counts as hung.
-const HANG_TIMEOUT: Duration = Duration::from_mins(2);
+/// Time after which a move counts as hung: a process can keep the kernel from reading its memory.
+const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A job of the thread.
 #[derive(Debug)]
@@ -83,11 +84,14 @@ pub(crate) fn start(
     heartbeats: &Heartbeats,
     stop: &CancellationToken,
 ) -> io::Result<AutoPlacementWorker> {
-    let ended = stop.clone();
-    Worker::start("homes", HANG_TIMEOUT, heartbeats, stop, move |job| match job {
+    let (ended, detached) = (stop.clone(), DetachedReads::default());
+    Worker::start("homes", WORKER_TIMEOUT, heartbeats, stop, move |job| match job {
         Job::Survey(nodes) => JobOutcome::Surveyed(sources.survey(&nodes)),
         Job::Move(cgroup, order) => {
-            let moved = sources.move_pages(&order, &ended);
+            let (root, ended) = (sources.host_root.clone(), ended.clone());
+            let moved = detached_move(&detached, cgroup.as_str(), &order, HANG_TIMEOUT, move |order| {
+                move_pages(&root, order, &ended)
+            });
             JobOutcome::Moved { cgroup, order, moved }
         }
     })
@@ -114,18 +118,18 @@ impl Sources {
         let cpu = read::cpu_time(&dir).ok()?;
         Some(Reading { cgroup, id, at: Instant::now(), accesses, resident, cpu })
     }
+}
 
-    /// Moves as many pages as the target node has room for.
-    fn move_pages(&self, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
-        let bytes = order.bytes.min(room(&self.host_root, order.to));
-        if bytes < MIN_MOVE_SIZE {
-            let mut moved = PagesMoved::default();
-            moved.add(PageOutcome::NoRoom, order.bytes.0);
-            return moved;
-        }
-        let is_over = is_over(Instant::now() + MAX_MOVE_TIME, stop);
-        pages::move_pages(&self.host_root.join("proc"), &PageMove { bytes, ..order.clone() }, is_over)
+/// Moves as many pages as the target node has room for.
+fn move_pages(host_root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
+    let bytes = order.bytes.min(room(host_root, order.to));
+    if bytes < MIN_MOVE_SIZE {
+        let mut moved = PagesMoved::default();
+        moved.add(PageOutcome::NoRoom, order.bytes.0);
+        return moved;
     }
+    let is_over = is_over(Instant::now() + MAX_MOVE_TIME, stop);
+    pages::move_pages(&host_root.join("proc"), &PageMove { bytes, ..order.clone() }, is_over)
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use std::{
 
 use numaward_cgroup::read::{self, CgroupNodeMemory};
 use numaward_enforce::pages::{self, PageMove, PageOutcome, PagesMoved};
-use numaward_model::health::{self, Heartbeats};
+use numaward_model::health::Heartbeats;
 use numaward_topology::{Bytes, NodeId, sysfs};
 use tokio_util::sync::CancellationToken;
 
-use crate::worker::Worker;
+use crate::{detached_reads::DetachedReads, worker::Worker};
 
 /// Minimum amount of memory to move or drop.
 pub(crate) const MIN_MOVE_SIZE: Bytes = Bytes::mib(2);
@@ -25,8 +25,11 @@ const RESERVED_FRACTION: u64 = 64;
 /// for 10 s at the configured rate.
 pub(crate) const MAX_MOVE_TIME: Duration = Duration::from_secs(20);
 
-/// Time for one reading or one call to the kernel, after which the thread counts as hung. Dropping page cache waits for the disk.
-const HANG_TIMEOUT: Duration = Duration::from_mins(10);
+/// Time after which a move counts as hung: a process can keep the kernel from reading its memory. Dropping page cache waits for the disk.
+const HANG_TIMEOUT: Duration = Duration::from_mins(2);
+
+/// Time after which the thread counts as hung.
+pub(crate) const WORKER_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// User memory by node.
 pub(crate) type ByNode = BTreeMap<NodeId, Bytes>;
@@ -62,11 +65,13 @@ pub(crate) fn start(
     heartbeats: &Heartbeats,
     stop: &CancellationToken,
 ) -> io::Result<PageWorker> {
-    let (root, ended) = (host_root.to_owned(), stop.clone());
-    Worker::start("pages", HANG_TIMEOUT, heartbeats, stop, move |job| perform(&root, job, &ended))
+    let (root, ended, detached) = (host_root.to_owned(), stop.clone(), DetachedReads::default());
+    Worker::start("pages", WORKER_TIMEOUT, heartbeats, stop, move |job| {
+        perform(&root, job, &ended, &detached)
+    })
 }
 
-fn perform(root: &Path, job: Job, stop: &CancellationToken) -> JobOutcome {
+fn perform(root: &Path, job: Job, stop: &CancellationToken, detached: &DetachedReads) -> JobOutcome {
     match job {
         Job::Read(workloads) => {
             let started = Instant::now();
@@ -75,7 +80,10 @@ fn perform(root: &Path, job: Job, stop: &CancellationToken) -> JobOutcome {
             JobOutcome::Read { found, took: started.elapsed() }
         }
         Job::Move(name, order) => {
-            let moved = move_or_drop(root, &order, Instant::now() + MAX_MOVE_TIME, stop);
+            let (root, stop) = (root.to_owned(), stop.clone());
+            let moved = detached_move(detached, &name, &order, HANG_TIMEOUT, move |order| {
+                move_or_drop(&root, order, Instant::now() + MAX_MOVE_TIME, &stop)
+            });
             JobOutcome::Moved { name, order, moved }
         }
     }
@@ -83,10 +91,24 @@ fn perform(root: &Path, job: Job, stop: &CancellationToken) -> JobOutcome {
 
 /// Returns the function that tells a move to end: after the deadline, and when the daemon ends.
 pub(crate) fn is_over(deadline: Instant, stop: &CancellationToken) -> impl Fn() -> bool {
-    move || {
-        health::beat();
-        stop.is_cancelled() || Instant::now() >= deadline
-    }
+    move || stop.is_cancelled() || Instant::now() >= deadline
+}
+
+/// Moves pages of a workload on a thread of its own. Without a result within `timeout`, the pages count as skipped.
+pub(crate) fn detached_move(
+    detached: &DetachedReads,
+    workload: &str,
+    order: &PageMove,
+    timeout: Duration,
+    perform: impl FnOnce(&PageMove) -> PagesMoved + Send + 'static,
+) -> PagesMoved {
+    let own = order.clone();
+    detached.run(workload, timeout, move || perform(&own)).unwrap_or_else(|error| {
+        tracing::warn!(workload, %error, "its pages are not moved");
+        let mut moved = PagesMoved::default();
+        moved.add(PageOutcome::Skipped, order.bytes.0);
+        moved
+    })
 }
 
 /// Returns the memory of each cgroup by node; `None` if a cgroup cannot be read.
@@ -246,6 +268,43 @@ mod tests {
         let moved = move_or_drop(root.path(), &order, deadline, &CancellationToken::new());
         assert_eq!(moved.obstacle(), Some(PageOutcome::Skipped));
         assert!(writer.join().unwrap() < MAX_MOVE_TIME);
+    }
+
+    /// A process can hold the lock of its memory map for ever; a pipe that nothing writes hangs likewise.
+    #[test]
+    fn hung_process_delays_no_other_workload() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, process) = (root.path().join("a"), root.path().join("proc/2147483000"));
+        let node = root.path().join("sys/devices/system/node/node1");
+        for dir in [&dir, &node, &process] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(node.join("meminfo"), "Node 1 MemTotal: 65536 kB\nNode 1 MemFree: 65536 kB\n").unwrap();
+        fs::write(dir.join("cgroup.procs"), "2147483000\n").unwrap();
+        let numa_maps = process.join("numa_maps");
+        mknodat(CWD, &numa_maps, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let order = |dirs| PageMove {
+            dirs,
+            from: NodeId(0),
+            to: NodeId(1),
+            bytes: Bytes::mib(4),
+            rate: Bytes::mib(64),
+            heeds_policy: false,
+        };
+        let detached = DetachedReads::default();
+        let moved = |workload: &str, order: &PageMove| {
+            let root = root.path().to_owned();
+            detached_move(&detached, workload, order, Duration::from_millis(200), move |order| {
+                move_or_drop(&root, order, Instant::now() + MAX_MOVE_TIME, &CancellationToken::new())
+            })
+        };
+        for _ in 0..2 {
+            let hung = moved("hung", &order(vec![dir.clone()]));
+            assert_eq!(hung, PagesMoved([(PageOutcome::Skipped, Bytes::mib(4))].into()));
+        }
+        assert_eq!(moved("other", &order(Vec::new())), PagesMoved::default());
+        // The thread ends.
+        drop(File::options().write(true).open(numa_maps).unwrap());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -13,10 +13,13 @@ use numaward_enforce::pages;
 use numaward_topology::Bytes;
 use tokio_util::sync::CancellationToken;
 
-use crate::{core::Core, page_worker::is_over, worker::Worker};
+use crate::{core::Core, detached_reads::DetachedReads, page_worker::is_over, worker::Worker};
 
-/// Time to read one process, after which the thread counts as hung.
-const HANG_TIMEOUT: Duration = Duration::from_mins(10);
+/// Time after which the thread counts as hung.
+const WORKER_TIMEOUT: Duration = Duration::from_mins(10);
+
+/// Time after which the read of a workload counts as hung.
+const HANG_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Time to read the memory policies of the processes of a workload, which choose the length of `numa_maps`: other workloads wait.
 const POLICIES_TIMEOUT: Duration = Duration::from_secs(30);
@@ -93,30 +96,17 @@ impl PolicyReader {
     fn worker(&mut self, core: &Core) -> Option<&mut Worker<Job, (CgroupPath, CgroupId, PolicyFinding)>> {
         if self.worker.is_none() {
             let (proc, ended) = (core.config.host_root.join("proc"), self.stop.clone());
+            let reads = DetachedReads::default();
             let perform = move |(path, id, dir): Job| {
-                let mut is_unknown = false;
-                let is_over = is_over(Instant::now() + POLICIES_TIMEOUT, &ended);
-                let policies = match pages::named_nodes(&proc, &dir, is_over) {
-                    Ok(None) => Ok(()),
-                    Ok(Some(named)) => Err(format!("{named}, and its nodes would be remapped")),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                        is_unknown = true;
-                        let seconds = POLICIES_TIMEOUT.as_secs();
-                        Err(format!("its processes have more mappings than can be read in {seconds} s"))
-                    }
-                    Err(error) => {
-                        is_unknown = error.kind() == io::ErrorKind::PermissionDenied;
-                        Err(format!(
-                            "its memory policies cannot be read, which requires CAP_SYS_PTRACE and the host's PID namespace: {error}"
-                        ))
-                    }
-                };
-                let untouched = pages::untouched_huge_pages(&proc, &dir, Instant::now() + MAPPINGS_TIMEOUT);
-                let untouched = untouched.map_err(|error| error.to_string());
-                let finding = PolicyFinding { policies, untouched, is_unknown };
+                let (proc, ended) = (proc.clone(), ended.clone());
+                let found = reads.run(path.as_str(), HANG_TIMEOUT, move || finding_of(&proc, &dir, &ended));
+                let finding = found.unwrap_or_else(|error| {
+                    let reason = format!("its memory policies cannot be read: {error}");
+                    PolicyFinding { policies: Err(reason.clone()), untouched: Err(reason), is_unknown: true }
+                });
                 (path, id, finding)
             };
-            match Worker::start(self.name, HANG_TIMEOUT, &core.ports.heartbeats, &self.stop, perform) {
+            match Worker::start(self.name, WORKER_TIMEOUT, &core.ports.heartbeats, &self.stop, perform) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => {
                     tracing::error!(%error, "memory policies are not read: cannot start the thread");
@@ -130,4 +120,27 @@ impl PolicyReader {
     pub(crate) fn is_busy(&self) -> bool {
         self.worker.as_ref().is_some_and(Worker::is_busy)
     }
+}
+
+/// Reads the memory policies and the mappings of the processes of a cgroup.
+fn finding_of(proc: &Path, dir: &Path, stop: &CancellationToken) -> PolicyFinding {
+    let mut is_unknown = false;
+    let is_over = is_over(Instant::now() + POLICIES_TIMEOUT, stop);
+    let policies = match pages::named_nodes(proc, dir, is_over) {
+        Ok(None) => Ok(()),
+        Ok(Some(named)) => Err(format!("{named}, and its nodes would be remapped")),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+            is_unknown = true;
+            let seconds = POLICIES_TIMEOUT.as_secs();
+            Err(format!("its processes have more mappings than can be read in {seconds} s"))
+        }
+        Err(error) => {
+            is_unknown = error.kind() == io::ErrorKind::PermissionDenied;
+            Err(format!(
+                "its memory policies cannot be read, which requires CAP_SYS_PTRACE and the host's PID namespace: {error}"
+            ))
+        }
+    };
+    let untouched = pages::untouched_huge_pages(proc, dir, Instant::now() + MAPPINGS_TIMEOUT);
+    PolicyFinding { policies, untouched: untouched.map_err(|error| error.to_string()), is_unknown }
 }

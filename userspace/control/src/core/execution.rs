@@ -51,7 +51,7 @@ use super::{
     inbox::{Outbox, RuntimeCommand},
     migrations::Migrations,
 };
-use crate::spans;
+use crate::{detached_reads::DetachedReads, spans};
 
 #[cfg(test)]
 use super::disorder::{self, Disorder};
@@ -86,6 +86,7 @@ pub(crate) struct Execution {
     /// Handles a command of the runtime during an operation.
     answer: AnswerFn,
     pub(crate) migrations: Migrations,
+    pub(super) reads: DetachedReads,
 }
 
 /// Number of loop steps between two checks whether a container runtime waits for an answer.
@@ -102,6 +103,7 @@ impl Execution {
             deferred: Vec::new(),
             answer,
             migrations: Migrations::default(),
+            reads: DetachedReads::default(),
         }
     }
 

@@ -24,6 +24,8 @@ use super::Core;
 
 /// Time to read the mappings of all workloads that a decision is about.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time after which the read of a cgroup counts as hung.
+const HANG_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes of huge pages that a workload has mapped and not touched, or the reason why they are unknown.
 pub(crate) type UntouchedBytes = Result<Bytes, String>;
@@ -40,10 +42,14 @@ fn read_untouched(core: &mut Core, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupP
         return BTreeMap::new();
     }
     let (proc, hierarchy) = (core.config.host_root.join("proc"), core.hierarchy.clone());
+    let reads = core.execution.reads.clone();
     let read = move || {
         let deadline = Instant::now() + READ_TIMEOUT;
         let untouched = |path: CgroupPath| {
-            let untouched = pages::untouched_huge_pages(&proc, &hierarchy.dir(&path), deadline);
+            let (proc, dir) = (proc.clone(), hierarchy.dir(&path));
+            let untouched = reads
+                .run(path.as_str(), HANG_TIMEOUT, move || pages::untouched_huge_pages(&proc, &dir, deadline))
+                .flatten();
             (path, untouched.map_err(|error| error.to_string()))
         };
         cgroups.into_iter().map(untouched).collect()

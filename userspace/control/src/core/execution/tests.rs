@@ -1,6 +1,6 @@
 //! Tests of the requests that are answered during a blocking operation, and of those that are deferred.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
 use numaward_config::Config;
 use numaward_engine::{PodId, Quantity, Request, Resources, Terms};
@@ -195,6 +195,48 @@ fn runtime_waits_for_no_huge_pages() {
     let refused = admission::admit(&mut bench.core, &asked, false).unwrap_err().to_string();
     assert!(refused.contains("16Mi of huge pages"), "{refused}");
     assert!(created.try_recv().is_ok(), "answered before the refusal");
+}
+
+/// A process can hold the lock of its memory map for ever; a pipe that nothing writes hangs likewise.
+#[test]
+fn hung_process_delays_no_other_admission() {
+    let mut bench = ExecutionBench::new();
+    let root = bench.dir.path().to_owned();
+    let put = |file: &str, text: &str| {
+        let file = root.join(file);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    };
+    put("cgroup/other/cgroup.procs", "77\n");
+    std::fs::create_dir_all(root.join("proc/77")).unwrap();
+    let maps = root.join("proc/77/maps");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &maps,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    bench.core.config.host_root.clone_from(&root);
+    for id in bench.core.policy.machine.nodes.keys() {
+        put(
+            &format!("sys/devices/system/node/node{id}/meminfo"),
+            "Node 0 MemTotal: 4194304 kB\nNode 0 MemFree: 1024 kB\n",
+        );
+        for (file, pages) in [("nr_hugepages", "64"), ("free_hugepages", "0"), ("surplus_hugepages", "0")] {
+            put(&format!("sys/devices/system/node/node{id}/hugepages/hugepages-2048kB/{file}"), pages);
+        }
+    }
+    bench.keep_busy();
+    let start = Instant::now();
+    let target = numaward_api::Target::Cgroup("/other".to_owned());
+    let asked = numaward_api::AllocationRequest::new("other", target, "64Mi");
+    let asked = numaward_guarantee::request::Request::new(&asked).unwrap();
+    admission::admit(&mut bench.core, &asked, false).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    // The thread ends.
+    drop(std::fs::File::options().write(true).open(maps).unwrap());
 }
 
 #[test]
