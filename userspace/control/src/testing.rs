@@ -10,13 +10,14 @@ use std::{
 use numaward_cgroup::{CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::{Enforcer, EnforcerOptions, Systemd};
-use numaward_guarantee::{ports::Ports, reconciler::ReconcilerHandle};
+use numaward_guarantee::{ports::Ports, reconciler::ReconcilerHandle, state::State};
 use numaward_model::{
     EventReport, Guarantees,
     accesses::WorkloadAccesses,
     headroom::Headroom,
     port::{CgroupListener, ObservedHost},
 };
+use numaward_store::Store;
 use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
 
@@ -127,6 +128,12 @@ pub(crate) fn refuse(knob: &Path) -> std::os::fd::OwnedFd {
 pub fn line(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Changes the stored state of a daemon that does not run.
+pub fn change_stored_state(state_directory: &Path, change: impl FnOnce(State) -> State) {
+    let (mut store, loaded) = Store::open(state_directory).unwrap();
+    store.save(&change(loaded.ledger().unwrap())).unwrap();
 }
 
 /// Returns an enforcer for the hierarchy at `root`. With `systemd`, the cgroups of units are written through systemd.

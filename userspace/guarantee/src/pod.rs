@@ -11,17 +11,16 @@ use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-/// Maximum size of a request in the ledger, in bytes. The ledger is kept in memory and read whole on start: with this
-/// limit, and that of a pod, the ledger of a node with 110 pods has a few MiB.
-const MAX_ACCOUNT_BYTES: usize = 32 << 10;
-/// Maximum size of all requests of a pod in the ledger, in bytes. A pod can have hundreds of containers, each with a request.
-const MAX_POD_BYTES: usize = 128 << 10;
+/// Maximum size of all requests of a pod in the ledger, in bytes. A pod can have hundreds of containers, each with a request and
+/// with the pod's labels. The ledger is read whole on start, which takes several times its size: with this limit, the start on a
+/// node with 250 pods fits in the memory of the manifests.
+const MAX_POD_BYTES: usize = 32 << 10;
 
 /// Checks the size of a request in the ledger, together with the other requests of its pod.
 ///
 /// # Errors
 ///
-/// The request has more than 32 KiB, or those of the pod have more than 128 KiB.
+/// The requests of the pod have more than 32 KiB.
 pub fn check_account<'a>(
     request: &engine::Request,
     terms: &engine::Terms,
@@ -30,9 +29,9 @@ pub fn check_account<'a>(
     let size = account_bytes(Some(request), terms);
     let siblings = siblings.map(|account| account_bytes(account.request.as_deref(), &account.terms));
     let of_pod = siblings.fold(size, usize::saturating_add);
-    let what = if size > MAX_ACCOUNT_BYTES {
+    let what = if size > MAX_POD_BYTES {
         format!(
-            "the request of {} has {size} bytes in the ledger, and the maximum is {MAX_ACCOUNT_BYTES}",
+            "the request of {} has {size} bytes in the ledger, and the maximum is {MAX_POD_BYTES}",
             request.owner
         )
     } else if of_pod > MAX_POD_BYTES {

@@ -228,7 +228,7 @@ fn refuses_too_large_account() {
 #[test]
 fn requests_of_a_pod_are_limited() {
     let mut bench = ExecutionBench::new();
-    let labels: BTreeMap<_, _> = [("key".to_owned(), "x".repeat(4 << 10))].into();
+    let labels: BTreeMap<_, _> = [("key".to_owned(), "x".repeat(1 << 10))].into();
     let mut create = |number: usize| {
         // All are containers of the pod `a`.
         let mut ask = container("a", 1);
@@ -241,10 +241,10 @@ fn requests_of_a_pod_are_limited() {
     };
     let refused = (0..200).find_map(|number| create(number).err().map(|error| (number, error.to_string())));
     let (admitted, error) = refused.expect("a request is refused");
-    assert!((25..=31).contains(&admitted), "{admitted}");
+    assert!((20..=31).contains(&admitted), "{admitted}");
     assert!(error.contains("the requests of its pod have"), "{error}");
     let bytes = serde_json::to_vec(&bench.core.store.state.ledger).unwrap().len();
-    assert!(bytes < 256 << 10, "{bytes}");
+    assert!(bytes < 64 << 10, "{bytes}");
     let mut other = container("b", 1);
     other.pod.terms.labels = labels;
     placement::create(&mut bench.core, &other, Attempt::First).unwrap();
