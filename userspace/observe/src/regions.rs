@@ -351,8 +351,9 @@ mod tests {
     #[test]
     fn nodes_are_limited() {
         let host = host();
-        let nodes = |line| (0..2000).map(|node| format!(" N{}=1", line * 1000 + node)).collect::<String>();
-        let lines: String = (0..9).map(|line| format!("{line}000 default{}\n", nodes(line))).collect();
+        let nodes = |line| (0..2000).map(move |node| format!("N{}=1", line * 1000 + node));
+        let line = |line: u32| format!("{line}000 default {}\n", nodes(line).collect::<Vec<_>>().join(" "));
+        let lines = (0..9).map(line).collect::<Vec<_>>().concat();
         fs::write(host.path().join("proc/10/numa_maps"), lines).unwrap();
         let found = regions(host.path(), None, soon()).regions;
         let nodes: BTreeSet<u32> = found.iter().flat_map(|region| &region.nodes).map(|of| of.node).collect();
