@@ -189,3 +189,45 @@ fn floods_of_one_user_delay_no_other() {
     assert_eq!(report.section("held"), "same\nrestarts 0", "{report}");
     report.section("end");
 }
+
+/// Longest time of a request for data from inside of a hung workload, in seconds. The daemon's limit is 20 s.
+const HUNG_READ_LIMIT: u64 = 25;
+
+/// Returns the seconds of a request, and the output before.
+fn timed(text: &str) -> (&str, u64) {
+    let (output, took) = text.rsplit_once("took ").unwrap();
+    (output, took.parse().unwrap())
+}
+
+#[test]
+fn hung_workloads_hold_no_place() {
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
+    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
+    let report = boot(&vm, include_str!("doors_hung.sh"));
+    eprintln!("{report}");
+
+    assert!(report.section("before").contains("\"syscall\""), "its functions have names:\n{report}");
+    assert_eq!(report.section("locked map").lines().next(), Some("locked"));
+    for section in ["hung library", "regions of the locked map"] {
+        let (output, took) = timed(report.section(section));
+        assert!(output.contains("does not respond") && output.contains("code 1"), "{section}: {output}");
+        assert!((10..=HUNG_READ_LIMIT).contains(&took), "{section}: {took} s");
+        let (output, took) = timed(report.section(&format!("{section} again")));
+        assert!(output.contains("does not respond") && took <= 2, "{section} again: {took} s: {output}");
+    }
+    for section in ["beside the hung library", "beside the locked map"] {
+        let text = report.section(section);
+        assert!(
+            text.contains("code 0\n") && !text.contains("code 1") && text.contains("ok"),
+            "{section}: {text}"
+        );
+        let mut times = text.lines().filter_map(|line| line.strip_prefix("took "));
+        assert!(times.all(|took| took.parse::<u64>().unwrap() <= 2), "{section}: {text}");
+    }
+    let after = report.section("after the end of both");
+    assert_eq!(after.matches("code 0").count(), 2, "{after}");
+    assert!(after.ends_with("restarts 0"), "{after}");
+    report.section("end");
+}
