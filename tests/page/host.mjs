@@ -63,6 +63,12 @@ export function numbers(list) {
   });
 }
 
+/** Anonymous memory on and off the guaranteed nodes, with the daemon's verdict. */
+export function residencyOf(on, off) {
+  const anon = (anonBytes) => ({ anonBytes, shmemBytes: 0, fileBytes: 0 });
+  return { kind: "memory", on: anon(on), off: anon(off), broken: off > Math.max(16 * 2 ** 20, (on + off) / 100) };
+}
+
 /** Rates that go up and down. */
 function wave(count, most) {
   return Array.from({ length: count }, (_, index) => Math.round((most * (1 + Math.sin(index / 4))) / 2));
@@ -215,6 +221,7 @@ export class Host {
         ...(index === 0 ? { missedBytes: node === 1 ? this.missed : 0 } : {}),
         resident: { anonBytes: node === row.home ? (index === 0 && this.resident) || (this.count - index) * 1048576 : index === 0 && node === 1 ? this.missed : 0, fileBytes: 0, kernelBytes: 0 },
       })),
+      ...(index === 0 ? { residency: [residencyOf(this.resident || this.count * 1048576, this.missed)] } : {}),
       activity: {
         sampling: index === 0 ? "skipped_cpuset" : "on",
         accesses: [{ node: row.home, localPages: 4, remotePages: 7, remote: [{ memoryNode: 1, pages: 5 }, { pages: 2 }] }],

@@ -1,7 +1,7 @@
 // A large host that looks like one at work, for the picture in the book: some guarantees are kept, one nearly is, one is broken.
 // The tests of the page hold it against the API's document, as they do the plain one.
 
-import { GIB, Host, large, numbers } from "./host.mjs";
+import { GIB, Host, large, numbers, residencyOf } from "./host.mjs";
 
 const MIB = 2 ** 20;
 
@@ -53,7 +53,7 @@ const GUARANTEES = [
     memory: [{ kind: "memory", nodes, bytes: size * GIB }],
     enforced: true,
     settings: { "cpuset.cpus": cpus, "cpuset.mems": nodes, "memory.min": String(size * GIB) },
-    drift: [],
+    drift: name.startsWith("search/") ? [{ cgroup, knob: "cpuset.mems", wanted: nodes, found: "0-7", state: "waiting", count: 2 }] : [],
     explanation: { merges: [] },
   };
 });
@@ -63,7 +63,7 @@ const EVENTS = [
   [9260, "home_moved", "info", "ingest/kafka-1/kafka", "The preferred node of ingest/kafka-1/kafka is now node 6, which has 12Gi of its memory; before, it was node 7."],
   [5410, "oom_kill", "warning", "batch/spark-exec-7/executor", "The OOM killer took \"java\" (48211): its cgroup reached memory.max."],
   [1835, "stall", "warning", "batch/spark-exec-7/executor", "\"java\" (51877) waited 1.4s for memory."],
-  [940, "drift", "warning", "search/opensearch-2/opensearch", "cpuset.mems is 0-7 instead of 2-3; written again. Written by: not known."],
+  [940, "drift", "warning", "search/opensearch-2/opensearch", "cpuset.mems is 0-7 instead of 2-3; it will be written again. Written by: not known."],
   [312, "miss", "warning", "search/opensearch-2/opensearch", "\"java\" (30655) was given 4.00 KiB on node 5, outside its guaranteed nodes 2-3; there may have been more since."],
   [21, "intruder", "warning", "payments/redis-0/redis", "backup.service ran for 1.3s of the last 5s on CPU 18, exclusive to payments/redis-0/redis: \"restic\" (workload)."],
 ];
@@ -104,8 +104,15 @@ class Scene extends Host {
         ...(this.#hasGuarantee(workload) ? { missedBytes: this.#isGuaranteedOn(workload, node) ? 0 : Math.round((resident[node] ?? 0) * GIB) } : {}),
         resident: { anonBytes: Math.round((resident[node] ?? 0) * GIB), fileBytes: 0, kernelBytes: 0 },
       })),
+      ...(this.#hasGuarantee(workload) ? { residency: [this.#residency(workload, resident)] } : {}),
       activity: { sampling: this.#hasGuarantee(workload) ? "skipped_cpuset" : "on", accesses: [{ node: rates[0].node, localPages: 4, remotePages: 0, remote: [] }] },
     }));
+  }
+
+  #residency(workload, resident) {
+    const sum = (isOn) => Object.entries(resident).filter(([node]) => this.#isGuaranteedOn(workload, Number(node)) === isOn)
+      .reduce((sum, [, size]) => sum + Math.round(size * GIB), 0);
+    return residencyOf(sum(true), sum(false));
   }
 
   #hasGuarantee(workload) {

@@ -310,6 +310,10 @@ pub struct Workload {
     pub counters: Counters,
     /// The memory of the workload, by node.
     pub nodes: Vec<WorkloadNode>,
+    /// The user memory of the workload and of the cgroups below it on and off its guaranteed nodes, by kind. Empty
+    /// without a memory guarantee, and if it cannot be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub residency: Vec<GuaranteeResidency>,
     /// The time that its tasks waited for memory; absent if it cannot be read, or if other workloads are below this
     /// one.
     pub pressure: Option<Pressure>,
@@ -320,6 +324,42 @@ pub struct Workload {
     pub tiering: Option<Tiering>,
     /// The workload's activity other than allocations; absent if it is not counted separately.
     pub activity: Option<Activity>,
+}
+
+/// User memory of one kind of a workload with a memory guarantee, and the verdict on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GuaranteeResidency {
+    /// The kind of memory.
+    #[schema(examples("memory", "hugepages-2Mi"))]
+    pub kind: String,
+    /// Memory on the guaranteed nodes.
+    pub on: UserMemory,
+    /// Memory on other nodes. The memory of a Burstable workload beyond its guarantee may be on any node, and is not
+    /// included.
+    pub off: UserMemory,
+    /// True if the guarantee is broken: more than 16 MiB and more than 1 % of the anonymous and shared memory are on
+    /// other nodes.
+    pub broken: bool,
+}
+
+/// User memory by type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UserMemory {
+    /// Anonymous memory; of a kind of hugepages, all of it.
+    pub anon_bytes: u64,
+    /// Shared memory and tmpfs.
+    pub shmem_bytes: u64,
+    /// Page cache without shared memory.
+    pub file_bytes: u64,
+}
+
+impl UserMemory {
+    /// Returns the memory of all types.
+    pub fn total_bytes(&self) -> u64 {
+        self.anon_bytes.saturating_add(self.shmem_bytes).saturating_add(self.file_bytes)
+    }
 }
 
 /// Memory that the kernel moved between memory tiers since the cgroup was created.

@@ -1,9 +1,11 @@
 //! `numaward get` and `numaward describe`: guarantees, and the details of one workload.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use anyhow::bail;
-use numaward_api::{Allocation, Drift, DriftState, Event, Target, Workload, WorkloadNode, Workloads};
+use numaward_api::{
+    Allocation, Drift, DriftState, Event, GuaranteeResidency, Target, Workload, WorkloadNode, Workloads,
+};
 use serde::Serialize;
 
 use crate::{
@@ -16,8 +18,16 @@ use crate::{
 /// Maximum number of events of a workload.
 const MAX_EVENTS: u16 = 20;
 
-/// Renders guarantees as a table; `wide` adds target, policy, drift and cgroup.
-pub(crate) fn render(allocations: &[Arc<Allocation>], wide: bool) -> String {
+/// Fetches the cgroups of workloads whose memory is off its guaranteed nodes, by the daemon's verdict.
+pub(crate) async fn broken(server: &Server) -> anyhow::Result<BTreeSet<String>> {
+    let Workloads { workloads } = server.get("/api/v1/workloads").await?;
+    let is_broken = |of: &Workload| of.residency.iter().any(|of| of.broken);
+    Ok(workloads.into_iter().filter(is_broken).filter_map(|of| of.cgroup).collect())
+}
+
+/// Renders guarantees as a table; `wide` adds target, policy, drift and cgroup. `broken` has the cgroups of workloads whose
+/// memory is off its nodes.
+pub(crate) fn render(allocations: &[Arc<Allocation>], broken: &BTreeSet<String>, wide: bool) -> String {
     if allocations.is_empty() {
         return "there are no guarantees\n".to_owned();
     }
@@ -33,7 +43,7 @@ pub(crate) fn render(allocations: &[Arc<Allocation>], wide: bool) -> String {
             cpus,
             &or_dash(Some(&allocation.nodes).filter(|nodes| !nodes.is_empty())),
             &or_dash((memory > 0).then(|| size(memory))),
-            state(allocation),
+            state(allocation, broken.contains(&allocation.cgroup)),
         ]);
         if wide {
             let target = match &allocation.target {
@@ -54,13 +64,14 @@ pub(crate) fn render(allocations: &[Arc<Allocation>], wide: bool) -> String {
 }
 
 /// Returns the state of a guarantee in a word.
-fn state(allocation: &Allocation) -> &'static str {
+fn state(allocation: &Allocation, is_broken: bool) -> &'static str {
     match allocation {
         Allocation { releasing: true, .. } => "releasing",
         Allocation { enforced: false, .. } => "dry run",
         Allocation { stopped: true, .. } => "stopped",
         Allocation { stalled: true, .. } => "stalled",
         Allocation { missing: Some(_), .. } => "incomplete",
+        _ if is_broken => "off its nodes",
         _ => "held",
     }
 }
@@ -118,6 +129,9 @@ pub(crate) fn render_description(description: &Description) -> String {
         if !workload.nodes.is_empty() {
             let _ = write!(text, "\n{}", memory(&workload.nodes));
         }
+        if !workload.residency.is_empty() {
+            let _ = write!(text, "\n{}", residency(&workload.residency));
+        }
         if let Some(kills) = workload.oom_kills.filter(|kills| *kills > 0) {
             let _ = writeln!(text, "OOM kills: {kills}");
         }
@@ -131,6 +145,21 @@ pub(crate) fn render_description(description: &Description) -> String {
         parts.push(events::render(&description.events));
     }
     parts.join("\n")
+}
+
+/// Renders the memory on and off the guaranteed nodes, with the verdict.
+pub(crate) fn residency(residency: &[GuaranteeResidency]) -> String {
+    let rows = residency.iter().map(|of| {
+        row([
+            &of.kind,
+            &size(of.on.total_bytes()),
+            &size(of.off.anon_bytes),
+            &size(of.off.shmem_bytes),
+            &size(of.off.file_bytes),
+            if of.broken { "broken" } else { "kept" },
+        ])
+    });
+    table(["KIND", "ON ITS NODES", "OFF: ANON", "SHMEM", "FILE", "GUARANTEE"], rows)
 }
 
 fn memory(nodes: &[WorkloadNode]) -> String {
@@ -147,4 +176,20 @@ fn memory(nodes: &[WorkloadNode]) -> String {
         ])
     });
     table(["NODE", "RESIDENT", "ALLOCATED LOCAL", "REMOTE", "MISSED"], rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_of_misplaced_memory_is_the_daemons_verdict() {
+        let held = Allocation { enforced: true, ..Allocation::default() };
+        let stopped = Allocation { stopped: true, ..held.clone() };
+        for (allocation, is_broken, word) in
+            [(&held, false, "held"), (&held, true, "off its nodes"), (&stopped, true, "stopped")]
+        {
+            assert_eq!(state(allocation, is_broken), word);
+        }
+    }
 }

@@ -42,6 +42,7 @@ mod topology;
 mod uninstall;
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     io::{self, IsTerminal as _, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -572,13 +573,20 @@ fn confirm_release(names: &[&str]) -> anyhow::Result<bool> {
 }
 
 fn get(connection: &ConnectionArgs, names: &[String], output: ListOutput) -> anyhow::Result<ExitCode> {
-    let held = runtime()?.block_on(server(connection)?.allocations())?;
+    let server = server(connection)?;
+    let (held, broken) = runtime()?.block_on(async {
+        let held = server.allocations().await?;
+        // Only the table has the verdict.
+        let is_table = matches!(output.output, ListFormat::Table | ListFormat::Wide);
+        let broken = if is_table { get::broken(&server).await? } else { BTreeSet::new() };
+        anyhow::Ok((held, broken))
+    })?;
     if let Some(missing) = names.iter().find(|name| held.allocations.iter().all(|held| held.name != **name)) {
         bail!("there is no guarantee named {missing:?}");
     }
     let chosen: Vec<_> =
         held.allocations.into_iter().filter(|held| names.is_empty() || names.contains(&held.name)).collect();
-    print(output.into(), &chosen, |chosen| get::render(chosen, output.output == ListFormat::Wide))
+    print(output.into(), &chosen, |chosen| get::render(chosen, &broken, output.output == ListFormat::Wide))
 }
 
 fn describe(connection: &ConnectionArgs, name: &str, output: Output) -> anyhow::Result<ExitCode> {

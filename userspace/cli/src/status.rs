@@ -394,6 +394,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
                 resident,
                 hugepages: vec![],
             }],
+            residency: Vec::new(),
             pressure: None,
             oom_kills: None,
             tiering: None,

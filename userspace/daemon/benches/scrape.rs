@@ -35,9 +35,9 @@ use numaward_model::{
     snapshot::{
         self, AllocatedFigures, CpuFigures, GuaranteeFigures, GuaranteeResidency, InterruptFigures,
         KindFigures, MapFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures, PressureFigures,
-        ProbeFigures, ResidencySplit, ResidentFigures, Snapshot, SnapshotSource, WorkloadActivity,
-        WorkloadFigures,
+        ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures,
     },
+    verdict::{ResidencySplit, UserMemory},
 };
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
 use numaward_telemetry::metrics::{Format, Metrics};
@@ -74,6 +74,7 @@ impl SyntheticFigures {
                 file: Bytes::kib(u64::from(i * 31 + n) * 4),
                 kernel: Bytes::kib(u64::from(i + n)),
                 mapped: Bytes(0),
+                shmem: Bytes(0),
                 droppable: Bytes(0),
             };
             (0..nodes).map(node).collect()
@@ -115,7 +116,11 @@ impl SyntheticFigures {
                     workload,
                     kind: ZoneKind::Memory,
                     guaranteed: vec![(NodeId(0), Bytes::gib(1))],
-                    resident: Some(ResidencySplit { on: Bytes::gib(1), off: Bytes(0) }),
+                    resident: Some(ResidencySplit {
+                        on: UserMemory::hugepages(Bytes::gib(1)),
+                        ..ResidencySplit::default()
+                    }),
+                    is_broken: false,
                 })
                 .collect(),
             headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),

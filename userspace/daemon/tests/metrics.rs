@@ -12,7 +12,11 @@ use std::{
 };
 
 use numaward_daemon::kubernetes;
-use numaward_model::{snapshot::*, testing::snapshot};
+use numaward_model::{
+    snapshot::*,
+    testing::snapshot,
+    verdict::{ResidencySplit, UserMemory},
+};
 use numaward_observe::events::Events;
 use numaward_probes::{MIGRATION_REASONS, Obstacle};
 use numaward_telemetry::{
@@ -156,7 +160,8 @@ fn guarantees() -> GuaranteeFigures {
             workload,
             kind,
             guaranteed: vec![(node, bytes)],
-            resident: Some(ResidencySplit { on: bytes, off: bytes }),
+            resident: Some(ResidencySplit { on: UserMemory::hugepages(bytes), ..ResidencySplit::default() }),
+            is_broken: false,
         }),
         missing: for_both(|workload| MissingCapacityFigures { workload, offline_cpus: 0, uncovered: bytes }),
         headroom: vec![(node, kind, 1)],
@@ -203,8 +208,13 @@ impl SnapshotSource for OneWorkload {
         }
         let workload: Arc<str> = CONTAINER.into();
         let resident = Some(ResidencySplit::default());
-        let residency =
-            |kind| GuaranteeResidency { workload: workload.clone(), kind, guaranteed: by_node(), resident };
+        let residency = |kind| GuaranteeResidency {
+            workload: workload.clone(),
+            kind,
+            guaranteed: by_node(),
+            resident,
+            is_broken: false,
+        };
         let sizes = || self.has_hugepages.then_some(size);
         let outside = |size| HugepagesOutside { workload: workload.clone(), size, bytes: by_node() };
         snapshot.guarantees = GuaranteeFigures {
@@ -269,7 +279,7 @@ fn cardinality() -> String {
          workloads:\n    allow: ['shop/*']            # pods of this namespace\n    deny: ['*/istio-proxy']\n\
          ```\n\n\
          Other series are still counted: the API, the page and the daemon's own alerts use them. The rules of \
-         `dashboards/prometheus` need `numaward_promise_resident_bytes`, `numaward_numa_miss_bytes_total`, \
+         `dashboards/prometheus` need `numaward_promise_broken`, `numaward_promise_resident_bytes`, `numaward_numa_miss_bytes_total`, \
          `numaward_oom_kills_total` and `numaward_budget_excess_bytes` of workloads.\n"
     )
 }

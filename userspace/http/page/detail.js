@@ -190,7 +190,7 @@ function answer(row) {
   const { workload, rates, totals, locality, allocation, verdict } = row;
   const chip = element("span", { class: "chip large" });
   verdictChip(chip, row);
-  const words = locality.of === "guaranteed" ? "of its memory lies on its guaranteed nodes" : "of its allocations were local";
+  const words = locality.of === "guaranteed" ? "of its user memory lies on its guaranteed nodes" : "of its allocations were local";
   const said = [
     `${bytes(totals.resident ?? NaN)} resident; ${percent(locality.share)} ${words}.`,
     totals.counted ? `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.` : "What it allocates is not counted.",

@@ -288,12 +288,12 @@ function pagesOf(accesses) {
 /** Sums over nodes. What is not known is no zero: `resident` is null, and nothing is `counted`. Missed memory is known for workloads with a guarantee. */
 function totalsOf(workload) {
   const totals = { local: 0, remote: 0, missed: 0, resident: null, byNode: [], counted: false, hasGuarantee: false };
+  totals.hasGuarantee = (workload.residency ?? []).length > 0 || workload.nodes.some((node) => node.missedBytes !== undefined);
   for (const node of workload.nodes) {
     totals.local += node.allocated?.localBytes ?? 0;
     totals.remote += node.allocated?.remoteBytes ?? 0;
     totals.missed += node.missedBytes ?? 0;
     if (node.allocated) totals.counted = true;
-    if (node.missedBytes !== undefined) totals.hasGuarantee = true;
     const hugepages = node.hugepages ?? [];
     for (const of of hugepages) {
       totals.local += of.allocated?.localBytes ?? 0;
@@ -311,17 +311,16 @@ function totalsOf(workload) {
 }
 
 /**
- * How near a workload's memory is. With a guarantee: the share that lies on its guaranteed nodes. Without one: the
+ * How near a workload's memory is. With a guarantee: the share of its user memory that lies on its guaranteed nodes. Without one: the
  * share of its allocations that the CPU's own node served. Not known is NaN.
  */
 function locality(row) {
   if (row.allocation?.nodes) {
-    if (row.totals.resident === null) return { share: NaN, of: "guaranteed" };
-    const guaranteed = new Set(row.allocation.nodeNumbers);
-    const inside = row.totals.byNode.filter(({ node }) => guaranteed.has(node));
-    const bytes = inside.reduce((sum, { bytes }) => sum + bytes, 0);
-    const share = row.totals.resident > 0 ? bytes / row.totals.resident : 1;
-    return { share, of: "guaranteed" };
+    const residency = row.workload.residency ?? [];
+    if (residency.length === 0) return { share: NaN, of: "guaranteed" };
+    const sum = (place) => residency.reduce((sum, of) => sum + of[place].anonBytes + of[place].shmemBytes + of[place].fileBytes, 0);
+    const [on, off] = [sum("on"), sum("off")];
+    return { share: on + off > 0 ? on / (on + off) : 1, of: "guaranteed" };
   }
   const sum = row.totals.local + row.totals.remote;
   return { share: sum === 0 ? NaN : row.totals.local / sum, of: "allocated" };

@@ -3,38 +3,30 @@
 
 import { brief, bytes, counted, list, nodes, percent, rate } from "./format.js";
 
-/** From this share of memory on guaranteed nodes on, a guarantee is kept; from the lower one on nearly. */
-const KEPT = 0.999;
-const NEARLY = 0.95;
 const MISSED = "It got memory off its guaranteed nodes within the last minute.";
 /** For how long a miss counts as recent, in milliseconds. */
 const RECENT = 60_000;
 
 /** A workload's verdict: a level ("good", "warn", "bad" or null), a word, what it rests on, and who is at fault, where that is another. */
 export function verdictOf(row, state) {
-  const { allocation } = row;
+  const { allocation, workload } = row;
   const missedOfLate = row.missedAt !== null && state.at - row.missedAt < RECENT;
+  const residency = workload.residency ?? [];
+  const found = [];
+  const bad = (text) => found.push({ level: "bad", text });
+  const warn = (text) => found.push({ level: "warn", text });
+  // Whether memory is off its nodes is for the daemon to say, so that all agree.
+  for (const { kind, off } of residency.filter((of) => of.broken)) bad(`${typesOf(kind, off)} off its guaranteed nodes.`);
+  if (missedOfLate) warn(MISSED);
   if (state.isForeign(row)) {
-    // The kubelet's guarantee: only missed memory is known here.
-    return missedOfLate
-      ? { level: "bad", word: "broken", reasons: [MISSED], isForeign: true }
-      : { level: "good", word: "kept", reasons: [], isForeign: true };
+    // The kubelet's guarantee: only its memory is known here.
+    return { ...summary(found), isForeign: true };
   }
   if (!allocation) {
     const { share } = row.locality;
     return { level: null, word: Number.isNaN(share) ? "–" : `${percent(share)} local`, reasons: [] };
   }
-  const found = [];
   let culprit = null;
-  const bad = (text) => found.push({ level: "bad", text });
-  const warn = (text) => found.push({ level: "warn", text });
-  const { share } = row.locality;
-  // The memory of a Burstable workload beyond its guarantee may lie anywhere.
-  const isBound = !allocation.placement?.burstable;
-  if (isBound && row.locality.of === "guaranteed" && share < KEPT) {
-    (share < NEARLY ? bad : warn)(`${percent(1 - share)} of its memory lies off ${nodes(allocation.nodes)}.`);
-  }
-  if (isBound && missedOfLate) bad(MISSED);
   const intruded = list(allocation.cpus).filter((cpu) => state.intruded.has(cpu));
   if (intruded.length > 0) {
     const cpus = `${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")}`;
@@ -52,12 +44,23 @@ export function verdictOf(row, state) {
   }
   if (allocation.stalled) warn("It is slowed down at memory.high and makes no progress.");
   if (found.length === 0 && allocation.enforced === false) return { level: null, word: "dry run", reasons: ["Nothing is written: this is a dry run."] };
-  if (found.length === 0 && Number.isNaN(share) && allocation.nodes) {
+  if (found.length === 0 && residency.length === 0 && allocation.memory.length > 0) {
     return { level: "warn", word: "not known", reasons: ["Where its memory lies is not known."] };
   }
+  return { ...summary(found), culprit };
+}
+
+function summary(found) {
   const level = found.some((one) => one.level === "bad") ? "bad" : found.length > 0 ? "warn" : "good";
   const word = { bad: "broken", warn: "nearly kept", good: "kept" }[level];
-  return { level, word, reasons: found.map((one) => one.text), culprit };
+  return { level, word, reasons: found.map((one) => one.text) };
+}
+
+/** Memory by type, as the begin of a sentence. */
+function typesOf(kind, { anonBytes, shmemBytes, fileBytes }) {
+  if (kind !== "memory") return `${bytes(anonBytes)} of its ${kind} are`;
+  const types = [[anonBytes, "anonymous"], [shmemBytes, "shared"], [fileBytes, "page cache"]].filter(([size]) => size > 0);
+  return `${bytes(anonBytes + shmemBytes + fileBytes)} of its memory (${types.map(([size, type]) => `${bytes(size)} ${type}`).join(", ")}) are`;
 }
 
 /** The host's verdict: parts with a level, a text, and where each is explained. */

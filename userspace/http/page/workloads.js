@@ -195,7 +195,7 @@ export function verdictChip(chip, row) {
   const { level, word, reasons } = row.verdict;
   const text = level === "bad" || level === "warn" ? lapse(row, word) : word;
   set(chip, text);
-  const title = reasons.join(" ") || (row.locality.of === "guaranteed" ? "all of its memory lies on its guaranteed nodes" : "of what it allocated was local");
+  const title = reasons.join(" ") || (row.locality.of === "guaranteed" ? `${percent(row.locality.share)} of its user memory lies on its guaranteed nodes` : "of what it allocated was local");
   if (chip.title !== title) chip.title = title;
   if (level) chip.dataset.level = level;
   else delete chip.dataset.level;
@@ -204,8 +204,8 @@ export function verdictChip(chip, row) {
 function lapse(row, word) {
   const { culprit } = row.verdict;
   if (culprit) return `${word}: ${culprit.who} on ${culprit.where}`;
-  const off = 1 - row.locality.share;
-  return row.locality.of === "guaranteed" && off > 0.001 ? `${word}, ${percent(off)} off` : word;
+  const isOff = (row.workload.residency ?? []).some((of) => of.broken);
+  return isOff ? `${word}, ${percent(1 - row.locality.share)} off` : word;
 }
 
 /** Where memory lies: a column for each node, as high as its share; the guaranteed ones have a frame. */

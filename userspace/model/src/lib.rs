@@ -4,6 +4,7 @@
 //! - [`pod`]: names of pods and containers.
 //! - [`EventReport`]: an event before it gets an id.
 //! - [`snapshot`]: the figures of one scrape; [`headroom`]: the result of the guard's last check.
+//! - [`verdict`]: whether guaranteed memory is on its nodes.
 //! - [`accesses`]: memory accesses of workloads.
 //! - [`backoff`] and [`Retry`]: waiting times between retries.
 //! - [`error_chain`]: an error with its causes as text; [`FileStamp`]: detection of a changed file.
@@ -27,6 +28,7 @@ mod shared;
 pub mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod verdict;
 
 /// The target of spans for traces. Logs do not contain spans with this target.
 pub const SPAN_TARGET: &str = "numaward_trace";

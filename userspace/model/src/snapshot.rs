@@ -9,6 +9,8 @@ use std::{
 
 use numaward_topology::{Bytes, CpuId, HugepageSize, NodeId, ZoneKind};
 
+use crate::verdict::ResidencySplit;
+
 /// A source of snapshots.
 pub trait SnapshotSource: fmt::Debug + Send + Sync + 'static {
     /// Takes a snapshot. Called once per scrape, on a thread that may block.
@@ -200,6 +202,8 @@ pub struct ResidentFigures {
     pub kernel: Bytes,
     /// The part of `file` that tasks have mapped.
     pub mapped: Bytes,
+    /// The part of `file` that is shared memory and tmpfs.
+    pub shmem: Bytes,
     /// The part of the total that the kernel drops when memory is needed.
     pub droppable: Bytes,
 }
@@ -224,6 +228,7 @@ impl ResidentFigures {
             file: plus(self.file, other.file),
             kernel: plus(self.kernel, other.kernel),
             mapped: plus(self.mapped, other.mapped),
+            shmem: plus(self.shmem, other.shmem),
             droppable: plus(self.droppable, other.droppable),
         }
     }
@@ -312,15 +317,8 @@ pub struct GuaranteeResidency {
     pub guaranteed: Vec<(NodeId, Bytes)>,
     /// Current user memory on the guaranteed nodes and on other nodes; `None` if unknown.
     pub resident: Option<ResidencySplit>,
-}
-
-/// Memory on the guaranteed nodes and on other nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResidencySplit {
-    /// Bytes on guaranteed nodes.
-    pub on: Bytes,
-    /// Bytes on other nodes.
-    pub off: Bytes,
+    /// True if the guarantee of one of the workloads with this name is broken.
+    pub is_broken: bool,
 }
 
 impl GuaranteeResidency {
@@ -334,10 +332,8 @@ impl GuaranteeResidency {
 
     /// Adds current memory.
     pub fn add(&mut self, more: ResidencySplit) {
-        let resident = self.resident.get_or_insert_default();
-        for (sum, more) in [(&mut resident.on, more.on), (&mut resident.off, more.off)] {
-            sum.0 = sum.0.saturating_add(more.0);
-        }
+        self.resident.get_or_insert_default().add(more);
+        self.is_broken |= more.is_broken();
     }
 }
 

@@ -45,6 +45,7 @@ pub fn snapshot() -> Snapshot {
                 file: Bytes(2),
                 kernel: Bytes(3),
                 mapped: Bytes(0),
+                shmem: Bytes(0),
                 droppable: Bytes(0),
             }]
             .into(),

@@ -7,9 +7,10 @@ use numaward_cgroup::WorkloadKind;
 use numaward_model::{
     headroom::NodeHeadroom,
     snapshot::{ResidentFigures, ResidentHugepages},
+    verdict::{ResidencySplit, UserMemory},
 };
 use numaward_probes::{self as probes, Counters, IntruderClass, NodeCounters, SelfCheck, SlotId};
-use numaward_topology::NodeId;
+use numaward_topology::{NodeId, ZoneKind};
 
 use crate::{
     activity::{self, micros},
@@ -19,6 +20,7 @@ use crate::{
     observer::Observer,
     probe_costs::ProbeReadings,
     reading::CounterReading,
+    shares::Holdings,
     snapshot::node_figures,
     table::PressureStats,
 };
@@ -97,6 +99,7 @@ impl Observer {
                 container: None,
                 counters,
                 nodes,
+                residency: Vec::new(),
                 pressure: pressure_stats.pressure.map(|pressure| api::Pressure {
                     waiting_micros: micros(pressure.waiting),
                     stalled_micros: micros(pressure.stalled),
@@ -112,6 +115,11 @@ impl Observer {
         let slots = counted.as_ref().map(|counted| &counted.slots);
         let none = ResidentHugepages::new();
         let nowhere = ResidentMemory { resident: None, hugepages: &none };
+        let holdings = (!read.guarantees.workloads().is_empty()).then(|| Holdings::new(&read));
+        let residency = |id| {
+            let splits = holdings.as_ref().zip(read.guarantees.get(id)).map(|(all, of)| all.by_kind(of));
+            splits.into_iter().flatten().map(residency).collect()
+        };
         let mut workloads = Vec::new();
         for (name, series) in read.table.series() {
             if series.members.is_empty() {
@@ -132,7 +140,8 @@ impl Observer {
                 let memory_of =
                     ResidentMemory { resident: member.resident.as_ref(), hugepages: &member.hugepages };
                 let activity = member.slot.and_then(|slot| activity_counts.slots.get(slot));
-                let nodes = by_node(allocated, memory_of, activity, read.guarantees.nodes_of(id).is_some());
+                let nodes =
+                    by_node(allocated, memory_of, activity, read.guarantees.nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {
@@ -149,6 +158,7 @@ impl Observer {
                             ..of
                         }
                     }),
+                    residency: residency(id),
                     ..row(name, member.kind, counters, nodes, member.pressure_stats)
                 });
             }
@@ -299,6 +309,21 @@ impl Observer {
             reservations: self.latest.reservations.borrow().clone(),
             container_runtime: self.latest.container_runtime.borrow().clone(),
         }
+    }
+}
+
+/// Converts a workload's memory of a kind for the API.
+fn residency((kind, split): (ZoneKind, ResidencySplit)) -> api::GuaranteeResidency {
+    let memory = |of: UserMemory| api::UserMemory {
+        anon_bytes: of.anon.0,
+        shmem_bytes: of.shmem.0,
+        file_bytes: of.file.0,
+    };
+    api::GuaranteeResidency {
+        kind: kind.to_string(),
+        on: memory(split.on),
+        off: memory(split.off),
+        broken: split.is_broken(),
     }
 }
 

@@ -9,15 +9,13 @@ use numaward_model::{
     headroom::NodeHeadroom,
     snapshot::{
         BudgetExcess, GuaranteeFigures, GuaranteeResidency, KindFigures, MissFigures, MissingCapacityFigures,
-        ResidencySplit,
     },
 };
 use numaward_probes::Pages;
-use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind, sysfs};
+use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 
 use crate::{
     headroom::Claims,
-    hugepages::pools,
     observer::Observer,
     reading::CounterReading,
     shares::{Holdings, shares},
@@ -184,8 +182,7 @@ impl GuaranteeReading<'_> {
     fn residency(&self) -> Vec<GuaranteeResidency> {
         let mut found: BTreeMap<(&Arc<str>, ZoneKind), GuaranteeResidency> = BTreeMap::new();
         for guarantee in self.read.guarantees.workloads() {
-            let (Some(name), Some(nodes)) =
-                (self.read.table.name(guarantee.id), self.read.guarantees.nodes_of(guarantee.id))
+            let Some(name) = self.read.table.name(guarantee.id).filter(|_| !guarantee.nodes.is_empty())
             else {
                 continue;
             };
@@ -194,22 +191,13 @@ impl GuaranteeReading<'_> {
                 kind,
                 guaranteed: Vec::new(),
                 resident: None,
+                is_broken: false,
             };
             for (kind, node, bytes) in &guarantee.placed {
                 found.entry((name, *kind)).or_insert_with(|| none(*kind)).add_guaranteed(*node, *bytes);
             }
-            let mut lies: Vec<(ZoneKind, NodeId, Bytes)> = Vec::new();
-            if self.holdings.are_known(&[guarantee]) {
-                let resident = self.holdings.resident(&[guarantee]);
-                lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Memory, *node, of.user())));
-            }
-            for size in pools(&self.read.machine) {
-                let resident = self.holdings.hugepages(&[guarantee], size);
-                lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Hugepages(size), *node, *of)));
-            }
-            for (kind, has) in by_place(guarantee, nodes, lies) {
-                let of_kind = found.entry((name, kind)).or_insert_with(|| none(kind));
-                of_kind.add(has);
+            for (kind, split) in self.holdings.by_kind(guarantee) {
+                found.entry((name, kind)).or_insert_with(|| none(kind)).add(split);
             }
         }
         found.into_values().collect()
@@ -241,27 +229,6 @@ impl GuaranteeReading<'_> {
     }
 }
 
-/// Returns a workload's memory on and off its guaranteed nodes, by kind. A Burstable workload may use memory beyond its
-/// guarantee on any node: for it, memory off the nodes only counts up to the part of the guarantee that is not on them.
-fn by_place(
-    guarantee: &WorkloadGuarantee,
-    nodes: &NodeSet,
-    lies: Vec<(ZoneKind, NodeId, Bytes)>,
-) -> BTreeMap<ZoneKind, ResidencySplit> {
-    let mut places: BTreeMap<ZoneKind, ResidencySplit> = BTreeMap::new();
-    for (kind, node, bytes) in lies {
-        let place = places.entry(kind).or_default();
-        let sum = if nodes.contains(node) { &mut place.on } else { &mut place.off };
-        sum.0 = sum.0.saturating_add(bytes.0);
-    }
-    for (kind, place) in places.iter_mut().filter(|_| guarantee.is_burstable) {
-        let guaranteed = guarantee.placed.iter().filter(|(of, ..)| of == kind).map(|(.., bytes)| bytes.0);
-        let short = guaranteed.fold(0, u64::saturating_add).saturating_sub(place.on.0);
-        place.off.0 = place.off.0.min(short);
-    }
-    places
-}
-
 #[cfg(test)]
 mod tests {
     use numaward_cgroup::{CgroupId, WorkloadKind};
@@ -271,7 +238,12 @@ mod tests {
         Strategy as _,
         policy::{MemoryManagerPolicy, MemoryReservation},
     };
-    use numaward_model::{Guarantees, snapshot::ResidentFigures, testing::workload_guarantee};
+    use numaward_model::{
+        Guarantees,
+        snapshot::ResidentFigures,
+        testing::workload_guarantee,
+        verdict::{ResidencySplit, UserMemory},
+    };
     use numaward_probes::SlotId;
     use numaward_topology::{HugepageSize, Machine};
 
@@ -333,9 +305,11 @@ mod tests {
             attached: Arc::new(AttachedProbes::from_reports(&[])),
         };
         let of = |workload: &str, kind, guaranteed: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
-            let resident =
-                resident.map(|(on, off)| ResidencySplit { on: Bytes::mib(on), off: Bytes::mib(off) });
-            GuaranteeResidency { workload: workload.into(), kind, guaranteed: guaranteed.to_vec(), resident }
+            let user = |mib| UserMemory { anon: Bytes::mib(mib), ..UserMemory::default() };
+            let resident = resident.map(|(on, off)| ResidencySplit { on: user(on), off: user(off) });
+            let is_broken = resident.is_some_and(|split| split.is_broken());
+            let guaranteed = guaranteed.to_vec();
+            GuaranteeResidency { workload: workload.into(), kind, guaranteed, resident, is_broken }
         };
         let on_first = [(NodeId(0), gib)];
         let expected = [

@@ -269,6 +269,7 @@ pub(crate) fn resident(memory: CgroupNodeMemory) -> ResidentFigures {
         file: memory.file,
         kernel: memory.kernel,
         mapped: memory.file_mapped,
+        shmem: memory.shmem,
         droppable: memory.droppable,
     }
 }
@@ -314,6 +315,7 @@ fn subtract_nested(targets: &mut [ResidencyTarget], outer: &[Option<usize>]) {
                 file: minus(rest.file, inner.file),
                 kernel: minus(rest.kernel, inner.kernel),
                 mapped: minus(rest.mapped, inner.mapped),
+                shmem: minus(rest.shmem, inner.shmem),
                 droppable: minus(rest.droppable, inner.droppable),
             };
         }

@@ -3,13 +3,18 @@
 //! Containers of a pod that hold their memory as a whole have a single guarantee. It is stored with one of them, and
 //! all of them use it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use numaward_model::{Guarantees, WorkloadGuarantee, snapshot::ResidentFigures};
+use numaward_model::{
+    Guarantees, WorkloadGuarantee,
+    snapshot::ResidentFigures,
+    verdict::{ResidencySplit, UserMemory},
+};
 use numaward_probes::SlotId;
 use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 
 use crate::{
+    hugepages::pools,
     reading::CounterReading,
     table::{Member, Table},
 };
@@ -43,6 +48,8 @@ pub(crate) fn shares(guarantees: &Guarantees) -> Vec<Share<'_>> {
 #[derive(Debug)]
 pub(crate) struct Holdings<'a> {
     nodes: Vec<NodeId>,
+    /// Sizes of hugepages that the host has pools of.
+    pools: BTreeSet<HugepageSize>,
     table: &'a Table<SlotId>,
     /// Sorted by path, so descendants directly follow their ancestor.
     members: Vec<&'a Member<SlotId>>,
@@ -52,7 +59,8 @@ impl<'a> Holdings<'a> {
     pub(crate) fn new(read: &'a CounterReading) -> Self {
         let mut members: Vec<_> = read.table.members().map(|(_, member)| member).collect();
         members.sort_by(|a, b| a.path.cmp(&b.path));
-        Self { nodes: read.machine.nodes.keys().copied().collect(), table: &read.table, members }
+        let nodes = read.machine.nodes.keys().copied().collect();
+        Self { nodes, pools: pools(&read.machine), table: &read.table, members }
     }
 
     /// Returns whether the memory of all these workloads is known.
@@ -87,6 +95,30 @@ impl<'a> Holdings<'a> {
             }
         }
         sum
+    }
+
+    /// Returns the memory of a workload and its descendants on and off its guaranteed nodes, by kind, as far as it is
+    /// known; nothing without a memory guarantee.
+    pub(crate) fn by_kind(&self, guarantee: &WorkloadGuarantee) -> BTreeMap<ZoneKind, ResidencySplit> {
+        let mut splits = BTreeMap::new();
+        if guarantee.nodes.is_empty() {
+            return splits;
+        }
+        let mut add = |kind, memory: BTreeMap<NodeId, UserMemory>| {
+            if !memory.is_empty() {
+                splits.insert(kind, ResidencySplit::new(guarantee, kind, memory));
+            }
+        };
+        if self.are_known(&[guarantee]) {
+            let resident = self.resident(&[guarantee]);
+            add(ZoneKind::Memory, resident.into_iter().map(|(node, of)| (node, of.into())).collect());
+        }
+        for &size in &self.pools {
+            let resident = self.hugepages(&[guarantee], size).into_iter();
+            let memory = resident.map(|(node, of)| (node, UserMemory::hugepages(of))).collect();
+            add(ZoneKind::Hugepages(size), memory);
+        }
+        splits
     }
 
     /// Returns these workloads and their descendants. The figures of each exclude its descendants.

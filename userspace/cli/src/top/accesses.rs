@@ -123,6 +123,7 @@ mod tests {
             container: None,
             counters: Counters::Own,
             nodes: Vec::new(),
+            residency: Vec::new(),
             pressure: None,
             oom_kills: None,
             tiering: None,

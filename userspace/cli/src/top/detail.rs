@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     explain::render_allocation,
+    get,
     table::{columns, or_dash, row, seconds, setting, size, table},
     text::clean,
 };
@@ -48,6 +49,9 @@ pub(crate) fn workload(model: &TopModel, key: &str, palette: Palette, width: usi
         None => parts.push(lines_of("It has no guarantee: pages on other nodes are remote, not missed.")),
         Some(allocation) => {
             parts.push(titled("Guarantee", lines_of(&render_allocation(allocation))));
+            if !workload.residency.is_empty() {
+                parts.push(lines_of(&get::residency(&workload.residency)));
+            }
             if !allocation.settings.is_empty() {
                 let rows = allocation.settings.iter().map(|(knob, value)| row([knob, &setting(knob, value)]));
                 parts.push(lines_of(&table(["KNOB", "WANTED"], rows)));
@@ -74,7 +78,7 @@ fn facts(model: &TopModel, found: &WorkloadRow) -> String {
         Counters::Removed => "final values: its cgroup was removed",
     };
     let basis = if found.guaranteed_nodes().is_some() {
-        "of its memory is on the guaranteed nodes"
+        "of its user memory is on the guaranteed nodes"
     } else {
         "of its allocated memory was local"
     };
@@ -281,7 +285,7 @@ pub(crate) fn help(palette: Palette, is_recorded: bool) -> Vec<Line<'static>> {
         ("NODES", "the guaranteed nodes; - without a guarantee"),
         ("BY NODE", "memory by node: each digit is a node's share"),
         ("RESIDENT", "memory that the workload has now (memory.numa_stat)"),
-        ("LOCAL", "with a guarantee: share of memory on the guaranteed nodes, !! is bad;"),
+        ("LOCAL", "with a guarantee: share of user memory on the guaranteed nodes, !! is broken;"),
         ("", "without: share of allocated memory that was local. ! is low"),
         ("LOCAL/S", "user memory allocated by a CPU of the page's node"),
         ("REMOTE/S", "user memory allocated by a CPU of another node"),

@@ -14,7 +14,7 @@ use numaward_api::{
     AllocatedBytes, Allocation, Allocations, Event, KindCapacity, Node, Sample, Status, Topology, Trends,
     Version, Workload,
 };
-use numaward_topology::{NodeId, NodeSet};
+use numaward_topology::NodeSet;
 use serde::Serialize;
 
 use super::feed::{FeedHost, FeedUpdate};
@@ -119,16 +119,15 @@ pub(crate) struct WorkloadRow {
 }
 
 impl WorkloadRow {
-    /// Returns the share of the memory that is local: with a guarantee, the resident memory on the guaranteed nodes;
+    /// Returns the share of the memory that is local: with a guarantee, the user memory on the guaranteed nodes;
     /// otherwise, the memory that was allocated by a CPU of the page's node.
     pub(crate) fn local_share(&self) -> Option<f64> {
-        if let Some(guaranteed) = self.guaranteed_nodes() {
-            let resident = self.totals.resident.as_ref()?.iter();
-            let inside = resident.filter(|(node, _)| guaranteed.contains(NodeId(**node)));
-            return share(
-                inside.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes)),
-                self.totals.resident_bytes()?,
-            );
+        if self.guaranteed_nodes().is_some() {
+            let memory = self.workload.residency.iter();
+            let sum = |sum: (u64, u64), on, off| (sum.0.saturating_add(on), sum.1.saturating_add(off));
+            let (on, off) =
+                memory.fold((0, 0), |all, of| sum(all, of.on.total_bytes(), of.off.total_bytes()));
+            return share(on, on.saturating_add(off));
         }
         let (local, remote) = self.totals.allocated?;
         share(local, local.saturating_add(remote))
@@ -146,15 +145,14 @@ impl WorkloadRow {
             || self.allocation.as_ref().is_some_and(|allocation| allocation.name == name)
     }
 
-    /// Returns the rating of the local share. Without a guarantee, it is never [`Level::Bad`].
+    /// Returns the rating of the local share: with a guarantee, the daemon's verdict; otherwise never [`Level::Bad`].
     pub(crate) fn level(&self) -> Option<Level> {
         let share = self.local_share()?;
-        let has_guarantee = self.guaranteed_nodes().is_some();
-        let (good, warn) = if has_guarantee { (0.999, 0.95) } else { (0.9, 0.0) };
-        Some(match () {
-            () if share >= good => Level::Good,
-            () if share >= warn => Level::Warn,
-            () => Level::Bad,
+        Some(match self.guaranteed_nodes() {
+            Some(_) if self.workload.residency.iter().any(|of| of.broken) => Level::Bad,
+            Some(_) => Level::Good,
+            None if share >= 0.9 => Level::Good,
+            None => Level::Warn,
         })
     }
 
@@ -429,7 +427,7 @@ fn find_allocation(allocations: Option<&Allocations>, workload: &Workload) -> Op
 
 #[cfg(test)]
 mod tests {
-    use numaward_api::{Counters, Trend};
+    use numaward_api::{Counters, GuaranteeResidency, Trend, UserMemory};
 
     use super::*;
 
@@ -441,6 +439,7 @@ mod tests {
             container: None,
             counters: Counters::Own,
             nodes: Vec::new(),
+            residency: Vec::new(),
             pressure: None,
             oom_kills: None,
             tiering: None,
@@ -463,6 +462,39 @@ mod tests {
             assert_eq!(row(local, remote).level(), Some(level), "{local} local, {remote} remote");
         }
         assert_eq!(row(0, 0).level(), None);
+    }
+
+    #[test]
+    fn level_with_guarantee_is_daemons_verdict() {
+        let memory = |bytes| UserMemory { anon_bytes: bytes, ..UserMemory::default() };
+        let row = |residency: &[(u64, u64, bool)]| WorkloadRow {
+            workload: Workload {
+                residency: residency
+                    .iter()
+                    .map(|(on, off, broken)| GuaranteeResidency {
+                        kind: "memory".to_owned(),
+                        on: memory(*on),
+                        off: memory(*off),
+                        broken: *broken,
+                    })
+                    .collect(),
+                ..workload("/a")
+            },
+            // Most of the memory of the cgroup is off the nodes, as that of a Burstable workload may be.
+            totals: Totals { resident: Some([(0, 10), (1, 90)].into()), ..Totals::default() },
+            rates: None,
+            history: VecDeque::new(),
+            allocation: Some(Arc::new(Allocation { nodes: "0".to_owned(), ..Allocation::default() })),
+        };
+        for (residency, share, level) in [
+            (&[][..], None, None),
+            (&[(10, 0, false)], Some(1.0), Some(Level::Good)),
+            (&[(10, 10, false)], Some(0.5), Some(Level::Good)),
+            (&[(10, 0, false), (80, 10, true)], Some(0.9), Some(Level::Bad)),
+        ] {
+            let row = row(residency);
+            assert_eq!((row.local_share(), row.level()), (share, level), "{residency:?}");
+        }
     }
 
     #[test]

@@ -129,16 +129,18 @@ pub(super) const CONDITIONS: [Condition; 17] = [
         severity: WARNING,
         summary: "Memory of a workload with a guarantee lies outside its nodes.",
         hold: MINUTES_5,
-        samples: &["numaward_promise_resident_bytes"],
-        only: Some(("where", &["off"])),
+        samples: &["numaward_promise_broken"],
+        only: None,
         without: None,
         unless: None,
         by: &["namespace", "pod", "container", "workload", "kind"],
         measure: Measure::Value,
-        above: 16_777_216.0,
-        describe: |of, value| {
+        above: 0.0,
+        describe: |of, _| {
             let (workload, kind) = (workload_name(of), label(of, "kind"));
-            format!("{workload} has {} ({kind}) outside its guaranteed nodes.", rounded_bytes(value))
+            format!(
+                "The guarantee of {workload} is broken: its memory ({kind}) is outside its guaranteed nodes."
+            )
         },
     },
     Condition {

@@ -275,16 +275,32 @@ impl<S: FamilySink> Families<'_, S> {
             family
                 .add_all(of.guaranteed.iter().map(|(node, bytes)| (kind_labels(*node, of.kind), bytes.0)))?;
         }
-        let help = "User memory of a workload with a guarantee, by kind and by place: on its guaranteed nodes, or off \
-                    them";
+        let help = "User memory of a workload with a guarantee, by kind, by place (on its guaranteed nodes, or off \
+                    them) and by type (anon, shmem, file: page cache without shared memory; the kind of hugepages). \
+                    The memory of a Burstable workload beyond its guarantee is not off its nodes";
         let mut family = self.out.gauge("promise_resident_bytes", help)?;
         for of in residency {
             let Some(resident) = of.resident else { continue };
             let kind = of.kind.to_string();
             family.for_workload(&of.workload);
-            for (place, Bytes(bytes)) in [("on", resident.on), ("off", resident.off)] {
-                family.add([("kind", kind.as_str()), ("where", place)], bytes)?;
+            for (place, memory) in [("on", resident.on), ("off", resident.off)] {
+                let types = match of.kind {
+                    ZoneKind::Memory => {
+                        vec![("anon", memory.anon), ("shmem", memory.shmem), ("file", memory.file)]
+                    }
+                    ZoneKind::Hugepages(_) => vec![(kind.as_str(), memory.total())],
+                };
+                for (name, Bytes(bytes)) in types {
+                    family.add([("kind", kind.as_str()), ("where", place), ("type", name)], bytes)?;
+                }
             }
+        }
+        let help = "1 if the guarantee of the workload's memory of the kind is broken, else 0: more than 16 MiB and \
+                    more than 1 % of its anonymous and shared memory are off its guaranteed nodes";
+        let mut family = self.out.gauge("promise_broken", help)?;
+        for of in residency.iter().filter(|of| of.resident.is_some()) {
+            family.for_workload(&of.workload);
+            family.add([("kind", of.kind.to_string())], u64::from(of.is_broken))?;
         }
         Ok(())
     }
