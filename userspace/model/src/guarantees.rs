@@ -71,6 +71,14 @@ impl Guarantees {
         let guarantee = self.get(id)?;
         (!guarantee.nodes.is_empty()).then_some(&guarantee.nodes)
     }
+
+    /// Returns the nodes outside of which all memory that the workload with this cgroup allocates is a miss; `None` without a
+    /// memory guarantee, and for a Burstable workload: its memory beyond the guarantee may be on any node, so only its
+    /// resident memory shows whether the guarantee holds.
+    pub fn binding_nodes_of(&self, id: CgroupId) -> Option<&NodeSet> {
+        let guarantee = self.get(id)?;
+        self.nodes_of(id).filter(|_| !guarantee.is_burstable)
+    }
 }
 
 /// The guarantee of a workload.

@@ -65,15 +65,19 @@ impl Observer {
     /// Returns the workloads.
     pub fn workloads(&self) -> api::Workloads {
         self.demand.record();
-        let read = self.read();
+        self.workloads_from(&self.read())
+    }
+
+    /// Returns the workloads with the figures of a reading.
+    pub(crate) fn workloads_from(&self, read: &CounterReading) -> api::Workloads {
         let sampled = self.latest.sampled.borrow().clone();
-        let CounterReading { counted, activity_counts, attached, .. } = &read;
+        let CounterReading { counted, activity_counts, attached, .. } = read;
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
         let by_node = |allocated: Option<&NodeCounters>,
                        memory_of: ResidentMemory<'_>,
                        activity: Option<&probes::Activity>,
-                       has_guarantee: bool| {
-            let missed = allocated.filter(|_| has_guarantee);
+                       can_miss: bool| {
+            let missed = allocated.filter(|_| can_miss);
             let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
                 node: node.0,
                 allocated: allocated.map(|counters| self.allocated(counters.get(*node))),
@@ -87,7 +91,7 @@ impl Observer {
                         kernel_bytes: bytes.kernel.0,
                     }
                 }),
-                hugepages: hugepages::of_node((index, *node), memory_of.hugepages, activity, has_guarantee),
+                hugepages: hugepages::of_node((index, *node), memory_of.hugepages, activity, can_miss),
             });
             nodes.collect()
         };
@@ -115,7 +119,7 @@ impl Observer {
         let slots = counted.as_ref().map(|counted| &counted.slots);
         let none = ResidentHugepages::new();
         let nowhere = ResidentMemory { resident: None, hugepages: &none };
-        let holdings = (!read.guarantees.workloads().is_empty()).then(|| Holdings::new(&read));
+        let holdings = (!read.guarantees.workloads().is_empty()).then(|| Holdings::new(read));
         let residency = |id| {
             let splits = holdings.as_ref().zip(read.guarantees.get(id)).map(|(all, of)| all.by_kind(of));
             splits.into_iter().flatten().map(residency).collect()
@@ -141,7 +145,7 @@ impl Observer {
                     ResidentMemory { resident: member.resident.as_ref(), hugepages: &member.hugepages };
                 let activity = member.slot.and_then(|slot| activity_counts.slots.get(slot));
                 let nodes =
-                    by_node(allocated, memory_of, activity, read.guarantees.nodes_of(id).is_some());
+                    by_node(allocated, memory_of, activity, read.guarantees.binding_nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {

@@ -49,9 +49,9 @@ impl GuaranteeReading<'_> {
         let missed = read.table.series().filter_map(|(name, series)| {
             let slots = &read.counted.as_ref()?.slots;
             let counters = series.counters(|slot| slots.get(slot))?;
-            let has_guarantee = read.has_guarantee(series);
+            let can_miss = read.can_miss(series);
             // Misses of an ended guarantee stay counted.
-            if !has_guarantee && counters.values().all(|counters| counters.user_outside.0 == 0) {
+            if !can_miss && counters.values().all(|counters| counters.user_outside.0 == 0) {
                 return None;
             }
             let of = |node| bytes(counters.get(node).map_or(Pages(0), |of| of.user_outside));
@@ -322,6 +322,60 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let config = Config { host_root: root.path().into(), ..Config::default() };
         assert_eq!(reading(&Observer::new(&config), &read).residency(), expected);
+    }
+
+    /// Of a Burstable workload, only the part of the guarantee that is not on its nodes is off them, on each surface.
+    #[test]
+    fn burstable_memory_beyond_guarantee_is_no_miss_anywhere() {
+        let size = HugepageSize(Bytes::mib(2));
+        let machine = Machine::builder().nodes(2).cores_per_node(1).memory(Bytes::gib(4));
+        let machine = machine.hugepages(size, 64).build().unwrap();
+        for (is_burstable, on, off, expected_off, can_miss) in
+            [(false, 1024, 100, 100, true), (true, 1024, 100, 0, false), (true, 1000, 100, 24, false)]
+        {
+            let mut table = Table::default();
+            table.add(CgroupId(1), "db", Member::new("/db".parse().unwrap(), WorkloadKind::Unit, None));
+            let anon = |mib| ResidentFigures { anon: Bytes::mib(mib), ..ResidentFigures::default() };
+            let readings = Readings {
+                resident: Some([on, off].map(anon).to_vec().into()),
+                hugepages: Arc::new([(size, vec![Bytes(0), Bytes::mib(32)])].into()),
+                ..Readings::default()
+            };
+            table.store_readings(CgroupId(1), readings);
+            let guarantee = workload_guarantee("/db", 1, &[(ZoneKind::Memory, 0, Bytes::gib(1))]);
+            let guarantees = vec![Arc::new(WorkloadGuarantee { is_burstable, ..guarantee })];
+            let read = CounterReading {
+                machine: Arc::new(machine.clone()),
+                table: Arc::new(table),
+                guarantees: Guarantees::new(guarantees, numaward_engine::Ledger::default()).into(),
+                counted: None,
+                activity_counts: ActivityCounts::default(),
+                attached: Arc::new(AttachedProbes::from_reports(&[])),
+            };
+            let root = tempfile::tempdir().unwrap();
+            let observer = Observer::new(&Config { host_root: root.path().into(), ..Config::default() });
+            let case = format!("burstable: {is_burstable}, {on} MiB on, {off} off");
+
+            let mask = read.guarantees.binding_nodes_of(CgroupId(1));
+            assert_eq!(mask.is_some(), can_miss, "{case}: mask of the probe, and so its events");
+            let figures = reading(&observer, &read).figures();
+            let series = read.table.series().all(|(_, series)| read.can_miss(series));
+            assert_eq!(
+                series, can_miss,
+                "{case}: numa_miss_bytes and its alert, missedBytes and so top and the page"
+            );
+            let misplaced = figures.misplaced_hugepages.iter().flat_map(|of| &of.bytes);
+            assert_eq!(misplaced.map(|(_, bytes)| bytes.0).sum::<u64>() > 0, can_miss, "{case}: hugepages");
+            let of_memory = |of: &&GuaranteeResidency| of.kind == ZoneKind::Memory;
+            let exported = figures.residency.iter().find(of_memory).unwrap();
+            let is_broken = expected_off > 16;
+            assert_eq!(exported.resident.unwrap().off.total(), Bytes::mib(expected_off), "{case}: metric");
+            assert_eq!(exported.is_broken, is_broken, "{case}: promise_broken, and so its alert");
+            let workloads = observer.workloads_from(&read).workloads;
+            let workload = workloads.iter().find(|of| of.workload == "db").unwrap();
+            let api = workload.residency.iter().find(|of| of.kind == "memory").unwrap();
+            assert_eq!((api.off.anon_bytes, api.broken), (expected_off * MIB, is_broken), "{case}: API");
+        }
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub(crate) fn of_node(
     (index, node): (usize, NodeId),
     resident: &ResidentHugepages,
     activity: Option<&Activity>,
-    has_guarantee: bool,
+    can_miss: bool,
 ) -> Vec<api::WorkloadHugepages> {
     let counted =
         || activity.into_iter().flat_map(|activity| &activity.hugepages).filter(|of| of.node == node);
@@ -82,7 +82,7 @@ pub(crate) fn of_node(
             resident_bytes: resident.get(&size).and_then(|bytes| Some(bytes.get(index)?.0)),
             allocated: counted
                 .map(|of| api::AllocatedHugepages { local_bytes: of.local.0, remote_bytes: of.remote.0 }),
-            missed_bytes: counted.filter(|_| has_guarantee).map(|of| of.outside.0),
+            missed_bytes: counted.filter(|_| can_miss).map(|of| of.outside.0),
         }
     };
     sizes.into_iter().map(of).collect()
@@ -99,9 +99,9 @@ impl CounterReading {
         let mut missed = Vec::new();
         for (name, series) in self.table.series() {
             let activity = series.activity(|slot| self.activity_counts.slots.get(slot));
-            let has_guarantee = self.has_guarantee(series);
+            let can_miss = self.can_miss(series);
             let counted = activity.hugepages.iter().filter(|of| of.outside.0 > 0).map(|of| of.size);
-            let sizes = pools.iter().copied().filter(|_| has_guarantee).chain(counted);
+            let sizes = pools.iter().copied().filter(|_| can_miss).chain(counted);
             for size in sizes.collect::<BTreeSet<_>>() {
                 let of = |node: NodeId| {
                     let found = activity.hugepages.iter().find(|of| (of.size, of.node) == (size, node));
@@ -120,7 +120,7 @@ impl CounterReading {
         for (name, series) in self.table.series() {
             let mut by_size = BTreeMap::<HugepageSize, Vec<(NodeId, Bytes)>>::new();
             for (&id, member) in series.members.iter() {
-                let Some(guaranteed) = self.guarantees.nodes_of(id) else { continue };
+                let Some(guaranteed) = self.guarantees.binding_nodes_of(id) else { continue };
                 for (size, resident) in member.hugepages.iter() {
                     let nodes = self.machine.nodes.keys().map(|node| (*node, Bytes(0)));
                     let sums = by_size.entry(*size).or_insert_with(|| nodes.collect());
@@ -136,9 +136,9 @@ impl CounterReading {
         misplaced
     }
 
-    /// Returns whether one of the workloads of a name has a memory guarantee.
-    pub(crate) fn has_guarantee(&self, series: &Series<SlotId>) -> bool {
-        series.members.keys().any(|&id| self.guarantees.nodes_of(id).is_some())
+    /// Returns whether memory that one of the workloads of a name allocates can be a miss.
+    pub(crate) fn can_miss(&self, series: &Series<SlotId>) -> bool {
+        series.members.keys().any(|&id| self.guarantees.binding_nodes_of(id).is_some())
     }
 }
 

@@ -73,7 +73,7 @@ impl SlotLocks<'_> {
             }
             given += 1;
             let guarantees = self.state.guarantees.clone();
-            match self.probing.probes.register(probes::CgroupId(id.0), guarantees.nodes_of(id)) {
+            match self.probing.probes.register(probes::CgroupId(id.0), guarantees.binding_nodes_of(id)) {
                 Ok(slot) => self.state.table_mut().assign_slot(Some(slot)),
                 Err(RegisterError::NoSlot { .. }) if self.free_slots_for_guarantees() => break,
                 Err(error @ RegisterError::NoSlot { .. }) => {
@@ -141,7 +141,7 @@ impl SlotLocks<'_> {
     pub(crate) fn write_allowed_nodes(&mut self, id: CgroupId) {
         let Some(slot) = self.state.table.slot(id) else { return };
         let guarantees = self.state.guarantees.clone();
-        let set = self.probing.probes.set_allowed(slot, guarantees.nodes_of(id));
+        let set = self.probing.probes.set_allowed(slot, guarantees.binding_nodes_of(id));
         self.probing.health.note_result(DaemonPart::Slots, set);
     }
 
@@ -188,7 +188,7 @@ impl SlotLocks<'_> {
             if self.state.table.slot(guarantee.id).is_some() {
                 let was = before.get(guarantee.id);
                 let is_same = was.is_some_and(|was| Arc::ptr_eq(was, guarantee));
-                if !is_same && before.nodes_of(guarantee.id) != now.nodes_of(guarantee.id) {
+                if !is_same && before.binding_nodes_of(guarantee.id) != now.binding_nodes_of(guarantee.id) {
                     self.write_allowed_nodes(guarantee.id);
                 }
                 continue;

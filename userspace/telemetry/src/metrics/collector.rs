@@ -224,7 +224,7 @@ impl<S: FamilySink> Families<'_, S> {
         let mut family = self.out.counter(
             "numa_miss_bytes",
             "User memory that a workload with a guarantee was given outside its guaranteed nodes; hugepages with their \
-             kind",
+             kind. A Burstable workload has none: its memory may be anywhere, see promise_broken",
         )?;
         for missed in &self.guarantees.missed {
             family.for_workload(&missed.workload);
