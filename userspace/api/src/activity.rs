@@ -12,13 +12,14 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Activity {
-    /// The state of access sampling by the kernel. Few remote accesses are meaningful only with `on`.
+    /// The state of the scans of NUMA balancing. Few remote pages are meaningful only with `on`.
     #[schema(examples("on", "off", "mode2", "skipped_cpuset", "bound", "unknown"))]
     pub sampling: Option<String>,
     /// The estimated percentage of accesses to memory of other nodes, from the placement of threads and memory
-    /// (`observe.remoteEstimate`). Absent if accesses are sampled.
+    /// (`observe.remoteEstimate`). Absent if the kernel scans the memory.
     pub estimated_remote_percent: Option<u32>,
-    /// Sampled accesses, by the node of the CPU.
+    /// Pages touched, by scan of NUMA balancing, by the node of the CPU. A page counts about once per scan, however often
+    /// it is used.
     pub accesses: Option<Vec<NodeAccesses>>,
     /// Memory that tasks of the workload moved to another node, by reason.
     pub migrated_bytes: Option<BTreeMap<String, u64>>,
@@ -28,22 +29,22 @@ pub struct Activity {
     pub oom_kills: Option<BTreeMap<String, u64>>,
 }
 
-/// Sampled accesses from the CPUs of one node, in pages.
+/// Pages that CPUs of one node touched, by scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAccesses {
     /// The node of the CPUs; the nearest node with memory if theirs has none.
     pub node: u32,
-    /// Accesses to memory of this node.
+    /// Pages of this node.
     pub local_pages: u64,
-    /// Accesses to memory of other nodes.
+    /// Pages of other nodes.
     pub remote_pages: u64,
-    /// The remote accesses by the node of the memory, if there are any.
+    /// The pages of other nodes, by node, if there are any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remote: Vec<RemoteAccesses>,
 }
 
-/// Sampled accesses from the CPUs of one node to the memory of another.
+/// Pages of one node that CPUs of another touched, by scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteAccesses {

@@ -234,7 +234,8 @@ impl From<&Machine> for Topology {
 pub struct Nodes {
     /// The online nodes, by id.
     pub nodes: Vec<Node>,
-    /// Sampled accesses of all workloads, by the node of the CPU; absent if no probe samples accesses.
+    /// Pages that all workloads touched, by scan of NUMA balancing, by the node of the CPU; absent if no probe counts
+    /// them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accesses: Option<Vec<NodeAccesses>>,
 }

@@ -34,8 +34,9 @@ use numaward_model::{
     health::{Heartbeats, Readiness},
     snapshot::{
         self, AllocatedFigures, CpuFigures, GuaranteeFigures, GuaranteeResidency, InterruptFigures,
-        KindFigures, MapFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures, PressureFigures,
-        ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures,
+        KindFigures, MapFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures, OomKillFigures,
+        PressureFigures, ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, WorkloadActivity,
+        WorkloadFigures,
     },
     verdict::{ResidencySplit, UserMemory},
 };
@@ -142,6 +143,7 @@ impl SnapshotSource for SyntheticFigures {
             });
             WorkloadFigures {
                 name: name.clone(),
+                start: None,
                 allocated: Some(allocated.collect()),
                 resident: Some(resident.clone()),
                 hugepages: Arc::default(),
@@ -152,13 +154,17 @@ impl SnapshotSource for SyntheticFigures {
                 oom_kills: Some(i % 3),
                 tiering: None,
                 activity: Some(WorkloadActivity {
+                    local: Some(i),
                     remote: Some((0..u64::from(self.nodes)).map(|node| i * 11 + node).collect()),
                     moved: None,
                     sampling: vec!["skipped_cpuset"],
                     estimated_remote_permille: Some(u32::try_from(i % 1000).unwrap_or_default()),
                     migrated: Some(vec![("numa_misplaced", i * 7)]),
                     stalls: Some(snapshot::StallFigures::default()),
-                    oom_kills: Some([("none", 0), ("cpuset", 0), ("mempolicy", 0), ("memcg", i % 3)]),
+                    oom_kills: Some(
+                        [("none", 0), ("cpuset", 0), ("mempolicy", 0), ("memcg", i % 3)]
+                            .map(|(constraint, count)| OomKillFigures::new(constraint, count)),
+                    ),
                     hugepages: None,
                     dram: None,
                 }),
@@ -173,7 +179,7 @@ impl SnapshotSource for SyntheticFigures {
         });
         let cpu_figures = CpuFigures {
             intruders: ["kernel_thread", "host", "workload"].map(|class| (class, Duration::ZERO)),
-            interrupts: Some(InterruptFigures { hard: 1234, soft: 5678 }),
+            interrupts: Some(InterruptFigures { hard: 1234, soft: 5678, ..InterruptFigures::default() }),
         };
         Snapshot {
             nodes: (0..self.nodes).map(node).collect(),

@@ -41,6 +41,8 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "numa_miss_",
             "hugepages_",
             "remote_",
+            "tiering_",
+            "touched_",
             "dram_",
             "migrated_",
             "reclaim_",

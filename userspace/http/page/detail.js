@@ -235,25 +235,25 @@ function byNode(row) {
 
 /** Why silence is no good news. */
 const SAMPLING = {
-  on: "The kernel samples its accesses.",
-  off: "The kernel samples no accesses: NUMA balancing is off, or there is one node.",
-  mode2: "The kernel samples no accesses: NUMA balancing serves tiering of memory only.",
-  skipped_cpuset: "The kernel does not sample its accesses, because it may use one node only.",
-  bound: "The kernel hardly samples its accesses, because of its memory policy.",
-  unknown: "Whether the kernel samples its accesses is not known yet.",
+  on: "The kernel scans its memory: a page counts about once per scan, however often it is used.",
+  off: "The kernel does not scan its memory: NUMA balancing is off, or there is one node.",
+  mode2: "The kernel does not scan its memory: NUMA balancing serves tiering of memory only.",
+  skipped_cpuset: "The kernel does not scan its memory, because it may use one node only.",
+  bound: "The kernel hardly scans its memory, because of its memory policy.",
+  unknown: "Whether the kernel scans its memory is not known yet.",
 };
 
 function accesses(activity) {
   if (!activity?.sampling) return [];
   const estimate = activity.estimatedRemotePercent;
-  const guess = estimate === undefined ? "" : ` By where its threads ran and its memory lies, an estimated ${estimate} % of them are remote.`;
+  const guess = estimate === undefined ? "" : ` By where its threads ran and its memory lies, an estimated ${estimate} % of its accesses are remote.`;
   const said = element("p", {}, (SAMPLING[activity.sampling] ?? activity.sampling) + guess);
   const seen = (activity.accesses ?? []).filter((of) => of.localPages > 0 || of.remotePages > 0);
   if (seen.length === 0) return [element("div", {}, said)];
   const places = (of) => (of.remote ?? []).map(({ memoryNode, pages }) => (
     memoryNode === undefined ? `${pages} moved at once` : `node ${memoryNode}: ${pages}`
   ));
-  return [element("div", {}, table("Sampled accesses, in pages", ["from CPUs of", "local", "remote", "where"], seen.map((of) => [
+  return [element("div", {}, table("Pages touched, by scan", ["from CPUs of", "local", "remote", "where"], seen.map((of) => [
     `node ${of.node}`, String(of.localPages), String(of.remotePages), places(of).join(", "),
   ])), said)];
 }

@@ -7,10 +7,10 @@ const MOVED = "moved: pages that were on another node, and were moved at once.";
 
 const KINDS = {
   accesses: {
-    label: "accesses",
-    caption: "Pages that CPUs of a node (row) were seen to use on a node (column) in the last minute, and their share of the row",
+    label: "pages touched",
+    caption: "Pages of a node (column) that CPUs of a node (row) touched in the last minute, by scan, and their share of the row",
     cell: (state, from, to) => state.accesses?.get(`${from}>${to}`),
-    none: "No probe samples accesses on this host; status and doctor say why.",
+    none: "No probe counts touched pages on this host; status and doctor say why.",
   },
   distances: {
     label: "distances",

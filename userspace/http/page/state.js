@@ -315,8 +315,8 @@ function totalsOf(workload) {
  * share of its allocations that the CPU's own node served. Not known is NaN.
  */
 function locality(row) {
-  if (row.allocation?.nodes) {
-    const residency = row.workload.residency ?? [];
+  const residency = row.workload.residency ?? [];
+  if (row.allocation?.nodes || residency.length > 0) {
     if (residency.length === 0) return { share: NaN, of: "guaranteed" };
     const sum = (place) => residency.reduce((sum, of) => sum + of[place].anonBytes + of[place].shmemBytes + of[place].fileBytes, 0);
     const [on, off] = [sum("on"), sum("off")];

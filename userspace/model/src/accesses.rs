@@ -6,12 +6,31 @@ use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_topology::NodeId;
 
 /// The method by which accesses are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CountingMethod {
-    /// The processor's counters.
+    /// The processor's counters: accesses to DRAM.
     Hardware,
-    /// Samples of NUMA balancing, in pages.
+    /// Scans of NUMA balancing: pages touched. A page counts about once per scan, however often it is used.
+    #[default]
     Sampling,
+}
+
+impl CountingMethod {
+    /// Returns the name of the method, as for the label `source`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Hardware => "hardware",
+            Self::Sampling => "hint_fault",
+        }
+    }
+
+    /// Returns a description of the counted accesses of a workload.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Hardware => "its accesses to DRAM (by the processor's counters)",
+            Self::Sampling => "the pages it touched (by scan)",
+        }
+    }
 }
 
 /// Accesses of one workload since its counters began. Only the difference of two readings is meaningful.

@@ -79,6 +79,8 @@ pub struct NodeMemoryFigures {
 pub struct WorkloadFigures {
     /// The value of the label `workload`.
     pub name: Arc<str>,
+    /// Time at which the counters started at zero; `None`: at the start of the daemon.
+    pub start: Option<SystemTime>,
     /// Bytes allocated since the daemon first saw the workload, by node in the order of [`Snapshot::nodes`].
     pub allocated: Option<Vec<AllocatedFigures>>,
     /// The current memory, by node in the order of [`Snapshot::nodes`].
@@ -101,8 +103,10 @@ pub type ResidentHugepages = BTreeMap<HugepageSize, Vec<Bytes>>;
 /// The figures of all probes other than the allocation probe. A figure is `None` if its probe is not attached.
 #[derive(Clone, Debug, Default)]
 pub struct WorkloadActivity {
-    /// Sampled accesses to memory of other nodes in pages, by the node of the CPU in the order of [`Snapshot::nodes`].
+    /// Pages of other nodes that were touched, by scan, by the node of the CPU in the order of [`Snapshot::nodes`].
     pub remote: Option<Vec<u64>>,
+    /// Pages of the CPU's own node that were touched, by scan.
+    pub local: Option<u64>,
     /// Pages that were moved because another node accessed them (`memory.stat`); only if no probe samples.
     pub moved: Option<u64>,
     /// The states of access sampling of the workloads with this name.
@@ -113,14 +117,35 @@ pub struct WorkloadActivity {
     pub migrated: Option<Vec<(&'static str, u64)>>,
     /// Time spent in direct reclaim.
     pub stalls: Option<StallFigures>,
-    /// The number of OOM kills, by constraint of the allocation.
-    pub oom_kills: Option<[(&'static str, u64); 4]>,
+    /// The OOM kills, by constraint of the allocation.
+    pub oom_kills: Option<[OomKillFigures; 4]>,
     /// Hugepages taken from the pools for which the host has pools, by size, then by node in the order of
     /// [`Snapshot::nodes`].
     pub hugepages: Option<BTreeMap<HugepageSize, Vec<AllocatedHugepages>>>,
     /// Accesses to DRAM by the node of the CPU in the order of [`Snapshot::nodes`]: local (if the processor counts
     /// them) and remote.
     pub dram: Option<Vec<(Option<u64>, u64)>>,
+}
+
+/// OOM kills with one constraint. With `memory.oom.group`, all processes that are killed at once count as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OomKillFigures {
+    pub constraint: &'static str,
+    pub count: u64,
+    /// The part of `count` at which no other node had free memory; `None` if the constraint does not come from pinning.
+    pub without_room: Option<u64>,
+}
+
+impl OomKillFigures {
+    /// Returns the kills with a constraint; at all of them, other nodes had free memory.
+    pub fn new(constraint: &'static str, count: u64) -> Self {
+        Self { constraint, count, without_room: is_pinned(constraint).then_some(0) }
+    }
+}
+
+/// Returns true for the constraints of allocations that come from pinning.
+pub fn is_pinned(constraint: &str) -> bool {
+    ["cpuset", "mempolicy"].contains(&constraint)
 }
 
 /// Hugepages of one size taken from the pool of one node.
@@ -161,6 +186,10 @@ pub struct InterruptFigures {
     pub hard: u64,
     /// Deferred work of interrupts (`/proc/softirqs`).
     pub soft: u64,
+    /// Time of `hard` (`/proc/stat`).
+    pub hard_time: Duration,
+    /// Time of `soft` (`/proc/stat`).
+    pub soft_time: Duration,
 }
 
 /// Bytes allocated on a node.

@@ -11,8 +11,8 @@ use crate::{
     WorkloadGuarantee,
     snapshot::{
         AllocatedFigures, AllocatedHugepages, CpuFigures, GuaranteeFigures, InterruptFigures, MapFigures,
-        NodeMemoryFigures, PressureFigures, ProbeFigures, ResidentFigures, Snapshot, StallFigures,
-        TieringFigures, WorkloadActivity, WorkloadFigures,
+        NodeMemoryFigures, OomKillFigures, PressureFigures, ProbeFigures, ResidentFigures, Snapshot,
+        StallFigures, TieringFigures, WorkloadActivity, WorkloadFigures,
     },
 };
 
@@ -38,6 +38,7 @@ pub fn workload_guarantee(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]
 pub fn snapshot() -> Snapshot {
     let workload = |name: &str| WorkloadFigures {
         name: name.into(),
+        start: None,
         allocated: Some(vec![AllocatedFigures { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
         resident: Some(
             [ResidentFigures {
@@ -56,12 +57,16 @@ pub fn snapshot() -> Snapshot {
         tiering: Some(TieringFigures { demoted: Bytes(4), promoted: Bytes(5) }),
         activity: Some(WorkloadActivity {
             remote: Some(vec![7]),
+            local: Some(14),
             moved: None,
             sampling: vec!["on"],
             estimated_remote_permille: Some(125),
             migrated: Some(vec![("numa_misplaced", 2)]),
             stalls: Some(StallFigures::default()),
-            oom_kills: Some([("none", 0), ("cpuset", 1), ("mempolicy", 0), ("memcg", 0)]),
+            oom_kills: Some(
+                [("none", 0), ("cpuset", 1), ("mempolicy", 0), ("memcg", 0)]
+                    .map(|(constraint, count)| OomKillFigures::new(constraint, count)),
+            ),
             hugepages: Some(
                 [(
                     HugepageSize(Bytes::mib(2)),
@@ -101,7 +106,12 @@ pub fn snapshot() -> Snapshot {
                     ("host", Duration::from_millis(1500)),
                     ("workload", Duration::ZERO),
                 ],
-                interrupts: Some(InterruptFigures { hard: 5, soft: 6 }),
+                interrupts: Some(InterruptFigures {
+                    hard: 5,
+                    soft: 6,
+                    hard_time: Duration::from_millis(250),
+                    soft_time: Duration::ZERO,
+                }),
             },
         )],
         unknown_node: Some(Bytes(0)),

@@ -114,8 +114,10 @@ fn minus(a: Bytes, b: Bytes) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use numaward_cgroup::CgroupId;
+    use numaward_topology::CpuSet;
+
     use super::*;
-    use crate::testing::workload_guarantee;
 
     fn user([anon, shmem, file]: [u64; 3]) -> UserMemory {
         UserMemory { anon: Bytes::mib(anon), shmem: Bytes::mib(shmem), file: Bytes::mib(file) }
@@ -146,14 +148,27 @@ mod tests {
 
     #[test]
     fn burstable_memory_beyond_guarantee_may_be_anywhere() {
-        let placed = [(ZoneKind::Memory, 0, Bytes::mib(100))];
+        let guarantee = WorkloadGuarantee {
+            cgroup: "/a".parse().unwrap(),
+            id: CgroupId(1),
+            owner: "a".into(),
+            container: None,
+            nodes: [NodeId(0)].into_iter().collect(),
+            cpus: CpuSet::new(),
+            hidden_cpus: CpuSet::new(),
+            is_burstable: false,
+            blocks: Vec::new(),
+            placed: vec![(ZoneKind::Memory, NodeId(0), Bytes::mib(100))],
+            offline_cpus: CpuSet::new(),
+            uncovered: Vec::new(),
+        };
         for (is_burstable, on, off, expected) in [
             (false, [90, 0, 0], [30, 5, 7], [30, 5, 7]),
             (true, [90, 0, 0], [30, 5, 7], [10, 0, 0]),
             (true, [50, 0, 10], [30, 5, 7], [30, 5, 5]),
             (true, [100, 0, 0], [30, 5, 7], [0, 0, 0]),
         ] {
-            let guarantee = WorkloadGuarantee { is_burstable, ..workload_guarantee("/a", 1, &placed) };
+            let guarantee = WorkloadGuarantee { is_burstable, ..guarantee.clone() };
             let memory = [(NodeId(0), user(on)), (NodeId(1), user(off))];
             let split = ResidencySplit::new(&guarantee, ZoneKind::Memory, memory);
             let expected = ResidencySplit { on: user(on), off: user(expected) };

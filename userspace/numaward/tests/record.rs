@@ -187,7 +187,7 @@ fn steps_through_recording_in_terminal() {
     terminal.press("T").unwrap();
     terminal.wait_for(WAIT_TIMEOUT, |screen| !screen.contents().contains("oom kill")).unwrap();
     terminal.press("n\r").unwrap();
-    sees(&terminal, &["75 % of its memory is on the guaranteed nodes", "a process was killed"]);
+    sees(&terminal, &["75 % of its user memory is on the guaranteed nodes", "a process was killed"]);
     terminal.press("b").unwrap();
     sees(&terminal, &[&format!("  1/{count}"), "Allocation in the last 1 s"]);
     terminal.press("te").unwrap();

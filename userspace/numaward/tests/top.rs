@@ -172,13 +172,13 @@ fn shows_details_and_help() {
     session.wait_until("all of it", |text| {
         [
             "best of all",
-            "75 % of its memory is on the guaranteed nodes",
+            "75 % of its user memory is on the guaranteed nodes",
             "cpuset.mems",
             "Result: nodes 0, accepted",
             "pages on node 1 (2 similar",
             "host 2.500 s, kernel threads 1.000 s",
             "Allocation in the last 2 s",
-            "The kernel samples them.",
+            "Pages touched, by scan: a page counts about once per scan.",
             "node 1: 20",
         ]
         .iter()

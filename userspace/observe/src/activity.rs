@@ -8,7 +8,7 @@ use std::{
 };
 
 use numaward_api as api;
-use numaward_model::snapshot::{AllocatedHugepages, StallFigures, WorkloadActivity};
+use numaward_model::snapshot::{AllocatedHugepages, OomKillFigures, StallFigures, WorkloadActivity};
 use numaward_probes::{
     Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED_INDEX, NodeAccesses, OOM_CONSTRAINT_NAMES, Pages,
     Probe, ProbeReport, SlotId, SlotMap, Stalls,
@@ -69,16 +69,20 @@ impl AttachedProbes {
     ) -> WorkloadActivity {
         let remote =
             |node: &NodeId| activity.accesses.iter().find(|of| of.node == *node).map_or(0, |of| of.remote.0);
+        let local = || activity.accesses.iter().fold(0_u64, |sum, of| sum.saturating_add(of.local.0));
         WorkloadActivity {
             remote: self.has(Probe::Hint).then(|| nodes.iter().map(remote).collect()),
+            local: self.has(Probe::Hint).then(local),
             migrated: self.has(Probe::Migrate).then(|| migrated(activity)),
             stalls: self.has(Probe::Stall).then(|| {
                 let Stalls { buckets, total } = activity.stalls;
                 StallFigures { buckets, total }
             }),
-            oom_kills: self
-                .has(Probe::OomKill)
-                .then(|| array::from_fn(|index| (OOM_CONSTRAINT_NAMES[index], activity.oom_kills[index]))),
+            oom_kills: self.has(Probe::OomKill).then(|| {
+                array::from_fn(|index| {
+                    OomKillFigures::new(OOM_CONSTRAINT_NAMES[index], activity.oom_kills[index])
+                })
+            }),
             hugepages: self.has(Probe::Hugepages).then(|| allocated(activity, nodes, pools)),
             dram: self.has(Probe::Hardware).then(|| {
                 let of = |node: &NodeId| activity.dram.iter().find(|of| of.node == *node);

@@ -36,7 +36,8 @@ pub(crate) fn follow_interrupts(observer: &Observer) {
 }
 
 fn read_interrupts(observer: &Observer) -> Option<BTreeMap<CpuId, InterruptFigures>> {
-    let interrupts = exclusive::read_interrupts(&observer.config.host_root);
+    let interrupts =
+        exclusive::read_interrupts(&observer.config.host_root, rustix::param::clock_ticks_per_second());
     observer.note(DaemonPart::Interrupts, interrupts.as_ref().map(|_| ()).map_err(Clone::clone));
     interrupts.ok()
 }

@@ -84,13 +84,7 @@ impl Observer {
                 missed_bytes: missed.map(|counters| {
                     self.page_size.bytes_of(counters.get(*node).copied().unwrap_or_default().user_outside).0
                 }),
-                resident: memory_of.resident.and_then(|resident| resident.get(index)).map(|bytes| {
-                    api::Resident {
-                        anon_bytes: bytes.anon.0,
-                        file_bytes: bytes.file.0,
-                        kernel_bytes: bytes.kernel.0,
-                    }
-                }),
+                resident: memory_of.resident.and_then(|resident| resident.get(index)).map(resident),
                 hugepages: hugepages::of_node((index, *node), memory_of.hugepages, activity, can_miss),
             });
             nodes.collect()
@@ -314,6 +308,11 @@ impl Observer {
             container_runtime: self.latest.container_runtime.borrow().clone(),
         }
     }
+}
+
+/// Converts a workload's memory on a node for the API.
+fn resident(bytes: &ResidentFigures) -> api::Resident {
+    api::Resident { anon_bytes: bytes.anon.0, file_bytes: bytes.file.0, kernel_bytes: bytes.kernel.0 }
 }
 
 /// Converts a workload's memory of a kind for the API.

@@ -1,9 +1,9 @@
 //! Owners of exclusive CPUs, and the interrupts that these CPUs handle.
 //!
 //! The kernel counts interrupts. The interrupts of a CPU while it was exclusive are the growth between two readings
-//! of `/proc/interrupts` and `/proc/softirqs`.
+//! of `/proc/interrupts`, `/proc/softirqs` and `/proc/stat`.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use numaward_model::snapshot::InterruptFigures;
 use numaward_probes::SlotId;
@@ -35,6 +35,11 @@ impl InterruptAccount {
             let total = |sum: u64, base: u64, now: u64| sum.saturating_add(now.saturating_sub(base));
             self.total.hard = self.total.hard.max(total(self.sum.hard, base.hard, now.hard));
             self.total.soft = self.total.soft.max(total(self.sum.soft, base.soft, now.soft));
+            let time = |sum: Duration, base, now: Duration| sum.saturating_add(now.saturating_sub(base));
+            self.total.hard_time =
+                self.total.hard_time.max(time(self.sum.hard_time, base.hard_time, now.hard_time));
+            self.total.soft_time =
+                self.total.soft_time.max(time(self.sum.soft_time, base.soft_time, now.soft_time));
         }
         self.total
     }
@@ -74,11 +79,18 @@ impl ExclusiveCpus {
     }
 }
 
-/// Reads both files; a CPU that is missing in one of them is absent.
-pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, InterruptFigures>, String> {
+/// Reads the files; a CPU that is missing in one of them is absent.
+pub(crate) fn read_interrupts(
+    root: &Path,
+    ticks_per_second: u64,
+) -> Result<BTreeMap<CpuId, InterruptFigures>, String> {
     let read = |file: &str| {
         let path = root.join("proc").join(file);
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok::<_, String>((path, text))
+    };
+    let sums = |file: &str| {
+        let (path, text) = read(file)?;
         sums(&text).ok_or_else(|| {
             let reason = if text.is_empty() {
                 // Container runtimes mask a path with /dev/null. The kubelet masks this one since 2025.
@@ -89,11 +101,34 @@ pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, InterruptFi
             format!("{}: {reason}", path.display())
         })
     };
-    let (hard, soft) = (read("interrupts")?, read("softirqs")?);
-    let both = hard
-        .into_iter()
-        .filter_map(|(cpu, hard)| Some((cpu, InterruptFigures { hard, soft: *soft.get(&cpu)? })));
-    Ok(both.collect())
+    let (hard, soft) = (sums("interrupts")?, sums("softirqs")?);
+    let (path, text) = read("stat")?;
+    let times = interrupt_times(&text, ticks_per_second)
+        .ok_or_else(|| format!("{}: expected lines of CPUs with at least seven times", path.display()))?;
+    let all = hard.into_iter().filter_map(|(cpu, hard)| {
+        let (soft, [hard_time, soft_time]) = (*soft.get(&cpu)?, *times.get(&cpu)?);
+        Some((cpu, InterruptFigures { hard, soft, hard_time, soft_time }))
+    });
+    Ok(all.collect())
+}
+
+/// Returns the time that each CPU spent on interrupts and on their deferred work: the sixth and the seventh number of the
+/// lines `cpuN` of `/proc/stat`, in ticks.
+fn interrupt_times(text: &str, ticks_per_second: u64) -> Option<BTreeMap<CpuId, [Duration; 2]>> {
+    let time = |ticks: &str| {
+        let ticks: u64 = ticks.parse().ok()?;
+        let millis = u128::from(ticks) * 1000 / u128::from(ticks_per_second.max(1));
+        Some(Duration::from_millis(u64::try_from(millis).ok()?))
+    };
+    let mut times = BTreeMap::new();
+    // The lines of the CPUs come first, after the sum of all.
+    for line in text.lines().take_while(|line| line.starts_with("cpu")).skip(1) {
+        let mut words = line.split_ascii_whitespace();
+        let cpu = CpuId(words.next()?.strip_prefix("cpu")?.parse().ok()?);
+        let mut words = words.skip(5);
+        times.insert(cpu, [time(words.next()?)?, time(words.next()?)?]);
+    }
+    (!times.is_empty()).then_some(times)
 }
 
 /// Returns the sum of each column. The first line names the online CPUs; each further line has a name, a number per
@@ -128,35 +163,44 @@ pub(crate) mod tests {
          ERR:          9\nMIS:          0\n";
     const SOFTIRQS: &str = "                    CPU0       CPU2       \n          HI:          1          0\n       TIMER:        100         50\n";
 
-    fn root(interrupts: Option<&str>, softirqs: &str) -> tempfile::TempDir {
+    const STAT: &str =
+        "cpu  9 0 9 90 0 7 9 0 0 0\ncpu0 5 0 5 50 0 150 20 0 0 0\ncpu2 4 0 4 40 0 0 5 0 0 0\nintr 29 20 3\n";
+
+    fn root(interrupts: Option<&str>, softirqs: &str, stat: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("proc")).unwrap();
         if let Some(interrupts) = interrupts {
             fs::write(root.path().join("proc/interrupts"), interrupts).unwrap();
         }
         fs::write(root.path().join("proc/softirqs"), softirqs).unwrap();
+        fs::write(root.path().join("proc/stat"), stat).unwrap();
         root
     }
 
     #[test]
     fn reads_or_rejects_interrupt_files() {
-        let good = read_interrupts(root(Some(INTERRUPTS), SOFTIRQS).path()).unwrap();
-        let expected = [
-            (CpuId(0), InterruptFigures { hard: 23, soft: 101 }),
-            (CpuId(2), InterruptFigures { hard: 6, soft: 50 }),
-        ];
+        let good = read_interrupts(root(Some(INTERRUPTS), SOFTIRQS, STAT).path(), 100).unwrap();
+        let figures = |hard, soft, hard_time, soft_time| {
+            let [hard_time, soft_time] = [hard_time, soft_time].map(Duration::from_millis);
+            InterruptFigures { hard, soft, hard_time, soft_time }
+        };
+        let expected = [(CpuId(0), figures(23, 101, 1500, 200)), (CpuId(2), figures(6, 50, 0, 50))];
         assert_eq!(good, BTreeMap::from(expected));
-        for (interrupts, softirqs, part) in [
-            (None, SOFTIRQS, "proc/interrupts: No such file"),
+        for (interrupts, softirqs, stat, part) in [
+            (None, SOFTIRQS, STAT, "proc/interrupts: No such file"),
             (
                 Some(""),
                 SOFTIRQS,
+                STAT,
                 "proc/interrupts: the file is empty, because the container runtime masks it",
             ),
-            (Some("CPU0 CPUx\n"), SOFTIRQS, "proc/interrupts: expected a line of CPUs"),
-            (Some(INTERRUPTS), "CPU0\nwords\n", "proc/softirqs: expected a line of CPUs"),
+            (Some("CPU0 CPUx\n"), SOFTIRQS, STAT, "proc/interrupts: expected a line of CPUs"),
+            (Some(INTERRUPTS), "CPU0\nwords\n", STAT, "proc/softirqs: expected a line of CPUs"),
+            (Some(INTERRUPTS), SOFTIRQS, "", "proc/stat: expected lines of CPUs"),
+            (Some(INTERRUPTS), SOFTIRQS, "cpu 1\ncpu0 1 2 3 4 5 6\n", "proc/stat: expected lines of CPUs"),
+            (Some(INTERRUPTS), SOFTIRQS, "cpu 1\ncpu0 1 2 3 4 5 6 x\n", "proc/stat: expected lines of CPUs"),
         ] {
-            let error = read_interrupts(root(interrupts, softirqs).path()).unwrap_err();
+            let error = read_interrupts(root(interrupts, softirqs, stat).path(), 100).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }
@@ -169,11 +213,16 @@ pub(crate) mod tests {
             assert!(exclusive.is_due() && !exclusive.is_due());
             exclusive.count(now);
         };
-        let at = |hard| BTreeMap::from([(CpuId(1), InterruptFigures { hard, soft: 0 })]);
+        let at = |hard| {
+            let hard_time = Duration::from_secs(hard);
+            BTreeMap::from([(CpuId(1), InterruptFigures { hard, hard_time, ..InterruptFigures::default() })])
+        };
         let mut exclusive = ExclusiveCpus::default();
         let total = |exclusive: &mut ExclusiveCpus, hard| {
             let account = exclusive.interrupts.get_mut(&CpuId(1)).unwrap();
-            account.total(at(hard).get(&CpuId(1)).copied()).hard
+            let total = account.total(at(hard).get(&CpuId(1)).copied());
+            assert_eq!(total.hard_time, Duration::from_secs(total.hard));
+            total.hard
         };
         change(&mut exclusive, &one, &at(100));
         assert_eq!(total(&mut exclusive, 107), 7);

@@ -308,8 +308,13 @@ mod tests {
             let user = |mib| UserMemory { anon: Bytes::mib(mib), ..UserMemory::default() };
             let resident = resident.map(|(on, off)| ResidencySplit { on: user(on), off: user(off) });
             let is_broken = resident.is_some_and(|split| split.is_broken());
-            let guaranteed = guaranteed.to_vec();
-            GuaranteeResidency { workload: workload.into(), kind, guaranteed, resident, is_broken }
+            GuaranteeResidency {
+                workload: workload.into(),
+                kind,
+                guaranteed: guaranteed.to_vec(),
+                resident,
+                is_broken,
+            }
         };
         let on_first = [(NodeId(0), gib)];
         let expected = [

@@ -39,6 +39,7 @@ mod load;
 mod naming;
 mod node_memory;
 mod observer;
+mod oom_kills;
 mod page_size;
 mod part;
 mod ports;

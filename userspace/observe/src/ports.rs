@@ -212,6 +212,7 @@ mod tests {
         let meminfo = "Node 0 MemTotal: 1024 kB\nNode 0 MemFree: 512 kB\n";
         write("sys/devices/system/node/node0/meminfo", meminfo).unwrap();
         write("proc/softirqs", "CPU0\n").unwrap();
+        write("proc/stat", "cpu 0\ncpu0 0 0 0 0 0 0 0\n").unwrap();
         let observer =
             Arc::new(Observer::new(&Config { host_root: root.path().into(), ..Config::default() }));
         let guarantees = Guarantees::new(

@@ -1,19 +1,24 @@
 //! Events that the probes report immediately: misses, kills, long stalls.
 
 use numaward_api::{EventKind, Severity};
-use numaward_model::EventReport;
+use numaward_model::{EventReport, snapshot::is_pinned};
 use numaward_probes::{Incident, ProbeEvent};
-use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
+use numaward_topology::{Bytes, NodeId, NodeSet};
 
-use crate::observer::Observer;
-
-/// Least free memory elsewhere for which a kill is blamed on the pin; with less, the machine was full.
-const MIN_FREE_ELSEWHERE: Bytes = Bytes::mib(64);
+use crate::{
+    observer::Observer,
+    oom_kills::{MIN_FREE_ELSEWHERE, free_elsewhere, without_room},
+};
 
 /// Reads the probes' events and reports them.
 pub(crate) fn report_probe_events(observer: &Observer) {
     observer.registry.read_events();
     let events = std::mem::take(&mut observer.registry.probing().events);
+    let is_pinned_kill = |event: &ProbeEvent| matches!(&event.incident, Incident::OomKill { constraint } if is_pinned(constraint));
+    if events.iter().any(|(event, _)| is_pinned_kill(event)) {
+        // Before the free memory of other nodes changes.
+        without_room(observer, &observer.read());
+    }
     for (ProbeEvent { incident, pid, command, .. }, subject) in events {
         let guaranteed = subject.as_ref().and_then(|subject| subject.guaranteed.as_ref());
         let report = match incident {
@@ -35,21 +40,6 @@ pub(crate) fn report_probe_events(observer: &Observer) {
             Some(subject) => report.workload(subject.name),
             None => report,
         });
-    }
-}
-
-/// Returns the free memory on the nodes outside `guaranteed`; without a guarantee, that of the node with the most.
-fn free_elsewhere(observer: &Observer, guaranteed: Option<&NodeSet>) -> Bytes {
-    let machine = observer.machine();
-    let free = machine.nodes.keys().filter_map(|&node| {
-        let memory = sysfs::node_memory(&observer.config.host_root, node).ok()?;
-        Some((node, memory.free.0))
-    });
-    match guaranteed {
-        Some(guaranteed) => {
-            Bytes(free.filter(|(node, _)| !guaranteed.contains(*node)).map(|(_, free)| free).sum())
-        }
-        None => Bytes(free.map(|(_, free)| free).max().unwrap_or(0)),
     }
 }
 
@@ -84,7 +74,7 @@ fn miss_event(
 
 /// Creates the event for a process that the OOM killer chose.
 fn oom_kill_event(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) -> EventReport {
-    let pinned = ["cpuset", "mempolicy"].contains(&constraint);
+    let pinned = is_pinned(constraint);
     let why = match constraint {
         "none" => "the machine had no memory left",
         "memcg" => "its cgroup reached memory.max",

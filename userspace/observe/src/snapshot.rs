@@ -12,6 +12,7 @@ use crate::{
     hugepages::pools,
     naming::OTHER,
     observer::Observer,
+    oom_kills,
     part::DaemonPart,
     probe_costs::ProbeReadings,
     process,
@@ -36,30 +37,39 @@ impl SnapshotSource for Observer {
         // indexed by node.
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let pools = pools(&read.machine);
+        let without_room = oom_kills::without_room(self, &read);
         let workloads = read.table.series().map(|(name, series)| {
             let allocated =
                 counted.as_ref().and_then(|counted| series.counters(|slot| counted.slots.get(slot)));
             let pressure_stats = series.pressure_stats();
             WorkloadFigures {
                 name: name.clone(),
+                start: Some(series.start),
                 allocated: allocated.map(|allocated| self.page_size.allocated_by_node(&nodes, &allocated)),
                 resident: series.resident().filter(|_| as_before),
                 hugepages: if as_before { series.hugepages() } else { Arc::default() },
                 pressure: pressure_stats.pressure,
                 oom_kills: pressure_stats.oom_kills,
                 tiering: pressure_stats.tiering,
-                activity: Some(read.activity_figures(series, &sampled, &nodes, &pools)),
+                activity: Some(with_room(
+                    read.activity_figures(series, &sampled, &nodes, &pools),
+                    without_room.get(name),
+                )),
             }
         });
         let other = counted.as_ref().map(|counted| WorkloadFigures {
             name: OTHER.into(),
+            start: None,
             allocated: Some(self.page_size.allocated_by_node(&nodes, &counted.other)),
             resident: None,
             hugepages: Arc::default(),
             pressure: None,
             oom_kills: None,
             tiering: None,
-            activity: Some(read.attached.to_metrics(&read.activity_counts.other, &nodes, &pools)),
+            activity: Some(with_room(
+                read.attached.to_metrics(&read.activity_counts.other, &nodes, &pools),
+                without_room.get(OTHER),
+            )),
         });
         let workloads: Vec<_> = workloads.chain(other).collect();
         let guarantees = guarantee_figures::figures(self, &read, &memory);
@@ -102,6 +112,16 @@ impl SnapshotSource for Observer {
             process: process::read(Path::new("/proc"), units),
         }
     }
+}
+
+/// Adds the kills at which no other node had free memory.
+fn with_room(
+    mut activity: snapshot::WorkloadActivity,
+    without_room: Option<&oom_kills::Kills>,
+) -> snapshot::WorkloadActivity {
+    let kills = activity.oom_kills.iter_mut().flatten().zip(without_room.into_iter().flatten());
+    kills.for_each(|(of, count)| of.without_room = of.without_room.map(|_| *count));
+    activity
 }
 
 /// Returns the accesses by the node of the CPU and the node of the memory (`None` if it is not known).
@@ -158,6 +178,24 @@ impl CounterReading {
                 nodes,
                 pools,
             )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_kills_by_pins_have_a_part_without_room() {
+        let kills =
+            ["none", "cpuset", "mempolicy", "memcg"].map(|name| snapshot::OomKillFigures::new(name, 3));
+        let activity = || snapshot::WorkloadActivity { oom_kills: Some(kills), ..Default::default() };
+        for (without_room, expected) in
+            [(None, [None, Some(0), Some(0), None]), (Some([0, 2, 1, 0]), [None, Some(2), Some(1), None])]
+        {
+            let found = with_room(activity(), without_room.as_ref()).oom_kills.unwrap();
+            assert_eq!(found.map(|of| of.without_room), expected);
         }
     }
 }

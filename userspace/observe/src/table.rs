@@ -32,7 +32,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     iter,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath, ContainerIdentity, WorkloadKind};
@@ -66,6 +66,8 @@ pub(crate) struct Series<S> {
     /// Other activity of former members. Absent for most names.
     pub(crate) base_activity: Option<Box<Activity>>,
     base_pressure_stats: PressureStats,
+    /// Time at which the counters of this name started at zero.
+    pub(crate) start: SystemTime,
     /// True if a member ever held a slot; otherwise there are no counters to serve.
     counted: bool,
     removed: Option<Instant>,
@@ -145,6 +147,7 @@ impl<S: Copy + Eq> Table<S> {
                 base: NodeCounters::new(),
                 base_activity: None,
                 base_pressure_stats: PressureStats::default(),
+                start: SystemTime::now(),
                 counted: false,
                 removed: None,
             })

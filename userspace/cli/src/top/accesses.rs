@@ -59,17 +59,17 @@ impl<'a> Accesses<'a> {
 /// Describes the sampling of a workload's accesses, with a table of the nodes that they come from and go to.
 pub(crate) fn describe(activity: &Activity) -> Option<(String, String)> {
     let mut text = match activity.sampling.as_deref()? {
-        "on" => "The kernel samples them.",
-        "off" => "The kernel samples none: NUMA balancing is off, or there is one node.",
-        "mode2" => "The kernel samples none: NUMA balancing serves tiering of memory only.",
-        "skipped_cpuset" => "The kernel samples none, because it may use one node only.",
-        "bound" => "The kernel hardly samples them, because of its memory policy.",
-        _ => "It is not known yet whether the kernel samples them.",
+        "on" => "Pages touched, by scan: a page counts about once per scan.",
+        "off" => "The kernel does not scan its memory: NUMA balancing is off, or there is one node.",
+        "mode2" => "The kernel does not scan its memory: NUMA balancing serves tiering of memory only.",
+        "skipped_cpuset" => "The kernel does not scan its memory, because it may use one node only.",
+        "bound" => "The kernel hardly scans its memory, because of its memory policy.",
+        _ => "It is not known yet whether the kernel scans its memory.",
     }
     .to_owned();
     if let Some(percent) = activity.estimated_remote_percent {
         text = format!(
-            "{text}\nEstimate from the CPUs of its threads and the nodes of its memory: {percent} % are remote."
+            "{text}\nEstimate from the CPUs of its threads and the nodes of its memory: {percent} % of its accesses are remote."
         );
     }
     let counted: Vec<&NodeAccesses> = activity
@@ -159,14 +159,14 @@ mod tests {
         };
         assert_eq!(description(None, None, &[(1, 1)]), None);
         let (text, table) = description(Some("on"), None, &[(30, 10), (0, 0)]).unwrap();
-        assert_eq!(text, "The kernel samples them.");
+        assert_eq!(text, "Pages touched, by scan: a page counts about once per scan.");
         assert_eq!(
             table,
             "FROM CPUS OF  LOCAL PAGES  REMOTE PAGES  WHERE\n\
              node 0        30           10            node 1: 5, 5 moved at once\n"
         );
         let (text, table) = description(Some("skipped_cpuset"), Some(7), &[(0, 0)]).unwrap();
-        assert!(text.contains("one node only") && text.contains("7 % are remote"), "{text}");
+        assert!(text.contains("one node only") && text.contains("7 % of its accesses are remote"), "{text}");
         assert_eq!(table, "");
     }
 }

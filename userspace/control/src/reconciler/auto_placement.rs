@@ -364,8 +364,9 @@ impl AutoPlacement {
         }
         let has_gained = has_fallen(home.remote_before, usage.remote, core.config.home.min_gain_percent);
         let shares = format!(
-            "{} of its accesses were remote before, {} are now",
+            "{} of {} were remote before, {} are now",
             format_permille(home.remote_before),
+            usage.by.describe(),
             format_permille(usage.remote)
         );
         match workload.stage {
@@ -484,8 +485,9 @@ impl AutoPlacement {
             candidate.charge(usage.cpu, bytes);
         }
         let reason = format!(
-            "{} of its accesses are remote, and {bytes} of its {} are on other nodes",
+            "{} of {} are remote, and {bytes} of its {} are on other nodes",
             format_permille(usage.remote),
+            usage.by.describe(),
             usage.total()
         );
         if !core.config.places_workloads() {

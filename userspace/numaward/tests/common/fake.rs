@@ -61,7 +61,10 @@ pub(crate) fn workload(name: &str, near: u64, far: u64, turn: u64) -> Value {
             "resident": {"anonBytes": resident, "fileBytes": 0, "kernelBytes": 0},
         })
     };
+    let anon = |bytes: u64| json!({"anonBytes": bytes, "shmemBytes": 0, "fileBytes": 0});
+    let residency = json!({"kind": "memory", "on": anon(near), "off": anon(far), "broken": far > 16 << 20});
     json!({
+        "residency": if name == "database" { vec![residency] } else { Vec::new() },
         "workload": name,
         "kind": "unit",
         "cgroup": format!("/{name}"),

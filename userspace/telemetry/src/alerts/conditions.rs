@@ -239,10 +239,11 @@ pub(super) const CONDITIONS: [Condition; 17] = [
     Condition {
         alert: "NumawardPinCausedOomKill",
         severity: CRITICAL,
-        summary: "A process was killed because of its pinning, although other nodes may have had free memory.",
+        summary: "A process was killed because of its pinning, although other nodes had free memory.",
         hold: Duration::ZERO,
         samples: &["numaward_oom_kills_total"],
-        only: Some(("constraint", &["cpuset", "mempolicy"])),
+        // Only kills with the constraint `cpuset` or `mempolicy` have the label.
+        only: Some(("elsewhere", &["free"])),
         without: None,
         unless: None,
         by: &["namespace", "pod", "container", "workload", "constraint"],
@@ -250,7 +251,10 @@ pub(super) const CONDITIONS: [Condition; 17] = [
         above: 0.0,
         describe: |of, value| {
             let (workload, constraint) = (workload_name(of), label(of, "constraint"));
-            format!("{value:.0} processes of {workload} were killed with the constraint {constraint}.")
+            format!(
+                "{value:.0} processes of {workload} were killed with the constraint {constraint} while other nodes had \
+                 free memory."
+            )
         },
     },
     Condition {

@@ -3,7 +3,7 @@
 use std::{sync::Mutex, time::Duration};
 
 use numaward_config::{HttpUrl, Interval};
-use numaward_model::snapshot::{Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures};
+use numaward_model::snapshot::{OomKillFigures, Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures};
 use serde_json::{Value as Json, json};
 use tokio::time::timeout;
 
@@ -86,8 +86,8 @@ async fn post_has_format_of_alertmanager() {
             "status": "resolved",
             "labels": labels,
             "annotations": {
-                "summary": "A process was killed because of its pinning, although other nodes may have had free memory.",
-                "description": "1 processes of w were killed with the constraint .",
+                "summary": "A process was killed because of its pinning, although other nodes had free memory.",
+                "description": "1 processes of w were killed with the constraint  while other nodes had free memory.",
                 "runbook_url": "http://host:9560/runbooks/NumawardPinCausedOomKill",
             },
             "startsAt": "1970-01-01T00:00:00Z",
@@ -164,11 +164,15 @@ impl SnapshotSource for Kills {
     fn snapshot(&self) -> Snapshot {
         let kills = *self.0.lock().unwrap();
         let activity = WorkloadActivity {
-            oom_kills: Some([("none", 0), ("cpuset", kills), ("mempolicy", 0), ("memcg", 0)]),
+            oom_kills: Some(
+                [("none", 0), ("cpuset", kills), ("mempolicy", 0), ("memcg", 0)]
+                    .map(|(constraint, count)| OomKillFigures::new(constraint, count)),
+            ),
             ..WorkloadActivity::default()
         };
         let workload = WorkloadFigures {
             name: "a\"b\nc".into(),
+            start: None,
             allocated: None,
             resident: None,
             hugepages: Arc::default(),

@@ -3,7 +3,7 @@
 
 use std::{fmt, time::Duration};
 
-use numaward_model::snapshot::{StallFigures, WorkloadActivity, WorkloadFigures};
+use numaward_model::snapshot::{OomKillFigures, StallFigures, WorkloadActivity, WorkloadFigures};
 use numaward_topology::{Bytes, CpuId, ZoneKind};
 
 use super::{
@@ -13,12 +13,17 @@ use super::{
 };
 
 /// The bounds of the histogram of stalls in seconds, each with the number of buckets of [`StallFigures`] below it.
-const STALL_BOUNDS: [(Bound, usize); 6] = [
+const STALL_BOUNDS: [(Bound, usize); 11] = [
     (Bound(0.000_016, "0.000016"), 5),
+    (Bound(0.000_064, "0.000064"), 7),
     (Bound(0.000_256, "0.000256"), 9),
+    (Bound(0.001_024, "0.001024"), 11),
     (Bound(0.004_096, "0.004096"), 13),
+    (Bound(0.016_384, "0.016384"), 15),
     (Bound(0.065_536, "0.065536"), 17),
+    (Bound(0.262_144, "0.262144"), 19),
     (Bound(1.048_576, "1.048576"), 21),
+    (Bound(4.194_304, "4.194304"), 23),
     (Bound(f64::INFINITY, "+Inf"), usize::MAX),
 ];
 
@@ -56,7 +61,8 @@ impl<S: FamilySink> Families<'_, S> {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
         let workloads = self.workloads;
         let workloads = || workloads.iter().filter_map(|(name, of)| Some((*name, of.activity.as_ref()?)));
-        let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Without sampling, accesses are \
+        let help = "Pages of other nodes that the workload's tasks touched, by scan of NUMA balancing, by the node of the \
+                    CPU: a page counts about once per scan, however often it is used. Without scans, they are \
                     unknown rather than zero: see remote_sampling_info";
         let mut family = self.out.counter("remote_access_pages", help)?;
         for (name, activity) in workloads() {
@@ -69,8 +75,19 @@ impl<S: FamilySink> Families<'_, S> {
                 family.add([(NODE, "unknown"), source], pages)?;
             }
         }
-        let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory (unknown if the \
-                    page was moved at once)";
+        let help = "Pages that the workload's tasks touched, by scan of NUMA balancing, by locality (local: a page of the \
+                    CPU's node). The ratio of both is the share of touched pages, not of accesses";
+        let mut family = self.out.counter("touched_pages", help)?;
+        for (name, activity) in workloads() {
+            let (Some(local), Some(remote)) = (activity.local, activity.remote.as_ref()) else { continue };
+            let remote = remote.iter().fold(0_u64, |sum, pages| sum.saturating_add(*pages));
+            family.for_workload(name);
+            for (locality, pages) in [("local", local), ("remote", remote)] {
+                family.add([("locality", locality), ("source", "hint_fault")], pages)?;
+            }
+        }
+        let help = "Pages that tasks of all workloads touched, by scan of NUMA balancing, by the node of the CPU and that \
+                    of the memory (unknown if the page was moved at once)";
         let accesses = snapshot.accesses.iter().flatten().map(|(node, memory, pages)| {
             let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
             ([(NODE, node.to_string()), ("memory_numa_node", memory)], pages)
@@ -78,14 +95,14 @@ impl<S: FamilySink> Families<'_, S> {
         self.out.counter("node_access_pages", help)?.add_all(accesses)?;
         let mut family = self
             .out
-            .info("remote_sampling", "State of access sampling: on, or the reason why the kernel does not sample the workload's accesses")?;
+            .info("remote_sampling", "State of the scans of NUMA balancing: on, or the reason why the kernel does not scan the workload's memory")?;
         for (name, activity) in workloads() {
             for state in &activity.sampling {
                 family.for_workload(name).add([("state", state)], 1_u64)?;
             }
         }
         let help = "Estimated share of accesses to memory of other nodes (observe.remoteEstimate), from the placement \
-                    of threads and memory; only for workloads without sampled accesses. It is not a measurement";
+                    of threads and memory; only for workloads without scans. It is not a measurement";
         let estimates = workloads().filter_map(|(name, activity)| {
             Some((name, f64::from(activity.estimated_remote_permille?) / 1000.0))
         });
@@ -94,8 +111,9 @@ impl<S: FamilySink> Families<'_, S> {
 
     fn add_dram_accesses(&mut self) -> fmt::Result {
         let nodes = self.nodes;
-        let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of the CPU and \
-                    by locality (local: memory of that node); only if probes.hardware is enabled";
+        let help = "Accesses to DRAM as the processor counts them, demand only (Intel: retired loads, AMD: cache \
+                    lines filled on demand; neither counts prefetches; Arm: reads of other sockets), by the node of \
+                    the CPU and by locality (local: memory of that node); only if probes.hardware is enabled";
         let mut family = self.out.counter("dram_accesses", help)?;
         for (name, dram) in with_activity(self.workloads, |of| of.dram.as_ref()) {
             family.for_workload(name);
@@ -131,15 +149,26 @@ impl<S: FamilySink> Families<'_, S> {
     }
 
     fn add_oom_kills(&mut self) -> fmt::Result {
-        let help = "Processes of the workload that the OOM killer killed, by the constraint of the allocation; \
-                    `unknown` (from memory.events) if no probe reports it";
+        let help = "Kills of the workload's processes by the OOM killer, by the constraint of the allocation: cpuset and \
+                    mempolicy come from pinning, with `elsewhere`: free if other nodes had free memory, none if the \
+                    whole host was full. With memory.oom.group, all processes that are killed at once count as one; \
+                    `unknown` (from memory.events, if no probe reports it) counts each process";
         let mut family = self.out.counter("oom_kills", help)?;
         for &(name, workload) in self.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {
                 (Some(kills), _) => {
-                    let kills = kills.map(|(constraint, kills)| ([("constraint", constraint)], kills));
-                    family.for_workload(name).add_all(kills)?;
+                    family.for_workload(name);
+                    for OomKillFigures { constraint, count, without_room } in kills {
+                        let constraint = ("constraint", constraint);
+                        let Some(without_room) = without_room else {
+                            family.add([constraint], count)?;
+                            continue;
+                        };
+                        family
+                            .add([constraint, ("elsewhere", "free")], count.saturating_sub(without_room))?;
+                        family.add([constraint, ("elsewhere", "none")], without_room)?;
+                    }
                 }
                 (None, Some(kills)) => {
                     family.for_workload(name).add([("constraint", "unknown")], kills)?;
@@ -165,7 +194,15 @@ impl<S: FamilySink> Families<'_, S> {
             let kinds = figures.interrupts.map(|both| [("hard", both.hard), ("soft", both.soft)]);
             kinds.into_iter().flatten().map(|(kind, count)| (cpu_labels(*cpu, "kind", kind), count))
         });
-        self.out.counter("exclusive_cpu_interrupts", help)?.add_all(interrupts)
+        self.out.counter("exclusive_cpu_interrupts", help)?.add_all(interrupts)?;
+        let help = "Time that the CPU spent on interrupts while it was exclusive (/proc/stat: irq and softirq); exact only \
+                    if the kernel has CONFIG_IRQ_TIME_ACCOUNTING, else sampled by the timer tick";
+        let times = cpus.iter().flat_map(|(cpu, figures)| {
+            let kinds = figures.interrupts.map(|both| [("hard", both.hard_time), ("soft", both.soft_time)]);
+            let times = kinds.into_iter().flatten();
+            times.map(|(kind, time)| (cpu_labels(*cpu, "kind", kind), time.as_secs_f64()))
+        });
+        self.out.counter("exclusive_cpu_interrupt_seconds", help)?.add_all(times)
     }
 }
 
@@ -200,8 +237,8 @@ mod tests {
             *bucket = count;
         }
         let found = cumulative_buckets(&stalls);
-        for ((bound, buckets), micros) in STALL_BOUNDS.iter().zip([1 << 4, 1 << 8, 1 << 12, 1 << 16, 1 << 20])
-        {
+        // Each bound is four times the one before.
+        for ((bound, buckets), micros) in STALL_BOUNDS.iter().zip((2..12).map(|power| 1_u32 << (2 * power))) {
             assert_eq!(bound.1, (f64::from(micros) / 1e6).to_string());
             assert_eq!(bound.1, bound.0.to_string());
             assert_eq!(1 << (buckets - 1), micros);
@@ -209,9 +246,21 @@ mod tests {
         let sum = |count: u64| count * (count + 1) / 2;
         assert_eq!(
             found.map(|(_, count)| count),
-            [sum(5), sum(9), sum(13), sum(17), sum(21), stalls.buckets.iter().sum()]
+            [
+                sum(5),
+                sum(7),
+                sum(9),
+                sum(11),
+                sum(13),
+                sum(15),
+                sum(17),
+                sum(19),
+                sum(21),
+                sum(23),
+                stalls.buckets.iter().sum()
+            ]
         );
         stalls.buckets[0] = u64::MAX;
-        assert_eq!(cumulative_buckets(&stalls)[5].1, u64::MAX);
+        assert_eq!(cumulative_buckets(&stalls)[10].1, u64::MAX);
     }
 }

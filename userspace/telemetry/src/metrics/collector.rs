@@ -36,8 +36,9 @@ pub(super) fn collect(
         nodes.iter().map(|(value, text)| FormattedLabel { name: NODE, value, text }).collect();
     let labels = WorkloadTexts::new(snapshot.workloads.iter().map(|of| &*of.name));
     let workloads = snapshot.workloads.iter().zip(labels.iter());
-    let workloads: Vec<_> =
-        workloads.map(|(of, text)| (WorkloadLabel { name: &of.name, text: Some(text) }, of)).collect();
+    let workloads: Vec<_> = workloads
+        .map(|(of, text)| (WorkloadLabel { name: &of.name, text: Some(text), start: of.start }, of))
+        .collect();
     let out = FamilyWriter::new(sink, Some(PREFIX), admitted);
     let guarantees = &snapshot.guarantees;
     let mut families = Families { out, snapshot, workloads: &workloads, guarantees, nodes: &nodes };
@@ -226,8 +227,11 @@ impl<S: FamilySink> Families<'_, S> {
             "User memory that a workload with a guarantee was given outside its guaranteed nodes; hugepages with their \
              kind. A Burstable workload has none: its memory may be anywhere, see promise_broken",
         )?;
+        // Both are in the order of names.
+        let mut labels = self.workloads.iter().map(|(label, _)| *label);
         for missed in &self.guarantees.missed {
-            family.for_workload(&missed.workload);
+            let label = labels.find(|label| *label.name == *missed.workload);
+            family.for_workload(label.unwrap_or_else(|| (&missed.workload).into()));
             for (node, Bytes(bytes)) in &missed.bytes {
                 family.add([(NODE, &node.to_string())], bytes)?;
             }

@@ -4,7 +4,7 @@
 //! There are two sinks: [`super::text`] writes lines, [`super::samples`] passes values on. The sink is a type
 //! parameter, so that the compiler removes the abstraction for hundreds of thousands of lines.
 
-use std::fmt;
+use std::{fmt, time::SystemTime};
 
 use numaward_config::exported::MetricFilter;
 
@@ -263,11 +263,13 @@ pub(super) struct WorkloadLabel<'a> {
     pub(super) name: &'a str,
     /// The formatted and escaped labels, if they exist already.
     pub(super) text: Option<&'a str>,
+    /// The time at which the counters of the workload started at zero, if it is known.
+    pub(super) start: Option<SystemTime>,
 }
 
 impl<'a, N: AsRef<str> + ?Sized> From<&'a N> for WorkloadLabel<'a> {
     fn from(name: &'a N) -> Self {
-        Self { name: name.as_ref(), text: None }
+        Self { name: name.as_ref(), text: None, start: None }
     }
 }
 

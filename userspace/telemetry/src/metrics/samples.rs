@@ -1,6 +1,6 @@
 //! The samples of a reading as typed values, for OTLP and alerts: the same numbers as in `/metrics`.
 
-use std::fmt;
+use std::{fmt, time::SystemTime};
 
 use numaward_config::exported::ExportedMetrics;
 
@@ -32,6 +32,8 @@ pub(crate) struct MetricSample<'a> {
     workload: &'a [(&'static str, String)],
     /// The further labels of the sample.
     labels: &'a [(&'a str, &'a str)],
+    /// The time at which a counter of a workload started at zero; `None`: at the start of the daemon.
+    pub(crate) start: Option<SystemTime>,
     pub(crate) value: SampleValue<'a>,
 }
 
@@ -39,7 +41,7 @@ impl<'a> MetricSample<'a> {
     /// Creates a sample with the given labels.
     #[cfg(test)]
     pub(crate) const fn new(labels: &'a [(&'a str, &'a str)], value: SampleValue<'a>) -> Self {
-        Self { workload: &[], labels, value }
+        Self { workload: &[], labels, start: None, value }
     }
 
     /// Returns the labels, in order.
@@ -54,11 +56,15 @@ struct Visitor<V> {
     visit: V,
     family: FamilyDescription,
     workload: Vec<(&'static str, String)>,
+    start: Option<SystemTime>,
 }
 
 impl<V: FnMut(&FamilyDescription, &MetricSample<'_>)> Visitor<V> {
     fn visit_sample(&mut self, labels: &[(&str, &str)], value: SampleValue<'_>) {
-        (self.visit)(&self.family, &MetricSample { workload: &self.workload, labels, value });
+        (self.visit)(
+            &self.family,
+            &MetricSample { workload: &self.workload, labels, start: self.start, value },
+        );
     }
 }
 
@@ -66,11 +72,13 @@ impl<V: FnMut(&FamilyDescription, &MetricSample<'_>)> FamilySink for Visitor<V> 
     fn begin(&mut self, family: FamilyDescription) -> fmt::Result {
         self.family = family;
         self.workload.clear();
+        self.start = None;
         Ok(())
     }
 
     fn workload(&mut self, workload: WorkloadLabel<'_>) {
         self.workload.clear();
+        self.start = workload.start;
         self.workload.extend(workload_labels(workload.name).map(|(name, value)| (name, value.to_owned())));
     }
 
@@ -185,7 +193,8 @@ impl Metrics {
         visit: impl FnMut(&FamilyDescription, &MetricSample<'_>),
         exported: Option<&ExportedMetrics>,
     ) -> fmt::Result {
-        let mut visitor = Visitor { visit, family: FamilyDescription::default(), workload: Vec::new() };
+        let mut visitor =
+            Visitor { visit, family: FamilyDescription::default(), workload: Vec::new(), start: None };
         visit_registered(&self.registered(exported)?, &mut visitor)?;
         self.collect(&mut visitor, exported)
     }
@@ -221,7 +230,8 @@ mod tests {
             let labels: Vec<_> = sample.labels().collect();
             seen.push(format!("{} {:?} {labels:?} {:?}", family.sample_name, family.kind, sample.value));
         };
-        let mut visitor = Visitor { visit, family: FamilyDescription::default(), workload: Vec::new() };
+        let mut visitor =
+            Visitor { visit, family: FamilyDescription::default(), workload: Vec::new(), start: None };
         let mut written = String::new();
         text::encode_registry(&mut written, &registry).unwrap();
         visit_registered(&written, &mut visitor).unwrap();

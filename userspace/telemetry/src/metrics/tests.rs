@@ -67,6 +67,8 @@ numaward_tiering_bytes_total{workload="a\\b\"c\nd.service",direction="promoted"}
 numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",kind="hugepages-2Mi",locality="local"} 2097152
 numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",kind="hugepages-2Mi",locality="remote"} 0
 numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",numa_node="2",source="hint_fault"} 7
+numaward_touched_pages_total{workload="a\\b\"c\nd.service",locality="local",source="hint_fault"} 14
+numaward_touched_pages_total{workload="a\\b\"c\nd.service",locality="remote",source="hint_fault"} 7
 numaward_node_access_pages_total{numa_node="0",memory_numa_node="2"} 5
 numaward_node_access_pages_total{numa_node="0",memory_numa_node="unknown"} 2
 numaward_remote_sampling_info{workload="a\\b\"c\nd.service",state="on"} 1
@@ -77,14 +79,21 @@ numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplac
 numaward_reclaim_stall_seconds_sum{workload="a\\b\"c\nd.service"} 0.0
 numaward_reclaim_stall_seconds_count{workload="a\\b\"c\nd.service"} 0
 numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000016"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000064"} 0
 numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000256"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.001024"} 0
 numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.004096"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.016384"} 0
 numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.065536"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.262144"} 0
 numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="1.048576"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="4.194304"} 0
 numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="+Inf"} 0
 numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="none"} 0
-numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="cpuset"} 1
-numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="mempolicy"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="cpuset",elsewhere="free"} 1
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="cpuset",elsewhere="none"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="mempolicy",elsewhere="free"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="mempolicy",elsewhere="none"} 0
 numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="memcg"} 0
 numaward_oom_kills_total{workload="blind",constraint="unknown"} 3
 numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="kernel_thread"} 0.0
@@ -92,6 +101,8 @@ numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="host"} 1.5
 numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="workload"} 0.0
 numaward_exclusive_cpu_interrupts_total{cpu="3",kind="hard"} 5
 numaward_exclusive_cpu_interrupts_total{cpu="3",kind="soft"} 6
+numaward_exclusive_cpu_interrupt_seconds_total{cpu="3",kind="hard"} 0.25
+numaward_exclusive_cpu_interrupt_seconds_total{cpu="3",kind="soft"} 0.0
 numaward_node_memory_bytes{numa_node="2",kind="hugepages-2Mi",state="total"} 4194304
 numaward_node_memory_bytes{numa_node="2",kind="memory",state="total"} 1073741824
 numaward_node_memory_unused_bytes{numa_node="2",kind="hugepages-2Mi"} 2097152
@@ -186,8 +197,10 @@ fn open_metrics_has_no_suffix_and_ends() {
 fn prometheus_families_have_suffix() {
     let text = written(snapshot(), Format::Prometheus);
     assert!(text.contains(
-        "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer killed, by the constraint of the \
-         allocation; `unknown` (from memory.events) if no probe reports it\n\
+        "# HELP numaward_oom_kills_total Kills of the workload's processes by the OOM killer, by the constraint of the \
+         allocation: cpuset and mempolicy come from pinning, with `elsewhere`: free if other nodes had free memory, none if \
+         the whole host was full. With memory.oom.group, all processes that are killed at once count as one; `unknown` \
+         (from memory.events, if no probe reports it) counts each process\n\
          # TYPE numaward_oom_kills_total counter\n\
          numaward_oom_kills_total{"
     ));
@@ -235,6 +248,7 @@ fn writes_largest_numbers() {
     stalls.buckets[3..].fill(u64::MAX);
     let workload = WorkloadFigures {
         name: "most".into(),
+        start: None,
         allocated: Some(vec![AllocatedFigures { local: most, remote: most, kernel: most }]),
         resident: None,
         hugepages: Arc::default(),
@@ -246,7 +260,8 @@ fn writes_largest_numbers() {
             migrated: Some(vec![("numa_misplaced", u64::MAX)]),
             stalls: Some(stalls),
             oom_kills: Some(
-                ["none", "cpuset", "mempolicy", "memcg"].map(|constraint| (constraint, u64::MAX)),
+                ["none", "cpuset", "mempolicy", "memcg"]
+                    .map(|constraint| OomKillFigures::new(constraint, u64::MAX)),
             ),
             ..WorkloadActivity::default()
         }),
@@ -261,6 +276,7 @@ fn writes_largest_numbers() {
             "reclaim_stall_seconds_count{workload=\"most\"}",
             "reclaim_stall_seconds_bucket{workload=\"most\",le=\"+Inf\"}",
             "oom_kills_total{workload=\"most\",constraint=\"memcg\"}",
+            "oom_kills_total{workload=\"most\",constraint=\"cpuset\",elsewhere=\"free\"}",
         ] {
             assert!(text.contains(&format!("\nnumaward_{line} {}\n", u64::MAX)), "{line}: {text}");
         }

@@ -1,8 +1,9 @@
 //! Conversion of samples to OTLP messages.
 //!
 //! It follows "Prometheus and OpenMetrics compatibility" of the OpenTelemetry specification: a family keeps its name
-//! without `_total`, counters are cumulative sums since the start of the daemon, and an info is a gauge. So a
-//! Prometheus that receives OTLP has the same series as one that scrapes.
+//! without `_total`, counters are cumulative sums since the start of the daemon or of the workload, and an info is a
+//! gauge. So a Prometheus that receives OTLP has the same series as one that scrapes, with the names of containers by
+//! the semantic conventions as further labels.
 
 use std::{fmt, mem, time::SystemTime};
 
@@ -96,7 +97,11 @@ impl<S: FnMut(Batch)> RequestBuilder<S> {
                 Data::Histogram(Histogram { aggregation_temporality: cumulative, ..Histogram::default() })
             }
         });
-        let attributes = sample.labels().map(|(name, value)| attribute(name, value)).collect();
+        let semantic =
+            sample.labels().filter_map(|(name, value)| Some(attribute(semantic_name(name)?, value)));
+        let attributes =
+            sample.labels().map(|(name, value)| attribute(name, value)).chain(semantic).collect();
+        let start_time_unix_nano = sample.start.map_or(self.start, nanoseconds);
         let point = |number| NumberDataPoint {
             time_unix_nano: self.now,
             value: Some(value(number)),
@@ -104,7 +109,6 @@ impl<S: FnMut(Batch)> RequestBuilder<S> {
         };
         match (data, sample.value) {
             (Data::Sum(Sum { data_points, .. }), metrics::SampleValue::Number(number)) => {
-                let start_time_unix_nano = self.start;
                 data_points.push(NumberDataPoint { attributes, start_time_unix_nano, ..point(number) });
             }
             (Data::Gauge(Gauge { data_points }), metrics::SampleValue::Number(number)) => {
@@ -119,7 +123,7 @@ impl<S: FnMut(Batch)> RequestBuilder<S> {
                 let below = [0].into_iter().chain(up_to.iter().map(|(_, count)| *count));
                 data_points.push(HistogramDataPoint {
                     attributes,
-                    start_time_unix_nano: self.start,
+                    start_time_unix_nano,
                     time_unix_nano: self.now,
                     count: up_to.last().map_or(0, |(_, count)| *count),
                     sum: Some(sum),
@@ -187,6 +191,17 @@ fn value(number: Number) -> Value {
         Number::Real(_) => None,
     };
     whole.map_or_else(|| Value::AsDouble(number.as_f64()), Value::AsInt)
+}
+
+/// Returns the name of the semantic conventions for a label of a container. It stands beside the label, which the rules
+/// and dashboards need.
+fn semantic_name(label: &str) -> Option<&'static str> {
+    match label {
+        "namespace" => Some("k8s.namespace.name"),
+        "pod" => Some("k8s.pod.name"),
+        "container" => Some("k8s.container.name"),
+        _ => None,
+    }
 }
 
 fn attribute(name: &str, value: &str) -> KeyValue {

@@ -40,6 +40,7 @@ impl SnapshotSource for FixedSource {
         let node = NodeMemoryFigures { node: numaward_topology::NodeId(0), kinds: Vec::new() };
         let workload = |number| WorkloadFigures {
             name: format!("w\"{number}\n").into(),
+            start: None,
             allocated: Some(vec![AllocatedFigures {
                 local: numaward_topology::Bytes(1 << 60),
                 ..AllocatedFigures::default()
@@ -170,6 +171,60 @@ async fn numbers_equal_scrape() {
     let allocated = r#"numaward_memory_allocated_bytes_total{"locality": "local", "numa_node": "0", "workload": "w\"1\n"}"#;
     assert_eq!(sent[allocated], (1_u64 << 60).to_string());
     assert_eq!(sent[r#"numaward_workloads{"counters": "own"}"#], "7");
+}
+
+/// Source of a container whose counters started after the daemon.
+#[derive(Debug)]
+struct LateContainer(SystemTime);
+
+impl SnapshotSource for LateContainer {
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = FixedSource(1).snapshot();
+        snapshot.workloads[0].name = "shop/web-0/main".into();
+        snapshot.workloads[0].start = Some(self.0);
+        snapshot.guarantees.missed = vec![numaward_model::snapshot::MissFigures {
+            workload: "shop/web-0/main".into(),
+            bytes: vec![(numaward_topology::NodeId(0), numaward_topology::Bytes(1))],
+        }];
+        snapshot
+    }
+}
+
+#[test]
+fn container_has_semantic_attributes_and_its_own_start() {
+    let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+    let metrics = Metrics::new(Arc::new(LateContainer(start + Duration::from_secs(5))));
+    let times = TimeRange { start, now: start + Duration::from_mins(1) };
+    let mut points = BTreeMap::new();
+    requests(&metrics, &resource(&config("http://localhost"), "host"), times, |batch| {
+        let request = ExportMetricsServiceRequest::decode(batch.body).unwrap();
+        for metric in &request.resource_metrics[0].scope_metrics[0].metrics {
+            let (started, attributes) = match metric.data.as_ref().unwrap() {
+                Data::Sum(sum) => (sum.data_points[0].start_time_unix_nano, &sum.data_points[0].attributes),
+                Data::Histogram(of) => {
+                    (of.data_points[0].start_time_unix_nano, &of.data_points[0].attributes)
+                }
+                _ => continue,
+            };
+            points.insert(metric.name.clone(), (started, texts(attributes)));
+        }
+    })
+    .unwrap();
+    for name in
+        ["numaward_memory_allocated_bytes", "numaward_reclaim_stall_seconds", "numaward_numa_miss_bytes"]
+    {
+        let (started, attributes) = &points[name];
+        assert_eq!(*started, 1_005_000_000_000, "{name}");
+        for (label, semantic, value) in [
+            ("namespace", "k8s.namespace.name", "shop"),
+            ("pod", "k8s.pod.name", "web-0"),
+            ("container", "k8s.container.name", "main"),
+        ] {
+            assert_eq!((attributes[label].as_str(), attributes[semantic].as_str()), (value, value), "{name}");
+        }
+    }
+    let own = points.iter().filter(|(_, (_, attributes))| !attributes.contains_key("pod"));
+    assert!(own.map(|(_, (started, _))| *started).all(|started| started == 1_000_000_000_000));
 }
 
 #[test]

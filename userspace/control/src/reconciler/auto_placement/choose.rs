@@ -65,6 +65,8 @@ pub(super) fn choose(
 
 #[cfg(test)]
 mod tests {
+    use numaward_model::accesses::CountingMethod;
+
     use super::*;
 
     fn candidate(node: u32, cpus: u64, room: u64) -> CandidateNode {
@@ -75,6 +77,7 @@ mod tests {
     fn workload(mib: [u64; 2], memory: [u64; 2], cpu: u64) -> WindowUsage {
         let nodes = || [0, 1].map(NodeId).into_iter();
         WindowUsage {
+            by: CountingMethod::Sampling,
             accesses: 1000,
             remote: 500,
             memory: nodes().zip(memory).collect(),

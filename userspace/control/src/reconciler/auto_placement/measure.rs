@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use numaward_model::accesses::CountingMethod;
 use numaward_topology::{Bytes, NodeId};
 
 use crate::{auto_placement_worker::Reading, page_worker::ByNode};
@@ -12,6 +13,8 @@ pub(super) const MIN_ACCESSES: u64 = 200;
 /// Usage of a workload between two readings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WindowUsage {
+    /// Method by which the accesses were counted.
+    pub(super) by: CountingMethod,
     /// Number of counted accesses.
     pub(super) accesses: u64,
     /// Share of remote accesses, in thousandths.
@@ -42,6 +45,7 @@ impl WindowUsage {
         let millis = end.at.saturating_duration_since(start.at).as_millis().max(1);
         let cpu = end.cpu.saturating_sub(start.cpu).as_millis() * 1000 / millis;
         Some(Self {
+            by: after.by,
             accesses,
             remote: permille(remote, accesses),
             memory: memory.collect(),
@@ -89,7 +93,7 @@ pub(super) mod tests {
     use std::time::{Duration, Instant};
 
     use numaward_cgroup::CgroupId;
-    use numaward_model::accesses::{Accesses, CountingMethod};
+    use numaward_model::accesses::Accesses;
 
     use super::*;
 

@@ -196,7 +196,7 @@ fn kept_until_mode_is_off() {
     assert_eq!(bench.preferred_nodes(), [("/a".to_owned(), 1, true)]);
     assert_eq!(bench.steps(), ["placed", "kept"]);
     assert!(
-        bench.reported().contains("50 % of its accesses were remote before, 35 % are now"),
+        bench.reported().contains("50 % of the pages it touched (by scan) were remote before, 35 % are now"),
         "{}",
         bench.reported()
     );

@@ -195,7 +195,9 @@ fn read(evaluator: &mut Evaluator, minute: u32, samples: &[(&str, &str, f64)]) -
 #[test]
 fn alert_resolves_and_fires_again() {
     let mut evaluator = Evaluator::default();
-    let kills = |count| [("numaward_oom_kills_total", "workload=\"w\",constraint=\"cpuset\"", count)];
+    let kills = |count| {
+        [("numaward_oom_kills_total", "workload=\"w\",constraint=\"cpuset\",elsewhere=\"free\"", count)]
+    };
     let alert = "NumawardPinCausedOomKill";
     assert_eq!(read(&mut evaluator, 0, &kills(0.0)), []);
     assert_eq!(read(&mut evaluator, 1, &kills(1.0)), [(alert, true)]);
