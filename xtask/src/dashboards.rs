@@ -130,6 +130,11 @@ struct QueryTarget {
     /// If true, adds the label `name`: the name of the workload, or NAMESPACE/POD/CONTAINER.
     #[serde(default)]
     named: bool,
+    /// Number of series with the largest values over the whole range. `topk` itself chooses anew at each step, so that a line
+    /// would change its subject.
+    top: Option<u32>,
+    /// Number of series with the smallest values at the end of the range.
+    bottom: Option<u32>,
     /// In a table, a value above this is shown in red.
     bad_above: Option<f64>,
     /// In a table, a value below this is shown in red.
@@ -138,7 +143,12 @@ struct QueryTarget {
 
 impl QueryTarget {
     fn expression(&self, link: Option<Link>) -> String {
-        let expr = &link.map_or_else(|| self.expr.clone(), |link| link.with_page(&self.expr));
+        let chosen = match (self.top, self.bottom) {
+            (Some(count), _) => format!("{} and topk({count}, {})", self.expr, over_range(&self.expr)),
+            (None, Some(count)) => format!("{} and bottomk({count}, {})", self.expr, over_range(&self.expr)),
+            (None, None) => self.expr.clone(),
+        };
+        let expr = &link.map_or_else(|| chosen.clone(), |link| link.with_page(&chosen));
         let named = if self.named {
             format!(
                 r#"label_replace(label_join({expr}, "name", "/", "namespace", "pod", "container"), "name", "{FIRST_MATCH}", "workload", "(.+)")"#
@@ -174,6 +184,21 @@ fn steps(bad_below: Option<f64>, warn_above: Option<f64>, bad_above: Option<f64>
     steps.extend(warn_above.map(|bound| json!({ "color": "orange", "value": above(bound) })));
     steps.extend(bad_above.map(|bound| json!({ "color": "red", "value": above(bound) })));
     steps
+}
+
+/// Returns an expression that has the same value at each step: rates over the whole range, gauges at its end.
+fn over_range(expr: &str) -> String {
+    let rates = expr.replace("[$__rate_interval]", "[$__range] @ end()");
+    let mut fixed = String::new();
+    let mut rest = rates.as_str();
+    while let Some((before, after)) = rest.split_once('}') {
+        fixed.extend([before, "}"]);
+        if !after.starts_with('[') {
+            fixed.push_str(" @ end()");
+        }
+        rest = after;
+    }
+    fixed + rest
 }
 
 /// Replaces the selectors in an expression.
@@ -488,6 +513,8 @@ impl Panel {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn folder() -> PathBuf {
@@ -617,6 +644,85 @@ mod tests {
             serde_norway::from_str::<QueryTarget>("{expr: 'sum by (pod) (a{$host})', named: true}").unwrap();
         let expected = r#"label_replace(label_join(sum by (pod) (a{cluster=~"$cluster", instance=~"$instance"}), "name", "/", "namespace", "pod", "container"), "name", "$1", "workload", "(.+)")"#;
         assert_eq!(target.expression(None), expected);
+    }
+
+    #[test]
+    fn ranked_series_stay_the_same_over_the_range() {
+        let expression = |text: &str| {
+            let target = serde_norway::from_str::<QueryTarget>(text).unwrap();
+            target.expression(None)
+        };
+        let selector = r#"{cluster=~"$cluster", instance=~"$instance"}"#;
+        assert_eq!(
+            expression("{expr: 'sum by (pod) (rate(a{$host}[$__rate_interval]))', top: 3}"),
+            format!(
+                "sum by (pod) (rate(a{selector}[$__rate_interval])) and topk(3, sum by (pod) \
+                 (rate(a{selector}[$__range] @ end())))"
+            )
+        );
+        assert_eq!(
+            expression("{expr: 'min by (pod) (a{$host})', bottom: 3}"),
+            format!("min by (pod) (a{selector}) and bottomk(3, min by (pod) (a{selector} @ end()))")
+        );
+        for (path, json) in rendered(&folder()).unwrap() {
+            let dashboard: Value = serde_json::from_str(&json).unwrap();
+            let panels = dashboard["panels"].as_array().unwrap().iter();
+            for panel in panels.filter(|panel| panel["type"] == "timeseries") {
+                for target in panel["targets"].as_array().unwrap() {
+                    let expr = target["expr"].as_str().unwrap();
+                    let is_fixed =
+                        !expr.contains("topk(") && !expr.contains("bottomk(") || expr.contains("@ end()");
+                    assert!(is_fixed, "{}: {expr}", path.display());
+                }
+            }
+        }
+    }
+
+    /// Families in no panel and no rule, with the reason.
+    const UNSHOWN: [(&str, &str); 7] = [
+        ("numaward_interleave_weight", "a setting, which only changes with the configuration"),
+        ("numaward_kubernetes_pods", "for a comparison with the API server, if pods are ignored"),
+        (
+            "numaward_kubernetes_pods_synced",
+            "0 for seconds after a start; failures show as degraded and as API errors",
+        ),
+        ("numaward_probe_sampled_ratio", "a setting, which only changes with the configuration"),
+        ("numaward_rebalance_running", "most rebalances end between two scrapes; their outcomes are shown"),
+        ("numaward_resctrl_threads_moved_total", "work of numaward itself, without an effect on workloads"),
+        (
+            "numaward_unknown_node_allocated_bytes_total",
+            "pages of memory that was added after the start, until it is known",
+        ),
+    ];
+
+    #[test]
+    fn each_family_is_shown_or_excused() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
+        let reference = read("docs/reference/metrics.md");
+        let families = reference.lines().filter_map(|line| {
+            let name = line.strip_prefix("| `")?.split_once('`')?.0;
+            name.starts_with("numaward_").then_some(name)
+        });
+        let families: BTreeSet<&str> = families.collect();
+        assert!(families.len() > 80, "{families:?}");
+        let mut uses: String =
+            ["host", "fleet", "workload"].map(|name| read(&format!("{FOLDER}/{name}.yaml"))).concat();
+        uses.push_str(&read("dashboards/prometheus/rules.yaml"));
+        let words: BTreeSet<&str> = uses.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+        let is_shown = |family: &str| {
+            let of_histogram = ["_bucket", "_sum", "_count"];
+            words.contains(family)
+                || of_histogram.iter().any(|suffix| words.contains(format!("{family}{suffix}").as_str()))
+        };
+        let excused: BTreeSet<&str> = UNSHOWN.iter().map(|(family, _)| *family).collect();
+        let missing: Vec<_> =
+            families.iter().filter(|family| !is_shown(family) && !excused.contains(*family)).collect();
+        assert!(missing.is_empty(), "in no panel, no rule, and without a reason: {missing:?}");
+        let stale: Vec<_> =
+            excused.iter().filter(|family| !families.contains(*family) || is_shown(family)).collect();
+        assert!(stale.is_empty(), "excused although shown or unknown: {stale:?}");
+        assert!(UNSHOWN.iter().all(|(_, reason)| reason.len() > 10));
     }
 
     #[test]

@@ -14,13 +14,17 @@ use serde_json::Value;
 /// differ.
 pub(super) const WINDOW_SECONDS: u64 = 15;
 /// Labels that identify the scraper or the sender: those of Prometheus, and the attributes of the daemon's resource.
-const IDENTITY_LABELS: [&str; 10] = [
+/// Also the names of containers by the semantic conventions, which stand beside the labels.
+const IDENTITY_LABELS: [&str; 13] = [
     "cluster",
     "instance",
     "job",
     "host_arch",
     "host_name",
+    "k8s_container_name",
+    "k8s_namespace_name",
     "k8s_node_name",
+    "k8s_pod_name",
     "os_type",
     "service_instance_id",
     "service_name",
