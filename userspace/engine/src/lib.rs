@@ -15,6 +15,7 @@
 //! | [`hint`], [`explain`], [`placement_search`] | explanations of decisions |
 //! | [`kubelet`] | the strategy that repeats the kubelet's decisions |
 //! | [`native`] | the strategy with the same policies but without the kubelet's defects |
+//! | [`claims`] | devices for resource claims, and their allocation by the scheduler |
 //! | [`simulation`] | replays of recorded traces and fault scenarios |
 //! | [`memory_qos`] | memory settings of cgroups |
 //! | [`checkpoint`] | the kubelet's state files |
@@ -55,6 +56,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod claims;
 pub mod conditions;
 mod cores;
 pub mod decision;

@@ -68,6 +68,15 @@ impl Quantity {
             integer_form: self.integer_form && other.integer_form,
         })
     }
+
+    /// Returns the difference; zero if it is negative.
+    #[must_use]
+    pub fn saturating_sub(self, other: Self) -> Self {
+        Self {
+            nanos: self.nanos.saturating_sub(other.nanos),
+            integer_form: self.integer_form && other.integer_form,
+        }
+    }
 }
 
 impl PartialEq for Quantity {

@@ -5,7 +5,10 @@
 use numaward_engine::{
     policy::Tiers,
     simulation::{
-        fleet::{Deciders, Fleet, FleetError, HostEvent, Member, MoveLimits, Outcome, RefusalPolicy},
+        fleet::{
+            Deciders, Fleet, FleetError, HostEvent, Member, MoveLimits, Outcome, RefusalPolicy,
+            SchedulerPlugin,
+        },
         trace::Trace,
         variant::Variant,
     },
@@ -25,6 +28,10 @@ fn pod(name: &str, (at, life): (u64, u64), cpus: u64, gib: u64) -> Value {
 
 /// Returns a trace for hosts with two nodes of four CPUs and 64 GiB. One CPU and 1 GiB of node 0 are reserved.
 fn trace(retry_after: u64, pods: &[Value]) -> Trace {
+    trace_with_policy("single-numa-node", retry_after, pods)
+}
+
+fn trace_with_policy(policy: &str, retry_after: u64, pods: &[Value]) -> Trace {
     let node = |id: u64| {
         let cpus: Vec<Value> = (4 * id..4 * id + 4).map(|cpu| json!([cpu, cpu, id, id])).collect();
         let distances = if id == 0 { [10, 20] } else { [20, 10] };
@@ -36,7 +43,7 @@ fn trace(retry_after: u64, pods: &[Value]) -> Trace {
         "config": {
             "memory_manager_policy": "Static", "cpu_manager_policy": "static", "reserved_cpus": "0",
             "reserved_memory": [{"node": 0, "limits": {"memory": 1_u64 << 30}}],
-            "topology_manager_policy": "single-numa-node", "topology_manager_scope": "container",
+            "topology_manager_policy": policy, "topology_manager_scope": "container",
         },
     }))
     .unwrap()
@@ -51,8 +58,8 @@ fn fleet(traces: &[Trace], hosts: usize, seed: u64) -> Result<Fleet<'_>, FleetEr
 }
 
 const KUBELET: Deciders =
-    Deciders { host: Some(Variant::Kubelet), refused: RefusalPolicy::Fail, topology_match: false };
-const WITH_PLUGIN: Deciders = Deciders { topology_match: true, ..KUBELET };
+    Deciders { host: Some(Variant::Kubelet), refused: RefusalPolicy::Fail, plugin: SchedulerPlugin::None };
+const WITH_PLUGIN: Deciders = Deciders { plugin: SchedulerPlugin::NodeResourceTopologyMatch, ..KUBELET };
 const NO_NUMA: Deciders = Deciders { host: None, ..KUBELET };
 const WAITS: Deciders = native(RefusalPolicy::Wait);
 const EVICTED: Deciders = native(RefusalPolicy::Evict { after: 1 });
@@ -64,7 +71,7 @@ const fn makes_room(limits: MoveLimits) -> Deciders {
 }
 
 const fn native(refused: RefusalPolicy) -> Deciders {
-    Deciders { host: Some(Variant::Native { tiers: Tiers::Strict }), refused, topology_match: false }
+    Deciders { host: Some(Variant::Native { tiers: Tiers::Strict }), refused, plugin: SchedulerPlugin::None }
 }
 
 /// Returns the numbers of admitted pods, refusals and new pods.
@@ -97,8 +104,36 @@ fn the_default_scheduler_sends_a_pod_where_the_kubelet_refuses_it_and_node_resou
         assert_eq!(run(WAITS), (3, 1, 0));
         // A new pod is created a tick after each refusal, three times in three ticks.
         assert_eq!(run(EVICTED), (3, 4, 3));
-        assert_eq!(run(Deciders { topology_match: true, ..WAITS }), (4, 0, 0));
+        assert_eq!(run(Deciders { plugin: SchedulerPlugin::NodeResourceTopologyMatch, ..WAITS }), (4, 0, 0));
     }
+}
+
+#[test]
+fn resource_claims_send_a_pod_to_the_host_with_a_node_for_it() {
+    let traces = split_host(3);
+    let plugin = SchedulerPlugin::ResourceClaims { has_host_device: false };
+    for seed in 0..8 {
+        let fleet = fleet(&traces, 2, seed).unwrap();
+        let outcome = fleet.groups[0].run(Deciders { plugin, ..WAITS }).unwrap();
+        assert_eq!(counts(&outcome), (4, 0, 0));
+    }
+}
+
+#[test]
+fn host_device_makes_room_before_a_pod_is_bound() {
+    // The first two pods share node 0, which then has one free CPU. Five CPUs are free in all.
+    let long = (0, 100);
+    let pods = [pod("a", long, 1, 1), pod("b", long, 1, 1), pod("c", long, 5, 60)];
+    let traces = [trace_with_policy("best-effort", 3, &pods)];
+    let fleet = fleet(&traces, 1, 1).unwrap();
+    let run = |has_host_device| {
+        let plugin = SchedulerPlugin::ResourceClaims { has_host_device };
+        let outcome = fleet.groups[0].run(Deciders { plugin, ..makes_room(MOVE_LIMITS) }).unwrap();
+        counts(&outcome)
+    };
+    // Two equal parts do not fit: there is an odd CPU.
+    assert_eq!(run(false), (2, 0, 0));
+    assert_eq!(run(true), (3, 0, 0));
 }
 
 #[test]

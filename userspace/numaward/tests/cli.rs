@@ -707,6 +707,7 @@ fn simulates_fleet_with_schedulers() {
     let who: Vec<_> =
         outcomes.iter().map(|of| ["strategy", "scheduler", "refused"].map(|key| text(of, key))).collect();
     let (fit, topology) = ("NodeResourcesFit", "NodeResourceTopologyMatch");
+    let (claims, host) = ("ResourceClaims", "ResourceClaims, host device");
     let expected = [
         ["kubelet", fit, "fail"],
         ["kubelet", topology, "fail"],
@@ -716,12 +717,14 @@ fn simulates_fleet_with_schedulers() {
         ["native", topology, "evict"],
         ["native", fit, "make-room"],
         ["native", topology, "make-room"],
+        ["native", claims, "wait"],
+        ["native", host, "make-room"],
         ["none", fit, "fail"],
     ];
     assert_eq!(who, expected);
     let time = |of: &Value| of["admitted"]["memoryMibTicks"].as_i64().unwrap();
     for (number, of) in outcomes.iter().enumerate() {
-        assert_eq!(of["lostToNumaMibTicks"].as_i64().unwrap(), time(&outcomes[8]) - time(of));
+        assert_eq!(of["lostToNumaMibTicks"].as_i64().unwrap(), time(&outcomes[10]) - time(of));
         let sum: i64 = groups.iter().map(|group| time(&group["outcomes"][number])).sum();
         assert_eq!(sum, time(of));
         // The assumptions: hosts, scheduler, refused pods, order.
@@ -731,7 +734,10 @@ fn simulates_fleet_with_schedulers() {
         assert!(assumed[1].contains(fit) && assumed[1].contains(topology) == (who[number][1] == topology));
         let setting = format!("kubernetes.refused: {}", who[number][2]);
         assert_eq!(assumed[2].contains(&setting), who[number][2] != "fail", "{assumed:?}");
-        assert_eq!(of["retries"].as_u64() > Some(0), who[number][2] != "wait", "{of}");
+        let has_claims = [claims, host].contains(&who[number][1].as_str());
+        assert_eq!(assumed[1].contains("DynamicResources"), has_claims, "{assumed:?}");
+        assert!(!has_claims || of["refusals"] == 0, "hosts have room for the claims that they get: {of}");
+        assert_eq!(of["retries"].as_u64() > Some(0), who[number][2] != "wait" && !has_claims, "{of}");
         let moves = ["moves", "movedBytes"].map(|key| of[key].as_u64() > Some(0));
         assert_eq!(moves, [who[number][2] == "make-room"; 2], "{of}");
     }
@@ -739,9 +745,12 @@ fn simulates_fleet_with_schedulers() {
     let (printed, code) =
         run_command(&["simulate", traces, "--hosts", "6", "--strategy", "native", "--each"]);
     assert!(code == 0 && printed.contains("6 hosts in") && printed.contains("no NUMA"), "{printed}");
-    for words in
-        ["What the rows rest on:", "(rows 3, 4)", "kubernetes.refused: evict", "(rows 1, 2, 3, 4, 5, 6, 7)"]
-    {
+    for words in [
+        "What the rows rest on:",
+        "(rows 3, 4)",
+        "kubernetes.refused: evict",
+        "(rows 1, 2, 3, 4, 5, 6, 7, 8, 9)",
+    ] {
         assert!(printed.contains(words), "{words}: {printed}");
     }
 }

@@ -12,7 +12,7 @@ use anyhow::bail;
 use numaward_api::simulation::{FleetGroup, FleetOutcome, PodTotals, SimulatedFleet};
 use numaward_config::Config;
 use numaward_engine::simulation::{
-    fleet::{Deciders, Fleet, Group, MoveLimits, Outcome, RefusalPolicy},
+    fleet::{Deciders, Fleet, Group, MoveLimits, Outcome, RefusalPolicy, SchedulerPlugin},
     quality::per_mille,
     trace::Sums,
     variant::Variant,
@@ -43,11 +43,19 @@ fn deciders(variants: &[Variant]) -> Vec<Deciders> {
             Variant::Native { .. } => &[RefusalPolicy::Wait, EVICTED, MAKES_ROOM],
         };
         let host = Some(variant);
+        let plugins = [SchedulerPlugin::None, SchedulerPlugin::NodeResourceTopologyMatch];
         for &refused in settings {
-            deciders.extend([false, true].map(|topology_match| Deciders { host, refused, topology_match }));
+            deciders.extend(plugins.map(|plugin| Deciders { host, refused, plugin }));
+        }
+        if let Variant::Native { .. } = variant {
+            let claims = [(RefusalPolicy::Wait, false), (MAKES_ROOM, true)];
+            deciders.extend(claims.map(|(refused, has_host_device)| {
+                let plugin = SchedulerPlugin::ResourceClaims { has_host_device };
+                Deciders { host, refused, plugin }
+            }));
         }
     }
-    deciders.push(Deciders { host: None, refused: RefusalPolicy::Fail, topology_match: false });
+    deciders.push(Deciders { host: None, refused: RefusalPolicy::Fail, plugin: SchedulerPlugin::None });
     deciders
 }
 
@@ -68,11 +76,23 @@ fn assumptions(by: Deciders) -> Vec<String> {
     } else {
         "hosts: each is one node with what its nodes have and with their reservations, and decides as the kubelet does"
     };
-    let scheduler = if by.topology_match {
-        "scheduler: NodeResourcesFit, LeastAllocated and NodeResourceTopologyMatch with LeastNUMANodes over all hosts; what hosts \
-         publish of nodes is always fresh, and without pods that are bound and refused"
-    } else {
-        "scheduler: NodeResourcesFit and LeastAllocated over all hosts, which knows sums of a host only"
+    let scheduler = match by.plugin {
+        SchedulerPlugin::NodeResourceTopologyMatch => {
+            "scheduler: NodeResourcesFit, LeastAllocated and NodeResourceTopologyMatch with LeastNUMANodes over all hosts; what hosts \
+             publish of nodes is always fresh, and without pods that are bound and refused"
+        }
+        SchedulerPlugin::ResourceClaims { has_host_device: false } => {
+            "scheduler: NodeResourcesFit, LeastAllocated and DynamicResources over all hosts, for claims of devices of single nodes, \
+             on several nodes in equal parts; slices are always fresh, the fullest node first"
+        }
+        SchedulerPlugin::ResourceClaims { has_host_device: true } => {
+            "scheduler: NodeResourcesFit, LeastAllocated and DynamicResources over all hosts, for claims as without the host device; as \
+             the last alternative, policies that allow several nodes have the host device: the host places the pod before it is bound, \
+             with moves if needed, or it is sent elsewhere"
+        }
+        SchedulerPlugin::None => {
+            "scheduler: NodeResourcesFit and LeastAllocated over all hosts, which knows sums of a host only"
+        }
     };
     let refused = match by.refused {
         RefusalPolicy::Fail => {
@@ -135,8 +155,12 @@ impl Tally {
         let (strategy, tiers) = deciders.host.map_or(("none", None), named);
         let lost =
             i64::try_from(without_numa).unwrap_or(i64::MAX).saturating_sub_unsigned(sums.memory_mib_ticks);
-        let scheduler =
-            if deciders.topology_match { "NodeResourceTopologyMatch" } else { "NodeResourcesFit" };
+        let scheduler = match deciders.plugin {
+            SchedulerPlugin::None => "NodeResourcesFit",
+            SchedulerPlugin::NodeResourceTopologyMatch => "NodeResourceTopologyMatch",
+            SchedulerPlugin::ResourceClaims { has_host_device: false } => "ResourceClaims",
+            SchedulerPlugin::ResourceClaims { has_host_device: true } => "ResourceClaims, host device",
+        };
         FleetOutcome {
             strategy: strategy.to_owned(),
             tiers,

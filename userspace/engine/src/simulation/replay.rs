@@ -15,6 +15,7 @@ use crate::{
     ledger::Ledger,
     request::{OwnerId, Request},
     strategy::{Allocatable, Strategy},
+    terms::Terms,
 };
 
 /// The outcome of a trace.
@@ -56,7 +57,7 @@ pub fn replay(trace: &Trace, (machine, requests): (&Machine, &[Request]), strate
             again.into_iter().map(|index| (index, 'R')).chain(first.into_iter().map(|index| (index, 'A')));
         for (index, letter) in tries {
             let request = &requests[index];
-            let is_admitted = admit(strategy, &mut ledger, request);
+            let is_admitted = admit(strategy, &mut ledger, request, &Terms::default());
             if is_admitted {
                 letters[index] = letter;
                 let pod = &trace.pods[index];
@@ -87,8 +88,8 @@ pub fn replay(trace: &Trace, (machine, requests): (&Machine, &[Request]), strate
 }
 
 /// Decides on a request, and starts all containers of an admitted pod. Returns whether it is admitted.
-pub(super) fn admit(strategy: &dyn Strategy, ledger: &mut Ledger, request: &Request) -> bool {
-    let decision = strategy.admit(ledger, request);
+pub(super) fn admit(strategy: &dyn Strategy, ledger: &mut Ledger, request: &Request, terms: &Terms) -> bool {
+    let decision = strategy.admit_watched(ledger, request, terms, &|_| {});
     *ledger = decision.ledger;
     if decision.outcome.is_err() {
         return false;

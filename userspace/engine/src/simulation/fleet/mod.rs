@@ -19,6 +19,7 @@
 //! The selected host decides with its strategy. [`RefusalPolicy`] determines the handling of refused pods. A pod is tried for the
 //! last time `retry_after` ticks after its arrival.
 
+mod claims;
 mod load;
 mod scheduler;
 pub mod topology_match;
@@ -32,7 +33,10 @@ use std::{
 use numaward_topology::{Bytes, Machine, NodeId, NumaNode, ZoneKind};
 
 pub use self::load::{Fleet, FleetError, Group, Member};
-use self::scheduler::{PodRequests, Scheduler};
+use self::{
+    claims::{ClaimShare, share_request},
+    scheduler::{PodRequests, Scheduler},
+};
 use super::{
     replay::{Due, admit, faults},
     trace::Sums,
@@ -86,6 +90,19 @@ pub struct MoveLimits {
     pub dwell: u64,
 }
 
+/// Plugin that the scheduler uses in addition to `NodeResourcesFit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SchedulerPlugin {
+    #[default]
+    None,
+    NodeResourceTopologyMatch,
+    /// `DynamicResources`: Guaranteed pods have resource claims for devices of the hosts.
+    ResourceClaims {
+        /// True if there is a device for all nodes of a host in addition to those for single nodes.
+        has_host_device: bool,
+    },
+}
+
 /// Strategy of the hosts, handling of refused pods, and plugin of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deciders {
@@ -94,8 +111,7 @@ pub struct Deciders {
     pub host: Option<Variant>,
     /// Handling of refused pods.
     pub refused: RefusalPolicy,
-    /// True if the scheduler uses the plugin `NodeResourceTopologyMatch` in addition to `NodeResourcesFit`.
-    pub topology_match: bool,
+    pub plugin: SchedulerPlugin,
 }
 
 /// Outcome for the pods of one or several groups.
@@ -173,7 +189,7 @@ impl Group<'_> {
         let variant = deciders.host.unwrap_or(Variant::Kubelet);
         let outcome = variant.with(&machine, &policy, |strategy| {
             let on = (&*machine, &*policy, &allocatable(strategy, &machine));
-            let scheduler = Scheduler::new(on, self.requests(), deciders.topology_match, self.seed)?;
+            let scheduler = Scheduler::new(on, self.requests(), deciders.plugin, self.seed)?;
             Ok(FleetRun::new(self, (strategy, deciders.refused), scheduler, watch).run())
         });
         outcome.map_err(|error| error.to_string())?
@@ -227,6 +243,18 @@ struct BoundPod {
     since: u64,
     /// Owner in the ledger; each new pod of a controller has its own.
     owner: OwnerId,
+    /// Devices of the pod's claim.
+    shares: Vec<ClaimShare>,
+}
+
+impl BoundPod {
+    /// Returns the owners in the ledger: the pod, or the parts of its claim.
+    fn owners(&self) -> Vec<OwnerId> {
+        if self.shares.is_empty() {
+            return vec![self.owner.clone()];
+        }
+        (0..self.shares.len()).map(|part| format!("{}.{part}", self.owner).into()).collect()
+    }
 }
 
 struct FleetRun<'a, 'w> {
@@ -384,7 +412,11 @@ impl<'a, 'w> FleetRun<'a, 'w> {
         let mut hosts = BTreeSet::new();
         for index in self.due.departures.take(tick) {
             let Some(bound) = self.running.remove(&index) else { continue };
-            self.ledgers[bound.host] = self.strategy.release(&self.ledgers[bound.host], &bound.owner);
+            let ledger = &mut self.ledgers[bound.host];
+            for owner in bound.owners() {
+                *ledger = self.strategy.release(ledger, &owner);
+            }
+            self.scheduler.unprepare(bound.host, &bound.shares);
             self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
             self.unbind(index, &bound, HostEvent::Left);
             hosts.insert(bound.host);
@@ -398,7 +430,7 @@ impl<'a, 'w> FleetRun<'a, 'w> {
         let stuck: Vec<usize> = stuck.map(|(&index, _)| index).collect();
         for index in stuck {
             let Some(bound) = self.stuck.remove(&index) else { continue };
-            let is_admitted = self.decide(index, &bound) || self.make_room(index, &bound, tick);
+            let is_admitted = self.decide(index, &bound, tick) || self.make_room(index, &bound, tick);
             self.note(index, &bound, HostEvent::Again { is_admitted });
             if is_admitted {
                 self.outcome.started_later += 1;
@@ -430,7 +462,7 @@ impl<'a, 'w> FleetRun<'a, 'w> {
 
     fn unbind(&mut self, index: usize, bound: &BoundPod, step: HostEvent) {
         let arrival = &self.group.arrivals[index];
-        self.scheduler.unbind(bound.host, &self.requests[arrival.trace][arrival.pod]);
+        self.scheduler.unbind(bound.host, &self.requests[arrival.trace][arrival.pod], &bound.shares);
         self.note(index, bound, step);
     }
 
@@ -442,16 +474,21 @@ impl<'a, 'w> FleetRun<'a, 'w> {
         }
         loop {
             let asked = self.pod_requests(index).clone();
-            let Some(host) = self.scheduler.pick(&asked) else {
+            let Some((host, shares)) = self.scheduler.pick(&asked) else {
                 self.waiting.insert(index);
                 return;
             };
             let refusals = self.refusals.get(&index).copied().unwrap_or(0);
-            let bound = BoundPod { host, since: tick, owner: format!("{index}.{refusals}").into() };
-            let is_admitted = self.decide(index, &bound);
+            let bound = BoundPod { host, since: tick, owner: format!("{index}.{refusals}").into(), shares };
+            let is_admitted = self.decide(index, &bound, tick);
+            if !is_admitted && bound.shares.iter().any(|share| share.node.is_none()) {
+                // The host reports this before the pod is bound.
+                self.scheduler.close_host_device(host);
+                continue;
+            }
             self.note(index, &bound, HostEvent::Bound { is_admitted });
             if is_admitted {
-                self.scheduler.bind(host, &asked);
+                self.scheduler.bind(host, &asked, &bound.shares);
                 return self.start(index, bound, tick);
             }
             self.outcome.refusals += 1;
@@ -459,7 +496,7 @@ impl<'a, 'w> FleetRun<'a, 'w> {
             if self.make_room(index, &bound, tick) {
                 self.note(index, &bound, HostEvent::Again { is_admitted: true });
                 self.outcome.started_later += 1;
-                self.scheduler.bind(host, &asked);
+                self.scheduler.bind(host, &asked, &bound.shares);
                 return self.start(index, bound, tick);
             }
             match self.refused {
@@ -472,7 +509,7 @@ impl<'a, 'w> FleetRun<'a, 'w> {
                     }
                 }
                 RefusalPolicy::Wait | RefusalPolicy::Evict { .. } | RefusalPolicy::MakeRoom { .. } => {
-                    self.scheduler.bind(host, &asked);
+                    self.scheduler.bind(host, &asked, &bound.shares);
                     self.stuck.insert(index, bound);
                     self.due.give_up.add(last.saturating_add(1), index);
                     if let RefusalPolicy::Evict { after } | RefusalPolicy::MakeRoom { after, .. } =
@@ -487,18 +524,51 @@ impl<'a, 'w> FleetRun<'a, 'w> {
     }
 
     /// Has a pod's host decide. Returns whether the pod is admitted.
-    fn decide(&mut self, index: usize, bound: &BoundPod) -> bool {
-        let request = self.request(index, &bound.owner);
-        let is_admitted = admit(self.strategy, &mut self.ledgers[bound.host], &request);
+    fn decide(&mut self, index: usize, bound: &BoundPod, tick: u64) -> bool {
+        let is_admitted = if bound.shares.is_empty() {
+            let request = self.request(index, &bound.owner);
+            admit(self.strategy, &mut self.ledgers[bound.host], &request, &Terms::default())
+        } else {
+            self.prepare(bound, tick)
+        };
         self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
         is_admitted
     }
 
+    /// Has a host prepare the claim of a pod. Returns whether it has room for all parts.
+    fn prepare(&mut self, bound: &BoundPod, tick: u64) -> bool {
+        let before = self.ledgers[bound.host].clone();
+        for (owner, share) in bound.owners().into_iter().zip(&bound.shares) {
+            let of = (self.scheduler.kinds(), self.group.policy.topology_manager_policy);
+            let (request, terms) = share_request(owner, share, of);
+            let is_placed = admit(self.strategy, &mut self.ledgers[bound.host], &request, &terms)
+                || (share.node.is_none() && self.move_for(bound.host, &request, &terms, tick));
+            if !is_placed {
+                self.ledgers[bound.host] = before;
+                return false;
+            }
+        }
+        self.scheduler.prepare(bound.host, &bound.shares);
+        true
+    }
+
     /// Moves running pods of a refused pod's host so that the pod is admitted. Returns whether that was possible.
     fn make_room(&mut self, index: usize, bound: &BoundPod, tick: u64) -> bool {
-        let RefusalPolicy::MakeRoom { limits, .. } = self.refused else { return false };
+        if !bound.shares.is_empty() {
+            return false;
+        }
         let request = self.request(index, &bound.owner);
-        let moved = &mut self.moved[bound.host];
+        let has_room = self.move_for(bound.host, &request, &Terms::default(), tick);
+        if has_room {
+            self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
+        }
+        has_room
+    }
+
+    /// Moves running pods of a host so that a request is admitted. Returns whether that was possible.
+    fn move_for(&mut self, host: usize, request: &Request, terms: &Terms, tick: u64) -> bool {
+        let RefusalPolicy::MakeRoom { limits, .. } = self.refused else { return false };
+        let moved = &mut self.moved[host];
         moved.retain(|of| tick.saturating_sub(of.at) < limits.window.max(limits.dwell));
         let is_within = |of: &&MovedPod, ticks: u64| tick.saturating_sub(of.at) < ticks;
         let bytes =
@@ -510,8 +580,8 @@ impl<'a, 'w> FleetRun<'a, 'w> {
             kept: kept.collect(),
             in_order: true,
         };
-        let ledger = &mut self.ledgers[bound.host];
-        let Ok(plan) = self.strategy.plan(ledger, &request, &Terms::default(), &limits) else { return false };
+        let ledger = &mut self.ledgers[host];
+        let Ok(plan) = self.strategy.plan(ledger, request, terms, &limits) else { return false };
         *ledger = plan.decision.ledger;
         for container in request.all_containers() {
             *ledger = self.strategy.note_started(ledger, &request.owner, &container.name);
@@ -523,7 +593,6 @@ impl<'a, 'w> FleetRun<'a, 'w> {
             owner: of.owner,
             bytes: of.bytes,
         }));
-        self.scheduler.publish(bound.host, &self.ledgers[bound.host]);
         true
     }
 

@@ -4,8 +4,9 @@
 //! The filter is that of the plugin `NodeResourcesFit`: for each resource, the requests of all pods of a host must not exceed its
 //! allocatable amount, regardless of NUMA nodes. Among the hosts that pass, the one with the highest score gets the pod; ties are
 //! broken at random. The score is `LeastAllocated`: the mean of the free shares of CPUs and memory in whole percent. A container
-//! without a request counts with a small default. The plugin [`super::topology_match`], if it is enabled, filters as well, and
-//! its score is added.
+//! without a request counts with a small default. A plugin, if one is enabled, filters as well, and its score is added:
+//! [`super::topology_match`], or `DynamicResources` for the [`super::claims`] of pods. The score of the latter is that of the
+//! alternatives, scaled to 100 points for the best host, with the weight 2.
 //!
 //! Every host is evaluated for each pod. The other plugins of the default profile are not simulated. Except for
 //! `NodeResourcesBalancedAllocation`, they would treat all hosts and pods of a simulation alike.
@@ -18,10 +19,13 @@ use std::collections::BTreeSet;
 use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
 
 use super::{
+    SchedulerPlugin,
+    claims::{ClaimAllocation, ClaimDevices, ClaimShare, HostDevices},
     load::Random,
     topology_match::{AlignedRequests, TopologyMatch},
 };
 use crate::{
+    claims::allocator::Claim,
     ledger::Ledger,
     policy::PolicyConfig,
     qos::QosClass,
@@ -44,6 +48,8 @@ pub(super) struct PodRequests {
     weight: [u64; 2],
     /// Amounts for the plugin `NodeResourceTopologyMatch`; `None` unless the pod is Guaranteed.
     pub(super) aligned: Option<AlignedRequests>,
+    /// Claim of the pod; `None` unless the pod is Guaranteed and hosts have devices.
+    claim: Option<Claim>,
 }
 
 /// The scheduler's state of a host.
@@ -53,6 +59,8 @@ struct SchedulerHost {
     weight: [u64; 2],
     /// Amounts available on each node, as in the host's `NodeResourceTopology`. Empty if that plugin is not enabled.
     available: Amounts,
+    /// Devices for claims. Empty unless they are enabled.
+    devices: HostDevices,
 }
 
 pub(super) struct Scheduler {
@@ -61,6 +69,7 @@ pub(super) struct Scheduler {
     /// Allocatable amounts of each host.
     capacity: Amounts,
     topology_match: Option<TopologyMatch>,
+    claims: Option<ClaimDevices>,
     /// Allocatable CPUs of each node.
     nodes: Vec<(NodeId, CpuSet)>,
     hosts: Vec<SchedulerHost>,
@@ -72,7 +81,7 @@ impl Scheduler {
     pub(super) fn new<'a>(
         (machine, policy, allocatable): (&Machine, &PolicyConfig, &Allocatable),
         requests: impl Iterator<Item = &'a Request>,
-        has_topology_match: bool,
+        plugin: SchedulerPlugin,
         seed: u64,
     ) -> Result<Self, String> {
         let asked = requests.flat_map(Request::all_containers).flat_map(|of| of.requests.memory.keys());
@@ -92,9 +101,15 @@ impl Scheduler {
                 "NodeResourceTopologyMatch cannot be simulated on hosts with more than 16 nodes".to_owned()
             })
         };
-        let topology_match = has_topology_match.then(topology_match).transpose()?;
+        let (topology_match, claims) = match plugin {
+            SchedulerPlugin::None => (None, None),
+            SchedulerPlugin::NodeResourceTopologyMatch => (Some(topology_match()?), None),
+            SchedulerPlugin::ResourceClaims { has_host_device } => {
+                (None, Some(ClaimDevices::new((machine, policy, allocatable), has_host_device)?))
+            }
+        };
         let (hosts, random) = (Vec::new(), Random::new(seed));
-        Ok(Self { kinds, capacity, topology_match, nodes, hosts, random })
+        Ok(Self { kinds, capacity, topology_match, claims, nodes, hosts, random })
     }
 
     /// Adds `count` hosts with this ledger.
@@ -103,6 +118,7 @@ impl Scheduler {
             used: vec![0; self.capacity.len()],
             weight: [0; 2],
             available: self.available(idle),
+            devices: self.claims.as_mut().map(|claims| claims.idle_host(idle)).unwrap_or_default(),
         };
         self.hosts.extend(vec![host; count]);
     }
@@ -131,10 +147,12 @@ impl Scheduler {
             }
             AlignedRequests { init_containers, containers, pod }
         };
+        let is_guaranteed = request.qos() == QosClass::Guaranteed;
         PodRequests {
             total: total(request, self.capacity.len(), amounts),
             weight: [weight[0], weight[1]],
-            aligned: (request.qos() == QosClass::Guaranteed).then(aligned),
+            aligned: is_guaranteed.then(aligned),
+            claim: self.claims.as_ref().filter(|_| is_guaranteed).and_then(|claims| claims.claim(request)),
         }
     }
 
@@ -144,10 +162,9 @@ impl Scheduler {
         [cpu].into_iter().chain(self.kinds.iter().map(of_kind)).collect()
     }
 
-    /// Selects the host of a pod; `None` if no host passes the filters.
-    pub(super) fn pick(&mut self, asked: &PodRequests) -> Option<usize> {
-        let mut best: Option<(u64, usize)> = None;
-        let mut equal = 0;
+    /// Selects the host of a pod, and the devices of its claim; `None` if no host passes the filters.
+    pub(super) fn pick(&mut self, asked: &PodRequests) -> Option<(usize, Vec<ClaimShare>)> {
+        let mut hosts: Vec<(usize, u64, ClaimAllocation)> = Vec::new();
         for (number, host) in self.hosts.iter().enumerate() {
             let mut sums = host.used.iter().zip(&asked.total).zip(&self.capacity);
             if sums.any(|((used, asked), all)| *asked > 0 && used.saturating_add(*asked) > *all) {
@@ -160,17 +177,30 @@ impl Scheduler {
                 }
                 score += topology_match.score(&host.available, aligned);
             }
-            match best {
-                Some((most, _)) if score < most => continue,
-                Some((most, _)) if score == most => equal += 1,
+            let mut allocation = ClaimAllocation::default();
+            if let (Some(claims), Some(claim)) = (&self.claims, &asked.claim) {
+                match claims.allocate(&host.devices, claim) {
+                    Some(found) => allocation = found,
+                    None => continue,
+                }
+            }
+            hosts.push((number, score, allocation));
+        }
+        let most = hosts.iter().map(|(.., allocation)| allocation.score).max().unwrap_or(0);
+        let (mut best, mut equal) = (None::<(u64, usize, Vec<ClaimShare>)>, 0);
+        for (number, score, allocation) in hosts {
+            let score = score + 2 * (allocation.score * 100).checked_div(most).unwrap_or(0);
+            match &best {
+                Some((most, ..)) if score < *most => continue,
+                Some((most, ..)) if score == *most => equal += 1,
                 _ => equal = 1,
             }
             // Reservoir sampling: all hosts with the highest score have the same probability.
             if self.random.below(equal) == 0 {
-                best = Some((score, number));
+                best = Some((score, number, allocation.shares));
             }
         }
-        best.map(|(_, host)| host)
+        best.map(|(_, host, shares)| (host, shares))
     }
 
     fn least_allocated(&self, host: &SchedulerHost, asked: &PodRequests) -> u64 {
@@ -182,16 +212,18 @@ impl Scheduler {
         left.sum::<u64>() / 2
     }
 
-    /// Adds the requests of a pod to a host.
-    pub(super) fn bind(&mut self, host: usize, asked: &PodRequests) {
+    /// Adds the requests of a pod, and its claim, to a host.
+    pub(super) fn bind(&mut self, host: usize, asked: &PodRequests, shares: &[ClaimShare]) {
         let host = &mut self.hosts[host];
+        host.devices.bind(shares);
         add(&mut host.used, &asked.total);
         add(&mut host.weight, &asked.weight);
     }
 
-    /// Subtracts the requests of a pod from a host.
-    pub(super) fn unbind(&mut self, host: usize, asked: &PodRequests) {
+    /// Subtracts the requests of a pod, and its claim, from a host.
+    pub(super) fn unbind(&mut self, host: usize, asked: &PodRequests, shares: &[ClaimShare]) {
         let host = &mut self.hosts[host];
+        host.devices.unbind(shares);
         let both = host.used.iter_mut().zip(&asked.total).chain(host.weight.iter_mut().zip(&asked.weight));
         both.for_each(|(used, asked)| *used = used.saturating_sub(*asked));
     }
@@ -199,6 +231,29 @@ impl Scheduler {
     /// Updates the amounts that a host publishes.
     pub(super) fn publish(&mut self, host: usize, ledger: &Ledger) {
         self.hosts[host].available = self.available(ledger);
+        if let Some(claims) = &self.claims {
+            claims.publish(&mut self.hosts[host].devices, ledger);
+        }
+    }
+
+    /// Notes that a host has prepared a claim.
+    pub(super) fn prepare(&mut self, host: usize, shares: &[ClaimShare]) {
+        self.hosts[host].devices.prepare(shares);
+    }
+
+    /// Offers nothing on a host's device for all nodes until the host publishes its devices again.
+    pub(super) fn close_host_device(&mut self, host: usize) {
+        self.hosts[host].devices.close_host_device();
+    }
+
+    /// Notes that a host has released a prepared claim.
+    pub(super) fn unprepare(&mut self, host: usize, shares: &[ClaimShare]) {
+        self.hosts[host].devices.unprepare(shares);
+    }
+
+    /// Returns the kinds of memory that pods request.
+    pub(super) fn kinds(&self) -> &[ZoneKind] {
+        &self.kinds
     }
 
     /// Returns the available amounts that the daemon would publish for a host.
@@ -272,7 +327,8 @@ mod tests {
         let policy =
             PolicyConfig { topology_manager_policy: TopologyManagerPolicy::None, ..PolicyConfig::default() };
         let mut scheduler =
-            Scheduler::new((&machine, &policy, &allocatable), [].into_iter(), false, 1).unwrap();
+            Scheduler::new((&machine, &policy, &allocatable), [].into_iter(), SchedulerPlugin::None, 1)
+                .unwrap();
         scheduler.add_hosts(2, &Ledger::default());
         scheduler
     }
@@ -314,12 +370,12 @@ mod tests {
             .into();
         let allocatable = Allocatable { cpus: machine.cpu_ids(), memory };
         let on = (&machine, &PolicyConfig::default(), &allocatable);
-        let mut scheduler = Scheduler::new(on, [&request].into_iter(), false, 1).unwrap();
+        let mut scheduler = Scheduler::new(on, [&request].into_iter(), SchedulerPlugin::None, 1).unwrap();
         scheduler.add_hosts(1, &Ledger::default());
         let asked = scheduler.pod_requests(&request);
         assert_eq!((asked.total.as_slice(), asked.weight), (&[1000, 1 << 30, 4 << 20][..], [1000, 1 << 30]));
-        assert_eq!(scheduler.pick(&asked), Some(0));
-        scheduler.bind(0, &asked);
+        assert_eq!(scheduler.pick(&asked), Some((0, Vec::new())));
+        scheduler.bind(0, &asked, &[]);
         assert_eq!(scheduler.pick(&asked), None);
     }
 
@@ -333,23 +389,23 @@ mod tests {
             resources: None,
         };
         let small = scheduler.pod_requests(&workload("1", "1Gi"));
-        let chosen: BTreeSet<_> = (0..20).map(|_| scheduler.pick(&small)).collect();
+        let chosen: BTreeSet<_> = (0..20).map(|_| scheduler.pick(&small).map(|(host, _)| host)).collect();
         assert_eq!(chosen, [Some(0), Some(1)].into(), "chance picks of equal ones");
         let large = scheduler.pod_requests(&workload("2", "6Gi"));
-        scheduler.bind(0, &large);
+        scheduler.bind(0, &large, &[]);
         let asked = scheduler.pod_requests(&workload("4", "1Gi"));
-        scheduler.bind(1, &asked);
+        scheduler.bind(1, &asked, &[]);
         // With the pod, 70 % of CPUs and 30 % of memory are free on the first host, 50 % and 80 % on the second.
         assert_eq!(scheduler.least_allocated(&scheduler.hosts[0], &small), 50);
         assert_eq!(scheduler.least_allocated(&scheduler.hosts[1], &small), 65);
-        assert_eq!(scheduler.pick(&small), Some(1));
+        assert_eq!(scheduler.pick(&small), Some((1, Vec::new())));
         assert_eq!(
             scheduler.pick(&scheduler.pod_requests(&workload("7", "1Gi"))),
-            Some(0),
+            Some((0, Vec::new())),
             "only there is room"
         );
         assert_eq!(scheduler.pick(&scheduler.pod_requests(&workload("9", "1Gi"))), None);
-        scheduler.unbind(0, &large);
-        assert_eq!(scheduler.pick(&small), Some(0));
+        scheduler.unbind(0, &large, &[]);
+        assert_eq!(scheduler.pick(&small), Some((0, Vec::new())));
     }
 }

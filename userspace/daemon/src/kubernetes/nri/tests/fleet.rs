@@ -7,7 +7,7 @@ use numaward_config::kubernetes::RefusedPolicy;
 use numaward_engine::{
     Request,
     simulation::{
-        fleet::{Deciders, Fleet, HostEvent, Member, RefusalPolicy},
+        fleet::{Deciders, Fleet, HostEvent, Member, RefusalPolicy, SchedulerPlugin},
         trace::Trace,
         variant::Variant,
     },
@@ -67,7 +67,7 @@ fn simulated(bench: &NriBench, refused: RefusalPolicy) -> Vec<ObservedStep> {
     let member = Member { trace: &trace, machine, policy, requests };
     let fleet = Fleet::new(vec![member], HOST_COUNT, 3).unwrap();
     let host = Some(Variant::Native { tiers: bench.config.tiers });
-    let deciders = Deciders { host, refused, topology_match: false };
+    let deciders = Deciders { host, refused, plugin: SchedulerPlugin::None };
     let mut steps = Vec::new();
     let outcome = fleet.groups[0].run_watched(deciders, &mut |host, pod, step, ledger| {
         let held = ledger.allocations().map(|(owner, container, held)| {

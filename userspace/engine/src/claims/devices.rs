@@ -1,0 +1,318 @@
+//! Devices of a host for resource claims: one for each NUMA node, of which claims consume CPUs and memory.
+//!
+//! # Published value
+//! The value of a capacity is the amount that claims consume plus the free amount. The scheduler subtracts the amounts of all claims,
+//! so the free amount remains. If a claim is prepared, the free amount becomes a consumed one, and the value does not change.
+//!
+//! # Order
+//! The scheduler takes the first device that fits. The devices with the least free amounts come first, so that large free amounts
+//! remain for large claims. Nodes without CPUs are last.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, NumaNode, ZoneKind};
+
+use super::allocator::{Amounts, Attribute, Capacity, Device, RequestPolicy, ValidRange};
+use crate::{native::memory_tier, policy::MemoryTier, quantity::Quantity};
+
+/// Name of the driver.
+pub const DRIVER: &str = "numaward.io";
+
+/// Attribute with the number of the NUMA node. Its name and meaning are defined by Kubernetes.
+pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+
+/// Values of the attribute `kind`.
+pub const NODE: &str = "node";
+pub const MEMORY_NODE: &str = "memory";
+
+/// Capacity in CPUs.
+pub const CPU: &str = "cpu";
+
+/// Largest number of nodes whose distances are attributes.
+const MAX_NODES_WITH_DISTANCES: usize = 8;
+
+/// Names of the capacities in bytes, with their kinds and steps.
+const MEMORY_CAPACITIES: [(&str, ZoneKind, u64); 3] = [
+    ("memory", ZoneKind::Memory, 1 << 20),
+    ("hugepages2Mi", ZoneKind::Hugepages(HugepageSize(Bytes::mib(2))), 2 << 20),
+    ("hugepages1Gi", ZoneKind::Hugepages(HugepageSize(Bytes::gib(1))), 1 << 30),
+];
+
+/// Returns the capacity for a kind of memory; `None` if devices have none.
+pub fn capacity_name(kind: ZoneKind) -> Option<&'static str> {
+    MEMORY_CAPACITIES.iter().find(|(_, of, _)| *of == kind).map(|(name, ..)| *name)
+}
+
+/// Amounts of a NUMA node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAmounts {
+    pub cpus: u64,
+    /// Bytes by kind.
+    pub memory: BTreeMap<ZoneKind, u64>,
+}
+
+impl NodeAmounts {
+    fn get(&self, capacity: &str) -> u64 {
+        if capacity == CPU {
+            return self.cpus;
+        }
+        let kind = MEMORY_CAPACITIES.iter().find(|(name, ..)| *name == capacity).map(|(_, kind, _)| kind);
+        kind.and_then(|kind| self.memory.get(kind)).copied().unwrap_or(0)
+    }
+}
+
+/// Devices of a machine.
+#[derive(Clone, Debug)]
+pub struct NodeDevices {
+    /// Devices without capacities, by node.
+    devices: BTreeMap<NodeId, Device>,
+    /// CPUs of each core, in groups that claims get as a whole.
+    cores: BTreeMap<NodeId, Vec<CpuSet>>,
+    /// Number of CPUs in a group.
+    cpu_step: u64,
+}
+
+impl NodeDevices {
+    /// Creates the devices of a machine. `has_whole_cores`: claims get whole cores (`full-pcpus-only`).
+    pub fn new(machine: &Machine, tiers: &BTreeMap<NodeId, MemoryTier>, has_whole_cores: bool) -> Self {
+        let cpus_by = |groups: &dyn Fn(NodeId, &NumaNode) -> Vec<CpuSet>| {
+            machine.nodes.iter().map(|(&node, of)| (node, groups(node, of))).collect::<BTreeMap<_, _>>()
+        };
+        let cores = cpus_by(&|_, of| {
+            let mut cores: BTreeMap<_, CpuSet> = BTreeMap::new();
+            for cpu in of.cpus.iter() {
+                if let Some(core) = machine.cpus.get(&cpu).map(|cpu| cpu.core) {
+                    cores.entry(core).or_default().insert(cpu);
+                }
+            }
+            cores.into_values().collect()
+        });
+        let threads = cores.values().flatten().map(CpuSet::len).max().unwrap_or(1);
+        let devices = machine.nodes.keys().map(|&node| (node, device(machine, node, tiers, threads)));
+        let (cores, cpu_step) = if has_whole_cores {
+            (cores, threads as u64)
+        } else {
+            (cpus_by(&|_, of| of.cpus.iter().map(CpuSet::single).collect()), 1)
+        };
+        Self { devices: devices.collect(), cores, cpu_step }
+    }
+
+    /// Returns the number of CPUs of a node that claims can get, of these CPUs: those in whole groups.
+    pub fn usable_cpus(&self, node: NodeId, cpus: &CpuSet) -> u64 {
+        let cores = self.cores.get(&node).into_iter().flatten();
+        let whole = cores.filter(|core| core.len() as u64 == self.cpu_step && core.is_subset(cpus));
+        whole.count() as u64 * self.cpu_step
+    }
+
+    /// Returns the devices in their order. `free` and `charged` have the free and the consumed amounts of the nodes.
+    pub fn publish(
+        &self,
+        free: &BTreeMap<NodeId, NodeAmounts>,
+        charged: &BTreeMap<NodeId, Amounts>,
+    ) -> Vec<Device> {
+        let (no_amounts, no_claims) = (NodeAmounts::default(), Amounts::new());
+        let mut devices: Vec<_> = self
+            .devices
+            .iter()
+            .map(|(node, device)| {
+                let free = free.get(node).unwrap_or(&no_amounts);
+                let charged = charged.get(node).unwrap_or(&no_claims);
+                let steps = [(CPU, self.cpu_step)].into_iter();
+                let steps = steps.chain(MEMORY_CAPACITIES.iter().map(|&(name, _, step)| (name, step)));
+                let capacity = steps.map(|(name, step)| {
+                    let consumed = charged.get(name).copied().unwrap_or_default();
+                    let value = Quantity::whole(free.get(name)).checked_add(consumed).unwrap_or(consumed);
+                    (Arc::from(name), capacity(value, step))
+                });
+                let device = Device { capacity: capacity.collect(), ..device.clone() };
+                (order_key(&device, free), device)
+            })
+            .collect();
+        devices.sort_by_key(|(key, _)| *key);
+        devices.into_iter().map(|(_, device)| device).collect()
+    }
+}
+
+/// Returns a capacity whose requests are multiples of a step.
+fn capacity(value: Quantity, step: u64) -> Capacity {
+    let (min, step) = (Quantity::whole(0), Quantity::whole(step));
+    // The API requires that a step is not larger than the value.
+    let valid_range = (value >= step).then_some(ValidRange { min, max: None, step: Some(step) });
+    Capacity { value, request_policy: Some(RequestPolicy { default: min, valid_range }) }
+}
+
+/// Returns the sort key of a device: the sum of its free CPUs and memory, in thousandths of the values.
+fn order_key(device: &Device, free: &NodeAmounts) -> (bool, u64) {
+    let share = |name: &str| {
+        let value = device.capacity.get(name).and_then(|capacity| capacity.value.units()).unwrap_or(0);
+        let share = u128::from(free.get(name)) * 1000 / u128::from(value.max(1));
+        u64::try_from(share).unwrap_or(u64::MAX)
+    };
+    let is_memory_node = device.attributes.get("kind") == Some(&Attribute::Text(MEMORY_NODE.into()));
+    (is_memory_node, share(CPU).saturating_add(share("memory")))
+}
+
+/// Returns the device of a node without its capacities.
+fn device(machine: &Machine, node: NodeId, tiers: &BTreeMap<NodeId, MemoryTier>, threads: usize) -> Device {
+    let empty = NumaNode::default();
+    let data = machine.nodes.get(&node).unwrap_or(&empty);
+    let kind = if data.cpus.is_empty() { MEMORY_NODE } else { NODE };
+    let with_cpus = machine.nodes.iter().filter(|(_, of)| !of.cpus.is_empty());
+    let home = with_cpus.min_by_key(|&(&of, _)| (of != node, machine.distance(of, node), of));
+    let (home, home_cpus) = home.map_or((node, &empty.cpus), |(&home, of)| (home, &of.cpus));
+    let socket = home_cpus.first().and_then(|cpu| machine.cpus.get(&cpu)).map(|cpu| cpu.socket.0);
+    let caches = data.cpus.iter().filter_map(|cpu| machine.cpus.get(&cpu)?.last_level_cache);
+    let mut cpus_of_caches: BTreeMap<_, i64> = BTreeMap::new();
+    for cache in caches {
+        *cpus_of_caches.entry(cache).or_default() += 1;
+    }
+    let int = |value: i64| Attribute::Int(value);
+    let mut attributes: BTreeMap<Arc<str>, Attribute> = [
+        (NUMA_NODE.into(), int(node.0.into())),
+        ("kind".into(), Attribute::Text(kind.into())),
+        ("home".into(), int(home.0.into())),
+    ]
+    .into();
+    let mut add = |name: &str, value: Option<Attribute>| {
+        attributes.extend(value.map(|value| (name.into(), value)));
+    };
+    add("socket", socket.map(|socket| int(socket.into())));
+    let tier = tiers.get(&node).copied().or_else(|| memory_tier(data));
+    add("tier", tier.map(|tier| Attribute::Text(tier.as_str().into())));
+    if kind == NODE {
+        add("threadsPerCore", i64::try_from(threads).ok().map(Attribute::Int));
+        if let Some(&cpus) = cpus_of_caches.values().max() {
+            add("lastLevelCaches", i64::try_from(cpus_of_caches.len()).ok().map(Attribute::Int));
+            add("cpusPerCache", Some(Attribute::Int(cpus)));
+        }
+    }
+    if machine.nodes.len() <= MAX_NODES_WITH_DISTANCES {
+        for &to in machine.nodes.keys() {
+            let distance = machine.distance(node, to).map(|distance| int(distance.into()));
+            add(&format!("distanceTo{to}"), distance);
+        }
+    }
+    Device {
+        name: format!("{kind}-{node}").into(),
+        attributes,
+        capacity: BTreeMap::new(),
+        allow_multiple_allocations: true,
+        has_binding_conditions: false,
+        consumed: Amounts::new(),
+        is_taken: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn amounts(cpus: u64, mib: u64) -> NodeAmounts {
+        NodeAmounts { cpus, memory: [(ZoneKind::Memory, mib << 20)].into() }
+    }
+
+    /// Returns two nodes with four cores of two threads, and one node with memory only.
+    fn machine() -> Machine {
+        let mut machine = Machine::builder()
+            .nodes(2)
+            .sockets(2)
+            .cores_per_node(4)
+            .smt(2)
+            .memory(Bytes::gib(8))
+            .build()
+            .unwrap();
+        let cxl = NumaNode {
+            memory: Bytes::gib(16),
+            distances: [(NodeId(0), 30), (NodeId(1), 20), (NodeId(2), 10)].into(),
+            memory_tier: Some(22),
+            ..NumaNode::default()
+        };
+        for (node, distance) in [(NodeId(0), 30), (NodeId(1), 20)] {
+            machine.nodes.get_mut(&node).unwrap().distances.insert(NodeId(2), distance);
+        }
+        machine.nodes.insert(NodeId(2), cxl);
+        machine
+    }
+
+    fn names(devices: &[Device]) -> Vec<&str> {
+        devices.iter().map(|device| &*device.name).collect()
+    }
+
+    #[test]
+    fn device_has_attributes_of_its_node() {
+        let devices = NodeDevices::new(&machine(), &BTreeMap::new(), false);
+        let devices = devices.publish(&BTreeMap::new(), &BTreeMap::new());
+        assert_eq!(names(&devices), ["node-0", "node-1", "memory-2"]);
+        let text = |device: &Device| {
+            let attributes = device.attributes.iter().map(|(name, value)| match value {
+                Attribute::Int(value) => format!("{name}={value}"),
+                Attribute::Text(value) => format!("{name}={value}"),
+                Attribute::Bool(value) => format!("{name}={value}"),
+            });
+            attributes.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            text(&devices[1]),
+            "cpusPerCache=8 distanceTo0=20 distanceTo1=10 distanceTo2=20 home=1 kind=node lastLevelCaches=1 \
+             resource.kubernetes.io/numaNode=1 socket=1 threadsPerCore=2 tier=dram"
+        );
+        assert_eq!(
+            text(&devices[2]),
+            "distanceTo0=30 distanceTo1=20 distanceTo2=10 home=1 kind=memory resource.kubernetes.io/numaNode=2 socket=1 tier=cxl"
+        );
+    }
+
+    #[test]
+    fn value_is_charged_and_free_amount() {
+        let devices = NodeDevices::new(&machine(), &BTreeMap::new(), true);
+        let free = [(NodeId(0), amounts(6, 1024)), (NodeId(1), amounts(0, 0))].into();
+        let consumed: Amounts =
+            [(CPU.into(), Quantity::whole(2)), ("memory".into(), Quantity::whole(7 << 30))].into();
+        let devices = devices.publish(&free, &[(NodeId(0), consumed)].into());
+        let node = devices.iter().find(|device| &*device.name == "node-0").unwrap();
+        let capacity = |name: &str| {
+            let Capacity { value, request_policy } = node.capacity[name];
+            let policy = request_policy.unwrap();
+            let range = policy.valid_range.map(|range| (range.min, range.max, range.step));
+            (value.units().unwrap(), policy.default.units().unwrap(), range)
+        };
+        let range = |step| Some((Quantity::whole(0), None, Some(Quantity::whole(step))));
+        assert_eq!(capacity("cpu"), (8, 0, range(2)));
+        assert_eq!(capacity("memory"), (8 << 30, 0, range(1 << 20)));
+        assert_eq!(capacity("hugepages2Mi"), (0, 0, None), "a step above the value is invalid");
+        assert_eq!(node.capacity.len(), 4);
+    }
+
+    #[test]
+    fn least_free_node_is_first() {
+        let devices = NodeDevices::new(&machine(), &BTreeMap::new(), false);
+        let order = |zero: NodeAmounts, one: NodeAmounts| {
+            let consumed = |cpus, mib: u64| -> Amounts {
+                [
+                    (CPU.into(), Quantity::whole(8 - cpus)),
+                    ("memory".into(), Quantity::whole((8192 - mib) << 20)),
+                ]
+                .into()
+            };
+            let charged = [&zero, &one].map(|of| consumed(of.cpus, of.memory[&ZoneKind::Memory] >> 20));
+            let charged = charged.into_iter().enumerate();
+            let charged = charged.map(|(node, amounts)| (NodeId(u32::try_from(node).unwrap()), amounts));
+            let free = [(NodeId(0), zero), (NodeId(1), one), (NodeId(2), amounts(0, 0))].into();
+            names(&devices.publish(&free, &charged.collect())).join(" ")
+        };
+        assert_eq!(order(amounts(8, 8192), amounts(8, 8192)), "node-0 node-1 memory-2");
+        assert_eq!(order(amounts(8, 8192), amounts(7, 8192)), "node-1 node-0 memory-2");
+        assert_eq!(order(amounts(8, 4096), amounts(7, 8192)), "node-0 node-1 memory-2");
+        assert_eq!(order(amounts(4, 8192), amounts(7, 1024)), "node-1 node-0 memory-2");
+    }
+
+    #[test]
+    fn only_whole_cores_count() {
+        let machine = machine();
+        let pool: CpuSet = machine.nodes[&NodeId(0)].cpus.iter().skip(1).collect();
+        let of = |has_whole_cores| {
+            NodeDevices::new(&machine, &BTreeMap::new(), has_whole_cores).usable_cpus(NodeId(0), &pool)
+        };
+        assert_eq!((of(false), of(true)), (7, 6));
+    }
+}
