@@ -13,6 +13,8 @@
 //! Not contained: the allocation mode `All`, admin access, taints, shared counters and CEL. A selector compares the driver or an
 //! attribute. A search that takes more than [`MAX_STEPS`] steps ends without a solution; the scheduler stops after a time.
 //!
+//! A test compares it with allocations that a scheduler made (`tests/claims`).
+//!
 //! Source: `structured/internal/incubating` in `k8s.io/dynamic-resource-allocation` of Kubernetes 1.36.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -222,6 +224,21 @@ pub fn consume(slices: &mut [Slice], allocated: &[AllocatedDevice]) {
         for (name, &amount) in consumed {
             let sum = device.consumed.entry(Arc::clone(name)).or_default();
             *sum = sum.checked_add(amount).unwrap_or(*sum);
+        }
+    }
+}
+
+/// Removes the devices of a claim from those in use.
+pub fn release(slices: &mut [Slice], allocated: &[AllocatedDevice]) {
+    for AllocatedDevice { device: (slice, number), consumed, .. } in allocated {
+        let Some(device) = slices.get_mut(*slice).and_then(|slice| slice.devices.get_mut(*number)) else {
+            continue;
+        };
+        device.is_taken &= device.allow_multiple_allocations;
+        for (name, &amount) in consumed {
+            if let Some(sum) = device.consumed.get_mut(name) {
+                *sum = sum.saturating_sub(amount);
+            }
         }
     }
 }

@@ -13,7 +13,13 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, NumaNode, ZoneKind};
 
 use super::allocator::{Amounts, Attribute, Capacity, Device, RequestPolicy, ValidRange};
-use crate::{native::memory_tier, policy::MemoryTier, quantity::Quantity};
+use crate::{
+    native::memory_tier,
+    policy::{MemoryTier, TopologyManagerPolicy},
+    quantity::Quantity,
+    request::{OwnerId, Request, Resources},
+    terms::Terms,
+};
 
 /// Name of the driver.
 pub const DRIVER: &str = "numaward.io";
@@ -41,6 +47,24 @@ const MEMORY_CAPACITIES: [(&str, ZoneKind, u64); 3] = [
 /// Returns the capacity for a kind of memory; `None` if devices have none.
 pub fn capacity_name(kind: ZoneKind) -> Option<&'static str> {
     MEMORY_CAPACITIES.iter().find(|(_, of, _)| *of == kind).map(|(name, ..)| *name)
+}
+
+/// Returns the request of a part of a claim to the strategy of the host, with its terms. `node`: the node of the device; `None` if the
+/// strategy chooses the nodes.
+pub fn placement_request(owner: OwnerId, node: Option<NodeId>, consumed: &Amounts) -> (Request, Terms) {
+    let amount = |name: &str| consumed.get(name).copied().filter(|amount| !amount.is_zero());
+    let memory = MEMORY_CAPACITIES.iter().filter_map(|&(name, kind, _)| Some((kind, amount(name)?)));
+    let resources = Resources { cpu: amount(CPU), memory: memory.collect() };
+    let terms = Terms {
+        // On a given node, there is nothing that a policy could forbid.
+        policy: node.map(|_| TopologyManagerPolicy::BestEffort),
+        nodes: node.into_iter().collect(),
+        without_memory: true,
+        // The scheduler chose the node, and has the claim in its books there.
+        immovable: node.is_some(),
+        ..Terms::default()
+    };
+    (Request::workload(owner, resources), terms)
 }
 
 /// Amounts of a NUMA node.

@@ -21,7 +21,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
+use numaward_topology::{CpuSet, Machine, NodeId};
 
 use crate::{
     claims::{
@@ -34,9 +34,8 @@ use crate::{
     ledger::Ledger,
     policy::{CpuOptions, PolicyConfig, TopologyManagerPolicy, TopologyManagerScope},
     quantity::Quantity,
-    request::{ContainerRequest, OwnerId, Request, Resources},
+    request::{ContainerRequest, Request, Resources},
     strategy::Allocatable,
-    terms::Terms,
 };
 
 /// Value of the attribute `kind` of the host device.
@@ -362,28 +361,4 @@ fn part(unit: &Amounts, count: usize, kind: &str) -> DeviceRequest {
     ];
     let capacity = unit.iter().map(|(name, amount)| (Arc::clone(name), equal(amount))).collect();
     DeviceRequest { selectors, count, capacity }
-}
-
-/// Returns the request of a share to the strategy of the host, with its terms.
-pub(super) fn share_request(
-    owner: OwnerId,
-    share: &ClaimShare,
-    (kinds, policy): (&[ZoneKind], TopologyManagerPolicy),
-) -> (Request, Terms) {
-    let mut resources = Resources::none();
-    resources.cpu = share.consumed.get(CPU).copied().filter(|cpus| !cpus.is_zero());
-    let memory = kinds.iter().filter_map(|&kind| {
-        let amount = share.consumed.get(capacity_name(kind)?).copied()?;
-        (!amount.is_zero()).then_some((kind, amount))
-    });
-    resources.memory = memory.collect();
-    let terms = Terms {
-        // A node is given, so there is nothing that the policy could forbid.
-        policy: Some(if share.node.is_some() { TopologyManagerPolicy::BestEffort } else { policy }),
-        nodes: share.node.into_iter().collect(),
-        without_memory: true,
-        immovable: share.node.is_some(),
-        ..Terms::default()
-    };
-    (Request::workload(owner, resources), terms)
 }

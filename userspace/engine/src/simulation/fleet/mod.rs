@@ -34,7 +34,7 @@ use numaward_topology::{Bytes, Machine, NodeId, NumaNode, ZoneKind};
 
 pub use self::load::{Fleet, FleetError, Group, Member};
 use self::{
-    claims::{ClaimShare, share_request},
+    claims::ClaimShare,
     scheduler::{PodRequests, Scheduler},
 };
 use super::{
@@ -43,6 +43,7 @@ use super::{
     variant::Variant,
 };
 use crate::{
+    claims::devices::placement_request,
     ledger::Ledger,
     moves::RebalanceLimits,
     policy::{MemoryReservation, PolicyConfig},
@@ -539,8 +540,7 @@ impl<'a, 'w> FleetRun<'a, 'w> {
     fn prepare(&mut self, bound: &BoundPod, tick: u64) -> bool {
         let before = self.ledgers[bound.host].clone();
         for (owner, share) in bound.owners().into_iter().zip(&bound.shares) {
-            let of = (self.scheduler.kinds(), self.group.policy.topology_manager_policy);
-            let (request, terms) = share_request(owner, share, of);
+            let (request, terms) = placement_request(owner, share.node, &share.consumed);
             let is_placed = admit(self.strategy, &mut self.ledgers[bound.host], &request, &terms)
                 || (share.node.is_none() && self.move_for(bound.host, &request, &terms, tick));
             if !is_placed {

@@ -251,11 +251,6 @@ impl Scheduler {
         self.hosts[host].devices.unprepare(shares);
     }
 
-    /// Returns the kinds of memory that pods request.
-    pub(super) fn kinds(&self) -> &[ZoneKind] {
-        &self.kinds
-    }
-
     /// Returns the available amounts that the daemon would publish for a host.
     fn available(&self, ledger: &Ledger) -> Amounts {
         if self.topology_match.is_none() {
