@@ -152,7 +152,9 @@ impl ClaimDevices {
         for free in free.values() {
             add(CPU, free.cpus);
             for (&kind, &bytes) in &free.memory {
-                capacity_name(kind).into_iter().for_each(|name| add(name, bytes));
+                if let Some(name) = capacity_name(kind) {
+                    add(name, bytes);
+                }
             }
         }
         let nodes = self.idle.iter().chain(&host.slices).flat_map(|slice| &slice.devices);
@@ -263,15 +265,17 @@ impl ClaimDevices {
             Err(all) => Alternatives::FirstAvailable(all),
         }
     }
+}
 
-    /// Returns the allocation of a claim on a host; `None` if it does not fit.
-    pub(super) fn allocate(&self, host: &HostDevices, claim: &Claim) -> Option<ClaimAllocation> {
+impl HostDevices {
+    /// Returns the allocation of a claim on the host; `None` if it does not fit.
+    pub(super) fn allocate(&self, claim: &Claim) -> Option<ClaimAllocation> {
         let mut allocated = ClaimAllocation::default();
-        let results = allocate(&host.slices, std::slice::from_ref(claim))?.pop()?;
+        let results = allocate(&self.slices, std::slice::from_ref(claim))?.pop()?;
         let mut scored = None;
         for result in results {
             let (slice, device) = result.device;
-            let device = host.slices.get(slice)?.devices.get(device)?;
+            let device = self.slices.get(slice)?.devices.get(device)?;
             if let Some(alternative) =
                 result.alternative.filter(|_| scored.replace(result.request) != Some(result.request))
             {
@@ -281,9 +285,7 @@ impl ClaimDevices {
         }
         Some(allocated)
     }
-}
 
-impl HostDevices {
     /// Adds the claim of a bound pod.
     pub(super) fn bind(&mut self, shares: &[ClaimShare]) {
         change(&mut self.allocated, shares, |sum, amount| sum.checked_add(amount).unwrap_or(sum));

@@ -178,8 +178,8 @@ impl Scheduler {
                 score += topology_match.score(&host.available, aligned);
             }
             let mut allocation = ClaimAllocation::default();
-            if let (Some(claims), Some(claim)) = (&self.claims, &asked.claim) {
-                match claims.allocate(&host.devices, claim) {
+            if let Some(claim) = &asked.claim {
+                match host.devices.allocate(claim) {
                     Some(found) => allocation = found,
                     None => continue,
                 }
