@@ -1,5 +1,6 @@
 //! Integration with Kubernetes: containers are placed when they are created.
 //!
+//! - [`dra`]: NUMA nodes as devices of resource claims.
 //! - [`node_topology`]: free resources of each NUMA node, published for the scheduler.
 //! - [`nri`]: the Node Resource Interface plugin, through which the container runtime asks for the placement of new
 //!   containers, and through which running containers are moved.
@@ -12,6 +13,7 @@
 
 pub mod api;
 pub mod cgroup_path;
+pub mod dra;
 pub mod node_topology;
 pub mod nri;
 pub mod pod;

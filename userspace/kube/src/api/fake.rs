@@ -1,5 +1,5 @@
 //! An API server for tests: list, watch and eviction of pods, events, nodes, server-side apply of NodeResourceTopology, resource claims and
-//! slices.
+//! resource slices.
 //!
 //! It follows the rules that a client can violate or fail to handle: resource versions grow; a list has pages; a watch reports the
 //! changes after its version, or that the version is gone if it is too old; server-side apply requires a field manager and a complete
@@ -20,6 +20,9 @@ use futures_util::stream;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
+
+/// Kind of the slices.
+const SLICE: &str = "ResourceSlice";
 
 /// The only valid authorization header.
 const BEARER: &str = "Bearer secret";
@@ -56,6 +59,10 @@ struct Inner {
     topologies: BTreeMap<String, Value>,
     claims: BTreeMap<String, Value>,
     slices: BTreeMap<String, Value>,
+    /// Fields of the devices and capacities of slices whose feature gates are off.
+    dropped_fields: Vec<&'static str>,
+    /// Minor version of Kubernetes.
+    minor_version: u32,
     /// Received requests: method and path with query.
     requests: Vec<String>,
     /// Refusals of single requests: part of the path, status.
@@ -79,7 +86,7 @@ impl FakeApiServer {
     pub async fn start() -> io::Result<Self> {
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let state = Mutex::new(Inner { version: 1, ..Inner::default() });
+        let state = Mutex::new(Inner { version: 1, minor_version: 36, ..Inner::default() });
         let shared = Arc::new(ServerState { state, changed: watch::Sender::new(0) });
         let router = Router::new()
             .route("/api/v1/pods", routing::get(pods))
@@ -92,7 +99,12 @@ impl FakeApiServer {
                 "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{name}",
                 routing::patch(apply_topology),
             )
-            .route("/apis/resource.k8s.io/v1/resourceslices", routing::get(slices))
+            .route("/version", routing::get(version))
+            .route("/apis/resource.k8s.io/v1/resourceslices", routing::get(slices).post(create_slice))
+            .route(
+                "/apis/resource.k8s.io/v1/resourceslices/{name}",
+                routing::get(slice).put(replace_slice).delete(remove_slice),
+            )
             .route(
                 "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}",
                 routing::get(claim),
@@ -191,7 +203,27 @@ impl FakeApiServer {
 
     /// Adds or changes a `ResourceSlice`. It must have `metadata` with a name, and `spec`.
     pub fn put_slice(&self, slice: Value) {
-        self.shared.state.lock().slices.insert(pod_key(&slice), slice);
+        self.change(|inner| {
+            inner.store_slice(slice);
+        });
+    }
+
+    /// Deletes a `ResourceSlice`.
+    pub fn delete_slice(&self, name: &str) {
+        self.change(|inner| {
+            inner.delete_slice(name);
+        });
+    }
+
+    /// Returns the `ResourceSlice` with this name.
+    pub fn slice(&self, name: &str) -> Option<Value> {
+        self.shared.state.lock().slices.get(&format!("/{name}")).cloned()
+    }
+
+    /// Drops these fields from the devices and capacities of slices that are written, and reports this minor version of Kubernetes.
+    pub fn drop_fields(&self, fields: &[&'static str], minor_version: u32) {
+        let mut inner = self.shared.state.lock();
+        (inner.dropped_fields, inner.minor_version) = (fields.to_vec(), minor_version);
     }
 
     /// Gives a Kubernetes node these taints.
@@ -276,6 +308,41 @@ impl FakeApiServer {
     }
 }
 
+impl Inner {
+    /// Stores a slice with a new resource version, and logs the change.
+    fn store_slice(&mut self, mut slice: Value) -> Value {
+        slice["kind"] = json!(SLICE);
+        slice["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let kind = match self.slices.insert(pod_key(&slice), slice.clone()) {
+            None => "ADDED",
+            Some(_) => "MODIFIED",
+        };
+        self.log.push((self.version, kind, slice.clone()));
+        slice
+    }
+
+    fn delete_slice(&mut self, name: &str) -> Option<Value> {
+        let mut slice = self.slices.remove(&format!("/{name}"))?;
+        slice["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.log.push((self.version, "DELETED", slice.clone()));
+        Some(slice)
+    }
+
+    /// Removes the dropped fields of a slice.
+    fn drop_slice_fields(&self, slice: &mut Value) {
+        let devices = slice["spec"]["devices"].as_array_mut().into_iter().flatten();
+        for device in devices.filter_map(Value::as_object_mut) {
+            for field in &self.dropped_fields {
+                device.remove(*field);
+                let capacities = device.get_mut("capacity").and_then(Value::as_object_mut).into_iter();
+                for capacity in capacities.flatten().filter_map(|(_, capacity)| capacity.as_object_mut()) {
+                    capacity.remove(*field);
+                }
+            }
+        }
+    }
+}
+
 fn pod_key(pod: &Value) -> String {
     let text = |key: &str| pod["metadata"][key].as_str().unwrap_or_default().to_owned();
     format!("{}/{}", text("namespace"), text("name"))
@@ -326,7 +393,9 @@ async fn pods(
     let node = node.to_owned();
     if query.get("watch").is_some_and(|watch| watch == "true") {
         let version = query.get("resourceVersion").and_then(|version| version.parse().ok());
-        return watch_pods(shared, node, version.unwrap_or(0));
+        return watch_objects(shared, version.unwrap_or(0), move |object| {
+            object["kind"] != SLICE && object["spec"]["nodeName"] == json!(node)
+        });
     }
     let inner = shared.state.lock();
     let after = query.get("continue").cloned().unwrap_or_default();
@@ -341,12 +410,16 @@ async fn pods(
     .into_response()
 }
 
-fn watch_pods(shared: Arc<ServerState>, node: String, version: u64) -> Response {
+fn watch_objects(
+    shared: Arc<ServerState>,
+    version: u64,
+    is_watched: impl Fn(&Value) -> bool + Clone + Send + 'static,
+) -> Response {
     let begun = shared.state.lock().generation;
     let mut changes = shared.changed.subscribe();
     changes.mark_changed();
     let lines = stream::unfold((shared, changes, version), move |(shared, mut changes, version)| {
-        let node = node.clone();
+        let is_watched = is_watched.clone();
         async move {
             changes.changed().await.ok()?;
             let (text, version) = {
@@ -360,8 +433,7 @@ fn watch_pods(shared: Arc<ServerState>, node: String, version: u64) -> Response 
                 } else {
                     let news = inner.log.iter().filter(|(at, kind, object)| {
                         *at > version
-                            && (matches!(*kind, "BOOKMARK" | "ERROR" | "GARBAGE")
-                                || object["spec"]["nodeName"] == json!(node))
+                            && (matches!(*kind, "BOOKMARK" | "ERROR" | "GARBAGE") || is_watched(object))
                     });
                     (news.map(|(_, kind, object)| line(kind, object)).collect(), inner.version)
                 }
@@ -435,20 +507,99 @@ async fn claim(
     }
 }
 
-/// Lists the slices of one Kubernetes node, in pages.
+async fn version(State(shared): State<Arc<ServerState>>) -> Response {
+    let minor = shared.state.lock().minor_version.to_string();
+    let version = format!("v1.{minor}.0");
+    Json(
+        json!({"major": "1", "minor": minor, "gitVersion": version, "gitCommit": "", "gitTreeState": "clean",
+        "buildDate": "2026-01-01T00:00:00Z", "goVersion": "", "compiler": "", "platform": ""}),
+    )
+    .into_response()
+}
+
+async fn slice(State(shared): State<Arc<ServerState>>, Path(name): Path<String>) -> Response {
+    match shared.state.lock().slices.get(&format!("/{name}")) {
+        Some(slice) => Json(slice).into_response(),
+        None => refusal(StatusCode::NOT_FOUND, "there is no such slice"),
+    }
+}
+
+async fn create_slice(State(shared): State<Arc<ServerState>>, Json(slice): Json<Value>) -> Response {
+    let name = slice["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    write_slice(&shared, &name, slice, true)
+}
+
+async fn replace_slice(
+    State(shared): State<Arc<ServerState>>,
+    Path(name): Path<String>,
+    Json(slice): Json<Value>,
+) -> Response {
+    write_slice(&shared, &name, slice, false)
+}
+
+/// Writes a slice without the dropped fields. An existing one is only replaced if its resource version is given.
+fn write_slice(shared: &ServerState, name: &str, mut slice: Value, is_new: bool) -> Response {
+    let stored = {
+        let mut inner = shared.state.lock();
+        let known = inner.slices.get(&format!("/{name}"));
+        if is_new && known.is_some() {
+            return refusal(StatusCode::CONFLICT, "the slice exists");
+        }
+        let version = known.map(|known| &known["metadata"]["resourceVersion"]);
+        if !is_new && version != Some(&slice["metadata"]["resourceVersion"]) {
+            return refusal(StatusCode::CONFLICT, "the resource version is another");
+        }
+        if slice["metadata"]["name"] != json!(name) || slice["spec"]["nodeName"].is_null() {
+            return refusal(StatusCode::UNPROCESSABLE_ENTITY, "the slice has another name, or no node");
+        }
+        inner.version += 1;
+        inner.drop_slice_fields(&mut slice);
+        inner.store_slice(slice)
+    };
+    shared.changed.send_modify(|count| *count += 1);
+    Json(stored).into_response()
+}
+
+async fn remove_slice(State(shared): State<Arc<ServerState>>, Path(name): Path<String>) -> Response {
+    let deleted = {
+        let mut inner = shared.state.lock();
+        inner.version += 1;
+        inner.delete_slice(&name)
+    };
+    shared.changed.send_modify(|count| *count += 1);
+    deleted.map_or_else(
+        || refusal(StatusCode::NOT_FOUND, "there is no such slice"),
+        |slice| Json(slice).into_response(),
+    )
+}
+
+/// Lists the slices of one Kubernetes node, in pages, or watches them.
 async fn slices(
     State(shared): State<Arc<ServerState>>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
-    let Some(node) = query.get("fieldSelector").and_then(|fields| fields.strip_prefix("spec.nodeName="))
+    let Some(fields) = query.get("fieldSelector").and_then(|fields| fields.strip_prefix("spec.nodeName="))
     else {
         return refusal(StatusCode::FORBIDDEN, "only the slices of one Kubernetes node may be read");
     };
+    let (node, driver) = match fields.split_once(",spec.driver=") {
+        Some((node, driver)) => (node.to_owned(), Some(driver.to_owned())),
+        None => (fields.to_owned(), None),
+    };
+    if query.get("watch").is_some_and(|watch| watch == "true") {
+        let version = query.get("resourceVersion").and_then(|version| version.parse().ok());
+        return watch_objects(shared, version.unwrap_or(0), move |object| {
+            object["kind"] == SLICE && object["spec"]["nodeName"] == json!(node)
+        });
+    }
     let inner = shared.state.lock();
     let after = query.get("continue").cloned().unwrap_or_default();
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
-    let of_node =
-        |(key, slice): &(&String, &Value)| **key > after && slice["spec"]["nodeName"] == json!(node);
+    let of_node = |(key, slice): &(&String, &Value)| {
+        let spec = &slice["spec"];
+        let is_of_driver = driver.as_ref().is_none_or(|driver| spec["driver"] == json!(driver));
+        **key > after && spec["nodeName"] == json!(node) && is_of_driver
+    };
     let rest: Vec<_> = inner.slices.iter().filter(of_node).collect();
     let token = rest.get(limit.wrapping_sub(1)).filter(|_| rest.len() > limit).map(|(key, _)| key.as_str());
     let items: Vec<_> = rest.iter().take(limit).map(|(_, slice)| (*slice).clone()).collect();

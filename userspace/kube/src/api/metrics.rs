@@ -29,6 +29,8 @@ pub(crate) enum Operation {
     Claim,
     #[strum(serialize = "list_resource_slices")]
     Slices,
+    #[strum(serialize = "write_resource_slice")]
+    Slice,
     #[strum(serialize = "remove_taint")]
     Taint,
 }
@@ -63,6 +65,7 @@ pub struct ApiMetrics {
     #[educe(Default(expression = zero_evictions()))]
     evictions: Family<Labels, Counter>,
     pub(crate) topology_updates: Counter,
+    pub(crate) slice_updates: Counter,
 }
 
 fn zero_errors() -> Family<Labels, Counter> {
@@ -139,6 +142,11 @@ impl ApiMetrics {
             "node_resource_topology_updates",
             "Times that this node's NodeResourceTopology was written",
             self.topology_updates.clone(),
+        );
+        registry.register(
+            "resource_slice_updates",
+            "Times that this node's ResourceSlice was written",
+            self.slice_updates.clone(),
         );
     }
 

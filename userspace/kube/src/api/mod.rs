@@ -54,7 +54,6 @@ use tower::{
 };
 
 use self::events::EventRecorder;
-pub(crate) use self::metrics::Operation;
 pub use self::{
     claims::{ClaimReader, ClaimedDevice, DevicePlace, DevicesByContainer},
     convert::StoredPod,
@@ -65,6 +64,7 @@ pub use self::{
     pods::Pods,
     taint::{TaintRemover, TaintTiming},
 };
+pub(crate) use self::{metrics::Operation, node::node_uid};
 
 /// Parses a pod of the Kubernetes node `n` from the API server's JSON.
 #[cfg(feature = "testing")]

@@ -73,6 +73,18 @@ fn amounts(resources: &BTreeMap<String, Quantity>, of: &str) -> Result<NodeAmoun
     })
 }
 
+/// Returns the UID of a Kubernetes node. Without it, objects of the node are still written, but outlive it.
+pub(crate) async fn node_uid(client: &kube::Client, node: &str) -> Option<String> {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::erase::<Node>(&()));
+    match api.get(node).await.map_err(RequestError::from) {
+        Ok(node) => node.metadata.uid,
+        Err(error) => {
+            tracing::debug!(%error, node, "the UID of the Kubernetes node is not known");
+            None
+        }
+    }
+}
+
 /// Returns the resources that a Kubernetes node reports.
 pub fn node_resources(client: kube::Client, node: &str) -> BoxFuture<'_, Result<NodeResources, String>> {
     async move {

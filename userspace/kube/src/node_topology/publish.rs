@@ -22,7 +22,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{GROUP, KIND, NodeTopology, PLURAL, VERSION};
-use crate::api::{ApiMetrics, Cause, Operation, Report, RequestError};
+use crate::api::{ApiMetrics, Cause, Operation, Report, RequestError, node_uid};
 
 /// The field manager of server-side apply.
 const MANAGER: &str = "numaward";
@@ -101,7 +101,7 @@ impl Publisher {
 
     async fn write(&self, topology: &NodeTopology, uid: &mut Option<String>) -> Result<(), RequestError> {
         if uid.is_none() {
-            *uid = self.uid().await;
+            *uid = node_uid(&self.client, &self.node).await;
         }
         let gvk = GroupVersionKind::gvk(GROUP, VERSION, KIND);
         let resource = ApiResource::from_gvk_with_plural(&gvk, PLURAL);
@@ -111,19 +111,6 @@ impl Publisher {
         let object = topology.object(&self.node, uid.as_deref());
         api.patch(&self.node, &params, &Patch::Apply(&object)).await?;
         Ok(())
-    }
-
-    /// Returns the UID of the Kubernetes node. Without it the object is still written, but outlives its node.
-    async fn uid(&self) -> Option<String> {
-        let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&());
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        match api.get(&self.node).await.map_err(RequestError::from) {
-            Ok(node) => node.metadata.uid,
-            Err(error) => {
-                tracing::debug!(%error, node = self.node, "the UID of the Kubernetes node is not known");
-                None
-            }
-        }
     }
 }
 

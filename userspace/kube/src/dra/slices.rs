@@ -1,0 +1,392 @@
+//! Publishes the devices of this host as a ResourceSlice.
+//!
+//! # Algorithm
+//! The latest devices are in a [`watch`] channel. They are written when they differ from those written last, but at most once per
+//! [`SlicePublisher::interval`]. The slices of this driver on this Kubernetes node are watched: if another client changes or deletes the
+//! slice, it is written again. The kubelet deletes the slices of a driver that is not registered, and all slices when it starts.
+//!
+//! A write replaces the object, so that the answer has no fields of earlier writes: the API server drops fields whose feature gate is
+//! off, without an error. Each write has a new generation of the pool.
+//!
+//! # Dropped fields
+//! Without `allowMultipleAllocations` and `requestPolicy` (`DRAConsumableCapacity`), the scheduler would give a device as a whole to one
+//! pod. The slice is then deleted. The mapping to the allocatable resources of the node (`DRANodeAllocatableResources`) is optional; it
+//! has other names in Kubernetes 1.36 than in later versions, and none in earlier ones.
+//!
+//! # Rights
+//! `resourceslices` of `resource.k8s.io`: get, list, watch, create, update, delete. `nodes`: get, so that the slice is deleted together
+//! with the node.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DeleteParams, DynamicObject, PostParams},
+    runtime::{
+        WatchStreamExt as _,
+        utils::Backoff as _,
+        watcher::{self, DefaultBackoff, Event, watcher},
+    },
+};
+use numaward_engine::claims::{
+    allocator::{Attribute, Capacity, Device},
+    devices::DRIVER,
+};
+use serde_json::{Map, Value, json};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{ApiMetrics, Cause, Operation, Report, RequestError, node_uid};
+
+/// Time after which a slice is written again whose fields the API server dropped.
+const DROPPED_RETRY_INTERVAL: Duration = Duration::from_mins(5);
+
+/// Resources of a Kubernetes node, with the capacities of devices that are parts of them.
+const NODE_RESOURCES: [(&str, &str); 4] = [
+    ("cpu", "cpu"),
+    ("memory", "memory"),
+    ("hugepages-2Mi", "hugepages2Mi"),
+    ("hugepages-1Gi", "hugepages1Gi"),
+];
+
+/// Field that declares capacities to be parts of the allocatable resources of the Kubernetes node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NodeAllocatableField {
+    /// Kubernetes 1.36.
+    Mappings,
+    /// Kubernetes 1.37 and later.
+    Resources,
+}
+
+impl NodeAllocatableField {
+    /// Returns the field of a version; `None` if it has none.
+    fn for_version(minor: u32) -> Option<Self> {
+        match minor {
+            ..36 => None,
+            36 => Some(Self::Mappings),
+            37.. => Some(Self::Resources),
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Mappings => "nodeAllocatableResourceMappings",
+            Self::Resources => "nodeAllocatableResources",
+        }
+    }
+
+    fn value(self) -> Value {
+        let of_resource = |(resource, capacity): (&str, &str)| {
+            let key = json!({"capacityKey": capacity});
+            let value = match self {
+                Self::Mappings => key,
+                Self::Resources => json!({"mapping": key}),
+            };
+            (resource.to_owned(), value)
+        };
+        NODE_RESOURCES.map(of_resource).into_iter().collect::<Map<_, _>>().into()
+    }
+}
+
+/// Reason why the slice is not published.
+#[derive(Debug, thiserror::Error)]
+enum SliceError {
+    #[error("the ResourceSlice cannot be written: {0}{hint}", hint = hint(.0))]
+    Request(RequestError),
+    #[error(
+        "the API server dropped {0} from the ResourceSlice, so a device would be given to one pod as a whole: the slice is deleted. \
+         Enable the feature gate DRAConsumableCapacity of the API server and the scheduler (by default on from Kubernetes 1.36 on)"
+    )]
+    Dropped(&'static str),
+}
+
+impl From<kube::Error> for SliceError {
+    fn from(error: kube::Error) -> Self {
+        Self::Request(error.into())
+    }
+}
+
+fn hint(error: &RequestError) -> &'static str {
+    match error.cause {
+        Cause::NotFound => "; resource.k8s.io/v1 is served from Kubernetes 1.34 on",
+        _ => "",
+    }
+}
+
+/// Returns the name of the slice of a Kubernetes node. The scheduler tries slices in the order of their names.
+fn slice_name(node: &str) -> String {
+    format!("00000-{DRIVER}-{node}")
+}
+
+/// Publisher of this host's ResourceSlice.
+pub struct SlicePublisher {
+    pub client: Client,
+    /// Name of this Kubernetes node.
+    pub node: String,
+    /// Minimum time between two writes.
+    pub interval: Duration,
+    /// True to declare the capacities to be parts of the allocatable resources of the Kubernetes node.
+    pub has_node_allocatable: bool,
+    pub metrics: ApiMetrics,
+    /// Called with the result of each write.
+    pub report: Report,
+}
+
+/// The slice as it was written last.
+struct WrittenSlice {
+    devices: Arc<Vec<Device>>,
+    /// `spec` in the answer.
+    spec: Value,
+}
+
+/// Facts about the cluster for the writes.
+struct ClusterFacts {
+    /// UID of the Kubernetes node.
+    uid: Option<String>,
+    field: Option<NodeAllocatableField>,
+}
+
+impl SlicePublisher {
+    /// Publishes the devices in `latest` until the token is cancelled or the sender is dropped. `None` is not published.
+    pub fn run(
+        self,
+        latest: watch::Receiver<Option<Arc<Vec<Device>>>>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, ()> {
+        async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.publish(latest) => {}
+            }
+        }
+        .boxed()
+    }
+
+    fn api(&self) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), &ApiResource::erase::<ResourceSlice>(&()))
+    }
+
+    async fn publish(self, mut latest: watch::Receiver<Option<Arc<Vec<Device>>>>) {
+        let mut backoff = DefaultBackoff::default();
+        let mut facts = None;
+        let mut written: Option<WrittenSlice> = None;
+        let mut next_write = Instant::now();
+        let mut events = self.events();
+        // True if the slice was written before the list of the slices in progress, which has not had it yet.
+        let mut is_missing = false;
+        loop {
+            let now = latest.borrow_and_update().clone();
+            let is_written = written.as_ref().is_some_and(|written| now.as_ref() == Some(&written.devices));
+            let is_due = now.is_some() && !is_written;
+            tokio::select! {
+                () = tokio::time::sleep_until(next_write), if is_due => {}
+                changed = latest.changed() => match changed {
+                    Ok(()) => continue,
+                    Err(_) => return,
+                },
+                event = events.next() => {
+                    match event {
+                        Some(Ok(Event::Init)) => is_missing = written.is_some(),
+                        Some(Ok(Event::InitDone)) if is_missing => written = None,
+                        Some(Ok(Event::Delete(slice))) if self.is_own(&slice) => written = None,
+                        Some(Ok(Event::Apply(slice) | Event::InitApply(slice))) if self.is_own(&slice) => {
+                            is_missing = false;
+                            written = written.filter(|written| !is_changed(&slice.data["spec"], &written.spec));
+                        }
+                        Some(Err(error)) => tracing::debug!(%error, "the resource slices cannot be watched"),
+                        Some(Ok(_)) => {}
+                        None => events = self.events(),
+                    }
+                    continue;
+                }
+            }
+            let Some(now) = latest.borrow_and_update().clone() else { continue };
+            match self.write(&now, &mut facts).await {
+                Ok(spec) => {
+                    self.metrics.slice_updates.inc();
+                    (self.report)(Ok(()));
+                    backoff.reset();
+                    written = Some(WrittenSlice { devices: now, spec });
+                    next_write = Instant::now() + self.interval;
+                }
+                Err(error) => {
+                    (self.report)(Err(error.to_string()));
+                    let delay = match &error {
+                        SliceError::Request(error) => {
+                            self.metrics.failed(Operation::Slice, error);
+                            backoff.next().unwrap_or_default()
+                        }
+                        SliceError::Dropped(_) => DROPPED_RETRY_INTERVAL,
+                    };
+                    next_write = Instant::now() + delay;
+                }
+            }
+        }
+    }
+
+    /// Returns the changes of this driver's slices on this node.
+    fn events(&self) -> BoxStream<'static, watcher::Result<Event<DynamicObject>>> {
+        let fields = format!("spec.nodeName={},spec.driver={DRIVER}", self.node);
+        watcher(self.api(), watcher::Config::default().fields(&fields)).default_backoff().boxed()
+    }
+
+    fn is_own(&self, slice: &DynamicObject) -> bool {
+        slice.metadata.name.as_deref() == Some(&*slice_name(&self.node))
+    }
+
+    /// Writes the slice, and returns its `spec` as the API server stored it.
+    async fn write(&self, devices: &[Device], facts: &mut Option<ClusterFacts>) -> Result<Value, SliceError> {
+        let facts = match facts {
+            Some(facts) => facts,
+            None => facts.insert(self.facts().await?),
+        };
+        let (api, name) = (self.api(), slice_name(&self.node));
+        let before = match api.get(&name).await.map_err(RequestError::from) {
+            Ok(slice) => Some(slice),
+            Err(error) if error.cause == Cause::NotFound => None,
+            Err(error) => return Err(SliceError::Request(error)),
+        };
+        let generation = before.as_ref().and_then(|slice| slice.data["spec"]["pool"]["generation"].as_i64());
+        let devices = devices.iter().map(|device| device_json(device, facts.field)).collect::<Value>();
+        let mut slice = DynamicObject::new(&name, &ApiResource::erase::<ResourceSlice>(&()));
+        slice.data = json!({"spec": {
+            "driver": DRIVER,
+            "nodeName": self.node,
+            "pool": {
+                "name": self.node,
+                "generation": generation.map_or(1, |generation| generation.saturating_add(1)),
+                "resourceSliceCount": 1,
+            },
+            "devices": devices,
+        }});
+        if let Some(uid) = &facts.uid {
+            let owner = json!({"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": uid});
+            slice.metadata.owner_references = serde_json::from_value(json!([owner])).ok();
+        }
+        let stored = match before {
+            Some(before) => {
+                slice.metadata.resource_version = before.metadata.resource_version;
+                api.replace(&name, &PostParams::default(), &slice).await
+            }
+            None => api.create(&PostParams::default(), &slice).await,
+        };
+        let mut stored = stored?;
+        let spec = stored.data["spec"].take();
+        if let Some(dropped) = dropped_field(&spec["devices"]) {
+            api.delete(&name, &DeleteParams::default()).await?;
+            return Err(SliceError::Dropped(dropped));
+        }
+        if let Some(field) = facts.field
+            && lacks(&spec["devices"], field.name())
+        {
+            facts.field = None;
+            tracing::info!(
+                field = field.name(),
+                "the API server dropped a field of the ResourceSlice (feature gate DRANodeAllocatableResources): the scheduler does \
+                 not count claims as requests of the Kubernetes node, and spec.resources of pods has to contain them"
+            );
+        }
+        Ok(spec)
+    }
+
+    async fn facts(&self) -> Result<ClusterFacts, SliceError> {
+        let version = self.client.apiserver_version().await?;
+        let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
+        let minor = digits.parse().unwrap_or(0);
+        let field = NodeAllocatableField::for_version(minor).filter(|_| self.has_node_allocatable);
+        Ok(ClusterFacts { uid: node_uid(&self.client, &self.node).await, field })
+    }
+}
+
+/// Returns true if a slice is not the written one, nor an older one.
+fn is_changed(observed: &Value, written: &Value) -> bool {
+    let generation = |spec: &Value| spec["pool"]["generation"].as_i64();
+    observed != written && generation(observed) >= generation(written)
+}
+
+fn device_json(device: &Device, field: Option<NodeAllocatableField>) -> Value {
+    let attribute = |value: &Attribute| match value {
+        Attribute::Bool(value) => json!({"bool": value}),
+        Attribute::Int(value) => json!({"int": value}),
+        Attribute::Text(value) => json!({"string": value}),
+    };
+    let attributes: Map<String, Value> =
+        device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value))).collect();
+    let capacity: Map<String, Value> =
+        device.capacity.iter().map(|(name, capacity)| (name.to_string(), capacity_json(capacity))).collect();
+    let mut json = json!({
+        "name": &*device.name,
+        "allowMultipleAllocations": device.allow_multiple_allocations,
+        "attributes": attributes,
+        "capacity": capacity,
+    });
+    if let Some(field) = field {
+        json[field.name()] = field.value();
+    }
+    json
+}
+
+fn capacity_json(capacity: &Capacity) -> Value {
+    let mut json = json!({"value": capacity.value.to_string()});
+    if let Some(policy) = &capacity.request_policy {
+        let mut request_policy = json!({"default": policy.default.to_string()});
+        if let Some(range) = &policy.valid_range {
+            let limits = [("min", Some(range.min)), ("max", range.max), ("step", range.step)];
+            let limits = limits.into_iter().filter_map(|(name, limit)| Some((name, limit?.to_string())));
+            request_policy["validRange"] =
+                limits.map(|(name, limit)| (name.to_owned(), json!(limit))).collect::<Map<_, _>>().into();
+        }
+        json["requestPolicy"] = request_policy;
+    }
+    json
+}
+
+/// Returns true if a device has no such field.
+fn lacks(devices: &Value, field: &str) -> bool {
+    devices.as_array().into_iter().flatten().any(|device| device.get(field).is_none())
+}
+
+/// Returns the field that the API server has dropped, and without which a device is given as a whole.
+fn dropped_field(devices: &Value) -> Option<&'static str> {
+    let mut capacities = devices
+        .as_array()
+        .into_iter()
+        .flatten()
+        .flat_map(|device| device["capacity"].as_object().into_iter().flat_map(Map::values));
+    if lacks(devices, "allowMultipleAllocations") {
+        Some("allowMultipleAllocations")
+    } else if capacities.any(|capacity| capacity.get("requestPolicy").is_none()) {
+        Some("requestPolicy")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_depends_on_version() {
+        let field = |minor| {
+            let field = NodeAllocatableField::for_version(minor)?;
+            Some((field.name(), field.value()["hugepages-2Mi"].clone()))
+        };
+        assert_eq!(field(35), None);
+        let key = json!({"capacityKey": "hugepages2Mi"});
+        assert_eq!(field(36), Some(("nodeAllocatableResourceMappings", key.clone())));
+        assert_eq!(field(37), Some(("nodeAllocatableResources", json!({"mapping": key}))));
+    }
+
+    #[test]
+    fn slice_of_older_generation_is_no_change() {
+        let spec =
+            |generation: i64, device: &str| json!({"pool": {"generation": generation}, "device": device});
+        assert!(!is_changed(&spec(2, "a"), &spec(2, "a")));
+        assert!(!is_changed(&spec(1, "b"), &spec(2, "a")));
+        assert!(is_changed(&spec(2, "b"), &spec(2, "a")));
+        assert!(is_changed(&spec(3, "a"), &spec(2, "a")));
+    }
+}
