@@ -14,14 +14,18 @@ const cel = new Environment({ enableOptionalTypes: true, unlistedVariablesAreDyn
 const NODE = "node-1";
 const LONG = "n".repeat(200);
 const TOPOLOGIES = ["topology.node.k8s.io", "noderesourcetopologies"];
+const SLICES = ["resource.k8s.io", "resourceslices"];
 const NODES = ["", "nodes"];
 const EVENTS = ["events.k8s.io", "events"];
 const OTHER_TOPOLOGY = "a NodeResourceTopology must have the name of the daemon's Kubernetes node";
 const OTHER_NODE = "a daemon may change only its own Kubernetes node";
 const OTHER_EVENT = "an event is reported by the daemon's node";
+const OTHER_SLICE = "a ResourceSlice must be one of the driver numaward.io on the daemon's Kubernetes node";
 const NO_NODE = "the token names no node";
 const named = (name) => ({ metadata: { name } });
 const from = (reportingInstance) => ({ metadata: { name: "e" }, reportingInstance });
+
+const slice = (nodeName, driver = "numaward.io") => ({ metadata: { name: "s" }, spec: { driver, ...(nodeName && { nodeName }) } });
 
 // Resource, operation, node of the token, object, previous object, and the message of the refusal.
 const CASES = [
@@ -33,6 +37,16 @@ const CASES = [
   [NODES, "UPDATE", NODE, named(NODE), named(NODE), undefined],
   [NODES, "UPDATE", NODE, named("node-2"), named("node-2"), OTHER_NODE],
   [NODES, "UPDATE", undefined, named(NODE), named(NODE), NO_NODE],
+  [SLICES, "CREATE", NODE, slice(NODE), null, undefined],
+  [SLICES, "CREATE", NODE, slice("node-2"), null, OTHER_SLICE],
+  [SLICES, "CREATE", NODE, slice(undefined), null, OTHER_SLICE],
+  [SLICES, "CREATE", NODE, slice(NODE, "gpu.example.com"), null, OTHER_SLICE],
+  [SLICES, "CREATE", undefined, slice(NODE), null, NO_NODE],
+  [SLICES, "UPDATE", NODE, slice(NODE), slice(NODE), undefined],
+  [SLICES, "UPDATE", NODE, slice(NODE), slice("node-2"), OTHER_SLICE],
+  [SLICES, "DELETE", NODE, null, slice(NODE), undefined],
+  [SLICES, "DELETE", NODE, null, slice("node-2"), OTHER_SLICE],
+  [SLICES, "DELETE", NODE, null, slice(NODE, "gpu.example.com"), OTHER_SLICE],
   [EVENTS, "CREATE", NODE, from(NODE), null, undefined],
   [EVENTS, "CREATE", NODE, from("node-2"), null, OTHER_EVENT],
   [EVENTS, "CREATE", NODE, named("e"), null, OTHER_EVENT],

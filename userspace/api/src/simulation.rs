@@ -124,7 +124,7 @@ pub struct FleetOutcome {
     pub strategy: String,
     /// The use of memory-only nodes, with `native`.
     pub tiers: Option<String>,
-    /// The plugins of the scheduler: `NodeResourcesFit`, or also `NodeResourceTopologyMatch`.
+    /// The plugins of the scheduler: `NodeResourcesFit`, or also `NodeResourceTopologyMatch`, `ResourceClaims`, or `ResourceClaims, host device`.
     pub scheduler: String,
     /// The handling of a pod that a host refuses: `fail`, as with the kubelet, or the setting of `kubernetes.refused`.
     pub refused: String,

@@ -82,6 +82,31 @@ pub struct NodeResourceTopology {
     pub interval: Interval,
 }
 
+/// The NUMA nodes of this host as devices of resource claims (Dynamic Resource Allocation).
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Dra {
+    /// Publishes the devices. Needs `kubernetes.nodeName`.
+    pub enabled: bool,
+    /// The minimum time between two updates.
+    #[educe(Default(expression = Interval(Duration::from_secs(5))))]
+    pub interval: Interval,
+    /// Whether the scheduler counts claims of these devices as requests of the Kubernetes node, too.
+    pub node_allocatable: NodeAllocatable,
+}
+
+/// Whether claims count as requests of the Kubernetes node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeAllocatable {
+    /// They do if the API server supports it: Kubernetes 1.36 or newer with the feature gate `DRANodeAllocatableResources`.
+    #[default]
+    Auto,
+    /// They do not.
+    Off,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

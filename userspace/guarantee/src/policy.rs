@@ -111,7 +111,7 @@ fn native(config: &Config, machine: &Machine) -> Result<NativeStrategy, Vec<Poli
 }
 
 /// Returns the memory tier of each node: the configured one, otherwise that which the kernel reports.
-fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTier> {
+pub fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTier> {
     let reported = |(&id, node): (&NodeId, &NumaNode)| Some((id, memory_tier(node)?));
     let mut tiers: BTreeMap<_, _> = machine.nodes.iter().filter_map(reported).collect();
     tiers.extend(config.memory_tiers.iter().map(|(&node, &tier)| (node, tier)));

@@ -50,6 +50,8 @@ pub enum DaemonPart {
     Evictions,
     /// Publishing the free capacity of the nodes for the scheduler.
     NodeResourceTopology,
+    /// Publishing the NUMA nodes as devices of resource claims.
+    ResourceSlices,
     /// Removing the startup taint of the Kubernetes node.
     StartupTaint,
     /// Reading the use of exclusive CPUs by intruders.

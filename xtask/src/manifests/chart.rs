@@ -51,6 +51,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
                 "networkPolicy": on,
                 "ownNode": on,
                 "nodeResourceTopology": { "enabled": true, "crd": { "create": true } },
+                "dra": on,
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },
                 "selinux": on,
                 "startupTaint": on,

@@ -3,23 +3,32 @@
 //! The API server may start late and become unreachable at any time. Tasks that need it start after the first connection; until then,
 //! they are reported as degraded with the reason.
 
-use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeMap, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::{
     Config, OperatingMode,
+    cluster::NodeAllocatable,
     guard::GuardMode,
     kubernetes::UnpinnedPolicy,
     policy::{StrategyKind, TopologyManagerScope},
 };
-use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
-use numaward_guarantee::reconciler::{CrowdedNode, ReconcilerHandle};
+use numaward_engine::{
+    QosClass,
+    claims::{allocator::Device, devices::NodeDevices},
+    policy::{CpuOptions, TopologyManagerPolicy},
+};
+use numaward_guarantee::{
+    policy as configured,
+    reconciler::{CrowdedNode, ReconcilerHandle},
+};
 use numaward_kube::{
     api::{
         self, ClaimReader, EventQueue, EventWriter, EvictionReason, EvictionSource, EvictionTiming, Evictor,
         Pods, StoredPod, TaintRemover, TaintTiming,
     },
+    dra::slices::SlicePublisher,
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
     pod_resources,
@@ -163,6 +172,12 @@ impl Cluster {
                 PodReporter::new(source.clone(), pods, devices.clone(), self.metrics.calls.clone());
             tokio::spawn(serve_pod_resources(socket, reporter, stop.clone()).boxed());
         }
+        let is_enforced = self.mode == OperatingMode::Enforce;
+        let slice_source = source.clone().filter(|_| kubernetes.dra.enabled && is_enforced);
+        if kubernetes.dra.enabled && !is_enforced {
+            let reason = "kubernetes.dra: in the mode observe, numaward places no claims".to_owned();
+            self.observer.note(DaemonPart::ResourceSlices, Err(reason));
+        }
         let source = source.filter(|_| is_published).map(|source| (source, devices));
         let Some((pods, queue, node)) = self.pods.take() else {
             if self.eviction_source.is_some() {
@@ -174,6 +189,11 @@ impl Cluster {
                 let reason =
                     "kubernetes.nodeName is not set: the name of this Kubernetes node is unknown".to_owned();
                 self.observer.note(DaemonPart::NodeResourceTopology, Err(reason));
+            }
+            if kubernetes.dra.enabled {
+                let reason =
+                    "kubernetes.nodeName is not set: the name of this Kubernetes node is unknown".to_owned();
+                self.observer.note(DaemonPart::ResourceSlices, Err(reason));
             }
             if kubernetes.startup_taint.is_some() {
                 let reason =
@@ -187,7 +207,7 @@ impl Cluster {
             let naming = name_containers(pods.clone(), self.observer.clone());
             tokio::spawn(stop.clone().run_until_cancelled_owned(naming).boxed());
         }
-        let following = self.follow((pods, queue, node), source, is_ready, stop.clone());
+        let following = self.follow((pods, queue, node), (source, slice_source), is_ready, stop.clone());
         tokio::spawn(stop.clone().run_until_cancelled_owned(following).boxed());
     }
 
@@ -195,7 +215,7 @@ impl Cluster {
     async fn follow(
         self,
         (pods, queue, node): (Pods, EventQueue, String),
-        source: Option<(Source, LatestDevices)>,
+        (source, slice_source): (Option<(Source, LatestDevices)>, Option<Source>),
         is_ready: IsReady,
         stop: CancellationToken,
     ) {
@@ -250,6 +270,20 @@ impl Cluster {
             tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
             let policy = policy(&self.config, self.mode, &self.policies);
             let updating = update_topology(self.observer.clone(), source, pods.clone(), policy, latest);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(updating).boxed());
+        }
+        if let Some(source) = slice_source {
+            let publisher = SlicePublisher {
+                client: client.clone(),
+                node: node.clone(),
+                interval: kubernetes.dra.interval.0,
+                has_node_allocatable: kubernetes.dra.node_allocatable == NodeAllocatable::Auto,
+                metrics: metrics.clone(),
+                report: report(DaemonPart::ResourceSlices),
+            };
+            let latest = watch::Sender::new(None);
+            tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
+            let updating = update_slices(self.config.clone(), self.observer.clone(), source, latest);
             tokio::spawn(stop.clone().run_until_cancelled_owned(updating).boxed());
         }
         pods.follow(client, node, metrics, report(DaemonPart::KubernetesApi), stop).await;
@@ -357,6 +391,29 @@ async fn update_topology(
         devices.add_to(&mut topology);
         load.add_to(&mut topology);
         let now = Some(Arc::new(topology));
+        latest.send_if_modified(|published| std::mem::replace(published, now.clone()) != now);
+    }
+}
+
+/// Updates the devices to publish after each change of the assigned resources.
+async fn update_slices(
+    config: Config,
+    observer: Arc<Observer>,
+    source: Source,
+    latest: watch::Sender<Option<Arc<Vec<Device>>>>,
+) {
+    let mut ticks = interval(UPDATE_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let (assigned, machine) = (source(), observer.machine());
+        let options = configured::engine_config(&config, &machine).ok();
+        let options = options.and_then(|policy| CpuOptions::parse(&policy).ok());
+        let has_whole_cores = options.is_some_and(|options| options.full_pcpus_only);
+        let devices =
+            NodeDevices::new(&machine, &configured::memory_tiers(&config, &machine), has_whole_cores);
+        let free = assigned.free_amounts(&machine, &devices);
+        // No claim is prepared, so none is charged.
+        let now = Some(Arc::new(devices.publish(&free, &BTreeMap::new())));
         latest.send_if_modified(|published| std::mem::replace(published, now.clone()) != now);
     }
 }

@@ -16,6 +16,7 @@ use std::{
 use numaward_api::PodContainer;
 use numaward_engine::{
     HostConditions, Ledger, MemoryBlock,
+    claims::devices::{NodeAmounts, NodeDevices},
     ledger::KindAccount,
     policy::{TopologyManagerPolicy, TopologyManagerScope},
 };
@@ -110,6 +111,19 @@ impl AssignedResources {
             }
         }
         self
+    }
+
+    /// Returns the free amounts of each node for resource claims.
+    pub fn free_amounts(&self, machine: &Machine, devices: &NodeDevices) -> BTreeMap<NodeId, NodeAmounts> {
+        let of_node = |(&node, data): (&NodeId, &NumaNode)| {
+            let memory = self.memory.get(&node).into_iter().flatten();
+            let amounts = NodeAmounts {
+                cpus: devices.usable_cpus(node, &(&self.free_cpus & &data.cpus)),
+                memory: memory.map(|(&kind, account)| (kind, account.free.0)).collect(),
+            };
+            (node, amounts)
+        };
+        machine.nodes.iter().map(of_node).collect()
     }
 
     /// Returns the resources of each node for the scheduler: *allocatable* ones can be assigned to pods, *available* ones are free. Like
