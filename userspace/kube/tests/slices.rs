@@ -1,4 +1,4 @@
-//! The ResourceSlice of this host: the object, and its writes to the API server.
+//! The `ResourceSlice` of this host: the object, and its writes to the API server.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! Publishes the devices of this host as a ResourceSlice.
+//! Publishes the devices of this host as a `ResourceSlice`.
 //!
 //! # Algorithm
 //! The latest devices are in a [`watch`] channel. They are written when they differ from those written last, but at most once per
@@ -120,7 +120,7 @@ fn slice_name(node: &str) -> String {
     format!("00000-{DRIVER}-{node}")
 }
 
-/// Publisher of this host's ResourceSlice.
+/// Publisher of this host's `ResourceSlice`.
 pub struct SlicePublisher {
     pub client: Client,
     /// Name of this Kubernetes node.
