@@ -13,6 +13,13 @@
 //! change of ROOTS or SLOTS, so no entry has to be removed after a slot was freed, a mask changed or a cgroup was
 //! registered.
 //!
+//! # Pages of no workload
+//! An interrupt allocates for whatever it handles, not for the task that it interrupts, and the tracepoint does not
+//! say whether it fired in an interrupt. The GFP flags do: an interrupt must not sleep, so its flags permit neither
+//! direct reclaim nor I/O. These pages are counted by node in UNATTRIBUTED. I/O is part of the condition because SLUB
+//! tries large slabs without direct reclaim (`allocate_slab` in mm/slub.c), as sockets do with their buffers
+//! (`skb_page_frag_refill` in net/core/sock.c), for tasks that may sleep.
+//!
 //! # Misses
 //! A *miss* is a user page outside the guaranteed nodes. The first miss of a slot is reported to userspace as an event
 //! with the allocating task. No further miss of the slot is reported until userspace opens its gate again
@@ -67,7 +74,9 @@ use aya_ebpf::{
     programs::{BtfTracePointContext, TracePointContext},
 };
 use aya_log_ebpf::debug;
-use numaward_abi::{AllocCounters, AllocTotals, CgroupId, MAX_NODES, Miss, Slot, UNKNOWN_NODE};
+use numaward_abi::{
+    AllocCounters, AllocTotals, CgroupId, MAX_NODES, Miss, Slot, UNKNOWN_NODE, UnattributedCounters,
+};
 
 use crate::{
     cache::{GENERATION, cache_index, load_first},
@@ -80,6 +89,8 @@ use crate::{
 
 /// The GFP flag of user pages (anonymous memory and page cache): `___GFP_MOVABLE` of `linux/gfp_types.h`.
 const GFP_MOVABLE: u32 = 0x08;
+/// The GFP flags of allocations that may sleep: `___GFP_IO` and `___GFP_DIRECT_RECLAIM`.
+const GFP_SLEEPS: u32 = 0x40 | 0x400;
 
 const CACHE_BITS: u32 = 6;
 
@@ -135,6 +146,9 @@ static CACHE: PerCpuArray<CacheEntry> = PerCpuArray::with_max_entries(1 << CACHE
 /// looking up each value.
 #[map]
 static CTR: Array<AllocCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+/// Counters by node index. Userspace sets the map's size.
+#[map]
+static UNATTRIBUTED: PerCpuArray<UnattributedCounters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static TOTALS: PerCpuArray<AllocTotals> = PerCpuArray::with_max_entries(1, 0);
 /// The program that takes call chains of remote user pages.
@@ -209,6 +223,13 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
         return false;
     }
     let node = u32::from(node);
+    if gfp & (GFP_MOVABLE | GFP_SLEEPS) == 0 {
+        if let Some(counters) = UNATTRIBUTED.get_ptr_mut(node) {
+            // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
+            unsafe { (*counters).atomic += pages };
+        }
+        return false;
+    }
 
     let cgroup = current_cgroup();
     let Some(entry) = CACHE.get_ptr_mut(cache_index(cgroup, CACHE_BITS)) else { return false };

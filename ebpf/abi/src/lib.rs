@@ -57,6 +57,14 @@ pub struct AllocCounters {
     pub kernel: u64,
 }
 
+/// Pages on one node that are booked to no slot, because the allocating task does not use them. One CPU writes to it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnattributedCounters {
+    /// Pages allocated without permission to sleep: by interrupts, and by tasks that must not wait.
+    pub atomic: u64,
+}
+
 /// Counts of the allocation probe that belong to no slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -320,5 +328,6 @@ pod!(
     Miss,
     NodeTable,
     OomKill,
-    Slot
+    Slot,
+    UnattributedCounters
 );

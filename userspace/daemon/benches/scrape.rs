@@ -35,7 +35,7 @@ use numaward_model::{
     snapshot::{
         self, AllocatedFigures, CpuFigures, GuaranteeFigures, GuaranteeResidency, InterruptFigures,
         KindFigures, MapFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures, OomKillFigures,
-        PressureFigures, ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, WorkloadActivity,
+        PressureFigures, ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, UnattributedFigures, WorkloadActivity,
         WorkloadFigures,
     },
     verdict::{ResidencySplit, UserMemory},
@@ -187,6 +187,7 @@ impl SnapshotSource for SyntheticFigures {
             page_size: Bytes::kib(4),
             accesses: Some(accesses.collect()),
             exclusive_cpus: (0..CPUS).map(|cpu| (CpuId(cpu), cpu_figures)).collect(),
+            unattributed: Some(vec![UnattributedFigures::default(); self.nodes as usize]),
             unknown_node: Some(Bytes(0)),
             probes: vec![ProbeFigures {
                 probe: "alloc".to_owned(),

@@ -37,6 +37,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "memory_resident_",
             "memory_pressure_",
             "kernel_memory_",
+            "unattributed_",
             "unknown_node_",
             "numa_miss_",
             "hugepages_",

@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub accesses: Option<Vec<(NodeId, Option<NodeId>, u64)>>,
     /// The current and former exclusive CPUs.
     pub exclusive_cpus: Vec<(CpuId, CpuFigures)>,
+    /// Bytes that were allocated for no workload, by node in the order of [`Snapshot::nodes`], if the probe runs.
+    pub unattributed: Option<Vec<UnattributedFigures>>,
     /// Bytes on a node that the probe could not determine, if it runs.
     pub unknown_node: Option<Bytes>,
     pub probes: Vec<ProbeFigures>,
@@ -201,6 +203,13 @@ pub struct AllocatedFigures {
     pub remote: Bytes,
     /// Kernel memory; a lower bound.
     pub kernel: Bytes,
+}
+
+/// Bytes on a node that were allocated by tasks that do not use them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnattributedFigures {
+    /// Memory allocated without permission to sleep, as in interrupts.
+    pub atomic: Bytes,
 }
 
 /// Memory that the kernel moved between memory tiers (`pgdemote_*` and `pgpromote_success` of `memory.numa_stat`).

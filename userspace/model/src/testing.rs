@@ -12,7 +12,7 @@ use crate::{
     snapshot::{
         AllocatedFigures, AllocatedHugepages, CpuFigures, GuaranteeFigures, InterruptFigures, MapFigures,
         NodeMemoryFigures, OomKillFigures, PressureFigures, ProbeFigures, ResidentFigures, Snapshot,
-        StallFigures, TieringFigures, WorkloadActivity, WorkloadFigures,
+        StallFigures, TieringFigures, UnattributedFigures, WorkloadActivity, WorkloadFigures,
     },
 };
 
@@ -114,6 +114,7 @@ pub fn snapshot() -> Snapshot {
                 }),
             },
         )],
+        unattributed: Some(vec![UnattributedFigures { atomic: Bytes(16384) }]),
         unknown_node: Some(Bytes(0)),
         probes: vec![ProbeFigures {
             probe: "alloc".to_owned(),

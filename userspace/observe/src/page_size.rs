@@ -1,7 +1,7 @@
 //! Conversion of the probes' pages to bytes.
 
-use numaward_model::snapshot::AllocatedFigures;
-use numaward_probes::{Counters, NodeCounters, Pages};
+use numaward_model::snapshot::{AllocatedFigures, UnattributedFigures};
+use numaward_probes::{AllocationSnapshot, Counters, NodeCounters, Pages};
 use numaward_topology::{Bytes, NodeId};
 
 /// Size of a base page in bytes.
@@ -36,5 +36,19 @@ impl PageSize {
         counters: &NodeCounters,
     ) -> Vec<AllocatedFigures> {
         nodes.iter().map(|&node| self.allocated(counters.get(node))).collect()
+    }
+
+    /// Converts the pages that are booked to no workload, in the order of `nodes`.
+    pub(crate) fn unattributed_by_node(
+        self,
+        nodes: &[NodeId],
+        counted: &AllocationSnapshot,
+    ) -> Vec<UnattributedFigures> {
+        let figures = |node: &NodeId| {
+            let found = counted.unattributed.iter().find(|(of, _)| of == node);
+            let pages = found.map(|(_, pages)| *pages).unwrap_or_default();
+            UnattributedFigures { atomic: self.bytes_of(pages.atomic) }
+        };
+        nodes.iter().map(figures).collect()
     }
 }

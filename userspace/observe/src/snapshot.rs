@@ -98,6 +98,9 @@ impl SnapshotSource for Observer {
             page_size: Bytes(self.page_size.0),
             accesses: read.accesses().map(|accesses| pairs(&accesses)),
             exclusive_cpus,
+            unattributed: counted
+                .as_ref()
+                .map(|counted| self.page_size.unattributed_by_node(&nodes, counted)),
             unknown_node: counted.as_ref().map(|counted| self.page_size.bytes_of(counted.unknown_node)),
             probes: probes.collect(),
             maps: maps.collect(),

@@ -165,6 +165,7 @@ impl AllocProbe {
             .override_global(aya_log::LEVEL, &log_level, true)
             .map_max_entries("AYA_LOGS", log_size)
             .map_max_entries("SLOTS", slots)
+            .map_max_entries("UNATTRIBUTED", node_count)
             .map_max_entries(event_gate::MAP, slots)
             .map_max_entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
             .map_max_entries(rows::MAP, rows.entries())
@@ -178,6 +179,7 @@ impl AllocProbe {
             preemptible: false,
             counters: AllocMaps {
                 rows: Arc::new(CounterRows { layout: rows, map: family.take_data(rows::MAP)? }),
+                unattributed: Arc::new(family.take("UNATTRIBUTED")?),
                 totals: Arc::new(family.take("TOTALS")?),
                 nodes: nodes.ids().into(),
                 duty_cycle: None,

@@ -13,11 +13,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use aya::maps::{MapData, PerCpuArray};
-use numaward_abi::{AllocTotals, OTHER_SLOT};
+use numaward_abi::{AllocTotals, OTHER_SLOT, UnattributedCounters};
 use numaward_topology::NodeId;
 
 use crate::{
     Activity, AllocationSnapshot, Counters, DutyCycle, MapAccessError, NodeCounters, Pages, SlotMap,
+    UnattributedPages,
     activity::growth,
     maps::access_error,
     rows::{CounterRows, ROW_WORDS},
@@ -29,6 +30,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct AllocMaps {
     pub(crate) rows: Arc<CounterRows>,
+    pub(crate) unattributed: Arc<PerCpuArray<MapData, UnattributedCounters>>,
     pub(crate) totals: Arc<PerCpuArray<MapData, AllocTotals>>,
     /// Node ids by node index.
     pub(crate) nodes: Arc<[NodeId]>,
@@ -50,6 +52,16 @@ impl AllocMaps {
             Counters { user_local, user_remote, user_outside, kernel }
         });
         self.nodes.iter().copied().zip(counters).collect()
+    }
+
+    /// Returns the pages that are booked to no workload, by node.
+    fn unattributed(&self) -> Result<Vec<(NodeId, UnattributedPages)>, MapAccessError> {
+        let of_node = |(index, &node): (u32, &NodeId)| {
+            let per_cpu = self.unattributed.get(&index, 0).map_err(access_error("UNATTRIBUTED", "read"))?;
+            let atomic = per_cpu.iter().fold(0_u64, |sum, cpu| sum.wrapping_add(cpu.atomic));
+            Ok((node, UnattributedPages { atomic: self.scale_by_duty_cycle(atomic) }))
+        };
+        (0..).zip(self.nodes.iter()).map(of_node).collect()
     }
 
     pub(crate) fn totals(&self) -> Result<AllocTotals, MapAccessError> {
@@ -76,8 +88,13 @@ impl CounterMaps {
     pub fn allocations(&self) -> Result<Option<AllocationCounters>, MapAccessError> {
         let read = |maps: &AllocMaps| {
             let words = maps.rows.read(OTHER_SLOT, self.holders.used_slots())?;
-            let unknown_node = maps.totals()?.unknown_node;
-            Ok(AllocationCounters { maps: maps.clone(), holders: self.holders.clone(), words, unknown_node })
+            Ok(AllocationCounters {
+                maps: maps.clone(),
+                holders: self.holders.clone(),
+                words,
+                unattributed: maps.unattributed()?,
+                unknown_node: maps.totals()?.unknown_node,
+            })
         };
         self.alloc.as_ref().map(read).transpose()
     }
@@ -97,6 +114,7 @@ pub struct AllocationCounters {
     maps: AllocMaps,
     holders: SlotHolders,
     words: Vec<u64>,
+    unattributed: Vec<(NodeId, UnattributedPages)>,
     unknown_node: u64,
 }
 
@@ -114,6 +132,7 @@ impl AllocationCounters {
         AllocationSnapshot {
             slots: SlotMap::new(self.holders.used_slots(), slots),
             other: self.maps.growth_since(&[], words_of_slot(OTHER_SLOT)),
+            unattributed: self.unattributed.clone(),
             unknown_node: self.maps.scale_by_duty_cycle(self.unknown_node),
         }
     }

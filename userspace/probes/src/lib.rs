@@ -70,4 +70,4 @@ pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
 pub use slots::SlotHolders;
 pub use sys::trim_heap;
-pub use types::{AllocationSnapshot, Counters, NodeCounters, Pages, SlotId, SlotMap};
+pub use types::{AllocationSnapshot, Counters, NodeCounters, Pages, SlotId, SlotMap, UnattributedPages};

@@ -20,8 +20,8 @@ pub struct Counters {
     pub user_remote: Pages,
     /// The part of `user_local` and `user_remote` outside the guaranteed nodes of the workload.
     pub user_outside: Pages,
-    /// Pages for the kernel's own use (page tables, slab, buffers). This is a lower bound, because the kernel's bulk
-    /// allocations pass the tracepoint only on some kernels.
+    /// Pages for the kernel's own use (page tables, slab, buffers). This is a lower bound: bulk allocations pass no
+    /// tracepoint, and [`UnattributedPages`] are not included.
     pub kernel: Pages,
 }
 
@@ -86,6 +86,13 @@ impl FromIterator<(NodeId, Counters)> for NodeCounters {
     }
 }
 
+/// Pages on one node that are booked to no workload, because the allocating task does not use them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnattributedPages {
+    /// Pages allocated without permission to sleep: by interrupts, and by tasks that must not wait.
+    pub atomic: Pages,
+}
+
 /// A value for each registered workload, stored at the index of its slot, because slot numbers are small and dense.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotMap<T>(Vec<Option<T>>);
@@ -125,6 +132,8 @@ pub struct AllocationSnapshot {
     pub slots: SlotMap<NodeCounters>,
     /// Pages allocated by all other tasks since the probe was attached.
     pub other: NodeCounters,
+    /// Pages that are booked to no workload since the probe was attached, by node.
+    pub unattributed: Vec<(NodeId, UnattributedPages)>,
     /// Pages on unknown nodes, of all tasks: on a node or in a memory block that was added after
     /// [`Probes::load`](crate::Probes::load), until [`Probes::refresh`](crate::Probes::refresh). The other counters do
     /// not include them.

@@ -4,7 +4,8 @@
 //! one node is sufficient: further nodes are simulated.
 //!
 //! The file has its own `main` instead of libtest, because the program also has other roles: `host touch` touches
-//! pages, `host spin` uses a CPU, and `host report` loads probes on a system with missing parts.
+//! pages, `host terminals` fills terminals, `host spin` uses a CPU, and `host report` loads probes on a system with
+//! missing parts.
 
 #![expect(clippy::unwrap_used, reason = "a test without libtest, which clippy does not take for one")]
 
@@ -15,7 +16,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, BufRead as _, BufReader, Write as _},
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
@@ -60,6 +61,7 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("pages_are_counted_in_shared_counters", shared_counters),
     ("pages_outside_the_allowed_nodes_are_reported", outside_nodes),
+    ("pages_allocated_without_sleep_are_of_no_workload", atomic_pages),
     ("lost_misses_are_counted_and_reported_later", ring_buffer_overflow),
     ("pages_of_another_node_are_remote", remote_pages),
     ("a_wrong_node_shift_falls_back_to_the_tracepoint", wrong_shift),
@@ -91,6 +93,7 @@ fn main() -> ExitCode {
     let filter = arguments.find(|argument| !argument.starts_with('-'));
     match filter.as_deref() {
         Some("touch") => return touch(),
+        Some("terminals") => return fill_terminals(),
         Some("spin") => return spin(),
         Some("report") => return report(),
         _ => {}
@@ -127,6 +130,33 @@ fn touch() -> ExitCode {
         let mut memory = vec![0u8; pages * page_size()];
         memory.iter_mut().step_by(page_size()).for_each(|byte| *byte = 1);
         held.push(memory);
+        println!("done");
+    }
+    ExitCode::SUCCESS
+}
+
+/// The number of terminals of the role `terminals`.
+const TERMINALS: u64 = 256;
+/// The number of bytes that the kernel keeps of each of them, at least.
+const TERMINAL_BYTES: u64 = 16 << 10;
+
+/// The role `terminals`: opens pseudoterminals, and then fills as many of them as each line of the input says. Nobody
+/// reads them: the kernel keeps what is written, in memory that it allocates without permission to sleep
+/// (`tty_buffer_alloc` in `drivers/tty/tty_buffer.c`).
+fn fill_terminals() -> ExitCode {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let open = || options.open("/dev/ptmx").unwrap();
+    let mut terminals: Vec<fs::File> = (0..=TERMINALS).map(|_| open()).collect();
+    let mut full = Vec::new();
+    let line = [b"a".repeat(63), b"\n".to_vec()].concat();
+    for count in io::stdin().lock().lines() {
+        let count: usize = count.unwrap().parse().unwrap();
+        for mut terminal in terminals.drain(..count) {
+            let written = std::iter::from_fn(|| terminal.write(&line).ok()).sum::<usize>();
+            assert!(written as u64 >= TERMINAL_BYTES, "{written}");
+            full.push(terminal);
+        }
         println!("done");
     }
     ExitCode::SUCCESS
@@ -375,8 +405,12 @@ struct Toucher {
 
 impl Toucher {
     fn new(cgroup: &Path) -> Self {
+        Self::in_role("touch", cgroup)
+    }
+
+    fn in_role(role: &str, cgroup: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .arg("touch")
+            .arg(role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -623,6 +657,27 @@ fn outside_nodes(host: &ProbedHost) {
         probes.events().unwrap().as_slice(),
         [ProbeEvent { incident: Incident::Miss { .. }, .. }]
     ));
+}
+
+fn atomic_pages(host: &ProbedHost) {
+    for mode in [Mode::TpBtf, Mode::Tracepoint] {
+        let mut probes = Probes::load(&ProbeOptions { alloc_modes: &[mode], ..host.options() });
+        let cgroup = host.cgroup("atomic-pages");
+        let mut process = Toucher::in_role("terminals", &cgroup.0);
+        let slot = probes.register(cgroup.id(), Some(&NodeSet::single(NodeId(77)))).unwrap();
+        let unattributed = |probes: &Probes| {
+            let by_node = counters(probes).unattributed;
+            by_node.iter().fold(0, |sum, (_, pages)| sum + pages.atomic.0)
+        };
+        let before = unattributed(&probes);
+        process.touch(TERMINALS);
+        let filled = TERMINALS * TERMINAL_BYTES / page_size() as u64;
+        let grown = unattributed(&probes) - before;
+        let of_workload = counted(&probes, slot);
+        // Some of the memory comes from slabs that were allocated before.
+        assert!(grown >= filled / 2, "{mode}: {grown} of {filled} pages, {of_workload:?}");
+        assert!(of_workload.kernel.0 < filled / 4, "{mode}: {grown} of {filled} pages, {of_workload:?}");
+    }
 }
 
 /// Causes misses of more workloads than fit into the ring buffer.

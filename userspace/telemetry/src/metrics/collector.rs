@@ -108,13 +108,20 @@ impl<S: FamilySink> Families<'_, S> {
         }
         let mut family = self.out.counter(
             "kernel_memory_allocated_bytes",
-            "Kernel memory allocated on behalf of the workload, by node of the page; a lower bound",
+            "Kernel memory that tasks of the workload allocated, by node of the page. A lower bound: memory of interrupts \
+             (see unattributed_allocated_bytes) and bulk allocations are not included",
         )?;
         for (name, allocated) in counted() {
             family.for_workload(name);
             for (&node, bytes) in nodes.iter().zip(allocated) {
                 family.add([node], bytes.kernel.0)?;
             }
+        }
+        let help = "Memory booked to no workload, because the allocating task does not use it, by node of the page and by \
+                    reason (atomic: allocated without permission to sleep, as in interrupts)";
+        let mut family = self.out.counter("unattributed_allocated_bytes", help)?;
+        for (&node, bytes) in nodes.iter().zip(self.snapshot.unattributed.iter().flatten()) {
+            family.add([node, formatted_label!("reason", "atomic")], bytes.atomic.0)?;
         }
         let help = "Memory allocated on pages of a node that the probe could not determine";
         let mut family = self.out.counter("unknown_node_allocated_bytes", help)?;
