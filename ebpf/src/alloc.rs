@@ -3,8 +3,8 @@
 //!
 //! # Hook
 //! The tracepoint `kmem:mm_page_alloc`. As `tp_btf`, the program reads the node from `page->flags`. As a classic
-//! tracepoint, which is the fallback, it looks the node up by the page's memory section. Neither program calls
-//! `bpf_probe_read_kernel`, so that `tp_btf` loads under `lockdown=confidentiality`.
+//! tracepoint, which is the fallback, it looks the node up by the page's memory section. Under
+//! `lockdown=confidentiality`, neither program calls `bpf_probe_read_kernel`, so that `tp_btf` loads.
 //!
 //! # From cgroup to slot
 //! ROOTS holds the registered cgroups. A task belongs to the deepest registered cgroup among its own cgroup and its
@@ -19,6 +19,10 @@
 //! direct reclaim nor I/O. These pages are counted by node in UNATTRIBUTED. I/O is part of the condition because SLUB
 //! tries large slabs without direct reclaim (`allocate_slab` in mm/slub.c), as sockets do with their buffers
 //! (`skb_page_frag_refill` in net/core/sock.c), for tasks that may sleep.
+//!
+//! A task that frees memory allocates, too: for pages that it demotes to a slower node, or compresses (zswap, zram). They
+//! belong to any workload. Such a task has the flag `PF_MEMALLOC`. If programs cannot read the current task's structures
+//! directly, the flag is only read for pages that would be misses, because it takes another two helpers.
 //!
 //! # Misses
 //! A *miss* is a user page outside the guaranteed nodes. The first miss of a slot is reported to userspace as an event
@@ -68,7 +72,9 @@ use core::arch::asm;
 use aya_ebpf::{
     EbpfContext, Global,
     bindings::BPF_F_MMAPABLE,
-    helpers::{bpf_get_current_task_btf, bpf_get_smp_processor_id},
+    helpers::{
+        bpf_get_current_task, bpf_get_current_task_btf, bpf_get_smp_processor_id, bpf_probe_read_kernel,
+    },
     macros::{btf_tracepoint, map, tracepoint},
     maps::{Array, PerCpuArray, ProgramArray, RingBuf},
     programs::{BtfTracePointContext, TracePointContext},
@@ -80,8 +86,10 @@ use numaward_abi::{
 
 use crate::{
     cache::{GENERATION, cache_index, load_first},
+    cgroup_node::CgroupNode,
+    cgroup_path::CGROUP_PATH,
     counters::add_shared,
-    current::{current_cgroup, current_slot},
+    current::{READS_TASK, current_slot},
     event_gate::current_cgroup_by_helper,
     nodes::{NODE_TABLE, NODES, memory_node},
     page_node::node_of,
@@ -91,6 +99,9 @@ use crate::{
 const GFP_MOVABLE: u32 = 0x08;
 /// The GFP flags of allocations that may sleep: `___GFP_IO` and `___GFP_DIRECT_RECLAIM`.
 const GFP_SLEEPS: u32 = 0x40 | 0x400;
+
+/// The flag of tasks that free memory: `PF_MEMALLOC` of `linux/sched.h`.
+const PF_MEMALLOC: u32 = 0x800;
 
 const CACHE_BITS: u32 = 6;
 
@@ -126,6 +137,10 @@ static GFP_OFFSET: Global<u32> = Global::new(24);
 /// The offset of `task_struct.migration_disabled`, a `u16`; 0 if it is unknown or has no meaning for this program.
 #[unsafe(no_mangle)]
 static MIGRATION_DISABLED: Global<u32> = Global::new(0);
+
+/// The offset of `task_struct.flags`; 0 if it is unknown.
+#[unsafe(no_mangle)]
+static TASK_FLAGS: Global<u32> = Global::new(0);
 
 /// 1 if the probe runs `CHAIN_PROGRAM`.
 #[unsafe(no_mangle)]
@@ -224,14 +239,15 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
     }
     let node = u32::from(node);
     if gfp & (GFP_MOVABLE | GFP_SLEEPS) == 0 {
-        if let Some(counters) = UNATTRIBUTED.get_ptr_mut(node) {
-            // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
-            unsafe { (*counters).atomic += pages };
-        }
+        count_unattributed(node, |counters| counters.atomic += pages);
         return false;
     }
 
-    let cgroup = current_cgroup();
+    let (cgroup, is_reclaiming) = current_task();
+    if is_reclaiming {
+        count_unattributed(node, |counters| counters.reclaim += pages);
+        return false;
+    }
     let Some(entry) = CACHE.get_ptr_mut(cache_index(cgroup, CACHE_BITS)) else { return false };
     let Some(generation) = GENERATION.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU is the only user, and the program does not interrupt itself.
@@ -246,7 +262,11 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
 
     let user = gfp & GFP_MOVABLE != 0;
     let remote = node != entry.memory_node;
-    let outside = entry.allowed[(node / 64) as usize % (MAX_NODES / 64)] >> (node % 64) & 1 == 0;
+    let outside = user && entry.allowed[(node / 64) as usize % (MAX_NODES / 64)] >> (node % 64) & 1 == 0;
+    if outside && READS_TASK.load() == 0 && is_reclaiming_by_helpers() {
+        count_unattributed(node, |counters| counters.reclaim += pages);
+        return false;
+    }
     let row = entry.row + node;
     let Some(counters) = CTR.get_ptr_mut(row) else { return false };
     // SAFETY: `counters` is a valid pointer to a value of the map.
@@ -257,7 +277,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
             (true, true) => &raw mut (*counters).user_remote,
         };
         add(counter, pages);
-        if user && outside {
+        if outside {
             add(&raw mut (*counters).user_outside, pages);
             if event_gate::passes(entry.slot) {
                 report_miss(entry.slot, node, pages);
@@ -265,6 +285,42 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
         }
     }
     user && remote
+}
+
+/// Counts pages that are booked to no slot.
+#[inline(always)]
+fn count_unattributed(node: u32, add: impl FnOnce(&mut UnattributedCounters)) {
+    if let Some(counters) = UNATTRIBUTED.get_ptr_mut(node) {
+        // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
+        add(unsafe { &mut *counters });
+    }
+}
+
+/// Returns the current task's cgroup, and true if the task is known to free memory.
+#[inline(always)]
+fn current_task() -> (CgroupId, bool) {
+    if READS_TASK.load() == 0 {
+        return (current_cgroup_by_helper(), false);
+    }
+    // The verifier knows the current task as a `struct task_struct`. SAFETY: if userspace sets READS_TASK, it also sets
+    // the path and the offset; see `CgroupNode::of_task`.
+    unsafe {
+        let task = bpf_get_current_task_btf().cast::<u8>();
+        let flags = *task.add(TASK_FLAGS.load() as usize).cast::<u32>();
+        (CgroupNode::of_task(CGROUP_PATH.load(), task).id(), flags & PF_MEMALLOC != 0)
+    }
+}
+
+/// Returns true if the current task frees memory, without direct reads of its structures.
+#[inline(never)]
+fn is_reclaiming_by_helpers() -> bool {
+    let offset = TASK_FLAGS.load();
+    if offset == 0 {
+        return false;
+    }
+    // SAFETY: the first helper takes nothing and always succeeds; the second one takes any address.
+    let flags = unsafe { bpf_probe_read_kernel((bpf_get_current_task() + u64::from(offset)) as *const u32) };
+    flags.unwrap_or(0) & PF_MEMALLOC != 0
 }
 
 /// Reports pages outside the guaranteed nodes.

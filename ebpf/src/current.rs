@@ -8,15 +8,11 @@ use core::ffi::c_void;
 
 use aya_ebpf::{
     Global,
-    helpers::{
-        bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_task,
-        bpf_get_current_task_btf, bpf_probe_read_kernel,
-    },
+    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_task, bpf_probe_read_kernel},
 };
 use numaward_abi::{CgroupId, OTHER_SLOT};
 
 use crate::{
-    cgroup_node::CgroupNode,
     cgroup_path::{CGROUP_PATH, KERNFS_PARENT},
     roots::{MAX_LEVELS, slot_of_root},
 };
@@ -27,19 +23,7 @@ pub(crate) static HAS_ANCESTORS: Global<u32> = Global::new(1);
 
 /// 1 if programs may read the current task's structures directly.
 #[unsafe(no_mangle)]
-static READS_TASK: Global<u32> = Global::new(0);
-
-/// Returns the id of the current task's cgroup.
-#[inline(always)]
-pub(crate) fn current_cgroup() -> CgroupId {
-    if READS_TASK.load() == 0 {
-        // SAFETY: the helper takes nothing and always succeeds.
-        return CgroupId(unsafe { bpf_get_current_cgroup_id() });
-    }
-    // SAFETY: if userspace sets READS_TASK, it also sets the path; the verifier knows the current task as a `struct
-    // task_struct`.
-    unsafe { CgroupNode::of_task(CGROUP_PATH.load(), bpf_get_current_task_btf().cast()) }.id()
-}
+pub(crate) static READS_TASK: Global<u32> = Global::new(0);
 
 /// Returns the slot of the current task.
 #[inline(always)]

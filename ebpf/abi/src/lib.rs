@@ -63,6 +63,8 @@ pub struct AllocCounters {
 pub struct UnattributedCounters {
     /// Pages allocated without permission to sleep: by interrupts, and by tasks that must not wait.
     pub atomic: u64,
+    /// Pages allocated by tasks that free memory, for the pages that they move or compress.
+    pub reclaim: u64,
 }
 
 /// Counts of the allocation probe that belong to no slot.

@@ -210,6 +210,8 @@ pub struct AllocatedFigures {
 pub struct UnattributedFigures {
     /// Memory allocated without permission to sleep, as in interrupts.
     pub atomic: Bytes,
+    /// Memory allocated by tasks that free memory.
+    pub reclaim: Bytes,
 }
 
 /// Memory that the kernel moved between memory tiers (`pgdemote_*` and `pgpromote_success` of `memory.numa_stat`).

@@ -114,7 +114,7 @@ pub fn snapshot() -> Snapshot {
                 }),
             },
         )],
-        unattributed: Some(vec![UnattributedFigures { atomic: Bytes(16384) }]),
+        unattributed: Some(vec![UnattributedFigures { atomic: Bytes(16384), reclaim: Bytes(4096) }]),
         unknown_node: Some(Bytes(0)),
         probes: vec![ProbeFigures {
             probe: "alloc".to_owned(),

@@ -47,7 +47,7 @@ impl PageSize {
         let figures = |node: &NodeId| {
             let found = counted.unattributed.iter().find(|(of, _)| of == node);
             let pages = found.map(|(_, pages)| *pages).unwrap_or_default();
-            UnattributedFigures { atomic: self.bytes_of(pages.atomic) }
+            UnattributedFigures { atomic: self.bytes_of(pages.atomic), reclaim: self.bytes_of(pages.reclaim) }
         };
         nodes.iter().map(figures).collect()
     }

@@ -22,7 +22,7 @@ use crate::{
     event,
     event_gate::{self, EventGate},
     family::{Family, Hook},
-    kernel::KernelInfo,
+    kernel::{KernelInfo, is_confidential},
     maps::{access_error, set},
     nodes::{NodeNumbering, Sections, count_memory_nodes},
     objects::ALLOC,
@@ -70,6 +70,8 @@ struct KernelLayout {
     /// 1 if the current task's structures may be read directly.
     reads_task: u32,
     migration_disabled: u32,
+    /// The offset of the current task's flags.
+    task_flags: u32,
     /// 1 if the program for call chains is run.
     runs_chains: u32,
 }
@@ -87,13 +89,16 @@ impl AllocProbe {
         // The tracepoint does not need it: it is only slower without.
         let node_shift = if is_tp_btf { node_shift? } else { node_shift.unwrap_or(64) };
         // The kernel disables preemption and migration around programs of classic tracepoints.
-        let reads_task = kernel.has_task_helper() && kernel.ancestors().is_ok();
+        let task_flags = kernel.get(|structures| &structures.task_flags);
+        let reads_task = kernel.has_task_helper() && kernel.ancestors().is_ok() && task_flags.is_ok();
         let migration_disabled =
             kernel.get(|structures| &structures.migration_disabled).ok().filter(|_| is_tp_btf && reads_task);
         let layout = KernelLayout {
             node_shift: options.fakes.node_shift.filter(|_| is_tp_btf).unwrap_or(node_shift),
             reads_task: reads_task.into(),
             migration_disabled: migration_disabled.unwrap_or_default(),
+            // Without direct reads, a helper reads the flags, which confidentiality lockdown forbids.
+            task_flags: task_flags.ok().filter(|_| reads_task || !is_confidential()).unwrap_or_default(),
             // With a duty cycle, chains would be missing while the probe is detached.
             runs_chains: (is_tp_btf && options.call_chains.is_some() && options.duty_cycle.is_none()).into(),
         };
@@ -111,7 +116,9 @@ impl AllocProbe {
             // This kernel's verifier may refuse the direct path to the cgroup's id.
             ProbeError::Kernel(reason) if reads_task => {
                 log::debug!("the allocation probe does without direct reads of the cgroup's id in mode {mode}: {reason}");
-                let without = KernelLayout { reads_task: 0, migration_disabled: 0, ..without_chains };
+                let task_flags = if is_confidential() { 0 } else { layout.task_flags };
+                let without =
+                    KernelLayout { reads_task: 0, migration_disabled: 0, task_flags, ..without_chains };
                 try_load(without).map_err(|_| refusal)
             }
             _ => Err(refusal),
@@ -157,6 +164,7 @@ impl AllocProbe {
             .override_global("NODE_SHIFT", &layout.node_shift, true)
             .override_global("GFP_OFFSET", &gfp_offset, true)
             .override_global("MIGRATION_DISABLED", &layout.migration_disabled, true)
+            .override_global("TASK_FLAGS", &layout.task_flags, true)
             .override_global("RUNS_CHAINS", &layout.runs_chains, true)
             .override_global("NODES", &node_count, true)
             .override_global("SHARDS", &shards, true)

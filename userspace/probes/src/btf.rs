@@ -94,6 +94,8 @@ pub(crate) struct Structures {
     pub(crate) hugepages: Result<(&'static str, [u32; 3]), BtfError>,
     /// The offsets of `task_struct.flags` and `pid`.
     pub(crate) task: Result<[u32; 2], BtfError>,
+    /// The offset of `task_struct.flags`.
+    pub(crate) task_flags: Result<u32, BtfError>,
     /// An error unless `task_numa_fault` has the expected arguments.
     pub(crate) hint: Result<(), BtfError>,
     /// The index of the argument `reason` of the tracepoint `mm_migrate_pages`.
@@ -183,6 +185,7 @@ impl Structures {
             oom: oom(),
             hugepages: hugepages(),
             task: task(),
+            task_flags: offset("task_struct.flags"),
             hint: arguments("task_numa_fault", "function task_numa_fault", &[4], "4").map(drop),
             migrate_reason: migrate_reason(),
             skips_single_node_cpusets: btf.hooks.contains_key(&b"btf_trace_sched_skip_cpuset_numa"[..]),
@@ -449,6 +452,7 @@ mod tests {
             oom: Ok([56, 40, 104, 200]),
             hugepages: Ok(("alloc_hugetlb_folio", [72, 24, 142])),
             task: Ok([44, 100]),
+            task_flags: Ok(44),
             hint: Ok(()),
             migrate_reason: Ok(7),
             skips_single_node_cpusets: false,

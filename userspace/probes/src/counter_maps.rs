@@ -58,8 +58,10 @@ impl AllocMaps {
     fn unattributed(&self) -> Result<Vec<(NodeId, UnattributedPages)>, MapAccessError> {
         let of_node = |(index, &node): (u32, &NodeId)| {
             let per_cpu = self.unattributed.get(&index, 0).map_err(access_error("UNATTRIBUTED", "read"))?;
-            let atomic = per_cpu.iter().fold(0_u64, |sum, cpu| sum.wrapping_add(cpu.atomic));
-            Ok((node, UnattributedPages { atomic: self.scale_by_duty_cycle(atomic) }))
+            let sum = |of: fn(&UnattributedCounters) -> u64| {
+                self.scale_by_duty_cycle(per_cpu.iter().map(of).fold(0, u64::wrapping_add))
+            };
+            Ok((node, UnattributedPages { atomic: sum(|cpu| cpu.atomic), reclaim: sum(|cpu| cpu.reclaim) }))
         };
         (0..).zip(self.nodes.iter()).map(of_node).collect()
     }

@@ -89,7 +89,7 @@ impl KernelInfo {
             return Ok(SlotPath { has_ancestors: 1, path, parent, reads_task });
         }
         // With confidentiality lockdown, reads return zeros without an error.
-        if is_confidential(Path::new("/")) {
+        if is_confidential() {
             return Err(ProbeError::NoAncestors("lockdown=confidentiality".to_owned()));
         }
         let (path, parent) =
@@ -103,8 +103,12 @@ fn has(helper: BpfHelper) -> bool {
     kernel_features::has(helper).unwrap_or(true)
 }
 
-/// Returns true if programs must not read the kernel's memory. `root` is `/` in production.
-fn is_confidential(root: &Path) -> bool {
+/// Returns true if programs must not read the kernel's memory.
+pub(crate) fn is_confidential() -> bool {
+    is_confidential_in(Path::new("/"))
+}
+
+fn is_confidential_in(root: &Path) -> bool {
     let modes = fs::read_to_string(root.join("sys/kernel/security/lockdown")).unwrap_or_default();
     modes.contains("[confidentiality]")
 }
@@ -116,14 +120,14 @@ mod tests {
     #[test]
     fn reads_lockdown_mode() {
         let root = tempfile::tempdir().unwrap();
-        assert!(!is_confidential(root.path()), "securityfs is not mounted");
+        assert!(!is_confidential_in(root.path()), "securityfs is not mounted");
         let folder = root.path().join("sys/kernel/security");
         fs::create_dir_all(&folder).unwrap();
         for (modes, expected) in
             [("none [integrity] confidentiality\n", false), ("none integrity [confidentiality]\n", true)]
         {
             fs::write(folder.join("lockdown"), modes).unwrap();
-            assert_eq!(is_confidential(root.path()), expected, "{modes}");
+            assert_eq!(is_confidential_in(root.path()), expected, "{modes}");
         }
     }
 }

@@ -91,6 +91,8 @@ impl FromIterator<(NodeId, Counters)> for NodeCounters {
 pub struct UnattributedPages {
     /// Pages allocated without permission to sleep: by interrupts, and by tasks that must not wait.
     pub atomic: Pages,
+    /// Pages allocated by tasks that free memory, for pages of any workload that they move or compress.
+    pub reclaim: Pages,
 }
 
 /// A value for each registered workload, stored at the index of its slot, because slot numbers are small and dense.

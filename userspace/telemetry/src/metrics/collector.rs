@@ -118,10 +118,12 @@ impl<S: FamilySink> Families<'_, S> {
             }
         }
         let help = "Memory booked to no workload, because the allocating task does not use it, by node of the page and by \
-                    reason (atomic: allocated without permission to sleep, as in interrupts)";
+                    reason (atomic: allocated without permission to sleep, as in interrupts; reclaim: by a task that frees \
+                    memory, for pages that it demotes or compresses)";
         let mut family = self.out.counter("unattributed_allocated_bytes", help)?;
         for (&node, bytes) in nodes.iter().zip(self.snapshot.unattributed.iter().flatten()) {
             family.add([node, formatted_label!("reason", "atomic")], bytes.atomic.0)?;
+            family.add([node, formatted_label!("reason", "reclaim")], bytes.reclaim.0)?;
         }
         let help = "Memory allocated on pages of a node that the probe could not determine";
         let mut family = self.out.counter("unknown_node_allocated_bytes", help)?;

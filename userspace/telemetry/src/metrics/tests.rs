@@ -56,6 +56,7 @@ numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2
 numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",locality="remote"} 8192
 numaward_kernel_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2"} 0
 numaward_unattributed_allocated_bytes_total{numa_node="2",reason="atomic"} 16384
+numaward_unattributed_allocated_bytes_total{numa_node="2",reason="reclaim"} 4096
 numaward_unknown_node_allocated_bytes_total 0
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="anon"} 1
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="file"} 2
