@@ -35,8 +35,8 @@ use numaward_model::{
     snapshot::{
         self, AllocatedFigures, CpuFigures, GuaranteeFigures, GuaranteeResidency, InterruptFigures,
         KindFigures, MapFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures, OomKillFigures,
-        PressureFigures, ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, UnattributedFigures, WorkloadActivity,
-        WorkloadFigures,
+        PressureFigures, ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, UnattributedFigures,
+        WorkloadActivity, WorkloadFigures,
     },
     verdict::{ResidencySplit, UserMemory},
 };
