@@ -59,8 +59,9 @@ fn allocations_are_those_of_the_scheduler() {
         for step in steps {
             let (pod, claims, expected) = match step {
                 Step::Remove { remove } => {
-                    let allocated = bound.remove(&remove).unwrap();
-                    allocated.iter().for_each(|claim| release(&mut slices, claim));
+                    for claim in bound.remove(&remove).unwrap() {
+                        release(&mut slices, &claim);
+                    }
                     continue;
                 }
                 Step::Pod { pod, claims, allocated } => (pod, claims, allocated),
@@ -80,7 +81,9 @@ fn allocations_are_those_of_the_scheduler() {
             match result {
                 Some(result) => {
                     claim_count += claims.len();
-                    result.iter().for_each(|claim| consume(&mut slices, claim));
+                    for claim in &result {
+                        consume(&mut slices, claim);
+                    }
                     bound.insert(pod, result);
                 }
                 None => refused_count += 1,

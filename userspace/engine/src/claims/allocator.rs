@@ -486,6 +486,8 @@ impl<'a> Search<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -597,7 +599,8 @@ mod tests {
         let slices = slices();
         let request = |cpus: &str, half: &str| json!({"name": "r", "firstAvailable": [["one", sub(1, cpus)], ["pair", sub(2, half)], ["any", sub(1, "0")]]});
         let near = json!({"matchAttribute": "numaward.io/socket", "requests": ["r/pair"]});
-        let allocated = |cpus, half| one_claim(&slices, &[request(cpus, half)], &[near.clone()]).unwrap();
+        let allocated =
+            |cpus, half| one_claim(&slices, &[request(cpus, half)], slice::from_ref(&near)).unwrap();
         assert_eq!(allocated("6", "3"), ["n1:6"]);
         assert_eq!(allocated("10", "5"), ["n2:6", "n3:6"], "one socket");
         assert_eq!(allocated("16", "8"), ["n0:0"]);
