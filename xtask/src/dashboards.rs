@@ -679,7 +679,7 @@ mod tests {
     }
 
     /// Families in no panel and no rule, with the reason.
-    const UNSHOWN: [(&str, &str); 7] = [
+    const UNSHOWN: [(&str, &str); 9] = [
         ("numaward_interleave_weight", "a setting, which only changes with the configuration"),
         ("numaward_kubernetes_pods", "for a comparison with the API server, if pods are ignored"),
         (
@@ -689,6 +689,11 @@ mod tests {
         ("numaward_probe_sampled_ratio", "a setting, which only changes with the configuration"),
         ("numaward_rebalance_running", "most rebalances end between two scrapes; their outcomes are shown"),
         ("numaward_resctrl_threads_moved_total", "work of numaward itself, without an effect on workloads"),
+        ("numaward_resource_slice_updates_total", "work of numaward itself; a failure shows as degraded"),
+        (
+            "numaward_unattributed_allocated_bytes_total",
+            "for a comparison with the kernel's counters; no workload is affected",
+        ),
         (
             "numaward_unknown_node_allocated_bytes_total",
             "pages of memory that was added after the start, until it is known",

@@ -3,15 +3,13 @@
 use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use anyhow::bail;
-use numaward_api::{
-    Allocation, Drift, DriftState, Event, GuaranteeResidency, Target, Workload, WorkloadNode, Workloads,
-};
+use numaward_api::{Allocation, Drift, DriftState, Event, Target, Workload, WorkloadNode, Workloads};
 use serde::Serialize;
 
 use crate::{
     args::EventFilterArgs,
     client::Server,
-    events, explain,
+    events, explain, residency,
     table::{columns, or_dash, row, setting, size, table},
 };
 
@@ -130,7 +128,7 @@ pub(crate) fn render_description(description: &Description) -> String {
             let _ = write!(text, "\n{}", memory(&workload.nodes));
         }
         if !workload.residency.is_empty() {
-            let _ = write!(text, "\n{}", residency(&workload.residency));
+            let _ = write!(text, "\n{}", residency::render(&workload.residency));
         }
         if let Some(kills) = workload.oom_kills.filter(|kills| *kills > 0) {
             let _ = writeln!(text, "OOM kills: {kills}");
@@ -145,21 +143,6 @@ pub(crate) fn render_description(description: &Description) -> String {
         parts.push(events::render(&description.events));
     }
     parts.join("\n")
-}
-
-/// Renders the memory on and off the guaranteed nodes, with the verdict.
-pub(crate) fn residency(residency: &[GuaranteeResidency]) -> String {
-    let rows = residency.iter().map(|of| {
-        row([
-            &of.kind,
-            &size(of.on.total_bytes()),
-            &size(of.off.anon_bytes),
-            &size(of.off.shmem_bytes),
-            &size(of.off.file_bytes),
-            if of.broken { "broken" } else { "kept" },
-        ])
-    });
-    table(["KIND", "ON ITS NODES", "OFF: ANON", "SHMEM", "FILE", "GUARANTEE"], rows)
 }
 
 fn memory(nodes: &[WorkloadNode]) -> String {

@@ -32,6 +32,7 @@ mod recording;
 mod regions;
 mod remapped_policy;
 mod remote;
+mod residency;
 mod simulate;
 mod stacks;
 mod status;

@@ -52,9 +52,10 @@ pub use self::{
         read_yaml,
     },
     node_scope::NodeScope,
-    origins::{ChangedKey, Origins, SourcedValue},
+    origins::{ChangedKey, SourcedValue},
     problem::{Origin, Position, Problem, Problems},
     schema::json_schema,
+    tree::Origins,
     types::{DutyCycle, HttpUrl, Interval, ListenAddress, LogFormat, LogLevel},
     view::yaml,
 };

@@ -13,12 +13,11 @@ use super::{
     flag_forms::{self, Form},
     interleave_weights, kubelet_keys,
     node_scope::{self, NodeScope},
-    origins::Origins,
     outgoing,
     problem::{Origin, Problem, Problems},
     resctrl,
     schema::{KnownKeys, closest},
-    tree::{self, TreeNode, Value},
+    tree::{self, Origins, TreeNode, Value},
 };
 
 /// The path of the configuration file if none is given.

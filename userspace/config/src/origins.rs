@@ -5,13 +5,8 @@ use serde_json::Value as Json;
 use super::{
     load::LoadedConfig,
     problem::Origin,
-    tree::TreeNode,
     view::{self, yaml_with_comments},
 };
-
-/// Sources of the values that were given. All other values are defaults.
-#[derive(Clone, Debug)]
-pub struct Origins(pub(super) TreeNode);
 
 /// A value of the configuration with its source.
 #[derive(Debug, PartialEq, serde::Serialize)]
@@ -31,14 +26,6 @@ pub struct ChangedKey {
     pub key: String,
     /// The source of the new value; `None` for a default.
     pub origin: Option<Origin>,
-}
-
-impl Origins {
-    /// Returns the source of the value at a key; `None` for a default.
-    fn origin(&self, path: &[&str]) -> Option<&Origin> {
-        let path: Vec<_> = path.iter().map(|&key| key.to_owned()).collect();
-        self.0.origin_at(&path).ok()
-    }
 }
 
 impl LoadedConfig {

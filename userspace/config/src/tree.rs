@@ -161,6 +161,18 @@ impl TreeNode {
     }
 }
 
+/// Sources of the values that were given. All other values are defaults.
+#[derive(Clone, Debug)]
+pub struct Origins(pub(super) TreeNode);
+
+impl Origins {
+    /// Returns the source of the value at a key; `None` for a default.
+    pub(super) fn origin(&self, path: &[&str]) -> Option<&Origin> {
+        let path: Vec<_> = path.iter().map(|&key| key.to_owned()).collect();
+        self.0.origin_at(&path).ok()
+    }
+}
+
 /// Parses a YAML file. Adds problems to `problems`, and returns the valid part.
 pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> TreeNode {
     let mut reader = Reader { file, problems, open: Vec::new(), root: None };

@@ -21,7 +21,7 @@ use numaward_observe::{DaemonPart, Observer};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{RunError, logging::LogSwitch};
+use crate::logging::LogSwitch;
 
 /// Interval at which the files are loaded again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
@@ -45,6 +45,17 @@ impl Default for FollowTiming {
     }
 }
 
+/// Reason why the configuration of the node cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file of the node or of its group is invalid.
+    #[error(transparent)]
+    Invalid(#[from] Problems),
+    /// Threads or timers are not available.
+    #[error("the API server cannot be asked for the group of the node: {0}")]
+    Runtime(#[from] io::Error),
+}
+
 /// The configuration with which the daemon started.
 #[derive(Clone)]
 pub(crate) struct NodeConfiguration {
@@ -56,7 +67,11 @@ pub(crate) struct NodeConfiguration {
 impl NodeConfiguration {
     /// Loads the configuration of this host's node. If there are files of groups or nodes, and the group of this node is not stored, the
     /// API server is asked first. Must be called outside of an async runtime; its threads end before it returns.
-    pub(crate) fn load(mut sources: Sources, loaded: LoadedConfig, log: LogSwitch) -> Result<Self, RunError> {
+    pub(crate) fn load(
+        mut sources: Sources,
+        loaded: LoadedConfig,
+        log: LogSwitch,
+    ) -> Result<Self, LoadError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let loaded = runtime.block_on(load_of_node(&mut sources, loaded))?;
         log.set_level(loaded.config.log.level);

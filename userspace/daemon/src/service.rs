@@ -13,7 +13,7 @@ use std::{
 use axum::Router;
 use futures_util::FutureExt as _;
 use listenfd::ListenFd;
-use numaward_config::{Config, LoadedConfig, OperatingMode, Problems, Sources};
+use numaward_config::{Config, LoadedConfig, OperatingMode, Sources};
 use numaward_guarantee::{
     error::StartError,
     ports::{Ports, ReconcilerFactory},
@@ -51,7 +51,7 @@ use crate::{
         nri,
     },
     logging,
-    node_configuration::NodeConfiguration,
+    node_configuration::{LoadError, NodeConfiguration},
     privileges::{self, KernelNeeds},
     socket::{self, SocketError},
 };
@@ -85,9 +85,9 @@ pub enum RunError {
     /// The kubelet pins containers on this host, and the mode `enforce` is configured.
     #[error(transparent)]
     Kubelet(#[from] kubelet::KubeletConflict),
-    /// A file of the node or of its group is invalid.
+    /// The configuration of this host's Kubernetes node cannot be loaded.
     #[error(transparent)]
-    Configuration(#[from] Problems),
+    Configuration(#[from] LoadError),
     #[error("the daemon cannot give guarantees: {0}")]
     Guarantee(#[from] StartError),
     /// A core thread ended unexpectedly. The daemon ends, so that the service manager restarts it.

@@ -9,7 +9,7 @@ use std::{
 
 use numaward_topology::{Bytes, CpuId, HugepageSize, NodeId, ZoneKind};
 
-use crate::verdict::ResidencySplit;
+use crate::verdict::{ResidencySplit, UserMemory};
 
 /// A source of snapshots.
 pub trait SnapshotSource: fmt::Debug + Send + Sync + 'static {
@@ -246,6 +246,12 @@ pub struct ResidentFigures {
     pub shmem: Bytes,
     /// The part of the total that the kernel drops when memory is needed.
     pub droppable: Bytes,
+}
+
+impl From<ResidentFigures> for UserMemory {
+    fn from(of: ResidentFigures) -> Self {
+        Self { anon: of.anon, shmem: of.shmem, file: Bytes(of.file.0.saturating_sub(of.shmem.0)) }
+    }
 }
 
 impl ResidentFigures {

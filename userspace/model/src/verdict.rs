@@ -11,7 +11,7 @@
 
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
-use crate::{WorkloadGuarantee, snapshot::ResidentFigures};
+use crate::WorkloadGuarantee;
 
 /// Memory off the guaranteed nodes that never breaks a guarantee.
 const MAX_OFF: Bytes = Bytes::mib(16);
@@ -27,12 +27,6 @@ pub struct UserMemory {
     pub shmem: Bytes,
     /// Page cache without shared memory.
     pub file: Bytes,
-}
-
-impl From<ResidentFigures> for UserMemory {
-    fn from(of: ResidentFigures) -> Self {
-        Self { anon: of.anon, shmem: of.shmem, file: minus(of.file, of.shmem) }
-    }
 }
 
 impl UserMemory {

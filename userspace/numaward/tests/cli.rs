@@ -739,7 +739,8 @@ fn simulates_fleet_with_schedulers() {
         assert!(!has_claims || of["refusals"] == 0, "hosts have room for the claims that they get: {of}");
         assert_eq!(of["retries"].as_u64() > Some(0), who[number][2] != "wait" && !has_claims, "{of}");
         let moves = ["moves", "movedBytes"].map(|key| of[key].as_u64() > Some(0));
-        assert_eq!(moves, [who[number][2] == "make-room"; 2], "{of}");
+        // With claims, the hosts of this trace have room for every pod.
+        assert_eq!(moves, [who[number][2] == "make-room" && !has_claims; 2], "{of}");
     }
     assert!(time(&outcomes[0]) < time(&outcomes[2]), "{outcomes:?}");
     let (printed, code) =

@@ -7,6 +7,7 @@ use numaward_topology::{Bytes, Machine, NodeId, sysfs};
 use tokio::sync::watch;
 
 use crate::{
+    oom_kills::KillClassifier,
     page_size::PageSize,
     part::{DaemonPart, Health},
 };
@@ -19,11 +20,14 @@ pub(crate) struct NodeMemory {
     health: Arc<Health>,
     /// Memory that the kernel reserves on each node; read only while the guard runs.
     watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
+    /// OOM kills by pinned allocations.
+    pub(crate) kills: KillClassifier,
 }
 
 impl NodeMemory {
     pub(crate) fn new(host_root: PathBuf, page_size: PageSize, health: Arc<Health>) -> Self {
-        Self { host_root, page_size, health, watermarks: watch::Sender::default() }
+        let (watermarks, kills) = Default::default();
+        Self { host_root, page_size, health, watermarks, kills }
     }
 
     /// Reads the current memory of each node; `None` for a node that cannot be read.
@@ -36,6 +40,12 @@ impl NodeMemory {
         let nodes = nodes.collect();
         self.health.note(DaemonPart::NodeMemory, failed.map_or(Ok(()), Err));
         nodes
+    }
+
+    /// Reads the free memory of each node. A node that cannot be read is left out.
+    pub(crate) fn read_free(&self, machine: &Machine) -> Vec<(NodeId, Bytes)> {
+        let read = |&node| Some((node, sysfs::node_memory(&self.host_root, node).ok()?.free));
+        machine.nodes.keys().filter_map(read).collect()
     }
 
     /// Reads the watermarks of the nodes.

@@ -25,7 +25,6 @@ use crate::{
     history::History,
     intrusions::Intrusions,
     node_memory::NodeMemory,
-    oom_kills::KillClassifier,
     page_size::PageSize,
     part::{DaemonPart, Health},
     probing::{COST_MEASUREMENT_TIME, Probing},
@@ -75,8 +74,6 @@ pub struct Observer {
     pub(crate) health: Arc<Health>,
     /// History of the last hour. Never locked together with another field.
     pub(crate) history: Mutex<History>,
-    /// OOM kills by pinned allocations. Never locked together with another field.
-    pub(crate) kills: KillClassifier,
 }
 
 impl fmt::Debug for Observer {
@@ -139,7 +136,6 @@ impl Observer {
             latest: Latest::default(),
             health,
             history: Mutex::default(),
-            kills: KillClassifier::default(),
         }
     }
 

@@ -12,10 +12,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_model::snapshot::is_pinned;
 use numaward_probes::OOM_CONSTRAINT_NAMES;
-use numaward_topology::{Bytes, NodeSet, sysfs};
+use numaward_topology::{Bytes, NodeId, NodeSet};
 use parking_lot::Mutex;
 
-use crate::{naming::OTHER, observer::Observer, reading::CounterReading};
+use crate::{naming::OTHER, reading::CounterReading};
 
 /// Minimum free memory of other nodes for which a kill is attributed to the pinning.
 pub(crate) const MIN_FREE_ELSEWHERE: Bytes = Bytes::mib(64);
@@ -63,6 +63,31 @@ impl KillClassifier {
         without_room
     }
 
+    /// Classifies the kills of all workloads. Returns those of each name at which no other node had free memory. `free` reads the free
+    /// memory of the nodes.
+    pub(crate) fn without_room(
+        &self,
+        read: &CounterReading,
+        free: impl Fn() -> Vec<(NodeId, Bytes)>,
+    ) -> BTreeMap<Arc<str>, Kills> {
+        let has_room = |nodes: Option<NodeSet>| free_elsewhere(&free(), nodes.as_ref()) >= MIN_FREE_ELSEWHERE;
+        let other: Arc<str> = OTHER.into();
+        let of_other = self.classify(&other, read.activity_counts.other.oom_kills, || has_room(None));
+        let mut found = BTreeMap::from([(other, of_other)]);
+        for (name, series) in read.table.series() {
+            let kills = series.activity(|slot| read.activity_counts.slots.get(slot)).oom_kills;
+            let without_room = self.classify(name, kills, || {
+                let nodes = series.members.keys().filter_map(|&id| read.guarantees.nodes_of(id)).cloned();
+                has_room(nodes.reduce(|all, more| &all | &more))
+            });
+            if without_room != Kills::default() {
+                found.insert(name.clone(), without_room);
+            }
+        }
+        self.retain(|name| name == OTHER || read.table.series().any(|(used, _)| **used == *name));
+        found
+    }
+
     /// Forgets names that are not in use any more.
     fn retain(&self, is_used: impl Fn(&str) -> bool) {
         self.0.lock().retain(|name, _| is_used(name));
@@ -75,38 +100,14 @@ fn is_without_pins(kills: &Kills) -> bool {
     by_name.all(|(name, count)| *count == 0 || !is_pinned(name))
 }
 
-/// Classifies the kills of all workloads. Returns those of each name at which no other node had free memory.
-pub(crate) fn without_room(observer: &Observer, read: &CounterReading) -> BTreeMap<Arc<str>, Kills> {
-    let has_room = |nodes: Option<NodeSet>| free_elsewhere(observer, nodes.as_ref()) >= MIN_FREE_ELSEWHERE;
-    let other: Arc<str> = OTHER.into();
-    let of_other = observer.kills.classify(&other, read.activity_counts.other.oom_kills, || has_room(None));
-    let mut found = BTreeMap::from([(other, of_other)]);
-    for (name, series) in read.table.series() {
-        let kills = series.activity(|slot| read.activity_counts.slots.get(slot)).oom_kills;
-        let without_room = observer.kills.classify(name, kills, || {
-            let nodes = series.members.keys().filter_map(|&id| read.guarantees.nodes_of(id)).cloned();
-            has_room(nodes.reduce(|all, more| &all | &more))
-        });
-        if without_room != Kills::default() {
-            found.insert(name.clone(), without_room);
-        }
-    }
-    observer.kills.retain(|name| name == OTHER || read.table.series().any(|(used, _)| **used == *name));
-    found
-}
-
 /// Returns the free memory on the nodes outside `guaranteed`; without a guarantee, that of the node with the most.
-pub(crate) fn free_elsewhere(observer: &Observer, guaranteed: Option<&NodeSet>) -> Bytes {
-    let machine = observer.machine();
-    let free = machine.nodes.keys().filter_map(|&node| {
-        let memory = sysfs::node_memory(&observer.config.host_root, node).ok()?;
-        Some((node, memory.free.0))
-    });
+pub(crate) fn free_elsewhere(free: &[(NodeId, Bytes)], guaranteed: Option<&NodeSet>) -> Bytes {
     match guaranteed {
         Some(guaranteed) => {
-            Bytes(free.filter(|(node, _)| !guaranteed.contains(*node)).map(|(_, free)| free).sum())
+            let elsewhere = free.iter().filter(|(node, _)| !guaranteed.contains(*node));
+            Bytes(elsewhere.map(|(_, free)| free.0).sum())
         }
-        None => Bytes(free.map(|(_, free)| free).max().unwrap_or(0)),
+        None => free.iter().map(|(_, free)| *free).max().unwrap_or_default(),
     }
 }
 

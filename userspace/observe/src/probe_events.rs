@@ -7,23 +7,24 @@ use numaward_topology::{Bytes, NodeId, NodeSet};
 
 use crate::{
     observer::Observer,
-    oom_kills::{MIN_FREE_ELSEWHERE, free_elsewhere, without_room},
+    oom_kills::{MIN_FREE_ELSEWHERE, free_elsewhere},
 };
 
 /// Reads the probes' events and reports them.
 pub(crate) fn report_probe_events(observer: &Observer) {
+    let read_free = || observer.node_memory.read_free(&observer.machine());
     observer.registry.read_events();
     let events = std::mem::take(&mut observer.registry.probing().events);
     let is_pinned_kill = |event: &ProbeEvent| matches!(&event.incident, Incident::OomKill { constraint } if is_pinned(constraint));
     if events.iter().any(|(event, _)| is_pinned_kill(event)) {
         // Before the free memory of other nodes changes.
-        without_room(observer, &observer.read());
+        observer.node_memory.kills.without_room(&observer.read(), read_free);
     }
     for (ProbeEvent { incident, pid, command, .. }, subject) in events {
         let guaranteed = subject.as_ref().and_then(|subject| subject.guaranteed.as_ref());
         let report = match incident {
             Incident::OomKill { constraint } => {
-                oom_kill_event(&constraint, pid, &command, free_elsewhere(observer, guaranteed))
+                oom_kill_event(&constraint, pid, &command, free_elsewhere(&read_free(), guaranteed))
             }
             Incident::Miss { node, pages } => {
                 miss_event(guaranteed, node, observer.page_size.bytes_of(pages), pid, &command)

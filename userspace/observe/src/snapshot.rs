@@ -37,7 +37,8 @@ impl SnapshotSource for Observer {
         // indexed by node.
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let pools = pools(&read.machine);
-        let without_room = oom_kills::without_room(self, &read);
+        let without_room =
+            self.node_memory.kills.without_room(&read, || self.node_memory.read_free(&self.machine()));
         let workloads = read.table.series().map(|(name, series)| {
             let allocated =
                 counted.as_ref().and_then(|counted| series.counters(|slot| counted.slots.get(slot)));

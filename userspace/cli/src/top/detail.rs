@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     explain::render_allocation,
-    get,
+    residency,
     table::{columns, or_dash, row, seconds, setting, size, table},
     text::clean,
 };
@@ -50,7 +50,7 @@ pub(crate) fn workload(model: &TopModel, key: &str, palette: Palette, width: usi
         Some(allocation) => {
             parts.push(titled("Guarantee", lines_of(&render_allocation(allocation))));
             if !workload.residency.is_empty() {
-                parts.push(lines_of(&get::residency(&workload.residency)));
+                parts.push(lines_of(&residency::render(&workload.residency)));
             }
             if !allocation.settings.is_empty() {
                 let rows = allocation.settings.iter().map(|(knob, value)| row([knob, &setting(knob, value)]));
