@@ -458,7 +458,7 @@ test("misplaced memory breaks a guarantee of the kubelet too", async (t) => {
   assert.match(await text(page, "#rows"), /^databaseby the kubeletbroken/);
   await page.click("#rows a");
   await page.waitForSelector("#detail[open]");
-  assert.match(await text(page, "#detail-body"), /^brokenguaranteed by the kubelet20\.0 MiB of its memory \(20\.0 MiB anonymous\) are off its guaranteed nodes\./);
+  assert.match(await text(page, "#detail-body"), /^broken, 33 % offguaranteed by the kubelet20\.0 MiB of its memory \(20\.0 MiB anonymous\) are off its guaranteed nodes\./);
 });
 
 test("settings that cannot be given back yet are listed with the reason", async (t) => {

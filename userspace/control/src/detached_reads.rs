@@ -3,7 +3,7 @@
 //! # Problem
 //! The kernel reads the mappings of a process under a lock of the process. A process can hold this lock for ever: it maps a
 //! file of a file system that does not respond, and every user may run the server of a file system (FUSE). The
-//! daemon cannot interrupt such a read, and one workload must not keep the daemon from work for others.
+//! daemon cannot interrupt such a read, and one workload must not delay work for other workloads.
 //!
 //! # Algorithm
 //! A read runs on a thread of its own. If it takes too long, the caller continues without a result, and the thread
@@ -46,7 +46,7 @@ impl DetachedReads {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::TimedOut`] if the read or an earlier one of the workload hangs, or too many others do.
+    /// [`io::ErrorKind::TimedOut`] if the read or an earlier one of the workload hangs, or the limit of threads is reached.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         key: &str,

@@ -383,7 +383,7 @@ impl Core {
         }
     }
 
-    /// Records cgroups whose threads may keep the CPUs of before, so that a restart resets their affinities.
+    /// Records cgroups with threads that may keep the CPUs of before, so that a restart resets their affinities.
     fn note_resets(&mut self, resets: &[(CgroupPath, PendingReset)]) {
         for state in self.store.all_mut() {
             for (path, reset) in resets {
@@ -392,7 +392,7 @@ impl Core {
         }
     }
 
-    /// Removes cgroups whose threads need no reset any more. A restart may reset these again, which changes nothing.
+    /// Removes cgroups with threads that need no reset any more. A restart may reset these again, which changes nothing.
     pub(crate) fn forget_resets(&mut self, resets: &[(CgroupPath, PendingReset)]) {
         for state in self.store.all_mut() {
             for (path, reset) in resets {

@@ -59,7 +59,7 @@ struct Inner {
     topologies: BTreeMap<String, Value>,
     claims: BTreeMap<String, Value>,
     slices: BTreeMap<String, Value>,
-    /// Fields of the devices and capacities of slices whose feature gates are off.
+    /// Fields of the devices and capacities of slices without their feature gates.
     dropped_fields: Vec<&'static str>,
     /// Minor version of Kubernetes.
     minor_version: u32,

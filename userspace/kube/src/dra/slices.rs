@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::{ApiMetrics, Cause, Operation, Report, RequestError, node_uid};
 
-/// Time after which a slice is written again whose fields the API server dropped.
+/// Time after which a slice is written again if the API server dropped fields of it.
 const DROPPED_RETRY_INTERVAL: Duration = Duration::from_mins(5);
 
 /// Resources of a Kubernetes node, with the capacities of devices that are parts of them.
