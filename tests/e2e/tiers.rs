@@ -29,20 +29,6 @@ fn anon(report: &ScriptReport, section: &str, workload: &str, node: &str) -> u64
     value(report, section, "numaward_memory_resident_bytes", &labels)
 }
 
-/// A task that demotes pages of another workload allocates them, but does not own them.
-fn demoted_for_another(report: &ScriptReport, slow_before: u64) {
-    let demoted = report.numa_stat("demoter numa_stat")["anon"][&2].saturating_sub(slow_before);
-    assert!(demoted >= 8 << 20, "{demoted} bytes: {report}");
-    let metric = |family: &str, labels: &str| value(report, "demoter", family, labels);
-    let labels = format!("numa_node=\"{SLOW}\",reason=\"reclaim\"");
-    let unattributed = metric("numaward_unattributed_allocated_bytes_total", &labels);
-    assert!(unattributed >= demoted, "{unattributed} of {demoted} bytes: {report}");
-    let labels = format!("workload=\"numaward/demoter\",numa_node=\"{SLOW}\"");
-    assert!(metric("numaward_numa_miss_bytes_total", &labels) < 1 << 20, "{report}");
-    let labels = format!("{labels},locality=\"remote\"");
-    assert!(metric("numaward_memory_allocated_bytes_total", &labels) < 1 << 20, "{report}");
-}
-
 #[test]
 fn guarantee_stays_in_fast_memory() {
     let Some(bench) = TestEnvironment::open() else { return };
@@ -69,7 +55,10 @@ fn guarantee_stays_in_fast_memory() {
         "{slow} bytes are on the slow node; pages demoted by kswapd {:?}, by others {:?}",
         stat["pgdemote_kswapd"], stat["pgdemote_direct"]
     );
-    demoted_for_another(&report, stat["anon"][&2]);
+    // Tasks that reclaim memory allocate pages on the slow node that are not theirs.
+    let labels = format!("numa_node=\"{SLOW}\",reason=\"reclaim\"");
+    let unattributed = value(&report, "reclaimed", "numaward_unattributed_allocated_bytes_total", &labels);
+    assert!(unattributed >= slow / 10 * 9, "{unattributed} of {slow} bytes: {report}");
     let promoted = moved(&report, "used", "busy", "promoted");
     assert!(promoted >= 16 << 20, "{promoted} bytes: {report}");
     assert!(report.section("described").contains("moved to slower memory: "), "{report}");
