@@ -59,7 +59,7 @@ impl NodeScope {
         let file = directory.join(format!("group.{group}.yaml"));
         (!file.exists()).then(|| {
             let (label, file) = (Self::GROUP_LABEL, file.display());
-            format!("the label {label}: {group} of node {} has no effect: there is no file {file}", self.name)
+            format!("the label {label}: {group} has no effect: there is no file {file}")
         })
     }
 }
