@@ -92,18 +92,18 @@ pub struct Dra {
     /// The minimum time between two updates.
     #[educe(Default(expression = Interval(Duration::from_secs(5))))]
     pub interval: Interval,
-    /// Whether the scheduler counts claims of these devices as requests of the Kubernetes node, too.
+    /// The handling of claims of these devices as requests of the Kubernetes node.
     pub node_allocatable: NodeAllocatable,
 }
 
-/// Whether claims count as requests of the Kubernetes node.
+/// Handling of claims as requests of the Kubernetes node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeAllocatable {
-    /// They do if the API server supports it: Kubernetes 1.36 or newer with the feature gate `DRANodeAllocatableResources`.
+    /// Claims count as such requests if the API server supports it: Kubernetes 1.36 or newer with the feature gate `DRANodeAllocatableResources`.
     #[default]
     Auto,
-    /// They do not.
+    /// Claims do not count as such requests.
     Off,
 }
 

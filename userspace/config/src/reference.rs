@@ -19,7 +19,8 @@ file may be absent, and every key is optional. A key can also be set by an envir
 Unknown keys, invalid values and contradictory keys are errors. All errors are reported at once, with their lines, also by
 `numaward config check FILE`. `numaward config view` prints the effective configuration: files, variables and defaults
 together, and with `--origins` also the source of each value. In Kubernetes, files for [groups of
-nodes](kubernetes.md#groups-of-nodes) may be beside the first one. At startup, the daemon logs it in one line at `info`, and its differences from the defaults in another. Tokens and
+nodes](kubernetes.md#groups-of-nodes) may be beside the first one. If the files change while the daemon runs, `log.level` takes
+effect at once, and `numaward status` lists the other changed keys until the daemon starts again. At startup, the daemon logs it in one line at `info`, and its differences from the defaults in another. Tokens and
 keys are in separate files, and only their paths are shown. For editors, `numaward config schema` prints the JSON schema
 from which this page is generated.
 

@@ -10,7 +10,10 @@ use std::{
 
 use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, read};
 use numaward_config::home::Home;
-use numaward_enforce::pages::{self, PageMove, PageOutcome, PagesMoved};
+use numaward_enforce::{
+    DetachedReads,
+    pages::{self, PageMove, PageOutcome, PagesMoved},
+};
 use numaward_model::{
     accesses::{Accesses, WorkloadAccesses},
     health::{self, Heartbeats},
@@ -20,7 +23,6 @@ use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    detached_reads::DetachedReads,
     page_worker::{ByNode, MAX_MOVE_TIME, MIN_MOVE_SIZE, WORKER_TIMEOUT, detached_move, is_over, room},
     worker::Worker,
 };

@@ -38,7 +38,6 @@ use tokio_util::sync::CancellationToken;
 
 mod auto_placement_worker;
 mod core;
-mod detached_reads;
 pub mod metrics;
 mod page_worker;
 mod policy_worker;

@@ -9,12 +9,15 @@ use std::{
 };
 
 use numaward_cgroup::read::{self, CgroupNodeMemory};
-use numaward_enforce::pages::{self, PageMove, PageOutcome, PagesMoved};
+use numaward_enforce::{
+    DetachedReads,
+    pages::{self, PageMove, PageOutcome, PagesMoved},
+};
 use numaward_model::health::Heartbeats;
 use numaward_topology::{Bytes, NodeId, sysfs};
 use tokio_util::sync::CancellationToken;
 
-use crate::{detached_reads::DetachedReads, worker::Worker};
+use crate::worker::Worker;
 
 /// Minimum amount of memory to move or drop.
 pub(crate) const MIN_MOVE_SIZE: Bytes = Bytes::mib(2);

@@ -9,11 +9,11 @@ use std::{
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_enforce::pages;
+use numaward_enforce::{DetachedReads, pages};
 use numaward_topology::Bytes;
 use tokio_util::sync::CancellationToken;
 
-use crate::{core::Core, detached_reads::DetachedReads, page_worker::is_over, worker::Worker};
+use crate::{core::Core, page_worker::is_over, worker::Worker};
 
 /// Time after which the thread counts as hung.
 const WORKER_TIMEOUT: Duration = Duration::from_mins(10);

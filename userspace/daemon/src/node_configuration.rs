@@ -11,7 +11,7 @@
 //! is undone: guarantees outlive a restart, but a faulty change of all hosts at once should not reach all daemons at once. The rollout of
 //! the `DaemonSet` decides when each daemon starts again.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_config::{Config, LoadedConfig, LogLevel, NodeScope, Problems, Sources, load};
@@ -163,10 +163,7 @@ impl Follower {
     /// Loads the configuration, applies what can be applied, and reports the rest. Returns the loaded configuration if it is valid.
     fn check(&mut self) -> Option<LoadedConfig> {
         let (report, loaded) = match load(&self.sources) {
-            Err(problems) => (
-                Some(format!("{problems}; the daemon goes on as before, and cannot start with these files")),
-                None,
-            ),
+            Err(problems) => (Some(invalid(&problems)), None),
             Ok(loaded) => (self.apply(&loaded), Some(loaded)),
         };
         self.observer.note(DaemonPart::Configuration, report.map_or(Ok(()), Err));
@@ -190,6 +187,17 @@ impl Follower {
         (!pending.is_empty())
             .then(|| format!("these keys take effect when the daemon starts again: {}", pending.join(", ")))
     }
+}
+
+/// Returns the places of the problems. Every user of the host may read this, and messages may contain values, such as tokens.
+fn invalid(problems: &Problems) -> String {
+    let places: BTreeSet<_> = problems.0.iter().map(|problem| problem.origin.to_string()).collect();
+    let places: Vec<_> = places.into_iter().collect();
+    format!(
+        "the configuration has problems at {}, which `numaward config check` describes; the daemon goes on as before, and cannot start \
+         with these files",
+        places.join(", ")
+    )
 }
 
 /// Returns the name of this host's Kubernetes node if there are files that depend on it.
@@ -355,8 +363,9 @@ mod tests {
         }
         assert_eq!(*levels.lock().unwrap(), [LogLevel::Warn, LogLevel::Debug]);
 
-        host.write("group.gpu.yaml", "strategie: native");
-        reaches(&["group.gpu.yaml:1:1", "did you mean", "cannot start with these files"]).await;
+        host.write("group.gpu.yaml", "strategie: native\notlp: {headers: s3cret}");
+        reaches(&["group.gpu.yaml:1:1", "group.gpu.yaml:2:17", "cannot start with these files"]).await;
+        assert!(observer.status().degraded.iter().all(|part| !part.reason.contains("s3cret")));
         host.write("group.gpu.yaml", "");
         reaches(&[]).await;
         assert_eq!(levels.lock().unwrap().last(), Some(&LogLevel::Warn));

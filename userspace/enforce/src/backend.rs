@@ -16,6 +16,7 @@ use numaward_topology::{Bytes, CpuSet, NodeSet};
 use super::{
     EnforceError, Systemd, WriteStep,
     batch::{self, KnobWrite},
+    detached_reads::DetachedReads,
     migration::{MemoryByNode, Migration, MigrationState, left_on, migrate, resident, stayed},
     pages,
     turns::{Turn, Turns},
@@ -26,6 +27,8 @@ use super::{
 const SYSTEMD_WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time to read the mappings of the processes of a cgroup.
 const MAPPINGS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time after which the read of a cgroup's mappings counts as hung.
+const HANG_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval of checks while systemd writes.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -72,6 +75,8 @@ pub struct Cgroupfs {
     writers: Writers,
     /// Order of the writes to `cpuset.mems`.
     turns: Turns,
+    /// Reads of the mappings of processes.
+    reads: DetachedReads,
 }
 
 impl Cgroupfs {
@@ -82,6 +87,7 @@ impl Cgroupfs {
             page_size: Bytes(rustix::param::page_size() as u64),
             writers: Writers::default(),
             turns: Turns::default(),
+            reads: DetachedReads::default(),
         }
     }
 
@@ -92,8 +98,9 @@ impl Cgroupfs {
     /// Returns the huge pages that the processes of a cgroup have mapped and not touched; none if this cannot be read.
     pub(super) fn untouched_huge_pages(&self, cgroup: &CgroupPath) -> Bytes {
         let deadline = Instant::now() + MAPPINGS_TIMEOUT;
-        let untouched = pages::untouched_huge_pages(&self.options.proc, &cgroup.dir(&self.root), deadline);
-        untouched.unwrap_or_else(|error| {
+        let (proc, dir) = (self.options.proc.clone(), cgroup.dir(&self.root));
+        let read = move || pages::untouched_huge_pages(&proc, &dir, deadline);
+        self.reads.run(cgroup.as_str(), HANG_TIMEOUT, read).flatten().unwrap_or_else(|error| {
             tracing::debug!(%cgroup, %error, "the mapped huge pages cannot be read");
             Bytes(0)
         })

@@ -486,7 +486,7 @@ impl Enforcer {
         }
     }
 
-    /// The size of the mapped pages is not known, so each size must have room for all of them. What cannot be read is not refused.
+    /// The size of the mapped pages is not known, so each size must have room for all of them. If the mappings cannot be read, they count as none.
     fn check_mapped_huge_pages(
         &self,
         step: &WriteStep,

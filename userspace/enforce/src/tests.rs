@@ -4,7 +4,10 @@
 mod drop_ins;
 mod threads;
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -611,6 +614,34 @@ fn failed_undo_of_resize_keeps_original() {
     tree.write_file("/a", "memory.current", &bytes(10));
     assert!(tree.release(&applied, "/a").is_empty());
     assert_eq!(tree.get("/a", "memory.max"), bytes(64));
+}
+
+/// A process can hold the lock of its memory map for ever; a pipe that nothing writes hangs likewise.
+#[test]
+fn hung_process_delays_no_limit() {
+    let tree = FakeHierarchy::new(&["/a"]);
+    let process = tree.root.path().join("proc/77");
+    fs::create_dir_all(&process).unwrap();
+    tree.write_file("/a", "cgroup.procs", "77");
+    tree.write_file("/a", "hugetlb.2MB.current", "0");
+    tree.write_file("/a", "hugetlb.2MB.max", "max");
+    let maps = process.join("maps");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &maps,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    let settings =
+        Settings { hugetlb: [(HugepageSize(Bytes::mib(2)), mib(8))].into(), ..Settings::default() };
+    let start = Instant::now();
+    tree.hold(&AppliedSettings::default(), "/a", settings);
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert_eq!(tree.get("/a", "hugetlb.2MB.max"), bytes(8));
+    // The thread ends.
+    drop(fs::File::options().write(true).open(maps).unwrap());
 }
 
 #[test]

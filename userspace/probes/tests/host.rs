@@ -141,8 +141,8 @@ const TERMINALS: u64 = 256;
 const TERMINAL_BYTES: u64 = 16 << 10;
 
 /// The role `terminals`: opens pseudoterminals, and then fills as many of them as each line of the input says. Nobody
-/// reads them: the kernel keeps what is written, in memory that it allocates without permission to sleep
-/// (`tty_buffer_alloc` in `drivers/tty/tty_buffer.c`).
+/// reads them, so the kernel buffers the written bytes. It allocates these buffers with `GFP_ATOMIC` (`tty_buffer_alloc` in
+/// `drivers/tty/tty_buffer.c`).
 fn fill_terminals() -> ExitCode {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);

@@ -132,7 +132,7 @@ pub(crate) fn check_memory_use(
 }
 
 /// Refuses nodes without room for the memory that a running cgroup has on other nodes: the kernel would move it there, and kill processes.
-/// What cannot be read is not refused: the guarantee was asked for.
+/// If the memory of the workload or of a node cannot be read, nothing is refused.
 pub(crate) fn check_room(
     core: &Core,
     path: &CgroupPath,

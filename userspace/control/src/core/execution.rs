@@ -31,8 +31,8 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, knob::Knob};
 use numaward_enforce::{
-    AppliedSettings, Drift, EnabledControllers, EnforceError, EnforcementFailure, EnforcementPlan,
-    EnforcementReport, Enforcer, PendingReset, SettingsChange, StepError,
+    AppliedSettings, DetachedReads, Drift, EnabledControllers, EnforceError, EnforcementFailure,
+    EnforcementPlan, EnforcementReport, Enforcer, PendingReset, SettingsChange, StepError,
 };
 use numaward_guarantee::{
     command::{Message, PodCommand},
@@ -51,7 +51,7 @@ use super::{
     inbox::{Outbox, RuntimeCommand},
     migrations::Migrations,
 };
-use crate::{detached_reads::DetachedReads, spans};
+use crate::spans;
 
 #[cfg(test)]
 use super::disorder::{self, Disorder};

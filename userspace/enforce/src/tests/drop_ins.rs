@@ -33,7 +33,7 @@ struct FakeUnit {
     file: Mutex<BTreeMap<String, u64>>,
     /// Properties that systemd has read, or that were set.
     properties: Mutex<BTreeMap<String, u64>>,
-    /// Whether the unit was removed from the host.
+    /// True if the unit was removed from the host.
     is_gone: AtomicBool,
 }
 

@@ -241,7 +241,7 @@ fn requests_of_a_pod_are_limited() {
     };
     let refused = (0..200).find_map(|number| create(number).err().map(|error| (number, error.to_string())));
     let (admitted, error) = refused.expect("a request is refused");
-    assert!((20..=31).contains(&admitted), "{admitted}");
+    assert!((25..=31).contains(&admitted), "{admitted}");
     assert!(error.contains("the requests of its pod have"), "{error}");
     let bytes = serde_json::to_vec(&bench.core.store.state.ledger).unwrap().len();
     assert!(bytes < 64 << 10, "{bytes}");

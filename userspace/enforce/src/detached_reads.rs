@@ -27,7 +27,7 @@ type Keys = Mutex<BTreeSet<String>>;
 
 /// The reads in progress, by workload. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DetachedReads(Arc<Keys>);
+pub struct DetachedReads(Arc<Keys>);
 
 /// Removes its read when it is dropped.
 struct RunningRead {
@@ -47,7 +47,7 @@ impl DetachedReads {
     /// # Errors
     ///
     /// [`io::ErrorKind::TimedOut`] if the read or an earlier one of the workload hangs, or the limit of threads is reached.
-    pub(crate) fn run<T: Send + 'static>(
+    pub fn run<T: Send + 'static>(
         &self,
         key: &str,
         timeout: Duration,
