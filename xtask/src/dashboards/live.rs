@@ -182,33 +182,28 @@ impl std::fmt::Display for Query {
     }
 }
 
-/// Beginnings of the names of families that the daemon has only with features, hardware or events that the machine does not
-/// have.
-const NOT_ON_THE_MACHINE: [&str; 23] = [
-    "numaward_alert_",
-    "numaward_budget_moved_",
-    "numaward_cpu_power_",
-    "numaward_declared_",
-    "numaward_dram_",
-    "numaward_event_stream_",
-    "numaward_guard_",
-    "numaward_home_",
-    "numaward_hugepages_misplaced_",
-    "numaward_interrupt_affinit",
-    "numaward_kubernetes_",
-    "numaward_node_resource_topology_",
-    "numaward_nri_",
-    "numaward_pod_resources_",
-    "numaward_node_access_",
-    "numaward_rebalance",
-    "numaward_remote_access_estimated_",
-    "numaward_resctrl_",
-    "numaward_tiering_",
-    "numaward_touched_",
-    "numaward_memory_high_",
-    "numaward_exclusive_cpu_interrupt",
-    "numaward_guarantee_migrated_",
+/// Families that the daemon has only with a container runtime, hardware or features that the machine does not have.
+const NOT_ON_THE_MACHINE: [&str; 14] = [
+    "numaward_containers_started_unpinned_total",
+    "numaward_dram_accesses_total",
+    "numaward_guard_reclaimed_bytes_total",
+    "numaward_home_refused_workloads",
+    "numaward_home_workloads",
+    "numaward_nri_connected",
+    "numaward_nri_containers_placed_total",
+    "numaward_nri_disconnects_total",
+    "numaward_nri_memory_policies_missing_total",
+    "numaward_nri_refusals_total",
+    "numaward_remote_access_estimated_ratio",
+    "numaward_resctrl_llc_occupancy_bytes",
+    "numaward_resctrl_memory_bandwidth_bytes_total",
+    "numaward_tiering_bytes_total",
 ];
+
+/// Returns true if the machine has no series for an expression.
+fn is_not_on_the_machine(expression: &str) -> bool {
+    NOT_ON_THE_MACHINE.iter().any(|name| expression.contains(name))
+}
 
 /// Returns the queries of panels and variables, with everything selected.
 fn dashboard_queries(folder: &Path) -> Result<Vec<Query>> {
@@ -244,7 +239,7 @@ fn dashboard_queries(folder: &Path) -> Result<Vec<Query>> {
         for panel in list(&dashboard["panels"]) {
             for target in list(&panel["targets"]) {
                 let expression = target["expr"].as_str().context("a target without an expression")?;
-                if !NOT_ON_THE_MACHINE.iter().any(|name| expression.contains(name)) {
+                if !is_not_on_the_machine(expression) {
                     ask(&panel["title"], expression)?;
                 }
             }
@@ -266,7 +261,8 @@ fn rule_queries(rules: &Value) -> Result<Vec<Query>> {
         let alert = rule["alert"].as_str().context("a rule that neither records nor alerts")?;
         let selectors = selectors(expression);
         ensure!(!selectors.is_empty(), "{alert}: no selector in {expression}");
-        questions.extend(selectors.into_iter().map(|selector| {
+        let asked = selectors.into_iter().filter(|selector| !is_not_on_the_machine(selector));
+        questions.extend(asked.map(|selector| {
             let instead = CANNOT_OCCUR.iter().find(|(selects, _)| *selects == selector);
             let expression = instead.map_or_else(|| selector.to_owned(), |&(_, instead)| instead.to_owned());
             Query { asker: alert.to_owned(), expression }
