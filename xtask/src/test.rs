@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long = "kernel", value_parser = kernels::all_names())]
     kernels: Vec<String>,
     /// Seed of random inputs [default: 1 in the lanes `quick` and `ci`, else another in each run]
-    #[arg(long)]
+    #[arg(long, env = "NUMAWARD_SEED")]
     seed: Option<u32>,
 }
 

@@ -88,7 +88,7 @@ pub(crate) struct TestArguments {
     #[arg(long)]
     full: bool,
     /// Seed of random inputs
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, env = "NUMAWARD_SEED", default_value_t = 1)]
     seed: u32,
     #[command(flatten)]
     folders: Folders,
