@@ -121,6 +121,8 @@ fn make_file_system(disk: &Path) {
     let tool = find_tool("mkfs.ext4").unwrap();
     let mut command = Command::new(tool);
     command.args(["-q", "-F", "-b", "4096", "-J", "size=4"]);
+    // The kernel expects a disk to write both sectors of the superblock at once, and refuses one of which half was written.
+    command.args(["-O", "^metadata_csum"]);
     // Otherwise the kernel would continue the initialization in the background.
     command.args(["-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"]);
     let made = command.arg(disk).arg(format!("{FILE_SYSTEM}M")).output().unwrap();
