@@ -228,7 +228,8 @@ pub struct Allocation {
     pub nodes: String,
     /// The guaranteed memory.
     pub memory: Vec<MemoryBlock>,
-    /// True if the guarantee is written to the kernel; false in a dry run (`enforcement.mode`).
+    /// True if the guarantee is written to the kernel; false in a dry run (`enforcement.mode`), and if the write was
+    /// refused and is tried again.
     pub enforced: bool,
     /// The pattern of the guarantee in the configuration, if it is declared there.
     pub declared: Option<String>,

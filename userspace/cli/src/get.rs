@@ -65,7 +65,7 @@ pub(crate) fn render(allocations: &[Arc<Allocation>], broken: &BTreeSet<String>,
 fn state(allocation: &Allocation, is_broken: bool) -> &'static str {
     match allocation {
         Allocation { releasing: true, .. } => "releasing",
-        Allocation { enforced: false, .. } => "dry run",
+        Allocation { enforced: false, .. } => "not enforced",
         Allocation { stopped: true, .. } => "stopped",
         Allocation { stalled: true, .. } => "stalled",
         Allocation { missing: Some(_), .. } => "incomplete",

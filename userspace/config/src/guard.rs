@@ -79,6 +79,7 @@ const ESSENTIAL_SERVICES: &[&str] = &[
     "/system.slice/kubelet.service",
     "/system.slice/numaward.service",
     "/system.slice/rke2*.service",
+    "/system.slice/snap.microk8s.daemon-*.service",
     "/system.slice/ssh*.service",
     "/system.slice/systemd-*.service",
 ];
@@ -109,6 +110,7 @@ mod tests {
             "/system.slice/sshd.service",
             "/system.slice/k3s-agent.service",
             "/system.slice/rke2-server.service",
+            "/system.slice/snap.microk8s.daemon-kubelite.service",
             "/system.slice/k0scontroller.service",
             "/runtime.slice/kubelet.service",
             "/runtime.slice/containerd.service",

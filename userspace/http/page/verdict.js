@@ -43,6 +43,8 @@ export function verdictOf(row, state) {
     (drift.state === "waiting" ? warn : bad)(`${drift.knob} is ${drift.found ?? "gone"} instead of ${drift.wanted}.`);
   }
   if (allocation.stalled) warn("It is slowed down at memory.high and makes no progress.");
+  const isDryRun = state.allocations?.enforcement?.mode === "dry-run";
+  if (allocation.enforced === false && !isDryRun) bad("It is not written to the kernel: the log has the reason, and it is tried again.");
   if (found.length === 0 && allocation.enforced === false) return { level: null, word: "dry run", reasons: ["Nothing is written: this is a dry run."] };
   if (found.length === 0 && residency.length === 0 && allocation.memory.length > 0) {
     return { level: "warn", word: "not known", reasons: ["Where its memory lies is not known."] };

@@ -373,7 +373,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
+        reconciler::{
+            ReconcilerLoop, controllers::Controllers, read_model::ReadModel, tests::reconciler_loop,
+            upkeep::Upkeep,
+        },
         testing::{self as fixture, TestHost},
     };
 
@@ -550,6 +553,14 @@ mod tests {
             core.store.state.pods.insert(uid.to_owned(), admitted);
         }
 
+        /// Returns true if clients see the guarantee as enforced.
+        fn is_enforced(&self, name: &str) -> bool {
+            let ReconcilerLoop { controllers, core, .. } = self.reconciler.as_ref().unwrap();
+            let mut model = ReadModel::default();
+            model.update(core, controllers);
+            model.allocation(name).unwrap().enforced
+        }
+
         fn state(&self) -> &numaward_guarantee::state::State {
             &self.reconciler.as_ref().unwrap().core.store.state
         }
@@ -717,16 +728,13 @@ mod tests {
         assert_eq!(bench.mems("db"), "0");
     }
 
-    #[test]
-    fn refuses_nodes_without_room() {
-        let mut bench = GuardBench::new(&["db"]);
-        // A thread has 300 MiB on node 1, and page cache, which stays there or is dropped.
-        let numa_stat = format!("anon N0=0 N1={}\nfile N0=0 N1={}\n", 300 << 20, 900_u64 << 20);
-        fs::write(bench.root().join("db/memory.numa_stat"), numa_stat).unwrap();
-        let admit = |bench: &mut GuardBench, free: u64| {
-            bench.huge_pages([0, 0]);
-            let meminfo = format!("Node 0 MemTotal: 4194304 kB\nNode 0 MemFree: {} kB\n", free << 10);
-            fs::write(bench.dir.path().join("sys/devices/system/node/node0/meminfo"), meminfo).unwrap();
+    impl GuardBench {
+        /// Requests a guarantee on node 0 for `/db`, which has 300 MiB on node 1. Node 0 has as many MiB free as given.
+        fn admit_db(&mut self, free: u64) -> Result<(), String> {
+            // Page cache stays there or is dropped.
+            let numa_stat = format!("anon N0=0 N1={}\nfile N0=0 N1={}\n", 300 << 20, 900_u64 << 20);
+            fs::write(self.root().join("db/memory.numa_stat"), numa_stat).unwrap();
+            self.set_free(free);
             let request = Request::new(&api::AllocationRequest {
                 memory_limit: Some("2Gi".to_owned()),
                 placement: api::Placement {
@@ -735,14 +743,47 @@ mod tests {
                 },
                 ..api::AllocationRequest::new("db", api::Target::Cgroup("/db".to_owned()), "64Mi")
             });
-            let admitted = bench.reconciler.as_mut().unwrap().admit(&request.unwrap(), false);
+            let admitted = self.reconciler.as_mut().unwrap().admit(&request.unwrap(), false);
             admitted.map(drop).map_err(|error| error.to_string())
-        };
-        let error = admit(&mut bench, 299).unwrap_err();
+        }
+
+        /// Writes the MiB that are free on node 0.
+        fn set_free(&mut self, free: u64) {
+            self.huge_pages([0, 0]);
+            let meminfo = format!("Node 0 MemTotal: 4194304 kB\nNode 0 MemFree: {} kB\n", free << 10);
+            fs::write(self.dir.path().join("sys/devices/system/node/node0/meminfo"), meminfo).unwrap();
+        }
+    }
+
+    #[test]
+    fn refuses_nodes_without_room() {
+        let mut bench = GuardBench::new(&["db"]);
+        let error = bench.admit_db(299).unwrap_err();
         assert!(error.contains("it has 300Mi on other nodes than 0, which have room for 299Mi"), "{error}");
         assert_eq!(bench.mems("db"), "");
-        admit(&mut bench, 300).unwrap();
+        bench.admit_db(300).unwrap();
         assert_eq!(bench.mems("db"), "0");
+    }
+
+    #[test]
+    fn refused_guarantee_of_dry_run_is_tried_again() {
+        let mut bench = GuardBench::new(&["db"]);
+        bench.config.enforcement.mode = EnforcementMode::DryRun;
+        bench.restart();
+        bench.admit_db(300).unwrap();
+        assert_eq!((bench.mems("db"), bench.is_enforced("db")), (String::new(), false));
+
+        bench.config.enforcement.mode = EnforcementMode::On;
+        bench.set_free(299);
+        bench.restart();
+        let mut upkeep = Upkeep::new(bench.now);
+        for (free, mems) in [(299, ""), (300, "0")] {
+            bench.set_free(free);
+            bench.now += Duration::from_secs(30);
+            let now = bench.now;
+            upkeep.handle(&mut bench.reconciler.as_mut().unwrap().core, &ControllerEvent::Tick(now));
+            assert_eq!((bench.mems("db").as_str(), bench.is_enforced("db")), (mems, free == 300));
+        }
     }
 
     #[test]

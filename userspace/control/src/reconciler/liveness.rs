@@ -283,7 +283,7 @@ impl Liveness {
         }
         if restarted {
             upkeep::enforce_guarantees(core);
-            mode::enforce_again(core);
+            mode::log_refused(&mode::enforce_again(core));
             shared_pool::note_restarted(core);
         }
         for (name, reason) in ended {

@@ -9,6 +9,7 @@
 //! disabled once no setting is held any more.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{
         Arc,
@@ -19,7 +20,11 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{SettingsChange, controllers, weights::Weights};
-use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing, state::State};
+use numaward_guarantee::{
+    error::AdmissionError,
+    narrowing::Narrowing,
+    state::{Guarantee, State},
+};
 use numaward_model::Settings;
 use numaward_topology::CpuSet;
 
@@ -69,7 +74,7 @@ pub(crate) fn follow(core: &mut Core) {
         core.store.state.set_narrowing(&path, Narrowing { is_isolated: true, ..Narrowing::default() });
     }
     match core.mode() {
-        EnforcementMode::On => enforce_again(core),
+        EnforcementMode::On => log_refused(&enforce_again(core)),
         EnforcementMode::DryRun => restore_all(core),
         EnforcementMode::Off => {
             restore_all(core);
@@ -115,23 +120,41 @@ pub(crate) fn disable_controllers(core: &mut Core) {
 }
 
 /// Enforces guarantees that are not enforced, for example those of a dry run, or of a unit with a new cgroup that systemd does not manage.
-pub(crate) fn enforce_again(core: &mut Core) {
+/// Returns the reasons of those that cannot be; they are tried again.
+pub(crate) fn enforce_again(core: &mut Core) -> BTreeMap<CgroupPath, String> {
     if core.mode() != EnforcementMode::On {
-        return;
+        return BTreeMap::new();
     }
-    let is_held = |path| core.store.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
     let kept =
         core.store.state.guarantees.iter().filter(|(name, _)| !core.store.state.releasing.contains(*name));
-    let missing = kept.map(|(_, held)| held).filter(|held| {
-        !held.settings.is_empty()
-            && (!is_held(&held.cgroup) || core.store.state.isolated().contains(&held.cgroup))
-    });
+    // A stopped unit has no cgroup.
+    let missing = kept
+        .map(|(_, held)| held)
+        .filter(|held| !is_enforced(core, held) && core.hierarchy.dir(&held.cgroup).is_dir());
     let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
+    let mut refused = BTreeMap::new();
     for (path, settings) in missing {
         match enforce(core, &path, settings) {
             Ok(()) => tracing::info!(cgroup = %path, "the guarantee is enforced again"),
-            Err(error) => tracing::error!(cgroup = %path, %error, "the guarantee cannot be enforced"),
+            Err(error) => drop(refused.insert(path, error.to_string())),
         }
+    }
+    refused
+}
+
+/// Returns true if the settings of a guarantee are written to its cgroup.
+pub(super) fn is_enforced(core: &Core, guarantee: &Guarantee) -> bool {
+    let State { applied, .. } = &core.store.state;
+    let is_held = applied.get(&guarantee.cgroup).is_some_and(|record| !record.settings.is_empty());
+    core.mode() == EnforcementMode::On
+        && (guarantee.settings.is_empty()
+            || is_held && !core.store.state.isolated().contains(&guarantee.cgroup))
+}
+
+/// Logs that guarantees cannot be enforced.
+pub(crate) fn log_refused<'a>(refused: impl IntoIterator<Item = (&'a CgroupPath, &'a String)>) {
+    for (cgroup, error) in refused {
+        tracing::error!(%cgroup, %error, "the guarantee cannot be enforced; it is tried again");
     }
 }
 

@@ -15,7 +15,7 @@ use numaward_guarantee::{request::Target, state::Guarantee};
 use numaward_model::{WorkloadGuarantee, placed};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
-use super::{controllers::Controllers, drift::DriftController};
+use super::{controllers::Controllers, drift::DriftController, mode};
 use crate::core::{Core, MissingCapacity, admission, preferred_node};
 
 /// Descriptions by name of the guarantee, in ascending order.
@@ -40,6 +40,7 @@ struct Source {
     drift: Vec<api::Drift>,
     missing: Option<MissingCapacity>,
     moved: Option<api::MovedPages>,
+    is_enforced: bool,
     stalled: bool,
     stopped: bool,
     releasing: bool,
@@ -81,6 +82,7 @@ impl ReadModel {
                 drift: drift.drift_of(&guarantee.cgroup),
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.execution.migrations.pages_of(&guarantee.cgroup),
+                is_enforced: mode::is_enforced(core, guarantee),
                 stalled: throttling.stalls(name),
                 stopped: liveness.is_stopped(name),
                 releasing: core.store.state.releasing.contains(name),
@@ -141,6 +143,7 @@ impl Description {
         let allocation = api::Allocation {
             declared: guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned()),
             drift: of.drift.clone(),
+            enforced: of.is_enforced,
             stalled: of.stalled,
             stopped: of.stopped,
             missing: of.missing.as_ref().map(api::MissingCapacity::from),

@@ -1,7 +1,7 @@
 //! Upkeep: knobs that differ from the guarantees are written, and records that no longer apply are removed.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -14,15 +14,17 @@ use crate::core::{Core, admission, conditions, cpu_isolation, pods, shared_pool}
 /// Interval for reading again what other programs change.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Controller that removes records which no longer apply, and confines cgroups again.
+/// Controller that removes records which no longer apply, confines cgroups again, and enforces guarantees that were refused.
 #[derive(Debug)]
 pub(super) struct Upkeep {
     last_refresh: Instant,
+    /// Reasons of the guarantees that could not be enforced the last time.
+    refused: BTreeMap<CgroupPath, String>,
 }
 
 impl Upkeep {
     pub(super) fn new(now: Instant) -> Self {
-        Self { last_refresh: now }
+        Self { last_refresh: now, refused: BTreeMap::new() }
     }
 
     /// Returns true once per interval.
@@ -41,6 +43,11 @@ impl Controller for Upkeep {
             && self.is_due(now)
         {
             refresh(core);
+            let refused = mode::enforce_again(core);
+            mode::log_refused(
+                refused.iter().filter(|(cgroup, error)| self.refused.get(*cgroup) != Some(*error)),
+            );
+            self.refused = refused;
         }
     }
 }
