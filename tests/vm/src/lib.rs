@@ -31,6 +31,7 @@
 mod arch;
 mod cache;
 mod error;
+mod image;
 mod initramfs;
 mod machine;
 mod monitor;
@@ -45,7 +46,7 @@ pub use cache::{
 pub use error::Error;
 pub use machine::{GuestNode, GuestTopology, MEMORY_SLOTS, SpecError};
 pub use monitor::Monitor;
-pub use vm::{Forward, HOST_ADDRESS, RESTARTED, RunningVm, Stopper, Vm, find_tool};
+pub use vm::{Clock, Forward, HOST_ADDRESS, RESTARTED, RunningVm, Stopper, Vm, find_tool};
 pub use write_log::{LogEntry, SECTOR, WriteLog};
 
 /// Programs on the host's PATH (or in `/usr/sbin`, `/sbin`) that are necessary to boot a guest, with their Debian
@@ -57,4 +58,5 @@ pub const TOOLS: &[(&str, &str)] = &[
     ("timeout", "coreutils"),
     ("prlimit", "util-linux"),
     ("setpriv", "util-linux"),
+    ("zstd", "zstd"),
 ];

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::{
     Arch, Debian, Error, GUEST_BUSYBOX, GUEST_FIRMWARE, GuestTopology, Kernel, Monitor, TOOLS,
-    arch::SerialPorts, initramfs::Initramfs,
+    arch::SerialPorts, image, initramfs::Initramfs,
 };
 
 /// Skips the self-tests of the kernel's ciphers and the initialization of its entropy from CPU jitter, which take
@@ -179,7 +179,7 @@ impl Default for GuestOptions {
 
 /// Clock of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Clock {
+pub enum Clock {
     /// Advances with executed instructions and skips idle time: a busy host cannot make the guest miss a deadline, and
     /// a `sleep` takes no time. (QEMU, docs/devel/tcg-icount.)
     #[default]
@@ -189,6 +189,12 @@ enum Clock {
 }
 
 impl Clock {
+    /// Returns the clock of guests with this kernel, unless they communicate with the host.
+    pub fn of_kernel(arch: Arch, name: &str) -> Self {
+        let comes_up = arch == Arch::Amd64 && !REAL_TIME_KERNELS.contains(&name);
+        if comes_up { Self::Instructions } else { Self::RealTime }
+    }
+
     fn args(self) -> Vec<String> {
         match self {
             Self::Instructions => {
@@ -336,8 +342,8 @@ impl Vm {
     /// boot in virtual time.
     fn clock(&self) -> Clock {
         let talks = !self.options.forwards.is_empty() || !self.options.reached.is_empty();
-        let comes_up = self.kernel.arch() == Arch::Amd64 && !REAL_TIME_KERNELS.contains(&self.kernel.name());
-        if talks || !comes_up { Clock::RealTime } else { self.options.clock }
+        let of_kernel = Clock::of_kernel(self.kernel.arch(), self.kernel.name());
+        if talks || of_kernel == Clock::RealTime { Clock::RealTime } else { self.options.clock }
     }
 
     fn has_systemd(&self) -> bool {
@@ -412,8 +418,10 @@ impl Vm {
         };
         self.stage(folder.path().join("root"), &of_guest, script)?.pack(&initrd)?;
 
-        let [console, status, stderr, monitor] =
-            ["console", "status", "stderr", "monitor"].map(|name| folder.path().join(name));
+        let [console, status, stderr, monitor, program] =
+            ["console", "status", "stderr", "monitor", "vmlinux"].map(|name| folder.path().join(name));
+        let is_unpacked = arch == Arch::Amd64 && image::unpack(self.kernel.image(), &program)?;
+        let kernel = if is_unpacked { &program } else { self.kernel.image() };
         let errors = File::create(&stderr).map_err(Error::io("creating", &stderr))?;
         let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
         let port = arch.ports().console;
@@ -443,7 +451,7 @@ impl Vm {
             .args(["-display", "none", "-monitor", "none", "-no-reboot"])
             .args(self.machine.qemu_args())
             .arg("-kernel")
-            .arg(self.kernel.image())
+            .arg(kernel)
             .arg("-initrd")
             .arg(&initrd)
             .args(["-append", kernel_arguments.trim()])
