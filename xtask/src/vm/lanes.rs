@@ -218,6 +218,33 @@ pub(crate) const ROWS: &[TestRow] = &[
     row("weights::spreads_pages_by_bandwidth", &[(CI, &["6.12"])]),
 ];
 
+/// The tests that take longest, in this order: they start first where no earlier run has left times, because a long test
+/// that starts last keeps one CPU busy and the others idle.
+const LONGEST: &[&str] = &[
+    "answers::answers_runtime_while_it_waits",
+    "doors::floods_of_one_user_delay_no_other",
+    "containerd::containerd_2",
+    "guard::guard_reclaims_unused_page_cache",
+    "systemd::unit_keeps_pins_after_restart",
+    "doors::unprivileged_users_get_no_access",
+    "rebalance::moves_workload_without_miss",
+    "harm::random_sequences_harm_no_cgroup",
+    "faults::host_faults_end_in_known_state",
+    "guard::guard_stops_page_cache_hog",
+    "harm::own_policies_and_masks_are_kept",
+    "harm::other_cgroups_are_not_harmed",
+    "containerd::containerd_2_with_systemd",
+    "uninstall::restores_every_knob",
+    "numactl::agrees_with_numactl_on_four_nodes",
+    "reconcile::repairs_changed_guarantees",
+    "machine::failed_machine_is_an_error",
+];
+
+/// Returns the place of a test in the order of their times.
+pub(crate) fn place(test: &str) -> usize {
+    LONGEST.iter().position(|long| *long == test).unwrap_or(LONGEST.len())
+}
+
 /// Fails if a test has no row, a row has no test, or a row has neither a lane nor kernels for Arm.
 pub(crate) fn check(tests: &[String]) -> Result<()> {
     let tests: BTreeSet<_> = tests.iter().map(String::as_str).collect();
@@ -237,6 +264,7 @@ mod tests {
     #[test]
     fn rows_are_valid_and_sorted() {
         assert!(ROWS.is_sorted_by(|one, next| one.test < next.test));
+        assert!(LONGEST.iter().all(|test| ROWS.iter().any(|row| row.test == *test)));
         for row in ROWS {
             assert!(!row.lanes.is_empty() || !row.arm64.is_empty(), "{}", row.test);
             for (lane, names) in row.lanes {

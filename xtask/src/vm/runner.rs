@@ -1,7 +1,9 @@
-//! Runs end-to-end tests, each in a separate process, one per CPU at a time.
+//! Runs end-to-end tests, each in a separate process, one per CPU at a time, and one more on a kernel that has no virtual
+//! time: such a machine sleeps for most of its test.
 //!
 //! A separate process gives each test a log, a time and a memory of its own. Tests of all kernels share one queue, so
-//! that no CPU waits for the last test of a kernel. The longest tests of the last run come first.
+//! that no CPU waits for the last test of a kernel. The longest tests of the last run come first, without one those of the
+//! table.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -13,8 +15,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use numaward_vm::Arch;
+use numaward_vm::{Arch, Clock};
 
+use super::lanes;
 use crate::{build, command, report};
 
 /// A test on one kernel.
@@ -92,15 +95,19 @@ impl Runner {
         let total = jobs.len();
         let mut waiting = jobs;
         waiting.sort_by_key(|job| {
-            (job.round, std::cmp::Reverse(times.get(&job.key()).unwrap_or(Duration::MAX)))
+            let time = times.get(&job.key()).unwrap_or(Duration::MAX);
+            (job.round, std::cmp::Reverse(time), lanes::place(job.test))
         });
         let known: BTreeMap<_, _> = waiting.iter().map(|job| (job.key(), times.get(&job.key()))).collect();
         let queue = Mutex::new(Queue { waiting: waiting.into(), running: Vec::new(), outcomes: Vec::new() });
         let started = Instant::now();
+        let work = |clock| self.work(clock, &queue, &logs, &known, total, started);
         thread::scope(|scope| {
-            let workers: Vec<_> = (0..self.slots)
-                .map(|_| scope.spawn(|| self.work(&queue, &logs, &known, total, started)))
-                .collect();
+            let mut workers: Vec<_> =
+                (0..self.slots).map(|_| scope.spawn(|| work(Clock::Instructions))).collect();
+            if self.arch == Arch::Amd64 {
+                workers.push(scope.spawn(|| work(Clock::RealTime)));
+            }
             workers.into_iter().try_for_each(|worker| match worker.join() {
                 Ok(result) => result,
                 Err(_) => anyhow::bail!("a thread that runs tests panicked"),
@@ -118,6 +125,7 @@ impl Runner {
 
     fn work(
         &self,
+        clock: Clock,
         queue: &Mutex<Queue>,
         logs: &Path,
         known: &BTreeMap<String, Option<Duration>>,
@@ -128,7 +136,7 @@ impl Runner {
         loop {
             let job = {
                 let mut queue = lock();
-                let Some(job) = queue.waiting.pop_front() else { return Ok(()) };
+                let Some(job) = self.next(&mut queue.waiting, clock) else { return Ok(()) };
                 queue.running.push(job.clone());
                 job
             };
@@ -166,6 +174,15 @@ impl Runner {
                 println!("  again:     {}", self.command_for(&job));
             }
             queue.outcomes.push(outcome);
+        }
+    }
+
+    /// Returns the next job for a worker of machines with this clock.
+    fn next(&self, waiting: &mut VecDeque<Job>, clock: Clock) -> Option<Job> {
+        match waiting.iter().position(|job| Clock::of_kernel(self.arch, job.kernel) == clock) {
+            Some(place) => waiting.remove(place),
+            None if clock == Clock::RealTime => None,
+            None => waiting.pop_front(),
         }
     }
 
@@ -265,6 +282,21 @@ mod tests {
             let outcome = run(script).pop().unwrap();
             assert_eq!((outcome.verdict, outcome.restarts), (verdict, restarts), "{script}");
         }
+    }
+
+    #[test]
+    fn one_more_worker_takes_machines_in_real_time() {
+        let runner =
+            Runner { arch: Arch::Amd64, program: PathBuf::new(), variables: BTreeMap::new(), slots: 1 };
+        let job = |kernel| Job { test: "runner::test", kernel, is_long: false, round: 1 };
+        let mut waiting = VecDeque::from(["6.1", "6.12", "6.1", "latest"].map(job));
+        let mut next = |clock| runner.next(&mut waiting, clock).map(|job| job.kernel);
+        assert_eq!(next(Clock::Instructions), Some("6.12"));
+        assert_eq!(next(Clock::RealTime), Some("6.1"));
+        assert_eq!(next(Clock::Instructions), Some("latest"));
+        assert_eq!(next(Clock::Instructions), Some("6.1"), "no other machine is left");
+        assert_eq!(next(Clock::RealTime), None);
+        assert_eq!(next(Clock::Instructions), None);
     }
 
     #[test]
