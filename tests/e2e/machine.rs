@@ -5,16 +5,16 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    panic::{self, AssertUnwindSafe},
-    thread,
+    panic, thread,
     time::{Duration, Instant},
 };
 
-use numaward_tests::{TestEnvironment, boot};
-use numaward_vm::{Error, Forward, GuestTopology};
+use numaward_tests::{TestEnvironment, boot, report, with_prelude};
+use numaward_vm::{Error, Forward, GuestTopology, Vm};
 
-fn small() -> GuestTopology {
-    GuestTopology::parse(Some(1), None, None, None).unwrap()
+/// Returns a machine with one node and without the programs under test.
+fn small(bench: &TestEnvironment) -> Vm {
+    Vm::new(bench.kernel().clone(), GuestTopology::parse(Some(1), None, None, None).unwrap())
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn returns_output_and_exit_code() {
     let Some(bench) = TestEnvironment::open() else { return };
     let script = "printf 'exit 0\\nraw\\r\\001\\377' >&2; seq 1 20000; exit 7";
     let mut output = Vec::new();
-    assert_eq!(bench.vm(small()).run(script, &mut output).unwrap(), 7);
+    assert_eq!(small(&bench).run(script, &mut output).unwrap(), 7);
     let mut expected = b"exit 0\nraw\r\x01\xff".to_vec();
     expected.extend((1..=20000).flat_map(|number| format!("{number}\n").into_bytes()));
     assert!(output == expected, "{} bytes came, {} were expected", output.len(), expected.len());
@@ -31,14 +31,14 @@ fn returns_output_and_exit_code() {
 #[test]
 fn failed_machine_is_an_error() {
     let Some(bench) = TestEnvironment::open() else { return };
-    let run = |script: &str| bench.vm(small()).run(script, &mut Vec::new()).unwrap_err();
+    let run = |script: &str| small(&bench).run(script, &mut Vec::new()).unwrap_err();
 
     let error = run("echo c >/proc/sysrq-trigger");
     assert!(matches!(&error, Error::Panic { reason, .. } if reason.contains("sysrq")), "{error}");
     assert!(error.to_string().contains("The console's last lines"), "{error}");
 
     // The machine panics before the script, also after a second start.
-    let error = bench.vm(small()).append("rdinit=/none").run("exit 0", &mut Vec::new()).unwrap_err();
+    let error = small(&bench).append("rdinit=/none").run("exit 0", &mut Vec::new()).unwrap_err();
     assert!(matches!(error, Error::Panic { .. }), "{error}");
 
     let error = run("echo 'exit 0'; echo last words >/dev/ttyS0; poweroff -f");
@@ -51,21 +51,40 @@ fn failed_machine_is_an_error() {
 /// Asserts that a script fails its test if a command fails, if an error is logged but not declared or declared but not logged, or
 /// if it leaves a process or cgroup although it declared otherwise.
 fn assert_bad_scripts_fail(bench: &TestEnvironment) {
-    let message = |script: &str| {
-        let vm = bench.vm(small());
-        let panic = panic::catch_unwind(AssertUnwindSafe(|| boot(&vm, script))).unwrap_err();
-        panic.downcast_ref::<String>().unwrap().clone()
-    };
-    let failed = message("set -eu\nsection first\ntrue\nfalse\nsection second");
-    assert!(failed.contains("FAILED: code 1 in section \"first\", line 4 of the script"), "{failed}");
     let error = "2026-11-28T02:54:47.683166Z ERROR the ledger is lost";
-    let failed = message(&format!("set -eu\nsection first\necho '{error}' >/tmp/daemon.log"));
-    assert!(failed.contains("unexpected errors") && failed.contains(error), "{failed}");
-    let failed = message("set -eu\nsection first\nexpect_error lost");
-    assert!(failed.contains("=== errors that did not occur\nlost\n"), "{failed}");
-    let failed = message("set -eu\nleaves_nothing\nmkdir $cgroups/left\nsleep 1000 &");
-    for left in ["left: cgroup /sys/fs/cgroup/left\n", "left: process sleep 1000\n"] {
-        assert!(failed.contains(left), "{failed}");
+    let logs = format!("set -eu\nsection first\necho '{error}' >/tmp/daemon.log");
+    let bad = [
+        (
+            "set -eu\nsection first\ntrue\nfalse\nsection second",
+            vec!["FAILED: code 1 in section \"first\", line 4 of the script"],
+        ),
+        (&*logs, vec!["=== unexpected errors\n", error]),
+        ("set -eu\nsection first\nexpect_error lost", vec!["=== errors that did not occur\nlost\n"]),
+        (
+            "set -eu\nleaves_nothing\nmkdir $cgroups/left\nsleep 1000 &",
+            vec!["left: cgroup /sys/fs/cgroup/left\n", "left: process sleep 1000\n"],
+        ),
+    ];
+    // One machine runs all of them, each as if it were the machine's own.
+    let all = bad.iter().fold(String::new(), |all, (script, _)| {
+        let script =
+            format!("cat >/root/script <<'END OF SCRIPT'\n{}\nEND OF SCRIPT\n", with_prelude(script));
+        all + &script + "sh /root/script; printf '\\nCODE %s\\n' $?\nrm -rf /tmp/*\n"
+    });
+    let mut output = Vec::new();
+    assert_eq!(small(bench).run(&all, &mut output).unwrap(), 0);
+    let output = String::from_utf8(output).unwrap();
+    let mut rest = output.as_str();
+    for (script, messages) in bad {
+        let (printed, after) = rest.split_once("\nCODE ").unwrap_or_else(|| panic!("{script} in:\n{output}"));
+        let (code, after) = after.split_once('\n').unwrap();
+        rest = after;
+        let code = code.parse().unwrap();
+        let panic = panic::catch_unwind(|| report(Ok(code), printed.as_bytes())).unwrap_err();
+        let failed = panic.downcast_ref::<String>().unwrap();
+        for message in messages {
+            assert!(failed.contains(message), "{failed}");
+        }
     }
 }
 
@@ -73,7 +92,7 @@ fn assert_bad_scripts_fail(bench: &TestEnvironment) {
 fn hung_machine_is_stopped() {
     let Some(bench) = TestEnvironment::open() else { return };
     let limit = Duration::from_secs(10);
-    for vm in [bench.vm(small()), bench.vm(small()).real_time()] {
+    for vm in [small(&bench), small(&bench).real_time()] {
         let error = vm.limit(limit).run("while :; do :; done", &mut Vec::new()).unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
     }
@@ -82,7 +101,7 @@ fn hung_machine_is_stopped() {
 #[test]
 fn dropped_machine_is_stopped() {
     let Some(bench) = TestEnvironment::open() else { return };
-    let running = bench.vm(small()).start("while :; do :; done").unwrap();
+    let running = small(&bench).start("while :; do :; done").unwrap();
     let group = |pid: u32| {
         let children = format!("/proc/{pid}/task/{pid}/children");
         fs::read_to_string(children).ok().and_then(|text| text.split_whitespace().next()?.parse::<u32>().ok())
@@ -142,7 +161,7 @@ fn forwards_port_to_loopback() {
     // The port was free a moment ago. If another process takes it meanwhile, QEMU reports that.
     let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let script = "mkdir /www && echo -n hello >/www/index.html && httpd -f -p 8080 -h /www";
-    let vm = bench.vm(small()).forward(Forward { host, guest: 8080 });
+    let vm = small(&bench).forward(Forward { host, guest: 8080 });
     let mut running = vm.start(script).unwrap();
     let ask = || {
         let mut stream = TcpStream::connect(("127.0.0.1", host))?;

@@ -207,7 +207,12 @@ impl<F: FnOnce(&mut Monitor) -> Result<(), Error>> Write for Changer<F> {
     }
 }
 
-fn report(result: Result<u8, Error>, output: &[u8]) -> ScriptReport {
+/// Returns the sections of a script, by its result and its output.
+///
+/// # Panics
+///
+/// Like [`boot`].
+pub fn report(result: Result<u8, Error>, output: &[u8]) -> ScriptReport {
     let report = ScriptReport { text: String::from_utf8_lossy(output).into_owned() };
     match result {
         Ok(0) => {
