@@ -261,7 +261,7 @@ impl Drop for Cluster {
         show("pods", self.kubectl.run(&["describe", "pods", "--all-namespaces"]));
         show("node", self.kubectl.run(&["describe", "nodes"]));
         let tail = format!("tail -n {TAIL_LINES}");
-        for log in ["/var/log/pods/numaward_*/*/*.log", "/tmp/kubelet.log", "/tmp/containerd.log"] {
+        for log in ["/var/log/pods/numaward_*/*/*.log", "/tmp/kubelet.log", "/tmp/runtime.log"] {
             show(log, self.node.run(&format!("{tail} {log}")));
         }
         for log in ["node", "etcd", "apiserver", "controller-manager", "scheduler"] {

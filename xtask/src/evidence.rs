@@ -97,9 +97,17 @@ fn kernels_of(name: &str, tests: &[&TestRow]) -> Result<String> {
     let rest: Vec<_> = both.into_iter().filter(|kernel| !ci.contains(kernel)).collect();
     let cluster = common(&|row| row.kernels(Lane::Cluster).collect());
     let arm64 = common(&|row| row.arm64_kernels().to_vec());
-    let programs: BTreeSet<_> = tests.iter().map(|row| row.programs == Some(Programs::Containerd)).collect();
-    ensure!(programs.len() == 1, "{PAGE}: some tests of `{name}` need a newer containerd: name them apart");
-    let of_rest = if programs.contains(&true) { "rest, with a newer containerd: " } else { "rest: " };
+    let mut programs = tests.iter().map(|row| row.programs);
+    let first = programs.next().flatten();
+    ensure!(
+        programs.all(|of| of == first),
+        "{PAGE}: some tests of `{name}` need other programs than the rest: name them apart"
+    );
+    let of_rest = match first {
+        Some(Programs::Containerd) => "rest, with a newer containerd: ",
+        Some(Programs::Crio) => "rest, with CRI-O: ",
+        Some(Programs::Kubernetes) | None => "rest: ",
+    };
     let parts = [("", ci), (of_rest, rest), ("cluster: ", cluster), ("Arm: ", arm64)];
     let parts = parts.into_iter().filter(|(_, kernels)| !kernels.is_empty());
     let parts: Vec<_> = parts.map(|(lane, kernels)| format!("{lane}{}", kernels.join(", "))).collect();

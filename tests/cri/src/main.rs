@@ -25,11 +25,13 @@ use self::{
     grpc::{CallError, GrpcClient},
     messages::{
         ContainerConfig, ContainerCreated, ContainerId, ContainerMetadata, ContainerResources,
-        CreateContainer, Empty, ImageSpec, LinuxContainer, LinuxSandbox, NamespaceOptions, Sandbox,
-        SandboxConfig, SandboxId, SandboxMetadata, SandboxSecurity, StopContainer, UpdateResources,
+        CreateContainer, Empty, ImagePulled, ImageSpec, LinuxContainer, LinuxSandbox, NamespaceOptions,
+        PullImage, RuntimeVersion, Sandbox, SandboxConfig, SandboxId, SandboxMetadata, SandboxSecurity,
+        StopContainer, UpdateResources, VersionQuery,
     },
 };
 
+const IMAGES: &str = "runtime.v1.ImageService";
 /// Period of CPU quotas, in microseconds.
 const PERIOD: i64 = 100_000;
 /// CPU shares of one CPU.
@@ -44,7 +46,7 @@ const MIN_SHARES: i64 = 2;
 )]
 struct CriArguments {
     /// The runtime's socket
-    #[arg(long, default_value = "/run/containerd/containerd.sock")]
+    #[arg(long, env = "CONTAINER_RUNTIME_ENDPOINT", default_value = "/run/containerd/containerd.sock")]
     socket: PathBuf,
     #[command(subcommand)]
     task: CriCommand,
@@ -52,6 +54,13 @@ struct CriArguments {
 
 #[derive(Subcommand)]
 enum CriCommand {
+    /// Prints the runtime's name and version
+    Version,
+    /// Pulls an image
+    Pull {
+        /// The image's name
+        image: String,
+    },
     /// Runs a pod's sandbox; prints its id
     Pod(PodArgs),
     /// Creates a container in a pod; prints its id
@@ -251,6 +260,15 @@ async fn run(arguments: CriArguments) -> Result<(), CallError> {
         | CriCommand::DevicePlugin(_)
         | CriCommand::DraDriver(_)
         | CriCommand::Relay(_) => {}
+        CriCommand::Version => {
+            let version: RuntimeVersion =
+                client.call("Version", VersionQuery { version: String::new() }).await?;
+            println!("{} {}", version.runtime_name, version.runtime_version);
+        }
+        CriCommand::Pull { image } => {
+            let request = PullImage { image: Some(ImageSpec { image }) };
+            let _: ImagePulled = client.call_of(IMAGES, "PullImage", request).await?;
+        }
         CriCommand::Pod(pod) => {
             let request = Sandbox { config: Some(pod.config()) };
             let made: SandboxId = client.call("RunPodSandbox", request).await?;

@@ -18,6 +18,32 @@ pub(crate) const NODE: i32 = 2;
 pub(crate) struct Empty {}
 
 #[derive(Clone, PartialEq, Message)]
+pub(crate) struct VersionQuery {
+    #[prost(string, tag = "1")]
+    pub(crate) version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RuntimeVersion {
+    #[prost(string, tag = "2")]
+    pub(crate) runtime_name: String,
+    #[prost(string, tag = "3")]
+    pub(crate) runtime_version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct PullImage {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) image: Option<ImageSpec>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ImagePulled {
+    #[prost(string, tag = "1")]
+    pub(crate) image_ref: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct Sandbox {
     #[prost(message, optional, tag = "1")]
     pub(crate) config: Option<SandboxConfig>,

@@ -32,7 +32,7 @@ cat >/bin/restart-containerd <<'END'
 #!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 kill -KILL $(pidof containerd)
-containerd --config /etc/containerd/config.toml >>/tmp/containerd.log 2>&1 </dev/null &
+containerd --config /etc/containerd/config.toml >>/tmp/runtime.log 2>&1 </dev/null &
 END
 # record FILE: starts to record each change of the CPUs, the nodes and the first process of the cgroup in the current folder.
 cat >/bin/record <<'END'

@@ -15,8 +15,8 @@ for i in $(seq 40); do
 done
 wait $all
 section "cpus"
-for id in $(cat /tmp/started-*); do
-    cgroup=$cgroups/kubepods/podmany/$id
+for container in $(cat /tmp/started-*); do
+    cgroup=$cgroups/kubepods/podmany/$(container_group)
     echo "$(cat $cgroup/cpuset.cpus) $(sed -n 's/^Cpus_allowed_list:.//p' /proc/$(head -n1 $cgroup/cgroup.procs)/status)"
 done
 section "refused"

@@ -3,12 +3,12 @@
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use serde_json::{Value, json};
 
-use super::{CONTAINERD, Driver, MEMORY, V2, full, instead_of, lines, machine, nodes, numbers};
+use super::{CONTAINERD, Driver, MEMORY, V2, full, lines, machine, nodes, numbers};
 
 /// Boots a machine with these CPUs and this memory and with the folder's containerd, and runs the script. If programs are
 /// missing, prints the reason and returns `None`.
 fn run(of: (&str, &str), script: &str) -> Option<ScriptReport> {
-    if instead_of(&V2).is_none() {
+    if V2.folder().is_none() {
         // Skipped also if `CI=true`: Debian's version is older.
         eprintln!(
             "skipped: {CONTAINERD} is not set; run `cargo xtask vm test containerd::newer --containerd DIR`"

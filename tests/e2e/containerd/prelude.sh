@@ -1,5 +1,9 @@
-# Precedes the scripts that run containerd: prepares an image, starts containerd and the daemon, and defines functions. $IMPORT
-# has arguments of `ctr images import`, $DRIVER is the cgroup driver.
+# Precedes the scripts that run a container runtime: prepares an image, starts the runtime and the daemon, and defines functions.
+# $DRIVER is the cgroup driver. Before it comes containerd.sh or crio.sh with the functions of this runtime:
+# - serve: executes the server; its messages are in /tmp/runtime.log
+# - import: makes the image known to it
+# - shims: prints the command lines of processes that hold a pod's containers
+# - container_group: prints the name of the cgroup of a container
 set -eu
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -27,12 +31,17 @@ echo '[{"Config": "config.json", "RepoTags": ["localhost/test:1", "localhost/pau
 tar -cf image.tar manifest.json config.json layer.tar
 cd /
 
-start_containerd() {
-    containerd --config /etc/containerd/config.toml >>/tmp/containerd.log 2>&1 &
-    containerd=$!
-    wait_for 300 ctr version
+start_runtime() {
+    serve >>/tmp/runtime.log 2>&1 &
+    runtime=$!
+    wait_for 300 numaward-cri version
 }
-# start_plugin: starts the daemon and waits until it is connected to containerd.
+# kill_runtime: kills the server. Containers go on.
+kill_runtime() {
+    kill -9 $runtime
+    wait $runtime || true
+}
+# start_plugin: starts the daemon and waits until it is connected to the runtime.
 start_plugin() {
     start_daemon
     wait_for 120 connected
@@ -53,9 +62,9 @@ run() {
     case $DRIVER in
         systemd)
             _slice=kubepods${_class:+-$_class}
-            cgroup=$cgroups/kubepods.slice${_class:+/$_slice.slice}/$_slice-pod$_name.slice/cri-containerd-$container.scope
+            cgroup=$cgroups/kubepods.slice${_class:+/$_slice.slice}/$_slice-pod$_name.slice/$(container_group).scope
             ;;
-        *) cgroup=$cgroups/kubepods${_class:+/$_class}/pod$_name/$container ;;
+        *) cgroup=$cgroups/kubepods${_class:+/$_class}/pod$_name/$(container_group) ;;
     esac
 }
 # protection CGROUP: prints memory.min and memory.low of the cgroup and of its ancestors, from the inside out.
@@ -81,8 +90,10 @@ wait_until_at() {
     wait_for 60 grep -qx "$1" "$2/cpuset.mems"
 }
 
-start_containerd
-ctr -n k8s.io images import $IMPORT /image/image.tar >/tmp/import.log 2>&1 || { cat /tmp/import.log; fail "import"; }
+start_runtime
+section "versions"
+numaward-cri version
+import >/tmp/import.log 2>&1 || { cat /tmp/import.log /tmp/runtime.log; fail "import"; }
 cat >/etc/numaward/config.yaml <<END
 kubernetes:
   nri:

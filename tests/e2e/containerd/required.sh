@@ -3,10 +3,9 @@ set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 config=/etc/containerd/config.toml
 
-restart_containerd() {
-    kill -9 $containerd
-    wait $containerd || true
-    start_containerd
+restart_runtime() {
+    kill_runtime
+    start_runtime
 }
 # attempt POD [ANNOTATION]: creates a pod that is eligible for an exclusive CPU, and prints the placement or the error.
 attempt() {
@@ -25,7 +24,7 @@ another() {
 
 ctr version
 printf "\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\n    enable = true\n" >>$config
-restart_containerd
+restart_runtime
 section "not asked"
 attempt not-asked
 numaward-cri remove-pod $pod
@@ -38,7 +37,7 @@ numaward-cri remove-pod $pod
 
 tolerate=tolerate-missing-plugins.noderesource.dev
 printf "    required_plugins = ['numaward']\n    tolerate_missing_plugins_annotation = '$tolerate'\n" >>$config
-restart_containerd
+restart_runtime
 section "missing"
 attempt missing
 numaward-cri remove-pod $pod
@@ -80,5 +79,5 @@ section "gone"
 another fourth
 section "log"
 grep -E 'NRI|WARN|ERROR' /tmp/daemon.log
-grep -i -E 'nri|plugin "' /tmp/containerd.log | grep -v 'loading plugin' | tail -n 40
+grep -i -E 'nri|plugin "' /tmp/runtime.log | grep -v 'loading plugin' | tail -n 40
 section "end"

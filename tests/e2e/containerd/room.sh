@@ -48,7 +48,7 @@ numaward-cri start "$container" || fail "start big"
 section "refused"
 grep -c 'the pod is refused' /tmp/daemon.log
 section "big"
-where $cgroups/kubepods/podbig/$container
+where $cgroups/kubepods/podbig/$(container_group)
 section "moved"
 where $moved
 section "memory"

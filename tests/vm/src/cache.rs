@@ -41,9 +41,9 @@ impl Cache {
         self.root.join("kernels").join(folder_name(arch, name))
     }
 
-    /// Returns the folder with containerd's packages of this Debian release, which may not exist.
-    pub fn containerd_dir(&self, arch: Arch, release: &str) -> PathBuf {
-        self.root.join("containerd").join(folder_name(arch, release))
+    /// Returns the folder with this set of container runtimes' packages, which may not exist.
+    pub fn containerd_dir(&self, arch: Arch, set: &str) -> PathBuf {
+        self.root.join("containerd").join(folder_name(arch, set))
     }
 
     /// Returns the folder of the root file system with systemd of this Debian release, which may not exist.

@@ -34,6 +34,8 @@ pub(crate) enum Programs {
     Kubernetes,
     /// containerd 2.3 or newer, and runc 1.4 or newer.
     Containerd,
+    /// CRI-O.
+    Crio,
 }
 
 /// The row of one test.
@@ -117,8 +119,15 @@ pub(crate) const ROWS: &[TestRow] = &[
     cluster("cluster::whole::repeats_pod_level_decisions"),
     row("containerd::containerd_1_7", &[(Rest, &["6.12"])]),
     also_arm64(row("containerd::containerd_2", &[(CI, &["6.12"])]), &["6.12"]),
+    row("containerd::containerd_2_with_crun", &[(Rest, &["6.12"])]),
+    row("containerd::containerd_2_with_crun_and_systemd", &[(Rest, &["6.12"])]),
     row("containerd::containerd_2_with_systemd", &[(CI, &["6.12"])]),
     row("containerd::containerd_with_systemd", &[(Rest, &["6.12"])]),
+    needs(row("containerd::crio::containers_are_placed", &[(Rest, &["6.12"])]), Programs::Crio),
+    needs(row("containerd::crio::containers_are_placed_with_systemd", &[(Rest, &["6.12"])]), Programs::Crio),
+    needs(row("containerd::crio::forty_containers_share_no_cpu", &[(Rest, &["6.12"])]), Programs::Crio),
+    needs(row("containerd::crio::refused_pod_leaves_nothing", &[(Rest, &["6.12"])]), Programs::Crio),
+    needs(row("containerd::crio::running_pod_makes_room", &[(Rest, &["6.12"])]), Programs::Crio),
     row("containerd::forty_containers_share_no_cpu", &[(Rest, &["6.12"])]),
     needs(row("containerd::newer::containers_get_memory_policy", &[(Rest, &["6.12"])]), Programs::Containerd),
     needs(row("containerd::newer::required_plugin_stops_pods", &[(Rest, &["6.12"])]), Programs::Containerd),

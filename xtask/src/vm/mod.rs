@@ -53,6 +53,7 @@ const KUBELET: [&str; 2] = ["kubelet", "kubelet.xz"];
 /// Variables with the folders of [`Folders`], also for the tests.
 pub(crate) const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
 const NEW_CONTAINERD: &str = "NUMAWARD_CONTAINERD";
+const CRIO: &str = "NUMAWARD_CRIO";
 /// Variable with the folder of the generator of gRPC clients, for the same tests.
 const GRPC_TOOLS: &str = "NUMAWARD_GRPC_TOOLS";
 
@@ -106,12 +107,15 @@ pub(crate) struct Folders {
     /// containerd 2.1, and for the tests `containerd::newer`, which also need runc 1.4 or newer there
     #[arg(long, value_name = "DIR", env = NEW_CONTAINERD)]
     containerd: Option<PathBuf>,
+    /// Folder with crio and pinns of CRI-O, for the tests `containerd::crio`
+    #[arg(long, value_name = "DIR", env = CRIO)]
+    crio: Option<PathBuf>,
 }
 
 impl Folders {
     pub(crate) fn from_environment() -> Self {
         let folder = |name: &str| env::var_os(name).map(PathBuf::from);
-        Self { kubernetes: folder(KUBERNETES), containerd: folder(NEW_CONTAINERD) }
+        Self { kubernetes: folder(KUBERNETES), containerd: folder(NEW_CONTAINERD), crio: folder(CRIO) }
     }
 
     /// Returns the folders with defaults for missing ones, if one of the named tests needs them.
@@ -121,13 +125,18 @@ impl Folders {
             let is_there = KUBELET.iter().any(|name| folder.join(name).is_file());
             (is_there && names.iter().any(|name| name.starts_with(CLUSTER))).then_some(folder)
         };
-        Self { kubernetes: self.kubernetes.clone().or_else(beside), containerd: self.containerd.clone() }
+        Self {
+            kubernetes: self.kubernetes.clone().or_else(beside),
+            containerd: self.containerd.clone(),
+            crio: self.crio.clone(),
+        }
     }
 
     fn folder_of(&self, programs: Programs) -> Option<&PathBuf> {
         match programs {
             Programs::Kubernetes => self.kubernetes.as_ref(),
             Programs::Containerd => self.containerd.as_ref(),
+            Programs::Crio => self.crio.as_ref(),
         }
     }
 
@@ -136,6 +145,7 @@ impl Folders {
         let folders = [
             (KUBERNETES, "--kubernetes", &self.kubernetes),
             (NEW_CONTAINERD, "--containerd", &self.containerd),
+            (CRIO, "--crio", &self.crio),
         ];
         folders
             .into_iter()
@@ -294,7 +304,7 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
     let (jobs, without_programs) = selection.jobs(folders)?;
     if !without_programs.is_empty() {
         println!(
-            "not run: {}: give --kubernetes DIR or --containerd DIR (see CONTRIBUTING.md)",
+            "not run: {}: give --kubernetes DIR, --containerd DIR or --crio DIR (see CONTRIBUTING.md)",
             without_programs.join(", ")
         );
     }

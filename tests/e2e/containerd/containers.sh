@@ -21,7 +21,7 @@ where $web
 section "adopted metrics"
 ask /metrics | grep -E '^numaward_(containers_started_unpinned|nri_)'
 
-# This version of containerd ignores memory policies.
+# Most versions of the runtimes ignore memory policies.
 annotation=numaward.io/memory-policy=interleave
 run policy burstable --millicpus 100 --unlimited -- sleep 1000000
 annotation=
@@ -102,18 +102,17 @@ allocations
 section "back metrics"
 ask /metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
 
-section "containerd killed"
-kill -9 $containerd
-wait $containerd || true
+section "runtime killed"
+kill_runtime
 _is_gone() { ! connected; }
 wait_for 60 _is_gone
-start_containerd
+start_runtime
 wait_for 120 connected
-section "containerd back"
+section "runtime back"
 where $db
-section "containerd back early"
+section "runtime back early"
 where $early
-section "containerd back metrics"
+section "runtime back metrics"
 ask /metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
 numaward-cri remove-pod $meanwhile_pod
 section "at once"
