@@ -265,7 +265,7 @@ pub(crate) fn full(release: &Release, driver: Driver, script: &str) -> String {
         CriServer::Crio => include_str!("containerd/crio.sh").to_owned(),
     };
     let prelude = include_str!("containerd/prelude.sh");
-    format!("DRIVER={driver}\n{server}\n{prelude}\n{script}")
+    format!("DRIVER={driver} OCI={}\n{server}\n{prelude}\n{script}", release.oci)
 }
 
 /// Protection of a pod with 128Mi: `memory.min` leaves a part to reclaim within the pod.

@@ -8,3 +8,7 @@ container_group() {
         *) echo $container ;;
     esac
 }
+validate() { printf "\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\n    enable = true\n" >>/etc/containerd/config.toml; }
+require_numaward() {
+    printf "    required_plugins = ['numaward']\n    tolerate_missing_plugins_annotation = '$1'\n" >>/etc/containerd/config.toml
+}

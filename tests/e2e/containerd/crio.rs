@@ -2,6 +2,7 @@
 
 use super::{
     CRUN, CriServer, Release, V2, check, check_forty, check_refusals, check_room, check_with_systemd,
+    newer::check_required_plugin,
 };
 
 /// The libraries of crun and conmon are those of `V2`.
@@ -26,6 +27,11 @@ fn forty_containers_share_no_cpu() {
 #[test]
 fn refused_pod_leaves_nothing() {
     check_refusals(&CRIO);
+}
+
+#[test]
+fn required_plugin_stops_pods() {
+    check_required_plugin(&CRIO);
 }
 
 #[test]

@@ -7,3 +7,10 @@ serve() { exec crio --config /etc/crio/crio.conf; }
 import() { numaward-cri pull localhost/test:1; }
 shims() { ps -o args | grep '[c]onmon '; }
 container_group() { echo crio-$container; }
+validate() { printf '[crio.nri.default_validator]\nnri_enable_default_validator = true\n' >>/etc/crio/crio.conf; }
+require_numaward() {
+    cat >>/etc/crio/crio.conf <<END
+nri_validator_required_plugins = ["numaward"]
+nri_validator_tolerate_missing_plugins_annotation = "$1"
+END
+}

@@ -3,8 +3,6 @@
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 echo 'topologyManagerPolicy: best-effort' >>/etc/numaward/config.yaml
-ctr version
-runc --version
 start_plugin
 
 # policy CGROUP: prints the policy of the first process, which is that of its stack.

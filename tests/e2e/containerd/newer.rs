@@ -3,20 +3,20 @@
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use serde_json::{Value, json};
 
-use super::{CONTAINERD, Driver, MEMORY, V2, full, lines, machine, nodes, numbers};
+use super::{CONTAINERD, Driver, MEMORY, Release, V2, V2_CRUN, full, lines, machine, nodes, numbers};
 
-/// Boots a machine with these CPUs and this memory and with the folder's containerd, and runs the script. If programs are
-/// missing, prints the reason and returns `None`.
-fn run(of: (&str, &str), script: &str) -> Option<ScriptReport> {
-    if V2.folder().is_none() {
+/// Boots a machine with these CPUs and this memory and with the folder's runtime, and runs the script. If programs are missing,
+/// prints the reason and returns `None`.
+fn run(release: &Release, of: (&str, &str), script: &str) -> Option<ScriptReport> {
+    if release.folder().is_none() {
         // Skipped also if `CI=true`: Debian's version is older.
         eprintln!(
             "skipped: {CONTAINERD} is not set; run `cargo xtask vm test containerd::newer --containerd DIR`"
         );
         return None;
     }
-    let (vm, _files) = machine(&TestEnvironment::open()?, nodes(of), &V2, Driver::Cgroupfs)?;
-    let report = boot(&vm, &full(&V2, Driver::Cgroupfs, script));
+    let (vm, _files) = machine(&TestEnvironment::open()?, nodes(of), release, Driver::Cgroupfs)?;
+    let report = boot(&vm, &full(release, Driver::Cgroupfs, script));
     eprintln!("{report}");
     Some(report)
 }
@@ -28,10 +28,20 @@ fn pages(report: &ScriptReport, section: &str) -> [u64; 2] {
     pages
 }
 
-/// From its first instruction, a container has the memory policy of its pod, which the OCI runtime sets.
 #[test]
 fn containers_get_memory_policy() {
-    let Some(report) = run(("3,3", "1280M,1280M"), include_str!("memory_policy.sh")) else { return };
+    check_memory_policy(&V2);
+}
+
+#[test]
+fn crun_sets_memory_policy() {
+    check_memory_policy(&V2_CRUN);
+}
+
+/// From its first instruction, a container has the memory policy of its pod, which the OCI runtime sets.
+fn check_memory_policy(release: &Release) {
+    let script = include_str!("memory_policy.sh");
+    let Some(report) = run(release, ("3,3", "1280M,1280M"), script) else { return };
     for (policy, shown) in [
         ("none", "default"),
         ("bind", "bind=static:0-1"),
@@ -56,13 +66,17 @@ fn containers_get_memory_policy() {
     report.section("end");
 }
 
-/// Message of containerd's validator if numaward is not connected.
+/// Message of the runtime's validator if numaward is not connected.
 const NOT_PRESENT: &str = r#"required plugin "numaward" not present"#;
 
-/// A pod that requires numaward does not start without it. The pod or containerd's configuration declares the requirement.
 #[test]
 fn required_plugin_stops_pods() {
-    let Some(report) = run(("3,3", MEMORY), include_str!("required.sh")) else { return };
+    check_required_plugin(&V2);
+}
+
+/// A pod that requires numaward does not start without it. The pod or the runtime's configuration declares the requirement.
+pub(super) fn check_required_plugin(release: &Release) {
+    let Some(report) = run(release, ("3,3", MEMORY), include_str!("required.sh")) else { return };
     let is_refused = |section: &str| {
         let text = report.section(section);
         assert!(text.contains("CreateContainer: ") && text.contains(NOT_PRESENT), "{section}: {text}");
@@ -88,7 +102,7 @@ fn required_plugin_stops_pods() {
     let held: Vec<_> = held["allocations"].as_array().unwrap().iter().map(|held| &held["name"]).collect();
     assert_eq!(held, ["default/placed/main"]);
 
-    // containerd counts a plugin as present even if its last request timed out, so it creates one more container.
+    // The runtime counts a plugin as present even if its last request timed out, so it creates one more container.
     is_unpinned("silent");
     is_refused("after silent");
     is_pinned("adopted");

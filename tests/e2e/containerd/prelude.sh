@@ -1,9 +1,11 @@
 # Precedes the scripts that run a container runtime: prepares an image, starts the runtime and the daemon, and defines functions.
-# $DRIVER is the cgroup driver. Before it comes containerd.sh or crio.sh with the functions of this runtime:
+# $DRIVER is the cgroup driver, $OCI the OCI runtime. Before it comes containerd.sh or crio.sh with the functions of this runtime:
 # - serve: executes the server; its messages are in /tmp/runtime.log
 # - import: makes the image known to it
 # - shims: prints the command lines of processes that hold a pod's containers
 # - container_group: prints the name of the cgroup of a container
+# - validate: configures that required plugins must be connected; require_numaward ANNOTATION: that numaward is required in all pods
+#   without this annotation
 set -eu
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -93,6 +95,7 @@ wait_until_at() {
 start_runtime
 section "versions"
 numaward-cri version
+$OCI --version
 import >/tmp/import.log 2>&1 || { cat /tmp/import.log /tmp/runtime.log; fail "import"; }
 cat >/etc/numaward/config.yaml <<END
 kubernetes:

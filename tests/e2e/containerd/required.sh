@@ -1,7 +1,6 @@
-# containerd's validator requires the plugin numaward: first only for pods that request it, then for all pods.
+# The runtime's validator requires the plugin numaward: first only for pods that request it, then for all pods.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
-config=/etc/containerd/config.toml
 
 restart_runtime() {
     kill_runtime
@@ -18,12 +17,11 @@ another() {
     container=$(numaward-cri create $pod $name --container $1 --millicpus 1000 --mebibytes 64 -- sleep 1000000 2>&1) ||
         { echo "$container"; return; }
     numaward-cri start $container || fail "start $1"
-    cgroup=$cgroups/kubepods/pod$name/$container
+    cgroup=$cgroups/kubepods/pod$name/$(container_group)
     where $cgroup
 }
 
-ctr version
-printf "\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\n    enable = true\n" >>$config
+validate
 restart_runtime
 section "not asked"
 attempt not-asked
@@ -36,7 +34,7 @@ attempt asked-for 'required-plugins.noderesource.dev/container.main=["numaward"]
 numaward-cri remove-pod $pod
 
 tolerate=tolerate-missing-plugins.noderesource.dev
-printf "    required_plugins = ['numaward']\n    tolerate_missing_plugins_annotation = '$tolerate'\n" >>$config
+require_numaward $tolerate
 restart_runtime
 section "missing"
 attempt missing
@@ -73,7 +71,7 @@ section "metrics"
 ask /metrics | grep '^numaward_containers_started_unpinned'
 
 kill_daemon
-# containerd may count numaward as present once more.
+# The runtime may count numaward as present once more.
 another third
 section "gone"
 another fourth

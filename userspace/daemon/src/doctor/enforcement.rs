@@ -42,6 +42,9 @@ const CONFLICTING_PROGRAMS: &[(&str, &str, &str)] = &[
     ("nri-resource-po", "it writes cpusets itself", STOP_MANAGER),
 ];
 
+/// Argument of the kernel by which TuneD's profiles for partitioned CPUs find them after a start.
+const PARTITIONED: &str = "tuned.non_isolcpus=";
+
 struct Process {
     id: u32,
     name: String,
@@ -62,7 +65,22 @@ impl DoctorHost<'_> {
         }));
         checks.extend(self.kubelet_flags(&processes).map(|outcome| check("kubelet flags", outcome)));
         checks.push(check("other writers", conflicting_programs(&processes)));
+        checks.extend(self.partitioned_cpus().map(|outcome| check("CPU partitioning", outcome)));
         checks
+    }
+
+    /// Checks for a division of the CPUs by TuneD, whose argument of the kernel has the CPUs that are not isolated.
+    fn partitioned_cpus(&self) -> Option<Outcome> {
+        let arguments = self.read("proc/cmdline").ok()?;
+        let argument = arguments.split_whitespace().find(|argument| argument.starts_with(PARTITIONED))?;
+        Some(warn(
+            format!(
+                "the kernel was started with {argument}: TuneD divides the CPUs of this host, for a PerformanceProfile of OpenShift or by its \
+                 profile cpu-partitioning"
+            ),
+            "let one program divide the CPUs: on OpenShift, use mode observe beside a PerformanceProfile, or take this host out of its pool \
+             of machines; elsewhere, use another profile of TuneD",
+        ))
     }
 
     fn processes(&self) -> Vec<Process> {
@@ -419,6 +437,12 @@ mod tests {
                 Warn,
                 "irqbalance runs (process 3): it moves interrupts to exclusive CPUs too; numad runs (process 4)",
             ),
+            (
+                &[("proc/cmdline", "ro nohz=on rcu_nocbs=2-23 tuned.non_isolcpus=03000003 quiet\n")],
+                "CPU partitioning",
+                Warn,
+                "started with tuned.non_isolcpus=03000003: TuneD divides",
+            ),
         ];
         for (files, name, verdict, words) in table {
             let check = check(files, name).unwrap();
@@ -426,7 +450,7 @@ mod tests {
             assert!(check.finding.contains(words), "{files:?}: {check:?}");
             assert_eq!(check.fix.is_some(), *verdict != Ok, "{check:?}");
         }
-        for absent in ["kubelet flags", "kubelet cpu_manager_state"] {
+        for absent in ["kubelet flags", "kubelet cpu_manager_state", "CPU partitioning"] {
             assert_eq!(check(&[], absent), None);
         }
     }

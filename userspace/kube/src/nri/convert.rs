@@ -48,16 +48,18 @@ impl Trim for messages::Container {
     }
 }
 
-/// Keeps the annotations of `kubernetes.io`, which identify static pods, and those of `numaward.io`. Returns the number of
-/// these that exceed the limit.
+/// Keeps the annotations of `kubernetes.io`, which identify static pods, of `crio.io`, and of `numaward.io`. Returns the number of these
+/// that exceed the limit.
 fn trim_annotations(annotations: &mut BTreeMap<String, String>) -> usize {
     annotations.retain(|key, value| {
         value.truncate(value.floor_char_boundary(MAX_VALUE_BYTES));
         let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
-        prefix == "kubernetes.io" || prefix.ends_with("numaward.io")
+        // The names of CRI-O's annotations are domains; some are followed by the name of a container.
+        let is_of_crio = key.split('/').next().is_some_and(|domain| domain.ends_with(".crio.io"));
+        prefix == "kubernetes.io" || prefix.ends_with("numaward.io") || is_of_crio
     });
-    let mut own: BTreeMap<_, _> =
-        annotations.extract_if(.., |key, _| !key.starts_with("kubernetes.io/")).collect();
+    let is_own = |key: &str| key.split('/').next().is_some_and(|domain| domain.ends_with("numaward.io"));
+    let mut own: BTreeMap<_, _> = annotations.extract_if(.., |key, _| is_own(key)).collect();
     let dropped = trim(annotations, MAX_MAP_BYTES) + trim(&mut own, MAX_MAP_BYTES);
     annotations.append(&mut own);
     dropped
@@ -336,6 +338,31 @@ mod tests {
         assert_eq!(reported.len(), 2, "{reported:?}");
         assert_eq!(reported[0], r#"cpu.cpus = "0-3,x": "x" is not an id"#);
         assert!(reported[1].starts_with(r#"hugepage_limits = "1PB""#), "{reported:?}");
+    }
+
+    #[test]
+    fn keeps_annotations_of_known_domains() {
+        let keys = [
+            "cpu-load-balancing.crio.io",
+            "cpu-shared.crio.io/main",
+            "crio.io",
+            "db.numaward.io/placement",
+            "example.com/a",
+            "kubernetes.io/config.hash",
+            "numaward.io/placement",
+        ];
+        let mut pod = messages::PodSandbox {
+            annotations: keys.map(|key| (key.to_owned(), "disable".to_owned())).into(),
+            ..messages::PodSandbox::default()
+        };
+        assert_eq!(pod.trim(), 0);
+        let kept: Vec<_> = pod.annotations.keys().map(String::as_str).collect();
+        assert_eq!(kept, [keys[0], keys[1], keys[3], keys[5], keys[6]]);
+
+        // Many annotations of CRI-O take no room from those of numaward.
+        pod.annotations.extend((0..9).map(|n| (format!("a{n}.crio.io"), "x".repeat(MAX_VALUE_BYTES))));
+        assert!(pod.trim() > 0);
+        assert!(pod.annotations.contains_key("numaward.io/placement"));
     }
 
     #[test]

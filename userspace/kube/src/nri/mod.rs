@@ -180,6 +180,11 @@ impl RuntimeInfo {
         self.nri_version.is_some_and(|version| version >= NriVersion::new(0, 12, 0))
     }
 
+    /// Returns true for CRI-O.
+    pub fn is_crio(&self) -> bool {
+        matches!(self.name.to_ascii_lowercase().as_str(), "cri-o" | "crio")
+    }
+
     /// Returns the known faults of this version.
     pub fn faults(&self) -> Vec<RuntimeFault> {
         RuntimeFault::of_runtime(&self.name, &self.version)

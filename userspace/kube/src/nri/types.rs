@@ -24,7 +24,7 @@ pub struct Pod {
     pub uid: String,
     /// Labels, including those of the kubelet (`io.kubernetes.*`): the first ones, up to 32 KiB.
     pub labels: BTreeMap<String, String>,
-    /// Annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
+    /// Annotations of `kubernetes.io` and `crio.io`, and of `numaward.io`: the first ones of each group, up to 32 KiB.
     pub annotations: BTreeMap<String, String>,
     /// Number of labels and annotations of these kinds beyond the limits.
     pub ignored: usize,
@@ -45,7 +45,7 @@ pub struct Container {
     /// Name within the pod.
     pub name: String,
     pub state: ContainerState,
-    /// Annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
+    /// Annotations of `kubernetes.io` and `crio.io`, and of `numaward.io`: the first ones of each group, up to 32 KiB.
     pub annotations: BTreeMap<String, String>,
     /// Resources. In a creation, settings of plugins with a lower index are included.
     pub resources: Resources,

@@ -13,7 +13,7 @@ use numaward_guarantee::{
 };
 use numaward_kube::{
     nri::{
-        Handler,
+        Handler, RuntimeInfo,
         types::{
             Call, Container, ContainerEvent, ContainerState, Creation, Event, Limit, NoAnswer,
             NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use super::{
     NriMetrics,
     annotations::OFF_IGNORED,
-    memory_policy,
+    crio, memory_policy,
     own_pins::OwnPins,
     refusals::Refusals,
     request::{NotPlacedReason, RequestBuilder, id_of, settings_in},
@@ -53,7 +53,8 @@ pub(super) struct NriHandler {
     pub(super) figures: NriMetrics,
     /// True if decisions are only reported.
     pub(super) is_dry_run: bool,
-    /// UIDs of pods with a warning about `placement: off`, and `UID/HANDLER` of those with one about their runtime.
+    /// UIDs of pods with a warning about `placement: off`, `UID/HANDLER` of those with one about their runtime, and `UID/crio.io` of
+    /// those with one about annotations of CRI-O.
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
     pub(super) refusals: Refusals,
     /// Settings that the runtime does not know yet.
@@ -105,6 +106,11 @@ fn fixes(reason: &str) -> String {
 /// Describes a pod for messages.
 fn describe_pod(pod: &Pod) -> String {
     format!("pod {}/{}", pod.namespace, pod.name)
+}
+
+/// Returns the key of the warning about annotations of CRI-O.
+fn crio_key(pod: &Pod) -> String {
+    format!("{}/crio.io", pod.uid)
 }
 
 /// Describes a container for messages.
@@ -185,6 +191,10 @@ impl NriHandler {
         }
     }
 
+    fn runtime(&self) -> Option<RuntimeInfo> {
+        self.policies.runtime.get().and_then(|status| status.borrow().runtime.clone())
+    }
+
     /// Returns the memory policy to request from the runtime. Its nodes are all online ones: the kernel reduces them to those of the
     /// cpuset.
     fn memory_policy(
@@ -193,8 +203,7 @@ impl NriHandler {
         container: &Container,
         policy: MemoryPolicy,
     ) -> Option<(MemoryPolicy, NodeSet)> {
-        let runtime = self.policies.runtime.get().and_then(|status| status.borrow().runtime.clone());
-        if let Some(runtime) = runtime.filter(|runtime| !runtime.sets_memory_policies()) {
+        if let Some(runtime) = self.runtime().filter(|runtime| !runtime.sets_memory_policies()) {
             let reason = format!(
                 "{} {} ignores memory policies, which need NRI 0.12 or newer (containerd 2.3)",
                 runtime.name, runtime.version
@@ -270,6 +279,16 @@ impl NriHandler {
             // The log has the warning also on hosts without an API server.
             tracing::warn!(namespace = pod.namespace, pod = pod.name, "{OFF_IGNORED}");
             self.notify(pod, "NumaPlacementOffIgnored", OFF_IGNORED.to_owned(), true);
+        }
+    }
+
+    /// Warns once of each pod with a guarantee whose CPUs CRI-O changes too.
+    fn warn_of_crio(&self, pod: &Pod) {
+        let Some(warning) = crio::warning(pod) else { return };
+        let is_crio = self.runtime().is_some_and(|runtime| runtime.is_crio());
+        if is_crio && self.builder.has_claim(pod) && self.warned.lock().insert(crio_key(pod)) {
+            tracing::warn!(namespace = pod.namespace, pod = pod.name, "{warning}");
+            self.notify(pod, "NumaRuntimeChangesCpus", warning, true);
         }
     }
 
@@ -465,7 +484,10 @@ impl NriHandler {
         self.refusals.compare(&snapshot);
         let is_complete = snapshot.unreadable == 0;
         self.host.update_containers(named.collect(), is_complete);
-        snapshot.pods.values().for_each(|pod| self.warn_of_ignored_off(pod));
+        for pod in snapshot.pods.values() {
+            self.warn_of_ignored_off(pod);
+            self.warn_of_crio(pod);
+        }
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
         let count = requests.len();
         match self.reconciler.synchronize(requests, sandboxes, is_complete).await {
@@ -520,6 +542,7 @@ impl Handler for NriHandler {
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
         self.await_pod(&pod).await;
         self.warn_of_ignored_off(&pod);
+        self.warn_of_crio(&pod);
         match self.admit_pod(&pod).await {
             Ok(()) => Ok(()),
             Err(AdmissionError::Rejected(..)) if !self.is_dry_run => {
@@ -609,6 +632,7 @@ impl Handler for NriHandler {
                     let mut warned = self.warned.lock();
                     warned.remove(&pod.uid);
                     warned.remove(&format!("{}/{}", pod.uid, pod.runtime_handler));
+                    warned.remove(&crio_key(&pod));
                 }
                 self.refusals.gone(&pod.uid);
                 log_stop_error(self.reconciler.pod_stopped(pod.uid, pod.id).await);

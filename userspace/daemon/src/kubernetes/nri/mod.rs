@@ -16,6 +16,7 @@
 mod annotations;
 mod cdi;
 mod claims;
+mod crio;
 mod devices;
 mod handler;
 mod memory_policy;

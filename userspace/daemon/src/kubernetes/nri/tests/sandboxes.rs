@@ -122,3 +122,36 @@ async fn handler_is_pinned_as_configured() {
     }
     assert_eq!(daemon.reconciler.allocations().allocations.len(), 3);
 }
+
+/// A pod with annotations by which CRI-O changes the settings of its CPUs gets one warning, and its guarantee.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_is_warned_of_annotations_of_crio() {
+    let annotations = [("cpu-load-balancing.crio.io", "disable"), ("irq-load-balancing.crio.io", "disable")];
+    for (name, warnings) in [("cri-o", 1), ("containerd", 0)] {
+        let known = Arc::new(FakePods::default());
+        let bench = NriBench::new(known.clone(), |online| fake::FakeRuntimeConfig {
+            name: name.to_owned(),
+            version: "1.36.3".to_owned(),
+            ..fake::FakeRuntimeConfig::containerd_2_1(online)
+        });
+        bench.start().await;
+        let shared = bench.pod("shared", "/burstable", &annotations).await.unwrap();
+        bench.run(&container(&shared, "web", 1, Bytes(0))).await.unwrap();
+        let pod = bench.pod("db", "", &annotations).await.unwrap();
+        let db = container(&pod, "db", 2, Bytes::gib(1));
+        bench.run(&db).await.unwrap();
+        assert_eq!(bench.cpus(&db), "1-2".parse().unwrap());
+        bench.runtime.stop();
+        bench.runtime.start();
+        assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+        let notices = known.notices.lock().unwrap().clone();
+        assert_eq!(notices.len(), warnings, "{name}: {notices:?}");
+        for notice in notices {
+            assert!(notice.is_warning && notice.reason == "NumaRuntimeChangesCpus", "{notice:?}");
+            assert_eq!(notice.pod.uid, "db");
+            for (key, _) in annotations {
+                assert!(notice.message.contains(key), "{notice:?}");
+            }
+        }
+    }
+}
