@@ -1,7 +1,7 @@
 //! Annotations by which CRI-O changes the CPUs of a pod's containers itself.
 //!
 //! # Problem
-//! With the runtime handler `high-performance`, which an OpenShift `PerformanceProfile` creates, CRI-O writes cpuset partitions, CPU quotas,
+//! With the runtime handler `high-performance`, which a `PerformanceProfile` creates, CRI-O writes cpuset partitions, CPU quotas,
 //! the affinity of interrupts and power settings of the CPUs in a container's specification. These are the CPUs that numaward has
 //! chosen, and numaward writes the same files.
 //!
