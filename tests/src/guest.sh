@@ -16,11 +16,11 @@ section() {
 }
 _section=
 
-# fail TEXT...: ends the script with a message, kills by the kernel, the last answer and the end of the daemon's log.
+# fail TEXT...: ends the script with a message, kills by the kernel, the last answer and the ends of the logs of the daemon and the container runtime.
 fail() {
     echo "FAILED: $*"
     dmesg 2>/dev/null | grep -E 'oom-kill:|Out of memory' | tail -n 4
-    tail -n 20 /tmp/answer /tmp/daemon.log 2>/dev/null
+    tail -n 20 /tmp/answer /tmp/daemon.log /tmp/runtime.log 2>/dev/null
     exit 1
 }
 

@@ -25,13 +25,16 @@ use self::{
     grpc::{CallError, GrpcClient},
     messages::{
         ContainerConfig, ContainerCreated, ContainerId, ContainerMetadata, ContainerResources,
-        CreateContainer, Empty, ImagePulled, ImageSpec, LinuxContainer, LinuxSandbox, NamespaceOptions,
-        PullImage, RuntimeVersion, Sandbox, SandboxConfig, SandboxId, SandboxMetadata, SandboxSecurity,
-        StopContainer, UpdateResources, VersionQuery,
+        ContainerSecurity, CreateContainer, Empty, ImagePulled, ImageSpec, LinuxContainer, LinuxSandbox,
+        NamespaceOptions, PullImage, RuntimeVersion, Sandbox, SandboxConfig, SandboxId, SandboxMetadata,
+        SandboxSecurity, StopContainer, UpdateResources, VersionQuery,
     },
 };
 
 const IMAGES: &str = "runtime.v1.ImageService";
+/// Namespaces of pods and containers. With the host's network, no network plugin is needed.
+const NAMESPACES: NamespaceOptions =
+    NamespaceOptions { network: messages::NODE, pid: messages::CONTAINER, ipc: messages::POD };
 /// Period of CPU quotas, in microseconds.
 const PERIOD: i64 = 100_000;
 /// CPU shares of one CPU.
@@ -198,14 +201,7 @@ impl PodArgs {
             annotations: self.annotation.iter().cloned().collect(),
             linux: Some(LinuxSandbox {
                 cgroup_parent,
-                // With the host's network, no network plugin is needed.
-                security_context: Some(SandboxSecurity {
-                    namespace_options: Some(NamespaceOptions {
-                        network: messages::NODE,
-                        pid: messages::CONTAINER,
-                        ipc: messages::POD,
-                    }),
-                }),
+                security_context: Some(SandboxSecurity { namespace_options: Some(NAMESPACES) }),
             }),
         }
     }
@@ -237,7 +233,10 @@ impl Create {
                 log_path: format!("{}.log", self.container),
                 linux: Some(LinuxContainer {
                     resources: Some(self.resources.message()),
-                    security_context: None,
+                    security_context: Some(ContainerSecurity {
+                        namespace_options: Some(NAMESPACES),
+                        ..ContainerSecurity::default()
+                    }),
                 }),
             }),
             sandbox_config: Some(self.pod.config()),

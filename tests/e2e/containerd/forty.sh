@@ -17,7 +17,7 @@ wait $all
 section "cpus"
 for container in $(cat /tmp/started-*); do
     cgroup=$cgroups/kubepods/podmany/$(container_group)
-    echo "$(cat $cgroup/cpuset.cpus) $(sed -n 's/^Cpus_allowed_list:.//p' /proc/$(head -n1 $cgroup/cgroup.procs)/status)"
+    echo "$(cat $cgroup/cpuset.cpus) $(sed -n 's/^Cpus_allowed_list:.//p' /proc/$(first_process $cgroup)/status)"
 done
 section "refused"
 cat /tmp/failed-*

@@ -8,7 +8,7 @@ start_plugin
 # policy CGROUP: prints the policy of the first process, which is that of its stack.
 policy() {
     awk '/ \[?stack/ { sub(/^[0-9a-f]* /, ""); sub(/ \[?stack.*/, ""); print; exit }' \
-        /proc/$(head -n1 "$1/cgroup.procs")/numa_maps
+        /proc/$(first_process "$1")/numa_maps
 }
 # The request exceeds one node, so the container gets both.
 for policy in none bind preferred-many interleave weighted-interleave; do

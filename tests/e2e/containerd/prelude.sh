@@ -79,11 +79,14 @@ protection() {
         _cgroup=${_cgroup%/*}
     done
 }
+# first_process CGROUP: prints the id of the first process in the cgroup. With the systemd driver, crun puts a container's processes
+# into a cgroup below that of the container.
+first_process() { cat "$1/cgroup.procs" "$1"/*/cgroup.procs 2>/dev/null | head -n1; }
 # where CGROUP: prints CPUs and nodes of the cgroup and of its first process.
 where() {
     echo "cpus $(cat "$1/cpuset.cpus")"
     echo "mems $(cat "$1/cpuset.mems")"
-    grep -E '^(Cpus|Mems)_allowed_list' /proc/$(head -n1 "$1/cgroup.procs")/status
+    grep -E '^(Cpus|Mems)_allowed_list' /proc/$(first_process "$1")/status
 }
 
 # wait_until_at NODE CGROUP: waits until the daemon has written the CPUs and then the memory nodes of the cgroup.

@@ -23,7 +23,7 @@ refused() {
 }
 
 run web burstable --millicpus 100 --unlimited -- sleep 1000000
-web=$(head -n1 $cgroup/cgroup.procs)
+web=$(first_process $cgroup)
 section "refused"
 # Like the kubelet: the sandbox stays for further attempts to create the container, and each new sandbox has the same name.
 for sandbox in 1 2 3; do

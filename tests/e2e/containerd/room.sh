@@ -56,7 +56,7 @@ cat $moved/memory.numa_stat
 section "other"
 where $other
 section "writes"
-kill -0 $(head -n1 $moved/cgroup.procs) && echo goes on
+kill -0 $(first_process $moved) && echo goes on
 section "misses"
 samples numaward_numa_miss_bytes_total
 section "rebalances"

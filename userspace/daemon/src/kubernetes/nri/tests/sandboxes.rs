@@ -134,7 +134,7 @@ async fn pod_is_warned_of_annotations_of_crio() {
             version: "1.36.3".to_owned(),
             ..fake::FakeRuntimeConfig::containerd_2_1(online)
         });
-        bench.start().await;
+        let daemon = bench.start().await;
         let shared = bench.pod("shared", "/burstable", &annotations).await.unwrap();
         bench.run(&container(&shared, "web", 1, Bytes(0))).await.unwrap();
         let pod = bench.pod("db", "", &annotations).await.unwrap();
@@ -144,6 +144,7 @@ async fn pod_is_warned_of_annotations_of_crio() {
         bench.runtime.stop();
         bench.runtime.start();
         assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+        assert_eq!(daemon.figures.refused.get(), 0);
         let notices = known.notices.lock().unwrap().clone();
         assert_eq!(notices.len(), warnings, "{name}: {notices:?}");
         for notice in notices {
