@@ -1,5 +1,5 @@
-//! Kernel images without compression: QEMU starts such an image by PVH, without the kernel's loader, whose decompression
-//! by an emulated CPU takes a fifth of the boot.
+//! Kernel images without compression: QEMU starts such an image by PVH. The kernel's loader would decompress it on an
+//! emulated CPU, which takes a fifth of the boot.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ const SECTOR: usize = 512;
 /// The payload's last bytes are its size after decompression.
 const SIZE_BYTES: usize = 4;
 
-/// Writes the program in the image to `to`. Returns false if its compression is not zstd: others take little of a boot.
+/// Writes the program in the image to `to`. Returns false if its compression is not zstd: the other formats take little time.
 pub(crate) fn unpack(image: &Path, to: &Path) -> Result<bool, Error> {
     let bytes = fs::read(image).map_err(Error::io("reading", image))?;
     let Some(payload) = payload(&bytes).filter(|payload| payload.starts_with(ZSTD)) else { return Ok(false) };

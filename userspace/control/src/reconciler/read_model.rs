@@ -75,6 +75,7 @@ impl ReadModel {
                 _ => false,
             };
             let owner = guarantee.owner(name);
+            let stopped = liveness.is_stopped(name);
             let source = Source {
                 guarantee: guarantee.clone(),
                 account: core.store.state.ledger.owner(&OwnerId::from(owner)).cloned(),
@@ -82,9 +83,9 @@ impl ReadModel {
                 drift: drift.drift_of(&guarantee.cgroup),
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.execution.migrations.pages_of(&guarantee.cgroup),
-                is_enforced: mode::is_enforced(core, guarantee),
+                is_enforced: mode::is_enforced(core, guarantee, stopped),
                 stalled: throttling.stalls(name),
-                stopped: liveness.is_stopped(name),
+                stopped,
                 releasing: core.store.state.releasing.contains(name),
                 is_listed_elsewhere,
                 allocation_before_move: allocation_before_move(core, owner, &guarantee.target),

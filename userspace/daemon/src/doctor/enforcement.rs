@@ -69,7 +69,7 @@ impl DoctorHost<'_> {
         checks
     }
 
-    /// Checks for a division of the CPUs by `TuneD`, whose argument of the kernel has the CPUs that are not isolated.
+    /// Checks for a division of the CPUs by `TuneD`: its argument of the kernel has the CPUs that are not isolated.
     fn partitioned_cpus(&self) -> Option<Outcome> {
         let arguments = self.read("proc/cmdline").ok()?;
         let argument = arguments.split_whitespace().find(|argument| argument.starts_with(PARTITIONED))?;

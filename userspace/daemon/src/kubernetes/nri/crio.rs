@@ -19,7 +19,7 @@ const CHANGES: [(&str, &str); 6] = [
     ("irq-load-balancing.crio.io", "affinity of interrupts"),
 ];
 
-/// Returns a warning for a pod whose annotations let CRI-O change settings of its CPUs.
+/// Returns a warning for a pod with annotations that let CRI-O change settings of its CPUs.
 pub(super) fn warning(pod: &Pod) -> Option<String> {
     let has = |wanted: &str| pod.annotations.keys().any(|key| key.split('/').next() == Some(wanted));
     let found: Vec<_> = CHANGES.iter().filter(|(key, _)| has(key)).collect();

@@ -282,7 +282,7 @@ impl NriHandler {
         }
     }
 
-    /// Warns once of each pod with a guarantee whose CPUs CRI-O changes too.
+    /// Warns once of each pod with a guarantee and annotations that let CRI-O change its CPUs too.
     fn warn_of_crio(&self, pod: &Pod) {
         let Some(warning) = crio::warning(pod) else { return };
         let is_crio = self.runtime().is_some_and(|runtime| runtime.is_crio());
