@@ -20,7 +20,7 @@ use crate::problem::Failure;
 const NICE_OFFSET: i32 = 10;
 
 /// Maximum number of requests that work at once; further ones wait.
-const MAX_READERS: usize = 8;
+pub(crate) const MAX_READERS: usize = 8;
 
 /// A limited number of places for blocking work. Clones share the places.
 #[derive(Clone, Debug)]

@@ -81,6 +81,8 @@ impl SharedReads {
         let read = {
             let mut reads = self.reads.lock();
             if let Some(read) = reads.get(&key) {
+                // Another request may take the place meanwhile.
+                drop(place);
                 read.clone()
             } else if reads.len() >= MAX_READS {
                 return Err(hung(&format!("{MAX_READS} reads hang")));
@@ -130,6 +132,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::blocking::MAX_READERS;
 
     const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
@@ -166,6 +169,38 @@ mod tests {
         drop(release);
         assert_eq!(ask("same").await.unwrap().unwrap(), "1", "the next request starts a new read");
         assert_eq!(ask("another").await.unwrap().unwrap(), "2");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn joining_requests_hold_no_place() {
+        let shared = Arc::new(SharedReads::default());
+        let mut places = Vec::new();
+        for _ in 0..MAX_READERS {
+            places.push(shared.places.place().await);
+        }
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let same: Vec<_> = (0..MAX_READERS)
+            .map(|_| {
+                let (shared, released) = (shared.clone(), released.clone());
+                tokio::spawn(async move {
+                    let work = move || {
+                        let _released = released.lock().recv();
+                        Ok(Bytes::new())
+                    };
+                    shared.run("same".to_owned(), work).await
+                })
+            })
+            .collect();
+        // All of them wait for places.
+        tokio::time::sleep(SHORT_TIMEOUT).await;
+        drop(places);
+        let other = shared.run("other".to_owned(), || Ok(Bytes::new()));
+        assert!(timeout(Duration::from_secs(10), other).await.unwrap().is_ok());
+        drop(release);
+        for request in same {
+            assert!(request.await.unwrap().is_ok());
+        }
     }
 
     #[tokio::test]
