@@ -158,7 +158,7 @@ impl Hierarchy {
             };
             for (path, stat) in children {
                 let delegation = counts.delegation(&path, stat.owner, &delegation);
-                if counts.add(&delegation) {
+                if counts.add(&path, &delegation) {
                     found.push((Cgroup { id: stat.id, path }, stat.is_leaf, delegation));
                 }
             }

@@ -29,6 +29,7 @@ mod mounts;
 mod notify;
 mod path;
 pub mod read;
+mod subtree;
 mod tracking_limits;
 mod truncated_lines;
 mod unescape;

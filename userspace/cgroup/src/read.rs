@@ -9,7 +9,6 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, BufReader},
-    iter,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -18,6 +17,8 @@ use numaward_topology::{Bytes, HugepageSize, NodeId};
 use rustix::io::Errno;
 
 use crate::{TruncatedLines, gone::is_gone, knob::Knob};
+
+pub use crate::subtree::{Subtree, subtree, subtree_with};
 
 /// A file of a cgroup cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -367,19 +368,6 @@ pub fn populated(dir: &Path) -> Result<bool, ReadError> {
 /// false: a cgroup can have millions of processes.
 pub fn visit_processes(dir: &Path, visit: impl FnMut(u32) -> bool) -> Result<(), ReadError> {
     visit_ids(dir, "cgroup.procs", visit)
-}
-
-/// Returns the directories of a cgroup and of its descendants, read as the iterator advances. A directory that is gone by
-/// then has no descendants.
-pub fn subtree(dir: &Path) -> impl Iterator<Item = PathBuf> {
-    let mut open = vec![dir.to_owned()];
-    iter::from_fn(move || {
-        let dir = open.pop()?;
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        open.extend(below.map(|entry| entry.path()));
-        Some(dir)
-    })
 }
 
 /// Returns at most `most` processes in a cgroup and its descendants. A cgroup that cannot be read counts as empty: it

@@ -9,9 +9,9 @@
 //! delegation").
 //!
 //! # Algorithm
-//! The number of tracked cgroups is limited for each delegation, for all delegations together, and in total. A cgroup
-//! that is not tracked counts as part of its nearest tracked ancestor. A delegation can therefore not use up the limits
-//! of other cgroups.
+//! The number of tracked cgroups is limited for each delegation, for all delegations together, and in total. In a
+//! delegation, the length of their paths is limited, too. A cgroup that is not tracked counts as part of its nearest
+//! tracked ancestor. A delegation can therefore not use up the limits of other cgroups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +23,8 @@ pub(crate) const MAX_PER_DELEGATION: usize = 4_096;
 const MAX_IN_DELEGATIONS: usize = 32_768;
 /// The maximum number of tracked cgroups.
 const MAX_TRACKED: usize = 65_536;
+/// The maximum length of a tracked cgroup's path in a delegation, in bytes. Runtimes' paths have some 300.
+pub(crate) const MAX_DELEGATED_PATH: usize = 1 << 10;
 
 /// The top of the delegation that contains a cgroup, if there is one.
 pub(crate) type Delegation = Option<CgroupPath>;
@@ -67,9 +69,10 @@ impl TrackedCounts {
         left.min(of_all).min(of_one)
     }
 
-    /// Returns true if another cgroup may be added. Otherwise notes that cgroups are missing.
-    pub(crate) fn has_room(&mut self, delegation: &Delegation) -> bool {
-        let has_room = self.remaining(delegation) > 0;
+    /// Returns true if this cgroup may be added. Otherwise notes that cgroups are missing.
+    pub(crate) fn has_room(&mut self, path: &CgroupPath, delegation: &Delegation) -> bool {
+        let is_short = delegation.is_none() || path.as_str().len() <= MAX_DELEGATED_PATH;
+        let has_room = is_short && self.remaining(delegation) > 0;
         if !has_room {
             self.exceeded.insert(delegation.clone());
         }
@@ -77,8 +80,8 @@ impl TrackedCounts {
     }
 
     /// Adds a cgroup if the limits permit it. Returns true if they do.
-    pub(crate) fn add(&mut self, delegation: &Delegation) -> bool {
-        if !self.has_room(delegation) {
+    pub(crate) fn add(&mut self, path: &CgroupPath, delegation: &Delegation) -> bool {
+        if !self.has_room(path, delegation) {
             return false;
         }
         self.all += 1;
@@ -118,7 +121,8 @@ impl TrackedCounts {
         };
         Some(format!(
             "there are too many cgroups {place}{more}: {MAX_PER_DELEGATION} are followed of each delegated subtree, \
-             {MAX_IN_DELEGATIONS} of all of these, {MAX_TRACKED} in total; any other cgroup is counted with its nearest followed ancestor"
+             those with paths of up to {MAX_DELEGATED_PATH} bytes; {MAX_IN_DELEGATIONS} of all of these, {MAX_TRACKED} in total; \
+             any other cgroup is counted with its nearest followed ancestor"
         ))
     }
 }

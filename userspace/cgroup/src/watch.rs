@@ -236,7 +236,7 @@ impl Watcher {
             // The parent is not tracked.
             let Some(above) = self.delegation_above(&path) else { continue };
             let known = self.known.get(&path).cloned();
-            if known.is_none() && above.is_some() && !self.counts.has_room(&above) {
+            if known.is_none() && above.is_some() && !self.counts.has_room(&path, &above) {
                 continue;
             }
             let dir = self.hierarchy.dir(&path);
@@ -260,7 +260,7 @@ impl Watcher {
                 _ => {
                     self.forget(&path);
                     let delegation = self.counts.delegation(&path, stat.owner, &above);
-                    if !self.counts.add(&delegation) {
+                    if !self.counts.add(&path, &delegation) {
                         self.unwatch(watch);
                         continue;
                     }
@@ -348,7 +348,7 @@ mod tests {
     use numaward_tests_support::skip_outside_ci;
 
     use super::*;
-    use crate::tracking_limits::MAX_PER_DELEGATION;
+    use crate::tracking_limits::{MAX_DELEGATED_PATH, MAX_PER_DELEGATION};
 
     /// Long enough for every pending event to be reported.
     const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -460,6 +460,29 @@ mod tests {
             tree.watcher.next(Duration::from_millis(100)).unwrap();
         }
         assert_eq!((below(&tree, "/user"), tree.watcher.limit_exceeded()), (MAX_PER_DELEGATION - 7, None));
+    }
+
+    #[test]
+    fn limits_paths_of_delegated_tree() {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let watcher = Watcher::new(Hierarchy::at(dir.path()), WatchOptions::default());
+        let mut tree = Tree { dir, watcher };
+        tree.watcher.counts = TrackedCounts::owned_by(u32::MAX);
+        let long = vec!["x".repeat(250); 5].join("/");
+        fs::create_dir_all(tree.path(&format!("user/{long}"))).unwrap();
+        fs::create_dir_all(tree.path("user/short")).unwrap();
+        tree.watcher.next(REPORT_TIMEOUT).unwrap();
+        let below: Vec<_> =
+            tree.watcher.cgroups().filter(|of| of.path.as_str().starts_with("/user")).collect();
+        assert_eq!(below.len(), 6, "the fifth long name exceeds the limit");
+        assert!(below.iter().all(|of| of.path.as_str().len() <= MAX_DELEGATED_PATH));
+        let problem = tree.watcher.limit_exceeded().unwrap();
+        assert!(problem.contains("below /user: ") && problem.contains("1024 bytes"), "{problem}");
+        // A long path outside of delegations is tracked.
+        let (root, _) = (tree.dir, tree.watcher);
+        let mut own = Watcher::new(Hierarchy::at(root.path()), WatchOptions::default());
+        own.next(REPORT_TIMEOUT).unwrap();
+        assert_eq!((own.cgroups().count(), own.limit_exceeded()), (8, None));
     }
 
     #[test]

@@ -19,7 +19,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -27,7 +26,7 @@ use std::{
 use numaward_cgroup::{
     CgroupId,
     knob::{Knob, KnobValue},
-    read::threads,
+    read::{subtree_with, threads},
     read_lossy,
 };
 use numaward_topology::{CpuId, Machine, NodeId};
@@ -176,8 +175,7 @@ fn spend(left: &mut usize) -> bool {
 /// is exhausted.
 fn threads_below(dir: &Path, nested: &BTreeSet<PathBuf>, left: &mut usize) -> Option<Vec<u32>> {
     let mut ids = Vec::new();
-    let mut dirs = vec![dir.to_owned()];
-    while let Some(dir) = dirs.pop() {
+    for dir in subtree_with(dir, |path| !nested.contains(path)) {
         if ids.len() >= MAX_THREADS {
             break;
         }
@@ -187,9 +185,6 @@ fn threads_below(dir: &Path, nested: &BTreeSet<PathBuf>, left: &mut usize) -> Op
         }
         // A removed cgroup has no threads; id 0 is a thread outside of this PID namespace.
         ids.extend(threads(&dir, MAX_THREADS).unwrap_or_default().into_iter().filter(|id| *id != 0));
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        dirs.extend(below.map(|entry| entry.path()).filter(|path| !nested.contains(path)));
     }
     ids.truncate(MAX_THREADS);
     Some(ids)
@@ -243,6 +238,8 @@ pub(crate) fn remote_share(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn write(path: &Path, text: impl AsRef<[u8]>) {
