@@ -22,6 +22,14 @@ fn names(report: &ScriptReport, section: &str) -> Vec<String> {
     all["allocations"].as_array().unwrap().iter().map(name).collect()
 }
 
+/// Upper limit of the daemon's memory under attack, in KiB.
+const MOST_MEMORY: u64 = 96 << 10;
+
+fn assert_memory_is_bounded(report: &ScriptReport, section: &str) {
+    let peak: u64 = report.section(section).trim().parse().unwrap();
+    assert!(peak > 0 && peak < MOST_MEMORY, "{section}: {peak} KiB");
+}
+
 /// Loads the modules by which the kernel finds the user of a client among any number of sockets.
 fn with_socket_diagnosis(vm: Vm) -> Vm {
     ["inet_diag", "tcp_diag"].into_iter().fold(vm, Vm::module)
@@ -110,12 +118,11 @@ fn unprivileged_users_get_no_access() {
     let after = report.section("after the flood");
     assert!(after.ends_with("ok\nrestarts 0"), "{after}");
     let cpus = after.lines().rev().nth(2).unwrap();
+    assert_eq!(report.section("regions of the flood"), "code 0", "{report}");
+    assert_memory_is_bounded(&report, "peak");
     assert_eq!(report.section("after six kills"), format!("0\n{cpus}\nactive"), "{report}");
     report.section("end");
 }
-
-/// Upper limit of the daemon's memory under attack, in KiB.
-const MOST_MEMORY: u64 = 96 << 10;
 
 #[test]
 fn floods_of_one_user_delay_no_other() {
@@ -183,8 +190,7 @@ fn floods_of_one_user_delay_no_other() {
     assert_eq!(report.section("latest answers in milliseconds").lines().count(), 5, "{report}");
     assert_eq!(report.section("late"), "", "/livez is answered within a second throughout:\n{report}");
     for section in ["peak before the restart", "peak"] {
-        let peak: u64 = report.section(section).trim().parse().unwrap();
-        assert!(peak > 0 && peak < MOST_MEMORY, "{section}: {peak} KiB");
+        assert_memory_is_bounded(&report, section);
     }
     assert_eq!(report.section("held"), "same\nrestarts 0", "{report}");
     report.section("end");
@@ -209,14 +215,21 @@ fn hung_workloads_hold_no_place() {
     eprintln!("{report}");
 
     assert!(report.section("before").contains("\"syscall\""), "its functions have names:\n{report}");
-    assert_eq!(report.section("locked map").lines().next(), Some("locked"));
-    for section in ["hung library", "regions of the locked map"] {
+    // Linux 7 reads the mappings nevertheless.
+    let is_readable = bench.kernel().version().starts_with("7.");
+    let expected = if is_readable { "readable" } else { "locked" };
+    assert_eq!(report.section("locked map").lines().next(), Some(expected));
+    let assert_answer = |section: &str, is_hung: bool| {
         let (output, took) = timed(report.section(section));
-        assert!(output.contains("does not respond") && output.contains("code 1"), "{section}: {output}");
-        assert!((10..=HUNG_READ_LIMIT).contains(&took), "{section}: {took} s");
+        let expected = if is_hung { ("does not respond", "code 1") } else { ("[heap]", "code 0") };
+        assert!(output.contains(expected.0) && output.contains(expected.1), "{section}: {output}");
+        let limits = if is_hung { 10..=HUNG_READ_LIMIT } else { 0..=2 };
+        assert!(limits.contains(&took), "{section}: {took} s");
         let (output, took) = timed(report.section(&format!("{section} again")));
-        assert!(output.contains("does not respond") && took <= 2, "{section} again: {took} s: {output}");
-    }
+        assert!(output.contains(expected.0) && took <= 2, "{section} again: {took} s: {output}");
+    };
+    assert_answer("hung library", true);
+    assert_answer("regions of the locked map", !is_readable);
     for section in ["beside the hung library", "beside the locked map"] {
         let text = report.section(section);
         assert!(
@@ -229,5 +242,6 @@ fn hung_workloads_hold_no_place() {
     let after = report.section("after the end of both");
     assert_eq!(after.matches("code 0").count(), 2, "{after}");
     assert!(after.ends_with("restarts 0"), "{after}");
+    assert_memory_is_bounded(&report, "peak");
     report.section("end");
 }

@@ -49,8 +49,16 @@ load 1M
 until [ -e /run/tenant/known ]; do sleep 1; done
 load 32M
 until [ -e /run/tenant/flood ]; do sleep 1; done
+# Paths of 2.5 KB, and short ones.
+mkdir $own/long
+cd $own/long
+for part in 1 2 3 4 5 6 7 8 9 10; do
+    mkdir $part$(printf '%0240d' 0)
+    cd $part$(printf '%0240d' 0)
+done
+seq 1 1500 | xargs mkdir
 cd $own/inner
-seq 1 6000 | xargs mkdir
+seq 1 4500 | xargs mkdir
 echo made >/run/tenant/made
 sleep infinity
 END
@@ -228,6 +236,10 @@ quiet_guarantee victim.service --cpus 1 --memory 64Mi
 cat $victim/cpuset.cpus
 ask /livez
 echo "restarts $(systemctl show --value -p NRestarts numaward)"
+section "regions of the flood"
+with_code numaward regions tenant.service -o json | tail -n 1
+section "peak"
+peak
 section "after six kills"
 _runs() { [ "$(systemctl show --value -p NRestarts numaward)" = $kill ] && ready; }
 for kill in 1 2 3 4 5 6; do

@@ -131,8 +131,6 @@ ask /metrics | wc -c
 (timeout 5 wget -q -O /run/sample 'http://127.0.0.1:9560/api/v1/stream?samples=true' || true) 2>/dev/null
 grep -c '^event: sample' /run/sample
 wc -c </run/sample
-# peak: prints the peak memory of the daemon since its start, in KiB.
-peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --value -p MainPID numaward)/status"; }
 # watch.pl: checks every 0.2 s that the daemon is alive, except during a restart, until there is a file /run/over. It writes to
 # /run/latencies the milliseconds of each answer and the section of the report, and to /run/late a line for each late or failed answer. It
 # is one process: a new one for each check would wait for its CPU and its memory beside the attack, and not for the daemon.

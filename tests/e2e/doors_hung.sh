@@ -126,7 +126,7 @@ _maps() { [ -s /run/hung/maps ]; }
 wait_for 60 _maps
 sleep 2
 section "locked map"
-# The kernel waits for the lock: nobody can read the map.
+# Older kernels wait for the lock: nobody can read the map.
 timeout -s KILL 2 cat /proc/$(cat /run/hung/maps)/maps >/dev/null 2>&1 && echo readable || echo locked
 section "regions of the locked map"
 timed numaward regions locked.service
@@ -151,4 +151,6 @@ wait_for 60 calls tenant.service
 timed numaward stacks tenant.service -o json | tail -n 2
 timed numaward regions tenant.service -o json | tail -n 2
 echo "restarts $(systemctl show --value -p NRestarts numaward)"
+section "peak"
+peak
 section "end"

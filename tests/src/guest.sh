@@ -62,6 +62,9 @@ expect_error() { echo "$1" >>/tmp/expected-errors; }
 # allow_error TEXT: declares the same for an error that depends on timing and may be absent.
 allow_error() { echo "$1" >>/tmp/allowed-errors; }
 
+# peak: prints the peak memory of the unit's daemon since its start, in KiB.
+peak() { sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$(systemctl show --value -p MainPID numaward)/status"; }
+
 # leaves_nothing: declares that the script leaves no process, cgroup, mount or changed knob of the kernel. Otherwise the test
 # fails.
 leaves_nothing() { : >/tmp/leaves-nothing; }
