@@ -42,13 +42,21 @@ struct ProgramOutcome {
     took: Duration,
 }
 
-/// Builds and runs all programs of tests, and the tests in documentation.
+/// Builds and runs all programs of tests, and the tests in documentation, which need a CPU while the programs wait.
 pub(crate) fn test() -> Result<()> {
-    let outcomes = run_all(build::tests(&["--tests"])?)?;
+    let tests = build::tests(&["--tests"])?;
     let mut cargo = build::tested_cargo("test")?;
-    let documentation = command::run(cargo.arg("--doc"));
-    check(outcomes)?;
-    documentation
+    let (outcomes, documentation) = thread::scope(|scope| {
+        let documentation = scope.spawn(|| cargo.arg("--doc").output());
+        (run_all(tests), documentation.join())
+    });
+    let Ok(documentation) = documentation else { bail!("the thread that tests documentation panicked") };
+    let documentation = documentation.context("cannot run cargo")?;
+    io::stdout().write_all(&documentation.stdout)?;
+    io::stderr().write_all(&documentation.stderr)?;
+    check(outcomes?)?;
+    ensure!(documentation.status.success(), "tests in documentation failed: see above");
+    Ok(())
 }
 
 /// Builds and runs one integration test.
