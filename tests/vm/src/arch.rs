@@ -83,8 +83,9 @@ impl Arch {
     /// Returns QEMU's arguments for the board and the processor.
     pub(crate) const fn board_args(self) -> &'static [&'static str] {
         match self {
-            // Without `-cx16`, kernel 6.12 panics at boot under the emulation of QEMU 7.2.
-            Self::Amd64 => &["-M", "q35", "-cpu", "max,-cx16"],
+            // Without `-cx16`, kernel 6.12 panics at boot under the emulation of QEMU 7.2. Without `-erms`, the kernel
+            // clears and copies memory byte by byte: an emulated CPU then takes twice as long to fill files.
+            Self::Amd64 => &["-M", "q35", "-cpu", "max,-cx16,-erms"],
             Self::Arm64 => &["-M", "virt,gic-version=3", "-cpu", "neoverse-n1"],
         }
     }
