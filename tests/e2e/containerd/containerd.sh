@@ -1,4 +1,5 @@
 # containerd. $IMPORT has arguments of `ctr images import`.
+set -eu
 serve() { exec containerd --config /etc/containerd/config.toml; }
 import() { ctr -n k8s.io images import $IMPORT /image/image.tar; }
 shims() { ps -o args | grep '[c]ontainerd-shim'; }

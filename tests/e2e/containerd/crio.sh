@@ -1,4 +1,5 @@
 # CRI-O.
+set -eu
 export CONTAINER_RUNTIME_ENDPOINT=/run/crio/crio.sock
 mkdir -p /etc/containers /etc/cni/net.d
 echo '{"default": [{"type": "insecureAcceptAnything"}]}' >/etc/containers/policy.json
