@@ -67,9 +67,8 @@ fn assert_bad_scripts_fail(bench: &TestEnvironment) {
     ];
     // One machine runs all of them, each as if it were the machine's own.
     let all = bad.iter().fold(String::new(), |all, (script, _)| {
-        let script =
-            format!("cat >/root/script <<'END OF SCRIPT'\n{}\nEND OF SCRIPT\n", with_prelude(script));
-        all + &script + "sh /root/script; printf '\\nCODE %s\\n' $?\nrm -rf /tmp/*\n"
+        let script = format!("cat >/script <<'END OF SCRIPT'\n{}\nEND OF SCRIPT\n", with_prelude(script));
+        all + &script + "sh /script; printf '\\nCODE %s\\n' $?\nrm -rf /tmp/*\n"
     });
     let mut output = Vec::new();
     assert_eq!(small(bench).run(&all, &mut output).unwrap(), 0);

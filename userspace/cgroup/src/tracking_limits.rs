@@ -120,8 +120,8 @@ impl TrackedCounts {
             more => format!(" and in {more} more places"),
         };
         Some(format!(
-            "there are too many cgroups {place}{more}: {MAX_PER_DELEGATION} are followed of each delegated subtree, \
-             those with paths of up to {MAX_DELEGATED_PATH} bytes; {MAX_IN_DELEGATIONS} of all of these, {MAX_TRACKED} in total; \
+            "there are too many cgroups, or too long paths, {place}{more}: {MAX_PER_DELEGATION} are followed of each delegated \
+             subtree, with paths of up to {MAX_DELEGATED_PATH} bytes; {MAX_IN_DELEGATIONS} of all of these, {MAX_TRACKED} in total; \
              any other cgroup is counted with its nearest followed ancestor"
         ))
     }

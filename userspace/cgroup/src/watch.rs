@@ -442,7 +442,8 @@ mod tests {
         assert_eq!((below(&tree, "/user"), below(&tree, "/ours")), (MAX_PER_DELEGATION, 2));
         let problem = tree.watcher.limit_exceeded().unwrap();
         assert!(
-            problem.starts_with("there are too many cgroups below /user: 4096 are followed"),
+            problem
+                .starts_with("there are too many cgroups, or too long paths, below /user: 4096 are followed"),
             "{problem}"
         );
         assert_eq!(

@@ -130,8 +130,7 @@ pub(crate) fn enforce_again(core: &mut Core) -> BTreeMap<CgroupPath, String> {
     // A stopped unit has no cgroup, and another cgroup may be at its path by now.
     let is_present =
         |held: &Guarantee| matches!(core.hierarchy.id_of(&held.cgroup), Ok(Some(id)) if id == held.id);
-    let missing =
-        kept.map(|(_, held)| held).filter(|held| !is_enforced(core, held, false) && is_present(held));
+    let missing = kept.map(|(_, held)| held).filter(|held| !is_written(core, held) && is_present(held));
     let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
     let mut refused = BTreeMap::new();
     for (path, settings) in missing {
@@ -143,14 +142,11 @@ pub(crate) fn enforce_again(core: &mut Core) -> BTreeMap<CgroupPath, String> {
     refused
 }
 
-/// Returns true if the settings of a guarantee are written to its cgroup. A stopped unit has none.
-pub(super) fn is_enforced(core: &Core, guarantee: &Guarantee, is_stopped: bool) -> bool {
+/// Returns true if the settings of a guarantee are written to its cgroup.
+pub(super) fn is_written(core: &Core, guarantee: &Guarantee) -> bool {
     let State { applied, .. } = &core.store.state;
     let is_held = applied.get(&guarantee.cgroup).is_some_and(|record| !record.settings.is_empty());
-    core.mode() == EnforcementMode::On
-        && (is_stopped
-            || guarantee.settings.is_empty()
-            || (is_held && !core.store.state.isolated().contains(&guarantee.cgroup)))
+    guarantee.settings.is_empty() || (is_held && !core.store.state.isolated().contains(&guarantee.cgroup))
 }
 
 /// Logs that guarantees cannot be enforced.

@@ -76,6 +76,9 @@ impl ReadModel {
             };
             let owner = guarantee.owner(name);
             let stopped = liveness.is_stopped(name);
+            let releasing = core.store.state.releasing.contains(name);
+            // Nothing is written for a stopped unit, nor any more for a guarantee that is being released.
+            let is_settled = stopped || releasing || mode::is_written(core, guarantee);
             let source = Source {
                 guarantee: guarantee.clone(),
                 account: core.store.state.ledger.owner(&OwnerId::from(owner)).cloned(),
@@ -83,10 +86,10 @@ impl ReadModel {
                 drift: drift.drift_of(&guarantee.cgroup),
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.execution.migrations.pages_of(&guarantee.cgroup),
-                is_enforced: mode::is_enforced(core, guarantee, stopped),
+                is_enforced: core.mode() == api::EnforcementMode::On && is_settled,
                 stalled: throttling.stalls(name),
                 stopped,
-                releasing: core.store.state.releasing.contains(name),
+                releasing,
                 is_listed_elsewhere,
                 allocation_before_move: allocation_before_move(core, owner, &guarantee.target),
             };
