@@ -8,6 +8,7 @@
 
 mod at_once;
 mod authority;
+mod chart;
 mod claims;
 mod control_plane;
 mod decisions;
@@ -25,7 +26,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,
     io::{self, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -41,7 +42,7 @@ use self::{
     control_plane::{ControlPlane, KUBELET},
     kubectl::Kubectl,
     load::Load,
-    node::Node,
+    node::{Node, NodeFiles},
 };
 use crate::{
     containerd::{nodes, numbers},
@@ -82,6 +83,15 @@ struct Cluster {
 impl Cluster {
     /// Starts a cluster with this machine as its node. If a program is missing, prints the reason and returns `None`.
     fn start(machine: GuestTopology) -> Option<Self> {
+        Self::start_with(machine, |_| Vec::new())
+    }
+
+    /// As [`Self::start`]. `more` returns files that are also copied into the machine, with their paths there, from the folder of the
+    /// cluster's tools.
+    fn start_with(
+        machine: GuestTopology,
+        more: impl FnOnce(&Path) -> Vec<(PathBuf, &'static str)>,
+    ) -> Option<Self> {
         let started = Instant::now();
         let Some(release) = env::var_os(KUBERNETES).map(PathBuf::from) else {
             // Skipped also if `CI=true`: Debian has no package of Kubernetes.
@@ -100,7 +110,8 @@ impl Cluster {
         let authority = Authority::new(folder.path());
         let plane = ControlPlane::start(&programs, &tools.join("etcd"), folder.path(), &authority);
         let kubelet = programs.join(KUBELET);
-        let node = Node::start(&bench, machine, &kubelet, &tools, folder.path(), &authority, plane.port())?;
+        let files = NodeFiles { kubelet: &kubelet, cni: &tools, more: more(&tools) };
+        let node = Node::start(&bench, machine, files, folder.path(), &authority, plane.port())?;
         let kubectl = Kubectl::new(tools.join("kubectl"), plane.kubeconfig("admin"), folder.path());
         Some(Self { kubectl, node, plane, folder, started })
     }

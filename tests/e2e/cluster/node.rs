@@ -79,27 +79,34 @@ struct Machine {
     output: JoinHandle<Result<u8, Error>>,
 }
 
+/// Files of this host that are copied into the machine.
+pub(super) struct NodeFiles<'a> {
+    pub(super) kubelet: &'a Path,
+    /// Folder of the CNI plugins.
+    pub(super) cni: &'a Path,
+    /// Other files, with their paths in the machine.
+    pub(super) more: Vec<(PathBuf, &'static str)>,
+}
+
 impl Node {
-    /// Starts this machine with the kubelet and the CNI plugins of the folder `cni`, connected to the API server on a port of
-    /// this host. Writes `node.log` into `folder`, in which the authority puts the certificates. If containerd is missing, prints
+    /// Starts this machine with these files, connected to the API server on a port of this host. Writes `node.log` into `folder`, in which the authority puts the certificates. If containerd is missing, prints
     /// the reason and returns `None`.
     pub(super) fn start(
         bench: &TestEnvironment,
         machine: numaward_vm::GuestTopology,
-        kubelet: &Path,
-        cni: &Path,
+        files: NodeFiles<'_>,
         folder: &Path,
         authority: &Authority,
         api_server: u16,
     ) -> Option<Self> {
-        let (vm, files) = containerd::machine(bench, machine, &V2, Driver::Cgroupfs)?;
+        let (vm, runtime_files) = containerd::machine(bench, machine, &V2, Driver::Cgroupfs)?;
         let [port, relays @ ..] = free_ports::<3>();
         let user = format!("system:node:{NAME}");
         authority.sign(KUBELET, &user, Some("system:nodes"), &[NAME, ADDRESS]);
         let mut vm = vm
             .limit(RUN_TIMEOUT)
             .file(bench.made(&format!("numaward-{VERSION}-oci.tar")), "/numaward.tar")
-            .file(kubelet, "/usr/bin/kubelet")
+            .file(files.kubelet, "/usr/bin/kubelet")
             .forward(Forward { host: port, guest: COMMANDS })
             .reach_at(SERVICE_ADDRESS, Forward { host: api_server, guest: 443 });
         for (host, reader) in relays.into_iter().zip([Reader::Numaward, Reader::Kubelet]) {
@@ -109,7 +116,10 @@ impl Node {
             vm = vm.module(module);
         }
         for plugin in PLUGINS {
-            vm = vm.file(cni.join(plugin), format!("/usr/lib/cni/{plugin}"));
+            vm = vm.file(files.cni.join(plugin), format!("/usr/lib/cni/{plugin}"));
+        }
+        for (file, path) in files.more {
+            vm = vm.file(file, path);
         }
         let disk = folder.join(DISK);
         File::create(&disk).and_then(|disk| disk.set_len(DISK_BYTES)).unwrap();
@@ -118,7 +128,7 @@ impl Node {
         let script = format!("{}\n{}", include_str!("disk.sh"), full(&V2, Driver::Cgroupfs, &node));
         let log = File::create(folder.join("node.log")).unwrap();
         let script = with_prelude(&script);
-        let mut node = Self { vm, script, log, port, relays, machine: None, _files: files };
+        let mut node = Self { vm, script, log, port, relays, machine: None, _files: runtime_files };
         node.boot();
         Some(node)
     }

@@ -1,4 +1,5 @@
-//! Eviction of refused pods (`kubernetes.refused: evict`), and the policy `own-node` (`deploy/components/own-node`).
+//! Eviction of refused pods (`kubernetes.refused: evict`), room for them (`make-room`), and the policy `own-node`
+//! (`deploy/components/own-node`).
 //!
 //! The cluster has a second node without a kubelet: pods can be bound to it, which is all that has to be seen.
 
@@ -34,6 +35,7 @@ fn refused_pods_are_evicted() {
         running,
         "no pod moves"
     );
+    a_running_pod_makes_room(&cluster);
     cluster.step("done");
 }
 
@@ -206,4 +208,27 @@ fn pod_of_a_replica_set_moves(cluster: &Cluster) {
         if counted { Ok(()) } else { Err(lines.join("\n")) }
     });
     cluster.step("a refused pod was evicted");
+}
+
+/// With `make-room`, the pod `one` moves to the other node while it runs, so that a refused pod starts.
+fn a_running_pod_makes_room(cluster: &Cluster) {
+    let kubectl = &cluster.kubectl;
+    kubectl.must(&["delete", "replicaset", "late", "--timeout=10m"]);
+    // Its pods are gone with it: there is no kubelet that could end them.
+    kubectl.must(&["delete", "node", EMPTY_NODE, "--timeout=10m"]);
+    kubectl.must(&["delete", "pods", "--selector", APP, "--force", "--grace-period=0", "--timeout=10m"]);
+    let settings = ["NUMAWARD_KUBERNETES_REFUSED=make-room", "NUMAWARD_STRATEGY=native"];
+    kubectl.must(&[&["set", "env", "daemonset/numaward", "--namespace=numaward"][..], &settings].concat());
+    kubectl.must(&ROLLOUT);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    let before = cluster.wait_until_placed(&[("one", "main", 1), ("pair", "main", 2)]);
+    let first_process = || cluster.in_cgroup("one", "main", "head -n 1 cgroup.procs").unwrap();
+    let process = first_process();
+    cluster.run(&[pod("late", &[container("main", &guaranteed(2, 64))])]);
+    let after = cluster.wait_until_placed(&[("late", "main", 2), ("one", "main", 1), ("pair", "main", 2)]);
+    assert_eq!(after["pair/main"], before["pair/main"]);
+    assert_eq!(after["late/main"].nodes, before["one/main"].nodes, "{before:?}: {after:?}");
+    assert_eq!(after["one/main"].nodes, before["pair/main"].nodes, "{before:?}: {after:?}");
+    assert_eq!(first_process(), process, "the container that moved goes on");
+    cluster.step("a running pod has made room for a refused one");
 }

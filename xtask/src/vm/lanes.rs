@@ -108,6 +108,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     row("cgroup_v1::observes_by_v2_or_names_the_reason", &[(CI, &["5.10"])]),
     row("chaos::reports_match_kernel_after_faults", &[(CI, &["6.12"]), (Rest, &["6.1", "latest"])]),
     cluster("cluster::at_once::hundred_pods_come_and_go_at_once"),
+    cluster("cluster::chart::chart_is_installed_and_uninstalled"),
     cluster("cluster::claims::claimed_devices_are_followed"),
     cluster("cluster::decisions::repeats_kubelet_decisions"),
     cluster("cluster::evictions::evicts_pods_without_their_claim"),

@@ -56,6 +56,8 @@ const NEW_CONTAINERD: &str = "NUMAWARD_CONTAINERD";
 const CRIO: &str = "NUMAWARD_CRIO";
 /// Variable with the folder of the generator of gRPC clients, for the same tests.
 const GRPC_TOOLS: &str = "NUMAWARD_GRPC_TOOLS";
+/// Variable with the folder of the Helm library, for the same tests.
+const HELM: &str = "NUMAWARD_HELM";
 
 #[derive(Subcommand)]
 pub(crate) enum Task {
@@ -328,6 +330,7 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
     if uses(&[CLUSTER]) {
         parts.push(Part::DebianTool(&DebianTool::CLUSTER));
         parts.push(Part::PythonTool(&PythonTool::GRPC));
+        parts.push(Part::PythonTool(&PythonTool::HELM));
     }
     if uses(&[GUIDES]) {
         parts.extend([Part::Image(&DiskImage::GUIDES), Part::Image(&DiskImage::NEW_GUIDES)]);
@@ -353,6 +356,7 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
     variables.insert("NUMAWARD_VM_PROGRAMS", folder.display().to_string());
     variables.insert("NUMAWARD_SEED", selection.seed.to_string());
     variables.insert("NUMAWARD_VM_ARCH", arch.name().to_owned());
+    variables.insert(HELM, PythonTool::HELM.folder(&Cache::locate()?).display().to_string());
     variables.insert(GRPC_TOOLS, PythonTool::GRPC.folder(&Cache::locate()?).display().to_string());
     let program = build::tested_test("e2e")?.path;
     // A run of named tests continues while another test is being written.
