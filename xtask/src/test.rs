@@ -332,12 +332,10 @@ fn run(stage: Stage, lane: Lane, seed: u32) -> Result<()> {
     match stage {
         Stage::Fmt => cargo.args(["fmt", "--all", "--check"]),
         Stage::Clippy => {
+            // With the profile and the target of the tests, so that build scripts and procedural macros are built once.
             let clippy = |target: &[&str]| {
-                let mut cargo = command::cargo();
-                cargo
-                    .args(["clippy", "--workspace", "--exclude", EBPF])
-                    .args(target)
-                    .args(["--", "-D", "warnings"]);
+                let mut cargo = build::tested_cargo("clippy")?;
+                cargo.args(target).args(["--", "-D", "warnings"]);
                 command::run(&mut cargo)
             };
             // The program of the end-to-end tests is not among "all targets", because cargo does not run it by

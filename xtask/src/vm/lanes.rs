@@ -156,7 +156,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     ),
     also_arm64(row("deploy::image_runs_as_manifests_demand", &[(Rest, &["6.12"])]), &["6.12"]),
     row("doors::floods_of_one_user_delay_no_other", &[(CI, &["6.12"]), (Rest, &["latest"])]),
-    row("doors::hung_workloads_hold_no_place", &[(CI, &["6.12"]), (Rest, &["6.1", "latest"])]),
+    row("doors::hung_workloads_hold_no_place", &[(CI, &["6.12"]), (Rest, &["latest"])]),
     row("doors::unprivileged_users_get_no_access", &[(CI, &["6.1"]), (Rest, &["6.12"])]),
     also_arm64(
         row(
