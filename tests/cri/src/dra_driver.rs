@@ -17,8 +17,8 @@ use std::{
 };
 
 use clap::Args;
+use numaward_kube::local_http2::connections;
 use prost::Message;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
     Status,
     body::Body,
@@ -141,8 +141,8 @@ pub(crate) async fn run(driver: &DraDriver) -> Result<(), CallError> {
         devices: driver.claims.iter().cloned().collect(),
     });
     // The kubelet connects as soon as it sees the second socket.
-    let prepares = UnixListenerStream::new(listen(endpoint)?);
-    let registers = UnixListenerStream::new(listen(registration)?);
+    let prepares = connections(listen(endpoint)?);
+    let registers = connections(listen(registration)?);
     let preparing = Server::builder().add_service(ClaimService(state.clone())).serve_with_incoming(prepares);
     let registering =
         Server::builder().add_service(RegistrationService(state)).serve_with_incoming(registers);

@@ -7,6 +7,7 @@
 //! - [`api`]: client of the API server: pods, events.
 //! - [`pod`]: pods as the API server describes them.
 //! - [`pod_resources`]: the API through which the kubelet, and likewise numaward, reports assigned resources.
+//! - [`local_http2`]: Unix sockets for gRPC clients that send no valid authority.
 //! - [`cgroup_path`]: cgroup paths of pods and containers, for both cgroup drivers.
 
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@
 pub mod api;
 pub mod cgroup_path;
 pub mod dra;
+pub mod local_http2;
 pub mod node_topology;
 pub mod nri;
 pub mod pod;

@@ -80,6 +80,54 @@ async fn refuses_invalid_requests() {
     stop.cancel();
 }
 
+/// The path of the socket as the authority, as clients send it that name no other.
+#[tokio::test]
+async fn answers_clients_without_authority() {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixStream,
+    };
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    fn literal(field: u8, value: &str) -> Vec<u8> {
+        [&[field, u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+    }
+    fn frame(kind: u8, flags: u8, stream: u8, content: &[u8]) -> Vec<u8> {
+        [&[0, 0, u8::try_from(content.len()).unwrap(), kind, flags, 0, 0, 0, stream], content].concat()
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let stop = CancellationToken::new();
+    tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), Arc::new(FixedAssignments), stop.clone()));
+    for authority in ["%2Frun%2Fnumaward%2Fpod-resources%2Fkubelet.sock", "/run/kubelet.sock", "localhost"] {
+        let mut client = UnixStream::connect(&socket).await.unwrap();
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        client.write_all(&frame(4, 0, 0, &[])).await.unwrap();
+        // POST, http, the path, the authority, the type of the content (index 31).
+        let block = [
+            vec![0x83, 0x86],
+            literal(0x44, "/v1.PodResourcesLister/List"),
+            literal(0x41, authority),
+            literal(0x5f, "application/grpc"),
+        ];
+        client.write_all(&frame(HEADERS, 4, 1, &block.concat())).await.unwrap();
+        client.write_all(&frame(DATA, 1, 1, &[0; 5])).await.unwrap();
+        let kind = loop {
+            let mut header = [0; 9];
+            client.read_exact(&mut header).await.unwrap();
+            let length = header[..3].iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+            let mut content = vec![0; length];
+            client.read_exact(&mut content).await.unwrap();
+            // The first frame of the request's stream.
+            if header[8] == 1 {
+                break header[3];
+            }
+        };
+        assert_eq!(kind, HEADERS, "{authority}: not the beginning of an answer");
+    }
+    stop.cancel();
+}
+
 #[tokio::test(start_paused = true)]
 async fn absent_kubelet_is_an_error() {
     let dir = tempfile::tempdir().unwrap();

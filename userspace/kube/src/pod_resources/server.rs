@@ -11,7 +11,6 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Request, Response, Status,
@@ -26,6 +25,7 @@ use super::{
     ALLOCATABLE, GET, LIST, SERVICE,
     messages::{AllocatableResponse, AssignedPodResources, GetRequest, GetResponse, ListResponse},
 };
+use crate::local_http2::connections;
 
 /// Time after which a call fails.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ pub fn serve(
             .timeout(CALL_TIMEOUT)
             .concurrency_limit_per_connection(MAX_CALLS)
             .add_service(Lister(assigned))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
+            .serve_with_incoming_shutdown(connections(listener), stop.cancelled_owned())
             .await
     }
     .boxed()
