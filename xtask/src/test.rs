@@ -140,8 +140,7 @@ pub(crate) fn is_stage(name: &str) -> bool {
 const ADVISORIES: &str = "NUMAWARD_ADVISORIES";
 /// Address of the database for cargo-deny.
 const DATABASE: &str = "https://github.com/RustSec/advisory-db";
-/// Package that is not built for this host.
-const EBPF: &str = "numaward-ebpf";
+
 /// The interval at which a stage reports that it is still running.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
 
