@@ -193,13 +193,16 @@ impl RunDaemonSet {
         }
         let [container] = <[ManifestContainer; 1]>::try_from(pod.containers)
             .map_err(|all| format!("{place}: {} containers, not one", all.len()))?;
+        let metadata = SandboxMetadata {
+            name: set.metadata.name.clone(),
+            uid: set.metadata.name.clone(),
+            namespace: set.metadata.namespace,
+            attempt: 0,
+        };
+        let labels = metadata.labels(Some(&container.name));
         let sandbox = SandboxConfig {
-            metadata: Some(SandboxMetadata {
-                name: set.metadata.name.clone(),
-                uid: set.metadata.name.clone(),
-                namespace: set.metadata.namespace,
-                attempt: 0,
-            }),
+            labels: metadata.labels(None),
+            metadata: Some(metadata),
             log_directory: format!("/var/log/pods/{}", set.metadata.name),
             annotations: BTreeMap::new(),
             linux: Some(LinuxSandbox {
@@ -214,6 +217,7 @@ impl RunDaemonSet {
             args: container.args,
             envs: container.env.into_iter().map(|env| self.variable(env)).collect::<Result<_, _>>()?,
             mounts: self.mounts(&pod.volumes, container.volume_mounts)?,
+            labels,
             log_path: format!("{}.log", container.name),
             linux: Some(LinuxContainer {
                 resources: None,

@@ -175,6 +175,15 @@ fn annotation(text: &str) -> Result<(String, String), String> {
 }
 
 impl PodArgs {
+    fn metadata(&self) -> SandboxMetadata {
+        SandboxMetadata {
+            name: self.name.clone(),
+            uid: self.name.clone(),
+            namespace: self.namespace.clone(),
+            attempt: 0,
+        }
+    }
+
     fn config(&self) -> SandboxConfig {
         let class = match self.class {
             Class::Guaranteed => None,
@@ -190,13 +199,10 @@ impl PodArgs {
                 format!("/kubepods.slice/{slice}.slice/{slice}-pod{}.slice", self.name)
             }
         };
+        let metadata = self.metadata();
         SandboxConfig {
-            metadata: Some(SandboxMetadata {
-                name: self.name.clone(),
-                uid: self.name.clone(),
-                namespace: self.namespace.clone(),
-                attempt: 0,
-            }),
+            labels: metadata.labels(None),
+            metadata: Some(metadata),
             log_directory: format!("/var/log/pods/{}", self.name),
             annotations: self.annotation.iter().cloned().collect(),
             linux: Some(LinuxSandbox {
@@ -230,6 +236,7 @@ impl Create {
                 args: Vec::new(),
                 envs: Vec::new(),
                 mounts: Vec::new(),
+                labels: self.pod.metadata().labels(Some(&self.container)),
                 log_path: format!("{}.log", self.container),
                 linux: Some(LinuxContainer {
                     resources: Some(self.resources.message()),

@@ -55,6 +55,8 @@ pub(crate) struct SandboxConfig {
     pub(crate) metadata: Option<SandboxMetadata>,
     #[prost(string, tag = "3")]
     pub(crate) log_directory: String,
+    #[prost(btree_map = "string, string", tag = "6")]
+    pub(crate) labels: BTreeMap<String, String>,
     #[prost(btree_map = "string, string", tag = "7")]
     pub(crate) annotations: BTreeMap<String, String>,
     #[prost(message, optional, tag = "8")]
@@ -71,6 +73,16 @@ pub(crate) struct SandboxMetadata {
     pub(crate) namespace: String,
     #[prost(uint32, tag = "4")]
     pub(crate) attempt: u32,
+}
+
+impl SandboxMetadata {
+    /// Returns the kubelet's labels of the pod, or of one of its containers. CRI-O has the name of a container from them.
+    pub(crate) fn labels(&self, container: Option<&str>) -> BTreeMap<String, String> {
+        let pod = [("pod.name", &*self.name), ("pod.namespace", &*self.namespace), ("pod.uid", &*self.uid)];
+        let container = container.map(|name| ("container.name", name));
+        let labels = pod.into_iter().chain(container);
+        labels.map(|(label, value)| (format!("io.kubernetes.{label}"), value.to_owned())).collect()
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -127,6 +139,8 @@ pub(crate) struct ContainerConfig {
     pub(crate) envs: Vec<KeyValue>,
     #[prost(message, repeated, tag = "7")]
     pub(crate) mounts: Vec<Mount>,
+    #[prost(btree_map = "string, string", tag = "9")]
+    pub(crate) labels: BTreeMap<String, String>,
     #[prost(string, tag = "11")]
     pub(crate) log_path: String,
     #[prost(message, optional, tag = "15")]

@@ -41,7 +41,12 @@ fn chart_is_installed_and_uninstalled() {
 fn import_kubectl(cluster: &Cluster) {
     let script = r#"
         cd /kubectl
-        tar -cf layer.tar bin
+        # Of the container runtime, which is of the same release.
+        for file in lib64/ld-linux-x86-64.so.2 lib/x86_64-linux-gnu/libc.so.6; do
+            mkdir -p ${file%/*}
+            cp /$file $file
+        done
+        tar -cf layer.tar bin lib lib64
         layer=$(sha256sum layer.tar | cut -d' ' -f1)
         cat >config.json <<END
 {"architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/bin"]},
@@ -49,7 +54,7 @@ fn import_kubectl(cluster: &Cluster) {
 END
         echo '[{"Config": "config.json", "RepoTags": ["localhost/kubectl:1"], "Layers": ["layer.tar"]}]' >manifest.json
         tar -cf image.tar manifest.json config.json layer.tar
-        rm -r bin layer.tar
+        rm -r bin lib lib64 layer.tar
         ctr -n k8s.io images import --local --snapshotter native image.tar
         rm image.tar"#;
     cluster.node.run(&format!("set -e\n{script}")).unwrap();

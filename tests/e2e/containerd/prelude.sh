@@ -10,6 +10,8 @@ set -eu
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p /run /tmp /var/lib /var/log/pods /etc/numaward
+# As udev does. crun reads the resources of an update from it.
+[ -e /dev/stdin ] || ln -s /proc/self/fd/0 /dev/stdin
 # Copied into each pod.
 echo '127.0.0.1 localhost' >/etc/hosts
 touch /etc/resolv.conf
