@@ -1,16 +1,16 @@
 //! HTTP/2 over Unix sockets from clients that send a path as the authority.
 //!
 //! # Problem
-//! gRPC clients have no authority for a Unix socket. grpc-go sends its percent-encoded path unless the client names another one, which the
-//! kubelet's watcher of plugins and its client of the `PodResources` API do not; others send the path itself. Neither is an authority of
-//! RFC 3986, so the server of h2 resets each of their streams with `PROTOCOL_ERROR` (hyperium/h2#487).
+//! A gRPC client has no authority for a Unix socket. grpc-go sends the percent-encoded path of the socket unless the client sets an authority,
+//! and neither the kubelet's watcher of plugins nor its client of the `PodResources` API does. Other clients send the plain path. RFC 3986
+//! allows neither, so the server of h2 resets all streams of such clients with `PROTOCOL_ERROR` (hyperium/h2#487).
 //!
 //! # Algorithm
-//! [`LocalStream`] replaces the value of `:authority` by `localhost` in the bytes that are read. It finds the header blocks by the lengths of
-//! the frames (RFC 9113, section 4.1), and the field in a block by the lengths of its strings (RFC 7541, section 6). Nothing is decoded, and
-//! no table is kept: the dynamic table of the server has the same entries as that of the client, except for this value. The shorter value
-//! leaves more room there, so that the server may keep an entry that the client has dropped; the client never names such an entry, and the
-//! numbers of the others do not change. Blocks that cannot be followed are passed on as they are, and h2 judges them.
+//! [`LocalStream`] replaces the value of `:authority` by `localhost` in the bytes that are read. It finds header blocks by the lengths of
+//! frames (RFC 9113, section 4.1), and the field in a block by the lengths of strings (RFC 7541, section 6). Nothing is decoded, and no table
+//! is kept: the server's dynamic table has the entries of the client's, except for this value. Because the new value is shorter, the server
+//! may keep an entry that the client has dropped. The client never refers to such an entry, and the indexes of all others stay the same.
+//! Malformed blocks are passed on unchanged, and h2 refuses them.
 
 use std::{
     io,
