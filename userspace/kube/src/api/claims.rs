@@ -34,7 +34,7 @@ use tokio::{
 use super::{ApiMetrics, Cause, Operation, RequestError};
 use crate::pod::Pod;
 
-/// Attributes of devices whose names and meanings Kubernetes defines.
+/// Attributes of devices with names and meanings that Kubernetes defines.
 const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
 const PCI_ROOT: &str = "resource.kubernetes.io/pcieRoot";
@@ -227,7 +227,7 @@ impl ClaimReader {
         .boxed()
     }
 
-    /// Returns the places of those devices whose driver publishes them. Waits for a list of slices for at most this time; the list is
+    /// Returns the places of those devices that their driver publishes. Waits for a list of slices for at most this time; the list is
     /// completed nevertheless, for the next call.
     pub fn places<'a>(
         &'a self,
