@@ -171,7 +171,11 @@ fn reports_static_kubelet(cluster: &Cluster) {
     let (_, url) = cluster.daemon().unwrap();
     let reservations = cluster.ask(&url, "status").unwrap()["reservations"].to_string();
     assert!(reservations.contains("/configz"), "{reservations}");
-    assert_eq!(degraded(cluster, "kubelet_configuration").unwrap(), None);
+    // The emulated kubelet may be slow to answer.
+    cluster.wait_for("the kubelet's API answers", || match degraded(cluster, "kubelet_configuration")? {
+        Some(reason) => Err(reason),
+        None => Ok(()),
+    });
     assert_eq!(degraded(cluster, "kubelet").unwrap(), None);
     restart_kubelet(cluster, STATIC);
     let reason = cluster.wait_for("the kubelet's static policies are reported", || {
