@@ -1,10 +1,10 @@
-# Forty containers are created at the same time, on a machine with fewer CPUs.
+# Forty containers are created at the same time, on a machine with fewer CPUs. CRI-O refuses limits below 12 MiB.
 set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 start_plugin
 pod=$(numaward-cri pod many) || fail "pod"
 started() {
-    _id=$(numaward-cri create $pod many --container c$1 --millicpus 1000 --mebibytes 8 -- sleep 1000000) || return 0
+    _id=$(numaward-cri create $pod many --container c$1 --millicpus 1000 --mebibytes 16 -- sleep 1000000) || return 0
     numaward-cri start $_id
     echo $_id >/tmp/started-$1
 }
