@@ -207,8 +207,12 @@ fn is_uninstalled(cluster: &Cluster) {
         let left: Vec<_> = objects.lines().filter(|name| name.contains("numaward")).collect();
         if left.is_empty() { Ok(()) } else { Err(left.join("\n")) }
     });
+    // The cluster has no CPUs for a third pod.
+    cluster.delete(&["three"]);
     cluster.run(&[pod("new", &[container("main", &guaranteed(2, 64))])]);
-    let place = cluster.place("new", "main").unwrap();
-    assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{place:?}");
+    for name in ["two", "new"] {
+        let place = cluster.place(name, "main").unwrap();
+        assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{name}: {place:?}");
+    }
     cluster.step("the chart was uninstalled");
 }
