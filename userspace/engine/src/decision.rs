@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use numaward_topology::NodeId;
+use numaward_topology::{Bytes, NodeId};
 
 use crate::{
     explain::Explanation,
@@ -145,10 +145,14 @@ impl Shortfall {
 
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, resource, requested, free, withheld } = self;
-        write!(f, "node {node}: {resource} requested {requested}, free {free}")?;
-        if *withheld > 0 {
-            write!(f, " ({withheld} more are in use outside the ledger)")?;
+        let Self { node, resource, requested, free, withheld } = *self;
+        let amount = |amount: u64| match resource {
+            Resource::Memory(_) => Bytes(amount).rounded(),
+            _ => amount.to_string(),
+        };
+        write!(f, "node {node}: {resource} requested {}, free {}", amount(requested), amount(free))?;
+        if withheld > 0 {
+            write!(f, " ({} more are in use outside the ledger)", amount(withheld))?;
         }
         Ok(())
     }

@@ -381,8 +381,8 @@ fn rejections_name_missing_amounts() {
         [
             "node 0: cpu requested 9, free 5",
             "node 1: cpu requested 9, free 8",
-            "node 0: memory requested 1073741824, free 4294967296",
-            "node 1: memory requested 1073741824, free 9663676416",
+            "node 0: memory requested 1.0 GiB, free 4.0 GiB",
+            "node 1: memory requested 1.0 GiB, free 9.0 GiB",
         ]
     );
 

@@ -695,10 +695,11 @@ fn refusal_names_nodes_and_amounts() {
     let decision = decide(&native, &native.idle(), "new", (16, 2), &Terms::default());
     let rejection = decision.outcome.unwrap_err();
     assert_eq!(rejection.reason, Reason::TopologyAffinityError);
-    for words in ["does not fit on one node", "not even an idle machine", "node 0: cpu requested 16, free 6"]
-    {
-        assert!(rejection.message.contains(words), "{}", rejection.message);
-    }
+    assert_eq!(
+        rejection.message,
+        "the request does not fit on one node (policy single-numa-node); not even an idle machine could hold it"
+    );
+    assert_eq!(rejection.shortfalls[0].to_string(), "node 0: cpu requested 16, free 6");
     let Cause::InsufficientCapacity(detail) = &rejection.cause else { panic!("{rejection:?}") };
     assert!(detail.contains("not even an idle machine could hold it"), "{detail}");
     assert_eq!(rejection.shortfalls.len(), 5);
@@ -708,6 +709,22 @@ fn refusal_names_nodes_and_amounts() {
     wrong.reserved_memory.clear();
     wrong.cpu_reservation = None;
     assert_eq!(NativeStrategy::problems(&machine(), &wrong).len(), 2);
+}
+
+#[test]
+fn refusal_names_term_that_nothing_meets() {
+    let native = native(TopologyManagerPolicy::Restricted);
+    for (terms, expected) in [
+        (Terms { nodes: "7".parse().unwrap(), ..Terms::default() }, "there is no node 7"),
+        (Terms { memory_tiers: [MemoryTier::Hbm].into(), ..Terms::default() }, "no node has HBM memory"),
+        (
+            Terms { cpu_kinds: [CpuKind::Isolated].into(), ..Terms::default() },
+            "no CPU is of the kind isolated",
+        ),
+    ] {
+        let rejection = decide(&native, &native.idle(), "new", (1, 1), &terms).outcome.unwrap_err();
+        assert_eq!((rejection.message.as_str(), rejection.shortfalls.len()), (expected, 0));
+    }
 }
 
 #[test]
@@ -772,12 +789,11 @@ fn refusal_names_withheld_memory() {
     let of_memory = rejection.shortfalls.iter().filter(|of| of.resource == Resource::Memory(MEMORY));
     let gib: Vec<(u64, u64)> = of_memory.map(|of| (of.free >> 30, of.withheld >> 30)).collect();
     assert_eq!(gib, [(5, 2), (5, 3), (5, 3), (0, 8), (32, 0)], "{rejection:?}");
-    let said = format!(
-        "node 3: memory requested {}, free 0 ({} more are in use outside the ledger)",
-        6_u64 << 30,
-        8_u64 << 30
+    let of_memory = rejection.shortfalls.iter().filter(|of| of.resource == Resource::Memory(MEMORY));
+    assert_eq!(
+        of_memory.map(ToString::to_string).nth(3).unwrap(),
+        "node 3: memory requested 6.0 GiB, free 0 B (8.0 GiB more are in use outside the ledger)"
     );
-    assert!(rejection.message.contains(&said), "{rejection}");
     assert_eq!(decision.explanation.withheld.len(), 4);
 
     // A request without memory is unaffected.
@@ -839,7 +855,7 @@ fn growth_excludes_withheld_memory() {
     let to = |gib| Resources::none().with_memory(Quantity::whole(Bytes::gib(gib).0));
     assert!(native.resize(&before, &owner, &container, &to(7)).is_ok());
     let refused = native.resize(&ledger, &owner, &container, &to(7)).unwrap_err();
-    assert!(refused.to_string().contains("(1073741824 more are in use outside the ledger)"), "{refused}");
+    assert!(refused.to_string().contains("(1.0 GiB more are in use outside the ledger)"), "{refused}");
     assert!(native.resize(&ledger, &owner, &container, &to(5)).is_ok());
 }
 

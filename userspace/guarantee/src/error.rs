@@ -88,21 +88,28 @@ impl AdmissionError {
     }
 }
 
+/// Maximum number of shortfalls in a message.
+const MAX_SHORTFALLS_IN_MESSAGE: usize = 16;
+
 /// Formats a rejection and its shortfalls on one line.
 pub fn describe_rejection(rejection: &api::Rejection) -> String {
     let mut text = format!("{}: {}", rejection.reason, rejection.message);
-    for shortfall in &rejection.shortfalls {
-        let amount = |amount: u64| match shortfall.resource.as_str() {
+    for shortfall in rejection.shortfalls.iter().take(MAX_SHORTFALLS_IN_MESSAGE) {
+        let api::Shortfall { node, resource, requested, free, withheld } = shortfall;
+        let amount = |amount: u64| match resource.as_str() {
             "cpu" => amount.to_string(),
-            _ => Bytes(amount).to_string(),
+            _ => Bytes(amount).rounded(),
         };
-        let (requested, free) = (amount(shortfall.requested), amount(shortfall.free));
+        let (requested, free) = (amount(*requested), amount(*free));
         // Writing to a String cannot fail.
-        let _ = write!(
-            text,
-            "; node {}: {} requested {requested}, free {free}",
-            shortfall.node, shortfall.resource
-        );
+        let _ = write!(text, "; node {node}: {resource} requested {requested}, free {free}");
+        if *withheld > 0 {
+            let _ = write!(text, " ({} more are in use outside the ledger)", amount(*withheld));
+        }
+    }
+    let omitted = rejection.shortfalls.len().saturating_sub(MAX_SHORTFALLS_IN_MESSAGE);
+    if omitted > 0 {
+        let _ = write!(text, "; and {omitted} more");
     }
     text
 }

@@ -37,6 +37,8 @@ use numaward_store::{Store, StoreError};
 use numaward_topology::Machine;
 
 use crate::{
+    error::describe_rejection,
+    explain,
     policy::{self, PolicyError},
     rebuild,
     state::{State, boot_id},
@@ -185,7 +187,8 @@ fn admit_again(strategy: &KubeletStrategy, restored: &Ledger) -> Result<Ledger, 
         }
         let decision = strategy.admit(&ledger, &request);
         if let Err(rejection) = decision.outcome {
-            return Err(ImportError::Refused { pod: owner.to_string(), problem: rejection.message });
+            let problem = describe_rejection(&explain::rejection(&rejection));
+            return Err(ImportError::Refused { pod: owner.to_string(), problem });
         }
         ledger = decision.ledger;
     }

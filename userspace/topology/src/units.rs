@@ -24,6 +24,19 @@ impl Bytes {
     pub const fn gib(count: u64) -> Self {
         Self(count.saturating_mul(1 << 30))
     }
+
+    /// Formats the number with one decimal in the largest possible unit: `23.5 GiB`.
+    pub fn rounded(self) -> String {
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match units.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
+            Some((shift, unit)) => {
+                // In tenths, rounded. The 128 bits are enough for ten times any size.
+                let tenths = (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift;
+                format!("{}.{} {unit}", tenths / 10, tenths % 10)
+            }
+            None => format!("{} B", self.0),
+        }
+    }
 }
 
 impl fmt::Display for Bytes {
@@ -89,6 +102,20 @@ crate::serde_as_text!(ZoneKind);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_have_one_decimal() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1_572_864, "1.5 MiB"),
+            (25_199_882_240, "23.5 GiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ] {
+            assert_eq!(Bytes(bytes).rounded(), text);
+        }
+    }
 
     #[test]
     fn kinds_parse_and_print() {

@@ -8,9 +8,10 @@ use numaward_config::resctrl;
 use numaward_enforce::{Owner, SettingsChange};
 use numaward_engine::{self as engine, Allocation, Grant, Ledger, Terms, policy::StartProblem};
 use numaward_guarantee::{
-    error::{AdmissionError, describe_rejection, list_problems},
+    error::{AdmissionError, describe_rejection},
     explain,
     narrowing::Narrowing,
+    policy::PolicyError,
     request::{FieldError, Request, Target},
     state::Guarantee,
 };
@@ -369,7 +370,7 @@ pub(crate) fn check_terms(core: &Core, terms: &Terms) -> Result<(), AdmissionErr
             }
             _ => ("policy", "a policy that topologyManagerPolicyOptions and the machine permit"),
         };
-        FieldError::new(field, list_problems(&[problem.into()]), allowed).into()
+        FieldError::new(field, PolicyError::from(problem).to_string(), allowed).into()
     })
 }
 

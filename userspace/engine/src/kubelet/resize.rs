@@ -206,7 +206,7 @@ mod tests {
         let before = ledger.clone();
         for (to, words) in [
             (resources("5", Bytes::gib(2)), "node 0: cpu requested 3, free 2"),
-            (resources("2", Bytes::gib(4)), "node 0: memory requested 2147483648, free 1073741824"),
+            (resources("2", Bytes::gib(4)), "node 0: memory requested 2.0 GiB, free 1.0 GiB"),
             (resources("1500m", Bytes::gib(2)), "needs whole CPUs"),
             (resources("0", Bytes::gib(2)), "needs whole CPUs"),
         ] {

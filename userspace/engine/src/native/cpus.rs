@@ -155,6 +155,11 @@ impl MachineCpus {
         self.options.full_pcpus_only && !terms.hide_siblings
     }
 
+    /// Returns whether a CPU of the machine is of this kind.
+    pub(super) fn has_kind(&self, kind: CpuKind) -> bool {
+        self.kinds.get(&kind).is_some_and(|cpus| !cpus.is_empty())
+    }
+
     /// Filters CPUs by the terms: all requested kinds and, if siblings are to be hidden, one CPU of each core that is
     /// completely among `cpus`.
     pub(super) fn wanted(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {

@@ -148,8 +148,8 @@ impl ResolvedPolicy<'_> {
         let mut short: Vec<usize> =
             group.resources().filter(|&of| !self.could_have_resource(free_capacity, group, of)).collect();
         if short.is_empty() {
-            if let (false, Some(container)) = (free_capacity.cores.is_empty(), &group.container) {
-                return PlacementRefusal::CoresDoNotAddUp { container: container.clone() };
+            if !free_capacity.cores.is_empty() && group.container.is_some() {
+                return PlacementRefusal::CoresDoNotAddUp;
             }
             short = group.resources().collect();
         }
@@ -434,6 +434,24 @@ fn candidate(host: &HostModel, placement: &RankedPlacement) -> PlacementCandidat
 }
 
 impl NativeStrategy {
+    /// Returns the problem with a term that nothing on the machine meets, whatever is free.
+    fn unmet_term(&self, Terms { nodes, memory_tiers, cpu_kinds, .. }: &Terms) -> Option<String> {
+        let host = &self.host;
+        if !nodes.is_empty() && !host.ids.iter().any(|&node| nodes.contains(node)) {
+            return Some(format!("there is no node {nodes}"));
+        }
+        let tier = |at| placement_groups::memory_tier(host, &self.options.memory_tiers, at);
+        if !memory_tiers.is_empty()
+            && !(0..host.len()).filter_map(tier).any(|tier| memory_tiers.contains(&tier))
+        {
+            let tiers: Vec<_> = memory_tiers.iter().map(|tier| tier.as_str().to_uppercase()).collect();
+            return Some(format!("no node has {} memory", tiers.join(" or ")));
+        }
+        let cpus = host.cpus.as_ref()?;
+        let kind = cpu_kinds.iter().find(|kind| !cpus.has_kind(**kind))?;
+        Some(format!("no CPU is of the kind {kind}"))
+    }
+
     /// Decides a request that passed the checks.
     pub(super) fn decide(
         &self,
@@ -450,6 +468,8 @@ impl NativeStrategy {
         let mut next = ledger.clone();
         accounts::remove(&self.host, &mut next, &request.owner);
         let refuse = |refusal: PlacementRefusal, container, explanation| {
+            let is_only = request.all_containers().count() == 1;
+            let refusal = if is_only { refusal.of_only_container() } else { refusal };
             let shortfalls = refusal.shortfalls().to_vec();
             let cause = Cause::from(refusal);
             let message = cause.to_string();
@@ -463,7 +483,10 @@ impl NativeStrategy {
         let (placed, explanation) = self.place(&next, &request.owner, &needs, terms, watch);
         let allocations = match placed {
             Ok(allocations) => allocations,
-            Err((refusal, container)) => return refuse(refusal, container, explanation),
+            Err((refusal, container)) => {
+                let refusal = self.unmet_term(terms).map_or(refusal, PlacementRefusal::UnmetTerm);
+                return refuse(refusal, container, explanation);
+            }
         };
         let account = next.owner_mut(&request.owner);
         account.request = Some(Arc::new(request.clone()));
@@ -531,7 +554,7 @@ impl NativeStrategy {
         watch(DecisionStage::Merge);
         let choose = |result: &[ContainerShares]| {
             watch(DecisionStage::Allocate);
-            self.allocations(ledger, needs, result, terms)
+            self.allocations(ledger, result, terms)
         };
         let mut attempt = PlacementAttempt {
             policy,
@@ -574,16 +597,12 @@ impl NativeStrategy {
     pub(super) fn allocations(
         &self,
         ledger: &Ledger,
-        needs: &RequestNeeds,
         result: &[ContainerShares],
         terms: &Terms,
     ) -> Result<Vec<Allocation>, PlacementRefusal> {
         let mut allocations = vec![Allocation::default(); result.len()];
         let mut available =
             self.host.cpus.as_ref().map(|cpus| cpus.available(ledger, terms)).unwrap_or_default();
-        let uncollected = |index: usize| PlacementRefusal::CoresDoNotAddUp {
-            container: needs.containers[index].name.clone(),
-        };
         // In reverse order of start, because earlier containers borrow from later ones.
         let mut later = CpuSet::new();
         for index in (0..result.len()).rev() {
@@ -591,13 +610,13 @@ impl NativeStrategy {
             let mut chosen = CpuSet::new();
             if let (Some(cpus), Some(shares)) = (&self.host.cpus, holding.shares.first()) {
                 for &(at, share) in shares {
-                    let part = cpus.pick(at, &available, share).ok_or_else(|| uncollected(index))?;
+                    let part = cpus.pick(at, &available, share).ok_or(PlacementRefusal::CoresDoNotAddUp)?;
                     available.cpus = &available.cpus - &part;
                     chosen = &chosen | &part;
                 }
                 let of_later = AvailableCpus { cpus: later.clone(), ..available };
                 for &(at, share) in &holding.borrowed_cpus {
-                    let part = cpus.pick(at, &of_later, share).ok_or_else(|| uncollected(index))?;
+                    let part = cpus.pick(at, &of_later, share).ok_or(PlacementRefusal::CoresDoNotAddUp)?;
                     chosen = &chosen | &part;
                 }
             }

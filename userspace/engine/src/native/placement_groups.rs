@@ -182,6 +182,16 @@ impl<'a> NodePreferences<'a> {
     }
 }
 
+/// Returns the type of a node's memory. That of a node without CPUs is unknown unless it is configured.
+pub(super) fn memory_tier(
+    host: &HostModel,
+    tiers: &BTreeMap<NodeId, MemoryTier>,
+    at: usize,
+) -> Option<MemoryTier> {
+    let default = host.has_cpus(at).then_some(MemoryTier::Dram);
+    tiers.get(&host.id(at)).copied().or(default)
+}
+
 /// Excludes nodes that the terms do not permit, and memory of other types.
 pub(super) fn close_unwanted_nodes(
     host: &HostModel,
@@ -199,10 +209,7 @@ pub(super) fn close_unwanted_nodes(
         return;
     }
     for at in 0..host.len() {
-        // The memory type of a node without CPUs is unknown unless it is configured.
-        let default = host.has_cpus(at).then_some(MemoryTier::Dram);
-        let tier = tiers.get(&host.id(at)).copied().or(default);
-        if tier.is_some_and(|tier| terms.memory_tiers.contains(&tier)) {
+        if memory_tier(host, tiers, at).is_some_and(|tier| terms.memory_tiers.contains(&tier)) {
             continue;
         }
         for (number, resource) in host.resources.iter().enumerate() {

@@ -12,15 +12,12 @@ use crate::{
     request::ContainerName,
 };
 
-/// Maximum number of nodes in a message. [`PlacementRefusal::shortfalls`] returns all of them.
-const MAX_NODES_IN_MESSAGE: usize = 16;
-
 /// Reason why the strategy `native` refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlacementRefusal {
     /// No set of nodes that the policy permits has enough free capacity.
     InsufficientCapacity {
-        /// `None` for all running containers together.
+        /// `None` for the only container, and for all running containers together.
         container: Option<ContainerName>,
         policy: TopologyManagerPolicy,
         /// True if the idle machine could serve the request.
@@ -30,6 +27,8 @@ pub enum PlacementRefusal {
         /// Requested and free amounts by node.
         missing: Vec<Shortfall>,
     },
+    /// No node or CPU of the machine meets a term of the request.
+    UnmetTerm(String),
     /// The work limit was reached. Contains the first refusal that was found.
     WorkLimitReached(Box<PlacementRefusal>),
     /// With `strict-cpu-reservation`: containers without exclusive CPUs run, but no CPU would remain in the shared
@@ -43,7 +42,7 @@ pub enum PlacementRefusal {
     /// With `full-pcpus-only`: the request is not a sum of core sizes.
     Cores(String),
     /// The free CPUs suffice, but whole cores do not add up to the request.
-    CoresDoNotAddUp { container: ContainerName },
+    CoresDoNotAddUp,
     /// The machine has no memory of this kind.
     UnknownMemoryKind { kind: ZoneKind, requested: Quantity },
     /// The amount exceeds every possible machine.
@@ -53,6 +52,18 @@ pub enum PlacementRefusal {
 }
 
 impl PlacementRefusal {
+    /// Returns the refusal of a request with one container, which needs no name.
+    pub(super) fn of_only_container(mut self) -> Self {
+        match &mut self {
+            Self::InsufficientCapacity { container, .. } => *container = None,
+            Self::WorkLimitReached(first) => {
+                return Self::WorkLimitReached(Box::new(first.clone().of_only_container()));
+            }
+            _ => {}
+        }
+        self
+    }
+
     /// Returns the requested and free amounts by node.
     pub(super) fn shortfalls(&self) -> &[Shortfall] {
         match self {
@@ -75,11 +86,11 @@ pub enum ContainerKind {
 impl fmt::Display for PlacementRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::InsufficientCapacity { container, policy, fits_idle_machine, kind, missing } => {
+            Self::InsufficientCapacity { container, policy, fits_idle_machine, kind, .. } => {
                 match (container, kind) {
                     (Some(name), ContainerKind::Running) => write!(f, "container {name}")?,
                     (Some(name), ContainerKind::Init) => write!(f, "init container {name}")?,
-                    (None, _) => f.write_str("the containers together")?,
+                    (None, _) => f.write_str("the request")?,
                 }
                 let rule = match policy {
                     TopologyManagerPolicy::SingleNumaNode => "does not fit on one node",
@@ -90,15 +101,9 @@ impl fmt::Display for PlacementRefusal {
                         "does not fit on any set of nodes"
                     }
                 };
-                write!(f, " {rule} (policy {policy}): ")?;
+                write!(f, " {rule} (policy {policy})")?;
                 if !fits_idle_machine {
-                    f.write_str("not even an idle machine could hold it; ")?;
-                }
-                for (index, shortfall) in missing.iter().take(MAX_NODES_IN_MESSAGE).enumerate() {
-                    write!(f, "{}{shortfall}", if index > 0 { "; " } else { "" })?;
-                }
-                if missing.len() > MAX_NODES_IN_MESSAGE {
-                    write!(f, "; and {} more", missing.len() - MAX_NODES_IN_MESSAGE)?;
+                    f.write_str("; not even an idle machine could hold it")?;
                 }
                 Ok(())
             }
@@ -109,12 +114,10 @@ impl fmt::Display for PlacementRefusal {
                 f,
                 "cpu requested {requested}, free {free}: the shared pool would have no CPU left for the containers that run there"
             ),
-            Self::Cores(error) => f.write_str(error),
-            Self::CoresDoNotAddUp { container } => {
-                write!(f, "container {container}: the free whole cores do not add up to the requested CPUs")
-            }
+            Self::UnmetTerm(problem) | Self::Cores(problem) => f.write_str(problem),
+            Self::CoresDoNotAddUp => f.write_str("the free whole cores do not add up to the requested CPUs"),
             Self::UnknownMemoryKind { kind, requested } => {
-                write!(f, "{kind} requested {requested}, free 0: no node has this kind of memory")
+                write!(f, "{kind} requested {requested}: no node has this kind of memory")
             }
             Self::TooLarge { resource, amount } => {
                 write!(f, "{resource} requested {amount}: more than any machine has")

@@ -9,7 +9,11 @@ use std::{
 use numaward_api as api;
 use numaward_config::{Config, policy::StrategyKind};
 use numaward_engine::{HostConditions, policy::TopologyManagerPolicy};
-use numaward_guarantee::{command::AdmissionOutcome, error::AdmissionError, request::Request};
+use numaward_guarantee::{
+    command::AdmissionOutcome,
+    error::{AdmissionError, describe_rejection},
+    request::Request,
+};
 use numaward_model::headroom::Headroom;
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
@@ -110,8 +114,8 @@ fn used_huge_pages_are_not_guaranteed() {
     let Err(AdmissionError::Rejected(rejection, explanation)) = bench.admit("a", [64, 1024]) else {
         panic!("it was admitted");
     };
-    let message = &rejection.message;
-    let expected = "node 1: hugepages-2Mi requested 1073741824, free 444596224 (629145600 more are in use outside \
+    let message = describe_rejection(&rejection);
+    let expected = "node 1: hugepages-2Mi requested 1.0 GiB, free 424.0 MiB (600.0 MiB more are in use outside \
                     the ledger)";
     assert!(message.contains(expected), "{message}");
     assert_eq!(rejection.shortfalls.iter().map(|of| of.withheld >> 20).max(), Some(600));
