@@ -8,7 +8,7 @@ use numaward_cgroup::CgroupPath;
 use numaward_engine::{Quantity, policy::TopologyManagerPolicy};
 use numaward_topology::{Bytes, HugepageSize, ZoneKind, serde_as_text};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_with_macros::skip_serializing_none;
 
 use super::{
@@ -107,8 +107,8 @@ pub struct DeclaredGuarantee {
     /// CPUs for each workload: whole CPUs are exclusive, a fraction (`500m`, `1.5`) uses the shared pool. Default: the
     /// shared pool.
     pub cpus: Option<Cpus>,
-    /// Memory to guarantee to each workload.
-    pub memory: Size,
+    /// Memory to guarantee to each workload. Default: none, which requires whole CPUs.
+    pub memory: Option<Size>,
     /// The maximum memory of each workload. Default: `memory`.
     pub memory_limit: Option<Size>,
     /// Hugepages for each workload, in bytes by page size.
@@ -136,9 +136,15 @@ impl DeclaredGuarantee {
 }
 
 /// An amount of memory above 0: `256Mi`, `8Gi`, or a number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Amount")]
 pub struct Size(pub Bytes);
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
 
 impl Size {
     /// Converts a quantity to a number of bytes.
@@ -301,6 +307,10 @@ pub(super) fn problems(
         }
     }
     for (position, (number, this)) in declared.iter().enumerate() {
+        let has_whole_cpus = this.cpus.is_some_and(|cpus| cpus.0.whole_cpus().is_some());
+        if !has_whole_cpus && !is_given(&at(*number, "memory")) {
+            problems.push((item(*number), "give memory, or whole CPUs in cpus".to_owned()));
+        }
         for (size, amount) in &this.hugepages {
             if !amount.0.0.is_multiple_of(size.0.0.0) {
                 let path = [at(*number, "hugepages"), vec![size.to_string()]].concat();

@@ -83,7 +83,17 @@ pub struct Amount(pub Quantity);
 
 impl Serialize for Amount {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
+        serializer.collect_str(&quantity_text(self.0))
+    }
+}
+
+/// Formats whole MiB with their unit, as no number of CPUs is that large: `1Gi`.
+fn quantity_text(quantity: Quantity) -> String {
+    match quantity.units() {
+        Some(units) if units > 0 && units % (1 << 20) == 0 && quantity == Quantity::whole(units) => {
+            Bytes(units).to_string()
+        }
+        _ => quantity.to_string(),
     }
 }
 
@@ -124,6 +134,7 @@ pub(super) const DEFAULT_THRESHOLD: Threshold = Threshold::Amount(Quantity::whol
 #[derive(Clone, Copy, Debug, PartialEq, derive_more::Display)]
 pub enum Threshold {
     /// An absolute amount.
+    #[display("{}", quantity_text(*_0))]
     Amount(Quantity),
     /// A percentage of the capacity, from 0 to 100, so never NaN.
     #[display("{_0}%")]

@@ -388,6 +388,7 @@ guarantees:
 - {cgroup: /batch/*, cpus: 1, memory: 1073741824}
 - {cgroup: /web/*, cpus: 500m, memory: 1Gi, placement: {with: [db], memoryTiers: [dram], preferredNodes: 0-1}}
 - {cgroup: /cache/*, memory: 1Gi, memoryLimit: 2Gi, placement: {burstable: true}}
+- {cgroup: /spin/*, cpus: 2}
 ";
     let config = with_file(file, &[], vec![]).unwrap().config;
     assert_eq!(
@@ -395,11 +396,12 @@ guarantees:
         (EnforcementMode::On, EnforcementMode::DryRun)
     );
     let patterns: Vec<_> = config.guarantees.iter().map(DeclaredGuarantee::pattern).collect();
-    assert_eq!(patterns, ["db@*.service", "/batch/*", "/web/*", "/cache/*"]);
+    assert_eq!(patterns, ["db@*.service", "/batch/*", "/web/*", "/cache/*", "/spin/*"]);
     let cpus: Vec<_> = config.guarantees.iter().map(|of| of.cpus.map(|cpus| cpus.to_string())).collect();
-    assert_eq!(cpus, [Some("4".to_owned()), Some("1".to_owned()), Some("500m".to_owned()), None]);
+    assert_eq!(cpus, [Some("4"), Some("1"), Some("500m"), None, Some("2")].map(|of| of.map(str::to_owned)));
+    assert_eq!(config.guarantees[4].memory, None);
     assert!(config.guarantees[2].placement.with.contains("db") && config.guarantees[3].placement.burstable);
-    assert_eq!(config.guarantees[1].memory.0, numaward_topology::Bytes::gib(1));
+    assert_eq!(config.guarantees[1].memory.unwrap().0, numaward_topology::Bytes::gib(1));
     let text = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
     // Tools that follow YAML 1.1 write booleans.
@@ -433,6 +435,7 @@ guarantees:
 - {cgroup: /e, cpus: 1, memory: 1Gi}
 - {cpus: 1, memory: 1Gi}
 - {unit: f.service, cgroup: /f, cpus: 1, memory: 1Gi}
+- {cgroup: /g, cpus: 500m}
 ";
     let found = with_file(file, &[], vec![]).unwrap_err();
     let expected = [
@@ -453,6 +456,7 @@ guarantees:
         "16:12: guarantees.7.cgroup: \"/e\" already has a guarantee, at guarantees.6",
         "17:3: guarantees.8: give unit or cgroup",
         "18:29: guarantees.9.cgroup: a unit is given as well: give only one of the two",
+        "19:3: guarantees.10: give memory, or whole CPUs in cpus",
     ];
     assert_eq!(found.len(), expected.len(), "{found:#?}");
     for (found, expected) in found.iter().zip(expected) {

@@ -263,7 +263,7 @@ guarantees:
             "memoryManagerPolicy: Static",
             "cpuManagerPolicy: static",
             "topologyManagerPolicy: restricted",
-            "evictionHard:\n  memory.available: \"104857600\"",
+            "evictionHard:\n  memory.available: 100Mi",
             "kubeletVersion: \"1.32\"",
             "  mode: \"off\"",
             "listen: 127.0.0.1:9560",

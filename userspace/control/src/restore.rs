@@ -1,4 +1,4 @@
-//! Restores all settings that were written, for `numaward uninstall --restore`.
+//! Restores all settings that were written, for `numaward uninstall`.
 //!
 //! # Problem
 //! After numaward is removed, the host should have its original settings. They are in the ledger, and on the cgroups

@@ -182,7 +182,8 @@ impl Request {
             policy: declared.policy,
             partition: declared.partition,
             placement: declared.placement.clone(),
-            ..api::AllocationRequest::new(name, target, declared.memory.0.0.to_string())
+            memory: declared.memory.map(|memory| memory.0.0.to_string()),
+            ..api::AllocationRequest::without_guarantee(name, target)
         })?;
         Ok(Self { declared: Some(declared.clone()), ..request })
     }

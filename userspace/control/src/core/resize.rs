@@ -293,7 +293,9 @@ fn differs_in_amounts(was: &DeclaredGuarantee, now: &DeclaredGuarantee) -> bool 
         placement: _,
     } = now.clone();
     let is_exclusive = |cpus: Option<api::Cpus>| cpus.is_some_and(|cpus| cpus.0.whole_cpus().is_some());
-    let is_like = is_exclusive(was.cpus) == is_exclusive(cpus) && was.hugepages.keys().eq(hugepages.keys());
+    let is_like = is_exclusive(was.cpus) == is_exclusive(cpus)
+        && was.memory.is_some() == memory.is_some()
+        && was.hugepages.keys().eq(hugepages.keys());
     let changed = DeclaredGuarantee { unit, cgroup, cpus, memory, memory_limit, hugepages, ..was.clone() };
     is_like && changed == *now
 }
@@ -304,7 +306,7 @@ fn amounts_of(request: &Request) -> Resize {
     Resize {
         name: request.name.clone(),
         cpus: container.and_then(|container| container.requests.cpu),
-        memory: Some(requested_bytes(&request.engine, ZoneKind::Memory)),
+        memory: Some(requested_bytes(&request.engine, ZoneKind::Memory)).filter(|memory| memory.0 > 0),
         limit: request.limit,
         hugepages: request.hugepages().collect(),
     }

@@ -391,6 +391,26 @@ async fn dry_run_writes_nothing() {
 }
 
 #[tokio::test]
+async fn declared_guarantee_may_have_cpus_alone() {
+    let bench = DaemonBench::new(&["batch", "batch/a"]);
+    let rule = |rest: &str| format!(r#"{{"guarantees": [{{"cgroup": "/batch/*", {rest}}}]}}"#);
+    // The amount changes in place; memory is added and taken away by a new decision.
+    for (rest, cpus, has_memory) in [
+        (r#""cpus": 3"#, "1-3", false),
+        (r#""cpus": 2"#, "1-2", false),
+        (r#""cpus": 2, "memory": "1Gi""#, "1-2", true),
+        (r#""cpus": 2"#, "1-2", false),
+    ] {
+        let run = RunningReconciler::start(&bench, &rule(rest));
+        let held = run.reconciler.allocations().allocations.clone();
+        assert_eq!((held.len(), held[0].cpus.as_str()), (1, cpus), "{rest}");
+        assert_eq!(!held[0].memory.is_empty(), has_memory, "{rest}: {held:?}");
+        assert_eq!(bench.cpus(["batch/a"]), [cpus], "{rest}");
+        run.end();
+    }
+}
+
+#[tokio::test]
 async fn declared_guarantees_are_retried() {
     let rules = r#"{"guarantees": [
         {"cgroup": "/batch/*", "cpus": 3, "memory": "1Gi"},

@@ -169,7 +169,7 @@ impl RebalanceBench {
             unit: None,
             cgroup: Some(CgroupPattern::new(&format!("/{cgroup}")).unwrap()),
             cpus: Some(api::Cpus::whole(1)),
-            memory: Size::new(memory.parse().unwrap()).unwrap(),
+            memory: Some(Size::new(memory.parse().unwrap()).unwrap()),
             memory_limit: None,
             hugepages: BTreeMap::new(),
             policy: None,
