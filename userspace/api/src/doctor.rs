@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum CheckResult {
     /// The host is set up as it should be.
     Ok,
+    /// The check could not find out.
+    Unknown,
     /// numaward works with limitations.
     Warn,
     /// numaward cannot work.

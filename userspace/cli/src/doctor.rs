@@ -37,6 +37,7 @@ pub(crate) fn render(checks: &[HostCheck]) -> String {
     for check in checks {
         let verdict = match check.verdict {
             CheckResult::Ok => "ok",
+            CheckResult::Unknown => "?",
             CheckResult::Warn => "warn",
             CheckResult::Fail => "FAIL",
         };

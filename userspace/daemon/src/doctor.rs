@@ -31,7 +31,7 @@ use crate::kubernetes::kubelet::{
     reservations::{KubeletReservations, excess},
 };
 
-/// Result of a check: the verdict, the finding and, unless the verdict is `ok`, the fix.
+/// Result of a check: the verdict, the finding and the fix; a problem always has one.
 type Outcome = (CheckResult, String, Option<String>);
 
 /// The first release in which demotion respects `cpuset.mems`.
@@ -41,6 +41,10 @@ const DEMOTION_RESPECTS_CPUSETS: KernelRelease = KernelRelease::new(6, 16);
 
 fn ok(finding: impl Into<String>) -> Outcome {
     (CheckResult::Ok, finding.into(), None)
+}
+
+fn unknown(finding: impl Into<String>, fix: Option<&str>) -> Outcome {
+    (CheckResult::Unknown, finding.into(), fix.map(str::to_owned))
 }
 
 fn warn(finding: impl Into<String>, fix: impl Into<String>) -> Outcome {
@@ -75,14 +79,17 @@ pub fn examine(
         check("BPF JIT", host.jit()),
         check("privileges", host.privileges()),
     ];
-    checks.extend(probes.iter().map(probe));
-    checks.extend([
+    let access = [
         check("lockdown", host.lockdown()),
         check("BPF LSM", host.lsm()),
         check("tracefs", host.tracefs()),
         check("perf events", host.paranoid()),
         check("kprobes", host.kprobes()),
-    ]);
+    ];
+    let causes: Vec<&str> = checks[3..].iter().chain(&access).filter_map(possible_cause).collect();
+    let fix = attach_fix(&causes);
+    checks.extend(probes.iter().map(|report| probe(report, &fix)));
+    checks.extend(access);
     checks.extend(host.cgroups());
     // With an invalid configuration, the daemon does not start: the other checks use the defaults.
     let config = configured.ok().cloned().unwrap_or_default();
@@ -127,7 +134,7 @@ fn kernel_feature((feature, is_available): &(KernelFeature, Option<bool>)) -> Ho
             warn(format!("missing: {fallback}"), format!("use Linux {since} or newer, the first that has it"))
         }
         Some(false) => ok(format!("missing (Linux {since} is the first that has it): {fallback}")),
-        None => ok(format!("unknown (since Linux {since}); the fallback is: {fallback}")),
+        None => unknown(format!("not known (since Linux {since}); the fallback is: {fallback}"), None),
     };
     check(format!("kernel: {name}"), outcome)
 }
@@ -139,17 +146,29 @@ fn configuration(configured: Result<&Config, &Problems>) -> Outcome {
     fail(finding, "fix these problems; `numaward config check` checks the result")
 }
 
-fn probe(report: &ProbeReport) -> HostCheck {
-    const ATTACH_FIX: &str = "see the other checks: privileges, BTF, lockdown";
+/// Returns the name of a check that may be the reason why a probe cannot be attached.
+fn possible_cause(check: &HostCheck) -> Option<&str> {
+    (check.verdict != CheckResult::Ok).then_some(check.check.as_str())
+}
+
+/// Returns the fix of probes that cannot be attached.
+fn attach_fix(causes: &[&str]) -> String {
+    match causes {
+        [] => "no other check found a cause: look for denials in the kernel's log, and for a sandbox around this process"
+            .to_owned(),
+        causes => format!("see the results of these checks: {}", causes.join(", ")),
+    }
+}
+
+fn probe(report: &ProbeReport, fix: &str) -> HostCheck {
     let reason = report.reason.as_deref().unwrap_or_default();
     let absent = |lost: &str| format!("cannot be attached ({reason}): {lost}");
     let outcome = match (report.probe, report.mode) {
-        (probe @ Probe::Alloc, Mode::Absent) => fail(absent(effect_of_absence(probe)), ATTACH_FIX),
-        (probe, Mode::Absent) => warn(absent(effect_of_absence(probe)), ATTACH_FIX),
-        (_, Mode::Tracepoint) => warn(
-            format!("attaches by the classic tracepoint, which costs more CPU time ({reason})"),
-            "see the other checks: BTF, JIT, lockdown",
-        ),
+        (probe @ Probe::Alloc, Mode::Absent) => fail(absent(effect_of_absence(probe)), fix),
+        (probe, Mode::Absent) => warn(absent(effect_of_absence(probe)), fix),
+        (_, Mode::Tracepoint) => {
+            warn(format!("attaches by the classic tracepoint, which costs more CPU time ({reason})"), fix)
+        }
         (_, Mode::TpBtf) => ok("attaches by tp_btf, the cheapest way"),
         (_, mode) => ok(format!("attaches by {mode}")),
     };
@@ -174,6 +193,9 @@ fn effect_of_absence(probe: Probe) -> &'static str {
         Probe::AccessChains => "the code that accesses memory of other nodes is unknown",
     }
 }
+
+const NO_SECURITYFS: &str = "not known: securityfs is not mounted";
+const MOUNT_SECURITYFS: &str = "mount -t securityfs none /sys/kernel/security";
 
 /// Maximum number of bytes that are read of a file: more than any file of the kernel has that is not read line by line.
 const MAX_FILE_BYTES: u64 = 256 << 10;
@@ -265,7 +287,9 @@ impl DoctorHost<'_> {
                 "sysctl net.core.bpf_jit_enable=1",
             ),
             Ok(_) => ok("on"),
-            Err(error) => ok(format!("unknown: /{path}: {error}")),
+            Err(error) => {
+                unknown(format!("not known: /{path}: {error}"), Some("run as root, with procfs at /proc"))
+            }
         }
     }
 
@@ -275,7 +299,7 @@ impl DoctorHost<'_> {
             u64::from_str_radix(line.trim(), 16).ok()
         });
         let Some(effective) = effective.map(CapabilitySet::from_bits_retain) else {
-            return warn("unknown: /proc/self/status has no line CapEff", "mount procfs at /proc");
+            return unknown("not known: /proc/self/status has no line CapEff", Some("mount procfs at /proc"));
         };
         let needed = [(CapabilitySet::BPF, "CAP_BPF"), (CapabilitySet::PERFMON, "CAP_PERFMON")];
         let missing = needed.into_iter().filter(|(capability, _)| !effective.contains(*capability));
@@ -298,18 +322,19 @@ impl DoctorHost<'_> {
                 "boot with lockdown=integrity if the other probes are needed",
             ),
             Some(mode) => ok(mode),
-            None => ok("not in this kernel, or securityfs is not mounted"),
+            None if self.exists("sys/kernel/security/lsm") => ok("not in this kernel"),
+            None => unknown(NO_SECURITYFS, Some(MOUNT_SECURITYFS)),
         }
     }
 
     fn lsm(&self) -> Outcome {
-        ok(match self.read("sys/kernel/security/lsm") {
+        match self.read("sys/kernel/security/lsm") {
             Ok(modules) if modules.split(',').any(|module| module == "bpf") => {
-                "active: a policy of this host may refuse probes, which then fail with EPERM"
+                ok("active: a policy of this host may refuse probes, which then fail with EPERM")
             }
-            Ok(_) => "not active",
-            Err(_) => "unknown: securityfs is not mounted",
-        })
+            Ok(_) => ok("not active"),
+            Err(_) => unknown(NO_SECURITYFS, Some(MOUNT_SECURITYFS)),
+        }
     }
 
     fn tracefs(&self) -> Outcome {
@@ -544,7 +569,7 @@ impl DoctorHost<'_> {
                     policy::join_problems(&problems)
                 ),
                 "change these keys of the configuration and restart the daemon, or bring back the CPUs and memory that \
-                 they name; `numaward uninstall --restore` restores all written values",
+                 they name; `numaward uninstall` restores all written values",
             ),
         })
     }
@@ -677,13 +702,11 @@ mod tests {
     #[test]
     fn good_host_passes() {
         for check in examine(tree(GOOD).path(), &[], &[], Ok(&Config::default())) {
-            assert_eq!(
-                (check.verdict, check.fix),
-                (CheckResult::Ok, None),
-                "{}: {}",
-                check.check,
-                check.finding
-            );
+            let HostCheck { check, verdict, finding, fix } = check;
+            // The kernel of a tree of files has unknown features.
+            let is_unknown_feature = verdict == CheckResult::Unknown && check.starts_with("kernel: ");
+            assert!(verdict == CheckResult::Ok || is_unknown_feature, "{check}: {verdict:?}: {finding}");
+            assert_eq!(fix, None, "{check}: {finding}");
         }
     }
 
@@ -740,7 +763,7 @@ mod tests {
     /// part of its finding.
     #[test]
     fn finds_each_fault_with_a_fix() {
-        use CheckResult::{Fail, Warn};
+        use CheckResult::{Fail, Unknown, Warn};
         let faults: &[(&str, Option<&str>, &str, CheckResult, &str)] = &[
             ("proc/sys/kernel/osrelease", None, "kernel", Warn, "cannot be read"),
             ("sys/devices/system/node/online", Some("0\n"), "NUMA nodes", Warn, "1 node"),
@@ -762,7 +785,9 @@ mod tests {
                 Fail,
                 "CAP_PERFMON missing",
             ),
-            ("proc/self/status", Some("CapEff: zz"), "privileges", Warn, "no line CapEff"),
+            ("proc/sys/net/core/bpf_jit_enable", None, "BPF JIT", Unknown, "not known"),
+            ("proc/self/status", Some("CapEff: zz"), "privileges", Unknown, "no line CapEff"),
+            ("sys/kernel/security/lsm", None, "BPF LSM", Unknown, "securityfs is not mounted"),
             (
                 "sys/kernel/security/lockdown",
                 Some("none integrity [confidentiality]"),
@@ -920,7 +945,7 @@ mod tests {
             (degraded, Some(true), CheckResult::Ok, "available (since Linux 6.7)"),
             (degraded, Some(false), CheckResult::Warn, "missing: y"),
             (replaced, Some(false), CheckResult::Ok, "missing (Linux 6.7 is the first that has it): y"),
-            (degraded, None, CheckResult::Ok, "unknown (since Linux 6.7); the fallback is: y"),
+            (degraded, None, CheckResult::Unknown, "not known (since Linux 6.7); the fallback is: y"),
         ] {
             let check = kernel_feature(&(feature, is_available));
             assert_eq!((check.check.as_str(), check.verdict), ("kernel: x", verdict));
@@ -939,7 +964,31 @@ mod tests {
             obstacle: None,
             self_check: None,
         };
-        let verdicts = [Mode::TpBtf, Mode::Tracepoint, Mode::Absent].map(|mode| probe(&report(mode)).verdict);
+        let verdicts =
+            [Mode::TpBtf, Mode::Tracepoint, Mode::Absent].map(|mode| probe(&report(mode), "fix").verdict);
         assert_eq!(verdicts, [CheckResult::Ok, CheckResult::Warn, CheckResult::Fail]);
+    }
+
+    #[test]
+    fn refused_probe_points_to_checks_that_found_something() {
+        let report = ProbeReport {
+            probe: Probe::Scan,
+            mode: Mode::Absent,
+            reason: Some("fexit: EPERM".to_owned()),
+            obstacle: None,
+            self_check: None,
+        };
+        let fix = |files: &[(&str, &str)], missing: &str| {
+            let root = tree(&[GOOD, files].concat());
+            if !missing.is_empty() {
+                fs::remove_dir_all(root.path().join(missing)).unwrap();
+            }
+            let checks = examine(root.path(), std::slice::from_ref(&report), &[], Ok(&Config::default()));
+            checks.into_iter().find(|check| check.check == "probe scan").and_then(|check| check.fix).unwrap()
+        };
+        assert!(fix(&[], "").starts_with("no other check found a cause"));
+        assert_eq!(fix(&[], "sys/kernel/security"), "see the results of these checks: lockdown, BPF LSM");
+        let locked = ("sys/kernel/security/lockdown", "none integrity [confidentiality]\n");
+        assert_eq!(fix(&[locked], ""), "see the results of these checks: lockdown");
     }
 }
