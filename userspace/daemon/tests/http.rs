@@ -435,6 +435,10 @@ async fn read_only_address_changes_nothing() {
                 request.uri(path.replace("{name}", "a")).header(header::CONTENT_TYPE, "application/json");
             let (problem, _) = daemon.problem(request.body(Body::from("{}")).unwrap()).await;
             assert!([404, 405].contains(&problem.status), "{method} {path}: {problem:?}");
+            assert_eq!(
+                problem.detail, "this address is read-only; use the control socket",
+                "{method} {path}"
+            );
             tried += 1;
         }
     }

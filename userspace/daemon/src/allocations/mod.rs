@@ -9,6 +9,7 @@ use axum::{
     extract::{Path as UrlPath, RawQuery, State, rejection::BytesRejection},
     http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
+    routing::{MethodRouter, get, patch, post},
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
@@ -48,7 +49,8 @@ fn change_routes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
 /// Returns all routes of the read-only address. `view` is `None` if this host can have no guarantees; a `gate` checks the credentials
 /// of clients.
 pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names: HostNames) -> Router {
-    numaward_http::router(app, read_router(view).merge(rebalance::refusing_router()), gate, names)
+    let refusal = "this address is read-only; use the control socket";
+    numaward_http::router(app, refusing_router(view, refusal), gate, names)
 }
 
 /// Returns all routes of the control socket.
@@ -58,7 +60,8 @@ pub fn control_router(app: Arc<App>, reconciler: ReconcilerHandle) -> Router {
 
 /// Returns the routes of the control socket of a daemon that gives no guarantees: the reads only.
 pub fn observing_router(app: Arc<App>, view: Option<View>) -> Router {
-    numaward_http::control_router(app, read_router(view).merge(rebalance::refusing_router()))
+    let refusal = "this daemon gives no guarantees; its log has the reason (mode: observe, or no cgroup v2)";
+    numaward_http::control_router(app, refusing_router(view, refusal))
 }
 
 /// Returns all routes of the control address.
@@ -73,6 +76,22 @@ pub fn remote_router(
 
 fn read_router(view: Option<View>) -> Router {
     read_routes().with_state(ReadState(view, BlockingPool::default())).into()
+}
+
+/// Returns the read routes. All other routes answer with a refusal with this detail.
+fn refusing_router(view: Option<View>, detail: &'static str) -> Router {
+    let refuse =
+        move |uri: Uri| async move { respond(refusal(StatusCode::NOT_FOUND, detail.to_owned(), uri.path())) };
+    let refuse_change = move |uri: Uri| async move {
+        let refusal = refusal(StatusCode::METHOD_NOT_ALLOWED, detail.to_owned(), uri.path());
+        ([(header::ALLOW, "GET,HEAD")], respond(refusal))
+    };
+    read_router(view)
+        .route("/api/v1/allocations", MethodRouter::new().fallback(refuse_change))
+        .route("/api/v1/allocations/{*name}", patch(refuse).delete(refuse))
+        .route("/api/v1/plan", post(refuse))
+        .route("/api/v1/rebalance", get(refuse).post(refuse).delete(refuse))
+        .route("/api/v1/kubelet-state", get(refuse))
 }
 
 fn full_router(reconciler: ReconcilerHandle) -> Router {

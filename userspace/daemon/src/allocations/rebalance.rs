@@ -4,12 +4,11 @@
 use std::sync::Arc;
 
 use axum::{
-    Json, Router,
+    Json,
     body::Bytes,
     extract::{State, rejection::BytesRejection},
     http::{StatusCode, Uri},
     response::Response,
-    routing::{get, post},
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
@@ -26,18 +25,6 @@ use super::{read, refusal, refused, respond};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
     OpenApiRouter::new().routes(routes!(plan)).routes(routes!(start, progress, cancel))
-}
-
-/// Returns the routes of the read-only address: all answer with the status 404.
-pub(super) fn refusing_router() -> Router {
-    let answer = async |uri: Uri| {
-        let detail = "only the control socket and the control address serve this path".to_owned();
-        respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))
-    };
-    Router::new()
-        .route("/api/v1/rebalance", get(answer))
-        .route("/api/v1/plan", post(answer))
-        .route("/api/v1/kubelet-state", get(answer))
 }
 
 /// Parses a request and the limits of the moves for it.
