@@ -155,7 +155,7 @@ const RUNS: &[CommandExpectation] = &[
     run("numaward top --once", RunMode::Ends, &["NODE", "WORKLOAD", "redis.service"]),
     run("numaward top -o json | jq", RunMode::Goes(20), &["\"distant\""]).before("distant"),
     run("numaward topology", RunMode::Ends, &["0-7", "8-9", "ALLOCATABLE"]),
-    run("numaward uninstall --restore", RunMode::Ends, &["postgresql@17-main.service"])
+    run("numaward uninstall", RunMode::Ends, &["postgresql@17-main.service"])
         .after("echo \"cpus: $(cpus_of postgresql@17-main.service).\"", "cpus: ."),
     run(
         "sed -E 's#http://.*/runbooks/#https://wiki.example.com/numaward/#' prometheusrule.yaml",

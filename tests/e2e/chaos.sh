@@ -5,7 +5,7 @@ dir=/run/numaward
 mkdir -p $dir
 # Fewer slots than workloads.
 printf '%s\n' "stateDirectory: $dir/state" 'probes: {slots: 8}' >$dir/config.yaml
-_gone() { ! numaward get -o json | grep -q "\"$1\""; }
+_gone() { ! numaward get -o name | grep -qx "$1"; }
 printf '%s\n' '[Service]' 'ExecStart=/bin/sleep 1000000' >/run/systemd/system/chaos-unit.service
 start_daemon --config $dir/config.yaml
 

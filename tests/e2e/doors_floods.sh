@@ -270,7 +270,7 @@ with_code numaward get 2>&1
 with_code numaward status 2>&1
 section "root with a daemon"
 systemctl start numaward
-wait_for 100 numaward get victim.service
+wait_for 100 numaward get guarantees victim.service
 # Still forged: the port is the user's.
 wget -q -O - http://127.0.0.1:9560/livez
 numaward get

@@ -37,7 +37,7 @@ wait_for 60 [ -s /tmp/held.json ]
 section "refused"
 with_code numaward exec --cpus 2 --memory 64Mi -- true 2>&1
 section "would be refused"
-numaward explain --cpus 2 --memory 64Mi
+with_code numaward explain --cpus 2 --memory 64Mi
 section "explained"
 numaward explain held -o json
 section "explained to people"

@@ -83,4 +83,4 @@ cpuset "spread when it is off" spread
 unload spread $spread
 stop_daemon
 section "uninstall"
-numaward uninstall --restore --config /tmp/config.yaml
+numaward uninstall --config /tmp/config.yaml

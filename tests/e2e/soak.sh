@@ -69,7 +69,7 @@ while goes_on; do
     sample
 done
 wait $first_commands $second_commands $third
-_empty() { ! numaward get -o json | grep -q '"name"' && [ "$(count)" -eq $first ]; }
+_empty() { no_guarantees && [ "$(count)" -eq $first ]; }
 wait_for 60 _empty
 sleep 15
 section "in the end"

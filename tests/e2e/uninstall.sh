@@ -45,7 +45,7 @@ quiet_guarantee /loose --memory 32Mi --memory-limit 64Mi
 wait_for 60 _counts 5
 tree "held"
 section "while the daemon runs"
-must_fail numaward uninstall --restore --config $config 2>&1
+must_fail numaward uninstall --config $config 2>&1
 kill_daemon
 section "restored"
 restore --config $config -o json
@@ -61,7 +61,7 @@ kill_daemon
 mkdir $cgroups/bare/theirs
 echo 40M >$cgroups/bare/theirs/memory.high
 section "in use"
-must_fail numaward uninstall --restore --config $config -o json 2>/tmp/uninstall.log
+must_fail numaward uninstall --config $config -o json 2>/tmp/uninstall.log
 section "in use: controllers"
 cat $cgroups/bare/cgroup.subtree_control
 echo max >$cgroups/bare/theirs/memory.high

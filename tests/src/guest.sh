@@ -131,7 +131,7 @@ start_daemon() {
 }
 
 # ready: succeeds if the daemon answers over HTTP and on its control socket.
-ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+ready() { ask /readyz && { numaward explain --cpus 1 --memory 1Mi || [ $? -eq 3 ]; }; }
 
 # stop_daemon: terminates the daemon and returns its exit code.
 stop_daemon() {
@@ -152,7 +152,7 @@ new_log() {
 }
 
 # restore ARGUMENTS...: restores all knobs after the daemon has ended. Prints the messages only after a failure.
-restore() { numaward uninstall --restore "$@" 2>/tmp/uninstall.log || fail "not restored: $(cat /tmp/uninstall.log)"; }
+restore() { numaward uninstall "$@" 2>/tmp/uninstall.log || fail "not restored: $(cat /tmp/uninstall.log)"; }
 
 # ask PATH: prints the daemon's HTTP response.
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }

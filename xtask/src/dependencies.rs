@@ -46,7 +46,19 @@ const TEST_SUPPORT: &str = "numaward-tests-support";
 
 const TABLE: &[Rule] = &[
     rule("numaward", &["numaward-cli", "numaward-control", "numaward-daemon", "numaward-guarantee"])
-        .testing_with(&["numaward-api", "numaward-terminal"]),
+        // With `daemon/tests/support`, which starts a daemon on made-up machines.
+        .testing_with(&[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-config",
+            "numaward-http",
+            "numaward-kube",
+            "numaward-model",
+            "numaward-observe",
+            "numaward-telemetry",
+            "numaward-terminal",
+            "numaward-topology",
+        ]),
     rule(
         "numaward-cli",
         &[

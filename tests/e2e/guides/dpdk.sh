@@ -33,7 +33,7 @@ section "late threads"
 grep -h Cpus_allowed_list /proc/$(systemctl show --value -p MainPID forwarder)/task/*/status | sort | uniq -c
 numaward release forwarder.service
 systemctl stop forwarder
-_released() { ! numaward get forwarder.service; }
+_released() { ! numaward get guarantees forwarder.service; }
 wait_for 60 _released
 
 section "other sockets"

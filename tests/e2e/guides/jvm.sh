@@ -15,7 +15,7 @@ _threads() {
     grep -c '^GC Thread#' /tmp/threads
     wc -l </tmp/threads
 }
-_released() { numaward release tomcat10.service; ! numaward get tomcat10.service; }
+_released() { numaward release tomcat10.service; ! numaward get guarantees tomcat10.service; }
 
 start_numaward
 section "heap"

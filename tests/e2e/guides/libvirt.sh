@@ -1,7 +1,7 @@
 # A guest of libvirt: nodes of its threads and memory, and the effect of libvirt's own pinning within a guarantee.
 unit='machine-qemu\x2d1\x2dweb.scope'
 workload='machine-qemu-*-web.scope'
-_held() { numaward get "$unit" | grep -q ' held'; }
+_held() { numaward get guarantees "$unit" | grep -q ' held'; }
 _has_memory() { [ "$(cat "/sys/fs/cgroup/machine.slice/$unit/memory.current")" -ge $((128 << 20)) ]; }
 
 # cgroups NAME: prints the guest's cgroups with their knobs, and the allowed CPUs and nodes of each thread.
@@ -53,7 +53,7 @@ wait_for 120 ready
 wait_for 240 _held
 settle
 section "get"
-numaward get 'machine-qemu\x2d1\x2dweb.scope'
+numaward get guarantees 'machine-qemu\x2d1\x2dweb.scope'
 wait_for 240 _estimated '0\.0'
 section "top after"
 numaward top --once --filter web
@@ -77,7 +77,7 @@ virsh list
 settle
 cgroups "restarted"
 section "held"
-numaward get "$unit"
+numaward get guarantees "$unit"
 numaward events | grep ' drift ' || echo "nobody rewrote anything"
 
 section "next"

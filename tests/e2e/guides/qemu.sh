@@ -3,13 +3,13 @@ unit=guest.service
 _pid() { systemctl show --value -p MainPID guest; }
 # After five seconds of CPU time (in hundredths), the guest has allocated its memory.
 _runs() { [ "$(cut -d ' ' -f 14 "/proc/$(_pid)/stat")" -ge 500 ]; }
-_named() { numaward get 'machine-qemu\x2d1\x2dweb.scope'; }
+_named() { numaward get guarantees 'machine-qemu\x2d1\x2dweb.scope'; }
 
 # On a busy host, the bus of an emulated systemd sometimes answers after the daemon's timeout, so the command is repeated.
 _guarantees() {
 numaward guarantee guest.service --cpus 2 --memory 448Mi --node 1
 }
-_released() { numaward release guest.service; ! numaward get guest.service; }
+_released() { numaward release guest.service; ! numaward get guarantees guest.service; }
 
 start_numaward
 section "start"
@@ -40,7 +40,7 @@ numaward describe guest.service
 systemctl stop guest
 settle
 section "stopped"
-numaward get guest.service
+numaward get guarantees guest.service
 wait_for 120 _released
 section "bound elsewhere"
 numaward exec --cpus 1 --memory 192Mi --node 1 -- \
@@ -63,6 +63,6 @@ systemd-run --scope --unit='machine-qemu\x2d1\x2dweb' --slice=machine.slice \
     -object memory-backend-ram,id=ram,size=64M,prealloc=on >/tmp/web 2>&1 &
 wait_for 300 _named
 section "declared"
-numaward get 'machine-qemu\x2d1\x2dweb.scope'
+numaward get guarantees 'machine-qemu\x2d1\x2dweb.scope'
 cat /sys/fs/cgroup/machine.slice/*web.scope/cpuset.mems
 log

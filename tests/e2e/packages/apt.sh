@@ -91,7 +91,7 @@ systemctl start numaward
 wait_for 60 ready
 echo "before: $(cat $load/cpuset.cpus)"
 systemctl stop numaward
-quietly numaward uninstall --restore
+quietly numaward uninstall
 echo "after: $(systemctl show --value -p AllowedCPUs load)"
 systemctl is-active load
 section "purged"

@@ -8,7 +8,7 @@
 //! daemon is removed.
 //!
 //! Algorithm: start the bystanders and take a snapshot of their settings ([`snapshot`]). For each sequence, start the daemon, take
-//! the steps ([`sequence`]), end the commands and the daemon, run `numaward uninstall --restore`, and compare with the snapshot.
+//! the steps ([`sequence`]), end the commands and the daemon, run `numaward uninstall`, and compare with the snapshot.
 //!
 //! Invariants checked: no bystander is killed, neither by the kernel nor by a signal; afterwards the knobs of all cgroups, the memory
 //! policies and the affinity masks have their old values.

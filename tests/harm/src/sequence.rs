@@ -287,7 +287,7 @@ fn end(mut child: Child) -> Result<()> {
 /// Restores everything that was written. Names the knobs that the kernel refuses while a partition of another program has the CPUs.
 fn restore() -> Result<()> {
     let done = Command::new("numaward")
-        .args(["uninstall", "--restore", "--config", CONFIG, "-o", "json"])
+        .args(["uninstall", "--config", CONFIG, "-o", "json"])
         .stdin(Stdio::null())
         .output()?;
     let said = String::from_utf8_lossy(&done.stderr);

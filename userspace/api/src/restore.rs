@@ -1,4 +1,4 @@
-//! Output of `numaward uninstall --restore`.
+//! Output of `numaward uninstall`.
 
 use std::collections::BTreeMap;
 

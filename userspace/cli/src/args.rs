@@ -2,10 +2,12 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the help, printed as they are")]
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    collections::BTreeMap, ffi::OsString, fmt::Write as _, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use clap::{
-    ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
+    ArgGroup, ArgMatches, Args, CommandFactory as _, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser},
 };
 use clap_complete::Shell;
@@ -17,7 +19,7 @@ use numaward_config::{Interval, NodeScope};
 use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
-use crate::{column::Column, mempolicy::NodeMemoryPolicy, recording::ReplayTime};
+use crate::{column::Column, mempolicy::NodeMemoryPolicy, recording::ReplayTime, table::wrap};
 
 // Headings of the help.
 const RESOURCES_HEADING: &str = "CPUs and memory";
@@ -88,17 +90,12 @@ pub(crate) enum Command {
     /// for the next or the previous moment with an event, p to play, b and e for the beginning and the end. Needs no
     /// daemon.
     Replay(ReplayArgs),
-    /// List guarantees: CPUs, nodes and memory of each workload
-    Get {
-        /// Names of workloads [default: all]
-        #[arg(value_name = "NAME", value_parser = workload_name())]
-        names: Vec<String>,
-        #[command(flatten)]
-        output: ListOutput,
-    },
+    /// List guarantees, workloads, nodes or events
+    Get(GetArgs),
     /// Print everything about a workload: its guarantee with reasons, memory by node, latest events
     Describe {
         /// Name of the workload
+        #[arg(value_parser = workload_name())]
         name: String,
         #[command(flatten)]
         output: Output,
@@ -158,9 +155,12 @@ pub(crate) enum Command {
     /// The command runs in a cgroup of its own. The guarantee ends with the last process in it.
     ///
     /// Exit codes: that of the command; 125 if numaward itself fails, for example because the guarantee is refused or
-    /// no daemon is reachable; 126 if the command cannot be executed; 127 if it is not found.
+    /// no daemon is reachable; 126 if the command cannot be executed; 127 if it is not found. With --dry-run: 0 if the
+    /// guarantee would be given, 3 if it would be refused.
     Exec(ExecArgs),
     /// Guarantee memory and CPUs to a running cgroup or systemd unit
+    ///
+    /// Exits with 3 if the guarantee is refused, or would be with --dry-run.
     Guarantee(GuaranteeArgs),
     /// Change the resources of a guarantee, all of them or none
     ///
@@ -185,6 +185,8 @@ pub(crate) enum Command {
         arguments: Vec<OsString>,
     },
     /// Explain the placement of a workload, or the outcome of a request if it were made now
+    ///
+    /// Exits with 3 if the request would be refused.
     Explain(ExplainArgs),
     /// Simulate the decisions of strategies for pods that start and end
     ///
@@ -271,8 +273,59 @@ pub(crate) enum Command {
     /// daemon must not run. On Kubernetes, set enforcement.mode to off in the daemon's configuration instead; the
     /// container runtime is then informed, too.
     Uninstall(UninstallArgs),
+    /// Print the options that all commands have: those of the connection to the daemon
+    Options,
     /// Print the version of numaward and of the kernel
     Version(Output),
+}
+
+/// Commands of the help, by topic.
+const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
+    (
+        "See",
+        &["status", "top", "get", "describe", "events", "topology", "stacks", "regions", "record", "replay"],
+    ),
+    ("Guarantee", &["exec", "guarantee", "resize", "release", "numactl"]),
+    ("Decide", &["explain", "plan", "rebalance", "simulate"]),
+    (
+        "Operate",
+        &["run", "doctor", "config", "bugtool", "import-kubelet-state", "export-kubelet-state", "uninstall"],
+    ),
+    ("Other", &["options", "completions", "man", "version", "help"]),
+];
+
+/// Returns the parser, with a help that groups the commands.
+pub(crate) fn command() -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    let mut groups = String::new();
+    // Writing to a String cannot fail.
+    for (title, names) in COMMAND_GROUPS {
+        let _ = writeln!(groups, "{title}:");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            let _ = writeln!(groups, "  {name:20}  {}", wrap(&about, 24, 24));
+        }
+        groups.push('\n');
+    }
+    let more = "`numaward COMMAND --help` explains a command. `numaward options` lists the options of the connection to the daemon, \
+                which all commands have.";
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}\n\n{}",
+        wrap(more, 0, 0)
+    );
+    Cli::command().help_template(template)
+}
+
+/// Returns the help of the options that all commands have.
+pub(crate) fn options() -> clap::Command {
+    let shown = |arg: clap::Arg| arg.hide(false);
+    Cli::command()
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .mut_args(shown)
+        .help_template("{options}")
 }
 
 #[derive(Debug, Subcommand)]
@@ -360,34 +413,34 @@ pub(crate) struct ConnectionArgs {
     /// daemon of this host listens on.
     #[arg(
         long, global = true, help_heading = CONNECTION_HEADING, value_name = "PATH|URL", env = "NUMAWARD_SERVER",
-        hide_env_values = true, hide_short_help = true
+        hide_env_values = true, hide = true
     )]
     pub(crate) server: Option<String>,
     /// File with the bearer token
     #[arg(
         long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_TOKEN_FILE",
-        hide_env_values = true, hide_short_help = true
+        hide_env_values = true, hide = true
     )]
     pub(crate) token_file: Option<PathBuf>,
     /// Send the token over http to other hosts: only if the network is encrypted in another way
-    #[arg(long, global = true, help_heading = CONNECTION_HEADING, hide_short_help = true)]
+    #[arg(long, global = true, help_heading = CONNECTION_HEADING, hide = true)]
     pub(crate) allow_unencrypted: bool,
     /// File with the certificate of the authority that signed the daemon's certificate
     #[arg(
         long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_CA_FILE",
-        hide_env_values = true, hide_short_help = true
+        hide_env_values = true, hide = true
     )]
     pub(crate) ca: Option<PathBuf>,
     /// File with the client certificate
     #[arg(
         long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_CERT_FILE",
-        hide_env_values = true, hide_short_help = true, requires = "key"
+        hide_env_values = true, hide = true, requires = "key"
     )]
     pub(crate) cert: Option<PathBuf>,
     /// File with the private key of the client certificate
     #[arg(
         long, global = true, help_heading = CONNECTION_HEADING, value_name = "FILE", env = "NUMAWARD_KEY_FILE",
-        hide_env_values = true, hide_short_help = true, requires = "cert"
+        hide_env_values = true, hide = true, requires = "cert"
     )]
     pub(crate) key: Option<PathBuf>,
 }
@@ -401,6 +454,9 @@ pub(crate) struct ExecArgs {
     /// Name of the workload [default: made from the command and the process id]
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// Only print what would happen
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -437,6 +493,39 @@ pub(crate) struct ReleaseArgs {
     pub(crate) yes: bool,
 }
 
+/// Arguments of `get`.
+#[derive(Debug, Args)]
+pub(crate) struct GetArgs {
+    /// Kind of the list
+    #[arg(value_enum, default_value_t)]
+    pub(crate) kind: ListKind,
+    /// Names of workloads or numbers of nodes [default: all]
+    ///
+    /// A workload has the name of its guarantee, else the one of its unit, container or cgroup. The path of its cgroup and
+    /// the name of its unit are accepted, too.
+    #[arg(value_name = "NAME", value_parser = workload_name())]
+    pub(crate) names: Vec<String>,
+    /// Print the list again whenever it changes, until Ctrl-C
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) output: ListOutput,
+}
+
+/// Kinds of lists of `get`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ListKind {
+    /// CPUs, nodes and memory of each workload with a guarantee
+    #[default]
+    Guarantees,
+    /// Memory of each workload
+    Workloads,
+    /// CPUs and memory of each node
+    Nodes,
+    /// Latest events
+    Events,
+}
+
 /// Filter of the events that are printed.
 #[derive(Debug, Args)]
 pub(crate) struct EventFilterArgs {
@@ -446,12 +535,22 @@ pub(crate) struct EventFilterArgs {
     /// Only events of this kind
     #[arg(long, value_name = "KIND", value_parser = PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.as_str())))]
     pub(crate) kind: Option<String>,
+    /// Only events of this last time, such as 10m
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<Interval>,
     /// Only events after the one with this id
-    #[arg(long, value_name = "ID")]
-    pub(crate) since: Option<u64>,
+    #[arg(long, value_name = "ID", allow_negative_numbers = true)]
+    pub(crate) after: Option<u64>,
     /// Maximum number of earlier events
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) limit: u16,
+}
+
+impl EventFilterArgs {
+    /// Returns the filter of the latest events, of one workload if it is given.
+    pub(crate) fn latest(workload: Option<String>, limit: u16) -> Self {
+        Self { workload, kind: None, since: None, after: None, limit }
+    }
 }
 
 /// Options of `top`, and of `replay` for the same output.
@@ -524,17 +623,37 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     amount.units().ok_or_else(|| format!("{text} is not a number of bytes such as 100Mi"))
 }
 
+/// Checks an amount of memory, which the request contains as it was given.
+fn parse_amount(text: &str) -> Result<String, &'static str> {
+    match text.parse::<Quantity>() {
+        Ok(amount) if !amount.is_zero() => Ok(text.to_owned()),
+        _ => Err("not an amount of memory above 0, such as 512Mi or 8Gi"),
+    }
+}
+
+/// Parses a number of CPUs.
+fn parse_cpus(text: &str) -> Result<Cpus, &'static str> {
+    let cpus = text.parse::<Cpus>().ok().filter(|cpus| !cpus.0.is_zero());
+    cpus.ok_or("not a number of CPUs above 0, such as 2 or 500m")
+}
+
+/// Parses huge pages as `SIZE=BYTES`.
+fn parse_hugepages(text: &str) -> Result<(String, String), String> {
+    let (size, bytes) = parse_pair(text)?;
+    Ok((size, parse_amount(&bytes)?))
+}
+
 /// Resources of a request, and their placement.
 #[derive(Debug, Args)]
 pub(crate) struct ResourceArgs {
     /// CPUs: whole numbers (4) are exclusive, fractions (500m, 1.5) are shared [default: shared]
-    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "NUMBER")]
+    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "NUMBER", value_parser = parse_cpus, allow_negative_numbers = true)]
     pub(crate) cpus: Option<Cpus>,
     /// Memory that is guaranteed on the nodes [default: none is guaranteed or bound to nodes]
-    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "SIZE")]
+    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
     pub(crate) memory: Option<String>,
     /// Limit of the memory (memory.max) [default: the guaranteed amount]
-    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "SIZE")]
+    #[arg(long, help_heading = RESOURCES_HEADING, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
     pub(crate) memory_limit: Option<String>,
     #[command(flatten)]
     pub(crate) hugepages: HugepageArgs,
@@ -554,13 +673,13 @@ fn required_amounts() -> ArgGroup {
 #[derive(Debug, Args)]
 pub(crate) struct HugepageArgs {
     /// Huge pages of 2 MiB, as an amount of bytes
-    #[arg(long = "hugepages-2Mi", help_heading = RESOURCES_HEADING, value_name = "SIZE")]
+    #[arg(long = "hugepages-2Mi", help_heading = RESOURCES_HEADING, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
     pub(crate) two_mib: Option<String>,
     /// Huge pages of 1 GiB, as an amount of bytes
-    #[arg(long = "hugepages-1Gi", help_heading = RESOURCES_HEADING, value_name = "SIZE")]
+    #[arg(long = "hugepages-1Gi", help_heading = RESOURCES_HEADING, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
     pub(crate) one_gib: Option<String>,
     /// Huge pages of any size, such as 2Mi=64Mi; can be repeated
-    #[arg(long = "hugepages", help_heading = RESOURCES_HEADING, value_name = "SIZE=BYTES", value_parser = parse_pair)]
+    #[arg(long = "hugepages", help_heading = RESOURCES_HEADING, value_name = "SIZE=BYTES", value_parser = parse_hugepages)]
     pub(crate) sized: Vec<(String, String)>,
 }
 
@@ -746,6 +865,9 @@ pub(crate) struct GuaranteeArgs {
     /// Name of the workload [default: the unit, or the cgroup without the leading slash]
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// Only print what would happen
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -756,13 +878,13 @@ pub(crate) struct ResizeArgs {
     #[arg(value_parser = workload_name())]
     pub(crate) name: String,
     /// CPUs: a whole number for a workload with exclusive CPUs, a fraction (500m) for a workload with shared CPUs
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_cpus, allow_negative_numbers = true)]
     pub(crate) cpus: Option<Cpus>,
     /// Memory that is guaranteed on the workload's nodes
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
     pub(crate) memory: Option<String>,
     /// Limit of the memory [default: the guaranteed amount if both were equal, else unchanged]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
     pub(crate) memory_limit: Option<String>,
     #[command(flatten)]
     pub(crate) hugepages: HugepageArgs,
@@ -825,7 +947,7 @@ pub(crate) struct MoveLimitArgs {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) moves: Option<u32>,
     /// Maximum amount of memory that moves [default: any amount]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
     pub(crate) bytes: Option<String>,
 }
 
@@ -951,9 +1073,6 @@ pub(crate) struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct UninstallArgs {
-    /// Restore the settings; required, as there is no other action yet
-    #[arg(long, required = true)]
-    pub(crate) restore: bool,
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
     #[command(flatten)]
@@ -1002,6 +1121,8 @@ pub(crate) enum ListFormat {
     Table,
     /// For people, with more columns
     Wide,
+    /// Names alone, one a line
+    Name,
     /// For programs
     Json,
     /// For programs and people
@@ -1011,7 +1132,7 @@ pub(crate) enum ListFormat {
 impl From<ListOutput> for Output {
     fn from(ListOutput { output }: ListOutput) -> Self {
         let output = match output {
-            ListFormat::Table | ListFormat::Wide => OutputFormat::Table,
+            ListFormat::Table | ListFormat::Wide | ListFormat::Name => OutputFormat::Table,
             ListFormat::Json => OutputFormat::Json,
             ListFormat::Yaml => OutputFormat::Yaml,
         };
@@ -1031,6 +1152,17 @@ mod tests {
             let error = parsed(command).unwrap_err().to_string();
             assert!(error.contains("[possible values: table, json, yaml]"), "{error}");
         }
+    }
+
+    #[test]
+    fn help_lists_each_command_once() {
+        let mut listed: Vec<_> = COMMAND_GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        listed.sort_unstable();
+        let command = Cli::command();
+        let shown = command.get_subcommands().filter(|of| !of.is_hide_set()).map(clap::Command::get_name);
+        let mut shown: Vec<_> = shown.chain(["help"]).collect();
+        shown.sort_unstable();
+        assert_eq!(listed, shown);
     }
 
     #[test]

@@ -1,8 +1,15 @@
 //! `numaward events`: past and new events.
 
-use std::{convert::Infallible, fmt::Write as _, io::Write as _};
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    fmt::Write as _,
+    io::Write as _,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use numaward_api::{Event, EventFilter, EventPage};
+use numaward_config::Interval;
 
 use crate::{
     args::{EventFilterArgs, OutputFormat},
@@ -13,6 +20,9 @@ use crate::{
     top::feed::{EventStream, MissedEvents},
 };
 
+/// Number of events that the daemon keeps.
+const MAX_KEPT_EVENTS: u16 = 1024;
+
 /// Fetches the past events that match the filter.
 pub(crate) async fn page(server: &Server, filter_args: &EventFilterArgs) -> Result<EventPage, ClientError> {
     let mut path = format!("/api/v1/events?limit={}", filter_args.limit);
@@ -21,10 +31,30 @@ pub(crate) async fn page(server: &Server, filter_args: &EventFilterArgs) -> Resu
             let _ = write!(path, "&{key}={}", percent_encode(value));
         }
     }
-    if let Some(since) = filter_args.since {
-        let _ = write!(path, "&since={since}");
+    if let Some(id) = filter_args.after {
+        let _ = write!(path, "&since={id}");
     }
-    server.get(&path).await
+    let mut page: EventPage = server.get(&path).await?;
+    if let Some(Interval(span)) = filter_args.since {
+        let begin = SystemTime::now().checked_sub(span).unwrap_or(UNIX_EPOCH);
+        // Times of events have this form, so that they are ordered like texts.
+        let begin = humantime::format_rfc3339_millis(begin).to_string();
+        page.events.retain(|event| event.time >= begin);
+    }
+    Ok(page)
+}
+
+/// Fetches the latest events with one of these names; without names, of all workloads.
+pub(crate) async fn latest(
+    server: &Server,
+    names: &BTreeSet<String>,
+    limit: u16,
+) -> Result<EventPage, ClientError> {
+    let mut page = page(server, &EventFilterArgs::latest(None, MAX_KEPT_EVENTS)).await?;
+    let is_selected = |event: &Event| event.workload.as_ref().is_some_and(|name| names.contains(name));
+    page.events.retain(|event| names.is_empty() || is_selected(event));
+    page.events.drain(..page.events.len().saturating_sub(limit.into()));
+    Ok(page)
 }
 
 /// Prints past events and then new ones, until the daemon ends.
@@ -39,7 +69,7 @@ pub(crate) async fn follow(
     }
     let last = page.events.last().map(|event| event.id);
     // If the filter matched no past event, every past event is older than any new one.
-    let since = last.or(page.latest).or(filter_args.since).unwrap_or(0);
+    let since = last.or(page.latest).or(filter_args.after).unwrap_or(0);
     let filter = EventFilter {
         kind: filter_args.kind.as_deref().and_then(|kind| kind.parse().ok()),
         workload: filter_args.workload.clone(),
@@ -65,23 +95,28 @@ pub(crate) async fn follow(
     }
 }
 
+/// Titles of the columns of [`event_row`].
+pub(crate) const TITLES: [&str; 5] = ["ID", "TIME", "KIND", "WORKLOAD", "MESSAGE"];
+
 /// Renders events as a table.
 pub(crate) fn render(events: &[Event]) -> String {
-    let rows = events.iter().map(|event| {
-        let more = if event.suppressed > 0 {
-            format!(" (and {} similar events)", event.suppressed)
-        } else {
-            String::new()
-        };
-        row([
-            &event.id.to_string(),
-            &event.time,
-            event.kind.as_str(),
-            &or_dash(event.workload.as_ref()),
-            &format!("{}{more}", event.message),
-        ])
-    });
-    table(["ID", "TIME", "KIND", "WORKLOAD", "MESSAGE"], rows)
+    table(TITLES, events.iter().map(event_row))
+}
+
+/// Returns the cells of an event.
+pub(crate) fn event_row(event: &Event) -> Vec<String> {
+    let more = if event.suppressed > 0 {
+        format!(" (and {} similar events)", event.suppressed)
+    } else {
+        String::new()
+    };
+    row([
+        &event.id.to_string(),
+        &event.time,
+        event.kind.as_str(),
+        &or_dash(event.workload.as_ref()),
+        &format!("{}{more}", event.message),
+    ])
 }
 
 /// Prints an event: a line, or a document.

@@ -1,6 +1,9 @@
 //! `numaward guarantee` and `numaward explain`: guarantees and decisions as text.
 
-use std::fmt::{Display, Write};
+use std::{
+    collections::BTreeMap,
+    fmt::{Display, Write},
+};
 
 use numaward_api::{
     Allocation, Drift, DriftDetection, DriftState, DryRun, Explanation, GuaranteeRefusal, KnobWriter,
@@ -11,16 +14,28 @@ use crate::table::{row, size, table};
 
 /// Renders a guarantee with the explanation of its placement.
 pub(crate) fn render_allocation(allocation: &Allocation) -> String {
-    render_summary(allocation, "holds")
-        + &allocation.explanation.as_ref().map_or_else(String::new, render_explanation)
+    render_summary(allocation) + &allocation.explanation.as_ref().map_or_else(String::new, render_explanation)
 }
 
 /// Renders a guarantee in a few lines.
-pub(crate) fn render_summary(allocation: &Allocation, verb: &str) -> String {
-    let Allocation { name, cgroup, cpus, nodes, .. } = allocation;
+pub(crate) fn render_summary(allocation: &Allocation) -> String {
+    let Allocation { name, cgroup, .. } = allocation;
+    format!("{name} holds {} (cgroup {cgroup})\n{}", resources(allocation), details(allocation))
+}
+
+/// Renders the guarantee that a request would get.
+pub(crate) fn render_planned(allocation: &Allocation) -> String {
+    format!("would hold {}\n{}", resources(allocation), details(allocation))
+}
+
+fn resources(Allocation { cpus, nodes, .. }: &Allocation) -> String {
     let cpus = if cpus.is_empty() { "shared CPUs".to_owned() } else { format!("CPUs {cpus}") };
     let memory = if nodes.is_empty() { "no memory".to_owned() } else { format!("memory on node {nodes}") };
-    let mut text = format!("{name} {verb} {cpus} and {memory} (cgroup {cgroup})\n");
+    format!("{cpus} and {memory}")
+}
+
+fn details(allocation: &Allocation) -> String {
+    let mut text = String::new();
     for block in &allocation.memory {
         let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
     }
@@ -134,7 +149,7 @@ fn render_drift(drift: &Drift) -> String {
 /// Renders a dry run.
 pub(crate) fn render_dry_run(dry: &DryRun) -> String {
     let outcome = match (&dry.allocation, &dry.rejection) {
-        (Some(allocation), _) => render_summary(allocation, "would hold"),
+        (Some(allocation), _) => render_planned(allocation),
         (None, Some(rejected)) => format!("would be refused: {}\n", render_rejection(rejected)),
         (None, None) => String::new(),
     };
@@ -186,23 +201,50 @@ pub(crate) fn render_refusal(refusal: &GuaranteeRefusal) -> String {
     }
 }
 
-/// Renders the engine's reasons for a rejection, node by node.
+/// Renders the reasons for a rejection: the cause in the first line, then the engine's message and the nodes.
 fn render_rejection(rejection: &Rejection) -> String {
     let mut text = format!("{} ({})", rejection.message, rejection.reason);
-    for shortfall in &rejection.shortfalls {
-        let amount = |amount: u64| match shortfall.resource.as_str() {
-            "cpu" => amount.to_string(),
-            _ => size(amount),
-        };
-        let Shortfall { node, resource, requested, free, withheld } = shortfall;
+    if let Some(cause) = missing_resources(&rejection.shortfalls) {
+        text = format!("{cause}\n  {text}");
+    }
+    for Shortfall { node, resource, requested, free, withheld } in &rejection.shortfalls {
         let enough = if free >= requested { "" } else { ", too little" };
-        let (requested, free) = (amount(*requested), amount(*free));
+        let (requested, free) = (amount(resource, *requested), amount(resource, *free));
         let _ = write!(text, "\n  node {node}: {resource} requested {requested}, free {free}{enough}");
         if *withheld > 0 {
-            let _ = write!(text, "; {} more are in use outside the ledger", amount(*withheld));
+            let _ = write!(text, "; {} more are in use outside the ledger", amount(resource, *withheld));
         }
     }
     text
+}
+
+/// Formats an amount of a resource.
+fn amount(resource: &str, amount: u64) -> String {
+    if resource == "cpu" { amount.to_string() } else { size(amount) }
+}
+
+/// Returns the resources of which no node has enough; `None` if there are none.
+fn missing_resources(shortfalls: &[Shortfall]) -> Option<String> {
+    let mut resources = BTreeMap::<&str, (u64, u64, u64)>::new();
+    for Shortfall { resource, requested, free, .. } in shortfalls {
+        let (most_requested, most, total) = resources.entry(resource).or_default();
+        *most_requested = (*most_requested).max(*requested);
+        *most = (*most).max(*free);
+        *total = total.saturating_add(*free);
+    }
+    let missing = resources.into_iter().filter(|(_, (requested, most, _))| most < requested);
+    let missing = missing.map(|(resource, (requested, most, total))| {
+        let amount = |of| amount(resource, of);
+        let name = if resource == "cpu" { "CPUs" } else { resource };
+        let requested_amount = amount(requested);
+        if total < requested {
+            format!("{name}: {requested_amount} requested, {} free on all nodes together", amount(total))
+        } else {
+            format!("{name}: {requested_amount} requested, at most {} free on one node", amount(most))
+        }
+    });
+    let missing: Vec<_> = missing.collect();
+    (!missing.is_empty()).then(|| missing.join("; "))
 }
 
 #[cfg(test)]
@@ -237,7 +279,8 @@ mod tests {
         });
         assert_eq!(
             text,
-            "no (TopologyAffinityError)\n  node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2\n  node 2: memory requested 2 B, free 1 B, too little; 1.0 GiB more are in use outside the ledger"
+            "memory: 2 B requested, 1 B free on all nodes together\n  no (TopologyAffinityError)\n  \
+             node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2\n  node 2: memory requested 2 B, free 1 B, too little; 1.0 GiB more are in use outside the ledger"
         );
     }
 
@@ -325,12 +368,12 @@ Result: nodes none, not accepted by the topology policy
         for (outcome, head) in [
             (
                 json!({"admitted": true, "allocation": allocation(json!({})), "explanation": explanation}),
-                "redis would hold CPUs 2-3 and memory on node 0 (cgroup /redis)\n  memory 8.0 GiB on node 0\n",
+                "would hold CPUs 2-3 and memory on node 0\n  memory 8.0 GiB on node 0\n",
             ),
             (
                 json!({"admitted": false, "rejection": rejection, "explanation": explanation}),
-                "would be refused: no (TopologyAffinityError)\n  \
-                 node 0: memory requested 2.0 MiB, free 1.0 MiB, too little\n  node 1: cpu requested 2, free 2\n",
+                "would be refused: memory: 2.0 MiB requested, 1.0 MiB free on all nodes together\n  \
+                 no (TopologyAffinityError)\n  node 0: memory requested 2.0 MiB, free 1.0 MiB, too little\n  node 1: cpu requested 2, free 2\n",
             ),
         ] {
             assert_eq!(render_dry_run(&serde_json::from_value(outcome).unwrap()), format!("{head}{merges}"));

@@ -1,64 +1,239 @@
-//! `numaward get` and `numaward describe`: guarantees, and the details of one workload.
+//! `numaward get` and `numaward describe`: lists, and the details of one workload.
 
-use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
+use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc};
 
 use anyhow::bail;
-use numaward_api::{Allocation, Drift, DriftState, Event, Target, Workload, WorkloadNode, Workloads};
+use numaward_api::{
+    Allocation, Allocations, Drift, DriftState, Event, EventPage, Node, NodeCapacity, Nodes, Target,
+    Workload, WorkloadNode, Workloads,
+};
+use numaward_config::yaml;
 use serde::Serialize;
 
 use crate::{
-    args::EventFilterArgs,
+    args::{ListFormat, ListKind},
     client::Server,
     events, explain, residency,
     table::{columns, or_dash, row, setting, size, table},
+    text::{clean_json, clean_lines, clean_value},
 };
 
-/// Maximum number of events of a workload.
-const MAX_EVENTS: u16 = 20;
+const WORKLOADS_PATH: &str = "/api/v1/workloads";
 
-/// Fetches the cgroups of workloads whose memory is off its guaranteed nodes, by the daemon's verdict.
-pub(crate) async fn broken(server: &Server) -> anyhow::Result<BTreeSet<String>> {
-    let Workloads { workloads } = server.get("/api/v1/workloads").await?;
-    let is_broken = |of: &Workload| of.residency.iter().any(|of| of.broken);
-    Ok(workloads.into_iter().filter(is_broken).filter_map(|of| of.cgroup).collect())
+/// Maximum number of listed events.
+pub(crate) const MAX_EVENTS: u16 = 100;
+/// Maximum number of events in the details of a workload.
+const MAX_DESCRIBED_EVENTS: u16 = 20;
+
+/// A list in the form of the API, and as a table.
+pub(crate) struct Listing {
+    document: Document,
+    titles: Vec<String>,
+    /// Cells of each object; the first one is its name.
+    rows: Vec<Vec<String>>,
 }
 
-/// Renders guarantees as a table; `wide` adds target, policy, drift and cgroup. `broken` has the cgroups of workloads whose
-/// memory is off its nodes.
-pub(crate) fn render(allocations: &[Arc<Allocation>], broken: &BTreeSet<String>, wide: bool) -> String {
-    if allocations.is_empty() {
-        return "there are no guarantees\n".to_owned();
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Document {
+    Guarantees(Allocations),
+    Workloads(Workloads),
+    Nodes(Nodes),
+    Events(EventPage),
+}
+
+impl Listing {
+    /// Formats the list.
+    pub(crate) fn text(&self, format: ListFormat) -> anyhow::Result<String> {
+        Ok(match (format, &self.document) {
+            (ListFormat::Json, document) => {
+                clean_json(&(serde_json::to_string_pretty(document)? + "\n")).into_owned()
+            }
+            (ListFormat::Yaml, document) => yaml(&clean_value(serde_json::to_value(document)?)),
+            (ListFormat::Name, _) => {
+                columns(&self.rows.iter().map(|row| row[..1].to_vec()).collect::<Vec<_>>())
+            }
+            (_, Document::Guarantees(_)) if self.rows.is_empty() => "there are no guarantees\n".to_owned(),
+            _ => columns(&iter::once(&self.titles).chain(&self.rows).cloned().collect::<Vec<_>>()),
+        })
     }
-    let mut titles = row(["NAME", "CPUS", "NODES", "MEMORY", "STATE"]);
-    if wide {
-        titles.extend(row(["TARGET", "POLICY", "DRIFT", "CGROUP"]));
-    }
-    let rows = allocations.iter().map(|allocation| {
-        let memory: u64 = allocation.memory.iter().map(|block| block.bytes).sum();
-        let cpus = if allocation.cpus.is_empty() { "shared" } else { &allocation.cpus };
-        let mut cells = row([
-            &allocation.name,
-            cpus,
-            &or_dash(Some(&allocation.nodes).filter(|nodes| !nodes.is_empty())),
-            &or_dash((memory > 0).then(|| size(memory))),
-            state(allocation, broken.contains(&allocation.cgroup)),
-        ]);
-        if wide {
-            let target = match &allocation.target {
-                Target::Exec => "command".to_owned(),
-                Target::Cgroup(_) => "cgroup".to_owned(),
-                Target::Unit(unit) => format!("unit {unit}"),
-                Target::Container(id) => format!("container {}/{}/{}", id.namespace, id.pod, id.container),
-            };
-            let is_present = |drift: &&Drift| drift.state != DriftState::Repaired;
-            let drift: Vec<&str> =
-                allocation.drift.iter().filter(is_present).map(|drift| drift.knob.as_str()).collect();
-            let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
-            cells.extend([target, or_dash(allocation.policy), drift, allocation.cgroup.clone()]);
+}
+
+/// Fetches a list. `names` selects objects.
+pub(crate) async fn list(
+    server: &Server,
+    kind: ListKind,
+    names: &[String],
+    format: ListFormat,
+) -> anyhow::Result<Listing> {
+    let wide = format == ListFormat::Wide;
+    match kind {
+        ListKind::Guarantees => {
+            let mut held = server.allocations().await?;
+            held.allocations =
+                select(held.allocations, names, "guarantee", |held, name| is_named(held, name))?;
+            // Only the table has the verdict.
+            let is_table = matches!(format, ListFormat::Table | ListFormat::Wide);
+            let broken = if is_table { broken(server).await } else { BTreeSet::new() };
+            let mut titles = row(["NAME", "CPUS", "NODES", "MEMORY", "STATE"]);
+            if wide {
+                titles.extend(row(["TARGET", "POLICY", "DRIFT", "CGROUP"]));
+            }
+            let rows =
+                held.allocations.iter().map(|allocation| guarantee_row(allocation, &broken, wide)).collect();
+            Ok(Listing { document: Document::Guarantees(held), titles, rows })
         }
-        cells
+        ListKind::Workloads => {
+            let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
+            // A daemon that only observes has no guarantees.
+            let held = server.allocations().await.unwrap_or_default().allocations;
+            let is_selected = |workload: &Workload, name: &str| is_workload_named(workload, &held, name);
+            let workloads = select(workloads, names, "workload", is_selected)?;
+            let mut titles = row(["NAME", "KIND", "RESIDENT", "NODES"]);
+            if wide {
+                titles.extend(row(["CGROUP"]));
+            }
+            let rows = workloads.iter().map(|workload| workload_row(workload, &held, wide)).collect();
+            Ok(Listing { document: Document::Workloads(Workloads { workloads }), titles, rows })
+        }
+        ListKind::Nodes => {
+            let mut nodes: Nodes = server.get("/api/v1/nodes").await?;
+            let held = server.allocations().await.unwrap_or_default().nodes;
+            nodes.nodes = select(nodes.nodes, names, "node", |node, name| node.node.to_string() == name)?;
+            let rows = nodes.nodes.iter().map(|node| node_row(node, &held)).collect();
+            let titles = row(["NODE", "CPUS", "TOTAL", "FREE", "GUARANTEED"]);
+            Ok(Listing { document: Document::Nodes(nodes), titles, rows })
+        }
+        ListKind::Events => {
+            let names = if names.is_empty() {
+                BTreeSet::new()
+            } else {
+                let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
+                let held = server.allocations().await.unwrap_or_default().allocations;
+                event_names(names, &workloads, &held)
+            };
+            let page = events::latest(server, &names, MAX_EVENTS).await?;
+            let rows = page.events.iter().map(events::event_row).collect();
+            Ok(Listing { document: Document::Events(page), titles: row(events::TITLES), rows })
+        }
+    }
+}
+
+/// Selects the objects with one of these names; all without names. Fails if an object is missing.
+fn select<T>(
+    objects: Vec<T>,
+    names: &[String],
+    kind: &str,
+    is_named: impl Fn(&T, &str) -> bool,
+) -> anyhow::Result<Vec<T>> {
+    if let Some(missing) = names.iter().find(|name| !objects.iter().any(|object| is_named(object, name))) {
+        bail!("there is no {kind} named {missing:?}");
+    }
+    let is_selected = |object: &T| names.is_empty() || names.iter().any(|name| is_named(object, name));
+    Ok(objects.into_iter().filter(is_selected).collect())
+}
+
+/// Returns whether a guarantee has this name: its own, that of its unit, or the path of its cgroup.
+pub(crate) fn is_named(allocation: &Allocation, name: &str) -> bool {
+    allocation.name == name
+        || allocation.cgroup.trim_start_matches('/') == name
+        || matches!(&allocation.target, Target::Unit(unit) if unit == name)
+}
+
+fn is_workload_named(workload: &Workload, held: &[Arc<Allocation>], name: &str) -> bool {
+    workload.workload == name
+        || workload.cgroup.as_ref().is_some_and(|cgroup| cgroup.trim_start_matches('/') == name)
+        || allocation_of(workload, held).is_some_and(|allocation| is_named(allocation, name))
+}
+
+/// Returns these names and the others of their workloads and guarantees: an event has one of them.
+fn event_names(names: &[String], workloads: &[Workload], held: &[Arc<Allocation>]) -> BTreeSet<String> {
+    let mut all: BTreeSet<String> = names.iter().cloned().collect();
+    for name in names {
+        all.extend(held.iter().filter(|held| is_named(held, name)).map(|held| held.name.clone()));
+        for workload in workloads.iter().filter(|workload| is_workload_named(workload, held, name)) {
+            all.insert(workload.workload.clone());
+            all.extend(allocation_of(workload, held).map(|allocation| allocation.name.clone()));
+        }
+    }
+    all
+}
+
+fn allocation_of<'a>(workload: &Workload, held: &'a [Arc<Allocation>]) -> Option<&'a Arc<Allocation>> {
+    let cgroup = workload.cgroup.as_deref()?;
+    held.iter().find(|allocation| allocation.cgroup == cgroup)
+}
+
+/// Fetches the cgroups of workloads whose memory is off its guaranteed nodes, by the daemon's verdict. The guarantees
+/// are known without it.
+async fn broken(server: &Server) -> BTreeSet<String> {
+    let workloads = server.get(WORKLOADS_PATH).await;
+    let Workloads { workloads } = workloads.unwrap_or_else(|error| {
+        let line = format!("numaward: memory off the guaranteed nodes is not shown: {error}");
+        eprintln!("{}", clean_lines(&line));
+        Workloads { workloads: Vec::new() }
     });
-    columns(&std::iter::once(titles).chain(rows).collect::<Vec<_>>())
+    let is_broken = |of: &Workload| of.residency.iter().any(|of| of.broken);
+    workloads.into_iter().filter(is_broken).filter_map(|of| of.cgroup).collect()
+}
+
+/// Returns the cells of a guarantee; `wide` adds target, policy, drift and cgroup. `broken` has the cgroups of workloads
+/// whose memory is off its nodes.
+fn guarantee_row(allocation: &Allocation, broken: &BTreeSet<String>, wide: bool) -> Vec<String> {
+    let memory: u64 = allocation.memory.iter().map(|block| block.bytes).sum();
+    let cpus = if allocation.cpus.is_empty() { "shared" } else { &allocation.cpus };
+    let mut cells = row([
+        &allocation.name,
+        cpus,
+        &or_dash(Some(&allocation.nodes).filter(|nodes| !nodes.is_empty())),
+        &or_dash((memory > 0).then(|| size(memory))),
+        state(allocation, broken.contains(&allocation.cgroup)),
+    ]);
+    if wide {
+        let target = match &allocation.target {
+            Target::Exec => "command".to_owned(),
+            Target::Cgroup(_) => "cgroup".to_owned(),
+            Target::Unit(unit) => format!("unit {unit}"),
+            Target::Container(id) => format!("container {}/{}/{}", id.namespace, id.pod, id.container),
+        };
+        let is_present = |drift: &&Drift| drift.state != DriftState::Repaired;
+        let drift: Vec<&str> =
+            allocation.drift.iter().filter(is_present).map(|drift| drift.knob.as_str()).collect();
+        let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
+        cells.extend([target, or_dash(allocation.policy), drift, allocation.cgroup.clone()]);
+    }
+    cells
+}
+
+/// Returns the cells of a workload: its resident memory, and its guaranteed nodes; `wide` adds the cgroup.
+fn workload_row(workload: &Workload, held: &[Arc<Allocation>], wide: bool) -> Vec<String> {
+    let allocation = allocation_of(workload, held);
+    let resident: Option<u64> = workload.nodes.iter().filter_map(resident).reduce(u64::saturating_add);
+    let nodes = allocation.map(|allocation| &allocation.nodes).filter(|nodes| !nodes.is_empty());
+    let mut cells = row([
+        allocation.map_or(&workload.workload, |allocation| &allocation.name),
+        &workload.kind,
+        &or_dash(resident.map(size)),
+        &or_dash(nodes),
+    ]);
+    if wide {
+        cells.push(or_dash(workload.cgroup.as_ref()));
+    }
+    cells
+}
+
+/// Returns the cells of a node, with its guaranteed memory.
+fn node_row(node: &Node, held: &[NodeCapacity]) -> Vec<String> {
+    let memory = node.memory.iter().find(|memory| memory.kind == "memory");
+    let held = held.iter().find(|held| held.node == node.node);
+    let held = held.and_then(|held| held.memory.iter().find(|memory| memory.kind == "memory"));
+    row([
+        &node.node.to_string(),
+        if node.cpus.is_empty() { "none" } else { &node.cpus },
+        &or_dash(memory.map(|memory| size(memory.total_bytes))),
+        &or_dash(memory.and_then(|memory| memory.free_bytes).map(size)),
+        &or_dash(held.map(|memory| size(memory.guaranteed_bytes))),
+    ])
 }
 
 /// Returns the state of a guarantee in a word.
@@ -86,24 +261,17 @@ pub(crate) struct Description {
 
 /// Fetches the details of a workload.
 pub(crate) async fn describe(server: &Server, name: &str) -> anyhow::Result<Description> {
-    let Workloads { workloads } = server.get("/api/v1/workloads").await?;
+    let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
     // A daemon that only observes has no guarantees.
-    let allocations = server.allocations().await.ok();
-    let allocation =
-        allocations.and_then(|all| all.allocations.into_iter().find(|allocation| allocation.name == name));
-    // A guarantee can have another name than the workload of its cgroup.
-    let is_described = |workload: &Workload| match &allocation {
-        Some(allocation) => workload.cgroup.as_deref() == Some(allocation.cgroup.as_str()),
-        None => workload.workload == name,
-    };
-    let workload = workloads.into_iter().find(is_described);
+    let held = server.allocations().await.unwrap_or_default().allocations;
+    let names = event_names(&[name.to_owned()], &workloads, &held);
+    let workload = workloads.into_iter().find(|workload| is_workload_named(workload, &held, name));
+    let of_workload = workload.as_ref().and_then(|workload| allocation_of(workload, &held));
+    let allocation = of_workload.or_else(|| held.iter().find(|held| is_named(held, name))).cloned();
     if allocation.is_none() && workload.is_none() {
-        bail!("there is no workload named {name:?}; `numaward get` and `numaward top --once` list them");
+        bail!("there is no workload named {name:?}; `numaward get workloads` lists all");
     }
-    let label = workload.as_ref().map_or(name, |workload| &workload.workload);
-    let filter =
-        EventFilterArgs { workload: Some(label.to_owned()), kind: None, since: None, limit: MAX_EVENTS };
-    let events = events::page(server, &filter).await?.events;
+    let events = events::latest(server, &names, MAX_DESCRIBED_EVENTS).await?.events;
     Ok(Description { allocation, workload, events })
 }
 
@@ -145,14 +313,17 @@ pub(crate) fn render_description(description: &Description) -> String {
     parts.join("\n")
 }
 
+/// Returns the resident memory on a node, if it is known.
+fn resident(node: &WorkloadNode) -> Option<u64> {
+    let bytes = node.resident?;
+    Some(bytes.anon_bytes.saturating_add(bytes.file_bytes).saturating_add(bytes.kernel_bytes))
+}
+
 fn memory(nodes: &[WorkloadNode]) -> String {
     let rows = nodes.iter().map(|node| {
-        let resident = node.resident.map(|bytes| {
-            bytes.anon_bytes.saturating_add(bytes.file_bytes).saturating_add(bytes.kernel_bytes)
-        });
         row([
             &node.node.to_string(),
-            &or_dash(resident.map(size)),
+            &or_dash(resident(node).map(size)),
             &or_dash(node.allocated.map(|bytes| size(bytes.local_bytes))),
             &or_dash(node.allocated.map(|bytes| size(bytes.remote_bytes))),
             &or_dash(node.missed_bytes.map(size)),
@@ -164,6 +335,27 @@ fn memory(nodes: &[WorkloadNode]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workload_has_names_of_its_guarantee_unit_and_cgroup() {
+        let held = Allocation {
+            name: "db".to_owned(),
+            cgroup: "/a/db.service".to_owned(),
+            target: Target::Unit("db.service".to_owned()),
+            ..Allocation::default()
+        };
+        let workload = serde_json::json!({
+            "workload": "postgres", "kind": "cgroup", "cgroup": held.cgroup, "counters": "none", "nodes": []
+        });
+        let workload: Workload = serde_json::from_value(workload).unwrap();
+        let (workloads, held) = ([workload], [Arc::new(held)]);
+        for name in ["db", "db.service", "a/db.service", "postgres"] {
+            assert!(is_workload_named(&workloads[0], &held, name), "{name}");
+            let names = event_names(&[name.to_owned()], &workloads, &held);
+            assert!(names.contains("db") && names.contains("postgres"), "{name}: {names:?}");
+        }
+        assert_eq!(event_names(&["other".to_owned()], &workloads, &held), ["other".to_owned()].into());
+    }
 
     #[test]
     fn state_of_misplaced_memory_is_the_daemons_verdict() {

@@ -43,16 +43,16 @@ mod topology;
 mod uninstall;
 
 use std::{
-    collections::BTreeSet,
     ffi::OsString,
     io::{self, IsTerminal as _, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
-use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap::{CommandFactory, FromArgMatches as _, error::ErrorKind};
 use numaward_api::{self as api, Version};
 use numaward_api::{
     doctor::{CheckResult, HostCheck},
@@ -67,10 +67,10 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs, ExecArgs, ExplainArgs,
-        ExportArgs, GuaranteeArgs, ImportArgs, ListFormat, ListOutput, MoveLimitArgs, Output, OutputFormat,
-        PlanArgs, RebalanceArgs, RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs,
-        Simulate, TopArgs, UninstallArgs,
+        Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs, EventFilterArgs, ExecArgs,
+        ExplainArgs, ExportArgs, GetArgs, GuaranteeArgs, ImportArgs, ListFormat, ListKind, ListOutput,
+        MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecordArgs, ReleaseArgs, ReplayArgs,
+        ResizeArgs, ResourceArgs, RunArgs, Simulate, TopArgs, UninstallArgs,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -106,7 +106,8 @@ pub struct DaemonHooks {
 
 /// Executes the command of this process's arguments.
 pub fn main(daemon: &DaemonHooks) -> ExitCode {
-    let Cli { connection, command } = match Cli::try_parse() {
+    let parsed = args::command().try_get_matches();
+    let Cli { connection, command } = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
@@ -117,7 +118,8 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
             };
         }
     };
-    let executes_a_command = matches!(command, Command::Exec(_) | Command::Enter { .. });
+    let executes_a_command =
+        matches!(command, Command::Exec(ExecArgs { dry_run: false, .. }) | Command::Enter { .. });
     let result = match command {
         Command::Run(args) => run(daemon, args),
         Command::Topology { root, output } => topology(&connection, root.as_deref(), output),
@@ -125,7 +127,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Top { top: args, output } => top(&args, &connection, output),
         Command::Record(args) => record(&connection, args),
         Command::Replay(args) => replay(&args),
-        Command::Get { names, output } => get(&connection, &names, output),
+        Command::Get(args) => get(&connection, args),
         Command::Describe { name, output } => describe(&connection, &name, output),
         Command::Stacks { name, node, kind, output } => stacks(&connection, &name, node, kind.into(), output),
         Command::Regions { name, hot: true, span, output, .. } => hot(&connection, &name, span, output),
@@ -160,6 +162,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
         Command::ExportKubeletState(args) => export_kubelet_state(&connection, &args),
         Command::Uninstall(args) => uninstall(daemon, args),
+        Command::Options => print_text(&args::options().render_long_help().to_string()),
         Command::Version(output) => version(output),
     };
     match result {
@@ -417,6 +420,9 @@ fn exec(connection: &ConnectionArgs, args: ExecArgs) -> anyhow::Result<ExitCode>
     let server = local_server(connection)?;
     let name = args.name.unwrap_or_else(|| default_name(&args.command));
     let request = allocation_request(name, api::Target::Exec, args.resources, &server)?;
+    if args.dry_run {
+        return dry_run(&server, &request, Output { output: OutputFormat::Table });
+    }
     runtime()?.block_on(exec::run(&server, &request, &args.command))
 }
 
@@ -446,6 +452,9 @@ fn guarantee(connection: &ConnectionArgs, args: GuaranteeArgs) -> anyhow::Result
     let server = server(connection)?;
     let request = request_for_target(args.target, args.name, args.resources, &server)?;
     exec::warn_about_memory_limit(&request);
+    if args.dry_run {
+        return dry_run(&server, &request, args.output);
+    }
     let allocation = runtime()?.block_on(async {
         let allocation = server.admit(&request).await?;
         exec::warn_about_shared_cpus(&server, &allocation).await;
@@ -453,7 +462,7 @@ fn guarantee(connection: &ConnectionArgs, args: GuaranteeArgs) -> anyhow::Result
     })?;
     affinity::warn_about_bound_threads(&allocation);
     remapped_policy::warn_about_remapped_policy(&allocation);
-    print(args.output, &allocation, |allocation| explain::render_summary(allocation, "holds"))
+    print(args.output, &allocation, explain::render_summary)
 }
 
 fn resize(connection: &ConnectionArgs, args: ResizeArgs) -> anyhow::Result<ExitCode> {
@@ -464,11 +473,21 @@ fn resize(connection: &ConnectionArgs, args: ResizeArgs) -> anyhow::Result<ExitC
         memory_limit: args.memory_limit,
         hugepages: args.hugepages.by_size(),
     };
-    let resized = runtime()?.block_on(server.resize(&args.name, &request, args.dry_run))?;
-    print(args.output, &resized, |resized| match resized {
-        api::ResizeOutcome::Applied(allocation) => explain::render_summary(allocation, "holds"),
-        api::ResizeOutcome::DryRun(dry) => explain::render_dry_run(dry),
-    })
+    match runtime()?.block_on(server.resize(&args.name, &request, args.dry_run))? {
+        api::ResizeOutcome::Applied(allocation) => print(args.output, &*allocation, explain::render_summary),
+        api::ResizeOutcome::DryRun(dry) => print_dry_run(args.output, &dry),
+    }
+}
+
+/// Prints the decision about a request that is not made.
+fn dry_run(server: &Server, request: &api::AllocationRequest, output: Output) -> anyhow::Result<ExitCode> {
+    print_dry_run(output, &runtime()?.block_on(server.dry_run(request))?)
+}
+
+/// Prints a dry run. Its exit code is that of a refusal if the request would be refused.
+fn print_dry_run(output: Output, dry: &api::DryRun) -> anyhow::Result<ExitCode> {
+    let code = print(output, dry, explain::render_dry_run)?;
+    Ok(if dry.admitted { code } else { ExitCode::from(EXIT_REFUSED) })
 }
 
 /// Returns the request of a cgroup or a unit.
@@ -573,21 +592,39 @@ fn confirm_release(names: &[&str]) -> anyhow::Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn get(connection: &ConnectionArgs, names: &[String], output: ListOutput) -> anyhow::Result<ExitCode> {
-    let server = server(connection)?;
-    let (held, broken) = runtime()?.block_on(async {
-        let held = server.allocations().await?;
-        // Only the table has the verdict.
-        let is_table = matches!(output.output, ListFormat::Table | ListFormat::Wide);
-        let broken = if is_table { get::broken(&server).await? } else { BTreeSet::new() };
-        anyhow::Ok((held, broken))
-    })?;
-    if let Some(missing) = names.iter().find(|name| held.allocations.iter().all(|held| held.name != **name)) {
-        bail!("there is no guarantee named {missing:?}");
+/// Interval between two lists of `get --watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+fn get(connection: &ConnectionArgs, args: GetArgs) -> anyhow::Result<ExitCode> {
+    let GetArgs { kind, mut names, watch, output: ListOutput { output: format } } = args;
+    if kind == ListKind::Events && watch {
+        let filter = EventFilterArgs::latest(names.pop(), get::MAX_EVENTS);
+        if !names.is_empty() {
+            bail!("--watch: give the name of one workload at most to watch its events");
+        }
+        return events(connection, watch, &filter, ListOutput { output: format }.into());
     }
-    let chosen: Vec<_> =
-        held.allocations.into_iter().filter(|held| names.is_empty() || names.contains(&held.name)).collect();
-    print(output.into(), &chosen, |chosen| get::render(chosen, &broken, output.output == ListFormat::Wide))
+    let server = server(connection)?;
+    runtime()?.block_on(async {
+        let mut last = String::new();
+        loop {
+            let text = get::list(&server, kind, &names, format).await?.text(format)?;
+            if text != last {
+                let gap = match format {
+                    _ if last.is_empty() => "",
+                    ListFormat::Table | ListFormat::Wide => "\n",
+                    ListFormat::Yaml => "---\n",
+                    ListFormat::Name | ListFormat::Json => "",
+                };
+                print_text(&format!("{gap}{text}"))?;
+            }
+            if !watch {
+                return Ok(ExitCode::SUCCESS);
+            }
+            last = text;
+            tokio::time::sleep(WATCH_INTERVAL).await;
+        }
+    })
 }
 
 fn describe(connection: &ConnectionArgs, name: &str, output: Output) -> anyhow::Result<ExitCode> {
@@ -635,14 +672,14 @@ fn sampled(
 fn events(
     connection: &ConnectionArgs,
     follow: bool,
-    filter: &args::EventFilterArgs,
+    filter: &EventFilterArgs,
     output: Output,
 ) -> anyhow::Result<ExitCode> {
     let server = server(connection)?;
     runtime()?.block_on(async {
         let page = events::page(&server, filter).await?;
         if !follow {
-            return print(output, &page.events, |events| events::render(events));
+            return print(output, &page, |page| events::render(&page.events));
         }
         match events::follow(&server, filter, page, output.output).await? {}
     })
@@ -668,13 +705,12 @@ fn explain(connection: &ConnectionArgs, args: ExplainArgs) -> anyhow::Result<Exi
             // A unique name; the request is not stored.
             let name = format!("explain-{}", std::process::id());
             let request = allocation_request(name, api::Target::Exec, resources, &server)?;
-            let dry = runtime()?.block_on(server.dry_run(&request))?;
-            print(args.output, &dry, explain::render_dry_run)
+            dry_run(&server, &request, args.output)
         }
         (name, _) => {
             let name = name.unwrap_or_default();
             let held = runtime()?.block_on(server.allocations())?;
-            let found = held.allocations.iter().find(|held| held.name == name);
+            let found = held.allocations.iter().find(|held| get::is_named(held, &name));
             let found = found.with_context(|| format!("there is no guarantee named {name:?}"))?;
             print(args.output, &**found, explain::render_allocation)
         }
@@ -813,7 +849,10 @@ fn write_manual_pages(command: &clap::Command, dir: &Path) -> io::Result<()> {
 /// the next field is taken for the date. The date is empty because it would differ from build to build.
 fn manual_page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    // The options that all commands have are on the first page only.
+    let is_first = command.get_name() == "numaward";
+    let shown = if is_first { command.clone().mut_args(|arg| arg.hide(false)) } else { command.clone() };
+    clap_mangen::Man::new(shown).render(&mut page)?;
     let page = String::from_utf8(page).map_err(io::Error::other)?;
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let head = format!(".TH {name} 1 \"\" \"numaward {}\" \"\"", env!("CARGO_PKG_VERSION"));

@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Renders a plan.
 pub(crate) fn render_plan(plan: &MovePlan) -> String {
-    let mut text = explain::render_summary(&plan.allocation, "would hold");
+    let mut text = explain::render_planned(&plan.allocation);
     if plan.moves.is_empty() {
         return text + "\nNo workload has to move.\n";
     }
@@ -70,7 +70,7 @@ pub(crate) fn render_outcome(outcome: &Rebalance) -> String {
         let _ = writeln!(text, "{} could not be moved back, and is on node {}", step.workload, step.to_nodes);
     }
     if let Some(allocation) = &outcome.allocation {
-        text += &explain::render_summary(allocation, "holds");
+        text += &explain::render_summary(allocation);
     }
     text
 }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn plan_names_source_of_figures() {
         let expected = "\
-new would hold CPUs 2-3 and memory on node 0 (cgroup /numaward/new)
+would hold CPUs 2-3 and memory on node 0
 
 MOVES  NODES   CPUS        BYTES                 PAUSE, AT MOST
 redis  0 -> 1  2-3 -> 6-7  256.0 MiB (resident)  999 ms

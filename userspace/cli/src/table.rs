@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, fmt::Write, iter};
 
+use numaward_topology::Bytes;
 use unicode_width::UnicodeWidthStr;
 
 use crate::text::clean;
@@ -70,15 +71,7 @@ pub(crate) fn wrap(text: &str, first_column: usize, indent: usize) -> String {
 
 /// Formats bytes with one decimal in the largest possible unit: `23.5 GiB`.
 pub(crate) fn size(bytes: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
-        Some((shift, unit)) => {
-            // In tenths, rounded. The 128 bits are enough for ten times any size.
-            let tenths = (u128::from(bytes) * 10 + (1 << (shift - 1))) >> shift;
-            format!("{}.{} {unit}", tenths / 10, tenths % 10)
-        }
-        None => format!("{bytes} B"),
-    }
+    Bytes(bytes).rounded()
 }
 
 /// Formats the value of a cgroup knob: bytes get a unit, other values stay.
@@ -105,20 +98,6 @@ mod tests {
         assert_eq!(setting("memory.max", "max"), "max");
         assert_eq!(setting("hugetlb.2MB.max", "4194304"), "4.0 MiB");
         assert_eq!(setting("cpuset.mems", "1"), "1");
-    }
-
-    #[test]
-    fn sizes_have_one_decimal() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (1_572_864, "1.5 MiB"),
-            (25_199_882_240, "23.5 GiB"),
-            (u64::MAX, "16777216.0 TiB"),
-        ] {
-            assert_eq!(size(bytes), text);
-        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `numaward uninstall --restore`: the restored settings as text.
+//! `numaward uninstall`: the restored settings as text.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The environment of a command that does work of the daemon itself: `numaward uninstall --restore`.
+//! The environment of a command that does work of the daemon itself: `numaward uninstall`.
 
 use std::io;
 

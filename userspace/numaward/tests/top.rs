@@ -517,7 +517,7 @@ fn printed_text_is_as_checked_in() {
     let mut printed = checked_in("printed.txt");
     let fake = FakeDaemon::start(workloads(1));
     let server = format!("http://{}", fake.address);
-    let commands: [&[&str]; 15] = [
+    let commands: [&[&str]; 17] = [
         &["status", "--server", &server],
         &["status", "-o", "json", "--server", &server],
         &["explain", "database", "--server", &server],
@@ -525,7 +525,9 @@ fn printed_text_is_as_checked_in() {
         &["explain", "nobody", "--server", &server],
         &["topology", "--server", &server],
         &["get", "--server", &server],
-        &["get", "-o", "wide", "database", "--server", &server],
+        &["get", "guarantees", "database", "-o", "wide", "--server", &server],
+        &["get", "guarantees", "-o", "name", "--server", &server],
+        &["get", "workloads", "-o", "wide", "--server", &server],
         &["get", "-o", "yaml", "--server", &server],
         &["describe", "database", "--server", &server],
         &["describe", "small.service", "--server", &server],

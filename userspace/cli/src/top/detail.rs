@@ -35,7 +35,7 @@ pub(crate) fn workload(model: &TopModel, key: &str, palette: Palette, width: usi
     };
     let workload = &found.workload;
     let mut parts = vec![
-        titled(&clean(&workload.workload), lines_of(&facts(model, found))),
+        titled(&clean(found.name()), lines_of(&facts(model, found))),
         lines_of(&by_node(workload)),
         history(found, model.step_seconds as usize, palette, width),
     ];
@@ -110,10 +110,9 @@ fn facts(model: &TopModel, found: &WorkloadRow) -> String {
 /// Describes the use of the exclusive CPUs by other programs; `None` if the workload has no such CPUs, or the use is
 /// not measured.
 fn intruders(model: &TopModel, found: &WorkloadRow) -> Option<String> {
-    let allocation = found.allocation.as_ref();
-    let name = allocation.map_or(&found.workload.workload, |allocation| &allocation.name);
+    let name = found.name();
     let cpus: Vec<&ExclusiveCpu> =
-        model.status.as_ref()?.exclusive_cpus.iter().filter(|cpu| cpu.workload == *name).collect();
+        model.status.as_ref()?.exclusive_cpus.iter().filter(|cpu| cpu.workload == name).collect();
     if cpus.is_empty() {
         return None;
     }
@@ -255,8 +254,7 @@ pub(crate) fn node(model: &TopModel, id: u32) -> Vec<Line<'static>> {
         .filter(|(bytes, _)| *bytes > 0)
         .collect();
     here.sort_by_key(|(bytes, row)| (Reverse(*bytes), row.workload.key()));
-    let rows: Vec<_> =
-        here.iter().map(|(bytes, found)| row([&size(*bytes), &found.workload.workload])).collect();
+    let rows: Vec<_> = here.iter().map(|(bytes, found)| row([&size(*bytes), found.name()])).collect();
     parts.push(titled("Workloads with memory on this node", lines_of(&columns(&rows))));
     parts.join(&Line::default())
 }

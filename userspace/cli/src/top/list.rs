@@ -32,7 +32,7 @@ impl WorkloadListArgs {
         rows.sort_by(|(a, a_key, a_row), (b, b_key, b_row)| {
             let order = match (a, b) {
                 (Some(a), Some(b)) => a.total_cmp(b),
-                _ if self.sort == Column::Name => a_row.workload.workload.cmp(&b_row.workload.workload),
+                _ if self.sort == Column::Name => a_row.name().cmp(b_row.name()),
                 _ => Ordering::Equal,
             };
             let order = if self.reversed { order.reverse() } else { order };
@@ -58,7 +58,10 @@ fn matches(row: &WorkloadRow, word: &str) -> bool {
         return nodes.and_then(|nodes| nodes.get(&node)).is_some_and(|bytes| *bytes > 0);
     }
     let has = |text: &str| text.to_lowercase().contains(word);
-    has(&row.workload.workload) || has(&row.workload.kind) || row.workload.cgroup.as_deref().is_some_and(has)
+    has(row.name())
+        || has(&row.workload.workload)
+        || has(&row.workload.kind)
+        || row.workload.cgroup.as_deref().is_some_and(has)
 }
 
 /// Returns the value that a workload is sorted by, smallest first; `None` for columns that are not numbers.
@@ -78,7 +81,7 @@ fn sort_value(sort: Column, row: &WorkloadRow) -> Option<f64> {
 /// Returns the text of a column for a workload.
 pub(crate) fn cell_text(column: Column, row: &WorkloadRow) -> String {
     match column {
-        Column::Name => clean(&row.workload.workload).into_owned(),
+        Column::Name => clean(row.name()).into_owned(),
         Column::Nodes => or_dash(row.guaranteed_nodes()),
         Column::Bar => row.totals.resident.as_ref().map_or_else(String::new, |nodes| {
             let bytes: Vec<_> = nodes.iter().map(|(node, bytes)| (*node, *bytes)).collect();

@@ -139,6 +139,11 @@ impl WorkloadRow {
         (!nodes.is_empty()).then_some(nodes)
     }
 
+    /// Returns the name of the guarantee, or else of the workload.
+    pub(crate) fn name(&self) -> &str {
+        self.allocation.as_ref().map_or(&self.workload.workload, |allocation| &allocation.name)
+    }
+
     /// Returns whether the daemon's events name the workload like this.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         self.workload.workload == name

@@ -1,0 +1,224 @@
+//! Commands on a daemon that gives guarantees: exit codes, words about the cause of a refusal, and names.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+#[path = "../../daemon/tests/support/mod.rs"]
+mod support;
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::Stdio,
+};
+
+use numaward_daemon::{allocations, socket};
+use numaward_http::{ControlListener, serve};
+use numaward_topology::{Bytes, Machine};
+
+use crate::{
+    common::{daemon, numaward},
+    support::{GuaranteeDaemon, TempHost},
+};
+
+const REQUESTS: [&[&str]; 4] =
+    [&["explain"], &["plan"], &["guarantee", "/batch", "--dry-run"], &["exec", "--dry-run"]];
+
+/// Returns the exit code and the output of a command.
+fn run(server: &str, args: &[&str]) -> (i32, String) {
+    let output = numaward(&[&["--server", server], args].concat()).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+/// Returns a command that requests resources.
+fn request<'a>(command: &[&'a str], resources: &[&'a str]) -> Vec<&'a str> {
+    let executed: &[&str] = if command[0] == "exec" { &["--", "true"] } else { &[] };
+    [command, resources, executed].concat()
+}
+
+/// Starts a daemon on two nodes of four CPUs and 4 GiB, with its control socket.
+fn guaranteeing_daemon() -> (TempHost, GuaranteeDaemon, PathBuf) {
+    let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build();
+    let host = TempHost::new(machine.unwrap());
+    for cgroup in ["batch", "numaward"] {
+        host.cgroup(cgroup);
+    }
+    let daemon = host.start();
+    let (path, listener) = listen(&host, "control.sock");
+    let router = allocations::control_router(daemon.app.clone(), daemon.reconciler.clone());
+    tokio::spawn(serve(listener, router, daemon.stop.clone()));
+    (host, daemon, path)
+}
+
+fn listen(host: &TempHost, name: &str) -> (PathBuf, ControlListener) {
+    let path = host.dir.path().join("run").join(name);
+    let listener = ControlListener::new(socket::listen(&path, "controlSocket").unwrap());
+    (path, listener.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_requests_name_their_cause() {
+    let (_host, _daemon, socket) = guaranteeing_daemon();
+    let server = socket.to_str().unwrap();
+    for (resources, first_line) in [
+        (&["--memory", "1Gi", "--node", "7"][..], "there is no node 7 (TopologyAffinityError)"),
+        (&["--memory", "1Gi", "--memory-tier", "cxl"], "no node has CXL memory (TopologyAffinityError)"),
+        (
+            &["--cpus", "1", "--cpu-kind", "isolated"],
+            "no CPU is of the kind isolated (TopologyAffinityError)",
+        ),
+        (&["--memory", "1Ti"], "memory: 1.0 TiB requested, "),
+        (&["--cpus", "100"], "CPUs: 100 requested, 7 free on all nodes together"),
+        (&["--cpus", "5", "--policy", "single-numa-node"], "CPUs: 5 requested, at most 4 free on one node"),
+    ] {
+        for command in REQUESTS {
+            let args = request(command, resources);
+            let (code, said) = run(server, &args);
+            assert_eq!(code, 3, "{args:?}: {said}");
+            let line = said.lines().find_map(|line| line.split_once("refused: ")).unwrap().1;
+            let expected =
+                if command[0] == "plan" { line.contains(first_line) } else { line.starts_with(first_line) };
+            assert!(expected, "{args:?}: {said}");
+            assert!(!said.contains("container"), "{args:?}: {said}");
+        }
+    }
+    for command in REQUESTS {
+        let args = request(command, &["--cpus", "1", "--memory", "1Gi"]);
+        let (code, said) = run(server, &args);
+        assert!(
+            code == 0 && said.starts_with("would hold CPUs 1 and memory on node 0\n"),
+            "{args:?}: {said}"
+        );
+    }
+    let (code, held) = run(server, &["get", "-o", "name"]);
+    assert_eq!((code, held.as_str()), (0, ""), "dry runs hold nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guarantee_is_found_by_each_of_its_names() {
+    let (_host, _daemon, socket) = guaranteeing_daemon();
+    let server = socket.to_str().unwrap();
+    let (code, said) =
+        run(server, &["guarantee", "/batch", "--cpus", "1", "--memory", "1Gi", "--name", "db"]);
+    assert_eq!(code, 0, "{said}");
+    for name in ["db", "batch", "/batch"] {
+        for command in [&["get", "guarantees"][..], &["describe"], &["explain"]] {
+            let (code, said) = run(server, &[command, &[name]].concat());
+            assert!(code == 0 && said.contains("db"), "{command:?} {name}: {said}");
+        }
+    }
+    assert_eq!(run(server, &["get", "guarantees", "batch", "-o", "name"]), (0, "db\n".to_owned()));
+    let (code, said) = run(server, &["resize", "db", "--memory", "8Gi", "--dry-run"]);
+    let words = "would be refused: memory: ";
+    assert!(code == 3 && said.starts_with(words), "{said}");
+    for command in
+        [&["get", "guarantees"][..], &["get", "workloads"], &["get", "nodes"], &["describe"], &["explain"]]
+    {
+        let (code, said) = run(server, &[command, &["nobody"]].concat());
+        assert!(code == 1 && said.contains("named \"nobody\""), "{command:?}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watched_list_is_printed_when_it_changes() {
+    let (_host, _daemon, socket) = guaranteeing_daemon();
+    let server = socket.to_str().unwrap();
+    let list = ["--server", server, "get", "--watch"];
+    let mut watch = numaward(&list).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "there are no guarantees");
+    let given = run(server, &["guarantee", "/batch", "--cpus", "1", "--name", "db"]);
+    assert_eq!(given.0, 0, "{}", given.1);
+    let printed: Vec<_> = lines.take(3).collect();
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    assert_eq!(printed[..2], ["", "NAME  CPUS  NODES  MEMORY  STATE"]);
+    assert!(printed[2].starts_with("db    1 "), "{printed:?}");
+}
+
+#[test]
+fn wrong_quantities_are_usage_errors() {
+    let amount = "not an amount of memory above 0, such as 512Mi or 8Gi";
+    let cpus = "not a number of CPUs above 0, such as 2 or 500m";
+    for command in
+        [&["explain"][..], &["plan"], &["rebalance"], &["guarantee", "/batch"], &["resize", "db"], &["exec"]]
+    {
+        // Failures of `exec` itself end with 125.
+        let expected_code = if command[0] == "exec" { 125 } else { 2 };
+        for (option, words) in [
+            ("--memory", amount),
+            ("--memory-limit", amount),
+            ("--hugepages-2Mi", amount),
+            ("--hugepages-1Gi", amount),
+            ("--cpus", cpus),
+        ] {
+            for wrong in ["5GB", "-1", "abc", "0"] {
+                let (code, said) = run("/nonexistent.sock", &request(command, &[option, wrong]));
+                let expected = format!("error: invalid value '{wrong}' for '{option} <");
+                assert!(
+                    code == expected_code && said.starts_with(&expected),
+                    "{command:?} {option} {wrong}: {code} {said}"
+                );
+                assert!(said.contains(words), "{command:?} {option} {wrong}: {said}");
+            }
+        }
+    }
+    for (wrong, words) in [
+        (&["explain", "--memory", "1Gi", "--hugepages", "2Mi=5GB"][..], amount),
+        (&["plan", "--memory", "1Gi", "--bytes", "-1"], amount),
+        (&["rebalance", "--memory", "1Gi", "--bytes", "5GB"], amount),
+        (&["events", "--since", "yesterday"], "invalid value 'yesterday' for '--since <TIME>'"),
+        (&["events", "--since", "0s"], "a duration must be above zero"),
+        (&["events", "--after", "10m"], "invalid value '10m' for '--after <ID>'"),
+        (&["events", "--after", "-1"], "invalid value '-1' for '--after <ID>'"),
+        (&["get", "pods"], "[possible values: guarantees, workloads, nodes, events]"),
+        (&["get", "-o", "names"], "[possible values: table, wide, name, json, yaml]"),
+        (&["uninstall", "--restore"], "unexpected argument '--restore'"),
+    ] {
+        let (code, said) = run("/nonexistent.sock", wrong);
+        assert!(code == 2 && said.contains(words), "{wrong:?}: {code} {said}");
+    }
+}
+
+const CHANGES: [&[&str]; 8] = [
+    &["guarantee", "/batch", "--memory", "1Gi"],
+    &["guarantee", "/batch", "--memory", "1Gi", "--memory-limit", "2Gi", "--dry-run"],
+    &["explain", "--memory", "1Gi"],
+    &["resize", "db", "--memory", "1Gi"],
+    &["release", "db"],
+    &["plan", "--memory", "1Gi"],
+    &["rebalance", "--memory", "1Gi"],
+    &["export-kubelet-state"],
+];
+
+#[test]
+fn read_only_address_refuses_changes() {
+    let daemon = daemon();
+    let address = format!("http://{}", daemon.address);
+    for change in CHANGES {
+        let (code, said) = run(&address, change);
+        let said = said.lines().last().unwrap();
+        let words = "numaward: this address is read-only; use the control socket";
+        assert_eq!((code, said), (1, words), "{change:?}");
+    }
+    let (code, said) = run(&address, &["exec", "--memory", "1Gi", "--", "true"]);
+    assert!(code == 125 && said.ends_with("give the path of its control socket\n"), "{said}");
+    let nodes = ["get", "nodes", "-o", "name"];
+    assert_eq!(run(&address, &nodes), run(daemon.socket.to_str().unwrap(), &nodes), "both can be read");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn observing_daemon_refuses_changes() {
+    let (host, daemon, _) = guaranteeing_daemon();
+    let (socket, listener) = listen(&host, "observing.sock");
+    let router = allocations::observing_router(daemon.app.clone(), None);
+    tokio::spawn(serve(listener, router, daemon.stop.clone()));
+    let exec = &["exec", "--memory", "1Gi", "--", "true"][..];
+    for change in CHANGES.into_iter().chain([exec]) {
+        let (code, said) = run(socket.to_str().unwrap(), change);
+        let words = "numaward: this daemon gives no guarantees; its log has the reason (mode: observe, or no cgroup v2)";
+        let expected = if change[0] == "exec" { 125 } else { 1 };
+        assert_eq!((code, said.lines().last().unwrap()), (expected, words), "{change:?}");
+    }
+}
