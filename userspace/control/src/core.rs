@@ -17,6 +17,7 @@ pub(crate) mod admission;
 pub(crate) mod batch;
 pub(crate) mod bindings;
 pub(crate) mod burstable_home;
+pub(crate) mod claims;
 pub(crate) mod conditions;
 pub(crate) mod cpu_isolation;
 #[cfg(test)]

@@ -66,7 +66,7 @@ use self::{
 use crate::{
     ControlMetrics,
     core::{
-        Admission, CgroupNews, Core, EnforcementWorker, HeldChange, Inbox, admission, conditions,
+        Admission, CgroupNews, Core, EnforcementWorker, HeldChange, Inbox, admission, claims, conditions,
         cpu_isolation,
         pods::{binding, commands, room, waiting},
         preferred_node,
@@ -288,6 +288,20 @@ impl ReconcilerLoop {
             Command::KubeletState { answer } => {
                 let Core { config, policy, store, .. } = &self.core;
                 let _ = answer.send(export::export(config, &policy.machine, &store.state));
+            }
+            Command::ReserveClaim { uid, claim, answer } => {
+                let reserved = claims::reserve(&mut self.core, &uid, *claim);
+                self.process_effects();
+                // If the kubelet does not wait any more, it asks again.
+                let _ = answer.send(reserved);
+            }
+            Command::ReleaseClaim { uid, answer } => {
+                let released = claims::release(&mut self.core, &uid);
+                self.process_effects();
+                let _ = answer.send(released);
+            }
+            Command::ReservedClaims { answer } => {
+                let _ = answer.send(Ok(self.core.store.state.claims.clone()));
             }
             Command::Cgroups(events) => {
                 self.dispatch(&ControllerEvent::Cgroups(&events));

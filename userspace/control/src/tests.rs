@@ -1,5 +1,6 @@
 //! Tests of the reconciler on a hierarchy of plain files.
 
+mod claims;
 mod controllers;
 mod cpu_isolation;
 mod liveness;

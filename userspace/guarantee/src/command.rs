@@ -1,14 +1,15 @@
 //! Messages to the reconciler's thread: commands of API clients and of the container runtime, and notifications.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api as api;
 use numaward_cgroup::CgroupEvent;
 use numaward_engine::{self as engine, RebalanceLimits};
-use numaward_model::Settings;
+use numaward_model::{Settings, SharedMap};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
+    claim::ReservedClaim,
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
     request::{Request, Resize},
@@ -79,6 +80,21 @@ pub enum Command {
     /// Exports the guarantees in the format of the kubelet's state files.
     KubeletState {
         answer: oneshot::Sender<Result<api::KubeletState, AdmissionError>>,
+    },
+    /// Reserves the parts of a resource claim. A repeated request has the same result.
+    ReserveClaim {
+        uid: String,
+        claim: Box<ReservedClaim>,
+        answer: oneshot::Sender<Result<Arc<ReservedClaim>, AdmissionError>>,
+    },
+    /// Releases the parts of a resource claim, if it is reserved.
+    ReleaseClaim {
+        uid: String,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
+    },
+    /// Returns the reserved resource claims by UID.
+    ReservedClaims {
+        answer: oneshot::Sender<Result<SharedMap<String, ReservedClaim>, AdmissionError>>,
     },
     /// Cgroups were created or removed.
     Cgroups(Vec<CgroupEvent>),

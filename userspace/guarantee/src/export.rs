@@ -20,6 +20,7 @@ use numaward_config::Config;
 use numaward_engine::{
     Allocation, CheckpointError, KubeletStrategy, Ledger, Request, Strategy as _,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    claims::devices,
     in_flight::RESERVE_OWNER,
     kubelet::Checkpoints,
 };
@@ -41,7 +42,9 @@ pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<Kubel
     for (owner, account) in state.ledger.owners() {
         let pod = state.pods.get(owner.as_str()).map(|admitted| &admitted.pod);
         let is_workload = pod.is_none()
-            && (owner.as_str() == RESERVE_OWNER || state.guarantees.contains_key(owner.as_str()));
+            && (owner.as_str() == RESERVE_OWNER
+                || devices::is_part(owner)
+                || state.guarantees.contains_key(owner.as_str()));
         // An imported pod that does not run yet already has its UID as owner.
         let uid = pod.map_or_else(|| owner.clone(), |pod| pod.uid.as_str().into());
         let name = pod.map_or_else(|| owner.to_string(), |pod| format!("{}/{}", pod.namespace, pod.name));

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod caches;
+pub mod claim;
 pub mod command;
 pub mod decisions;
 pub mod error;

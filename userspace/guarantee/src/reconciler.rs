@@ -11,12 +11,13 @@ use std::{
 
 use numaward_api as api;
 use numaward_engine::{self as engine, PodId, RebalanceLimits};
-use numaward_model::Settings;
+use numaward_model::{Settings, SharedMap};
 use numaward_topology::{Bytes, NodeId};
 use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
 
 use crate::{
+    claim::ReservedClaim,
     command::{AdmissionOutcome, Command, Message, PodCommand, RebalanceCommand},
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
@@ -116,6 +117,25 @@ impl ReconcilerHandle {
     /// Returns the guarantees in the format of the kubelet's state files.
     pub async fn kubelet_state(&self) -> Result<api::KubeletState, AdmissionError> {
         self.ask(|answer| Command::KubeletState { answer }).await
+    }
+
+    /// Reserves the parts of a resource claim, durably. If the claim has the same parts already, its reservation is returned.
+    pub async fn reserve_claim(
+        &self,
+        uid: String,
+        claim: ReservedClaim,
+    ) -> Result<Arc<ReservedClaim>, AdmissionError> {
+        self.ask(|answer| Command::ReserveClaim { uid, claim: Box::new(claim), answer }).await
+    }
+
+    /// Releases the parts of a resource claim. A claim that is not reserved is no error.
+    pub async fn release_claim(&self, uid: String) -> Result<(), AdmissionError> {
+        self.ask(|answer| Command::ReleaseClaim { uid, answer }).await
+    }
+
+    /// Returns the reserved resource claims by UID.
+    pub async fn reserved_claims(&self) -> Result<SharedMap<String, ReservedClaim>, AdmissionError> {
+        self.ask(|answer| Command::ReservedClaims { answer }).await
     }
 
     /// Returns the latest rebalance since the daemon started.

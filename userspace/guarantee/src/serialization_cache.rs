@@ -25,6 +25,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_with_macros::skip_serializing_none;
 
 use crate::{
+    claim::ReservedClaim,
     moving::MoveLog,
     narrowing::{PlacementBackoff, PreferredNode},
     pod::{AdmittedPod, PlacedContainer},
@@ -69,6 +70,7 @@ struct StoredState<'a> {
     pods: Option<&'a SharedMap<String, AdmittedPod>>,
     containers: Option<&'a SharedMap<String, PlacedContainer>>,
     moving: Option<&'a MoveLog>,
+    claims: Option<&'a SharedMap<String, ReservedClaim>>,
 }
 
 /// Serialized form of the engine's ledger with cached accounts.
@@ -136,6 +138,7 @@ impl SerializationCache {
             pods,
             containers,
             moving,
+            claims,
         } = state;
         self.owners.update(ledger.owners())?;
         self.guarantees.update(guarantees.iter())?;
@@ -164,6 +167,7 @@ impl SerializationCache {
             pods: Some(pods).filter(|pods| !pods.is_empty()),
             containers: Some(containers).filter(|containers| !containers.is_empty()),
             moving: Some(moving).filter(|moving| !moving.is_empty()),
+            claims: Some(claims).filter(|claims| !claims.is_empty()),
         })
     }
 }
@@ -257,6 +261,11 @@ mod tests {
         assert_same_text(&mut texts, &state);
         let recent = serde_json::json!({"recent": [{"owner": "m", "at": 7, "bytes": 4096}], "running": {"moves": [], "begun": 0}});
         state.moving = serde_json::from_value(recent).unwrap();
+        assert_same_text(&mut texts, &state);
+        let part = serde_json::json!({"node": 1, "consumed": {"cpu": "2", "memory": "1073741824"}});
+        let claim =
+            serde_json::json!({"namespace": "n", "name": "c", "pod": "p", "secret": "s", "parts": [part]});
+        state.claims.insert("u".to_owned(), serde_json::from_value::<ReservedClaim>(claim).unwrap());
         assert_same_text(&mut texts, &state);
         // Changes that were undone.
         assert_same_text(&mut texts, &before);

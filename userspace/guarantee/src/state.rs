@@ -19,6 +19,7 @@ use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    claim::ReservedClaim,
     moving::MoveLog,
     narrowing::{Narrowing, PlacementBackoff, PreferredNode},
     pod::{AdmittedPod, MemoryClaim, PlacedContainer},
@@ -84,6 +85,9 @@ pub struct State {
     /// Moves in progress and recent moves of containers.
     #[serde(default, skip_serializing_if = "MoveLog::is_empty")]
     pub moving: MoveLog,
+    /// Reserved resource claims by UID.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub claims: SharedMap<String, ReservedClaim>,
 }
 
 impl State {
@@ -114,6 +118,7 @@ impl State {
             pods,
             containers,
             moving,
+            claims,
         } = self;
         guarantees.is_empty()
             && applied.is_empty()
@@ -129,6 +134,7 @@ impl State {
             && pods.is_empty()
             && containers.is_empty()
             && moving.is_empty()
+            && claims.is_empty()
     }
 }
 
@@ -291,6 +297,7 @@ impl State {
         }
         self.pods.patch(&from.pods, &to.pods);
         self.containers.patch(&from.containers, &to.containers);
+        self.claims.patch(&from.claims, &to.claims);
         set(&mut self.isolated, &from.isolated, &to.isolated);
         map(&mut self.steered, &from.steered, &to.steered);
         map(&mut self.homes, &from.homes, &to.homes);

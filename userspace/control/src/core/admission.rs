@@ -388,7 +388,7 @@ pub(crate) fn without_unknown_class(core: &Core, terms: &mut Terms, notes: &mut 
 }
 
 /// Marks the containers of a request as started: there is no later event from which the daemon would learn of their start.
-fn note_all_started(core: &Core, ledger: Ledger, request: &engine::Request) -> Ledger {
+pub(super) fn note_all_started(core: &Core, ledger: Ledger, request: &engine::Request) -> Ledger {
     request.containers.iter().fold(ledger, |ledger, container| {
         core.policy.strategy.note_started(&ledger, &request.owner, &container.name)
     })

@@ -31,9 +31,13 @@ fn is_abandoned(command: &Command) -> bool {
         Command::Plan { answer, .. } => answer.is_closed(),
         Command::Rebalance { answer, .. } => answer.is_closed(),
         Command::KubeletState { answer } => answer.is_closed(),
-        Command::Release { .. } | Command::Cancel { .. } | Command::Cgroups(_) | Command::KnobsChanged => {
-            false
-        }
+        Command::ReserveClaim { answer, .. } => answer.is_closed(),
+        Command::ReservedClaims { answer } => answer.is_closed(),
+        Command::Release { .. }
+        | Command::Cancel { .. }
+        | Command::ReleaseClaim { .. }
+        | Command::Cgroups(_)
+        | Command::KnobsChanged => false,
     }
 }
 

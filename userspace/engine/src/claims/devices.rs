@@ -14,6 +14,7 @@ use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, NumaNode, 
 
 use super::allocator::{Amounts, Attribute, Capacity, Device, RequestPolicy, ValidRange};
 use crate::{
+    ledger::Ledger,
     native::memory_tier,
     policy::{MemoryTier, TopologyManagerPolicy},
     quantity::Quantity,
@@ -34,6 +35,9 @@ pub const MEMORY_NODE: &str = "memory";
 /// Capacity in CPUs.
 pub const CPU: &str = "cpu";
 
+/// Beginning of the names of claims' parts in the ledger. The name of a workload and the UID of a pod do not begin with a dot.
+const OWNER_PREFIX: &str = ".claim/";
+
 /// Largest number of nodes whose distances are attributes.
 const MAX_NODES_WITH_DISTANCES: usize = 8;
 
@@ -47,6 +51,52 @@ const MEMORY_CAPACITIES: [(&str, ZoneKind, u64); 3] = [
 /// Returns the capacity for a kind of memory; `None` if devices have none.
 pub fn capacity_name(kind: ZoneKind) -> Option<&'static str> {
     MEMORY_CAPACITIES.iter().find(|(_, of, _)| *of == kind).map(|(name, ..)| *name)
+}
+
+/// Returns the kind of memory of a capacity; `None` if it is not one of memory.
+pub fn memory_kind(name: &str) -> Option<ZoneKind> {
+    MEMORY_CAPACITIES.iter().find(|(of, ..)| *of == name).map(|(_, kind, _)| *kind)
+}
+
+/// Returns true if devices have a capacity with this name.
+pub fn is_capacity(name: &str) -> bool {
+    name == CPU || memory_kind(name).is_some()
+}
+
+/// Returns the node of a device by its name; `None` if the name is not that of a device.
+pub fn node_of_device(name: &str) -> Option<NodeId> {
+    let number = [NODE, MEMORY_NODE].iter().find_map(|kind| name.strip_prefix(kind)?.strip_prefix('-'))?;
+    let node = number.parse().ok().map(NodeId)?;
+    // No sign, and no leading zero.
+    (node.to_string() == number).then_some(node)
+}
+
+/// Returns the owner in the ledger for a part of a claim.
+pub fn part_owner(uid: &str, part: usize) -> OwnerId {
+    format!("{OWNER_PREFIX}{uid}/{part}").into()
+}
+
+/// Returns true if the owner in the ledger is a part of a claim.
+pub fn is_part(owner: &OwnerId) -> bool {
+    owner.as_str().starts_with(OWNER_PREFIX)
+}
+
+/// Returns the amounts that the claims in a ledger consume, by node.
+pub fn charged(ledger: &Ledger) -> BTreeMap<NodeId, Amounts> {
+    let mut charged = BTreeMap::<NodeId, Amounts>::new();
+    for (_, account) in ledger.owners().filter(|(owner, _)| is_part(owner)) {
+        let (Some(request), Some(node)) = (&account.request, account.terms.nodes.first()) else { continue };
+        let of_node = charged.entry(node).or_default();
+        for resources in request.containers.iter().map(|container| &container.requests) {
+            let memory =
+                resources.memory.iter().filter_map(|(&kind, amount)| Some((capacity_name(kind)?, *amount)));
+            for (name, amount) in resources.cpu.map(|amount| (CPU, amount)).into_iter().chain(memory) {
+                let sum = of_node.entry(name.into()).or_default();
+                *sum = sum.checked_add(amount).unwrap_or(*sum);
+            }
+        }
+    }
+    charged
 }
 
 /// Returns the request of a part of a claim to the strategy of the host, with its terms. `node`: the node of the device; `None` if the
@@ -80,8 +130,7 @@ impl NodeAmounts {
         if capacity == CPU {
             return self.cpus;
         }
-        let kind = MEMORY_CAPACITIES.iter().find(|(name, ..)| *name == capacity).map(|(_, kind, _)| kind);
-        kind.and_then(|kind| self.memory.get(kind)).copied().unwrap_or(0)
+        memory_kind(capacity).and_then(|kind| self.memory.get(&kind)).copied().unwrap_or(0)
     }
 }
 
@@ -230,6 +279,11 @@ fn device(machine: &Machine, node: NodeId, tiers: &BTreeMap<NodeId, MemoryTier>,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        native::{NativeOptions, NativeStrategy},
+        policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, PolicyConfig},
+        strategy::Strategy as _,
+    };
 
     fn amounts(cpus: u64, mib: u64) -> NodeAmounts {
         NodeAmounts { cpus, memory: [(ZoneKind::Memory, mib << 20)].into() }
@@ -328,6 +382,43 @@ mod tests {
         assert_eq!(order(amounts(8, 8192), amounts(7, 8192)), "node-1 node-0 memory-2");
         assert_eq!(order(amounts(8, 4096), amounts(7, 8192)), "node-0 node-1 memory-2");
         assert_eq!(order(amounts(4, 8192), amounts(7, 1024)), "node-1 node-0 memory-2");
+    }
+
+    #[test]
+    fn devices_have_nodes() {
+        assert_eq!(["node-0", "memory-12"].map(node_of_device), [Some(NodeId(0)), Some(NodeId(12))]);
+        let invalid =
+            ["", "node", "node-", "node-+1", "node-01", "node--1", "node-1x", "node-4294967296", "host"];
+        assert_eq!(invalid.map(node_of_device), [None; 9]);
+    }
+
+    #[test]
+    fn claims_charge_their_nodes() {
+        let machine = machine();
+        let reserved = [(ZoneKind::Memory, "1Gi".parse().unwrap())].into();
+        let config = PolicyConfig {
+            cpu_manager_policy: CpuManagerPolicy::Static,
+            reserved_system_cpus: "0".parse().unwrap(),
+            memory_manager_policy: MemoryManagerPolicy::Static,
+            reserved_memory: vec![MemoryReservation { numa_node: NodeId(0), limits: reserved }],
+            ..PolicyConfig::default()
+        };
+        let strategy = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
+        let consumed: Amounts =
+            [(CPU.into(), Quantity::whole(2)), ("memory".into(), Quantity::whole(1 << 30))].into();
+        let mut ledger = strategy.idle();
+        for (part, node) in [(0, NodeId(1)), (1, NodeId(1)), (2, NodeId(0))] {
+            let (request, terms) = placement_request(part_owner("uid", part), Some(node), &consumed);
+            let decision = strategy.admit_watched(&ledger, &request, &terms, &|_| {});
+            decision.outcome.unwrap();
+            ledger = decision.ledger;
+        }
+        ledger = strategy.admit(&ledger, &Request::workload("other", Resources::none())).ledger;
+        let charged = charged(&ledger);
+        let of = |node| {
+            charged.get(&NodeId(node)).map(|of| (of[CPU].units().unwrap(), of["memory"].units().unwrap()))
+        };
+        assert_eq!([0, 1, 2].map(of), [Some((2, 1 << 30)), Some((4, 2 << 30)), None]);
     }
 
     #[test]

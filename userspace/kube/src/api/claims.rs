@@ -50,7 +50,7 @@ const MAX_PAGES: usize = 32;
 /// Maximum number of claims of a pod that are read; Kubernetes allows as many.
 const MAX_CLAIMS: usize = 64;
 /// Maximum number of devices of a claim that are read: more than Kubernetes allows.
-const MAX_RESULTS: usize = 256;
+pub(crate) const MAX_RESULTS: usize = 256;
 
 /// A device of a DRA driver. The names are unique within the cluster together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
@@ -97,42 +97,58 @@ struct Connection {
 }
 
 #[derive(Deserialize)]
-struct ClaimBody {
-    status: Option<ClaimStatus>,
+pub(crate) struct ClaimBody {
+    pub(crate) status: Option<ClaimStatus>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ClaimStatus {
-    allocation: Option<ClaimAllocation>,
-    reserved_for: Option<Vec<Consumer>>,
+pub(crate) struct ClaimStatus {
+    pub(crate) allocation: Option<ClaimAllocation>,
+    pub(crate) reserved_for: Option<Vec<Consumer>>,
 }
 
 #[derive(Deserialize)]
-struct Consumer {
-    uid: String,
+pub(crate) struct Consumer {
+    pub(crate) uid: String,
 }
 
 #[derive(Deserialize)]
-struct ClaimAllocation {
-    devices: Option<AllocatedDevices>,
+pub(crate) struct ClaimAllocation {
+    pub(crate) devices: Option<AllocatedDevices>,
 }
 
 #[derive(Deserialize)]
-struct AllocatedDevices {
-    results: Option<Vec<AllocationResult>>,
+pub(crate) struct AllocatedDevices {
+    pub(crate) results: Option<Vec<AllocationResult>>,
+    pub(crate) config: Option<Vec<DeviceConfiguration>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AllocationResult {
+pub(crate) struct AllocationResult {
     /// `REQUEST`, or `REQUEST/SUBREQUEST` of a request with alternatives.
-    request: String,
-    driver: String,
-    pool: String,
-    device: String,
+    pub(crate) request: String,
+    pub(crate) driver: String,
+    pub(crate) pool: String,
+    pub(crate) device: String,
     /// True for a program that manages the device, and does not use it.
-    admin_access: Option<bool>,
+    pub(crate) admin_access: Option<bool>,
+    #[serde(rename = "shareID")]
+    pub(crate) share_id: Option<String>,
+    /// Amounts of a device of which several claims have parts.
+    pub(crate) consumed_capacity: Option<BTreeMap<String, String>>,
+}
+
+/// Parameters for drivers.
+#[derive(Deserialize)]
+pub(crate) struct DeviceConfiguration {
+    pub(crate) opaque: Option<OpaqueConfiguration>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct OpaqueConfiguration {
+    pub(crate) driver: String,
 }
 
 #[derive(Deserialize)]

@@ -17,7 +17,7 @@
 //! `nodes` get; for evictions, `pods/eviction` create; for the removal of a taint, `nodes` patch; for devices of DRA drivers,
 //! `resourceclaims` get and `resourceslices` list of `resource.k8s.io`; for the configuration of the kubelet, `nodes/configz` get.
 
-mod claims;
+pub(crate) mod claims;
 mod convert;
 mod events;
 mod evictions;

@@ -1,5 +1,6 @@
-//! Dynamic Resource Allocation: the NUMA nodes of this host as devices that pods can claim.
-//!
-//! - [`slices`]: the devices, published for the scheduler.
+//! Dynamic Resource Allocation: the NUMA nodes of this host as devices of resource claims.
 
+pub mod claim;
+pub mod messages;
+pub mod plugin;
 pub mod slices;

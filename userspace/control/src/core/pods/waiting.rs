@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::EnforcementMode;
-use numaward_engine::{Ledger, PodId, in_flight::RESERVE_OWNER};
+use numaward_engine::{Ledger, OwnerId, PodId, claims::devices, in_flight::RESERVE_OWNER};
 use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PlacedContainer, Update};
 
 use super::{binding, ending, placement, uninstall};
@@ -135,7 +135,9 @@ pub(crate) fn retry(core: &mut Core) {
 
 /// Returns the UIDs of pods with an imported guarantee of which no container has been seen yet.
 pub(crate) fn imported(core: &Core) -> impl Iterator<Item = &str> {
-    core.store.state.ledger.owners().map(|(owner, _)| owner.as_str()).filter(|owner| {
+    let owners =
+        core.store.state.ledger.owners().map(|(owner, _)| owner).filter(|owner| !devices::is_part(owner));
+    owners.map(OwnerId::as_str).filter(|owner| {
         let is_held = core.store.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
         !is_held && !core.store.state.pods.contains_key(*owner) && *owner != RESERVE_OWNER
     })

@@ -1,0 +1,117 @@
+//! Reservations for resource claims: the CPUs and memory of the nodes that the scheduler chose.
+//!
+//! The reservation is stored before the kubelet gets an answer, and lasts until the kubelet has the claim unprepared, also over a restart of
+//! the daemon or the host.
+
+use std::{sync::Arc, time::Instant};
+
+use numaward_api::{self as api, EnforcementMode};
+use numaward_engine::{self as engine, claims::devices};
+use numaward_guarantee::{
+    claim::{ReservedClaim, ReservedPart},
+    error::AdmissionError,
+    explain,
+    state::State,
+};
+
+use super::{Core, admission, conditions, shared_pool};
+use crate::spans;
+
+/// Reserves the parts of a claim, or none of them. A claim that is reserved with the same parts keeps its reservation.
+pub(crate) fn reserve(
+    core: &mut Core,
+    uid: &str,
+    mut claim: ReservedClaim,
+) -> Result<Arc<ReservedClaim>, AdmissionError> {
+    if core.mode() != EnforcementMode::On {
+        return Err(AdmissionError::Off);
+    }
+    let known = core.store.state.claims.get(uid).cloned();
+    if let Some(known) = &known {
+        // The containers of its pod have it.
+        claim.secret.clone_from(&known.secret);
+        if **known == claim {
+            return Ok(known.clone());
+        }
+    }
+    core.policy.check_fit()?;
+    let _span = spans::admit(&claim.name, false);
+    let mut change = core.begin();
+    // The scheduler has allocated the claim again.
+    if known.is_some_and(|known| known.parts != claim.parts) {
+        remove(change.core(), uid);
+    }
+    if !change.store.state.claims.contains_key(uid) {
+        for (owner, part) in claim.owners(uid).zip(&claim.parts) {
+            let (request, terms) = devices::placement_request(owner, Some(part.node), &part.consumed);
+            admission::check_terms(&change, &terms)?;
+            let started = Instant::now();
+            let ledger = conditions::ledger_for(&change, None, None);
+            let decision = spans::decide(&*change.policy.strategy, &ledger, &request, &terms);
+            change.metrics.decided(&request, &decision, started.elapsed());
+            if let Err(rejection) = &decision.outcome {
+                let explanation = explain::explanation(&decision.explanation);
+                let rejection = describe_rejection(&change, part, rejection);
+                return Err(AdmissionError::Rejected(rejection, explanation));
+            }
+            let ledger = admission::note_all_started(&change, decision.ledger, &request);
+            change.state().ledger = ledger;
+        }
+    }
+    let claim = Arc::new(claim);
+    change.state().claims.insert(uid.to_owned(), claim.clone());
+    change.store()?;
+    tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is reserved");
+    shared_pool::note_guarantees_changed(core);
+    Ok(claim)
+}
+
+/// Returns a rejection with the amounts of the part's node.
+fn describe_rejection(core: &Core, part: &ReservedPart, rejection: &engine::Rejection) -> api::Rejection {
+    let (node, reason) = (part.node, rejection.reason.to_string());
+    let Some(of_node) = core.policy.machine.nodes.get(&node) else {
+        let message = format!("this host has no node {node}");
+        return api::Rejection { reason, message, shortfalls: Vec::new() };
+    };
+    let ledger = &core.store.state.ledger;
+    let memory = ledger.memory();
+    let shortfalls = part.consumed.iter().filter_map(|(name, amount)| {
+        let (mut free, mut withheld) = ((&core.free_cpus() & &of_node.cpus).len() as u64, 0);
+        if let Some(kind) = devices::memory_kind(name) {
+            withheld = ledger.conditions().withheld_on(kind, node).0;
+            free = memory.get(&node).and_then(|kinds| kinds.get(&kind)).map_or(0, |account| account.free.0);
+            free = free.saturating_sub(withheld);
+        }
+        let requested = amount.units().unwrap_or(u64::MAX);
+        let resource = name.to_string();
+        (requested > free).then_some(api::Shortfall { node: node.0, resource, requested, free, withheld })
+    });
+    let shortfalls: Vec<_> = shortfalls.collect();
+    let message = match shortfalls.as_slice() {
+        [] => rejection.message.clone(),
+        _ => format!("node {node}, on which the scheduler allocated the resource claim, has too little free"),
+    };
+    api::Rejection { reason, message, shortfalls }
+}
+
+/// Releases the parts of a claim, if it is reserved.
+pub(crate) fn release(core: &mut Core, uid: &str) -> Result<(), AdmissionError> {
+    let Some(claim) = core.store.state.claims.get(uid).cloned() else { return Ok(()) };
+    let mut change = core.begin();
+    remove(change.core(), uid);
+    change.store()?;
+    tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is released");
+    shared_pool::note_guarantees_changed(core);
+    Ok(())
+}
+
+fn remove(core: &mut Core, uid: &str) {
+    let Core { policy, store, ports, .. } = core;
+    let state: &mut State = &mut store.state;
+    let Some(claim) = state.claims.get(uid).cloned() else { return };
+    for owner in claim.owners(uid) {
+        state.release_owner(&owner, &*policy.strategy);
+    }
+    state.claims.remove(uid);
+    policy.replace_missing(state, &*ports.host);
+}

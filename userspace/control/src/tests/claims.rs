@@ -1,0 +1,151 @@
+//! Reservations for resource claims.
+
+use std::collections::BTreeMap;
+
+use numaward_api::EnforcementMode;
+use numaward_engine::{Quantity, claims::devices};
+use numaward_guarantee::claim::{ReservedClaim, ReservedPart};
+use numaward_topology::NodeId;
+
+use super::*;
+
+fn native() -> Config {
+    Config { strategy: StrategyKind::Native, ..Config::default() }
+}
+
+/// Returns a claim with CPUs and 1 GiB of each of these nodes.
+fn claim(parts: &[(u32, u64)]) -> ReservedClaim {
+    let part = |&(node, cpus): &(u32, u64)| ReservedPart {
+        node: NodeId(node),
+        consumed: [("cpu".into(), Quantity::whole(cpus)), ("memory".into(), Quantity::whole(1 << 30))].into(),
+    };
+    ReservedClaim {
+        namespace: "ns".to_owned(),
+        name: "db".to_owned(),
+        pod: "pod".to_owned(),
+        secret: "first".to_owned(),
+        parts: parts.iter().map(part).collect(),
+    }
+}
+
+/// Returns the charged CPUs by node, and the shared pool, as they were published.
+fn published(bench: &DaemonBench) -> (BTreeMap<u32, u64>, String) {
+    let assigned = bench.host.assigned.lock().unwrap();
+    let charged = devices::charged(&assigned.ledger).into_iter();
+    let cpus = charged.map(|(node, amounts)| (node.0, amounts["cpu"].units().unwrap()));
+    (cpus.collect(), assigned.ledger.shared_pool().to_string())
+}
+
+#[tokio::test]
+async fn reservation_survives_restarts() {
+    let bench = DaemonBench::new(&["a"]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let reserved = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap();
+    assert_eq!(
+        (reserved.secret.as_str(), published(&bench)),
+        ("first", ([(1, 3)].into(), "0-3,7".to_owned()))
+    );
+    // The kubelet asks again with each of its starts. The secret is in containers already.
+    let again = ReservedClaim { secret: "second".to_owned(), ..claim(&[(1, 3)]) };
+    assert_eq!(reconciler.reserve_claim("u".to_owned(), again.clone()).await.unwrap(), reserved);
+    stop.cancel();
+    thread.join().unwrap();
+
+    let (reconciler, thread, stop) = bench.start_with(native());
+    assert_eq!(published(&bench), ([(1, 3)].into(), "0-3,7".to_owned()));
+    let claims = reconciler.reserved_claims().await.unwrap();
+    assert_eq!(claims.get("u"), Some(&reserved));
+    assert_eq!(reconciler.reserve_claim("u".to_owned(), again).await.unwrap(), reserved);
+    // The runtime lists containers and sandboxes, and none is of the claim's pod: it is prepared before they exist.
+    reconciler.synchronize(Vec::new(), BTreeMap::new(), true).await.unwrap();
+    assert_eq!(published(&bench).0, [(1, 3)].into());
+    assert_eq!(admit(&reconciler, "a", 2).await.unwrap().nodes, "0", "node 1 has one CPU");
+    for _ in 0..2 {
+        reconciler.release_claim("u".to_owned()).await.unwrap();
+    }
+    assert_eq!(published(&bench), (BTreeMap::new(), "0,3-7".to_owned()));
+    assert!(reconciler.reserved_claims().await.unwrap().is_empty());
+    stop.cancel();
+    thread.join().unwrap();
+    let (reconciler, thread, stop) = bench.start_with(native());
+    assert!(reconciler.reserved_claims().await.unwrap().is_empty());
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn refusal_names_node_and_amounts() {
+    let bench = DaemonBench::new(&["a"]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    // The second part does not fit, so the first one is not reserved either.
+    for (parts, text) in [
+        (&[(1, 2), (0, 4)][..], "node 0: cpu requested 4, free 3"),
+        (&[(1, 5)], "node 1: cpu requested 5, free 4"),
+        (&[(7, 1)], "this host has no node 7"),
+    ] {
+        let refused = reconciler.reserve_claim("u".to_owned(), claim(parts)).await.unwrap_err().to_string();
+        assert!(refused.contains(text), "{refused}");
+        assert!(reconciler.reserved_claims().await.unwrap().is_empty());
+    }
+    let mut memory = claim(&[(0, 1)]);
+    memory.parts[0].consumed.insert("memory".into(), Quantity::whole(9 << 30));
+    let refused = reconciler.reserve_claim("u".to_owned(), memory).await.unwrap_err().to_string();
+    assert!(refused.contains("node 0: memory requested 9"), "{refused}");
+    admit(&reconciler, "a", 4).await.unwrap();
+    let refused = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 1)])).await.unwrap_err().to_string();
+    assert!(refused.contains("node 1: cpu requested 1, free 0"), "{refused}");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn other_allocation_replaces_reservation() {
+    let bench = DaemonBench::new(&[]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    reconciler.reserve_claim("u".to_owned(), claim(&[(1, 4), (0, 1)])).await.unwrap();
+    // The scheduler has allocated the claim again. It needs the CPUs of the old reservation.
+    let other = ReservedClaim { secret: "second".to_owned(), pod: "later".to_owned(), ..claim(&[(1, 3)]) };
+    let reserved = reconciler.reserve_claim("u".to_owned(), other).await.unwrap();
+    assert_eq!((reserved.pod.as_str(), reserved.secret.as_str()), ("later", "first"));
+    assert_eq!(published(&bench).0, [(1, 3)].into());
+    // If the new one does not fit, the old one stays.
+    assert!(reconciler.reserve_claim("u".to_owned(), claim(&[(0, 4)])).await.is_err());
+    assert_eq!(reconciler.reserved_claims().await.unwrap().get("u"), Some(&reserved));
+    assert_eq!(published(&bench).0, [(1, 3)].into());
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_reserved_without_ledger_or_enforcement() {
+    let bench = DaemonBench::new(&[]);
+    let obstacle = bench.dir.path().join("state/ledger.journal.new");
+    fs::create_dir_all(&obstacle).unwrap();
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let error = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap_err();
+    assert!(matches!(error, AdmissionError::Store(_)), "{error}");
+    assert!(reconciler.reserved_claims().await.unwrap().is_empty());
+    fs::remove_dir(&obstacle).unwrap();
+    reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+    for mode in [EnforcementMode::Off, EnforcementMode::DryRun] {
+        let mut config = native();
+        config.enforcement.mode = mode;
+        let (reconciler, thread, stop) = bench.start_with(config);
+        let error = reconciler.reserve_claim("v".to_owned(), claim(&[(0, 1)])).await.unwrap_err();
+        assert!(matches!(error, AdmissionError::Off), "{error}");
+        // What was reserved before can be released.
+        reconciler.release_claim("u".to_owned()).await.unwrap();
+        assert!(reconciler.reserved_claims().await.unwrap().is_empty());
+        stop.cancel();
+        thread.join().unwrap();
+    }
+    // The strategy of the kubelet cannot give CPUs of a certain node.
+    let (reconciler, thread, stop) =
+        bench.start_with(Config { strategy: StrategyKind::Kubelet, ..Config::default() });
+    let error = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap_err().to_string();
+    assert!(error.contains("native"), "{error}");
+    stop.cancel();
+    thread.join().unwrap();
+}

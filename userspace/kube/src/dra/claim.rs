@@ -1,0 +1,295 @@
+//! The scheduler's allocation of a resource claim, as the API server reports it.
+//!
+//! The kubelet names the claims that it wants prepared, but not their devices.
+//!
+//! # Rights
+//! `resourceclaims` of `resource.k8s.io`: get.
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject},
+};
+use numaward_engine::{
+    claims::{
+        allocator::Amounts,
+        devices::{self, DRIVER},
+    },
+    quantity::Quantity,
+};
+use numaward_topology::NodeId;
+
+use super::messages::{ClaimId, Device};
+use crate::api::{
+    Cause, RequestError,
+    claims::{AllocationResult, ClaimBody, ClaimStatus, MAX_RESULTS},
+};
+
+/// An allocated claim of one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatedClaim {
+    /// UID of the pod, as the API server has it.
+    pub pod: String,
+    /// Parts of this host's devices.
+    pub parts: Vec<ClaimPart>,
+}
+
+/// A part of a device that a claim consumes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimPart {
+    /// The request that the device serves, without the name of an alternative.
+    pub request: String,
+    pub device: String,
+    pub share_id: Option<String>,
+    pub node: NodeId,
+    pub consumed: Amounts,
+}
+
+impl ClaimPart {
+    /// Returns the answer for the kubelet.
+    pub fn prepared(&self, pool: &str, cdi_name: &str) -> Device {
+        Device {
+            request_names: vec![self.request.clone()],
+            pool_name: pool.to_owned(),
+            device_name: self.device.clone(),
+            cdi_device_ids: vec![cdi_name.to_owned()],
+            share_id: self.share_id.clone(),
+        }
+    }
+}
+
+/// Reason why a claim cannot be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    #[error("the API server does not return the resource claim: {0}")]
+    Request(String),
+    #[error("the resource claim was deleted")]
+    Deleted,
+    #[error("the resource claim cannot be read: {0}")]
+    Unreadable(serde_json::Error),
+    #[error(
+        "the resource claim has the UID {found}, and the kubelet asks for {asked}: it was deleted and created again"
+    )]
+    OtherUid { asked: String, found: String },
+    #[error("the resource claim is not allocated")]
+    NotAllocated,
+    #[error(
+        "the resource claim is reserved for {0} consumers; {DRIVER} gives a claim to the containers of one pod: use a \
+         resourceClaimTemplate"
+    )]
+    Shared(usize),
+    #[error("the resource claim has no device of {DRIVER}")]
+    NoDevice,
+    #[error("the resource claim has more than {MAX_RESULTS} devices")]
+    TooManyDevices,
+    #[error("the device {0} of the resource claim is of the pool {1}, and this host has the pool {2}")]
+    OtherPool(String, String, String),
+    #[error("the device {0} of the resource claim is not one of this host: {DRIVER} has node-N and memory-N")]
+    UnknownDevice(String),
+    #[error("the resource claim has the device {0} with adminAccess, which {DRIVER} does not support")]
+    AdminAccess(String),
+    #[error(
+        "the resource claim has no consumedCapacity of the device {0}: enable the feature gate DRAConsumableCapacity of the \
+         API server and the scheduler"
+    )]
+    NoAmounts(String),
+    #[error("the resource claim consumes {1:?} of {0} of the device {2}: {3}")]
+    Amount(String, String, String, String),
+    #[error("the resource claim requests neither CPUs nor memory of the device {0}")]
+    Nothing(String),
+    #[error(
+        "the resource claim or its device class has opaque parameters for {DRIVER}, which are not supported"
+    )]
+    Parameters,
+}
+
+/// Reads the allocation of a claim. `node` is the name of this Kubernetes node, and of the pool of its devices.
+///
+/// # Errors
+///
+/// The claim is not allocated to devices of this host, or not to one pod.
+pub async fn read(client: &Client, node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), &claim.namespace, &ApiResource::erase::<ResourceClaim>(&()));
+    let found = api.get(&claim.name).await.map_err(|error| match RequestError::from(error) {
+        error if error.cause == Cause::NotFound => ClaimError::Deleted,
+        error => ClaimError::Request(error.to_string()),
+    })?;
+    allocation(found, node, claim)
+}
+
+/// Returns the allocation in an object of the API server.
+fn allocation(found: DynamicObject, node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
+    let uid = found.metadata.uid.unwrap_or_default();
+    if uid != claim.uid {
+        return Err(ClaimError::OtherUid { asked: claim.uid.clone(), found: uid });
+    }
+    let body: ClaimBody = serde_json::from_value(found.data).map_err(ClaimError::Unreadable)?;
+    let ClaimStatus { allocation, reserved_for } = body.status.ok_or(ClaimError::NotAllocated)?;
+    let devices = allocation.and_then(|allocation| allocation.devices).ok_or(ClaimError::NotAllocated)?;
+    let pod = match reserved_for.unwrap_or_default().as_slice() {
+        [pod] => pod.uid.clone(),
+        consumers => return Err(ClaimError::Shared(consumers.len())),
+    };
+    let mut opaque = devices.config.iter().flatten().filter_map(|config| config.opaque.as_ref());
+    if opaque.any(|opaque| opaque.driver == DRIVER) {
+        return Err(ClaimError::Parameters);
+    }
+    let results = devices.results.unwrap_or_default();
+    if results.len() > MAX_RESULTS {
+        return Err(ClaimError::TooManyDevices);
+    }
+    let own = results.into_iter().filter(|result| result.driver == DRIVER);
+    let parts = own.map(|result| part(result, node)).collect::<Result<Vec<_>, _>>()?;
+    if parts.is_empty() {
+        return Err(ClaimError::NoDevice);
+    }
+    Ok(AllocatedClaim { pod, parts })
+}
+
+fn part(result: AllocationResult, pool: &str) -> Result<ClaimPart, ClaimError> {
+    let device = result.device;
+    if result.pool != pool {
+        return Err(ClaimError::OtherPool(device, result.pool, pool.to_owned()));
+    }
+    if result.admin_access == Some(true) {
+        return Err(ClaimError::AdminAccess(device));
+    }
+    let Some(node) = devices::node_of_device(&device) else { return Err(ClaimError::UnknownDevice(device)) };
+    let Some(consumed) = result.consumed_capacity else { return Err(ClaimError::NoAmounts(device)) };
+    let mut amounts = Amounts::new();
+    for (name, text) in consumed {
+        let key = name.strip_prefix(DRIVER).and_then(|name| name.strip_prefix('/')).unwrap_or(&name);
+        let quantity: Result<Quantity, _> = text.parse();
+        let problem = match &quantity {
+            Ok(_) if !devices::is_capacity(key) => "the devices have no such capacity".to_owned(),
+            Ok(quantity) if quantity.units().is_none_or(|units| Quantity::whole(units) != *quantity) => {
+                "it is not a whole number".to_owned()
+            }
+            Ok(quantity) => {
+                amounts.insert(key.into(), *quantity);
+                continue;
+            }
+            Err(error) => error.to_string(),
+        };
+        return Err(ClaimError::Amount(name, text, device, problem));
+    }
+    if amounts.values().all(|amount| amount.is_zero()) {
+        return Err(ClaimError::Nothing(device));
+    }
+    let request = result.request.split('/').next().unwrap_or_default().to_owned();
+    Ok(ClaimPart { request, device, share_id: result.share_id, node, consumed: amounts })
+}
+
+/// Returns the allocation in the JSON text of a claim, for the fuzz target.
+#[cfg(feature = "testing")]
+pub fn read_text(text: &[u8], node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
+    allocation(serde_json::from_slice(text).map_err(ClaimError::Unreadable)?, node, claim)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn claim_id() -> ClaimId {
+        ClaimId { namespace: "ns".to_owned(), uid: "u1".to_owned(), name: "db".to_owned() }
+    }
+
+    fn result(device: &str, consumed: &Value) -> Value {
+        json!({"request": "numa/one", "driver": DRIVER, "pool": "n1", "device": device, "shareID": "s1",
+            "consumedCapacity": consumed})
+    }
+
+    /// Returns the allocation of a claim with these results, after a change.
+    fn read(results: &[Value], change: impl FnOnce(&mut Value)) -> Result<AllocatedClaim, String> {
+        let mut claim = json!({"metadata": {"name": "db", "namespace": "ns", "uid": "u1"},
+            "status": {"allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": "pod-1"}]}});
+        change(&mut claim);
+        let found = serde_json::from_value(claim).unwrap();
+        allocation(found, "n1", &claim_id()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn reads_parts_of_devices() {
+        let other = json!({"request": "gpu", "driver": "gpu.example", "pool": "x", "device": "g"});
+        let amounts = json!({"cpu": "2", "memory": "3Gi", "hugepages2Mi": "0"});
+        let read = read(&[other, result("node-1", &amounts)], |_| {}).unwrap();
+        assert_eq!(read.pod, "pod-1");
+        let [part] = &read.parts[..] else { panic!("{read:?}") };
+        assert_eq!(
+            (part.request.as_str(), part.node, part.share_id.as_deref()),
+            ("numa", NodeId(1), Some("s1"))
+        );
+        assert_eq!(
+            (part.consumed["cpu"], part.consumed["memory"]),
+            (Quantity::whole(2), Quantity::whole(3 << 30))
+        );
+        let answer = part.prepared("n1", "numaward.io/claim=u1");
+        assert_eq!(
+            (answer.request_names, answer.cdi_device_ids),
+            (vec!["numa".to_owned()], vec!["numaward.io/claim=u1".to_owned()])
+        );
+    }
+
+    #[test]
+    fn refuses_other_claims() {
+        let two = json!({"cpu": "2"});
+        let of_node = || vec![result("node-1", &two)];
+        let error = |results: &[Value], change: fn(&mut Value)| read(results, change).unwrap_err();
+        for (results, change, expected) in [
+            (of_node(), (|claim| claim["metadata"]["uid"] = json!("u2")) as fn(&mut Value), "the UID u2"),
+            (of_node(), |claim| claim["status"] = Value::Null, "not allocated"),
+            (of_node(), |claim| claim["status"]["allocation"] = Value::Null, "not allocated"),
+            (
+                of_node(),
+                |claim| claim["status"]["reservedFor"] = json!([{"uid": "a"}, {"uid": "b"}]),
+                "2 consumers",
+            ),
+            (of_node(), |claim| claim["status"]["reservedFor"] = Value::Null, "0 consumers"),
+            (of_node(), |claim| claim["status"] = json!([]), "cannot be read"),
+            (
+                vec![json!({"request": "g", "driver": "gpu.example", "pool": "n1", "device": "node-0"})],
+                |_| {},
+                "no device of numaward.io",
+            ),
+            (Vec::new(), |_| {}, "no device of numaward.io"),
+            (
+                of_node(),
+                |claim| claim["status"]["allocation"]["devices"]["results"][0]["pool"] = json!("n2"),
+                "the pool n2",
+            ),
+            (
+                of_node(),
+                |claim| claim["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = json!(true),
+                "adminAccess",
+            ),
+            (
+                of_node(),
+                |claim| {
+                    claim["status"]["allocation"]["devices"]["config"] =
+                        json!([{"opaque": {"driver": DRIVER}}])
+                },
+                "parameters",
+            ),
+            (vec![result("gpu-1", &two)], |_| {}, "device gpu-1"),
+            (vec![result("node-1", &Value::Null)], |_| {}, "DRAConsumableCapacity"),
+            (vec![result("node-1", &json!({"cpu": "1500m"}))], |_| {}, "whole"),
+            (vec![result("node-1", &json!({"cpu": "-1"}))], |_| {}, "negative"),
+            (vec![result("node-1", &json!({"watts": "1"}))], |_| {}, "no such capacity"),
+            (vec![result("node-1", &json!({"cpu": "0"}))], |_| {}, "neither CPUs nor memory"),
+            (vec![result("node-1", &two); 300], |_| {}, "more than 256"),
+        ] {
+            let error = error(&results, change);
+            assert!(error.contains(expected), "{expected}: {error}");
+        }
+        // Parameters for another driver, and the amounts of its devices, are of no concern.
+        let other = |claim: &mut Value| {
+            claim["status"]["allocation"]["devices"]["config"] =
+                json!([{"opaque": {"driver": "gpu.example"}}, {}]);
+        };
+        assert!(read(&of_node(), other).is_ok());
+    }
+}
