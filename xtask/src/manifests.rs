@@ -35,6 +35,7 @@ const OVERLAYS: [&str; 7] = [
     "deploy/overlays/try",
     "deploy/overlays/migrate",
     "deploy/overlays/prometheus-operator",
+    "tests/deploy/claims",
     "tests/deploy/everything",
     "tests/deploy/k0s-observe",
 ];

@@ -87,11 +87,15 @@ pub struct NodeResourceTopology {
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Dra {
-    /// Publishes the devices. Needs `kubernetes.nodeName`.
+    /// Publishes the devices, and prepares claims of them for the kubelet. Needs `kubernetes.nodeName`, the strategy `native` and
+    /// `enforcement.mode: on`.
     pub enabled: bool,
     /// The minimum time between two updates.
     #[educe(Default(expression = Interval(Duration::from_secs(5))))]
     pub interval: Interval,
+    /// The folder of the container runtime for specifications of the Container Device Interface (CDI).
+    #[educe(Default(expression = PathBuf::from("/var/run/cdi")))]
+    pub cdi_directory: PathBuf,
     /// The handling of claims of these devices as requests of the Kubernetes node.
     pub node_allocatable: NodeAllocatable,
 }

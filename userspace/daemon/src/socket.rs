@@ -35,10 +35,21 @@ pub enum SocketError {
 /// Creates a socket that only its owner can connect to, and listens on it. Replaces the socket of a daemon that died. `key` is the
 /// configuration key that sets the path.
 pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
-    let fail = |action| move |error| SocketError::Io(path.to_owned(), action, error);
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         private_directory::prepare(parent)?;
     }
+    listen_as(path, &path.with_added_extension("new"), key)
+}
+
+/// Like [`listen`], in a directory of another program, which is not changed. The other program sees no file before the socket is complete:
+/// until then, its name begins with a dot.
+pub fn listen_in_place(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    listen_as(path, &path.with_file_name(format!(".{name}.new")), key)
+}
+
+fn listen_as(path: &Path, new: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
+    let fail = |action| move |error| SocketError::Io(path.to_owned(), action, error);
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(fail("read its metadata")(error)),
@@ -52,15 +63,18 @@ pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketErro
         },
     }
     // The socket is created under another name, so that no client can connect before it has its mode.
-    let new = path.with_added_extension("new");
-    if let Err(error) = fs::remove_file(&new)
+    if let Err(error) = fs::remove_file(new)
         && error.kind() != io::ErrorKind::NotFound
     {
-        return Err(SocketError::Io(new, "remove it (an interrupted start left it behind)", error));
+        return Err(SocketError::Io(
+            new.to_owned(),
+            "remove it (an interrupted start left it behind)",
+            error,
+        ));
     }
-    let listener = UnixListener::bind(&new).map_err(fail("listen on it"))?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(fail("set its mode"))?;
-    fs::rename(&new, path).map_err(fail("put it in place"))?;
+    let listener = UnixListener::bind(new).map_err(fail("listen on it"))?;
+    fs::set_permissions(new, fs::Permissions::from_mode(0o600)).map_err(fail("set its mode"))?;
+    fs::rename(new, path).map_err(fail("put it in place"))?;
     listener.set_nonblocking(true).map_err(fail("listen on it"))?;
     Ok(listener)
 }

@@ -52,6 +52,8 @@ pub enum DaemonPart {
     NodeResourceTopology,
     /// Publishing the NUMA nodes as devices of resource claims.
     ResourceSlices,
+    /// Serving the kubelet's calls for resource claims.
+    ResourceClaims,
     /// Removing the startup taint of the Kubernetes node.
     StartupTaint,
     /// Reading the use of exclusive CPUs by intruders.

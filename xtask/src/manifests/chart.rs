@@ -51,7 +51,6 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
                 "networkPolicy": on,
                 "ownNode": on,
                 "nodeResourceTopology": { "enabled": true, "crd": { "create": true } },
-                "dra": on,
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },
                 "selinux": on,
                 "startupTaint": on,
@@ -59,6 +58,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             }),
             &["tests/deploy/everything"],
         ),
+        ("claims", json!({ "mode": "enforce", "dra": on }), &["tests/deploy/claims"]),
         (
             "observe with Prometheus",
             json!({

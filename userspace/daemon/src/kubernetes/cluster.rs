@@ -3,7 +3,7 @@
 //! The API server may start late and become unreachable at any time. Tasks that need it start after the first connection; until then,
 //! they are reported as degraded with the reason.
 
-use std::{cmp::Reverse, collections::BTreeMap, os::unix::net::UnixListener, sync::Arc, time::Duration};
+use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
@@ -28,7 +28,7 @@ use numaward_kube::{
         self, ClaimReader, EventQueue, EventWriter, EvictionReason, EvictionSource, EvictionTiming, Evictor,
         Pods, StoredPod, TaintRemover, TaintTiming,
     },
-    dra::slices::SlicePublisher,
+    dra::{claim::AllocationReader, slices::SlicePublisher},
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
     pod_resources,
@@ -43,6 +43,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    dra,
     export::{
         AssignedResources, Source,
         assigned::{CallMetrics, PodReporter},
@@ -90,6 +91,8 @@ pub struct Cluster {
     pods: Option<(Pods, EventQueue, String)>,
     eviction_source: Option<EvictionSource>,
     claims: ClaimReader,
+    /// The reconciler that reserves resource claims.
+    reconciler: Option<ReconcilerHandle>,
 }
 
 impl Cluster {
@@ -118,6 +121,7 @@ impl Cluster {
             pods,
             eviction_source: None,
             claims: ClaimReader::default(),
+            reconciler: None,
         })
     }
 
@@ -135,6 +139,7 @@ impl Cluster {
     /// guard names. Returns the store in which the NRI plugin notes refused pods.
     pub fn evict(&mut self, reconciler: Option<&ReconcilerHandle>) -> Refusals {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
+        self.reconciler = reconciler.cloned();
         let evicts_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
         let evicts_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
         let refusals = Refusals::new(kubernetes, self.config.strategy == StrategyKind::Native);
@@ -172,11 +177,12 @@ impl Cluster {
                 PodReporter::new(source.clone(), pods, devices.clone(), self.metrics.calls.clone());
             tokio::spawn(serve_pod_resources(socket, reporter, stop.clone()).boxed());
         }
-        let is_enforced = self.mode == OperatingMode::Enforce;
-        let slice_source = source.clone().filter(|_| kubernetes.dra.enabled && is_enforced);
-        if kubernetes.dra.enabled && !is_enforced {
-            let reason = "kubernetes.dra: in the mode observe, numaward places no claims".to_owned();
-            self.observer.note(DaemonPart::ResourceSlices, Err(reason));
+        let mut slice_source = source.clone().filter(|_| kubernetes.dra.enabled);
+        if kubernetes.dra.enabled
+            && let Some(reason) = obstacle_for_claims(&self.config, self.mode)
+        {
+            slice_source = None;
+            self.observer.note(DaemonPart::ResourceSlices, Err(format!("kubernetes.dra: {reason}")));
         }
         let source = source.filter(|_| is_published).map(|source| (source, devices));
         let Some((pods, queue, node)) = self.pods.take() else {
@@ -285,6 +291,14 @@ impl Cluster {
             tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
             let updating = update_slices(self.config.clone(), self.observer.clone(), source, latest);
             tokio::spawn(stop.clone().run_until_cancelled_owned(updating).boxed());
+            if let Some(reconciler) = self.reconciler {
+                let reader =
+                    AllocationReader { client: client.clone(), node: node.clone(), metrics: metrics.clone() };
+                let preparer = dra::ClaimPreparer::new(&self.config, reader, reconciler);
+                let sockets = dra::PluginSockets::new(&self.config);
+                let serving = dra::serve(preparer, sockets, report(DaemonPart::ResourceClaims), stop.clone());
+                tokio::spawn(serving.boxed());
+            }
         }
         pods.follow(client, node, metrics, report(DaemonPart::KubernetesApi), stop).await;
     }
@@ -412,10 +426,21 @@ async fn update_slices(
         let devices =
             NodeDevices::new(&machine, &configured::memory_tiers(&config, &machine), has_whole_cores);
         let free = assigned.free_amounts(&machine, &devices);
-        // No claim is prepared, so none is charged.
-        let now = Some(Arc::new(devices.publish(&free, &BTreeMap::new())));
+        let now = Some(Arc::new(devices.publish(&free, &assigned.charged)));
         latest.send_if_modified(|published| std::mem::replace(published, now.clone()) != now);
     }
+}
+
+/// Returns the reason why this host cannot prepare claims.
+fn obstacle_for_claims(config: &Config, mode: OperatingMode) -> Option<&'static str> {
+    if mode == OperatingMode::Observe {
+        return Some("in the mode observe, numaward prepares no claims");
+    }
+    if config.enforcement.mode != EnforcementMode::On {
+        return Some("enforcement.mode is not on, and numaward prepares no claims without enforcement");
+    }
+    (config.strategy != StrategyKind::Native)
+        .then_some("claims need strategy: native, which places them on the nodes that the scheduler chose")
 }
 
 /// Returns the pods that the topology accounts for: pods with a guarantee, and running pods without one, once the kubelet has reported their
@@ -467,6 +492,7 @@ mod tests {
             free_cpus: CpuSet::new(),
             pod_cpus: CpuSet::new(),
             memory: BTreeMap::new(),
+            charged: BTreeMap::new(),
         };
         let pods = [stored("old"), stored("new"), pod("pending", "{}", "{}")];
         let names = |devices: &Devices| {

@@ -1,7 +1,8 @@
 //! Kubernetes: the container runtime ([`nri`]), the kubelet ([`kubelet`]), the API server and the socket of the PodResources API
-//! ([`cluster`]), and the assigned resources in the forms that these publish ([`export`]).
+//! ([`cluster`]), the preparation of resource claims (`dra`), and the assigned resources in the forms that these publish ([`export`]).
 
 pub mod cluster;
+mod dra;
 pub mod export;
 pub mod kubelet;
 pub mod nri;

@@ -5,6 +5,7 @@
 //! # Rights
 //! `resourceclaims` of `resource.k8s.io`: get.
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{
     Api, Client,
@@ -21,7 +22,7 @@ use numaward_topology::NodeId;
 
 use super::messages::{ClaimId, Device};
 use crate::api::{
-    Cause, RequestError,
+    ApiMetrics, Cause, Operation, RequestError,
     claims::{AllocationResult, ClaimBody, ClaimStatus, MAX_RESULTS},
 };
 
@@ -103,19 +104,39 @@ pub enum ClaimError {
     Parameters,
 }
 
-/// Reads the allocation of a claim. `node` is the name of this Kubernetes node, and of the pool of its devices.
-///
-/// # Errors
-///
-/// The claim is not allocated to devices of this host, or not to one pod.
-pub async fn read(client: &Client, node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), &claim.namespace, &ApiResource::erase::<ResourceClaim>(&()));
-    let found = api.get(&claim.name).await.map_err(|error| match RequestError::from(error) {
-        error if error.cause == Cause::NotFound => ClaimError::Deleted,
-        error => ClaimError::Request(error.to_string()),
-    })?;
-    allocation(found, node, claim)
+/// Reader of the allocations of claims.
+pub struct AllocationReader {
+    pub client: Client,
+    /// Name of this Kubernetes node, and of the pool of its devices.
+    pub node: String,
+    pub metrics: ApiMetrics,
+}
+
+impl AllocationReader {
+    /// Returns the allocation of a claim.
+    ///
+    /// # Errors
+    ///
+    /// The claim is not allocated to devices of this host, or not to one pod.
+    pub fn read<'a>(&'a self, claim: &'a ClaimId) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
+        async move {
+            let api: Api<DynamicObject> = Api::namespaced_with(
+                self.client.clone(),
+                &claim.namespace,
+                &ApiResource::erase::<ResourceClaim>(&()),
+            );
+            let found = api.get(&claim.name).await.map_err(|error| {
+                let error = RequestError::from(error);
+                self.metrics.failed(Operation::Claim, &error);
+                match error.cause {
+                    Cause::NotFound => ClaimError::Deleted,
+                    _ => ClaimError::Request(error.to_string()),
+                }
+            })?;
+            allocation(found, &self.node, claim)
+        }
+        .boxed()
+    }
 }
 
 /// Returns the allocation in an object of the API server.
@@ -270,7 +291,7 @@ mod tests {
                 of_node(),
                 |claim| {
                     claim["status"]["allocation"]["devices"]["config"] =
-                        json!([{"opaque": {"driver": DRIVER}}])
+                        json!([{"opaque": {"driver": DRIVER}}]);
                 },
                 "parameters",
             ),

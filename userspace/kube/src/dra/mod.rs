@@ -1,6 +1,8 @@
 //! Dynamic Resource Allocation: the NUMA nodes of this host as devices of resource claims.
 
 pub mod claim;
+#[cfg(feature = "testing")]
+pub mod fake;
 pub mod messages;
 pub mod plugin;
 pub mod slices;

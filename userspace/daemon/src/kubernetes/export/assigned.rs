@@ -195,6 +195,7 @@ mod tests {
             free_cpus: CpuSet::new(),
             pod_cpus: CpuSet::new(),
             memory: BTreeMap::new(),
+            charged: BTreeMap::new(),
         });
         let reporter = PodReporter::new(source, Some(pods), LatestDevices::default(), CallMetrics::default());
         let found = reporter.pods().into_iter().map(|pod| {

@@ -16,7 +16,10 @@ use std::{
 use numaward_api::PodContainer;
 use numaward_engine::{
     HostConditions, Ledger, MemoryBlock,
-    claims::devices::{NodeAmounts, NodeDevices},
+    claims::{
+        allocator::Amounts,
+        devices::{self as claimable, NodeAmounts, NodeDevices},
+    },
     ledger::KindAccount,
     policy::{TopologyManagerPolicy, TopologyManagerScope},
 };
@@ -60,6 +63,8 @@ pub struct AssignedResources {
     pub pod_cpus: CpuSet,
     /// Memory by node and kind. The memory of workloads outside Kubernetes is neither guaranteed nor allocatable here: pods cannot get it.
     pub memory: BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>>,
+    /// Amounts that prepared resource claims consume.
+    pub charged: BTreeMap<NodeId, Amounts>,
 }
 
 impl AssignedResources {
@@ -98,7 +103,7 @@ impl AssignedResources {
                 }
             }
         }
-        Self { held, free_cpus, pod_cpus, memory }
+        Self { held, free_cpus, pod_cpus, memory, charged: claimable::charged(ledger) }
     }
 
     /// Subtracts the memory that admissions withhold from the free memory: the scheduler would send pods that are refused otherwise.
@@ -188,6 +193,7 @@ mod tests {
             free_cpus: CpuSet::new(),
             pod_cpus: CpuSet::new(),
             memory: memory.clone(),
+            charged: BTreeMap::new(),
         };
         assert_eq!(assigned.clone().without_withheld(&HostConditions::default()).memory, memory);
         let nodes = [(NodeId(0), Bytes(50)), (NodeId(1), Bytes(70))].into();

@@ -122,7 +122,8 @@ mod tests {
         let pods = [pod("a", &amounts), pod("b", &amounts), pod("shared", &json!({}))];
         let metadata = |pods: &[Arc<StoredPod>], held: Vec<HeldResources>, devices: &Devices| {
             let (free_cpus, pod_cpus, memory) = (CpuSet::new(), CpuSet::new(), BTreeMap::new());
-            let assigned = AssignedResources { held, free_cpus, pod_cpus, memory };
+            let charged = BTreeMap::new();
+            let assigned = AssignedResources { held, free_cpus, pod_cpus, memory, charged };
             placement(pods, &assigned, devices, &machine).map(|placement| {
                 let nodes = placement.vectors.keys().map(|node| node.0).collect::<Vec<_>>();
                 (placement.metadata, nodes)

@@ -1,0 +1,289 @@
+//! Preparation of resource claims for the kubelet.
+//!
+//! # Algorithm
+//! The kubelet has the claims of a pod prepared before it starts the pod. The allocation of a claim is read from the API server, its CPUs and
+//! memory are reserved in the ledger, then the specification for the container runtime is written ([`cdi`]), and then the kubelet is
+//! answered. After a crash in between, the kubelet asks again, and the claim keeps its reservation. When a claim is unprepared, its
+//! specification is removed before its reservation, so that no specification remains without one.
+//!
+//! A restart of the daemon writes the specifications of all reserved claims again, and only then creates the socket that the kubelet looks
+//! for. The kubelet looks for it when it starts, too. If a socket is removed, both are created again.
+
+mod cdi;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use numaward_config::Config;
+use numaward_guarantee::{
+    claim::{ReservedClaim, ReservedPart},
+    error::AdmissionError,
+    reconciler::ReconcilerHandle,
+};
+use numaward_kube::{
+    api::Report,
+    dra::{
+        claim::{AllocationReader, ClaimError},
+        messages::{ClaimId, Device},
+        plugin::{CLAIMS_SOCKET, ClaimHandler, Plugin, REGISTRATION_SOCKET},
+    },
+};
+use tokio::{
+    sync::Mutex,
+    task::{JoinError, spawn_blocking},
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::cdi::{CdiDirectory, CdiError};
+use super::kubelet;
+use crate::socket::{self, SocketError};
+
+/// Configuration key that sets the folder of the sockets.
+const SOCKETS_KEY: &str = "kubernetes.kubelet.directory";
+/// Interval at which the sockets are checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval of attempts to serve.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// Time for calls in progress when the sockets are closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reason why a claim is not prepared or unprepared.
+#[derive(Debug, thiserror::Error)]
+enum PrepareError {
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    #[error("{0}")]
+    Reservation(#[from] AdmissionError),
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
+    #[error("/dev/urandom: cannot read it: {0}")]
+    Random(io::Error),
+    #[error("the preparation of the resource claim failed: {0}")]
+    Task(#[from] JoinError),
+}
+
+/// Reason why the plugin cannot be served.
+#[derive(Debug, thiserror::Error)]
+enum ServeError {
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error("{path}: cannot {1}: {2}", path = .0.display())]
+    Io(PathBuf, &'static str, #[source] io::Error),
+    #[error("the kubelet's calls for resource claims cannot be served: {0}")]
+    Grpc(String),
+}
+
+/// Preparation of the claims of this host. Clones share the state.
+#[derive(Clone)]
+pub(super) struct ClaimPreparer(Arc<PreparerState>);
+
+struct PreparerState {
+    reader: AllocationReader,
+    reconciler: ReconcilerHandle,
+    cdi: CdiDirectory,
+    /// Locked while a reservation and its specification change.
+    changes: Mutex<()>,
+}
+
+impl ClaimPreparer {
+    pub(super) fn new(config: &Config, reader: AllocationReader, reconciler: ReconcilerHandle) -> Self {
+        let cdi = CdiDirectory(kubelet::below(&config.host_root, &config.kubernetes.dra.cdi_directory));
+        Self(Arc::new(PreparerState { reader, reconciler, cdi, changes: Mutex::default() }))
+    }
+
+    /// Writes the specifications of all reserved claims.
+    async fn restore(&self) -> Result<(), PrepareError> {
+        let _guard = self.0.changes.lock().await;
+        for (uid, claim) in &self.0.reconciler.reserved_claims().await? {
+            self.0.write(uid, claim).await?;
+        }
+        Ok(())
+    }
+}
+
+impl PreparerState {
+    async fn prepare(&self, claim: &ClaimId) -> Result<Vec<Device>, PrepareError> {
+        let allocated = self.reader.read(claim).await?;
+        let parts = allocated.parts.iter();
+        let reserved = ReservedClaim {
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            pod: allocated.pod.clone(),
+            secret: secret().map_err(PrepareError::Random)?,
+            parts: parts
+                .map(|part| ReservedPart { node: part.node, consumed: part.consumed.clone() })
+                .collect(),
+        };
+        let _guard = self.changes.lock().await;
+        let reserved = self.reconciler.reserve_claim(claim.uid.clone(), reserved).await?;
+        self.write(&claim.uid, &reserved).await?;
+        let (pool, cdi_name) = (&self.reader.node, cdi::device_id(&claim.uid));
+        Ok(allocated.parts.iter().map(|part| part.prepared(pool, &cdi_name)).collect())
+    }
+
+    async fn unprepare(&self, uid: &str) -> Result<(), PrepareError> {
+        let _guard = self.changes.lock().await;
+        let (cdi, of) = (self.cdi.clone(), uid.to_owned());
+        spawn_blocking(move || cdi.remove(&of)).await??;
+        Ok(self.reconciler.release_claim(uid.to_owned()).await?)
+    }
+
+    async fn write(&self, uid: &str, claim: &ReservedClaim) -> Result<(), PrepareError> {
+        let (cdi, uid, secret) = (self.cdi.clone(), uid.to_owned(), claim.secret.clone());
+        Ok(spawn_blocking(move || cdi.write(&uid, &secret)).await??)
+    }
+}
+
+/// Returns a random text.
+fn secret() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Runs a change to its end, also if the caller does not wait for it.
+async fn complete<T: Send + 'static>(
+    change: impl Future<Output = Result<T, PrepareError>> + Send + 'static,
+) -> Result<T, String> {
+    let result = tokio::spawn(change).await.unwrap_or_else(|error| Err(error.into()));
+    result.map_err(|error| error.to_string())
+}
+
+impl ClaimHandler for ClaimPreparer {
+    fn prepare<'a>(&'a self, claim: &'a ClaimId) -> BoxFuture<'a, Result<Vec<Device>, String>> {
+        let (state, claim) = (self.0.clone(), claim.clone());
+        complete(async move { state.prepare(&claim).await }).boxed()
+    }
+
+    fn unprepare<'a>(&'a self, claim: &'a ClaimId) -> BoxFuture<'a, Result<(), String>> {
+        let (state, uid) = (self.0.clone(), claim.uid.clone());
+        complete(async move { state.unprepare(&uid).await }).boxed()
+    }
+}
+
+/// Paths of the plugin's sockets.
+#[derive(Clone, Debug)]
+pub(super) struct PluginSockets {
+    registration: PathBuf,
+    claims: PathBuf,
+    /// Path of the socket for claims, as the kubelet sees it.
+    endpoint: String,
+}
+
+impl PluginSockets {
+    pub(super) fn new(config: &Config) -> Self {
+        let directory = kubelet::directory(config);
+        let endpoint = config.kubernetes.kubelet.directory.join(CLAIMS_SOCKET);
+        Self {
+            registration: directory.join(REGISTRATION_SOCKET),
+            claims: directory.join(CLAIMS_SOCKET),
+            endpoint: endpoint.display().to_string(),
+        }
+    }
+}
+
+/// A socket that this process has created.
+struct OwnSocket {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+impl OwnSocket {
+    fn new(path: &Path) -> Result<Self, ServeError> {
+        let found = fs::symlink_metadata(path)
+            .map_err(|error| ServeError::Io(path.to_owned(), "read its metadata", error))?;
+        Ok(Self { path: path.to_owned(), id: (found.dev(), found.ino()) })
+    }
+
+    fn exists(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id)
+    }
+}
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        if self.exists()
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::debug!(path = %self.path.display(), %error, "the socket cannot be removed");
+        }
+    }
+}
+
+/// Serves the kubelet's plugin until the token is cancelled.
+pub(super) async fn serve(
+    preparer: ClaimPreparer,
+    sockets: PluginSockets,
+    report: Report,
+    stop: CancellationToken,
+) {
+    while !stop.is_cancelled() {
+        match serve_once(&preparer, &sockets, &report, &stop).await {
+            Ok(()) if !stop.is_cancelled() => {
+                tracing::warn!(path = %sockets.registration.display(), "a socket of the plugin was removed: both are created again");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                report(Err(error.to_string()));
+                let _ = stop.run_until_cancelled(sleep(RETRY_INTERVAL)).await;
+            }
+        }
+    }
+}
+
+/// Creates the sockets and serves until the token is cancelled or one of them is gone.
+async fn serve_once(
+    preparer: &ClaimPreparer,
+    sockets: &PluginSockets,
+    report: &Report,
+    stop: &CancellationToken,
+) -> Result<(), ServeError> {
+    let fail = |path: &Path| {
+        let path = path.to_owned();
+        move |error| ServeError::Io(path, "listen on it", error)
+    };
+    preparer.restore().await?;
+    let claims = socket::listen(&sockets.claims, SOCKETS_KEY)?;
+    let own_claims = OwnSocket::new(&sockets.claims)?;
+    let claims = tokio::net::UnixListener::from_std(claims).map_err(fail(&sockets.claims))?;
+    // The kubelet connects as soon as it sees this socket.
+    let registration = socket::listen_in_place(&sockets.registration, SOCKETS_KEY)?;
+    let own_registration = OwnSocket::new(&sockets.registration)?;
+    let registration =
+        tokio::net::UnixListener::from_std(registration).map_err(fail(&sockets.registration))?;
+    let plugin = Plugin {
+        endpoint: sockets.endpoint.clone(),
+        handler: Arc::new(preparer.clone()),
+        report: report.clone(),
+    };
+    let until = stop.child_token();
+    let mut serving = plugin.serve(registration, claims, until.clone());
+    report(Ok(()));
+    let removed = async {
+        while own_claims.exists() && own_registration.exists() {
+            sleep(CHECK_INTERVAL).await;
+        }
+    };
+    tokio::select! {
+        served = &mut serving => return served.map_err(|error| ServeError::Grpc(error.to_string())),
+        () = stop.cancelled() => {}
+        () = removed => {}
+    }
+    until.cancel();
+    // Without the socket, the kubelet does not connect again before the plugin is back.
+    drop(own_registration);
+    let _ = timeout(CLOSE_TIMEOUT, serving).await;
+    Ok(())
+}

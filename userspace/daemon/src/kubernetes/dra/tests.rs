@@ -1,0 +1,326 @@
+//! A kubelet and an API server that are simulated, and the daemon's reconciler and ledger.
+
+use std::{collections::BTreeMap, os::unix::net::UnixListener, sync::Mutex as Lock, thread::JoinHandle};
+
+use numaward_control::testing::{self as fixture, TestHost};
+use numaward_guarantee::ports::Ports;
+use numaward_kube::{
+    api::{self, ApiMetrics, fake::FakeApiServer},
+    dra::{
+        fake::{FakeKubelet, Version},
+        messages::PreparedDevices,
+    },
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+
+const V1: Version = Version::V1;
+const PLUGIN: &str = "var/lib/kubelet/plugins/numaward.io/dra.sock";
+const REGISTRATION: &str = "var/lib/kubelet/plugins_registry/numaward.io-reg.sock";
+
+/// A host of two nodes with four CPUs each, one of which is reserved, on which the daemon can be started several times.
+struct DraBench {
+    dir: TempDir,
+    server: FakeApiServer,
+    host: Arc<TestHost>,
+    config: Config,
+}
+
+/// A running daemon.
+struct RunningDaemon {
+    reconciler: ReconcilerHandle,
+    preparer: ClaimPreparer,
+    reports: Arc<Lock<Vec<Result<(), String>>>>,
+    thread: JoinHandle<()>,
+    stop: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl RunningDaemon {
+    async fn stop(self) {
+        self.stop.cancel();
+        self.serving.await.unwrap();
+        spawn_blocking(move || self.thread.join().unwrap()).await.unwrap();
+    }
+
+    /// Returns the UIDs of the reserved claims.
+    async fn reserved(&self) -> Vec<String> {
+        self.reconciler.reserved_claims().await.unwrap().keys().cloned().collect()
+    }
+}
+
+impl DraBench {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("var/lib/kubelet/plugins_registry")).unwrap();
+        let config = Config {
+            state_directory: dir.path().join("state"),
+            host_root: dir.path().to_owned(),
+            ..Config::default()
+        };
+        let host = Arc::new(TestHost::small());
+        fixture::cgroup(&dir.path().join("cgroup"), &host.machine.lock().unwrap());
+        fs::write(dir.path().join("kubeconfig"), "").unwrap();
+        let server = FakeApiServer::start().await.unwrap();
+        fs::write(dir.path().join("kubeconfig"), server.kubeconfig()).unwrap();
+        Self { dir, server, host, config }
+    }
+
+    /// Starts the reconciler and the plugin.
+    async fn start(&self) -> RunningDaemon {
+        let root = self.dir.path().join("cgroup");
+        let (reconciler, thread, stop) =
+            fixture::reconciler(&self.config, &root, Ports::new(self.host.clone()), None, None);
+        let client = api::connect(Some(&self.path("kubeconfig"))).await.unwrap();
+        let reader = AllocationReader { client, node: "n1".to_owned(), metrics: ApiMetrics::default() };
+        let preparer = ClaimPreparer::new(&self.config, reader, reconciler.clone());
+        let reports = Arc::new(Lock::new(Vec::new()));
+        let reported = reports.clone();
+        let report: Report = Arc::new(move |result| reported.lock().unwrap().push(result));
+        let sockets = PluginSockets::new(&self.config);
+        let serving = tokio::spawn(serve(preparer.clone(), sockets, report, stop.clone()));
+        RunningDaemon { reconciler, preparer, reports, thread, stop, serving }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    /// Waits for the socket of the registration, registers the plugin, and connects to it.
+    async fn register(&self) -> FakeKubelet {
+        let registration = until_connected(&self.path(REGISTRATION)).await;
+        let info = registration.register("").await.unwrap();
+        assert_eq!(info.endpoint, "/var/lib/kubelet/plugins/numaward.io/dra.sock");
+        until_connected(&self.path(PLUGIN)).await
+    }
+
+    /// Creates a claim with these amounts of `node-N`, allocated to one pod.
+    fn allocate(&self, name: &str, node: u32, cpus: u32) -> ClaimId {
+        self.allocate_with(name, node, cpus, |_| {})
+    }
+
+    fn allocate_with(&self, name: &str, node: u32, cpus: u32, change: impl FnOnce(&mut Value)) -> ClaimId {
+        let result = json!({"request": "numa", "driver": "numaward.io", "pool": "n1", "device": format!("node-{node}"),
+            "shareID": "s1", "consumedCapacity": {"cpu": cpus.to_string(), "memory": "1Gi"}});
+        let uid = format!("uid-{name}");
+        let mut claim = json!({"metadata": {"name": name, "namespace": "ns", "uid": uid},
+            "status": {"allocation": {"devices": {"results": [result]}},
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": format!("pod-{name}")}]}});
+        change(&mut claim);
+        self.server.put_claim(claim);
+        ClaimId { namespace: "ns".to_owned(), uid, name: name.to_owned() }
+    }
+
+    /// Returns the specifications for the container runtime by file name.
+    fn specifications(&self) -> BTreeMap<String, Value> {
+        let files = fs::read_dir(self.path("var/run/cdi")).into_iter().flatten().map(Result::unwrap);
+        files
+            .map(|file| {
+                let text = serde_json::from_slice(&fs::read(file.path()).unwrap()).unwrap();
+                (file.file_name().into_string().unwrap(), text)
+            })
+            .collect()
+    }
+
+    fn shared_pool(&self) -> String {
+        self.host.assigned.lock().unwrap().ledger.shared_pool().to_string()
+    }
+}
+
+async fn until_connected(socket: &Path) -> FakeKubelet {
+    for _ in 0..1000 {
+        if let Ok(kubelet) = FakeKubelet::connect(socket).await {
+            return kubelet;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no server listens on {}", socket.display());
+}
+
+async fn prepare(kubelet: &FakeKubelet, claim: &ClaimId) -> PreparedDevices {
+    let prepared = kubelet.prepare(V1, vec![claim.clone()]).await.unwrap();
+    prepared.claims.get(&claim.uid).unwrap().clone()
+}
+
+async fn unprepare(kubelet: &FakeKubelet, claim: &ClaimId) -> String {
+    let unprepared = kubelet.unprepare(V1, vec![claim.clone()]).await.unwrap();
+    unprepared.claims.get(&claim.uid).unwrap().error.clone()
+}
+
+#[tokio::test]
+async fn claim_is_prepared_and_unprepared() {
+    let bench = DraBench::new().await;
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    let claim = bench.allocate("db", 1, 3);
+    let prepared = prepare(&kubelet, &claim).await;
+    let [device] = &prepared.devices[..] else { panic!("{prepared:?}") };
+    let expected = Device {
+        request_names: vec!["numa".to_owned()],
+        pool_name: "n1".to_owned(),
+        device_name: "node-1".to_owned(),
+        cdi_device_ids: vec!["numaward.io/claim=claim-uid-db".to_owned()],
+        share_id: Some("s1".to_owned()),
+    };
+    assert_eq!(*device, expected);
+    assert_eq!(
+        (bench.shared_pool(), daemon.reserved().await),
+        ("0-3,7".to_owned(), vec!["uid-db".to_owned()])
+    );
+    let specifications = bench.specifications();
+    assert!(specifications.keys().eq(["numaward.io-claim_uid-db.json"]));
+    // A kubelet of before, and one that starts again.
+    for version in [Version::V1Beta1, V1] {
+        fs::remove_dir_all(bench.path("var/run/cdi")).unwrap();
+        let again = kubelet.prepare(version, vec![claim.clone()]).await.unwrap();
+        assert_eq!(again.claims.get("uid-db"), Some(&prepared));
+        assert_eq!(bench.specifications(), specifications, "the secret stays");
+    }
+    // The claim may be deleted before it is unprepared.
+    let deleted = ClaimId { name: "deleted".to_owned(), ..claim };
+    for _ in 0..2 {
+        assert_eq!(unprepare(&kubelet, &deleted).await, "");
+    }
+    assert_eq!((bench.shared_pool(), daemon.reserved().await), ("0-7".to_owned(), Vec::new()));
+    assert!(bench.specifications().is_empty());
+    let never = ClaimId { uid: "never".to_owned(), ..deleted };
+    assert_eq!(unprepare(&kubelet, &never).await, "");
+    drop(kubelet);
+    daemon.stop().await;
+    assert!(!bench.path(REGISTRATION).exists() && !bench.path(PLUGIN).exists());
+}
+
+#[tokio::test]
+async fn errors_are_of_single_claims() {
+    let bench = DraBench::new().await;
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    let good = bench.allocate("good", 1, 1);
+    let large = bench.allocate("large", 1, 4);
+    let other = bench.allocate_with("other", 0, 1, |claim| {
+        claim["status"]["allocation"]["devices"]["results"][0]["driver"] = json!("gpu.example");
+    });
+    let recreated = ClaimId { uid: "uid-of-before".to_owned(), ..bench.allocate("recreated", 0, 1) };
+    let unknown = ClaimId { name: "unknown".to_owned(), uid: "uid-unknown".to_owned(), ..good.clone() };
+    let shared = bench.allocate_with("shared", 0, 1, |claim| {
+        claim["status"]["reservedFor"] = json!([{"uid": "a"}, {"uid": "b"}]);
+    });
+    let claims = vec![good, large, other, recreated, unknown, shared];
+    let prepared = kubelet.prepare(V1, claims).await.unwrap().claims;
+    assert_eq!((prepared.len(), prepared["uid-good"].error.as_str()), (6, ""));
+    for (uid, expected) in [
+        ("uid-large", "node 1: cpu requested 4, free 3"),
+        ("uid-other", "no device of numaward.io"),
+        ("uid-of-before", "has the UID uid-recreated"),
+        ("uid-unknown", "was deleted"),
+        ("uid-shared", "reserved for 2 consumers"),
+    ] {
+        let result = &prepared[uid];
+        assert!(result.error.contains(expected) && result.devices.is_empty(), "{uid}: {result:?}");
+    }
+    assert_eq!(daemon.reserved().await, ["uid-good"]);
+    assert_eq!(bench.specifications().len(), 1);
+    daemon.stop().await;
+}
+
+/// A crash may happen after each step. The kubelet then calls again, or the daemon continues at its start.
+#[tokio::test]
+async fn crash_loses_and_leaks_nothing() {
+    let bench = DraBench::new().await;
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    let claim = bench.allocate("db", 1, 3);
+    // After the ledger: the specification cannot be written.
+    fs::create_dir_all(bench.path("var/run")).unwrap();
+    fs::write(bench.path("var/run/cdi"), "").unwrap();
+    let failed = prepare(&kubelet, &claim).await;
+    assert!(failed.error.contains("var/run/cdi"), "{failed:?}");
+    assert_eq!(daemon.reserved().await, ["uid-db"]);
+    fs::remove_file(bench.path("var/run/cdi")).unwrap();
+    drop(kubelet);
+    daemon.stop().await;
+
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    let specifications = bench.specifications();
+    assert_eq!(specifications.len(), 1, "before the plugin can be registered");
+    assert_eq!(prepare(&kubelet, &claim).await.error, "");
+    assert_eq!((bench.specifications(), bench.shared_pool()), (specifications.clone(), "0-3,7".to_owned()));
+    drop(kubelet);
+    daemon.stop().await;
+
+    // A reboot empties the folder. The kubelet may not call before the containers start.
+    fs::remove_dir_all(bench.path("var/run/cdi")).unwrap();
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    assert_eq!(bench.specifications(), specifications);
+    // Between the two steps of the end: the specification is gone, and the reservation is not.
+    fs::remove_dir_all(bench.path("var/run/cdi")).unwrap();
+    assert_eq!(unprepare(&kubelet, &claim).await, "");
+    assert_eq!((bench.shared_pool(), daemon.reserved().await), ("0-7".to_owned(), Vec::new()));
+    drop(kubelet);
+    daemon.stop().await;
+    let daemon = bench.start().await;
+    bench.register().await;
+    assert!(bench.specifications().is_empty() && daemon.reserved().await.is_empty());
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn abandoned_call_is_completed() {
+    let bench = DraBench::new().await;
+    let daemon = bench.start().await;
+    let claim = bench.allocate("db", 1, 3);
+    let call = daemon.preparer.prepare(&claim);
+    assert!(timeout(Duration::ZERO, call).await.is_err());
+    while bench.specifications().is_empty() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(daemon.reserved().await, ["uid-db"]);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn sockets_are_created_again() {
+    let bench = DraBench::new().await;
+    // What a daemon that was killed leaves behind.
+    let private = bench.path(PLUGIN);
+    fs::create_dir_all(private.parent().unwrap()).unwrap();
+    for path in [PLUGIN, REGISTRATION] {
+        drop(UnixListener::bind(bench.path(path)).unwrap());
+    }
+    let daemon = bench.start().await;
+    drop(bench.register().await);
+    // The folders of the kubelet are emptied.
+    for path in [REGISTRATION, PLUGIN] {
+        fs::remove_file(bench.path(path)).unwrap();
+        drop(bench.register().await);
+    }
+    let claim = bench.allocate("db", 1, 3);
+    assert_eq!(prepare(&bench.register().await, &claim).await.error, "");
+    let names: Vec<_> = fs::read_dir(bench.path(REGISTRATION).parent().unwrap())
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(names, ["numaward.io-reg.sock"]);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn socket_of_running_daemon_is_kept() {
+    let bench = DraBench::new().await;
+    fs::create_dir_all(bench.path(PLUGIN).parent().unwrap()).unwrap();
+    let other = UnixListener::bind(bench.path(PLUGIN)).unwrap();
+    let daemon = bench.start().await;
+    while daemon.reports.lock().unwrap().is_empty() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    let report = daemon.reports.lock().unwrap()[0].clone().unwrap_err();
+    assert!(report.contains("another process") && report.contains("dra.sock"), "{report}");
+    assert!(!bench.path(REGISTRATION).exists(), "a plugin that is not served is not registered");
+    daemon.stop().await;
+    assert!(bench.path(PLUGIN).exists());
+    drop(other);
+}
