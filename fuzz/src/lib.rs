@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a failure of the set-up ends the target")]
 
+mod claims;
 mod engine;
 mod files;
 mod http;
@@ -31,9 +32,10 @@ pub struct FuzzTarget {
 }
 
 /// All targets, sorted by name.
-pub const TARGETS: [FuzzTarget; 17] = [
+pub const TARGETS: [FuzzTarget; 18] = [
     FuzzTarget { name: "annotations", run: pods::annotations },
     FuzzTarget { name: "checkpoint", run: files::checkpoint },
+    FuzzTarget { name: "claim", run: claims::run },
     FuzzTarget { name: "config", run: files::config },
     FuzzTarget { name: "engine", run: engine::run },
     FuzzTarget { name: "http", run: http::run },

@@ -28,8 +28,8 @@ use serde_json::Value;
 use crate::setup::{DebianTool, PythonTool};
 use crate::{command, dashboards};
 
-/// Rendered overlays. The last two, with all components, exist for this test only.
-const OVERLAYS: [&str; 7] = [
+/// Rendered overlays. The last three exist for this test only.
+const OVERLAYS: [&str; 8] = [
     "deploy/overlays/observe",
     "deploy/overlays/enforce",
     "deploy/overlays/try",

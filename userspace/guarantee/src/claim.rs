@@ -16,8 +16,6 @@ pub struct ReservedClaim {
     pub name: String,
     /// UID of the pod, as the API server has it.
     pub pod: String,
-    /// Random text that only containers with the claim get.
-    pub secret: String,
     pub parts: Vec<ReservedPart>,
 }
 

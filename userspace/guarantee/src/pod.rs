@@ -1,5 +1,7 @@
 //! Requests of the container runtime for pods and containers, and the stored data of admitted ones.
 
+use std::collections::BTreeSet;
+
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{self as engine, PodId, QosClass};
@@ -148,9 +150,20 @@ pub struct ContainerPlacementRequest {
     /// Settings that the runtime applies to the container, out of those that numaward can set. On creation: those
     /// that other NRI plugins request.
     pub has: Settings,
+    /// The resource claims that the container uses.
+    pub claims: ClaimUses,
     /// True if another program has chosen the CPUs and nodes of the container. It keeps them unless numaward has placed the
     /// container before.
     pub is_placed_by_other_program: bool,
+}
+
+/// Resource claims that a container uses. Only those that are reserved for its pod count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimUses {
+    /// Names in the pod's namespace, as the API server reports them; empty if it has not reported the pod.
+    pub names: BTreeSet<String>,
+    /// UIDs, as the container runtime reports them; empty if it does not.
+    pub uids: BTreeSet<String>,
 }
 
 impl ContainerPlacementRequest {

@@ -263,8 +263,7 @@ mod tests {
         state.moving = serde_json::from_value(recent).unwrap();
         assert_same_text(&mut texts, &state);
         let part = serde_json::json!({"node": 1, "consumed": {"cpu": "2", "memory": "1073741824"}});
-        let claim =
-            serde_json::json!({"namespace": "n", "name": "c", "pod": "p", "secret": "s", "parts": [part]});
+        let claim = serde_json::json!({"namespace": "n", "name": "c", "pod": "p", "parts": [part]});
         state.claims.insert("u".to_owned(), serde_json::from_value::<ReservedClaim>(claim).unwrap());
         assert_same_text(&mut texts, &state);
         // Changes that were undone.

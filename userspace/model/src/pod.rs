@@ -22,6 +22,8 @@ pub enum GuaranteeSource {
     PodInit,
     /// A part of the pod's guarantee under the container's own name; other containers have parts of it as well.
     Part,
+    /// The reservation of a resource claim, which several containers of the pod can use.
+    Claim,
 }
 
 /// The names of a container of a pod.
@@ -53,10 +55,11 @@ impl PodContainer {
         match self.slice {
             GuaranteeSource::Own | GuaranteeSource::Part => self.container.as_str().into(),
             GuaranteeSource::Pod | GuaranteeSource::PodInit => POD_SHARE.into(),
+            GuaranteeSource::Claim => self.owner.as_str().into(),
         }
     }
 
-    /// Returns true if the container uses a guarantee of its pod.
+    /// Returns true if the container uses a guarantee of its pod, or of a resource claim.
     pub fn shares_pod(&self) -> bool {
         self.slice != GuaranteeSource::Own
     }

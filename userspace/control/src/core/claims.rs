@@ -11,6 +11,7 @@ use numaward_guarantee::{
     claim::{ReservedClaim, ReservedPart},
     error::AdmissionError,
     explain,
+    pod::ContainerPlacementRequest,
     state::State,
 };
 
@@ -21,18 +22,14 @@ use crate::spans;
 pub(crate) fn reserve(
     core: &mut Core,
     uid: &str,
-    mut claim: ReservedClaim,
+    claim: ReservedClaim,
 ) -> Result<Arc<ReservedClaim>, AdmissionError> {
     if core.mode() != EnforcementMode::On {
         return Err(AdmissionError::Off);
     }
     let known = core.store.state.claims.get(uid).cloned();
-    if let Some(known) = &known {
-        // The containers of its pod have it.
-        claim.secret.clone_from(&known.secret);
-        if **known == claim {
-            return Ok(known.clone());
-        }
+    if let Some(known) = known.as_ref().filter(|known| ***known == claim) {
+        return Ok(known.clone());
     }
     core.policy.check_fit()?;
     let _span = spans::admit(&claim.name, false);
@@ -92,6 +89,40 @@ fn describe_rejection(core: &Core, part: &ReservedPart, rejection: &engine::Reje
         _ => format!("node {node}, on which the scheduler allocated the resource claim, has too little free"),
     };
     api::Rejection { reason, message, shortfalls }
+}
+
+/// Returns true if a claim is reserved for this pod. Its containers get the CPUs and memory of its claims, and nothing for their own
+/// requests.
+pub(super) fn has_pod(core: &Core, uid: &str) -> bool {
+    core.store.state.claims.values().any(|claim| claim.pod == uid)
+}
+
+/// Returns the owner of the reservation that a container uses; `None` if it uses none.
+pub(super) fn owner_for(
+    core: &Core,
+    ask: &ContainerPlacementRequest,
+) -> Result<Option<String>, AdmissionError> {
+    let pod = &ask.pod.pod;
+    let is_used = |(uid, claim): &(&String, &Arc<ReservedClaim>)| {
+        let is_named = claim.namespace == pod.namespace && ask.claims.names.contains(&claim.name);
+        claim.pod == pod.uid && (is_named || ask.claims.uids.contains(*uid))
+    };
+    let owners = core.store.state.claims.iter().filter(is_used).flat_map(|(uid, claim)| claim.owners(uid));
+    match owners.collect::<Vec<_>>().as_slice() {
+        [] => Ok(None),
+        [owner] => Ok(Some(owner.to_string())),
+        owners => {
+            let message = format!(
+                "container {} uses {} devices of {}, and one is supported",
+                ask.name,
+                owners.len(),
+                devices::DRIVER
+            );
+            let reason = "SeveralDevices".to_owned();
+            let rejection = api::Rejection { reason, message, shortfalls: Vec::new() };
+            Err(AdmissionError::Rejected(rejection, api::Explanation::default()))
+        }
+    }
 }
 
 /// Releases the parts of a claim, if it is reserved.

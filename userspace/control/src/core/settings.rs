@@ -6,7 +6,10 @@ use numaward_cgroup::knob::{Limit, Partition, Quota};
 use numaward_config::kubernetes::CpuQuota;
 use numaward_engine::{Allocation, OwnerId, Terms, policy::TopologyManagerPolicy};
 use numaward_guarantee::{pod::PlacedContainer, policy, request::Request};
-use numaward_model::{Settings, pod::PodContainer};
+use numaward_model::{
+    Settings,
+    pod::{GuaranteeSource, PodContainer},
+};
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use self::memory::MemoryKnobs;
@@ -29,7 +32,8 @@ pub(crate) fn container_settings(core: &Core, placed: &PlacedContainer) -> Setti
         ..sharing_settings(core)
     };
     if let Some(allocation) = core.allocation_for(&placed.of) {
-        let has_own = allocation.cpus.is_some() && !placed.of.shares_pod();
+        let is_own = matches!(placed.of.slice, GuaranteeSource::Own | GuaranteeSource::Claim);
+        let has_own = allocation.cpus.is_some() && is_own;
         if has_own && core.config.kubernetes.cpu_quota == CpuQuota::Remove {
             (settings.cpu_max, settings.lifts_parent) = (Some(Quota::Max), !placed.keeps_pod_quota);
         }

@@ -23,7 +23,6 @@ fn claim(parts: &[(u32, u64)]) -> ReservedClaim {
         namespace: "ns".to_owned(),
         name: "db".to_owned(),
         pod: "pod".to_owned(),
-        secret: "first".to_owned(),
         parts: parts.iter().map(part).collect(),
     }
 }
@@ -41,12 +40,9 @@ async fn reservation_survives_restarts() {
     let bench = DaemonBench::new(&["a"]);
     let (reconciler, thread, stop) = bench.start_with(native());
     let reserved = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap();
-    assert_eq!(
-        (reserved.secret.as_str(), published(&bench)),
-        ("first", ([(1, 3)].into(), "0-3,7".to_owned()))
-    );
-    // The kubelet asks again with each of its starts. The secret is in containers already.
-    let again = ReservedClaim { secret: "second".to_owned(), ..claim(&[(1, 3)]) };
+    assert_eq!(published(&bench), ([(1, 3)].into(), "0-3,7".to_owned()));
+    // The kubelet asks again with each of its starts.
+    let again = claim(&[(1, 3)]);
     assert_eq!(reconciler.reserve_claim("u".to_owned(), again.clone()).await.unwrap(), reserved);
     stop.cancel();
     thread.join().unwrap();
@@ -104,9 +100,9 @@ async fn other_allocation_replaces_reservation() {
     let (reconciler, thread, stop) = bench.start_with(native());
     reconciler.reserve_claim("u".to_owned(), claim(&[(1, 4), (0, 1)])).await.unwrap();
     // The scheduler has allocated the claim again. It needs the CPUs of the old reservation.
-    let other = ReservedClaim { secret: "second".to_owned(), pod: "later".to_owned(), ..claim(&[(1, 3)]) };
+    let other = ReservedClaim { pod: "later".to_owned(), ..claim(&[(1, 3)]) };
     let reserved = reconciler.reserve_claim("u".to_owned(), other).await.unwrap();
-    assert_eq!((reserved.pod.as_str(), reserved.secret.as_str()), ("later", "first"));
+    assert_eq!(reserved.pod, "later");
     assert_eq!(published(&bench).0, [(1, 3)].into());
     // If the new one does not fit, the old one stays.
     assert!(reconciler.reserve_claim("u".to_owned(), claim(&[(0, 4)])).await.is_err());

@@ -81,6 +81,8 @@ pub enum ClaimError {
     Shared(usize),
     #[error("the resource claim has no device of {DRIVER}")]
     NoDevice,
+    #[error("the resource claim has {0} devices of {DRIVER}, which supports one in a claim")]
+    SeveralDevices(usize),
     #[error("the resource claim has more than {MAX_RESULTS} devices")]
     TooManyDevices,
     #[error("the device {0} of the resource claim is of the pool {1}, and this host has the pool {2}")]
@@ -162,10 +164,11 @@ fn allocation(found: DynamicObject, node: &str, claim: &ClaimId) -> Result<Alloc
     }
     let own = results.into_iter().filter(|result| result.driver == DRIVER);
     let parts = own.map(|result| part(result, node)).collect::<Result<Vec<_>, _>>()?;
-    if parts.is_empty() {
-        return Err(ClaimError::NoDevice);
+    match parts.len() {
+        0 => Err(ClaimError::NoDevice),
+        1 => Ok(AllocatedClaim { pod, parts }),
+        count => Err(ClaimError::SeveralDevices(count)),
     }
-    Ok(AllocatedClaim { pod, parts })
 }
 
 fn part(result: AllocationResult, pool: &str) -> Result<ClaimPart, ClaimError> {
@@ -301,6 +304,7 @@ mod tests {
             (vec![result("node-1", &json!({"cpu": "-1"}))], |_| {}, "negative"),
             (vec![result("node-1", &json!({"watts": "1"}))], |_| {}, "no such capacity"),
             (vec![result("node-1", &json!({"cpu": "0"}))], |_| {}, "neither CPUs nor memory"),
+            (vec![result("node-1", &two); 2], |_| {}, "2 devices of numaward.io"),
             (vec![result("node-1", &two); 300], |_| {}, "more than 256"),
         ] {
             let error = error(&results, change);

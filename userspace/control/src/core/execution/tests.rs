@@ -162,6 +162,7 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerPlaceme
         memory: MemoryClaim::default(),
         keeps_pod_quota: false,
         has: Settings::default(),
+        claims: numaward_guarantee::pod::ClaimUses::default(),
         is_placed_by_other_program: false,
     }
 }

@@ -6,6 +6,7 @@ use numaward_api as api;
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{
     self as engine, OwnerId, Terms,
+    claims::devices,
     policy::{FULL_PCPUS_ONLY, go_bool},
 };
 use numaward_guarantee::{
@@ -23,7 +24,7 @@ use numaward_model::{
 
 use super::uninstall;
 use crate::{
-    core::{Attempt, Core, admission, conditions, settings, shared_pool},
+    core::{Attempt, Core, admission, claims, conditions, settings, shared_pool},
     metrics::KubeletRules,
     spans,
 };
@@ -83,6 +84,9 @@ pub(crate) fn run_pod(
     attempt: Attempt,
 ) -> Result<(), AdmissionError> {
     let Some(asked) = OwnerRequest::of_pod(ask) else { return Ok(()) };
+    if claims::has_pod(core, &ask.pod.uid) {
+        return Ok(());
+    }
     let _span = spans::admit(asked.request.owner.as_str(), false);
     let mut change = core.begin();
     admit_owner(change.core(), &asked, ask, attempt)?;
@@ -232,6 +236,12 @@ pub(crate) fn place(
     attempt: Attempt,
 ) -> Result<String, AdmissionError> {
     let uid = &ask.pod.pod.uid;
+    if let Some(owner) = claims::owner_for(core, ask)? {
+        return Ok(owner);
+    }
+    if claims::has_pod(core, uid) {
+        return Ok(ask.container_owner());
+    }
     // Imported guarantees of a kubelet belong to the whole pod.
     if matches!(ask.pod.asked, PodClaim::Container(_))
         && (take_over_imported(core, &ask.pod) || is_admitted_as_pod(core, uid))
@@ -266,7 +276,11 @@ pub(crate) fn note_placed(
         container: ask.name.clone(),
         id: ask.id.clone(),
         sandbox: ask.pod.sandbox.clone(),
-        slice: if owner == ask.pod.pod.uid { ask.slice } else { GuaranteeSource::Own },
+        slice: match OwnerId::from(owner.as_str()) {
+            of_claim if devices::is_part(&of_claim) => GuaranteeSource::Claim,
+            of_pod if of_pod.as_str() == ask.pod.pod.uid => ask.slice,
+            _ => GuaranteeSource::Own,
+        },
         owner,
     };
     let known = core.store.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());

@@ -4,15 +4,18 @@ use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::Knob;
+use numaward_engine::Quantity;
 use numaward_guarantee::{
+    claim::{ReservedClaim, ReservedPart},
     command::PodCommand,
-    pod::{ContainerPlacementRequest, PodClaim, PodPlacementRequest, UnpinnedReason},
+    pod::{ClaimUses, ContainerPlacementRequest, PodClaim, PodPlacementRequest, UnpinnedReason},
 };
+use numaward_topology::NodeId;
 
 use super::*;
 use crate::{
     core::{
-        Attempt, cpu_isolation,
+        Attempt, claims, cpu_isolation,
         execution::tests::{ExecutionBench, container},
         release,
     },
@@ -248,4 +251,90 @@ fn requests_of_a_pod_are_limited() {
     let mut other = container("b", 1);
     other.pod.terms.labels = labels;
     placement::create(&mut bench.core, &other, Attempt::First).unwrap();
+}
+
+/// Returns a claim with CPUs and memory of node 1, for a pod.
+fn reserved_claim(pod: &str, cpus: u64) -> ReservedClaim {
+    let consumed = [("cpu".into(), Quantity::whole(cpus)), ("memory".into(), Quantity::whole(1 << 30))];
+    ReservedClaim {
+        namespace: "default".to_owned(),
+        name: "db".to_owned(),
+        pod: format!("uid-{pod}"),
+        parts: vec![ReservedPart { node: NodeId(1), consumed: consumed.into() }],
+    }
+}
+
+/// Returns a container of the pod `a` that requests CPUs, and uses this claim.
+fn claiming(id: &str, claims: ClaimUses) -> ContainerPlacementRequest {
+    let ask = container("a", 2000);
+    let cgroup = format!("/kubepods/pod-a/{id}").parse().unwrap();
+    ContainerPlacementRequest { id: id.to_owned(), name: id.to_owned(), cgroup, claims, ..ask }
+}
+
+fn named(claim: &str) -> ClaimUses {
+    ClaimUses { names: [claim.to_owned()].into(), ..ClaimUses::default() }
+}
+
+#[test]
+fn containers_use_claim_of_their_pod() {
+    let mut bench = ExecutionBench::new();
+    claims::reserve(&mut bench.core, "c", reserved_claim("a", 2)).unwrap();
+    assert_eq!(pool(&bench), "0-3,6-7");
+    let reported = ClaimUses { uids: ["c".to_owned()].into(), ..ClaimUses::default() };
+    let asks =
+        [claiming("one", named("db")), claiming("two", reported.clone()), claiming("three", named("other"))];
+    for ask in &asks {
+        drop(bench.create(ask));
+        let mut bound = bench.bind(ask);
+        bench.handle();
+        assert_eq!(bound.try_recv(), Ok(None));
+    }
+    // Nothing is placed for the containers' own requests, and the third one shares the pool.
+    assert_eq!(pool(&bench), "0-3,6-7");
+    let line = |bench: &ExecutionBench, ask, knob| crate::testing::line(&bench.dir_of(ask).join(knob));
+    let cpus = |bench: &ExecutionBench| asks.each_ref().map(|ask| line(bench, ask, "cpuset.cpus"));
+    assert_eq!(cpus(&bench), ["4-5", "4-5", "0-3,6-7"]);
+    assert_eq!(asks.each_ref().map(|ask| line(&bench, ask, "cpuset.mems")), ["1", "1", ""]);
+    assert_eq!([&asks[0], &asks[1]].map(|ask| line(&bench, ask, "cpu.max")), ["max 100000"; 2]);
+    // A claim of another pod counts for nothing, however it is named.
+    let uses = ClaimUses { uids: reported.uids, ..named("db") };
+    let other = ContainerPlacementRequest { claims: uses, ..container("b", 1000) };
+    drop(bench.create(&other));
+    drop(bench.bind(&other));
+    bench.handle();
+    assert_eq!((line(&bench, &other, "cpuset.cpus"), pool(&bench)), ("6".to_owned(), "0-3,7".to_owned()));
+    // A container that ends leaves the claim as it is.
+    let mut stopped = bench.ask(|answer| PodCommand::Stopped { id: "one".to_owned(), answer });
+    bench.handle();
+    assert_eq!(stopped.try_recv(), Ok(()));
+    assert_eq!((pool(&bench).as_str(), line(&bench, &asks[1], "cpuset.cpus").as_str()), ("0-3,7", "4-5"));
+    // The runtime lists its containers again: the claim is theirs, and nothing waits for resources.
+    let sandboxes = BTreeMap::from([
+        ("sandbox-a".to_owned(), "uid-a".to_owned()),
+        ("sandbox-b".to_owned(), "uid-b".to_owned()),
+    ]);
+    let running = vec![asks[1].clone(), asks[2].clone(), other.clone()];
+    synchronize::synchronize(&mut bench.core, &running, &sandboxes, true);
+    assert!(waiting::unplaced(&bench.core).is_empty());
+    assert_eq!((pool(&bench).as_str(), line(&bench, &asks[1], "cpuset.cpus").as_str()), ("0-3,7", "4-5"));
+    for id in ["two", "three"] {
+        drop(bench.ask(|answer| PodCommand::Stopped { id: id.to_owned(), answer }));
+    }
+    bench.handle();
+    claims::release(&mut bench.core, "c").unwrap();
+    assert_eq!(pool(&bench), "0-5,7");
+}
+
+#[test]
+fn pod_with_claim_is_not_placed_itself() {
+    let mut bench = ExecutionBench::new();
+    claims::reserve(&mut bench.core, "c", reserved_claim("a", 4)).unwrap();
+    let mut ask = container("a", 4000).pod;
+    // Its request has no room beside its claim.
+    let PodClaim::Container(request) = ask.asked else { panic!("{ask:?}") };
+    ask.asked = PodClaim::Pod(request);
+    placement::run_pod(&mut bench.core, &ask, Attempt::First).unwrap();
+    assert!(bench.core.store.state.pods.is_empty());
+    claims::release(&mut bench.core, "c").unwrap();
+    assert_eq!(pool(&bench), "0-7");
 }

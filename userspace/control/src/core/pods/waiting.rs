@@ -14,7 +14,7 @@ use numaward_engine::{Ledger, OwnerId, PodId, claims::devices, in_flight::RESERV
 use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PlacedContainer, Update};
 
 use super::{binding, ending, placement, uninstall};
-use crate::core::{Attempt, Core, settings, shared_pool};
+use crate::core::{Attempt, Core, claims, settings, shared_pool};
 
 /// The waiting containers.
 #[derive(Default)]
@@ -52,7 +52,8 @@ pub(crate) fn update_known(
         core.bindings.unbind(&ask.id);
     }
     // An admitted container may have no exclusive CPUs: a request for parts of CPUs has none.
-    if ask.has_claim() && !core.store.state.pods.contains_key(&placed.of.owner) {
+    let is_admitted = core.store.state.pods.contains_key(&placed.of.owner);
+    if ask.has_claim() && !is_admitted && !claims::has_pod(core, &ask.pod.pod.uid) {
         core.pods.waiting.add(ask);
     }
     placed

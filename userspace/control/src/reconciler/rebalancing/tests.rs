@@ -121,6 +121,7 @@ impl RebalanceBench {
                 memory: MemoryClaim::default(),
                 keeps_pod_quota: false,
                 has: Settings::default(),
+                claims: numaward_guarantee::pod::ClaimUses::default(),
                 is_placed_by_other_program: false,
             };
             let id = ask.id.clone();

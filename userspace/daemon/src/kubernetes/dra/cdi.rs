@@ -1,7 +1,7 @@
 //! Specifications of prepared claims for the container runtime, by the Container Device Interface (CDI).
 //!
-//! A claim is one CDI device without device files. Containers with the claim get an environment variable with its secret. Only root can
-//! read the files.
+//! A claim is one CDI device without device files. Containers with the claim get an environment variable with its name: the specification
+//! of a device without any change of the container is not valid. The daemon does not read the variable, which pods could forge.
 
 use std::{
     fs::{self, OpenOptions},
@@ -40,6 +40,12 @@ fn device_name(uid: &str) -> String {
     format!("{CLASS}-{uid}")
 }
 
+/// Returns the UID of a claim by its CDI name; `None` for another device.
+pub(super) fn claim_uid(id: &str) -> Option<&str> {
+    let name = id.strip_prefix(DRIVER)?.strip_prefix('/')?.strip_prefix(CLASS)?.strip_prefix('=')?;
+    name.strip_prefix(CLASS)?.strip_prefix('-')
+}
+
 /// Returns the name of the environment variable of a claim.
 fn variable(uid: &str) -> String {
     let uid: String = uid.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
@@ -52,8 +58,8 @@ impl CdiDirectory {
     }
 
     /// Writes the specification of a claim. The container runtime sees the old or the new file, and never a part.
-    pub(super) fn write(&self, uid: &str, secret: &str) -> Result<(), CdiError> {
-        let edits = json!({"env": [format!("{}={secret}", variable(uid))]});
+    pub(super) fn write(&self, uid: &str, claim: &str) -> Result<(), CdiError> {
+        let edits = json!({"env": [format!("{}={claim}", variable(uid))]});
         let specification = json!({
             "cdiVersion": CDI_VERSION,
             "kind": format!("{DRIVER}/{CLASS}"),
@@ -71,7 +77,7 @@ impl CdiDirectory {
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
-            .mode(0o600)
+            .mode(0o644)
             .open(&new)
             .map_err(fail(&new, "create it"))?;
         file.write_all(specification.to_string().as_bytes()).map_err(fail(&new, "write it"))?;
@@ -100,19 +106,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn specification_is_complete_and_private() {
+    fn specification_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let cdi = CdiDirectory(dir.path().join("cdi"));
         cdi.write("0-a", "x").unwrap();
         // An interrupted write.
         fs::write(cdi.0.join("numaward.io-claim_0-a.json.new"), "{").unwrap();
-        cdi.write("0-a", "secret").unwrap();
+        cdi.write("0-a", "ns/db").unwrap();
         let path = cdi.0.join("numaward.io-claim_0-a.json");
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         let text: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(text["kind"], "numaward.io/claim");
         assert_eq!(text["devices"][0]["name"], "claim-0-a");
-        assert_eq!(text["devices"][0]["containerEdits"]["env"], json!(["NUMAWARD_CLAIM_0_a=secret"]));
+        assert_eq!(claim_uid(&device_id("0-a")), Some("0-a"));
+        assert_eq!(["gpu.example/claim=claim-0-a", "numaward.io/claim=0-a", ""].map(claim_uid), [None; 3]);
+        assert_eq!(text["devices"][0]["containerEdits"]["env"], json!(["NUMAWARD_CLAIM_0_a=ns/db"]));
         assert_eq!(fs::read_dir(&cdi.0).unwrap().count(), 1);
         for _ in 0..2 {
             cdi.remove("0-a").unwrap();

@@ -14,8 +14,7 @@ mod cdi;
 mod tests;
 
 use std::{
-    fs,
-    io::{self, Read as _},
+    fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -66,8 +65,6 @@ enum PrepareError {
     Reservation(#[from] AdmissionError),
     #[error(transparent)]
     Cdi(#[from] CdiError),
-    #[error("/dev/urandom: cannot read it: {0}")]
-    Random(io::Error),
     #[error("the preparation of the resource claim failed: {0}")]
     Task(#[from] JoinError),
 }
@@ -121,7 +118,6 @@ impl PreparerState {
             namespace: claim.namespace.clone(),
             name: claim.name.clone(),
             pod: allocated.pod.clone(),
-            secret: secret().map_err(PrepareError::Random)?,
             parts: parts
                 .map(|part| ReservedPart { node: part.node, consumed: part.consumed.clone() })
                 .collect(),
@@ -141,16 +137,15 @@ impl PreparerState {
     }
 
     async fn write(&self, uid: &str, claim: &ReservedClaim) -> Result<(), PrepareError> {
-        let (cdi, uid, secret) = (self.cdi.clone(), uid.to_owned(), claim.secret.clone());
-        Ok(spawn_blocking(move || cdi.write(&uid, &secret)).await??)
+        let (cdi, uid) = (self.cdi.clone(), uid.to_owned());
+        let name = format!("{}/{}", claim.namespace, claim.name);
+        Ok(spawn_blocking(move || cdi.write(&uid, &name)).await??)
     }
 }
 
-/// Returns a random text.
-fn secret() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+/// Returns the UID of a claim by its name in the container runtime; `None` for another device.
+pub(super) fn claim_uid(cdi_name: &str) -> Option<&str> {
+    cdi::claim_uid(cdi_name)
 }
 
 /// Runs a change to its end, also if the caller does not wait for it.

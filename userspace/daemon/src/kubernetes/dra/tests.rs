@@ -176,7 +176,7 @@ async fn claim_is_prepared_and_unprepared() {
         fs::remove_dir_all(bench.path("var/run/cdi")).unwrap();
         let again = kubelet.prepare(version, vec![claim.clone()]).await.unwrap();
         assert_eq!(again.claims.get("uid-db"), Some(&prepared));
-        assert_eq!(bench.specifications(), specifications, "the secret stays");
+        assert_eq!(bench.specifications(), specifications);
     }
     // The claim may be deleted before it is unprepared.
     let deleted = ClaimId { name: "deleted".to_owned(), ..claim };

@@ -18,7 +18,9 @@ use numaward_config::{
 use numaward_engine::{
     ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, policy::PodLevelSupport,
 };
-use numaward_guarantee::pod::{ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest};
+use numaward_guarantee::pod::{
+    ClaimUses, ContainerPlacementRequest, MemoryClaim, PodClaim, PodPlacementRequest,
+};
 use numaward_kube::{
     api::ClaimReader,
     cgroup_path::pod_levels,
@@ -37,6 +39,7 @@ use super::{
     devices::{self, AssignedDevices},
     pod_level_resources, sandbox,
 };
+use crate::kubernetes::dra;
 
 /// The CPU shares that the kubelet sets for one CPU.
 const SHARES_PER_CPU: u64 = 1024;
@@ -156,6 +159,7 @@ impl RequestBuilder {
             memory,
             keeps_pod_quota: true,
             has: Settings::default(),
+            claims: ClaimUses::default(),
             is_placed_by_other_program: false,
         })
     }
@@ -318,6 +322,7 @@ impl RequestBuilder {
             }
             None => (container_claim(pod, container, &annotations, &mut notes), GuaranteeSource::Own),
         };
+        let claims = claim_uses(known.as_deref(), container);
         let memory = memory(known.as_deref(), pod, container, &container.resources);
         let keeps_pod_quota = known.is_some_and(|known| pod_level_resources::keeps_quota(&known, &claim));
         let mut pod = self.request(pod, claim, &annotations);
@@ -325,7 +330,7 @@ impl RequestBuilder {
         let devices = devices::nodes(&self.host_root, &container.devices);
         let holder = match source {
             GuaranteeSource::Own | GuaranteeSource::Part => container.name.as_str(),
-            GuaranteeSource::Pod | GuaranteeSource::PodInit => POD_SHARE,
+            GuaranteeSource::Pod | GuaranteeSource::PodInit | GuaranteeSource::Claim => POD_SHARE,
         };
         add_device_nodes(&mut pod, holder.into(), &devices);
         Ok(ContainerPlacementRequest {
@@ -337,6 +342,7 @@ impl RequestBuilder {
             memory,
             keeps_pod_quota,
             has: settings_in(&container.resources),
+            claims,
             is_placed_by_other_program: false,
         })
     }
@@ -535,6 +541,14 @@ fn cpus(resources: &nri::Resources) -> Option<Quantity> {
         _ => shares.saturating_mul(1000).div_ceil(SHARES_PER_CPU),
     };
     Some(Quantity::milli(millis))
+}
+
+/// Returns the resource claims that a container uses.
+fn claim_uses(known: Option<&pod::Pod>, container: &nri::Container) -> ClaimUses {
+    let of_pod = known.into_iter().flat_map(|known| &known.claims);
+    let names = of_pod.filter(|used| used.container == container.name).map(|used| used.claim.clone());
+    let uids = container.cdi_devices.iter().take(MAX_CDI_NAMES).filter_map(|name| dra::claim_uid(name));
+    ClaimUses { names: names.collect(), uids: uids.map(str::to_owned).collect() }
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ pub(super) fn container(name: &str, millicpus: u64, is_pod_level: bool) -> Conta
         memory: MemoryClaim::default(),
         keeps_pod_quota: false,
         has: Settings::default(),
+        claims: numaward_guarantee::pod::ClaimUses::default(),
         is_placed_by_other_program: false,
     }
 }
