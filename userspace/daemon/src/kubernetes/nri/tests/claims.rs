@@ -1,6 +1,8 @@
 //! Devices of resource claims: pods get CPUs and memory on the nodes of their devices.
 
 use numaward_config::kubernetes::Kubernetes;
+use numaward_engine::Quantity;
+use numaward_guarantee::claim::{ReservedClaim, ReservedPart};
 use numaward_kube::{
     api::{self, ApiMetrics, fake::FakeApiServer},
     pod::ClaimUse,
@@ -12,6 +14,7 @@ use numaward_kube::{
         serve,
     },
 };
+use numaward_topology::NodeId;
 use serde_json::{Value, json};
 
 use super::*;
@@ -210,4 +213,36 @@ async fn cdi_files_are_enough_without_api() {
     assert_eq!(place(&bench, "runtime", &["gpu.example/claim=u1"]).await, ["2", "2"]);
     assert_eq!(place(&bench, "none", &["gpu.example/claim=u2"]).await, ["0", "0"]);
     server.abort();
+}
+
+/// The container runtime or the API server says which container uses the claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prepared_claims_are_used() {
+    let known = Arc::new(FakePods::default());
+    let bench = bench(known.clone(), fake::FakeRuntimeConfig::containerd_2_3);
+    let daemon = bench.start().await;
+    known.add_pod_with_claim("named");
+    for pod in ["named", "reported"] {
+        let consumed = [("cpu".into(), Quantity::whole(3)), ("memory".into(), Quantity::whole(1 << 30))];
+        let claim = ReservedClaim {
+            namespace: "default".to_owned(),
+            name: format!("claim-{pod}"),
+            pod: pod.to_owned(),
+            parts: vec![ReservedPart { node: NodeId(2), consumed: consumed.into() }],
+        };
+        daemon.reconciler.reserve_claim(format!("of-{pod}"), claim).await.unwrap();
+    }
+    let held = |uid: &str| {
+        let (held, name) = (daemon.reconciler.allocations(), format!("default/pod-{uid}/db"));
+        let found = held.allocations.iter().find(|held| held.name == name).unwrap();
+        found.cpus.parse::<CpuSet>().unwrap()
+    };
+    let reported = "numaward.io/claim=claim-of-reported";
+    for (uid, devices, node, cpus) in
+        [("named", &[][..], "2", 3), ("reported", &[reported], "2", 3), ("other", &[reported], "0", 2)]
+    {
+        assert_eq!(place(&bench, uid, devices).await, [node; 2], "{uid}");
+        assert_eq!(held(uid).len(), cpus, "{uid}");
+    }
+    assert!((&held("named") & &held("reported")).is_empty());
 }
