@@ -21,7 +21,6 @@ use std::{
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_engine::claims::devices::DRIVER;
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Request, Response, Status,
@@ -36,7 +35,7 @@ use super::messages::{
     ClaimId, ClaimsRequest, Device, PluginInfo, PrepareResponse, PreparedDevices, RegistrationStatus,
     UnprepareResponse, UnprepareResult,
 };
-use crate::api::Report;
+use crate::{api::Report, local_http2::connections};
 
 /// Path of the socket of the registration, relative to the kubelet's folder.
 pub const REGISTRATION_SOCKET: &str = "plugins_registry/numaward.io-reg.sock";
@@ -106,13 +105,10 @@ impl Plugin {
             let preparing = server()
                 .add_service(ClaimService::<false>(handler.clone()))
                 .add_service(ClaimService::<true>(handler))
-                .serve_with_incoming_shutdown(
-                    UnixListenerStream::new(claims),
-                    stop.clone().cancelled_owned(),
-                );
+                .serve_with_incoming_shutdown(connections(claims), stop.clone().cancelled_owned());
             let registering = server()
                 .add_service(RegistrationService(self))
-                .serve_with_incoming_shutdown(UnixListenerStream::new(registration), stop.cancelled_owned());
+                .serve_with_incoming_shutdown(connections(registration), stop.cancelled_owned());
             tokio::try_join!(preparing, registering).map(drop)
         }
         .boxed()
