@@ -8,7 +8,7 @@ use numaward_engine::claims::{allocator::Amounts, devices};
 use numaward_topology::NodeId;
 use serde::{Deserialize, Serialize};
 
-/// A claim whose parts are reserved.
+/// A claim with reserved parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservedClaim {

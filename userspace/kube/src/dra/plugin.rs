@@ -4,7 +4,7 @@
 //! socket. Before it starts a pod, it asks the plugin to prepare the claims of the pod, and after the pod has ended, to unprepare them. It
 //! repeats a call until it succeeds, so both are idempotent. It waits 45 s for an answer.
 //!
-//! An error of one claim does not affect the others of the same call.
+//! An error of one claim does not affect the other claims of the call.
 //!
 //! Source: `pkg/kubelet/cm/dra/plugin` and `k8s.io/kubelet/pkg/apis/dra` of Kubernetes 1.36.
 

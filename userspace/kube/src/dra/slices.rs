@@ -5,8 +5,8 @@
 //! [`SlicePublisher::interval`]. The slices of this driver on this Kubernetes node are watched: if another client changes or deletes the
 //! slice, it is written again. The kubelet deletes the slices of a driver that is not registered, and all slices when it starts.
 //!
-//! A write replaces the object, so that the answer has no fields of earlier writes: the API server drops fields whose feature gate is
-//! off, without an error. Each write has a new generation of the pool.
+//! A write replaces the object, so that the answer has no fields of earlier writes: without an error, the API server drops fields with a
+//! disabled feature gate. Each write has a new generation of the pool.
 //!
 //! # Dropped fields
 //! Without `allowMultipleAllocations` and `requestPolicy` (`DRAConsumableCapacity`), the scheduler would give a device as a whole to one
