@@ -583,6 +583,10 @@ pub struct Probe {
     /// Events that the kernel dropped before they reached the probe, or that did not fit into its maps; absent if the
     /// probe is not attached.
     pub events_lost: Option<u64>,
+    /// The pages that the probe has seen in the last hour, in thousandths of those that the kernel has allocated. Bulk
+    /// allocations of the kernel are missing. Absent for probes of other events, with a duty cycle, and while the kernel
+    /// has allocated few pages.
+    pub coverage_permille: Option<u32>,
     /// The part of the time in which the probe is attached. Its counts are scaled accordingly and are estimates. Absent
     /// if the probe is always attached.
     #[schema(examples("5s/1m"))]

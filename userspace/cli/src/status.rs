@@ -246,7 +246,15 @@ pub(crate) fn render(report: &StatusReport) -> String {
     let mut notes = String::new();
     for probe in &status.probes {
         let check = probe.self_check.as_ref().map(|check| format!("self-check {check}"));
-        notes.extend(probe.reason.iter().chain(&check).map(|note| noted(&probe.probe, note)));
+        let coverage = probe.coverage_permille.map(|permille| {
+            format!(
+                "{}.{} % of the pages that the kernel allocated in the last hour were seen",
+                permille / 10,
+                permille % 10
+            )
+        });
+        let all = probe.reason.iter().chain(&check).chain(&coverage);
+        notes.extend(all.map(|note| noted(&probe.probe, note)));
     }
     let mut parts = vec![format!("numaward {}, up {}\n", status.version, uptime(status.uptime_seconds))];
     match cost {
@@ -432,6 +440,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
                     measured_runs: Some(1000),
                     measured_nanoseconds: Some(41_500),
                     events_lost: None,
+                    coverage_permille: Some(985),
                     duty_cycle: Some("5s/1m".to_owned()),
                 }],
                 maps: vec![Map { map: "LEAF".to_owned(), entries: 3, capacity: 16 }],
@@ -519,6 +528,7 @@ COST OF  RUNS/S  NS/RUN  OF ONE CPU
 alloc    100     50      0.0005 %
 
 alloc: no BTF
+alloc: 98.5 % of the pages that the kernel allocated in the last hour were seen
 
 MAP   ENTRIES  CAPACITY
 LEAF  3        16

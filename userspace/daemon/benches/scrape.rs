@@ -188,6 +188,7 @@ impl SnapshotSource for SyntheticFigures {
             accesses: Some(accesses.collect()),
             exclusive_cpus: (0..CPUS).map(|cpu| (CpuId(cpu), cpu_figures)).collect(),
             unattributed: Some(vec![UnattributedFigures::default(); self.nodes as usize]),
+            coverage_permille: Some(990),
             unknown_node: Some(Bytes(0)),
             probes: vec![ProbeFigures {
                 probe: "alloc".to_owned(),

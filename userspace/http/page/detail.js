@@ -334,9 +334,10 @@ function statusOf({ status, allocations, dropped }) {
     probe.probe,
     element("span", { class: "chip", "data-level": probe.mode !== "absent" ? "good" : isOff(probe) ? null : "warn" }, probe.mode === "absent" ? "not attached" : "attached"),
     probe.mode,
+    probe.coveragePermille === undefined ? "" : `${(probe.coveragePermille / 10).toFixed(1)} % of the kernel's pages`,
     probe.reason ?? "",
   ]);
-  const parts = [table("Probes", ["probe", "state", "how", "why not better"], probes)];
+  const parts = [table("Probes", ["probe", "state", "how", "seen in an hour", "why not better"], probes)];
   if (status.degraded.length > 0) parts.push(table("What does not work", ["part", "why, and what to do"], status.degraded.map(({ part, reason }) => [part, reason])));
   const waiting = allocations.waiting ?? [];
   if (waiting.length > 0) parts.push(table("Guarantees that cannot be given", ["cgroup", "declared for", "why"], waiting.map((of) => [of.cgroup, of.declared, of.reason])));

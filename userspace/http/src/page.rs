@@ -55,10 +55,11 @@ macro_rules! runbooks {
 }
 
 /// The runbooks by alert. They are part of the binary, so that a link in an alert works without any other server.
-const RUNBOOKS: [(&str, &str); 19] = runbooks![
+const RUNBOOKS: [(&str, &str); 20] = runbooks![
     "NumawardAdmissionStorm",
     "NumawardBudgetExceeded",
     "NumawardCountersShared",
+    "NumawardCountsDisagree",
     "NumawardCpusOffline",
     "NumawardDegraded",
     "NumawardDown",

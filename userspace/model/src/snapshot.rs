@@ -32,6 +32,8 @@ pub struct Snapshot {
     pub exclusive_cpus: Vec<(CpuId, CpuFigures)>,
     /// Bytes that were allocated for no workload, by node in the order of [`Snapshot::nodes`], if the probe runs.
     pub unattributed: Option<Vec<UnattributedFigures>>,
+    /// Pages that the allocation probe has seen in the last hour, in thousandths of those that the kernel has allocated.
+    pub coverage_permille: Option<u32>,
     /// Bytes on a node that the probe could not determine, if it runs.
     pub unknown_node: Option<Bytes>,
     pub probes: Vec<ProbeFigures>,

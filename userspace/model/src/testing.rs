@@ -115,6 +115,7 @@ pub fn snapshot() -> Snapshot {
             },
         )],
         unattributed: Some(vec![UnattributedFigures { atomic: Bytes(16384), reclaim: Bytes(4096) }]),
+        coverage_permille: Some(990),
         unknown_node: Some(Bytes(0)),
         probes: vec![ProbeFigures {
             probe: "alloc".to_owned(),

@@ -9,7 +9,7 @@ use numaward_model::{
     snapshot::{ResidentFigures, ResidentHugepages},
     verdict::{ResidencySplit, UserMemory},
 };
-use numaward_probes::{self as probes, Counters, IntruderClass, NodeCounters, SelfCheck, SlotId};
+use numaward_probes::{self as probes, Counters, IntruderClass, NodeCounters, Probe, SelfCheck, SlotId};
 use numaward_topology::{NodeId, ZoneKind};
 
 use crate::{
@@ -267,6 +267,11 @@ impl Observer {
                 measured_nanoseconds: cost
                     .map(|cost| u64::try_from(cost.run_time.as_nanos()).unwrap_or(u64::MAX)),
                 events_lost: cost.map(|cost| cost.events_lost),
+                coverage_permille: self
+                    .latest
+                    .coverage_permille
+                    .borrow()
+                    .filter(|_| report.probe == Probe::Alloc),
                 duty_cycle: figures
                     .sampled_ratio(report)
                     .is_some_and(|ratio| ratio < 1.0)

@@ -11,6 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    coverage::{CoverageWindow, publish_coverage},
     history::{AllocatedSoFar, NodeSample, WorkloadSample, pause_after},
     naming::OTHER,
     observer::Observer,
@@ -19,7 +20,7 @@ use crate::{
 
 /// Takes samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
 pub(crate) fn run_history(observer: &Observer, stop: &CancellationToken) {
-    let mut due = Instant::now();
+    let (mut due, mut coverage) = (Instant::now(), CoverageWindow::default());
     while !stop.is_cancelled() {
         health::beat();
         let wait = due.saturating_duration_since(Instant::now());
@@ -28,7 +29,7 @@ pub(crate) fn run_history(observer: &Observer, stop: &CancellationToken) {
             continue;
         }
         let (at, spent) = (Instant::now(), thread_cpu_time());
-        sample_history(observer);
+        sample_history(observer, &mut coverage);
         due = at + pause_after(thread_cpu_time().saturating_sub(spent));
     }
 }
@@ -39,11 +40,12 @@ fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Adds a sample of every node and workload to the history.
-pub(crate) fn sample_history(observer: &Observer) {
+/// Adds a sample of every node and workload to the history, and updates the coverage.
+fn sample_history(observer: &Observer, coverage: &mut CoverageWindow) {
     let memory = observer.node_memory.read(&observer.machine());
     let is_requested = observer.is_requested();
     let read = observer.read();
+    publish_coverage(observer, &read, coverage);
     let (at, page_size) = (Instant::now(), observer.page_size);
     let counted = read.counted.as_ref();
     let sums = counted.map(|counted| read.table.sum(|slot| counted.slots.get(slot), &counted.other));

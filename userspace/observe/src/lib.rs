@@ -18,6 +18,7 @@ mod accesses;
 mod activity;
 mod affinity;
 mod conditions;
+mod coverage;
 mod cpus;
 mod demand;
 mod documents;

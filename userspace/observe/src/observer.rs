@@ -41,6 +41,8 @@ pub(crate) struct Latest {
     pub(crate) sampled: watch::Sender<Arc<SamplingStates>>,
     /// Headroom of the nodes as last published by the guard.
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
+    /// Pages that the allocation probe has seen, in thousandths of those that the kernel has allocated.
+    pub(crate) coverage_permille: watch::Sender<Option<u32>>,
     /// Origin of the reservations.
     pub(crate) reservations: watch::Sender<Option<ReservationOrigin>>,
     pub(crate) container_runtime: watch::Sender<Option<ContainerRuntime>>,

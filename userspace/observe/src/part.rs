@@ -28,6 +28,8 @@ pub enum DaemonPart {
     NodeMemory,
     /// Reading the counters of allocations.
     Counters,
+    /// Comparing the counters of allocations with the kernel's.
+    Coverage,
     /// Reading the counters of all other activity.
     Activity,
     /// Reading the probes' events: misses, kills, stalls.

@@ -102,6 +102,7 @@ impl SnapshotSource for Observer {
             unattributed: counted
                 .as_ref()
                 .map(|counted| self.page_size.unattributed_by_node(&nodes, counted)),
+            coverage_permille: *self.latest.coverage_permille.borrow(),
             unknown_node: counted.as_ref().map(|counted| self.page_size.bytes_of(counted.unknown_node)),
             probes: probes.collect(),
             maps: maps.collect(),

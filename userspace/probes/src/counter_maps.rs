@@ -21,7 +21,7 @@ use crate::{
     UnattributedPages,
     activity::growth,
     maps::access_error,
-    rows::{CounterRows, ROW_WORDS},
+    rows::{self, CounterRows, ROW_WORDS},
     slots::{BaseCounters, SlotHolders},
     tables::{CounterLayout, CounterMap, CounterTable},
 };
@@ -83,6 +83,8 @@ pub struct CounterMaps {
     pub(crate) tables: BTreeMap<CounterTable, Arc<CounterMap>>,
     pub(crate) layout: CounterLayout,
     pub(crate) holders: SlotHolders,
+    /// Pages that former holders of slots allocated.
+    pub(crate) released: u64,
 }
 
 impl CounterMaps {
@@ -93,6 +95,7 @@ impl CounterMaps {
             Ok(AllocationCounters {
                 maps: maps.clone(),
                 holders: self.holders.clone(),
+                released: self.released,
                 words,
                 unattributed: maps.unattributed()?,
                 unknown_node: maps.totals()?.unknown_node,
@@ -115,6 +118,7 @@ impl CounterMaps {
 pub struct AllocationCounters {
     maps: AllocMaps,
     holders: SlotHolders,
+    released: u64,
     words: Vec<u64>,
     unattributed: Vec<(NodeId, UnattributedPages)>,
     unknown_node: u64,
@@ -124,19 +128,36 @@ impl AllocationCounters {
     /// Returns the pages of each workload that has held its slot since before the counters were read, counted since it
     /// was registered, and those of all other tasks.
     pub fn decode(&self, now: &SlotHolders) -> AllocationSnapshot {
-        let words_of_slot = |slot: u32| {
-            let words = self.maps.rows.layout.words_of_slot();
-            let start = slot as usize * words;
-            self.words.get(start..start + words).unwrap_or_default()
-        };
         let held = self.holders.unchanged_in(now);
-        let slots = held.map(|(slot, base)| (slot, self.maps.growth_since(&base.rows, words_of_slot(slot))));
+        let slots =
+            held.map(|(slot, base)| (slot, self.maps.growth_since(&base.rows, self.words_of_slot(slot))));
         AllocationSnapshot {
             slots: SlotMap::new(self.holders.used_slots(), slots),
-            other: self.maps.growth_since(&[], words_of_slot(OTHER_SLOT)),
+            other: self.maps.growth_since(&[], self.words_of_slot(OTHER_SLOT)),
             unattributed: self.unattributed.clone(),
             unknown_node: self.maps.scale_by_duty_cycle(self.unknown_node),
+            total: self.total(),
         }
+    }
+
+    fn words_of_slot(&self, slot: u32) -> &[u64] {
+        let words = self.maps.rows.layout.words_of_slot();
+        let start = slot as usize * words;
+        self.words.get(start..start + words).unwrap_or_default()
+    }
+
+    /// Returns all pages that the probe has seen; `None` if it is attached for a part of the time only.
+    fn total(&self) -> Option<Pages> {
+        if self.maps.duty_cycle.is_some() {
+            return None;
+        }
+        let held = self.holders.unchanged_in(&self.holders);
+        let slots = held
+            .map(|(slot, base)| rows::pages(self.words_of_slot(slot)).wrapping_sub(rows::pages(&base.rows)));
+        let unattributed =
+            self.unattributed.iter().map(|(_, pages)| pages.atomic.0.wrapping_add(pages.reclaim.0));
+        let others = [self.released, self.unknown_node, rows::pages(self.words_of_slot(OTHER_SLOT))];
+        Some(Pages(slots.chain(unattributed).chain(others).fold(0, u64::wrapping_add)))
     }
 }
 

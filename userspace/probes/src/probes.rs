@@ -42,6 +42,8 @@ pub struct Probes {
     alloc: Option<AllocProbe>,
     secondary: SecondaryProbes,
     slots: Slots,
+    /// Pages that former holders of slots allocated.
+    released: u64,
     reports: Vec<ProbeReport>,
     costs: Arc<CostReader>,
     skips_single_node_cpusets: Option<bool>,
@@ -96,6 +98,7 @@ impl Probes {
             alloc,
             secondary,
             slots: Slots::new(options.slots),
+            released: 0,
             reports,
             costs: Arc::default(),
             skips_single_node_cpusets,
@@ -185,14 +188,17 @@ impl Probes {
     /// On an error the workload keeps its slot.
     pub fn release(&mut self, slot: SlotId) -> Result<NodeCounters, SlotError> {
         let holder = self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
-        let mut last = NodeCounters::new();
+        let (mut last, mut released) = (NodeCounters::new(), 0);
         if let Some(alloc) = &mut self.alloc {
             alloc.remove_root(holder.cgroup, slot.0)?;
             let counters = alloc.counters();
-            last = counters.growth_since(&holder.base.rows, &counters.rows.read(slot.0, 1)?);
+            let rows = counters.rows.read(slot.0, 1)?;
+            last = counters.growth_since(&holder.base.rows, &rows);
+            released = rows::pages(&rows).wrapping_sub(rows::pages(&holder.base.rows));
         }
         self.secondary.remove_root(holder.cgroup, slot.0)?;
         self.slots.free(slot.0, Instant::now());
+        self.released = self.released.wrapping_add(released);
         Ok(last)
     }
 
@@ -208,6 +214,7 @@ impl Probes {
             tables: self.secondary.tables().clone(),
             layout: self.secondary.layout(),
             holders: self.holders(),
+            released: self.released,
         }
     }
 

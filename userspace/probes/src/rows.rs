@@ -63,6 +63,13 @@ impl RowLayout {
     }
 }
 
+/// Returns the number of pages in rows, each of which is counted once, modulo 2^64.
+pub(crate) fn pages(words: &[u64]) -> u64 {
+    let rows = words.as_chunks::<ROW_WORDS>().0.iter();
+    // Pages outside the guaranteed nodes are local or remote, too.
+    rows.flat_map(|&[local, remote, _outside, kernel]| [local, remote, kernel]).fold(0, u64::wrapping_add)
+}
+
 /// The counters' map, open for reading.
 pub(crate) struct CounterRows {
     pub(crate) layout: RowLayout,
@@ -87,6 +94,12 @@ impl CounterRows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_outside_are_counted_once() {
+        assert_eq!(pages(&[]), 0);
+        assert_eq!(pages(&[1, 20, 20, 300, u64::MAX, 5, 0, 2000]), 2325);
+    }
 
     #[test]
     fn counters_are_per_cpu_if_they_fit() {

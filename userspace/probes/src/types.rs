@@ -140,4 +140,7 @@ pub struct AllocationSnapshot {
     /// [`Probes::load`](crate::Probes::load), until [`Probes::refresh`](crate::Probes::refresh). The other counters do
     /// not include them.
     pub unknown_node: Pages,
+    /// All pages that the probe has seen since it was attached, those of released workloads included; `None` with a duty
+    /// cycle.
+    pub total: Option<Pages>,
 }

@@ -66,6 +66,7 @@ const TESTS: &[(&str, Test)] = &[
     ("pages_of_another_node_are_remote", remote_pages),
     ("a_wrong_node_shift_falls_back_to_the_tracepoint", wrong_shift),
     ("reused_slot_starts_at_zero", slot_reuse),
+    ("probes_and_kernel_count_the_same_pages", total_pages),
     ("added_nodes_are_counted", new_node),
     ("added_memory_is_counted", new_memory),
     ("a_nested_cgroup_is_booked_to_its_workload", nested_cgroups),
@@ -791,6 +792,33 @@ fn slot_reuse(host: &ProbedHost) {
     assert_pages(counted(&probes, reused).user() - start, PAGES);
 }
 
+/// Compares the number of all pages with the kernel's, also while workloads get and release slots.
+fn total_pages(host: &ProbedHost) {
+    // So many that allocations of the rest of the host, and between the two readings, do not matter.
+    const TOUCHED: u64 = 16 * PAGES;
+    let totals = |probes: &Probes| {
+        (counters(probes).total.unwrap().0, sysfs::allocated_pages(Path::new("/")).unwrap())
+    };
+    for mode in [Mode::TpBtf, Mode::Tracepoint] {
+        let mut probes = Probes::load(&ProbeOptions { slots: 2, alloc_modes: &[mode], ..host.options() });
+        let before = totals(&probes);
+        // The last slot is released first, so its rows are not read any more.
+        for name in ["other", "first", "second"] {
+            let cgroup = host.cgroup(name);
+            let slot = (name != "other").then(|| probes.register(cgroup.id(), None).unwrap());
+            Toucher::new(&cgroup.0).touch(TOUCHED);
+            if let Some(slot) = slot {
+                probes.release(slot).unwrap();
+            }
+        }
+        let after = totals(&probes);
+        let (seen, allocated) = (after.0 - before.0, after.1 - before.1);
+        assert!(seen >= 3 * TOUCHED, "{mode}: {seen} of {allocated}");
+        let percent = seen * 100 / allocated;
+        assert!((95..=102).contains(&percent), "{mode}: {seen} of {allocated}");
+    }
+}
+
 fn unknown(probes: &Probes) -> Pages {
     counters(probes).unknown_node
 }
@@ -1208,6 +1236,7 @@ fn duty_cycle(host: &ProbedHost) {
     let start = Instant::now();
     let mut probes = Probes::load(&ProbeOptions { duty_cycle: Some(cycle), ..host.options() });
     assert_eq!(probes.duty_cycle(), Some(cycle));
+    assert_eq!(counters(&probes).total, None, "it misses what happens while it is detached");
     let cgroup = host.cgroup("duty");
     let mut process = Toucher::new(&cgroup.0);
     let slot = probes.register(cgroup.id(), None).unwrap();

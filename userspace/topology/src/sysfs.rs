@@ -17,12 +17,14 @@
 //! Documentation/admin-guide/mm/hugetlbpage.rst, `proc_meminfo(5)`.
 
 mod device;
+mod events;
 mod machine;
 mod memory;
 mod source;
 mod zones;
 
 pub use device::device_node;
+pub use events::allocated_pages;
 pub use machine::{memory_tiers, offline_cpus, read, read_again};
 pub use memory::{NodeMeminfo, node_memory};
 pub use source::ReadError;

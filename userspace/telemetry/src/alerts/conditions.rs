@@ -57,6 +57,8 @@ enum Measure {
     Value,
     /// One if the value is zero, else zero.
     IsZero,
+    /// The distance of the value from one.
+    Deviation,
 }
 
 /// A condition of an alert.
@@ -107,7 +109,7 @@ fn rounded_bytes(value: f64) -> Bytes {
     Bytes(value / unit * unit)
 }
 
-pub(super) const CONDITIONS: [Condition; 17] = [
+pub(super) const CONDITIONS: [Condition; 18] = [
     Condition {
         alert: "NumawardNumaMisses",
         severity: WARNING,
@@ -363,6 +365,25 @@ pub(super) const CONDITIONS: [Condition; 17] = [
         },
     },
     Condition {
+        alert: "NumawardCountsDisagree",
+        severity: WARNING,
+        summary: "The allocation probe and the kernel count different numbers of pages.",
+        hold: MINUTES_15,
+        samples: &["numaward_coverage_ratio"],
+        only: None,
+        without: None,
+        unless: None,
+        by: &[],
+        measure: Measure::Deviation,
+        above: 0.3,
+        describe: |_, value| {
+            format!(
+                "The pages that the allocation probe has seen in an hour differ by {:.0} % from those that the kernel has allocated.",
+                value * 100.0
+            )
+        },
+    },
+    Condition {
         alert: "NumawardCountersShared",
         severity: WARNING,
         summary: "Some workloads have no counters of their own.",
@@ -537,6 +558,9 @@ impl Evaluation<'_> {
                 Measure::IsZero => {
                     self.measures.insert((index, subject), f64::from(u8::from(value == 0.0)));
                 }
+                Measure::Deviation => {
+                    self.measures.insert((index, subject), (value - 1.0).abs());
+                }
                 Measure::Rate(_) | Measure::Increase(_) => {
                     let evaluator = &mut *self.evaluator;
                     let labels = sample.labels().map(|(label, value)| format!(",{label}={value:?}"));
@@ -563,7 +587,7 @@ impl Evaluation<'_> {
             let measure = match CONDITIONS[index].measure {
                 Measure::Rate(window) => history.increase(now, window) / window.as_secs_f64(),
                 Measure::Increase(window) => history.increase(now, window),
-                Measure::Value | Measure::IsZero => continue,
+                Measure::Value | Measure::IsZero | Measure::Deviation => continue,
             };
             *measures.entry((index, subject)).or_default() += measure;
         }

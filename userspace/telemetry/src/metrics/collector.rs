@@ -354,6 +354,11 @@ impl<S: FamilySink> Families<'_, S> {
         let help =
             "Events that the kernel dropped before they reached the probe, or that did not fit into its maps";
         self.add_probe_family(FamilyKind::Counter, "probe_events_lost", help, |probe| probe.events_lost)?;
+        let help = "Pages that the allocation probe has seen, divided by those that the kernel has allocated (pgalloc_* of \
+                    /proc/vmstat), in the last hour. Below 1, because bulk allocations (vmalloc, kernel stacks, buffers of \
+                    network drivers) fire no tracepoint; absent with a duty cycle, and until 10,000 pages are allocated";
+        let ratio = snapshot.coverage_permille.map(|permille| f64::from(permille) / 1000.0);
+        self.out.gauge("coverage_ratio", help)?.add_all(ratio.map(|ratio| (NO_LABELS, ratio)))?;
         let entries = snapshot.maps.iter().map(|map| ([("map", map.map)], map.entries));
         self.out.gauge("probe_map_entries", "Entries in use in the map")?.add_all(entries)?;
         let help = "Kernel memory of the maps of the family of probes";

@@ -116,6 +116,7 @@ numaward_probe_info{probe="alloc",mode="absent",reason="btf"} 1
 numaward_probe_runs_total{probe="alloc"} 9
 numaward_probe_sampled_ratio{probe="alloc"} 0.25
 numaward_probe_events_lost_total{probe="alloc"} 0
+numaward_coverage_ratio 0.99
 numaward_probe_map_entries{map="LEAF"} 3
 numaward_probe_map_memory_bytes{family="alloc"} 4096
 numaward_probe_map_capacity{map="LEAF"} 16
