@@ -91,7 +91,7 @@ fn check_others(report: &ScriptReport, round: &str, modes: [&str; 6]) {
     }
 }
 
-const BEST: [&str; 6] = ["fentry", "fexit", "tp_btf", "tp_btf", "fentry", "tp_btf"];
+const BEST: [&str; 6] = ["fentry", "fexit", "fexit", "tp_btf", "fentry", "tp_btf"];
 const WITHOUT_BTF: [&str; 6] =
     ["kprobe", "absent", "tracepoint", "tracepoint", "memory_events", "tracepoint"];
 

@@ -41,7 +41,8 @@ fn accesses(report: &ScriptReport, page: u64) {
     // Each page is sampled once, because NUMA balancing moves it immediately.
     let seen = pages(report, "moved", remote, &["source=\"hint_fault\"", "numa_node=\"0\""]);
     assert_near("moved: seen from node 0", seen, of_load, of_load, 3);
-    let moved = pages(report, "moved", migrated, &["reason=\"numa_misplaced\""]) / page;
+    let labels = ["reason=\"numa_misplaced\",from_numa_node=\"1\",to_numa_node=\"0\""];
+    let moved = pages(report, "moved", migrated, &labels) / page;
     assert_near("moved: moved", moved, of_load, of_load, 3);
     if let Some(pages) = migrated_by_kernel(report, "moved") {
         assert_near("moved: as memory.stat has it", moved, pages, of_load, 3);
@@ -64,6 +65,25 @@ fn accesses(report: &ScriptReport, page: u64) {
     assert!(is_sampled != pinned.contains("state=\"skipped_cpuset\""), "{pinned}");
     assert_eq!(is_sampled, pages(report, "pinned", remote, &[]) >= of_load, "{pinned}");
     assert!(sum(report, "pinned", migrated, &["numa_misplaced"]) < 0.5, "it may not move");
+}
+
+/// A changed cpuset, which moves pages to the other node, and compaction, which moves them within their nodes.
+fn migrations(report: &ScriptReport) {
+    let metric = "numaward_migrated_bytes_total";
+    let labels = ["workload=\"other\",reason=\"syscall\",from_numa_node=\"0\",to_numa_node=\"1\""];
+    let grown = pages(report, "migrations after cpuset", metric, &labels)
+        - pages(report, "migrations before cpuset", metric, &labels);
+    assert_near("driven from node 0 to node 1", grown, LOAD, LOAD, 3);
+    let compacted: u64 = report.section("pages moved by compaction").trim().parse().unwrap();
+    assert!(compacted > 0, "{report}");
+    let after = report.section("migrations after compaction");
+    assert_eq!(sum(report, "migrations after compaction", metric, &["compaction"]), 0.0, "{after}");
+    assert_eq!(
+        sum(report, "migrations after compaction", metric, &[]),
+        sum(report, "migrations before compaction", metric, &[]),
+        "{compacted} pages moved within their nodes: {after}"
+    );
+    assert!(!after.contains("unknown"), "{after}");
 }
 
 fn stalls_and_kills(report: &ScriptReport) {
@@ -232,7 +252,7 @@ fn probes_agree_with_kernel() {
         ("hugepages", "fexit"),
         ("hint", "fentry"),
         ("scan", "fexit"),
-        ("migrate", "tp_btf"),
+        ("migrate", "fexit"),
         ("stall", "tp_btf"),
         ("oom_kill", "fentry"),
         ("switch", "tp_btf"),
@@ -241,6 +261,7 @@ fn probes_agree_with_kernel() {
     }
     cost(&report);
     accesses(&report, page);
+    migrations(&report);
     stalls_and_kills(&report);
     intruders(&report);
     stream(&report);

@@ -97,6 +97,29 @@ wait_for 60 _is_sampled
 report off
 unload pinned $load_pid
 
+# --- Migrated pages --------------------------------------------------------------------------------------------------
+migrations() {
+    section "migrations $1"
+    metric 'numaward_migrated_bytes_total{' || true
+}
+mkdir $cgroups/driven
+echo 0 >$cgroups/driven/cpuset.cpus
+echo 0 >$cgroups/driven/cpuset.mems
+load driven --cpus 0
+migrations "before cpuset"
+# The kernel moves the pages before the write returns, by a thread of its own.
+echo 1 >$cgroups/driven/cpuset.mems
+migrations "after cpuset"
+unload driven $load_pid
+
+migrated_by_kernel() { sed -n 's/^pgmigrate_success //p' /proc/vmstat; }
+migrations "before compaction"
+before=$(migrated_by_kernel)
+echo 1 >/proc/sys/vm/compact_memory
+section "pages moved by compaction"
+echo $(($(migrated_by_kernel) - before))
+migrations "after compaction"
+
 # --- Stalls and kills -----------------------------------------------------------------------------------------------
 mkdir $cgroups/tight
 _walker=tight

@@ -34,9 +34,9 @@ use numaward_model::{
     health::{Heartbeats, Readiness},
     snapshot::{
         self, AllocatedFigures, CpuFigures, GuaranteeFigures, GuaranteeResidency, InterruptFigures,
-        KindFigures, MapFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures, OomKillFigures,
-        PressureFigures, ProbeFigures, ResidentFigures, Snapshot, SnapshotSource, UnattributedFigures,
-        WorkloadActivity, WorkloadFigures,
+        KindFigures, MapFigures, MigratedFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures,
+        OomKillFigures, PressureFigures, ProbeFigures, ResidentFigures, Snapshot, SnapshotSource,
+        UnattributedFigures, WorkloadActivity, WorkloadFigures,
     },
     verdict::{ResidencySplit, UserMemory},
 };
@@ -159,7 +159,11 @@ impl SnapshotSource for SyntheticFigures {
                     moved: None,
                     sampling: vec!["skipped_cpuset"],
                     estimated_remote_permille: Some(u32::try_from(i % 1000).unwrap_or_default()),
-                    migrated: Some(vec![("numa_misplaced", i * 7)]),
+                    migrated: Some(vec![MigratedFigures {
+                        reason: "numa_misplaced",
+                        nodes: Some((NodeId(0), NodeId(1))),
+                        pages: i * 7,
+                    }]),
                     stalls: Some(snapshot::StallFigures::default()),
                     oom_kills: Some(
                         [("none", 0), ("cpuset", 0), ("mempolicy", 0), ("memcg", i % 3)]

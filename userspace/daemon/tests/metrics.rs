@@ -202,7 +202,7 @@ impl SnapshotSource for OneWorkload {
         activity.remote = Some(nodes().map(|_| 1).collect());
         activity.dram = Some(nodes().map(|_| (Some(1), 1)).collect());
         let reasons: BTreeSet<_> = MIGRATION_REASONS.into_iter().collect();
-        activity.migrated = Some(reasons.into_iter().map(|reason| (reason, 1)).collect());
+        activity.migrated = Some(reasons.into_iter().map(migrated).collect());
         let allocated =
             self.has_hugepages.then(|| (size, nodes().map(|_| AllocatedHugepages::default()).collect()));
         activity.hugepages = Some(allocated.into_iter().collect());
@@ -513,6 +513,11 @@ fn metrics_reference_is_current() {
     assert_golden(&path, &page);
 }
 
+/// Returns a moved page.
+fn migrated(reason: &'static str) -> MigratedFigures {
+    MigratedFigures { reason, nodes: None, pages: 1 }
+}
+
 /// Source with each reason of an absent probe and of a moved page.
 #[derive(Debug)]
 struct EachReason;
@@ -526,7 +531,7 @@ impl SnapshotSource for EachReason {
         };
         snapshot.probes = snapshot.probes.iter().flat_map(of_probe).collect();
         for activity in snapshot.workloads.iter_mut().filter_map(|workload| workload.activity.as_mut()) {
-            activity.migrated = Some(MIGRATION_REASONS.map(|reason| (reason, 1)).to_vec());
+            activity.migrated = Some(MIGRATION_REASONS.map(migrated).to_vec());
         }
         snapshot
     }

@@ -117,8 +117,8 @@ pub struct WorkloadActivity {
     pub sampling: Vec<&'static str>,
     /// The estimated share of remote accesses in thousandths; only if requested and accesses are not sampled.
     pub estimated_remote_permille: Option<u32>,
-    /// Pages moved to other nodes, by reason.
-    pub migrated: Option<Vec<(&'static str, u64)>>,
+    /// Pages moved to other nodes, by reason and nodes.
+    pub migrated: Option<Vec<MigratedFigures>>,
     /// Time spent in direct reclaim.
     pub stalls: Option<StallFigures>,
     /// The OOM kills, by constraint of the allocation.
@@ -129,6 +129,15 @@ pub struct WorkloadActivity {
     /// Accesses to DRAM by the node of the CPU in the order of [`Snapshot::nodes`]: local (if the processor counts
     /// them) and remote.
     pub dram: Option<Vec<(Option<u64>, u64)>>,
+}
+
+/// Pages moved to another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MigratedFigures {
+    pub reason: &'static str,
+    /// The source and the destination; `None` if they are unknown.
+    pub nodes: Option<(NodeId, NodeId)>,
+    pub pages: u64,
 }
 
 /// OOM kills with one constraint. With `memory.oom.group`, all processes that are killed at once count as one.

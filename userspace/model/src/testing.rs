@@ -11,8 +11,8 @@ use crate::{
     WorkloadGuarantee,
     snapshot::{
         AllocatedFigures, AllocatedHugepages, CpuFigures, GuaranteeFigures, InterruptFigures, MapFigures,
-        NodeMemoryFigures, OomKillFigures, PressureFigures, ProbeFigures, ResidentFigures, Snapshot,
-        StallFigures, TieringFigures, UnattributedFigures, WorkloadActivity, WorkloadFigures,
+        MigratedFigures, NodeMemoryFigures, OomKillFigures, PressureFigures, ProbeFigures, ResidentFigures,
+        Snapshot, StallFigures, TieringFigures, UnattributedFigures, WorkloadActivity, WorkloadFigures,
     },
 };
 
@@ -32,6 +32,15 @@ pub fn workload_guarantee(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]
         offline_cpus: CpuSet::new(),
         uncovered: Vec::new(),
     }
+}
+
+/// Returns moves with known and with unknown nodes.
+fn migrated() -> Vec<MigratedFigures> {
+    let nodes = Some((NodeId(0), NodeId(2)));
+    vec![
+        MigratedFigures { reason: "numa_misplaced", nodes, pages: 2 },
+        MigratedFigures { reason: "syscall", nodes: None, pages: 1 },
+    ]
 }
 
 /// Returns a snapshot with a value for each kind of figure.
@@ -61,7 +70,7 @@ pub fn snapshot() -> Snapshot {
             moved: None,
             sampling: vec!["on"],
             estimated_remote_permille: Some(125),
-            migrated: Some(vec![("numa_misplaced", 2)]),
+            migrated: Some(migrated()),
             stalls: Some(StallFigures::default()),
             oom_kills: Some(
                 [("none", 0), ("cpuset", 1), ("mempolicy", 0), ("memcg", 0)]

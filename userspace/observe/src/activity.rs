@@ -8,10 +8,12 @@ use std::{
 };
 
 use numaward_api as api;
-use numaward_model::snapshot::{AllocatedHugepages, OomKillFigures, StallFigures, WorkloadActivity};
+use numaward_model::snapshot::{
+    AllocatedHugepages, MigratedFigures, OomKillFigures, StallFigures, WorkloadActivity,
+};
 use numaward_probes::{
-    Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED_INDEX, NodeAccesses, OOM_CONSTRAINT_NAMES, Pages,
-    Probe, ProbeReport, SlotId, SlotMap, Stalls,
+    Activity, MigratedPages, Mode, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe, ProbeReport, SlotId, SlotMap,
+    Stalls,
 };
 use numaward_topology::{HugepageSize, NodeId};
 
@@ -73,7 +75,14 @@ impl AttachedProbes {
         WorkloadActivity {
             remote: self.has(Probe::Hint).then(|| nodes.iter().map(remote).collect()),
             local: self.has(Probe::Hint).then(local),
-            migrated: self.has(Probe::Migrate).then(|| migrated(activity)),
+            migrated: self.has(Probe::Migrate).then(|| {
+                let of = |of: &MigratedPages| MigratedFigures {
+                    reason: of.reason,
+                    nodes: of.nodes,
+                    pages: of.pages.0,
+                };
+                activity.migrated.iter().map(of).collect()
+            }),
             stalls: self.has(Probe::Stall).then(|| {
                 let Stalls { buckets, total } = activity.stalls;
                 StallFigures { buckets, total }
@@ -94,16 +103,13 @@ impl AttachedProbes {
 
     /// Converts an activity for the API.
     pub(crate) fn to_api(&self, activity: &Activity, page_size: PageSize) -> api::Activity {
-        let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), page_size.bytes_of(Pages(pages)).0);
         let kills = || {
             let kills = OOM_CONSTRAINT_NAMES.iter().zip(activity.oom_kills);
             kills.map(|(constraint, kills)| ((*constraint).to_owned(), kills)).collect()
         };
         api::Activity {
             accesses: self.has(Probe::Hint).then(|| activity.accesses.iter().map(accesses).collect()),
-            migrated_bytes: self
-                .has(Probe::Migrate)
-                .then(|| migrated(activity).into_iter().map(in_bytes).collect()),
+            migrated_bytes: self.has(Probe::Migrate).then(|| migrated(activity, page_size)),
             stalls: self.has(Probe::Stall).then(|| api::Stalls {
                 count: activity.stalls.count(),
                 micros: micros(activity.stalls.total),
@@ -132,18 +138,12 @@ pub(crate) fn allocated(
     sizes.into_iter().map(|size| (size, nodes.iter().map(|node| of(size, node)).collect())).collect()
 }
 
-/// Returns the migrated pages by reason. Reasons of NUMA balancing are always present, the remaining ones once
-/// they have occurred.
-fn migrated(activity: &Activity) -> Vec<(&'static str, u64)> {
-    let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
-    let happened = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED_INDEX || pages.0 > 0);
-    let mut by_reason: Vec<(&'static str, u64)> = Vec::new();
-    for (_, (reason, pages)) in happened {
-        // Several numbers may have the same name.
-        match by_reason.iter_mut().find(|(known, _)| known == reason) {
-            Some((_, sum)) => *sum = sum.saturating_add(pages.0),
-            None => by_reason.push((reason, pages.0)),
-        }
+/// Returns the migrated bytes by reason.
+fn migrated(activity: &Activity, page_size: PageSize) -> BTreeMap<String, u64> {
+    let mut by_reason = BTreeMap::new();
+    for of in &activity.migrated {
+        let sum: &mut u64 = by_reason.entry(of.reason.to_owned()).or_default();
+        *sum = sum.saturating_add(page_size.bytes_of(of.pages).0);
     }
     by_reason
 }
@@ -216,7 +216,12 @@ mod tests {
         assert_eq!(none.to_api(&remote(0, 1, 5), PageSize(4096)), api::Activity::default());
         let all = AttachedProbes([Probe::Hint, Probe::Migrate, Probe::Stall, Probe::OomKill].into());
         let mut most = remote(0, 1, u64::MAX);
-        most.migrated[NUMA_MISPLACED_INDEX] = Pages(u64::MAX);
+        let moved = |from, to| MigratedPages {
+            reason: "numa_misplaced",
+            nodes: Some((NodeId(from), NodeId(to))),
+            pages: Pages(u64::MAX),
+        };
+        most.migrated = vec![moved(0, 1), moved(1, 0)];
         most.stalls = Stalls { total: Duration::MAX, ..Stalls::default() };
         let served = all.to_api(&most, PageSize(4096));
         assert_eq!(served.migrated_bytes.unwrap()["numa_misplaced"], u64::MAX);

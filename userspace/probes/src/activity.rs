@@ -17,8 +17,8 @@ pub struct Activity {
     pub accesses: Vec<NodeAccesses>,
     /// Mappings that NUMA balancing scanned. It scans the same mappings again and again.
     pub scanned: ScannedPages,
-    /// Pages moved to another node, by `enum migrate_reason` (see [`MIGRATION_REASONS`]).
-    pub migrated: [Pages; MIGRATE_REASONS],
+    /// Pages moved to another node: an entry for each reason and pair of nodes that has any.
+    pub migrated: Vec<MigratedPages>,
     pub stalls: Stalls,
     /// Processes killed by the OOM killer, by `enum oom_constraint` (see [`OOM_CONSTRAINT_NAMES`]).
     pub oom_kills: [u64; OOM_CONSTRAINTS],
@@ -53,6 +53,17 @@ pub struct DramAccesses {
     pub remote: u64,
 }
 
+/// Pages moved to another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MigratedPages {
+    /// The reason: one of [`MIGRATION_REASONS`].
+    pub reason: &'static str,
+    /// The source and the destination. `None` if the probe does not know them: it also counts pages that moved within
+    /// their node then.
+    pub nodes: Option<(NodeId, NodeId)>,
+    pub pages: Pages,
+}
+
 /// The names of the migration reasons, by their numbers in the kernel (`include/linux/migrate_mode.h`).
 pub const MIGRATION_REASONS: [&str; MIGRATE_REASONS] = [
     "compaction",
@@ -68,9 +79,6 @@ pub const MIGRATION_REASONS: [&str; MIGRATE_REASONS] = [
     "other",
     "other",
 ];
-
-/// The index of migrations by NUMA balancing in [`Activity::migrated`].
-pub const NUMA_MISPLACED_INDEX: usize = 5;
 
 /// The names of the constraints of OOM kills, by their numbers in the kernel (`include/linux/oom.h`).
 pub const OOM_CONSTRAINT_NAMES: [&str; OOM_CONSTRAINTS] = ["none", "cpuset", "mempolicy", "memcg"];
@@ -132,7 +140,9 @@ impl Activity {
         }
         plus(&mut self.scanned.sampled, other.scanned.sampled);
         plus(&mut self.scanned.excluded, other.scanned.excluded);
-        self.migrated.iter_mut().zip(other.migrated).for_each(|(sum, pages)| plus(sum, pages));
+        for &more in &other.migrated {
+            add_migrated(&mut self.migrated, more);
+        }
         let buckets = self.stalls.buckets.iter_mut().zip(other.stalls.buckets);
         for (sum, count) in buckets.chain(self.oom_kills.iter_mut().zip(other.oom_kills)) {
             *sum = sum.saturating_add(count);
@@ -161,6 +171,50 @@ impl Activity {
             };
         }
     }
+}
+
+/// Adds pages to those with the same reason and nodes.
+fn add_migrated(all: &mut Vec<MigratedPages>, more: MigratedPages) {
+    match all.iter_mut().find(|sum| (sum.reason, sum.nodes) == (more.reason, more.nodes)) {
+        Some(sum) => sum.pages.0 = sum.pages.0.saturating_add(more.pages.0),
+        None => all.push(more),
+    }
+}
+
+/// The pairs of nodes for which a slot counts migrated pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodePairs(u32);
+
+impl NodePairs {
+    /// Returns all pairs if the counters of `slots` slots fit into `limit` bytes, else one for all.
+    pub(crate) fn new(slots: u32, nodes: u32, limit: u64) -> Self {
+        let pairs = nodes.saturating_mul(nodes).max(1);
+        let bytes = u64::from(slots)
+            .saturating_mul(u64::from(pairs))
+            .saturating_mul(size_of::<[u64; MIGRATE_REASONS]>() as u64);
+        Self(if bytes <= limit { pairs } else { 1 })
+    }
+
+    pub(crate) fn count(self) -> u32 {
+        self.0
+    }
+}
+
+/// Decodes the growth of a slot's counters of migrated pages. `capacity` is the number of nodes for which the counters
+/// have room.
+pub(crate) fn migrated_pages(nodes: &[NodeId], capacity: u32, counts: &[u64]) -> Vec<MigratedPages> {
+    let mut migrated = Vec::new();
+    let pairs = counts.as_chunks::<MIGRATE_REASONS>().0;
+    for (pair, counts) in pairs.iter().enumerate().filter(|(_, counts)| counts.iter().any(|&count| count > 0))
+    {
+        let (from, to) = (pair / capacity as usize, pair % capacity as usize);
+        let of_pair = nodes.get(from).copied().zip(nodes.get(to).copied()).filter(|(from, to)| from != to);
+        for (reason, &pages) in MIGRATION_REASONS.iter().zip(counts).filter(|(_, pages)| **pages > 0) {
+            // Several numbers may have the same name.
+            add_migrated(&mut migrated, MigratedPages { reason, nodes: of_pair, pages: Pages(pages) });
+        }
+    }
+    migrated
 }
 
 /// The number of columns in a row of the matrix of accesses.
@@ -225,6 +279,40 @@ pub(crate) fn growth<'a>(base: &[u64], now: &'a [u64]) -> Cow<'a, [u64]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn migrated_pages_have_source_and_destination() {
+        let bytes = 10 * 9 * size_of::<[u64; MIGRATE_REASONS]>() as u64;
+        let nodes = [NodeId(0), NodeId(4)];
+        // There is room for a third node.
+        let pairs = NodePairs::new(10, 3, bytes);
+        assert_eq!(pairs.count(), 9);
+        let mut counts = vec![0; 9 * MIGRATE_REASONS];
+        let mut set = |pair: usize, reason: usize, count| counts[pair * MIGRATE_REASONS + reason] = count;
+        set(0, 5, 1);
+        set(1, 5, 20);
+        set(3, 10, 300);
+        set(3, 11, 4000);
+        set(5, 3, 50_000);
+        let moved = |reason, nodes, pages| MigratedPages { reason, nodes, pages: Pages(pages) };
+        let expected = [
+            moved("numa_misplaced", None, 1),
+            moved("numa_misplaced", Some((nodes[0], nodes[1])), 20),
+            moved("other", Some((nodes[1], nodes[0])), 4300),
+            moved("syscall", None, 50_000),
+        ];
+        assert_eq!(migrated_pages(&nodes, 3, &counts), expected);
+        assert_eq!(migrated_pages(&nodes, 3, &[]), []);
+
+        let one = NodePairs::new(10, 3, bytes - 1);
+        assert_eq!(one.count(), 1);
+        assert_eq!(migrated_pages(&nodes, 3, &counts[..MIGRATE_REASONS]), [moved("numa_misplaced", None, 1)]);
+
+        let mut sum = Activity { migrated: expected.to_vec(), ..Activity::default() };
+        sum.add(&Activity { migrated: vec![expected[1], moved("damon", None, 7)], ..Activity::default() });
+        assert_eq!(sum.migrated[1].pages, Pages(40));
+        assert_eq!(sum.migrated[4], moved("damon", None, 7));
+    }
 
     #[test]
     fn counter_growth_survives_overflow() {

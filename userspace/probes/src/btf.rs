@@ -52,13 +52,15 @@ const STRUCTS: [&[u8]; 12] = [
     b"oom_control",
 ];
 /// The names of the functions and of the types of tracepoints that are checked.
-const HOOKS: [&[u8]; 7] = [
+const HOOKS: [&[u8]; 9] = [
     b"task_numa_fault",
     b"vma_policy_mof",
     b"oom_kill_process",
     b"alloc_hugetlb_folio",
     b"alloc_huge_page",
+    b"move_to_new_folio",
     b"btf_trace_mm_migrate_pages",
+    b"btf_trace_mm_migrate_pages_start",
     b"btf_trace_sched_skip_cpuset_numa",
 ];
 const KIND_PTR: u32 = 2;
@@ -100,6 +102,9 @@ pub(crate) struct Structures {
     pub(crate) hint: Result<(), BtfError>,
     /// The index of the argument `reason` of the tracepoint `mm_migrate_pages`.
     pub(crate) migrate_reason: Result<u32, BtfError>,
+    /// The offsets of the second page's reference to its head in `struct folio`, and of the number of pages, if
+    /// `move_to_new_folio` and the tracepoint `mm_migrate_pages_start` have the expected arguments.
+    pub(crate) folio_size: Result<[u32; 2], BtfError>,
     /// True if NUMA balancing skips tasks with a cpuset of one node (since about Linux 6.18).
     pub(crate) skips_single_node_cpusets: bool,
 }
@@ -176,6 +181,23 @@ impl Structures {
             // The first argument is not the tracepoint's own, and the reason is the last one.
             Ok(found - 2)
         };
+        let folio_size = || {
+            arguments("move_to_new_folio", "function move_to_new_folio", &[3], "3")?;
+            let what = "tracepoint mm_migrate_pages_start";
+            // The first argument is not the tracepoint's own.
+            arguments("btf_trace_mm_migrate_pages_start", what, &[3], "2")?;
+            let (_, flags_offset) = btf.member("folio.flags", "struct folio with flags")?;
+            if flags_offset != 0 {
+                return Err(BtfError::FlagsMoved(flags_offset));
+            }
+            // Both names changed after Linux 6.1.
+            let head = btf.member("folio._head_1", "folio.__head or _head_1");
+            let head = head.or_else(|_| btf.member("folio.__head", "folio.__head or _head_1"))?;
+            let what = "folio._folio_nr_pages or _nr_pages";
+            let pages = btf.member("folio._nr_pages", what);
+            let pages = pages.or_else(|_| btf.member("folio._folio_nr_pages", what))?;
+            Ok([head.1 / 8, pages.1 / 8])
+        };
         Ok(Self {
             node_shift: node_shift(),
             cgroup_path: cgroup_path(),
@@ -188,6 +210,7 @@ impl Structures {
             task_flags: offset("task_struct.flags"),
             hint: arguments("task_numa_fault", "function task_numa_fault", &[4], "4").map(drop),
             migrate_reason: migrate_reason(),
+            folio_size: folio_size(),
             skips_single_node_cpusets: btf.hooks.contains_key(&b"btf_trace_sched_skip_cpuset_numa"[..]),
         })
     }
@@ -415,25 +438,33 @@ mod tests {
             name("oom_control"), record | 2, 64, name("chosen"), 1, 40 * 8, name("constraint"), 1, 56 * 8, // 9
             name("file"), record | 1, 64, name("f_inode"), 1, 24 * 8,
             name("inode"), record | 1, 64, name("i_blkbits"), 1, 142 * 8,
+            name("folio"), record | 3, 64, name("flags"), 1, 0, name("_head_1"), 1, 72 * 8,
+                name("_nr_pages"), 1, 96 * 8,
         ];
         let proto = |types: &mut Vec<u32>, arguments: u32| {
             types.extend([0, 13 << 24 | arguments, 0]);
             types.extend(std::iter::repeat_n([0, 1], arguments as usize).flatten());
         };
-        let mut id = 11;
+        let mut id = 12;
         for (function, arguments) in [
             ("task_numa_fault", hint_arguments),
             ("vma_policy_mof", 1),
             ("oom_kill_process", 2),
             ("alloc_hugetlb_folio", 3),
+            ("move_to_new_folio", 3),
         ] {
             proto(&mut types, arguments);
             types.extend([name(function), 12 << 24, id + 1]);
             id += 2;
         }
-        proto(&mut types, 9);
-        types.extend([0, 2 << 24, id + 1]);
-        types.extend([name("btf_trace_mm_migrate_pages"), 8 << 24, id + 2]);
+        for (tracepoint, arguments) in
+            [("btf_trace_mm_migrate_pages", 9), ("btf_trace_mm_migrate_pages_start", 3)]
+        {
+            proto(&mut types, arguments);
+            types.extend([0, 2 << 24, id + 1]);
+            types.extend([name(tracepoint), 8 << 24, id + 2]);
+            id += 3;
+        }
         let types: Vec<u8> = types.iter().flat_map(|read_word: &u32| read_word.to_ne_bytes()).collect();
         let [types_len, strings_len] = [types.len(), strings.len()].map(|len| u32::try_from(len).unwrap());
         let header = [MAGIC | 1 << 16, 24, 0, types_len, types_len, strings_len];
@@ -455,6 +486,7 @@ mod tests {
             task_flags: Ok(44),
             hint: Ok(()),
             migrate_reason: Ok(7),
+            folio_size: Ok([72, 96]),
             skips_single_node_cpusets: false,
         };
         assert_eq!(all, expected);
@@ -471,6 +503,16 @@ mod tests {
             without("btf_trace_mm_migrate_pages"),
             Structures { migrate_reason: Err(missing), ..expected.clone() }
         );
+        let of_6_1 = Structures::from_btf(&structures(("_head_1", "__head"), 4));
+        assert_eq!(of_6_1, Ok(expected.clone()));
+        for (name, what) in [
+            ("move_to_new_folio", "function move_to_new_folio"),
+            ("btf_trace_mm_migrate_pages_start", "tracepoint mm_migrate_pages_start"),
+            ("_nr_pages", "folio._folio_nr_pages or _nr_pages"),
+        ] {
+            let folio_size = Err(BtfError::Missing(what));
+            assert_eq!(without(name), Structures { folio_size, ..expected.clone() });
+        }
         let missing = BtfError::Missing("function alloc_hugetlb_folio or alloc_huge_page");
         assert_eq!(
             without("alloc_hugetlb_folio"),

@@ -53,7 +53,7 @@ mod tracefs;
 mod types;
 
 pub use activity::{
-    Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED_INDEX, NodeAccesses, NodeHugepages,
+    Activity, DramAccesses, MIGRATION_REASONS, MigratedPages, NodeAccesses, NodeHugepages,
     OOM_CONSTRAINT_NAMES, ScannedPages, Stalls,
 };
 pub use chains::{CallChain, Stack};

@@ -16,7 +16,7 @@ pub enum Probe {
     Hint,
     /// Mappings that can be sampled: the function `vma_policy_mof`.
     Scan,
-    /// Pages that move between nodes: the tracepoint `migrate:mm_migrate_pages`.
+    /// Pages that move between nodes: the function `move_to_new_folio`, or the tracepoint `migrate:mm_migrate_pages`.
     Migrate,
     /// Time lost in reclaim: the tracepoints `vmscan:mm_vmscan_{direct,memcg}_reclaim_{begin,end}`.
     Stall,

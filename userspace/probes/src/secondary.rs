@@ -16,7 +16,7 @@ use rustix::param::page_size;
 
 use crate::{
     Activity, CallChain, CgroupId, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, ProbeReport,
-    activity::MatrixColumns,
+    activity::{MatrixColumns, NodePairs},
     alloc::AllocProbe,
     btf::BtfError,
     chains::ChainProbes,
@@ -38,6 +38,9 @@ use crate::{
 /// The maximum size of the full matrix of accesses in bytes. Above it, only local and remote accesses are
 /// distinguished.
 const MAX_ACCESS_BYTES: u64 = 64 << 20;
+
+/// The maximum size of the counters of migrated pages by pair of nodes, in bytes. Above it, the nodes are unknown.
+const MAX_MIGRATED_BYTES: u64 = 16 << 20;
 
 /// The attached families.
 #[derive(Default)]
@@ -164,7 +167,14 @@ impl SecondaryProbes {
         let (vma_range, reason_argument) = (scan().unwrap_or_default(), reason().unwrap_or_default());
         let reason_offset = tracefs::migrate_reason_offset(Path::new("/"));
         let page_shift = page_size().ilog2();
-        let reasons = u32::try_from(MIGRATE_REASONS).unwrap_or(u32::MAX);
+        let pairs = NodePairs::new(slots, nodes, MAX_MIGRATED_BYTES).count();
+        let migrated = pairs.saturating_mul(u32::try_from(MIGRATE_REASONS).unwrap_or(u32::MAX));
+        let folio = || {
+            let size = kernel.get(|structures| &structures.folio_size)?;
+            Ok((size, kernel.get(|structures| &structures.node_shift)?))
+        };
+        let (folio_size, node_shift) = folio().unwrap_or(([0; 2], 64));
+        let node_shift = options.fakes.node_shift.unwrap_or(node_shift);
         let slot_path = kernel.slot_path()?;
         let mut loader = EbpfLoader::new();
         slot_path.set_globals(&mut loader);
@@ -176,9 +186,12 @@ impl SecondaryProbes {
             .override_global("REASON_OFFSET", reason_offset.as_ref().unwrap_or(&0), true)
             .override_global("VMA_RANGE", &vma_range, true)
             .override_global("PAGE_SHIFT", &page_shift, true)
+            .override_global("NODE_SHIFT", &node_shift, true)
+            .override_global("NODE_PAIRS", &pairs, true)
+            .override_global("FOLIO_SIZE", &folio_size, true)
             .map_max_entries("ACCESS", entries(per_slot)?)
             .map_max_entries("SCAN", slots)
-            .map_max_entries("MIGRATED_PAGES", entries(reasons)?);
+            .map_max_entries("MIGRATED_PAGES", entries(migrated)?);
         let mut family = Family::load(&mut loader, "faults", object, options.slots)?;
         family.set_nodes(&self.nodes.table(options.machine))?;
 
@@ -201,12 +214,18 @@ impl SecondaryProbes {
             vec![(Mode::Fexit, scan().map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]))];
         let table = (CounterTable::Scan, "SCAN", size_of::<ScanCounters>() / size_of::<u64>());
         self.attach(options, kernel, &mut family, Probe::Scan, methods, table)?;
+        let by_folio = vec![
+            ("migrate_fexit", Hook::Fexit("move_to_new_folio")),
+            ("migrate_begin", Hook::TpBtf("mm_migrate_pages_start")),
+            ("migrate_end", Hook::TpBtf("mm_migrate_pages")),
+        ];
         let by_tracepoint = vec![("migrate_tracepoint", Hook::Tracepoint("migrate", "mm_migrate_pages"))];
         let methods = vec![
+            (Mode::Fexit, folio().map(|_| by_folio)),
             (Mode::TpBtf, reason().map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))])),
             (Mode::Tracepoint, reason_offset.map(|_| by_tracepoint).map_err(ProbeError::from)),
         ];
-        let table = (CounterTable::Migrated, "MIGRATED_PAGES", MIGRATE_REASONS);
+        let table = (CounterTable::Migrated, "MIGRATED_PAGES", migrated as usize);
         self.attach(options, kernel, &mut family, Probe::Migrate, methods, table)?;
         self.families.push(family);
         Ok(())
@@ -369,6 +388,7 @@ impl SecondaryProbes {
     pub(crate) fn layout(&self) -> CounterLayout {
         CounterLayout {
             nodes: self.nodes.ids().to_owned(),
+            node_capacity: self.nodes.capacity(),
             columns: self.columns,
             has_local_dram: self.hardware.as_ref().map(HardwareProbe::has_local),
             hugepage_sizes: self.hugepages.as_ref().map(|hugepages| hugepages.sizes().to_owned()),

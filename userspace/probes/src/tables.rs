@@ -6,8 +6,11 @@ use aya::maps::MapData;
 use numaward_topology::{HugepageSize, NodeId};
 
 use crate::{
-    Activity, MapAccessError, Pages, ScannedPages, Stalls, activity::MatrixColumns, error::ProbeError,
-    family::Family, hardware, hugepages, sys,
+    Activity, MapAccessError, Pages, ScannedPages, Stalls,
+    activity::{MatrixColumns, migrated_pages},
+    error::ProbeError,
+    family::Family,
+    hardware, hugepages, sys,
 };
 
 /// A map with the counters of a probe.
@@ -48,6 +51,8 @@ pub(crate) enum CounterTable {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterLayout {
     pub(crate) nodes: Vec<NodeId>,
+    /// The number of nodes for which the maps have room.
+    pub(crate) node_capacity: u32,
     pub(crate) columns: MatrixColumns,
     /// True if accesses to local DRAM are counted; `None` without that probe.
     pub(crate) has_local_dram: Option<bool>,
@@ -72,8 +77,7 @@ impl CounterLayout {
                     }
                 }
                 CounterTable::Migrated => {
-                    activity.migrated =
-                        words.first_chunk().map_or(activity.migrated, |pages| pages.map(Pages));
+                    activity.migrated = migrated_pages(&self.nodes, self.node_capacity, words);
                 }
                 CounterTable::Stalls => {
                     if let Some((&buckets, &[nanoseconds])) = words.split_first_chunk() {

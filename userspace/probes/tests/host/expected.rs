@@ -14,8 +14,10 @@ use std::{
 use numaward_probes::{Mode, Obstacle, Probe, ProbeReport};
 
 /// Traced functions of the kernel, some of which have other names in other releases.
-const TRACED: [&str; 5] =
-    ["alloc_hugetlb_folio", "alloc_huge_page", "task_numa_fault", "vma_policy_mof", "oom_kill_process"];
+const TRACED: [&str; 6] =
+    ["alloc_hugetlb_folio", "alloc_huge_page", "task_numa_fault", "vma_policy_mof", "oom_kill_process", MOVE];
+/// The function that moves a folio, since Linux 6.0. The probe also counts without it, but not the nodes.
+const MOVE: &str = "move_to_new_folio";
 /// The first release in which programs can be attached to functions on 64-bit Arm. On x86-64, all supported releases
 /// can do so.
 const TRAMPOLINES_ON_ARM: (u32, u32) = (6, 4);
@@ -94,9 +96,15 @@ impl Features {
             Probe::Alloc if self.has(Feature::Btf) => {
                 ExpectedState::attached(&[Mode::TpBtf, Mode::Tracepoint])
             }
-            Probe::Migrate | Probe::Stall | Probe::Switch if self.has(Feature::Btf) => {
-                ExpectedState::attached(&[Mode::TpBtf])
+            Probe::Migrate if self.has(Feature::Btf) => {
+                let mut expected = self.at_function(&[MOVE], Mode::Fexit);
+                if expected.modes.is_empty() || self.traceable.is_none() {
+                    expected.modes.push(Mode::TpBtf);
+                }
+                expected.obstacles.clear();
+                expected
             }
+            Probe::Stall | Probe::Switch if self.has(Feature::Btf) => ExpectedState::attached(&[Mode::TpBtf]),
             Probe::Alloc | Probe::Migrate | Probe::Stall | Probe::Switch => {
                 ExpectedState::attached(&[Mode::Tracepoint])
             }
@@ -240,6 +248,18 @@ pub(crate) fn only_missing_features_excuse() {
     assert!(!is_right(&all, Probe::Hint, Mode::Absent, Some(Obstacle::Unsupported)));
     assert!(!is_right(&no_btf, Probe::Stall, Mode::Absent, Some(Obstacle::Btf)));
     assert!(!is_right(&all, Probe::Stall, Mode::Tracepoint, None));
+    for (features, mode, right) in [
+        (&all, Mode::Fexit, true),
+        (&all, Mode::TpBtf, false),
+        (&none_listed, Mode::TpBtf, true),
+        (&none_listed, Mode::Fexit, false),
+        (&no_trampolines, Mode::TpBtf, true),
+        (&list_refused, Mode::TpBtf, true),
+        (&no_btf, Mode::Tracepoint, true),
+    ] {
+        assert_eq!(is_right(features, Probe::Migrate, mode, None), right, "{mode} with {features:?}");
+    }
+    assert!(!is_right(&list_refused, Probe::Migrate, Mode::Absent, Some(Obstacle::Permission)));
     assert!(is_right(&no_counters, Probe::Hardware, Mode::Absent, Some(Obstacle::HardwareCounters)));
     assert!(!is_right(&no_counters, Probe::Hardware, Mode::TpBtf, None));
 }

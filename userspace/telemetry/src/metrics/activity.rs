@@ -3,7 +3,9 @@
 
 use std::{fmt, time::Duration};
 
-use numaward_model::snapshot::{OomKillFigures, StallFigures, WorkloadActivity, WorkloadFigures};
+use numaward_model::snapshot::{
+    MigratedFigures, OomKillFigures, StallFigures, WorkloadActivity, WorkloadFigures,
+};
 use numaward_topology::{Bytes, CpuId, ZoneKind};
 
 use super::{
@@ -127,14 +129,22 @@ impl<S: FamilySink> Families<'_, S> {
 
     fn add_migrations(&mut self) -> fmt::Result {
         let page_size = self.snapshot.page_size.0;
-        let mut family = self
-            .out
-            .counter("migrated_bytes", "Memory moved to another node by a task of the workload, by reason")?;
+        let help = "Memory moved to another node by a task of the workload, by reason and by nodes. The nodes are unknown \
+                    on hosts with many nodes and slots (above 18 nodes with 512 slots). Before Linux 6.1, and where programs \
+                    cannot be attached to functions, they are unknown, too, and moves within a node count, except those of \
+                    compaction";
+        let mut family = self.out.counter("migrated_bytes", help)?;
         for (name, migrated) in with_activity(self.workloads, |of| of.migrated.as_ref()) {
-            let bytes = |(reason, pages): &(&'static str, u64)| {
-                ([("reason", *reason)], pages.saturating_mul(page_size))
-            };
-            family.for_workload(name).add_all(migrated.iter().map(bytes))?;
+            family.for_workload(name);
+            for &MigratedFigures { reason, nodes, pages } in migrated {
+                let (from, to) = nodes.map_or_else(
+                    || ("unknown".to_owned(), "unknown".to_owned()),
+                    |(from, to)| (from.to_string(), to.to_string()),
+                );
+                let labels =
+                    [("reason", reason), ("from_numa_node", from.as_str()), ("to_numa_node", to.as_str())];
+                family.add(labels, pages.saturating_mul(page_size))?;
+            }
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use numaward_model::{snapshot::*, testing::snapshot};
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, NodeId};
 
 use super::*;
 
@@ -77,7 +77,8 @@ numaward_remote_sampling_info{workload="a\\b\"c\nd.service",state="on"} 1
 numaward_remote_access_estimated_ratio{workload="a\\b\"c\nd.service"} 0.125
 numaward_dram_accesses_total{workload="a\\b\"c\nd.service",numa_node="2",locality="local"} 11
 numaward_dram_accesses_total{workload="a\\b\"c\nd.service",numa_node="2",locality="remote"} 12
-numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced"} 8192
+numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced",from_numa_node="0",to_numa_node="2"} 8192
+numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="syscall",from_numa_node="unknown",to_numa_node="unknown"} 4096
 numaward_reclaim_stall_seconds_sum{workload="a\\b\"c\nd.service"} 0.0
 numaward_reclaim_stall_seconds_count{workload="a\\b\"c\nd.service"} 0
 numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000016"} 0
@@ -260,7 +261,11 @@ fn writes_largest_numbers() {
         tiering: None,
         activity: Some(WorkloadActivity {
             remote: Some(vec![u64::MAX]),
-            migrated: Some(vec![("numa_misplaced", u64::MAX)]),
+            migrated: Some(vec![MigratedFigures {
+                reason: "numa_misplaced",
+                nodes: Some((NodeId(0), NodeId(2))),
+                pages: u64::MAX,
+            }]),
             stalls: Some(stalls),
             oom_kills: Some(
                 ["none", "cpuset", "mempolicy", "memcg"]
@@ -275,7 +280,7 @@ fn writes_largest_numbers() {
             "memory_allocated_bytes_total{workload=\"most\",numa_node=\"2\",locality=\"local\"}",
             "kernel_memory_allocated_bytes_total{workload=\"most\",numa_node=\"2\"}",
             "remote_access_pages_total{workload=\"most\",numa_node=\"2\",source=\"hint_fault\"}",
-            "migrated_bytes_total{workload=\"most\",reason=\"numa_misplaced\"}",
+            "migrated_bytes_total{workload=\"most\",reason=\"numa_misplaced\",from_numa_node=\"0\",to_numa_node=\"2\"}",
             "reclaim_stall_seconds_count{workload=\"most\"}",
             "reclaim_stall_seconds_bucket{workload=\"most\",le=\"+Inf\"}",
             "oom_kills_total{workload=\"most\",constraint=\"memcg\"}",
