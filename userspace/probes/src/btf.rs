@@ -109,13 +109,13 @@ pub(crate) struct Structures {
     pub(crate) skips_single_node_cpusets: bool,
 }
 
-impl Structures {
-    /// Reads the kernel's BTF. `root` is `/` in production.
-    pub(crate) fn read(root: &Path) -> Result<Self, BtfError> {
-        let data = fs::read(root.join("sys/kernel/btf/vmlinux"));
-        Self::from_btf(&data.map_err(|error| BtfError::Unreadable(error.to_string()))?)
-    }
+/// Reads the kernel's BTF. `root` is `/` in production.
+pub(crate) fn read_structures(root: &Path) -> Result<Structures, BtfError> {
+    let data = fs::read(root.join("sys/kernel/btf/vmlinux"));
+    Structures::from_btf(&data.map_err(|error| BtfError::Unreadable(error.to_string()))?)
+}
 
+impl Structures {
     pub(crate) fn from_btf(data: &[u8]) -> Result<Self, BtfError> {
         let btf = Btf::parse(data)?;
         let offset = |path| Ok::<_, BtfError>(btf.member(path, path)?.1 / 8);

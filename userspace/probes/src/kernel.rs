@@ -5,7 +5,7 @@ use std::{cell::LazyCell, fs, path::Path};
 use aya::{Btf, EbpfLoader, sys::BpfHelper};
 
 use crate::{
-    btf::{BtfError, Structures},
+    btf::{BtfError, Structures, read_structures},
     error::ProbeError,
     kernel_features,
 };
@@ -46,7 +46,7 @@ impl SlotPath {
 impl KernelInfo {
     pub(crate) fn new() -> Self {
         Self {
-            structures: LazyCell::new(|| Structures::read(Path::new("/"))),
+            structures: LazyCell::new(|| read_structures(Path::new("/"))),
             btf: LazyCell::new(|| Btf::from_sys_fs().ok()),
             has_ancestors: LazyCell::new(|| has(BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id)),
             has_task_helper: LazyCell::new(|| has(BpfHelper::BPF_FUNC_get_current_task_btf)),
