@@ -77,10 +77,10 @@ fn migrations(report: &ScriptReport) {
     let compacted: u64 = report.section("pages moved by compaction").trim().parse().unwrap();
     assert!(compacted > 0, "{report}");
     let after = report.section("migrations after compaction");
-    assert_eq!(sum(report, "migrations after compaction", metric, &["compaction"]), 0.0, "{after}");
+    assert_eq!(pages(report, "migrations after compaction", metric, &["compaction"]), 0, "{after}");
     assert_eq!(
-        sum(report, "migrations after compaction", metric, &[]),
-        sum(report, "migrations before compaction", metric, &[]),
+        pages(report, "migrations after compaction", metric, &[]),
+        pages(report, "migrations before compaction", metric, &[]),
         "{compacted} pages moved within their nodes: {after}"
     );
     assert!(!after.contains("unknown"), "{after}");
