@@ -12,6 +12,7 @@ mod chart;
 mod claims;
 mod control_plane;
 mod decisions;
+mod dra;
 mod evictions;
 mod kubectl;
 mod life;

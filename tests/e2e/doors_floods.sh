@@ -258,7 +258,7 @@ section "peak before the restart"
 peak
 
 attack_section "port"
-expect_error "cannot listen on the read-only address"
+expect_error "cannot listen and tries again"
 : >/run/restarting
 systemctl stop numaward
 as_nobody perl /run/attack.pl port &

@@ -174,8 +174,8 @@ pub fn run(
             let (place, watched) = ((config, mode), (&heartbeats, &stop));
             start_placing(place, reconciler.clone(), &observer, &cluster, (placing, refusals), watched);
         }
-        if let Some((listener, gate)) = remote {
-            serve_remote(&app, reconciler.as_ref(), (listener, gate, names.clone()), (&heartbeats, &stop))?;
+        if let Some(remote) = remote {
+            serve_remote(&app, reconciler.as_ref(), (remote, names.clone()), (&heartbeats, &stop));
         }
         kubelet::start_watching(config, mode, origin.clone(), &observer, &stop);
         configuration.start_following(&observer, &stop);
@@ -272,47 +272,62 @@ fn listen_for_reads(
             }
         }
     }
-    match (http::listen(address, LISTEN), mode) {
-        (Err(error), OperatingMode::Enforce) => {
-            let every = LISTEN_RETRY_INTERVAL;
-            tracing::error!(%error, ?every, "the daemon cannot listen on the read-only address and tries again; it enforces guarantees meanwhile");
-            Ok((address, None))
-        }
-        (listening, _) => {
-            let listener = listening?;
+    match mode {
+        OperatingMode::Enforce => Ok(listen_or_report(address, LISTEN)),
+        OperatingMode::Observe => {
+            let listener = http::listen(address, LISTEN)?;
             Ok((listener.local_addr().unwrap_or(address), Some(listener)))
         }
     }
 }
 
-/// Retries to listen until it succeeds.
-async fn retry_listen(address: SocketAddr) -> std::net::TcpListener {
-    let mut ticks = interval(LISTEN_RETRY_INTERVAL);
-    loop {
-        ticks.tick().await;
-        match http::listen(address, LISTEN) {
-            Ok(listener) => return listener,
-            Err(error) => tracing::debug!(%error, "the daemon still cannot listen on the read-only address"),
+/// Listens on an address. If that fails, reports it, and returns no listener. `setting` is where the address comes from.
+fn listen_or_report(
+    address: SocketAddr,
+    setting: &'static str,
+) -> (SocketAddr, Option<std::net::TcpListener>) {
+    match http::listen(address, setting) {
+        Ok(listener) => (listener.local_addr().unwrap_or(address), Some(listener)),
+        Err(error) => {
+            let every = LISTEN_RETRY_INTERVAL;
+            tracing::error!(%error, ?every, "the daemon cannot listen and tries again; it enforces guarantees meanwhile");
+            (address, None)
         }
     }
 }
 
+/// Returns the listener of [`listen_or_report`], after retries if there is none yet; `None` once the daemon stops.
+async fn retry_listen(
+    (address, listener): (SocketAddr, Option<std::net::TcpListener>),
+    setting: &'static str,
+    stop: &CancellationToken,
+) -> Option<std::net::TcpListener> {
+    if listener.is_some() {
+        return listener;
+    }
+    let retrying = async {
+        let mut ticks = interval(LISTEN_RETRY_INTERVAL);
+        loop {
+            ticks.tick().await;
+            match http::listen(address, setting) {
+                Ok(listener) => return listener,
+                Err(error) => tracing::debug!(%error, "the daemon still cannot listen"),
+            }
+        }
+    };
+    stop.run_until_cancelled(retrying).await
+}
+
 /// Serves the read-only address until the daemon stops. A `gate` checks the credentials of clients.
 async fn serve_reads(
-    (address, listener): (SocketAddr, Option<std::net::TcpListener>),
+    address: (SocketAddr, Option<std::net::TcpListener>),
     gate: Option<Arc<Gate>>,
     router: Router,
     heartbeats: Heartbeats,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let listener = match listener {
-        Some(listener) => listener,
-        None => match stop.run_until_cancelled(retry_listen(address)).await {
-            Some(listener) => listener,
-            None => return Ok(()),
-        },
-    };
-    tracing::info!(version = numaward_api::VERSION, %address, "serving");
+    let Some(listener) = retry_listen(address, LISTEN, &stop).await else { return Ok(()) };
+    tracing::info!(version = numaward_api::VERSION, address = %listener.local_addr()?, "serving");
     let serve = match gate {
         Some(gate) => http::serve(RemoteListener::new(listener, gate)?, router, stop.clone()),
         None => http::serve(TcpListener::from_std(listener)?, router, stop.clone()),
@@ -464,34 +479,47 @@ async fn close_events(events: Events, stop: CancellationToken) {
     events.close();
 }
 
-/// Listens on the control address, if one is configured. Returns it with the check of credentials; `None` in the mode `observe`.
-fn control_address(
-    config: &Config,
-    mode: OperatingMode,
-) -> Result<Option<(std::net::TcpListener, Arc<Gate>)>, RunError> {
-    match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
-        Some(address) => Ok(Some((http::listen(address.0, CONTROL_LISTEN)?, Gate::open(&config.control)?))),
-        None => Ok(None),
-    }
+/// The control address, with the check of credentials.
+struct ControlAddress {
+    address: (SocketAddr, Option<std::net::TcpListener>),
+    gate: Arc<Gate>,
 }
 
+/// Listens on the control address, if one is configured; `None` in the mode `observe`. As with the read-only address, an address that
+/// another program uses is no error.
+fn control_address(config: &Config, mode: OperatingMode) -> Result<Option<ControlAddress>, RunError> {
+    let configured = config.control.listen.filter(|_| mode == OperatingMode::Enforce);
+    let Some(address) = configured else { return Ok(None) };
+    let gate = Gate::open(&config.control)?;
+    Ok(Some(ControlAddress { address: listen_or_report(address.0, CONTROL_LISTEN), gate }))
+}
+
+/// Starts to serve the control address until the daemon stops.
 fn serve_remote(
     app: &Arc<App>,
     reconciler: Option<&ReconcilerHandle>,
-    (listener, gate, names): (std::net::TcpListener, Arc<Gate>, HostNames),
+    (ControlAddress { address, gate }, names): (ControlAddress, HostNames),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
-) -> io::Result<()> {
+) {
     let Some(reconciler) = reconciler else {
         tracing::warn!("the daemon does not serve control.listen: this host can have no guarantees");
-        return Ok(());
+        return;
     };
-    let listener = RemoteListener::new(listener, gate.clone())?;
-    let address = listener.local_addr()?;
-    let router = allocations::remote_router(app.clone(), reconciler.clone(), gate, names);
-    let serve = http::serve(listener, router, stop.clone());
-    tokio::spawn(heartbeats.watch("http (control address)", stop, serve).boxed());
-    tracing::info!(%address, "serving the control address");
-    Ok(())
+    let router = allocations::remote_router(app.clone(), reconciler.clone(), gate.clone(), names);
+    let (heartbeats, stop) = (heartbeats.clone(), stop.clone());
+    let serving = async move {
+        let Some(listener) = retry_listen(address, CONTROL_LISTEN, &stop).await else { return };
+        let listening = RemoteListener::new(listener, gate);
+        match listening.and_then(|listener| Ok((listener.local_addr()?, listener))) {
+            Ok((address, listener)) => {
+                tracing::info!(%address, "serving the control address");
+                let serve = http::serve(listener, router, stop.clone());
+                heartbeats.watch("http (control address)", &stop, serve).await;
+            }
+            Err(error) => tracing::error!(%error, "the daemon cannot serve the control address"),
+        }
+    };
+    tokio::spawn(serving.boxed());
 }
 
 /// Listens on the control socket. A socket that cannot be created is no error: the daemon takes no requests then. In the mode `observe`,
@@ -607,6 +635,9 @@ mod tests {
         assert!(listen_for_reads(&config, OperatingMode::Observe, None).is_err());
         let (tried, listener) = listen_for_reads(&config, OperatingMode::Enforce, None).unwrap();
         assert!(tried == address && listener.is_none());
+        config.control.listen = Some(config.listen);
+        let control = control_address(&config, OperatingMode::Enforce).unwrap().unwrap();
+        assert!(control.address.0 == address && control.address.1.is_none());
 
         let (stop, heartbeats) = (CancellationToken::new(), Heartbeats::default());
         let router = Router::new().route("/", axum::routing::get(async || "figures"));

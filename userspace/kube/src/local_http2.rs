@@ -15,16 +15,17 @@
 use std::{
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf as _, BytesMut};
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{UnixListener, UnixStream, unix::UCred},
+    net::{UnixListener, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
 };
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::Connected;
 
 /// Length of the text with which a client begins.
@@ -42,9 +43,16 @@ const AUTHORITY: usize = 1;
 /// The new value: its length, not compressed, and its text.
 const LOCALHOST: &[u8] = b"\x09localhost";
 
+/// Maximum number of connections of a listener. Further clients wait.
+const MAX_CONNECTIONS: usize = 64;
+
 /// Returns the connections of the listener.
 pub fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<LocalStream>> {
-    UnixListenerStream::new(listener).map(|accepted| accepted.map(LocalStream::new))
+    stream::unfold((listener, Arc::new(Semaphore::new(MAX_CONNECTIONS))), |(listener, places)| async {
+        let place = places.clone().acquire_owned().await.ok()?;
+        let accepted = listener.accept().await.map(|(stream, _)| LocalStream::new(stream, place));
+        Some((accepted, (listener, places)))
+    })
 }
 
 /// The server's side of an HTTP/2 connection; all requests have the authority `localhost`.
@@ -52,20 +60,12 @@ pub fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<Loca
 pub struct LocalStream {
     stream: UnixStream,
     filter: AuthorityFilter,
+    _place: OwnedSemaphorePermit,
 }
 
 impl LocalStream {
-    fn new(stream: UnixStream) -> Self {
-        Self { stream, filter: AuthorityFilter::new() }
-    }
-
-    /// Returns the credentials of the client.
-    ///
-    /// # Errors
-    ///
-    /// The error of the kernel.
-    pub fn peer_cred(&self) -> io::Result<UCred> {
-        self.stream.peer_cred()
+    fn new(stream: UnixStream, place: OwnedSemaphorePermit) -> Self {
+        Self { stream, filter: AuthorityFilter::new(), _place: place }
     }
 }
 
@@ -276,7 +276,11 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::{pin::pin, time::Duration};
+
+    use futures_util::StreamExt as _;
     use proptest::prelude::*;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -359,6 +363,23 @@ mod tests {
         let long = frame(HEADERS, 4, &vec![0x41; MAX_FRAME_BYTES + 1]);
         let bytes = [PREFACE, &long].concat();
         assert_eq!(filtered(&bytes, 1000), bytes);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn further_clients_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let mut connections = pin!(connections(UnixListener::bind(&socket).unwrap()));
+        let mut held = Vec::new();
+        for _ in 0..MAX_CONNECTIONS {
+            let client = UnixStream::connect(&socket).await.unwrap();
+            held.push((client, connections.next().await.unwrap().unwrap()));
+        }
+        let _waits = UnixStream::connect(&socket).await.unwrap();
+        let next = timeout(Duration::from_secs(60), connections.next()).await;
+        assert!(next.is_err(), "more than {MAX_CONNECTIONS} connections");
+        held.pop();
+        connections.next().await.unwrap().unwrap();
     }
 
     proptest! {

@@ -1037,7 +1037,9 @@ fn without_privileges(host: &ProbedHost) {
 }
 
 fn without_btf() {
-    const TP_BTF: &str = "tp_btf: the kernel has no BTF (/sys/kernel/btf/vmlinux: ";
+    const NO_BTF: &str = "the kernel has no BTF (/sys/kernel/btf/vmlinux: ";
+    // The first mode of each probe.
+    let modes = [("alloc", "tp_btf"), ("migrate", "fexit"), ("switch", "tp_btf")];
     let report = report_without(&["/sys/kernel/btf"]);
     if is_before(5, 14) {
         // Without BTF, such a kernel does not provide the workload of a task.
@@ -1048,14 +1050,15 @@ fn without_btf() {
         assert!(named.count() >= 6, "{report}");
         return;
     }
-    for probe in ["alloc", "migrate", "switch"] {
-        let expected = format!("{probe} tracepoint: {TP_BTF}");
+    for (probe, mode) in modes {
+        let expected = format!("{probe} tracepoint: {mode}: {NO_BTF}");
         assert!(report.lines().any(|line| line.starts_with(&expected)), "{report}");
     }
     assert!(report.contains("stall tracepoint: tp_btf: the kernel has no BTF"), "{report}");
     let report = report_without(&["/sys/kernel/btf", "/sys/kernel/tracing", "/sys/kernel/debug"]);
-    for probe in ["alloc", "migrate"] {
-        let absent = report.lines().find(|line| line.starts_with(&format!("{probe} absent: {TP_BTF}")));
+    for (probe, mode) in &modes[..2] {
+        let expected = format!("{probe} absent: {mode}: {NO_BTF}");
+        let absent = report.lines().find(|line| line.starts_with(&expected));
         assert!(absent.unwrap().contains("; tracepoint: tracefs is not visible"), "{report}");
     }
     assert!(report.contains("switch absent: tp_btf: ") && report.contains("stall absent: "), "{report}");
@@ -1107,7 +1110,7 @@ fn changed_kernel() {
         ("oom_control", &["oom_kill"][..], "the kernel's BTF has no oom_control.constraint"),
         ("vm_area_struct", &["scan", "hugepages"], "the kernel's BTF has no vm_area_struct.vm_"),
         ("inode", &["hugepages"], "the kernel's BTF has no inode.i_blkbits"),
-        ("zonelist", &["alloc", "hugepages"], "the kernel's BTF has no array zonelist._zonerefs"),
+        ("zonelist", &["alloc", "hugepages", "migrate"], "the kernel's BTF has no array zonelist._zonerefs"),
         ("css_set", of_cgroups, "the kernel's BTF has no css_set.dfl_cgrp"),
     ] {
         let reported = renamed(name);

@@ -111,6 +111,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     cluster("cluster::chart::chart_is_installed_and_uninstalled"),
     cluster("cluster::claims::claimed_devices_are_followed"),
     cluster("cluster::decisions::repeats_kubelet_decisions"),
+    cluster("cluster::dra::claims_get_nodes_that_the_scheduler_chose"),
     cluster("cluster::evictions::evicts_pods_without_their_claim"),
     cluster("cluster::life::pods_survive_node_changes"),
     cluster("cluster::pods_get_their_guarantees"),

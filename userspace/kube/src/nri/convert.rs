@@ -16,8 +16,10 @@ use super::{
 };
 use crate::cgroup_path;
 
-/// Maximum size of a pod's stored labels, and of its annotations, in bytes. Tenants may set up to a megabyte of annotations.
+/// Maximum memory of a pod's stored labels, and of its annotations, in bytes. Tenants may set up to a megabyte of annotations.
 pub(crate) const MAX_MAP_BYTES: usize = 32 << 10;
+/// Memory of an entry besides its text: two strings, their allocations, and a part of a node of the tree.
+const ENTRY_BYTES: usize = 96;
 /// Maximum size of an annotation's value in bytes. Longer values are cut; their readers accept only shorter ones.
 const MAX_VALUE_BYTES: usize = 8 << 10;
 
@@ -65,11 +67,12 @@ fn trim_annotations(annotations: &mut BTreeMap<String, String>) -> usize {
     dropped
 }
 
-/// Removes the entries that exceed a total of `max_bytes`, counted in the order of the keys, and returns their number.
+/// Removes the entries that exceed a total of `max_bytes`, counted in the order of the keys, and returns their number. An entry counts
+/// with [`ENTRY_BYTES`] besides its text.
 fn trim(texts: &mut BTreeMap<String, String>, max_bytes: usize) -> usize {
     let (mut available, before) = (max_bytes, texts.len());
     texts.retain(|key, value| {
-        let rest = available.checked_sub(key.len() + value.len());
+        let rest = available.checked_sub(ENTRY_BYTES + key.len() + value.len());
         available = rest.unwrap_or(available);
         rest.is_some()
     });
@@ -363,6 +366,17 @@ mod tests {
         pod.annotations.extend((0..9).map(|n| (format!("a{n}.crio.io"), "x".repeat(MAX_VALUE_BYTES))));
         assert!(pod.trim() > 0);
         assert!(pod.annotations.contains_key("numaward.io/placement"));
+    }
+
+    #[test]
+    fn many_small_labels_are_limited() {
+        let mut pod = messages::PodSandbox {
+            labels: (0..10_000).map(|n| (format!("{n:x}"), String::new())).collect(),
+            ..messages::PodSandbox::default()
+        };
+        let dropped = pod.trim();
+        assert_eq!(pod.labels.len() + dropped, 10_000);
+        assert!((300..=MAX_MAP_BYTES / ENTRY_BYTES).contains(&pod.labels.len()), "{}", pod.labels.len());
     }
 
     #[test]

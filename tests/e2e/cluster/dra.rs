@@ -1,0 +1,202 @@
+//! NUMA nodes as devices (`deploy/components/dra`): the default scheduler sends pods to nodes with room, and the kubelet has numaward
+//! prepare their claims.
+
+use serde_json::{Value, json};
+
+use super::{
+    Cluster, ContainerPlace, MACHINE, NODES, ROLLOUT, SHARED, burstable, component_overlay, condition,
+    container, node, pod,
+};
+use crate::containerd::nodes;
+
+/// Name of numaward's driver.
+const DRIVER: &str = "numaward.io";
+/// Name of the class of the test.
+const CLASS: &str = "numa-node";
+/// Label by which the `DaemonSet` is kept off the node.
+const AWAY: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"away":"true"}}}}}"#;
+const BACK: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"away":null}}}}}"#;
+
+#[test]
+fn claims_get_nodes_that_the_scheduler_chose() {
+    let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
+    cluster.come_up();
+    install(&cluster);
+    let two = claims_are_placed(&cluster);
+    claim_without_room_waits(&cluster, &two);
+    claims_outlive_restarts(&cluster);
+    missing_plugin_is_waited_for(&cluster);
+    cluster.step("done");
+}
+
+/// Returns the devices of numaward's slice.
+fn devices(cluster: &Cluster) -> Result<Vec<Value>, String> {
+    let slices = cluster.kubectl.json(&["get", "resourceslices"])?;
+    let mut slices = slices["items"].as_array().into_iter().flatten();
+    let slice = slices.find(|slice| slice["spec"]["driver"] == DRIVER);
+    let devices = slice.and_then(|slice| slice["spec"]["devices"].as_array().cloned());
+    devices.ok_or_else(|| "there is no slice".to_owned())
+}
+
+/// Applies the overlay `enforce` with the component `dra`, and waits until both nodes are published.
+fn install(cluster: &Cluster) {
+    let overlay = component_overlay(cluster, &["dra", "own-node"]);
+    cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
+    cluster.kubectl.must(&[
+        "set",
+        "env",
+        "daemonset/numaward",
+        "--namespace=numaward",
+        "NUMAWARD_STRATEGY=native",
+    ]);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    cluster.kubectl.must(&ROLLOUT);
+    let expression = format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].kind == 'node'");
+    cluster.kubectl.apply(&json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": { "name": CLASS },
+        "spec": { "selectors": [{ "cel": { "expression": expression } }] },
+    }));
+    cluster.run(&[pod(SHARED, &[container("main", &burstable())])]);
+    let found = cluster.wait_for("both nodes are devices", || match devices(cluster)? {
+        devices if devices.len() == NODES.len() => Ok(devices),
+        other => Err(format!("{other:?}")),
+    });
+    let cpus = |device: &Value| device["capacity"]["cpu"]["value"].as_str().map(str::to_owned);
+    let cpus: Vec<_> = found.iter().filter_map(cpus).collect();
+    assert_eq!(cpus, ["2", "3"], "CPU 0 is reserved: {found:#?}");
+    cluster.step("the nodes are published");
+}
+
+/// Creates a pod with a claim of its name for CPUs and 64 MiB of one node.
+fn create(cluster: &Cluster, name: &str, cpus: u32) {
+    let amounts = json!({ "cpu": cpus.to_string(), "memory": "64Mi" });
+    cluster.kubectl.apply(&json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": { "name": name },
+        "spec": { "devices": { "requests": [{
+            "name": "node",
+            "exactly": { "deviceClassName": CLASS, "capacity": { "requests": amounts } },
+        }] } },
+    }));
+    let mut claiming = pod(name, &[container("main", &json!({ "claims": [{ "name": "numa" }] }))]);
+    claiming["spec"]["resourceClaims"] = json!([{ "name": "numa", "resourceClaimName": name }]);
+    cluster.kubectl.apply(&claiming);
+}
+
+/// Returns the number of the node on which the scheduler has allocated a claim.
+fn allocated_node(cluster: &Cluster, claim: &str) -> usize {
+    let claim = cluster.kubectl.json(&["get", "resourceclaim", claim]).unwrap();
+    let device = &claim["status"]["allocation"]["devices"]["results"][0]["device"];
+    let number = device.as_str().and_then(|name| name.strip_prefix("node-")?.parse().ok());
+    number.unwrap_or_else(|| panic!("{claim:#}"))
+}
+
+/// Waits until a pod runs with this number of exclusive CPUs on the node of its claim, and returns its place.
+fn wait_until_on_node(cluster: &Cluster, name: &str, cpus: usize) -> ContainerPlace {
+    cluster.wait_until_ready(name);
+    let node = allocated_node(cluster, name);
+    cluster.wait_for("a pod has the CPUs and the node of its claim", || {
+        let place = cluster.place(name, "main")?;
+        let of_node = place.cpus.iter().all(|cpu| *cpu != 0 && NODES[node].contains(cpu));
+        let is_placed = place.cpus.len() == cpus && of_node && place.nodes.iter().eq([&(node as u64)]);
+        if is_placed { Ok(place) } else { Err(format!("{name} on node {node}: {place:?}")) }
+    })
+}
+
+/// Pods with claims run on the CPUs and the memory of their nodes; other pods leave these CPUs.
+fn claims_are_placed(cluster: &Cluster) -> ContainerPlace {
+    create(cluster, "two", 2);
+    let two = wait_until_on_node(cluster, "two", 2);
+    create(cluster, "three", 3);
+    let three = wait_until_on_node(cluster, "three", 3);
+    assert!(two.cpus.is_disjoint(&three.cpus), "{two:?} {three:?}");
+    assert_ne!(two.nodes, three.nodes);
+    cluster.wait_for("another pod leaves the CPUs of the claims", || {
+        let place = cluster.place(SHARED, "main")?;
+        if place.cpus.iter().eq([&0]) { Ok(()) } else { Err(format!("{place:?}")) }
+    });
+    cluster.step("claims are placed");
+    two
+}
+
+/// A claim for which no node has room is not sent to the host, so that nothing is refused there.
+fn claim_without_room_waits(cluster: &Cluster, two: &ContainerPlace) {
+    create(cluster, "late", 2);
+    let message = cluster.wait_for("the scheduler finds no node", || {
+        let pod = cluster.pod("late")?;
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let scheduled = conditions.iter().find(|condition| condition["type"] == "PodScheduled");
+        let unschedulable = scheduled.filter(|condition| condition["reason"] == "Unschedulable");
+        unschedulable
+            .map(|condition| condition["message"].to_string())
+            .ok_or_else(|| pod["status"].to_string())
+    });
+    assert!(message.contains("cannot allocate all claims"), "{message}");
+    assert_eq!(cluster.events("late", "FailedPrepareDynamicResources").unwrap(), [""; 0]);
+    cluster.delete(&["two"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "two", "--timeout=10m"]);
+    let late = wait_until_on_node(cluster, "late", 2);
+    assert_eq!(late, *two, "it gets what has become free");
+    cluster.step("a claim waited for room");
+}
+
+/// Restarts of the kubelet, the container runtime and the daemon leave prepared claims as they are.
+fn claims_outlive_restarts(cluster: &Cluster) {
+    let places = || ["late", "three"].map(|name| cluster.place(name, "main"));
+    let before = places();
+    cluster.node.run("stop-kubelet && start-kubelet").unwrap();
+    cluster.node.run("restart-containerd").unwrap();
+    let (daemon, _) = cluster.daemon().unwrap();
+    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=10m"]);
+    cluster.wait_for("numaward is back", || match cluster.daemon()? {
+        (same, _) if same == daemon => Err("it is still there".to_owned()),
+        _ => Ok(()),
+    });
+    assert_eq!(places(), before, "no pod moves");
+    // The kubelet has registered the plugin again.
+    cluster.delete(&["late"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "late", "--timeout=10m"]);
+    create(cluster, "next", 2);
+    wait_until_on_node(cluster, "next", 2);
+    cluster.step("claims outlived restarts");
+}
+
+/// While numaward is away, a pod with a claim waits with an event, and starts as soon as numaward is back.
+fn missing_plugin_is_waited_for(cluster: &Cluster) {
+    cluster.delete(&["next"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "next", "--timeout=10m"]);
+    let patch = |change| {
+        cluster.kubectl.must(&["patch", "daemonset", "numaward", "--namespace=numaward", "--patch", change]);
+    };
+    patch(AWAY);
+    cluster.wait_for("numaward is away", || {
+        let pods = cluster.kubectl.run(&["get", "pods", "--namespace=numaward", "--output=name"])?;
+        if pods.is_empty() { Ok(()) } else { Err(pods) }
+    });
+    create(cluster, "waits", 2);
+    cluster.wait_for("the kubelet cannot prepare the claim", || {
+        let pod = cluster.pod("waits")?;
+        let is_bound = pod["spec"]["nodeName"] == node::NAME;
+        let events = cluster.events("waits", "FailedPrepareDynamicResources")?;
+        match (&events[..], condition(&pod, "Ready")) {
+            ([first, ..], false) if is_bound => Ok(first.clone()),
+            _ => Err(pod["status"].to_string()),
+        }
+    });
+    patch(BACK);
+    cluster.kubectl.must(&ROLLOUT);
+    wait_until_on_node(cluster, "waits", 2);
+    cluster.step("a pod waited for the plugin");
+    cluster.delete(&["waits", "three"]);
+    let (_, url) = cluster.daemon().unwrap();
+    cluster.wait_for("everything is free", || {
+        let status = devices(cluster)?;
+        let held = cluster.ask(&url, "allocations")?;
+        let place = cluster.place(SHARED, "main")?;
+        let is_free = held["allocations"] == json!([]) && place.cpus.len() == 6;
+        if is_free { Ok(()) } else { Err(format!("{held} {place:?} {status:?}")) }
+    });
+}
