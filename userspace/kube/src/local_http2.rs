@@ -83,7 +83,7 @@ impl AsyncRead for LocalStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { stream, filter } = &mut *self;
+        let Self { stream, filter, .. } = &mut *self;
         while filter.output.is_empty() {
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);
