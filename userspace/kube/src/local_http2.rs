@@ -376,7 +376,7 @@ mod tests {
             held.push((client, connections.next().await.unwrap().unwrap()));
         }
         let _waits = UnixStream::connect(&socket).await.unwrap();
-        let next = timeout(Duration::from_secs(60), connections.next()).await;
+        let next = timeout(Duration::from_mins(1), connections.next()).await;
         assert!(next.is_err(), "more than {MAX_CONNECTIONS} connections");
         held.pop();
         connections.next().await.unwrap().unwrap();
