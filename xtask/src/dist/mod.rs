@@ -168,8 +168,13 @@ impl DistOptions {
             None => build::target_directory()?.join("packages"),
         };
         let made = make(&programs, &origin, &out, self.pool.as_deref(), signer)?;
+        image::check_size(&out.join(image_name()), programs.len())?;
         Ok((out, made))
     }
+}
+
+fn image_name() -> String {
+    format!("numaward-{VERSION}-oci.tar")
 }
 
 /// Makes all files of these programs in `out`, one program for each processor, and returns the released files. The apt
@@ -345,7 +350,7 @@ impl Contents {
             rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
             images.push((arch, rootfs));
         }
-        let image = out.join(format!("numaward-{VERSION}-oci.tar"));
+        let image = out.join(image_name());
         image::build(&images, &tree("image")?, &image, &rfc3339(epoch)?)?;
 
         let deploy = out.join(format!("numaward-{VERSION}-deploy.tar.gz"));
