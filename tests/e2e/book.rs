@@ -312,6 +312,7 @@ fn book_commands_do_what_pages_say() {
         .file(tools.join("libjq.so.1"), format!("{libraries}/libjq.so.1"))
         .file(tools.join("libonig.so.5"), format!("{libraries}/libonig.so.5"))
         .file(repository.join("deploy/systemd/numaward.service"), "/usr/lib/systemd/system/numaward.service")
+        .file(repository.join("deploy/systemd/numaward.socket"), "/usr/lib/systemd/system/numaward.socket")
         .file(
             repository.join("deploy/overlays/prometheus-operator/prometheusrule.yaml"),
             "/srv/prometheusrule.yaml",

@@ -106,13 +106,16 @@ mkdir $cgroups/driven
 echo 0 >$cgroups/driven/cpuset.cpus
 echo 0 >$cgroups/driven/cpuset.mems
 load driven --cpus 0
+migrated_by_kernel() { sed -n 's/^pgmigrate_success //p' /proc/vmstat; }
 migrations "before cpuset"
+before=$(migrated_by_kernel)
 # The kernel moves the pages before the write returns, by a thread of its own.
 echo 1 >$cgroups/driven/cpuset.mems
+section "pages moved by cpuset"
+echo $(($(migrated_by_kernel) - before))
 migrations "after cpuset"
 unload driven $load_pid
 
-migrated_by_kernel() { sed -n 's/^pgmigrate_success //p' /proc/vmstat; }
 migrations "before compaction"
 before=$(migrated_by_kernel)
 echo 1 >/proc/sys/vm/compact_memory

@@ -147,8 +147,9 @@ fn claim_without_room_waits(cluster: &Cluster, two: &ContainerPlace) {
 fn claims_outlive_restarts(cluster: &Cluster) {
     let places = || ["late", "three"].map(|name| cluster.place(name, "main"));
     let before = places();
+    // A kubelet that finds no container runtime ends.
+    cluster.node.run("restart-containerd; until ctr version; do sleep 1; done").unwrap();
     cluster.node.run("stop-kubelet && start-kubelet").unwrap();
-    cluster.node.run("restart-containerd").unwrap();
     let (daemon, _) = cluster.daemon().unwrap();
     cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=10m"]);
     cluster.wait_for("numaward is back", || match cluster.daemon()? {
