@@ -170,6 +170,8 @@ const RUNS: &[CommandExpectation] = &[
     run("systemctl enable --now numaward", RunMode::Ends, &[])
         .after("systemctl is-enabled numaward", "enabled"),
     run("systemctl stop numaward", RunMode::Ends, &[]).after("systemctl is-active numaward", "inactive"),
+    run("systemctl stop numaward && systemctl enable --now numaward.socket", RunMode::Ends, &[])
+        .after("systemctl is-active numaward numaward.socket", "active\nactive"),
 ];
 
 /// Commands that are not run, by their first words, with the reason.
