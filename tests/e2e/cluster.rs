@@ -87,8 +87,8 @@ impl Cluster {
         Self::start_with(machine, |_| Vec::new())
     }
 
-    /// As [`Self::start`]. `more` returns files that are also copied into the machine, with their paths there, from the folder of the
-    /// cluster's tools.
+    /// Starts a cluster like [`Self::start`], with additional files in the machine. `more` takes the folder of the cluster's tools, and
+    /// returns files of this host with their paths in the machine.
     fn start_with(
         machine: GuestTopology,
         more: impl FnOnce(&Path) -> Vec<(PathBuf, &'static str)>,

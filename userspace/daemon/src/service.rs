@@ -169,6 +169,7 @@ pub fn run(
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = HostNames::new(&config.listen_names);
         let controlled = reconciler.clone();
+        cluster.reserve_claims(reconciler.as_ref());
         let refusals = cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled {
             let (place, watched) = ((config, mode), (&heartbeats, &stop));

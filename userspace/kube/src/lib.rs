@@ -15,6 +15,7 @@
 pub mod api;
 pub mod cgroup_path;
 pub mod dra;
+mod grpc_service;
 pub mod local_http2;
 pub mod node_topology;
 pub mod nri;

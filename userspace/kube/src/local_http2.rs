@@ -295,7 +295,7 @@ mod tests {
         [&[first, u8::try_from(value.len()).unwrap()], value].concat()
     }
 
-    /// Returns what is passed on of the bytes of a client, which come in pieces of this size.
+    /// Returns the output for the bytes of a client that arrive in pieces of this size.
     fn filtered(bytes: &[u8], piece: usize) -> Vec<u8> {
         let mut filter = AuthorityFilter::new();
         for piece in bytes.chunks(piece) {

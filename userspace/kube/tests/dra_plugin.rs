@@ -50,6 +50,7 @@ async fn start() -> RunningPlugin {
     let (handler, registrations) = (Arc::new(NamedClaims::default()), Arc::new(Mutex::new(Vec::new())));
     let reported = Arc::clone(&registrations);
     let plugin = Plugin {
+        driver: "numaward.io".to_owned(),
         endpoint: "/host/dra.sock".to_owned(),
         handler: handler.clone(),
         report: Arc::new(move |result| reported.lock().push(result)),

@@ -794,7 +794,7 @@ fn slot_reuse(host: &ProbedHost) {
 
 /// Compares the number of all pages with the kernel's, also while workloads get and release slots.
 fn total_pages(host: &ProbedHost) {
-    // So many that allocations of the rest of the host, and between the two readings, do not matter.
+    // Enough pages to outweigh those of other processes, and those allocated between the two readings.
     const TOUCHED: u64 = 16 * PAGES;
     let totals = |probes: &Probes| {
         (counters(probes).total.unwrap().0, sysfs::allocated_pages(Path::new("/")).unwrap())

@@ -131,7 +131,7 @@ async fn nothing_is_reserved_without_ledger_or_enforcement() {
         let (reconciler, thread, stop) = bench.start_with(config);
         let error = reconciler.reserve_claim("v".to_owned(), claim(&[(0, 1)])).await.unwrap_err();
         assert!(matches!(error, AdmissionError::Off), "{error}");
-        // What was reserved before can be released.
+        // A claim that was reserved before is released.
         reconciler.release_claim("u".to_owned()).await.unwrap();
         assert!(reconciler.reserved_claims().await.unwrap().is_empty());
         stop.cancel();

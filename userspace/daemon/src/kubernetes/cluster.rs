@@ -135,11 +135,15 @@ impl Cluster {
         self.claims.clone()
     }
 
+    /// Sets the reconciler that reserves resource claims. Without it, the kubelet's plugin is not served.
+    pub fn reserve_claims(&mut self, reconciler: Option<&ReconcilerHandle>) {
+        self.reconciler = reconciler.cloned();
+    }
+
     /// Prepares the configured evictions: of pods that run without their requested resources, of refused pods, and of pods that the
     /// guard names. Returns the store in which the NRI plugin notes refused pods.
     pub fn evict(&mut self, reconciler: Option<&ReconcilerHandle>) -> Refusals {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
-        self.reconciler = reconciler.cloned();
         let evicts_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
         let evicts_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
         let refusals = Refusals::new(kubernetes, self.config.strategy == StrategyKind::Native);

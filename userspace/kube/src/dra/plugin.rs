@@ -8,34 +8,22 @@
 //!
 //! Source: `pkg/kubelet/cm/dra/plugin` and `k8s.io/kubelet/pkg/apis/dra` of Kubernetes 1.36.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    future::ready,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{collections::BTreeMap, future::ready, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use numaward_engine::claims::devices::DRIVER;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Response, Status,
-    body::Body,
-    server::{Grpc, NamedService},
-    transport::Server,
-};
-use tonic_prost::ProstCodec;
-use tower::Service;
+use tonic::{Request, Response, Status, body::Body, transport::Server};
 
 use super::messages::{
     ClaimId, ClaimsRequest, Device, PluginInfo, PrepareResponse, PreparedDevices, RegistrationStatus,
     UnprepareResponse, UnprepareResult,
 };
-use crate::{api::Report, local_http2::connections};
+use crate::{
+    api::Report,
+    grpc_service::{GrpcMethods, GrpcService, grpc, unknown_method},
+    local_http2::connections,
+};
 
 /// Path of the socket of the registration, relative to the kubelet's folder.
 pub const REGISTRATION_SOCKET: &str = "plugins_registry/numaward.io-reg.sock";
@@ -47,11 +35,8 @@ const KIND: &str = "DRAPlugin";
 /// Versions of the service. The newest common one is used.
 const VERSIONS: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
 
-const REGISTRATION_SERVICE: &str = "pluginregistration.Registration";
 const GET_INFO: &str = "/pluginregistration.Registration/GetInfo";
 const NOTIFY: &str = "/pluginregistration.Registration/NotifyRegistrationStatus";
-const CLAIMS_SERVICE: &str = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin";
-const OLD_CLAIMS_SERVICE: &str = "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin";
 const PREPARE: &str = "NodePrepareResources";
 const UNPREPARE: &str = "NodeUnprepareResources";
 
@@ -68,7 +53,7 @@ const MAX_NAMESPACE_LEN: usize = 63;
 const MAX_NAME_LEN: usize = 253;
 const MAX_UID_LEN: usize = 64;
 
-/// Preparation of claims. An error says what is missing and where; the kubelet shows it as an event of the pod.
+/// Preparation of claims. An error names the missing resource and its node; the kubelet shows it as an event of the pod.
 pub trait ClaimHandler: Send + Sync + 'static {
     /// Reserves the devices of a claim durably. A repeated call has the same result.
     fn prepare<'a>(&'a self, claim: &'a ClaimId) -> BoxFuture<'a, Result<Vec<Device>, String>>;
@@ -80,6 +65,8 @@ pub trait ClaimHandler: Send + Sync + 'static {
 /// The plugin of this host.
 #[derive(Clone)]
 pub struct Plugin {
+    /// Name of the driver.
+    pub driver: String,
     /// Path of the socket for claims, as the kubelet sees it.
     pub endpoint: String,
     pub handler: Arc<dyn ClaimHandler>,
@@ -103,11 +90,11 @@ impl Plugin {
         async move {
             let handler = self.handler.clone();
             let preparing = server()
-                .add_service(ClaimService::<false>(handler.clone()))
-                .add_service(ClaimService::<true>(handler))
+                .add_service(GrpcService(Claims::<false>(handler.clone())))
+                .add_service(GrpcService(Claims::<true>(handler)))
                 .serve_with_incoming_shutdown(connections(claims), stop.clone().cancelled_owned());
             let registering = server()
-                .add_service(RegistrationService(self))
+                .add_service(GrpcService(Registration(self)))
                 .serve_with_incoming_shutdown(connections(registration), stop.cancelled_owned());
             tokio::try_join!(preparing, registering).map(drop)
         }
@@ -117,7 +104,7 @@ impl Plugin {
     fn info(&self) -> PluginInfo {
         PluginInfo {
             kind: KIND.to_owned(),
-            name: DRIVER.to_owned(),
+            name: self.driver.clone(),
             endpoint: self.endpoint.clone(),
             supported_versions: VERSIONS.map(str::to_owned).into(),
         }
@@ -125,10 +112,10 @@ impl Plugin {
 
     fn note_registered(&self, RegistrationStatus { is_registered, error }: RegistrationStatus) {
         if is_registered {
-            tracing::info!(driver = DRIVER, "the kubelet registered the plugin for resource claims");
+            tracing::info!(driver = self.driver, "the kubelet registered the plugin for resource claims");
             (self.report)(Ok(()));
         } else {
-            (self.report)(Err(format!("the kubelet does not register the plugin {DRIVER}: {error}")));
+            (self.report)(Err(format!("the kubelet does not register the plugin {}: {error}", self.driver)));
         }
     }
 }
@@ -203,96 +190,67 @@ fn claim_name(ClaimId { namespace, name, .. }: &ClaimId) -> String {
     format!("{}/{}", namespace.escape_debug(), name.escape_debug())
 }
 
-fn grpc<A, Q>() -> Grpc<ProstCodec<A, Q>>
-where
-    A: prost::Message + 'static,
-    Q: prost::Message + Default + 'static,
-{
-    Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_REQUEST_BYTES)
-}
-
 /// The service at the socket that the kubelet looks for.
 #[derive(Clone)]
-struct RegistrationService(Plugin);
+struct Registration(Plugin);
 
-impl NamedService for RegistrationService {
-    const NAME: &'static str = REGISTRATION_SERVICE;
-}
+impl GrpcMethods for Registration {
+    const SERVICE: &'static str = "pluginregistration.Registration";
 
-/// The service for claims; `OLD` for that of `v1beta1`.
-#[derive(Clone)]
-struct ClaimService<const OLD: bool>(Arc<dyn ClaimHandler>);
-
-impl<const OLD: bool> NamedService for ClaimService<OLD> {
-    const NAME: &'static str = if OLD { OLD_CLAIMS_SERVICE } else { CLAIMS_SERVICE };
-}
-
-type AnswerFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
-
-fn unknown_method(path: &str) -> http::Response<Body> {
-    Status::unimplemented(format!("{path} is not a method of this service")).into_http()
-}
-
-impl Service<http::Request<Body>> for RegistrationService {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = AnswerFuture;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let Self(plugin) = self.clone();
-        Box::pin(async move {
-            Ok(match request.uri().path() {
+    fn answer(self, request: http::Request<Body>) -> BoxFuture<'static, http::Response<Body>> {
+        let Self(plugin) = self;
+        async move {
+            match request.uri().path() {
                 GET_INFO => {
                     let method = |_: Request<()>| ready(Ok::<_, Status>(Response::new(plugin.info())));
-                    grpc().unary(tower::service_fn(method), request).await
+                    grpc(MAX_REQUEST_BYTES).unary(tower::service_fn(method), request).await
                 }
                 NOTIFY => {
                     let method = |status: Request<_>| {
                         plugin.note_registered(status.into_inner());
                         ready(Ok::<_, Status>(Response::new(())))
                     };
-                    grpc().unary(tower::service_fn(method), request).await
+                    grpc(MAX_REQUEST_BYTES).unary(tower::service_fn(method), request).await
                 }
                 path => unknown_method(path),
-            })
-        })
+            }
+        }
+        .boxed()
     }
 }
 
-impl<const OLD: bool> Service<http::Request<Body>> for ClaimService<OLD> {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = AnswerFuture;
+/// The service for claims; `OLD` for that of `v1beta1`.
+#[derive(Clone)]
+struct Claims<const OLD: bool>(Arc<dyn ClaimHandler>);
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
+impl<const OLD: bool> GrpcMethods for Claims<OLD> {
+    const SERVICE: &'static str = if OLD {
+        "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
+    } else {
+        "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+    };
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let Self(handler) = self.clone();
-        Box::pin(async move {
-            let method = request.uri().path().rsplit('/').next().unwrap_or_default();
-            Ok(match method {
+    fn answer(self, request: http::Request<Body>) -> BoxFuture<'static, http::Response<Body>> {
+        let Self(handler) = self;
+        async move {
+            match request.uri().path().rsplit('/').next().unwrap_or_default() {
                 PREPARE => {
                     let method = |request| {
                         let handler = handler.clone();
                         async move { Ok::<_, Status>(Response::new(prepare(&*handler, claims(request)?).await)) }
                     };
-                    grpc().unary(tower::service_fn(method), request).await
+                    grpc(MAX_REQUEST_BYTES).unary(tower::service_fn(method), request).await
                 }
                 UNPREPARE => {
                     let method = |request| {
                         let handler = handler.clone();
                         async move { Ok::<_, Status>(Response::new(unprepare(&*handler, claims(request)?).await)) }
                     };
-                    grpc().unary(tower::service_fn(method), request).await
+                    grpc(MAX_REQUEST_BYTES).unary(tower::service_fn(method), request).await
                 }
                 _ => unknown_method(request.uri().path()),
-            })
-        })
+            }
+        }
+        .boxed()
     }
 }

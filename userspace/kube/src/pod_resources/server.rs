@@ -1,31 +1,25 @@
 //! Server of the PodResources API.
 
 use std::{
-    convert::Infallible,
     future::{Ready, ready},
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Response, Status,
-    body::Body,
-    server::{Grpc, NamedService},
-    transport::Server,
-};
-use tonic_prost::ProstCodec;
+use tonic::{Request, Response, Status, body::Body, transport::Server};
 use tower::Service;
 
 use super::{
     ALLOCATABLE, GET, LIST, SERVICE,
     messages::{AllocatableResponse, AssignedPodResources, GetRequest, GetResponse, ListResponse},
 };
-use crate::local_http2::connections;
+use crate::{
+    grpc_service::{GrpcMethods, GrpcService, grpc, unknown_method},
+    local_http2::connections,
+};
 
 /// Time after which a call fails.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,7 +56,7 @@ pub fn serve(
         Server::builder()
             .timeout(CALL_TIMEOUT)
             .concurrency_limit_per_connection(MAX_CALLS)
-            .add_service(Lister(assigned))
+            .add_service(GrpcService(Lister(assigned)))
             .serve_with_incoming_shutdown(connections(listener), stop.cancelled_owned())
             .await
     }
@@ -71,10 +65,6 @@ pub fn serve(
 
 #[derive(Clone)]
 struct Lister(Arc<dyn AssignmentSource>);
-
-impl NamedService for Lister {
-    const NAME: &'static str = SERVICE;
-}
 
 /// Wraps a function that returns the response of a request as a service.
 fn unary_method<Q, A>(
@@ -107,31 +97,22 @@ impl Lister {
     }
 }
 
-impl Service<http::Request<Body>> for Lister {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+impl GrpcMethods for Lister {
+    const SERVICE: &'static str = SERVICE;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        fn grpc<A, Q>() -> Grpc<ProstCodec<A, Q>>
-        where
-            A: prost::Message + 'static,
-            Q: prost::Message + Default + 'static,
-        {
-            Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_REQUEST_BYTES)
+    fn answer(self, request: http::Request<Body>) -> BoxFuture<'static, http::Response<Body>> {
+        async move {
+            match request.uri().path() {
+                LIST => grpc(MAX_REQUEST_BYTES).unary(unary_method(|()| Ok(self.list())), request).await,
+                GET => {
+                    grpc(MAX_REQUEST_BYTES).unary(unary_method(|request| self.get(request)), request).await
+                }
+                ALLOCATABLE => {
+                    grpc(MAX_REQUEST_BYTES).unary(unary_method(|()| Ok(self.allocatable())), request).await
+                }
+                path => unknown_method(path),
+            }
         }
-        let lister = self.clone();
-        Box::pin(async move {
-            Ok(match request.uri().path() {
-                LIST => grpc().unary(unary_method(|()| Ok(lister.list())), request).await,
-                GET => grpc().unary(unary_method(|request| lister.get(request)), request).await,
-                ALLOCATABLE => grpc().unary(unary_method(|()| Ok(lister.allocatable())), request).await,
-                path => Status::unimplemented(format!("{path} is not a method of this service")).into_http(),
-            })
-        })
+        .boxed()
     }
 }

@@ -23,6 +23,7 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_config::Config;
+use numaward_engine::claims::devices::DRIVER;
 use numaward_guarantee::{
     claim::{ReservedClaim, ReservedPart},
     error::AdmissionError,
@@ -259,6 +260,7 @@ async fn serve_once(
     let registration =
         tokio::net::UnixListener::from_std(registration).map_err(fail(&sockets.registration))?;
     let plugin = Plugin {
+        driver: DRIVER.to_owned(),
         endpoint: sockets.endpoint.clone(),
         handler: Arc::new(preparer.clone()),
         report: report.clone(),

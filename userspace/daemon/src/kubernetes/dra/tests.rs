@@ -285,7 +285,7 @@ async fn abandoned_call_is_completed() {
 #[tokio::test]
 async fn sockets_are_created_again() {
     let bench = DraBench::new().await;
-    // What a daemon that was killed leaves behind.
+    // A killed daemon leaves its sockets behind.
     let private = bench.path(PLUGIN);
     fs::create_dir_all(private.parent().unwrap()).unwrap();
     for path in [PLUGIN, REGISTRATION] {
