@@ -41,7 +41,15 @@ async fn run(pods: &[Value]) -> RunningEvictor {
 }
 
 async fn run_at(timing: EvictionTiming, why: EvictionReason, pods: &[Value]) -> RunningEvictor {
-    let server = FakeApiServer::start().await.unwrap();
+    run_on(FakeApiServer::start().await.unwrap(), timing, why, pods).await
+}
+
+async fn run_on(
+    server: FakeApiServer,
+    timing: EvictionTiming,
+    why: EvictionReason,
+    pods: &[Value],
+) -> RunningEvictor {
     for pod in pods {
         server.put_pod(pod.clone());
     }
@@ -412,8 +420,9 @@ async fn missing_right_names_component() {
         (SHORT, "guard-evict", "guardEvict.enabled"),
         (REFUSED, "kubernetes.refused: wait", "evictRefused.enabled"),
     ] {
-        let run = run_at(FAST, why, &[pod("a", Some("ReplicaSet"))]).await;
-        run.server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
+        let server = FakeApiServer::start().await.unwrap();
+        server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
+        let run = run_on(server, FAST, why, &[pod("a", Some("ReplicaSet"))]).await;
         until("it is said", || !run.reports.lock().unwrap().is_empty()).await;
         let problem = run.reports.lock().unwrap()[0].clone().unwrap_err();
         assert!(problem.contains(component) && problem.contains(value), "{problem}");
