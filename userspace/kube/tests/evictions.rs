@@ -217,8 +217,9 @@ async fn keeps_pods_that_would_not_move() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn delays_grow_while_budget_blocks() {
-    let run = run(&[pod("a", Some("ReplicaSet"))]).await;
-    run.server.refuse(Some(("/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    let server = FakeApiServer::start().await.unwrap();
+    server.refuse(Some(("/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    let run = run_on(server, FAST, EvictionReason::Unplaced, &[pod("a", Some("ReplicaSet"))]).await;
     until("a try", || run.count("blocked") >= 1).await;
     let first = Instant::now();
     until("some tries", || run.count("blocked") >= 4).await;
@@ -261,8 +262,9 @@ async fn skips_pods_that_cannot_be_evicted() {
         pod("budget", Some("ReplicaSet")),
         pod("a", Some("ReplicaSet")),
     ];
-    let run = run_at(timing, SHORT, &pods).await;
-    run.server.refuse(Some(("/pods/budget/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    let server = FakeApiServer::start().await.unwrap();
+    server.refuse(Some(("/pods/budget/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    let run = run_on(server, timing, SHORT, &pods).await;
     until("the pod that may go goes", || run.count_of("node_short", "evicted") == 1).await;
     let evictions = run.evictions();
     let last = evictions.last().map(String::as_str);
