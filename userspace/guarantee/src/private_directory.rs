@@ -2,12 +2,14 @@
 //!
 //! # Problem
 //! systemd creates them with mode 0700 (`StateDirectoryMode`, `RuntimeDirectoryMode`), Kubernetes'
-//! `DirectoryOrCreate` with 0755. A user with write permission could replace the ledger or a socket of the daemon.
+//! `DirectoryOrCreate` with 0755, and `emptyDir` with 0777. A user with write permission could replace the ledger or a
+//! socket of the daemon.
 //!
 //! # Algorithm
 //! A missing directory is made with mode 0700, its missing parents with 0755: other programs may use them. An existing one must belong to
-//! root or the daemon's user, and no other user may write to it: it may be `/tmp`. If it has the name `numaward`, or is empty, it is the
-//! daemon's alone and gets mode 0700. Any other keeps its mode, because it may be `/run`.
+//! root or the daemon's user, and no other user may write to it. If it has the name `numaward`, or is empty, it is the
+//! daemon's alone and gets mode 0700. Any other keeps its mode, because it may be `/run`. An `emptyDir` belongs to the daemon's user, has no
+//! sticky bit, unlike `/tmp`, and is empty before and after its mode is set: no other user has put anything into it.
 
 use std::{
     fs::{self, Permissions},
@@ -20,6 +22,8 @@ use numaward_cgroup::make_private_dir;
 
 /// Mode of a directory that only the daemon uses.
 const PRIVATE_MODE: u32 = 0o700;
+/// Mode bit of directories such as `/tmp`, which many users share.
+const STICKY: u32 = 0o1000;
 /// Default name of such a directory.
 const OWN_NAME: &str = "numaward";
 
@@ -45,22 +49,27 @@ pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     let found = fs::metadata(path).map_err(fail("read its metadata"))?;
     let (uid, mode) = (found.uid(), found.mode() & 0o7777);
     let own = rustix::process::geteuid().as_raw();
-    if (uid != 0 && uid != own) || mode & 0o022 != 0 {
-        return Err(DirectoryError::Insecure { path: path.to_owned(), uid, mode });
+    let is_empty = || fs::read_dir(path).map(|mut names| names.next().is_none()).map_err(fail("list it"));
+    let insecure = || Err(DirectoryError::Insecure { path: path.to_owned(), uid, mode });
+    let is_shared = mode & 0o022 != 0;
+    if uid != own {
+        return if uid == 0 && !is_shared { Ok(()) } else { insecure() };
     }
-    if uid == own && mode != PRIVATE_MODE && is_private(path).map_err(fail("list it"))? {
+    if is_shared && (mode & STICKY != 0 || !is_empty()?) {
+        return insecure();
+    }
+    let is_own = is_shared || path.file_name().is_some_and(|name| name == OWN_NAME);
+    if mode != PRIVATE_MODE && (is_own || is_empty()?) {
         match fs::set_permissions(path, Permissions::from_mode(PRIVATE_MODE)) {
             // No user can write there; the first file that the daemon writes reports it.
             Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => return Ok(()),
             done => done.map_err(fail("set its mode"))?,
         }
+        if is_shared && !is_empty()? {
+            return insecure();
+        }
     }
     Ok(())
-}
-
-/// Returns true if only the daemon uses the directory.
-fn is_private(path: &Path) -> io::Result<bool> {
-    Ok(path.file_name().is_some_and(|name| name == OWN_NAME) || fs::read_dir(path)?.next().is_none())
 }
 
 #[cfg(test)]
@@ -92,16 +101,16 @@ mod tests {
         assert_eq!(mode(&parent) & 0o055, 0o055 & !umask(), "other programs may use the parent");
         assert_eq!(mode(&parent) & 0o022, 0, "other users cannot replace the directory");
 
-        // Kubernetes' `DirectoryOrCreate` uses mode 0755; the second directory has a ledger.
+        // Kubernetes' `DirectoryOrCreate` uses mode 0755, `emptyDir` 0777; the second directory has a ledger.
         let (fresh, used) = (root.path().join("fresh"), root.path().join("numaward"));
-        let shared = root.path().join("shared");
-        for path in [&fresh, &used, &shared] {
+        let (empty, shared) = (root.path().join("empty"), root.path().join("shared"));
+        for (path, mode) in [(&fresh, 0o755), (&used, 0o755), (&empty, 0o777), (&shared, 0o755)] {
             fs::create_dir(path).unwrap();
-            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
         fs::write(used.join("ledger.json"), "").unwrap();
         fs::write(shared.join("other.pid"), "").unwrap();
-        for (path, expected) in [(fresh, 0o700), (used, 0o700), (shared, 0o755)] {
+        for (path, expected) in [(fresh, 0o700), (used, 0o700), (empty, 0o700), (shared, 0o755)] {
             prepare(&path).unwrap();
             assert_eq!(mode(&path), expected, "{}", path.display());
         }
@@ -112,7 +121,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("numaward");
         fs::create_dir(&path).unwrap();
-        for refused in [0o777, 0o1777, 0o770] {
+        let file = path.join("control.sock");
+        for (refused, is_empty) in [(0o777, false), (0o1777, false), (0o770, false), (0o1777, true)] {
+            if is_empty {
+                fs::remove_file(&file).unwrap();
+            } else {
+                fs::write(&file, "").unwrap();
+            }
             fs::set_permissions(&path, Permissions::from_mode(refused)).unwrap();
             let error = prepare(&path).unwrap_err();
             assert!(matches!(error, DirectoryError::Insecure { mode, .. } if mode == refused), "{error}");
