@@ -5,7 +5,6 @@
 use std::{path::Path, sync::Arc, time::Instant};
 
 use aya::{
-    EbpfLoader,
     maps::{Array, MapData, ProgramArray},
     programs::{ProgramError, ProgramFd},
 };
@@ -35,7 +34,7 @@ use crate::{
 const TP_BTF: &str = "alloc_tp_btf";
 
 /// The size of the ring buffer in bytes: room for more than a thousand unread misses.
-const EVENTS_BYTES: u32 = 1 << 16;
+pub(crate) const EVENTS_BYTES: u32 = 1 << 16;
 
 /// The attached probe. Dropping it detaches the program.
 pub(crate) struct AllocProbe {
@@ -81,7 +80,7 @@ impl AllocProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         mode: Mode,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
     ) -> Result<Self, ProbeError> {
         let object = ALLOC.map_err(ProbeError::NotBuilt)?;
         let node_shift = kernel.get(|structures| &structures.node_shift);
@@ -129,7 +128,7 @@ impl AllocProbe {
         object: &[u8],
         options: &ProbeOptions<'_>,
         mode: Mode,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
         layout: KernelLayout,
     ) -> Result<Self, ProbeError> {
         let machine = options.machine;
@@ -157,28 +156,26 @@ impl AllocProbe {
         let log_level = if options.debug_log { Level::Debug as u8 } else { 0 };
         let log_size = if options.debug_log { 1 << 17 } else { to_u32(page_size()) };
         let slot_path = kernel.slot_path()?.with_direct_reads(layout.reads_task);
-        let mut loader = EbpfLoader::new();
-        slot_path.set_globals(&mut loader);
-        loader
-            .btf(kernel.btf())
-            .override_global("NODE_SHIFT", &layout.node_shift, true)
-            .override_global("GFP_OFFSET", &gfp_offset, true)
-            .override_global("MIGRATION_DISABLED", &layout.migration_disabled, true)
-            .override_global("TASK_FLAGS", &layout.task_flags, true)
-            .override_global("RUNS_CHAINS", &layout.runs_chains, true)
-            .override_global("NODES", &node_count, true)
-            .override_global("SHARDS", &shards, true)
-            .override_global("SHARD_ROWS", &rows.rows, true)
-            .override_global("SECTION_SHIFT", &sections.shift, true)
-            .override_global(aya_log::LEVEL, &log_level, true)
-            .map_max_entries("AYA_LOGS", log_size)
-            .map_max_entries("SLOTS", slots)
-            .map_max_entries("UNATTRIBUTED", node_count)
-            .map_max_entries(event_gate::MAP, slots)
-            .map_max_entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
-            .map_max_entries(rows::MAP, rows.entries())
-            .map_max_entries("SECTION_NODE", sections.capacity());
-        let mut family = Family::load(&mut loader, "alloc", object, options.slots)?;
+        let settings = slot_path
+            .settings()
+            .global("NODE_SHIFT", layout.node_shift)
+            .global("GFP_OFFSET", gfp_offset)
+            .global("MIGRATION_DISABLED", layout.migration_disabled)
+            .global("TASK_FLAGS", layout.task_flags)
+            .global("RUNS_CHAINS", layout.runs_chains)
+            .global("NODES", node_count)
+            .global("SHARDS", shards)
+            .global("SHARD_ROWS", rows.rows)
+            .global("SECTION_SHIFT", sections.shift)
+            .global(aya_log::LEVEL, log_level)
+            .entries("AYA_LOGS", log_size)
+            .entries("SLOTS", slots)
+            .entries("UNATTRIBUTED", node_count)
+            .entries(event_gate::MAP, slots)
+            .entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
+            .entries(rows::MAP, rows.entries())
+            .entries("SECTION_NODE", sections.capacity());
+        let mut family = Family::load(kernel, "alloc", object, options.slots, settings)?;
         // The kernel initializes the map with zeros, which stand for unknown nodes.
         let unwritten = Sections { shift: sections.shift, nodes: Vec::new() };
         let mut alloc = Self {

@@ -9,10 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use aya::{
-    EbpfLoader,
-    maps::{HashMap, MapData, MapError, StackTraceMap},
-};
+use aya::maps::{HashMap, MapData, MapError, StackTraceMap};
 use numaward_abi::{ChainKey, ChainKind, ChainPages, NO_ROOM};
 use numaward_topology::NodeId;
 
@@ -77,7 +74,7 @@ impl ChainProbes {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         wanted: ChainOptions,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
         numbering: &NodeNumbering,
         alloc: Option<&mut AllocProbe>,
     ) -> (Option<Self>, Vec<ProbeReport>) {
@@ -97,7 +94,7 @@ impl ChainProbes {
     fn try_load(
         options: &ProbeOptions<'_>,
         wanted: ChainOptions,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
         numbering: &NodeNumbering,
         alloc: Option<&mut AllocProbe>,
     ) -> Result<(Self, Vec<ProbeReport>), ProbeError> {
@@ -107,17 +104,15 @@ impl ChainProbes {
         let nodes = numbering.capacity();
         let two_nodes = u32::from(numbering.ids().len() == 2);
         let slot_path = kernel.slot_path()?;
-        let mut loader = EbpfLoader::new();
-        slot_path.set_globals(&mut loader);
-        loader
-            .btf(kernel.btf())
-            .override_global("NODES", &nodes, true)
-            .override_global("NODE_SHIFT", &shift, true)
-            .override_global("TWO_NODES", &two_nodes, true)
-            .override_global("SAMPLE_EVERY", &wanted.sample_every, true)
-            .map_max_entries(CHAINS_MAP, wanted.max_stacks.max(1))
-            .map_max_entries(STACKS_MAP, wanted.max_stacks.max(1));
-        let mut family = Family::load(&mut loader, "chains", object, options.slots)?;
+        let settings = slot_path
+            .settings()
+            .global("NODES", nodes)
+            .global("NODE_SHIFT", shift)
+            .global("TWO_NODES", two_nodes)
+            .global("SAMPLE_EVERY", wanted.sample_every)
+            .entries(CHAINS_MAP, wanted.max_stacks.max(1))
+            .entries(STACKS_MAP, wanted.max_stacks.max(1));
+        let mut family = Family::load(kernel, "chains", object, options.slots, settings)?;
         family.set_nodes(&numbering.table(options.machine))?;
         let as_expected = || kernel.get(|structures| &structures.hint);
         // If the allocation probe does not run the program, it is attached to the tracepoint as a second one.

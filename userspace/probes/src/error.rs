@@ -96,6 +96,9 @@ pub(crate) enum ProbeError {
     Cpus(io::Error),
     #[error("the eBPF object has no {0}; rebuild the program")]
     Incomplete(&'static str),
+    /// An object has a map that an earlier object has sized.
+    #[error("internal error: the probes set no size for the map {0} of this object")]
+    Unsized(&'static str),
     #[error("the kernel has no BTF")]
     NoBtf,
     #[error(
@@ -135,7 +138,7 @@ impl ProbeError {
             Self::NoSections(_) => Obstacle::MemoryBlocks,
             Self::SelfCheck(_) => Obstacle::SelfCheck,
             Self::Unwanted => Obstacle::SwitchedOff,
-            Self::Cpus(_) | Self::Incomplete(_) | Self::Map(_) => Obstacle::Setup,
+            Self::Cpus(_) | Self::Incomplete(_) | Self::Unsized(_) | Self::Map(_) => Obstacle::Setup,
         }
     }
 }

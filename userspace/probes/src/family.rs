@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io, os::fd::AsFd as _, path::Path, sync::Arc};
 
 use aya::{
-    Btf, Ebpf, EbpfLoader,
+    Btf, Ebpf,
     maps::{Array, HashMap, Map, MapData, MapError},
     programs::{Program, ProgramError, ProgramFd, tp_btf::BtfTracePointLinkId},
 };
@@ -13,6 +13,8 @@ use crate::{
     CgroupId, MapAccessError, Mode, Obstacle, Probe, ProbeReport,
     costs::FamilyCosts,
     error::ProbeError,
+    kernel::KernelInfo,
+    loader::ObjectSettings,
     maps::{access_error, set},
     sys,
 };
@@ -55,13 +57,13 @@ pub(crate) struct Family {
 impl Family {
     /// Creates the maps of the object. Programs are loaded later.
     pub(crate) fn load(
-        loader: &mut EbpfLoader<'_>,
+        kernel: &KernelInfo<'_>,
         name: &'static str,
         object: &[u8],
         slots: u32,
+        settings: ObjectSettings,
     ) -> Result<Self, ProbeError> {
-        loader.map_max_entries("ROOTS", slots.max(1));
-        let mut ebpf = loader.load(object).map_err(|error| ProbeError::kernel(&error))?;
+        let mut ebpf = kernel.load(object, &settings.entries("ROOTS", slots.max(1)))?;
         // The kernel initializes the map with zeros.
         let unwritten = NodeTable { index: [0; MAX_NODE_IDS], memory_node: [0; MAX_NODE_IDS] };
         let mut family = Self {

@@ -5,7 +5,7 @@
 
 use std::{os::fd::AsFd as _, path::Path};
 
-use aya::{EbpfLoader, maps::MapData};
+use aya::maps::MapData;
 use numaward_abi::DramCounters;
 use numaward_topology::NodeId;
 use perf_event::Counter;
@@ -15,6 +15,7 @@ use crate::{
     error::ProbeError,
     family::{Family, Hook, attach_by_first_method},
     kernel::KernelInfo,
+    loader::ObjectSettings,
     nodes::NodeNumbering,
     objects::HARDWARE,
     pmu::{self, OpenCounters},
@@ -35,7 +36,7 @@ pub(crate) struct HardwareProbe {
 impl HardwareProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
         numbering: &NodeNumbering,
     ) -> Result<(Self, ProbeReport), ProbeError> {
         let object = HARDWARE.map_err(ProbeError::NotBuilt)?;
@@ -49,15 +50,13 @@ impl HardwareProbe {
         };
         let has_local = events.local.is_some();
         let reads_local = u32::from(has_local);
-        let mut loader = EbpfLoader::new();
-        loader
-            .btf(kernel.btf())
-            .override_global("CGROUP_PATH", &path, true)
-            .override_global("KERNFS_PARENT", &parent, true)
-            .override_global("NODES", &nodes, true)
-            .override_global("HAS_LOCAL", &reads_local, true)
-            .map_max_entries("DRAM", entries);
-        let mut family = Family::load(&mut loader, "hardware", object, options.slots)?;
+        let settings = ObjectSettings::default()
+            .global("CGROUP_PATH", path)
+            .global("KERNFS_PARENT", parent)
+            .global("NODES", nodes)
+            .global("HAS_LOCAL", reads_local)
+            .entries("DRAM", entries);
+        let mut family = Family::load(kernel, "hardware", object, options.slots, settings)?;
         family.set_nodes(&numbering.table(options.machine))?;
         let maps = [family.take_data("LOCAL")?, family.take_data("REMOTE")?];
         let opened = pmu::open(events, &options.machine.cpu_ids(), pmu::count)?;

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use aya::{
-    EbpfLoader,
-    maps::{Array, MapData},
-};
+use aya::maps::{Array, MapData};
 use numaward_abi::{HUGEPAGE_SIZES, HugepageCounters, OTHER_SLOT, Slot};
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, NodeSet};
 
@@ -35,7 +32,7 @@ pub(crate) struct HugepageProbe {
 impl HugepageProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
         numbering: &NodeNumbering,
     ) -> Result<(Self, ProbeReport), ProbeError> {
         let object = HUGEPAGES.map_err(ProbeError::NotBuilt)?;
@@ -49,19 +46,17 @@ impl HugepageProbe {
         let entries = nodes.checked_mul(size_count).and_then(|per_slot| slots.checked_mul(per_slot));
         let entries = entries.ok_or(ProbeError::TooManySlots { slots, nodes })?;
         let slot_path = kernel.slot_path()?;
-        let mut loader = EbpfLoader::new();
-        slot_path.set_globals(&mut loader);
-        loader
-            .btf(kernel.btf())
-            .override_global("NODES", &nodes, true)
-            .override_global("NODE_SHIFT", &node_shift, true)
-            .override_global("SIZE_PATH", &path, true)
-            .override_global("SIZE_BITS", &size_bits, true)
-            .override_global("SIZES", &size_count, true)
-            .map_max_entries("SLOTS", slots)
+        let settings = slot_path
+            .settings()
+            .global("NODES", nodes)
+            .global("NODE_SHIFT", node_shift)
+            .global("SIZE_PATH", path)
+            .global("SIZE_BITS", size_bits)
+            .global("SIZES", size_count)
+            .entries("SLOTS", slots)
             // A map cannot be empty.
-            .map_max_entries(MAP, entries.max(1));
-        let mut family = Family::load(&mut loader, "hugepages", object, options.slots)?;
+            .entries(MAP, entries.max(1));
+        let mut family = Family::load(kernel, "hugepages", object, options.slots, settings)?;
         family.set_nodes(&numbering.table(options.machine))?;
         let mut hugepages = Self { slots: family.take("SLOTS")?, sizes, family };
         hugepages.set_allowed(OTHER_SLOT, None, numbering)?;

@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use aya::{
-    EbpfLoader,
-    maps::{Array, HashMap, MapData, PerCpuArray},
-};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 use numaward_topology::CpuId;
 
@@ -108,7 +105,7 @@ pub(crate) struct SwitchProbe {
 impl SwitchProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
     ) -> Result<(Self, ProbeReport), ProbeError> {
         let object = SWITCH.map_err(ProbeError::NotBuilt)?;
         let layout = || {
@@ -118,13 +115,11 @@ impl SwitchProbe {
         let task = layout().unwrap_or_default();
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?;
         let slot_path = kernel.slot_path()?;
-        let mut loader = EbpfLoader::new();
-        slot_path.set_globals(&mut loader);
-        loader
-            .btf(kernel.btf())
-            .override_global("TASK", &task, true)
-            .map_max_entries("OWNER", u32::try_from(cpus).unwrap_or(u32::MAX));
-        let mut family = Family::load(&mut loader, "switch", object, options.slots)?;
+        let settings = slot_path
+            .settings()
+            .global("TASK", task)
+            .entries("OWNER", u32::try_from(cpus).unwrap_or(u32::MAX));
+        let mut family = Family::load(kernel, "switch", object, options.slots, settings)?;
         let methods = vec![
             (Mode::TpBtf, layout().map(|_| vec![(PROGRAM, Hook::TpBtf("sched_switch"))])),
             (Mode::Tracepoint, Ok(vec![(FALLBACK_PROGRAM, Hook::Tracepoint("sched", "sched_switch"))])),

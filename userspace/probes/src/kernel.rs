@@ -1,21 +1,29 @@
 //! Properties of the running kernel that the probes need.
 
-use std::{cell::LazyCell, fs, path::Path};
+use std::{
+    cell::{LazyCell, RefCell},
+    fs,
+    path::Path,
+};
 
-use aya::{Btf, EbpfLoader, sys::BpfHelper};
+use aya::{Btf, Ebpf, sys::BpfHelper};
+use bumpalo::Bump;
 
 use crate::{
     btf::{BtfError, Structures, read_structures},
     error::ProbeError,
     kernel_features,
+    loader::{ObjectLoader, ObjectSettings},
 };
 
 /// Properties of the kernel, each of which is read when it is first needed.
-pub(crate) struct KernelInfo {
+pub(crate) struct KernelInfo<'a> {
     pub(crate) structures: LazyCell<Result<Structures, BtfError>>,
     btf: LazyCell<Option<Btf>>,
     has_ancestors: LazyCell<bool>,
     has_task_helper: LazyCell<bool>,
+    values: &'a Bump,
+    loader: RefCell<Option<ObjectLoader<'a>>>,
 }
 
 /// The parameters of the path from the current task to the slot of its workload: see `ebpf/src/current.rs`.
@@ -33,24 +41,33 @@ impl SlotPath {
         Self { reads_task, ..self }
     }
 
-    /// Sets the global variables of an object's programs.
-    pub(crate) fn set_globals<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        loader
-            .override_global("HAS_ANCESTORS", &self.has_ancestors, true)
-            .override_global("CGROUP_PATH", &self.path, true)
-            .override_global("KERNFS_PARENT", &self.parent, true)
-            .override_global("READS_TASK", &self.reads_task, true);
+    /// Returns the global variables of an object's programs.
+    pub(crate) fn settings(&self) -> ObjectSettings {
+        ObjectSettings::default()
+            .global("HAS_ANCESTORS", self.has_ancestors)
+            .global("CGROUP_PATH", self.path)
+            .global("KERNFS_PARENT", self.parent)
+            .global("READS_TASK", self.reads_task)
     }
 }
 
-impl KernelInfo {
-    pub(crate) fn new() -> Self {
+impl<'a> KernelInfo<'a> {
+    /// Returns the properties of this kernel. The arena holds the settings of objects.
+    pub(crate) fn new(values: &'a Bump) -> Self {
         Self {
             structures: LazyCell::new(|| read_structures(Path::new("/"))),
             btf: LazyCell::new(|| Btf::from_sys_fs().ok()),
             has_ancestors: LazyCell::new(|| has(BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id)),
             has_task_helper: LazyCell::new(|| has(BpfHelper::BPF_FUNC_get_current_task_btf)),
+            values,
+            loader: RefCell::new(None),
         }
+    }
+
+    /// Creates the maps of an object, and returns it with programs that are not loaded.
+    pub(crate) fn load(&self, object: &[u8], settings: &ObjectSettings) -> Result<Ebpf, ProbeError> {
+        let mut loader = self.loader.borrow_mut();
+        loader.get_or_insert_with(|| ObjectLoader::new(self.values)).load(object, settings)
     }
 
     /// Returns the kernel's types, if it has BTF.

@@ -34,6 +34,7 @@ mod hugepages;
 mod intruders;
 mod kernel;
 pub mod kernel_features;
+mod loader;
 mod maps;
 mod nodes;
 mod objects;

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, io, os::fd::OwnedFd, sync::Arc, time::Instant};
 
+use bumpalo::Bump;
 use numaward_abi::CgroupId;
 use numaward_topology::{CpuId, KernelFeature, Machine, NodeSet};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
@@ -52,7 +53,8 @@ pub struct Probes {
 impl Probes {
     /// Loads and attaches the probes independently of each other.
     pub fn load(options: &ProbeOptions<'_>) -> Self {
-        let kernel = KernelInfo::new();
+        let values = Bump::new();
+        let kernel = KernelInfo::new(&values);
         let mut reasons = Vec::new();
         let mut preemptible = None;
         let mut exact = None;

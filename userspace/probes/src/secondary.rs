@@ -6,10 +6,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Instant};
 
-use aya::{
-    EbpfLoader,
-    maps::{MapData, RingBuf},
-};
+use aya::maps::{MapData, RingBuf};
 use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, ScanCounters, StallCounters};
 use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
@@ -17,7 +14,7 @@ use rustix::param::page_size;
 use crate::{
     Activity, CallChain, CgroupId, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, ProbeReport,
     activity::{MatrixColumns, NodePairs},
-    alloc::AllocProbe,
+    alloc::{AllocProbe, EVENTS_BYTES},
     btf::BtfError,
     chains::ChainProbes,
     error::ProbeError,
@@ -64,7 +61,7 @@ impl SecondaryProbes {
     /// probe.
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
         alloc: Option<&mut AllocProbe>,
     ) -> Self {
         let mut secondary = Self::default();
@@ -137,7 +134,7 @@ impl SecondaryProbes {
     fn attach(
         &mut self,
         options: &ProbeOptions<'_>,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
         family: &mut Family,
         probe: Probe,
         methods: Vec<AttachMethod>,
@@ -153,7 +150,7 @@ impl SecondaryProbes {
         Ok(())
     }
 
-    fn load_faults(&mut self, options: &ProbeOptions<'_>, kernel: &KernelInfo) -> Result<(), ProbeError> {
+    fn load_faults(&mut self, options: &ProbeOptions<'_>, kernel: &KernelInfo<'_>) -> Result<(), ProbeError> {
         let object = FAULTS.map_err(ProbeError::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
         let nodes = self.nodes.capacity();
@@ -176,23 +173,21 @@ impl SecondaryProbes {
         let (folio_size, node_shift) = folio().unwrap_or(([0; 2], 64));
         let node_shift = options.fakes.node_shift.unwrap_or(node_shift);
         let slot_path = kernel.slot_path()?;
-        let mut loader = EbpfLoader::new();
-        slot_path.set_globals(&mut loader);
-        loader
-            .btf(kernel.btf())
-            .override_global("NODES", &nodes, true)
-            .override_global("COLUMNS", &columns, true)
-            .override_global("REASON_ARGUMENT", &reason_argument, true)
-            .override_global("REASON_OFFSET", reason_offset.as_ref().unwrap_or(&0), true)
-            .override_global("VMA_RANGE", &vma_range, true)
-            .override_global("PAGE_SHIFT", &page_shift, true)
-            .override_global("NODE_SHIFT", &node_shift, true)
-            .override_global("NODE_PAIRS", &pairs, true)
-            .override_global("FOLIO_SIZE", &folio_size, true)
-            .map_max_entries("ACCESS", entries(per_slot)?)
-            .map_max_entries("SCAN", slots)
-            .map_max_entries("MIGRATED_PAGES", entries(migrated)?);
-        let mut family = Family::load(&mut loader, "faults", object, options.slots)?;
+        let settings = slot_path
+            .settings()
+            .global("NODES", nodes)
+            .global("COLUMNS", columns)
+            .global("REASON_ARGUMENT", reason_argument)
+            .global("REASON_OFFSET", reason_offset.as_ref().map_or(0, |offset| *offset))
+            .global("VMA_RANGE", vma_range)
+            .global("PAGE_SHIFT", page_shift)
+            .global("NODE_SHIFT", node_shift)
+            .global("NODE_PAIRS", pairs)
+            .global("FOLIO_SIZE", folio_size)
+            .entries("ACCESS", entries(per_slot)?)
+            .entries("SCAN", slots)
+            .entries("MIGRATED_PAGES", entries(migrated)?);
+        let mut family = Family::load(kernel, "faults", object, options.slots, settings)?;
         family.set_nodes(&self.nodes.table(options.machine))?;
 
         let as_expected = || kernel.get(|structures| &structures.hint);
@@ -231,7 +226,11 @@ impl SecondaryProbes {
         Ok(())
     }
 
-    fn load_trouble(&mut self, options: &ProbeOptions<'_>, kernel: &KernelInfo) -> Result<(), ProbeError> {
+    fn load_trouble(
+        &mut self,
+        options: &ProbeOptions<'_>,
+        kernel: &KernelInfo<'_>,
+    ) -> Result<(), ProbeError> {
         let object = TROUBLE.map_err(ProbeError::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
         let oom = || {
@@ -242,16 +241,15 @@ impl SecondaryProbes {
         let constraints = u32::try_from(OOM_CONSTRAINTS).unwrap_or(u32::MAX);
         let long_stall = u64::try_from(options.long_stall.as_nanos()).unwrap_or(u64::MAX);
         let slot_path = kernel.slot_path()?;
-        let mut loader = EbpfLoader::new();
-        slot_path.set_globals(&mut loader);
-        loader
-            .btf(kernel.btf())
-            .override_global("OOM_LAYOUT", &layout, true)
-            .override_global("LONG_STALL", &long_stall, true)
-            .map_max_entries("STALLS", slots)
-            .map_max_entries(event_gate::MAP, slots)
-            .map_max_entries("OOM_KILLS", slots.saturating_mul(constraints));
-        let mut family = Family::load(&mut loader, "trouble", object, options.slots)?;
+        let settings = slot_path
+            .settings()
+            .global("OOM_LAYOUT", layout)
+            .global("LONG_STALL", long_stall)
+            .entries("STALLS", slots)
+            .entries(event_gate::MAP, slots)
+            .entries("EVENTS", EVENTS_BYTES)
+            .entries("OOM_KILLS", slots.saturating_mul(constraints));
+        let mut family = Family::load(kernel, "trouble", object, options.slots, settings)?;
         self.events = Some(family.take("EVENTS")?);
         self.long_stalls = Some(EventGate::new(&mut family, "LONG_STALLS")?);
         let methods = vec![
