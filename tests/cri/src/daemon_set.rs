@@ -3,7 +3,12 @@
 //! Only the fields in the project's own manifests are supported. Any other field is an error, so that no test runs with
 //! less than the manifest contains.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+};
 
 use clap::Args;
 use serde::Deserialize;
@@ -249,7 +254,10 @@ impl RunDaemonSet {
                 Some(Volume { config_map: Some(_), .. }) => self.config.clone(),
                 Some(Volume { empty_dir: Some(_), name, .. }) => {
                     let path = format!("{EMPTY_DIRS}/{name}");
-                    fs::create_dir_all(&path).map_err(|error| format!("{path}: {error}"))?;
+                    // As the kubelet makes it.
+                    fs::create_dir_all(&path)
+                        .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o777)))
+                        .map_err(|error| format!("{path}: {error}"))?;
                     path
                 }
                 _ => return Err(format!("volume {}: it is not understood", mount.name)),
