@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{self, Read as _, Write},
     net::{TcpListener, TcpStream},
     panic, thread,
     time::{Duration, Instant},
@@ -181,4 +181,33 @@ fn forwards_port_to_loopback() {
         assert!(started.elapsed() < Duration::from_mins(2), "{answer:?}\n{}", running.console_tail());
         thread::sleep(Duration::from_millis(200));
     }
+}
+
+/// A writer that keeps the lines and when each came.
+#[derive(Default)]
+struct TimedLines(Vec<(Instant, String)>);
+
+impl Write for TimedLines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        self.0.extend(text.lines().map(|line| (Instant::now(), line.to_owned())));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The guest does not measure its counter, which fails if the host does not run it meanwhile.
+#[test]
+fn real_time_is_that_of_host() {
+    let Some(bench) = TestEnvironment::open() else { return };
+    let mut lines = TimedLines::default();
+    let script = "cat /proc/uptime; sleep 5; cat /proc/uptime";
+    assert_eq!(small(&bench).real_time().run(script, &mut lines).unwrap(), 0);
+    let [(start, before), (end, after)] = &lines.0[..] else { panic!("{:?}", lines.0) };
+    let uptime = |line: &str| line.split(' ').next().unwrap().parse::<f64>().unwrap();
+    let ratio = (uptime(after) - uptime(before)) / end.duration_since(*start).as_secs_f64();
+    assert!((0.8..1.2).contains(&ratio), "the guest's clock has {ratio:.2} times the rate of the host's");
 }

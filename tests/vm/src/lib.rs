@@ -30,6 +30,7 @@
 
 mod arch;
 mod cache;
+mod counter;
 mod error;
 mod image;
 mod initramfs;

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::{
     Arch, Debian, Error, GUEST_BUSYBOX, GUEST_FIRMWARE, GuestTopology, Kernel, Monitor, TOOLS,
-    arch::SerialPorts, image, initramfs::Initramfs,
+    arch::SerialPorts, counter, image, initramfs::Initramfs,
 };
 
 /// Skips the self-tests of the kernel's ciphers and the initialization of its entropy from CPU jitter, which take
@@ -203,6 +203,13 @@ impl Clock {
             }
             Self::RealTime => Vec::new(),
         }
+    }
+
+    /// Returns arguments of the kernel.
+    fn kernel_arguments(self, arch: Arch) -> String {
+        let is_of_host = self == Self::RealTime && arch == Arch::Amd64 && cfg!(target_arch = "x86_64");
+        let frequency = is_of_host.then(counter::frequency).flatten();
+        frequency.map_or_else(String::new, |kilohertz| format!("tsc_early_khz={kilohertz}"))
     }
 
     /// Returns the arguments of `timeout` that stop the emulator at this limit. In virtual time, CPU time counts,
@@ -432,6 +439,7 @@ impl Vm {
             "panic=-1 oops=panic quiet",
             FASTER_BOOT,
             arch.kernel_arguments(),
+            &self.clock().kernel_arguments(arch),
             if self.has_systemd() { &of_systemd } else { "" },
             &self.options.append.join(" "),
         ]

@@ -206,6 +206,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     row("machine::forwards_port_to_loopback", &[(CI, &["6.12"])]),
     row("machine::hung_machine_is_stopped", &[(CI, &["6.12"])]),
     row("machine::machine_has_requested_nodes", &[(CI, &["6.12"])]),
+    row("machine::real_time_is_that_of_host", &[(CI, &["6.12"])]),
     row("machine::returns_output_and_exit_code", &[(CI, &["6.12"])]),
     row("memory_policy::pages_follow_memory_policy", &[(CI, &["6.12"]), (Rest, &["6.1"])]),
     row("numactl::agrees_with_numactl_on_four_nodes", &[(CI, &["6.12"])]),
