@@ -1,6 +1,6 @@
 //! Memory measurements of a test's process.
 
-use std::{env, fs, process::Command, thread};
+use std::{env, fs, path::Path, process::Command, thread};
 
 /// Runs the calling test in a separate process, in which no other test uses memory. Returns true in that process, and
 /// false after the test has passed there.
@@ -56,6 +56,30 @@ pub fn peak() -> u64 {
 /// If procfs cannot be written.
 pub fn reset_peak() {
     fs::write("/proc/self/clear_refs", "5").unwrap_or_else(|error| panic!("/proc/self/clear_refs: {error}"));
+}
+
+/// Creates this number of directories with paths of some 3.7 KB, and `file` with this text in each of them and in their ancestors. Returns
+/// the number of directories below `root`.
+///
+/// # Panics
+///
+/// If they cannot be created.
+pub fn create_long_paths(root: &Path, directories: usize, file: &str, text: &str) -> usize {
+    const LEVELS: usize = 14;
+    let create = |dir: &Path| {
+        let created = fs::create_dir_all(dir).and_then(|()| fs::write(dir.join(file), text));
+        created.unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    };
+    let mut dir = root.to_owned();
+    create(&dir);
+    for _ in 0..LEVELS {
+        dir.push("x".repeat(250));
+        create(&dir);
+    }
+    for number in 0..directories {
+        create(&dir.join(format!("{number:0200}")));
+    }
+    LEVELS + directories
 }
 
 fn status_bytes(name: &str) -> u64 {

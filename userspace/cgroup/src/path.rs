@@ -101,6 +101,11 @@ impl CgroupPath {
         }
     }
 
+    /// Returns the cgroup with this directory in a hierarchy mounted at `root`; `None` if its path is not UTF-8.
+    pub fn from_dir(root: &Path, dir: &Path) -> Option<Self> {
+        format!("/{}", dir.strip_prefix(root).ok()?.to_str()?).parse().ok()
+    }
+
     /// Returns the path, but an empty string for the root.
     fn below_root(&self) -> &str {
         if self.is_root() { "" } else { &self.0 }
@@ -165,6 +170,7 @@ mod tests {
             assert_eq!(path.to_string(), text);
             assert_eq!(path.parent().map(|parent| parent.to_string()).as_deref(), parent);
             assert_eq!(path.dir(Path::new("/cg")), Path::new(dir));
+            assert_eq!(CgroupPath::from_dir(Path::new("/cg"), Path::new(dir)), Some(path));
         }
         assert_eq!(path("/").child("a").unwrap().child("b").unwrap(), path("/a/b"));
         assert_eq!(

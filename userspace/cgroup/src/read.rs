@@ -390,11 +390,16 @@ pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
 /// Reads `cgroup.threads`: at most `most` threads in the cgroup itself. 0 stands for a thread of another PID namespace.
 pub fn threads(dir: &Path, most: usize) -> Result<Vec<u32>, ReadError> {
     let mut found = Vec::new();
-    visit_ids(dir, "cgroup.threads", |thread| {
+    visit_threads(dir, |thread| {
         found.push(thread);
         found.len() < most
     })?;
     Ok(found)
+}
+
+/// Reads `cgroup.threads`: the threads in the cgroup itself. 0 stands for a thread of another PID namespace. Ends when `visit` returns false.
+pub fn visit_threads(dir: &Path, visit: impl FnMut(u32) -> bool) -> Result<(), ReadError> {
+    visit_ids(dir, "cgroup.threads", visit)
 }
 
 /// Calls `visit` for each line of a file of ids until it returns false. The file is not read as a whole.

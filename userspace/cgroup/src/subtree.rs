@@ -116,7 +116,7 @@ fn read_names(dir: &Path, position: u64, names: &mut Vec<OsString>) -> io::Resul
 mod tests {
     use std::{collections::BTreeSet, fs};
 
-    use numaward_tests_support::{is_alone, peak, reset_peak};
+    use numaward_tests_support::{create_long_paths, is_alone, peak, reset_peak};
 
     use super::*;
 
@@ -167,16 +167,10 @@ mod tests {
             return;
         }
         let root = tempfile::tempdir().unwrap();
-        let mut dir = root.path().to_owned();
-        for _ in 0..14 {
-            dir.push("x".repeat(250));
-        }
-        for number in 0..DIRECTORIES {
-            fs::create_dir_all(dir.join(format!("{number:0200}"))).unwrap();
-        }
+        let below = create_long_paths(root.path(), DIRECTORIES, "cgroup.procs", "");
         reset_peak();
         let before = peak();
-        assert_eq!(subtree(root.path()).count(), 1 + 14 + DIRECTORIES);
+        assert_eq!(subtree(root.path()).count(), 1 + below);
         let most = peak();
         assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
     }

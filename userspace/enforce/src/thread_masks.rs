@@ -30,8 +30,9 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of CPU sets that are recorded for a cgroup.
 const MAX_GIVEN: usize = 16;
-/// Maximum number of cgroups with own affinities that are recorded for a narrowed one.
+/// Maximum numbers of cgroups with own affinities, and of bytes of their paths, that are recorded for a narrowed one.
 const MAX_OWN: usize = 32;
+const MAX_OWN_BYTES: usize = 16 << 10;
 /// Maximum numbers of cgroups and threads that are read for a narrowed cgroup.
 const MAX_CGROUPS: usize = 4096;
 const MAX_THREADS: usize = 65_536;
@@ -81,13 +82,20 @@ impl ThreadMasks {
             masks.own.extend(other.own);
             other.given.iter().try_for_each(|cpus| masks.give(cpus))?;
         }
-        let is_complete = each_thread(root, path, deadline, |cgroup, available, _, cpus| {
-            let is_own = !available.is_subset(cpus);
-            if is_own && !masks.given.iter().any(|given| given & available == *cpus) {
-                masks.own.insert(cgroup.clone());
-            }
-        });
-        (is_complete && masks.own.len() <= MAX_OWN).then_some(masks)
+        let is_complete = masks.is_small()
+            && each_thread(root, path, deadline, |cgroup, available, _, cpus| {
+                let is_own = !available.is_subset(cpus);
+                let is_new = is_own
+                    && !masks.given.iter().any(|given| given & available == *cpus)
+                    && masks.own.insert(cgroup.clone());
+                !is_new || masks.is_small()
+            });
+        is_complete.then_some(masks)
+    }
+
+    fn is_small(&self) -> bool {
+        let bytes: usize = self.own.iter().map(|cgroup| cgroup.as_str().len()).sum();
+        self.own.len() <= MAX_OWN && bytes <= MAX_OWN_BYTES
     }
 
     /// Records CPUs that the cgroup is about to be given. Returns `None` if there are too many sets.
@@ -113,29 +121,35 @@ impl ThreadMasks {
             let has_kept = |given: &CpuSet| given & available == *cpus;
             let is_exempt = self.own.contains(cgroup) || except == Some(cgroup);
             if is_exempt || available.is_subset(cpus) || !self.given.iter().any(has_kept) {
-                return;
+                return true;
             }
             match reset_affinity(Some(thread)) {
                 Ok(()) => done.reset += 1,
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                 Err(_) => done.refused += 1,
             }
+            true
         });
         ResetThreads { is_partial: !is_complete, ..done }
     }
 }
 
-/// Visits the threads of a cgroup and its descendants, with the CPUs of their cgroup and their affinity. Returns true if all could be
-/// read.
+/// Visits the threads of a cgroup and its descendants, with the CPUs of their cgroup and their affinity, until `visit` returns false.
+/// Returns true if all were visited.
 fn each_thread(
     root: &Path,
     path: &CgroupPath,
     deadline: Instant,
-    mut visit: impl FnMut(&CgroupPath, &CpuSet, i32, &CpuSet),
+    mut visit: impl FnMut(&CgroupPath, &CpuSet, i32, &CpuSet) -> bool,
 ) -> bool {
-    let (mut cgroups, mut threads, mut open) = (0, 0, vec![path.clone()]);
-    while let Some(cgroup) = open.pop() {
-        let dir = cgroup.dir(root);
+    let (mut cgroups, mut threads) = (0, 0);
+    // Cgroups whose names are not UTF-8 have no path, as everywhere.
+    for dir in
+        read::subtree_with(&path.dir(root), |dir| dir.file_name().is_some_and(|name| name.to_str().is_some()))
+    {
+        if cgroups > 0 && Instant::now() >= deadline {
+            return false;
+        }
         let here = match read::threads(&dir, MAX_THREADS + 1) {
             Ok(here) => here,
             Err(error) if error.is_gone() => continue,
@@ -146,22 +160,21 @@ fn each_thread(
             return false;
         }
         let available = if here.is_empty() { None } else { available_cpus(&dir) };
+        let cgroup = CgroupPath::from_dir(root, &dir);
         for (index, thread) in here.into_iter().enumerate() {
             if index % THREADS_PER_CHECK == THREADS_PER_CHECK - 1 && Instant::now() >= deadline {
                 return false;
             }
             // 0 is a thread of another PID namespace.
             let thread = i32::try_from(thread).ok().filter(|thread| *thread > 0);
-            let (Some(thread), Some(available)) = (thread, &available) else { return false };
+            let (Some(thread), Some(available), Some(cgroup)) = (thread, &available, &cgroup) else {
+                return false;
+            };
             match affinity(Some(thread)) {
-                Ok(cpus) => visit(&cgroup, available, thread, &cpus),
+                Ok(cpus) if visit(cgroup, available, thread, &cpus) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(_) => return false,
+                Ok(_) | Err(_) => return false,
             }
-        }
-        open.extend(cgroup.children(root));
-        if !open.is_empty() && Instant::now() >= deadline {
-            return false;
         }
     }
     true

@@ -48,7 +48,7 @@ pub use self::{
 use self::{
     exclusive::Refusals,
     schemata::{GroupTarget, targets},
-    tree::{PREFIX, ResctrlTree, threads},
+    tree::{PREFIX, ResctrlTree, read_threads},
 };
 
 /// Maximum number of attempts to find threads that began during a move. The next call continues.
@@ -350,7 +350,7 @@ impl TreeUpdate<'_> {
     }
 
     /// Moves all threads of these cgroups to a group. If `is_alone`, moves other threads of the group to the default
-    /// group. Returns the workloads with threads in other programs' groups.
+    /// group. Returns the workloads of which not all threads are in the group: some are in other programs' groups, or cannot be read.
     fn gather(
         &self,
         group: &Path,
@@ -367,7 +367,11 @@ impl TreeUpdate<'_> {
             let mut all = BTreeSet::new();
             let mut has_moved = false;
             for (name, cgroup) in cgroups {
-                let own = threads(cgroup)?;
+                let mut own = BTreeSet::new();
+                if let Err(error) = read_threads(cgroup, &mut own) {
+                    left.insert((*name).to_owned());
+                    done.problems.insert(format!("threads of {name}: {error}"));
+                }
                 let mut elsewhere = BTreeSet::new();
                 for thread in own.difference(&there) {
                     if let Some(other) = foreign.get(thread) {

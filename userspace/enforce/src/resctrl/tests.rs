@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use numaward_tests_support::{create_long_paths, is_alone, peak, reset_peak};
+
 use super::{
     fake::{self, FakeResctrl},
     *,
@@ -510,4 +512,36 @@ fn lifts_limits_of_old_configuration() {
     assert_eq!(store(&mut bench).held, names(["a"]));
     assert!(bench.fake.text("numaward-batch/schemata").contains("MB:0=100"), "it is made anew");
     default_has(&bench, "0=ff0;1=ff0");
+}
+
+/// Any user with a delegated subtree can have as many cgroups under names that long.
+#[test]
+fn bounds_memory_for_many_long_paths() {
+    const CGROUPS: usize = 4000;
+    const CEILING: u64 = 4 << 20;
+    if !is_alone() {
+        return;
+    }
+    let mut bench = ResctrlFixture::new();
+    bench.want("web", Some("db"), &[10]);
+    create_long_paths(&bench.dir.path().join("cgroup/web"), CGROUPS, "cgroup.threads", "10\n");
+    reset_peak();
+    let before = peak();
+    let done = bench.follow();
+    let most = peak();
+    assert_eq!((done.held, done.problems), (names(["web"]), names([])));
+    assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
+}
+
+/// The path of the unreadable cgroup is longer than the kernel accepts.
+#[test]
+fn workload_with_unreadable_cgroup_disturbs_no_other_of_its_class() {
+    let mut bench = ResctrlFixture::new();
+    bench.want("web", Some("db"), &[10]);
+    bench.want("worse", Some("db"), &[11]);
+    fs::create_dir_all(bench.dir.path().join("cgroup/worse/below/cgroup.threads")).unwrap();
+    let done = bench.follow();
+    assert_eq!((done.held, done.refused), (names(["web"]), names(["worse"])));
+    assert!(done.problems.iter().any(|problem| problem.contains("worse/below")), "{:?}", done.problems);
+    assert_eq!(bench.fake.tasks("numaward-db"), set([10, 11]));
 }

@@ -3,14 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
+    fs::{self, File, OpenOptions},
+    io::{self, BufReader, Write as _},
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
 };
 
-use numaward_cgroup::read;
+use numaward_cgroup::{TruncatedLines, read};
 use rustix::io::Errno;
 
 use super::schemata::{
@@ -25,8 +25,8 @@ pub const FAKE_MARKER: &str = "MADE-UP";
 pub(super) const PREFIX: &str = "numaward-";
 /// Directories in the root that are not groups.
 const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
-/// Maximum depth of descendants of a cgroup for reading threads.
-const MAX_DEPTH: usize = 64;
+/// Maximum number of threads of a workload in a group.
+const MAX_THREADS: usize = 1 << 18;
 
 /// Operations on the file system. The fake for tests imitates the kernel's reaction to them.
 pub trait ResctrlKernel: fmt::Debug + Send + Sync {
@@ -86,6 +86,11 @@ pub enum ResctrlError {
     /// The threads of a cgroup cannot be read.
     #[error(transparent)]
     Cgroup(#[from] read::ReadError),
+    /// The workload has more threads than are moved.
+    #[error(
+        "it has more than {MAX_THREADS} threads, which are not all moved to its group; limit its pids.max"
+    )]
+    TooManyThreads,
     /// The kernel holds another value than the written one.
     #[error("{path}: it holds {found:?} after {wanted:?} was written", path = .path.display())]
     Different { path: PathBuf, wanted: String, found: String },
@@ -339,13 +344,19 @@ impl ResctrlTree {
     /// Reads the threads of a group.
     pub(super) fn tasks(&self, group: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
         let path = group.join("tasks");
-        let text = self.text(&path)?;
-        let ids = text.lines().map(|line| line.trim().parse::<u32>());
-        ids.collect::<Result<_, _>>().map_err(|_| ResctrlError::Malformed {
-            path,
-            text: shortened(&text),
-            expected: "a list of threads",
-        })
+        let file = File::open(&path).map_err(|error| self.refused(&path, error))?;
+        let mut lines = TruncatedLines::new(BufReader::new(file));
+        let mut found = BTreeSet::new();
+        while let Some(line) = lines.next_line().map_err(|error| self.refused(&path, error))? {
+            let line = String::from_utf8_lossy(line);
+            let thread = line.trim().parse().map_err(|_| ResctrlError::Malformed {
+                path: path.clone(),
+                text: shortened(&line),
+                expected: "a thread",
+            })?;
+            found.insert(thread);
+        }
+        Ok(found)
     }
 
     /// Moves a thread to a group. Returns false if the thread has ended.
@@ -412,21 +423,24 @@ pub struct CacheCounters {
     pub local: Option<u64>,
 }
 
-/// Returns the threads of a cgroup and of its descendants; none if it is gone.
-pub(super) fn threads(dir: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
-    let mut found = BTreeSet::new();
-    let mut to_read = vec![(dir.to_owned(), 0)];
-    while let Some((dir, depth)) = to_read.pop() {
-        match read::threads(&dir, usize::MAX) {
+/// Reads the threads of a cgroup and of its descendants into `found`. The error is the first one; the other cgroups are read nevertheless.
+pub(super) fn read_threads(dir: &Path, found: &mut BTreeSet<u32>) -> Result<(), ResctrlError> {
+    let mut outcome = Ok(());
+    for dir in read::subtree(dir) {
+        let read = read::visit_threads(&dir, |thread| {
             // 0 is a thread that is not visible in this PID namespace.
-            Ok(threads) => found.extend(threads.into_iter().filter(|thread| *thread != 0)),
-            Err(error) if error.is_gone() => continue,
-            Err(error) => return Err(error.into()),
+            if thread != 0 {
+                found.insert(thread);
+            }
+            found.len() <= MAX_THREADS
+        });
+        if found.len() > MAX_THREADS {
+            return Err(ResctrlError::TooManyThreads);
         }
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
-        let dirs =
-            entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir()));
-        to_read.extend(dirs.map(|entry| (entry.path(), depth + 1)).filter(|(_, depth)| *depth < MAX_DEPTH));
+        match read {
+            Err(error) if !error.is_gone() => outcome = outcome.and(Err(error.into())),
+            _ => {}
+        }
     }
-    Ok(found)
+    outcome
 }

@@ -5,6 +5,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use numaward_tests_support::{create_long_paths, is_alone, peak, reset_peak};
 use numaward_topology::affinity::{affinity, set_affinity};
 
 use super::*;
@@ -153,4 +154,44 @@ fn other_affinities_are_kept() {
     set_affinity(Some(thread.id), &others).unwrap();
     assert_eq!(tree.widen(&applied, "/a"), reset(0));
     assert_eq!(thread.cpus(), others);
+}
+
+/// Any user with a delegated subtree can have as many cgroups under names that long.
+#[test]
+fn bounds_memory_for_many_long_paths() {
+    const CGROUPS: usize = 4000;
+    const CEILING: u64 = 4 << 20;
+    if !is_alone() {
+        return;
+    }
+    let tree = FakeHierarchy::new(&["/a"]);
+    create_long_paths(&tree.root.path().join("a"), CGROUPS, "cgroup.threads", "");
+    let deadline = Instant::now() + Duration::from_mins(1);
+    reset_peak();
+    let before = peak();
+    let masks = ThreadMasks::read(tree.root.path(), &path("/a"), [], deadline);
+    let most = peak();
+    assert_eq!(masks, Some(ThreadMasks::default()));
+    assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
+}
+
+/// The record is part of the ledger.
+#[test]
+fn long_paths_with_own_affinities_are_not_recorded() {
+    const CEILING: u64 = 4 << 20;
+    if !is_alone() {
+        return;
+    }
+    let Some((all, first)) = all_and_first() else { return };
+    let tree = FakeHierarchy::new(&["/a"]);
+    let own = Thread::start(Some(&first));
+    tree.run("/a", &[&own], &all);
+    create_long_paths(&tree.root.path().join("a"), 3000, "cgroup.threads", &own.id.to_string());
+    tree.write_file("/a", "cpuset.cpus.effective", &all.to_string());
+    let deadline = Instant::now() + Duration::from_mins(1);
+    reset_peak();
+    let before = peak();
+    assert_eq!(ThreadMasks::read(tree.root.path(), &path("/a"), [], deadline), None);
+    let most = peak();
+    assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
 }
