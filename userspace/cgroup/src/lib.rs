@@ -47,4 +47,6 @@ pub use read::ReadError;
 pub use truncated_lines::TruncatedLines;
 pub use unescape::unescape;
 pub use watch::{CgroupEvent, WatchMode, WatchOptions, Watcher};
-pub use workload::{CgroupWorkload, ContainerIdentity, EXEC_PARENT, RUNTIMES, WorkloadKind, classify};
+pub use workload::{
+    CgroupWorkload, ContainerIdentity, EXEC_PARENT, RUNTIMES, WorkloadKind, classify, pod_cgroup,
+};

@@ -97,6 +97,16 @@ pub fn classify(path: &CgroupPath, has_guarantee: impl Fn(&CgroupPath) -> bool) 
     }
 }
 
+/// Returns the UID and the cgroup of the pod to which this cgroup of a container, or below one, belongs. A container that is not in the cgroup
+/// of its pod stands for it.
+pub fn pod_cgroup(path: &CgroupPath) -> Option<(String, CgroupPath)> {
+    let names: Vec<&str> = path.components().collect();
+    let (index, container) = pod_container(&names)?;
+    let is_joined = names.get(index).is_some_and(|name| name.contains(':'));
+    let below = names.len() - index - usize::from(is_joined);
+    Some((container.pod_uid?, path.ancestors().nth(below)?))
+}
+
 fn classify_by_path(path: &CgroupPath) -> CgroupWorkload {
     let names: Vec<&str> = path.components().collect();
     // The workload is the cgroup of the first `depth` components.

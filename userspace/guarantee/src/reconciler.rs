@@ -34,9 +34,19 @@ pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrowdedNode {
     pub node: NodeId,
-    /// Pods without a guarantee: the UID as the runtime reports it, and the bytes on the node that cannot be dropped.
     /// The largest is first.
-    pub pods: Vec<(String, Bytes)>,
+    pub pods: Vec<CrowdingPod>,
+}
+
+/// A pod with memory on a crowded node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CrowdingPod {
+    /// The UID as the runtime reports it.
+    pub uid: String,
+    /// Memory on the node, beyond its guarantees, that cannot be dropped.
+    pub memory: Bytes,
+    /// True if the pod, one of its containers or a cgroup in it has a guarantee. It is not evicted then.
+    pub has_guarantee: bool,
 }
 
 /// The latest rebalance, shared with the reconciler's thread; `None` before the first one.

@@ -21,6 +21,8 @@ pub struct Headroom {
     pub spare: BTreeMap<NodeId, Bytes>,
     /// Workloads without a guarantee; empty unless a node is low or tight and the guard is to act.
     pub others: Vec<UnguaranteedWorkload>,
+    /// Pods with memory beyond their guarantees on low nodes; empty unless a node is low and pods are evicted.
+    pub pods: Vec<PodUsage>,
     /// True if the page cache of these workloads was read.
     pub is_cache_read: bool,
     /// Conditions for decisions; empty with the strategy `kubelet`. The same `Arc` means unchanged conditions.
@@ -123,6 +125,24 @@ impl UnguaranteedWorkload {
     /// Returns the unmapped page cache on a node, if a node is tight.
     pub fn cache_on(&self, node: NodeId) -> Bytes {
         on(&self.cache, node)
+    }
+}
+
+/// The memory of a pod beyond its guarantees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodUsage {
+    /// The UID as the container runtime reports it.
+    pub uid: String,
+    /// Its cgroup, or those of its containers.
+    pub cgroups: Vec<CgroupPath>,
+    /// Anonymous and shared memory and files of a tmpfs on the low nodes, in all containers and in none, beyond the guaranteed memory.
+    pub beyond: Vec<(NodeId, Bytes)>,
+}
+
+impl PodUsage {
+    /// Returns the memory on a low node ([`Self::beyond`]).
+    pub fn on(&self, node: NodeId) -> Bytes {
+        on(&self.beyond, node)
     }
 }
 

@@ -27,14 +27,14 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{
-    CgroupId, CgroupPath, Hierarchy, ReadError,
+    CgroupId, CgroupPath, Hierarchy, ReadError, pod_cgroup,
     read::{self, hugetlb_numa_stat, memory_numa_stat},
 };
-use numaward_config::policy::StrategyKind;
+use numaward_config::{guard::GuardMode, policy::StrategyKind};
 use numaward_engine::HostConditions;
 use numaward_model::{
     EventReport, Guarantees, WorkloadGuarantee,
-    headroom::{Headroom, NodeHeadroom, UnguaranteedWorkload},
+    headroom::{Headroom, NodeHeadroom, PodUsage, UnguaranteedWorkload},
     health,
     snapshot::ResidentFigures,
 };
@@ -164,6 +164,11 @@ impl Guard {
         } else {
             Vec::new()
         };
+        let pods = if acts && observer.config.guard == GuardMode::Evict {
+            pod_usage(&hierarchy, &table, &guarantees, &low)
+        } else {
+            Vec::new()
+        };
         // The time spent on page cache alone must not delay the check of a node that becomes low.
         let mut apart = Duration::ZERO;
         if is_cache_read {
@@ -180,6 +185,7 @@ impl Guard {
             nodes,
             spare,
             others,
+            pods,
             is_cache_read,
             conditions,
         });
@@ -373,6 +379,47 @@ fn unguaranteed_workloads(
     found
 }
 
+/// Returns the memory of pods on these nodes beyond their guarantees. Pods in a cgroup with a guarantee are excluded: it covers them.
+fn pod_usage(
+    hierarchy: &Hierarchy,
+    table: &Table<SlotId>,
+    guarantees: &Guarantees,
+    low: &BTreeSet<NodeId>,
+) -> Vec<PodUsage> {
+    let mut pods: BTreeMap<String, BTreeSet<CgroupPath>> = BTreeMap::new();
+    for (uid, cgroup) in table.members().filter_map(|(_, member)| pod_cgroup(&member.path)) {
+        pods.entry(uid).or_default().insert(cgroup);
+    }
+    let usage = pods.into_iter().filter_map(|(uid, cgroups)| {
+        let is_within = |other: &CgroupPath| cgroups.iter().any(|cgroup| cgroup.contains(other));
+        let covers =
+            |other: &CgroupPath| cgroups.iter().any(|cgroup| cgroup != other && other.contains(cgroup));
+        let workloads = guarantees.workloads();
+        if workloads.iter().any(|of| covers(&of.cgroup)) {
+            return None;
+        }
+        let mut beyond: BTreeMap<NodeId, u64> = BTreeMap::new();
+        for cgroup in &cgroups {
+            for (node, of) in memory_numa_stat(&hierarchy.dir(cgroup)).unwrap_or_default() {
+                let sum = beyond.entry(node).or_default();
+                *sum = sum.saturating_add(of.anon.0).saturating_add(of.shmem.0);
+            }
+        }
+        let placed = workloads.iter().filter(|of| is_within(&of.cgroup)).flat_map(|of| &of.placed);
+        for (_, node, bytes) in placed.filter(|(kind, ..)| *kind == ZoneKind::Memory) {
+            let sum = beyond.entry(*node).or_default();
+            *sum = sum.saturating_sub(bytes.0);
+        }
+        let beyond: Vec<_> = beyond
+            .into_iter()
+            .filter(|(node, bytes)| low.contains(node) && *bytes > 0)
+            .map(|(node, bytes)| (node, Bytes(bytes)))
+            .collect();
+        (!beyond.is_empty()).then(|| PodUsage { uid, cgroups: cgroups.into_iter().collect(), beyond })
+    });
+    usage.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs, path::Path};
@@ -499,6 +546,42 @@ mod tests {
         observer.registry.lock().guarantees = Arc::default();
         guard.check(&observer);
         assert!(observer.latest.headroom.borrow().nodes.is_empty());
+    }
+
+    #[test]
+    fn pods_are_judged_by_memory_beyond_guarantees() {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path(), 600);
+        let config = Config { guard: GuardMode::Evict, ..Config::default() };
+        let kept = vec![
+            memory_guarantee("/kubepods/podp/guaranteed", 1, 800),
+            memory_guarantee("/kept/podq/x", 9, 1),
+        ];
+        let observer = observer(root.path(), config, kept, Ledger::default());
+        for (id, path, anon) in [
+            (1, "kubepods/podp/guaranteed", 100),
+            (2, "kubepods/podp/plain", 700),
+            (3, "kubepods/podp", 900),
+            (4, "kubepods/podr/one", 1),
+            (5, "kubepods/podr/two/below", 1),
+            // The rest is that of a container that has ended.
+            (6, "kubepods/podr", 300),
+            (7, "kubepods/podsmall/one", 10),
+            (8, "kubepods/podsmall", 10),
+            (9, "kept/podq/x", 500),
+        ] {
+            let text = format!("anon N0=4096 N1={}\nfile N0=0 N1=0\nshmem N0=0 N1=0\n", anon << 20);
+            write(root.path(), &format!("{path}/memory.numa_stat"), &text);
+            let path = format!("/{path}");
+            let member = Member::new(path.parse().unwrap(), WorkloadKind::TopLevel, None);
+            observer.registry.lock().table_mut().add(CgroupId(id), &path, member);
+        }
+        Guard::default().check(&observer);
+        let seen = observer.latest.headroom.borrow().clone();
+        assert!(seen.node(NodeId(1)).unwrap().is_low);
+        let pods: Vec<_> =
+            seen.pods.iter().map(|pod| (pod.uid.as_str(), pod.on(NodeId(1)).0 >> 20)).collect();
+        assert_eq!(pods, [("p", 100), ("r", 300), ("small", 10)]);
     }
 
     #[test]

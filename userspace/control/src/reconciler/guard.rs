@@ -365,10 +365,11 @@ mod tests {
     use std::{fs, path::Path, sync::Arc};
 
     use numaward_api as api;
+    use numaward_cgroup::pod_cgroup;
     use numaward_config::{Config, enforcement::CgroupPattern};
     use numaward_engine::PodId;
     use numaward_guarantee::{pod::AdmittedPod, request::Request};
-    use numaward_model::headroom::Headroom;
+    use numaward_model::headroom::{Headroom, PodUsage};
     use numaward_topology::{HugepagePool, HugepageSize};
 
     use super::*;
@@ -473,8 +474,16 @@ mod tests {
         pub(super) fn publish(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<UnguaranteedWorkload>) {
             self.look += 1;
             let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
+            let mut pods: BTreeMap<String, PodUsage> = BTreeMap::new();
+            for workload in &others {
+                let Some((uid, cgroup)) = pod_cgroup(&workload.cgroup) else { continue };
+                let none = PodUsage { uid: uid.clone(), cgroups: vec![cgroup], beyond: Vec::new() };
+                let pod = pods.entry(uid).or_insert(none);
+                pod.beyond = vec![(NodeId(1), Bytes(pod.on(NodeId(1)).0 + workload.on(NodeId(1)).0))];
+            }
+            let pods = pods.into_values().collect();
             *self.host.headroom.lock().unwrap() =
-                Arc::new(Headroom { look: self.look, nodes, spare, others, ..Headroom::default() });
+                Arc::new(Headroom { look: self.look, nodes, spare, others, pods, ..Headroom::default() });
             self.now += SETTLE_TIME;
             self.tick();
         }

@@ -21,7 +21,7 @@ use numaward_engine::{
 };
 use numaward_guarantee::{
     policy as configured,
-    reconciler::{CrowdedNode, ReconcilerHandle},
+    reconciler::{CrowdedNode, CrowdingPod, ReconcilerHandle},
 };
 use numaward_kube::{
     api::{
@@ -36,6 +36,7 @@ use numaward_kube::{
 use numaward_model::{pod::container_name, port::ObservedHost as _};
 use numaward_observe::{DaemonPart, Observer};
 use prometheus_client::registry::Registry;
+use numaward_topology::Bytes;
 use tokio::{
     sync::watch,
     time::{interval, sleep},
@@ -309,24 +310,31 @@ impl Cluster {
 }
 
 /// Returns the pods that the guard names in the order of eviction: `BestEffort` before `Burstable`, and within a class the pod with the
-/// most memory on the node first. Guaranteed pods are not evicted, nor is a pod that has less than a Guaranteed one on the same node.
+/// most memory on the node first. A pod stays if it has a guarantee, is Guaranteed, or is not known, as one that was ignored. So does a pod
+/// that has less than such a pod on the same node.
 fn pods_to_evict(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, EvictionReason)> {
-    let find = |uid: &String| pods.iter().find(|stored| stored.pod.id.uid == *uid);
-    let is_guaranteed =
-        |uid: &String| find(uid).is_some_and(|stored| stored.pod.request().qos() == QosClass::Guaranteed);
-    let candidates = crowded.iter().flat_map(|crowded| {
-        let stay = crowded.pods.iter().filter(|(uid, _)| is_guaranteed(uid)).map(|(_, has)| *has).max();
-        let evictable = crowded.pods.iter().filter(move |(_, has)| stay.is_none_or(|stay| *has >= stay));
-        evictable.map(|(uid, has)| (crowded.node, uid, *has))
-    });
-    let known = candidates.filter_map(|(node, uid, has)| {
-        let stored = find(uid)?;
+    let evictable = |crowding: &CrowdingPod| {
+        let stored = pods.iter().find(|stored| stored.pod.id.uid == crowding.uid)?;
         let rank = match stored.pod.request().qos() {
+            _ if crowding.has_guarantee => return None,
             QosClass::BestEffort => 0,
             QosClass::Burstable => 1,
             QosClass::Guaranteed => return None,
         };
-        Some((rank, Reverse(has), stored.pod.id.clone(), EvictionReason::NodeShort { node, has }))
+        Some((rank, stored))
+    };
+    let known = crowded.iter().flat_map(|crowded| {
+        let (mut known, mut stays) = (Vec::new(), Bytes(0));
+        for crowding in &crowded.pods {
+            match evictable(crowding) {
+                Some((rank, stored)) => known.push((rank, crowding.memory, stored)),
+                None => stays = stays.max(crowding.memory),
+            }
+        }
+        known.retain(|(_, has, _)| *has >= stays);
+        known.into_iter().map(|(rank, has, stored)| {
+            (rank, Reverse(has), stored.pod.id.clone(), EvictionReason::NodeShort { node: crowded.node, has })
+        })
     });
     let mut known: Vec<_> = known.collect();
     known.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
@@ -473,7 +481,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use numaward_kube::pod_resources::messages::ContainerDevices;
-    use numaward_topology::{Bytes, CpuSet, NodeId};
+    use numaward_topology::{CpuSet, NodeId};
 
     use super::*;
 
@@ -521,19 +529,26 @@ mod tests {
             pod("guaranteed", all, all),
             pod("elsewhere", "{}", "{}"),
         ];
-        let usage = |name: &str, mib| (format!("uid-{name}"), Bytes::mib(mib));
-        let crowded = [CrowdedNode {
-            node: NodeId(1),
-            pods: vec![usage("burstable", 800), usage("large", 30), usage("small", 20), usage("unknown", 10)],
-        }];
+        let usage = |name: &str, mib| CrowdingPod {
+            uid: format!("uid-{name}"),
+            memory: Bytes::mib(mib),
+            has_guarantee: false,
+        };
+        let usages = [usage("burstable", 800), usage("large", 30), usage("small", 20)];
+        let crowded = [CrowdedNode { node: NodeId(1), pods: usages.to_vec() }];
         let evicted = pods_to_evict(&crowded, &pods);
         let names: Vec<&str> = evicted.iter().map(|(id, _)| id.name.as_str()).collect();
         assert_eq!(names, ["large", "small", "burstable"]);
         assert_eq!(evicted[0].1, EvictionReason::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
-        let mut with_guaranteed = crowded;
-        with_guaranteed[0].pods.push(usage("guaranteed", 30));
-        let names =
-            pods_to_evict(&with_guaranteed, &pods).into_iter().map(|(id, _)| id.name).collect::<Vec<_>>();
-        assert_eq!(names, ["large", "burstable"], "no pod with less than a Guaranteed one");
+        let with_staying = |staying: CrowdingPod| {
+            let pods_there = usages.iter().cloned().chain([staying]).collect();
+            let evicted = pods_to_evict(&[CrowdedNode { node: NodeId(1), pods: pods_there }], &pods);
+            evicted.into_iter().map(|(id, _)| id.name).collect::<Vec<_>>()
+        };
+        assert_eq!(with_staying(usage("guaranteed", 30)), ["large", "burstable"]);
+        assert_eq!(with_staying(usage("ignored", 30)), ["large", "burstable"]);
+        assert_eq!(with_staying(usage("ignored", 900)), [""; 0]);
+        let elsewhere = CrowdingPod { has_guarantee: true, ..usage("elsewhere", 31) };
+        assert_eq!(with_staying(elsewhere), ["burstable"]);
     }
 }

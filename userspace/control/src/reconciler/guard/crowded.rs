@@ -1,4 +1,4 @@
-//! Last measure of the headroom guard (`guard: evict`): selects pods without a guarantee that may be evicted from a node.
+//! Last measure of the headroom guard (`guard: evict`): lists the pods that crowd a node.
 //!
 //! # Terms
 //! - *stuck*: the node is short and no further workload can be steered off it. A node is not stuck if the daemon has no
@@ -6,29 +6,32 @@
 //! - *crowded*: the node has been stuck for [`STUCK_TIME`] without a break.
 //!
 //! # Algorithm
-//! For each crowded node, this lists the pods without a guarantee that have memory there which cannot be dropped. The
-//! Kubernetes client knows their `QoS` classes and evicts them one by one. The time starts again if the node is no longer short
-//! or a workload was steered off it.
+//! For each crowded node, this lists the pods that have memory there, beyond their guarantees, which cannot be dropped. The Kubernetes
+//! client knows their `QoS` classes and evicts those without a guarantee one by one; the other ones keep smaller pods from being evicted in
+//! vain. The time starts again if the node is no longer short or a workload was steered off it.
 //!
 //! # Invariants
-//! - A listed pod exists, is not exempt by the configuration, and no container of it has a guarantee.
+//! - A listed pod exists, and is not exempt by the configuration.
+//! - The memory of a pod includes that of ended containers (`emptyDir`).
 //! - Nothing is written to the kernel.
 
 use std::{
-    collections::BTreeMap,
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_guarantee::reconciler::{CrowdedNode, LatestCrowdedNodes};
+use numaward_cgroup::CgroupPath;
+use numaward_guarantee::reconciler::{CrowdedNode, CrowdingPod, LatestCrowdedNodes};
 use numaward_model::{
     EventReport,
-    headroom::{Headroom, UnguaranteedWorkload},
+    headroom::{Headroom, PodUsage},
 };
-use numaward_topology::{Bytes, NodeId, NodeSet};
+use numaward_topology::{NodeId, NodeSet};
 
-use super::{guaranteed_pods, is_steerable, pod_of};
+use super::{guaranteed_pods, pod_of};
 use crate::{core::Core, page_worker::MIN_MOVE_SIZE};
 
 /// Time for which a node must be stuck before it is crowded.
@@ -38,8 +41,8 @@ pub(super) const STUCK_TIME: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Crowding {
     stuck_since: BTreeMap<NodeId, Instant>,
-    /// Candidates for eviction on each crowded node: UID and memory there, largest first.
-    crowded: BTreeMap<NodeId, Vec<(String, Bytes)>>,
+    /// The pods on each crowded node, the largest first.
+    crowded: BTreeMap<NodeId, Vec<CrowdingPod>>,
     /// Published copy of `crowded`.
     pub(super) published: LatestCrowdedNodes,
 }
@@ -57,10 +60,11 @@ impl Crowding {
                 if now.duration_since(since) < STUCK_TIME {
                     continue;
                 }
-                let pods = evictable_pods(core, headroom, node);
-                if self.crowded.insert(node, pods.clone()).is_none() {
-                    report(core, node, pods.len());
+                let pods = crowding_pods(core, headroom, node);
+                if !self.crowded.contains_key(&node) {
+                    report(core, node, &pods);
                 }
+                self.crowded.insert(node, pods);
             }
         }
         self.crowded.retain(|node, _| self.stuck_since.contains_key(node));
@@ -73,35 +77,49 @@ impl Crowding {
     }
 }
 
-/// Returns the pods without a guarantee with memory on a node that cannot be dropped: UID and memory, largest first.
-fn evictable_pods(core: &Core, headroom: &Headroom, node: NodeId) -> Vec<(String, Bytes)> {
+/// Returns the pods with memory on a node, beyond their guarantees, that cannot be dropped, the largest first.
+fn crowding_pods(core: &Core, headroom: &Headroom, node: NodeId) -> Vec<CrowdingPod> {
     let guaranteed_pods = guaranteed_pods(core);
-    let mut pods: BTreeMap<String, Bytes> = BTreeMap::new();
-    let is_candidate = |workload: &&UnguaranteedWorkload| {
-        workload.on(node) >= MIN_MOVE_SIZE && is_steerable(core, &guaranteed_pods, workload)
+    let is_exempt = |cgroup: &CgroupPath| core.config.guard_exempt.iter().any(|of| of.matches(cgroup));
+    let exempt_workloads = headroom.others.iter().filter(|workload| is_exempt(&workload.cgroup));
+    let exempt_pods: BTreeSet<String> =
+        exempt_workloads.filter_map(|workload| pod_of(&workload.cgroup)).collect();
+    let is_listed = |pod: &&PodUsage| {
+        let exists = |cgroup: &CgroupPath| matches!(core.hierarchy.id_of(cgroup), Ok(Some(_)));
+        pod.on(node) >= MIN_MOVE_SIZE
+            && !exempt_pods.contains(&pod.uid)
+            && !pod.cgroups.iter().any(is_exempt)
+            && pod.cgroups.iter().any(exists)
     };
-    for workload in headroom.others.iter().filter(is_candidate) {
-        if let Some(uid) = pod_of(&workload.cgroup) {
-            let sum = pods.entry(uid).or_default();
-            sum.0 = sum.0.saturating_add(workload.on(node).0);
-        }
-    }
-    let mut pods: Vec<(String, Bytes)> = pods.into_iter().collect();
-    pods.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let crowding = |pod: &PodUsage| CrowdingPod {
+        uid: pod.uid.clone(),
+        memory: pod.on(node),
+        has_guarantee: guaranteed_pods.contains(&pod.uid)
+            || pod.cgroups.iter().any(|cgroup| core.store.state.has_guarantee_around(cgroup)),
+    };
+    let mut pods: Vec<CrowdingPod> = headroom.pods.iter().filter(is_listed).map(crowding).collect();
+    pods.sort_by_key(|pod| Reverse(pod.memory));
     pods
 }
 
-fn report(core: &Core, node: NodeId, pods: usize) {
+fn report(core: &Core, node: NodeId, pods: &[CrowdingPod]) {
     let seconds = STUCK_TIME.as_secs();
-    let candidates = match pods {
+    let guaranteed = pods.iter().filter(|pod| pod.has_guarantee).count();
+    let candidates = match pods.len() - guaranteed {
         0 => "no pod without a guarantee uses memory there".to_owned(),
         1 => "one pod without a guarantee uses memory there and may be evicted".to_owned(),
         pods => {
             format!("{pods} pods without a guarantee use memory there and may be evicted one by one")
         }
     };
+    let others = match guaranteed {
+        0 => String::new(),
+        pods => format!(
+            " Pods that use more memory there than they are guaranteed: {pods}. They stay, and so do smaller pods."
+        ),
+    };
     let message = format!(
-        "Node {node} has been short for {seconds} s although no further workload can be kept off it: {candidates}."
+        "Node {node} has been short for {seconds} s although no further workload can be kept off it: {candidates}.{others}"
     );
     core.report(None, EventReport::new(EventKind::Steered, message).severity(Severity::Warning).node(node));
 }
@@ -120,7 +138,8 @@ mod tests {
 
     fn crowded(bench: &GuardBench) -> Vec<(u32, Vec<(String, u64)>)> {
         let published = bench.guard().crowding.published.read().clone();
-        let pods = |of: &CrowdedNode| of.pods.iter().map(|(uid, has)| (uid.clone(), has.0 >> 20)).collect();
+        let pods =
+            |of: &CrowdedNode| of.pods.iter().map(|pod| (pod.uid.clone(), pod.memory.0 >> 20)).collect();
         published.iter().map(|of| (of.node.0, pods(of))).collect()
     }
 
@@ -197,20 +216,33 @@ mod tests {
         assert_eq!(bench.mems("batch"), "0");
     }
 
+    /// Its memory is in a container without a guarantee.
     #[test]
-    fn omits_pods_with_guarantees() {
-        let (plain, kept) = (container("p", 'a'), container("p", 'b'));
-        let above = ["kubepods", "kubepods/besteffort", "kubepods/besteffort/podp"];
-        let mut bench = GuardBench::evicting(&[&above[..], &[&plain, &kept]].concat(), "/exempt");
-        let workloads = [(plain.as_str(), 300)];
+    fn pod_with_small_guarantee_is_listed() {
+        let (plain, kept, other) = (container("p", 'a'), container("p", 'b'), container("o", 'c'));
+        let above =
+            ["kubepods", "kubepods/besteffort", "kubepods/besteffort/podp", "kubepods/besteffort/podo"];
+        let mut bench = GuardBench::evicting(&[&above[..], &[&plain, &kept, &other]].concat(), "/exempt");
+        let workloads = [(plain.as_str(), 300), (other.as_str(), 200)];
         guarantee(&mut bench, "pod", &format!("/{kept}"));
         stay_short(&mut bench, STUCK_TIME * 2, &workloads);
-        assert_eq!(crowded(&bench), pods(&[]));
-        assert!(
-            bench.reported().contains("no pod without a guarantee uses memory there"),
-            "{}",
-            bench.reported()
-        );
+        assert_eq!(crowded(&bench), pods(&[("p", 300), ("o", 200)]));
+        let published = bench.guard().crowding.published.read().clone();
+        let has_guarantee: Vec<bool> = published[0].pods.iter().map(|pod| pod.has_guarantee).collect();
+        assert_eq!(has_guarantee, [true, false]);
+        let message = "one pod without a guarantee uses memory there and may be evicted. Pods that use more memory \
+            there than they are guaranteed: 1.";
+        assert!(bench.reported().contains(message), "{}", bench.reported());
+    }
+
+    #[test]
+    fn pod_with_many_small_containers_is_listed() {
+        let containers = ['a', 'b', 'c'].map(|first| container("p", first));
+        let names: Vec<&str> = containers.iter().map(String::as_str).collect();
+        let mut bench = GuardBench::evicting(&names, "/exempt");
+        let workloads: Vec<(&str, u64)> = names.iter().map(|name| (*name, 1)).collect();
+        stay_short(&mut bench, STUCK_TIME * 2, &workloads);
+        assert_eq!(crowded(&bench), pods(&[("p", 3)]));
     }
 
     #[test]
