@@ -19,10 +19,7 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use kube::{
-    Api, Client,
-    api::{ApiResource, DynamicObject, ListParams},
-};
+use kube::{Api, Client, api::ListParams};
 use numaward_topology::NodeId;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -31,7 +28,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{ApiMetrics, Cause, Operation, RequestError};
+use super::{
+    ApiMetrics, Cause, Operation, RequestError,
+    received::{AtMost, Fields, Received},
+};
 use crate::pod::Pod;
 
 /// Attributes of devices with names and meanings that Kubernetes defines.
@@ -49,8 +49,10 @@ const PAGE_SIZE: u32 = 16;
 const MAX_PAGES: usize = 32;
 /// Maximum number of claims of a pod that are read; Kubernetes allows as many.
 const MAX_CLAIMS: usize = 64;
-/// Maximum number of devices of a claim that are read: more than Kubernetes allows.
+/// Maximum number of devices of a claim, and of parameters for them, that are read: more than Kubernetes allows.
 pub(crate) const MAX_RESULTS: usize = 256;
+/// Maximum number of consumers of a claim that are read; Kubernetes allows as many.
+const MAX_CONSUMERS: usize = 256;
 
 /// A device of a DRA driver. The names are unique within the cluster together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
@@ -96,35 +98,38 @@ struct Connection {
     metrics: ApiMetrics,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct ClaimBody {
     pub(crate) status: Option<ClaimStatus>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimStatus {
     pub(crate) allocation: Option<ClaimAllocation>,
-    pub(crate) reserved_for: Option<Vec<Consumer>>,
+    #[serde(default)]
+    pub(crate) reserved_for: AtMost<Consumer, MAX_CONSUMERS>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Consumer {
     pub(crate) uid: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct ClaimAllocation {
     pub(crate) devices: Option<AllocatedDevices>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct AllocatedDevices {
-    pub(crate) results: Option<Vec<AllocationResult>>,
-    pub(crate) config: Option<Vec<DeviceConfiguration>>,
+    #[serde(default)]
+    pub(crate) results: AtMost<AllocationResult, MAX_RESULTS>,
+    #[serde(default)]
+    pub(crate) config: AtMost<DeviceConfiguration, MAX_RESULTS>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AllocationResult {
     /// `REQUEST`, or `REQUEST/SUBREQUEST` of a request with alternatives.
@@ -141,42 +146,42 @@ pub(crate) struct AllocationResult {
 }
 
 /// Parameters for drivers.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct DeviceConfiguration {
     pub(crate) opaque: Option<OpaqueConfiguration>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct OpaqueConfiguration {
     pub(crate) driver: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct SliceBody {
     spec: SliceSpec,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct SliceSpec {
     driver: String,
     pool: Pool,
     devices: Option<Vec<Device>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct Pool {
     name: String,
     generation: i64,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct Device {
     name: String,
     attributes: Option<BTreeMap<String, Attribute>>,
 }
 
 /// A value of an attribute. Values of other types are not read.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct Attribute {
     int: Option<i64>,
     string: Option<String>,
@@ -215,11 +220,8 @@ impl ClaimReader {
                 return devices;
             };
             let names: BTreeSet<&str> = pod.claims.iter().map(|used| used.claim.as_str()).collect();
-            let claims: Api<DynamicObject> = Api::namespaced_with(
-                connection.client.clone(),
-                &pod.id.namespace,
-                &ApiResource::erase::<ResourceClaim>(&()),
-            );
+            let claims: Api<Received<ClaimBody>> =
+                Api::namespaced(connection.client.clone(), &pod.id.namespace);
             for name in names.into_iter().take(MAX_CLAIMS) {
                 let results = match claims.get(name).await {
                     Ok(claim) => results(claim, &pod.api_uid),
@@ -312,27 +314,42 @@ impl ClaimReader {
     }
 }
 
+impl Fields for ClaimBody {
+    type Kind = ResourceClaim;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+}
+
+impl Fields for SliceBody {
+    type Kind = ResourceSlice;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+}
+
 /// Returns the devices of a claim that is reserved for this pod.
-fn results(claim: DynamicObject, pod_uid: &str) -> Vec<AllocationResult> {
-    let body: ClaimBody = match serde_json::from_value(claim.data) {
+fn results(claim: Received<ClaimBody>, pod_uid: &str) -> Vec<AllocationResult> {
+    let body = match claim.fields {
         Ok(body) => body,
         Err(error) => {
-            tracing::warn!(claim = claim.metadata.name, %error, "a resource claim cannot be read, and is ignored");
+            tracing::warn!(claim = claim.identity.name, %error, "a resource claim cannot be read, and is ignored");
             return Vec::new();
         }
     };
     let Some(ClaimStatus { allocation, reserved_for }) = body.status else { return Vec::new() };
-    if !reserved_for.iter().flatten().any(|consumer| consumer.uid == pod_uid) {
+    if !reserved_for.into_iter().any(|consumer| consumer.uid == pod_uid) {
         return Vec::new();
     }
-    let results = allocation.and_then(|allocation| allocation.devices?.results).unwrap_or_default();
-    results.into_iter().take(MAX_RESULTS).collect()
+    let devices = allocation.and_then(|allocation| allocation.devices);
+    devices.map(|devices| devices.results.items).unwrap_or_default()
 }
 
 /// Lists the slices of a Kubernetes node.
 async fn list(connection: &Connection) -> Result<BTreeMap<ClaimedDevice, Option<DevicePlace>>, RequestError> {
-    let resource = ApiResource::erase::<ResourceSlice>(&());
-    let slices: Api<DynamicObject> = Api::all_with(connection.client.clone(), &resource);
+    let slices: Api<Received<SliceBody>> = Api::all(connection.client.clone());
     let mut page =
         ListParams::default().fields(&format!("spec.nodeName={}", connection.node)).limit(PAGE_SIZE);
     // A driver replaces the slices of a pool one by one: those of an older generation do not count.
@@ -340,10 +357,10 @@ async fn list(connection: &Connection) -> Result<BTreeMap<ClaimedDevice, Option<
     for _ in 0..MAX_PAGES {
         let found = slices.list(&page).await?;
         for slice in found.items {
-            let SliceSpec { driver, pool, devices } = match serde_json::from_value::<SliceBody>(slice.data) {
+            let SliceSpec { driver, pool, devices } = match slice.fields {
                 Ok(slice) => slice.spec,
                 Err(error) => {
-                    tracing::warn!(slice = slice.metadata.name, %error, "a resource slice cannot be read, and is ignored");
+                    tracing::warn!(slice = slice.identity.name, %error, "a resource slice cannot be read, and is ignored");
                     continue;
                 }
             };

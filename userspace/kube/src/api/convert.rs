@@ -3,16 +3,21 @@
 //! Only the fields that placement needs are deserialized, so changes of other fields in newer API servers have no effect. A needed
 //! field that cannot be parsed is an error that names the field.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use kube::{api::DynamicObject, core::ObjectMeta};
 use numaward_engine::{ContainerRequest, PodResources, Quantity, Resources};
 use numaward_topology::ZoneKind;
-use serde::Deserialize;
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
 
-use super::Controller;
-use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, ClaimUse, Pod, PodId};
+use super::{
+    Controller,
+    received::{AtMost, Fields, Received},
+};
+use crate::pod::{ClaimUse, Pod, PodId};
 
 /// A pod as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,11 +46,33 @@ const MAX_CONTAINERS: usize = 1024;
 const MAX_CONTAINER_IDS: usize = 2 * MAX_CONTAINERS;
 /// Maximum number of claims of all containers of a pod. A pod has at most 64 claims.
 const MAX_CLAIM_USES: usize = 256;
+/// Maximum number of claims that a pod names. Further ones are ignored.
+const MAX_CLAIM_REFERENCES: usize = 1024;
+/// Maximum number of amounts of CPU, memory and sizes of huge pages in one place. A pod with more is ignored.
+const MAX_AMOUNTS: usize = 64;
+/// Maximum length of an amount.
+const MAX_AMOUNT_BYTES: usize = 64;
+/// Maximum number of owners of a pod. Further ones are ignored.
+const MAX_OWNERS: usize = 64;
 
-type Amounts = Option<BTreeMap<String, Value>>;
+/// A pod, apart from the name of its Kubernetes node.
+#[derive(Clone, Debug)]
+pub(super) struct PodObject {
+    stored: StoredPod,
+    mirrored: Option<MirroredPod>,
+}
+
+/// The static pod that a mirror pod claims to show.
+#[derive(Clone, Debug)]
+struct MirroredPod {
+    node: String,
+    /// The UID that the runtime uses.
+    uid: String,
+}
 
 #[derive(Deserialize)]
 struct Body {
+    metadata: Metadata,
     spec: Spec,
     #[serde(default)]
     status: Option<Status>,
@@ -53,13 +80,43 @@ struct Body {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    deletion_timestamp: Option<IgnoredAny>,
+    annotations: Option<Annotations>,
+    #[serde(default)]
+    owner_references: AtMost<Owner, MAX_OWNERS>,
+}
+
+#[derive(Deserialize)]
+struct Annotations {
+    #[serde(rename = "kubernetes.io/config.hash")]
+    hash: Option<String>,
+    #[serde(rename = "kubernetes.io/config.mirror")]
+    mirror: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Owner {
+    kind: String,
+    name: String,
+    controller: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Spec {
-    init_containers: Option<Vec<ContainerFields>>,
-    containers: Vec<ContainerFields>,
+    #[serde(default)]
+    init_containers: AtMost<ContainerFields, MAX_CONTAINERS>,
+    containers: AtMost<ContainerFields, MAX_CONTAINERS>,
     resources: Option<Requirements>,
+    #[serde(default)]
     overhead: Amounts,
     priority: Option<i64>,
-    resource_claims: Option<Vec<ClaimReference>>,
+    #[serde(default)]
+    resource_claims: AtMost<ClaimReference, MAX_CLAIM_REFERENCES>,
 }
 
 /// A claim of a pod, in its specification or status: its name within the pod, and the name of the object if it is known.
@@ -75,7 +132,8 @@ struct ClaimReference {
 #[serde(rename_all = "camelCase")]
 struct ExtendedResourceClaim {
     resource_claim_name: String,
-    request_mappings: Option<Vec<RequestMapping>>,
+    #[serde(default)]
+    request_mappings: AtMost<RequestMapping, MAX_CLAIM_USES>,
 }
 
 #[derive(Deserialize)]
@@ -95,9 +153,12 @@ struct ContainerFields {
 
 #[derive(Default, Deserialize)]
 struct Requirements {
+    #[serde(default)]
     requests: Amounts,
+    #[serde(default)]
     limits: Amounts,
-    claims: Option<Vec<RequestedClaim>>,
+    #[serde(default)]
+    claims: AtMost<RequestedClaim, MAX_CLAIM_USES>,
 }
 
 /// A claim of a pod that a container uses.
@@ -111,10 +172,14 @@ struct RequestedClaim {
 #[serde(rename_all = "camelCase")]
 struct Status {
     phase: Option<String>,
-    init_container_statuses: Option<Vec<ContainerStatus>>,
-    container_statuses: Option<Vec<ContainerStatus>>,
-    ephemeral_container_statuses: Option<Vec<ContainerStatus>>,
-    resource_claim_statuses: Option<Vec<ClaimReference>>,
+    #[serde(default)]
+    init_container_statuses: AtMost<ContainerStatus, MAX_CONTAINER_IDS>,
+    #[serde(default)]
+    container_statuses: AtMost<ContainerStatus, MAX_CONTAINER_IDS>,
+    #[serde(default)]
+    ephemeral_container_statuses: AtMost<ContainerStatus, MAX_CONTAINER_IDS>,
+    #[serde(default)]
+    resource_claim_statuses: AtMost<ClaimReference, MAX_CLAIM_REFERENCES>,
     #[serde(rename = "extendedResourceClaimStatus")]
     extended_resources: Option<ExtendedResourceClaim>,
 }
@@ -126,33 +191,64 @@ struct ContainerStatus {
     container_id: Option<String>,
 }
 
-/// Parses the amounts of CPU, memory and huge pages. Other resources are ignored. An error is the field and the problem.
-fn resources(amounts: Amounts, place: &str) -> Result<Resources, (String, String)> {
-    let mut resources = Resources::none();
-    for (name, amount) in amounts.into_iter().flatten() {
-        let kind = name.parse::<ZoneKind>().ok();
-        if name != "cpu" && kind.is_none() {
-            continue;
+/// Amounts of CPU, memory and huge pages by name, as text. Other resources are skipped.
+#[derive(Default)]
+struct Amounts(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Amounts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AmountsVisitor)
+    }
+}
+
+struct AmountsVisitor;
+
+impl<'de> Visitor<'de> for AmountsVisitor {
+    type Value = Amounts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("amounts by name")
+    }
+
+    fn visit_unit<E>(self) -> Result<Amounts, E> {
+        Ok(Amounts::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Amounts, A::Error> {
+        let mut amounts = Vec::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            if name != "cpu" && name.parse::<ZoneKind>().is_err() {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            if amounts.len() == MAX_AMOUNTS {
+                return Err(de::Error::custom(format!("more than {MAX_AMOUNTS} amounts in one place")));
+            }
+            let text = fields.next_value::<&RawValue>()?.get();
+            let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
+            if text.len() > MAX_AMOUNT_BYTES {
+                return Err(de::Error::custom(format!("{name}: more than {MAX_AMOUNT_BYTES} bytes")));
+            }
+            amounts.push((name, text.to_owned()));
         }
-        let text = match &amount {
-            Value::String(text) => text.clone(),
-            Value::Number(number) => number.to_string(),
-            other => return Err((format!("{place}.{name}"), format!("{other} is not an amount"))),
-        };
-        let amount: Quantity =
-            text.parse().map_err(|error| (format!("{place}.{name}"), format!("{error}")))?;
-        match kind {
-            Some(kind) => drop(resources.memory.insert(kind, amount)),
-            None => resources.cpu = Some(amount),
+        Ok(Amounts(amounts))
+    }
+}
+
+/// Parses amounts. An error is the field and the problem.
+fn resources(Amounts(amounts): Amounts, place: &str) -> Result<Resources, String> {
+    let mut resources = Resources::none();
+    for (name, text) in amounts {
+        let amount: Quantity = text.parse().map_err(|error| format!("{place}.{name}: {error}"))?;
+        match name.parse::<ZoneKind>() {
+            Ok(kind) => drop(resources.memory.insert(kind, amount)),
+            Err(_) => resources.cpu = Some(amount),
         }
     }
     Ok(resources)
 }
 
-fn requests_and_limits(
-    requirements: Option<Requirements>,
-    place: &str,
-) -> Result<PodResources, (String, String)> {
+fn requests_and_limits(requirements: Option<Requirements>, place: &str) -> Result<PodResources, String> {
     let Requirements { requests, limits, .. } = requirements.unwrap_or_default();
     Ok(PodResources {
         requests: resources(requests, &format!("{place}.requests"))?,
@@ -160,7 +256,10 @@ fn requests_and_limits(
     })
 }
 
-fn containers(list: Vec<ContainerFields>, place: &str) -> Result<Vec<ContainerRequest>, (String, String)> {
+fn containers(
+    list: impl IntoIterator<Item = ContainerFields>,
+    place: &str,
+) -> Result<Vec<ContainerRequest>, String> {
     let container = |ContainerFields { name, resources, restart_policy }: ContainerFields| {
         let place = format!("{place}[{name:?}].resources");
         let PodResources { requests, limits } = requests_and_limits(resources, &place)?;
@@ -172,13 +271,13 @@ fn containers(list: Vec<ContainerFields>, place: &str) -> Result<Vec<ContainerRe
 
 /// Returns the claims that the containers use: the first ones, up to [`MAX_CLAIM_USES`]. Claims that do not exist yet are not included.
 fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
-    let references = spec.resource_claims.iter().chain(&status.resource_claim_statuses).flatten();
+    let references = spec.resource_claims.items.iter().chain(&status.resource_claim_statuses.items);
     let objects: BTreeMap<&str, &str> = references
         .filter_map(|claim| Some((claim.name.as_str(), claim.resource_claim_name.as_deref()?)))
         .collect();
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let containers = spec.init_containers.items.iter().chain(&spec.containers.items);
     let requested = containers.flat_map(|container| {
-        let claims = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
+        let claims = container.resources.iter().flat_map(|resources| &resources.claims.items);
         claims.map(move |claim| (container.name.as_str(), claim))
     });
     let requested = requested.filter_map(|(container, claim)| {
@@ -186,8 +285,7 @@ fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
         Some((container, *object, claim.request.clone()))
     });
     let extended = status.extended_resources.iter().flat_map(|claim| {
-        let mappings = claim.request_mappings.iter().flatten();
-        mappings.map(|mapping| {
+        claim.request_mappings.items.iter().map(|mapping| {
             let object = claim.resource_claim_name.as_str();
             (mapping.container_name.as_str(), object, Some(mapping.request_name.clone()))
         })
@@ -200,81 +298,97 @@ fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
     .collect()
 }
 
-/// Returns the UID that the runtime uses for a static pod, if this is its mirror pod, created by the kubelet of `node`.
-fn uid_of_static_pod(metadata: &ObjectMeta, node: &str) -> Option<String> {
-    let annotations = metadata.annotations.as_ref()?;
-    let mut owners = metadata.owner_references.iter().flatten();
-    let is_owned_by_node = owners.any(|owner| owner.kind == "Node" && owner.name == node);
-    let hash = annotations.get(CONFIG_HASH).filter(|hash| !hash.is_empty())?;
-    (is_owned_by_node && annotations.contains_key(CONFIG_MIRROR)).then(|| hash.clone())
+/// Returns the static pod of which the kubelet of a Kubernetes node could have created this mirror pod.
+fn mirrored_pod(annotations: Option<Annotations>, owners: &[Owner]) -> Option<MirroredPod> {
+    let Annotations { hash, mirror } = annotations?;
+    let node = owners.iter().find(|owner| owner.kind == "Node")?.name.clone();
+    let uid = hash.filter(|hash| !hash.is_empty() && mirror.is_some())?;
+    Some(MirroredPod { node, uid })
+}
+
+impl Fields for PodObject {
+    type Kind = k8s_openapi::api::core::v1::Pod;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let Body { metadata, spec, status } =
+            serde_json::from_str(text).map_err(|error| format!("metadata, spec or status: {error}"))?;
+        let missing = || "metadata.uid: it is missing".to_owned();
+        let api_uid = metadata.uid.filter(|uid| !uid.is_empty()).ok_or_else(missing)?;
+        let owners = metadata.owner_references.items;
+        let controller = owners.iter().find(|owner| owner.controller == Some(true));
+        let controller =
+            controller.map(|owner| Controller { kind: owner.kind.clone(), name: owner.name.clone() });
+        let mirrored = mirrored_pod(metadata.annotations, &owners);
+        let count = spec.containers.count + spec.init_containers.count;
+        if count > MAX_CONTAINERS {
+            return Err(format!(
+                "spec.containers: {count} containers are more than the maximum of {MAX_CONTAINERS}"
+            ));
+        }
+        let status = status.unwrap_or_default();
+        let claims = claims(&spec, &status);
+        let resources_of_pod =
+            spec.resources.map(|of_pod| requests_and_limits(Some(of_pod), "spec.resources"));
+        let phase = status.phase.as_deref().unwrap_or_default();
+        let pod = Pod {
+            id: PodId {
+                namespace: metadata.namespace.unwrap_or_default(),
+                name: metadata.name.unwrap_or_default(),
+                uid: api_uid.clone(),
+            },
+            api_uid,
+            init_containers: containers(spec.init_containers, "spec.initContainers")?,
+            containers: containers(spec.containers, "spec.containers")?,
+            resources: resources_of_pod.transpose()?,
+            overhead: resources(spec.overhead, "spec.overhead")?,
+            claims,
+            is_terminal: matches!(phase, "Succeeded" | "Failed"),
+        };
+        let is_running = phase == "Running";
+        let is_critical = spec.priority.is_some_and(|priority| priority >= MIN_CRITICAL_PRIORITY);
+        let statuses =
+            [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
+        let container_ids = statuses
+            .into_iter()
+            .flatten()
+            .filter_map(|status| {
+                // The format is RUNTIME://ID.
+                let id = status.container_id?.split_once("://")?.1.to_owned();
+                Some((id, status.name))
+            })
+            .take(MAX_CONTAINER_IDS)
+            .collect();
+        let is_leaving = metadata.deletion_timestamp.is_some();
+        let pod = Arc::new(pod);
+        let stored = StoredPod { pod, is_running, container_ids, controller, is_leaving, is_critical };
+        Ok(Self { stored, mirrored })
+    }
 }
 
 /// Converts a pod of the Kubernetes node `node`. An error names the pod and the field.
-pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String> {
-    let DynamicObject { metadata, data, .. } = object;
-    let runtime_uid = uid_of_static_pod(&metadata, node);
-    let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
-    let controller =
-        controller.map(|owner| Controller { kind: owner.kind.clone(), name: owner.name.clone() });
-    let is_leaving = metadata.deletion_timestamp.is_some();
-    let (namespace, name) = (metadata.namespace.unwrap_or_default(), metadata.name.unwrap_or_default());
-    let pod_name = format!("{namespace}/{name}");
-    let fail = |(place, problem): (String, String)| format!("pod {pod_name}: {place}: {problem}");
-    let api_uid = metadata
-        .uid
-        .filter(|uid| !uid.is_empty())
-        .ok_or_else(|| fail(("metadata.uid".to_owned(), "it is missing".to_owned())))?;
-    let Body { spec, status } = serde_json::from_value(data)
-        .map_err(|error| fail(("spec or status".to_owned(), error.to_string())))?;
-    let count = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
-    if count > MAX_CONTAINERS {
-        let problem = format!("{count} containers are more than the maximum of {MAX_CONTAINERS}");
-        return Err(fail(("spec.containers".to_owned(), problem)));
+pub(super) fn pod(object: Received<PodObject>, node: &str) -> Result<StoredPod, String> {
+    let Received { identity, fields } = object;
+    let PodObject { mut stored, mirrored } = fields.map_err(|problem| {
+        let text = |part: Option<String>| part.unwrap_or_default();
+        format!("pod {}/{}: {problem}", text(identity.namespace), text(identity.name))
+    })?;
+    if let Some(mirrored) = mirrored.filter(|mirrored| mirrored.node == node) {
+        Arc::make_mut(&mut stored.pod).id.uid = mirrored.uid;
     }
-    let uid = runtime_uid.unwrap_or_else(|| api_uid.clone());
-    let status = status.unwrap_or_default();
-    let claims = claims(&spec, &status);
-    let resources_of_pod = spec.resources.map(|of_pod| requests_and_limits(Some(of_pod), "spec.resources"));
-    let phase = status.phase.as_deref().unwrap_or_default();
-    let pod = Pod {
-        id: PodId { namespace, name, uid },
-        api_uid,
-        init_containers: containers(spec.init_containers.unwrap_or_default(), "spec.initContainers")
-            .map_err(fail)?,
-        containers: containers(spec.containers, "spec.containers").map_err(fail)?,
-        resources: resources_of_pod.transpose().map_err(fail)?,
-        overhead: resources(spec.overhead, "spec.overhead").map_err(fail)?,
-        claims,
-        is_terminal: matches!(phase, "Succeeded" | "Failed"),
-    };
-    let is_running = phase == "Running";
-    let is_critical = spec.priority.is_some_and(|priority| priority >= MIN_CRITICAL_PRIORITY);
-    let statuses =
-        [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
-    let container_ids = statuses
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|status| {
-            // The format is RUNTIME://ID.
-            let id = status.container_id?.split_once("://")?.1.to_owned();
-            Some((id, status.name))
-        })
-        .take(MAX_CONTAINER_IDS)
-        .collect();
-    Ok(StoredPod { pod: Arc::new(pod), is_running, container_ids, controller, is_leaving, is_critical })
+    Ok(stored)
 }
 
 #[cfg(test)]
 mod tests {
     use numaward_engine::QosClass;
     use numaward_topology::Bytes;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::pod::{CONFIG_HASH, CONFIG_MIRROR};
 
     fn read(pod: Value) -> Result<StoredPod, String> {
-        super::pod(serde_json::from_value(pod).unwrap(), "n")
+        super::pod(serde_json::from_str(&pod.to_string()).unwrap(), "n")
     }
 
     fn full() -> Value {
@@ -431,12 +545,9 @@ mod tests {
                 |pod| pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("2 cores"),
                 "spec.containers[\"main\"].resources.limits.cpu: ",
             ),
-            (
-                |pod| pod["spec"]["overhead"]["memory"] = json!([1]),
-                "spec.overhead.memory: [1] is not an amount",
-            ),
-            (|pod| pod["spec"]["containers"] = json!("none"), "spec or status: "),
-            (|pod| pod["spec"] = json!(null), "spec or status: "),
+            (|pod| pod["spec"]["overhead"]["memory"] = json!([1]), "spec.overhead.memory: "),
+            (|pod| pod["spec"]["containers"] = json!("none"), "metadata, spec or status: "),
+            (|pod| pod["spec"] = json!(null), "metadata, spec or status: "),
         ];
         for (edit, message) in faults {
             let mut object = full();

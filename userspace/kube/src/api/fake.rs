@@ -447,7 +447,8 @@ fn watch_objects(
 fn line(kind: &str, object: &Value) -> String {
     match kind {
         "GARBAGE" => "not JSON\n".to_owned(),
-        _ => format!("{}\n", json!({"type": kind, "object": object})),
+        // The API server writes the type first.
+        _ => format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"),
     }
 }
 

@@ -26,6 +26,7 @@ pub mod fake;
 mod metrics;
 mod node;
 mod pods;
+pub(crate) mod received;
 mod taint;
 
 use std::{
@@ -73,7 +74,7 @@ pub fn read_pod(json: &[u8]) -> Result<StoredPod, String> {
     convert::pod(object, "n")
 }
 
-/// Maximum size of an answer in bytes, except of a watch. While it is parsed, an answer takes some three times its size. An object of
+/// Maximum size of an answer in bytes, except of a watch. While it is parsed, an answer takes some two times its size. An object of
 /// the API server has 1.5 MiB at most, and up to six times as much as JSON.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Timeout of a connection attempt.

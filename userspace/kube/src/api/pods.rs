@@ -18,7 +18,6 @@ use std::{
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject},
     runtime::{
         reflector::{Lookup, ObjectRef, Store, store::Writer},
         utils::Backoff as _,
@@ -31,14 +30,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ApiMetrics, Cause, EventWriter, Report, RequestError,
-    convert::{self, StoredPod},
+    convert::{self, PodObject, StoredPod},
     limited,
     metrics::Operation,
+    received::Received,
 };
 use crate::pod::{Notice, Pod, PodId, PodSource};
 
 /// Maximum number of pods in one page of a list. If a page is too large, the list is repeated with pages of half the size.
-pub(super) const PAGE_SIZE: u32 = 250;
+pub(super) const PAGE_SIZE: u32 = 100;
 /// Maximum number of stored pods, more than any Kubernetes node runs. Further pods are ignored.
 const MAX_PODS: usize = 4096;
 /// Rate limit: number of requests, and the period. It bounds the requests to a server that closes each watch at once.
@@ -178,8 +178,7 @@ impl Follower {
             follower.set_synced(true);
             (follower.report)(Ok(()));
         };
-        let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
-        let api: Api<DynamicObject> = Api::all_with(limited(client, RATE_LIMIT, on_watch), &resource);
+        let api: Api<Received<PodObject>> = Api::all(limited(client, RATE_LIMIT, on_watch));
         let mut page_size = PAGE_SIZE;
         let mut backoff = DefaultBackoff::default();
         loop {
@@ -248,7 +247,7 @@ impl Follower {
         (is_start && error.cause != Cause::Gone, error.cause)
     }
 
-    fn apply(&mut self, event: Event<DynamicObject>) {
+    fn apply(&mut self, event: Event<Received<PodObject>>) {
         self.listed = if matches!(event, Event::InitApply(_)) { self.listed + 1 } else { 0 };
         let event = match event {
             Event::Init => Some(Event::Init),
@@ -267,7 +266,7 @@ impl Follower {
     }
 
     /// Converts a pod. A pod that cannot be parsed is ignored, so that the remaining pods are still stored.
-    fn convert(&self, object: DynamicObject) -> Option<StoredPod> {
+    fn convert(&self, object: Received<PodObject>) -> Option<StoredPod> {
         let stored = convert::pod(object, &self.node);
         let stored = stored.inspect_err(|error| {
             tracing::warn!(%error, "a pod from the API server is ignored");
@@ -277,7 +276,7 @@ impl Follower {
     }
 
     /// Converts a pod if it is stored already, or the store is not full.
-    fn convert_if_not_full(&self, object: DynamicObject) -> Option<StoredPod> {
+    fn convert_if_not_full(&self, object: Received<PodObject>) -> Option<StoredPod> {
         let stored = self.convert(object)?;
         let before = self.listed.checked_sub(1).unwrap_or_else(|| self.pods.store.len());
         if before < MAX_PODS || self.pods.store.get(&stored.to_object_ref(())).is_some() {

@@ -6,11 +6,7 @@
 //! `resourceclaims` of `resource.k8s.io`: get.
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::{
-    Api, Client,
-    api::{ApiResource, DynamicObject},
-};
+use kube::{Api, Client};
 use numaward_engine::{
     claims::{
         allocator::Amounts,
@@ -24,6 +20,7 @@ use super::messages::{ClaimId, Device};
 use crate::api::{
     ApiMetrics, Cause, Operation, RequestError,
     claims::{AllocationResult, ClaimBody, ClaimStatus, MAX_RESULTS},
+    received::Received,
 };
 
 /// An allocated claim of one pod.
@@ -67,7 +64,7 @@ pub enum ClaimError {
     #[error("the resource claim was deleted")]
     Deleted,
     #[error("the resource claim cannot be read: {0}")]
-    Unreadable(serde_json::Error),
+    Unreadable(String),
     #[error(
         "the resource claim has the UID {found}, and the kubelet asks for {asked}: it was deleted and created again"
     )]
@@ -122,11 +119,7 @@ impl AllocationReader {
     /// The claim is not allocated to devices of this host, or not to one pod.
     pub fn read<'a>(&'a self, claim: &'a ClaimId) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
         async move {
-            let api: Api<DynamicObject> = Api::namespaced_with(
-                self.client.clone(),
-                &claim.namespace,
-                &ApiResource::erase::<ResourceClaim>(&()),
-            );
+            let api: Api<Received<ClaimBody>> = Api::namespaced(self.client.clone(), &claim.namespace);
             let found = api.get(&claim.name).await.map_err(|error| {
                 let error = RequestError::from(error);
                 self.metrics.failed(Operation::Claim, &error);
@@ -142,27 +135,26 @@ impl AllocationReader {
 }
 
 /// Returns the allocation in an object of the API server.
-fn allocation(found: DynamicObject, node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
-    let uid = found.metadata.uid.unwrap_or_default();
+fn allocation(found: Received<ClaimBody>, node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
+    let uid = found.identity.uid.unwrap_or_default();
     if uid != claim.uid {
         return Err(ClaimError::OtherUid { asked: claim.uid.clone(), found: uid });
     }
-    let body: ClaimBody = serde_json::from_value(found.data).map_err(ClaimError::Unreadable)?;
+    let body = found.fields.map_err(ClaimError::Unreadable)?;
     let ClaimStatus { allocation, reserved_for } = body.status.ok_or(ClaimError::NotAllocated)?;
     let devices = allocation.and_then(|allocation| allocation.devices).ok_or(ClaimError::NotAllocated)?;
-    let pod = match reserved_for.unwrap_or_default().as_slice() {
+    let pod = match reserved_for.items.as_slice() {
         [pod] => pod.uid.clone(),
-        consumers => return Err(ClaimError::Shared(consumers.len())),
+        _ => return Err(ClaimError::Shared(reserved_for.count)),
     };
-    let mut opaque = devices.config.iter().flatten().filter_map(|config| config.opaque.as_ref());
+    if devices.results.count > MAX_RESULTS || devices.config.count > MAX_RESULTS {
+        return Err(ClaimError::TooManyDevices);
+    }
+    let mut opaque = devices.config.items.iter().filter_map(|config| config.opaque.as_ref());
     if opaque.any(|opaque| opaque.driver == DRIVER) {
         return Err(ClaimError::Parameters);
     }
-    let results = devices.results.unwrap_or_default();
-    if results.len() > MAX_RESULTS {
-        return Err(ClaimError::TooManyDevices);
-    }
-    let own = results.into_iter().filter(|result| result.driver == DRIVER);
+    let own = devices.results.into_iter().filter(|result| result.driver == DRIVER);
     let parts = own.map(|result| part(result, node)).collect::<Result<Vec<_>, _>>()?;
     match parts.len() {
         0 => Err(ClaimError::NoDevice),
@@ -208,7 +200,11 @@ fn part(result: AllocationResult, pool: &str) -> Result<ClaimPart, ClaimError> {
 /// Returns the allocation in the JSON text of a claim, for the fuzz target.
 #[cfg(feature = "testing")]
 pub fn read_text(text: &[u8], node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
-    allocation(serde_json::from_slice(text).map_err(ClaimError::Unreadable)?, node, claim)
+    allocation(
+        serde_json::from_slice(text).map_err(|error| ClaimError::Unreadable(error.to_string()))?,
+        node,
+        claim,
+    )
 }
 
 #[cfg(test)]
@@ -232,7 +228,7 @@ mod tests {
             "status": {"allocation": {"devices": {"results": results}},
                 "reservedFor": [{"resource": "pods", "name": "p", "uid": "pod-1"}]}});
         change(&mut claim);
-        let found = serde_json::from_value(claim).unwrap();
+        let found = serde_json::from_str(&claim.to_string()).unwrap();
         allocation(found, "n1", &claim_id()).map_err(|error| error.to_string())
     }
 
