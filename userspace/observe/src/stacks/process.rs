@@ -27,6 +27,8 @@ use rustix::{
 const MAX_PROCESSES: usize = 4096;
 /// Most symbolic links that are followed in a path.
 const MAX_LINKS: usize = 40;
+/// Most directories and links that are opened for a path, one after the other.
+const MAX_OPENS: usize = 512;
 
 /// An executable mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,36 +137,51 @@ pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
     read::processes_below(dir, MAX_PROCESSES)
 }
 
-/// Opens a file as seen by a process with the root directory `root`.
+/// Opens a file as seen by a process with the root directory `root`. At most four files are open meanwhile, and only the file itself when
+/// it is opened for reading, which its owner can delay.
 fn open_below(root: &Path, path: &Path) -> io::Result<File> {
     let only_look = OFlags::PATH | OFlags::CLOEXEC;
-    let mut dirs: Vec<OwnedFd> = vec![openat(CWD, root, only_look | OFlags::DIRECTORY, Mode::empty())?];
+    let root = openat(CWD, root, only_look | OFlags::DIRECTORY, Mode::empty())?;
+    // The current directory, and its path from the root.
+    let (mut dir, mut names): (Option<OwnedFd>, Vec<OsString>) = (None, Vec::new());
     let mut rest = steps(path);
-    let mut links = 0;
+    let (mut links, mut opens) = (0, 0);
     while let Some(step) = rest.pop() {
         if step == ".." {
-            // The parent of the root is the root.
-            if dirs.len() > 1 {
-                dirs.pop();
+            // The directory could have been moved out of the root meanwhile. The parent of the root is the root.
+            names.pop();
+            while rest.pop_if(|next| next == "..").is_some() {
+                names.pop();
             }
+            rest.extend(names.drain(..).rev());
+            dir = None;
             continue;
         }
-        let Some(dir) = dirs.last() else { break };
-        let fd = openat(dir, &*step, only_look | OFlags::NOFOLLOW, Mode::empty())?;
+        opens += 1;
+        if opens > MAX_OPENS || rest.len() > MAX_OPENS {
+            return Err(io::Error::other(format!(
+                "its path has more than {MAX_OPENS} directories and links"
+            )));
+        }
+        let fd = openat(dir.as_ref().unwrap_or(&root), &*step, only_look | OFlags::NOFOLLOW, Mode::empty())?;
         match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
             FileType::Symlink if links < MAX_LINKS => {
                 links += 1;
                 let target = OsString::from_vec(readlinkat(&fd, "", Vec::new())?.into_bytes());
                 let target = PathBuf::from(target);
                 if target.has_root() {
-                    dirs.truncate(1);
+                    (dir, names) = (None, Vec::new());
                 }
                 rest.extend(steps(&target));
             }
             FileType::Symlink => return Err(Errno::LOOP.into()),
-            FileType::Directory => dirs.push(fd),
+            FileType::Directory => {
+                names.push(step);
+                dir = Some(fd);
+            }
             // Until here the path was opened with `O_PATH` only, because opening a device or a pipe can have side effects.
             FileType::RegularFile if rest.is_empty() => {
+                drop((dir, root));
                 return File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
             }
             _ => break,
@@ -191,6 +208,9 @@ mod tests {
         os::unix::fs::{MetadataExt as _, symlink},
         time::Duration,
     };
+
+    use numaward_tests_support::is_alone;
+    use rustix::process::{Resource, Rlimit, setrlimit};
 
     use super::*;
 
@@ -248,6 +268,37 @@ mod tests {
         }
         for path in ["/out", "/loop", "/lib", "/lib/file/more", "/nowhere", ""] {
             assert_eq!(text(path), None, "{path}");
+        }
+    }
+
+    /// A user can map a file behind any number of directories, and delay its opening.
+    #[test]
+    fn long_path_takes_few_descriptors() {
+        const FILES: u64 = 8;
+        if !is_alone() {
+            return;
+        }
+        let host = tempfile::tempdir().unwrap();
+        let create = |directories: usize| {
+            let dir = "/d".repeat(directories);
+            let created = host.path().join(&dir[1..]);
+            fs::create_dir_all(&created).unwrap();
+            fs::write(created.join("file"), "x").unwrap();
+            PathBuf::from(format!("{dir}/file"))
+        };
+        let (long, longer) = (create(300), create(600));
+        fs::write(host.path().join("d/d/file"), "x").unwrap();
+        let (down, up) = ("d/".repeat(200), "../".repeat(200));
+        symlink(format!("{down}{up}d/../d/d/file"), host.path().join("link")).unwrap();
+        symlink(down + &"../d/".repeat(200) + "file", host.path().join("costly")).unwrap();
+        let used = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(used + FILES), maximum: Some(used + FILES) })
+            .unwrap();
+        open_below(host.path(), &long).unwrap();
+        open_below(host.path(), Path::new("/link")).unwrap();
+        for path in [&longer, Path::new("/costly")] {
+            let error = open_below(host.path(), path).unwrap_err().to_string();
+            assert_eq!(error, "its path has more than 512 directories and links");
         }
     }
 
