@@ -1,6 +1,13 @@
 //! Checks of obstacles to enforcement: a cgroup hierarchy that cannot be written, and other programs that write it.
 
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use numaward_config::cpu_power::CpuPower;
 use numaward_guarantee::power::power_settings;
@@ -45,9 +52,15 @@ const CONFLICTING_PROGRAMS: &[(&str, &str, &str)] = &[
 /// Argument of the kernel by which profiles of `TuneD` find partitioned CPUs after a start.
 const PARTITIONED: &str = "tuned.non_isolcpus=";
 
+/// Time for which arguments of processes are read.
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A process of root.
 struct Process {
     id: u32,
     name: String,
+    /// Time at which reading of its arguments ends.
+    deadline: Instant,
 }
 
 impl DoctorHost<'_> {
@@ -87,17 +100,25 @@ impl DoctorHost<'_> {
         let Ok(entries) = fs::read_dir(self.root.join("proc")) else { return Vec::new() };
         let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
         let ids: BTreeSet<u32> = entries.flatten().filter_map(id).collect();
+        let (deadline, own_user) = (Instant::now() + READ_TIMEOUT, rustix::process::geteuid().as_raw());
         let process = |id| {
             // A process that ended meanwhile has no files.
+            let owner = fs::metadata(self.root.join(format!("proc/{id}"))).ok()?.uid();
             let name = self.read(&format!("proc/{id}/comm")).ok()?;
-            is_checked(&name).then_some(Process { id, name })
+            let is_checked = is_checked(&name) && (owner == 0 || owner == own_user);
+            is_checked.then_some(Process { id, name, deadline })
         };
         ids.into_iter().filter_map(process).collect()
     }
 
-    /// Returns the arguments of a process, of which each may have megabytes.
+    /// Returns the arguments of a process, of which each may have megabytes; none if they cannot be read in time, because the process holds
+    /// the lock of its memory map.
     fn arguments(&self, process: &Process) -> Vec<String> {
-        let text = self.read(&format!("proc/{}/cmdline", process.id)).unwrap_or_default();
+        let (root, path) = (self.root.to_owned(), format!("proc/{}/cmdline", process.id));
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || sender.send(DoctorHost { root: &root }.read(&path)));
+        let left = process.deadline.saturating_duration_since(Instant::now());
+        let text = receiver.recv_timeout(left).ok().and_then(Result::ok).unwrap_or_default();
         text.split('\0').map(str::to_owned).collect()
     }
 
@@ -279,6 +300,7 @@ mod tests {
         },
         *,
     };
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     const READ_ONLY: &str = "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n";
 
@@ -302,6 +324,38 @@ mod tests {
         let mounts = format!("1 2 3:4 / /{long} rw - fuse {long} rw\n{READ_ONLY}");
         let writes = check(&[("proc/self/mountinfo", &*mounts)], "cgroup writes").unwrap();
         assert!(writes.finding.contains("read-only"), "{}", writes.finding);
+    }
+
+    /// A process can hold the lock of its memory map for ever. The arguments are a pipe that is never written.
+    #[test]
+    fn locked_processes_are_not_awaited() {
+        let dir = tree(&[("proc/8/comm", "numaward\n"), ("proc/9/comm", "kubelet\n")]);
+        for id in [8, 9] {
+            let path = dir.path().join(format!("proc/{id}/cmdline"));
+            mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        }
+        let start = Instant::now();
+        let checks = DoctorHost { root: dir.path() }.enforcement();
+        assert!(start.elapsed() < 2 * READ_TIMEOUT, "{:?}", start.elapsed());
+        let flags = checks.into_iter().find(|check| check.check == "kubelet flags").unwrap();
+        assert_eq!(flags.verdict, CheckResult::Ok);
+    }
+
+    #[test]
+    fn processes_of_other_users_are_ignored() {
+        let dir = tree(&[
+            ("proc/9/comm", "kubelet\n"),
+            ("proc/9/cmdline", "kubelet\0--cpu-manager-policy=static\0"),
+        ]);
+        let flags = || {
+            let checks = DoctorHost { root: dir.path() }.enforcement();
+            checks.into_iter().find(|check| check.check == "kubelet flags").map(|check| check.verdict)
+        };
+        assert_eq!(flags(), Some(CheckResult::Warn));
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(dir.path().join("proc/9"), Some(65534), None).unwrap();
+            assert_eq!(flags(), None);
+        }
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //! A specification is a JSON or YAML file with the device files of each device. The number of a device file, or else its name, leads to
 //! the device in sysfs, and so to its node.
 //!
-//! The files are written by drivers of the host. All that is read is bounded nevertheless.
+//! The files are written by drivers of the host, as root. Those of other users are ignored, and all that is read is bounded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Read as _,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -20,7 +21,7 @@ use super::devices;
 
 /// The folders of specifications, relative to the host's root.
 const CDI_FOLDERS: [&str; 2] = ["etc/cdi", "var/run/cdi"];
-/// The maximum number of files of a folder.
+/// The maximum number of specifications of a folder.
 const MAX_FILES: usize = 512;
 /// The maximum size of a file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -98,14 +99,20 @@ pub(super) fn nodes(host_root: &Path, names: &BTreeSet<String>) -> BTreeMap<Stri
 
 /// Returns the specifications of a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_FILES);
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
     let mut paths: Vec<_> = paths
         .filter(|path| path.extension().is_some_and(|extension| extension == "json" || extension == "yaml"))
-        .filter(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file()))
+        .filter(|path| fs::metadata(path).is_ok_and(|file| file.is_file() && is_trusted(file.uid())))
+        .take(MAX_FILES)
         .collect();
     paths.sort();
     paths
+}
+
+/// Returns true for root and the daemon's own user.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
 /// Returns the text of a file; `None` if it cannot be read or is too large.
@@ -219,7 +226,17 @@ mod tests {
         let names = names.map(|name| format!("vendor.example/{name}")).into();
         let expected = [("claim=u1", 0), ("gpu=card", 1), ("gpu=moved", 0)];
         let expected = expected.map(|(name, node)| (format!("vendor.example/{name}"), vec![NodeId(node)]));
+        assert_eq!(nodes(root.path(), &names), expected.clone().into());
+        // Other files do not keep these from being read.
+        for number in 0..MAX_FILES {
+            write(&format!("etc/cdi/{number}.txt"), "");
+        }
         assert_eq!(nodes(root.path(), &names), expected.into());
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(root.path().join("etc/cdi/vendor.yaml"), Some(65534), None).unwrap();
+            let left = nodes(root.path(), &names);
+            assert!(left.keys().eq(["vendor.example/claim=u1"]), "{left:?}");
+        }
         assert_eq!(nodes(Path::new("/nowhere"), &names), [].into());
     }
 }
