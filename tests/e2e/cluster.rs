@@ -357,7 +357,9 @@ fn overlay(cluster: &Cluster, name: &str, change: impl FnOnce(String) -> String)
 
 /// Returns the path of a copy of the overlay `enforce` with components.
 fn component_overlay(cluster: &Cluster, components: &[&str]) -> String {
-    overlay(cluster, "enforce", |config| config);
+    // The pods of the tests with claims request nothing else.
+    let beyond_quota = "kubernetes:\n  beyondQuotaNamespaces: [default]\n";
+    overlay(cluster, "enforce", |config| config.replacen("kubernetes:\n", beyond_quota, 1));
     let folder = cluster.folder.path().join("deploy/overlays/components");
     fs::create_dir(&folder).unwrap();
     let components: Vec<_> = components.iter().map(|name| format!("../../components/{name}")).collect();

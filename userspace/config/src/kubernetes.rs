@@ -54,7 +54,8 @@ pub struct Kubernetes {
     pub placement_off_namespaces: BTreeSet<String>,
     /// Namespaces in which pods may use annotations that take more than a resource quota counts:
     /// `numaward.io/hide-siblings` takes up to twice the requested CPUs, and `numaward.io/resctrl-class` joins a class
-    /// of caches and memory bandwidth. In other namespaces, these annotations are ignored.
+    /// of caches and memory bandwidth. In other namespaces, these annotations are ignored. Resource claims may have more CPUs
+    /// and memory here than their pods request.
     pub beyond_quota_namespaces: BTreeSet<String>,
     /// The cgroup that is pinned for the pods of a runtime handler: by the name of the handler in the configuration of
     /// the container runtime (`handler` of a `RuntimeClass`). Default: `none` for handlers with `kata`, `runsc`,

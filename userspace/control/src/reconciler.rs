@@ -289,8 +289,8 @@ impl ReconcilerLoop {
                 let Core { config, policy, store, .. } = &self.core;
                 let _ = answer.send(export::export(config, &policy.machine, &store.state));
             }
-            Command::ReserveClaim { uid, claim, answer } => {
-                let reserved = claims::reserve(&mut self.core, &uid, *claim);
+            Command::ReserveClaim { uid, claim, requests, answer } => {
+                let reserved = claims::reserve(&mut self.core, &uid, *claim, requests.as_ref());
                 self.process_effects();
                 // If the kubelet does not wait any more, it asks again.
                 let _ = answer.send(reserved);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api as api;
 use numaward_cgroup::CgroupEvent;
-use numaward_engine::{self as engine, RebalanceLimits};
+use numaward_engine::{self as engine, RebalanceLimits, claims::allocator::Amounts};
 use numaward_model::{Settings, SharedMap};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
@@ -85,6 +85,8 @@ pub enum Command {
     ReserveClaim {
         uid: String,
         claim: Box<ReservedClaim>,
+        /// Requests of the pod, if its claims may not have more.
+        requests: Option<Amounts>,
         answer: oneshot::Sender<Result<Arc<ReservedClaim>, AdmissionError>>,
     },
     /// Releases the parts of a resource claim, if it is reserved.

@@ -16,7 +16,7 @@ use serde_with_macros::skip_serializing_none;
 /// Maximum size of all requests of a pod in the ledger, in bytes. A pod can have hundreds of containers, each with a request and
 /// with the pod's labels. The ledger is read whole on start, which takes several times its size: with this limit, the start on a
 /// node with 250 pods fits in the memory of the manifests.
-const MAX_POD_BYTES: usize = 32 << 10;
+pub(crate) const MAX_POD_BYTES: usize = 32 << 10;
 
 /// Checks the size of a request in the ledger, together with the other requests of its pod.
 ///
@@ -55,7 +55,7 @@ pub fn is_for_room(reason: &str) -> bool {
 }
 
 /// Returns the size of a request in the ledger. A stale account has terms only.
-fn account_bytes(request: Option<&engine::Request>, terms: &engine::Terms) -> usize {
+pub(crate) fn account_bytes(request: Option<&engine::Request>, terms: &engine::Terms) -> usize {
     serde_json::to_vec(&(request, terms)).map_or(usize::MAX, |account| account.len())
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use numaward_api as api;
-use numaward_engine::{self as engine, PodId, RebalanceLimits};
+use numaward_engine::{self as engine, PodId, RebalanceLimits, claims::allocator::Amounts};
 use numaward_model::{Settings, SharedMap};
 use numaward_topology::{Bytes, NodeId};
 use parking_lot::RwLock;
@@ -129,13 +129,15 @@ impl ReconcilerHandle {
         self.ask(|answer| Command::KubeletState { answer }).await
     }
 
-    /// Reserves the parts of a resource claim, durably. If the claim has the same parts already, its reservation is returned.
+    /// Reserves the parts of a resource claim, durably. If the claim has the same parts already, its reservation is returned. `requests` has
+    /// the requests of the pod, or `None` if its claims may have more.
     pub async fn reserve_claim(
         &self,
         uid: String,
         claim: ReservedClaim,
+        requests: Option<Amounts>,
     ) -> Result<Arc<ReservedClaim>, AdmissionError> {
-        self.ask(|answer| Command::ReserveClaim { uid, claim: Box::new(claim), answer }).await
+        self.ask(|answer| Command::ReserveClaim { uid, claim: Box::new(claim), requests, answer }).await
     }
 
     /// Releases the parts of a resource claim. A claim that is not reserved is no error.

@@ -46,12 +46,37 @@ const LOCALHOST: &[u8] = b"\x09localhost";
 /// Maximum number of connections of a listener. Further clients wait.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Returns the connections of the listener.
+/// Returns the connections of root and of the daemon's own user. The mode of the socket's file is easily changed.
 pub fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<LocalStream>> {
-    stream::unfold((listener, Arc::new(Semaphore::new(MAX_CONNECTIONS))), |(listener, places)| async {
+    connections_of(listener, |uid| uid == 0 || uid == rustix::process::geteuid().as_raw())
+}
+
+fn connections_of(
+    listener: UnixListener,
+    is_permitted: fn(u32) -> bool,
+) -> impl Stream<Item = io::Result<LocalStream>> {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    stream::unfold((listener, places, false), move |(listener, places, mut is_reported)| async move {
         let place = places.clone().acquire_owned().await.ok()?;
-        let accepted = listener.accept().await.map(|(stream, _)| LocalStream::new(stream, place));
-        Some((accepted, (listener, places)))
+        let accepted = loop {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => break Err(error),
+            };
+            match stream.peer_cred() {
+                Ok(peer) if is_permitted(peer.uid()) => break Ok(LocalStream::new(stream, place)),
+                peer if !is_reported => {
+                    is_reported = true;
+                    let uid = peer.map(|peer| peer.uid()).ok();
+                    tracing::warn!(
+                        uid,
+                        "connections of other users than root to a socket for the kubelet or its clients are refused"
+                    );
+                }
+                _ => {}
+            }
+        };
+        Some((accepted, (listener, places, is_reported)))
     })
 }
 
@@ -280,7 +305,7 @@ mod tests {
 
     use futures_util::StreamExt as _;
     use proptest::prelude::*;
-    use tokio::time::timeout;
+    use tokio::{io::AsyncReadExt as _, time::timeout};
 
     use super::*;
 
@@ -363,6 +388,19 @@ mod tests {
         let long = frame(HEADERS, 4, &vec![0x41; MAX_FRAME_BYTES + 1]);
         let bytes = [PREFACE, &long].concat();
         assert_eq!(filtered(&bytes, 1000), bytes);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_users_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let mut refusing = pin!(connections_of(UnixListener::bind(&socket).unwrap(), |_| false));
+        // More than there are places.
+        for _ in 0..2 * MAX_CONNECTIONS {
+            let mut client = UnixStream::connect(&socket).await.unwrap();
+            assert!(timeout(Duration::from_mins(1), refusing.next()).await.is_err());
+            assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "it is closed");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,9 +6,12 @@
 use std::{sync::Arc, time::Instant};
 
 use numaward_api::{self as api, EnforcementMode};
-use numaward_engine::{self as engine, claims::devices};
+use numaward_engine::{
+    self as engine,
+    claims::{allocator::Amounts, devices},
+};
 use numaward_guarantee::{
-    claim::{ReservedClaim, ReservedPart},
+    claim::{ReservedClaim, ReservedPart, check_pod},
     error::AdmissionError,
     explain,
     pod::ContainerPlacementRequest,
@@ -18,11 +21,13 @@ use numaward_guarantee::{
 use super::{Core, admission, conditions, shared_pool};
 use crate::spans;
 
-/// Reserves the parts of a claim, or none of them. A claim that is reserved with the same parts keeps its reservation.
+/// Reserves the parts of a claim, or none of them. A claim that is reserved with the same parts keeps its reservation. If `requests` is given,
+/// all claims of the pod together get no more than that: a quota counts requests.
 pub(crate) fn reserve(
     core: &mut Core,
     uid: &str,
     claim: ReservedClaim,
+    requests: Option<&Amounts>,
 ) -> Result<Arc<ReservedClaim>, AdmissionError> {
     if core.mode() != EnforcementMode::On {
         return Err(AdmissionError::Off);
@@ -31,6 +36,10 @@ pub(crate) fn reserve(
     if let Some(known) = known.as_ref().filter(|known| ***known == claim) {
         return Ok(known.clone());
     }
+    let others = core.store.state.claims.iter().filter(|(of, other)| *of != uid && other.pod == claim.pod);
+    let of_pod = others.map(|(of, other)| (of.as_str(), other.as_ref())).chain([(uid, &claim)]);
+    check_pod(of_pod, requests)
+        .map_err(|rejection| AdmissionError::Rejected(rejection, api::Explanation::default()))?;
     core.policy.check_fit()?;
     let _span = spans::admit(&claim.name, false);
     let mut change = core.begin();

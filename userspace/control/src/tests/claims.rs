@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use numaward_api::EnforcementMode;
-use numaward_engine::{Quantity, claims::devices};
+use numaward_engine::{
+    Quantity,
+    claims::{allocator::Amounts, devices},
+};
 use numaward_guarantee::claim::{ReservedClaim, ReservedPart};
 use numaward_topology::NodeId;
 
@@ -39,11 +42,11 @@ fn published(bench: &DaemonBench) -> (BTreeMap<u32, u64>, String) {
 async fn reservation_survives_restarts() {
     let bench = DaemonBench::new(&["a"]);
     let (reconciler, thread, stop) = bench.start_with(native());
-    let reserved = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap();
+    let reserved = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)]), None).await.unwrap();
     assert_eq!(published(&bench), ([(1, 3)].into(), "0-3,7".to_owned()));
     // The kubelet asks again with each of its starts.
     let again = claim(&[(1, 3)]);
-    assert_eq!(reconciler.reserve_claim("u".to_owned(), again.clone()).await.unwrap(), reserved);
+    assert_eq!(reconciler.reserve_claim("u".to_owned(), again.clone(), None).await.unwrap(), reserved);
     stop.cancel();
     thread.join().unwrap();
 
@@ -51,7 +54,7 @@ async fn reservation_survives_restarts() {
     assert_eq!(published(&bench), ([(1, 3)].into(), "0-3,7".to_owned()));
     let claims = reconciler.reserved_claims().await.unwrap();
     assert_eq!(claims.get("u"), Some(&reserved));
-    assert_eq!(reconciler.reserve_claim("u".to_owned(), again).await.unwrap(), reserved);
+    assert_eq!(reconciler.reserve_claim("u".to_owned(), again, None).await.unwrap(), reserved);
     // The runtime lists containers and sandboxes, and none is of the claim's pod: it is prepared before they exist.
     reconciler.synchronize(Vec::new(), BTreeMap::new(), true).await.unwrap();
     assert_eq!(published(&bench).0, [(1, 3)].into());
@@ -79,16 +82,18 @@ async fn refusal_names_node_and_amounts() {
         (&[(1, 5)], "node 1: cpu requested 5, free 4"),
         (&[(7, 1)], "this host has no node 7"),
     ] {
-        let refused = reconciler.reserve_claim("u".to_owned(), claim(parts)).await.unwrap_err().to_string();
+        let refused =
+            reconciler.reserve_claim("u".to_owned(), claim(parts), None).await.unwrap_err().to_string();
         assert!(refused.contains(text), "{refused}");
         assert!(reconciler.reserved_claims().await.unwrap().is_empty());
     }
     let mut memory = claim(&[(0, 1)]);
     memory.parts[0].consumed.insert("memory".into(), Quantity::whole(9 << 30));
-    let refused = reconciler.reserve_claim("u".to_owned(), memory).await.unwrap_err().to_string();
+    let refused = reconciler.reserve_claim("u".to_owned(), memory, None).await.unwrap_err().to_string();
     assert!(refused.contains("node 0: memory requested 9"), "{refused}");
     admit(&reconciler, "a", 4).await.unwrap();
-    let refused = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 1)])).await.unwrap_err().to_string();
+    let refused =
+        reconciler.reserve_claim("u".to_owned(), claim(&[(1, 1)]), None).await.unwrap_err().to_string();
     assert!(refused.contains("node 1: cpu requested 1, free 0"), "{refused}");
     stop.cancel();
     thread.join().unwrap();
@@ -98,14 +103,14 @@ async fn refusal_names_node_and_amounts() {
 async fn other_allocation_replaces_reservation() {
     let bench = DaemonBench::new(&[]);
     let (reconciler, thread, stop) = bench.start_with(native());
-    reconciler.reserve_claim("u".to_owned(), claim(&[(1, 4), (0, 1)])).await.unwrap();
+    reconciler.reserve_claim("u".to_owned(), claim(&[(1, 4), (0, 1)]), None).await.unwrap();
     // The scheduler has allocated the claim again. It needs the CPUs of the old reservation.
     let other = ReservedClaim { pod: "later".to_owned(), ..claim(&[(1, 3)]) };
-    let reserved = reconciler.reserve_claim("u".to_owned(), other).await.unwrap();
+    let reserved = reconciler.reserve_claim("u".to_owned(), other, None).await.unwrap();
     assert_eq!(reserved.pod, "later");
     assert_eq!(published(&bench).0, [(1, 3)].into());
     // If the new one does not fit, the old one stays.
-    assert!(reconciler.reserve_claim("u".to_owned(), claim(&[(0, 4)])).await.is_err());
+    assert!(reconciler.reserve_claim("u".to_owned(), claim(&[(0, 4)]), None).await.is_err());
     assert_eq!(reconciler.reserved_claims().await.unwrap().get("u"), Some(&reserved));
     assert_eq!(published(&bench).0, [(1, 3)].into());
     stop.cancel();
@@ -118,18 +123,18 @@ async fn nothing_is_reserved_without_ledger_or_enforcement() {
     let obstacle = bench.dir.path().join("state/ledger.journal.new");
     fs::create_dir_all(&obstacle).unwrap();
     let (reconciler, thread, stop) = bench.start_with(native());
-    let error = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap_err();
+    let error = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)]), None).await.unwrap_err();
     assert!(matches!(error, AdmissionError::Store(_)), "{error}");
     assert!(reconciler.reserved_claims().await.unwrap().is_empty());
     fs::remove_dir(&obstacle).unwrap();
-    reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap();
+    reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)]), None).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
     for mode in [EnforcementMode::Off, EnforcementMode::DryRun] {
         let mut config = native();
         config.enforcement.mode = mode;
         let (reconciler, thread, stop) = bench.start_with(config);
-        let error = reconciler.reserve_claim("v".to_owned(), claim(&[(0, 1)])).await.unwrap_err();
+        let error = reconciler.reserve_claim("v".to_owned(), claim(&[(0, 1)]), None).await.unwrap_err();
         assert!(matches!(error, AdmissionError::Off), "{error}");
         // A claim that was reserved before is released.
         reconciler.release_claim("u".to_owned()).await.unwrap();
@@ -140,8 +145,64 @@ async fn nothing_is_reserved_without_ledger_or_enforcement() {
     // The strategy of the kubelet cannot give CPUs of a certain node.
     let (reconciler, thread, stop) =
         bench.start_with(Config { strategy: StrategyKind::Kubelet, ..Config::default() });
-    let error = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)])).await.unwrap_err().to_string();
+    let error =
+        reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)]), None).await.unwrap_err().to_string();
     assert!(error.contains("native"), "{error}");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn claims_of_a_pod_get_no_more_than_it_requests() {
+    let bench = DaemonBench::new(&[]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let requests = |cpus: u64, gib: u64| -> Option<Amounts> {
+        Some([("cpu".into(), Quantity::whole(cpus)), ("memory".into(), Quantity::whole(gib << 30))].into())
+    };
+    let reserve = |uid: &str, parts: &[(u32, u64)], requests: Option<Amounts>| {
+        reconciler.reserve_claim(uid.to_owned(), claim(parts), requests)
+    };
+    reserve("u", &[(1, 2)], requests(2, 1)).await.unwrap();
+    let error = reserve("v", &[(0, 1)], requests(2, 2)).await.unwrap_err().to_string();
+    assert!(
+        error.contains("BeyondRequests: the resource claims of the pod have 3 of cpu, and its requests"),
+        "{error}"
+    );
+    let error = reserve("v", &[(0, 1)], requests(3, 1)).await.unwrap_err().to_string();
+    assert!(error.contains("of memory"), "{error}");
+    let error = reserve("v", &[(0, 1)], Some(Amounts::new())).await.unwrap_err().to_string();
+    assert!(error.contains("its requests, which a quota counts, 0"), "{error}");
+    // The kubelet asks again, and the pod is not known yet.
+    reserve("u", &[(1, 2)], Some(Amounts::new())).await.unwrap();
+    reserve("v", &[(0, 1)], requests(3, 2)).await.unwrap();
+    let other = ReservedClaim { pod: "other".to_owned(), ..claim(&[(0, 1)]) };
+    reconciler.reserve_claim("w".to_owned(), other, requests(1, 1)).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn claims_of_a_pod_are_limited_in_the_ledger() {
+    let bench = DaemonBench::new(&[]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let named = |number: usize, pod: &str| {
+        let mut claim = claim(&[(0, 0)]);
+        claim.parts[0].consumed = [("memory".into(), Quantity::whole(1 << 20))].into();
+        let (namespace, name) = ("n".repeat(63), format!("{number:0253}"));
+        ReservedClaim { namespace, name, pod: format!("{pod:036}"), ..claim }
+    };
+    let mut reserved = 0;
+    let error = loop {
+        let uid = format!("{reserved:036}");
+        match reconciler.reserve_claim(uid, named(reserved, "pod"), None).await {
+            Ok(_) => reserved += 1,
+            Err(error) => break error.to_string(),
+        }
+        assert!(reserved < 100, "no limit");
+    };
+    assert!(error.starts_with("AccountTooLarge: the resource claims of the pod have 3"), "{error}");
+    assert!(reserved >= 32, "{reserved} of the longest names");
+    reconciler.reserve_claim("other".to_owned(), named(0, "other"), None).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
 }

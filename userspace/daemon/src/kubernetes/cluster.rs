@@ -35,8 +35,8 @@ use numaward_kube::{
 };
 use numaward_model::{pod::container_name, port::ObservedHost as _};
 use numaward_observe::{DaemonPart, Observer};
-use prometheus_client::registry::Registry;
 use numaward_topology::Bytes;
+use prometheus_client::registry::Registry;
 use tokio::{
     sync::watch,
     time::{interval, sleep},
@@ -299,7 +299,7 @@ impl Cluster {
             if let Some(reconciler) = self.reconciler {
                 let reader =
                     AllocationReader { client: client.clone(), node: node.clone(), metrics: metrics.clone() };
-                let preparer = dra::ClaimPreparer::new(&self.config, reader, reconciler);
+                let preparer = dra::ClaimPreparer::new(&self.config, reader, pods.clone(), reconciler);
                 let sockets = dra::PluginSockets::new(&self.config);
                 let serving = dra::serve(preparer, sockets, report(DaemonPart::ResourceClaims), stop.clone());
                 tokio::spawn(serving.boxed());

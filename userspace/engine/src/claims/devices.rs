@@ -58,9 +58,15 @@ pub fn memory_kind(name: &str) -> Option<ZoneKind> {
     MEMORY_CAPACITIES.iter().find(|(of, ..)| *of == name).map(|(_, kind, _)| *kind)
 }
 
+/// Names of the capacities that devices can have.
+pub const CAPACITIES: [&str; 4] = {
+    let [(memory, ..), (small, ..), (large, ..)] = MEMORY_CAPACITIES;
+    [CPU, memory, small, large]
+};
+
 /// Returns true if devices have a capacity with this name.
 pub fn is_capacity(name: &str) -> bool {
-    name == CPU || memory_kind(name).is_some()
+    CAPACITIES.contains(&name)
 }
 
 /// Returns the node of a device by its name; `None` if the name is not that of a device.

@@ -278,7 +278,7 @@ fn named(claim: &str) -> ClaimUses {
 #[test]
 fn containers_use_claim_of_their_pod() {
     let mut bench = ExecutionBench::new();
-    claims::reserve(&mut bench.core, "c", reserved_claim("a", 2)).unwrap();
+    claims::reserve(&mut bench.core, "c", reserved_claim("a", 2), None).unwrap();
     assert_eq!(pool(&bench), "0-3,6-7");
     let reported = ClaimUses { uids: ["c".to_owned()].into(), ..ClaimUses::default() };
     let asks =
@@ -328,7 +328,7 @@ fn containers_use_claim_of_their_pod() {
 #[test]
 fn pod_with_claim_is_not_placed_itself() {
     let mut bench = ExecutionBench::new();
-    claims::reserve(&mut bench.core, "c", reserved_claim("a", 4)).unwrap();
+    claims::reserve(&mut bench.core, "c", reserved_claim("a", 4), None).unwrap();
     let mut ask = container("a", 4000).pod;
     // Its request has no room beside its claim.
     let PodClaim::Container(request) = ask.asked else { panic!("{ask:?}") };

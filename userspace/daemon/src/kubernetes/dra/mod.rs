@@ -14,6 +14,7 @@ mod cdi;
 mod tests;
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -23,19 +24,26 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_config::Config;
-use numaward_engine::claims::devices::DRIVER;
+use numaward_engine::{
+    Quantity, Resources,
+    claims::{
+        allocator::Amounts,
+        devices::{self, DRIVER},
+    },
+};
 use numaward_guarantee::{
     claim::{ReservedClaim, ReservedPart},
     error::AdmissionError,
     reconciler::ReconcilerHandle,
 };
 use numaward_kube::{
-    api::Report,
+    api::{Pods, Report, StoredPod},
     dra::{
         claim::{AllocationReader, ClaimError},
         messages::{ClaimId, Device},
         plugin::{CLAIMS_SOCKET, ClaimHandler, Plugin, REGISTRATION_SOCKET},
     },
+    pod::Pod,
 };
 use tokio::{
     sync::Mutex,
@@ -54,6 +62,8 @@ const SOCKETS_KEY: &str = "kubernetes.kubelet.directory";
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of attempts to serve.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// Time for which a claim waits for its pod: less than the kubelet waits for an answer.
+const POD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for calls in progress when the sockets are closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -66,6 +76,8 @@ enum PrepareError {
     Reservation(#[from] AdmissionError),
     #[error(transparent)]
     Cdi(#[from] CdiError),
+    #[error("the API server has not reported the pod of the resource claim yet; the kubelet tries again")]
+    UnknownPod,
     #[error("the preparation of the resource claim failed: {0}")]
     Task(#[from] JoinError),
 }
@@ -89,6 +101,9 @@ pub(super) struct ClaimPreparer(Arc<PreparerState>);
 
 struct PreparerState {
     reader: AllocationReader,
+    pods: Pods,
+    /// Namespaces in which claims may have more than their pods request.
+    beyond_quota_namespaces: BTreeSet<String>,
     reconciler: ReconcilerHandle,
     cdi: CdiDirectory,
     /// Locked while a reservation and its specification change.
@@ -96,9 +111,21 @@ struct PreparerState {
 }
 
 impl ClaimPreparer {
-    pub(super) fn new(config: &Config, reader: AllocationReader, reconciler: ReconcilerHandle) -> Self {
-        let cdi = CdiDirectory(kubelet::below(&config.host_root, &config.kubernetes.dra.cdi_directory));
-        Self(Arc::new(PreparerState { reader, reconciler, cdi, changes: Mutex::default() }))
+    pub(super) fn new(
+        config: &Config,
+        reader: AllocationReader,
+        pods: Pods,
+        reconciler: ReconcilerHandle,
+    ) -> Self {
+        let kubernetes = &config.kubernetes;
+        Self(Arc::new(PreparerState {
+            reader,
+            pods,
+            beyond_quota_namespaces: kubernetes.beyond_quota_namespaces.clone(),
+            reconciler,
+            cdi: CdiDirectory(kubelet::below(&config.host_root, &kubernetes.dra.cdi_directory)),
+            changes: Mutex::default(),
+        }))
     }
 
     /// Writes the specifications of all reserved claims.
@@ -123,11 +150,36 @@ impl PreparerState {
                 .map(|part| ReservedPart { node: part.node, consumed: part.consumed.clone() })
                 .collect(),
         };
+        let known = self.reconciler.reserved_claims().await?;
+        let is_known = known.get(&claim.uid).is_some_and(|known| **known == reserved);
+        let requests = if is_known || self.beyond_quota_namespaces.contains(&claim.namespace) {
+            None
+        } else {
+            let pod = self.pod(&claim.namespace, &allocated.pod);
+            let pod = timeout(POD_TIMEOUT, pod).await.map_err(|_| PrepareError::UnknownPod)?;
+            Some(requests(&pod.pod))
+        };
         let _guard = self.changes.lock().await;
-        let reserved = self.reconciler.reserve_claim(claim.uid.clone(), reserved).await?;
+        let reserved = self.reconciler.reserve_claim(claim.uid.clone(), reserved, requests).await?;
         self.write(&claim.uid, &reserved).await?;
         let (pool, cdi_name) = (&self.reader.node, cdi::device_id(&claim.uid));
         Ok(allocated.parts.iter().map(|part| part.prepared(pool, &cdi_name)).collect())
+    }
+
+    /// Waits for a pod by its UID in the API server: the kubelet may know it earlier.
+    async fn pod(&self, namespace: &str, uid: &str) -> Arc<StoredPod> {
+        let mut changes = self.pods.changes();
+        loop {
+            let mut pods = self.pods.all().into_iter();
+            let is_wanted =
+                |stored: &Arc<StoredPod>| stored.pod.api_uid == uid && stored.pod.id.namespace == namespace;
+            if let Some(found) = pods.find(is_wanted) {
+                return found;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     async fn unprepare(&self, uid: &str) -> Result<(), PrepareError> {
@@ -142,6 +194,24 @@ impl PreparerState {
         let name = format!("{}/{}", claim.namespace, claim.name);
         Ok(spawn_blocking(move || cdi.write(&uid, &name)).await??)
     }
+}
+
+/// Returns the requests of a pod for which devices have capacities: at most what a quota counts.
+fn requests(pod: &Pod) -> Amounts {
+    let sidecars = pod.init_containers.iter().filter(|container| container.restartable);
+    let containers = || pod.containers.iter().chain(sidecars.clone()).map(|container| &container.requests);
+    let of_pod = pod.resources.as_ref().map(|resources| &resources.requests);
+    let total = |amount: &dyn Fn(&Resources) -> Option<Quantity>| {
+        let sum = |sum: Quantity, more: Quantity| sum.checked_add(more).unwrap_or(sum);
+        of_pod
+            .and_then(amount)
+            .unwrap_or_else(|| containers().filter_map(amount).fold(Quantity::default(), sum))
+    };
+    let amount = |name: &'static str| match devices::memory_kind(name) {
+        Some(kind) => total(&|resources| resources.memory.get(&kind).copied()),
+        None => total(&|resources| resources.cpu),
+    };
+    devices::CAPACITIES.into_iter().map(|name| (name.into(), amount(name))).collect()
 }
 
 /// Returns the UID of a claim by its name in the container runtime; `None` for another device.

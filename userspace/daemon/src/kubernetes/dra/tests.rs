@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, os::unix::net::UnixListener, sync::Mutex as Loc
 use numaward_control::testing::{self as fixture, TestHost};
 use numaward_guarantee::ports::Ports;
 use numaward_kube::{
-    api::{self, ApiMetrics, fake::FakeApiServer},
+    api::{self, ApiMetrics, EventWriter, fake::FakeApiServer},
     dra::{
         fake::{FakeKubelet, Version},
         messages::PreparedDevices,
@@ -55,11 +55,12 @@ impl DraBench {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("var/lib/kubelet/plugins_registry")).unwrap();
-        let config = Config {
+        let mut config = Config {
             state_directory: dir.path().join("state"),
             host_root: dir.path().to_owned(),
             ..Config::default()
         };
+        config.kubernetes.beyond_quota_namespaces.insert("ns".to_owned());
         let host = Arc::new(TestHost::small());
         fixture::cgroup(&dir.path().join("cgroup"), &host.machine.lock().unwrap());
         fs::write(dir.path().join("kubeconfig"), "").unwrap();
@@ -75,7 +76,13 @@ impl DraBench {
             fixture::reconciler(&self.config, &root, Ports::new(self.host.clone()), None, None);
         let client = api::connect(Some(&self.path("kubeconfig"))).await.unwrap();
         let reader = AllocationReader { client, node: "n1".to_owned(), metrics: ApiMetrics::default() };
-        let preparer = ClaimPreparer::new(&self.config, reader, reconciler.clone());
+        let pods = Pods::new(EventWriter::new(ApiMetrics::default()).0);
+        let (following, client) = (pods.clone(), reader.client.clone());
+        let until = stop.clone();
+        tokio::spawn(async move {
+            following.follow(client, "n1".to_owned(), ApiMetrics::default(), Arc::new(|_| ()), until).await;
+        });
+        let preparer = ClaimPreparer::new(&self.config, reader, pods, reconciler.clone());
         let reports = Arc::new(Lock::new(Vec::new()));
         let reported = reports.clone();
         let report: Report = Arc::new(move |result| reported.lock().unwrap().push(result));
@@ -323,4 +330,33 @@ async fn socket_of_running_daemon_is_kept() {
     daemon.stop().await;
     assert!(bench.path(PLUGIN).exists());
     drop(other);
+}
+
+/// A quota counts the requests of pods, and not their claims.
+#[tokio::test]
+async fn claim_gets_no_more_than_its_pod_requests() {
+    let mut bench = DraBench::new().await;
+    bench.config.kubernetes.beyond_quota_namespaces.clear();
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    let pod = |name: &str, cpus: &str| {
+        json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("pod-{name}")}, "spec": {"nodeName": "n1",
+            "containers": [{"name": "main", "resources": {"requests": {"cpu": cpus, "memory": "512Mi"}}},
+                {"name": "side", "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}}}]}})
+    };
+    bench.server.put_pod(pod("small", "1"));
+    let error = prepare(&kubelet, &bench.allocate("small", 1, 2)).await.error;
+    assert!(error.contains("BeyondRequests") && error.contains("2 of cpu"), "{error}");
+    assert!(daemon.reserved().await.is_empty() && bench.specifications().is_empty());
+    bench.server.put_pod(pod("large", "1500m"));
+    assert_eq!(prepare(&kubelet, &bench.allocate("large", 1, 2)).await.error, "");
+    // The kubelet knows the pod earlier.
+    let late = bench.allocate("late", 1, 2);
+    let (prepared, ()) = tokio::join!(prepare(&kubelet, &late), async {
+        sleep(Duration::from_millis(300)).await;
+        bench.server.put_pod(pod("late", "1500m"));
+    });
+    assert_eq!(prepared.error, "");
+    drop(kubelet);
+    daemon.stop().await;
 }

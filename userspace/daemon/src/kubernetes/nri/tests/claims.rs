@@ -231,7 +231,7 @@ async fn prepared_claims_are_used() {
             pod: pod.to_owned(),
             parts: vec![ReservedPart { node: NodeId(2), consumed: consumed.into() }],
         };
-        daemon.reconciler.reserve_claim(format!("of-{pod}"), claim).await.unwrap();
+        daemon.reconciler.reserve_claim(format!("of-{pod}"), claim, None).await.unwrap();
     }
     let held = |uid: &str| {
         let (held, name) = (daemon.reconciler.allocations(), format!("default/pod-{uid}/db"));
