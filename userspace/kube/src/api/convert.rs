@@ -387,7 +387,7 @@ mod tests {
     use super::*;
     use crate::pod::{CONFIG_HASH, CONFIG_MIRROR};
 
-    fn read(pod: Value) -> Result<StoredPod, String> {
+    fn read(pod: &Value) -> Result<StoredPod, String> {
         super::pod(serde_json::from_str(&pod.to_string()).unwrap(), "n")
     }
 
@@ -423,7 +423,7 @@ mod tests {
                 |number| json!({"name": format!("c{number}"), "containerID": format!("r://{number}")});
             pod["spec"]["containers"] = (2..containers).map(named).collect();
             pod["status"]["ephemeralContainerStatuses"] = (0..ephemeral).map(named).collect();
-            read(pod.clone())
+            read(&pod)
         };
         let largest = counted(MAX_CONTAINERS, 5000).unwrap();
         assert_eq!(largest.pod.containers.len() + largest.pod.init_containers.len(), MAX_CONTAINERS);
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn reads_fields_needed_for_placement() {
-        let StoredPod { pod, is_running, container_ids, .. } = read(full()).unwrap();
+        let StoredPod { pod, is_running, container_ids, .. } = read(&full()).unwrap();
         assert_eq!((pod.id.to_string().as_str(), pod.id.uid.as_str()), ("prod/db", "u1"));
         assert!(is_running && !pod.is_terminal);
         let names: Vec<_> = pod.init_containers.iter().map(|c| (c.name.as_str(), c.restartable)).collect();
@@ -460,7 +460,7 @@ mod tests {
         object["metadata"]["ownerReferences"] =
             json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n1", "controller": true}]);
         object["status"]["phase"] = json!("Failed");
-        let stored = read(object.clone()).unwrap();
+        let stored = read(&object).unwrap();
         assert_eq!((stored.pod.id.uid.as_str(), stored.pod.api_uid.as_str()), ("abcdef", "u1"));
         assert!(stored.pod.is_terminal && !stored.is_running);
 
@@ -474,14 +474,14 @@ mod tests {
         for edit in forgeries {
             let mut object = object.clone();
             edit(&mut object["metadata"]);
-            assert_eq!(read(object).unwrap().pod.id.uid, "u1");
+            assert_eq!(read(&object).unwrap().pod.id.uid, "u1");
         }
     }
 
     #[test]
     fn reads_claims_of_containers() {
         let mut object = full();
-        assert_eq!(read(object.clone()).unwrap().pod.claims, []);
+        assert_eq!(read(&object).unwrap().pod.claims, []);
         object["spec"]["resourceClaims"] = json!([
             {"name": "gpu", "resourceClaimTemplateName": "one-gpu"},
             {"name": "nic", "resourceClaimName": "shared-nic"},
@@ -495,7 +495,7 @@ mod tests {
         object["status"]["extendedResourceClaimStatus"] = json!({"resourceClaimName": "db-extended", "requestMappings":
             [{"containerName": "main", "resourceName": "vendor.example/nic", "requestName": "container-0-request-0"}]});
         let uses = |object: &Value| -> Vec<(String, String, Option<String>)> {
-            let claims = read(object.clone()).unwrap().pod.claims.clone();
+            let claims = read(object).unwrap().pod.claims.clone();
             claims.into_iter().map(|used| (used.container, used.claim, used.request)).collect()
         };
         let entry = |container: &str, claim: &str, request: Option<&str>| {
@@ -524,7 +524,7 @@ mod tests {
         ] {
             let mut object = full();
             object["spec"]["priority"] = priority.clone();
-            assert_eq!(read(object).unwrap().is_critical, is_critical, "{priority}");
+            assert_eq!(read(&object).unwrap().is_critical, is_critical, "{priority}");
         }
     }
 
@@ -532,7 +532,7 @@ mod tests {
     fn accepts_pod_without_status() {
         let mut object = full();
         object.as_object_mut().unwrap().remove("status");
-        let stored = read(object).unwrap();
+        let stored = read(&object).unwrap();
         assert!(!stored.is_running && stored.container_ids.is_empty());
     }
 
@@ -552,7 +552,7 @@ mod tests {
         for (edit, message) in faults {
             let mut object = full();
             edit(&mut object);
-            let error = read(object).unwrap_err();
+            let error = read(&object).unwrap_err();
             assert!(error.starts_with("pod prod/db: ") && error.contains(message), "{error}");
         }
     }
