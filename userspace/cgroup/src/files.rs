@@ -4,9 +4,11 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::Path,
 };
+
+use rustix::fs::{Mode, OFlags};
 
 /// Number of bytes after which [`read_lossy`] stops. `/proc/PID/status` has some 740 KiB for a process in as many groups as the kernel
 /// permits.
@@ -30,13 +32,43 @@ pub fn read_lossy(path: &Path) -> io::Result<String> {
 ///
 /// The file cannot be read, is longer, or is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    read_open_text(File::open(path)?, most)
+}
+
+/// Returns the text of an open file of at most `most` bytes.
+///
+/// # Errors
+///
+/// The file cannot be read, is longer, or is not UTF-8.
+pub fn read_open_text(file: File, most: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
-    let read = File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if read as u64 > most {
         let message = format!("it has more than the maximum of {most} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
+}
+
+/// Opens a file or a directory that only root and the user of this process can change. A pipe is opened without waiting for its writer.
+///
+/// # Errors
+///
+/// The file cannot be opened, or another user can change it.
+pub fn open_protected(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let found = file.metadata()?;
+    let (uid, mode) = (found.uid(), found.mode() & 0o7777);
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other(format!("user {uid} owns it, and could change it: chown it to root")));
+    }
+    if mode & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "its mode is {mode:04o}, so that other users can change it: chmod go-w"
+        )));
+    }
+    Ok(file)
 }
 
 /// Replaces a file by one with these bytes and mode 0600: a new file is written, synced and renamed over the old one, so that a reader and a
@@ -90,6 +122,32 @@ mod tests {
         assert_eq!(mode(&private), 0o750, "an existing one is kept");
         fs::write(&file, "").unwrap();
         assert_eq!(make_private_dir(&file).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn protected_file_is_changed_by_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert_eq!(open_protected(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::write(&path, "text").unwrap();
+        for (mode, fits) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let opened = open_protected(&path).and_then(|file| read_open_text(file, 4));
+            assert_eq!(opened.is_ok(), fits, "{mode:o}: {opened:?}");
+        }
+        let error = open_protected(&path).unwrap_err().to_string();
+        assert!(error.contains("mode is 0646"), "{error}");
+        open_protected(dir.path()).unwrap();
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+        assert!(open_protected(dir.path()).unwrap_err().to_string().contains("0777"));
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(!open_protected(&pipe).unwrap().metadata().unwrap().is_file());
+        if rustix::process::geteuid().is_root() {
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+            std::os::unix::fs::chown(&path, Some(1234), None).unwrap();
+            assert!(open_protected(&path).unwrap_err().to_string().contains("user 1234 owns it"));
+        }
     }
 
     #[test]

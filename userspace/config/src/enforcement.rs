@@ -1,6 +1,10 @@
 //! Enforcement: the mode, CPU isolation, and guarantees that are declared in the configuration.
 
-use std::{collections::BTreeMap, str::FromStr, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    str::FromStr,
+    time::Duration,
+};
 
 use educe::Educe;
 use numaward_api::{Cpus, EnforcementMode, PartitionKind, Placement};
@@ -13,9 +17,11 @@ use serde_with_macros::skip_serializing_none;
 
 use super::{
     cpu_power::CpuPower,
+    drop_ins::GUARANTEES_KEY,
     inline_schema::inline_schema,
     interleave_weights::{InterleaveWeights, WeightSource},
     policy::Amount,
+    problem::Origin,
     types::Interval,
 };
 
@@ -288,14 +294,15 @@ inline_schema!(UnitPattern, { "type": "string", "examples": ["db@*.service"] });
 inline_schema!(PageSize, { "type": "string", "examples": ["2Mi"] });
 
 /// Returns the problems of declared guarantees (each with its number) that go beyond single values: the path of the
-/// key, and the problem. `is_given` returns true if the configuration has a value at a path, valid or not.
-pub(super) fn problems(
+/// key, and the problem. `origin` returns the source of the value at a path, valid or not.
+pub(super) fn problems<'a>(
     declared: &[(usize, &DeclaredGuarantee)],
-    is_given: impl Fn(&[String]) -> bool,
+    origin: impl Fn(&[String]) -> Option<&'a Origin>,
 ) -> Vec<(Vec<String>, String)> {
     let mut problems = Vec::new();
-    let item = |number: usize| vec!["guarantees".to_owned(), number.to_string()];
+    let item = |number: usize| vec![GUARANTEES_KEY.to_owned(), number.to_string()];
     let at = |number, key: &str| [item(number), vec![key.to_owned()]].concat();
+    let is_given = |path: &[String]| origin(path).is_some();
     for number in (0..).take_while(|number| is_given(&item(*number))) {
         match ["unit", "cgroup"].map(|key| is_given(&at(number, key))) {
             [true, true] => {
@@ -306,8 +313,13 @@ pub(super) fn problems(
             _ => {}
         }
     }
-    for (position, (number, this)) in declared.iter().enumerate() {
-        let has_whole_cpus = this.cpus.is_some_and(|cpus| cpus.0.whole_cpus().is_some());
+    let mut first = BTreeMap::new();
+    for (number, this) in declared {
+        // An invalid number of CPUs is a problem of its own.
+        let has_whole_cpus = match this.cpus {
+            Some(cpus) => cpus.0.whole_cpus().is_some(),
+            None => is_given(&at(*number, "cpus")),
+        };
         if !has_whole_cpus && !is_given(&at(*number, "memory")) {
             problems.push((item(*number), "give memory, or whole CPUs in cpus".to_owned()));
         }
@@ -317,13 +329,20 @@ pub(super) fn problems(
                 problems.push((path, format!("{} is not a whole number of pages of {size}", amount.0)));
             }
         }
-        let is_same = |(_, other): &&(usize, &DeclaredGuarantee)| {
-            (&other.unit, &other.cgroup) == (&this.unit, &this.cgroup) && !this.pattern().is_empty()
-        };
-        if let Some((first, _)) = declared[..position].iter().find(is_same) {
-            let key = if this.unit.is_some() { "unit" } else { "cgroup" };
-            let problem = format!("{:?} already has a guarantee, at guarantees.{first}", this.pattern());
-            problems.push((at(*number, key), problem));
+        let pattern = this.pattern();
+        if pattern.is_empty() {
+            continue;
+        }
+        match first.entry((this.unit.is_some(), pattern)) {
+            Entry::Vacant(entry) => {
+                entry.insert(*number);
+            }
+            Entry::Occupied(entry) => {
+                let key = if this.unit.is_some() { "unit" } else { "cgroup" };
+                let first = origin(&at(*entry.get(), key)).map(ToString::to_string).unwrap_or_default();
+                let problem = format!("{pattern:?} already has a guarantee, at {first}");
+                problems.push((at(*number, key), problem));
+            }
         }
     }
     problems

@@ -11,6 +11,7 @@ pub mod cluster;
 mod config;
 mod control;
 pub mod cpu_power;
+mod drop_ins;
 pub mod enforcement;
 pub mod exported;
 mod flag_forms;

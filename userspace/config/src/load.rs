@@ -9,7 +9,9 @@ use std::{
 
 use super::{
     config::Config,
-    control, cpu_power, enforcement, exported,
+    control, cpu_power,
+    drop_ins::{self, Findings, GUARANTEES_KEY},
+    enforcement, exported,
     flag_forms::{self, Form},
     interleave_weights, kubelet_keys,
     node_scope::{self, NodeScope},
@@ -92,7 +94,10 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
         }
         tree::empty(&path)
     };
-    let directory = path.parent().unwrap_or(Path::new("."));
+    // The parent of a plain name is empty.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut dropped = Findings::default();
+    files.extend(drop_ins::merge_keys(&mut tree, directory, &mut dropped));
     let has_scoped_files = node_scope::has_files(directory);
     let stored = || {
         stored_node(&tree, sources, &known).unwrap_or_else(|error| {
@@ -108,18 +113,22 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
         }
     }
     warnings.extend(node.as_ref().and_then(|node| node.missing_group_file(directory)));
+    files.extend(drop_ins::add_guarantees(&mut tree, directory, &mut dropped));
+    problems.extend(dropped.problems);
+    warnings.extend(dropped.warnings);
 
     overlay(&mut tree, sources, &known, (&mut problems, &mut warnings));
     known.check(&mut tree, &mut problems);
     let given = tree.clone();
     let config = read_values(&mut tree, &mut problems);
-    let numbered: Vec<_> = tree.remaining_indices("guarantees").into_iter().zip(&config.guarantees).collect();
+    let numbered: Vec<_> =
+        tree.remaining_indices(GUARANTEES_KEY).into_iter().zip(&config.guarantees).collect();
     let problem = |path: &[String], message| {
         let (Ok(origin) | Err(origin)) = given.origin_at(path).cloned().map_err(Clone::clone);
         let path = path.join(".");
         Problem { origin, message: format!("{path}: {message}"), path }
     };
-    let declared = enforcement::problems(&numbered, |path| given.origin_at(path).is_ok());
+    let declared = enforcement::problems(&numbered, |path| given.origin_at(path).ok());
     let kubelet_keys = kubelet_keys::problems(&config);
     problems.extend(declared.into_iter().chain(kubelet_keys).map(|(path, message)| problem(&path, message)));
     // Relations between values are checked only if all values are valid.
@@ -153,6 +162,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
         let origins = Origins(given);
         return Ok(LoadedConfig { config, files, node, has_scoped_files, origins, warnings });
     }
+    drop_ins::number_within_files(&mut problems, &given);
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     Err(Problems(problems))
 }
@@ -168,21 +178,24 @@ fn read_file(path: &Path, problems: &mut Vec<Problem>) -> Option<TreeNode> {
         }
     };
     let tree = tree::parse(&text, path, problems);
-    match tree.value {
-        Value::Mapping(_) => Some(tree),
-        Value::Scalar(serde_json::Value::Null) => Some(tree::empty(path)),
-        _ => {
-            problems.push(Problem {
-                origin: tree.origin,
-                path: String::new(),
-                message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
-            });
-            Some(tree::empty(path))
-        }
-    }
+    Some(mapping(tree, path, problems))
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Problem {
+/// Returns the tree of a file if it is a mapping; otherwise that of an empty file.
+pub(super) fn mapping(tree: TreeNode, path: &Path, problems: &mut Vec<Problem>) -> TreeNode {
+    match tree.value {
+        Value::Mapping(_) => return tree,
+        Value::Scalar(serde_json::Value::Null) => {}
+        _ => problems.push(Problem {
+            origin: tree.origin,
+            path: String::new(),
+            message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
+        }),
+    }
+    tree::empty(path)
+}
+
+pub(super) fn unreadable(path: &Path, error: &io::Error) -> Problem {
     let origin = Origin::File { file: path.to_owned(), position: None };
     Problem { origin, path: String::new(), message: format!("cannot be read: {error}") }
 }

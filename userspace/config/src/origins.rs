@@ -16,6 +16,9 @@ pub struct SourcedValue {
     pub value: Json,
     /// `None` for a default.
     pub origin: Option<Origin>,
+    /// Sources of the mappings in a list, in order. Empty for other values.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub elements: Vec<Origin>,
 }
 
 /// A key with different values in two configurations.
@@ -24,7 +27,7 @@ pub struct SourcedValue {
 pub struct ChangedKey {
     /// The key, with dots.
     pub key: String,
-    /// The source of the new value; `None` for a default.
+    /// The source of the new value, or of the first different element of a list; `None` for a default.
     pub origin: Option<Origin>,
 }
 
@@ -34,7 +37,10 @@ impl LoadedConfig {
         let mut values = Vec::new();
         view::for_each_value(&self.config.view()?, &mut |path, value| {
             let origin = self.origins.origin(path).cloned();
-            values.push(SourcedValue { key: path.join("."), value: value.clone(), origin });
+            let elements = value.as_array().into_iter().flatten().enumerate();
+            let elements = elements.filter(|(_, element)| element.is_object());
+            let elements = elements.filter_map(|(index, _)| self.element_origin(path, index)).collect();
+            values.push(SourcedValue { key: path.join("."), value: value.clone(), origin, elements });
         });
         Ok(values)
     }
@@ -51,9 +57,18 @@ impl LoadedConfig {
         // Secrets have to be compared, and are not in the result.
         let (old, new) = (serde_json::to_value(&old.config)?, serde_json::to_value(&self.config)?);
         let mut changed = Vec::new();
-        view::for_each_difference(&old, &new, &mut |path, _| {
-            changed.push(ChangedKey { key: path.join("."), origin: self.origins.origin(path).cloned() });
+        view::for_each_difference(&old, &new, &mut |path, value| {
+            let old = path.iter().fold(&old, |value, key| &value[*key]);
+            let pairs = value.as_array().into_iter().flatten().zip(old.as_array().into_iter().flatten());
+            let equal = pairs.take_while(|(new, old)| new == old).count();
+            let origin = self.element_origin(path, equal).or_else(|| self.origins.origin(path).cloned());
+            changed.push(ChangedKey { key: path.join("."), origin });
         });
         Ok(changed)
+    }
+
+    /// Returns the source of an element of a list; `None` if the value is no list, or shorter.
+    fn element_origin(&self, path: &[&str], index: usize) -> Option<Origin> {
+        self.origins.origin(&[path, &[index.to_string().as_str()]].concat()).cloned()
     }
 }

@@ -137,6 +137,182 @@ fn files_of_group_and_node_override_the_first_one() {
     assert!(problems.to_string().contains("node.a.yaml:1:17"), "{problems}");
 }
 
+/// A directory with configuration files that only their owner can change, whatever the umask of the test.
+struct TestFolder(tempfile::TempDir);
+
+impl TestFolder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        for name in ["conf.d", "guarantees.d"] {
+            let path = folder.0.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        }
+        folder.place("config.yaml", "");
+        folder
+    }
+
+    fn place(&self, name: &str, text: &str) {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    }
+
+    fn load(&self) -> Result<LoadedConfig, Problems> {
+        load(&Sources { file: Some(self.0.path().join("config.yaml")), ..Sources::default() })
+    }
+
+    fn errors(&self) -> Vec<String> {
+        let problems = self.load().unwrap_err().0;
+        problems.iter().map(|problem| self.short(&problem.to_string())).collect()
+    }
+
+    fn short(&self, text: &str) -> String {
+        text.replace(&format!("{}/", self.0.path().display()), "")
+    }
+}
+
+#[test]
+fn drop_in_files_are_merged_in_byte_order() {
+    let folder = TestFolder::new();
+    folder.place(
+        "config.yaml",
+        "probes: {slots: 7}\nlog: {level: warn}\nguarantees:\n- {unit: a.service, cpus: 1}\n",
+    );
+    folder.place("conf.d/9.yaml", "probes: {slots: 9}\nguardExempt: [/a/**]\n");
+    folder.place("conf.d/10.yaml", "probes: {slots: 10}\nlog: {format: json}\nguardExempt: [/b/**, /c/**]\n");
+    folder.place("conf.d/B.yaml", "log: {level: error}\n");
+    folder.place("conf.d/.hidden.yaml", "nonsense");
+    folder.place("conf.d/9.yaml.dpkg-new", "nonsense");
+    folder.place("conf.d/late.yml", "nonsense");
+    folder.place(
+        "guarantees.d/b.yaml",
+        "guarantees:\n- unit: b*.service\n  memory: 1Gi\n- cgroup: /b\n  cpus: 2\n",
+    );
+    folder.place("guarantees.d/a.yaml", "# of a tool\nguarantees: [{unit: c.service, cpus: 3}]\n");
+    folder.place("guarantees.d/empty.yaml", "guarantees:\n");
+    let loaded = folder.load().unwrap();
+    let config = &loaded.config;
+    assert_eq!(
+        (config.probes.slots, config.log.level, config.log.format),
+        (9, LogLevel::Error, LogFormat::Json)
+    );
+    assert_eq!(config.guard_exempt.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/a/**"]);
+    let patterns: Vec<_> = config.guarantees.iter().map(DeclaredGuarantee::pattern).collect();
+    assert_eq!(patterns, ["a.service", "c.service", "b*.service", "/b"]);
+    let files: Vec<_> = loaded.files.iter().map(|file| folder.short(&file.display().to_string())).collect();
+    let expected = [
+        "config.yaml",
+        "conf.d/10.yaml",
+        "conf.d/9.yaml",
+        "conf.d/B.yaml",
+        "guarantees.d/a.yaml",
+        "guarantees.d/b.yaml",
+        "guarantees.d/empty.yaml",
+    ];
+    assert_eq!(files, expected);
+    let warnings: Vec<_> = loaded.warnings.iter().map(|warning| folder.short(warning)).collect();
+    assert_eq!(warnings, ["conf.d/late.yml: has no effect: a name has to end in .yaml"]);
+
+    let yaml = folder.short(&loaded.yaml_with_origins().unwrap());
+    for line in [
+        "  slots: 9  # conf.d/9.yaml:1:17",
+        "  format: json  # conf.d/10.yaml:2:15",
+        "  - cpus: 1  # config.yaml:4:3",
+        "  - cpus: 3  # guarantees.d/a.yaml:2:14",
+        "  - memory: 1Gi  # guarantees.d/b.yaml:2:3",
+        "  - cgroup: /b  # guarantees.d/b.yaml:4:3",
+    ] {
+        assert!(yaml.lines().any(|found| found == line), "{line}: {yaml}");
+    }
+    let values = loaded.sourced_values().unwrap();
+    let guarantees = values.iter().find(|value| value.key == "guarantees").unwrap();
+    assert_eq!(guarantees.elements.len(), 4);
+
+    // Without a list in the configuration file, the first file makes one.
+    folder.place("config.yaml", "guarantees:\n");
+    let fewer = folder.load().unwrap();
+    assert_eq!(fewer.config.guarantees.len(), 3);
+    let changed = loaded.changed_keys(&fewer).unwrap();
+    let changed: Vec<_> = changed.iter().map(|key| folder.short(&key.to_string())).collect();
+    assert_eq!(changed, ["guarantees (config.yaml:4:3)", "log.level (conf.d/B.yaml:1:14)"][..1]);
+    folder.place("guarantees.d/b.yaml", "guarantees:\n- {unit: b*.service, memory: 2Gi}\n");
+    let changed = folder.load().unwrap().changed_keys(&fewer).unwrap();
+    assert_eq!(folder.short(&changed[0].to_string()), "guarantees (guarantees.d/b.yaml:2:3)");
+}
+
+#[test]
+fn errors_of_drop_in_files_name_them() {
+    let folder = TestFolder::new();
+    folder.place("config.yaml", "guarantees:\n- {unit: a.service, cpus: 1}\n");
+    folder.place("conf.d/a.yaml", "strategie: native\nguarantees: []\n");
+    folder.place("conf.d/b.yaml", "- x\n");
+    folder.place("guarantees.d/a.yaml", "guarantees:\n- unit: a.service\n  cpus: 1\n- unit: x.service\n");
+    folder.place("guarantees.d/b.yaml", "probes: {slots: 9}\nguarantees: {}\n");
+    folder.place("guarantees.d/c.yaml", "guarantees:\n- unit: b.service\n  cpus: [\n");
+    assert_eq!(
+        folder.errors(),
+        [
+            "conf.d/a.yaml:1:1: unknown key \"strategie\"; did you mean \"strategy\"?",
+            "conf.d/a.yaml:2:1: guarantees: not in conf.d: put them into a file of guarantees.d beside it",
+            "conf.d/b.yaml:1:1: expected keys and values, such as \"listen: 127.0.0.1:9560\"",
+            "guarantees.d/a.yaml:2:9: guarantees.0.unit: \"a.service\" already has a guarantee, at config.yaml:2:10",
+            "guarantees.d/a.yaml:4:3: guarantees.1: give memory, or whole CPUs in cpus",
+            "guarantees.d/b.yaml:1:1: the key \"probes\" is not allowed in guarantees.d, whose files have the key \
+             \"guarantees\" only: put it into a file of conf.d beside it",
+            "guarantees.d/b.yaml:2:13: guarantees: expected a list, such as \"- unit: db.service\"",
+            "guarantees.d/c.yaml:3:9: guarantees.0.cpus: invalid type: sequence, expected a number of CPUs such as 2, 1.5 or 500m",
+            "guarantees.d/c.yaml:4:1: not valid YAML: while parsing a node, did not find expected node content",
+        ]
+    );
+}
+
+#[test]
+fn drop_in_files_are_protected_and_limited() {
+    let folder = TestFolder::new();
+    let set_mode = |name: &str, mode: u32| {
+        std::fs::set_permissions(folder.0.path().join(name), Permissions::from_mode(mode)).unwrap();
+    };
+    folder.place("conf.d/a.yaml", "probes: {slots: 9}\n");
+    set_mode("conf.d/a.yaml", 0o664);
+    assert_eq!(
+        folder.errors(),
+        ["conf.d/a.yaml: cannot be read: its mode is 0664, so that other users can change it: chmod go-w"]
+    );
+    set_mode("conf.d/a.yaml", 0o644);
+    set_mode("conf.d", 0o777);
+    assert!(
+        folder.errors()[0].starts_with("conf.d: cannot be read: its mode is 0777"),
+        "{:?}",
+        folder.errors()
+    );
+    set_mode("conf.d", 0o755);
+    folder.load().unwrap();
+
+    folder.place("conf.d/b.yaml", &format!("# {}\n", "x".repeat(1 << 20)));
+    let errors = folder.errors();
+    assert!(
+        errors.len() == 1 && errors[0].starts_with("conf.d/b.yaml: cannot be read: it has more"),
+        "{errors:?}"
+    );
+    assert!(errors[0].ends_with("the files of a folder may have 1048576 bytes together"), "{errors:?}");
+    folder.place("conf.d/b.yaml", "");
+    std::fs::create_dir(folder.0.path().join("conf.d/c.yaml")).unwrap();
+    set_mode("conf.d/c.yaml", 0o755);
+    assert_eq!(folder.errors(), ["conf.d/c.yaml: cannot be read: it is not a regular file"]);
+    std::fs::remove_dir(folder.0.path().join("conf.d/c.yaml")).unwrap();
+    for number in 0..255 {
+        folder.place(&format!("guarantees.d/{number}.yaml"), "");
+    }
+    folder.load().unwrap();
+    folder.place("guarantees.d/255.yaml", "");
+    folder.place("guarantees.d/256.yaml", "");
+    assert_eq!(
+        folder.errors(),
+        ["guarantees.d: cannot be read: it has 257 files, and may have 256: put several into one"]
+    );
+}
+
 #[test]
 fn sockets_in_one_directory_warn() {
     let warnings = |socket: &str| {
@@ -453,7 +629,7 @@ guarantees:
         "14:12: guarantees.5.cgroup: \"/d/[\" is not a pattern: invalid range pattern (at character 4)",
         "14:53: guarantees.5.partition: unknown variant `alone`, expected one of `member`, `root`, `isolated`",
         "15:55: guarantees.6.hugepages.2Mi: 3Mi is not a whole number of pages of 2Mi",
-        "16:12: guarantees.7.cgroup: \"/e\" already has a guarantee, at guarantees.6",
+        "16:12: guarantees.7.cgroup: \"/e\" already has a guarantee, at ",
         "17:3: guarantees.8: give unit or cgroup",
         "18:29: guarantees.9.cgroup: a unit is given as well: give only one of the two",
         "19:3: guarantees.10: give memory, or whole CPUs in cpus",

@@ -108,6 +108,24 @@ impl TreeNode {
         }
     }
 
+    /// Appends a list to that of a key, which is added if it is absent. A value that is no list stays, and is reported later.
+    pub(super) fn append(&mut self, key: &str, list: Self) {
+        let Value::Mapping(entries) = &mut self.value else { return };
+        let is_absent = |node: &Self| matches!(node.value, Value::Scalar(serde_json::Value::Null));
+        match entries.iter_mut().find(|entry| entry.key == key && !is_absent(&entry.node)) {
+            None => {
+                entries.retain(|entry| entry.key != key);
+                entries.push(MappingEntry { key: key.to_owned(), origin: list.origin.clone(), node: list });
+            }
+            Some(MappingEntry { node: Self { value: Value::Sequence(nodes), .. }, .. }) => {
+                if let Value::Sequence(added) = list.value {
+                    nodes.extend(added);
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Removes the value at a path of [`Self::to_json`], and returns its source. Changes the path to the original one,
     /// in which removed elements count.
     pub(super) fn remove(&mut self, path: &mut [String]) -> Option<Origin> {
@@ -166,7 +184,7 @@ impl TreeNode {
 pub struct Origins(pub(super) TreeNode);
 
 impl Origins {
-    /// Returns the source of the value at a key; `None` for a default.
+    /// Returns the source of the value at a key, or of the element of a list; `None` for a default.
     pub(super) fn origin(&self, path: &[&str]) -> Option<&Origin> {
         let path: Vec<_> = path.iter().map(|&key| key.to_owned()).collect();
         self.0.origin_at(&path).ok()

@@ -127,7 +127,7 @@ pub fn yaml(value: &Json) -> String {
     lines(value).into_iter().fold(String::new(), |text, line| text + &line + "\n")
 }
 
-/// Formats a mapping as YAML, with a comment for each value of it and of the mappings in it.
+/// Formats a mapping as YAML, with a comment for each value of it and of the mappings in it, and for each mapping in a list.
 pub(super) fn yaml_with_comments(value: &Json, comment: &dyn Fn(&[&str]) -> String) -> String {
     commented_lines(value, &mut Vec::new(), comment)
         .into_iter()
@@ -148,13 +148,35 @@ fn commented_lines<'a>(
             all.extend(indented(commented_lines(value, path, comment)));
         } else if is_block(value) {
             all.push(format!("{name}:  # {}", comment(path)));
-            all.extend(indented(lines(value)));
+            all.extend(indented(commented_items(value, path, comment)));
         } else {
             all.push(format!("{name}: {}  # {}", lines(value).concat(), comment(path)));
         }
         path.pop();
     }
     all
+}
+
+/// Formats a list. Each mapping in it has a comment, because several files may contribute to the list.
+fn commented_items(value: &Json, path: &[&str], comment: &dyn Fn(&[&str]) -> String) -> Vec<String> {
+    let Some(items) = value.as_array() else { return lines(value) };
+    let mut all = Vec::new();
+    for (number, item) in items.iter().enumerate() {
+        let start = all.len();
+        all.extend(list_item(item));
+        let number = number.to_string();
+        let place = [path, &[number.as_str()]].concat();
+        if let Some(first) = all.get_mut(start).filter(|_| item.is_object()) {
+            *first += &format!("  # {}", comment(&place));
+        }
+    }
+    all
+}
+
+/// Formats an item of a list.
+fn list_item(item: &Json) -> impl Iterator<Item = String> {
+    let lines = lines(item).into_iter().enumerate();
+    lines.map(|(number, line)| if number == 0 { format!("- {line}") } else { format!("  {line}") })
 }
 
 fn indented(lines: Vec<String>) -> impl Iterator<Item = String> {
@@ -174,14 +196,7 @@ fn lines(value: &Json) -> Vec<String> {
                 }
             })
             .collect(),
-        Json::Array(items) if !items.is_empty() => items
-            .iter()
-            .flat_map(|item| {
-                let lines = lines(item).into_iter().enumerate();
-                lines
-                    .map(|(number, line)| if number == 0 { format!("- {line}") } else { format!("  {line}") })
-            })
-            .collect(),
+        Json::Array(items) if !items.is_empty() => items.iter().flat_map(list_item).collect(),
         Json::String(text) => vec![scalar(text)],
         // YAML and JSON write other values alike.
         other => vec![other.to_string()],
