@@ -15,7 +15,7 @@ use axum::{
 };
 use numaward_config::Config;
 use numaward_control::testing;
-use numaward_daemon::allocations;
+use numaward_daemon::{allocations, reload::ReloadHandle};
 use numaward_guarantee::ports::Ports;
 use numaward_http::{App, HostNames, Peer};
 use numaward_model::health::{Heartbeats, Readiness};
@@ -62,7 +62,7 @@ impl FuzzDaemon {
         Self {
             runtime: Runtime::new().unwrap(),
             reading: allocations::router(app.clone(), view, None, HostNames::new(&[])),
-            control: allocations::control_router(app, reconciler),
+            control: allocations::control_router(app, reconciler, ReloadHandle::new().0),
             host,
         }
     }

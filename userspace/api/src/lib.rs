@@ -17,6 +17,7 @@ mod placement;
 pub mod problem;
 mod rebalance;
 mod regions;
+mod reload;
 pub mod restore;
 pub mod safe_text;
 mod sample;
@@ -54,6 +55,7 @@ pub use self::{
         RebalanceRequest, RebalanceState,
     },
     regions::{MAX_REGIONS, Region, RegionNode, Regions},
+    reload::{ChangedKey, Reload},
     sample::Sample,
     stacks::{CallStack, MAX_STACKS, StackKind, Stacks},
 };

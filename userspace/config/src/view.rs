@@ -167,7 +167,8 @@ fn commented_items(value: &Json, path: &[&str], comment: &dyn Fn(&[&str]) -> Str
         let number = number.to_string();
         let place = [path, &[number.as_str()]].concat();
         if let Some(first) = all.get_mut(start).filter(|_| item.is_object()) {
-            *first += &format!("  # {}", comment(&place));
+            first.push_str("  # ");
+            first.push_str(&comment(&place));
         }
     }
     all

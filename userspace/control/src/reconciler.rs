@@ -303,6 +303,16 @@ impl ReconcilerLoop {
             Command::ReservedClaims { answer } => {
                 let _ = answer.send(Ok(self.core.store.state.claims.clone()));
             }
+            Command::Declare { rules, answer } => {
+                self.controllers.declarations.replace(rules);
+                self.core.effects.view = true;
+                if self.core.mode() != EnforcementMode::Off {
+                    self.controllers.declarations.reconcile(&mut self.core);
+                }
+                self.process_effects();
+                // The new rules hold even if the client has disconnected.
+                let _ = answer.send(Ok(()));
+            }
             Command::Cgroups(events) => {
                 self.dispatch(&ControllerEvent::Cgroups(&events));
                 if self.cgroup_news.take(events.len()) {
@@ -394,8 +404,8 @@ impl ReconcilerLoop {
 
     /// Returns true if the reconciler needs events of created and removed cgroups.
     fn needs_cgroup_events(&self) -> bool {
+        // Guarantees may be declared later.
         self.core.mode() != EnforcementMode::Off
-            && (self.core.isolation.is_on() || !self.controllers.declarations.is_empty())
     }
 
     /// Takes over the guarantees of the previous run: releases those of ended workloads and rewrites settings that changed

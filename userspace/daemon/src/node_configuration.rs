@@ -7,21 +7,28 @@
 //! # Algorithm
 //! The name and the group of the node are stored in the state directory, from where each load of the configuration takes them. They are
 //! asked for before the first start on a node, and while the daemon runs. The files are loaded again at an interval. The level of the log
-//! is changed at once. Any other change is reported, by the degraded part `configuration`, until the daemon starts again or the change
-//! is undone: guarantees outlive a restart, but a faulty change of all hosts at once should not reach all daemons at once. The rollout of
+//! is changed at once. A reload, which a client of the control socket requests, also applies declared guarantees. Any other change is
+//! reported, by the degraded part `configuration`, until the daemon starts again or the change is undone: guarantees outlive a restart, but a faulty change of all hosts at once should not reach all daemons at once. The rollout of
 //! the `DaemonSet` decides when each daemon starts again.
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use numaward_config::{Config, LoadedConfig, LogLevel, NodeScope, Problems, Sources, load};
-use numaward_guarantee::private_directory;
-use numaward_kube::api;
+use numaward_api as api;
+use numaward_config::{ChangedKey, Config, LoadedConfig, NodeScope, Problems, Sources, load};
+use numaward_guarantee::{private_directory, reconciler::ReconcilerHandle};
+use numaward_kube::api::{connect, node_label};
 use numaward_observe::{DaemonPart, Observer};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
-use crate::logging::LogSwitch;
+use crate::{
+    logging::LogSwitch,
+    reload::{ReloadError, ReloadRequest},
+};
 
 /// Interval at which the files are loaded again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
@@ -31,6 +38,8 @@ const GROUP_INTERVAL: Duration = Duration::from_mins(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The key that takes effect at once.
 const LOG_LEVEL: &str = "log.level";
+/// The key that takes effect with a reload.
+const GUARANTEES: &str = "guarantees";
 
 /// Intervals at which the configuration is followed.
 #[derive(Clone, Copy, Debug)]
@@ -83,9 +92,15 @@ impl NodeConfiguration {
     }
 
     /// Starts to follow the files and the group of the node until the token is cancelled. Must be called in an async runtime.
-    pub(crate) fn start_following(&self, observer: &Arc<Observer>, stop: &CancellationToken) {
-        let follower = Follower::new(self.clone(), observer.clone());
-        let following = follower.run(FollowTiming::default());
+    pub(crate) fn start_following(
+        &self,
+        observer: &Arc<Observer>,
+        reconciler: Option<ReconcilerHandle>,
+        reloads: mpsc::Receiver<ReloadRequest>,
+        stop: &CancellationToken,
+    ) {
+        let follower = Follower::new(self.clone(), observer.clone(), reconciler);
+        let following = follower.run(FollowTiming::default(), reloads);
         tokio::spawn(stop.clone().run_until_cancelled_owned(following.boxed()));
     }
 }
@@ -118,24 +133,45 @@ async fn load_of_node(sources: &mut Sources, loaded: LoadedConfig) -> Result<Loa
 
 struct Follower {
     sources: Sources,
-    /// The configuration in effect, except for the level of the log.
-    started: LoadedConfig,
-    level: LogLevel,
+    /// The configuration in effect.
+    effective: LoadedConfig,
     observer: Arc<Observer>,
+    /// `None` if this host can have no guarantees.
+    reconciler: Option<ReconcilerHandle>,
     log: LogSwitch,
 }
 
+/// Changed keys of a configuration, by the way in which they take effect.
+#[derive(Debug, Default)]
+struct Changes {
+    level: Option<ChangedKey>,
+    guarantees: Option<ChangedKey>,
+    others: Vec<ChangedKey>,
+}
+
 impl Follower {
-    fn new(NodeConfiguration { sources, loaded, log }: NodeConfiguration, observer: Arc<Observer>) -> Self {
-        Self { sources, level: loaded.config.log.level, started: loaded, observer, log }
+    fn new(
+        NodeConfiguration { sources, loaded, log }: NodeConfiguration,
+        observer: Arc<Observer>,
+        reconciler: Option<ReconcilerHandle>,
+    ) -> Self {
+        Self { sources, effective: loaded, observer, reconciler, log }
     }
 
-    async fn run(mut self, timing: FollowTiming) {
+    async fn run(mut self, timing: FollowTiming, mut reloads: mpsc::Receiver<ReloadRequest>) {
         let mut ticks = interval(timing.check_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut next_question = Instant::now();
         loop {
-            ticks.tick().await;
+            tokio::select! {
+                _ = ticks.tick() => {}
+                Some(answer) = reloads.recv() => {
+                    let reloaded = self.reload().await;
+                    // If the client has disconnected, the log has the result.
+                    let _ = answer.send(reloaded);
+                    continue;
+                }
+            }
             let loaded = self.check();
             if Instant::now() >= next_question
                 && let Some(loaded) = loaded
@@ -160,33 +196,114 @@ impl Follower {
         }
     }
 
-    /// Loads the configuration, applies what can be applied, and reports the rest. Returns the loaded configuration if it is valid.
+    /// Loads the configuration, applies the level of the log, and reports other changes. Returns the loaded configuration if it is valid.
     fn check(&mut self) -> Option<LoadedConfig> {
         let (report, loaded) = match load(&self.sources) {
             Err(problems) => (Some(invalid(&problems)), None),
-            Ok(loaded) => (self.apply(&loaded), Some(loaded)),
+            Ok(loaded) => {
+                let report = match self.changes(&loaded) {
+                    Ok(changes) => {
+                        self.set_level(&loaded);
+                        changes.pending()
+                    }
+                    Err(error) => Some(format!("the configuration cannot be compared: {error}")),
+                };
+                (report, Some(loaded))
+            }
         };
         self.observer.note(DaemonPart::Configuration, report.map_or(Ok(()), Err));
         loaded
     }
 
-    /// Applies the level of the log. Returns the keys that need a restart in words, if there are any.
-    fn apply(&mut self, loaded: &LoadedConfig) -> Option<String> {
-        let changed = match loaded.changed_keys(&self.started) {
-            Ok(changed) => changed,
-            Err(error) => return Some(format!("the configuration cannot be compared: {error}")),
+    /// Loads the configuration, applies the level of the log and the declared guarantees, and reports other changes.
+    async fn reload(&mut self) -> Result<api::Reload, ReloadError> {
+        let result = self.apply().await;
+        match &result {
+            Ok(Reloaded { answer, pending }) => {
+                self.observer.note(DaemonPart::Configuration, pending.clone().map_or(Ok(()), Err));
+                let keys = |changed: &[api::ChangedKey]| {
+                    changed.iter().map(|changed| changed.key.clone()).collect::<Vec<_>>().join(", ")
+                };
+                let (applied, needs_restart) = (keys(&answer.applied), keys(&answer.needs_restart));
+                tracing::info!(applied, needs_restart, "the configuration was loaded again");
+            }
+            Err(ReloadError::Invalid(problems)) => {
+                self.observer.note(DaemonPart::Configuration, Err(invalid(problems)));
+                tracing::warn!(%problems, "the configuration was not loaded again, and nothing has changed");
+            }
+            Err(error) => tracing::warn!(%error, "the configuration was not loaded again"),
+        }
+        result.map(|reloaded| reloaded.answer)
+    }
+
+    async fn apply(&mut self) -> Result<Reloaded, ReloadError> {
+        let loaded = load(&self.sources)?;
+        let mut changes = self.changes(&loaded)?;
+        let mut applied = Vec::new();
+        if let Some((reconciler, changed)) = self.reconciler.as_ref().zip(changes.guarantees.take()) {
+            let rules = loaded.config.guarantees.clone();
+            reconciler.declare(rules.clone()).await?;
+            self.effective.config.guarantees = rules;
+            applied.push(changed);
+        }
+        applied.extend(changes.level.take());
+        self.set_level(&loaded);
+        let pending = changes.pending();
+        let described = |changed: Vec<ChangedKey>| changed.into_iter().map(describe).collect();
+        let answer = api::Reload {
+            files: loaded.files.iter().map(|file| file.display().to_string()).collect(),
+            applied: described(applied),
+            needs_restart: described(changes.others),
+            waiting: self.reconciler.as_ref().map_or_else(Vec::new, |of| of.allocations().waiting.clone()),
+            warnings: loaded.warnings,
         };
+        Ok(Reloaded { answer, pending })
+    }
+
+    /// Returns the keys with other values than those in effect.
+    fn changes(&self, loaded: &LoadedConfig) -> serde_json::Result<Changes> {
+        let mut changes = Changes::default();
+        for changed in loaded.changed_keys(&self.effective)? {
+            match changed.key.as_str() {
+                LOG_LEVEL => changes.level = Some(changed),
+                GUARANTEES if self.reconciler.is_some() => changes.guarantees = Some(changed),
+                _ => changes.others.push(changed),
+            }
+        }
+        Ok(changes)
+    }
+
+    fn set_level(&mut self, loaded: &LoadedConfig) {
         let level = loaded.config.log.level;
-        if level != self.level {
+        if level != self.effective.config.log.level {
             self.log.set_level(level);
-            self.level = level;
+            self.effective.config.log.level = level;
             tracing::info!(?level, "the level of the log has changed");
         }
-        let pending: Vec<_> =
-            changed.iter().filter(|changed| changed.key != LOG_LEVEL).map(ToString::to_string).collect();
-        (!pending.is_empty())
-            .then(|| format!("these keys take effect when the daemon starts again: {}", pending.join(", ")))
     }
+}
+
+impl Changes {
+    /// Describes the keys that are not in effect, if there are any.
+    fn pending(&self) -> Option<String> {
+        let restart: Vec<_> = self.others.iter().map(ToString::to_string).collect();
+        let restart = (!restart.is_empty())
+            .then(|| format!("these keys take effect when the daemon starts again: {}", restart.join(", ")));
+        let reload = self.guarantees.as_ref();
+        let reload = reload.map(|changed| format!("`numaward reload` applies {changed}"));
+        let pending: Vec<_> = restart.into_iter().chain(reload).collect();
+        (!pending.is_empty()).then(|| pending.join("; "))
+    }
+}
+
+/// The result of a reload, and the changes that are not in effect after it, in words.
+struct Reloaded {
+    answer: api::Reload,
+    pending: Option<String>,
+}
+
+fn describe(ChangedKey { key, origin }: ChangedKey) -> api::ChangedKey {
+    api::ChangedKey { key, source: origin.map(|origin| origin.to_string()) }
 }
 
 /// Returns the places of the problems. Every user of the host may read this, and messages may contain values, such as tokens.
@@ -208,8 +325,8 @@ fn scoped_node(loaded: &LoadedConfig) -> Option<String> {
 /// Asks the API server for the group of a node.
 async fn find_group(loaded: &LoadedConfig, node: &str) -> Result<Option<String>, String> {
     let request = async {
-        let client = api::connect(loaded.config.kubernetes.kubeconfig.as_deref()).await;
-        api::node_label(client.map_err(|error| error.to_string())?, node, NodeScope::GROUP_LABEL).await
+        let client = connect(loaded.config.kubernetes.kubeconfig.as_deref()).await;
+        node_label(client.map_err(|error| error.to_string())?, node, NodeScope::GROUP_LABEL).await
     };
     let answer = timeout(REQUEST_TIMEOUT, request).await;
     answer.unwrap_or_else(|_| Err(format!("no answer within {REQUEST_TIMEOUT:?}")))
@@ -234,12 +351,28 @@ fn store(loaded: &LoadedConfig, node: &NodeScope) {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path, sync::Mutex};
+    use std::{
+        fs,
+        os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+        path::Path,
+        sync::Mutex,
+        thread::JoinHandle,
+    };
 
+    use axum::{Router, body::Body, http::Request};
+    use numaward_config::LogLevel;
+    use numaward_control::testing;
+    use numaward_guarantee::ports::Ports;
+    use numaward_http::App;
     use numaward_kube::api::fake::FakeApiServer;
+    use numaward_model::health::{Heartbeats, Readiness};
+    use numaward_telemetry::metrics::Metrics;
+    use numaward_topology::{Bytes, Machine};
     use serde_json::json;
+    use tower::ServiceExt as _;
 
     use super::*;
+    use crate::{allocations, reload::ReloadHandle};
 
     /// Host with the node "a" of a fake API server.
     struct TestHost {
@@ -314,6 +447,135 @@ mod tests {
         assert!(host.load().await.unwrap_err().to_string().contains("group.gpu.yaml:1:17"));
     }
 
+    /// Daemon whose configuration is loaded again on request, never at an interval.
+    struct ReloadingDaemon {
+        directory: tempfile::TempDir,
+        observer: Arc<Observer>,
+        router: Router,
+        stop: CancellationToken,
+        thread: Option<JoinHandle<()>>,
+    }
+
+    impl ReloadingDaemon {
+        /// Starts the daemon on a host with these cgroups.
+        fn start(cgroups: &[&str]) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let machine = Machine::builder().cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
+            for path in [&[""], cgroups].concat() {
+                testing::cgroup(&directory.path().join("cgroup").join(path), &machine);
+            }
+            for folder in ["conf.d", "guarantees.d"] {
+                fs::DirBuilder::new().mode(0o755).create(directory.path().join(folder)).unwrap();
+            }
+            let state = directory.path().join("state").display().to_string();
+            let file = directory.path().join("config.yaml");
+            fs::write(&file, format!("stateDirectory: {state}\nhostRoot: {}\n", directory.path().display()))
+                .unwrap();
+            let sources = Sources { file: Some(file), ..Sources::default() };
+            let loaded = load(&sources).unwrap();
+            let ports = Ports::new(Arc::new(testing::TestHost::new(machine)));
+            let root = directory.path().join("cgroup");
+            let (reconciler, thread, stop) = testing::reconciler(&loaded.config, &root, ports, None, None);
+            let observer = Arc::new(Observer::new(&loaded.config));
+            let metrics = Arc::new(Metrics::new(observer.clone()));
+            let (readiness, heartbeats) = (Readiness::default(), Heartbeats::default());
+            let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
+            let (reload, reloads) = ReloadHandle::new();
+            let router = allocations::control_router(app, reconciler.clone(), reload);
+            let log = LogSwitch::new(|_| {});
+            let configuration = NodeConfiguration { sources, loaded, log };
+            configuration.start_following(&observer, Some(reconciler), reloads, &stop);
+            Self { directory, observer, router, stop, thread: Some(thread) }
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            let path = self.directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+
+        /// Loads the configuration again. Returns the status and the answer with short paths.
+        async fn reload(&self) -> (u16, serde_json::Value) {
+            let request = Request::post("/api/v1/reload").body(Body::empty()).unwrap();
+            let response = self.router.clone().oneshot(request).await.unwrap();
+            let status = response.status().as_u16();
+            let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            let text = String::from_utf8(body.to_vec()).unwrap();
+            let directory = format!("{}/", self.directory.path().display());
+            (status, serde_json::from_str(&text.replace(&directory, "")).unwrap())
+        }
+
+        fn cpus(&self, cgroup: &str) -> String {
+            let path = self.directory.path().join("cgroup").join(cgroup).join("cpuset.cpus");
+            fs::read_to_string(path).unwrap().lines().next().unwrap_or_default().to_owned()
+        }
+
+        fn degraded(&self) -> Option<String> {
+            let degraded = self.observer.status().degraded;
+            degraded.into_iter().find(|part| part.part == "configuration").map(|part| part.reason)
+        }
+    }
+
+    impl Drop for ReloadingDaemon {
+        fn drop(&mut self) {
+            self.stop.cancel();
+            if let Some(thread) = self.thread.take() {
+                thread.join().unwrap();
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn reload_applies_guarantees_and_reports_the_rest() {
+        let daemon = ReloadingDaemon::start(&["a", "b", "c"]);
+        daemon.write("guarantees.d/a.yaml", "guarantees:\n- {cgroup: /a, cpus: 1}\n");
+        daemon
+            .write("guarantees.d/b.yaml", "guarantees:\n- {cgroup: /b, cpus: 2}\n- {cgroup: /c, cpus: 2}\n");
+        daemon.write("conf.d/log.yaml", "log: {level: warn}\nprobes: {slots: 9}\n");
+        let (status, answer) = daemon.reload().await;
+        assert_eq!(status, 200, "{answer}");
+        let applied = json!([
+            {"key": "guarantees", "source": "guarantees.d/a.yaml:2:3"},
+            {"key": "log.level", "source": "conf.d/log.yaml:1:14"},
+        ]);
+        assert_eq!(answer["applied"], applied);
+        let restart = json!([{"key": "probes.slots", "source": "conf.d/log.yaml:2:17"}]);
+        assert_eq!(answer["needsRestart"], restart);
+        assert_eq!(
+            answer["files"],
+            json!(["config.yaml", "conf.d/log.yaml", "guarantees.d/a.yaml", "guarantees.d/b.yaml"])
+        );
+        assert_eq!(["a", "b", "c"].map(|cgroup| daemon.cpus(cgroup)), ["1", "2-3", ""]);
+        assert_eq!(answer["waiting"][0]["cgroup"], "/c", "{answer}");
+        let degraded = daemon.degraded().unwrap();
+        assert!(degraded.contains("when the daemon starts again: probes.slots ("), "{degraded}");
+        assert!(!degraded.contains("guarantees ("), "{degraded}");
+
+        // An invalid file changes nothing, not even with valid ones beside it.
+        daemon.write("guarantees.d/a.yaml", "guarantees: []\n");
+        daemon.write("conf.d/log.yaml", "log: {level: loud}\n");
+        let (status, answer) = daemon.reload().await;
+        let detail = answer["detail"].as_str().unwrap_or_default();
+        assert_eq!(status, 422, "{answer}");
+        assert!(
+            detail.contains("nothing has changed") && detail.contains("conf.d/log.yaml:1:14"),
+            "{detail}"
+        );
+        assert_eq!(["a", "b", "c"].map(|cgroup| daemon.cpus(cgroup)), ["1", "2-3", ""]);
+        assert!(daemon.degraded().unwrap().contains("conf.d/log.yaml:1:14"));
+
+        // A removed file releases its guarantee, which makes room.
+        daemon.write("conf.d/log.yaml", "");
+        fs::remove_file(daemon.directory.path().join("guarantees.d/a.yaml")).unwrap();
+        daemon.write("guarantees.d/b.yaml", "guarantees:\n- {cgroup: /c, cpus: 3}\n");
+        let (status, answer) = daemon.reload().await;
+        assert_eq!((status, &answer["waiting"], &answer["needsRestart"]), (200, &json!([]), &json!([])));
+        assert_eq!(["a", "b", "c"].map(|cgroup| daemon.cpus(cgroup)), ["", "", "1-3"]);
+        assert_eq!(daemon.degraded(), None);
+        let (_, answer) = daemon.reload().await;
+        assert_eq!(answer["applied"], json!([]), "nothing has changed since");
+    }
+
     #[tokio::test]
     async fn changes_take_effect_or_are_reported() {
         let host = TestHost::new().await;
@@ -329,8 +591,8 @@ mod tests {
         };
         let stop = CancellationToken::new();
         let _stop_at_end = stop.clone().drop_guard();
-        let follower = Follower::new(NodeConfiguration { sources, loaded, log }, observer.clone());
-        tokio::spawn(stop.run_until_cancelled_owned(follower.run(timing)));
+        let follower = Follower::new(NodeConfiguration { sources, loaded, log }, observer.clone(), None);
+        tokio::spawn(stop.run_until_cancelled_owned(follower.run(timing, ReloadHandle::new().1)));
         let reaches = async |words: &[&str]| {
             for _ in 0..1000 {
                 let degraded = observer.status().degraded;

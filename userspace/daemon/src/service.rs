@@ -53,6 +53,7 @@ use crate::{
     logging,
     node_configuration::{LoadError, NodeConfiguration},
     privileges::{self, KernelNeeds},
+    reload::ReloadHandle,
     socket::{self, SocketError},
 };
 
@@ -179,7 +180,8 @@ pub fn run(
             serve_remote(&app, reconciler.as_ref(), (remote, names.clone()), (&heartbeats, &stop));
         }
         kubelet::start_watching(config, mode, origin.clone(), &observer, &stop);
-        configuration.start_following(&observer, &stop);
+        let (reload, reloads) = ReloadHandle::new();
+        configuration.start_following(&observer, reconciler.clone(), reloads, &stop);
         let assigned = match mode {
             OperatingMode::Enforce => {
                 reconciler.map(|reconciler| (reconciler.view(), export::engine_source(observer.clone())))
@@ -190,8 +192,8 @@ pub fn run(
         cluster.start(source, is_ready, &stop);
         if let Some(control) = control {
             let router = controlled.map_or_else(
-                || allocations::observing_router(app.clone(), view.clone()),
-                |reconciler| allocations::control_router(app.clone(), reconciler),
+                || allocations::observing_router(app.clone(), view.clone(), reload.clone()),
+                |reconciler| allocations::control_router(app.clone(), reconciler, reload.clone()),
             );
             serve_control(router, (config, control), (&heartbeats, &stop))?;
         }

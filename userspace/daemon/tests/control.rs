@@ -19,6 +19,7 @@ use std::{
 use numaward_config::{Config, Control};
 use numaward_daemon::{
     allocations::{control_router, remote_router, router},
+    reload::ReloadHandle,
     socket,
 };
 use numaward_http::{ControlListener, Gate, HostNames, MAX_BODY_BYTES, RemoteListener, listen, serve};
@@ -62,7 +63,7 @@ fn host() -> TempHost {
 fn serve_socket(host: &TempHost, daemon: &GuaranteeDaemon) -> PathBuf {
     let path = host.dir.path().join("run/control.sock");
     let listener = ControlListener::new(socket::listen(&path, "controlSocket").unwrap()).unwrap();
-    let router = control_router(daemon.app.clone(), daemon.reconciler.clone());
+    let router = control_router(daemon.app.clone(), daemon.reconciler.clone(), ReloadHandle::new().0);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     path
 }

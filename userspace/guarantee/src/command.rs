@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api as api;
 use numaward_cgroup::CgroupEvent;
+use numaward_config::enforcement::DeclaredGuarantee;
 use numaward_engine::{self as engine, RebalanceLimits, claims::allocator::Amounts};
 use numaward_model::{Settings, SharedMap};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
@@ -97,6 +98,11 @@ pub enum Command {
     /// Returns the reserved resource claims by UID.
     ReservedClaims {
         answer: oneshot::Sender<Result<SharedMap<String, ReservedClaim>, AdmissionError>>,
+    },
+    /// Replaces the guarantees that the configuration declares.
+    Declare {
+        rules: Vec<DeclaredGuarantee>,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     /// Cgroups were created or removed.
     Cgroups(Vec<CgroupEvent>),

@@ -10,6 +10,7 @@ use std::{
 };
 
 use numaward_api as api;
+use numaward_config::enforcement::DeclaredGuarantee;
 use numaward_engine::{self as engine, PodId, RebalanceLimits, claims::allocator::Amounts};
 use numaward_model::{Settings, SharedMap};
 use numaward_topology::{Bytes, NodeId};
@@ -148,6 +149,12 @@ impl ReconcilerHandle {
     /// Returns the reserved resource claims by UID.
     pub async fn reserved_claims(&self) -> Result<SharedMap<String, ReservedClaim>, AdmissionError> {
         self.ask(|answer| Command::ReservedClaims { answer }).await
+    }
+
+    /// Replaces the guarantees that the configuration declares. Guarantees without a declaration are released, those with a changed one are
+    /// changed, and workloads with a new one get theirs, as far as they fit.
+    pub async fn declare(&self, rules: Vec<DeclaredGuarantee>) -> Result<(), AdmissionError> {
+        self.ask(|answer| Command::Declare { rules, answer }).await
     }
 
     /// Returns the latest rebalance since the daemon started.

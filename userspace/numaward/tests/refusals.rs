@@ -12,7 +12,7 @@ use std::{
     process::Stdio,
 };
 
-use numaward_daemon::{allocations, socket};
+use numaward_daemon::{allocations, reload::ReloadHandle, socket};
 use numaward_http::{ControlListener, serve};
 use numaward_topology::{Bytes, Machine};
 
@@ -46,7 +46,8 @@ fn guaranteeing_daemon() -> (TempHost, GuaranteeDaemon, PathBuf) {
     }
     let daemon = host.start();
     let (path, listener) = listen(&host, "control.sock");
-    let router = allocations::control_router(daemon.app.clone(), daemon.reconciler.clone());
+    let router =
+        allocations::control_router(daemon.app.clone(), daemon.reconciler.clone(), ReloadHandle::new().0);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     (host, daemon, path)
 }
@@ -212,7 +213,7 @@ fn read_only_address_refuses_changes() {
 async fn observing_daemon_refuses_changes() {
     let (host, daemon, _) = guaranteeing_daemon();
     let (socket, listener) = listen(&host, "observing.sock");
-    let router = allocations::observing_router(daemon.app.clone(), None);
+    let router = allocations::observing_router(daemon.app.clone(), None, ReloadHandle::new().0);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     let exec = &["exec", "--memory", "1Gi", "--", "true"][..];
     for change in CHANGES.into_iter().chain([exec]) {

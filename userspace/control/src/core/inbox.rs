@@ -36,6 +36,7 @@ fn is_abandoned(command: &Command) -> bool {
         Command::Release { .. }
         | Command::Cancel { .. }
         | Command::ReleaseClaim { .. }
+        | Command::Declare { .. }
         | Command::Cgroups(_)
         | Command::KnobsChanged => false,
     }

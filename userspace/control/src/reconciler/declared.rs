@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! A workload gets its declared guarantee when its cgroup appears, without a request. It may fit only later, and the
-//! declaration may be different after a restart.
+//! declaration may be different after a restart or a reload.
 //!
 //! # Terms
 //! - *rule*: one declared guarantee.
@@ -14,10 +14,13 @@
 //! resources were freed or the machine changed; after a rule was rejected, its other waiting cgroups are skipped in
 //! this round.
 //!
-//! On start, guarantees without a rule are released. Guarantees with a changed rule are changed before any other
+//! On start, and when the rules are replaced, guarantees without a rule are released. Guarantees with a changed rule are changed before any other
 //! cgroup is served; one that cannot be changed stays as it is and is retried.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 use numaward_api as api;
 use numaward_api::EventKind;
@@ -67,8 +70,17 @@ impl Declarations {
         Self { rules: rules.to_vec(), waiting: BTreeMap::new() }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.rules.is_empty()
+    /// Replaces the rules. Waiting cgroups with the same rule keep the reason of their refusal.
+    pub(super) fn replace(&mut self, rules: Vec<DeclaredGuarantee>) {
+        let old = mem::replace(&mut self.rules, rules);
+        for (path, mut waiting) in mem::take(&mut self.waiting) {
+            if let Some((rule, _)) = self.rule_of(&path)
+                && old.get(waiting.rule) == self.rules.get(rule)
+            {
+                waiting.rule = rule;
+                self.waiting.insert(path, waiting);
+            }
+        }
     }
 
     /// Returns the first rule that matches a cgroup, with the target for the request.
@@ -128,10 +140,8 @@ impl Declarations {
                 tracing::error!(name, %error, "the guarantee cannot be released");
             }
         }
-        if self.is_empty() {
-            return;
-        }
-        match core.hierarchy.walk() {
+        let cgroups = if self.rules.is_empty() { Ok(Vec::new()) } else { core.hierarchy.walk() };
+        match cgroups {
             Ok(cgroups) => {
                 let there: BTreeSet<CgroupPath> = cgroups.into_iter().map(|cgroup| cgroup.path).collect();
                 self.waiting.retain(|path, _| there.contains(path));

@@ -411,6 +411,37 @@ async fn declared_guarantee_may_have_cpus_alone() {
 }
 
 #[tokio::test]
+async fn declarations_are_replaced_while_running() {
+    let bench = DaemonBench::new(&["batch", "batch/a", "batch/b", "web"]);
+    // Nothing is declared at first, and cgroups that appear later are followed all the same.
+    let run = RunningReconciler::start(&bench, r#"{"enforcement": {"herding": {"mode": "off"}}}"#);
+    admit(&run.reconciler, "web", 1).await.unwrap();
+    let declare = async |rules: &str| {
+        run.reconciler.declare(serde_json::from_str(rules).unwrap()).await.unwrap();
+        run.reconciler.allocations().waiting.clone()
+    };
+    assert_eq!(declare(r#"[{"cgroup": "/batch/*", "cpus": 2}]"#).await, []);
+    assert_eq!(bench.cpus(["web", "batch/a", "batch/b"]), ["1", "2-3", "4-5"]);
+    bench.appear("batch/c");
+    run.until("the new one is guaranteed", |view| (view.allocations.len() == 4).then_some(()));
+
+    // One rule changes an amount, one is gone, and one does not fit.
+    let waiting = declare(r#"[{"cgroup": "/batch/a", "cpus": 1}, {"cgroup": "/batch/b", "cpus": 9}]"#).await;
+    assert_eq!(bench.cpus(["web", "batch/a", "batch/b", "batch/c"]), ["1", "2", "4-5", ""]);
+    assert_eq!(waiting.len(), 1, "{waiting:?}");
+    assert!(
+        waiting[0].cgroup == "/batch/b" && waiting[0].reason.contains("keeps its present guarantee"),
+        "{waiting:?}"
+    );
+
+    // Without rules, only the requested guarantee is left.
+    assert_eq!(declare("[]").await, []);
+    assert_eq!(bench.cpus(["web", "batch/a", "batch/b"]), ["1", "", ""]);
+    assert_eq!(run.reconciler.allocations().allocations.len(), 1);
+    run.end();
+}
+
+#[tokio::test]
 async fn declared_guarantees_are_retried() {
     let rules = r#"{"guarantees": [
         {"cgroup": "/batch/*", "cpus": 3, "memory": "1Gi"},

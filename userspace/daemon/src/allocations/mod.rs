@@ -1,7 +1,7 @@
 //! HTTP routes of guarantees (`/api/v1/allocations`). All addresses serve the reads; only the control socket and, if configured, the
 //! control address serve the changes.
 
-use std::sync::Arc;
+use std::{future, sync::Arc};
 
 use axum::{
     Json, Router,
@@ -25,6 +25,8 @@ use numaward_http::{App, BlockingPool, Gate, HostNames};
 use serde::de::DeserializeOwned;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::reload::{self, ReloadHandle};
 
 mod rebalance;
 
@@ -50,18 +52,19 @@ fn change_routes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
 /// of clients.
 pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names: HostNames) -> Router {
     let refusal = "this address is read-only; use the control socket";
-    numaward_http::router(app, refusing_router(view, refusal), gate, names)
+    let refusing = refusing_router(view, refusal).route("/api/v1/reload", post(refuse(refusal)));
+    numaward_http::router(app, refusing, gate, names)
 }
 
 /// Returns all routes of the control socket.
-pub fn control_router(app: Arc<App>, reconciler: ReconcilerHandle) -> Router {
-    numaward_http::control_router(app, full_router(reconciler))
+pub fn control_router(app: Arc<App>, reconciler: ReconcilerHandle, reload: ReloadHandle) -> Router {
+    numaward_http::control_router(app, full_router(reconciler).merge(reload_router(reload)))
 }
 
-/// Returns the routes of the control socket of a daemon that gives no guarantees: the reads only.
-pub fn observing_router(app: Arc<App>, view: Option<View>) -> Router {
+/// Returns the routes of the control socket of a daemon that gives no guarantees: the reads, and the reload.
+pub fn observing_router(app: Arc<App>, view: Option<View>, reload: ReloadHandle) -> Router {
     let refusal = "this daemon gives no guarantees; its log has the reason (mode: observe, or no cgroup v2)";
-    numaward_http::control_router(app, refusing_router(view, refusal))
+    numaward_http::control_router(app, refusing_router(view, refusal).merge(reload_router(reload)))
 }
 
 /// Returns all routes of the control address.
@@ -71,17 +74,27 @@ pub fn remote_router(
     gate: Arc<Gate>,
     names: HostNames,
 ) -> Router {
-    numaward_http::remote_router(app, full_router(reconciler), gate, names)
+    let refusal = "the configuration is loaded again on the control socket only";
+    let routes = full_router(reconciler).route("/api/v1/reload", post(refuse(refusal)));
+    numaward_http::remote_router(app, routes, gate, names)
 }
 
 fn read_router(view: Option<View>) -> Router {
     read_routes().with_state(ReadState(view, BlockingPool::default())).into()
 }
 
+/// Returns a handler that refuses each request with this detail.
+fn refuse(detail: &'static str) -> impl Fn(Uri) -> future::Ready<Response> + Copy + Send + Sync + 'static {
+    move |uri| future::ready(respond(refusal(StatusCode::NOT_FOUND, detail.to_owned(), uri.path())))
+}
+
+fn reload_router(handle: ReloadHandle) -> Router {
+    reload::routes().with_state(handle).into()
+}
+
 /// Returns the read routes. All other routes answer with a refusal with this detail.
 fn refusing_router(view: Option<View>, detail: &'static str) -> Router {
-    let refuse =
-        move |uri: Uri| async move { respond(refusal(StatusCode::NOT_FOUND, detail.to_owned(), uri.path())) };
+    let refuse = refuse(detail);
     let refuse_change = move |uri: Uri| async move {
         let refusal = refusal(StatusCode::METHOD_NOT_ALLOWED, detail.to_owned(), uri.path());
         ([(header::ALLOW, "GET,HEAD")], respond(refusal))
@@ -104,6 +117,7 @@ fn full_router(reconciler: ReconcilerHandle) -> Router {
 pub fn open_api() -> OpenApi {
     let mut document = read_routes().into_openapi();
     document.merge(change_routes().into_openapi());
+    document.merge(reload::routes().into_openapi());
     document
 }
 
@@ -296,7 +310,7 @@ async fn kubelet_state(
     reconciler.kubelet_state().await.map(Json).map_err(|error| refused(&error, uri.path()))
 }
 
-fn refusal(status: StatusCode, detail: String, path: &str) -> api::GuaranteeRefusal {
+pub(crate) fn refusal(status: StatusCode, detail: String, path: &str) -> api::GuaranteeRefusal {
     api::GuaranteeRefusal {
         title: status.canonical_reason().unwrap_or("Error").to_owned(),
         status: status.as_u16(),
@@ -327,7 +341,7 @@ fn possible_target(error: &AdmissionError) -> Option<&'static str> {
     })
 }
 
-fn refused(error: &AdmissionError, path: &str) -> Response {
+pub(crate) fn refused(error: &AdmissionError, path: &str) -> Response {
     let possible = possible_target(error);
     let status = match error {
         AdmissionError::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
@@ -369,7 +383,7 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
     respond(refusal)
 }
 
-fn respond(refusal: api::GuaranteeRefusal) -> Response {
+pub(crate) fn respond(refusal: api::GuaranteeRefusal) -> Response {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, [(header::CONTENT_TYPE, CONTENT_TYPE)], Json(refusal)).into_response()
 }

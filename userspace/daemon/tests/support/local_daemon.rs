@@ -19,7 +19,7 @@ use numaward_config::{
     policy::{CpuList, StrategyKind},
 };
 use numaward_control::{ControlMetrics, testing};
-use numaward_daemon::{allocations, kubernetes::nri, socket};
+use numaward_daemon::{allocations, kubernetes::nri, reload::ReloadHandle, socket};
 use numaward_guarantee::ports::Ports;
 use numaward_http::{Accept, App, ControlListener, HostNames, IncomingConnection, serve};
 use numaward_kube::{api::ClaimReader, pod::NoPods};
@@ -156,7 +156,7 @@ impl HostDirectory {
         let (reconciler, thread) = started.map_err(io::Error::other)?;
         threads.push(thread);
         let control = socket::listen(&self.socket(), "controlSocket").map_err(io::Error::other)?;
-        let router = allocations::control_router(app.clone(), reconciler.clone());
+        let router = allocations::control_router(app.clone(), reconciler.clone(), ReloadHandle::new().0);
         tokio::spawn(serve(ControlListener::new(control)?, router, stop.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
