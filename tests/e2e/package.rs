@@ -59,6 +59,18 @@ fn hardened_package_leaves_nothing() {
         "{report}"
     );
 
+    let reloaded: Vec<_> = report.section("reloaded").lines().collect();
+    let expected = [
+        "755 root /etc/numaward/conf.d",
+        "755 root /etc/numaward/guarantees.d",
+        "1",
+        "applied: guarantees (/etc/numaward/guarantees.d/other.yaml:2:3)",
+        "needs a restart: probes.slots (/etc/numaward/conf.d/slots.yaml:1:17)",
+        "1",
+        "the same process",
+        "active",
+    ];
+    assert_eq!(reloaded, expected, "{report}");
     assert_eq!(report.section("upgraded"), "2-3");
     let upgraded = report.json("upgraded allocations");
     assert_eq!(upgraded["allocations"][0]["name"], "load.service", "{upgraded}");

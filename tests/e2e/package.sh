@@ -46,6 +46,29 @@ echo 0 >$load/cpuset.cpus
 wait_for 30 _pinned
 wait_for 30 _reported
 ask /api/v1/allocations
+section "reloaded"
+cat >/run/systemd/system/other.service <<'END'
+[Service]
+ExecStart=/bin/sleep infinity
+END
+systemctl start other
+other=$cgroups/system.slice/other.service/cpuset.cpus
+stat -c '%a %U %n' /etc/numaward/conf.d /etc/numaward/guarantees.d
+printf 'guarantees:\n- unit: other.service\n  cpus: 1\n' >/etc/numaward/guarantees.d/other.yaml
+echo 'probes: {slots: 9}' >/etc/numaward/conf.d/slots.yaml
+systemctl reload numaward || fail "not reloaded"
+cat $other
+journalctl -q --no-pager -o cat -u numaward | grep -E '^(applied|needs a restart)'
+# An invalid file changes nothing.
+rm /etc/numaward/guarantees.d/other.yaml
+echo 'probes: {slots: 0}' >/etc/numaward/conf.d/slots.yaml
+systemctl reload numaward 2>/dev/null && echo "reloaded an invalid file"
+cat $other
+rm /etc/numaward/conf.d/slots.yaml
+systemctl reload numaward || fail "not reloaded again"
+_released() { [ -z "$(systemctl show --value -p AllowedCPUs other)" ]; }
+wait_for 30 _released
+systemctl show --value -p MainPID,ActiveState numaward | grep -v '^$' | sort | sed "s/^$first$/the same process/"
 section "more of its life"
 # A signal interrupts a call, and the kernel restarts it by restart_syscall.
 kill -STOP $first
@@ -69,7 +92,7 @@ cat $load/cpuset.cpus
 section "upgraded allocations"
 ask /api/v1/allocations
 section "journal"
-journal | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"|code=killed|result .signal.' || true
+journal | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"|part="configuration"|code=killed|result .signal.' || true
 
 section "filtered"
 upgraded=$(systemctl show --value -p MainPID numaward)

@@ -23,6 +23,7 @@ pub mod safe_text;
 mod sample;
 pub mod simulation;
 mod stacks;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,6 +59,7 @@ pub use self::{
     reload::{ChangedKey, Reload},
     sample::Sample,
     stacks::{CallStack, MAX_STACKS, StackKind, Stacks},
+    usage::{HourlyAllocations, Usage, UsageLevels, WorkloadUsage},
 };
 
 /// The version of numaward.

@@ -188,6 +188,12 @@ pub(crate) enum Command {
     ///
     /// Exits with 3 if the request would be refused.
     Explain(ExplainArgs),
+    /// Recommend guarantees for workloads, from their usage in the last hour
+    ///
+    /// A workload should get a guarantee if a tenth of its accesses, allocations or memory is remote. The amounts are the peak plus a
+    /// quarter; workloads that never use half a CPU stay on the shared pool. The daemon must have observed a workload for ten minutes.
+    /// With -o guarantees, the output is a file for /etc/numaward/guarantees.d, which `numaward reload` applies.
+    Recommend(RecommendArgs),
     /// Simulate the decisions of strategies for pods that start and end
     ///
     /// Replays traces, on the machines they were recorded for or on another, and compares the admitted requests, the distance of
@@ -244,6 +250,11 @@ pub(crate) enum Command {
     /// Check, show or describe the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Load the daemon's configuration again
+    ///
+    /// Changes of `guarantees` and `log.level` take effect at once. Other changed keys are listed, and take effect with a
+    /// restart. If a file is invalid, nothing changes and the command fails. `systemctl reload numaward` runs this command.
+    Reload(Output),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -286,10 +297,19 @@ const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
         &["status", "top", "get", "describe", "events", "topology", "stacks", "regions", "record", "replay"],
     ),
     ("Guarantee", &["exec", "guarantee", "resize", "release", "numactl"]),
-    ("Decide", &["explain", "plan", "rebalance", "simulate"]),
+    ("Decide", &["recommend", "explain", "plan", "rebalance", "simulate"]),
     (
         "Operate",
-        &["run", "doctor", "config", "bugtool", "import-kubelet-state", "export-kubelet-state", "uninstall"],
+        &[
+            "run",
+            "doctor",
+            "config",
+            "reload",
+            "bugtool",
+            "import-kubelet-state",
+            "export-kubelet-state",
+            "uninstall",
+        ],
     ),
     ("Other", &["options", "completions", "man", "version", "help"]),
 ];
@@ -938,6 +958,28 @@ impl Args for OptionalResourceArgs {
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
         ResourceArgs::augment_args_for_update(command)
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecommendArgs {
+    /// Units or workloads [default: all]
+    #[arg(value_name = "UNIT", value_parser = workload_name())]
+    pub(crate) names: Vec<String>,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t = RecommendFormat::Table)]
+    pub(crate) output: RecommendFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RecommendFormat {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+    /// For programs and people
+    Yaml,
+    /// A file for guarantees.d with the recommended guarantees
+    Guarantees,
 }
 
 /// Limits of a plan.

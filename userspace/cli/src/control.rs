@@ -73,6 +73,11 @@ impl Server {
         self.get("/api/v1/kubelet-state").await
     }
 
+    /// Requests that the daemon loads its configuration again.
+    pub(crate) async fn reload(&self) -> Result<api::Reload, ClientError> {
+        self.request(Method::POST, "/api/v1/reload", Bytes::new()).await
+    }
+
     /// Ends a guarantee.
     pub(crate) async fn release(&self, name: &str) -> Result<(), ClientError> {
         self.send(Method::DELETE, &format!("{ALLOCATIONS_PATH}/{}", percent_encode(name)), Bytes::new())

@@ -27,9 +27,11 @@ mod listening;
 mod mempolicy;
 mod numactl;
 mod rebalance;
+mod recommend;
 mod record;
 mod recording;
 mod regions;
+mod reload;
 mod remapped_policy;
 mod remote;
 mod residency;
@@ -69,8 +71,9 @@ use crate::{
     args::{
         Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs, EventFilterArgs, ExecArgs,
         ExplainArgs, ExportArgs, GetArgs, GuaranteeArgs, ImportArgs, ListFormat, ListKind, ListOutput,
-        MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecordArgs, ReleaseArgs, ReplayArgs,
-        ResizeArgs, ResourceArgs, RunArgs, Simulate, TopArgs, UninstallArgs,
+        MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecommendArgs, RecommendFormat,
+        RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate, TopArgs,
+        UninstallArgs,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -142,6 +145,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Resize(args) => resize(&connection, args),
         Command::Release(args) => release(&connection, &args),
         Command::Explain(args) => explain(&connection, args),
+        Command::Recommend(args) => recommend(&connection, &args),
         Command::Plan(args) => plan(&connection, args),
         Command::Rebalance(args) => rebalance(&connection, args),
         Command::Enter { directory, spread, all_cpus, command } => {
@@ -156,6 +160,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
             view_config(&sources(config.config, node.scope()), origins, output)
         }
         Command::Config(ConfigCommand::Schema) => print_json(&config::json_schema()),
+        Command::Reload(output) => reload(&connection, output),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),
         Command::Simulate(args) => simulate(daemon, &args),
@@ -717,6 +722,23 @@ fn explain(connection: &ConnectionArgs, args: ExplainArgs) -> anyhow::Result<Exi
     }
 }
 
+fn recommend(connection: &ConnectionArgs, args: &RecommendArgs) -> anyhow::Result<ExitCode> {
+    let mut all = runtime()?.block_on(recommend::fetch(&server(connection)?))?;
+    if let Some(missing) = args.names.iter().find(|name| !all.iter().any(|one| one.is_named(name))) {
+        bail!("no workload named {missing:?} was observed: the daemon reads each about once a minute");
+    }
+    all.retain(|one| args.names.is_empty() || args.names.iter().any(|name| one.is_named(name)));
+    let output = match args.output {
+        RecommendFormat::Guarantees => {
+            return print_text(&text::clean_lines(&recommend::render_guarantees(&all)?));
+        }
+        RecommendFormat::Table => OutputFormat::Table,
+        RecommendFormat::Json => OutputFormat::Json,
+        RecommendFormat::Yaml => OutputFormat::Yaml,
+    };
+    print(Output { output }, &all, |all| recommend::render(all))
+}
+
 fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
@@ -813,6 +835,11 @@ fn view_config(sources: &Sources, shows_origins: bool, output: ConfigFormat) -> 
         (ConfigFormat::Json, false) => print_json(&loaded.config.view()?),
         (ConfigFormat::Json, true) => print_json(&loaded.sourced_values()?),
     }
+}
+
+fn reload(connection: &ConnectionArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let reloaded = runtime()?.block_on(local_server(connection)?.reload())?;
+    print(output, &reloaded, reload::render)
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {

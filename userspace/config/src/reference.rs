@@ -19,10 +19,23 @@ file may be absent, and every key is optional. A key can also be set by an envir
 Unknown keys, invalid values and contradictory keys are errors. All errors are reported at once, with their lines, also by
 `numaward config check FILE`. `numaward config view` prints the effective configuration: files, variables and defaults
 together, and with `--origins` also the source of each value. In Kubernetes, files for [groups of
-nodes](kubernetes.md#groups-of-nodes) may be beside the first one. If the files change while the daemon runs, `log.level` takes
-effect at once, and `numaward status` lists the other changed keys until the daemon starts again. At startup, the daemon logs it in one line at `info`, and its differences from the defaults in another. Tokens and
+nodes](kubernetes.md#groups-of-nodes) may be beside the first one. At startup, the daemon logs it in one line at `info`, and its differences from the defaults in another. Tokens and
 keys are in separate files, and only their paths are shown. For editors, `numaward config schema` prints the JSON schema
 from which this page is generated.
+
+Other tools can own files in two folders beside the configuration file. Files with names in `.yaml` are read in byte order of their names:
+
+| folder | a file has |
+|---|---|
+| `conf.d` | any keys but `guarantees`. A value, also a list, replaces that of the configuration file and of earlier files |
+| `guarantees.d` | the key `guarantees` alone. Its guarantees follow those of the configuration file and of earlier files; a pattern may occur once |
+
+Only root may be able to change a folder and its files (`chmod go-w`). A folder may have 256 files, together 1 MiB. Files of groups and nodes override `conf.d`.
+
+If the files change while the daemon runs, `log.level` takes effect at once. `numaward reload`, or `systemctl reload numaward`, applies
+`guarantees` as well, and lists the other changed keys, which take effect when the daemon starts again; until then, `numaward status` has
+them. If a file is invalid, the reload fails, and nothing changes. A workload without a declaration any more loses its exclusive CPUs, and the
+protection of its memory and the binding to nodes; it runs on, and its pages stay where they are.
 
 If the kubelet has a name for a setting, numaward uses the same name with the same meaning, so that a block of a
 `KubeletConfiguration` can be pasted into the file. Variables of maps and lists have the form of the kubelet's flags:

@@ -244,6 +244,16 @@ impl Observer {
         self.history.lock().trends(self.start)
     }
 
+    /// Returns the CPU time and memory that workloads used in the last hour.
+    pub fn usage(&self) -> api::Usage {
+        let mut workloads = self.usage.lock().workloads();
+        let history = self.history.lock();
+        for usage in &mut workloads {
+            usage.allocated = history.hourly(&usage.cgroup);
+        }
+        api::Usage { workloads }
+    }
+
     /// Returns the state of the daemon itself.
     pub fn status(&self) -> api::Status {
         let (table, sampled) = (self.registry.lock().table.clone(), self.latest.sampled.borrow().clone());

@@ -390,6 +390,18 @@ impl History {
         })
     }
 
+    /// Returns the bytes that the workload with this key allocated in the full minutes of the last hour.
+    pub(crate) fn hourly(&self, key: &str) -> Option<api::HourlyAllocations> {
+        let minutes = &self.workloads.get(key)?.rings.as_ref()?.hour;
+        let mut known = minutes.iter().filter(|minute| !minute[0].is_nan()).peekable();
+        known.peek()?;
+        let sums = known.fold([0.0_f64; 3], |sums, minute| {
+            std::array::from_fn(|index| sums[index] + f64::from(minute[index]) * 60.0)
+        });
+        let [local_bytes, remote_bytes, missed_bytes] = sums.map(|sum| sum.round() as u64);
+        Some(api::HourlyAllocations { local_bytes, remote_bytes, missed_bytes })
+    }
+
     /// Returns the last ten minutes of all workloads.
     pub(crate) fn trends(&self, start: Instant) -> api::Trends {
         let mut workloads: Vec<api::Trend> = self

@@ -16,6 +16,7 @@ use crate::{
     naming::OTHER,
     observer::Observer,
     page_size::PageSize,
+    usage::sample_usage,
 };
 
 /// Takes samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
@@ -30,6 +31,7 @@ pub(crate) fn run_history(observer: &Observer, stop: &CancellationToken) {
         }
         let (at, spent) = (Instant::now(), thread_cpu_time());
         sample_history(observer, &mut coverage);
+        sample_usage(observer);
         due = at + pause_after(thread_cpu_time().saturating_sub(spent));
     }
 }

@@ -61,6 +61,7 @@ mod snapshot;
 mod stacks;
 mod state;
 mod table;
+mod usage;
 
 pub use self::{
     follow::{CgroupSource, Latches, spawn},

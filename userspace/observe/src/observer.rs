@@ -32,6 +32,7 @@ use crate::{
     registry::WorkloadRegistry,
     sampling::SamplingStates,
     stacks::KernelSymbols,
+    usage::UsageHistory,
 };
 
 /// Latest snapshots. Each is replaced as a whole, so readers hold a lock only while they clone an `Arc`.
@@ -76,6 +77,8 @@ pub struct Observer {
     pub(crate) health: Arc<Health>,
     /// History of the last hour. Never locked together with another field.
     pub(crate) history: Mutex<History>,
+    /// CPU time and memory of workloads in the last hour. Never locked together with another field.
+    pub(crate) usage: Mutex<UsageHistory>,
 }
 
 impl fmt::Debug for Observer {
@@ -138,6 +141,7 @@ impl Observer {
             latest: Latest::default(),
             health,
             history: Mutex::default(),
+            usage: Mutex::default(),
         }
     }
 

@@ -17,7 +17,10 @@ use anyhow::{Context as _, Result};
 use numaward_vm::Arch;
 
 use super::tree::{FileTree, gzipped};
-use super::{CONFIGURATION, Contents, EXECUTABLE, MAINTAINER, PLAIN, PackageFile, Program, SUMMARY};
+use super::{
+    CONFIGURATION, CONFIGURATION_FOLDERS, Contents, EXECUTABLE, MAINTAINER, PLAIN, PackageFile, Program,
+    SUMMARY,
+};
 use super::{changelog, checkout, entry};
 use crate::command;
 
@@ -89,6 +92,9 @@ pub(crate) fn name(version: &str, arch: Arch) -> String {
 pub(crate) fn build(contents: &Contents, program: &Program, tree: &FileTree, package: &Path) -> Result<()> {
     for PackageFile { path, bytes, mode } in entries(contents, program, tree.epoch())? {
         tree.file(&path, &bytes, mode)?;
+    }
+    for folder in CONFIGURATION_FOLDERS {
+        tree.folder(Path::new(folder))?;
     }
     let kibibytes = size(tree.root())?.div_ceil(1024);
     let control = format!(

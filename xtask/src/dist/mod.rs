@@ -52,6 +52,8 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 const NEXT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+next");
 const PROGRAM: &str = "usr/bin/numaward";
 const CONFIGURATION: &str = "etc/numaward/config.yaml";
+/// Folders for files of the administrator's tools.
+const CONFIGURATION_FOLDERS: [&str; 2] = ["etc/numaward/conf.d", "etc/numaward/guarantees.d"];
 /// Both kinds of packages require an address; no mail to this one is read.
 const MAINTAINER: &str = "The numaward authors <authors@numaward.invalid>";
 const SUMMARY: &str = "keeps memory near the CPUs that use it, and proves it";
@@ -470,6 +472,8 @@ mod tests {
         for line in [
             "-rwxr-xr-x root/root         7 2023-11-14 22:13 ./usr/bin/numaward",
             "./etc/numaward/config.yaml",
+            "./etc/numaward/conf.d/",
+            "./etc/numaward/guarantees.d/",
             "./usr/lib/systemd/system/numaward.service",
             "./usr/lib/systemd/system/numaward.socket",
             "./usr/lib/systemd/system-preset/90-numaward.preset",

@@ -19,7 +19,10 @@ use anyhow::{Context as _, Result};
 use numaward_vm::Arch;
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
-use super::{CONFIGURATION, Contents, MAINTAINER, PackageFile, Program, SUMMARY, changelog, checkout, entry};
+use super::{
+    CONFIGURATION, CONFIGURATION_FOLDERS, Contents, MAINTAINER, PackageFile, Program, SUMMARY, changelog,
+    checkout, entry,
+};
 
 /// Number of the package within the same version.
 const RELEASE: &str = "1";
@@ -71,7 +74,7 @@ pub(crate) fn build(contents: &Contents, program: &Program, epoch: u64, package:
         PackageBuilder::new("numaward", &contents.version, LICENSE, program.arch.kernel_name(), SUMMARY);
     builder.using_config(configuration).release(RELEASE).description(DESCRIPTION).packager(MAINTAINER);
     builder.build_host("localhost");
-    for folder in FOLDERS {
+    for folder in FOLDERS.iter().chain(&CONFIGURATION_FOLDERS) {
         builder.with_dir_entry(FileOptions::dir(format!("/{folder}")).permissions(0o755))?;
     }
     for PackageFile { path, bytes, mode } in entries(contents, program)? {
@@ -151,6 +154,9 @@ mod tests {
             "/usr/share/man/man1/numaward.1.gz",
         ] {
             assert_eq!(file(path).mode().permissions(), 0o644, "{path}");
+        }
+        for path in ["/etc/numaward/conf.d", "/etc/numaward/guarantees.d"] {
+            assert_eq!(file(path).mode().permissions(), 0o755, "{path}");
         }
         let removal = package.get_pre_uninstall_script().unwrap().script;
         assert!(removal.contains("disable --now numaward.socket numaward.service"), "{removal}");

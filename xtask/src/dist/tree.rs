@@ -36,17 +36,23 @@ impl FileTree {
         self.epoch
     }
 
-    /// Adds a file and its parent folders.
-    pub(crate) fn file(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
-        let target = self.root.join(path);
+    /// Adds a folder and its parent folders.
+    pub(crate) fn folder(&self, path: &Path) -> Result<()> {
         let mut folder = self.root.clone();
-        for part in Path::new(path).parent().into_iter().flat_map(Path::components) {
+        for part in path.components() {
             folder.push(part);
             if !folder.exists() {
                 fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
                 set_mode(&folder, FOLDER)?;
             }
         }
+        Ok(())
+    }
+
+    /// Adds a file and its parent folders.
+    pub(crate) fn file(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+        let target = self.root.join(path);
+        self.folder(Path::new(path).parent().unwrap_or(Path::new("")))?;
         fs::write(&target, bytes).with_context(|| format!("cannot write {}", target.display()))?;
         set_mode(&target, mode)
     }

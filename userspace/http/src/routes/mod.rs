@@ -195,6 +195,7 @@ fn documented() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(intruders))
         .routes(routes!(history))
         .routes(routes!(trends))
+        .routes(routes!(usage))
         .routes(routes!(workload_history))
         .routes(routes!(status))
         .routes(routes!(version))
@@ -405,6 +406,17 @@ async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, 
 )]
 async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
     app.query_json(Observer::trends).await
+}
+
+/// The CPU time and memory that workloads used in the last hour: median, 95th percentile and peak. They are read about once a minute.
+#[utoipa::path(
+    get,
+    path = "/api/v1/usage",
+    tag = "api",
+    responses((status = 200, description = "The usage", body = api::Usage))
+)]
+async fn usage(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    app.query_json(Observer::usage).await
 }
 
 /// The last hour of the workload with this cgroup, or of all workloads with this name together. Slashes are percent-encoded.

@@ -1,0 +1,236 @@
+//! CPU time and memory of workloads over the last hour.
+//!
+//! # Problem
+//! An administrator who plans guarantees needs the usage of the past, also on hosts without Prometheus.
+//!
+//! # Algorithm
+//! The history's thread reads the cgroup of each workload about once a minute: with each of its samples, a twelfth of the workloads, so that
+//! one sample takes little time. A reading has the mean CPU usage since the previous one, and the memory at its time.
+//!
+//! # Bounds
+//! There are readings of at most [`MAX_HISTORIES`] workloads, and of the last hour. A removed workload is forgotten after an hour, so that a
+//! restarted unit keeps its past; if there are too many workloads, at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use numaward_api::{MAX_HISTORIES, UsageLevels, WorkloadUsage};
+use numaward_cgroup::{CgroupId, CgroupPath, read};
+
+use crate::observer::Observer;
+
+/// Interval between two readings of a workload.
+const READ_INTERVAL: Duration = Duration::from_mins(1);
+/// Time by which a reading may come early, so that it comes with one of the history's samples.
+const TOLERANCE: Duration = Duration::from_millis(2500);
+/// Number of samples in which all workloads are read.
+const SAMPLES_PER_ROUND: usize = 12;
+/// Age at which readings are forgotten.
+const MAX_AGE: Duration = Duration::from_mins(60);
+
+/// A workload to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct UsageTarget {
+    id: CgroupId,
+    path: CgroupPath,
+    name: String,
+}
+
+/// Counters of a cgroup.
+#[derive(Clone, Copy, Debug)]
+struct UsageCounters {
+    cpu_time: Duration,
+    /// `None` if the cgroup has no memory controller.
+    memory: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct UsageReading {
+    at: Instant,
+    span: Duration,
+    cpu_millis: u64,
+    memory: Option<u64>,
+}
+
+#[derive(Debug)]
+struct UsageRecord {
+    id: CgroupId,
+    name: String,
+    read_at: Instant,
+    cpu_time: Duration,
+    readings: VecDeque<UsageReading>,
+}
+
+/// Usage of all workloads in the last hour.
+#[derive(Debug, Default)]
+pub(crate) struct UsageHistory {
+    workloads: BTreeMap<CgroupPath, UsageRecord>,
+}
+
+/// Reads the workloads that are due.
+pub(crate) fn sample_usage(observer: &Observer) {
+    let Some((hierarchy, table, _)) = observer.registry.placed() else { return };
+    let present = table.series().flat_map(|(name, series)| {
+        series.members.iter().map(|(&id, member)| UsageTarget {
+            id,
+            path: member.path.clone(),
+            name: name.to_string(),
+        })
+    });
+    let due = observer.usage.lock().take_due(Instant::now(), present.collect());
+    for target in due {
+        let dir = hierarchy.dir(&target.path);
+        // A cgroup that is gone is forgotten later.
+        let Ok(cpu_time) = read::cpu_time(&dir) else { continue };
+        let memory = read::memory_in_use(&dir).ok().map(|bytes| bytes.0);
+        observer.usage.lock().add(target, Instant::now(), UsageCounters { cpu_time, memory });
+    }
+}
+
+impl UsageHistory {
+    /// Returns the workloads to read now, and forgets old ones.
+    fn take_due(&mut self, now: Instant, present: Vec<UsageTarget>) -> Vec<UsageTarget> {
+        let paths: BTreeSet<&CgroupPath> = present.iter().map(|target| &target.path).collect();
+        let is_full = present.len() > MAX_HISTORIES;
+        self.workloads.retain(|path, record| {
+            record.readings.retain(|reading| now.duration_since(reading.at) < MAX_AGE);
+            paths.contains(path) || !is_full && !record.readings.is_empty()
+        });
+        let at_once = present.len().min(MAX_HISTORIES).div_ceil(SAMPLES_PER_ROUND);
+        let mut room = MAX_HISTORIES.saturating_sub(self.workloads.len());
+        let mut due: Vec<(Option<Instant>, UsageTarget)> = Vec::new();
+        for target in present {
+            match self.workloads.get(&target.path) {
+                Some(record) if record.read_at + READ_INTERVAL <= now + TOLERANCE => {
+                    due.push((Some(record.read_at), target));
+                }
+                Some(_) => {}
+                None if room > 0 => {
+                    room -= 1;
+                    due.push((None, target));
+                }
+                None => {}
+            }
+        }
+        due.sort_by_key(|(read_at, _)| *read_at);
+        due.truncate(at_once);
+        due.into_iter().map(|(_, target)| target).collect()
+    }
+
+    fn add(&mut self, target: UsageTarget, now: Instant, counters: UsageCounters) {
+        let UsageTarget { id, path, name } = target;
+        let record = self.workloads.entry(path).or_insert_with(|| UsageRecord {
+            id,
+            name: String::new(),
+            read_at: now,
+            cpu_time: counters.cpu_time,
+            readings: VecDeque::new(),
+        });
+        let span = now.duration_since(record.read_at);
+        // The counter of a new cgroup with the same path begins at zero.
+        let used = counters.cpu_time.checked_sub(record.cpu_time).filter(|_| record.id == id);
+        if let Some(used) = used.filter(|_| !span.is_zero()) {
+            let millis = used.as_micros().saturating_mul(1000) / span.as_micros().max(1);
+            let cpu_millis = u64::try_from(millis).unwrap_or(u64::MAX);
+            record.readings.push_back(UsageReading { at: now, span, cpu_millis, memory: counters.memory });
+        }
+        record.id = id;
+        record.name = name;
+        record.read_at = now;
+        record.cpu_time = counters.cpu_time;
+    }
+
+    /// Returns the usage of each workload that was read at least twice, by cgroup, without allocations.
+    pub(crate) fn workloads(&self) -> Vec<WorkloadUsage> {
+        let known = self.workloads.iter().filter(|(_, record)| !record.readings.is_empty());
+        let usage = known.map(|(path, record)| WorkloadUsage {
+            cgroup: path.to_string(),
+            workload: record.name.clone(),
+            observed_seconds: record.readings.iter().map(|reading| reading.span).sum::<Duration>().as_secs(),
+            cpu_millis: levels(record.readings.iter().map(|reading| reading.cpu_millis)).unwrap_or_default(),
+            memory_bytes: levels(record.readings.iter().filter_map(|reading| reading.memory)),
+            allocated: None,
+        });
+        usage.collect()
+    }
+}
+
+/// Returns the distribution of figures; `None` if there are none.
+fn levels(figures: impl Iterator<Item = u64>) -> Option<UsageLevels> {
+    let mut figures: Vec<u64> = figures.collect();
+    figures.sort_unstable();
+    // The nearest rank.
+    let at = |percent: usize| figures.get((figures.len() * percent).div_ceil(100).saturating_sub(1)).copied();
+    Some(UsageLevels { median: at(50)?, p95: at(95)?, peak: *figures.last()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(number: usize, id: u64) -> UsageTarget {
+        UsageTarget {
+            id: CgroupId(id),
+            path: format!("/w{number}").parse().unwrap(),
+            name: format!("w{number}"),
+        }
+    }
+
+    fn counters(cpu_seconds: u64, memory: u64) -> UsageCounters {
+        UsageCounters { cpu_time: Duration::from_secs(cpu_seconds), memory: Some(memory) }
+    }
+
+    #[test]
+    fn summarizes_readings_of_an_hour() {
+        let (start, mut usage) = (Instant::now(), UsageHistory::default());
+        let minute = |number: u64| start + Duration::from_mins(number);
+        let mut cpu_seconds = 0;
+        for number in 0..=100 {
+            let due = usage.take_due(minute(number), vec![target(1, 1)]);
+            assert_eq!(due, [target(1, 1)], "{number}");
+            // Ten minutes with two CPUs, which are forgotten, then half a CPU, and one minute with four.
+            cpu_seconds += match number {
+                0 => 7,
+                1..=10 => 120,
+                90 => 240,
+                _ => 30,
+            };
+            usage.add(target(1, 1), minute(number), counters(cpu_seconds, number));
+        }
+        let found = usage.workloads();
+        assert_eq!((found.len(), found[0].cgroup.as_str(), found[0].workload.as_str()), (1, "/w1", "w1"));
+        assert_eq!(found[0].observed_seconds, 3600);
+        assert_eq!(found[0].cpu_millis, UsageLevels { median: 500, p95: 500, peak: 4000 });
+        assert_eq!(found[0].memory_bytes, Some(UsageLevels { median: 71, p95: 98, peak: 100 }));
+
+        // A restarted unit has a new cgroup, and keeps its past. One that is gone is forgotten in the end.
+        usage.add(target(1, 2), minute(101), counters(1, 0));
+        assert_eq!(usage.workloads()[0].cpu_millis.peak, 4000);
+        usage.take_due(minute(150), Vec::new());
+        assert_eq!(usage.workloads().len(), 1);
+        usage.take_due(minute(170), Vec::new());
+        assert_eq!(usage.workloads(), []);
+    }
+
+    #[test]
+    fn reads_are_spread_and_bounded() {
+        let (start, mut usage) = (Instant::now(), UsageHistory::default());
+        let all: Vec<_> = (0..MAX_HISTORIES + 5).map(|number| target(number, 1)).collect();
+        let mut read = 0;
+        for sample in 0..24 {
+            let now = start + Duration::from_secs(5) * sample;
+            let due = usage.take_due(now, all.clone());
+            assert!(due.len() <= MAX_HISTORIES.div_ceil(12), "{sample}: {}", due.len());
+            read += due.len();
+            for target in due {
+                usage.add(target, now, counters(u64::from(sample), 1));
+            }
+            if sample == 11 {
+                assert_eq!(read, MAX_HISTORIES, "each once in the first minute");
+            }
+        }
+        assert_eq!((read, usage.workloads().len()), (2 * MAX_HISTORIES, MAX_HISTORIES));
+    }
+}
