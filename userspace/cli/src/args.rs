@@ -19,7 +19,13 @@ use numaward_config::{Interval, NodeScope};
 use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
-use crate::{column::Column, mempolicy::NodeMemoryPolicy, recording::ReplayTime, table::wrap};
+use crate::{
+    column::Column,
+    mempolicy::NodeMemoryPolicy,
+    recording::ReplayTime,
+    table::wrap,
+    trial::{MAX_ROUNDS, MIN_ROUNDS},
+};
 
 // Headings of the help.
 const RESOURCES_HEADING: &str = "CPUs and memory";
@@ -194,6 +200,13 @@ pub(crate) enum Command {
     /// quarter; workloads that never use half a CPU stay on the shared pool. The daemon must have observed a workload for ten minutes.
     /// With -o guarantees, the output is a file for /etc/numaward/guarantees.d, which `numaward reload` applies.
     Recommend(RecommendArgs),
+    /// Compare a benchmark with and without a guarantee of a running workload
+    ///
+    /// Each round runs the command once with the guarantee and once without, in alternating order. The figure is the time in seconds, or
+    /// with --after the number behind a text in the output. Prints medians, the 95 % interval of the difference by signed ranks, the share of
+    /// remote allocations and the misses, and says if there is no difference. The workload must have no guarantee, and has none after the
+    /// trial, even if the command fails or Ctrl-C ends it.
+    Trial(TrialArgs),
     /// Simulate the decisions of strategies for pods that start and end
     ///
     /// Replays traces, on the machines they were recorded for or on another, and compares the admitted requests, the distance of
@@ -297,7 +310,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
         &["status", "top", "get", "describe", "events", "topology", "stacks", "regions", "record", "replay"],
     ),
     ("Guarantee", &["exec", "guarantee", "resize", "release", "numactl"]),
-    ("Decide", &["recommend", "explain", "plan", "rebalance", "simulate"]),
+    ("Decide", &["recommend", "trial", "explain", "plan", "rebalance", "simulate"]),
     (
         "Operate",
         &[
@@ -980,6 +993,30 @@ pub(crate) enum RecommendFormat {
     Yaml,
     /// A file for guarantees.d with the recommended guarantees
     Guarantees,
+}
+
+#[derive(Debug, Args)]
+#[command(group = required_amounts())]
+pub(crate) struct TrialArgs {
+    /// A cgroup as in /proc/PID/cgroup (/batch/render), or a systemd unit (nginx.service)
+    #[arg(value_name = "CGROUP-OR-UNIT")]
+    pub(crate) target: String,
+    #[command(flatten)]
+    pub(crate) resources: ResourceArgs,
+    /// Number of rounds
+    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u16).range(i64::from(MIN_ROUNDS)..=i64::from(MAX_ROUNDS)))]
+    pub(crate) rounds: u16,
+    /// Pause after each change of the guarantee, in which memory moves
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, default_value = "2s")]
+    pub(crate) settle: Interval,
+    /// Text in the command's output before the figure, such as "tps"
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) after: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The benchmark and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// Limits of a plan.

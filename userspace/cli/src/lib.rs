@@ -42,6 +42,7 @@ mod table;
 mod text;
 mod top;
 mod topology;
+mod trial;
 mod uninstall;
 
 use std::{
@@ -72,7 +73,7 @@ use crate::{
         Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs, EventFilterArgs, ExecArgs,
         ExplainArgs, ExportArgs, GetArgs, GuaranteeArgs, ImportArgs, ListFormat, ListKind, ListOutput,
         MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecommendArgs, RecommendFormat,
-        RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate, TopArgs,
+        RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate, TopArgs, TrialArgs,
         UninstallArgs,
     },
     client::{ClientError, Server},
@@ -146,6 +147,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Release(args) => release(&connection, &args),
         Command::Explain(args) => explain(&connection, args),
         Command::Recommend(args) => recommend(&connection, &args),
+        Command::Trial(args) => trial(&connection, args),
         Command::Plan(args) => plan(&connection, args),
         Command::Rebalance(args) => rebalance(&connection, args),
         Command::Enter { directory, spread, all_cpus, command } => {
@@ -737,6 +739,20 @@ fn recommend(connection: &ConnectionArgs, args: &RecommendArgs) -> anyhow::Resul
         RecommendFormat::Yaml => OutputFormat::Yaml,
     };
     print(Output { output }, &all, |all| recommend::render(all))
+}
+
+fn trial(connection: &ConnectionArgs, args: TrialArgs) -> anyhow::Result<ExitCode> {
+    let server = local_server(connection)?;
+    let request = request_for_target(args.target, None, args.resources, &server)?;
+    exec::warn_about_memory_limit(&request);
+    let benchmark = trial::Benchmark {
+        command: args.command,
+        after: args.after,
+        rounds: args.rounds,
+        settle: args.settle.0,
+    };
+    let trial = runtime()?.block_on(trial::run(&server, &request, &benchmark))?;
+    print(args.output, &trial, trial::render)
 }
 
 fn runtime() -> io::Result<tokio::runtime::Runtime> {

@@ -7,14 +7,17 @@ mod common;
 mod support;
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::Stdio,
+    time::Duration,
 };
 
 use numaward_daemon::{allocations, reload::ReloadHandle, socket};
 use numaward_http::{ControlListener, serve};
 use numaward_topology::{Bytes, Machine};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     common::{daemon, numaward},
@@ -207,6 +210,52 @@ fn read_only_address_refuses_changes() {
     assert!(code == 125 && said.ends_with("give the path of its control socket\n"), "{said}");
     let nodes = ["get", "nodes", "-o", "name"];
     assert_eq!(run(&address, &nodes), run(daemon.socket.to_str().unwrap(), &nodes), "both can be read");
+}
+
+/// The guarantee ends with the trial, also if the benchmark fails or a signal ends the trial.
+#[tokio::test(flavor = "multi_thread")]
+async fn trial_leaves_no_guarantee() {
+    let (host, daemon, socket) = guaranteeing_daemon();
+    let server = socket.to_str().unwrap();
+    let seen = host.dir.path().join("seen");
+    let knob = host.root().join("batch/cpuset.cpus");
+    let script = format!("head -n 1 {} >>{}; echo tps: 5", knob.display(), seen.display());
+    let trial = [
+        "trial", "/batch", "--cpus", "1", "--rounds", "6", "--settle", "1ms", "--after", "tps", "--", "sh",
+        "-c",
+    ];
+    let (code, said) = run(server, &[&trial[..], &[&script]].concat());
+    assert!(code == 0 && said.contains("no difference: the interval contains 0"), "{said}");
+    let cpus = fs::read_to_string(&seen).unwrap();
+    let with_guarantee: Vec<bool> = cpus.lines().map(|line| line == "1").collect();
+    assert_eq!(with_guarantee, [true, false, false, true].repeat(3), "{cpus}");
+    let is_free = || daemon.reconciler.allocations().allocations.is_empty();
+    assert!(is_free());
+
+    for (script, words) in
+        [("exit 7", "round 1: sh failed: exit status: 7"), ("echo tps", "no number after \"tps\"")]
+    {
+        let (code, said) = run(server, &[&trial[..], &[script]].concat());
+        assert!(code == 1 && said.contains(words) && is_free(), "{said}");
+    }
+
+    let begun = host.dir.path().join("begun");
+    let script = format!("touch {}; exec sleep 60", begun.display());
+    let mut command = numaward(&[&["--server", server], &trial[..], &[&script]].concat());
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    while !begun.exists() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!is_free());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert!(is_free());
+
+    let (code, said) = run(server, &["guarantee", "/batch", "--cpus", "1"]);
+    assert_eq!(code, 0, "{said}");
+    let (code, said) = run(server, &[&trial[..], &["true"]].concat());
+    assert!(code == 1 && said.contains("batch has a guarantee: release it first"), "{said}");
+    assert!(!is_free(), "it is kept");
 }
 
 #[tokio::test(flavor = "multi_thread")]
