@@ -15,7 +15,7 @@ use axum::{
 };
 use numaward_config::Config;
 use numaward_control::testing;
-use numaward_daemon::{allocations, reload::ReloadHandle};
+use numaward_daemon::allocations::{self, ReloadHandle};
 use numaward_guarantee::ports::Ports;
 use numaward_http::{App, HostNames, Peer};
 use numaward_model::health::{Heartbeats, Readiness};

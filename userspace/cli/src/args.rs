@@ -3,7 +3,8 @@
 #![expect(clippy::doc_markdown, reason = "these comments are the help, printed as they are")]
 
 use std::{
-    collections::BTreeMap, ffi::OsString, fmt::Write as _, path::PathBuf, str::FromStr, time::Duration,
+    collections::BTreeMap, ffi::OsString, fmt::Write as _, ops::RangeInclusive, path::PathBuf, str::FromStr,
+    time::Duration,
 };
 
 use clap::{
@@ -19,13 +20,10 @@ use numaward_config::{Interval, NodeScope};
 use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
-use crate::{
-    column::Column,
-    mempolicy::NodeMemoryPolicy,
-    recording::ReplayTime,
-    table::wrap,
-    trial::{MAX_ROUNDS, MIN_ROUNDS},
-};
+use crate::{column::Column, mempolicy::NodeMemoryPolicy, recording::ReplayTime, table::wrap};
+
+/// Numbers of rounds of a trial: with fewer, no interval of signed ranks has 95 %.
+pub(crate) const ROUNDS: RangeInclusive<i64> = 6..=100;
 
 // Headings of the help.
 const RESOURCES_HEADING: &str = "CPUs and memory";
@@ -1004,7 +1002,7 @@ pub(crate) struct TrialArgs {
     #[command(flatten)]
     pub(crate) resources: ResourceArgs,
     /// Number of rounds
-    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u16).range(i64::from(MIN_ROUNDS)..=i64::from(MAX_ROUNDS)))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u16).range(ROUNDS))]
     pub(crate) rounds: u16,
     /// Pause after each change of the guarantee, in which memory moves
     #[arg(long, value_name = "TIME", value_parser = parse_interval, default_value = "2s")]

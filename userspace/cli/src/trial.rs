@@ -27,10 +27,6 @@ use crate::{
     table::{row, size, table},
 };
 
-/// Minimum number of rounds: with fewer, no interval of signed ranks has 95 %.
-pub(crate) const MIN_ROUNDS: u16 = 6;
-/// Maximum number of rounds.
-pub(crate) const MAX_ROUNDS: u16 = 100;
 /// Maximum number of bytes of the benchmark's output that are searched for its figure: the last ones.
 const MAX_OUTPUT: usize = 1 << 20;
 
@@ -287,8 +283,8 @@ fn median(figures: &[f64]) -> Option<f64> {
     Some(if figures.len() % 2 == 1 { upper } else { f64::midpoint(*figures.get(middle - 1)?, upper) })
 }
 
-/// Returns the estimate of Hodges and Lehmann, and the 95 % interval of Wilcoxon's signed ranks; `None` with fewer than
-/// [`MIN_ROUNDS`] differences.
+/// Returns the estimate of Hodges and Lehmann, and the 95 % interval of Wilcoxon's signed ranks; `None` with fewer than six
+/// differences.
 fn signed_rank_interval(differences: &[f64]) -> Option<Difference> {
     let mut means = Vec::new();
     for (index, first) in differences.iter().enumerate() {

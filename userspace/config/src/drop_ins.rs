@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::{
-    load::{mapping, unreadable},
+    enforcement::GUARANTEES_KEY,
     problem::{Origin, Problem},
     tree::{self, MappingEntry, TreeNode, Value},
 };
@@ -25,8 +25,6 @@ use super::{
 const KEYS: &str = "conf.d";
 /// The folder with files of guarantees, beside the configuration file.
 const GUARANTEES: &str = "guarantees.d";
-/// The key of declared guarantees.
-pub(super) const GUARANTEES_KEY: &str = "guarantees";
 
 /// Maximum number of entries of a folder, read or not.
 const MAX_ENTRIES: usize = 10_000;
@@ -124,7 +122,7 @@ fn read_folder(folder: &Path, findings: &mut Findings) -> Vec<(PathBuf, TreeNode
         Ok(names) => names,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
         Err(error) => {
-            findings.problems.push(unreadable(folder, &error));
+            findings.problems.push(Problem::unreadable(folder, &error));
             return Vec::new();
         }
     };
@@ -137,7 +135,7 @@ fn read_folder(folder: &Path, findings: &mut Findings) -> Vec<(PathBuf, TreeNode
     );
     if names.len() > MAX_FILES {
         let message = format!("it has {} files, and may have {MAX_FILES}: put several into one", names.len());
-        findings.problems.push(unreadable(folder, &io::Error::other(message)));
+        findings.problems.push(Problem::unreadable(folder, &io::Error::other(message)));
         return Vec::new();
     }
     let mut left = MAX_FOLDER_BYTES;
@@ -153,16 +151,16 @@ fn read_folder(folder: &Path, findings: &mut Findings) -> Vec<(PathBuf, TreeNode
         match text {
             Ok(text) => {
                 left = left.saturating_sub(text.len() as u64);
-                let read = tree::parse(&text, &path, &mut findings.problems);
-                files.push((path.clone(), mapping(read, &path, &mut findings.problems)));
+                let read = tree::parse_mapping(&text, &path, &mut findings.problems);
+                files.push((path, read));
             }
             // The size of the files before it is part of the message.
             Err(error) if error.kind() == io::ErrorKind::InvalidData && left < MAX_FOLDER_BYTES => {
                 let message =
                     format!("{error}; the files of a folder may have {MAX_FOLDER_BYTES} bytes together");
-                findings.problems.push(unreadable(&path, &io::Error::other(message)));
+                findings.problems.push(Problem::unreadable(&path, &io::Error::other(message)));
             }
-            Err(error) => findings.problems.push(unreadable(&path, &error)),
+            Err(error) => findings.problems.push(Problem::unreadable(&path, &error)),
         }
     }
     files

@@ -17,13 +17,15 @@ use serde_with_macros::skip_serializing_none;
 
 use super::{
     cpu_power::CpuPower,
-    drop_ins::GUARANTEES_KEY,
     inline_schema::inline_schema,
     interleave_weights::{InterleaveWeights, WeightSource},
     policy::Amount,
     problem::Origin,
     types::Interval,
 };
+
+/// The key of declared guarantees.
+pub(super) const GUARANTEES_KEY: &str = "guarantees";
 
 /// Settings for writing to the kernel.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

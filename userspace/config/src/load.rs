@@ -10,8 +10,9 @@ use std::{
 use super::{
     config::Config,
     control, cpu_power,
-    drop_ins::{self, Findings, GUARANTEES_KEY},
-    enforcement, exported,
+    drop_ins::{self, Findings},
+    enforcement::{self, GUARANTEES_KEY},
+    exported,
     flag_forms::{self, Form},
     interleave_weights, kubelet_keys,
     node_scope::{self, NodeScope},
@@ -19,7 +20,7 @@ use super::{
     problem::{Origin, Problem, Problems},
     resctrl,
     schema::{KnownKeys, closest},
-    tree::{self, Origins, TreeNode, Value},
+    tree::{self, Origins, TreeNode},
 };
 
 /// The path of the configuration file if none is given.
@@ -90,7 +91,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
         read
     } else {
         if named.is_some() {
-            problems.push(unreadable(&path, &io::Error::from(io::ErrorKind::NotFound)));
+            problems.push(Problem::unreadable(&path, &io::Error::from(io::ErrorKind::NotFound)));
         }
         tree::empty(&path)
     };
@@ -173,31 +174,11 @@ fn read_file(path: &Path, problems: &mut Vec<Problem>) -> Option<TreeNode> {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
-            problems.push(unreadable(path, &error));
+            problems.push(Problem::unreadable(path, &error));
             return Some(tree::empty(path));
         }
     };
-    let tree = tree::parse(&text, path, problems);
-    Some(mapping(tree, path, problems))
-}
-
-/// Returns the tree of a file if it is a mapping; otherwise that of an empty file.
-pub(super) fn mapping(tree: TreeNode, path: &Path, problems: &mut Vec<Problem>) -> TreeNode {
-    match tree.value {
-        Value::Mapping(_) => return tree,
-        Value::Scalar(serde_json::Value::Null) => {}
-        _ => problems.push(Problem {
-            origin: tree.origin,
-            path: String::new(),
-            message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
-        }),
-    }
-    tree::empty(path)
-}
-
-pub(super) fn unreadable(path: &Path, error: &io::Error) -> Problem {
-    let origin = Origin::File { file: path.to_owned(), position: None };
-    Problem { origin, path: String::new(), message: format!("cannot be read: {error}") }
+    Some(tree::parse_mapping(&text, path, problems))
 }
 
 /// Returns the node that the daemon stored in its state directory, as far as the sources say where that is.

@@ -1,6 +1,9 @@
 //! Problems of a configuration, with the place of the value.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 use serde::Serialize;
 
@@ -52,6 +55,14 @@ pub struct Problem {
     pub path: String,
     /// The problem, and what to do.
     pub message: String,
+}
+
+impl Problem {
+    /// Returns the problem of a file or a folder that cannot be read.
+    pub(super) fn unreadable(path: &Path, error: &io::Error) -> Self {
+        let origin = Origin::File { file: path.to_owned(), position: None };
+        Self { origin, path: String::new(), message: format!("cannot be read: {error}") }
+    }
 }
 
 /// All problems of the configuration.

@@ -215,6 +215,21 @@ pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> Tre
     reader.root.unwrap_or_else(|| empty(file))
 }
 
+/// Parses a YAML file with keys and values. Returns the tree of an empty file if it has another content.
+pub(super) fn parse_mapping(text: &str, file: &Path, problems: &mut Vec<Problem>) -> TreeNode {
+    let tree = parse(text, file, problems);
+    match tree.value {
+        Value::Mapping(_) => return tree,
+        Value::Scalar(serde_json::Value::Null) => {}
+        _ => problems.push(Problem {
+            origin: tree.origin,
+            path: String::new(),
+            message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
+        }),
+    }
+    empty(file)
+}
+
 /// Returns the tree of an empty file.
 pub(super) fn empty(file: &Path) -> TreeNode {
     TreeNode {

@@ -6,9 +6,8 @@
 //!
 //! # Parts
 //! - `service` builds the parts, which other crates implement, and stops them.
-//! - [`allocations`]: the HTTP routes of guarantees, beside the routes of `numaward_http`.
+//! - [`allocations`]: the HTTP routes of guarantees and of the reload, beside the routes of `numaward_http`.
 //! - [`kubernetes`]: connections to the container runtime, the kubelet and the API server.
-//! - [`reload`]: the HTTP route that loads the configuration again.
 //! - [`doctor`]: checks of the host.
 //!
 //! # Invariants
@@ -25,7 +24,6 @@ mod logging;
 mod node_configuration;
 mod one_shot;
 mod privileges;
-pub mod reload;
 mod service;
 pub mod socket;
 

@@ -26,8 +26,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    allocations::{ReloadError, ReloadRequest},
     logging::LogSwitch,
-    reload::{ReloadError, ReloadRequest},
 };
 
 /// Interval at which the files are loaded again.
@@ -372,7 +372,7 @@ mod tests {
     use tower::ServiceExt as _;
 
     use super::*;
-    use crate::{allocations, reload::ReloadHandle};
+    use crate::allocations::{self, ReloadHandle};
 
     /// Host with the node "a" of a fake API server.
     struct TestHost {

@@ -43,7 +43,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    allocations,
+    allocations::{self, ReloadHandle},
     kubernetes::{
         cluster::{self, Cluster},
         export,
@@ -53,7 +53,6 @@ use crate::{
     logging,
     node_configuration::{LoadError, NodeConfiguration},
     privileges::{self, KernelNeeds},
-    reload::ReloadHandle,
     socket::{self, SocketError},
 };
 

@@ -18,8 +18,7 @@ use std::{
 
 use numaward_config::{Config, Control};
 use numaward_daemon::{
-    allocations::{control_router, remote_router, router},
-    reload::ReloadHandle,
+    allocations::{ReloadHandle, control_router, remote_router, router},
     socket,
 };
 use numaward_http::{ControlListener, Gate, HostNames, MAX_BODY_BYTES, RemoteListener, listen, serve};

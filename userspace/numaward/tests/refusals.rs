@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use numaward_daemon::{allocations, reload::ReloadHandle, socket};
+use numaward_daemon::{
+    allocations::{self, ReloadHandle},
+    socket,
+};
 use numaward_http::{ControlListener, serve};
 use numaward_topology::{Bytes, Machine};
 use rustix::process::{Pid, Signal, kill_process};

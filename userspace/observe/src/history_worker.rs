@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numaward_cgroup::read;
 use numaward_model::health;
 use numaward_probes::{Activity, NodeCounters};
 use rustix::time::{ClockId, clock_gettime};
@@ -16,7 +17,7 @@ use crate::{
     naming::OTHER,
     observer::Observer,
     page_size::PageSize,
-    usage::sample_usage,
+    usage::{UsageCounters, UsageTarget},
 };
 
 /// Takes samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
@@ -84,6 +85,26 @@ fn sample_history(observer: &Observer, coverage: &mut CoverageWindow) {
         }
     });
     observer.history.lock().add_sample(at, nodes, members.chain(other));
+}
+
+/// Reads the CPU time and memory of the workloads that are due.
+fn sample_usage(observer: &Observer) {
+    let Some((hierarchy, table, _)) = observer.registry.placed() else { return };
+    let present = table.series().flat_map(|(name, series)| {
+        series.members.iter().map(|(&id, member)| UsageTarget {
+            id,
+            path: member.path.clone(),
+            name: name.to_string(),
+        })
+    });
+    let due = observer.usage.lock().take_due(Instant::now(), present.collect());
+    for target in due {
+        let dir = hierarchy.dir(&target.path);
+        // A cgroup that is gone is forgotten later.
+        let Ok(cpu_time) = read::cpu_time(&dir) else { continue };
+        let memory = read::memory_in_use(&dir).ok().map(|bytes| bytes.0);
+        observer.usage.lock().add(target, Instant::now(), UsageCounters { cpu_time, memory });
+    }
 }
 
 /// Returns the bytes that a workload has allocated so far, hugepages included.

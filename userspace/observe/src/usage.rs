@@ -17,9 +17,7 @@ use std::{
 };
 
 use numaward_api::{MAX_HISTORIES, UsageLevels, WorkloadUsage};
-use numaward_cgroup::{CgroupId, CgroupPath, read};
-
-use crate::observer::Observer;
+use numaward_cgroup::{CgroupId, CgroupPath};
 
 /// Interval between two readings of a workload.
 const READ_INTERVAL: Duration = Duration::from_mins(1);
@@ -32,18 +30,18 @@ const MAX_AGE: Duration = Duration::from_mins(60);
 
 /// A workload to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct UsageTarget {
-    id: CgroupId,
-    path: CgroupPath,
-    name: String,
+pub(crate) struct UsageTarget {
+    pub(crate) id: CgroupId,
+    pub(crate) path: CgroupPath,
+    pub(crate) name: String,
 }
 
 /// Counters of a cgroup.
 #[derive(Clone, Copy, Debug)]
-struct UsageCounters {
-    cpu_time: Duration,
+pub(crate) struct UsageCounters {
+    pub(crate) cpu_time: Duration,
     /// `None` if the cgroup has no memory controller.
-    memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,29 +67,9 @@ pub(crate) struct UsageHistory {
     workloads: BTreeMap<CgroupPath, UsageRecord>,
 }
 
-/// Reads the workloads that are due.
-pub(crate) fn sample_usage(observer: &Observer) {
-    let Some((hierarchy, table, _)) = observer.registry.placed() else { return };
-    let present = table.series().flat_map(|(name, series)| {
-        series.members.iter().map(|(&id, member)| UsageTarget {
-            id,
-            path: member.path.clone(),
-            name: name.to_string(),
-        })
-    });
-    let due = observer.usage.lock().take_due(Instant::now(), present.collect());
-    for target in due {
-        let dir = hierarchy.dir(&target.path);
-        // A cgroup that is gone is forgotten later.
-        let Ok(cpu_time) = read::cpu_time(&dir) else { continue };
-        let memory = read::memory_in_use(&dir).ok().map(|bytes| bytes.0);
-        observer.usage.lock().add(target, Instant::now(), UsageCounters { cpu_time, memory });
-    }
-}
-
 impl UsageHistory {
     /// Returns the workloads to read now, and forgets old ones.
-    fn take_due(&mut self, now: Instant, present: Vec<UsageTarget>) -> Vec<UsageTarget> {
+    pub(crate) fn take_due(&mut self, now: Instant, present: Vec<UsageTarget>) -> Vec<UsageTarget> {
         let paths: BTreeSet<&CgroupPath> = present.iter().map(|target| &target.path).collect();
         let is_full = present.len() > MAX_HISTORIES;
         self.workloads.retain(|path, record| {
@@ -119,7 +97,7 @@ impl UsageHistory {
         due.into_iter().map(|(_, target)| target).collect()
     }
 
-    fn add(&mut self, target: UsageTarget, now: Instant, counters: UsageCounters) {
+    pub(crate) fn add(&mut self, target: UsageTarget, now: Instant, counters: UsageCounters) {
         let UsageTarget { id, path, name } = target;
         let record = self.workloads.entry(path).or_insert_with(|| UsageRecord {
             id,

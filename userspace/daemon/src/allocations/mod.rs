@@ -1,4 +1,4 @@
-//! HTTP routes of guarantees (`/api/v1/allocations`). All addresses serve the reads; only the control socket and, if configured, the
+//! HTTP routes of guarantees (`/api/v1/allocations`), and of the reload. All addresses serve the reads; only the control socket and, if configured, the
 //! control address serve the changes.
 
 use std::{future, sync::Arc};
@@ -26,9 +26,10 @@ use serde::de::DeserializeOwned;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::reload::{self, ReloadHandle};
-
 mod rebalance;
+mod reload;
+
+pub use self::reload::{ReloadError, ReloadHandle, ReloadRequest};
 
 /// Source of the guarantees, `None` if this host can have none, and the threads that serialize them. A request reads no file, so
 /// that a file that hangs does not delay the answer.
@@ -310,7 +311,7 @@ async fn kubelet_state(
     reconciler.kubelet_state().await.map(Json).map_err(|error| refused(&error, uri.path()))
 }
 
-pub(crate) fn refusal(status: StatusCode, detail: String, path: &str) -> api::GuaranteeRefusal {
+fn refusal(status: StatusCode, detail: String, path: &str) -> api::GuaranteeRefusal {
     api::GuaranteeRefusal {
         title: status.canonical_reason().unwrap_or("Error").to_owned(),
         status: status.as_u16(),
@@ -341,7 +342,7 @@ fn possible_target(error: &AdmissionError) -> Option<&'static str> {
     })
 }
 
-pub(crate) fn refused(error: &AdmissionError, path: &str) -> Response {
+fn refused(error: &AdmissionError, path: &str) -> Response {
     let possible = possible_target(error);
     let status = match error {
         AdmissionError::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
@@ -383,7 +384,7 @@ pub(crate) fn refused(error: &AdmissionError, path: &str) -> Response {
     respond(refusal)
 }
 
-pub(crate) fn respond(refusal: api::GuaranteeRefusal) -> Response {
+fn respond(refusal: api::GuaranteeRefusal) -> Response {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, [(header::CONTENT_TYPE, CONTENT_TYPE)], Json(refusal)).into_response()
 }

@@ -19,7 +19,11 @@ use numaward_config::{
     policy::{CpuList, StrategyKind},
 };
 use numaward_control::{ControlMetrics, testing};
-use numaward_daemon::{allocations, kubernetes::nri, reload::ReloadHandle, socket};
+use numaward_daemon::{
+    allocations::{self, ReloadHandle},
+    kubernetes::nri,
+    socket,
+};
 use numaward_guarantee::ports::Ports;
 use numaward_http::{Accept, App, ControlListener, HostNames, IncomingConnection, serve};
 use numaward_kube::{api::ClaimReader, pod::NoPods};

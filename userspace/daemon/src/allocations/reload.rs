@@ -13,7 +13,7 @@ use numaward_guarantee::error::AdmissionError;
 use tokio::sync::{mpsc, oneshot};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::allocations::{refusal, refused, respond};
+use super::{refusal, refused, respond};
 
 /// Maximum number of reloads that wait. Each client waits for its own.
 const MAX_WAITING: usize = 8;
@@ -55,7 +55,7 @@ impl ReloadHandle {
     }
 }
 
-pub(crate) fn routes() -> OpenApiRouter<ReloadHandle> {
+pub(super) fn routes() -> OpenApiRouter<ReloadHandle> {
     OpenApiRouter::new().routes(routes!(reload))
 }
 
